@@ -1,0 +1,196 @@
+//! Bulk blocks: what files map against what the bitmap says.
+//!
+//! Rules: both sides are sorted ranges, never a bit per block of what a forged extent claims, so that time and memory
+//! follow the bytes that are there. A block is mapped by at most one extent, and marked exactly then.
+//! Left out: the data in the blocks.
+
+use shoal_format::superblock::Superblock;
+use shoal_format::{BULK_BLOCK, SEGMENT};
+
+use crate::region::Region;
+use crate::report::{FindingKind, Report};
+use crate::{CheckError, State};
+
+/// Blocks a file maps.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Mapped {
+    pub first: u64,
+    pub blocks: u64,
+    pub ino: u32,
+}
+
+/// Compares the bitmap with every extent collected.
+pub(crate) fn verify(region: &Region<'_>, state: &mut State, bulk_bytes: Option<u64>) -> Result<(), CheckError> {
+    let State { superblock, mapped, report, .. } = state;
+    let needs = superblock.bulk_blocks * BULK_BLOCK;
+    if let Some(bytes) = bulk_bytes.filter(|&bytes| bytes < needs) {
+        let sentence = format!("the bulk device has {bytes} bytes, the store uses {needs}: it was cut or swapped");
+        report.error(FindingKind::BulkSize, None, None, sentence);
+    }
+    mapped.sort_unstable();
+    let wanted = merge(mapped, report);
+    let owner = |first| mapped.partition_point(|m| m.first <= first).checked_sub(1).map(|i| mapped[i].ino);
+    let mut used = 0;
+    let mut sweep = Sweep::new(wanted.into_iter(), |side, first, end| match side {
+        Side::Wanted => {
+            let sentence = format!("bulk blocks {first}..{end} are mapped but marked free");
+            report.error(FindingKind::BulkNotAllocated, owner(first), Some(first), sentence);
+        }
+        Side::Marked => {
+            let sentence = format!("bulk blocks {first}..{end} are marked in use but no file maps them");
+            report.error(FindingKind::BulkLeak, None, Some(first), sentence);
+        }
+    });
+    marked(region, superblock, |first, end| {
+        used += end - first;
+        sweep.marked(first, end);
+    })?;
+    sweep.finish();
+    report.counts.bulk_blocks_used = used;
+    Ok(())
+}
+
+/// Ranges without overlap, ascending; overlaps are reported.
+fn merge(mapped: &[Mapped], report: &mut Report) -> Vec<(u64, u64)> {
+    let mut out: Vec<(u64, u64)> = Vec::new();
+    for m in mapped {
+        let end = m.first + m.blocks;
+        match out.last_mut() {
+            Some(last) if last.1 >= m.first => {
+                if last.1 > m.first {
+                    let until = last.1.min(end);
+                    let sentence = format!("bulk blocks {}..{until} are mapped twice", m.first);
+                    report.error(FindingKind::BulkDoubleUse, Some(m.ino), Some(m.first), sentence);
+                }
+                last.1 = last.1.max(end);
+            }
+            _ => out.push((m.first, end)),
+        }
+    }
+    out
+}
+
+/// Calls `range` with every range of set bits, ascending; bits behind the last block included.
+fn marked(region: &Region<'_>, superblock: &Superblock, mut range: impl FnMut(u64, u64)) -> Result<(), CheckError> {
+    let mut open = (0, 0);
+    let mut add = |first: u64, end: u64| {
+        if open.1 == first {
+            open.1 = end;
+            return;
+        }
+        if open.0 < open.1 {
+            range(open.0, open.1);
+        }
+        open = (first, end);
+    };
+    let words = superblock.bulk_blocks.div_ceil(64);
+    let mut word_index = 0;
+    while word_index < words {
+        let at = superblock.bulk_bitmap + word_index * 8;
+        let count = ((SEGMENT - at % SEGMENT) / 8).min(words - word_index);
+        if region.segment(at / SEGMENT)?.is_some() {
+            let bytes = region.bytes(at, count * 8)?;
+            for (i, word) in bytes.chunks_exact(8).enumerate() {
+                let mut word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
+                let base = (word_index + i as u64) * 64;
+                while word != 0 {
+                    let first = word.trailing_zeros();
+                    let length = (!(word >> first)).trailing_zeros().min(64 - first);
+                    add(base + first as u64, base + (first + length) as u64);
+                    let mask = if length == 64 { u64::MAX } else { ((1 << length) - 1) << first };
+                    word &= !mask;
+                }
+            }
+        }
+        word_index += count;
+    }
+    if open.0 < open.1 {
+        range(open.0, open.1);
+    }
+    Ok(())
+}
+
+/// Which of the two lists alone holds a range.
+enum Side {
+    Wanted,
+    Marked,
+}
+
+/// Compares two ascending lists of ranges; the second one streams by and is never held.
+struct Sweep<I, F> {
+    wanted: I,
+    /// What is left of the first list's current range.
+    current: Option<(u64, u64)>,
+    differ: F,
+}
+
+impl<I: Iterator<Item = (u64, u64)>, F: FnMut(Side, u64, u64)> Sweep<I, F> {
+    fn new(mut wanted: I, differ: F) -> Sweep<I, F> {
+        Sweep { current: wanted.next(), wanted, differ }
+    }
+
+    fn marked(&mut self, mut first: u64, end: u64) {
+        while first < end {
+            let Some((wanted, wanted_end)) = self.current.filter(|&(wanted, _)| wanted < end) else {
+                return (self.differ)(Side::Marked, first, end);
+            };
+            if wanted < first {
+                let until = wanted_end.min(first);
+                (self.differ)(Side::Wanted, wanted, until);
+                self.advance(until, wanted_end);
+            } else {
+                if first < wanted {
+                    (self.differ)(Side::Marked, first, wanted);
+                }
+                first = end.min(wanted_end);
+                self.advance(first, wanted_end);
+            }
+        }
+    }
+
+    fn advance(&mut self, to: u64, end: u64) {
+        self.current = if to < end { Some((to, end)) } else { self.wanted.next() };
+    }
+
+    fn finish(mut self) {
+        while let Some((first, end)) = self.current {
+            (self.differ)(Side::Wanted, first, end);
+            self.current = self.wanted.next();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Side, Sweep};
+
+    #[test]
+    fn ranges_are_compared_as_sets_of_blocks() {
+        let mut seed = 1u64;
+        for _ in 0..2000 {
+            let mut lists = [Vec::new(), Vec::new()];
+            for list in &mut lists {
+                let mut at = 0;
+                for _ in 0..5 {
+                    seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    let (gap, len) = (1 + (seed >> 33) % 5, 1 + (seed >> 40) % 7);
+                    list.push((at + gap, at + gap + len));
+                    at += gap + len;
+                }
+            }
+            let mut only = [vec![false; 64], vec![false; 64]];
+            let mut sweep = Sweep::new(lists[0].iter().copied(), |side, first, end| {
+                assert!(first < end);
+                only[matches!(side, Side::Marked) as usize][first as usize..end as usize].fill(true);
+            });
+            lists[1].iter().for_each(|&(first, end)| sweep.marked(first, end));
+            sweep.finish();
+            let holds = |list: usize, block: u64| lists[list].iter().any(|r| r.0 <= block && block < r.1);
+            for block in 0..64 {
+                let (wanted, marked) = (holds(0, block), holds(1, block));
+                assert_eq!(only[0][block as usize], wanted && !marked, "{lists:?} {block}");
+                assert_eq!(only[1][block as usize], marked && !wanted, "{lists:?} {block}");
+            }
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Directories: walks every node and bucket, verifies every entry, and counts links.
+//!
+//! Rules: a walk goes as deep as the hash has bits, at most [`LEVELS_MAX`] levels; a node or bucket is visited once.
+//! A name can be twice only within one bucket, because its hash leads to one bucket alone.
+//! Left out: judging the counts (`links`), which needs all directories.
+
+use shoal_format::SlotRef;
+use shoal_format::dir::{
+    BUCKET_BYTES, Bucket, Dirent, HASH_BITS, LEVELS_MAX, NODE_BITS, NODE_BYTES, NODE_FANOUT, NodeRef, name_hash,
+    name_is_valid, node_index,
+};
+use shoal_format::inode::{Layout, S_IFDIR};
+
+use crate::inodes::{DAMAGED, Directory};
+use crate::region::Region;
+use crate::report::FindingKind;
+use crate::{CheckError, Progress, Stage, State};
+
+const KIND_DIRECTORY: u8 = (S_IFDIR >> 12) as u8;
+
+/// Verifies all directories found by the inode walk.
+pub(crate) fn walk(
+    region: &Region<'_>,
+    state: &mut State,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<(), CheckError> {
+    let directories = std::mem::take(&mut state.inodes.directories);
+    for (done, directory) in directories.iter().enumerate() {
+        if done.is_multiple_of(1024) {
+            let (done, total) = (done as u64, directories.len() as u64);
+            progress(Progress { stage: Stage::Directories, done, total });
+        }
+        verify(region, state, directory)?;
+    }
+    Ok(())
+}
+
+fn verify(region: &Region<'_>, state: &mut State, directory: &Directory) -> Result<(), CheckError> {
+    let ino = directory.ino;
+    let mut walk =
+        Walk { region, state, ino, live: 0, subdirectories: 0, allocated: directory.xattr_bytes, bucket: Vec::new() };
+    let root = directory.root;
+    match directory.layout {
+        Layout::DirPacked if root.capacity() > BUCKET_BYTES as u64 => {
+            let sentence = format!("a packed directory in a piece of {} bytes", root.capacity());
+            walk.error(FindingKind::DirectoryBucket, root.offset(), sentence);
+        }
+        Layout::DirPacked => walk.bucket(root, Place { prefix: 0, level: 0, from: 0, to: NODE_FANOUT })?,
+        Layout::DirHashed if root.capacity() != NODE_BYTES => {
+            let sentence = format!("a directory node in a piece of {} bytes", root.capacity());
+            walk.error(FindingKind::DirectoryNode, root.offset(), sentence);
+        }
+        Layout::DirHashed => walk.node(root, 0, 0)?,
+        _ => {}
+    }
+    let Walk { live, subdirectories, allocated, .. } = walk;
+    if live != directory.size {
+        let sentence = format!("the directory's size says {} entries, it has {live}", directory.size);
+        state.report.error(FindingKind::EntryCount, Some(ino), None, sentence);
+    }
+    if allocated != directory.allocated {
+        let sentence = format!("says {} bytes are allocated, but its pieces have {allocated}", directory.allocated);
+        state.report.error(FindingKind::Allocated, Some(ino), None, sentence);
+    }
+    if directory.nlink == 0 && live > 0 {
+        let sentence = format!("a removed directory still has {live} entries");
+        state.report.error(FindingKind::OrphanEntries, Some(ino), None, sentence);
+    }
+    if let Some(known) = state.inodes.state_mut(ino) {
+        known.subdirectories = subdirectories;
+    }
+    Ok(())
+}
+
+/// The hashes a bucket is for: those whose first `NODE_BITS * level` bits are `prefix` and whose index in the node of
+/// `level` is in `from..to`.
+struct Place {
+    prefix: u64,
+    level: u32,
+    from: usize,
+    to: usize,
+}
+
+impl Place {
+    fn holds(&self, hash: u64) -> bool {
+        hash >> HASH_BITS == 0
+            && hash >> (HASH_BITS - NODE_BITS * self.level) == self.prefix
+            && (self.from..self.to).contains(&node_index(hash, self.level))
+    }
+}
+
+struct Walk<'a, 'b> {
+    region: &'a Region<'b>,
+    state: &'a mut State,
+    ino: u32,
+    live: u64,
+    subdirectories: u32,
+    /// Capacity of the pieces claimed (bytes).
+    allocated: u64,
+    /// Hashes of the bucket's entries and where their names begin and end, to find a name that is there twice.
+    bucket: Vec<(u64, usize, usize)>,
+}
+
+impl Walk<'_, '_> {
+    fn error(&mut self, kind: FindingKind, at: u64, sentence: String) {
+        self.state.report.error(kind, Some(self.ino), Some(at), sentence);
+    }
+
+    fn claim(&mut self, slot: SlotRef, what: &str) -> bool {
+        let claimed = self.state.allocation.claim(slot, Some(self.ino), what, &mut self.state.report);
+        if claimed {
+            self.allocated += slot.capacity();
+        }
+        claimed
+    }
+
+    fn node(&mut self, slot: SlotRef, level: u32, prefix: u64) -> Result<(), CheckError> {
+        if !self.claim(slot, "directory node") {
+            return Ok(());
+        }
+        let bytes = self.region.bytes(slot.offset(), NODE_BYTES)?;
+        let bits_at = |i: usize| u64::from_le_bytes(bytes[i * 8..i * 8 + 8].try_into().expect("eight bytes"));
+        let mut i = 0;
+        while i < NODE_FANOUT {
+            let at = slot.offset() + i as u64 * 8;
+            let mut span = 1;
+            match NodeRef::decode(bits_at(i)) {
+                Ok(NodeRef::Null) => {}
+                Ok(NodeRef::Node(_)) if level + 1 >= LEVELS_MAX => {
+                    let sentence = format!("a directory node below level {level}, where no hash bits are left");
+                    self.error(FindingKind::DirectoryNode, at, sentence);
+                }
+                Ok(NodeRef::Node(next)) => self.node(next, level + 1, prefix << NODE_BITS | i as u64)?,
+                Ok(NodeRef::Bucket { slot: bucket, depth }) => {
+                    span = NODE_FANOUT >> depth;
+                    if !i.is_multiple_of(span) || (i..i + span).any(|other| bits_at(other) != bits_at(i)) {
+                        let sentence = format!(
+                            "the bucket of depth {depth} at index {i} is not referenced by {span} aligned entries"
+                        );
+                        self.error(FindingKind::DirectoryNode, at, sentence);
+                        // The references that agree are one bucket's all the same.
+                        span = (i..NODE_FANOUT).take_while(|&other| bits_at(other) == bits_at(i)).count();
+                    }
+                    self.bucket(bucket, Place { prefix, level, from: i, to: i + span })?;
+                }
+                Err(e) => self.error(FindingKind::DirectoryNode, at, e.to_string()),
+            }
+            i += span;
+        }
+        Ok(())
+    }
+
+    fn bucket(&mut self, slot: SlotRef, place: Place) -> Result<(), CheckError> {
+        if !self.claim(slot, "directory bucket") {
+            return Ok(());
+        }
+        let region = self.region;
+        let bytes = region.bytes(slot.offset(), slot.capacity())?;
+        let bucket = match Bucket::new(&bytes) {
+            Ok(bucket) => bucket,
+            Err(e) => {
+                self.error(FindingKind::DirectoryBucket, slot.offset(), e.to_string());
+                return Ok(());
+            }
+        };
+        self.bucket.clear();
+        let mut live = 0;
+        for entry in bucket.entries() {
+            match entry {
+                Ok((_, entry)) if entry.ino == 0 => {}
+                Ok((within, entry)) => {
+                    live += 1;
+                    self.entry(&bytes, within, slot.offset() + within as u64, &entry, &place);
+                }
+                Err(e) => self.error(FindingKind::DirectoryBucket, slot.offset(), e.to_string()),
+            }
+        }
+        if live != bucket.live() {
+            let sentence = format!("a bucket says {} entries, it has {live}", bucket.live());
+            self.error(FindingKind::EntryCount, slot.offset(), sentence);
+        }
+        self.live += live as u64;
+        Ok(())
+    }
+
+    fn entry(&mut self, bytes: &[u8], within: usize, at: u64, entry: &Dirent<'_>, place: &Place) {
+        let name = || String::from_utf8_lossy(entry.name);
+        if !name_is_valid(entry.name) {
+            self.error(FindingKind::EntryName, at, format!("{:?} is no name an entry may have", name()));
+        } else if name_hash(self.state.superblock.hash_seed, entry.name) != entry.hash {
+            let sentence = format!("entry {:?} carries the hash {:#x}, not its name's", name(), entry.hash);
+            self.error(FindingKind::EntryHash, at, sentence);
+        } else if !place.holds(entry.hash) {
+            let sentence = format!("entry {:?} lies in a bucket its hash does not lead to", name());
+            self.error(FindingKind::EntryPlace, at, sentence);
+        }
+        let end = within + entry.encoded_len();
+        let range = (entry.hash, end - entry.name.len(), end);
+        if self.bucket.iter().any(|&(hash, from, to)| hash == entry.hash && bytes[from..to] == *entry.name) {
+            self.error(FindingKind::EntryTwice, at, format!("the name {:?} is there twice", name()));
+        }
+        self.bucket.push(range);
+        self.target(at, entry);
+    }
+
+    fn target(&mut self, at: u64, entry: &Dirent<'_>) {
+        let name = || String::from_utf8_lossy(entry.name);
+        let (ino, directory) = (entry.ino, self.ino);
+        let found = self.state.inodes.state_mut(ino).filter(|found| found.kind != 0 || found.marks & DAMAGED != 0);
+        let Some(found) = found else {
+            let sentence = format!("entry {:?} names inode {ino}, which is not in use", name());
+            return self.error(FindingKind::EntryDangling, at, sentence);
+        };
+        found.links = found.links.saturating_add(1);
+        if found.entry_at == 0 {
+            (found.holder, found.entry_at) = (directory, at);
+        }
+        if found.marks & DAMAGED != 0 {
+            // What it was is not known; the entry's word for it keeps the directory's link count right.
+            self.subdirectories += u32::from(entry.kind == KIND_DIRECTORY);
+            return;
+        }
+        let (kind, parent) = (found.kind, found.parent);
+        if kind != entry.kind {
+            let sentence = format!("entry {:?} says type {}, inode {ino} is of type {kind}", name(), entry.kind);
+            self.error(FindingKind::EntryType, at, sentence);
+        }
+        if kind == KIND_DIRECTORY {
+            self.subdirectories = self.subdirectories.saturating_add(1);
+            if parent != directory {
+                let sentence = format!("directory {ino} lies in directory {directory} but says its parent is {parent}");
+                self.state.report.error(FindingKind::Parent, Some(ino), Some(at), sentence);
+            }
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! What files, symbolic links and extended attributes occupy.
+//!
+//! Rules: data that ends before the size is a hole and no damage; data behind the size is preallocated and a note at
+//! most; every piece is claimed; `allocated` is the sum of what was claimed. File data is not read.
+//! Left out: whether the bulk device's bitmap agrees with the extents (`bulk`).
+
+use shoal_format::extent::{self, EXTENT_NEW, Extent, ExtentNode};
+use shoal_format::inode::{CHUNK, INODE_HAS_NEW, INODE_TRUNCATING, Inode, Layout, S_IFLNK};
+use shoal_format::{BULK_BLOCK, SlotRef, xattr};
+
+use crate::bulk::Mapped;
+use crate::region::Region;
+use crate::report::FindingKind;
+use crate::{CheckError, State};
+
+/// Longest target of a symbolic link (bytes).
+const TARGET_MAX: u64 = 4095;
+
+/// Verifies the extended attributes; returns the capacity of their piece.
+pub(crate) fn attributes(region: &Region<'_>, state: &mut State, ino: u32, inode: &Inode) -> Result<u64, CheckError> {
+    let slot = inode.xattr;
+    if slot.is_none() || !state.allocation.claim(slot, Some(ino), "piece of attributes", &mut state.report) {
+        return Ok(0);
+    }
+    let bytes = region.bytes(slot.offset(), slot.capacity())?;
+    let sentence = match xattr::decode(&bytes) {
+        Err(e) => Some(e.to_string()),
+        Ok(list) => {
+            let mut names: Vec<&[u8]> = list.iter().map(|(name, _)| &name[..]).collect();
+            names.sort_unstable();
+            let twice = names.windows(2).find(|pair| pair[0] == pair[1]);
+            twice.map(|pair| format!("attribute {:?} is there twice", String::from_utf8_lossy(pair[0])))
+        }
+    };
+    if let Some(sentence) = sentence {
+        state.report.error(FindingKind::ExtendedAttributes, Some(ino), Some(slot.offset()), sentence);
+    }
+    Ok(slot.capacity())
+}
+
+/// Verifies a file, link or special file; `xattr_bytes` is the capacity of the attributes' piece.
+pub(crate) fn verify(
+    region: &Region<'_>,
+    state: &mut State,
+    ino: u32,
+    inode: &Inode,
+    xattr_bytes: u64,
+) -> Result<(), CheckError> {
+    if inode.flags & INODE_TRUNCATING != 0 {
+        let sentence = "a truncation is not finished".to_string();
+        state.report.leftover(FindingKind::Truncation, ino, state.clean, sentence);
+    }
+    let mut file = File { region, state, ino, inode, allocated: xattr_bytes, small: 0, blocks: 0, new: 0, end: 0 };
+    match inode.layout {
+        Layout::Direct => file.direct()?,
+        Layout::Chunked => file.chunked()?,
+        Layout::Extents => file.extents()?,
+        Layout::Empty | Layout::DirPacked | Layout::DirHashed => {}
+    }
+    let File { allocated, small, blocks, new, end, .. } = file;
+    let report = &mut state.report;
+    report.counts.small_bytes += small;
+    report.counts.large_bytes = report.counts.large_bytes.saturating_add(blocks * BULK_BLOCK);
+    let allocated = allocated.saturating_add(blocks * BULK_BLOCK);
+    if allocated != inode.allocated {
+        let sentence = format!("says {} bytes are allocated, but its pieces have {allocated}", inode.allocated);
+        report.error(FindingKind::Allocated, Some(ino), None, sentence);
+    }
+    if end > inode.size && inode.flags & INODE_TRUNCATING == 0 {
+        let sentence = format!("has data or preallocated space up to byte {end}, behind its size {}", inode.size);
+        report.note(FindingKind::BeyondEnd, Some(ino), None, sentence);
+    }
+    if new > 0 && inode.flags & INODE_HAS_NEW == 0 {
+        let sentence = format!("{new} bulk blocks are marked NEW, but the inode does not say so");
+        report.error(FindingKind::NewUnflagged, Some(ino), None, sentence);
+    } else if inode.flags & INODE_HAS_NEW != 0 {
+        let fate = if state.power_lost { "which read as zeros after the power loss" } else { "perhaps not durable" };
+        let sentence = format!("{new} bulk blocks are marked NEW, {fate}");
+        report.leftover(FindingKind::NewData, ino, state.clean, sentence);
+    }
+    Ok(())
+}
+
+struct File<'a, 'b> {
+    region: &'a Region<'b>,
+    state: &'a mut State,
+    ino: u32,
+    inode: &'a Inode,
+    /// Capacity of the pieces claimed in the region (bytes).
+    allocated: u64,
+    /// Capacity of those that hold data (bytes).
+    small: u64,
+    /// Bulk blocks mapped.
+    blocks: u64,
+    /// Of these, marked NEW.
+    new: u64,
+    /// End of a block or chunk that lies wholly behind the size (bytes), or 0.
+    end: u64,
+}
+
+impl File<'_, '_> {
+    fn error(&mut self, kind: FindingKind, offset: Option<u64>, sentence: String) {
+        self.state.report.error(kind, Some(self.ino), offset, sentence);
+    }
+
+    fn claim(&mut self, slot: SlotRef, what: &str) -> bool {
+        let claimed = self.state.allocation.claim(slot, Some(self.ino), what, &mut self.state.report);
+        if claimed {
+            self.allocated += slot.capacity();
+        }
+        claimed
+    }
+
+    fn direct(&mut self) -> Result<(), CheckError> {
+        let (slot, size) = (self.inode.root, self.inode.size);
+        if self.claim(slot, "piece of data") {
+            self.small += slot.capacity();
+            if self.inode.kind() == S_IFLNK {
+                self.target(slot, size)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn target(&mut self, slot: SlotRef, size: u64) -> Result<(), CheckError> {
+        if size == 0 || size > TARGET_MAX.min(slot.capacity()) {
+            let sentence = format!("a symbolic link's target of {size} bytes in a piece of {}", slot.capacity());
+            self.error(FindingKind::SymbolicLink, None, sentence);
+        } else if self.region.bytes(slot.offset(), size)?.contains(&0) {
+            let sentence = "a symbolic link's target contains a zero byte".to_string();
+            self.error(FindingKind::SymbolicLink, Some(slot.offset()), sentence);
+        }
+        Ok(())
+    }
+
+    fn chunked(&mut self) -> Result<(), CheckError> {
+        let map = self.inode.root;
+        if !self.claim(map, "chunk map") {
+            return Ok(());
+        }
+        let bytes = self.region.bytes(map.offset(), map.capacity())?;
+        for (i, bits) in bytes.chunks_exact(8).enumerate() {
+            let bits = u64::from_le_bytes(bits.try_into().expect("eight bytes"));
+            let at = map.offset() + i as u64 * 8;
+            match SlotRef::from_bits(bits) {
+                Some(slot) if slot.is_none() => {}
+                Some(slot) if slot.capacity() > CHUNK => {
+                    let sentence = format!("chunk {i} has a piece of {} bytes", slot.capacity());
+                    self.error(FindingKind::Chunk, Some(at), sentence);
+                }
+                Some(slot) => {
+                    if self.claim(slot, "chunk") {
+                        self.small += slot.capacity();
+                    }
+                    if i as u64 * CHUNK >= self.inode.size {
+                        self.end = (i as u64 + 1) * CHUNK;
+                    }
+                }
+                None => {
+                    let sentence = format!("chunk {i} is referenced by {bits:#x}");
+                    self.error(FindingKind::Reference, Some(at), sentence);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn extents(&mut self) -> Result<(), CheckError> {
+        let Some(root) = self.extent_node(self.inode.root, "extent map")? else { return Ok(()) };
+        let index = match root {
+            ExtentNode::Extents(extents) => {
+                self.map(&extents, 0, u64::MAX);
+                return Ok(());
+            }
+            ExtentNode::Index(index) => index,
+        };
+        for (i, &(first, slot)) in index.iter().enumerate() {
+            let end = index.get(i + 1).map_or(u64::MAX, |&(next, _)| next);
+            match self.extent_node(slot, "extent leaf")? {
+                Some(ExtentNode::Extents(extents)) => self.map(&extents, first, end),
+                Some(ExtentNode::Index(_)) => {
+                    let sentence = "an extent leaf holds an index".to_string();
+                    self.error(FindingKind::ExtentMap, Some(slot.offset()), sentence);
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn extent_node(&mut self, slot: SlotRef, what: &str) -> Result<Option<ExtentNode>, CheckError> {
+        if !self.claim(slot, what) {
+            return Ok(None);
+        }
+        let bytes = self.region.bytes(slot.offset(), slot.capacity())?;
+        match extent::decode(&bytes, self.state.superblock.bulk_blocks) {
+            Ok(node) => Ok(Some(node)),
+            Err(e) => {
+                self.error(FindingKind::ExtentMap, Some(slot.offset()), e.to_string());
+                Ok(None)
+            }
+        }
+    }
+
+    /// Takes the extents of a leaf that is responsible for file blocks `first..end`.
+    fn map(&mut self, extents: &[Extent], first: u64, end: u64) {
+        for extent in extents {
+            if extent.file_block < first || extent.end() > end {
+                let sentence = format!(
+                    "file blocks {}..{} are mapped in a leaf for {first}..{end}",
+                    extent.file_block,
+                    extent.end()
+                );
+                self.error(FindingKind::ExtentMap, None, sentence);
+            }
+            self.blocks += extent.blocks;
+            if extent.flags & EXTENT_NEW != 0 {
+                self.new += extent.blocks;
+            }
+            if extent.file_block >= self.inode.size.div_ceil(BULK_BLOCK) {
+                self.end = extent.end() * BULK_BLOCK;
+            }
+            self.state.mapped.push(Mapped { first: extent.bulk_block, blocks: extent.blocks, ino: self.ino });
+        }
+    }
+}

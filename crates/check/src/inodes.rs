@@ -1,0 +1,261 @@
+//! The inode table: walks its nodes and blocks, decodes every record, and keeps what later stages need.
+//!
+//! What it owns: the list of blocks that exist and a state of 32 bytes for every record in them.
+//! Rules: the walk's depth is the table's height, at most [`HEIGHT_MAX`]; a node or block is visited once.
+//! Left out: what an inode's `root` refers to (`files`, `directories`) and link counts (`links`).
+
+use shoal_format::SlotRef;
+use shoal_format::inode::{
+    INO_MAX, INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Inode, InodeSlot, Layout, ROOT_INO, S_IFDIR, S_IFLNK,
+    S_IFREG, TABLE_FANOUT, TABLE_NODE,
+};
+use shoal_format::superblock::{ROOTS_AT, Roots};
+use zerocopy::FromBytes;
+
+use crate::region::Region;
+use crate::report::FindingKind;
+use crate::{CheckError, Progress, Stage, State, files};
+
+/// Levels that 32-bit inode numbers can need.
+const HEIGHT_MAX: u32 = 4;
+const BLOCKS_MAX: u64 = (INO_MAX + 1) / INODES_PER_BLOCK;
+
+/// The record did not decode; nothing more is said about it.
+pub(crate) const DAMAGED: u8 = 1;
+/// The way up from this directory was followed.
+pub(crate) const FOLLOWED: u8 = 2;
+/// The way up from this directory is being followed.
+pub(crate) const FOLLOWING: u8 = 4;
+
+/// What is known about one record.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct InodeState {
+    /// `mode >> 12`; 0 for a free record.
+    pub kind: u8,
+    pub marks: u8,
+    pub nlink: u32,
+    /// Entries that name it.
+    pub links: u32,
+    /// Directory: entries in it that are directories.
+    pub subdirectories: u32,
+    /// The parent field.
+    pub parent: u32,
+    /// The directory with the first entry found, and where in the region that entry lies (0: none found).
+    pub holder: u32,
+    pub entry_at: u64,
+}
+
+/// A directory, for the walk over entries.
+#[derive(Clone, Copy)]
+pub(crate) struct Directory {
+    pub ino: u32,
+    pub layout: Layout,
+    pub root: SlotRef,
+    pub size: u64,
+    pub nlink: u32,
+    pub allocated: u64,
+    /// Capacity of the attributes' piece.
+    pub xattr_bytes: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Inodes {
+    /// Numbers of the blocks that exist, ascending.
+    blocks: Vec<u32>,
+    /// Sixteen for each of them.
+    pub states: Vec<InodeState>,
+    pub directories: Vec<Directory>,
+}
+
+impl Inodes {
+    fn position(&self, ino: u32) -> Option<usize> {
+        let block = ino / INODES_PER_BLOCK as u32;
+        // A table without gaps, the usual one, needs no search.
+        let found = match self.blocks.get(block as usize) {
+            Some(&there) if there == block => block as usize,
+            _ => self.blocks.binary_search(&block).ok()?,
+        };
+        Some(found * INODES_PER_BLOCK as usize + ino as usize % INODES_PER_BLOCK as usize)
+    }
+
+    pub(crate) fn state(&self, ino: u32) -> Option<&InodeState> {
+        self.position(ino).map(|at| &self.states[at])
+    }
+
+    pub(crate) fn state_mut(&mut self, ino: u32) -> Option<&mut InodeState> {
+        self.position(ino).map(|at| &mut self.states[at])
+    }
+
+    /// The inode number of a position in `states`.
+    pub(crate) fn ino(&self, position: usize) -> u32 {
+        let per_block = INODES_PER_BLOCK as usize;
+        self.blocks[position / per_block] * per_block as u32 + (position % per_block) as u32
+    }
+}
+
+/// Reads the roots and walks the whole table.
+pub(crate) fn walk(
+    region: &Region<'_>,
+    state: &mut State,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<(), CheckError> {
+    let roots = Roots::read_from_bytes(&region.bytes(ROOTS_AT, size_of::<Roots>() as u64)?).expect("size is given");
+    let (height, blocks) = (roots.inode_height.get(), roots.inode_blocks.get());
+    let root = SlotRef::from_bits(roots.inode_root.get());
+    let sentence = match root {
+        None => Some(format!("the inode table's root {:#x} is no reference", roots.inode_root.get())),
+        Some(slot) if slot.is_none() || slot.capacity() != TABLE_NODE => {
+            Some(format!("the inode table's root is {slot:?}, not a node of {TABLE_NODE} bytes"))
+        }
+        _ if height == 0 || height > HEIGHT_MAX => Some(format!("the inode table's height is {height}")),
+        _ if blocks > BLOCKS_MAX.min(TABLE_FANOUT.pow(height)) => {
+            Some(format!("{blocks} inode blocks do not fit a table of height {height}"))
+        }
+        _ => None,
+    };
+    if let Some(sentence) = sentence {
+        state.report.error(FindingKind::Roots, None, Some(ROOTS_AT), sentence);
+        return Ok(());
+    }
+    let mut walk = Walk { region, state, blocks, progress };
+    walk.node(root.unwrap_or(SlotRef::NONE), height - 1, 0)?;
+    verify_root(state);
+    if state.clean {
+        verify_counts(state, &roots);
+    }
+    Ok(())
+}
+
+fn verify_counts(state: &mut State, roots: &Roots) {
+    let counts = state.report.counts;
+    for (what, says, found) in [
+        ("inodes", roots.inodes.get(), counts.inodes),
+        ("directories", roots.directories.get(), counts.directories),
+        ("large files", roots.large_files.get(), counts.large_files),
+    ] {
+        if says != found {
+            let sentence = format!("the roots say {says} {what} at the clean unmount, there are {found}");
+            state.report.error(FindingKind::RootCounts, None, Some(ROOTS_AT), sentence);
+        }
+    }
+}
+
+fn verify_root(state: &mut State) {
+    let root = state.inodes.state(ROOT_INO as u32).copied().unwrap_or_default();
+    if root.marks & DAMAGED == 0 && (root.kind as u16 != S_IFDIR >> 12 || root.nlink == 0) {
+        let sentence = "the root is not a directory with links".to_string();
+        state.report.error(FindingKind::RootDirectory, Some(ROOT_INO as u32), None, sentence);
+    } else if root.marks & DAMAGED == 0 && root.parent as u64 != ROOT_INO {
+        let sentence = format!("the root's parent is inode {}, not itself", root.parent);
+        state.report.error(FindingKind::RootDirectory, Some(ROOT_INO as u32), None, sentence);
+    }
+    if state.inodes.state(0).is_some_and(|zero| zero.kind != 0) {
+        let sentence = "inode number 0 stands for none but is in use".to_string();
+        state.report.error(FindingKind::InodeZero, Some(0), None, sentence);
+    }
+}
+
+struct Walk<'a, 'b> {
+    region: &'a Region<'b>,
+    state: &'a mut State,
+    blocks: u64,
+    progress: &'a mut dyn FnMut(Progress),
+}
+
+impl Walk<'_, '_> {
+    fn node(&mut self, slot: SlotRef, level: u32, first_block: u64) -> Result<(), CheckError> {
+        if !self.state.allocation.claim(slot, None, "inode table node", &mut self.state.report) {
+            return Ok(());
+        }
+        let bytes = self.region.bytes(slot.offset(), TABLE_NODE)?;
+        let step = TABLE_FANOUT.pow(level);
+        for (i, bits) in bytes.chunks_exact(8).enumerate() {
+            let bits = u64::from_le_bytes(bits.try_into().expect("eight bytes"));
+            if bits == 0 {
+                continue;
+            }
+            let at = slot.offset() + i as u64 * 8;
+            let block = first_block + i as u64 * step;
+            if block >= self.blocks {
+                let sentence = format!("block {block} of the inode table lies behind its {} blocks", self.blocks);
+                self.state.report.error(FindingKind::InodeTable, None, Some(at), sentence);
+                continue;
+            }
+            let expected = if level == 0 { INODE_BLOCK } else { TABLE_NODE };
+            match SlotRef::from_bits(bits).filter(|slot| slot.capacity() == expected) {
+                None => {
+                    let sentence = format!("block {block} of the inode table is referenced by {bits:#x}");
+                    self.state.report.error(FindingKind::InodeTable, None, Some(at), sentence);
+                }
+                Some(slot) if level > 0 => self.node(slot, level - 1, block)?,
+                Some(slot) => self.block(slot, block as u32)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn block(&mut self, slot: SlotRef, block: u32) -> Result<(), CheckError> {
+        if !self.state.allocation.claim(slot, None, "inode block", &mut self.state.report) {
+            return Ok(());
+        }
+        let bytes = self.region.bytes(slot.offset(), INODE_BLOCK)?;
+        self.state.inodes.blocks.push(block);
+        for (i, record) in bytes.chunks_exact(INODE_RECORD).enumerate() {
+            let ino = block * INODES_PER_BLOCK as u32 + i as u32;
+            let known = match Inode::decode(record.try_into().expect("size is given")) {
+                Ok(InodeSlot::Free { .. }) => InodeState::default(),
+                Ok(InodeSlot::Used(inode)) => {
+                    self.used(ino, &inode)?;
+                    InodeState {
+                        kind: (inode.mode >> 12) as u8,
+                        nlink: inode.nlink,
+                        parent: inode.parent,
+                        ..InodeState::default()
+                    }
+                }
+                Err(e) => {
+                    let at = slot.offset() + (i * INODE_RECORD) as u64;
+                    self.state.report.error(FindingKind::InodeRecord, Some(ino), Some(at), e.to_string());
+                    InodeState { marks: DAMAGED, ..InodeState::default() }
+                }
+            };
+            self.state.inodes.states.push(known);
+        }
+        let done = self.state.inodes.blocks.len() as u64;
+        if done.is_multiple_of(1024) {
+            (self.progress)(Progress { stage: Stage::Inodes, done, total: self.blocks });
+        }
+        Ok(())
+    }
+
+    fn used(&mut self, ino: u32, inode: &Inode) -> Result<(), CheckError> {
+        let counts = &mut self.state.report.counts;
+        counts.inodes += 1;
+        match inode.kind() {
+            S_IFDIR => counts.directories += 1,
+            S_IFREG => counts.files += 1,
+            S_IFLNK => counts.symlinks += 1,
+            _ => counts.others += 1,
+        }
+        counts.large_files += u64::from(inode.layout == Layout::Extents);
+        if inode.nlink == 0 {
+            counts.orphans += 1;
+            let sentence = "has no links".to_string();
+            self.state.report.leftover(FindingKind::Orphan, ino, self.state.clean, sentence);
+        }
+        let xattr_bytes = files::attributes(self.region, self.state, ino, inode)?;
+        if !inode.is_dir() {
+            return files::verify(self.region, self.state, ino, inode, xattr_bytes);
+        }
+        self.state.inodes.directories.push(Directory {
+            ino,
+            layout: inode.layout,
+            root: inode.root,
+            size: inode.size,
+            nlink: inode.nlink,
+            allocated: inode.allocated,
+            xattr_bytes,
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,123 @@
+//! The offline checker: reads a store at rest, replays its log into memory of its own and verifies every invariant
+//! of `docs/spec/region.md`.
+//!
+//! What it owns: reading a region from images or from memory, log replay, the walk over inodes, directories and
+//! extents, and the comparison of what is reachable with what is allocated.
+//! Rules: it depends on the formats and the media traits alone, so that an engine's bug cannot hide in the engine's
+//! own checker; it never writes; hostile bytes give findings, never a panic, in time and memory bounded by the bytes
+//! that are there (visited bits stop every cycle, every recursion has a fixed depth).
+//! Left out: repair, and the contents of bulk blocks.
+
+#![forbid(unsafe_code)]
+
+mod allocation;
+mod bulk;
+mod directories;
+mod files;
+mod inodes;
+mod json;
+mod links;
+mod open;
+mod region;
+mod replay;
+mod report;
+
+use shoal_media::{ImageFile, LogDevice, MediaError, PersistentMemory};
+
+pub use report::{Counts, FINDINGS_MAX, Finding, FindingKind, Report};
+
+/// Where the region's bytes are.
+#[derive(Clone, Copy)]
+pub enum ImageSource<'a> {
+    /// The two images of a `logged` store, or the saved images of a `battery` store.
+    Images([&'a dyn ImageFile; 2]),
+    /// A region in place, its log ring inside it.
+    Memory(&'a dyn PersistentMemory),
+}
+
+/// A store to check.
+#[derive(Clone, Copy)]
+pub struct Source<'a> {
+    pub image: ImageSource<'a>,
+    /// The log; needed when the region has no ring.
+    pub log: Option<&'a dyn LogDevice>,
+    /// Size of the bulk device, when there is one (bytes).
+    pub bulk_bytes: Option<u64>,
+    /// The machine went down since the store was last in use: data marked NEW counts as lost.
+    pub power_lost: bool,
+    /// Verify the page sums of the image.
+    pub sums: bool,
+}
+
+/// What the checker is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    Sums,
+    Replay,
+    Segments,
+    Inodes,
+    Directories,
+    Links,
+    Allocation,
+}
+
+/// How far a stage is; the unit is the stage's own (bytes, segments, inode blocks, directories).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    pub stage: Stage,
+    pub done: u64,
+    pub total: u64,
+}
+
+/// Why a store could not be checked at all. Damage is not an error of the checker: it is in the report.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum CheckError {
+    #[error(transparent)]
+    Media(#[from] MediaError),
+    #[error("the region keeps its log in files, and none was given: name the store's log folder")]
+    LogMissing,
+}
+
+/// Checks a store. Findings are in the report; `Err` means that a medium could not be read.
+pub fn check(source: Source<'_>, progress: &mut dyn FnMut(Progress)) -> Result<Report, CheckError> {
+    let mut report = Report::default();
+    let Some(opened) = open::open(&source, &mut report, progress)? else {
+        return Ok(report);
+    };
+    let open::Opened { superblock, anchor, mut region } = opened;
+    if !replay::replay(&source, &superblock, &anchor, &mut region, &mut report, progress)? {
+        return Ok(report);
+    }
+    let region = region;
+    let clean = report.clean;
+    let mut state = State {
+        allocation: allocation::Allocation::read(&region, &superblock, &mut report, progress)?,
+        superblock,
+        inodes: inodes::Inodes::default(),
+        mapped: Vec::new(),
+        clean,
+        power_lost: source.power_lost,
+        report,
+    };
+    inodes::walk(&region, &mut state, progress)?;
+    directories::walk(&region, &mut state, progress)?;
+    links::verify(&mut state, progress);
+    let State { allocation, report, .. } = &mut state;
+    allocation.find_leaks(report, progress);
+    bulk::verify(&region, &mut state, source.bulk_bytes)?;
+    links::name_findings(&region, &mut state)?;
+    Ok(state.report)
+}
+
+/// What the walks share.
+struct State {
+    superblock: shoal_format::superblock::Superblock,
+    allocation: allocation::Allocation,
+    inodes: inodes::Inodes,
+    /// Every extent of every file.
+    mapped: Vec<bulk::Mapped>,
+    /// Unmounted cleanly, and nothing was replayed.
+    clean: bool,
+    power_lost: bool,
+    report: Report,
+}

@@ -1,0 +1,110 @@
+//! Link counts, the way up from every directory, and the names of what was found.
+//!
+//! Rules: all directories have been walked before; a way up is followed once (marks), so that the whole stage is linear.
+//! Left out: inodes whose record does not decode; nothing can be said about their counts.
+
+use shoal_format::dir::ENTRY_HEADER;
+use shoal_format::inode::{ROOT_INO, S_IFDIR};
+
+use crate::inodes::{FOLLOWED, FOLLOWING, Inodes};
+use crate::region::Region;
+use crate::report::{FindingKind, Report};
+use crate::{CheckError, Progress, Stage, State};
+
+const KIND_DIRECTORY: u8 = (S_IFDIR >> 12) as u8;
+const ROOT: u32 = ROOT_INO as u32;
+/// Deepest path that is spelt out.
+const DEPTH_MAX: usize = 1024;
+/// Findings of a list that get a path; the others name the inode alone.
+const PATHS_MAX: usize = 1000;
+
+pub(crate) fn verify(state: &mut State, progress: &mut dyn FnMut(Progress)) {
+    let State { inodes, report, .. } = state;
+    for position in 0..inodes.states.len() {
+        let known = inodes.states[position];
+        if known.kind == 0 {
+            continue;
+        }
+        let ino = inodes.ino(position);
+        let mut error = |kind, sentence| report.error(kind, Some(ino), None, sentence);
+        if known.kind != KIND_DIRECTORY {
+            if known.links != known.nlink {
+                let sentence = format!("link count is {}, directories name it {} times", known.nlink, known.links);
+                error(FindingKind::LinkCount, sentence);
+            }
+            continue;
+        }
+        let links_expected = u32::from(ino != ROOT && known.nlink > 0);
+        if known.links > links_expected {
+            let sentence = format!("a directory with {} entries that name it, expected {links_expected}", known.links);
+            error(FindingKind::DirectoryLinks, sentence);
+        } else if known.links < links_expected {
+            let sentence = format!("a directory with link count {} that no entry names", known.nlink);
+            error(FindingKind::LinkCount, sentence);
+        }
+        if known.nlink > 0 && known.nlink as u64 != 2 + known.subdirectories as u64 {
+            let sentence = format!("link count is {}, it has {} subdirectories", known.nlink, known.subdirectories);
+            error(FindingKind::LinkCount, sentence);
+        }
+        follow(inodes, ino, report);
+    }
+    let total = state.inodes.states.len() as u64;
+    progress(Progress { stage: Stage::Links, done: total, total });
+}
+
+/// Follows the way up from a directory until the root, an end that is reported elsewhere, or a circle.
+fn follow(inodes: &mut Inodes, start: u32, report: &mut Report) {
+    let up = |inodes: &Inodes, ino: u32| {
+        inodes.state(ino).filter(|known| ino != ROOT && known.entry_at != 0).map(|known| known.holder)
+    };
+    let mut next = Some(start);
+    while let Some(ino) = next {
+        let Some(known) = inodes.state_mut(ino) else { break };
+        if known.marks & FOLLOWING != 0 {
+            let sentence = "directories hold each other in a circle; no way leads to them from the root".to_string();
+            report.error(FindingKind::DirectoryCycle, Some(ino), None, sentence);
+            break;
+        }
+        if known.marks & FOLLOWED != 0 {
+            break;
+        }
+        known.marks |= FOLLOWING | FOLLOWED;
+        next = up(inodes, ino);
+    }
+    let mut next = Some(start);
+    while let Some(ino) = next {
+        let Some(known) = inodes.state_mut(ino).filter(|known| known.marks & FOLLOWING != 0) else { break };
+        known.marks &= !FOLLOWING;
+        next = up(inodes, ino);
+    }
+}
+
+/// Gives findings the path of their inode.
+pub(crate) fn name_findings(region: &Region<'_>, state: &mut State) -> Result<(), CheckError> {
+    let State { inodes, report, .. } = state;
+    let Report { errors, notes, .. } = report;
+    for list in [errors, notes] {
+        for finding in list.iter_mut().take(PATHS_MAX) {
+            if let Some(ino) = finding.inode {
+                finding.path = path(region, inodes, ino)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn path(region: &Region<'_>, inodes: &Inodes, ino: u32) -> Result<Option<String>, CheckError> {
+    let mut names = Vec::new();
+    let mut at = ino;
+    while at != ROOT {
+        let Some(known) = inodes.state(at).filter(|known| known.entry_at != 0 && names.len() < DEPTH_MAX) else {
+            return Ok(None);
+        };
+        let length = region.bytes(known.entry_at + ENTRY_HEADER as u64 - 1, 1)?[0] as u64;
+        let name = region.bytes(known.entry_at + ENTRY_HEADER as u64, length)?;
+        names.push(String::from_utf8_lossy(&name).into_owned());
+        at = known.holder;
+    }
+    names.reverse();
+    Ok(Some(format!("/{}", names.join("/"))))
+}

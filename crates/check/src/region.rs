@@ -1,0 +1,180 @@
+//! The region as the checker sees it: the bytes of the medium, with the replayed log on top, in memory of its own.
+//!
+//! What it owns: segments of 64 KiB, read when they are first needed and kept; those that are all zeros take no memory,
+//! so that a forged size costs nothing. Small-file data is never read.
+//! Rules: the medium is never written; a reader outside the region's bytes is a bug of the checker.
+//! Left out: what the bytes mean.
+
+use std::borrow::Cow;
+use std::cell::OnceCell;
+
+use shoal_format::SEGMENT;
+use shoal_media::{ImageFile, PersistentMemory};
+
+use crate::CheckError;
+
+const SEGMENT_LEN: usize = SEGMENT as usize;
+/// Segments in a group: the table of an empty 1 TiB region stays small.
+const GROUP: usize = 256;
+
+static ZEROS: [u8; SEGMENT_LEN] = [0; SEGMENT_LEN];
+
+/// The medium below.
+#[derive(Clone, Copy)]
+pub(crate) enum Base<'a> {
+    Image(&'a dyn ImageFile),
+    Memory(&'a dyn PersistentMemory),
+}
+
+impl Base<'_> {
+    pub(crate) fn read(&self, at: u64, out: &mut [u8]) -> Result<(), CheckError> {
+        match self {
+            Base::Image(image) => image.read(at, out)?,
+            Base::Memory(memory) => memory.read(at, out),
+        }
+        Ok(())
+    }
+}
+
+/// A kept segment; an empty box stands for zeros.
+type Kept = OnceCell<Box<[u8]>>;
+
+pub(crate) struct Region<'a> {
+    base: Base<'a>,
+    /// Size of the address space (bytes).
+    region_bytes: u64,
+    /// Bytes the medium holds; what lies behind is zero until the log writes there.
+    stored_bytes: u64,
+    groups: Vec<OnceCell<Box<[Kept]>>>,
+}
+
+impl<'a> Region<'a> {
+    pub(crate) fn new(base: Base<'a>, region_bytes: u64, stored_bytes: u64) -> Region<'a> {
+        let groups = region_bytes.div_ceil(SEGMENT * GROUP as u64) as usize;
+        Region { base, region_bytes, stored_bytes, groups: (0..groups).map(|_| OnceCell::new()).collect() }
+    }
+
+    fn kept(&self, segment: usize) -> &Kept {
+        &self.groups[segment / GROUP].get_or_init(|| (0..GROUP).map(|_| OnceCell::new()).collect())[segment % GROUP]
+    }
+
+    fn load(&self, segment: usize) -> Result<Box<[u8]>, CheckError> {
+        let at = segment as u64 * SEGMENT;
+        if at >= self.stored_bytes {
+            return Ok(Box::default());
+        }
+        let mut bytes = vec![0; SEGMENT_LEN].into_boxed_slice();
+        let stored = (self.stored_bytes - at).min(SEGMENT) as usize;
+        self.base.read(at, &mut bytes[..stored])?;
+        Ok(if bytes[..] == ZEROS[..] { Box::default() } else { bytes })
+    }
+
+    /// A whole segment; `None` when it is all zeros.
+    pub(crate) fn segment(&self, segment: u64) -> Result<Option<&[u8]>, CheckError> {
+        let kept = self.kept(segment as usize);
+        if kept.get().is_none() {
+            // The cell is empty, and nothing else fills it meanwhile.
+            let _ = kept.set(self.load(segment as usize)?);
+        }
+        Ok(kept.get().map(|bytes| &bytes[..]).filter(|bytes| !bytes.is_empty()))
+    }
+
+    /// `len` bytes from `at`; copied only when they cross a segment.
+    pub(crate) fn bytes(&self, at: u64, len: u64) -> Result<Cow<'_, [u8]>, CheckError> {
+        assert!(at.checked_add(len).is_some_and(|end| end <= self.region_bytes), "checker reads outside the region");
+        let within = (at % SEGMENT) as usize;
+        let len = len as usize;
+        if within + len <= SEGMENT_LEN {
+            let segment = self.segment(at / SEGMENT)?.unwrap_or(&ZEROS);
+            return Ok(Cow::Borrowed(&segment[within..within + len]));
+        }
+        let mut out = Vec::with_capacity(len);
+        let mut position = at;
+        while out.len() < len {
+            let within = (position % SEGMENT) as usize;
+            let take = (SEGMENT_LEN - within).min(len - out.len());
+            let segment = self.segment(position / SEGMENT)?.unwrap_or(&ZEROS);
+            out.extend_from_slice(&segment[within..within + take]);
+            position += take as u64;
+        }
+        Ok(Cow::Owned(out))
+    }
+
+    /// Reads bytes of one segment without keeping the segment: for the bitmap in front of slots that hold data.
+    pub(crate) fn peek(&self, at: u64, out: &mut [u8]) -> Result<(), CheckError> {
+        let within = (at % SEGMENT) as usize;
+        assert!(within + out.len() <= SEGMENT_LEN && at < self.region_bytes, "checker reads outside the region");
+        if let Some(bytes) = self.kept((at / SEGMENT) as usize).get() {
+            if bytes.is_empty() {
+                out.fill(0);
+            } else {
+                out.copy_from_slice(&bytes[within..within + out.len()]);
+            }
+            return Ok(());
+        }
+        self.medium(at, out)
+    }
+
+    /// Reads the medium as it was before replay.
+    pub(crate) fn medium(&self, at: u64, out: &mut [u8]) -> Result<(), CheckError> {
+        let stored = self.stored_bytes.saturating_sub(at).min(out.len() as u64) as usize;
+        let (there, behind) = out.split_at_mut(stored);
+        behind.fill(0);
+        if there.is_empty() { Ok(()) } else { self.base.read(at, there) }
+    }
+
+    /// The bytes of a segment, to be changed.
+    fn segment_mut(&mut self, segment: u64) -> Result<&mut Box<[u8]>, CheckError> {
+        self.segment(segment)?;
+        let group = self.groups[segment as usize / GROUP].get_mut().expect("the segment was loaded");
+        Ok(group[segment as usize % GROUP].get_mut().expect("the segment was loaded"))
+    }
+
+    fn change(&mut self, at: u64, len: u64, mut step: impl FnMut(&mut [u8], usize)) -> Result<(), CheckError> {
+        let mut done = 0;
+        while done < len {
+            let within = ((at + done) % SEGMENT) as usize;
+            let take = (SEGMENT - within as u64).min(len - done) as usize;
+            let bytes = self.segment_mut((at + done) / SEGMENT)?;
+            if bytes.is_empty() {
+                *bytes = ZEROS[..].into();
+            }
+            step(&mut bytes[within..within + take], done as usize);
+            done += take as u64;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), CheckError> {
+        self.change(at, bytes.len() as u64, |part, from| part.copy_from_slice(&bytes[from..from + part.len()]))
+    }
+
+    /// Changes the little-endian word at `at`, a multiple of 8.
+    pub(crate) fn change_word(&mut self, at: u64, change: impl Fn(u64) -> u64) -> Result<(), CheckError> {
+        self.change(at, 8, |part, _| {
+            let word = u64::from_le_bytes((&*part).try_into().expect("an aligned word lies in one segment"));
+            part.copy_from_slice(&change(word).to_le_bytes());
+        })
+    }
+
+    pub(crate) fn zero(&mut self, at: u64, len: u64) -> Result<(), CheckError> {
+        let mut done = 0;
+        while done < len {
+            let (segment, within) = ((at + done) / SEGMENT, (at + done) % SEGMENT);
+            let take = (SEGMENT - within).min(len - done);
+            if take == SEGMENT {
+                // No need to read what is to be forgotten.
+                self.kept(segment as usize);
+                let group = self.groups[segment as usize / GROUP].get_mut().expect("made in the line above");
+                group[segment as usize % GROUP] = OnceCell::from(Box::default());
+            } else {
+                let bytes = self.segment_mut(segment)?;
+                if !bytes.is_empty() {
+                    bytes[within as usize..(within + take) as usize].fill(0);
+                }
+            }
+            done += take;
+        }
+        Ok(())
+    }
+}

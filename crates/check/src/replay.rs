@@ -1,0 +1,157 @@
+//! Replays the log over the checker's copy of the region.
+//!
+//! Rules: a record counts only at its position and with the salt of the record before it; the first that does not is
+//! the log's end. It must not lie before the anchor's seal. Superblock, anchors and ring are no transaction's to
+//! change. The ring is read as the medium holds it, so that no entry can forge the records behind it.
+//! Left out: finishing intents (truncations, orphans), which the next mount does.
+
+use shoal_format::record::{Entries, Entry, RECORD_HEADER, RecordHeader, RecordKind};
+use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, ROOTS_AT, Superblock};
+use shoal_media::LogDevice;
+
+use crate::region::Region;
+use crate::report::{FindingKind, Report};
+use crate::{CheckError, Progress, Source, Stage};
+
+/// Bytes read ahead.
+const AHEAD: usize = 4 << 20;
+
+/// `false` when the report says why the region cannot be trusted any further.
+pub(crate) fn replay(
+    source: &Source<'_>,
+    superblock: &Superblock,
+    anchor: &AnchorRecord,
+    region: &mut Region<'_>,
+    report: &mut Report,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<bool, CheckError> {
+    let start = anchor.replay_lsn.get();
+    let place = match source.log {
+        _ if superblock.memory_kind.has_ring() => Place::Ring(*superblock, start),
+        Some(log) => Place::Device(log),
+        None => return Err(CheckError::LogMissing),
+    };
+    let mut reader = Reader { place, buffer: Vec::new(), at: start };
+    let (mut lsn, mut salt) = (start, anchor.replay_salt.get());
+    let mut transactions = 0;
+    let mut next_report = start;
+    while let Some((header, payload)) = reader.record(region, lsn, salt)? {
+        if header.record_kind() == RecordKind::Tx {
+            transactions += 1;
+            if let Err(sentence) = apply(&payload, superblock, region)? {
+                report.error(FindingKind::LogEntry, None, Some(lsn), format!("record at lsn {lsn}: {sentence}"));
+                return Ok(false);
+            }
+        }
+        report.replayed_records += 1;
+        salt = header.crc.get();
+        let Some(next) = lsn.checked_add(header.total()) else { break };
+        lsn = next;
+        if lsn >= next_report {
+            progress(Progress { stage: Stage::Replay, done: lsn - start, total: 0 });
+            next_report = lsn.saturating_add(AHEAD as u64);
+        }
+    }
+    report.log_bytes = lsn - start;
+    report.clean = anchor.flags.get() & ANCHOR_CLEAN != 0 && transactions == 0;
+    let sealed = anchor.sealed_lsn.get();
+    if lsn < sealed {
+        let sentence = format!("log ends at {lsn} before the image's seal {sealed}: part of the log is missing");
+        report.error(FindingKind::LogCut, None, Some(lsn), sentence);
+        return Ok(false);
+    }
+    Ok(true)
+}
+
+fn apply(payload: &[u8], superblock: &Superblock, region: &mut Region<'_>) -> Result<Result<(), String>, CheckError> {
+    let ring = superblock.ring..superblock.ring + superblock.ring_bytes;
+    for entry in Entries::new(payload, superblock.region_bytes) {
+        let entry = match entry {
+            Ok(entry) => entry,
+            Err(e) => return Ok(Err(e.to_string())),
+        };
+        let (at, len) = entry.range();
+        if at < ROOTS_AT || (at < ring.end && at + len > ring.start) {
+            return Ok(Err(format!("an entry changes offset {at}, which belongs to no transaction")));
+        }
+        match entry {
+            Entry::Write { at, bytes } => region.write(at, bytes)?,
+            Entry::SetBits { at, mask } => region.change_word(at, |word| word | mask)?,
+            Entry::ClearBits { at, mask } => region.change_word(at, |word| word & !mask)?,
+            Entry::Zero { at, len } => region.zero(at, len)?,
+        }
+    }
+    Ok(Ok(()))
+}
+
+enum Place<'a> {
+    Device(&'a dyn LogDevice),
+    /// A ring, and the position it is read from: at most one turn of it is log.
+    Ring(Superblock, u64),
+}
+
+/// Reads the log ahead in large pieces.
+struct Reader<'a> {
+    place: Place<'a>,
+    buffer: Vec<u8>,
+    /// Log position of the buffer's first byte.
+    at: u64,
+}
+
+impl Reader<'_> {
+    /// The record at `lsn`, or `None` where the log ends.
+    fn record(
+        &mut self,
+        region: &Region<'_>,
+        lsn: u64,
+        salt: u32,
+    ) -> Result<Option<(RecordHeader, Vec<u8>)>, CheckError> {
+        let header = match RecordHeader::decode(self.bytes(region, lsn, RECORD_HEADER)?, lsn, salt) {
+            Ok(header) => header,
+            Err(_) => return Ok(None),
+        };
+        let len = header.len.get() as usize;
+        let bytes = self.bytes(region, lsn, RECORD_HEADER + len)?;
+        let Some(payload) = bytes.get(RECORD_HEADER..RECORD_HEADER + len) else { return Ok(None) };
+        Ok(header.check_payload(payload).is_ok().then(|| (header, payload.to_vec())))
+    }
+
+    /// Up to `len` bytes from `position`; fewer only at the end of the log.
+    fn bytes(&mut self, region: &Region<'_>, position: u64, len: usize) -> Result<&[u8], CheckError> {
+        let skip = position.checked_sub(self.at).filter(|&skip| skip + len as u64 <= self.buffer.len() as u64);
+        let Some(skip) = skip else {
+            self.fill(region, position, len.max(AHEAD))?;
+            return Ok(&self.buffer[..len.min(self.buffer.len())]);
+        };
+        Ok(&self.buffer[skip as usize..skip as usize + len])
+    }
+
+    fn fill(&mut self, region: &Region<'_>, position: u64, len: usize) -> Result<(), CheckError> {
+        self.at = position;
+        self.buffer.resize(len, 0);
+        let mut filled = 0;
+        match &self.place {
+            Place::Device(log) => {
+                while filled < len {
+                    let Some(from) = position.checked_add(filled as u64) else { break };
+                    match log.read(from, &mut self.buffer[filled..])? {
+                        0 => break,
+                        n => filled += n.min(len - filled),
+                    }
+                }
+            }
+            Place::Ring(superblock, start) => {
+                let left = superblock.ring_bytes.saturating_sub(position - start);
+                let len = (len as u64).min(left).min(u64::MAX - position) as usize;
+                while filled < len {
+                    let within = (position + filled as u64) % superblock.ring_bytes;
+                    let take = (superblock.ring_bytes - within).min((len - filled) as u64) as usize;
+                    region.medium(superblock.ring + within, &mut self.buffer[filled..filled + take])?;
+                    filled += take;
+                }
+            }
+        }
+        self.buffer.truncate(filled);
+        Ok(())
+    }
+}

@@ -1,0 +1,225 @@
+//! The result of a check: findings with kind, object and sentence, and counts.
+//!
+//! Rules: an error is damage (something no writer leaves behind, even after a crash); a note is a state that recovery
+//! or the next mount settles by itself. The lists are bounded: hostile bytes must not turn into unbounded memory.
+//! Left out: the rendering as JSON (`json`) and as text (the command line).
+
+/// Findings kept at most in each list; further ones are only counted.
+pub const FINDINGS_MAX: usize = 10_000;
+
+/// What is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum FindingKind {
+    /// No image holds a valid anchor, or the region's anchors do not decode.
+    NoAnchor,
+    /// The superblock does not decode, or does not fit the medium.
+    Superblock,
+    /// The anchor contradicts the superblock.
+    Anchor,
+    /// A page of the image does not have the checksum it was written with.
+    PageSum,
+    /// The log ends before the anchor's seal.
+    LogCut,
+    /// A committed record holds an entry no writer writes.
+    LogEntry,
+    /// The roots are out of range.
+    Roots,
+    /// The roots' counts, which a clean unmount writes, are not what is there.
+    RootCounts,
+    /// An entry of the segment table does not decode.
+    SegmentEntry,
+    /// A run of segments is not continued as its head says, or has no head.
+    SegmentRun,
+    /// The fixed areas are not marked reserved, or something else is.
+    SegmentReserved,
+    /// A node of the inode table holds a reference it may not hold.
+    InodeTable,
+    /// An inode does not decode.
+    InodeRecord,
+    /// Inode 0, which stands for "none", is in use.
+    InodeZero,
+    /// Inode 1 is not a directory that is its own parent.
+    RootDirectory,
+    /// A reference's bits are none a writer writes, or it points behind the region.
+    Reference,
+    /// A reference points into a segment that is not cut into its class, or that is no run of its length.
+    WrongClass,
+    /// A referenced piece is not marked allocated.
+    NotAllocated,
+    /// A piece is referenced twice.
+    DoubleUse,
+    /// Pieces are allocated that nothing references.
+    Leak,
+    /// A symbolic link's size or target is impossible.
+    SymbolicLink,
+    /// A chunk of a file is longer than a chunk.
+    Chunk,
+    /// An extent map does not decode or contradicts itself.
+    ExtentMap,
+    /// An extent is marked NEW in an inode that does not say so: recovery would not look for it.
+    NewUnflagged,
+    /// Data allocated beyond the end of a file (a note: preallocation does that).
+    BeyondEnd,
+    /// Data marked NEW (a note after a crash, an error after a clean unmount).
+    NewData,
+    /// A truncation is not finished (a note after a crash, an error after a clean unmount).
+    Truncation,
+    /// Extended attributes do not decode, or a name is there twice.
+    ExtendedAttributes,
+    /// `allocated` is not the sum of the inode's pieces and bulk blocks.
+    Allocated,
+    /// A directory node does not decode or its references contradict their depth.
+    DirectoryNode,
+    /// A directory bucket does not decode.
+    DirectoryBucket,
+    /// A directory's size is not its number of entries, or a bucket's count is not.
+    EntryCount,
+    /// An entry's name is none a directory may hold.
+    EntryName,
+    /// An entry's hash is not the hash of its name.
+    EntryHash,
+    /// An entry lies in a bucket its hash does not lead to.
+    EntryPlace,
+    /// A name is in its directory twice.
+    EntryTwice,
+    /// An entry names an inode that is not in use.
+    EntryDangling,
+    /// An entry's type is not its inode's.
+    EntryType,
+    /// The link count is not what directories say.
+    LinkCount,
+    /// A directory has more than one entry.
+    DirectoryLinks,
+    /// A directory's parent field is not the directory that holds it.
+    Parent,
+    /// Directories that hold each other, with no way from the root.
+    DirectoryCycle,
+    /// An inode without links (a note after a crash, an error after a clean unmount).
+    Orphan,
+    /// A removed directory still has entries.
+    OrphanEntries,
+    /// The bulk device is smaller than the superblock says.
+    BulkSize,
+    /// A bulk block is mapped twice.
+    BulkDoubleUse,
+    /// A mapped bulk block is not marked in use.
+    BulkNotAllocated,
+    /// A bulk block is marked in use that no file maps.
+    BulkLeak,
+}
+
+/// One finding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    pub kind: FindingKind,
+    /// The inode concerned.
+    pub inode: Option<u32>,
+    /// One of its paths, when the directories lead to it.
+    pub path: Option<String>,
+    /// Where in the region, the log or the bulk device, by kind (bytes; bulk kinds: blocks).
+    pub offset: Option<u64>,
+    /// What was found, in a sentence.
+    pub sentence: String,
+}
+
+/// What is in the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Inodes in use, orphans included.
+    pub inodes: u64,
+    pub directories: u64,
+    pub files: u64,
+    /// Files among them whose data are on the bulk device.
+    pub large_files: u64,
+    pub symlinks: u64,
+    /// Devices, sockets and pipes.
+    pub others: u64,
+    /// Inodes without links.
+    pub orphans: u64,
+    /// Bytes of pieces that hold file data in the region.
+    pub small_bytes: u64,
+    /// Bytes of bulk blocks that files map.
+    pub large_bytes: u64,
+    /// Slots and runs referenced.
+    pub slots: u64,
+    /// Segments that are not free, fixed areas included.
+    pub segments_used: u64,
+    /// Bytes of these segments.
+    pub region_bytes_used: u64,
+    /// Bulk blocks marked in use.
+    pub bulk_blocks_used: u64,
+}
+
+/// The result of a check.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// Damage, in the order found; at most [`FINDINGS_MAX`].
+    pub errors: Vec<Finding>,
+    /// What is not damage but worth knowing; at most [`FINDINGS_MAX`].
+    pub notes: Vec<Finding>,
+    /// Errors and notes beyond the limit.
+    pub omitted: u64,
+    pub counts: Counts,
+    /// Records of the log that were replayed, epoch records included.
+    pub replayed_records: u64,
+    /// Bytes of the log that were replayed.
+    pub log_bytes: u64,
+    /// Unmounted cleanly, and the log held no change since.
+    pub clean: bool,
+}
+
+impl Report {
+    /// Nothing is damaged.
+    pub fn is_sound(&self) -> bool {
+        self.errors.is_empty()
+    }
+
+    /// The exit code of `fsck(8)`: 0 no errors, 4 errors left uncorrected.
+    pub fn exit_code(&self) -> u8 {
+        if self.is_sound() { 0 } else { 4 }
+    }
+
+    pub(crate) fn error(&mut self, kind: FindingKind, inode: Option<u32>, offset: Option<u64>, sentence: String) {
+        let finding = Finding { kind, inode, path: None, offset, sentence };
+        push(&mut self.errors, &mut self.omitted, finding);
+    }
+
+    pub(crate) fn note(&mut self, kind: FindingKind, inode: Option<u32>, offset: Option<u64>, sentence: String) {
+        let finding = Finding { kind, inode, path: None, offset, sentence };
+        push(&mut self.notes, &mut self.omitted, finding);
+    }
+
+    /// A note after a crash, an error in a store that was unmounted cleanly.
+    pub(crate) fn leftover(&mut self, kind: FindingKind, inode: u32, clean: bool, sentence: String) {
+        if clean {
+            self.error(kind, Some(inode), None, sentence + ", though the store was unmounted cleanly");
+        } else {
+            self.note(kind, Some(inode), None, sentence + "; the next mount settles it");
+        }
+    }
+}
+
+fn push(list: &mut Vec<Finding>, omitted: &mut u64, finding: Finding) {
+    if list.len() < FINDINGS_MAX {
+        list.push(finding);
+    } else {
+        *omitted += 1;
+    }
+}
+
+impl std::fmt::Display for Finding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(inode) = self.inode {
+            write!(f, "inode {inode}")?;
+            if let Some(path) = &self.path {
+                write!(f, " ({path})")?;
+            }
+            f.write_str(": ")?;
+        }
+        f.write_str(&self.sentence)?;
+        if let Some(offset) = self.offset {
+            write!(f, " [at {offset:#x}]")?;
+        }
+        Ok(())
+    }
+}

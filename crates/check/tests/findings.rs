@@ -1,0 +1,507 @@
+//! Each kind of damage, one at a time: a sound store, one change, and the finding it must give.
+//!
+//! Rules: every sample is checked sound before it is damaged; every `FindingKind` appears here.
+//! Left out: damage at random (`hostile`).
+
+mod store;
+
+use shoal_check::{CheckError, FindingKind as K, ImageSource, Report, Source, check};
+use shoal_format::dir::{BUCKET_HEADER, NODE_BYTES, NodeRef, bucket_header};
+use shoal_format::extent::{EXTENT_NEW, Extent, ExtentNode, encode};
+use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Layout, S_IFDIR, S_IFREG};
+use shoal_format::record::{Entry, RecordKind};
+use shoal_format::segment::{SegmentEntry, SegmentUse};
+use shoal_format::superblock::{MemoryKind, ROOTS_AT};
+use shoal_format::{PAGE, SEGMENT, SlotRef};
+use store::media::{Image, Log, Memory};
+use store::sample::*;
+use store::{FIRST_LSN, Store, check_images, check_memory, empty_inode};
+
+fn has(report: &Report, kind: K) -> bool {
+    report.errors.iter().any(|finding| finding.kind == kind)
+}
+
+/// Damages a sound sample and demands the finding.
+#[track_caller]
+fn gives(kind: K, damage: impl FnOnce(&mut Store)) -> Report {
+    let mut store = Store::sample(MemoryKind::Logged);
+    damage(&mut store);
+    let report = store.check();
+    assert!(has(&report, kind), "expected {kind:?}, got {:#?}", report.errors);
+    report
+}
+
+/// The same, and demands that nothing else is reported.
+#[track_caller]
+fn gives_only(kind: K, damage: impl FnOnce(&mut Store)) -> Report {
+    let report = gives(kind, damage);
+    assert!(report.errors.iter().all(|finding| finding.kind == kind), "{:#?}", report.errors);
+    report
+}
+
+#[test]
+fn a_sound_store_gives_counts_and_no_findings() {
+    for kind in [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax] {
+        let report = Store::sample(kind).check();
+        assert_eq!(report.errors, [], "{kind:?}");
+        assert_eq!(report.notes, []);
+        assert_eq!(report.exit_code(), 0);
+        let c = report.counts;
+        assert_eq!((c.inodes, c.directories, c.files, c.symlinks, c.others, c.orphans), (109, 3, 104, 1, 1, 0));
+        assert_eq!((c.bulk_blocks_used, c.large_bytes), (7, 7 * 65536));
+        assert_eq!(c.small_bytes, 16 + 100 * 32 + 16 + 32768 + 5120);
+        assert_eq!(report.replayed_records, 0);
+        assert!(!report.clean);
+    }
+}
+
+#[test]
+fn what_cannot_be_opened_is_said() {
+    let store = Store::sample(MemoryKind::Logged);
+    let (log, nothing) = (store.log_device(), Image(Vec::new()));
+    assert!(has(&check_images([&nothing, &nothing], &log), K::NoAnchor));
+    let mut image = store.image();
+    image[0] ^= 1;
+    assert!(has(&check_images([&Image(image), &nothing], &log), K::Superblock));
+    gives_only(K::Anchor, |s| s.anchor.uuid = [8; 16]);
+    let memory = Store::sample(MemoryKind::Battery).memory();
+    assert!(has(&check_memory(&Memory(memory.0[..1 << 20].to_vec())), K::Superblock), "cut memory");
+    assert!(has(&check_memory(&Memory(Vec::new())), K::Superblock), "no memory");
+    let image = Image(store.image());
+    let image = ImageSource::Images([&image, &nothing]);
+    let source = Source { image, log: None, bulk_bytes: None, power_lost: false, sums: false };
+    assert!(matches!(check(source, &mut |_| {}), Err(CheckError::LogMissing)));
+}
+
+#[test]
+fn the_newest_image_counts_and_one_being_written_does_not() {
+    let mut store = Store::sample(MemoryKind::Logged);
+    let old = Image(store.image());
+    store.anchor.generation = 4.into();
+    store.edit(SMALL, |inode| inode.nlink = 5);
+    let mut new = Image(store.image());
+    let log = store.log_device();
+    assert!(has(&check_images([&old, &new], &log), K::LinkCount));
+    assert!(has(&check_images([&new, &old], &log), K::LinkCount));
+    new.0[PAGE as usize + 20] ^= 1;
+    let report = check_images([&new, &old], &log);
+    assert!(report.is_sound(), "{:?}", report.errors);
+    assert!(report.notes.iter().any(|note| note.kind == K::NoAnchor));
+}
+
+#[test]
+fn a_page_that_changed_after_it_was_written_is_found() {
+    let store = Store::sample(MemoryKind::Logged);
+    let mut image = store.image();
+    image[store.inodes[&SMALL].root.offset() as usize] ^= 1;
+    let report = check_images([&Image(image), &Image(Vec::new())], &store.log_device());
+    assert_eq!(report.errors.iter().map(|finding| finding.kind).collect::<Vec<_>>(), [K::PageSum]);
+}
+
+#[test]
+fn a_page_never_written_to_the_image_needs_no_sum() {
+    let store = Store::sample(MemoryKind::Logged);
+    let mut image = store.image();
+    let blank = image.chunks(PAGE as usize).position(|page| page.iter().all(|&b| b == 0)).unwrap();
+    let sum = store.superblock.region_bytes as usize + blank * 4;
+    assert_ne!(image[sum..sum + 4], [0; 4]);
+    image[sum..sum + 4].fill(0);
+    // Page 1 has no sum, whatever stands there.
+    image[store.superblock.region_bytes as usize + 4] = 9;
+    let log = store.log_device();
+    assert_eq!(check_images([&Image(image.clone()), &Image(Vec::new())], &log).errors, []);
+    image[blank * PAGE as usize] = 1;
+    assert!(has(&check_images([&Image(image), &Image(Vec::new())], &log), K::PageSum));
+}
+
+#[test]
+fn the_log_is_replayed_and_may_not_end_before_the_seal() {
+    for kind in [MemoryKind::Logged, MemoryKind::Battery] {
+        let mut s = Store::sample(kind);
+        s.set_clean();
+        // Just before the ring's end, so that the record wraps within its header.
+        s.anchor.replay_lsn = (FIRST_LSN - 16).into();
+        s.anchor.sealed_lsn = s.anchor.replay_lsn;
+        if kind == MemoryKind::Logged {
+            s.anchor.replay_lsn = FIRST_LSN.into();
+            s.anchor.sealed_lsn = FIRST_LSN.into();
+        }
+        // A damaged inode whose repair is in the log; bits set twice to see that replay takes absolute values.
+        let at = s.inode_at(SMALL);
+        let good = s.bytes[at as usize..at as usize + 96].to_vec();
+        s.write(at, &[0xff; 96]);
+        let word = s.superblock.bulk_bitmap;
+        s.mark_bulk(64, true);
+        let entries = [
+            Entry::Zero { at, len: 96 },
+            Entry::Write { at, bytes: &good },
+            Entry::ClearBits { at: word + 8, mask: 1 },
+            Entry::SetBits { at: word, mask: s.word(word) },
+        ];
+        let lsn = s.anchor.replay_lsn.get();
+        append_at(&mut s, lsn, &entries);
+        let report = s.check();
+        assert_eq!(report.errors, [], "{kind:?}");
+        assert_eq!((report.replayed_records, report.log_bytes), (2, s.log.len() as u64));
+        assert!(!report.clean, "a change was replayed");
+        s.anchor.sealed_lsn = (lsn + s.log.len() as u64).into();
+        assert_eq!(s.check().errors, []);
+        s.anchor.sealed_lsn = (lsn + s.log.len() as u64 + 8).into();
+        assert!(has(&s.check(), K::LogCut));
+    }
+}
+
+/// An epoch record, then a transaction, chained from `lsn`.
+fn append_at(s: &mut Store, lsn: u64, entries: &[Entry<'_>]) {
+    use shoal_format::checksum;
+    use shoal_format::record::RecordHeader;
+    use zerocopy::IntoBytes;
+    let mut payload = Vec::new();
+    for entry in entries {
+        entry.encode(&mut payload);
+    }
+    for (kind, payload) in [(RecordKind::Epoch, vec![9; 32]), (RecordKind::Tx, payload)] {
+        let at = lsn + s.log.len() as u64;
+        let header = RecordHeader::new(kind, at, s.salt, payload.len(), checksum(0, &payload));
+        s.salt = header.crc.get();
+        s.log.extend_from_slice(header.as_bytes());
+        s.log.extend_from_slice(&payload);
+        s.log.resize(s.log.len().next_multiple_of(8), 0);
+    }
+}
+
+#[test]
+fn a_stale_record_behind_the_log_does_not_count() {
+    let mut s = Store::sample(MemoryKind::Logged);
+    s.append(RecordKind::Epoch, &[1; 32]);
+    s.salt ^= 1;
+    let roots = ROOTS_AT;
+    s.append_entries(&[Entry::Zero { at: roots, len: 24 }]);
+    let report = s.check();
+    assert_eq!((report.errors.len(), report.replayed_records), (0, 1));
+    let (cut, start) = (s.log.len() - 8, FIRST_LSN);
+    let log = Log { start, bytes: s.log[..cut].to_vec() };
+    assert_eq!(check_images([&Image(s.image()), &Image(Vec::new())], &log).replayed_records, 1);
+}
+
+#[test]
+fn an_entry_no_writer_writes_is_found() {
+    gives_only(K::LogEntry, |s| _ = s.append_entries(&[Entry::Zero { at: PAGE, len: 8 }]));
+    gives_only(K::LogEntry, |s| _ = s.append_entries(&[Entry::Zero { at: s.superblock.region_bytes - 8, len: 16 }]));
+    gives_only(K::LogEntry, |s| _ = s.append(RecordKind::Tx, &[1, 2, 3]));
+    let mut s = Store::sample(MemoryKind::Dax);
+    let ring = s.superblock.ring;
+    s.append_entries(&[Entry::Write { at: ring, bytes: &[1] }]);
+    assert!(has(&s.check(), K::LogEntry));
+}
+
+#[test]
+fn roots_and_table_nodes_out_of_range_are_found() {
+    let roots = |s: &Store| (s.word(ROOTS_AT), s.word(ROOTS_AT + 16));
+    gives(K::Roots, |s| s.set_roots(1, 1, roots(s).1));
+    gives(K::Roots, |s| s.set_roots(0, 1, roots(s).1));
+    gives(K::Roots, |s| s.set_roots(roots(s).0, 9, roots(s).1));
+    gives(K::Roots, |s| s.set_roots(roots(s).0, 1, 513));
+    gives(K::InodeTable, |s| s.set_roots(roots(s).0, 1, 3));
+    gives(K::InodeTable, |s| {
+        let table = SlotRef::from_bits(roots(s).0).unwrap();
+        s.write(table.offset() + 3 * 8, &table.bits().to_le_bytes());
+    });
+}
+
+#[test]
+fn a_damaged_segment_table_is_found() {
+    let attributes = |s: &Store| s.inodes[&SMALL].xattr.segment();
+    gives(K::SegmentEntry, |s| s.write(s.superblock.segment_table + 16 * 40, &[9]));
+    gives_only(K::SegmentRun, |s| s.set_segment(63, SegmentEntry::new(SegmentUse::RunBody)));
+    gives(K::SegmentRun, |s| s.set_segment(attributes(s), SegmentEntry::new(SegmentUse::RunHead(2))));
+    gives(K::SegmentRun, |s| s.set_segment(63, SegmentEntry::new(SegmentUse::RunHead(2))));
+    gives_only(K::SegmentReserved, |s| s.set_segment(60, SegmentEntry::new(SegmentUse::Reserved)));
+    gives_only(K::SegmentReserved, |s| s.set_segment(0, SegmentEntry::new(SegmentUse::Free)));
+}
+
+#[test]
+fn tables_of_several_levels_and_with_gaps_are_walked() {
+    let mut s = Store::new(MemoryKind::Logged, 64);
+    // The last one needs all four levels; the gaps between them make inode numbers and positions differ.
+    for ino in [20, 9000, 5_000_000, u32::MAX - 1] {
+        s.add_data(1, format!("file-{ino}").as_bytes(), ino, b"data");
+    }
+    s.finish();
+    let report = s.check();
+    assert_eq!((report.errors.len(), report.counts.files), (0, 4), "{:?}", report.errors);
+    s.edit(5_000_000, |inode| inode.nlink = 2);
+    let report = s.check();
+    assert_eq!(report.errors[0].path.as_deref(), Some("/file-5000000"));
+    s.edit(9000, |inode| inode.mode = 0o644);
+    assert!(has(&s.check(), K::InodeRecord));
+}
+
+#[test]
+fn wrong_counts_matter_only_after_a_clean_unmount() {
+    let count = |s: &mut Store, at| s.write(ROOTS_AT + at, &[99]);
+    for at in [24, 32, 40] {
+        let mut s = Store::sample(MemoryKind::Logged);
+        count(&mut s, at);
+        assert_eq!(s.check().errors, []);
+        gives_only(K::RootCounts, |s| {
+            s.set_clean();
+            count(s, at);
+        });
+    }
+}
+
+#[test]
+fn damaged_inodes_are_found() {
+    let report = gives(K::InodeRecord, |s| s.write(s.inode_at(SMALL) + 20, &[0xee]));
+    let finding = report.errors.iter().find(|finding| finding.kind == K::InodeRecord).unwrap();
+    assert_eq!((finding.inode, finding.path.as_deref()), (Some(SMALL), Some("/hard")));
+    gives(K::InodeZero, |s| s.edit(0, |inode| *inode = empty_inode(S_IFREG)));
+    gives(K::RootDirectory, |s| s.edit(1, |inode| inode.parent = 2));
+    gives(K::RootDirectory, |s| s.edit(1, |inode| *inode = empty_inode(0)));
+    gives_only(K::Allocated, |s| s.edit(SMALL, |inode| inode.allocated += 1));
+    gives_only(K::Allocated, |s| s.edit(HASHED, |inode| inode.allocated -= 1));
+}
+
+#[test]
+fn references_and_allocation_must_agree() {
+    let map = |s: &Store| s.inodes[&CHUNKED].root.offset();
+    gives(K::Reference, |s| s.write(map(s) + 8, &1u64.to_le_bytes()));
+    gives(K::Reference, |s| s.write(map(s) + 8, &SlotRef::slot(64 * SEGMENT, 0).bits().to_le_bytes()));
+    gives(K::WrongClass, |s| {
+        s.write(map(s) + 8, &SlotRef::slot(s.word(map(s)) & ((1 << 40) - 1), 31).bits().to_le_bytes())
+    });
+    gives(K::NotAllocated, |s| s.write(map(s) + 8, &SlotRef::slot(63 * SEGMENT, 32).bits().to_le_bytes()));
+    gives_only(K::NotAllocated, |s| s.mark(SlotRef::from_bits(s.word(map(s))).unwrap(), false));
+    gives_only(K::NotAllocated, |s| s.mark(s.inodes[&FIRST_OF_HASHED].root, false));
+    gives(K::DoubleUse, |s| s.write(map(s) + 8, &s.word(map(s)).to_le_bytes()));
+    gives(K::DoubleUse, |s| s.edit(FIRST_OF_HASHED, |inode| inode.root = SlotRef::slot(inode.root.offset() + 32, 1)));
+    gives(K::DoubleUse, |s| {
+        let run = s.inodes[&SMALL].xattr;
+        s.edit(SYMLINK, |inode| inode.xattr = run);
+    });
+    for len in [16, 100, 1024, 32768, 200_000] {
+        let report = gives_only(K::Leak, |s| _ = s.allocate(len));
+        assert_eq!(report.errors.len(), 1);
+    }
+    gives_only(K::Leak, |s| {
+        let (slot, allocated) = (s.inodes[&SMALL].xattr, s.inodes[&SMALL].xattr.capacity());
+        s.edit(SMALL, |inode| (inode.xattr, inode.allocated) = (SlotRef::NONE, inode.allocated - allocated));
+        assert!(slot.is_run());
+    });
+}
+
+#[test]
+fn damaged_files_links_and_attributes_are_found() {
+    gives_only(K::SymbolicLink, |s| s.edit(SYMLINK, |inode| inode.size = 0));
+    gives_only(K::SymbolicLink, |s| s.edit(SYMLINK, |inode| inode.size = 17));
+    gives_only(K::SymbolicLink, |s| s.write(s.inodes[&SYMLINK].root.offset() + 3, &[0]));
+    gives_only(K::Chunk, |s| {
+        let run = s.inodes[&SMALL].xattr.bits().to_le_bytes();
+        s.write(s.inodes[&CHUNKED].root.offset() + 8, &run);
+    });
+    gives_only(K::ExtendedAttributes, |s| s.write(s.inodes[&SMALL].xattr.offset(), &[0xff; 4]));
+    gives_only(K::ExtendedAttributes, |s| {
+        let second = s.inodes[&SMALL].xattr.offset() + 8 + 8 + 6 + 40_000 + 8;
+        s.write(second, b"user.a");
+    });
+}
+
+#[test]
+fn damaged_extent_maps_are_found() {
+    let root = |s: &Store| s.inodes[&LARGE].root.offset();
+    let leaf = |s: &Store, i: u64| SlotRef::from_bits(s.word(root(s) + 16 + i * 16 + 8)).unwrap().offset();
+    let extents = |list: &[Extent]| encode(&ExtentNode::Extents(list.to_vec()));
+    gives(K::ExtentMap, |s| s.write(root(s), &[7]));
+    gives(K::ExtentMap, |s| s.write(leaf(s, 0), &[1]));
+    let extent = |file_block, flags| Extent { file_block, blocks: 3, bulk_block: 60, flags };
+    gives_only(K::ExtentMap, |s| s.write(leaf(s, 0), &extents(&[extent(3, 0)])));
+    gives_only(K::ExtentMap, |s| {
+        let below = Extent { file_block: 4, blocks: 4, bulk_block: 100, flags: 0 };
+        s.write(leaf(s, 1), &extents(&[below]));
+    });
+    gives_only(K::NewUnflagged, |s| s.write(leaf(s, 0), &extents(&[extent(0, EXTENT_NEW)])));
+    let mut s = Store::sample(MemoryKind::Logged);
+    let at = leaf(&s, 0);
+    s.write(at, &extents(&[extent(0, EXTENT_NEW)]));
+    s.edit(LARGE, |inode| inode.flags = INODE_HAS_NEW);
+    note_or_error(&mut s, K::NewData);
+}
+
+#[test]
+fn bulk_blocks_must_be_mapped_once_and_marked() {
+    gives_only(K::BulkLeak, |s| s.mark_bulk(63, true));
+    gives_only(K::BulkLeak, |s| s.mark_bulk(0, true));
+    gives_only(K::BulkLeak, |s| s.mark_bulk(250, true));
+    gives_only(K::BulkNotAllocated, |s| (60..200).for_each(|block| s.mark_bulk(block, false)));
+    let report = gives_only(K::BulkNotAllocated, |s| s.mark_bulk(101, false));
+    assert_eq!(report.errors[0].path.as_deref(), Some("/large"));
+    assert_eq!(report.errors[0].offset, Some(101));
+    gives(K::BulkDoubleUse, |s| {
+        let leaf = SlotRef::from_bits(s.word(s.inodes[&LARGE].root.offset() + 24)).unwrap();
+        let moved = Extent { file_block: 0, blocks: 3, bulk_block: 99, flags: 0 };
+        s.write(leaf.offset(), &encode(&ExtentNode::Extents(vec![moved])));
+    });
+    let s = Store::sample(MemoryKind::Logged);
+    let (image, nothing, log) = (Image(s.image()), Image(Vec::new()), s.log_device());
+    let image = ImageSource::Images([&image, &nothing]);
+    let source = Source { image, log: Some(&log), bulk_bytes: Some(199 * 65536), power_lost: false, sums: true };
+    assert!(has(&check(source, &mut |_| {}).unwrap(), K::BulkSize));
+}
+
+#[test]
+fn damaged_nodes_and_buckets_are_found() {
+    let node = |s: &Store| s.inodes[&HASHED].root.offset();
+    gives(K::DirectoryNode, |s| s.write(node(s), &u64::MAX.to_le_bytes()));
+    gives(K::DirectoryNode, |s| s.write(node(s) + 8, &0u64.to_le_bytes()));
+    gives(K::DirectoryNode, |s| s.edit(HASHED, |inode| inode.root = SlotRef::slot(inode.root.offset(), 20)));
+    gives(K::DoubleUse, |s| {
+        let (root, node) = (s.inodes[&HASHED].root, node(s));
+        s.write(node, &NodeRef::Node(root).encode().to_le_bytes());
+    });
+    let report = gives(K::DirectoryNode, |s| {
+        // A chain of nodes, deeper than the hash has bits.
+        let mut at = node(s);
+        for _ in 0..7 {
+            let next = s.allocate(NODE_BYTES);
+            s.write(at, &NodeRef::Node(next).encode().to_le_bytes());
+            at = next.offset();
+        }
+    });
+    assert!(report.errors.iter().any(|finding| finding.sentence.contains("no hash bits are left")));
+    // Down to the level where the hash ends it is sound.
+    let mut s = Store::sample(MemoryKind::Logged);
+    let bucket = SlotRef::from_bits(s.word(node(&s)) & ((1 << 56) - 1)).unwrap();
+    s.write(node(&s), &NodeRef::Null.encode().to_le_bytes().repeat(32));
+    let lost = shoal_format::dir::Bucket::new(&s.bytes[bucket.offset() as usize..][..1024]).unwrap().live() as u64;
+    let mut at = node(&s);
+    for _ in 0..6 {
+        let next = s.allocate(NODE_BYTES);
+        s.write(at, &NodeRef::Node(next).encode().to_le_bytes());
+        at = next.offset();
+    }
+    s.edit(HASHED, |inode| {
+        inode.size -= lost;
+        inode.allocated += 6 * NODE_BYTES - 1024;
+    });
+    let report = s.check();
+    let after = [K::LinkCount, K::Leak];
+    assert!(report.errors.iter().all(|finding| after.contains(&finding.kind)), "{:#?}", report.errors);
+    let packed = |s: &Store| s.inodes[&DIRECTORY].root.offset();
+    gives(K::DirectoryBucket, |s| s.write(packed(s), &[255, 255]));
+    gives(K::DirectoryBucket, |s| s.edit_entry(DIRECTORY, |entry| entry[13] += 1));
+    gives(K::DirectoryBucket, |s| {
+        s.edit(DIRECTORY, |inode| inode.root = SlotRef::slot(inode.root.offset() / SEGMENT * SEGMENT, 22))
+    });
+    gives_only(K::EntryCount, |s| s.edit(DIRECTORY, |inode| inode.size = 2));
+    gives_only(K::EntryCount, |s| s.write(packed(s), &bucket_header(BUCKET_HEADER + 14 + 5, 0)));
+}
+
+#[test]
+fn damaged_entries_are_found() {
+    gives_only(K::EntryName, |s| s.edit_entry(DIRECTORY, |entry| entry[16] = b'/'));
+    gives_only(K::EntryHash, |s| s.edit_entry(DIRECTORY, |entry| entry[0] ^= 1));
+    gives_only(K::EntryHash, |s| s.edit_entry(DIRECTORY, |entry| entry[16] = b'x'));
+    gives_only(K::EntryPlace, |s| {
+        // Two neighbouring buckets change places.
+        let node = s.inodes[&HASHED].root.offset();
+        let (a, b) = (s.word(node), s.word(node + 32 * 8));
+        (0..32).for_each(|i| s.write(node + i * 8, &b.to_le_bytes()));
+        (32..64).for_each(|i| s.write(node + i * 8, &a.to_le_bytes()));
+    });
+    gives_only(K::EntryType, |s| s.edit_entry(DIRECTORY, |entry| entry[12] = 1));
+    gives(K::EntryDangling, |s| s.edit_entry(DIRECTORY, |entry| entry[8] = 15));
+    gives(K::EntryDangling, |s| s.edit_entry(DIRECTORY, |entry| entry[8..12].fill(0xff)));
+    let mut s = Store::new(MemoryKind::Logged, 64);
+    s.add_data(1, b"twice", 2, b"data");
+    s.link(1, b"twice", 2);
+    s.finish();
+    assert!(has(&s.check(), K::EntryTwice));
+}
+
+#[test]
+fn wrong_link_counts_and_trees_are_found() {
+    let report = gives_only(K::LinkCount, |s| s.edit(SMALL, |inode| inode.nlink = 1));
+    assert_eq!(report.errors[0].to_string(), "inode 3 (/hard): link count is 1, directories name it 2 times");
+    gives_only(K::LinkCount, |s| s.edit(HASHED, |inode| inode.nlink = 3));
+    gives_only(K::LinkCount, |s| s.edit_entry(DIRECTORY, |entry| (entry[8], entry[12]) = (EMPTY as u8, 8)));
+    gives(K::LinkCount, |s| s.edit(15, |inode| (*inode, inode.nlink) = (empty_inode(S_IFDIR), 2)));
+    gives_only(K::Parent, |s| s.edit(DIRECTORY, |inode| inode.parent = HASHED));
+
+    let mut s = Store::new(MemoryKind::Logged, 64);
+    s.add(1, b"a", 2, empty_inode(S_IFDIR));
+    s.link(1, b"b", 2);
+    s.finish();
+    assert!(has(&s.check(), K::DirectoryLinks));
+
+    let mut s = Store::new(MemoryKind::Logged, 64);
+    s.add(1, b"a", 2, empty_inode(S_IFDIR));
+    s.add(2, b"b", 3, empty_inode(S_IFDIR));
+    s.add(3, b"c", 4, empty_inode(S_IFDIR));
+    s.finish();
+    assert_eq!(s.check().errors, []);
+    // The root's entry goes to the innermost directory, which takes the outermost: a circle without a way in.
+    let (root, inner) = (s.inodes[&1], s.inodes[&2]);
+    s.edit(4, |inode| {
+        (inode.layout, inode.root, inode.size, inode.allocated) = (root.layout, root.root, 1, root.allocated);
+        inode.nlink = 3;
+    });
+    s.edit(2, |inode| inode.parent = 4);
+    s.edit(1, |inode| {
+        (inode.layout, inode.root, inode.size, inode.allocated) = (Layout::Empty, SlotRef::NONE, 0, 0);
+        inode.nlink = 2;
+    });
+    assert_eq!(inner.nlink, 3);
+    let report = s.check();
+    assert_eq!(report.errors.iter().map(|finding| finding.kind).collect::<Vec<_>>(), [K::DirectoryCycle]);
+}
+
+/// After a crash a note, after a clean unmount an error, and nothing else either way.
+#[track_caller]
+fn note_or_error(s: &mut Store, kind: K) {
+    let report = s.check();
+    assert_eq!(report.errors, []);
+    assert!(report.notes.iter().all(|note| note.kind == kind) && !report.notes.is_empty(), "{:?}", report.notes);
+    s.set_clean();
+    let report = s.check();
+    assert!(report.clean);
+    assert!(report.errors.iter().all(|error| error.kind == kind) && !report.errors.is_empty(), "{:?}", report.errors);
+    assert_eq!(report.exit_code(), 4);
+}
+
+#[test]
+fn what_a_crash_may_leave_is_a_note_and_after_a_clean_unmount_an_error() {
+    let mut s = Store::sample(MemoryKind::Logged);
+    s.edit(15, |inode| *inode = empty_inode(S_IFREG));
+    s.edit(14, |inode| *inode = empty_inode(S_IFDIR));
+    note_or_error(&mut s, K::Orphan);
+    let mut s = Store::sample(MemoryKind::Logged);
+    s.edit(SMALL, |inode| inode.flags = INODE_TRUNCATING);
+    note_or_error(&mut s, K::Truncation);
+}
+
+#[test]
+fn a_removed_directory_with_entries_is_found() {
+    let mut s = Store::new(MemoryKind::Logged, 64);
+    s.add(1, b"file", 3, empty_inode(S_IFREG));
+    s.finish();
+    let data = s.inodes[&1];
+    s.edit(1, |inode| (inode.layout, inode.root, inode.size, inode.allocated) = (Layout::Empty, SlotRef::NONE, 0, 0));
+    s.edit(2, |inode| (*inode, inode.nlink) = (data, 0));
+    let report = s.check();
+    assert_eq!(report.errors.iter().map(|finding| finding.kind).collect::<Vec<_>>(), [K::OrphanEntries]);
+}
+
+#[test]
+fn preallocation_behind_the_end_is_only_a_note() {
+    for (ino, size) in [(LARGE, 100), (CHUNKED, 100)] {
+        let mut s = Store::sample(MemoryKind::Logged);
+        s.edit(ino, |inode| inode.size = size);
+        let report = s.check();
+        assert_eq!(report.errors, []);
+        assert_eq!(
+            report.notes.iter().map(|note| (note.kind, note.inode)).collect::<Vec<_>>(),
+            [(K::BeyondEnd, Some(ino))]
+        );
+    }
+}

@@ -1,0 +1,304 @@
+//! The command line: every option with its name, its help and its type in one place.
+//!
+//! Manual pages and completions are generated from these definitions. Commands whose report a program may want to
+//! read take `--json`. What an option does is in the module of its command; the fstab options are in `mount_options`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::memory::MemoryChoice;
+use crate::size::Size;
+
+#[derive(Debug, Parser)]
+#[command(
+    name = "shoal",
+    version,
+    about = "A file system for trees of many small files, as fast as memory and as durable as a disk",
+    after_help = "Examples:\n  \
+        shoal format /srv/store\n  \
+        shoal mount /srv/store /mnt\n  \
+        shoal df /mnt\n  \
+        shoal umount /mnt\n  \
+        shoal check /srv/store",
+    propagate_version = true,
+    disable_help_subcommand = true
+)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Make a new, empty store
+    Format(FormatArgs),
+    /// Mount a store
+    Mount(MountArgs),
+    /// Unmount a store and wait until it is clean
+    Umount(UmountArgs),
+    /// Show what a store holds, where, and what a crash may cost
+    Df(DfArgs),
+    /// Verify a store that is not mounted; exit codes as in fsck(8)
+    Check(CheckArgs),
+    /// Show how one file is stored
+    Inspect(InspectArgs),
+    /// Measure small and large file operations in a directory of any file system
+    Bench(BenchArgs),
+    /// Write the manual pages into a directory
+    #[command(hide = true)]
+    Man { directory: PathBuf },
+    /// Print a completion script for a shell
+    Completions { shell: clap_complete::Shell },
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    shoal format /srv/store\n  \
+    shoal format --memory-size 4G --bulk-size 100G /srv/store\n  \
+    shoal format --memory battery=/dev/shm/store.region --bulk none /srv/store")]
+pub struct FormatArgs {
+    /// Directory that will be the store; made if it does not exist
+    pub store: PathBuf,
+    /// Memory that holds metadata and small files: `logged`, `battery=PATH` or `dax=PATH`
+    ///
+    /// logged: ordinary memory with a log and images in the store. battery: a file on tmpfs or hugetlbfs whose memory
+    /// outlives a power loss. dax: a file on persistent memory.
+    #[arg(long, value_name = "KIND", default_value = "logged", verbatim_doc_comment)]
+    pub memory: MemoryChoice,
+    /// Most that metadata and small files may take; a limit, nothing is set aside [default: half of the machine's memory]
+    #[arg(long, value_name = "SIZE")]
+    pub memory_size: Option<Size>,
+    /// Where the data of large files goes: `file:PATH` (a file or a block device) or `none` [default: a file in the store]
+    #[arg(long, value_name = "BULK")]
+    pub bulk: Option<BulkChoice>,
+    /// Size of the bulk storage [default: the size of the file system or device that holds it]
+    #[arg(long, value_name = "SIZE")]
+    pub bulk_size: Option<Size>,
+    /// Files longer than this are large (0 to 64M)
+    #[arg(long, value_name = "SIZE", default_value = "1M")]
+    pub threshold: Size,
+    /// Replace a store that exists: everything in it is lost
+    #[arg(long)]
+    pub force: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `--bulk`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BulkChoice {
+    None,
+    File(PathBuf),
+}
+
+impl std::str::FromStr for BulkChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<BulkChoice, String> {
+        match text.split_once(':') {
+            None if text == "none" => Ok(BulkChoice::None),
+            Some(("file", path)) if !path.is_empty() => Ok(BulkChoice::File(path.into())),
+            _ => Err("write `file:PATH` or `none`".into()),
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Options for -o (as in fstab):\n  \
+    ro, noatime, nodev, nosuid, noexec, sync  as in mount(8)\n  \
+    allow_other, noallow_other, allow_root    who may use it (root's mounts are for all)\n  \
+    nodefault_permissions                     nobody checks permissions, and there are no ACLs\n  \
+    noxattr                                   no extended attributes or ACLs; small files are made faster\n  \
+    threads=N                                 threads that serve requests (default: 4, or one a processor)\n  \
+    read_ahead=SIZE                           how far the kernel reads ahead (default 1M; root only)\n  \
+    clone_fd                                  every thread gets a channel of its own\n  \
+    _netdev, nofail, auto, user, x-*          ignored\n\n\
+    An fstab line:\n  \
+    /srv/store  /mnt  fuse.shoal  noatime,nofail  0  0\n\n\
+    The daemon's log is STORE/shoal.log; SHOAL_LOG=debug makes it talkative.")]
+pub struct MountArgs {
+    /// The store's directory
+    pub store: PathBuf,
+    /// Directory it is mounted on
+    pub mountpoint: PathBuf,
+    /// Stay in the foreground and log to standard error
+    #[arg(long, short = 'f')]
+    pub foreground: bool,
+    /// Mount options, separated by commas
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    pub options: Vec<String>,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Serve, and tell the parent process through standard output when the mount is ready
+    #[arg(long, hide = true)]
+    pub report_ready: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct UmountArgs {
+    /// Where the store is mounted
+    pub mountpoint: PathBuf,
+    /// Take the mount away although it is in use; the store is clean once the last user is gone
+    #[arg(long, short = 'l')]
+    pub lazy: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct DfArgs {
+    /// A store or its mount point
+    #[arg(value_name = "STORE|MOUNTPOINT")]
+    pub path: PathBuf,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Exit codes: 0 no errors, 4 errors were found, 8 the check could not be done (for example because \
+    the store is mounted), 16 wrong command line."
+)]
+pub struct CheckArgs {
+    /// The store's directory
+    pub store: PathBuf,
+    /// Do not verify the checksums of the image's pages
+    #[arg(long)]
+    pub no_sums: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "PATH is a path inside the store, such as /src/main.rs; of a mounted store the mount point itself \
+    works as STORE."
+)]
+pub struct InspectArgs {
+    /// A store or its mount point
+    #[arg(value_name = "STORE|MOUNTPOINT")]
+    pub store: PathBuf,
+    /// Path within the store
+    pub path: PathBuf,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    shoal bench /mnt\n  \
+    shoal bench --files 1000 --threads 1,4 --fsync /mnt\n\n\
+    All files are made in a new directory below DIR, which is removed at the end.")]
+pub struct BenchArgs {
+    /// A directory of the file system to measure
+    pub directory: PathBuf,
+    /// Small files per round
+    #[arg(long, value_name = "N", default_value_t = 10_000)]
+    pub files: u64,
+    /// Size of a small file
+    #[arg(long, value_name = "SIZE", default_value = "1K")]
+    pub size: Size,
+    /// Size of the large file; 0 leaves its measurements out
+    #[arg(long, value_name = "SIZE", default_value = "256M")]
+    pub large: Size,
+    /// Thread counts of the small-file measurements
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1")]
+    pub threads: Vec<usize>,
+    /// Also create files with an fsync each, by 1 and by 16 threads
+    #[arg(long)]
+    pub fsync: bool,
+    /// Rounds; medians are reported
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub rounds: usize,
+    /// Seed of the random order and contents
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `mount -t fuse.shoal STORE MOUNTPOINT` runs: `mount.fuse.shoal STORE MOUNTPOINT [-sfnv] [-o OPTIONS]`.
+#[derive(Debug, Parser)]
+#[command(name = "mount.fuse.shoal", version, about = "Mount a store on behalf of mount(8)")]
+pub struct MountHelper {
+    /// The store's directory
+    pub store: PathBuf,
+    /// Directory it is mounted on
+    pub mountpoint: PathBuf,
+    /// Mount options, separated by commas
+    #[arg(short = 'o', value_name = "OPTIONS")]
+    pub options: Vec<String>,
+    /// Ignore mount options that are not known
+    #[arg(short = 's')]
+    pub sloppy: bool,
+    /// Do everything but the mount itself
+    #[arg(short = 'f')]
+    pub fake: bool,
+    /// Do not write to /etc/mtab, which no system has as a file any more
+    #[arg(short = 'n')]
+    pub no_mtab: bool,
+    /// Say what is done
+    #[arg(short = 'v')]
+    pub verbose: bool,
+    /// The file system type, passed on by mount(8)
+    #[arg(short = 't', value_name = "TYPE")]
+    pub file_system_type: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_definitions_are_consistent() {
+        Cli::command().debug_assert();
+        MountHelper::command().debug_assert();
+    }
+
+    #[test]
+    fn format_takes_its_defaults_and_every_option() {
+        let Command::Format(args) = Cli::parse_from(["shoal", "format", "/s"]).command else { panic!() };
+        assert_eq!((args.memory, args.threshold, args.bulk), (MemoryChoice::Logged, Size(1 << 20), None));
+        let line = "shoal format --memory battery=/dev/shm/r --memory-size 1G --bulk file:/dev/sdz --bulk-size 2T \
+                    --threshold 0 --force --json /s";
+        let Command::Format(args) = Cli::parse_from(line.split_whitespace()).command else { panic!() };
+        assert_eq!(args.memory, MemoryChoice::Battery("/dev/shm/r".into()));
+        assert_eq!(args.bulk, Some(BulkChoice::File("/dev/sdz".into())));
+        assert_eq!((args.memory_size, args.bulk_size), (Some(Size(1 << 30)), Some(Size(2 << 40))));
+        assert!(args.force && args.json);
+    }
+
+    #[test]
+    fn wrong_values_are_refused_with_code_2() {
+        for line in ["shoal format --bulk disk /s", "shoal format --memory ram /s", "shoal format --bulk file: /s"] {
+            let error = Cli::try_parse_from(line.split_whitespace()).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{line}");
+        }
+    }
+
+    #[test]
+    fn the_mount_helper_takes_the_flags_of_mount() {
+        let helper = MountHelper::parse_from(["mount.fuse.shoal", "/s", "/m", "-sv", "-o", "ro,x-a", "-o", "noexec"]);
+        assert!(helper.sloppy && helper.verbose && !helper.fake);
+        assert_eq!(helper.options, ["ro,x-a", "noexec"]);
+        MountHelper::parse_from(["mount.fuse.shoal", "/s", "/m", "-f", "-n", "-t", "fuse.shoal"]);
+    }
+
+    #[test]
+    fn bench_takes_a_list_of_threads() {
+        let Command::Bench(args) = Cli::parse_from(["shoal", "bench", "--threads", "1,4,16", "/d"]).command else {
+            panic!()
+        };
+        assert_eq!(args.threads, [1, 4, 16]);
+        assert_eq!((args.files, args.rounds), (10_000, 3));
+    }
+}

@@ -1,0 +1,301 @@
+//! `shoal bench`: the same work on any file system, so that two can be compared.
+//!
+//! Small files: create + write + close, stat, read, unlink, in directories of at most 1000 files, optionally created with an
+//! fsync each. One large file: sequential and random, written data made durable inside the measured time, reads
+//! after the page cache was told to drop the file. Every figure is the median of several rounds with its
+//! spread; order and contents come from a seed.
+//! Rules: everything happens in one new directory, which is removed also after an error.
+
+mod large;
+mod small;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::args::BenchArgs;
+use crate::failure::{During, Failure, Outcome};
+use crate::progress;
+use crate::size::human;
+
+/// Files created with an fsync each, at most: on a disk each takes milliseconds.
+const FSYNC_FILES_MAX: u64 = 1000;
+/// Threads of the second fsync measurement: enough to share flushes.
+const FSYNC_THREADS: usize = 16;
+
+/// What one round of one kind of work took.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    pub operations: u64,
+    /// Bytes moved; 0 where a rate in bytes says nothing.
+    pub bytes: u64,
+    pub time: Duration,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Report {
+    pub directory: String,
+    pub file_system: String,
+    pub rounds: usize,
+    pub results: Vec<Figure>,
+}
+
+/// One line of the report.
+#[derive(Debug, Serialize)]
+pub struct Figure {
+    pub name: String,
+    pub threads: usize,
+    pub operations: u64,
+    pub operations_per_s: Spread,
+    /// Time between two operations of one thread, at the median.
+    pub us_per_operation: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mib_per_s: Option<Spread>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Spread {
+    pub median: f64,
+    pub min: f64,
+    pub max: f64,
+}
+
+impl Spread {
+    fn of(mut values: Vec<f64>) -> Spread {
+        values.sort_by(f64::total_cmp);
+        let middle = values.len() / 2;
+        let median = if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 };
+        Spread { median, min: values[0], max: values[values.len() - 1] }
+    }
+}
+
+impl Figure {
+    fn of(name: &str, threads: usize, samples: &[Sample]) -> Figure {
+        let rate = |amount: &dyn Fn(&Sample) -> f64| {
+            Spread::of(samples.iter().map(|s| amount(s) / s.time.as_secs_f64().max(1e-9)).collect())
+        };
+        let operations_per_s = rate(&|s| s.operations as f64);
+        let mib_per_s = (samples[0].bytes > 0).then(|| rate(&|s| s.bytes as f64 / (1 << 20) as f64));
+        Figure {
+            name: name.into(),
+            threads,
+            operations: samples[0].operations,
+            us_per_operation: threads as f64 * 1e6 / operations_per_s.median,
+            operations_per_s,
+            mib_per_s,
+        }
+    }
+}
+
+/// A stream of pseudo-random numbers (SplitMix64): the same for the same seed on every machine.
+#[derive(Clone)]
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Random {
+        Random(seed)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.next() % limit.max(1)
+    }
+
+    pub fn fill(&mut self, bytes: &mut [u8]) {
+        for chunk in bytes.chunks_mut(8) {
+            chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]);
+        }
+    }
+
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for i in (1..items.len()).rev() {
+            items.swap(i, self.below(i as u64 + 1) as usize);
+        }
+    }
+}
+
+/// The directory everything happens in; removed when dropped.
+struct Scratch(PathBuf);
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.0) {
+            eprintln!("shoal: {}: could not be removed: {error}", self.0.display());
+        }
+    }
+}
+
+pub fn run(args: &BenchArgs) -> Outcome<()> {
+    let wrong = |text: &str| Failure::new("bench", text.to_string()).code(2);
+    if args.rounds == 0 || args.files == 0 {
+        return Err(wrong("`--rounds` and `--files` must be at least 1"));
+    }
+    if args.threads.iter().any(|n| !(1..=1024).contains(n)) {
+        return Err(wrong("`--threads` takes numbers from 1 to 1024"));
+    }
+    let directory = args.directory.canonicalize().during(args.directory.display())?;
+    let scratch = Scratch(directory.join(format!("shoal-bench-{}", std::process::id())));
+    std::fs::create_dir(&scratch.0).during(scratch.0.display())?;
+    let report = measure(args, &directory, &scratch.0).during(directory.display())?;
+    if args.json {
+        crate::print_json(&report);
+    } else {
+        print(&report, args);
+    }
+    Ok(())
+}
+
+fn measure(args: &BenchArgs, directory: &Path, scratch: &Path) -> std::io::Result<Report> {
+    let mut table: Vec<(String, usize, Vec<Sample>)> = Vec::new();
+    let mut add = |name: &str, threads: usize, sample: Sample| match table
+        .iter_mut()
+        .find(|(n, t, _)| n == name && *t == threads)
+    {
+        Some((_, _, samples)) => samples.push(sample),
+        None => table.push((name.into(), threads, vec![sample])),
+    };
+    let fsync_threads: &[usize] = if args.fsync { &[1, FSYNC_THREADS] } else { &[] };
+    let steps = args.rounds * (args.threads.len() + fsync_threads.len() + usize::from(args.large.0 > 0));
+    let bar = progress::steps(steps as u64, args.json);
+    for round in 0..args.rounds {
+        let seed = args.seed.wrapping_mul(1000).wrapping_add(round as u64);
+        let work = |files, threads, fsync| small::Work { files, threads, size: args.size.0, fsync, seed };
+        for &threads in &args.threads {
+            bar.set_message(format!("small files, {threads} threads"));
+            small::run(scratch, &work(args.files, threads, false), &mut |name, sample| add(name, threads, sample))?;
+            bar.inc(1);
+        }
+        for &threads in fsync_threads {
+            bar.set_message(format!("fsync, {threads} threads"));
+            let files = args.files.min(FSYNC_FILES_MAX);
+            small::run(scratch, &work(files, threads, true), &mut |name, sample| {
+                if name == "create" {
+                    add("create+fsync", threads, sample);
+                }
+            })?;
+            bar.inc(1);
+        }
+        if args.large.0 > 0 {
+            bar.set_message("large file");
+            large::run(scratch, args.large.0, seed, &mut |name, sample| add(name, 1, sample))?;
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    let results = table.iter().map(|(name, threads, samples)| Figure::of(name, *threads, samples)).collect();
+    Ok(Report {
+        directory: directory.display().to_string(),
+        file_system: file_system_of(directory),
+        rounds: args.rounds,
+        results,
+    })
+}
+
+/// The type of the file system that holds a (canonical) path.
+fn file_system_of(path: &Path) -> String {
+    let mounts = shoal_fuse::mount_table::mounts().unwrap_or_default();
+    let holding = mounts.into_iter().filter(|entry| path.starts_with(&entry.mountpoint));
+    // `max_by_key` takes the last of equals: the mount that covers the others.
+    let deepest = holding.max_by_key(|entry| entry.mountpoint.components().count());
+    deepest.map_or("unknown".into(), |entry| entry.file_system_type)
+}
+
+fn print(report: &Report, args: &BenchArgs) {
+    println!(
+        "{} ({}): {} files of {}, large file of {}, median of {} rounds",
+        report.directory,
+        report.file_system,
+        args.files,
+        human(args.size.0),
+        human(args.large.0),
+        report.rounds
+    );
+    println!(
+        "{:<18} {:>7} {:>12} {:>10} {:>10}   {:>21}",
+        "operation", "threads", "ops/s", "us/op", "MiB/s", "ops/s min..max"
+    );
+    for figure in &report.results {
+        println!(
+            "{:<18} {:>7} {:>12.0} {:>10.2} {:>10} {:>11.0}..{:<10.0}",
+            figure.name,
+            figure.threads,
+            figure.operations_per_s.median,
+            figure.us_per_operation,
+            figure.mib_per_s.map_or(String::new(), |rate| format!("{:.0}", rate.median)),
+            figure.operations_per_s.min,
+            figure.operations_per_s.max,
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::size::Size;
+
+    #[test]
+    fn a_median_is_the_middle_or_the_mean_of_the_two_middles() {
+        assert_eq!(Spread::of(vec![3.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 3.0 });
+        assert_eq!(Spread::of(vec![4.0, 1.0, 2.0, 3.0]), Spread { median: 2.5, min: 1.0, max: 4.0 });
+    }
+
+    #[test]
+    fn a_figure_counts_all_threads_time() {
+        let sample = Sample { operations: 1000, bytes: 0, time: Duration::from_millis(500) };
+        let figure = Figure::of("create", 4, &[sample]);
+        assert_eq!((figure.operations_per_s.median, figure.us_per_operation), (2000.0, 2000.0));
+        assert!(figure.mib_per_s.is_none());
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_order() {
+        let order = |seed| {
+            let mut items: Vec<u32> = (0..50).collect();
+            Random::new(seed).shuffle(&mut items);
+            items
+        };
+        assert_eq!(order(1), order(1));
+        assert_ne!(order(1), order(2));
+    }
+
+    #[test]
+    fn every_measurement_is_reported_and_nothing_is_left_behind() {
+        let dir = tempfile::tempdir().unwrap();
+        let args = BenchArgs {
+            directory: dir.path().into(),
+            files: 20,
+            size: Size(100),
+            large: Size(1 << 20),
+            threads: vec![1, 3],
+            fsync: true,
+            rounds: 2,
+            seed: 5,
+            json: true,
+        };
+        run(&args).unwrap();
+        let scratch = dir.path().join("s");
+        std::fs::create_dir(&scratch).unwrap();
+        let report = measure(&args, dir.path(), &scratch).unwrap();
+        let names: Vec<_> = report.results.iter().map(|f| (f.name.as_str(), f.threads)).collect();
+        let small = |t| [("create", t), ("stat", t), ("read", t), ("unlink", t)];
+        let mut expected: Vec<_> = small(1).into_iter().chain(small(3)).collect();
+        expected.extend([("create+fsync", 1), ("create+fsync", 16)]);
+        expected.extend(["seq write", "seq read", "random read", "random write"].map(|name| (name, 1)));
+        assert_eq!(names, expected);
+        assert!(report.results.iter().all(|f| f.operations_per_s.min > 0.0));
+        assert_eq!(std::fs::read_dir(&scratch).unwrap().count(), 0);
+        std::fs::remove_dir(&scratch).unwrap();
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+        let json = serde_json::to_value(&report).unwrap();
+        assert!(json["results"][0]["operations_per_s"]["median"].is_number());
+        assert!(json["results"][0].get("mib_per_s").is_none());
+    }
+}

@@ -1,0 +1,122 @@
+//! `shoal check`: verifies a store that nobody uses, with the exit codes of fsck(8).
+//!
+//! The checker itself is `shoal-check`, which shares no code with the engine; here its media are opened and its
+//! report is printed. The store's lock is held meanwhile, so a mounted store is refused.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use shoal_check::{Finding, ImageSource, Progress, Report, Source, Stage};
+use shoal_host::{SEGMENT_BYTES, SegmentLog, SharedKind, SharedMap};
+use shoal_media::LogDevice;
+
+use crate::args::CheckArgs;
+use crate::failure::{During, EXIT_OPERATIONAL, Failure, Outcome};
+use crate::memory::MemoryChoice;
+use crate::size::human;
+use crate::store::{self, Store};
+use crate::{place, progress};
+
+/// Findings printed for people; JSON has all of them.
+const FINDINGS_PRINTED_MAX: usize = 100;
+
+pub fn run(args: &CheckArgs) -> Outcome<ExitCode> {
+    let report = check(args).map_err(|failure| failure.code(EXIT_OPERATIONAL))?;
+    if args.json {
+        println!("{}", report.to_json());
+    } else {
+        print(&report, args);
+    }
+    Ok(ExitCode::from(report.exit_code()))
+}
+
+fn check(args: &CheckArgs) -> Outcome<Report> {
+    let place = place::find(&args.store)?;
+    if let Some(mountpoint) = &place.mountpoint
+        && store::is_in_use(&place.store).unwrap_or(true)
+    {
+        return Err(Failure::new(place.store.display(), format!("is mounted on {}", mountpoint.display()))
+            .remedy(format!("run `shoal umount {}` first", mountpoint.display())));
+    }
+    let store = Store::acquire(&place.store, store::LEAVING_PATIENCE)?;
+    let bulk_bytes = store.open_bulk()?.map(|bulk| bulk.geometry().bytes);
+    let bar = progress::steps(0, args.json);
+    let mut stage = None;
+    let mut show = |progress: Progress| {
+        if stage != Some(progress.stage) {
+            stage = Some(progress.stage);
+            bar.set_message(stage_name(progress.stage));
+            bar.set_length(progress.total);
+        }
+        bar.set_position(progress.done);
+    };
+    let mut run = |image, log| {
+        let power_lost = store.power_was_lost();
+        shoal_check::check(Source { image, log, bulk_bytes, power_lost, sums: !args.no_sums }, &mut show)
+            .during(store.directory.display())
+    };
+    let report = match &store.description.memory {
+        MemoryChoice::Logged => {
+            let images = store.open_images()?;
+            let log: Arc<dyn LogDevice> = Arc::new(SegmentLog::open(&store.log_path(), SEGMENT_BYTES).during("log")?);
+            run(ImageSource::Images([images[0].as_ref(), images[1].as_ref()]), Some(log.as_ref()))?
+        }
+        MemoryChoice::Battery(path) if !path.exists() => {
+            let images = store.open_images()?;
+            run(ImageSource::Images([images[0].as_ref(), images[1].as_ref()]), None)?
+        }
+        MemoryChoice::Battery(path) => {
+            let memory = SharedMap::open(path, SharedKind::Battery).during("memory")?;
+            run(ImageSource::Memory(&memory), None)?
+        }
+        MemoryChoice::Dax(path) => {
+            let memory = SharedMap::open(path, SharedKind::Dax).during("memory")?;
+            run(ImageSource::Memory(&memory), None)?
+        }
+    };
+    bar.finish_and_clear();
+    Ok(report)
+}
+
+fn stage_name(stage: Stage) -> &'static str {
+    match stage {
+        Stage::Sums => "checksums",
+        Stage::Replay => "log",
+        Stage::Segments => "segments",
+        Stage::Inodes => "inodes",
+        Stage::Directories => "directories",
+        Stage::Links => "links",
+        Stage::Allocation => "allocation",
+    }
+}
+
+fn print(report: &Report, args: &CheckArgs) {
+    let list = |title: &str, findings: &[Finding]| {
+        for finding in findings.iter().take(FINDINGS_PRINTED_MAX) {
+            println!("{title}: {finding}");
+        }
+        if findings.len() > FINDINGS_PRINTED_MAX {
+            println!("{title}: and {} more (--json lists them)", findings.len() - FINDINGS_PRINTED_MAX);
+        }
+    };
+    list("error", &report.errors);
+    list("note", &report.notes);
+    let c = &report.counts;
+    println!(
+        "{}: {} inodes ({} directories, {} files, {} symbolic links, {} others), {} small and {} large data",
+        args.store.display(),
+        c.inodes,
+        c.directories,
+        c.files,
+        c.symlinks,
+        c.others,
+        human(c.small_bytes),
+        human(c.large_bytes)
+    );
+    let state = if report.clean { "unmounted cleanly" } else { "not unmounted cleanly; the next mount recovers it" };
+    match report.errors.len() {
+        0 => println!("no errors; {state}"),
+        1 => println!("1 error; {state}"),
+        n => println!("{n} errors; {state}"),
+    }
+}

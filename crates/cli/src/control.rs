@@ -1,0 +1,153 @@
+//! The daemon's control socket, `STORE/control`: one JSON line asks, one JSON line answers.
+//!
+//! For what only the process that has the store open can tell: `df` and `inspect` of a mounted store. The socket is for
+//! the store's owner alone. Its path is taken relative to the open directory, because the address of a UNIX
+//! socket holds 108 bytes and a store may lie deeper. Nothing here changes the store.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{During, Failure, Outcome};
+
+const NAME: &str = "control";
+/// A question is one short line; a path in it has at most 4096 bytes, each up to 6 in JSON.
+const QUESTION_BYTES_MAX: u64 = 64 << 10;
+/// Nobody needs longer to ask or to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "lowercase")]
+pub enum Question {
+    Df,
+    /// The path's bytes, which need not be text.
+    Inspect {
+        path: Vec<u8>,
+    },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Answer {
+    Ok(serde_json::Value),
+    Error(String),
+}
+
+/// Opens the socket and answers in a thread of its own until the process ends.
+pub fn serve(directory: &Path, answer: impl Fn(Question) -> Answer + Send + 'static) -> io::Result<()> {
+    let path = directory.join(NAME);
+    match fs::remove_file(&path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let opened = File::open(directory)?;
+    let listener = UnixListener::bind(short_path(&opened))?;
+    fs::set_permissions(&path, Permissions::from_mode(0o600))?;
+    std::thread::Builder::new().name("control".into()).spawn(move || {
+        for stream in listener.incoming().flatten() {
+            if let Err(error) = converse(stream, &answer) {
+                tracing::debug!("control socket: {error}");
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// Takes the socket away.
+pub fn remove(directory: &Path) {
+    // A socket that stays behind refuses connections, which means the same.
+    let _ = fs::remove_file(directory.join(NAME));
+}
+
+fn converse(stream: UnixStream, answer: &impl Fn(Question) -> Answer) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut line = String::new();
+    BufReader::new((&stream).take(QUESTION_BYTES_MAX)).read_line(&mut line)?;
+    let answer = match serde_json::from_str(&line) {
+        Ok(question) => answer(question),
+        Err(error) => Answer::Error(format!("question not understood: {error}")),
+    };
+    let mut text = serde_json::to_string(&answer)?;
+    text.push('\n');
+    (&stream).write_all(text.as_bytes())
+}
+
+/// Asks the daemon of a store; `None` when there is none.
+pub fn ask(directory: &Path, question: &Question) -> Outcome<Option<serde_json::Value>> {
+    let what = format!("daemon of {}", directory.display());
+    let connected = File::open(directory).and_then(|opened| UnixStream::connect(short_path(&opened)));
+    let stream = match connected {
+        Ok(stream) => stream,
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            return Ok(None);
+        }
+        Err(error) => return Err(Failure::new(what, error).remedy("ask as the user who mounted the store, or as root")),
+    };
+    let mut line = String::new();
+    let mut exchange = || -> io::Result<()> {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut text = serde_json::to_string(question)?;
+        text.push('\n');
+        (&stream).write_all(text.as_bytes())?;
+        BufReader::new(&stream).read_line(&mut line).map(drop)
+    };
+    exchange().during(&what)?;
+    match serde_json::from_str(&line).during(&what)? {
+        Answer::Ok(value) => Ok(Some(value)),
+        Answer::Error(error) => Err(Failure::told(error)),
+    }
+}
+
+fn short_path(directory: &File) -> PathBuf {
+    format!("/proc/self/fd/{}/{NAME}", directory.as_raw_fd()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_are_answered_also_where_the_path_is_long() {
+        let dir = tempfile::tempdir().unwrap();
+        let deep = dir.path().join("d".repeat(200));
+        fs::create_dir(&deep).unwrap();
+        assert!(ask(&deep, &Question::Df).unwrap().is_none(), "nobody there");
+        let answer = |question| match question {
+            Question::Df => Answer::Ok(serde_json::json!({"x": 1})),
+            Question::Inspect { path } => Answer::Error(format!("no {path:?}")),
+        };
+        serve(&deep, answer).unwrap();
+        assert_eq!(fs::metadata(deep.join(NAME)).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(ask(&deep, &Question::Df).unwrap().unwrap()["x"], 1);
+        let error = ask(&deep, &Question::Inspect { path: vec![47, 255] }).unwrap_err().to_string();
+        assert!(error.ends_with("no [47, 255]"), "{error}");
+        // A second daemon (after a crash of the first) takes the name over.
+        serve(&deep, |_| Answer::Ok(serde_json::json!(2))).unwrap();
+        assert_eq!(ask(&deep, &Question::Df).unwrap().unwrap(), 2);
+        remove(&deep);
+        assert!(ask(&deep, &Question::Df).unwrap().is_none());
+    }
+
+    #[test]
+    fn nonsense_gets_an_answer_and_does_not_end_the_service() {
+        let dir = tempfile::tempdir().unwrap();
+        serve(dir.path(), |_| Answer::Ok(serde_json::json!(1))).unwrap();
+        let opened = File::open(dir.path()).unwrap();
+        for nonsense in ["\n", "{\"ask\":\"rm\"}\n", "\u{0}\u{1}\n"] {
+            let mut stream = UnixStream::connect(short_path(&opened)).unwrap();
+            stream.write_all(nonsense.as_bytes()).unwrap();
+            let mut line = String::new();
+            stream.read_to_string(&mut line).unwrap();
+            assert!(line.contains("not understood"), "{line}");
+        }
+        drop(UnixStream::connect(short_path(&opened)).unwrap());
+        assert!(ask(dir.path(), &Question::Df).unwrap().is_some());
+    }
+}

@@ -1,0 +1,214 @@
+//! `shoal df`: what a store holds, tier by tier, and what a crash may cost.
+//!
+//! Of a mounted store the daemon is asked, so that the numbers are those of `df`; a store that is not mounted is opened
+//! for reading, its log replayed in memory. "Used" is what is neither free nor awaiting reuse.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use shoal_fs::{Fs, Options};
+
+use crate::args::DfArgs;
+use crate::control::{self, Question};
+use crate::failure::{During, Outcome};
+use crate::memory::{LossBounds, kind_name, loss_bounds};
+use crate::place;
+use crate::size::human;
+use crate::store::{self, Description, Store};
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Report {
+    pub store: String,
+    pub uuid: String,
+    pub mountpoint: Option<String>,
+    pub memory: Tier,
+    pub bulk: Option<Tier>,
+    pub memory_kind: String,
+    pub files: Files,
+    /// Files longer than this are large.
+    pub threshold_bytes: u64,
+    /// Log that recovery would replay after a crash now.
+    pub log_bytes: u64,
+    pub compression: String,
+    pub loss: LossBounds,
+    /// The numbers of statfs(2).
+    pub statfs: StatFs,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tier {
+    pub holds: String,
+    pub place: String,
+    pub size_bytes: u64,
+    pub used_bytes: u64,
+    pub free_bytes: u64,
+    /// Of the free bytes, what only deleting may use (memory), or what is free again soon (bulk).
+    pub reserved_bytes: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Files {
+    pub inodes: u64,
+    pub directories: u64,
+    /// Files whose data is on the bulk storage.
+    pub large_files: u64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub struct StatFs {
+    pub block_bytes: u64,
+    pub blocks: u64,
+    pub free: u64,
+    pub available: u64,
+    pub files: u64,
+    pub files_free: u64,
+}
+
+pub fn run(args: &DfArgs) -> Outcome<()> {
+    let place = place::find(&args.path)?;
+    let report: Report = match control::ask(&place.store, &Question::Df)? {
+        Some(value) => serde_json::from_value(value).during("answer of the daemon")?,
+        None => {
+            let store = Store::acquire(&place.store, store::LEAVING_PATIENCE)?;
+            let (fs, _, media) = store.open(Options { read_only: true, ..Options::default() })?;
+            report(&fs, &store.directory, &store.description, None, media.survives_power_loss)
+        }
+    };
+    if args.json {
+        crate::print_json(&report);
+    } else {
+        print!("{}", text(&report));
+    }
+    Ok(())
+}
+
+pub fn report(
+    fs: &Fs,
+    directory: &Path,
+    description: &Description,
+    mountpoint: Option<&Path>,
+    survives_power_loss: bool,
+) -> Report {
+    let (usage, statfs, superblock) = (fs.usage(), fs.statfs(), fs.region().superblock());
+    let memory_size = usage.region_bytes - usage.region_fixed;
+    let bulk = description.bulk.as_ref().map(|bulk| Tier {
+        holds: "data of large files".into(),
+        place: directory.join(&bulk.file).display().to_string(),
+        size_bytes: usage.bulk_bytes,
+        used_bytes: usage.bulk_used,
+        free_bytes: usage.bulk_free,
+        reserved_bytes: usage.bulk_pending,
+    });
+    Report {
+        store: directory.display().to_string(),
+        uuid: description.uuid.clone(),
+        mountpoint: mountpoint.map(|path| path.display().to_string()),
+        memory: Tier {
+            holds: "metadata and small files".into(),
+            place: description.memory.path().map_or(directory, PathBuf::as_path).display().to_string(),
+            size_bytes: memory_size,
+            used_bytes: memory_size.saturating_sub(usage.region_free),
+            free_bytes: usage.region_free,
+            reserved_bytes: usage.region_reserve.min(usage.region_free),
+        },
+        bulk,
+        memory_kind: kind_name(superblock.memory_kind).into(),
+        files: Files { inodes: usage.inodes, directories: usage.directories, large_files: usage.large_files },
+        threshold_bytes: superblock.threshold,
+        log_bytes: usage.log_bytes,
+        compression: "none".into(),
+        loss: loss_bounds(superblock.memory_kind, survives_power_loss),
+        statfs: StatFs {
+            block_bytes: statfs.block_bytes.into(),
+            blocks: statfs.blocks,
+            free: statfs.free,
+            available: statfs.available,
+            files: statfs.files,
+            files_free: statfs.files_free,
+        },
+    }
+}
+
+fn text(report: &Report) -> String {
+    let mounted = report.mountpoint.as_ref().map_or("not mounted".into(), |path| format!("on {path}"));
+    let mut out = format!("{}  {mounted}\n\n", report.store);
+    out += &format!("{:<8} {:>10} {:>10} {:>10} {:>5}  {}\n", "tier", "size", "used", "free", "use%", "holds");
+    for (name, tier) in [("memory", Some(&report.memory)), ("bulk", report.bulk.as_ref())] {
+        let Some(tier) = tier else { continue };
+        let percent = (tier.used_bytes * 100).div_ceil(tier.size_bytes.max(1));
+        out += &format!(
+            "{name:<8} {:>10} {:>10} {:>10} {percent:>4}%  {}, in {}\n",
+            human(tier.size_bytes),
+            human(tier.used_bytes),
+            human(tier.free_bytes),
+            tier.holds,
+            tier.place
+        );
+    }
+    let files = &report.files;
+    out += &format!(
+        "\ninodes       {} in use ({} directories, {} large files), {} free\n",
+        files.inodes, files.directories, files.large_files, report.statfs.files_free
+    );
+    out += &format!("small files  up to {} long; compression: {}\n", human(report.threshold_bytes), report.compression);
+    out += &format!("memory kind  {}; log to replay after a crash: {}\n", report.memory_kind, human(report.log_bytes));
+    out += &format!(
+        "may be lost  process crash: {}; power loss: {}; after fsync: {}\n",
+        report.loss.process_crash, report.loss.power_loss, report.loss.after_fsync
+    );
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shoal_format::superblock::MemoryKind;
+
+    fn sample() -> Report {
+        Report {
+            store: "/s".into(),
+            uuid: "u".into(),
+            mountpoint: Some("/m".into()),
+            memory: Tier {
+                holds: "metadata and small files".into(),
+                place: "/s".into(),
+                size_bytes: 1 << 30,
+                used_bytes: 1 << 29,
+                free_bytes: 1 << 29,
+                reserved_bytes: 1 << 25,
+            },
+            bulk: None,
+            memory_kind: "logged".into(),
+            files: Files { inodes: 3, directories: 1, large_files: 0 },
+            threshold_bytes: 1 << 20,
+            log_bytes: 2048,
+            compression: "none".into(),
+            loss: loss_bounds(MemoryKind::Logged, true),
+            statfs: StatFs { block_bytes: 4096, blocks: 10, free: 5, available: 4, files: 9, files_free: 6 },
+        }
+    }
+
+    #[test]
+    fn people_read_tiers_files_and_what_may_be_lost() {
+        let text = text(&sample());
+        assert!(text.starts_with("/s  on /m\n"), "{text}");
+        assert!(
+            text.contains("memory        1 GiB    512 MiB    512 MiB   50%  metadata and small files, in /s"),
+            "{text}"
+        );
+        assert!(!text.contains("bulk"), "a store without bulk storage does not show any: {text}");
+        assert!(text.contains("3 in use (1 directories, 0 large files), 6 free"));
+        assert!(text.contains("process crash: nothing; power loss: at most the last second; after fsync: nothing"));
+    }
+
+    #[test]
+    fn the_json_is_read_back_by_the_command() {
+        let json = serde_json::to_value(sample()).unwrap();
+        for key in ["store", "uuid", "mountpoint", "memory", "bulk", "files", "log_bytes", "loss", "statfs"] {
+            assert!(json.get(key).is_some(), "{key}");
+        }
+        assert_eq!(json["memory"]["used_bytes"], 1u64 << 29);
+        let back: Report = serde_json::from_value(json).unwrap();
+        assert_eq!(back.memory, sample().memory);
+    }
+}

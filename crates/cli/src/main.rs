@@ -1,0 +1,117 @@
+//! The `shoal` command.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `args`, `mount_options`, `size`, `memory` | what can be said on the command line |
+//! | `format`, `mount`, `umount`, `df`, `check`, `inspect`, `bench`, `pages` | one command each |
+//! | `daemon`, `control` | the process that serves a mount, and its socket |
+//! | `store`, `place` | the store's directory, and finding it |
+//! | `failure`, `progress` | how commands fail, and how they pass the time |
+//!
+//! Thin glue: parsing, assembly and printing; what a store does is in the libraries. Errors are one line on
+//! standard error; exit codes are in `failure`. A reader that goes away (`shoal df | head`) is not an error.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod bench;
+mod check;
+mod control;
+mod daemon;
+mod df;
+mod failure;
+mod format;
+mod inspect;
+mod memory;
+mod mount;
+mod mount_options;
+mod pages;
+mod place;
+mod progress;
+mod size;
+mod store;
+mod umount;
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser};
+
+use args::{Cli, Command, MountHelper};
+use failure::{EXIT_USAGE, Outcome};
+
+const MOUNT_HELPER: &str = "mount.fuse.shoal";
+
+fn main() -> ExitCode {
+    die_quietly_on_broken_pipes();
+    let outcome = if invoked_as(MOUNT_HELPER) {
+        mount::run_helper(&MountHelper::parse()).map(|()| ExitCode::SUCCESS)
+    } else {
+        run(parse())
+    };
+    outcome.unwrap_or_else(|failure| {
+        eprintln!("shoal: {failure}");
+        ExitCode::from(failure.exit_code())
+    })
+}
+
+fn invoked_as(name: &str) -> bool {
+    std::env::args_os().next().is_some_and(|program| Path::new(&program).file_name() == Some(OsStr::new(name)))
+}
+
+/// Like `Cli::parse`, but an error is one line as all others are, and a wrong `check` command line has fsck's exit code.
+fn parse() -> Cli {
+    Cli::try_parse().unwrap_or_else(|error| {
+        if !error.use_stderr() {
+            // Help and version are printed, not refused.
+            error.exit();
+        }
+        let text = error.to_string();
+        // Its own lines, without the advice and the usage that follow them.
+        let own =
+            text.lines().map(str::trim).take_while(|line| !line.starts_with("tip:") && !line.starts_with("Usage:"));
+        let cause = own.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
+        let cause = cause.trim_start_matches("error: ");
+        let command = std::env::args_os().nth(1).filter(|word| Cli::command().find_subcommand(word).is_some());
+        let command = command.map_or_else(String::new, |word| format!(" {}", word.to_string_lossy()));
+        eprintln!("shoal{command}: {cause}; `shoal{command} --help` tells what is understood");
+        std::process::exit(if command == " check" { EXIT_USAGE.into() } else { error.exit_code() })
+    })
+}
+
+fn run(cli: Cli) -> Outcome<ExitCode> {
+    match &cli.command {
+        Command::Format(args) => format::run(args)?,
+        Command::Mount(args) => mount::run(args)?,
+        Command::Umount(args) => umount::run(args)?,
+        Command::Df(args) => df::run(args)?,
+        Command::Check(args) => return check::run(args),
+        Command::Inspect(args) => inspect::run(args)?,
+        Command::Bench(args) => bench::run(args)?,
+        Command::Man { directory } => pages::write_manual(directory)?,
+        Command::Completions { shell } => pages::print_completions(*shell)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Prints a report as JSON on standard output.
+pub(crate) fn print_json(report: &impl serde::Serialize) {
+    match serde_json::to_string_pretty(report) {
+        Ok(text) => println!("{text}"),
+        // Paths that are not UTF-8 are the only values JSON cannot hold.
+        Err(error) => eprintln!("shoal: report: {error}"),
+    }
+}
+
+/// `println!` panics when the reader of a pipe has gone; a command line ends silently then.
+fn die_quietly_on_broken_pipes() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        let text = info.payload().downcast_ref::<String>().map_or("", String::as_str);
+        if text.starts_with("failed printing to stdout") && text.contains("Broken pipe") {
+            std::process::exit(0);
+        }
+        print(info);
+    }));
+}

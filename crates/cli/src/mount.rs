@@ -1,0 +1,186 @@
+//! `shoal mount`, seen from the terminal: checks, starts the daemon, waits until it is ready.
+//!
+//! The daemon is this program again, in a session of its own (`daemon`); it says through its standard output, in
+//! one JSON line, that the mount answers, or why not. Its standard error is the store's log. `--foreground` does the
+//! daemon's work in this process. `mount.fuse.shoal` is the same command as mount(8) calls it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, BufReader};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde::{Deserialize, Serialize};
+
+use crate::args::{MountArgs, MountHelper};
+use crate::failure::{During, Failure, Outcome};
+use crate::store::{self, Store};
+use crate::{daemon, mount_options};
+
+/// A log longer than this makes room for a new one when the store is mounted.
+const LOG_BYTES_MAX: u64 = 1 << 20;
+
+/// What the daemon tells when it is ready.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ready {
+    pub store: String,
+    pub mountpoint: String,
+    pub pid: u32,
+    pub recovery: Recovered,
+}
+
+/// What opening the store had to do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Recovered {
+    /// The store had been unmounted cleanly: nothing to recover.
+    pub clean: bool,
+    pub power_lost: bool,
+    pub records: u64,
+    pub log_bytes: u64,
+    pub open_ms: f64,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Message {
+    Ready(Ready),
+    Error(String),
+}
+
+pub fn run(args: &MountArgs) -> Outcome<()> {
+    // Wrong options and stores that are none are told before anything is started.
+    Store::describe(&args.store)?;
+    let directory = args.store.canonicalize().during(args.store.display())?;
+    let mountpoint = std::path::absolute(&args.mountpoint).during(args.mountpoint.display())?;
+    let is_root = nix::unistd::geteuid().is_root();
+    let options =
+        mount_options::parse(&args.options, &directory, is_root).map_err(|error| Failure::new("-o", error).code(2))?;
+    if args.report_ready {
+        return daemon::serve_detached(&directory, &mountpoint, &options);
+    }
+    if args.foreground {
+        let json = args.json;
+        return daemon::serve(&directory, &mountpoint, &options, &mut |ready| {
+            print(ready, json);
+            Ok(())
+        });
+    }
+    let ready = start(&directory, &mountpoint, &args.options)?;
+    print(&ready, args.json);
+    Ok(())
+}
+
+/// `mount.fuse.shoal`: quiet, as mount(8) expects.
+pub fn run_helper(args: &MountHelper) -> Outcome<()> {
+    Store::describe(&args.store)?;
+    let directory = args.store.canonicalize().during(args.store.display())?;
+    let mountpoint = std::path::absolute(&args.mountpoint).during(args.mountpoint.display())?;
+    let mut lists = args.options.clone();
+    if args.sloppy {
+        let words = args.options.iter().flat_map(|list| list.split(','));
+        lists = words
+            .filter(|w| mount_options::parse(&[w.to_string()], &directory, true).is_ok())
+            .map(String::from)
+            .collect();
+    }
+    mount_options::parse(&lists, &directory, true).map_err(|error| Failure::new("-o", error))?;
+    if args.fake {
+        return Ok(());
+    }
+    let ready = start(&directory, &mountpoint, &lists)?;
+    if args.verbose {
+        print(&ready, false);
+    }
+    Ok(())
+}
+
+fn start(directory: &Path, mountpoint: &Path, options: &[String]) -> Outcome<Ready> {
+    let program = std::env::current_exe().during("own program")?;
+    let mut command = Command::new(program);
+    command.arg("mount").arg("--report-ready");
+    for list in options {
+        // In one word: a list may begin with a dash.
+        command.arg(format!("-o{list}"));
+    }
+    command.arg("--").arg(directory).arg(mountpoint);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(open_log(directory)?);
+    let mut child = command.spawn().during("daemon")?;
+    let mut line = String::new();
+    if let Some(stdout) = child.stdout.take() {
+        BufReader::new(stdout).read_line(&mut line).during("daemon")?;
+    }
+    match serde_json::from_str(&line) {
+        Ok(Message::Ready(ready)) => Ok(ready),
+        Ok(Message::Error(error)) => {
+            // Its exit is near; whoever mounts again at once must not find the store locked.
+            let _ = child.wait();
+            Err(Failure::told(error))
+        }
+        Err(_) => {
+            let status = child.wait().during("daemon")?;
+            let log = directory.join(store::DAEMON_LOG);
+            Err(Failure::new("daemon", format!("ended before the mount was ready ({status})"))
+                .remedy(format!("{} tells more", log.display())))
+        }
+    }
+}
+
+fn open_log(directory: &Path) -> Outcome<File> {
+    let path = directory.join(store::DAEMON_LOG);
+    if fs::metadata(&path).is_ok_and(|m| m.len() > LOG_BYTES_MAX) {
+        let old = directory.join(format!("{}.1", store::DAEMON_LOG));
+        fs::rename(&path, old).during(path.display())?;
+    }
+    let opened: io::Result<File> = OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
+    opened.during(path.display())
+}
+
+fn print(ready: &Ready, json: bool) {
+    if json {
+        return crate::print_json(ready);
+    }
+    println!("{} is mounted on {} (process {})", ready.store, ready.mountpoint, ready.pid);
+    if !ready.recovery.clean {
+        println!("{}", ready.recovery);
+    }
+}
+
+impl std::fmt::Display for Recovered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let after = if self.power_lost { "a power loss" } else { "a crash" };
+        let bytes = crate::size::human(self.log_bytes);
+        write!(f, "recovered after {after}: {} records ({bytes}) replayed in {:.0} ms", self.records, self.open_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_daemon_tells_is_understood() {
+        let ready = Ready {
+            store: "/s".into(),
+            mountpoint: "/m".into(),
+            pid: 7,
+            recovery: Recovered { clean: false, power_lost: true, records: 3, log_bytes: 2048, open_ms: 1.6 },
+        };
+        let line = serde_json::to_string(&Message::Ready(ready.clone())).unwrap();
+        assert!(!line.contains('\n'));
+        assert!(matches!(serde_json::from_str(&line).unwrap(), Message::Ready(back) if back == ready));
+        let text = ready.recovery.to_string();
+        assert_eq!(text, "recovered after a power loss: 3 records (2 KiB) replayed in 2 ms");
+    }
+
+    #[test]
+    fn a_long_log_makes_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(store::DAEMON_LOG);
+        fs::write(&path, "short").unwrap();
+        open_log(dir.path()).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"short");
+        fs::write(&path, vec![b'x'; LOG_BYTES_MAX as usize + 1]).unwrap();
+        open_log(dir.path()).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), 0);
+    }
+}

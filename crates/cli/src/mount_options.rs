@@ -1,0 +1,147 @@
+//! The fstab-style option list: `-o ro,noatime,threads=8`.
+//!
+//! Options meant for mount(8), systemd or the boot scripts are accepted and ignored; an option nobody knows is an
+//! error that names it, because a mount with other properties than asked for is worse than none.
+
+use std::path::Path;
+
+use shoal_fuse::{Access, MountOptions};
+
+/// Words that say what is so anyway, or that others act on.
+const IGNORED: [&str; 17] = [
+    "defaults",
+    "rw",
+    "dev",
+    "suid",
+    "exec",
+    "async",
+    "atime",
+    "relatime",
+    "norelatime",
+    "diratime",
+    "auto",
+    "noauto",
+    "_netdev",
+    "nofail",
+    "user",
+    "users",
+    "nouser",
+];
+
+/// Reads option lists for the store at `source`. Later options override earlier ones.
+pub fn parse(lists: &[String], source: &Path, is_root: bool) -> Result<MountOptions, String> {
+    let mut options = MountOptions::new(source.to_path_buf());
+    options.access = if is_root { Access::All } else { Access::Owner };
+    for word in lists.iter().flat_map(|list| list.split(',')).filter(|word| !word.is_empty()) {
+        apply(&mut options, word)?;
+    }
+    Ok(options)
+}
+
+fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
+    let (name, value) = word.split_once('=').map_or((word, None), |(name, value)| (name, Some(value)));
+    let number = || -> Result<u64, String> {
+        let value = value.ok_or_else(|| format!("mount option `{name}` needs a value, such as `{name}=8`"))?;
+        value.parse().map_err(|_| format!("mount option `{word}`: `{value}` is not a number"))
+    };
+    match name {
+        "threads" => {
+            options.threads = match number()? {
+                n @ 0..=256 => n as usize,
+                n => return Err(format!("mount option `threads={n}`: at most 256")),
+            };
+            return Ok(());
+        }
+        "read_ahead" => {
+            let text = value.ok_or("mount option `read_ahead` needs a value, such as `read_ahead=1M`")?;
+            options.read_ahead_bytes = text.parse::<crate::size::Size>()?.0;
+            return Ok(());
+        }
+        // Everything that begins so is for whoever reads fstab.
+        _ if name.starts_with("x-") || name == "comment" || name == "user" => return Ok(()),
+        _ if value.is_some() => return Err(unknown(word)),
+        _ => {}
+    }
+    match name {
+        "ro" => options.read_only = true,
+        "noatime" => options.noatime = true,
+        "nodev" => options.nodev = true,
+        "nosuid" => options.nosuid = true,
+        "noexec" => options.noexec = true,
+        "sync" => options.synchronous = true,
+        "allow_other" => options.access = Access::All,
+        "noallow_other" => options.access = Access::Owner,
+        "allow_root" => options.access = Access::OwnerAndRoot,
+        "default_permissions" => options.default_permissions = true,
+        "nodefault_permissions" => options.default_permissions = false,
+        "xattr" => options.xattrs = true,
+        "noxattr" => options.xattrs = false,
+        "clone_fd" => options.clone_fd = true,
+        "noclone_fd" => options.clone_fd = false,
+        _ if IGNORED.contains(&name) => undo(options, name),
+        _ => return Err(unknown(word)),
+    }
+    Ok(())
+}
+
+/// A default that is named takes back what came before it.
+fn undo(options: &mut MountOptions, name: &str) {
+    match name {
+        "rw" => options.read_only = false,
+        "atime" => options.noatime = false,
+        "dev" => options.nodev = false,
+        "suid" => options.nosuid = false,
+        "exec" => options.noexec = false,
+        "async" => options.synchronous = false,
+        _ => {}
+    }
+}
+
+fn unknown(word: &str) -> String {
+    format!(
+        "unknown mount option `{word}`; use some of ro, rw, noatime, nodev, nosuid, noexec, sync, allow_other, \
+         allow_root, nodefault_permissions, noxattr, threads=N, read_ahead=SIZE, clone_fd"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(list: &str) -> MountOptions {
+        parse(&[list.to_string()], Path::new("/s"), true).unwrap()
+    }
+
+    #[test]
+    fn each_option_is_taken_and_can_be_taken_back() {
+        let all = parsed(
+            "noxattr,ro,noatime,nodev,nosuid,noexec,sync,nodefault_permissions,threads=7,read_ahead=2M,clone_fd",
+        );
+        assert!(all.read_only && all.noatime && all.nodev && all.nosuid && all.noexec && all.synchronous);
+        assert!(!all.default_permissions && all.clone_fd && !all.xattrs);
+        assert_eq!((all.threads, all.read_ahead_bytes), (7, 2 << 20));
+        let none = parsed(
+            "ro,rw,noatime,atime,nodev,dev,nosuid,suid,noexec,exec,sync,async,nodefault_permissions,\
+             default_permissions,clone_fd,noclone_fd,noxattr,xattr",
+        );
+        assert!(!none.read_only && !none.noatime && !none.nodev && !none.nosuid && !none.noexec);
+        assert!(!none.synchronous && none.default_permissions && !none.clone_fd && none.xattrs);
+    }
+
+    #[test]
+    fn root_shares_its_mount_and_users_do_not() {
+        assert_eq!(parse(&[], Path::new("/s"), true).unwrap().access, Access::All);
+        assert_eq!(parse(&[], Path::new("/s"), false).unwrap().access, Access::Owner);
+        assert_eq!(parsed("noallow_other").access, Access::Owner);
+        assert_eq!(parsed("allow_root").access, Access::OwnerAndRoot);
+    }
+
+    #[test]
+    fn options_for_others_are_ignored_and_unknown_ones_refused() {
+        parsed("defaults,_netdev,nofail,noauto,x-systemd.automount,x-a=b,user=joe,comment=z,,relatime");
+        for list in ["sink", "ro=1", "threads", "threads=x", "threads=999", "dirsync", "read_ahead=x", "nofail=1"] {
+            let error = parse(&[list.to_string()], Path::new("/s"), true).unwrap_err();
+            assert!(error.contains(list.split('=').next().unwrap()) || error.contains('x'), "{list}: {error}");
+        }
+    }
+}

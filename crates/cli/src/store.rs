@@ -1,0 +1,471 @@
+//! The store: a directory, what is in it, and how its media are put together.
+//!
+//! | file | what |
+//! |---|---|
+//! | `shoal.json` | the description: version, uuid, kind of memory, where the bulk storage is; written last by `format` |
+//! | `image.0`, `image.1` | the region at rest (of `logged` and `battery` memory) |
+//! | `log/` | the log of `logged` memory |
+//! | `bulk` | data of large files, unless it is kept elsewhere |
+//! | `lock`, `pid`, `control`, `shoal.log` | one user at a time; the daemon, its socket and its log |
+//!
+//! Rules: whoever opens media holds the lock. Everything is readable by the owner only. A directory without a
+//! description is not a store, so a `format` that was interrupted leaves none.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use shoal_format::PAGE;
+use shoal_format::superblock::{SUPERBLOCK_AT, Superblock};
+use shoal_fs::{Fs, Options, Parts};
+use shoal_host::{
+    FileDevice, HostImage, PrivateMap, SEGMENT_BYTES, SegmentLog, SharedKind, SharedMap, StoreLock, SystemClock,
+};
+use shoal_media::{BlockDevice, ImageFile, LogDevice, PersistentMemory};
+use shoal_region::Recovery;
+
+use crate::failure::{During, Failure, Outcome};
+use crate::memory::MemoryChoice;
+use crate::place;
+
+pub const DESCRIPTION: &str = "shoal.json";
+/// After umount(8) a daemon takes a moment to write its store; whoever only wants to look waits so long.
+pub const LEAVING_PATIENCE: Duration = Duration::from_secs(10);
+const DESCRIPTION_VERSION: u32 = 1;
+const IMAGES: [&str; 2] = ["image.0", "image.1"];
+const LOG: &str = "log";
+pub const BULK: &str = "bulk";
+pub const DAEMON_LOG: &str = "shoal.log";
+const PID: &str = "pid";
+/// Everything a store's directory may hold.
+const OWN_NAMES: [&str; 11] =
+    [DESCRIPTION, "shoal.json.new", IMAGES[0], IMAGES[1], LOG, BULK, DAEMON_LOG, "shoal.log.1", PID, "lock", "control"];
+
+/// The store's description file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Description {
+    pub version: u32,
+    pub uuid: String,
+    pub memory: MemoryChoice,
+    pub bulk: Option<BulkPlace>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BulkPlace {
+    /// A file or a block device; relative to the store's directory.
+    pub file: PathBuf,
+}
+
+/// A store that nobody else uses while this value lives.
+pub struct Store {
+    pub directory: PathBuf,
+    pub description: Description,
+    _lock: StoreLock,
+}
+
+/// A store's media, opened.
+pub struct Media {
+    pub parts: Parts,
+    /// `dax` memory whose file system refuses MAP_SYNC.
+    pub survives_power_loss: bool,
+}
+
+impl Store {
+    /// The description of the store at `directory`, whether or not somebody uses it.
+    pub fn describe(directory: &Path) -> Outcome<Description> {
+        let path = directory.join(DESCRIPTION);
+        let text = fs::read_to_string(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+                Failure::new(directory.display(), "not a store").remedy("make one with `shoal format`")
+            }
+            _ => Failure::new(path.display(), error),
+        })?;
+        let description: Description = serde_json::from_str(&text).during(path.display())?;
+        if description.version != DESCRIPTION_VERSION {
+            let cause = format!("version {}, this program knows version {DESCRIPTION_VERSION}", description.version);
+            return Err(Failure::new(path.display(), cause).remedy("use a newer shoal"));
+        }
+        Ok(description)
+    }
+
+    /// Takes the store for this process; one that is in use but not mounted (any more) is waited for.
+    pub fn acquire(directory: &Path, patience: Duration) -> Outcome<Store> {
+        let description = Store::describe(directory)?;
+        let directory = directory.canonicalize().during(directory.display())?;
+        let begin = Instant::now();
+        loop {
+            match lock(&directory) {
+                Ok(lock) => return Ok(Store { directory, description, _lock: lock }),
+                Err(failure) if begin.elapsed() >= patience || place::is_mounted(&directory) => return Err(failure),
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
+    }
+
+    pub(crate) fn assemble(directory: PathBuf, description: Description, lock: StoreLock) -> Store {
+        Store { directory, description, _lock: lock }
+    }
+
+    /// Opens the file system in the store.
+    pub fn open(&self, mut options: Options) -> Outcome<(Fs, Recovery, Media)> {
+        let media = self.open_media()?;
+        if let Some(bulk) = self.bulk_path() {
+            let host = bulk.parent().map_or_else(|| self.directory.clone(), Path::to_path_buf);
+            // A block device has its room for itself; a sparse file shares its host's.
+            if fs::metadata(&bulk).is_ok_and(|m| m.is_file()) {
+                options.bulk_room = Some(Arc::new(move || {
+                    let taken = fs::metadata(&bulk).map(|m| m.blocks() * 512);
+                    let free = shoal_host::host_free_bytes(&host).map(|space| space.available_bytes);
+                    taken.and_then(|taken| Ok(taken + free?)).unwrap_or(u64::MAX)
+                }));
+            }
+        }
+        let parts = Parts {
+            region: media.parts.region.clone(),
+            bulk: media.parts.bulk.clone(),
+            clock: media.parts.clock.clone(),
+        };
+        // Before the engine opens it, which writes.
+        let mut page = [0; PAGE as usize];
+        media.parts.region.memory.read(SUPERBLOCK_AT, &mut page);
+        let superblock = Superblock::decode(&page).map_err(|error| self.damaged(error))?;
+        let uuid = uuid_text(&superblock.uuid);
+        if uuid != self.description.uuid {
+            let cause = format!("the region belongs to store {uuid}, the description to {}", self.description.uuid);
+            return Err(Failure::new(self.directory.display(), cause).remedy("bring the files of one store together"));
+        }
+        let (fs, recovery) = Fs::open(parts, options).map_err(|error| self.damaged(error))?;
+        Ok((fs, recovery, media))
+    }
+
+    fn damaged(&self, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
+        let remedy = format!("`shoal check {}` tells more", self.directory.display());
+        Failure::new(format_args!("store {}", self.directory.display()), error).remedy(remedy)
+    }
+
+    fn open_media(&self) -> Outcome<Media> {
+        let mut survives_power_loss = true;
+        let (memory, log, images): (Arc<dyn PersistentMemory>, Option<Arc<dyn LogDevice>>, _) =
+            match &self.description.memory {
+                MemoryChoice::Logged => {
+                    let images = self.open_images()?;
+                    let (index, superblock, anchor) =
+                        shoal_region::newest_image(&shared(&images)).map_err(|error| self.damaged(error))?;
+                    let image = Some((images[index].file(), anchor.used_bytes.get().next_multiple_of(PAGE)));
+                    let memory =
+                        PrivateMap::new(superblock.region_bytes, image).map_err(|error| self.damaged(error))?;
+                    let log = SegmentLog::open(&self.log_path(), SEGMENT_BYTES).during("log")?;
+                    (Arc::new(memory), Some(Arc::new(log)), Some(shared(&images)))
+                }
+                MemoryChoice::Battery(path) => {
+                    let images = self.open_images()?;
+                    let memory = if path.exists() {
+                        SharedMap::open(path, SharedKind::Battery).during("memory")?
+                    } else {
+                        self.restore(path, &shared(&images))?
+                    };
+                    (Arc::new(memory), None, Some(shared(&images)))
+                }
+                MemoryChoice::Dax(path) => {
+                    let memory = SharedMap::open(path, SharedKind::Dax).during("memory")?;
+                    survives_power_loss = memory.synchronous();
+                    (Arc::new(memory), None, None)
+                }
+            };
+        let region = region_parts(memory, log, images)?;
+        let parts = Parts { region, bulk: self.open_bulk()?, clock: Arc::new(SystemClock::new()) };
+        Ok(Media { parts, survives_power_loss })
+    }
+
+    /// Brings a `battery` region back from its saved image, after its memory lost power.
+    fn restore(&self, path: &Path, images: &[Arc<dyn ImageFile>; 2]) -> Outcome<SharedMap> {
+        let lost = |cause: &dyn std::fmt::Display| {
+            Failure::new(path.display(), format!("the region is gone, and there is no saved image: {cause}"))
+                .remedy("if its file system is not mounted, mount it first")
+        };
+        let (index, superblock, anchor) = shoal_region::newest_image(images).map_err(|error| lost(&error))?;
+        // Under another name until it is whole: a restore that is cut off is begun anew.
+        let mut new = path.as_os_str().to_owned();
+        new.push(".new");
+        let new = PathBuf::from(new);
+        let _ = fs::remove_file(&new);
+        let memory = SharedMap::create(&new, superblock.region_bytes, SharedKind::Battery).during("memory")?;
+        shoal_region::restore(images[index].as_ref(), &anchor, &memory).map_err(|error| lost(&error))?;
+        fs::rename(&new, path).during(path.display())?;
+        tracing::warn!("{}: restored from the image saved last", path.display());
+        Ok(memory)
+    }
+
+    pub fn open_images(&self) -> Outcome<[Arc<HostImage>; 2]> {
+        let open = |name| HostImage::open(&self.directory.join(name)).map(Arc::new).during("image");
+        Ok([open(IMAGES[0])?, open(IMAGES[1])?])
+    }
+
+    pub fn log_path(&self) -> PathBuf {
+        self.directory.join(LOG)
+    }
+
+    pub fn bulk_path(&self) -> Option<PathBuf> {
+        self.description.bulk.as_ref().map(|bulk| self.directory.join(&bulk.file))
+    }
+
+    pub fn open_bulk(&self) -> Outcome<Option<Arc<dyn BlockDevice>>> {
+        match self.bulk_path() {
+            None => Ok(None),
+            Some(path) => {
+                let opened = FileDevice::open(&path).during("bulk storage");
+                let remedy =
+                    || format!("bring it back, or correct `bulk` in {}/{DESCRIPTION}", self.directory.display());
+                Ok(Some(Arc::new(opened.map_err(|failure| failure.remedy(remedy()))?)))
+            }
+        }
+    }
+
+    /// Notes that this process serves the store, in this boot of the machine.
+    pub fn write_pid(&self) -> Outcome<()> {
+        let boot = shoal_host::boot_id().during("boot id")?;
+        let path = self.directory.join(PID);
+        fs::write(&path, format!("{}\n{}\n", std::process::id(), uuid_text(&boot))).during(path.display())
+    }
+
+    pub fn remove_pid(&self) {
+        // It stays if it cannot be removed; then the next check assumes a crash, which is the safe side.
+        let _ = fs::remove_file(self.directory.join(PID));
+    }
+
+    /// Did the machine go down while the store was mounted?
+    pub fn power_was_lost(&self) -> bool {
+        let Ok(text) = fs::read_to_string(self.directory.join(PID)) else { return false };
+        let now = shoal_host::boot_id().map(|id| uuid_text(&id)).unwrap_or_default();
+        text.lines().nth(1).is_some_and(|boot| boot != now)
+    }
+}
+
+/// Takes the lock of a store's directory.
+pub fn lock(directory: &Path) -> Outcome<StoreLock> {
+    StoreLock::acquire(directory).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => Failure::told(error),
+        _ => Failure::new(format_args!("store {}", directory.display()), error),
+    })
+}
+
+/// Does another process use the store? An error where that cannot be known.
+pub fn is_in_use(directory: &Path) -> io::Result<bool> {
+    match StoreLock::acquire(directory) {
+        Ok(_) => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// The process that serves the store for writing, or died doing so.
+pub fn writer(directory: &Path) -> Option<u32> {
+    first_number(&directory.join(PID))
+}
+
+/// The process that holds the store's lock, or was the last to hold it.
+pub fn holder(directory: &Path) -> Option<u32> {
+    first_number(&directory.join("lock"))
+}
+
+fn first_number(path: &Path) -> Option<u32> {
+    fs::read_to_string(path).ok()?.lines().next()?.parse().ok()
+}
+
+pub fn shared(images: &[Arc<HostImage>; 2]) -> [Arc<dyn ImageFile>; 2] {
+    [images[0].clone(), images[1].clone()]
+}
+
+fn region_parts(
+    memory: Arc<dyn PersistentMemory>,
+    log: Option<Arc<dyn LogDevice>>,
+    images: Option<[Arc<dyn ImageFile>; 2]>,
+) -> Outcome<shoal_region::Parts> {
+    let boot_id = shoal_host::boot_id().during("boot id")?;
+    let nonce = shoal_host::random_bytes().during("random numbers")?;
+    Ok(shoal_region::Parts { memory, log, images, boot_id, nonce })
+}
+
+/// Makes the media of a new store in an empty directory. The description is written by [`write_description`].
+pub fn create_media(directory: &Path, description: &Description, superblock: &Superblock) -> Outcome<Media> {
+    let region_bytes = superblock.region_bytes;
+    let mut survives_power_loss = true;
+    let images = || -> Outcome<[Arc<HostImage>; 2]> {
+        let create = |name| HostImage::create(&directory.join(name)).map(Arc::new).during("image");
+        Ok([create(IMAGES[0])?, create(IMAGES[1])?])
+    };
+    let (memory, log, images): (Arc<dyn PersistentMemory>, Option<Arc<dyn LogDevice>>, _) = match &description.memory {
+        MemoryChoice::Logged => {
+            let memory = PrivateMap::new(region_bytes, None).during("memory")?;
+            let log = SegmentLog::create(&directory.join(LOG), SEGMENT_BYTES).during("log")?;
+            (Arc::new(memory), Some(Arc::new(log)), Some(shared(&images()?)))
+        }
+        MemoryChoice::Battery(path) => {
+            let memory = SharedMap::create(path, region_bytes, SharedKind::Battery).during("memory")?;
+            (Arc::new(memory), None, Some(shared(&images()?)))
+        }
+        MemoryChoice::Dax(path) => {
+            let memory = SharedMap::create(path, region_bytes, SharedKind::Dax).during("memory")?;
+            survives_power_loss = memory.synchronous();
+            (Arc::new(memory), None, None)
+        }
+    };
+    let bulk: Option<Arc<dyn BlockDevice>> = match &description.bulk {
+        None => None,
+        Some(place) => Some(Arc::new(FileDevice::open(&directory.join(&place.file)).during("bulk storage")?)),
+    };
+    let parts = Parts { region: region_parts(memory, log, images)?, bulk, clock: Arc::new(SystemClock::new()) };
+    Ok(Media { parts, survives_power_loss })
+}
+
+/// Makes the directory a store, at once or not at all.
+pub fn write_description(directory: &Path, description: &Description) -> Outcome<()> {
+    let (new, path) = (directory.join("shoal.json.new"), directory.join(DESCRIPTION));
+    let mut text = serde_json::to_string_pretty(description).during(path.display())?;
+    text.push('\n');
+    let write = || -> io::Result<()> {
+        let mut options = fs::OpenOptions::new();
+        let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        file.write_all(text.as_bytes())?;
+        // The contents before the name: a store with an empty description would be none.
+        file.sync_all()?;
+        fs::rename(&new, &path)?;
+        fs::File::open(directory)?.sync_all()
+    };
+    write().during(path.display())
+}
+
+/// Makes the directory, or empties it of an earlier store; refuses one that holds anything else.
+pub fn prepare_directory(directory: &Path, force: bool) -> Outcome<(PathBuf, StoreLock)> {
+    match fs::DirBuilder::new().recursive(true).mode(0o700).create(directory) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            return Err(Failure::new(directory.display(), "is not a directory")
+                .remedy("name a directory that is empty or does not exist yet"));
+        }
+        outcome => outcome.during(directory.display())?,
+    }
+    let directory = directory.canonicalize().during(directory.display())?;
+    let entries: Vec<_> = fs::read_dir(&directory)
+        .and_then(|entries| entries.map(|e| Ok(e?.file_name())).collect::<io::Result<_>>())
+        .during(directory.display())?;
+    if let Some(foreign) = entries.iter().find(|name| !OWN_NAMES.iter().any(|own| *name == own)) {
+        let cause = format!("holds `{}`, which is no part of a store", foreign.to_string_lossy());
+        return Err(Failure::new(directory.display(), cause).remedy("name an empty or a new directory"));
+    }
+    if !force && entries.iter().any(|name| name != "lock") {
+        return Err(Failure::new(directory.display(), "holds a store, or a part of one")
+            .remedy("add --force to replace it; everything in it is lost"));
+    }
+    let lock = lock(&directory)?;
+    // The description first: from here on there is no store.
+    let old = Store::describe(&directory).ok();
+    remove(&directory.join(DESCRIPTION))?;
+    if let Some(path) = old.as_ref().and_then(|old| old.memory.path()) {
+        remove(path)?;
+    }
+    for name in OWN_NAMES.iter().filter(|name| **name != "lock") {
+        remove(&directory.join(name))?;
+    }
+    Ok((directory, lock))
+}
+
+fn remove(path: &Path) -> Outcome<()> {
+    let outcome = match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_dir() => fs::remove_dir_all(path),
+        Ok(_) => fs::remove_file(path),
+        Err(error) => Err(error),
+    };
+    match outcome {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        outcome => outcome.during(path.display()),
+    }
+}
+
+/// `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
+pub fn uuid_text(uuid: &[u8; 16]) -> String {
+    let mut text = String::with_capacity(36);
+    for (i, byte) in uuid.iter().enumerate() {
+        if [4, 6, 8, 10].contains(&i) {
+            text.push('-');
+        }
+        text += &format!("{byte:02x}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_written_in_five_groups() {
+        let uuid = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255];
+        assert_eq!(uuid_text(&uuid), "00010203-0405-0607-0809-0a0b0c0d0eff");
+    }
+
+    #[test]
+    fn the_description_is_what_it_was_and_refuses_other_versions() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut description = Description {
+            version: DESCRIPTION_VERSION,
+            uuid: uuid_text(&[7; 16]),
+            memory: MemoryChoice::Dax("/pmem/r".into()),
+            bulk: Some(BulkPlace { file: BULK.into() }),
+        };
+        write_description(dir.path(), &description).unwrap();
+        assert_eq!(Store::describe(dir.path()).unwrap(), description);
+        description.version = 2;
+        write_description(dir.path(), &description).unwrap();
+        assert!(Store::describe(dir.path()).unwrap_err().to_string().contains("version 2"));
+        let missing = Store::describe(&dir.path().join("x")).unwrap_err().to_string();
+        assert!(missing.contains("not a store; make one with"), "{missing}");
+    }
+
+    #[test]
+    fn only_an_empty_directory_becomes_a_store_unless_forced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a/b");
+        drop(prepare_directory(&path, false).unwrap());
+        drop(prepare_directory(&path, false).unwrap());
+        fs::write(path.join(DESCRIPTION), "{}").unwrap();
+        assert!(prepare_directory(&path, false).map(drop).unwrap_err().to_string().contains("--force"));
+        fs::create_dir(path.join(LOG)).unwrap();
+        drop(prepare_directory(&path, true).unwrap());
+        let left: Vec<_> = fs::read_dir(&path).unwrap().map(|e| e.unwrap().file_name()).collect();
+        assert_eq!(left, ["lock"]);
+        fs::write(path.join("thesis.tex"), "").unwrap();
+        assert!(prepare_directory(&path, true).map(drop).unwrap_err().to_string().contains("thesis.tex"));
+    }
+
+    #[test]
+    fn a_store_in_use_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(DESCRIPTION), "{}").unwrap();
+        let held = lock(dir.path()).unwrap();
+        assert!(is_in_use(dir.path()).unwrap());
+        fs::write(dir.path().join(DESCRIPTION), r#"{"version":1,"uuid":"","memory":{"kind":"logged"},"bulk":null}"#)
+            .unwrap();
+        std::thread::scope(|scope| {
+            let begin = Instant::now();
+            assert!(Store::acquire(dir.path(), Duration::from_millis(30)).is_err());
+            assert!(begin.elapsed() >= Duration::from_millis(30));
+            scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(50));
+                drop(held);
+            });
+            // In use, but mounted nowhere: its user is about to leave.
+            Store::acquire(dir.path(), Duration::from_secs(20)).unwrap();
+        });
+        let held = lock(dir.path()).unwrap();
+        let error = prepare_directory(dir.path(), true).map(drop).unwrap_err().to_string();
+        assert!(error.contains(&std::process::id().to_string()), "{error}");
+        assert!(dir.path().join(DESCRIPTION).exists());
+        drop(held);
+        assert!(!is_in_use(dir.path()).unwrap());
+        assert!(is_in_use(&dir.path().join("gone")).is_err());
+    }
+}

@@ -1,0 +1,189 @@
+//! Extent maps of large files.
+//!
+//! A map is a sorted list of extents. Its root is a piece with a header of 16 bytes and either the extents themselves
+//! (kind 0) or an index of leaves (kind 1); a leaf has the same header and holds extents. Leaves are 4 KiB.
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::{FormatError, SlotRef};
+
+/// Bytes of the header of a root or leaf.
+pub const EXTENT_HEADER: usize = 16;
+/// Bytes of an extent or of an index entry.
+pub const EXTENT_BYTES: usize = 16;
+/// Bytes of a leaf.
+pub const LEAF_BYTES: u64 = 4096;
+/// Extents in a leaf.
+pub const LEAF_EXTENTS: usize = (LEAF_BYTES as usize - EXTENT_HEADER) / EXTENT_BYTES;
+
+/// Written, but perhaps not durable: after a power loss it reads as zeros.
+pub const EXTENT_NEW: u32 = 1;
+/// Allocated, never written: reads as zeros.
+pub const EXTENT_UNWRITTEN: u32 = 2;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ExtentHeader {
+    /// 0: extents follow; 1: index entries follow.
+    pub kind: U32,
+    pub count: U32,
+    pub reserved: U64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ExtentRecord {
+    /// First block of the file (64 KiB units).
+    pub file_block: U32,
+    /// Blocks.
+    pub blocks: U32,
+    /// First block on the bulk device, 40 bits; flags in the top byte.
+    pub bulk_and_flags: U64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct IndexRecord {
+    /// First file block the leaf is responsible for.
+    pub file_block: U32,
+    pub reserved: U32,
+    /// A [`SlotRef`].
+    pub leaf: U64,
+}
+
+const _: () = assert!(size_of::<ExtentHeader>() == EXTENT_HEADER);
+const _: () = assert!(size_of::<ExtentRecord>() == EXTENT_BYTES);
+const _: () = assert!(size_of::<IndexRecord>() == EXTENT_BYTES);
+const _: () = assert!(LEAF_EXTENTS == 255);
+
+/// An extent in memory, validated: `blocks` blocks of the file lie at `bulk_block`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    pub file_block: u64,
+    pub blocks: u64,
+    pub bulk_block: u64,
+    /// [`EXTENT_NEW`], [`EXTENT_UNWRITTEN`].
+    pub flags: u32,
+}
+
+impl Extent {
+    /// First block of the file behind the extent.
+    pub fn end(&self) -> u64 {
+        self.file_block + self.blocks
+    }
+}
+
+/// A decoded root or leaf.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ExtentNode {
+    Extents(Vec<Extent>),
+    /// First file block and leaf, ascending.
+    Index(Vec<(u64, SlotRef)>),
+}
+
+/// Encodes a root or leaf.
+pub fn encode(node: &ExtentNode) -> Vec<u8> {
+    let (kind, count) = match node {
+        ExtentNode::Extents(extents) => (0, extents.len()),
+        ExtentNode::Index(index) => (1, index.len()),
+    };
+    let mut out = Vec::with_capacity(EXTENT_HEADER + count * EXTENT_BYTES);
+    let header = ExtentHeader { kind: kind.into(), count: (count as u32).into(), reserved: 0.into() };
+    out.extend_from_slice(header.as_bytes());
+    match node {
+        ExtentNode::Extents(extents) => {
+            for e in extents {
+                let record = ExtentRecord {
+                    file_block: (e.file_block as u32).into(),
+                    blocks: (e.blocks as u32).into(),
+                    bulk_and_flags: (e.bulk_block | (e.flags as u64) << 56).into(),
+                };
+                out.extend_from_slice(record.as_bytes());
+            }
+        }
+        ExtentNode::Index(index) => {
+            for &(first, leaf) in index {
+                let record =
+                    IndexRecord { file_block: (first as u32).into(), reserved: 0.into(), leaf: leaf.bits().into() };
+                out.extend_from_slice(record.as_bytes());
+            }
+        }
+    }
+    out
+}
+
+/// Decodes a root or leaf; `bulk_blocks` bounds every extent. Extents must ascend without overlap.
+pub fn decode(bytes: &[u8], bulk_blocks: u64) -> Result<ExtentNode, FormatError> {
+    let what = "extent map";
+    let range = |field, found| Err(FormatError::Range { what, field, found });
+    let Ok((header, body)) = ExtentHeader::read_from_prefix(bytes) else {
+        return Err(FormatError::Short { what, expected: EXTENT_HEADER, found: bytes.len() });
+    };
+    let count = header.count.get() as usize;
+    if body.len() / EXTENT_BYTES < count {
+        return range("count", count as u64);
+    }
+    let items = body.chunks_exact(EXTENT_BYTES).take(count);
+    match header.kind.get() {
+        0 => {
+            let mut extents: Vec<Extent> = Vec::with_capacity(count);
+            for item in items {
+                let record = ExtentRecord::read_from_bytes(item).expect("size is asserted");
+                let word = record.bulk_and_flags.get();
+                let extent = Extent {
+                    file_block: record.file_block.get() as u64,
+                    blocks: record.blocks.get() as u64,
+                    bulk_block: word & ((1 << 40) - 1),
+                    flags: (word >> 56) as u32,
+                };
+                if extent.blocks == 0 || extents.last().is_some_and(|last| last.end() > extent.file_block) {
+                    return range("file block", extent.file_block);
+                }
+                if extent.bulk_block + extent.blocks > bulk_blocks || extent.end() > 1 << 32 {
+                    return range("bulk block", extent.bulk_block);
+                }
+                if word >> 40 & 0xffff != 0 || extent.flags > 2 {
+                    return range("flags", word >> 40);
+                }
+                extents.push(extent);
+            }
+            Ok(ExtentNode::Extents(extents))
+        }
+        1 => {
+            let mut index: Vec<(u64, SlotRef)> = Vec::with_capacity(count);
+            for item in items {
+                let record = IndexRecord::read_from_bytes(item).expect("size is asserted");
+                let first = record.file_block.get() as u64;
+                let leaf = SlotRef::from_bits(record.leaf.get()).filter(|leaf| leaf.capacity() == LEAF_BYTES);
+                let Some(leaf) = leaf else { return range("leaf", record.leaf.get()) };
+                if index.last().is_some_and(|&(last, _)| last >= first) {
+                    return range("file block", first);
+                }
+                index.push((first, leaf));
+            }
+            Ok(ExtentNode::Index(index))
+        }
+        kind => range("kind", kind as u64),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_round_trip_and_overlaps_are_refused() {
+        let a = Extent { file_block: 0, blocks: 4, bulk_block: 10, flags: 0 };
+        let b = Extent { file_block: 4, blocks: 1, bulk_block: 99, flags: EXTENT_NEW };
+        let node = ExtentNode::Extents(vec![a, b]);
+        assert_eq!(decode(&encode(&node), 100), Ok(node.clone()));
+        assert!(decode(&encode(&node), 99).is_err(), "beyond the device");
+        let swapped = ExtentNode::Extents(vec![b, a]);
+        assert!(decode(&encode(&swapped), 100).is_err());
+        let leaf = SlotRef::slot(65536, crate::slot::class_for(LEAF_BYTES).unwrap());
+        let index = ExtentNode::Index(vec![(0, leaf), (7, leaf)]);
+        assert_eq!(decode(&encode(&index), 100), Ok(index));
+        assert!(decode(&[0xff; 64], 100).is_err());
+    }
+}

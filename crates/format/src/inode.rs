@@ -1,0 +1,290 @@
+//! Inode records and the table that finds them.
+//!
+//! An inode number is an index: block = number / 16, place in the block = number % 16. Blocks of 16 records are
+//! found through a radix tree of nodes with 512 slot references each. A record with mode 0 is free; one with
+//! no links and a mode is an orphan, which recovery reclaims.
+
+use zerocopy::little_endian::{I64, U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::{FormatError, SlotRef, checksum};
+
+/// Bytes of one record.
+pub const INODE_RECORD: usize = 96;
+/// Records in a block.
+pub const INODES_PER_BLOCK: u64 = 16;
+/// Bytes of a block of records.
+pub const INODE_BLOCK: u64 = INODE_RECORD as u64 * INODES_PER_BLOCK;
+/// References in a node of the table.
+pub const TABLE_FANOUT: u64 = 512;
+/// Bytes of a node of the table.
+pub const TABLE_NODE: u64 = TABLE_FANOUT * 8;
+/// The root directory.
+pub const ROOT_INO: u64 = 1;
+/// Inode numbers have 32 bits.
+pub const INO_MAX: u64 = u32::MAX as u64;
+
+pub const S_IFMT: u16 = 0o170000;
+pub const S_IFSOCK: u16 = 0o140000;
+pub const S_IFLNK: u16 = 0o120000;
+pub const S_IFREG: u16 = 0o100000;
+pub const S_IFBLK: u16 = 0o060000;
+pub const S_IFDIR: u16 = 0o040000;
+pub const S_IFCHR: u16 = 0o020000;
+pub const S_IFIFO: u16 = 0o010000;
+
+/// What `root` of an inode refers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// No data: an empty file, a device, or a file that is one hole.
+    Empty = 0,
+    /// One piece holds all data (file up to 32 KiB, or the target of a symbolic link).
+    Direct = 1,
+    /// The piece is an array of slot references, one for each 32 KiB of the file; 0 is a hole.
+    Chunked = 2,
+    /// The piece is the root of an extent map; the data are on the bulk device.
+    Extents = 3,
+    /// A directory in one bucket.
+    DirPacked = 4,
+    /// A directory under a hash node.
+    DirHashed = 5,
+}
+
+/// Bytes of a file that one reference of [`Layout::Chunked`] stands for.
+pub const CHUNK: u64 = 32768;
+
+/// Set while a truncation removes data beyond `size` step by step; recovery finishes it.
+pub const INODE_TRUNCATING: u8 = 1;
+/// Set when some extent is marked NEW: its data may not be durable.
+pub const INODE_HAS_NEW: u8 = 2;
+
+/// The record as it lies in an inode block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct InodeRecord {
+    /// File type and permissions; 0 marks a free record.
+    pub mode: U16,
+    pub layout: u8,
+    pub flags: u8,
+    pub nlink: U32,
+    pub uid: U32,
+    pub gid: U32,
+    /// Bytes of a file or link target; entries of a directory.
+    pub size: U64,
+    /// Times in nanoseconds since 1970.
+    pub atime: I64,
+    pub mtime: I64,
+    pub ctime: I64,
+    pub btime: I64,
+    /// Grows when the number is used again.
+    pub generation: U32,
+    pub rdev: U32,
+    /// A [`SlotRef`], by `layout`.
+    pub root: U64,
+    /// A [`SlotRef`] to the extended attributes, or 0.
+    pub xattr: U64,
+    /// Bytes allocated in the region and on the bulk device for data, maps and attributes.
+    pub allocated: U64,
+    /// Directory: its parent.
+    pub parent: U32,
+    pub crc: U32,
+}
+
+const _: () = assert!(size_of::<InodeRecord>() == INODE_RECORD);
+const _: () = assert!(std::mem::offset_of!(InodeRecord, root) == 64);
+const _: () = assert!(std::mem::offset_of!(InodeRecord, crc) == 92);
+
+/// An inode in memory, validated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inode {
+    pub mode: u16,
+    pub layout: Layout,
+    pub flags: u8,
+    pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub size: u64,
+    pub atime: i64,
+    pub mtime: i64,
+    pub ctime: i64,
+    pub btime: i64,
+    pub generation: u32,
+    pub rdev: u32,
+    pub root: SlotRef,
+    pub xattr: SlotRef,
+    pub allocated: u64,
+    pub parent: u32,
+}
+
+/// What a record holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InodeSlot {
+    /// Not in use; the generation its last user had.
+    Free {
+        generation: u32,
+    },
+    Used(Inode),
+}
+
+impl Inode {
+    pub fn kind(&self) -> u16 {
+        self.mode & S_IFMT
+    }
+
+    pub fn is_dir(&self) -> bool {
+        self.kind() == S_IFDIR
+    }
+
+    pub fn is_file(&self) -> bool {
+        self.kind() == S_IFREG
+    }
+
+    pub fn encode(&self) -> [u8; INODE_RECORD] {
+        let record = InodeRecord {
+            mode: self.mode.into(),
+            layout: self.layout as u8,
+            flags: self.flags,
+            nlink: self.nlink.into(),
+            uid: self.uid.into(),
+            gid: self.gid.into(),
+            size: self.size.into(),
+            atime: self.atime.into(),
+            mtime: self.mtime.into(),
+            ctime: self.ctime.into(),
+            btime: self.btime.into(),
+            generation: self.generation.into(),
+            rdev: self.rdev.into(),
+            root: self.root.bits().into(),
+            xattr: self.xattr.bits().into(),
+            allocated: self.allocated.into(),
+            parent: self.parent.into(),
+            crc: 0.into(),
+        };
+        seal(record)
+    }
+
+    /// The bytes of a free record; a record of zeros is free too.
+    pub fn encode_free(generation: u32) -> [u8; INODE_RECORD] {
+        let mut record = InodeRecord::read_from_bytes(&[0; INODE_RECORD]).expect("size is asserted");
+        record.generation = generation.into();
+        seal(record)
+    }
+
+    /// Decodes and validates one record.
+    pub fn decode(bytes: &[u8; INODE_RECORD]) -> Result<InodeSlot, FormatError> {
+        let what = "inode";
+        let record = InodeRecord::read_from_bytes(bytes).expect("size is asserted");
+        if record.mode.get() == 0 && bytes.iter().all(|&b| b == 0) {
+            return Ok(InodeSlot::Free { generation: 0 });
+        }
+        let found = checksum(0, &bytes[..92]);
+        if found != record.crc.get() {
+            return Err(FormatError::Checksum { what, expected: record.crc.get(), found });
+        }
+        if record.mode.get() == 0 {
+            return Ok(InodeSlot::Free { generation: record.generation.get() });
+        }
+        let slot = |field, bits: U64| {
+            SlotRef::from_bits(bits.get()).ok_or(FormatError::Range { what, field, found: bits.get() })
+        };
+        let layout = match record.layout {
+            0 => Layout::Empty,
+            1 => Layout::Direct,
+            2 => Layout::Chunked,
+            3 => Layout::Extents,
+            4 => Layout::DirPacked,
+            5 => Layout::DirHashed,
+            found => return Err(FormatError::Range { what, field: "layout", found: found as u64 }),
+        };
+        let inode = Inode {
+            mode: record.mode.get(),
+            layout,
+            flags: record.flags,
+            nlink: record.nlink.get(),
+            uid: record.uid.get(),
+            gid: record.gid.get(),
+            size: record.size.get(),
+            atime: record.atime.get(),
+            mtime: record.mtime.get(),
+            ctime: record.ctime.get(),
+            btime: record.btime.get(),
+            generation: record.generation.get(),
+            rdev: record.rdev.get(),
+            root: slot("root", record.root)?,
+            xattr: slot("xattr", record.xattr)?,
+            allocated: record.allocated.get(),
+            parent: record.parent.get(),
+        };
+        let layout_fits = match inode.kind() {
+            S_IFDIR => matches!(layout, Layout::Empty | Layout::DirPacked | Layout::DirHashed),
+            S_IFREG => !matches!(layout, Layout::DirPacked | Layout::DirHashed),
+            S_IFLNK => layout == Layout::Direct,
+            S_IFSOCK | S_IFBLK | S_IFCHR | S_IFIFO => layout == Layout::Empty,
+            found => return Err(FormatError::Range { what, field: "mode", found: found as u64 }),
+        };
+        if !layout_fits || (layout == Layout::Empty) != inode.root.is_none() {
+            return Err(FormatError::Range { what, field: "layout", found: layout as u64 });
+        }
+        if inode.size > i64::MAX as u64 {
+            return Err(FormatError::Range { what, field: "size", found: inode.size });
+        }
+        Ok(InodeSlot::Used(inode))
+    }
+}
+
+fn seal(mut record: InodeRecord) -> [u8; INODE_RECORD] {
+    record.crc = checksum(0, &record.as_bytes()[..92]).into();
+    record.as_bytes().try_into().expect("size is asserted")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Inode {
+        Inode {
+            mode: S_IFREG | 0o644,
+            layout: Layout::Direct,
+            flags: 0,
+            nlink: 1,
+            uid: 1000,
+            gid: 100,
+            size: 5,
+            atime: -1,
+            mtime: 2,
+            ctime: 3,
+            btime: 4,
+            generation: 9,
+            rdev: 0,
+            root: SlotRef::slot(65536, 17),
+            xattr: SlotRef::NONE,
+            allocated: 1024,
+            parent: 0,
+        }
+    }
+
+    #[test]
+    fn an_inode_round_trips_and_every_flipped_bit_is_seen() {
+        let bytes = sample().encode();
+        assert_eq!(Inode::decode(&bytes), Ok(InodeSlot::Used(sample())));
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes;
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(Inode::decode(&flipped).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn zeros_and_freed_records_are_free() {
+        assert_eq!(Inode::decode(&[0; INODE_RECORD]), Ok(InodeSlot::Free { generation: 0 }));
+        assert_eq!(Inode::decode(&Inode::encode_free(3)), Ok(InodeSlot::Free { generation: 3 }));
+    }
+
+    #[test]
+    fn a_layout_that_does_not_fit_the_type_is_refused() {
+        let dir = Inode { mode: S_IFDIR | 0o755, ..sample() };
+        assert!(Inode::decode(&dir.encode()).is_err());
+        let empty = Inode { layout: Layout::Empty, ..sample() };
+        assert!(Inode::decode(&empty.encode()).is_err());
+    }
+}

@@ -1,0 +1,72 @@
+//! Every layout Shoal puts on media, written once: constants, typed records, encoding, decoding.
+//!
+//! What it owns: the bytes. `docs/spec/region.md` states each layout as a table; the structures here
+//! assert the same sizes and offsets at compile time.
+//! Rules: all integers are little-endian; decoding validates before it computes, never panics on
+//! hostile bytes, and says what was expected and what was found.
+//! Left out: I/O, allocation policy, locking, anything that needs a clock.
+
+#![forbid(unsafe_code)]
+
+pub mod dir;
+pub mod extent;
+pub mod inode;
+pub mod ram;
+pub mod record;
+pub mod segment;
+pub mod slot;
+pub mod superblock;
+pub mod xattr;
+
+pub use slot::SlotRef;
+
+/// A byte offset within a region.
+pub type Offset = u64;
+/// Bytes of a page: the unit of dirtiness, of image checksums and of the superblock area.
+pub const PAGE: u64 = 4096;
+/// Bytes of a segment: the unit the allocator hands to a size class.
+pub const SEGMENT: u64 = 65536;
+/// Bytes of a bulk block: the unit of large-file data on the bulk device.
+pub const BULK_BLOCK: u64 = 65536;
+/// Offsets have 40 bits: a region is at most 1 TiB.
+pub const REGION_BYTES_MAX: u64 = 1 << 40;
+
+/// Why bytes could not be decoded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FormatError {
+    /// The bytes do not begin with the structure's magic: something else is stored here.
+    #[error("{what}: magic is {found:#x}, expected {expected:#x}")]
+    Magic { what: &'static str, expected: u64, found: u64 },
+    /// Written by another, incompatible version.
+    #[error("{what}: format version is {found}, this program reads version {expected}")]
+    Version { what: &'static str, expected: u32, found: u32 },
+    /// A feature this program does not know must be understood to read the store.
+    #[error("{what}: unknown incompatible features {bits:#x}")]
+    Features { what: &'static str, bits: u64 },
+    /// Checksum mismatch: the bytes changed after they were written.
+    #[error("{what}: checksum is {found:#010x}, expected {expected:#010x}")]
+    Checksum { what: &'static str, expected: u32, found: u32 },
+    /// A field holds a value no writer writes.
+    #[error("{what}: {field} is {found}, which is out of range")]
+    Range { what: &'static str, field: &'static str, found: u64 },
+    /// Fewer bytes than the structure needs.
+    #[error("{what}: {found} bytes, needs {expected}")]
+    Short { what: &'static str, expected: usize, found: usize },
+}
+
+/// CRC32C of `bytes`, continued from `seed`.
+pub fn checksum(seed: u32, bytes: &[u8]) -> u32 {
+    crc32c::crc32c_append(seed, bytes)
+}
+
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
+}
+
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
+    u16::from_le_bytes(bytes[at..at + 2].try_into().expect("two bytes"))
+}

@@ -1,0 +1,258 @@
+//! Redo records: what the log holds.
+//!
+//! A record is a header of 32 bytes and a payload of entries, padded with zeros to 8 bytes. Its LSN is its
+//! position in the log, counted in bytes since the store was formatted. Its salt is the checksum of the header
+//! before it, so that a stale record left behind in reused log space does not continue the chain.
+//! Entries are absolute (bytes to store, bits to set or clear), so replay is idempotent.
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::{FormatError, Offset, REGION_BYTES_MAX, checksum, u64_at};
+
+pub const RECORD_MAGIC: u32 = u32::from_le_bytes(*b"SHrc");
+/// Bytes of a record header.
+pub const RECORD_HEADER: usize = 32;
+/// Largest payload: bounds a transaction and what recovery must hold (bytes).
+pub const RECORD_PAYLOAD_MAX: usize = (1 << 20) + (1 << 16);
+/// A record's length in the log is a multiple of this.
+pub const RECORD_ALIGN: usize = 8;
+/// Longest run of bytes one entry can name.
+pub const ENTRY_LEN_MAX: u64 = (1 << 22) - 1;
+
+/// The header as it lies in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RecordHeader {
+    pub magic: U32,
+    /// Payload bytes, without padding.
+    pub len: U32,
+    pub lsn: U64,
+    /// `crc` of the record before it in the log.
+    pub salt: U32,
+    /// 0 transaction, 1 epoch (first record after a mount), 2 wrap (rest of the ring is unused).
+    pub kind: U32,
+    pub payload_crc: U32,
+    /// CRC32C of the 28 bytes before it.
+    pub crc: U32,
+}
+
+const _: () = assert!(size_of::<RecordHeader>() == RECORD_HEADER);
+const _: () = assert!(std::mem::offset_of!(RecordHeader, crc) == 28);
+
+/// What a record is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordKind {
+    /// Entries to apply.
+    Tx = 0,
+    /// Marks a mount: 16 random bytes, then the boot id (16 bytes).
+    Epoch = 1,
+}
+
+impl RecordHeader {
+    pub fn new(kind: RecordKind, lsn: u64, salt: u32, len: usize, payload_crc: u32) -> RecordHeader {
+        let mut header = RecordHeader {
+            magic: RECORD_MAGIC.into(),
+            len: (len as u32).into(),
+            lsn: lsn.into(),
+            salt: salt.into(),
+            kind: (kind as u32).into(),
+            payload_crc: payload_crc.into(),
+            crc: 0.into(),
+        };
+        header.crc = checksum(0, &header.as_bytes()[..28]).into();
+        header
+    }
+
+    /// Decodes the header expected at `lsn` after a record whose header checksum was `salt`. Any error means:
+    /// the log ends here.
+    pub fn decode(bytes: &[u8], lsn: u64, salt: u32) -> Result<RecordHeader, FormatError> {
+        let what = "log record";
+        let Ok((header, _)) = RecordHeader::read_from_prefix(bytes) else {
+            return Err(FormatError::Short { what, expected: RECORD_HEADER, found: bytes.len() });
+        };
+        if header.magic.get() != RECORD_MAGIC {
+            return Err(FormatError::Magic { what, expected: RECORD_MAGIC as u64, found: header.magic.get() as u64 });
+        }
+        let found = checksum(0, &header.as_bytes()[..28]);
+        if header.crc.get() != found {
+            return Err(FormatError::Checksum { what, expected: header.crc.get(), found });
+        }
+        if header.lsn.get() != lsn {
+            return Err(FormatError::Range { what, field: "lsn", found: header.lsn.get() });
+        }
+        if header.salt.get() != salt {
+            return Err(FormatError::Range { what, field: "salt", found: header.salt.get() as u64 });
+        }
+        if header.len.get() as usize > RECORD_PAYLOAD_MAX || header.kind.get() > 1 {
+            return Err(FormatError::Range { what, field: "length", found: header.len.get() as u64 });
+        }
+        Ok(header)
+    }
+
+    pub fn record_kind(&self) -> RecordKind {
+        if self.kind.get() == 1 { RecordKind::Epoch } else { RecordKind::Tx }
+    }
+
+    /// Bytes the whole record takes in the log.
+    pub fn total(&self) -> u64 {
+        record_bytes(self.len.get() as usize)
+    }
+
+    pub fn check_payload(&self, payload: &[u8]) -> Result<(), FormatError> {
+        let found = checksum(0, payload);
+        if found != self.payload_crc.get() {
+            return Err(FormatError::Checksum { what: "log record payload", expected: self.payload_crc.get(), found });
+        }
+        Ok(())
+    }
+}
+
+/// Log bytes of a record with `payload` bytes.
+pub fn record_bytes(payload: usize) -> u64 {
+    (RECORD_HEADER + payload.next_multiple_of(RECORD_ALIGN)) as u64
+}
+
+/// One change to the region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry<'a> {
+    /// Store these bytes.
+    Write { at: Offset, bytes: &'a [u8] },
+    /// Set these bits of the little-endian word at `at`.
+    SetBits { at: Offset, mask: u64 },
+    /// Clear these bits of the little-endian word at `at`.
+    ClearBits { at: Offset, mask: u64 },
+    /// Store `len` zero bytes.
+    Zero { at: Offset, len: u64 },
+}
+
+const KIND_SHIFT: u32 = 62;
+const LEN_SHIFT: u32 = 40;
+const KIND_WRITE: u64 = 0;
+const KIND_SET: u64 = 1;
+const KIND_CLEAR: u64 = 2;
+const KIND_ZERO: u64 = 3;
+
+fn entry_word(kind: u64, at: Offset, len: u64) -> [u8; 8] {
+    debug_assert!(at < REGION_BYTES_MAX && len <= ENTRY_LEN_MAX);
+    (kind << KIND_SHIFT | len << LEN_SHIFT | at).to_le_bytes()
+}
+
+impl Entry<'_> {
+    /// Appends the entry to a payload; returns where in the payload its data begins.
+    pub fn encode(&self, payload: &mut Vec<u8>) -> usize {
+        match *self {
+            Entry::Write { at, bytes } => {
+                payload.extend_from_slice(&entry_word(KIND_WRITE, at, bytes.len() as u64));
+                payload.extend_from_slice(bytes);
+                payload.len() - bytes.len()
+            }
+            Entry::SetBits { at, mask } | Entry::ClearBits { at, mask } => {
+                let kind = if matches!(self, Entry::SetBits { .. }) { KIND_SET } else { KIND_CLEAR };
+                payload.extend_from_slice(&entry_word(kind, at, 8));
+                payload.extend_from_slice(&mask.to_le_bytes());
+                payload.len() - 8
+            }
+            Entry::Zero { at, len } => {
+                payload.extend_from_slice(&entry_word(KIND_ZERO, at, len));
+                payload.len()
+            }
+        }
+    }
+
+    /// First byte and number of bytes the entry changes.
+    pub fn range(&self) -> (Offset, u64) {
+        match *self {
+            Entry::Write { at, bytes } => (at, bytes.len() as u64),
+            Entry::SetBits { at, .. } | Entry::ClearBits { at, .. } => (at, 8),
+            Entry::Zero { at, len } => (at, len),
+        }
+    }
+}
+
+/// Iterates over the entries of a payload; stops after the first error.
+pub struct Entries<'a> {
+    payload: &'a [u8],
+    region_bytes: u64,
+}
+
+impl<'a> Entries<'a> {
+    /// `region_bytes` bounds every entry.
+    pub fn new(payload: &'a [u8], region_bytes: u64) -> Entries<'a> {
+        Entries { payload, region_bytes }
+    }
+}
+
+impl<'a> Iterator for Entries<'a> {
+    type Item = Result<Entry<'a>, FormatError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.payload.is_empty() {
+            return None;
+        }
+        let what = "log record entry";
+        let short = |expected, found| Some(Err(FormatError::Short { what, expected, found }));
+        let payload = std::mem::take(&mut self.payload);
+        if payload.len() < 8 {
+            return short(8, payload.len());
+        }
+        let word = u64_at(payload, 0);
+        let (kind, len, at) = (word >> KIND_SHIFT, word >> LEN_SHIFT & ENTRY_LEN_MAX, word & (REGION_BYTES_MAX - 1));
+        if at + len > self.region_bytes {
+            return Some(Err(FormatError::Range { what, field: "offset", found: at }));
+        }
+        let body = &payload[8..];
+        let stored = if kind == KIND_ZERO { 0 } else { len as usize };
+        if body.len() < stored {
+            return short(stored, body.len());
+        }
+        let entry = match kind {
+            KIND_WRITE => Entry::Write { at, bytes: &body[..stored] },
+            KIND_ZERO => Entry::Zero { at, len },
+            _ if len != 8 || !at.is_multiple_of(8) => {
+                return Some(Err(FormatError::Range { what, field: "bit word", found: at }));
+            }
+            KIND_SET => Entry::SetBits { at, mask: u64_at(body, 0) },
+            _ => Entry::ClearBits { at, mask: u64_at(body, 0) },
+        };
+        self.payload = &body[stored..];
+        Some(Ok(entry))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_round_trip() {
+        let entries = [
+            Entry::Write { at: 70_000, bytes: b"hello" },
+            Entry::SetBits { at: 16, mask: 5 },
+            Entry::Zero { at: 65536, len: 1 << 20 },
+            Entry::ClearBits { at: 24, mask: u64::MAX },
+        ];
+        let mut payload = Vec::new();
+        entries.iter().for_each(|e| {
+            e.encode(&mut payload);
+        });
+        let back: Result<Vec<_>, _> = Entries::new(&payload, 1 << 30).collect();
+        assert_eq!(back.unwrap(), entries);
+        assert!(Entries::new(&payload, 1 << 16).any(|e| e.is_err()), "an entry beyond the region is refused");
+        for cut in 1..payload.len() {
+            let _ = Entries::new(&payload[..cut], 1 << 30).count();
+        }
+    }
+
+    #[test]
+    fn a_record_is_accepted_only_at_its_place_in_the_chain() {
+        let header = RecordHeader::new(RecordKind::Tx, 4096, 77, 5, checksum(0, b"hello"));
+        let bytes = header.as_bytes();
+        assert_eq!(RecordHeader::decode(bytes, 4096, 77), Ok(header));
+        assert!(header.check_payload(b"hello").is_ok());
+        assert!(header.check_payload(b"hellp").is_err());
+        assert!(RecordHeader::decode(bytes, 4104, 77).is_err());
+        assert!(RecordHeader::decode(bytes, 4096, 78).is_err());
+        assert_eq!(header.total(), 40);
+    }
+}

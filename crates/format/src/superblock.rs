@@ -1,0 +1,399 @@
+//! The first pages of a region: superblock (page 0), anchors (page 1), roots (page 2).
+//!
+//! The superblock is written once, by `format`. The anchor says from where the log must be replayed;
+//! two slots of 512 bytes alternate by generation, so that a torn write leaves the other one. The
+//! roots are ordinary region bytes, changed only through transactions.
+
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::segment::SEGMENT_ENTRY;
+use crate::{FormatError, Offset, PAGE, REGION_BYTES_MAX, SEGMENT, checksum};
+
+pub const SUPERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"SHOALRGN");
+pub const ANCHOR_MAGIC: u64 = u64::from_le_bytes(*b"SHOALANC");
+/// The format version this crate reads and writes.
+pub const VERSION: u32 = 1;
+/// Incompatible features this crate understands.
+pub const FEATURES_INCOMPAT: u64 = 0;
+
+pub const SUPERBLOCK_AT: Offset = 0;
+/// Offsets of the two anchor slots.
+pub const ANCHOR_AT: [Offset; 2] = [PAGE, PAGE + 512];
+pub const ROOTS_AT: Offset = 2 * PAGE;
+/// The segment table begins here; bulk bitmap and ring follow it.
+pub const SEGMENT_TABLE_AT: Offset = 4 * PAGE;
+
+/// Where a region's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryKind {
+    /// Ordinary DRAM; log and images on a disk.
+    Logged = 0,
+    /// RAM kept by a battery; the log is a ring in the region.
+    Battery = 1,
+    /// Byte-addressable persistent memory; ring in the region, explicit cache-line write-back.
+    Dax = 2,
+}
+
+impl MemoryKind {
+    /// The log is a ring inside the region.
+    pub fn has_ring(self) -> bool {
+        self != MemoryKind::Logged
+    }
+
+    pub fn name(self) -> &'static str {
+        ["logged", "battery", "dax"][self as usize]
+    }
+}
+
+/// The superblock as it lies in page 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct SuperblockRecord {
+    pub magic: U64,
+    pub version: U32,
+    pub memory_kind: U32,
+    pub features_compat: U64,
+    pub features_incompat: U64,
+    pub uuid: [u8; 16],
+    pub region_bytes: U64,
+    pub segment_table: U64,
+    pub segment_count: U64,
+    pub bulk_bitmap: U64,
+    pub bulk_blocks: U64,
+    pub ring: U64,
+    pub ring_bytes: U64,
+    pub threshold: U64,
+    pub hash_seed: U64,
+    pub created_ns: U64,
+    pub reserved: [u8; 12],
+    pub crc: U32,
+}
+
+const _: () = assert!(size_of::<SuperblockRecord>() == 144);
+const _: () = assert!(std::mem::offset_of!(SuperblockRecord, crc) == 140);
+
+/// The superblock, validated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Superblock {
+    pub memory_kind: MemoryKind,
+    pub uuid: [u8; 16],
+    /// Bytes of the region's address space: the limit, not what is in use.
+    pub region_bytes: u64,
+    pub segment_table: Offset,
+    pub segment_count: u64,
+    /// One bit for every bulk block (1 = in use), or 0 when there is no bulk device.
+    pub bulk_bitmap: Offset,
+    pub bulk_blocks: u64,
+    /// Log ring, or 0 for `logged` memory.
+    pub ring: Offset,
+    pub ring_bytes: u64,
+    /// Files longer than this live on the bulk device (bytes).
+    pub threshold: u64,
+    /// Key of the directory hash.
+    pub hash_seed: u64,
+    /// When the store was formatted (ns since 1970).
+    pub created_ns: u64,
+}
+
+/// What a store is formatted with; [`Superblock::layout`] derives the offsets.
+#[derive(Clone, Copy, Debug)]
+pub struct Geometry {
+    pub memory_kind: MemoryKind,
+    pub uuid: [u8; 16],
+    pub region_bytes: u64,
+    pub bulk_blocks: u64,
+    pub ring_bytes: u64,
+    pub threshold: u64,
+    pub hash_seed: u64,
+    pub created_ns: u64,
+}
+
+impl Superblock {
+    /// Lays out the fixed areas: segment table, bulk bitmap, ring; each begins on a page.
+    pub fn layout(geometry: Geometry) -> Result<Superblock, FormatError> {
+        let region_bytes = geometry.region_bytes / SEGMENT * SEGMENT;
+        let segment_count = region_bytes / SEGMENT;
+        let table_end = SEGMENT_TABLE_AT + (segment_count * SEGMENT_ENTRY).next_multiple_of(PAGE);
+        let bitmap_bytes = geometry.bulk_blocks.div_ceil(64) * 8;
+        let bitmap_end = table_end + bitmap_bytes.next_multiple_of(PAGE);
+        let ring_bytes = if geometry.memory_kind.has_ring() { geometry.ring_bytes / PAGE * PAGE } else { 0 };
+        let superblock = Superblock {
+            memory_kind: geometry.memory_kind,
+            uuid: geometry.uuid,
+            region_bytes,
+            segment_table: SEGMENT_TABLE_AT,
+            segment_count,
+            bulk_bitmap: if geometry.bulk_blocks == 0 { 0 } else { table_end },
+            bulk_blocks: geometry.bulk_blocks,
+            ring: if ring_bytes == 0 { 0 } else { bitmap_end },
+            ring_bytes,
+            threshold: geometry.threshold,
+            hash_seed: geometry.hash_seed,
+            created_ns: geometry.created_ns,
+        };
+        superblock.validate()?;
+        Ok(superblock)
+    }
+
+    /// Segments taken by the fixed areas, from segment 0.
+    pub fn reserved_segments(&self) -> u64 {
+        self.fixed_end().div_ceil(SEGMENT)
+    }
+
+    fn fixed_end(&self) -> u64 {
+        let table_end = SEGMENT_TABLE_AT + (self.segment_count * SEGMENT_ENTRY).next_multiple_of(PAGE);
+        let bitmap_end = table_end + (self.bulk_blocks.div_ceil(64) * 8).next_multiple_of(PAGE);
+        bitmap_end + self.ring_bytes
+    }
+
+    fn validate(&self) -> Result<(), FormatError> {
+        let what = "superblock";
+        let range = |field, found| Err(FormatError::Range { what, field, found });
+        if self.region_bytes > REGION_BYTES_MAX || !self.region_bytes.is_multiple_of(SEGMENT) {
+            return range("region size", self.region_bytes);
+        }
+        if self.segment_count != self.region_bytes / SEGMENT || self.segment_table != SEGMENT_TABLE_AT {
+            return range("segment table", self.segment_count);
+        }
+        if self.bulk_blocks > 1 << 40 {
+            return range("bulk blocks", self.bulk_blocks);
+        }
+        let table_end = SEGMENT_TABLE_AT + (self.segment_count * SEGMENT_ENTRY).next_multiple_of(PAGE);
+        if self.bulk_bitmap != if self.bulk_blocks == 0 { 0 } else { table_end } {
+            return range("bulk bitmap", self.bulk_bitmap);
+        }
+        if self.memory_kind.has_ring() != (self.ring_bytes != 0)
+            || self.ring_bytes > REGION_BYTES_MAX
+            || !self.ring_bytes.is_multiple_of(PAGE)
+            || (self.ring_bytes != 0 && self.ring != self.fixed_end() - self.ring_bytes)
+        {
+            return range("ring", self.ring_bytes);
+        }
+        if self.reserved_segments() + 4 > self.segment_count {
+            return range("region size", self.region_bytes);
+        }
+        Ok(())
+    }
+
+    pub fn encode(&self) -> [u8; 144] {
+        let mut record = SuperblockRecord {
+            magic: SUPERBLOCK_MAGIC.into(),
+            version: VERSION.into(),
+            memory_kind: (self.memory_kind as u32).into(),
+            features_compat: 0.into(),
+            features_incompat: FEATURES_INCOMPAT.into(),
+            uuid: self.uuid,
+            region_bytes: self.region_bytes.into(),
+            segment_table: self.segment_table.into(),
+            segment_count: self.segment_count.into(),
+            bulk_bitmap: self.bulk_bitmap.into(),
+            bulk_blocks: self.bulk_blocks.into(),
+            ring: self.ring.into(),
+            ring_bytes: self.ring_bytes.into(),
+            threshold: self.threshold.into(),
+            hash_seed: self.hash_seed.into(),
+            created_ns: self.created_ns.into(),
+            reserved: [0; 12],
+            crc: 0.into(),
+        };
+        record.crc = checksum(0, &record.as_bytes()[..140]).into();
+        record.as_bytes().try_into().expect("size is asserted")
+    }
+
+    /// Decodes and validates; the order (magic, version, checksum, fields) gives the most useful error.
+    pub fn decode(bytes: &[u8]) -> Result<Superblock, FormatError> {
+        let what = "superblock";
+        let Ok((record, _)) = SuperblockRecord::read_from_prefix(bytes) else {
+            return Err(FormatError::Short { what, expected: 144, found: bytes.len() });
+        };
+        if record.magic.get() != SUPERBLOCK_MAGIC {
+            return Err(FormatError::Magic { what, expected: SUPERBLOCK_MAGIC, found: record.magic.get() });
+        }
+        if record.version.get() != VERSION {
+            return Err(FormatError::Version { what, expected: VERSION, found: record.version.get() });
+        }
+        let found = checksum(0, &record.as_bytes()[..140]);
+        if record.crc.get() != found {
+            return Err(FormatError::Checksum { what, expected: record.crc.get(), found });
+        }
+        let unknown = record.features_incompat.get() & !FEATURES_INCOMPAT;
+        if unknown != 0 {
+            return Err(FormatError::Features { what, bits: unknown });
+        }
+        let memory_kind = match record.memory_kind.get() {
+            0 => MemoryKind::Logged,
+            1 => MemoryKind::Battery,
+            2 => MemoryKind::Dax,
+            found => return Err(FormatError::Range { what, field: "memory kind", found: found as u64 }),
+        };
+        let superblock = Superblock {
+            memory_kind,
+            uuid: record.uuid,
+            region_bytes: record.region_bytes.get(),
+            segment_table: record.segment_table.get(),
+            segment_count: record.segment_count.get(),
+            bulk_bitmap: record.bulk_bitmap.get(),
+            bulk_blocks: record.bulk_blocks.get(),
+            ring: record.ring.get(),
+            ring_bytes: record.ring_bytes.get(),
+            threshold: record.threshold.get(),
+            hash_seed: record.hash_seed.get(),
+            created_ns: record.created_ns.get(),
+        };
+        superblock.validate()?;
+        Ok(superblock)
+    }
+}
+
+/// From where the log must be replayed over the bytes this anchor lies in.
+///
+/// In an image: written last, when pages and log are durable ("sealed"). In a region with a ring: the
+/// ring's head, moved when every record before it has been applied and written back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct AnchorRecord {
+    pub magic: U64,
+    /// Grows with every anchor written; the highest valid one counts.
+    pub generation: U64,
+    pub uuid: [u8; 16],
+    /// First log position to replay.
+    pub replay_lsn: U64,
+    /// The log was durable up to here when the anchor was written.
+    pub sealed_lsn: U64,
+    /// Chain value the record at `replay_lsn` must carry.
+    pub replay_salt: U32,
+    /// Bit 0: written by a clean unmount.
+    pub flags: U32,
+    /// Boot of the machine that wrote it: tells a process crash from a power loss.
+    pub boot_id: [u8; 16],
+    /// Bytes of the region that carry data; everything behind them is zero.
+    pub used_bytes: U64,
+    pub reserved: [u8; 44],
+    pub crc: U32,
+}
+
+const _: () = assert!(size_of::<AnchorRecord>() == 128);
+const _: () = assert!(std::mem::offset_of!(AnchorRecord, crc) == 124);
+
+/// Flag of an anchor written by a clean unmount.
+pub const ANCHOR_CLEAN: u32 = 1;
+
+impl AnchorRecord {
+    /// Sets magic and checksum.
+    pub fn sealed(mut self) -> AnchorRecord {
+        self.magic = ANCHOR_MAGIC.into();
+        self.crc = checksum(0, &self.as_bytes()[..124]).into();
+        self
+    }
+
+    /// Decodes one slot. A slot that never held an anchor is an error of kind `Magic`.
+    pub fn decode(bytes: &[u8]) -> Result<AnchorRecord, FormatError> {
+        let what = "anchor";
+        let Ok((record, _)) = AnchorRecord::read_from_prefix(bytes) else {
+            return Err(FormatError::Short { what, expected: 128, found: bytes.len() });
+        };
+        if record.magic.get() != ANCHOR_MAGIC {
+            return Err(FormatError::Magic { what, expected: ANCHOR_MAGIC, found: record.magic.get() });
+        }
+        let found = checksum(0, &record.as_bytes()[..124]);
+        if record.crc.get() != found {
+            return Err(FormatError::Checksum { what, expected: record.crc.get(), found });
+        }
+        if record.sealed_lsn.get() < record.replay_lsn.get() {
+            return Err(FormatError::Range { what, field: "sealed lsn", found: record.sealed_lsn.get() });
+        }
+        Ok(record)
+    }
+
+    /// The newest valid anchor of page 1 (`page` begins at [`PAGE`]).
+    pub fn newest(page: &[u8]) -> Result<AnchorRecord, FormatError> {
+        let slots = [Self::decode(&page[..512]), Self::decode(&page[512..1024])];
+        match slots {
+            [Ok(a), Ok(b)] => Ok(if a.generation.get() > b.generation.get() { a } else { b }),
+            [Ok(a), Err(_)] | [Err(_), Ok(a)] => Ok(a),
+            [Err(a), Err(b)] => Err(if matches!(a, FormatError::Magic { .. }) { b } else { a }),
+        }
+    }
+}
+
+/// The roots: where the file system finds its tables. Changed only through transactions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Roots {
+    /// Root node of the inode table (a [`crate::SlotRef`]).
+    pub inode_root: U64,
+    /// Levels of the inode table above the inode blocks.
+    pub inode_height: U32,
+    pub reserved: U32,
+    /// Inode blocks that exist: inode numbers below 16 times this are backed.
+    pub inode_blocks: U64,
+    /// Inodes in use when the store was last unmounted cleanly; recovery counts them anew.
+    pub inodes: U64,
+    /// Directories among them.
+    pub directories: U64,
+    /// Files whose data are on the bulk device.
+    pub large_files: U64,
+}
+
+const _: () = assert!(size_of::<Roots>() == 48);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn geometry() -> Geometry {
+        Geometry {
+            memory_kind: MemoryKind::Battery,
+            uuid: [7; 16],
+            region_bytes: 64 << 20,
+            bulk_blocks: 1000,
+            ring_bytes: 4 << 20,
+            threshold: 1 << 20,
+            hash_seed: 9,
+            created_ns: 1,
+        }
+    }
+
+    #[test]
+    fn a_superblock_round_trips_and_every_flipped_bit_is_seen() {
+        let superblock = Superblock::layout(geometry()).unwrap();
+        let bytes = superblock.encode();
+        assert_eq!(Superblock::decode(&bytes), Ok(superblock));
+        for bit in 0..bytes.len() * 8 {
+            let mut flipped = bytes;
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert!(Superblock::decode(&flipped).is_err(), "bit {bit}");
+        }
+        assert!(Superblock::decode(&bytes[..100]).is_err());
+    }
+
+    #[test]
+    fn a_region_too_small_for_its_tables_is_refused() {
+        let small = Geometry { region_bytes: 4 << 20, ..geometry() };
+        assert!(matches!(Superblock::layout(small), Err(FormatError::Range { field: "region size", .. })));
+    }
+
+    #[test]
+    fn the_newest_valid_anchor_counts() {
+        let anchor = |generation: u64| {
+            let mut a = AnchorRecord::new_zeroed_for_tests();
+            a.generation = generation.into();
+            a.sealed()
+        };
+        let mut page = [0u8; 4096];
+        assert!(AnchorRecord::newest(&page).is_err());
+        page[..128].copy_from_slice(anchor(4).as_bytes());
+        assert_eq!(AnchorRecord::newest(&page).unwrap().generation.get(), 4);
+        page[512..640].copy_from_slice(anchor(5).as_bytes());
+        assert_eq!(AnchorRecord::newest(&page).unwrap().generation.get(), 5);
+        page[600] ^= 1;
+        assert_eq!(AnchorRecord::newest(&page).unwrap().generation.get(), 4);
+    }
+
+    impl AnchorRecord {
+        fn new_zeroed_for_tests() -> AnchorRecord {
+            AnchorRecord::read_from_bytes(&[0; 128]).unwrap()
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Attributes: what callers see of an inode, and changing it.
+//!
+//! Owns: [`Attr`], [`SetAttr`], [`Caller`]. A change of attributes is one transaction; a change of size goes through `file`
+//! first, which may take several. Setting the mode keeps an access ACL consistent with it (`acl`).
+//! Left out: permission checks (the kernel's `default_permissions`), clearing set-id bits (the adapter).
+
+use shoal_format::inode::Inode;
+
+use crate::{Error, Fs, Ino, Result, acl};
+
+/// What `stat` reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attr {
+    pub ino: Ino,
+    /// Type and permissions, as in `st_mode`.
+    pub mode: u32,
+    pub nlink: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub rdev: u32,
+    /// Bytes; for a directory its number of entries.
+    pub size: u64,
+    /// Allocated space in units of 512 bytes.
+    pub blocks: u64,
+    /// Times in nanoseconds since 1970.
+    pub atime: i64,
+    pub mtime: i64,
+    pub ctime: i64,
+    pub btime: i64,
+    pub generation: u32,
+}
+
+impl Attr {
+    pub(crate) fn new(ino: Ino, inode: &Inode) -> Attr {
+        Attr {
+            ino,
+            mode: inode.mode as u32,
+            nlink: inode.nlink,
+            uid: inode.uid,
+            gid: inode.gid,
+            rdev: inode.rdev,
+            size: inode.size,
+            blocks: inode.allocated.div_ceil(512),
+            atime: inode.atime,
+            mtime: inode.mtime,
+            ctime: inode.ctime,
+            btime: inode.btime,
+            generation: inode.generation,
+        }
+    }
+}
+
+/// Who asks, as far as the engine must know. Permissions are checked by the adapter (the kernel's
+/// `default_permissions`).
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Caller {
+    pub uid: u32,
+    pub gid: u32,
+    /// Bits to take from the mode of what is created, unless the parent has a default ACL.
+    pub umask: u32,
+    /// The inode returned gets one reference, to be dropped with [`Fs::forget`].
+    pub hold: bool,
+}
+
+/// A new value for a time stamp.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimeChange {
+    Now,
+    /// Nanoseconds since 1970.
+    At(i64),
+}
+
+/// Attributes to change; `None` leaves one as it is.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SetAttr {
+    /// Permission bits (type bits are ignored).
+    pub mode: Option<u32>,
+    pub uid: Option<u32>,
+    pub gid: Option<u32>,
+    pub size: Option<u64>,
+    pub atime: Option<TimeChange>,
+    pub mtime: Option<TimeChange>,
+}
+
+impl Fs {
+    pub fn getattr(&self, ino: Ino) -> Result<Attr> {
+        let _lock = self.locks.read(ino);
+        Ok(Attr::new(ino, &self.load(ino)?))
+    }
+
+    /// Changes attributes, all or none (a change of size may first free data in steps).
+    pub fn setattr(&self, ino: Ino, change: &SetAttr) -> Result<Attr> {
+        self.writable()?;
+        let _lock = self.locks.write(ino);
+        let mut inode = self.load(ino)?;
+        let now = self.now();
+        if let Some(size) = change.size {
+            if inode.is_dir() {
+                return Err(Error::IsDirectory);
+            }
+            if !inode.is_file() {
+                return Err(Error::Invalid);
+            }
+            self.truncate_locked(ino, &mut inode, size)?;
+        }
+        let time = |change: TimeChange| match change {
+            TimeChange::Now => now,
+            TimeChange::At(ns) => ns,
+        };
+        let mut tx = self.region.begin_reclaim();
+        if let Some(mode) = change.mode {
+            inode.mode = inode.kind() | (mode & 0o7777) as u16;
+            acl::follow_mode(self, &mut tx, &mut inode)?;
+        }
+        inode.uid = change.uid.unwrap_or(inode.uid);
+        inode.gid = change.gid.unwrap_or(inode.gid);
+        inode.atime = change.atime.map_or(inode.atime, time);
+        inode.mtime = change.mtime.map_or(inode.mtime, time);
+        inode.ctime = now;
+        self.store(&mut tx, ino, &inode)?;
+        tx.commit()?;
+        Ok(Attr::new(ino, &inode))
+    }
+}

@@ -1,0 +1,609 @@
+//! The bulk device as the file system sees it: which 64 KiB blocks are free, and moving bytes to and from them.
+//!
+//! The bitmap in the region is the truth about blocks (bit set = used); the copy here decides. A reservation changes only
+//! the copy; the bit is set by the transaction that maps the block and cleared by the one that unmaps it.
+//! Rules:
+//! - A freed block is reused only when the record that freed it is durable (invariant 5): until then it is *pending*.
+//!   It is trimmed before it counts as free, so that no trim can hit its next user.
+//! - Where the region is saved in images (`battery`), the image may be all that is left after its memory was lost: a block the
+//!   newest image maps is not reused, nor trimmed, before a newer image is sealed. It is *held* until then. Who finds no
+//!   other space saves an image.
+//! - Runs are allocated in temporal order by a roving cursor that leaves a gap behind each, so that files growing side
+//!   by side stay contiguous; a growing file goes on behind its last extent.
+//! - A flush covers the writes completed before it. Each completed write takes a number; a flush remembers the last
+//!   number before its submission, and `fresh` compares the two.
+//!
+//! Left out: extent maps, and when to flush.
+
+mod fresh;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use shoal_format::superblock::Superblock;
+use shoal_format::{BULK_BLOCK, Offset};
+use shoal_media::{BlockDevice, block};
+use shoal_region::{Lsn, Region, Tx, View};
+
+use crate::{Error, Result};
+pub(crate) use fresh::Fresh;
+
+/// Blocks that lie side by side on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Run {
+    pub first: u64,
+    pub blocks: u64,
+}
+
+impl Run {
+    pub fn end(&self) -> u64 {
+        self.first + self.blocks
+    }
+}
+
+/// Bitmap words of one group; a group without free blocks is skipped as a whole.
+const GROUP_WORDS: usize = 512;
+/// Free runs looked at before the longest one so far will do.
+const RUNS_LOOKED_AT: usize = 4096;
+
+struct Blocks {
+    words: Vec<u64>,
+    group_free: Vec<u32>,
+    count: u64,
+    free: u64,
+    /// Freed blocks that must not be reused yet: pending or held.
+    pending_blocks: u64,
+    cursor: u64,
+    pending: Vec<(Lsn, Run)>,
+    /// The bitmap of the newest saved image; empty: there is none.
+    saved: Vec<u64>,
+    /// Freed for good, but mapped by the saved image.
+    held: Vec<Run>,
+    held_blocks: u64,
+}
+
+/// The words of a bulk bitmap; false if `read` finds none.
+fn read_bitmap(superblock: &Superblock, read: impl Fn(Offset, &mut [u8]) -> Result<bool>) -> Result<(Vec<u64>, bool)> {
+    let mut words = vec![0u64; superblock.bulk_blocks.div_ceil(64) as usize];
+    let mut chunk = [0; 4096];
+    for (index, part) in words.chunks_mut(512).enumerate() {
+        let bytes = &mut chunk[..part.len() * 8];
+        if !read(superblock.bulk_bitmap + index as u64 * 4096, bytes)? {
+            return Ok((words, false));
+        }
+        for (word, bytes) in part.iter_mut().zip(bytes.chunks_exact(8)) {
+            *word = u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
+        }
+    }
+    Ok((words, true))
+}
+
+/// The bitmap of the newest saved image; empty if there is none.
+fn read_saved(region: &Region) -> Result<Vec<u64>> {
+    let (words, found) = read_bitmap(region.superblock(), |at, out| Ok(region.read_saved(at, out)?))?;
+    Ok(if found { words } else { Vec::new() })
+}
+
+/// The bulk device and its free blocks.
+pub(crate) struct Bulk {
+    device: Arc<dyn BlockDevice>,
+    bitmap: Offset,
+    align: u64,
+    count: u64,
+    state: Mutex<Blocks>,
+    /// Held from taking pending runs to counting them as free: who finds no space waits for it.
+    releasing: Mutex<()>,
+    /// Number of the last completed write.
+    written: AtomicU64,
+    /// The last write covered by the flush submitted last.
+    submitted: AtomicU64,
+    /// The last write covered by a completed flush. Held during a flush.
+    flushed: Mutex<u64>,
+    pub fresh: Fresh,
+}
+
+impl Bulk {
+    /// Can `device` hold the `count` blocks a store speaks of?
+    pub fn check(device: Option<&dyn BlockDevice>, count: u64) -> Result<()> {
+        if count == 0 {
+            return Ok(());
+        }
+        let Some(device) = device else {
+            return Err(Error::Io("the store has a bulk device, but none was given; name it".into()));
+        };
+        let geometry = device.geometry();
+        if geometry.bytes / BULK_BLOCK < count || !BULK_BLOCK.is_multiple_of(geometry.block_bytes.max(1) as u64) {
+            return Err(Error::Io(format!(
+                "bulk device: {} bytes in units of {}, the store needs {} bytes in units of at most {BULK_BLOCK}; \
+                 give it the device it was formatted with",
+                geometry.bytes,
+                geometry.block_bytes,
+                count * BULK_BLOCK
+            )));
+        }
+        Ok(())
+    }
+
+    /// Reads the bitmap of `region`, whose blocks the device holds ([`Bulk::check`]).
+    pub fn load(device: Arc<dyn BlockDevice>, region: &Region) -> Result<Bulk> {
+        let superblock: &Superblock = region.superblock();
+        let geometry = device.geometry();
+        let count = superblock.bulk_blocks;
+        let (words, _) = read_bitmap(superblock, |at, out| Ok(region.read(at, out).map(|()| true)?))?;
+        let mut blocks = Blocks::new(words, count);
+        blocks.saved = read_saved(region)?;
+        blocks.hold_saved();
+        Ok(Bulk {
+            device,
+            bitmap: superblock.bulk_bitmap,
+            align: geometry.block_bytes.max(1) as u64,
+            count,
+            state: Mutex::new(blocks),
+            releasing: Mutex::new(()),
+            // One more than flushed: what an earlier process wrote may not be durable either.
+            written: AtomicU64::new(1),
+            submitted: AtomicU64::new(0),
+            flushed: Mutex::new(0),
+            fresh: Fresh::default(),
+        })
+    }
+
+    /// Blocks of the device.
+    pub fn blocks(&self) -> u64 {
+        self.count
+    }
+
+    pub fn free_blocks(&self) -> u64 {
+        self.state.lock().free
+    }
+
+    /// Freed, but not to be reused before the freeing is durable.
+    pub fn pending_blocks(&self) -> u64 {
+        self.state.lock().pending_blocks
+    }
+
+    /// Freed, but mapped by the saved image.
+    pub fn held_blocks(&self) -> u64 {
+        self.state.lock().held_blocks
+    }
+
+    /// Takes up to `want` contiguous blocks: at `goal` if it is free, else behind the cursor, with `ahead` blocks left
+    /// free behind them for the file's next ones. Waits for pending blocks, and for held ones, when nothing else is left.
+    ///
+    /// The caller must not hold a transaction: waiting may have to make the log durable.
+    pub fn reserve(&self, region: &Region, goal: Option<u64>, want: u64, ahead: u64) -> Result<Run> {
+        if let Some(run) = self.state.lock().take(goal, want, ahead) {
+            return Ok(run);
+        }
+        self.reclaim(region)?;
+        if let Some(run) = self.state.lock().take(goal, want, ahead) {
+            return Ok(run);
+        }
+        let last = self.state.lock().pending.iter().map(|&(lsn, _)| lsn).max();
+        if let Some(last) = last {
+            region.sync_to(last)?;
+            self.reclaim(region)?;
+        }
+        if let Some(run) = self.state.lock().take(goal, want, ahead) {
+            return Ok(run);
+        }
+        if self.held_blocks() > 0 {
+            self.save(region)?;
+        }
+        self.state.lock().take(goal, want, ahead).ok_or(Error::NoSpace)
+    }
+
+    /// Gives back a reservation whose transaction did not commit.
+    pub fn cancel(&self, run: Run) {
+        self.state.lock().set(run, false);
+    }
+
+    /// Records in `tx` that a reserved run is mapped.
+    pub fn mark_used(&self, tx: &mut Tx<'_>, run: Run) -> Result<()> {
+        self.mark(tx, run, true)
+    }
+
+    /// Records in `tx` that a run is unmapped; [`Bulk::freed`] must follow the commit.
+    pub fn mark_free(&self, tx: &mut Tx<'_>, run: Run) -> Result<()> {
+        self.mark(tx, run, false)
+    }
+
+    fn mark(&self, tx: &mut Tx<'_>, run: Run, used: bool) -> Result<()> {
+        let mut block = run.first;
+        while block < run.end() {
+            let at = self.bitmap + block / 64 * 8;
+            let words = (run.end() - block) / 64;
+            if block.is_multiple_of(64) && words > 0 {
+                // Whole words belong to this run alone: no other transaction changes a bit of them.
+                if used {
+                    tx.write(at, &vec![0xff; words as usize * 8])?;
+                } else {
+                    tx.zero(at, words * 8)?;
+                }
+                block += words * 64;
+                continue;
+            }
+            let bits = (64 - block % 64).min(run.end() - block);
+            let mask = (u64::MAX >> (64 - bits)) << (block % 64);
+            if used {
+                tx.set_bits(at, mask)?
+            } else {
+                tx.clear_bits(at, mask)?
+            }
+            block += bits;
+        }
+        Ok(())
+    }
+
+    /// Runs unmapped by the record that ends at `lsn`: they stay used until the log is durable up to there.
+    pub fn freed(&self, lsn: Lsn, runs: &[Run]) {
+        let mut blocks = self.state.lock();
+        for &run in runs {
+            blocks.pending_blocks += run.blocks;
+            blocks.pending.push((lsn, run));
+        }
+    }
+
+    /// Makes blocks free whose freeing is durable, and which no saved image maps.
+    pub fn reclaim(&self, region: &Region) -> Result<()> {
+        let durable = region.durable_lsn();
+        let _one_at_a_time = self.releasing.lock();
+        let mut ready: Vec<Run> = Vec::new();
+        self.state.lock().pending.retain(|&(lsn, run)| {
+            if lsn <= durable {
+                ready.push(run);
+            }
+            lsn > durable
+        });
+        self.release(ready);
+        Ok(())
+    }
+
+    /// Saves the region in an image and lets go of what only the image before it mapped.
+    pub fn save(&self, region: &Region) -> Result<()> {
+        // Held from before the seal: a block that only the new image maps must not be let go meanwhile.
+        let _one_at_a_time = self.releasing.lock();
+        region.checkpoint()?;
+        self.saved(region)
+    }
+
+    /// The region was saved for the last time in this life.
+    pub fn saved_finally(&self, region: &Region) -> Result<()> {
+        let _one_at_a_time = self.releasing.lock();
+        self.saved(region)
+    }
+
+    fn saved(&self, region: &Region) -> Result<()> {
+        let saved = read_saved(region)?;
+        let held = {
+            let mut blocks = self.state.lock();
+            blocks.saved = saved;
+            blocks.held_blocks = 0;
+            std::mem::take(&mut blocks.held)
+        };
+        self.release(held);
+        Ok(())
+    }
+
+    /// Makes blocks free whose freeing is durable, except those the saved image maps. The caller holds `releasing`.
+    fn release(&self, mut ready: Vec<Run>) {
+        ready.sort_unstable();
+        ready.dedup_by(|next, run| {
+            let joins = run.end() == next.first;
+            if joins {
+                run.blocks += next.blocks;
+            }
+            joins
+        });
+        for freed in ready {
+            let free = self.state.lock().hold(freed);
+            for run in free {
+                // A trim that fails costs space on the host, nothing else: a fresh block is written whole.
+                let _ = block::trim(&*self.device, run.first * BULK_BLOCK, run.blocks * BULK_BLOCK);
+                let mut blocks = self.state.lock();
+                blocks.set(run, false);
+                blocks.pending_blocks -= run.blocks;
+            }
+        }
+    }
+
+    /// Reads bytes of the device.
+    pub fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        let (align, len) = (self.align, out.len() as u64);
+        let (from, to) = (at / align * align, (at + len).next_multiple_of(align));
+        if from == at && to == at + len {
+            return Ok(self.device.read_into(at, out)?);
+        }
+        // The unaligned ends go through a buffer, what lies between them directly.
+        let body_from = at.next_multiple_of(align);
+        let body_to = (at + len) / align * align;
+        if body_from >= body_to {
+            let mut buffer = vec![0; (to - from) as usize];
+            self.device.read_into(from, &mut buffer)?;
+            out.copy_from_slice(&buffer[(at - from) as usize..(at - from + len) as usize]);
+            return Ok(());
+        }
+        let (head, rest) = out.split_at_mut((body_from - at) as usize);
+        let (body, tail) = rest.split_at_mut((body_to - body_from) as usize);
+        if !head.is_empty() {
+            self.read(at, head)?;
+        }
+        self.device.read_into(body_from, body)?;
+        if !tail.is_empty() {
+            self.read(body_to, tail)?;
+        }
+        Ok(())
+    }
+
+    /// Writes bytes of the device; returns the write's number. The caller's inode lock keeps others away from the
+    /// device blocks at the unaligned ends, which are read and written back.
+    pub fn write(&self, at: u64, bytes: &[u8]) -> Result<u64> {
+        let outcome = self.write_parts(at, bytes);
+        // Counted also when it failed: some of it may have reached the device.
+        let number = self.written.fetch_add(1, Ordering::AcqRel) + 1;
+        outcome.map(|()| number)
+    }
+
+    fn write_parts(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        let (align, len) = (self.align, bytes.len() as u64);
+        let (from, to) = (at / align * align, (at + len).next_multiple_of(align));
+        if from == at && to == at + len {
+            return Ok(self.device.write_from(at, bytes)?);
+        }
+        let body_from = at.next_multiple_of(align);
+        let body_to = (at + len) / align * align;
+        if body_from >= body_to {
+            let mut buffer = vec![0; (to - from) as usize];
+            self.device.read_into(from, &mut buffer)?;
+            buffer[(at - from) as usize..(at - from + len) as usize].copy_from_slice(bytes);
+            return Ok(self.device.write_from(from, &buffer)?);
+        }
+        let (head, rest) = bytes.split_at((body_from - at) as usize);
+        let (body, tail) = rest.split_at((body_to - body_from) as usize);
+        if !head.is_empty() {
+            self.write_parts(at, head)?;
+        }
+        self.device.write_from(body_from, body)?;
+        if !tail.is_empty() {
+            self.write_parts(body_to, tail)?;
+        }
+        Ok(())
+    }
+
+    /// Makes every write completed before the call durable, or poisons `region` for good; returns the number of the last write covered. Does nothing
+    /// when nothing was written since the last flush; callers that meet share one flush.
+    pub fn flush(&self, region: &Region) -> Result<u64> {
+        let wanted = self.written.load(Ordering::Acquire);
+        let mut flushed = self.flushed.lock();
+        if *flushed < wanted {
+            // Numbers are given at completion, so every write up to this one completed before the submission.
+            let covered = self.written.load(Ordering::Acquire);
+            self.submitted.store(covered, Ordering::Release);
+            block::flush(&*self.device).inspect_err(|_| region.poison())?;
+            *flushed = covered;
+        }
+        Ok(*flushed)
+    }
+
+    /// Is there data that no flush covers?
+    pub fn needs_flush(&self) -> bool {
+        self.written.load(Ordering::Acquire) > self.last_submitted()
+    }
+
+    /// A write's number for data that an earlier process wrote.
+    pub fn note_earlier_write(&self) -> u64 {
+        self.written.fetch_add(1, Ordering::AcqRel) + 1
+    }
+
+    /// The last write that the flush submitted last covers.
+    pub fn last_submitted(&self) -> u64 {
+        self.submitted.load(Ordering::Acquire)
+    }
+}
+
+impl Blocks {
+    fn new(mut words: Vec<u64>, count: u64) -> Blocks {
+        if !count.is_multiple_of(64) {
+            // Bits behind the last block are never free.
+            *words.last_mut().expect("there is a last word") |= u64::MAX << (count % 64);
+        }
+        let group_free: Vec<u32> =
+            words.chunks(GROUP_WORDS).map(|group| group.iter().map(|w| w.count_zeros()).sum()).collect();
+        let free = group_free.iter().map(|&n| n as u64).sum();
+        Blocks {
+            words,
+            group_free,
+            count,
+            free,
+            pending_blocks: 0,
+            cursor: 0,
+            pending: Vec::new(),
+            saved: Vec::new(),
+            held: Vec::new(),
+            held_blocks: 0,
+        }
+    }
+
+    /// Holds what the saved image maps and the region does not: freed in an earlier life.
+    fn hold_saved(&mut self) {
+        for word in 0..self.saved.len() {
+            let mut mask = self.saved[word] & !self.words[word];
+            while mask != 0 {
+                let bit = mask.trailing_zeros() as u64;
+                let blocks = (mask >> bit).trailing_ones() as u64;
+                mask &= !(u64::MAX >> (64 - blocks) << bit);
+                let run = Run { first: word as u64 * 64 + bit, blocks };
+                self.set(run, true);
+                self.pending_blocks += blocks;
+                self.held_blocks += blocks;
+                self.held.push(run);
+            }
+        }
+    }
+
+    /// Holds what of a freed run the saved image maps; returns the rest.
+    fn hold(&mut self, freed: Run) -> Vec<Run> {
+        if self.saved.is_empty() {
+            return vec![freed];
+        }
+        let mut rest = Vec::new();
+        let mut first = freed.first;
+        while first < freed.end() {
+            let mapped = |block: u64| self.saved[block as usize / 64] >> (block % 64) & 1 == 1;
+            let holds = mapped(first);
+            let end = (first..freed.end()).find(|&block| mapped(block) != holds).unwrap_or(freed.end());
+            let run = Run { first, blocks: end - first };
+            if holds {
+                self.held_blocks += run.blocks;
+                self.held.push(run);
+            } else {
+                rest.push(run);
+            }
+            first = end;
+        }
+        rest
+    }
+
+    fn is_free(&self, block: u64) -> bool {
+        block < self.count && self.words[block as usize / 64] >> (block % 64) & 1 == 0
+    }
+
+    /// The first free block at or behind `from`.
+    fn next_free(&self, from: u64) -> Option<u64> {
+        let mut block = from;
+        while block < self.count {
+            let word = block as usize / 64;
+            if self.group_free[word / GROUP_WORDS] == 0 {
+                block = ((word / GROUP_WORDS + 1) * GROUP_WORDS) as u64 * 64;
+                continue;
+            }
+            let free = !self.words[word] >> (block % 64);
+            if free != 0 {
+                return Some(block + free.trailing_zeros() as u64);
+            }
+            block = (word as u64 + 1) * 64;
+        }
+        None
+    }
+
+    /// Free blocks from `block` on, counted up to `most`.
+    fn free_len(&self, block: u64, most: u64) -> u64 {
+        let mut len = 0;
+        while len < most && block + len < self.count {
+            let at = block + len;
+            let used = self.words[at as usize / 64] >> (at % 64);
+            if used != 0 {
+                len += used.trailing_zeros() as u64;
+                break;
+            }
+            len += 64 - at % 64;
+        }
+        len.min(most).min(self.count - block)
+    }
+
+    fn set(&mut self, run: Run, used: bool) {
+        let mut block = run.first;
+        while block < run.end() {
+            let word = block as usize / 64;
+            let bits = (64 - block % 64).min(run.end() - block);
+            let mask = (u64::MAX >> (64 - bits)) << (block % 64);
+            let group = &mut self.group_free[word / GROUP_WORDS];
+            if used {
+                debug_assert_eq!(self.words[word] & mask, 0, "block {block} is used twice");
+                self.words[word] |= mask;
+                *group -= bits as u32;
+            } else {
+                debug_assert_eq!(self.words[word] & mask, mask, "block {block} is freed twice");
+                self.words[word] &= !mask;
+                *group += bits as u32;
+            }
+            block += bits;
+        }
+        self.free = if used { self.free - run.blocks } else { self.free + run.blocks };
+    }
+
+    fn take(&mut self, goal: Option<u64>, want: u64, ahead: u64) -> Option<Run> {
+        if let Some(goal) = goal.filter(|&goal| self.is_free(goal)) {
+            let run = Run { first: goal, blocks: self.free_len(goal, want) };
+            self.set(run, true);
+            return Some(run);
+        }
+        let mut best: Option<Run> = None;
+        let mut looked_at = 0;
+        // From the cursor to the end, then from the start to the cursor.
+        let mut from = self.cursor.min(self.count);
+        let mut wrapped = false;
+        while looked_at < RUNS_LOOKED_AT {
+            match self.next_free(from) {
+                Some(first) if !wrapped || first < self.cursor => {
+                    let run = Run { first, blocks: self.free_len(first, want) };
+                    if best.is_none_or(|best| best.blocks < run.blocks) {
+                        best = Some(run);
+                    }
+                    if run.blocks == want {
+                        break;
+                    }
+                    looked_at += 1;
+                    from = run.end();
+                }
+                _ if wrapped => break,
+                _ => (from, wrapped) = (0, true),
+            }
+        }
+        let run = best?;
+        self.set(run, true);
+        self.cursor = (run.end() + ahead) % self.count;
+        Some(run)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blocks(count: u64) -> Blocks {
+        Blocks::new(vec![0; count.div_ceil(64) as usize], count)
+    }
+
+    fn run(first: u64, blocks: u64) -> Run {
+        Run { first, blocks }
+    }
+
+    #[test]
+    fn files_growing_side_by_side_stay_contiguous() {
+        let mut blocks = blocks(1000);
+        let mut ends = [None; 2];
+        let mut runs = 0;
+        for _ in 0..32 {
+            for end in &mut ends {
+                let got = blocks.take(*end, 1, 32).unwrap();
+                runs += (*end != Some(got.first)) as u32;
+                *end = Some(got.end());
+            }
+        }
+        assert_eq!(runs, 2);
+    }
+
+    #[test]
+    fn every_block_is_given_out_once_and_the_last_bits_never() {
+        let mut blocks = blocks(100_003);
+        let mut seen = vec![false; 100_003];
+        let mut total = 0;
+        while let Some(got) = blocks.take(None, 1 + total % 700, 16) {
+            (got.first..got.end()).for_each(|b| assert!(!std::mem::replace(&mut seen[b as usize], true)));
+            total += got.blocks;
+        }
+        assert_eq!((total, blocks.free), (100_003, 0));
+        blocks.set(run(40_000, 3), false);
+        assert_eq!(blocks.take(None, 8, 0), Some(run(40_000, 3)));
+    }
+
+    #[test]
+    fn a_run_that_is_long_enough_is_preferred_to_the_nearest_one() {
+        let mut blocks = blocks(640);
+        blocks.set(run(2, 100), true);
+        assert_eq!(blocks.take(None, 8, 0), Some(run(102, 8)));
+        assert_eq!(blocks.take(Some(0), 8, 0), Some(run(0, 2)));
+    }
+}

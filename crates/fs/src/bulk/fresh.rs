@@ -1,0 +1,201 @@
+//! What this process knows about large files' data that may not be durable yet. Volatile; rebuilt at recovery.
+//!
+//! - Ranges of file blocks whose extents are marked NEW, each with the number of the last write that filled it. A flush
+//!   that covers this number lets the mark be cleared. A range never joins one that a flush already submitted covers:
+//!   a file written without pause would otherwise never be settled.
+//! - Files whose last block is known to hold zeros behind the file's end.
+//! - Files all of whose bytes were logged at or behind some position: as long as that is not durable, nobody was
+//!   promised any of them.
+//!
+//! Entries of a file change only under its inode lock. Losing one of the last two kinds only costs a flush.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use parking_lot::Mutex;
+use shoal_region::Lsn;
+
+use crate::Ino;
+
+/// Ranges of one file kept apart at most.
+const RANGES_MAX: usize = 8192;
+/// Files remembered at most, for the two kinds that may be forgotten.
+const FILES_MAX: usize = 4096;
+
+/// Start of a range to its end and the number of the last write into it.
+type Ranges = BTreeMap<u64, (u64, u64)>;
+
+#[derive(Default)]
+pub(crate) struct Fresh {
+    files: Mutex<HashMap<Ino, Ranges>>,
+    clean_tails: Mutex<HashSet<Ino>>,
+    births: Mutex<HashMap<Ino, Lsn>>,
+}
+
+/// Removes `[start, end)` from the ranges.
+fn cut(ranges: &mut Ranges, start: u64, end: u64) {
+    if start >= end {
+        return;
+    }
+    if let Some((&from, &(to, write))) = ranges.range(..start).next_back()
+        && to > start
+    {
+        ranges.insert(from, (start, write));
+        if to > end {
+            ranges.insert(end, (to, write));
+        }
+    }
+    while let Some((&from, &(to, write))) = ranges.range(start..end).next() {
+        ranges.remove(&from);
+        if to > end {
+            ranges.insert(end, (to, write));
+        }
+    }
+}
+
+impl Fresh {
+    /// Blocks `[start, end)` of `ino` are mapped NEW, filled by writes up to number `write`. `submitted` is the last
+    /// write covered by a flush submitted so far.
+    pub fn add(&self, ino: Ino, start: u64, end: u64, write: u64, submitted: u64) {
+        let mut files = self.files.lock();
+        let ranges = files.entry(ino).or_default();
+        cut(ranges, start, end);
+        let before = ranges.range(..start).next_back().map(|(&from, &range)| (from, range));
+        match before {
+            Some((from, (to, old))) if to == start && old > submitted => {
+                ranges.insert(from, (end, write.max(old)));
+            }
+            _ => {
+                ranges.insert(start, (end, write));
+            }
+        }
+        if ranges.len() > RANGES_MAX {
+            let all = ranges.iter().fold((u64::MAX, 0, 0), |(from, to, last), (&start, &(end, write))| {
+                (from.min(start), to.max(end), last.max(write))
+            });
+            ranges.clear();
+            ranges.insert(all.0, (all.1, all.2));
+        }
+    }
+
+    /// Blocks `[start, end)` are not NEW any more: unmapped or turned unwritten. The file stays listed, so that its
+    /// flag is looked after.
+    pub fn remove(&self, ino: Ino, start: u64, end: u64) {
+        if let Some(ranges) = self.files.lock().get_mut(&ino) {
+            cut(ranges, start, end);
+        }
+    }
+
+    /// The ranges a flush up to write `flushed` covers, ascending; `None` when the file is not listed.
+    pub fn settled(&self, ino: Ino, flushed: u64) -> Option<Vec<(u64, u64)>> {
+        let files = self.files.lock();
+        let settled = |(&start, &(end, write)): (&u64, &(u64, u64))| (write <= flushed).then_some((start, end));
+        files.get(&ino).map(|ranges| ranges.iter().filter_map(settled).collect())
+    }
+
+    /// Is nothing of the file NEW?
+    pub fn is_settled(&self, ino: Ino) -> bool {
+        self.files.lock().get(&ino).is_none_or(BTreeMap::is_empty)
+    }
+
+    /// Takes a file off the list if nothing of it is left.
+    pub fn unlist(&self, ino: Ino) {
+        let mut files = self.files.lock();
+        if files.get(&ino).is_some_and(BTreeMap::is_empty) {
+            files.remove(&ino);
+        }
+    }
+
+    /// Forgets all about a file.
+    pub fn forget(&self, ino: Ino) {
+        self.files.lock().remove(&ino);
+        self.clean_tails.lock().remove(&ino);
+        self.births.lock().remove(&ino);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.files.lock().is_empty()
+    }
+
+    /// Files with NEW extents.
+    pub fn files(&self) -> Vec<Ino> {
+        self.files.lock().keys().copied().collect()
+    }
+
+    pub fn set_clean_tail(&self, ino: Ino, clean: bool) {
+        let mut tails = self.clean_tails.lock();
+        if !clean {
+            tails.remove(&ino);
+            return;
+        }
+        if tails.len() >= FILES_MAX {
+            tails.clear();
+        }
+        tails.insert(ino);
+    }
+
+    pub fn has_clean_tail(&self, ino: Ino) -> bool {
+        self.clean_tails.lock().contains(&ino)
+    }
+
+    /// `ino` was without data before the record that ends at `lsn`.
+    pub fn born(&self, ino: Ino, lsn: Lsn) {
+        let mut births = self.births.lock();
+        if births.len() >= FILES_MAX {
+            births.clear();
+        }
+        births.insert(ino, lsn);
+    }
+
+    /// Can the file's content not have been promised to anybody, with the log durable up to `durable`?
+    pub fn is_unpromised(&self, ino: Ino, durable: Lsn) -> bool {
+        self.births.lock().get(&ino).is_some_and(|&lsn| lsn > durable)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_write_after_the_submission_of_a_flush_is_not_settled_by_it() {
+        let fresh = Fresh::default();
+        fresh.add(7, 0, 4, 10, 0);
+        fresh.add(7, 4, 6, 11, 10);
+        assert_eq!(fresh.settled(7, 10), Some(vec![(0, 4)]));
+        assert!(!fresh.is_settled(7));
+        // The same blocks, mapped again after a truncation.
+        fresh.remove(7, 0, 6);
+        fresh.add(7, 2, 3, 12, 11);
+        assert_eq!(fresh.settled(7, 11), Some(vec![]));
+        fresh.add(7, 2, 3, 12, 11);
+        assert_eq!(fresh.settled(7, 12), Some(vec![(2, 3)]));
+    }
+
+    #[test]
+    fn a_stream_joins_its_ranges_only_until_a_flush_is_submitted() {
+        let fresh = Fresh::default();
+        (0..10).for_each(|i| fresh.add(7, i, i + 1, i + 1, 0));
+        (10..20).for_each(|i| fresh.add(7, i, i + 1, i + 1, 10));
+        assert_eq!(fresh.settled(7, 100), Some(vec![(0, 10), (10, 20)]));
+        assert_eq!(fresh.settled(7, 15), Some(vec![(0, 10)]));
+    }
+
+    #[test]
+    fn cutting_keeps_what_lies_on_both_sides() {
+        let fresh = Fresh::default();
+        fresh.add(7, 0, 10, 1, 0);
+        fresh.remove(7, 3, 5);
+        assert_eq!(fresh.settled(7, 1), Some(vec![(0, 3), (5, 10)]));
+        fresh.remove(7, 0, 100);
+        fresh.unlist(7);
+        assert_eq!(fresh.settled(7, 1), None);
+    }
+
+    #[test]
+    fn too_many_ranges_become_one_that_waits_for_the_last_write() {
+        let fresh = Fresh::default();
+        (0..=RANGES_MAX as u64).for_each(|i| fresh.add(7, 2 * i, 2 * i + 1, i + 1, 0));
+        assert_eq!(fresh.settled(7, RANGES_MAX as u64), Some(vec![]));
+        assert_eq!(fresh.settled(7, RANGES_MAX as u64 + 1), Some(vec![(0, 2 * RANGES_MAX as u64 + 1)]));
+    }
+}

@@ -1,0 +1,384 @@
+//! Directories: one packed bucket while small, extendible hashing in bounded nodes above that.
+//!
+//! Layout and cookie rules are in `shoal-format::dir`. An insertion appends to a bucket; a removal marks the entry and takes a
+//! node or bucket away when it is empty, so an emptied directory owns nothing. Changes are a few small writes;
+//! only a split or a compaction rewrites a bucket. Callers hold the directory's lock and store its inode.
+
+use shoal_format::SlotRef;
+use shoal_format::dir::{
+    BUCKET_BYTES, BUCKET_HEADER, Bucket, Dirent, ENTRY_HEADER, ENTRY_INO_AT, HASH_BITS, LEVELS_MAX, NODE_BITS,
+    NODE_BYTES, NODE_FANOUT, NodeRef, bucket_header, node_index,
+};
+use shoal_format::inode::{Inode, Layout};
+use shoal_format::slot::{CLASS_SIZES, class_for};
+use shoal_region::{Tx, View};
+
+use crate::{Error, Ino, Result};
+
+/// Bytes of the first bucket of a small directory.
+const FIRST_BUCKET: u64 = 128;
+
+/// An entry that was looked up, and where it lies.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    pub ino: Ino,
+    bucket: SlotRef,
+    /// Position of the entry in its bucket.
+    at: usize,
+}
+
+/// One node on the way down and the index taken in it.
+#[derive(Clone, Copy)]
+struct Step {
+    node: SlotRef,
+    index: usize,
+}
+
+/// The way from the root node to a bucket.
+struct Way {
+    steps: [Step; LEVELS_MAX as usize],
+    len: usize,
+    /// What the last step's reference holds: a bucket or nothing.
+    bucket: SlotRef,
+    depth: u32,
+}
+
+struct Buffer([u8; BUCKET_BYTES]);
+
+impl Buffer {
+    fn read(view: &impl View, slot: SlotRef) -> Result<Buffer> {
+        let mut buffer = Buffer([0; BUCKET_BYTES]);
+        let len = slot.capacity() as usize;
+        if !(BUCKET_HEADER..=BUCKET_BYTES).contains(&len) {
+            return Err(Error::Corrupt(format!("directory bucket {slot:?}")));
+        }
+        view.read(slot.offset(), &mut buffer.0[..len])?;
+        Ok(buffer)
+    }
+
+    fn bucket(&self, slot: SlotRef) -> Result<Bucket<'_>> {
+        Ok(Bucket::new(&self.0[..slot.capacity() as usize])?)
+    }
+}
+
+fn node_ref(view: &impl View, node: SlotRef, index: usize) -> Result<NodeRef> {
+    Ok(NodeRef::decode(view.read_u64(node.offset() + index as u64 * 8)?)?)
+}
+
+fn descend(view: &impl View, root: SlotRef, hash: u64) -> Result<Way> {
+    let mut way =
+        Way { steps: [Step { node: root, index: 0 }; LEVELS_MAX as usize], len: 0, bucket: SlotRef::NONE, depth: 0 };
+    let mut node = root;
+    loop {
+        if way.len == LEVELS_MAX as usize {
+            return Err(Error::Corrupt("directory is too deep; run `shoal check`".into()));
+        }
+        let index = node_index(hash, way.len as u32);
+        way.steps[way.len] = Step { node, index };
+        way.len += 1;
+        match node_ref(view, node, index)? {
+            NodeRef::Node(child) => node = child,
+            NodeRef::Null => return Ok(way),
+            NodeRef::Bucket { slot, depth } => {
+                (way.bucket, way.depth) = (slot, depth);
+                return Ok(way);
+            }
+        }
+    }
+}
+
+/// Looks a name up.
+pub(crate) fn lookup(view: &impl View, dir: &Inode, hash: u64, name: &[u8]) -> Result<Option<Found>> {
+    let bucket = match dir.layout {
+        Layout::DirPacked => dir.root,
+        Layout::DirHashed => descend(view, dir.root, hash)?.bucket,
+        _ => return Ok(None),
+    };
+    if bucket.is_none() {
+        return Ok(None);
+    }
+    let buffer = Buffer::read(view, bucket)?;
+    for entry in buffer.bucket(bucket)?.entries() {
+        let (at, entry) = entry?;
+        if entry.hash == hash && entry.ino != 0 && entry.name == name {
+            return Ok(Some(Found { ino: entry.ino as Ino, bucket, at }));
+        }
+    }
+    Ok(None)
+}
+
+/// Adds an entry that is not there yet. Changes `dir` (root, layout, size, allocated) but does not store it.
+pub(crate) fn insert(tx: &mut Tx<'_>, dir: &mut Inode, entry: &Dirent<'_>) -> Result<()> {
+    loop {
+        let done = match dir.layout {
+            Layout::Empty => start_packed(tx, dir)?,
+            Layout::DirPacked => insert_packed(tx, dir, entry)?,
+            _ => insert_hashed(tx, dir, entry)?,
+        };
+        if done {
+            dir.size += 1;
+            return Ok(());
+        }
+    }
+}
+
+fn start_packed(tx: &mut Tx<'_>, dir: &mut Inode) -> Result<bool> {
+    let slot = tx.alloc(FIRST_BUCKET)?;
+    tx.write(slot.offset(), &bucket_header(BUCKET_HEADER, 0))?;
+    dir.allocated += slot.capacity();
+    (dir.layout, dir.root) = (Layout::DirPacked, slot);
+    Ok(false)
+}
+
+/// Appends to a bucket if it fits, after squeezing out removed entries if need be.
+fn append(tx: &mut Tx<'_>, slot: SlotRef, entry: &Dirent<'_>) -> Result<bool> {
+    let buffer = Buffer::read(tx, slot)?;
+    let bucket = buffer.bucket(slot)?;
+    let len = entry.encoded_len();
+    if bucket.used() + len <= slot.capacity() as usize {
+        let mut bytes = Vec::with_capacity(len);
+        entry.encode(&mut bytes);
+        tx.write(slot.offset() + bucket.used() as u64, &bytes)?;
+        tx.write(slot.offset(), &bucket_header(bucket.used() + len, bucket.live() + 1))?;
+        return Ok(true);
+    }
+    let mut entries = live_entries(&bucket)?;
+    let live: usize = entries.iter().map(|e| e.encoded_len()).sum();
+    if BUCKET_HEADER + live + len > slot.capacity() as usize {
+        return Ok(false);
+    }
+    entries.push(*entry);
+    write_bucket(tx, slot, &entries)?;
+    Ok(true)
+}
+
+fn live_entries<'a>(bucket: &Bucket<'a>) -> Result<Vec<Dirent<'a>>> {
+    let mut entries = Vec::with_capacity(bucket.live() + 1);
+    for entry in bucket.entries() {
+        let (_, entry) = entry?;
+        if entry.ino != 0 {
+            entries.push(entry);
+        }
+    }
+    Ok(entries)
+}
+
+fn write_bucket(tx: &mut Tx<'_>, slot: SlotRef, entries: &[Dirent<'_>]) -> Result<()> {
+    let mut bytes = vec![0; BUCKET_HEADER];
+    entries.iter().for_each(|entry| entry.encode(&mut bytes));
+    let header = bucket_header(bytes.len(), entries.len());
+    bytes[..BUCKET_HEADER].copy_from_slice(&header);
+    Ok(tx.write(slot.offset(), &bytes)?)
+}
+
+fn insert_packed(tx: &mut Tx<'_>, dir: &mut Inode, entry: &Dirent<'_>) -> Result<bool> {
+    if append(tx, dir.root, entry)? {
+        return Ok(true);
+    }
+    let old = dir.root;
+    let buffer = Buffer::read(tx, old)?;
+    let entries = live_entries(&buffer.bucket(old)?)?;
+    if old.capacity() < BUCKET_BYTES as u64 {
+        let needed = BUCKET_HEADER + entries.iter().map(|e| e.encoded_len()).sum::<usize>() + entry.encoded_len();
+        let grown = (old.capacity() * 2).max(needed as u64).min(BUCKET_BYTES as u64);
+        let slot = tx.alloc(grown)?;
+        write_bucket(tx, slot, &entries)?;
+        tx.free(old)?;
+        dir.allocated += slot.capacity() - old.capacity();
+        dir.root = slot;
+        return Ok(false);
+    }
+    // The full bucket becomes the only one under a root node; the next round splits it.
+    let node = new_node(tx, NodeRef::Bucket { slot: old, depth: 0 })?;
+    dir.allocated += NODE_BYTES;
+    (dir.layout, dir.root) = (Layout::DirHashed, node);
+    Ok(false)
+}
+
+/// A node whose references are all the same.
+fn new_node(tx: &mut Tx<'_>, reference: NodeRef) -> Result<SlotRef> {
+    let node = tx.alloc(NODE_BYTES)?;
+    tx.write(node.offset(), &reference.encode().to_le_bytes().repeat(NODE_FANOUT))?;
+    Ok(node)
+}
+
+/// The aligned range of references a bucket of `depth` has around `index`.
+fn span(index: usize, depth: u32) -> (usize, usize) {
+    let len = 1 << (NODE_BITS - depth);
+    (index / len * len, len)
+}
+
+fn set_refs(tx: &mut Tx<'_>, node: SlotRef, (first, len): (usize, usize), reference: NodeRef) -> Result<()> {
+    let bytes = reference.encode().to_le_bytes().repeat(len);
+    Ok(tx.write(node.offset() + first as u64 * 8, &bytes)?)
+}
+
+fn insert_hashed(tx: &mut Tx<'_>, dir: &mut Inode, entry: &Dirent<'_>) -> Result<bool> {
+    let way = descend(tx, dir.root, entry.hash)?;
+    let Step { node, index } = way.steps[way.len - 1];
+    if way.bucket.is_none() {
+        // The widest aligned range around the index that is empty gets one bucket.
+        let mut depth = NODE_BITS;
+        while depth > 0 && is_null(tx, node, span(index, depth - 1))? {
+            depth -= 1;
+        }
+        let slot = tx.alloc(BUCKET_BYTES as u64)?;
+        write_bucket(tx, slot, std::slice::from_ref(entry))?;
+        dir.allocated += slot.capacity();
+        set_refs(tx, node, span(index, depth), NodeRef::Bucket { slot, depth })?;
+        return Ok(true);
+    }
+    if append(tx, way.bucket, entry)? {
+        return Ok(true);
+    }
+    if way.depth == NODE_BITS {
+        if way.len == LEVELS_MAX as usize {
+            // 56 bits of a keyed hash agree for more names than a bucket holds.
+            return Err(Error::NoSpace);
+        }
+        let child = new_node(tx, NodeRef::Bucket { slot: way.bucket, depth: 0 })?;
+        dir.allocated += NODE_BYTES;
+        set_refs(tx, node, (index, 1), NodeRef::Node(child))?;
+        return Ok(false);
+    }
+    split(tx, dir, &way)?;
+    Ok(false)
+}
+
+fn is_null(view: &impl View, node: SlotRef, (first, len): (usize, usize)) -> Result<bool> {
+    let bytes = view.read_vec(node.offset() + first as u64 * 8, len * 8)?;
+    Ok(bytes.iter().all(|&b| b == 0))
+}
+
+/// Splits a bucket by the next bit of the hash; a half without entries becomes null.
+fn split(tx: &mut Tx<'_>, dir: &mut Inode, way: &Way) -> Result<()> {
+    let Step { node, index } = way.steps[way.len - 1];
+    let buffer = Buffer::read(tx, way.bucket)?;
+    let entries = live_entries(&buffer.bucket(way.bucket)?)?;
+    let bit = HASH_BITS - 1 - (NODE_BITS * (way.len as u32 - 1) + way.depth);
+    let (high, low): (Vec<_>, Vec<_>) = entries.into_iter().partition(|e| e.hash >> bit & 1 == 1);
+    let (first, len) = span(index, way.depth);
+    let depth = way.depth + 1;
+    let halves = [(low, (first, len / 2)), (high, (first + len / 2, len / 2))];
+    let mut slot = Some(way.bucket);
+    for (entries, range) in halves {
+        if entries.is_empty() {
+            set_refs(tx, node, range, NodeRef::Null)?;
+            continue;
+        }
+        let target = match slot.take() {
+            Some(old) => old,
+            None => {
+                let new = tx.alloc(BUCKET_BYTES as u64)?;
+                dir.allocated += new.capacity();
+                new
+            }
+        };
+        write_bucket(tx, target, &entries)?;
+        set_refs(tx, node, range, NodeRef::Bucket { slot: target, depth })?;
+    }
+    Ok(())
+}
+
+/// Removes an entry found by [`lookup`] under the same lock. Changes `dir` but does not store it.
+pub(crate) fn remove(tx: &mut Tx<'_>, dir: &mut Inode, hash: u64, found: &Found) -> Result<()> {
+    let buffer = Buffer::read(tx, found.bucket)?;
+    let bucket = buffer.bucket(found.bucket)?;
+    dir.size = dir.size.saturating_sub(1);
+    if bucket.live() > 1 {
+        let name_len = buffer.0[found.at + ENTRY_HEADER - 1] as usize;
+        let last = found.at + ENTRY_HEADER + name_len == bucket.used();
+        let used = if last { found.at } else { bucket.used() };
+        tx.write(found.bucket.offset(), &bucket_header(used, bucket.live() - 1))?;
+        if !last {
+            tx.write(found.bucket.offset() + (found.at + ENTRY_INO_AT) as u64, &[0; 5])?;
+        }
+        return Ok(());
+    }
+    let way = (dir.layout == Layout::DirHashed).then(|| descend(tx, dir.root, hash)).transpose()?;
+    tx.free(found.bucket)?;
+    dir.allocated -= found.bucket.capacity();
+    let Some(way) = way else {
+        (dir.layout, dir.root) = (Layout::Empty, SlotRef::NONE);
+        return Ok(());
+    };
+    let mut depth = way.depth;
+    for step in way.steps[..way.len].iter().rev() {
+        set_refs(tx, step.node, span(step.index, depth), NodeRef::Null)?;
+        if !is_null(tx, step.node, (0, NODE_FANOUT))? {
+            return Ok(());
+        }
+        tx.free(step.node)?;
+        dir.allocated -= NODE_BYTES;
+        depth = NODE_BITS;
+    }
+    (dir.layout, dir.root) = (Layout::Empty, SlotRef::NONE);
+    Ok(())
+}
+
+/// Lets an entry found by [`lookup`] name another inode.
+pub(crate) fn replace(tx: &mut Tx<'_>, found: &Found, ino: Ino, kind: u8) -> Result<()> {
+    let mut bytes = [0; 5];
+    bytes[..4].copy_from_slice(&(ino as u32).to_le_bytes());
+    bytes[4] = kind;
+    Ok(tx.write(found.bucket.offset() + (found.at + ENTRY_INO_AT) as u64, &bytes)?)
+}
+
+/// An entry as `readdir` hands it out.
+pub(crate) struct Listed {
+    pub ino: Ino,
+    pub kind: u8,
+    pub name: Vec<u8>,
+    /// Hash and, among equal hashes, the rank, as one ascending number.
+    pub cookie: u64,
+}
+
+/// Bits of a cookie below the hash: ranks among entries of equal hash.
+const RANK_BITS: u32 = 3;
+
+/// The entries of one bucket with cookies of at least `from`, in cookie order; the buckets before it have none. Also the first
+/// cookie behind that bucket, `None` at the end of the directory.
+pub(crate) fn list(view: &impl View, dir: &Inode, from: u64) -> Result<(Vec<Listed>, Option<u64>)> {
+    match dir.layout {
+        Layout::DirPacked => Ok((list_bucket(view, dir.root, from)?, None)),
+        Layout::DirHashed => {
+            let mut hash = from >> RANK_BITS;
+            let mut floor = from;
+            loop {
+                let way = descend(view, dir.root, hash)?;
+                let last = way.steps[way.len - 1];
+                let (first, len) = if way.bucket.is_none() { (last.index, 1) } else { span(last.index, way.depth) };
+                // The first hash behind this bucket's range: its prefix plus one.
+                let shift = HASH_BITS - NODE_BITS * way.len as u32;
+                let prefix = (hash >> (shift + NODE_BITS)) << NODE_BITS;
+                let next = (prefix + (first + len) as u64) << shift;
+                let next = (next < 1 << HASH_BITS).then_some(next);
+                let entries = if way.bucket.is_none() { Vec::new() } else { list_bucket(view, way.bucket, floor)? };
+                match next {
+                    Some(next) if entries.is_empty() => (hash, floor) = (next, next << RANK_BITS),
+                    _ => return Ok((entries, next.map(|next| next << RANK_BITS))),
+                }
+            }
+        }
+        _ => Ok((Vec::new(), None)),
+    }
+}
+
+fn list_bucket(view: &impl View, slot: SlotRef, from: u64) -> Result<Vec<Listed>> {
+    let buffer = Buffer::read(view, slot)?;
+    let mut entries = live_entries(&buffer.bucket(slot)?)?;
+    entries.sort_by_key(|entry| entry.hash);
+    let (mut rank, mut last) = (0, u64::MAX);
+    let mut out = Vec::with_capacity(entries.len());
+    for entry in entries {
+        rank = if entry.hash == last { (rank + 1).min((1 << RANK_BITS) - 1) } else { 0 };
+        last = entry.hash;
+        let cookie = entry.hash << RANK_BITS | rank;
+        if cookie >= from {
+            out.push(Listed { ino: entry.ino as Ino, kind: entry.kind, name: entry.name.to_vec(), cookie });
+        }
+    }
+    Ok(out)
+}
+
+const _: () = assert!(CLASS_SIZES[class_for(BUCKET_BYTES as u64).unwrap() as usize] == BUCKET_BYTES as u32);

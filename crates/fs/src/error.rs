@@ -1,0 +1,113 @@
+//! What a file system operation can answer, and the errno each answer stands for.
+//!
+//! Owns: [`Error`]. Callers' mistakes have a variant each; failures of the environment are `Io`, `NoSpace` or `ReadOnly`; damage
+//! is `Corrupt` and says what was found. Nothing here panics; a bug is an assertion where it is found.
+
+use shoal_format::FormatError;
+use shoal_media::MediaError;
+
+/// Numbers follow Linux' generic `errno` table.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("no such file or directory")]
+    NotFound,
+    #[error("file exists")]
+    Exists,
+    #[error("not a directory")]
+    NotDirectory,
+    #[error("is a directory")]
+    IsDirectory,
+    #[error("directory not empty")]
+    NotEmpty,
+    #[error("name too long")]
+    NameTooLong,
+    #[error("invalid argument")]
+    Invalid,
+    #[error("no space left")]
+    NoSpace,
+    #[error("file too large")]
+    FileTooBig,
+    #[error("no such attribute")]
+    NoAttribute,
+    #[error("result does not fit the buffer")]
+    Range,
+    #[error("too many links")]
+    TooManyLinks,
+    #[error("operation not permitted")]
+    NotPermitted,
+    #[error("operation not supported")]
+    NotSupported,
+    #[error("no such inode")]
+    Stale,
+    #[error("read-only file system")]
+    ReadOnly,
+    #[error("no data or hole at this offset")]
+    NoDevice,
+    #[error("permission denied")]
+    Access,
+    #[error("argument list too long")]
+    TooBig,
+    #[error("input/output error: {0}")]
+    Io(String),
+    #[error("the store is damaged: {0}")]
+    Corrupt(String),
+}
+
+impl Error {
+    pub fn errno(&self) -> i32 {
+        match self {
+            Error::NotPermitted => 1,
+            Error::NotFound => 2,
+            Error::Io(_) => 5,
+            Error::NoDevice => 6,
+            Error::TooBig => 7,
+            Error::Access => 13,
+            Error::Exists => 17,
+            Error::NotDirectory => 20,
+            Error::IsDirectory => 21,
+            Error::Invalid => 22,
+            Error::FileTooBig => 27,
+            Error::NoSpace => 28,
+            Error::ReadOnly => 30,
+            Error::TooManyLinks => 31,
+            Error::Range => 34,
+            Error::NameTooLong => 36,
+            Error::NotEmpty => 39,
+            Error::NoAttribute => 61,
+            Error::NotSupported => 95,
+            Error::Stale => 116,
+            Error::Corrupt(_) => 117,
+        }
+    }
+}
+
+impl From<shoal_region::Error> for Error {
+    fn from(error: shoal_region::Error) -> Error {
+        use shoal_region::Error as Region;
+        match error {
+            Region::NoSpace => Error::NoSpace,
+            Region::ReadOnly | Region::Poisoned => Error::ReadOnly,
+            Region::Media(media) => media.into(),
+            Region::Corrupt { .. } | Region::Format(_) => Error::Corrupt(error.to_string()),
+            other => Error::Io(other.to_string()),
+        }
+    }
+}
+
+impl From<MediaError> for Error {
+    fn from(error: MediaError) -> Error {
+        match error {
+            MediaError::NoSpace { .. } => Error::NoSpace,
+            MediaError::Poisoned { .. } => Error::ReadOnly,
+            other => Error::Io(other.to_string()),
+        }
+    }
+}
+
+impl From<FormatError> for Error {
+    fn from(error: FormatError) -> Error {
+        Error::Corrupt(error.to_string())
+    }
+}
+
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,423 @@
+//! File data as callers see it: read, write, truncate, fallocate, seek, copy, fsync. Chooses the tier and drives `small`
+//! and `large`.
+//!
+//! Rules:
+//! - Without a bulk device everything is in the region. With one, a file whose size would exceed the store's threshold
+//!   moves to it once; one truncated below half of the threshold, and short enough for one record, moves back.
+//! - A call takes the inode's lock, works in transactions of bounded size and stops at the first that fails; what was
+//!   written before counts. After an error the inode in memory is stale and must not be stored.
+//! - A truncation that needs several transactions sets the new size and `INODE_TRUNCATING` in the first; whoever meets
+//!   the flag finishes it before doing anything else.
+//!
+//! Left out: names, attributes other than times and size, and clearing set-id bits (the kernel's part).
+
+use shoal_format::BULK_BLOCK;
+use shoal_format::inode::{CHUNK, INODE_TRUNCATING, Inode, Layout};
+use shoal_region::{Lsn, Tx};
+
+use crate::large::{FILE_BLOCKS_MAX, MOVE_BACK_BYTES};
+use crate::{Error, Fs, Ino, Piece, Result, small};
+
+/// Longest file (bytes): an extent map counts blocks with 32 bits.
+pub const FILE_BYTES_MAX: u64 = FILE_BLOCKS_MAX * BULK_BLOCK;
+/// A file moves to the bulk device in one transaction, which frees its chunks: no threshold may exceed this (bytes).
+const THRESHOLD_MAX: u64 = small::CHUNKS_PER_STEP * CHUNK;
+/// A first write of this many bytes is taken for the start of a long file (bytes).
+const LONG_WRITE: usize = 64 << 10;
+/// Bytes copied under one lock.
+const COPY_BYTES: u64 = 128 << 10;
+const DAY_NS: i64 = 24 * 3600 * 1_000_000_000;
+
+const KEEP_SIZE: i32 = 1;
+const PUNCH_HOLE: i32 = 2;
+const ZERO_RANGE: i32 = 16;
+
+/// What [`Fs::seek`] looks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Seek {
+    Data,
+    Hole,
+}
+
+impl Fs {
+    fn threshold(&self) -> u64 {
+        if self.bulk.is_none() { u64::MAX } else { self.region.superblock().threshold.min(THRESHOLD_MAX) }
+    }
+
+    /// Loads a regular file.
+    fn load_file(&self, ino: Ino) -> Result<Inode> {
+        let inode = self.load(ino)?;
+        if inode.is_dir() {
+            return Err(Error::IsDirectory);
+        }
+        if inode.is_file() { Ok(inode) } else { Err(Error::Invalid) }
+    }
+
+    /// Loads a regular file to change it, and finishes a truncation that an error interrupted.
+    fn load_to_change(&self, ino: Ino) -> Result<Inode> {
+        let mut inode = self.load_file(ino)?;
+        if inode.flags & INODE_TRUNCATING != 0 {
+            let size = inode.size;
+            self.cut_off(ino, &mut inode, size)?;
+        }
+        Ok(inode)
+    }
+
+    /// Reads from byte `at`; returns how many bytes there are, fewer than asked for only at the file's end.
+    pub fn read(&self, ino: Ino, at: u64, out: &mut [u8]) -> Result<usize> {
+        let (len, inode) = {
+            let _lock = self.locks.read(ino);
+            let inode = self.load_file(ino)?;
+            (self.read_locked(&inode, at, out)?, inode)
+        };
+        if len > 0 {
+            self.touch_atime(ino, &inode);
+        }
+        Ok(len)
+    }
+
+    fn read_locked(&self, inode: &Inode, at: u64, out: &mut [u8]) -> Result<usize> {
+        let len = inode.size.saturating_sub(at).min(out.len() as u64) as usize;
+        let out = &mut out[..len];
+        match inode.layout {
+            Layout::Direct | Layout::Chunked => small::read(&self.region, inode, at, out)?,
+            Layout::Extents => self.read_large(inode, at, out)?,
+            _ => out.fill(0),
+        }
+        Ok(len)
+    }
+
+    /// Access times as with `relatime`. A file must be readable on a full or failed store: errors are dropped.
+    fn touch_atime(&self, ino: Ino, seen: &Inode) {
+        let now = self.now();
+        let due = |inode: &Inode| {
+            inode.atime <= inode.mtime || inode.atime <= inode.ctime || now.saturating_sub(inode.atime) > DAY_NS
+        };
+        if !due(seen) || self.options.no_atime || self.writable().is_err() {
+            return;
+        }
+        let _lock = self.locks.write(ino);
+        let Ok(mut inode) = self.load(ino) else { return };
+        if inode.generation == seen.generation && due(&inode) {
+            inode.atime = now;
+            let mut tx = self.region.begin();
+            if self.store(&mut tx, ino, &inode).is_ok() {
+                let _ = tx.commit();
+            }
+        }
+    }
+
+    /// Writes at byte `at`. Fewer bytes than given are written only when space runs out in between.
+    pub fn write(&self, ino: Ino, at: u64, bytes: &[u8]) -> Result<usize> {
+        self.writable()?;
+        let _lock = self.locks.write(ino);
+        let mut inode = self.load_to_change(ino)?;
+        self.write_locked(ino, &mut inode, at, bytes)
+    }
+
+    fn write_locked(&self, ino: Ino, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
+        let end = at.checked_add(bytes.len() as u64).filter(|&end| end <= FILE_BYTES_MAX).ok_or(Error::FileTooBig)?;
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        let now = self.now();
+        (inode.mtime, inode.ctime) = (now, now);
+        if end.max(inode.size) > self.threshold() {
+            self.move_to_bulk(ino, inode)?;
+            return in_steps(bytes, |done| self.write_large(ino, inode, at + done as u64, &bytes[done..]));
+        }
+        if inode.layout == Layout::Extents {
+            return in_steps(bytes, |done| self.write_large(ino, inode, at + done as u64, &bytes[done..]));
+        }
+        in_steps(bytes, |done| self.write_small(ino, inode, at + done as u64, &bytes[done..]))
+    }
+
+    /// Writes a prefix of `bytes` into the region, up to the next multiple of a step.
+    #[inline]
+    fn write_small(&self, ino: Ino, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
+        let len = (bytes.len() as u64).min(small::STEP_BYTES - at % small::STEP_BYTES) as usize;
+        let first = inode.layout == Layout::Empty && inode.size == 0;
+        let mut tx = self.region.begin();
+        small::write(&mut tx, inode, at, &bytes[..len])?;
+        self.store(&mut tx, ino, inode)?;
+        let lsn = tx.commit()?;
+        if let (true, LONG_WRITE.., Some(bulk)) = (first, bytes.len(), &self.bulk) {
+            bulk.fresh.born(ino, lsn);
+        }
+        Ok(len)
+    }
+
+    /// Sets the size and the times. The caller holds the exclusive lock and has checked that it is a file.
+    pub(crate) fn truncate_locked(&self, ino: Ino, inode: &mut Inode, size: u64) -> Result<()> {
+        if size > FILE_BYTES_MAX {
+            return Err(Error::FileTooBig);
+        }
+        if inode.flags & INODE_TRUNCATING != 0 {
+            let now = inode.size;
+            self.cut_off(ino, inode, now)?;
+        }
+        let now = self.now();
+        (inode.mtime, inode.ctime) = (now, now);
+        if size < inode.size {
+            return self.cut_off(ino, inode, size);
+        }
+        self.make_room(ino, inode, size)?;
+        let mut tx = self.region.begin();
+        self.extend(&mut tx, inode, size)?;
+        self.store(&mut tx, ino, inode)?;
+        tx.commit()?;
+        Ok(())
+    }
+
+    /// Before the end moves to `size`: the tier that length belongs to, and zeros behind the end there.
+    fn make_room(&self, ino: Ino, inode: &mut Inode, size: u64) -> Result<()> {
+        if size > self.threshold() {
+            self.move_to_bulk(ino, inode)?;
+        }
+        self.zero_tail(ino, inode, size)
+    }
+
+    /// Moves the end to `size` if that is behind it; [`Fs::make_room`] went before.
+    fn extend(&self, tx: &mut Tx<'_>, inode: &mut Inode, size: u64) -> Result<()> {
+        if inode.layout == Layout::Extents {
+            inode.size = inode.size.max(size);
+            return Ok(());
+        }
+        small::extend(tx, inode, size)
+    }
+
+    /// Frees what lies behind `size` and sets it, in as many transactions as that takes.
+    fn cut_off(&self, ino: Ino, inode: &mut Inode, size: u64) -> Result<()> {
+        if inode.layout == Layout::Extents {
+            self.truncate_large(ino, inode, size)?;
+            if size < self.threshold() / 2 && size <= MOVE_BACK_BYTES {
+                self.move_to_region(ino, inode)?;
+            }
+            return Ok(());
+        }
+        let keep = size.div_ceil(CHUNK);
+        let mut upto = small::chunk_count(inode);
+        loop {
+            let mut tx = self.region.begin_reclaim();
+            upto = small::drop_chunks(&mut tx, inode, keep, upto)?;
+            inode.size = size;
+            inode.flags &= !INODE_TRUNCATING;
+            if upto > keep {
+                inode.flags |= INODE_TRUNCATING;
+            } else {
+                small::settle(&mut tx, inode)?;
+            }
+            self.store(&mut tx, ino, inode)?;
+            tx.commit()?;
+            if upto <= keep {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Goes on with a truncation that a crash interrupted. For recovery.
+    pub(crate) fn finish_truncate(&self, ino: Ino) -> Result<()> {
+        let _lock = self.locks.write(ino);
+        self.load_to_change(ino).map(drop)
+    }
+
+    /// Frees the data of an inode that is going away, within the transaction that frees its record. False, and nothing
+    /// changed, when it is too much for one: then [`Fs::free_data`] must go before.
+    pub(crate) fn free_data_in(&self, tx: &mut Tx<'_>, inode: &mut Inode) -> Result<bool> {
+        small::free_all(tx, inode)
+    }
+
+    /// Frees all data of a file without links, in transactions of its own; it is an empty orphan afterwards. The caller
+    /// holds the exclusive lock.
+    pub(crate) fn free_data(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
+        if inode.layout == Layout::Empty {
+            return Ok(());
+        }
+        self.cut_off(ino, inode, 0)
+    }
+
+    /// `fallocate(2)`: allocate, punch a hole, zero a range; the other modes are not supported.
+    pub fn fallocate(&self, ino: Ino, mode: i32, at: u64, len: u64) -> Result<()> {
+        self.writable()?;
+        if len == 0 {
+            return Err(Error::Invalid);
+        }
+        let end = at.checked_add(len).filter(|&end| end <= FILE_BYTES_MAX).ok_or(Error::FileTooBig)?;
+        let punch = mode == PUNCH_HOLE | KEEP_SIZE;
+        if !punch && mode & !(KEEP_SIZE | ZERO_RANGE) != 0 {
+            return Err(Error::NotSupported);
+        }
+        let _lock = self.locks.write(ino);
+        let mut inode = self.load_to_change(ino)?;
+        let now = self.now();
+        (inode.mtime, inode.ctime) = (now, now);
+        if punch {
+            return self.punch(ino, &mut inode, at, end);
+        }
+        let size = if mode & KEEP_SIZE != 0 { inode.size } else { inode.size.max(end) };
+        self.allocate(ino, &mut inode, (at, end), mode & ZERO_RANGE != 0, size)
+    }
+
+    fn allocate(&self, ino: Ino, inode: &mut Inode, (at, end): (u64, u64), erase: bool, size: u64) -> Result<()> {
+        // The range decides about the tier, also where it does not change the size.
+        if end.max(size) > self.threshold() {
+            self.move_to_bulk(ino, inode)?;
+        }
+        let large = inode.layout == Layout::Extents || end.max(size) > self.threshold();
+        if large {
+            self.allocate_large(ino, inode, at, end, erase)?;
+            self.zero_tail(ino, inode, size)?;
+        }
+        let mut from = at;
+        loop {
+            let step = (from / CHUNK + small::CHUNKS_PER_STEP) * CHUNK;
+            let to = if large { end } else { end.min(step) };
+            let mut tx = self.region.begin();
+            if !large {
+                small::allocate(&mut tx, inode, from, to, erase, size)?;
+            }
+            if to == end {
+                self.extend(&mut tx, inode, size)?;
+            }
+            self.store(&mut tx, ino, inode)?;
+            tx.commit()?;
+            if to == end {
+                return Ok(());
+            }
+            from = to;
+        }
+    }
+
+    fn punch(&self, ino: Ino, inode: &mut Inode, at: u64, end: u64) -> Result<()> {
+        if inode.layout == Layout::Extents {
+            return self.punch_large(ino, inode, at, end);
+        }
+        let last = end.min(small::chunk_count(inode) * CHUNK);
+        let mut from = at;
+        loop {
+            let to = last.min((from / CHUNK + small::CHUNKS_PER_STEP) * CHUNK);
+            let mut tx = self.region.begin_reclaim();
+            if from < to {
+                small::punch(&mut tx, inode, from, to.max(if to == last { end } else { 0 }))?;
+            }
+            self.store(&mut tx, ino, inode)?;
+            tx.commit()?;
+            from = to;
+            if to >= last {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The next data or hole at or behind `at`; `NoDevice` when there is none before the file's end.
+    pub fn seek(&self, ino: Ino, at: u64, what: Seek) -> Result<u64> {
+        let _lock = self.locks.read(ino);
+        let inode = self.load_file(ino)?;
+        let mut position = at;
+        while position < inode.size {
+            let (is_data, until) = match inode.layout {
+                Layout::Extents => self.large_segment_at(&inode, position)?,
+                _ => small::segment_at(&self.region, &inode, position)?,
+            };
+            if is_data == (what == Seek::Data) {
+                return Ok(position);
+            }
+            position = until;
+        }
+        if what == Seek::Hole && at < inode.size { Ok(inode.size) } else { Err(Error::NoDevice) }
+    }
+
+    /// Copies up to `len` bytes between two places that do not overlap; returns how many, fewer at the source's end.
+    pub fn copy_range(&self, from: Ino, from_at: u64, to: Ino, to_at: u64, len: u64) -> Result<u64> {
+        self.writable()?;
+        from_at.checked_add(len).ok_or(Error::Invalid)?;
+        to_at.checked_add(len).filter(|&end| end <= FILE_BYTES_MAX).ok_or(Error::FileTooBig)?;
+        if from == to && from_at < to_at + len && to_at < from_at + len {
+            return Err(Error::Invalid);
+        }
+        let mut buffer = vec![0; len.min(COPY_BYTES) as usize];
+        let mut done = 0;
+        let mut source = None;
+        while done < len {
+            let want = (len - done).min(COPY_BYTES) as usize;
+            let outcome = {
+                let _locks = self.locks.write_many(&[from, to]);
+                let inode = self.load_file(from)?;
+                let mut target = self.load_to_change(to)?;
+                let found = self.read_locked(&inode, from_at + done, &mut buffer[..want])?;
+                source = Some(inode);
+                self.write_locked(to, &mut target, to_at + done, &buffer[..found])
+            };
+            match outcome {
+                Ok(0) => break,
+                Ok(written) => {
+                    done += written as u64;
+                    if written < want {
+                        break;
+                    }
+                }
+                Err(error) if done == 0 => return Err(error),
+                Err(_) => break,
+            }
+        }
+        if let Some(inode) = source.filter(|_| done > 0) {
+            self.touch_atime(from, &inode);
+        }
+        Ok(done)
+    }
+
+    /// Makes the file durable. Data and attributes are in the same log: `data_only` makes no difference.
+    pub fn fsync(&self, ino: Ino, data_only: bool) -> Result<()> {
+        let _ = data_only;
+        let lsn = self.fsync_prepare(ino)?;
+        Ok(self.region.sync_to(lsn)?)
+    }
+
+    /// The bulk device's part of an fsync: when the log is durable up to the position returned, the file is.
+    ///
+    /// Order: the flush covers the data; then a record clears NEW; then the log up to this record is made durable. A
+    /// record that clears NEW before the flush completed could outlive the data.
+    pub fn fsync_prepare(&self, ino: Ino) -> Result<Lsn> {
+        if let Some(bulk) = &self.bulk {
+            let is_large = {
+                let _lock = self.locks.read(ino);
+                self.load(ino)?.layout == Layout::Extents
+            };
+            if is_large {
+                let flushed = bulk.flush(&self.region)?;
+                self.clear_new(ino, flushed)?;
+            }
+        }
+        Ok(self.region.last_lsn())
+    }
+
+    /// Where the file's data are: slots of the region, extents of the bulk device, in the order of the file.
+    pub(crate) fn pieces(&self, inode: &Inode) -> Result<Vec<Piece>> {
+        if inode.layout == Layout::Extents {
+            return self.large_pieces(inode);
+        }
+        let mut pieces = Vec::new();
+        for chunk in 0..small::chunk_count(inode) {
+            let slot = small::chunk_slot(&self.region, inode, chunk)?;
+            if !slot.is_none() {
+                let (file_at, len, at) = (chunk * CHUNK, slot.capacity(), slot.offset());
+                pieces.push(Piece { file_at, len, at, bulk: false, new: false, unwritten: false });
+            }
+        }
+        Ok(pieces)
+    }
+}
+
+/// Calls `step` with the bytes done so far until all are done. An error after the first step ends the call short.
+#[inline]
+fn in_steps(bytes: &[u8], mut step: impl FnMut(usize) -> Result<usize>) -> Result<usize> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match step(done) {
+            Ok(len) => done += len,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => break,
+        }
+    }
+    Ok(done)
+}

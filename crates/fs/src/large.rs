@@ -1,0 +1,699 @@
+//! Data of large files: 64 KiB blocks on the bulk device, under an extent map in the region.
+//!
+//! Rules, in the order in which things must be durable:
+//! - A block that gets its first data is written whole (data, zeros around it) and that write has completed before the
+//!   record that maps it commits. The extent is NEW: should the record survive a power loss and the data not, the block
+//!   reads as zeros, never as what another file left there (invariant 8).
+//! - NEW is cleared only by a record that commits after a flush covering the block's last write completed.
+//! - Data that may have been promised durable in the region is flushed on the bulk device before the record that lets go
+//!   of the region's copy commits.
+//! - Bytes behind the file's end in its last block are made zero, durably, before a record moves the end over them.
+//! - Blocks unmapped by a record are handed to [`crate::bulk`] with its LSN, which reuses them when that is durable.
+//!
+//! Blocks are written in place; the map changes only when blocks come, go or change their flags. Work over many
+//! blocks goes in steps from the end of the range, each a transaction of its own.
+//! Left out: the decision which tier a file belongs to (`file`), free blocks (`bulk`), the map's bytes (`extents`).
+
+use std::sync::atomic::Ordering;
+
+use shoal_format::BULK_BLOCK;
+use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, Extent};
+use shoal_format::inode::{CHUNK, INODE_HAS_NEW, INODE_TRUNCATING, Inode, Layout};
+use shoal_format::slot::SlotRef;
+use shoal_region::{Lsn, Tx};
+
+use crate::bulk::{Bulk, Run};
+use crate::extents::{MapEdit, Mapped, clip, cut, find, goal_before, put, reflag};
+use crate::{Error, Fs, Ino, Piece, Result, small};
+
+/// Blocks of a file at most: extents hold 32 bits.
+pub(crate) const FILE_BLOCKS_MAX: u64 = 1 << 32;
+/// Blocks one write step maps at most (1 MiB).
+const WRITE_BLOCKS: u64 = 16;
+/// Blocks one transaction maps or unmaps at most: their bits must fit in its record.
+const STEP_BLOCKS: u64 = 1 << 20;
+/// Extents one transaction adds at most: each may rewrite most of a leaf.
+const STEP_EXTENTS: usize = 128;
+/// Longest file that moves back into the region (bytes): one record carries it.
+pub(crate) const MOVE_BACK_BYTES: u64 = 512 << 10;
+
+/// Blocks kept free behind a growing file: as many as it has, within reason.
+fn ahead(size: u64) -> u64 {
+    (size / BULK_BLOCK).clamp(16, 1024)
+}
+
+fn run_of(extent: &Extent) -> Run {
+    Run { first: extent.bulk_block, blocks: extent.blocks }
+}
+
+/// Fresh blocks of a step: what is to be mapped, and what was reserved for it. Dropped, it gives the reservation back.
+struct Mapping<'a> {
+    bulk: &'a Bulk,
+    extents: Vec<Extent>,
+    reserved: Vec<Run>,
+}
+
+impl<'a> Mapping<'a> {
+    fn new(bulk: &'a Bulk) -> Mapping<'a> {
+        Mapping { bulk, extents: Vec::new(), reserved: Vec::new() }
+    }
+
+    /// Reserves up to `blocks` for a hole at `file_block`, contiguous with what lies before it if possible.
+    fn reserve(&mut self, fs: &Fs, inode: &Inode, file_block: u64, blocks: u64, flags: u32) -> Result<Extent> {
+        let goal = match self.extents.last() {
+            Some(last) if last.end() == file_block => Some(last.bulk_block + last.blocks),
+            _ => goal_before(&fs.region, map_root(inode), file_block, self.bulk.blocks())?,
+        };
+        let run = self.bulk.reserve(&fs.region, goal, blocks, ahead(inode.size))?;
+        self.reserved.push(run);
+        let extent = Extent { file_block, blocks: run.blocks, bulk_block: run.first, flags };
+        self.extents.push(extent);
+        Ok(extent)
+    }
+
+    /// Puts the extents into the map and marks the reserved blocks used.
+    fn store(&self, tx: &mut Tx<'_>, inode: &mut Inode) -> Result<()> {
+        let (Some(first), Some(last)) = (self.extents.first(), self.extents.last()) else { return Ok(()) };
+        let mut upto = last.end();
+        while upto > first.file_block {
+            let mut edit = MapEdit::load(tx, inode, first.file_block, upto, self.bulk.blocks())?;
+            let start = edit.start;
+            for extent in self.extents.iter().filter(|e| e.end() > start && e.file_block < upto) {
+                let part = clip(*extent, start, upto);
+                cut(&mut edit.extents, part.file_block, part.end());
+                put(&mut edit.extents, part);
+            }
+            edit.store(tx, inode)?;
+            upto = start;
+        }
+        for &run in &self.reserved {
+            self.bulk.mark_used(tx, run)?;
+            inode.allocated += run.blocks * BULK_BLOCK;
+        }
+        Ok(())
+    }
+
+    /// The transaction has committed; `write` is the number of the last write of data.
+    fn committed(mut self, ino: Ino, write: u64) {
+        self.reserved.clear();
+        for extent in self.extents.iter().filter(|e| e.flags & EXTENT_NEW != 0) {
+            self.bulk.fresh.add(ino, extent.file_block, extent.end(), write, self.bulk.last_submitted());
+        }
+    }
+}
+
+impl Drop for Mapping<'_> {
+    fn drop(&mut self) {
+        self.reserved.iter().for_each(|&run| self.bulk.cancel(run));
+    }
+}
+
+fn map_root(inode: &Inode) -> SlotRef {
+    if inode.layout == Layout::Extents { inode.root } else { SlotRef::NONE }
+}
+
+impl Fs {
+    pub(crate) fn bulk(&self) -> Result<&Bulk> {
+        self.bulk.as_ref().ok_or_else(|| Error::Io("the bulk device is not attached; mount with it".into()))
+    }
+
+    pub(crate) fn mapped(&self, inode: &Inode, block: u64) -> Result<Mapped> {
+        find(&self.region, map_root(inode), block, self.bulk()?.blocks())
+    }
+
+    /// Where the bytes of `block` are on the device, when it holds data: the extent, else where the next block to look
+    /// at is.
+    fn data_at(&self, inode: &Inode, block: u64) -> Result<std::result::Result<Extent, u64>> {
+        let mut no_data = EXTENT_UNWRITTEN;
+        if self.power_lost && self.region.is_read_only() {
+            // Recovery could not turn what is NEW into what is unwritten.
+            no_data |= EXTENT_NEW;
+        }
+        Ok(match self.mapped(inode, block)? {
+            Mapped::At(extent) if extent.flags & no_data == 0 => Ok(extent),
+            Mapped::At(extent) => Err(extent.end()),
+            Mapped::Hole { until } => Err(until),
+        })
+    }
+
+    /// Stores the inode and commits; keeps the number of large files.
+    fn commit_large(&self, mut tx: Tx<'_>, ino: Ino, before: Layout, inode: &Inode) -> Result<Lsn> {
+        self.store(&mut tx, ino, inode)?;
+        let lsn = tx.commit()?;
+        match (before == Layout::Extents, inode.layout == Layout::Extents) {
+            (false, true) => drop(self.counts.large_files.fetch_add(1, Ordering::Relaxed)),
+            (true, false) => drop(self.counts.large_files.fetch_sub(1, Ordering::Relaxed)),
+            _ => {}
+        }
+        Ok(lsn)
+    }
+
+    /// Fills `out` from byte `at`; the caller has clipped it to the file's size.
+    pub(crate) fn read_large(&self, inode: &Inode, at: u64, out: &mut [u8]) -> Result<()> {
+        let bulk = self.bulk()?;
+        let mut done = 0;
+        while done < out.len() {
+            let position = at + done as u64;
+            let block = position / BULK_BLOCK;
+            let found = self.data_at(inode, block)?;
+            let until = found.map_or_else(|until| until, |extent| extent.end()).saturating_mul(BULK_BLOCK);
+            let len = (until - position).min((out.len() - done) as u64) as usize;
+            let part = &mut out[done..done + len];
+            match found {
+                Ok(extent) => {
+                    let place = extent.bulk_block + (block - extent.file_block);
+                    bulk.read(place * BULK_BLOCK + position % BULK_BLOCK, part)?;
+                }
+                Err(_) => part.fill(0),
+            }
+            done += len;
+        }
+        Ok(())
+    }
+
+    /// Is `at` data, and up to where does that go on at least?
+    pub(crate) fn large_segment_at(&self, inode: &Inode, at: u64) -> Result<(bool, u64)> {
+        Ok(match self.data_at(inode, at / BULK_BLOCK)? {
+            Ok(extent) => (true, extent.end() * BULK_BLOCK),
+            Err(until) => (false, until.saturating_mul(BULK_BLOCK)),
+        })
+    }
+
+    pub(crate) fn large_pieces(&self, inode: &Inode) -> Result<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        let mut block = 0;
+        while block < FILE_BLOCKS_MAX {
+            match self.mapped(inode, block)? {
+                Mapped::Hole { until } => block = until,
+                Mapped::At(extent) => {
+                    pieces.push(Piece {
+                        file_at: extent.file_block * BULK_BLOCK,
+                        len: extent.blocks * BULK_BLOCK,
+                        at: extent.bulk_block * BULK_BLOCK,
+                        bulk: true,
+                        new: extent.flags & EXTENT_NEW != 0,
+                        unwritten: extent.flags & EXTENT_UNWRITTEN != 0,
+                    });
+                    block = extent.end();
+                }
+            }
+        }
+        Ok(pieces)
+    }
+
+    /// Writes a prefix of `bytes` (at most 1 MiB) at byte `at` and returns its length. The caller has set the times.
+    pub(crate) fn write_large(&self, ino: Ino, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
+        let bulk = self.bulk()?;
+        let first = at / BULK_BLOCK;
+        let mut end = (at + bytes.len() as u64).min((first + WRITE_BLOCKS) * BULK_BLOCK);
+        let last = end.div_ceil(BULK_BLOCK);
+        self.zero_tail(ino, inode, at)?;
+        let mut mapping = Mapping::new(bulk);
+        let mut write = 0;
+        let mut fresh_tail = false;
+        // Everything before this byte went to blocks that hold data.
+        let mut kept = at;
+        let mut block = first;
+        while block < last {
+            let (extent, in_place) = match self.mapped(inode, block)? {
+                Mapped::At(extent) if extent.flags & EXTENT_UNWRITTEN == 0 => (clip(extent, block, last), true),
+                Mapped::At(extent) => {
+                    let extent = Extent { flags: EXTENT_NEW, ..clip(extent, block, last) };
+                    mapping.extents.push(extent);
+                    (extent, false)
+                }
+                Mapped::Hole { until } => {
+                    match mapping.reserve(self, inode, block, until.min(last) - block, EXTENT_NEW) {
+                        Ok(extent) => (extent, false),
+                        // What went before it can still be kept.
+                        Err(Error::NoSpace) if block > first => {
+                            end = block * BULK_BLOCK;
+                            break;
+                        }
+                        Err(error) => return Err(error),
+                    }
+                }
+            };
+            let (from, to) = (at.max(extent.file_block * BULK_BLOCK), end.min(extent.end() * BULK_BLOCK));
+            let part = &bytes[(from - at) as usize..(to - at) as usize];
+            let place = extent.bulk_block * BULK_BLOCK + (from - extent.file_block * BULK_BLOCK);
+            let outcome = if in_place { bulk.write(place, part) } else { write_whole(bulk, &extent, place, part) };
+            if outcome.is_err() && to > inode.size {
+                // The device may hold some of it behind the end.
+                bulk.fresh.set_clean_tail(ino, false);
+            }
+            write = outcome?;
+            fresh_tail = !in_place;
+            if in_place && kept == from {
+                kept = to;
+            }
+            block = extent.end();
+        }
+        let before = *inode;
+        // The data writes have completed; the record that maps their blocks comes after them.
+        let mut tx = self.region.begin();
+        match mapping.store(&mut tx, inode) {
+            Err(Error::NoSpace) if kept > at => {
+                // The map finds no room, but bytes at the front are written already, in blocks the file had.
+                drop(tx);
+                *inode = Inode { size: before.size.max(kept), ..before };
+                self.commit_large(self.region.begin_reclaim(), ino, before.layout, inode)?;
+                bulk.fresh.set_clean_tail(ino, false);
+                return Ok((kept - at) as usize);
+            }
+            outcome => outcome?,
+        }
+        if !mapping.extents.is_empty() {
+            inode.flags |= INODE_HAS_NEW;
+        }
+        inode.size = inode.size.max(end);
+        if let Err(error) = self.commit_large(tx, ino, before.layout, inode) {
+            bulk.fresh.set_clean_tail(ino, false);
+            return Err(error);
+        }
+        mapping.committed(ino, write);
+        if fresh_tail && inode.size == end {
+            bulk.fresh.set_clean_tail(ino, true);
+        }
+        Ok((end - at) as usize)
+    }
+
+    /// Before the end moves to `to`: makes the rest of the last block zero. The flush makes the zeros durable before
+    /// the record that moves the end: bytes cut off earlier must not come back. A file whose last block this
+    /// process filled needs neither.
+    pub(crate) fn zero_tail(&self, ino: Ino, inode: &Inode, to: u64) -> Result<()> {
+        let within = inode.size % BULK_BLOCK;
+        if inode.layout != Layout::Extents || to <= inode.size || within == 0 {
+            return Ok(());
+        }
+        let bulk = self.bulk()?;
+        if bulk.fresh.has_clean_tail(ino) {
+            return Ok(());
+        }
+        if let Ok(extent) = self.data_at(inode, inode.size / BULK_BLOCK)? {
+            let block = extent.bulk_block + inode.size / BULK_BLOCK - extent.file_block;
+            let zeros = vec![0; (BULK_BLOCK - within) as usize];
+            bulk.write(block * BULK_BLOCK + within, &zeros)?;
+            bulk.flush(&self.region)?;
+        }
+        bulk.fresh.set_clean_tail(ino, true);
+        Ok(())
+    }
+
+    /// Zeroes bytes within blocks that hold data.
+    fn zero_in_place(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
+        let bulk = self.bulk()?;
+        let mut at = from;
+        while at < to {
+            let end = (at / BULK_BLOCK + 1).saturating_mul(BULK_BLOCK).min(to);
+            if let Ok(extent) = self.data_at(inode, at / BULK_BLOCK)? {
+                let block = extent.bulk_block + at / BULK_BLOCK - extent.file_block;
+                bulk.write(block * BULK_BLOCK + at % BULK_BLOCK, &vec![0; (end - at) as usize])?;
+            }
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Unmaps blocks of `[start, end)`, the last ones first; returns them and from where on nothing is mapped now.
+    fn unmap(&self, tx: &mut Tx<'_>, inode: &mut Inode, start: u64, end: u64) -> Result<(Vec<Run>, u64)> {
+        let bulk = self.bulk()?;
+        let mut edit = MapEdit::load(&self.region, inode, start, end, bulk.blocks())?;
+        let mut from = edit.start;
+        let mut blocks = 0;
+        for extent in edit.extents.iter().rev().filter(|e| e.file_block < end && e.end() > from) {
+            let part = clip(*extent, from, end);
+            if blocks + part.blocks > STEP_BLOCKS {
+                from = part.end() - (STEP_BLOCKS - blocks);
+                break;
+            }
+            blocks += part.blocks;
+        }
+        let runs: Vec<Run> = cut(&mut edit.extents, from, end).iter().map(run_of).collect();
+        for &run in &runs {
+            bulk.mark_free(tx, run)?;
+            inode.allocated = inode.allocated.saturating_sub(run.blocks * BULK_BLOCK);
+        }
+        edit.store(tx, inode)?;
+        if inode.layout == Layout::Empty {
+            inode.flags &= !INODE_HAS_NEW;
+        }
+        Ok((runs, from))
+    }
+
+    /// After the commit of an [`Fs::unmap`].
+    fn unmapped(&self, ino: Ino, inode: &Inode, lsn: Lsn, runs: &[Run], from: u64, to: u64) -> Result<()> {
+        let bulk = self.bulk()?;
+        bulk.freed(lsn, runs);
+        if inode.layout == Layout::Empty {
+            bulk.fresh.forget(ino);
+        } else {
+            bulk.fresh.remove(ino, from, to);
+        }
+        Ok(())
+    }
+
+    /// Cuts the file off at `size`, in steps; recovery goes on where a crash interrupts them.
+    pub(crate) fn truncate_large(&self, ino: Ino, inode: &mut Inode, size: u64) -> Result<()> {
+        let keep = size.div_ceil(BULK_BLOCK);
+        let mut upto = FILE_BLOCKS_MAX;
+        self.bulk()?.fresh.set_clean_tail(ino, false);
+        loop {
+            let before = inode.layout;
+            let mut tx = self.region.begin_reclaim();
+            let (runs, from) = self.unmap(&mut tx, inode, keep, upto)?;
+            inode.size = size;
+            inode.flags = inode.flags & !INODE_TRUNCATING | if from > keep { INODE_TRUNCATING } else { 0 };
+            let lsn = self.commit_large(tx, ino, before, inode)?;
+            self.unmapped(ino, inode, lsn, &runs, from, upto)?;
+            upto = from;
+            if upto <= keep {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Turns whole blocks into a hole, zeroes the parts at both ends.
+    pub(crate) fn punch_large(&self, ino: Ino, inode: &mut Inode, at: u64, mut end: u64) -> Result<()> {
+        if end >= inode.size {
+            // The last block's part behind the end is nobody's data.
+            end = end.next_multiple_of(BULK_BLOCK);
+        }
+        let (first, last) = (at.div_ceil(BULK_BLOCK), end / BULK_BLOCK);
+        self.zero_ends(inode, at, end)?;
+        let mut upto = last;
+        loop {
+            let before = inode.layout;
+            let mut tx = self.region.begin_reclaim();
+            let mut done = (Vec::new(), first);
+            if upto > first {
+                done = self.unmap(&mut tx, inode, first, upto)?;
+            }
+            let (runs, from) = done;
+            let lsn = self.commit_large(tx, ino, before, inode)?;
+            self.unmapped(ino, inode, lsn, &runs, from, upto.max(from))?;
+            upto = from;
+            if upto <= first {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Zeroes what of `[at, end)` does not fill whole blocks.
+    fn zero_ends(&self, inode: &Inode, at: u64, end: u64) -> Result<()> {
+        let (first, last) = (at.div_ceil(BULK_BLOCK), end / BULK_BLOCK);
+        if first > last {
+            return self.zero_in_place(inode, at, end);
+        }
+        self.zero_in_place(inode, at, first * BULK_BLOCK)?;
+        self.zero_in_place(inode, last * BULK_BLOCK, end)
+    }
+
+    /// Backs `[at, end)` with blocks that read as zeros where there are none; with `erase` everything in the range
+    /// reads as zeros afterwards. The caller stores size and times.
+    pub(crate) fn allocate_large(&self, ino: Ino, inode: &mut Inode, at: u64, end: u64, erase: bool) -> Result<()> {
+        let bulk = self.bulk()?;
+        let (first, last) = (at / BULK_BLOCK, end.div_ceil(BULK_BLOCK));
+        let mut missing = 0;
+        let mut block = first;
+        while block < last {
+            match self.mapped(inode, block)? {
+                Mapped::At(extent) => block = extent.end(),
+                Mapped::Hole { until } => {
+                    missing += until.min(last) - block;
+                    block = until;
+                }
+            }
+        }
+        if missing > bulk.free_blocks() + bulk.pending_blocks() {
+            return Err(Error::NoSpace);
+        }
+        if erase && inode.layout == Layout::Extents {
+            self.zero_ends(inode, at, end)?;
+            let (from, to) = (at.div_ceil(BULK_BLOCK), end / BULK_BLOCK);
+            self.change_flags(ino, inode, &[(from, to)], |_| EXTENT_UNWRITTEN)?;
+        }
+        block = first;
+        while block < last {
+            let mut mapping = Mapping::new(bulk);
+            let mut blocks = 0;
+            while block < last && blocks < STEP_BLOCKS && mapping.extents.len() < STEP_EXTENTS {
+                match self.mapped(inode, block)? {
+                    Mapped::At(extent) => block = extent.end(),
+                    Mapped::Hole { until } => {
+                        let want = (until.min(last) - block).min(STEP_BLOCKS - blocks);
+                        let extent = mapping.reserve(self, inode, block, want, EXTENT_UNWRITTEN)?;
+                        block = extent.end();
+                        blocks += extent.blocks;
+                    }
+                }
+            }
+            if !mapping.extents.is_empty() {
+                let before = inode.layout;
+                let mut tx = self.region.begin();
+                mapping.store(&mut tx, inode)?;
+                self.commit_large(tx, ino, before, inode)?;
+                mapping.committed(ino, 0);
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes the flags of the extents within `ranges` (ascending), in steps from the end. Ranges leave the list of
+    /// what is NEW.
+    fn change_flags(
+        &self,
+        ino: Ino,
+        inode: &mut Inode,
+        ranges: &[(u64, u64)],
+        change: impl Fn(u32) -> u32,
+    ) -> Result<()> {
+        let (Some(&(low, _)), Some(&(_, mut upto))) = (ranges.first(), ranges.last()) else { return Ok(()) };
+        let bulk = self.bulk()?;
+        while upto > low {
+            let mut edit = MapEdit::load(&self.region, inode, low, upto, bulk.blocks())?;
+            let start = edit.start;
+            for &(from, to) in ranges {
+                reflag(&mut edit.extents, from.max(start), to.min(upto), &change);
+            }
+            // Splitting and joining may need a leaf; a full store must still be able to settle.
+            let mut tx = self.region.begin_reclaim();
+            edit.store(&mut tx, inode)?;
+            if tx.payload_bytes() > 0 {
+                self.store(&mut tx, ino, inode)?;
+                tx.commit()?;
+            }
+            for &(from, to) in ranges {
+                bulk.fresh.remove(ino, from.max(start), to.min(upto));
+            }
+            upto = start;
+        }
+        Ok(())
+    }
+
+    /// Moves a file's data from the region to the bulk device; size and contents stay.
+    ///
+    /// Bytes in the region may have been promised durable, so the blocks are flushed before the record that frees the
+    /// slots. Only when nothing of the file is durable yet, as in the middle of a copy, is the flush left out and the
+    /// blocks are NEW.
+    pub(crate) fn move_to_bulk(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
+        if matches!(inode.layout, Layout::Empty | Layout::Extents) {
+            return Ok(());
+        }
+        let bulk = self.bulk()?;
+        let unpromised = bulk.fresh.is_unpromised(ino, self.region.durable_lsn());
+        let data_flags = if unpromised { EXTENT_NEW } else { 0 };
+        let chunks = small::chunk_count(inode);
+        let chunks_per_block = BULK_BLOCK / CHUNK;
+        let blocks = chunks.div_ceil(chunks_per_block);
+        let kind = |block: u64| -> Result<Option<u32>> {
+            let first = block * chunks_per_block;
+            for chunk in first..first + chunks_per_block {
+                if !small::chunk_slot(&self.region, inode, chunk)?.is_none() {
+                    let behind = block * BULK_BLOCK >= inode.size;
+                    return Ok(Some(if behind { EXTENT_UNWRITTEN } else { data_flags }));
+                }
+            }
+            Ok(None)
+        };
+        let mut mapping = Mapping::new(bulk);
+        let mut buffer = Vec::new();
+        let mut write = 0;
+        let mut block = 0;
+        while block < blocks {
+            let Some(flags) = kind(block)? else {
+                block += 1;
+                continue;
+            };
+            let mut until = block + 1;
+            while until < blocks && until < block + WRITE_BLOCKS && kind(until)? == Some(flags) {
+                until += 1;
+            }
+            let extent = mapping.reserve(self, inode, block, until - block, flags)?;
+            if flags != EXTENT_UNWRITTEN {
+                let at = block * BULK_BLOCK;
+                buffer.clear();
+                buffer.resize((extent.blocks * BULK_BLOCK) as usize, 0);
+                let readable = (inode.size - at).min(buffer.len() as u64) as usize;
+                small::read(&self.region, inode, at, &mut buffer[..readable])?;
+                write = bulk.write(extent.bulk_block * BULK_BLOCK, &buffer)?;
+            }
+            block = extent.end();
+        }
+        if !unpromised && write > 0 {
+            bulk.flush(&self.region)?;
+        }
+        let before = inode.layout;
+        let mut tx = self.region.begin_reclaim();
+        if !small::free_all(&mut tx, inode)? {
+            return Err(Error::FileTooBig);
+        }
+        mapping.store(&mut tx, inode)?;
+        if unpromised && write > 0 {
+            inode.flags |= INODE_HAS_NEW;
+        }
+        self.commit_large(tx, ino, before, inode)?;
+        mapping.committed(ino, write);
+        bulk.fresh.set_clean_tail(ino, true);
+        Ok(())
+    }
+
+    /// Moves a file of at most [`MOVE_BACK_BYTES`], without blocks behind its end, into the region. A full region is no
+    /// error: the file stays where it is.
+    pub(crate) fn move_to_region(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
+        if inode.layout != Layout::Extents || inode.size > MOVE_BACK_BYTES {
+            return Ok(());
+        }
+        let mut moved = *inode;
+        match self.try_move_to_region(ino, &mut moved) {
+            Ok(()) => *inode = moved,
+            Err(Error::NoSpace) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+
+    fn try_move_to_region(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
+        let before = *inode;
+        let mut tx = self.region.begin();
+        let (runs, _) = self.unmap(&mut tx, inode, 0, FILE_BLOCKS_MAX)?;
+        if inode.layout != Layout::Empty {
+            return Err(Error::Corrupt(format!("inode {ino}: blocks behind the end of the file")));
+        }
+        let mut buffer = vec![0; BULK_BLOCK as usize];
+        for block in 0..inode.size.div_ceil(BULK_BLOCK) {
+            if let Ok(_data) = self.data_at(&before, block)? {
+                let at = block * BULK_BLOCK;
+                let part = &mut buffer[..(inode.size - at).min(BULK_BLOCK) as usize];
+                self.read_large(&before, at, part)?;
+                small::write(&mut tx, inode, at, part)?;
+            }
+        }
+        let lsn = self.commit_large(tx, ino, before.layout, inode)?;
+        self.unmapped(ino, &Inode { layout: Layout::Empty, ..*inode }, lsn, &runs, 0, FILE_BLOCKS_MAX)
+    }
+
+    /// Is there work for [`Fs::settle_new`]?
+    pub(crate) fn has_new(&self) -> bool {
+        self.bulk.as_ref().is_some_and(|bulk| bulk.needs_flush() || !bulk.fresh.is_empty())
+    }
+
+    /// Flushes the bulk device once and clears NEW from everything written before that flush; then makes blocks free
+    /// whose freeing is durable.
+    pub(crate) fn settle_new(&self) -> Result<()> {
+        let Some(bulk) = &self.bulk else { return Ok(()) };
+        let flushed = bulk.flush(&self.region)?;
+        for ino in bulk.fresh.files() {
+            self.clear_new(ino, flushed)?;
+        }
+        bulk.reclaim(&self.region)
+    }
+
+    /// Clears NEW from what of the file a flush up to write `flushed` covers. Under the file's lock the list of such
+    /// ranges cannot change: blocks written after the flush was submitted carry later numbers and stay NEW.
+    pub(crate) fn clear_new(&self, ino: Ino, flushed: u64) -> Result<()> {
+        let bulk = self.bulk()?;
+        let _lock = self.locks.write(ino);
+        let Some(ranges) = bulk.fresh.settled(ino, flushed) else { return Ok(()) };
+        let mut inode = match self.load(ino) {
+            Err(Error::Stale) => {
+                bulk.fresh.forget(ino);
+                return Ok(());
+            }
+            other => other?,
+        };
+        if inode.layout == Layout::Extents {
+            self.change_flags(ino, &mut inode, &ranges, |flags| flags & !EXTENT_NEW)?;
+        } else {
+            bulk.fresh.forget(ino);
+        }
+        if bulk.fresh.is_settled(ino) {
+            self.clear_has_new(ino, &mut inode)?;
+            bulk.fresh.unlist(ino);
+        }
+        Ok(())
+    }
+
+    fn clear_has_new(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
+        if inode.flags & INODE_HAS_NEW == 0 {
+            return Ok(());
+        }
+        inode.flags &= !INODE_HAS_NEW;
+        let mut tx = self.region.begin_reclaim();
+        self.store(&mut tx, ino, inode)?;
+        tx.commit()?;
+        Ok(())
+    }
+
+    /// At recovery, for an inode with `INODE_HAS_NEW`: after a power loss its NEW blocks may hold anything and become
+    /// unwritten; after a crash of the process alone their data are with the device, and the next flush settles them.
+    pub(crate) fn recover_new(&self, ino: Ino) -> Result<()> {
+        let _lock = self.locks.write(ino);
+        let mut inode = self.load(ino)?;
+        if inode.flags & INODE_HAS_NEW == 0 {
+            return Ok(());
+        }
+        let bulk = self.bulk()?;
+        if !self.power_lost {
+            bulk.fresh.add(ino, 0, FILE_BLOCKS_MAX, bulk.note_earlier_write(), bulk.last_submitted());
+            return Ok(());
+        }
+        if inode.layout == Layout::Extents {
+            let unwritten = |flags| if flags & EXTENT_NEW != 0 { EXTENT_UNWRITTEN } else { flags };
+            self.change_flags(ino, &mut inode, &[(0, FILE_BLOCKS_MAX)], unwritten)?;
+        }
+        self.clear_has_new(ino, &mut inode)
+    }
+}
+
+/// Writes all blocks of a fresh extent: `bytes` at byte `place` of the device, zeros before and behind them.
+fn write_whole(bulk: &Bulk, extent: &Extent, place: u64, bytes: &[u8]) -> Result<u64> {
+    let (start, stop) = (extent.bulk_block * BULK_BLOCK, (extent.bulk_block + extent.blocks) * BULK_BLOCK);
+    let end = place + bytes.len() as u64;
+    let body = (place.next_multiple_of(BULK_BLOCK), end / BULK_BLOCK * BULK_BLOCK);
+    let mut write = 0;
+    let mut block_of = |at: u64, part: &[u8]| -> Result<()> {
+        let mut block = vec![0; BULK_BLOCK as usize];
+        let within = (at % BULK_BLOCK) as usize;
+        block[within..within + part.len()].copy_from_slice(part);
+        write = bulk.write(at / BULK_BLOCK * BULK_BLOCK, &block)?;
+        Ok(())
+    };
+    debug_assert!(place - start < BULK_BLOCK && stop - end < BULK_BLOCK, "every block gets some of the bytes");
+    if body.0 > body.1 {
+        block_of(place, bytes)?;
+        return Ok(write);
+    }
+    let (head, rest) = bytes.split_at((body.0 - place) as usize);
+    let (middle, tail) = rest.split_at((body.1 - body.0) as usize);
+    if !head.is_empty() {
+        block_of(place, head)?;
+    }
+    if !tail.is_empty() {
+        block_of(body.1, tail)?;
+    }
+    if !middle.is_empty() {
+        write = bulk.write(body.0, middle)?;
+    }
+    Ok(write)
+}

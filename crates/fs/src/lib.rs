@@ -1,0 +1,113 @@
+//! The file system engine.
+//!
+//! | layer | files |
+//! |---|---|
+//! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space` |
+//! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
+//! | attributes | `attr`, `xattr`, `acl` |
+//! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `extents`, `bulk` |
+//! | inodes, locks, references | `inode`, `locks`, `refs` |
+//! | transactions, allocator, log | crate `shoal-region` |
+//!
+//! Rules: an operation takes the locks of its inodes, builds one transaction, commits it, and only then lets go of the
+//! locks; waiting for durability happens without locks. Work too large for one transaction goes in steps, each
+//! leaving a consistent tree, that recovery can finish (`INODE_TRUNCATING`, inodes without links).
+//! No threads and no I/O of its own: media come in through [`Parts`], background work is done by [`Fs::tick`] and
+//! [`Fs::checkpoint`].
+
+#![forbid(unsafe_code)]
+
+mod acl;
+mod attr;
+mod bulk;
+mod dir;
+mod error;
+mod extents;
+mod file;
+mod inode;
+mod large;
+mod lifecycle;
+mod locks;
+mod namespace;
+mod recovery;
+mod refs;
+mod rename;
+mod small;
+mod space;
+mod xattr;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use parking_lot::Mutex;
+use shoal_media::{BlockDevice, Clock};
+use shoal_region::Region;
+
+pub use attr::{Attr, Caller, SetAttr, TimeChange};
+pub use error::{Error, Result};
+pub use file::Seek;
+pub use lifecycle::{FormatOptions, Options, Parts};
+pub use namespace::DirEntry;
+pub use rename::RenameMode;
+pub use space::{Piece, Placement, StatFs, Usage};
+pub use xattr::XattrMode;
+
+/// An inode number.
+pub type Ino = u64;
+
+/// The root directory's inode number.
+pub const ROOT: Ino = shoal_format::inode::ROOT_INO;
+
+/// Longest target of a symbolic link (bytes).
+pub const SYMLINK_MAX: usize = 4095;
+
+/// An open store.
+pub struct Fs {
+    pub(crate) region: Region,
+    pub(crate) table: inode::InodeTable,
+    pub(crate) locks: locks::LockTable,
+    pub(crate) refs: refs::RefTable,
+    pub(crate) bulk: Option<bulk::Bulk>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) options: Options,
+    /// The machine went down since the store was last open.
+    pub(crate) power_lost: bool,
+    /// Serialises renames between directories, so that the tree above them stands still.
+    pub(crate) rename: Mutex<()>,
+    pub(crate) pace: Mutex<lifecycle::Pace>,
+    pub(crate) counts: Counts,
+    /// Inodes without links that are not reclaimed yet.
+    pub(crate) orphans: Mutex<HashSet<Ino>>,
+}
+
+/// Inodes in use, by what they are.
+#[derive(Default)]
+pub(crate) struct Counts {
+    pub inodes: AtomicU64,
+    pub directories: AtomicU64,
+    pub large_files: AtomicU64,
+}
+
+impl Fs {
+    /// The region below: for waiting on durability.
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    pub(crate) fn now(&self) -> i64 {
+        self.clock.now_ns()
+    }
+
+    pub(crate) fn seed(&self) -> u64 {
+        self.region.superblock().hash_seed
+    }
+
+    /// Mounted read-only, or gone read-only after a failed flush.
+    pub(crate) fn writable(&self) -> Result<()> {
+        if self.region.is_read_only() || self.region.is_poisoned() { Err(Error::ReadOnly) } else { Ok(()) }
+    }
+}
+
+/// The bulk device, if the store has one.
+pub type BulkDevice = Option<Arc<dyn BlockDevice>>;

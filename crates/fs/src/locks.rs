@@ -1,0 +1,146 @@
+//! Inode locks: reader-writer locks in a striped table.
+//!
+//! An operation names every inode it needs before it touches any, and gets the stripes in ascending order, so two operations
+//! cannot wait for each other. Who learns of a further inode while holding locks may only *try* for it and
+//! starts over when that fails. In debug builds a thread that waits while it holds inode locks panics.
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use crate::Ino;
+
+const STRIPES: usize = 4096;
+
+pub(crate) struct LockTable {
+    stripes: Box<[RwLock<()>]>,
+}
+
+/// Exclusive locks on a few inodes.
+pub(crate) struct WriteGuard<'a> {
+    held: [Option<(usize, RwLockWriteGuard<'a, ()>)>; 4],
+    _held: order::Held,
+}
+
+/// A shared lock on one inode.
+pub(crate) struct ReadGuard<'a> {
+    _guard: RwLockReadGuard<'a, ()>,
+    _held: order::Held,
+}
+
+fn stripe(ino: Ino) -> usize {
+    // Neighbouring numbers, as one directory's files have, go to different stripes.
+    ino as usize % STRIPES
+}
+
+impl LockTable {
+    pub fn new() -> LockTable {
+        LockTable { stripes: (0..STRIPES).map(|_| RwLock::new(())).collect() }
+    }
+
+    pub fn read(&self, ino: Ino) -> ReadGuard<'_> {
+        let held = order::Held::begin();
+        ReadGuard { _guard: self.stripes[stripe(ino)].read(), _held: held }
+    }
+
+    pub fn write(&self, ino: Ino) -> WriteGuard<'_> {
+        let held = order::Held::begin();
+        let number = stripe(ino);
+        WriteGuard { held: [Some((number, self.stripes[number].write())), None, None, None], _held: held }
+    }
+
+    /// Locks up to four inodes.
+    pub fn write_many(&self, inos: &[Ino]) -> WriteGuard<'_> {
+        let held = order::Held::begin();
+        let mut stripes = [usize::MAX; 4];
+        assert!(inos.len() <= stripes.len());
+        stripes.iter_mut().zip(inos).for_each(|(stripe_of, &ino)| *stripe_of = stripe(ino));
+        stripes.sort_unstable();
+        let mut guard = WriteGuard { held: [const { None }; 4], _held: held };
+        let mut last = usize::MAX;
+        for (place, number) in stripes.into_iter().enumerate() {
+            if number != usize::MAX && number != last {
+                guard.held[place] = Some((number, self.stripes[number].write()));
+                last = number;
+            }
+        }
+        guard
+    }
+
+    /// Adds one more inode without waiting; `false` when somebody else has it.
+    pub fn try_extend<'a>(&'a self, guard: &mut WriteGuard<'a>, ino: Ino) -> bool {
+        let number = stripe(ino);
+        if guard.held.iter().flatten().any(|(have, _)| *have == number) {
+            return true;
+        }
+        let Some(place) = guard.held.iter_mut().find(|place| place.is_none()) else { return false };
+        let Some(lock) = self.stripes[number].try_write() else { return false };
+        *place = Some((number, lock));
+        true
+    }
+}
+
+#[cfg(debug_assertions)]
+mod order {
+    //! One lock set per thread at a time: waiting for a second one could deadlock.
+
+    use std::cell::Cell;
+
+    thread_local! {
+        static HELD: Cell<bool> = const { Cell::new(false) };
+    }
+
+    pub struct Held;
+
+    impl Held {
+        pub fn begin() -> Held {
+            assert!(!HELD.replace(true), "inode locks taken while others are held");
+            Held
+        }
+    }
+
+    impl Drop for Held {
+        fn drop(&mut self) {
+            HELD.set(false);
+        }
+    }
+}
+
+#[cfg(not(debug_assertions))]
+mod order {
+    pub struct Held;
+
+    impl Held {
+        pub fn begin() -> Held {
+            Held
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inodes_that_share_a_stripe_are_locked_once() {
+        let table = LockTable::new();
+        let mut guard = table.write_many(&[5, 5 + STRIPES as u64, 1]);
+        assert_eq!(guard.held.iter().flatten().count(), 2);
+        assert!(table.try_extend(&mut guard, 1));
+        assert!(table.try_extend(&mut guard, 9));
+        assert_eq!(guard.held.iter().flatten().count(), 3);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut other = table.write(7);
+                assert!(!table.try_extend(&mut other, 9));
+            });
+        });
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "while others are held")]
+    fn waiting_with_locks_held_is_caught() {
+        let table = LockTable::new();
+        let _one = table.write(1);
+        let _two = table.read(2);
+    }
+}

@@ -1,0 +1,485 @@
+//! Names: look-up, creation, links, removal, listing.
+//!
+//! Every operation locks the directories it changes and the inodes it changes, looks again under the locks, and commits one
+//! transaction. An inode that loses its last name while held stays, without links, until [`Fs::forget`].
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use shoal_format::SlotRef;
+use shoal_format::dir::{Dirent, NAME_MAX, name_hash, name_is_valid};
+use shoal_format::inode::{Inode, Layout, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
+use shoal_region::{Tx, View};
+
+use crate::dir::{self, Found};
+use crate::locks::WriteGuard;
+use crate::{Attr, Caller, Error, Fs, Ino, Result, SYMLINK_MAX, acl};
+
+/// An entry handed out by [`Fs::readdir`].
+#[derive(Clone, Copy, Debug)]
+pub struct DirEntry<'a> {
+    pub ino: Ino,
+    /// File type as in `d_type`.
+    pub kind: u8,
+    pub name: &'a [u8],
+    /// Cookie to go on behind this entry. Valid for the directory's lifetime, whatever is added or removed.
+    pub next: u64,
+}
+
+/// Entries handed out before a directory's own: "." and "..".
+const DOTS: u64 = 2;
+
+/// Most links an inode may have.
+const LINKS_MAX: u32 = u32::MAX - 1;
+
+pub(crate) fn kind_of(mode: u16) -> u8 {
+    (mode >> 12) as u8
+}
+
+impl Fs {
+    /// A live directory, or why there is none.
+    pub(crate) fn load_dir(&self, ino: Ino) -> Result<Inode> {
+        let inode = self.load(ino)?;
+        if !inode.is_dir() {
+            return Err(Error::NotDirectory);
+        }
+        Ok(inode)
+    }
+
+    pub(crate) fn find(&self, view: &impl View, dir: &Inode, name: &[u8]) -> Result<Option<Found>> {
+        dir::lookup(view, dir, name_hash(self.seed(), name), name)
+    }
+
+    /// Finds `name` in `parent`; "." and ".." too. With `hold` the inode gets one reference.
+    pub fn lookup(&self, parent: Ino, name: &[u8], hold: bool) -> Result<Attr> {
+        if name.len() > NAME_MAX {
+            return Err(Error::NameTooLong);
+        }
+        let lock = self.locks.read(parent);
+        let dir = self.load_dir(parent)?;
+        let ino = match name {
+            b"." => parent,
+            b".." => dir.parent as Ino,
+            _ => self.find(&self.region, &dir, name)?.ok_or(Error::NotFound)?.ino,
+        };
+        // Held before the parent's lock is gone: nobody can reclaim it in between.
+        if hold {
+            self.refs.hold(ino);
+        }
+        // The child's record may be changing: wait for whoever changes it. Its name cannot vanish unnoticed, because a
+        // reclaimed record no longer decodes as in use.
+        drop(lock);
+        let attr = self.getattr(ino);
+        if attr.is_err() && hold {
+            self.forget(ino, 1);
+        }
+        attr.map_err(|error| if error == Error::Stale { Error::NotFound } else { error })
+    }
+
+    /// Takes one more reference on an inode.
+    pub fn hold(&self, ino: Ino) -> Result<()> {
+        let _lock = self.locks.read(ino);
+        self.load(ino)?;
+        self.refs.hold(ino);
+        Ok(())
+    }
+
+    /// Drops references; the last one reclaims an inode without links.
+    pub fn forget(&self, ino: Ino, count: u64) {
+        if !self.refs.release(ino, count) || self.writable().is_err() {
+            return;
+        }
+        let mut lock = self.locks.write(ino);
+        if self.refs.is_held(ino) {
+            return;
+        }
+        if let Ok(inode) = self.load(ino)
+            && inode.nlink == 0
+        {
+            // Should this fail, the inode stays an orphan: shutdown tries again, and else the next recovery.
+            let _ = self.reclaim(&mut lock, ino, inode);
+        }
+    }
+
+    /// Frees an inode without links and all it owns, in steps if need be.
+    pub(crate) fn reclaim(&self, _lock: &mut WriteGuard<'_>, ino: Ino, mut inode: Inode) -> Result<()> {
+        let mut tx = self.region.begin_reclaim();
+        if !self.free_data_in(&mut tx, &mut inode)? {
+            drop(tx);
+            self.free_data(ino, &mut inode)?;
+            tx = self.region.begin_reclaim();
+        }
+        tx.free(inode.xattr)?;
+        self.store_free(&mut tx, ino, inode.generation)?;
+        tx.commit()?;
+        self.count(&inode, -1);
+        self.orphans.lock().remove(&ino);
+        self.table.give_back(ino, inode.generation);
+        Ok(())
+    }
+
+    pub(crate) fn count(&self, inode: &Inode, change: i64) {
+        self.counts.inodes.fetch_add(change as u64, Relaxed);
+        if inode.is_dir() {
+            self.counts.directories.fetch_add(change as u64, Relaxed);
+        }
+    }
+
+    /// Creates a regular file, FIFO, socket or device.
+    pub fn mknod(&self, caller: &Caller, parent: Ino, name: &[u8], mode: u32, rdev: u32) -> Result<Attr> {
+        let mode = if mode as u16 & S_IFMT == 0 { mode as u16 | S_IFREG } else { mode as u16 };
+        if matches!(mode & S_IFMT, S_IFDIR | S_IFLNK) {
+            return Err(Error::Invalid);
+        }
+        self.create(caller, parent, name, mode, |_, inode| {
+            inode.rdev = rdev;
+            Ok(())
+        })
+    }
+
+    pub fn mkdir(&self, caller: &Caller, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
+        self.create(caller, parent, name, S_IFDIR | (mode & 0o7777) as u16, |_, _| Ok(()))
+    }
+
+    pub fn symlink(&self, caller: &Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
+        if target.is_empty() {
+            return Err(Error::NotFound);
+        }
+        if target.len() > SYMLINK_MAX {
+            return Err(Error::NameTooLong);
+        }
+        self.create(caller, parent, name, S_IFLNK | 0o777, |tx, inode| {
+            let slot = tx.alloc(target.len() as u64)?;
+            tx.write(slot.offset(), target)?;
+            (inode.layout, inode.root, inode.size) = (Layout::Direct, slot, target.len() as u64);
+            inode.allocated += slot.capacity();
+            Ok(())
+        })
+    }
+
+    pub fn readlink(&self, ino: Ino) -> Result<Vec<u8>> {
+        let _lock = self.locks.read(ino);
+        let inode = self.load(ino)?;
+        if inode.kind() != S_IFLNK || inode.size > inode.root.capacity() {
+            return Err(Error::Invalid);
+        }
+        Ok(self.region.read_vec(inode.root.offset(), inode.size as usize)?)
+    }
+
+    /// Creates an unnamed regular file, as `O_TMPFILE` does; [`Fs::link`] can name it. It is always held.
+    pub fn tmpfile(&self, caller: &Caller, parent: Ino, mode: u32) -> Result<Attr> {
+        self.writable()?;
+        // Held to the end: the default ACL is read through the parent's record.
+        let _lock = self.locks.read(parent);
+        let dir = self.load_dir(parent)?;
+        let mut tx = self.region.begin();
+        let new = self.table.take(&self.region)?;
+        let mut inode = self.new_inode(caller, &mut tx, &dir, S_IFREG | (mode & 0o7777) as u16, new.generation)?;
+        inode.nlink = 0;
+        self.store(&mut tx, new.ino, &inode)?;
+        let ino = new.ino;
+        tx.commit()?;
+        new.keep();
+        // Nobody else can know the number before this returns.
+        self.refs.hold(ino);
+        self.orphans.lock().insert(ino);
+        self.count(&inode, 1);
+        Ok(Attr::new(ino, &inode))
+    }
+
+    fn new_inode(&self, caller: &Caller, tx: &mut Tx<'_>, dir: &Inode, mode: u16, generation: u32) -> Result<Inode> {
+        let now = self.now();
+        let mut inode = Inode {
+            mode,
+            layout: Layout::Empty,
+            flags: 0,
+            nlink: if mode & S_IFMT == S_IFDIR { 2 } else { 1 },
+            uid: caller.uid,
+            gid: caller.gid,
+            size: 0,
+            atime: now,
+            mtime: now,
+            ctime: now,
+            btime: now,
+            generation,
+            rdev: 0,
+            root: SlotRef::NONE,
+            xattr: SlotRef::NONE,
+            allocated: 0,
+            parent: 0,
+        };
+        // A set-group-id directory hands down its group, and to directories the bit itself.
+        if dir.mode & 0o2000 != 0 {
+            inode.gid = dir.gid;
+            if inode.is_dir() {
+                inode.mode |= 0o2000;
+            }
+        }
+        acl::inherit(self, tx, dir, &mut inode, caller.umask)?;
+        Ok(inode)
+    }
+
+    fn create(
+        &self,
+        caller: &Caller,
+        parent: Ino,
+        name: &[u8],
+        mode: u16,
+        fill: impl FnOnce(&mut Tx<'_>, &mut Inode) -> Result<()>,
+    ) -> Result<Attr> {
+        self.writable()?;
+        check_name(name)?;
+        let _lock = self.locks.write(parent);
+        let mut dir = self.load_dir(parent)?;
+        if dir.nlink == 0 {
+            return Err(Error::NotFound);
+        }
+        let hash = name_hash(self.seed(), name);
+        if dir::lookup(&self.region, &dir, hash, name)?.is_some() {
+            return Err(Error::Exists);
+        }
+        let is_dir = mode & S_IFMT == S_IFDIR;
+        if is_dir && dir.nlink >= LINKS_MAX {
+            return Err(Error::TooManyLinks);
+        }
+        let new = self.table.take(&self.region)?;
+        let mut tx = self.region.begin();
+        let mut inode = self.new_inode(caller, &mut tx, &dir, mode, new.generation)?;
+        fill(&mut tx, &mut inode)?;
+        if is_dir {
+            inode.parent = parent as u32;
+            dir.nlink += 1;
+        }
+        let entry = Dirent { hash, ino: new.ino as u32, kind: kind_of(mode), name };
+        dir::insert(&mut tx, &mut dir, &entry)?;
+        (dir.mtime, dir.ctime) = (inode.ctime, inode.ctime);
+        self.store(&mut tx, parent, &dir)?;
+        self.store(&mut tx, new.ino, &inode)?;
+        tx.commit()?;
+        let ino = new.ino;
+        new.keep();
+        self.count(&inode, 1);
+        if caller.hold {
+            self.refs.hold(ino);
+        }
+        Ok(Attr::new(ino, &inode))
+    }
+
+    /// Gives an inode one more name.
+    pub fn link(&self, ino: Ino, parent: Ino, name: &[u8], hold: bool) -> Result<Attr> {
+        self.writable()?;
+        check_name(name)?;
+        let _lock = self.locks.write_many(&[parent, ino]);
+        let mut inode = self.load(ino)?;
+        if inode.is_dir() {
+            return Err(Error::NotPermitted);
+        }
+        let mut dir = self.load_dir(parent)?;
+        if dir.nlink == 0 {
+            return Err(Error::NotFound);
+        }
+        let hash = name_hash(self.seed(), name);
+        if dir::lookup(&self.region, &dir, hash, name)?.is_some() {
+            return Err(Error::Exists);
+        }
+        if inode.nlink >= LINKS_MAX {
+            return Err(Error::TooManyLinks);
+        }
+        let now = self.now();
+        let mut tx = self.region.begin();
+        let entry = Dirent { hash, ino: ino as u32, kind: kind_of(inode.mode), name };
+        dir::insert(&mut tx, &mut dir, &entry)?;
+        (dir.mtime, dir.ctime) = (now, now);
+        inode.nlink += 1;
+        inode.ctime = now;
+        self.store(&mut tx, parent, &dir)?;
+        self.store(&mut tx, ino, &inode)?;
+        tx.commit()?;
+        if inode.nlink == 1 {
+            self.orphans.lock().remove(&ino);
+        }
+        if hold {
+            self.refs.hold(ino);
+        }
+        Ok(Attr::new(ino, &inode))
+    }
+
+    /// Locks `parent` and the inode `name` refers to, and returns both as they are under the locks.
+    fn lock_entry(&self, parent: Ino, name: &[u8]) -> Result<(WriteGuard<'_>, Inode, Found)> {
+        let mut lock = self.locks.write(parent);
+        loop {
+            let dir = self.load_dir(parent)?;
+            let found = self.find(&self.region, &dir, name)?.ok_or(Error::NotFound)?;
+            if self.locks.try_extend(&mut lock, found.ino) {
+                return Ok((lock, dir, found));
+            }
+            // Somebody else has the child: wait for both in order, then look again.
+            drop(lock);
+            lock = self.locks.write_many(&[parent, found.ino]);
+        }
+    }
+
+    pub fn unlink(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        self.writable()?;
+        if name == b"." || name == b".." {
+            return Err(Error::IsDirectory);
+        }
+        check_name(name)?;
+        let (mut lock, mut dir, found) = self.lock_entry(parent, name)?;
+        let mut inode = self.load(found.ino)?;
+        if inode.is_dir() {
+            return Err(Error::IsDirectory);
+        }
+        let now = self.now();
+        let mut tx = self.region.begin_reclaim();
+        dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), &found)?;
+        (dir.mtime, dir.ctime) = (now, now);
+        self.store(&mut tx, parent, &dir)?;
+        self.drop_link(&mut lock, tx, found.ino, &mut inode, now)
+    }
+
+    /// Takes one link from an inode within `tx`, commits, and reclaims the inode if nothing refers to it any more.
+    pub(crate) fn drop_link(
+        &self,
+        lock: &mut WriteGuard<'_>,
+        mut tx: Tx<'_>,
+        ino: Ino,
+        inode: &mut Inode,
+        now: i64,
+    ) -> Result<()> {
+        inode.nlink = inode.nlink.saturating_sub(if inode.is_dir() { inode.nlink } else { 1 });
+        inode.ctime = now;
+        let gone = inode.nlink == 0 && !self.refs.is_held(ino);
+        // What owns few pieces goes in the same transaction.
+        if gone && self.free_data_in(&mut tx, inode)? {
+            tx.free(inode.xattr)?;
+            self.store_free(&mut tx, ino, inode.generation)?;
+            tx.commit()?;
+            self.count(inode, -1);
+            self.table.give_back(ino, inode.generation);
+            return Ok(());
+        }
+        self.store(&mut tx, ino, inode)?;
+        tx.commit()?;
+        if inode.nlink == 0 {
+            self.orphans.lock().insert(ino);
+        }
+        if gone {
+            // The name is gone whatever happens now; shutdown or recovery reclaims what this cannot.
+            let _ = self.reclaim(lock, ino, *inode);
+        }
+        Ok(())
+    }
+
+    pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
+        self.writable()?;
+        match name {
+            b"." => return Err(Error::Invalid),
+            b".." => return Err(Error::NotEmpty),
+            _ => check_name(name)?,
+        }
+        let (mut lock, mut dir, found) = self.lock_entry(parent, name)?;
+        let mut inode = self.load(found.ino)?;
+        if !inode.is_dir() {
+            return Err(Error::NotDirectory);
+        }
+        if inode.size != 0 {
+            return Err(Error::NotEmpty);
+        }
+        let now = self.now();
+        let mut tx = self.region.begin_reclaim();
+        dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), &found)?;
+        dir.nlink -= 1;
+        (dir.mtime, dir.ctime) = (now, now);
+        self.store(&mut tx, parent, &dir)?;
+        self.drop_link(&mut lock, tx, found.ino, &mut inode, now)
+    }
+
+    /// Hands out entries from `cookie` (0: the beginning) until `emit` returns `false` or none is left.
+    pub fn readdir(&self, ino: Ino, cookie: u64, emit: &mut dyn FnMut(DirEntry<'_>) -> bool) -> Result<()> {
+        let _lock = self.locks.read(ino);
+        let dir = self.load_dir(ino)?;
+        let kind = kind_of(S_IFDIR);
+        if cookie == 0 && !emit(DirEntry { ino, kind, name: b".", next: 1 }) {
+            return Ok(());
+        }
+        if cookie < DOTS && !emit(DirEntry { ino: dir.parent as Ino, kind, name: b"..", next: DOTS }) {
+            return Ok(());
+        }
+        let mut from = Some(cookie.max(DOTS));
+        while let Some(cookie) = from {
+            let (entries, next) = dir::list(&self.region, &dir, cookie)?;
+            for entry in entries {
+                let listed = DirEntry {
+                    ino: entry.ino,
+                    kind: entry.kind,
+                    name: &entry.name,
+                    next: (entry.cookie + 1).min(i64::MAX as u64),
+                };
+                if !emit(listed) {
+                    return Ok(());
+                }
+            }
+            from = next;
+        }
+        Ok(())
+    }
+
+    /// Walks a path from the root without following symbolic links.
+    pub fn resolve(&self, path: &[u8]) -> Result<Ino> {
+        let mut ino = crate::ROOT;
+        for name in path.split(|&b| b == b'/').filter(|name| !name.is_empty()) {
+            ino = self.lookup(ino, name, false)?.ino;
+        }
+        Ok(ino)
+    }
+}
+
+pub(crate) fn check_name(name: &[u8]) -> Result<()> {
+    if name.len() > NAME_MAX {
+        return Err(Error::NameTooLong);
+    }
+    match name {
+        b"" => Err(Error::NotFound),
+        b"." | b".." => Err(Error::Exists),
+        _ if !name_is_valid(name) => Err(Error::Invalid),
+        _ => Ok(()),
+    }
+}
+
+/// Creates the root directory's record; the table must have given out inode 1 first.
+pub(crate) fn make_root(fs: &Fs, mode: u32, uid: u32, gid: u32) -> Result<()> {
+    let new = fs.table.take(&fs.region)?;
+    assert_eq!(new.ino, crate::ROOT, "the first inode of a new store is the root");
+    let mut tx = fs.region.begin();
+    let caller = Caller { uid, gid, ..Caller::default() };
+    let mode = S_IFDIR | (mode & 0o7777) as u16;
+    let mut root = fs.new_inode(&caller, &mut tx, &blank_dir(), mode, new.generation)?;
+    root.parent = crate::ROOT as u32;
+    fs.store(&mut tx, crate::ROOT, &root)?;
+    tx.commit()?;
+    new.keep();
+    fs.count(&root, 1);
+    Ok(())
+}
+
+fn blank_dir() -> Inode {
+    Inode {
+        mode: S_IFDIR,
+        layout: Layout::Empty,
+        flags: 0,
+        nlink: 2,
+        uid: 0,
+        gid: 0,
+        size: 0,
+        atime: 0,
+        mtime: 0,
+        ctime: 0,
+        btime: 0,
+        generation: 0,
+        rdev: 0,
+        root: SlotRef::NONE,
+        xattr: SlotRef::NONE,
+        allocated: 0,
+        parent: 0,
+    }
+}

@@ -1,0 +1,63 @@
+//! After a crash: one pass over the inodes finishes what was left half-done.
+//!
+//! - inodes without links (deleted while open, or deleted in steps) are reclaimed;
+//! - truncations in progress are finished;
+//! - after a power loss, extents whose data may not have reached the bulk device become unwritten, so that they read as
+//!   zeros and never as somebody else's bytes;
+//! - inodes are counted anew.
+//!
+//! Each step is a transaction, so a crash during recovery is recovered from in the same way.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Layout};
+
+use crate::{Error, Fs, Ino, Result};
+
+impl Fs {
+    pub(crate) fn recover(&self) -> Result<()> {
+        let (mut inodes, mut directories, mut large) = (0u64, 0u64, 0u64);
+        let mut unfinished = Vec::new();
+        self.for_each_inode(&mut |ino, inode| {
+            inodes += 1;
+            directories += inode.is_dir() as u64;
+            large += (inode.layout == Layout::Extents) as u64;
+            if inode.nlink == 0 || inode.flags & (INODE_TRUNCATING | INODE_HAS_NEW) != 0 {
+                unfinished.push((ino, inode));
+            }
+        })?;
+        self.counts.inodes.store(inodes, Relaxed);
+        self.counts.directories.store(directories, Relaxed);
+        self.counts.large_files.store(large, Relaxed);
+        if self.region.is_read_only() {
+            return Ok(());
+        }
+        for (ino, inode) in unfinished {
+            if inode.flags & INODE_HAS_NEW != 0 {
+                self.recover_new(ino)?;
+            }
+            if inode.flags & INODE_TRUNCATING != 0 {
+                self.finish_truncate(ino)?;
+            }
+            if inode.nlink == 0 {
+                self.reclaim_orphan(ino)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reclaims every inode without links that nobody holds.
+    pub(crate) fn reclaim_orphans(&self) -> Result<()> {
+        let orphans: Vec<Ino> = self.orphans.lock().iter().copied().collect();
+        orphans.into_iter().try_for_each(|ino| self.reclaim_orphan(ino))
+    }
+
+    fn reclaim_orphan(&self, ino: Ino) -> Result<()> {
+        let mut lock = self.locks.write(ino);
+        match self.load(ino) {
+            Ok(inode) if inode.nlink == 0 && !self.refs.is_held(ino) => self.reclaim(&mut lock, ino, inode),
+            Ok(_) | Err(Error::Stale) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+}

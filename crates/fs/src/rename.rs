@@ -1,0 +1,196 @@
+//! Rename: replace, refuse to replace, exchange.
+//!
+//! Up to four inodes change: both directories, the inode that moves, the one it displaces. Renames between different
+//! directories are serialised, so that "is the target below the source" cannot change while it is answered.
+
+use shoal_format::dir::{Dirent, name_hash};
+use shoal_format::inode::Inode;
+
+use crate::dir::{self, Found};
+use crate::namespace::{check_name, kind_of};
+use crate::{Error, Fs, Ino, Result};
+
+/// What to do about an existing target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RenameMode {
+    Replace,
+    /// Fail with `Exists`.
+    NoReplace,
+    /// Swap the two names; both must exist.
+    Exchange,
+}
+
+/// Both ends of a rename, as they are under the locks.
+struct Ends {
+    from_dir: Inode,
+    /// `None` when both names are in one directory.
+    to_dir: Option<Inode>,
+    source: Found,
+    target: Option<Found>,
+}
+
+impl Fs {
+    pub fn rename(&self, from: Ino, name: &[u8], to: Ino, new_name: &[u8], mode: RenameMode) -> Result<()> {
+        self.writable()?;
+        for name in [name, new_name] {
+            if name == b"." || name == b".." {
+                return Err(Error::Invalid);
+            }
+            check_name(name)?;
+        }
+        let _across = (from != to).then(|| self.rename.lock());
+        let mut wanted = [from, to, from, from];
+        loop {
+            let mut lock = self.locks.write_many(&wanted);
+            let ends = self.ends(from, name, to, new_name)?;
+            let target = ends.target.map_or(ends.source.ino, |target| target.ino);
+            if !self.locks.try_extend(&mut lock, ends.source.ino) || !self.locks.try_extend(&mut lock, target) {
+                wanted = [from, to, ends.source.ino, target];
+                continue;
+            }
+            // Whatever the names refer to now is locked.
+            return self.rename_locked(&mut lock, (from, name), (to, new_name), ends, mode);
+        }
+    }
+
+    fn ends(&self, from: Ino, name: &[u8], to: Ino, new_name: &[u8]) -> Result<Ends> {
+        let from_dir = self.load_dir(from)?;
+        let to_dir = if from == to { None } else { Some(self.load_dir(to)?) };
+        if to_dir.as_ref().unwrap_or(&from_dir).nlink == 0 {
+            return Err(Error::NotFound);
+        }
+        let source = self.find(&self.region, &from_dir, name)?.ok_or(Error::NotFound)?;
+        let target = self.find(&self.region, to_dir.as_ref().unwrap_or(&from_dir), new_name)?;
+        Ok(Ends { from_dir, to_dir, source, target })
+    }
+
+    fn rename_locked(
+        &self,
+        lock: &mut crate::locks::WriteGuard<'_>,
+        (from, name): (Ino, &[u8]),
+        (to, new_name): (Ino, &[u8]),
+        ends: Ends,
+        mode: RenameMode,
+    ) -> Result<()> {
+        let Ends { mut from_dir, mut to_dir, source, target } = ends;
+        let mut moved = self.load(source.ino)?;
+        let displaced = target.map(|target| self.load(target.ino)).transpose()?;
+        match (mode, &displaced) {
+            (RenameMode::NoReplace, Some(_)) => return Err(Error::Exists),
+            (RenameMode::Exchange, None) => return Err(Error::NotFound),
+            _ => {}
+        }
+        if from != to {
+            self.check_not_below(&moved, source.ino, to)?;
+            if let (RenameMode::Exchange, Some(other), Some(target)) = (mode, &displaced, &target) {
+                self.check_not_below(other, target.ino, from)?;
+            }
+        }
+        if target.is_some_and(|target| target.ino == source.ino) {
+            // Two names of one inode: POSIX says to do nothing.
+            return Ok(());
+        }
+        let now = self.now();
+        let (hash, new_hash) = (name_hash(self.seed(), name), name_hash(self.seed(), new_name));
+        let mut tx = self.region.begin();
+
+        if mode == RenameMode::Exchange {
+            let (Some(target), Some(mut other)) = (target, displaced) else { return Err(Error::NotFound) };
+            dir::replace(&mut tx, &source, target.ino, kind_of(other.mode))?;
+            dir::replace(&mut tx, &target, source.ino, kind_of(moved.mode))?;
+            if let Some(to_dir) = &mut to_dir {
+                let links = moved.is_dir() as i64 - other.is_dir() as i64;
+                from_dir.nlink = (from_dir.nlink as i64 - links) as u32;
+                to_dir.nlink = (to_dir.nlink as i64 + links) as u32;
+                set_parent(&mut moved, to);
+                set_parent(&mut other, from);
+            }
+            other.ctime = now;
+            self.store(&mut tx, target.ino, &other)?;
+            moved.ctime = now;
+            self.store(&mut tx, source.ino, &moved)?;
+            self.store_dirs(&mut tx, (from, from_dir), to_dir.map(|dir| (to, dir)), now)?;
+            tx.commit()?;
+            return Ok(());
+        }
+
+        if let Some(other) = &displaced {
+            match (moved.is_dir(), other.is_dir()) {
+                (true, false) => return Err(Error::NotDirectory),
+                (false, true) => return Err(Error::IsDirectory),
+                (true, true) if other.size != 0 => return Err(Error::NotEmpty),
+                _ => {}
+            }
+        }
+        // The new name first: inserting may need room, removing never does.
+        let into = to_dir.as_mut().unwrap_or(&mut from_dir);
+        match &target {
+            Some(target) => dir::replace(&mut tx, target, source.ino, kind_of(moved.mode))?,
+            None => {
+                let entry =
+                    Dirent { hash: new_hash, ino: source.ino as u32, kind: kind_of(moved.mode), name: new_name };
+                dir::insert(&mut tx, into, &entry)?;
+            }
+        }
+        // The insertion may have moved the source's entry within the same directory.
+        let source_now = dir::lookup(&tx, &from_dir, hash, name)?.ok_or(Error::NotFound)?;
+        dir::remove(&mut tx, &mut from_dir, hash, &source_now)?;
+        if moved.is_dir() {
+            from_dir.nlink -= 1;
+            to_dir.as_mut().unwrap_or(&mut from_dir).nlink += 1;
+            set_parent(&mut moved, to);
+        }
+        if displaced.is_some_and(|other| other.is_dir()) {
+            to_dir.as_mut().unwrap_or(&mut from_dir).nlink -= 1;
+        }
+        moved.ctime = now;
+        self.store(&mut tx, source.ino, &moved)?;
+        self.store_dirs(&mut tx, (from, from_dir), to_dir.map(|dir| (to, dir)), now)?;
+        match (target, displaced) {
+            (Some(target), Some(mut other)) => self.drop_link(lock, tx, target.ino, &mut other, now),
+            _ => {
+                tx.commit()?;
+                Ok(())
+            }
+        }
+    }
+
+    fn store_dirs(
+        &self,
+        tx: &mut shoal_region::Tx<'_>,
+        from: (Ino, Inode),
+        to: Option<(Ino, Inode)>,
+        now: i64,
+    ) -> Result<()> {
+        for (ino, mut dir) in std::iter::once(from).chain(to) {
+            (dir.mtime, dir.ctime) = (now, now);
+            self.store(tx, ino, &dir)?;
+        }
+        Ok(())
+    }
+
+    /// A directory must not move below itself. The caller holds the rename lock, so the chain of parents stands still.
+    fn check_not_below(&self, moved: &Inode, ino: Ino, mut below: Ino) -> Result<()> {
+        if !moved.is_dir() {
+            return Ok(());
+        }
+        // Bounded against a damaged chain: no path is longer than there are inodes.
+        for _ in 0..=self.table.blocks() * shoal_format::inode::INODES_PER_BLOCK {
+            if below == ino {
+                return Err(Error::Invalid);
+            }
+            if below == crate::ROOT {
+                return Ok(());
+            }
+            // Ancestors may be written to meanwhile (times, link counts), but not moved.
+            below = self.region.while_still(|| self.load(below))?.parent as Ino;
+        }
+        Err(Error::Corrupt("the chain of parent directories has a loop; run `shoal check`".into()))
+    }
+}
+
+fn set_parent(inode: &mut Inode, parent: Ino) {
+    if inode.is_dir() {
+        inode.parent = parent as u32;
+    }
+}

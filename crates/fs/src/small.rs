@@ -1,0 +1,391 @@
+//! Data of files in the region: one slot ([`Layout::Direct`]) or a map of 32 KiB chunks ([`Layout::Chunked`]).
+//!
+//! Functions here build one transaction and change the inode in memory; the caller stores it and commits. After an error
+//! both are to be dropped.
+//! Rules:
+//! - `inode.allocated` follows every piece taken or given.
+//! - A piece's bytes behind the file's end are undefined within the chunk that holds the end; pieces of chunks wholly
+//!   behind it (preallocated) hold zeros. So whoever moves the end zeroes the rest of one chunk only.
+//! - A chunk's slot is as long as what was written into it, and grows by half when that is exceeded, so that a file
+//!   written byte by byte is not copied at every byte. A first write gets the class that fits it.
+//! - A map grows by half, too; above 512 KiB it takes the longest run at once, because a record could not carry the copy.
+//!
+//! Left out: locks, times, steps of long operations (`file`), the move to the bulk device (`large`).
+
+use shoal_format::inode::{CHUNK, Inode, Layout};
+use shoal_format::slot::RUN_SEGMENTS_MAX;
+use shoal_format::{Offset, SEGMENT, SlotRef};
+use shoal_region::{Tx, View};
+
+use crate::extents::{give, take};
+use crate::{Error, Result};
+
+/// Chunks one transaction frees or allocates at most.
+pub(crate) const CHUNKS_PER_STEP: u64 = 2048;
+/// Bytes of data one transaction writes at most. A multiple of [`CHUNK`].
+pub(crate) const STEP_BYTES: u64 = 256 << 10;
+/// Entries of a map at most: one run.
+const MAP_ENTRIES_MAX: u64 = RUN_SEGMENTS_MAX * SEGMENT / 8;
+/// A longer map is not copied any more (bytes).
+const MAP_COPY_MAX: u64 = 512 << 10;
+/// Longest range one entry of a record zeroes (bytes).
+const ZERO_BYTES: u64 = 2 << 20;
+
+fn zero(tx: &mut Tx<'_>, mut at: Offset, mut len: u64) -> Result<()> {
+    while len > 0 {
+        let step = len.min(ZERO_BYTES);
+        tx.zero(at, step)?;
+        (at, len) = (at + step, len - step);
+    }
+    Ok(())
+}
+
+/// Chunks the file's pieces can hold: entries of the map, or the one slot.
+pub(crate) fn chunk_count(inode: &Inode) -> u64 {
+    match inode.layout {
+        Layout::Direct => 1,
+        Layout::Chunked => inode.root.capacity() / 8,
+        _ => 0,
+    }
+}
+
+/// The slot of a chunk, none for a hole.
+pub(crate) fn chunk_slot(view: &impl View, inode: &Inode, chunk: u64) -> Result<SlotRef> {
+    if chunk >= chunk_count(inode) {
+        return Ok(SlotRef::NONE);
+    }
+    if inode.layout == Layout::Direct {
+        return Ok(inode.root);
+    }
+    decode(view.read_u64(inode.root.offset() + chunk * 8)?)
+}
+
+fn decode(bits: u64) -> Result<SlotRef> {
+    let slot = SlotRef::from_bits(bits).filter(|slot| !slot.is_run());
+    slot.ok_or_else(|| Error::Corrupt(format!("chunk map holds {bits:#x}; run `shoal check`")))
+}
+
+fn set_chunk(tx: &mut Tx<'_>, inode: &mut Inode, chunk: u64, slot: SlotRef) -> Result<()> {
+    if inode.layout != Layout::Direct {
+        return Ok(tx.write(inode.root.offset() + chunk * 8, &slot.bits().to_le_bytes())?);
+    }
+    inode.root = slot;
+    if slot.is_none() {
+        inode.layout = Layout::Empty;
+    }
+    Ok(())
+}
+
+/// Fills `out` from byte `at`; the caller has clipped it to the file's size.
+pub(crate) fn read(view: &impl View, inode: &Inode, at: u64, out: &mut [u8]) -> Result<()> {
+    let mut done = 0;
+    while done < out.len() {
+        let position = at + done as u64;
+        let within = position % CHUNK;
+        let len = (CHUNK - within).min((out.len() - done) as u64);
+        let slot = chunk_slot(view, inode, position / CHUNK)?;
+        let part = &mut out[done..done + len as usize];
+        let (stored, rest) = part.split_at_mut(slot.capacity().saturating_sub(within).min(len) as usize);
+        if !stored.is_empty() {
+            view.read(slot.offset() + within, stored)?;
+        }
+        rest.fill(0);
+        done += len as usize;
+    }
+    Ok(())
+}
+
+/// Is `at` data, and up to where does that go on at least? Counted without regard to the file's size.
+pub(crate) fn segment_at(view: &impl View, inode: &Inode, at: u64) -> Result<(bool, u64)> {
+    let chunk = at / CHUNK;
+    if chunk >= chunk_count(inode) {
+        return Ok((false, u64::MAX));
+    }
+    let end = chunk * CHUNK + chunk_slot(view, inode, chunk)?.capacity();
+    if at < end { Ok((true, end)) } else { Ok((false, (chunk + 1) * CHUNK)) }
+}
+
+/// Zeroes what is stored behind the file's end, up to `to`.
+fn zero_gap(tx: &mut Tx<'_>, inode: &Inode, to: u64) -> Result<()> {
+    let within = inode.size % CHUNK;
+    if within == 0 || to <= inode.size {
+        return Ok(());
+    }
+    let slot = chunk_slot(tx, inode, inode.size / CHUNK)?;
+    let end = slot.capacity().min(within + (to - inode.size));
+    if end > within {
+        tx.zero(slot.offset() + within, end - within)?;
+    }
+    Ok(())
+}
+
+/// Gives the file a map that can hold `chunks` entries.
+fn ensure_map(tx: &mut Tx<'_>, inode: &mut Inode, chunks: u64) -> Result<()> {
+    if inode.layout == Layout::Chunked && chunk_count(inode) >= chunks {
+        return Ok(());
+    }
+    if chunks > MAP_ENTRIES_MAX {
+        return Err(Error::FileTooBig);
+    }
+    let mut bytes = (chunks + chunks / 2).max(4) * 8;
+    if bytes > MAP_COPY_MAX {
+        bytes = MAP_ENTRIES_MAX * 8;
+    }
+    replace_map(tx, inode, bytes)
+}
+
+/// Moves the map to a piece of `bytes`, or makes one; a slot that held the file becomes its first chunk.
+fn replace_map(tx: &mut Tx<'_>, inode: &mut Inode, bytes: u64) -> Result<()> {
+    let map = take(tx, inode, bytes)?;
+    let mut kept = 0;
+    match inode.layout {
+        Layout::Direct => {
+            tx.write(map.offset(), &inode.root.bits().to_le_bytes())?;
+            kept = 8;
+        }
+        Layout::Chunked => {
+            kept = inode.root.capacity().min(map.capacity());
+            let entries = tx.read_vec(inode.root.offset(), kept as usize)?;
+            tx.write(map.offset(), &entries)?;
+            give(tx, inode, inode.root)?;
+        }
+        _ => {}
+    }
+    zero(tx, map.offset() + kept, map.capacity() - kept)?;
+    inode.root = map;
+    inode.layout = Layout::Chunked;
+    Ok(())
+}
+
+/// Allocates a slot that takes over from `old` (or none): its first `valid` bytes are copied except `[from, to)`, which
+/// the caller writes; all other bytes of the first `readable` are zeros. Frees `old`.
+fn replace_slot(
+    tx: &mut Tx<'_>,
+    inode: &mut Inode,
+    old: SlotRef,
+    len: u64,
+    valid: u64,
+    (from, to): (u64, u64),
+    readable: u64,
+) -> Result<SlotRef> {
+    let slot = take(tx, inode, len)?;
+    let valid = valid.min(old.capacity());
+    let readable = readable.min(slot.capacity());
+    for (start, end) in [(0, from), (to, readable)] {
+        let copied = valid.min(end).max(start);
+        if copied > start {
+            let bytes = tx.read_vec(old.offset() + start, (copied - start) as usize)?;
+            tx.write(slot.offset() + start, &bytes)?;
+        }
+        if end > copied {
+            tx.zero(slot.offset() + copied, end - copied)?;
+        }
+    }
+    if !old.is_none() {
+        give(tx, inode, old)?;
+    }
+    Ok(slot)
+}
+
+/// Writes `bytes`, at most [`STEP_BYTES`], at byte `at`; the size follows.
+#[inline]
+pub(crate) fn write(tx: &mut Tx<'_>, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<()> {
+    let end = at + bytes.len() as u64;
+    let size = inode.size.max(end);
+    zero_gap(tx, inode, at)?;
+    if size <= CHUNK && inode.layout != Layout::Chunked {
+        inode.root = write_slot(tx, inode, inode.root, 0, at, bytes, size)?;
+        inode.layout = Layout::Direct;
+    } else {
+        ensure_map(tx, inode, end.div_ceil(CHUNK))?;
+        let (first, last) = (at / CHUNK, (end - 1) / CHUNK);
+        let place = inode.root.offset() + first * 8;
+        let mut entries = [[0; 8]; (STEP_BYTES / CHUNK) as usize + 1];
+        let entries = &mut entries[..(last - first + 1) as usize];
+        tx.read(place, entries.as_flattened_mut())?;
+        let mut changed = false;
+        for (chunk, entry) in (first..).zip(entries.iter_mut()) {
+            let base = chunk * CHUNK;
+            let (from, to) = (at.max(base), end.min(base + CHUNK));
+            let part = &bytes[(from - at) as usize..(to - at) as usize];
+            let old = decode(u64::from_le_bytes(*entry))?;
+            let slot = write_slot(tx, inode, old, base, from - base, part, size)?;
+            changed |= slot != old;
+            *entry = slot.bits().to_le_bytes();
+        }
+        if changed {
+            tx.write(place, entries.as_flattened())?;
+        }
+    }
+    inode.size = size;
+    Ok(())
+}
+
+/// Writes within the chunk that begins at `base`; returns its slot, another one if the old one was too short.
+#[inline]
+fn write_slot(
+    tx: &mut Tx<'_>,
+    inode: &mut Inode,
+    old: SlotRef,
+    base: u64,
+    at: u64,
+    bytes: &[u8],
+    size: u64,
+) -> Result<SlotRef> {
+    let end = at + bytes.len() as u64;
+    let mut slot = old;
+    if end > old.capacity() {
+        let len = end.max(old.capacity() + old.capacity() / 2).min(CHUNK);
+        let valid = inode.size.saturating_sub(base);
+        slot = replace_slot(tx, inode, old, len, valid, (at, end), size - base)?;
+    }
+    tx.write(slot.offset() + at, bytes)?;
+    Ok(slot)
+}
+
+/// Moves the file's end to `size`, behind where it is.
+pub(crate) fn extend(tx: &mut Tx<'_>, inode: &mut Inode, size: u64) -> Result<()> {
+    zero_gap(tx, inode, size)?;
+    if size > CHUNK && inode.layout == Layout::Direct {
+        ensure_map(tx, inode, 1)?;
+    }
+    inode.size = inode.size.max(size);
+    Ok(())
+}
+
+/// Frees chunks from `keep` on, of those before `upto`, the last ones first and at most [`CHUNKS_PER_STEP`]; returns
+/// what `upto` is to be next time, `keep` when all are free. `settle` must follow in the last transaction.
+pub(crate) fn drop_chunks(tx: &mut Tx<'_>, inode: &mut Inode, keep: u64, upto: u64) -> Result<u64> {
+    if inode.layout != Layout::Chunked {
+        if keep == 0 && inode.layout == Layout::Direct {
+            give(tx, inode, inode.root)?;
+            set_chunk(tx, inode, 0, SlotRef::NONE)?;
+        }
+        return Ok(keep);
+    }
+    let upto = upto.min(chunk_count(inode));
+    let mut freed = 0;
+    let mut from = upto;
+    let mut bytes = [0; 4096];
+    while from > keep && freed < CHUNKS_PER_STEP {
+        let first = keep.max(from.saturating_sub(512)).max(from - (CHUNKS_PER_STEP - freed).min(from));
+        let entries = &mut bytes[..(from - first) as usize * 8];
+        tx.read(inode.root.offset() + first * 8, entries)?;
+        for entry in entries.chunks_exact(8) {
+            let slot = decode(u64::from_le_bytes(entry.try_into().expect("eight bytes")))?;
+            if !slot.is_none() {
+                give(tx, inode, slot)?;
+                freed += 1;
+            }
+        }
+        from = first;
+    }
+    if upto > from && freed > 0 {
+        zero(tx, inode.root.offset() + from * 8, (upto - from) * 8)?;
+    }
+    Ok(from.max(keep))
+}
+
+/// After the chunks behind the end are gone: brings pieces down to the size that is left.
+pub(crate) fn settle(tx: &mut Tx<'_>, inode: &mut Inode) -> Result<()> {
+    if inode.layout == Layout::Chunked {
+        let chunks = inode.size.div_ceil(CHUNK);
+        if chunks <= 1 {
+            let slot = if chunks == 0 { SlotRef::NONE } else { chunk_slot(tx, inode, 0)? };
+            give(tx, inode, inode.root)?;
+            inode.root = slot;
+            inode.layout = if slot.is_none() { Layout::Empty } else { Layout::Direct };
+        } else if chunks * 8 * 4 < inode.root.capacity() && chunks * 8 <= MAP_COPY_MAX {
+            unless_full(replace_map(tx, inode, (chunks * 8).max(32)))?;
+        }
+    }
+    if inode.layout == Layout::Direct && inode.size * 2 <= inode.root.capacity() && inode.root.capacity() > 64 {
+        let (old, size) = (inode.root, inode.size);
+        if let Some(slot) = unless_full(replace_slot(tx, inode, old, size, size, (size, size), size))? {
+            inode.root = slot;
+        }
+    }
+    Ok(())
+}
+
+/// A piece that stays longer than it need be is no reason to fail. Replacing one begins with the allocation, so nothing
+/// was changed when that fails.
+fn unless_full<T>(outcome: Result<T>) -> Result<Option<T>> {
+    match outcome {
+        Ok(value) => Ok(Some(value)),
+        Err(Error::NoSpace) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Frees everything at once; false, and nothing changed, when that is too much for one transaction.
+pub(crate) fn free_all(tx: &mut Tx<'_>, inode: &mut Inode) -> Result<bool> {
+    match inode.layout {
+        Layout::Empty => return Ok(true),
+        Layout::Direct => {}
+        Layout::Chunked => {
+            let chunks = chunk_count(inode);
+            if chunks > CHUNKS_PER_STEP {
+                return Ok(false);
+            }
+            for entry in tx.read_vec(inode.root.offset(), chunks as usize * 8)?.chunks_exact(8) {
+                let slot = decode(u64::from_le_bytes(entry.try_into().expect("eight bytes")))?;
+                if !slot.is_none() {
+                    give(tx, inode, slot)?;
+                }
+            }
+        }
+        _ => return Ok(false),
+    }
+    give(tx, inode, inode.root)?;
+    inode.root = SlotRef::NONE;
+    inode.layout = Layout::Empty;
+    Ok(true)
+}
+
+/// Backs `[at, end)`, at most [`CHUNKS_PER_STEP`] chunks, with slots; with `erase` the range reads as zeros afterwards.
+/// `size` is what the file's size will be.
+pub(crate) fn allocate(tx: &mut Tx<'_>, inode: &mut Inode, at: u64, end: u64, erase: bool, size: u64) -> Result<()> {
+    if end.max(size) > CHUNK {
+        ensure_map(tx, inode, end.div_ceil(CHUNK))?;
+    } else if inode.layout == Layout::Empty {
+        inode.root = replace_slot(tx, inode, SlotRef::NONE, end, 0, (0, 0), CHUNK)?;
+        inode.layout = Layout::Direct;
+    }
+    for chunk in at / CHUNK..end.div_ceil(CHUNK) {
+        let base = chunk * CHUNK;
+        let (from, to) = (at.max(base) - base, (end - base).min(CHUNK));
+        let old = chunk_slot(tx, inode, chunk)?;
+        if to > old.capacity() {
+            let valid = inode.size.saturating_sub(base);
+            let range = if erase { (from, to) } else { (0, 0) };
+            let slot = replace_slot(tx, inode, old, to, valid, range, CHUNK)?;
+            set_chunk(tx, inode, chunk, slot)?;
+            if erase {
+                tx.zero(slot.offset() + from, to - from)?;
+            }
+        } else if erase {
+            tx.zero(old.offset() + from, to - from)?;
+        }
+    }
+    Ok(())
+}
+
+/// Turns `[at, end)`, at most [`CHUNKS_PER_STEP`] chunks, into a hole: frees whole slots, zeroes parts.
+pub(crate) fn punch(tx: &mut Tx<'_>, inode: &mut Inode, at: u64, end: u64) -> Result<()> {
+    for chunk in at / CHUNK..end.div_ceil(CHUNK).min(chunk_count(inode)) {
+        let base = chunk * CHUNK;
+        let (from, to) = (at.max(base) - base, (end - base).min(CHUNK));
+        let slot = chunk_slot(tx, inode, chunk)?;
+        if slot.is_none() || from >= slot.capacity() {
+            continue;
+        }
+        if from == 0 && (to >= slot.capacity() || base + to >= inode.size) {
+            give(tx, inode, slot)?;
+            set_chunk(tx, inode, chunk, SlotRef::NONE)?;
+        } else {
+            tx.zero(slot.offset() + from, to.min(slot.capacity()) - from)?;
+        }
+    }
+    Ok(())
+}

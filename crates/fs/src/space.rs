@@ -1,0 +1,134 @@
+//! How full a store is, tier by tier, and where one file's bytes are.
+//!
+//! Owns: [`Usage`], [`StatFs`], [`Placement`]. Rules: `statfs` is derived from `usage`, so that `df` and `shoal df` agree; free
+//! space of the bulk tier is never more than its host has; the reserve counts as free, but not as available.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use shoal_format::BULK_BLOCK;
+use shoal_format::dir::NAME_MAX;
+use shoal_format::inode::{INO_MAX, INODE_RECORD, Inode};
+
+use crate::{Attr, Fs, Ino, Result};
+
+/// What `statfs` reports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StatFs {
+    /// Unit of the three counts (bytes).
+    pub block_bytes: u32,
+    pub blocks: u64,
+    pub free: u64,
+    /// Free for ordinary use: without the region's reserve.
+    pub available: u64,
+    /// Inodes in use plus those there is room for.
+    pub files: u64,
+    pub files_free: u64,
+    pub name_max: u32,
+}
+
+/// How full each tier is (bytes).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub region_bytes: u64,
+    pub region_fixed: u64,
+    pub region_free: u64,
+    pub region_reserve: u64,
+    pub bulk_bytes: u64,
+    pub bulk_used: u64,
+    /// Free and backed by room on the host.
+    pub bulk_free: u64,
+    /// Freed, but not reusable before the log is durable, or (`battery`) before the next image is saved.
+    pub bulk_pending: u64,
+    pub inodes: u64,
+    pub directories: u64,
+    pub large_files: u64,
+    /// Log bytes recovery would replay after a crash now.
+    pub log_bytes: u64,
+}
+
+/// A piece of a file: where in the file, where on the medium (bytes).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub file_at: u64,
+    pub len: u64,
+    pub at: u64,
+    /// On the bulk device, else in the region.
+    pub bulk: bool,
+    /// Written, but not known to be durable.
+    pub new: bool,
+    /// Allocated, never written.
+    pub unwritten: bool,
+}
+
+/// Where an inode and its data are.
+#[derive(Clone, Debug)]
+pub struct Placement {
+    pub attr: Attr,
+    pub inode: Inode,
+    /// Offset of the inode's record in the region.
+    pub record_at: u64,
+    pub pieces: Vec<Piece>,
+}
+
+const BLOCK: u64 = 4096;
+
+impl Fs {
+    pub fn usage(&self) -> Usage {
+        let space = self.region.space();
+        let mut usage = Usage {
+            region_bytes: space.region_bytes,
+            region_fixed: space.fixed_bytes,
+            region_free: space.free_bytes,
+            region_reserve: space.reserve_bytes,
+            inodes: self.counts.inodes.load(Relaxed),
+            directories: self.counts.directories.load(Relaxed),
+            large_files: self.counts.large_files.load(Relaxed),
+            log_bytes: self.region.log_bytes(),
+            ..Usage::default()
+        };
+        if let Some(bulk) = &self.bulk {
+            let (free, pending) = (bulk.free_blocks(), bulk.pending_blocks());
+            usage.bulk_bytes = bulk.blocks() * BULK_BLOCK;
+            usage.bulk_used = bulk.blocks().saturating_sub(free + pending) * BULK_BLOCK;
+            usage.bulk_pending = pending * BULK_BLOCK;
+            usage.bulk_free = free * BULK_BLOCK;
+            // A sparse bulk file promises no more than its host can give.
+            if let Some(room) = &self.options.bulk_room {
+                usage.bulk_free = usage.bulk_free.min(room().saturating_sub(usage.bulk_used + usage.bulk_pending));
+            }
+        }
+        usage
+    }
+
+    /// Both tiers together, in units of 4 KiB; agrees with [`Fs::usage`].
+    pub fn statfs(&self) -> StatFs {
+        let usage = self.usage();
+        let free = usage.region_free + usage.bulk_free + usage.bulk_pending;
+        // The total shrinks with the host's room: what cannot be written is no capacity.
+        let bulk = usage.bulk_used + usage.bulk_free + usage.bulk_pending;
+        let total = usage.region_bytes - usage.region_fixed + bulk;
+        let ordinary = free - usage.region_reserve.min(usage.region_free);
+        let room = (usage.region_free.saturating_sub(usage.region_reserve) / (INODE_RECORD as u64 + 32))
+            .min(INO_MAX - usage.inodes);
+        StatFs {
+            block_bytes: BLOCK as u32,
+            blocks: total / BLOCK,
+            free: free / BLOCK,
+            available: ordinary / BLOCK,
+            files: usage.inodes + room,
+            files_free: room,
+            name_max: NAME_MAX as u32,
+        }
+    }
+
+    pub fn placement(&self, ino: Ino) -> Result<Placement> {
+        let _lock = self.locks.read(ino);
+        let inode = self.load(ino)?;
+        Ok(Placement {
+            attr: Attr::new(ino, &inode),
+            inode,
+            record_at: self.table.record_at(&self.region, ino)?,
+            pieces: self.pieces(&inode)?,
+        })
+    }
+}

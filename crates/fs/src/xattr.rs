@@ -1,0 +1,129 @@
+//! Extended attributes: user, trusted, security, and the two POSIX ACLs.
+//!
+//! One piece per inode, rewritten as a whole. An access ACL is kept consistent with the mode (see `acl`).
+
+use shoal_format::SlotRef;
+use shoal_format::inode::{Inode, S_IFDIR, S_IFREG};
+use shoal_format::xattr::{self, Attribute, XATTR_NAME_MAX, XATTR_TOTAL_MAX, XATTR_VALUE_MAX};
+use shoal_region::{Tx, View};
+
+use crate::{Error, Fs, Ino, Result, acl};
+
+/// Whether an attribute may, must or must not exist already.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XattrMode {
+    Any,
+    Create,
+    Replace,
+}
+
+/// Is `name` in a namespace Shoal keeps, and allowed on such an inode?
+fn check_name(inode: &Inode, name: &[u8]) -> Result<()> {
+    if name.len() > XATTR_NAME_MAX {
+        return Err(Error::Range);
+    }
+    let rest = |prefix: &[u8]| name.strip_prefix(prefix).map(|rest| !rest.is_empty());
+    match [rest(b"user."), rest(b"trusted."), rest(b"security.")] {
+        // As on other file systems, user attributes belong to files and directories only.
+        [Some(true), _, _] if !matches!(inode.kind(), S_IFREG | S_IFDIR) => Err(Error::NotPermitted),
+        [Some(true), _, _] | [_, Some(true), _] | [_, _, Some(true)] => Ok(()),
+        _ if name == acl::ACCESS || name == acl::DEFAULT => Ok(()),
+        _ => Err(Error::NotSupported),
+    }
+}
+
+impl Fs {
+    pub(crate) fn attributes(&self, view: &impl View, inode: &Inode) -> Result<Vec<Attribute>> {
+        if inode.xattr.is_none() {
+            return Ok(Vec::new());
+        }
+        let capacity = inode.xattr.capacity().min(XATTR_TOTAL_MAX as u64 + shoal_format::SEGMENT) as usize;
+        Ok(xattr::decode(&view.read_vec(inode.xattr.offset(), capacity)?)?)
+    }
+
+    /// Replaces all attributes; changes `inode` but does not store it.
+    pub(crate) fn set_attributes(&self, tx: &mut Tx<'_>, inode: &mut Inode, attributes: &[Attribute]) -> Result<()> {
+        let old = inode.xattr;
+        inode.xattr = SlotRef::NONE;
+        if !attributes.is_empty() {
+            let bytes = xattr::encode(attributes);
+            if bytes.len() > XATTR_TOTAL_MAX {
+                return Err(Error::NoSpace);
+            }
+            inode.xattr = tx.alloc(bytes.len() as u64)?;
+            tx.write(inode.xattr.offset(), &bytes)?;
+        }
+        tx.free(old)?;
+        inode.allocated = inode.allocated + inode.xattr.capacity() - old.capacity();
+        Ok(())
+    }
+
+    pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        self.writable()?;
+        if value.len() > XATTR_VALUE_MAX {
+            return Err(Error::TooBig);
+        }
+        let _lock = self.locks.write(ino);
+        let mut inode = self.load(ino)?;
+        check_name(&inode, name)?;
+        let mut attributes = self.attributes(&self.region, &inode)?;
+        let place = attributes.iter().position(|(have, _)| have == name);
+        match (mode, place) {
+            (XattrMode::Create, Some(_)) => return Err(Error::Exists),
+            (XattrMode::Replace, None) => return Err(Error::NoAttribute),
+            _ => {}
+        }
+        let keep = match name {
+            acl::ACCESS => acl::to_mode(value, &mut inode)?,
+            acl::DEFAULT => acl::check_default(value, &inode)?,
+            _ => true,
+        };
+        match (place, keep) {
+            (Some(place), true) => attributes[place].1 = value.to_vec(),
+            (None, true) => attributes.push((name.to_vec(), value.to_vec())),
+            (Some(place), false) => drop(attributes.remove(place)),
+            (None, false) => {}
+        }
+        let mut tx = self.region.begin();
+        self.set_attributes(&mut tx, &mut inode, &attributes)?;
+        inode.ctime = self.now();
+        self.store(&mut tx, ino, &inode)?;
+        tx.commit()?;
+        Ok(())
+    }
+
+    pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
+        let _lock = self.locks.read(ino);
+        let inode = self.load(ino)?;
+        let attributes = self.attributes(&self.region, &inode)?;
+        attributes.into_iter().find(|(have, _)| have == name).map(|(_, value)| value).ok_or(Error::NoAttribute)
+    }
+
+    /// All names, each followed by a zero byte.
+    pub fn listxattr(&self, ino: Ino) -> Result<Vec<u8>> {
+        let _lock = self.locks.read(ino);
+        let inode = self.load(ino)?;
+        let mut out = Vec::new();
+        for (name, _) in self.attributes(&self.region, &inode)? {
+            out.extend_from_slice(&name);
+            out.push(0);
+        }
+        Ok(out)
+    }
+
+    pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
+        self.writable()?;
+        let _lock = self.locks.write(ino);
+        let mut inode = self.load(ino)?;
+        check_name(&inode, name)?;
+        let mut attributes = self.attributes(&self.region, &inode)?;
+        let place = attributes.iter().position(|(have, _)| have == name).ok_or(Error::NoAttribute)?;
+        attributes.remove(place);
+        let mut tx = self.region.begin_reclaim();
+        self.set_attributes(&mut tx, &mut inode, &attributes)?;
+        inode.ctime = self.now();
+        self.store(&mut tx, ino, &inode)?;
+        tx.commit()?;
+        Ok(())
+    }
+}

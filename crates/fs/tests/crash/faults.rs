@@ -1,0 +1,202 @@
+//! Media calls that fail (testing.md, T6), and a store without room.
+//!
+//! Rules: an operation whose Nth media call fails, once or for good, returns an error of its contract or succeeds, and
+//! never panics. Afterwards the store, opened again after a crash of the process and after a power loss, is as before
+//! the operation or as after it (or as between), and sound. N grows until the operation passes untouched.
+
+use shoal_fs::{Caller, Error, ROOT};
+use shoal_sim::{Call, Fault, FaultPlan, Limits};
+
+use super::explorer::guard;
+use super::operation::{Actor, Operation, bytes};
+use super::run::{Ground, Judge, STEP_NS};
+use super::store::{self, Boot, Store};
+use super::tree::Tree;
+use super::{aftermath, deep};
+
+const CALLS: [Call; 9] = [
+    Call::LogAppend,
+    Call::LogSync,
+    Call::LogRelease,
+    Call::ImageRead,
+    Call::ImageWrite,
+    Call::ImageSync,
+    Call::DiskRead,
+    Call::DiskWrite,
+    Call::DiskFlush,
+];
+
+/// Calls that can report a lack of room.
+fn faults(call: Call) -> &'static [Fault] {
+    match call {
+        Call::LogAppend | Call::ImageWrite | Call::DiskWrite => &[Fault::Io, Fault::NoSpace],
+        _ => &[Fault::Io],
+    }
+}
+
+/// What a failed medium may turn an operation into.
+fn is_clean(outcome: &Result<(), Error>) -> bool {
+    matches!(outcome, Ok(()) | Err(Error::Io(_) | Error::NoSpace | Error::ReadOnly))
+}
+
+/// Fails each call of `operation` and of `last` behind it in turn. Returns how many calls failed.
+pub fn fail_each(ground: &Ground, operation: &Operation, last: &Operation) -> Result<u64, String> {
+    let mut failed = 0;
+    let judge = Judge::new(ground, &[operation.clone(), last.clone()])?;
+    for call in CALLS {
+        // A call that begins late in an operation is found by growing strides.
+        let mut nth = 0;
+        loop {
+            let mut hit = false;
+            for &fault in faults(call) {
+                for for_good in [false, true] {
+                    let plan = FaultPlan { call, nth, for_good, fault };
+                    let name =
+                        |e: String| format!("{}: {operation:?}; {last:?} with {plan:?}: {e}", ground.setup.kind.name());
+                    hit |= guard(|| fail(ground, &judge, operation, last, plan)).map_err(name)?;
+                }
+            }
+            if !hit {
+                break;
+            }
+            failed += 1;
+            nth += if deep() || nth < 6 { 1 } else { nth / 3 };
+        }
+    }
+    Ok(failed)
+}
+
+/// True when the plan was met.
+fn fail(
+    ground: &Ground,
+    judge: &Judge<'_>,
+    operation: &Operation,
+    last: &Operation,
+    plan: FaultPlan,
+) -> Result<bool, String> {
+    let mut held = Vec::new();
+    let store = ground.open()?;
+    let apply = |operation: &Operation, held: &mut Vec<_>| {
+        store.clock.advance(STEP_NS);
+        let outcome = operation.apply(&mut Actor { fs: &store.fs, clock: &store.clock, held });
+        // What the first one failed to create is not there for the second.
+        if is_clean(&outcome) || outcome == Err(Error::NotFound) {
+            Ok(outcome)
+        } else {
+            Err(format!("{operation:?} returns {outcome:?}"))
+        }
+    };
+    store.world.fail(plan);
+    let outcomes = (apply(operation, &mut held)?, apply(last, &mut held)?);
+    let hit = store.world.fault_hits() > 0;
+    if !hit {
+        return Ok(false);
+    }
+    // Still usable as far as the contract goes: reading works, unless reading is what fails.
+    store.world.clear_faults();
+    Tree::read(&store.fs).map_err(|e| format!("reading the tree afterwards: {e}"))?;
+    let point = store.world.snapshot();
+    drop(store.fs);
+    let mut crashes = vec![(point.process_crash(), false)];
+    crashes.extend(point.power_losses(&Limits { subset_units: 1, torn: 1, each: 0, samples: 1 }).map(|s| (s, true)));
+    for (state, power) in crashes {
+        let name = |e: String| format!("{outcomes:?}, {}: {e}", state.name());
+        let boot = store.boot.after(power);
+        let again = store::open(ground.setup, state.open(), boot).map_err(name)?;
+        let tree = Tree::read(&again.fs).map_err(name)?;
+        judge.identify(&tree, power, &outcomes).map_err(name)?;
+        again.fs.shutdown().map_err(|e| name(format!("shutdown: {e}")))?;
+        store::check(ground.setup, &again.world, false).map_err(name)?;
+    }
+    Ok(true)
+}
+
+/// Fails each call of an opening after a crash; the next opening must find what it would have found.
+pub fn fail_openings(ground: &Ground) -> Result<u64, String> {
+    let mut failed = 0;
+    for (power, state) in ground.crashed()? {
+        let boot = Boot::first(true).after(power);
+        let whole = Tree::read(&store::open(ground.setup, state.open(), boot)?.fs)?;
+        for call in CALLS.into_iter().chain([Call::LogRead]) {
+            for nth in 0.. {
+                let world = state.open();
+                world.fail(FaultPlan { call, nth, for_good: false, fault: Fault::Io });
+                let outcome = guard(|| Ok(store::try_open(ground.setup, &world, boot)))?;
+                if world.fault_hits() == 0 {
+                    break;
+                }
+                failed += 1;
+                let name = |e: String| {
+                    format!("{}, opened again after call {nth} of {call:?} failed: {e}", ground.setup.kind.name())
+                };
+                if let Ok(Err(error)) = outcome.map(|opened| opened.map(drop))
+                    && !is_clean(&Err(error.clone()))
+                {
+                    return Err(name(format!("a call that failed is reported as: {error}")));
+                }
+                let again = world.snapshot().process_crash().open();
+                let store = store::open(ground.setup, again, boot.after(false)).map_err(name)?;
+                if Tree::read(&store.fs).map_err(name)? != whole {
+                    return Err(name("the tree is another one".into()));
+                }
+                store.fs.shutdown().map_err(|e| name(e.to_string()))?;
+                store::check(ground.setup, &store.world, false).map_err(name)?;
+            }
+        }
+    }
+    Ok(failed)
+}
+
+/// Fills both tiers, crashes, empties the store. Returns the states visited.
+pub fn fill(ground: &Ground) -> Result<u64, String> {
+    let setup = ground.setup;
+    let store = ground.open()?;
+    let caller = Caller::default();
+    let mut full = [false; 2];
+    let mut number = 0u64;
+    // Large files until the bulk device is full, then small ones until the region is; the last calls are recorded.
+    for (tier, len) in [(0, 200_000), (1, 20_000), (1, 700), (1, 0)] {
+        full[tier] = false;
+        while !full[tier] {
+            number += 1;
+            store.clock.advance(1_000_000);
+            let name = format!("f{number}");
+            let created = store.fs.mknod(&caller, ROOT, name.as_bytes(), 0o644, 0);
+            let written = created.and_then(|attr| store.fs.write(attr.ino, 0, &bytes(number, len)));
+            match written {
+                Ok(done) if done < len => full[tier] = true,
+                Ok(_) => {}
+                Err(Error::NoSpace) => full[tier] = true,
+                Err(error) => return Err(format!("filling, file {number}: {error}")),
+            }
+            if number > 100_000 {
+                return Err("the store is never full".into());
+            }
+        }
+    }
+    store.world.record(true);
+    for last in [Operation::Sync, Operation::Checkpoint] {
+        let outcome = last.apply(&mut Actor { fs: &store.fs, clock: &store.clock, held: &mut Vec::new() });
+        outcome.map_err(|e| format!("full, {last:?}: {e}"))?;
+    }
+    store.world.record(false);
+    let mut points = store.world.points();
+    points.push(store.world.snapshot());
+    let mut states = 0;
+    for point in points {
+        let mut crashes = vec![(point.process_crash(), false)];
+        crashes
+            .extend(point.power_losses(&Limits { subset_units: 2, torn: 1, each: 1, samples: 2 }).map(|s| (s, true)));
+        for (state, power) in crashes {
+            states += 1;
+            let name = |e: String| format!("a full store, {}: {e}", state.name());
+            let again = guard(|| store::open(setup, state.open(), store.boot.after(power))).map_err(name)?;
+            aftermath::examine(again, &super::workload::preparation()).map_err(name)?;
+        }
+    }
+    let Store { world, boot, .. } = store;
+    // The same without a crash.
+    let again = store::open(setup, world.snapshot().process_crash().open(), boot.after(false))?;
+    aftermath::examine(again, &[])?;
+    Ok(states + 1)
+}

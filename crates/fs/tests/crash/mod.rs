@@ -1,0 +1,38 @@
+//! Crash enumeration of the file system: run a workload, crash everywhere, recover, compare.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `workload` | the prepared tree and the operations tried on it |
+//! | `operation` | operations, and the states one that is cut off may leave |
+//! | `tree` | what users see, and its comparison with the states allowed |
+//! | `store` | a store on simulated media, and the offline checker on it |
+//! | `run` | a workload that is run, its crash points and what each promises |
+//! | `explorer` | states, the oracle of T3, crashes during recovery |
+//! | `aftermath` | what must still work afterwards: deleting, creating, remounting; the space is back |
+//! | `faults` | failing media calls (T6), and a full store |
+//!
+//! A failure names workload, point, state and seed, and the line that runs it again.
+
+pub mod aftermath;
+pub mod explorer;
+pub mod faults;
+pub mod operation;
+pub mod run;
+pub mod store;
+pub mod tree;
+pub mod workload;
+
+/// `SHOAL_DEEP=1`: everything, unsampled.
+pub fn deep() -> bool {
+    std::env::var_os("SHOAL_DEEP").is_some()
+}
+
+/// A number from the environment.
+pub fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
+}
+
+/// Mixes numbers into one, for choices that a rerun makes again.
+pub fn mix(parts: &[u64]) -> u64 {
+    parts.iter().fold(0x9e37_79b9, |sum, &part| shoal_sim::Random::new(sum ^ part.rotate_left(23)).next_u64())
+}

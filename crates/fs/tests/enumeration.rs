@@ -1,0 +1,207 @@
+//! Crash enumeration of the file system with a past and a future (docs/design/testing.md, T2 to T6).
+//!
+//! Every operation of `workload` alone, after a clean mount, an unsynced past, a sync, a checkpoint or a tick, and followed
+//! by nothing, an fsync, a sync, a checkpoint or a tick. At every event the machine stops, and every state the media
+//! may be left in is recovered and compared with the states the run went through. Also media calls that fail, and a
+//! full store.
+//! `SHOAL_SEED=<n>` starts from another seed; `SHOAL_EVERY=1` leaves no workload out (about 95,000 states);
+//! `SHOAL_DEEP=1` leaves no state out and runs all pairs of operations; a failure prints the line that runs one state
+//! again.
+
+#[path = "crash/mod.rs"]
+mod crash;
+
+use std::time::Instant;
+
+use crash::explorer::{Sampling, explore, guard};
+use crash::operation::Operation::{Checkpoint, Forget, Fsync, Sync, Tick, UnlinkHeld};
+use crash::run::{Before, Ground, Run, Workload};
+use crash::store::Setup;
+use crash::{deep, faults, mix, number, workload};
+use shoal_format::superblock::MemoryKind;
+
+const SEED: u64 = 20_260;
+const KINDS: [MemoryKind; 3] = [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax];
+/// Failures shown before the rest is not looked at.
+const FAILURES_MAX: usize = 5;
+
+fn seed() -> u64 {
+    number("SHOAL_SEED").unwrap_or(SEED)
+}
+
+/// Each operation alone, with what may come before and behind it.
+fn singles(steps: &[workload::Step], with_past: bool) -> Vec<Workload> {
+    let mut workloads = Vec::new();
+    for step in steps {
+        let mut add = |before, operations| workloads.push(Workload { before, operations, must_succeed: true });
+        let operation = || step.operation.clone();
+        let mut behind = vec![Fsync(step.file), Sync, Checkpoint, Tick];
+        if let UnlinkHeld(_) = step.operation {
+            behind.push(Forget);
+        }
+        for before in if with_past { &[Before::Mounted, Before::Young][..] } else { &[Before::Mounted] } {
+            add(*before, vec![operation()]);
+            for last in &behind {
+                add(*before, vec![operation(), last.clone()]);
+            }
+        }
+        for before in if with_past { &[Before::Synced, Before::Sealed, Before::Aged][..] } else { &[] } {
+            add(*before, vec![operation()]);
+        }
+    }
+    workloads
+}
+
+fn sequences() -> Vec<Workload> {
+    let mut workloads = Vec::new();
+    for operations in workload::sequences() {
+        for before in [Before::Mounted, Before::Young, Before::Synced, Before::Aged] {
+            for last in [None, Some(Sync)] {
+                let operations = operations.iter().cloned().chain(last).collect();
+                workloads.push(Workload { before, operations, must_succeed: true });
+            }
+        }
+    }
+    workloads
+}
+
+fn pairs(steps: &[workload::Step]) -> Vec<Workload> {
+    let mut workloads = Vec::new();
+    for first in steps {
+        for second in steps {
+            let operations = vec![first.operation.clone(), second.operation.clone()];
+            workloads.push(Workload { before: Before::Mounted, operations, must_succeed: false });
+            let synced = vec![first.operation.clone(), Fsync(first.file), second.operation.clone()];
+            workloads.push(Workload { before: Before::Young, operations: synced, must_succeed: false });
+        }
+    }
+    workloads
+}
+
+/// What of all workloads and states a kind's run visits: one of so many.
+#[derive(Clone, Copy)]
+struct Share {
+    workloads: u64,
+    states: u64,
+}
+
+fn visit(ground: &Ground, workloads: &[Workload], share: Share) -> u64 {
+    let start = Instant::now();
+    let (mut states, mut failures) = (0, Vec::new());
+    let mut visited = 0;
+    for (index, workload) in workloads.iter().enumerate() {
+        // The seed decides, so that another one visits others.
+        if !deep() && !mix(&[ground.seed, index as u64]).is_multiple_of(share.workloads) {
+            continue;
+        }
+        visited += 1;
+        let sampling = Sampling { every: if deep() { 1 } else { share.states }, point: None, state: None };
+        match guard(|| Run::new(ground, workload)).and_then(|run| explore(&run, sampling)) {
+            Ok(visited) => states += visited,
+            Err(failure) => failures.push(failure),
+        }
+        if failures.len() >= FAILURES_MAX {
+            break;
+        }
+    }
+    let (kind, seconds) = (ground.setup.kind.name(), start.elapsed().as_secs_f64());
+    println!("{kind}, seed {}: {states} states of {visited} workloads in {seconds:.1} s", ground.seed);
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+    states
+}
+
+fn ground(setup: Setup) -> Ground {
+    let preparation = if setup.bulk_blocks > 0 { workload::preparation() } else { workload::long_preparation() };
+    Ground::new(setup, seed(), preparation).expect("the store is prepared")
+}
+
+/// Stores and the workloads for each, with what of them is visited when `share` is of the first.
+fn grounds(kind: MemoryKind, share: Share) -> [(Ground, Vec<Workload>, Share); 3] {
+    let steps = workload::operations();
+    let mut workloads = singles(&steps, true);
+    if deep() {
+        workloads.extend(pairs(&steps));
+    }
+    let long = singles(&workload::long_operations(), false);
+    [
+        (ground(Setup::two_tiers(kind)), workloads, share),
+        // These are few.
+        (ground(Setup::tight(kind)), sequences(), Share { workloads: 1, ..share }),
+        // Trees with a file of thousands of chunks take longest to read.
+        (ground(Setup::region_only(kind)), long, Share { states: share.states * 8, ..share }),
+    ]
+}
+
+fn enumerate(kind: MemoryKind, share: Share) {
+    let share = Share { workloads: number("SHOAL_EVERY").unwrap_or(share.workloads), ..share };
+    let grounds = grounds(kind, share);
+    let states: u64 = grounds.iter().map(|(ground, workloads, share)| visit(ground, workloads, *share)).sum();
+    assert!(states > 1_000, "only {states} states were visited");
+}
+
+#[test]
+fn every_operation_on_logged_memory_survives_every_crash() {
+    enumerate(MemoryKind::Logged, Share { workloads: 8, states: 12 });
+}
+
+#[test]
+fn every_operation_on_battery_memory_survives_every_crash() {
+    enumerate(MemoryKind::Battery, Share { workloads: 8, states: 12 });
+}
+
+#[test]
+fn every_operation_on_dax_memory_survives_every_crash() {
+    // Recording every store costs more than recovering: fewer workloads, more states of each.
+    enumerate(MemoryKind::Dax, Share { workloads: 24, states: 96 });
+}
+
+/// What a failure's line runs again; without one, a state of the first workload for each kind.
+#[test]
+fn single_states_can_be_visited_by_their_numbers() {
+    let variable = |name: &str| std::env::var(name).ok();
+    let (kind, name) = (variable("SHOAL_KIND"), variable("SHOAL_WORKLOAD"));
+    let mut states = 0;
+    for memory in KINDS.into_iter().filter(|memory| kind.as_ref().is_none_or(|kind| kind == memory.name())) {
+        for (ground, mut workloads, _) in grounds(memory, Share { workloads: 1, states: 1 }) {
+            if name.is_some() && !deep() {
+                workloads.extend(pairs(&workload::operations()));
+            }
+            let workload = match &name {
+                Some(name) => workloads.iter().find(|workload| workload.name() == *name),
+                None => workloads.first(),
+            };
+            let Some(workload) = workload else { continue };
+            let (point, state) = (number("SHOAL_POINT").or(Some(0)), number("SHOAL_STATE").or(Some(0)));
+            let explored = guard(|| Run::new(&ground, workload));
+            let explored = explored.and_then(|run| explore(&run, Sampling { every: 1, point, state }));
+            states += explored.unwrap_or_else(|failure| panic!("{failure}"));
+        }
+    }
+    assert!(states > 0, "no such kind or workload");
+}
+
+#[test]
+fn every_call_of_the_media_may_fail_in_every_operation() {
+    for kind in KINDS {
+        let start = Instant::now();
+        let (ground, mut failed) = (ground(Setup::two_tiers(kind)), 0);
+        for (index, step) in workload::operations().iter().enumerate() {
+            let behind = [Fsync(step.file), Checkpoint, Tick];
+            for (_, last) in behind.into_iter().enumerate().filter(|(turn, _)| deep() || index % 3 == *turn) {
+                failed += faults::fail_each(&ground, &step.operation, &last).unwrap_or_else(|e| panic!("{e}"));
+            }
+        }
+        failed += faults::fail_openings(&ground).unwrap_or_else(|e| panic!("{e}"));
+        println!("{}: {failed} failing calls in {:.1} s", kind.name(), start.elapsed().as_secs_f64());
+        assert!(failed > 100, "only {failed} calls were made to fail");
+    }
+}
+
+#[test]
+fn a_full_store_can_be_emptied_also_after_a_crash() {
+    for kind in KINDS {
+        let states = faults::fill(&ground(Setup::two_tiers(kind))).unwrap_or_else(|e| panic!("{}: {e}", kind.name()));
+        println!("{}: {states} states of a full store", kind.name());
+        assert!(states > 5, "only {states} states were visited");
+    }
+}

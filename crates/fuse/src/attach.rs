@@ -1,0 +1,241 @@
+//! Attaching a FUSE connection to a mount point, and detaching it.
+//!
+//! As root by mount(2); otherwise by the set-uid helper `fusermount3`, which passes the device over a socket.
+//! `fuser` could do both, but at the end of a session it unmounts whatever is then found at the mount point.
+//! Rules: only the mount that was made here is ever unmounted (the kernel's device number tells); a busy mount is
+//! written back, its connection aborted, and detached, so that the store can be shut down cleanly: the
+//! programs still using it get ENOTCONN.
+
+use std::ffi::{CString, OsStr};
+use std::fs::{File, OpenOptions};
+use std::io::{self, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::process::{getgid, getuid};
+
+use crate::Error;
+use crate::mount_table;
+use crate::options::MountOptions;
+
+/// Pages dirtied through memory maps are written back for at most so long before a busy mount is cut off.
+const WRITE_BACK_LIMIT: Duration = Duration::from_secs(10);
+
+pub(crate) struct Attached {
+    pub device: OwnedFd,
+    pub unmounter: Unmounter,
+}
+
+/// How a mount ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unmounted {
+    /// Nobody used it.
+    Idle,
+    /// It was in use and has been cut off.
+    Busy,
+    /// It was gone already.
+    Gone,
+}
+
+/// Ends one mount, from any thread.
+#[derive(Clone, Debug)]
+pub struct Unmounter {
+    mountpoint: PathBuf,
+    /// `major:minor` of the mount that was made here.
+    device: String,
+}
+
+/// Where a mount would go, and its mode; or why nothing can be mounted there. Worth asking before a store is opened.
+pub fn check_mountpoint(mountpoint: &Path) -> Result<(PathBuf, u32), Error> {
+    let at = |source| Error::MountPoint { path: mountpoint.into(), source };
+    let path = mountpoint.canonicalize().map_err(at)?;
+    let metadata = std::fs::metadata(&path).map_err(at)?;
+    if !metadata.is_dir() {
+        return Err(Error::NotDirectory { path });
+    }
+    Ok((path, metadata.mode()))
+}
+
+pub(crate) fn attach(mountpoint: &Path, options: &MountOptions) -> Result<Attached, Error> {
+    let at = |source| Error::MountPoint { path: mountpoint.into(), source };
+    let (path, mode) = check_mountpoint(mountpoint)?;
+    let device = match attach_directly(&path, mode, options)? {
+        Some(device) => device,
+        None => attach_by_fusermount(&path, options)?,
+    };
+    let entry = mount_table::mounted_at(&path).map_err(at)?;
+    let missing = || at(io::Error::other("the new mount is not listed in /proc/self/mountinfo"));
+    let unmounter = Unmounter { mountpoint: path, device: entry.ok_or_else(missing)?.device };
+    Ok(Attached { device, unmounter })
+}
+
+/// `None` when this user may not call mount(2).
+fn attach_directly(path: &Path, root_mode: u32, options: &MountOptions) -> Result<Option<OwnedFd>, Error> {
+    if !getuid().is_root() {
+        return Ok(None);
+    }
+    let device = OpenOptions::new().read(true).write(true).open("/dev/fuse").map_err(Error::Device)?;
+    let data = format!(
+        "fd={},rootmode={root_mode:o},user_id={},group_id={},{}",
+        device.as_raw_fd(),
+        getuid().as_raw(),
+        getgid().as_raw(),
+        options.data()
+    );
+    let data = CString::new(data).expect("no option contains a zero byte");
+    match rustix::mount::mount(&options.source, path, "fuse", options.flags(), data.as_c_str()) {
+        Ok(()) => Ok(Some(device.into())),
+        Err(Errno::PERM) => Ok(None),
+        Err(source) => Err(Error::Mount { path: path.into(), source: source.into() }),
+    }
+}
+
+fn attach_by_fusermount(path: &Path, options: &MountOptions) -> Result<OwnedFd, Error> {
+    let failed = |message: String| Error::Fusermount { path: path.into(), message };
+    let (ours, theirs) = UnixStream::pair().map_err(|e| failed(e.to_string()))?;
+    // The socket goes to the helper as its standard input: the one descriptor that needs no care about exec.
+    let mut child = Command::new("fusermount3")
+        .arg("-o")
+        .arg(OsStr::from_bytes(&options.fusermount_list()))
+        .arg("--")
+        .arg(path)
+        .env("_FUSE_COMMFD", "0")
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|e| failed(format!("{e}; install the package fuse3, or mount as root")))?;
+    let received = receive_descriptor(&ours);
+    let mut message = String::new();
+    if let Some(mut stderr) = child.stderr.take() {
+        // Only used when there is no descriptor; a message cut short is still one.
+        let _ = stderr.read_to_string(&mut message);
+    }
+    let status = child.wait().map_err(|e| failed(e.to_string()))?;
+    match received {
+        Ok(Some(device)) if status.success() => Ok(device),
+        Err(error) => Err(failed(error.to_string())),
+        _ => Err(failed(message.lines().next().unwrap_or("it passed no descriptor").to_string())),
+    }
+}
+
+fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut byte = [0];
+    loop {
+        let received =
+            recvmsg(socket.as_fd(), &mut [IoSliceMut::new(&mut byte)], &mut control, RecvFlags::CMSG_CLOEXEC);
+        match received {
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+            Ok(_) => break,
+        }
+    }
+    Ok(control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+        _ => None,
+    }))
+}
+
+impl Unmounter {
+    /// Ends the mount; if it is busy, after writing back what memory maps hold, by force.
+    pub fn unmount(&self) -> Result<Unmounted, Error> {
+        let failed = |source| Error::Unmount { path: self.mountpoint.clone(), source };
+        if !self.is_mounted().map_err(failed)? {
+            return Ok(Unmounted::Gone);
+        }
+        match self.try_unmount(UnmountFlags::empty(), &[]) {
+            Ok(()) => Ok(Unmounted::Idle),
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                self.write_back();
+                self.abort();
+                self.try_unmount(UnmountFlags::FORCE | UnmountFlags::DETACH, &["-z"]).map_err(failed)?;
+                Ok(Unmounted::Busy)
+            }
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// Takes the mount away from its path at once, whatever state it is in.
+    pub(crate) fn detach(&self) -> io::Result<()> {
+        if self.is_mounted()? {
+            self.try_unmount(UnmountFlags::DETACH, &["-z"])?;
+        }
+        Ok(())
+    }
+
+    fn is_mounted(&self) -> io::Result<bool> {
+        Ok(mount_table::mounted_at(&self.mountpoint)?.is_some_and(|entry| entry.device == self.device))
+    }
+
+    fn try_unmount(&self, flags: UnmountFlags, helper_flags: &[&str]) -> io::Result<()> {
+        match rustix::mount::unmount(&self.mountpoint, flags | UnmountFlags::NOFOLLOW) {
+            Err(Errno::PERM) => unmount_by_fusermount(&self.mountpoint, helper_flags),
+            outcome => Ok(outcome?),
+        }
+    }
+
+    /// In a thread of its own: if the request loop hangs, so does whoever asks it to write.
+    fn write_back(&self) {
+        let (done, finished) = mpsc::channel();
+        let path = self.mountpoint.clone();
+        let started = std::thread::Builder::new().name("write-back".into()).spawn(move || {
+            if let Ok(directory) = File::open(path) {
+                // The outcome does not matter: the mount is cut off either way.
+                let _ = rustix::fs::syncfs(directory);
+            }
+            let _ = done.send(());
+        });
+        if started.is_ok() && finished.recv_timeout(WRITE_BACK_LIMIT).is_err() {
+            tracing::warn!("pages of memory maps could not be written back within {WRITE_BACK_LIMIT:?}");
+        }
+    }
+
+    /// Ends the connection, so that the request loop ends although the mount is in use. Root gets the same by
+    /// umount2(MNT_FORCE); this is for those who must use `fusermount3`.
+    fn abort(&self) {
+        if let Some((_, minor)) = self.device.split_once(':') {
+            // Absent where fusectl is not mounted: then the session lasts as long as its last user.
+            let _ = std::fs::write(format!("/sys/fs/fuse/connections/{minor}/abort"), "1");
+        }
+    }
+
+    /// Raises the kernel's read-ahead for this mount; 0 leaves it alone.
+    pub(crate) fn read_ahead(&self, bytes: u64) {
+        if bytes > 0 {
+            // Only root may, and only where sysfs is writable; the default is a matter of speed alone.
+            let _ = std::fs::write(format!("/sys/class/bdi/{}/read_ahead_kb", self.device), (bytes >> 10).to_string());
+        }
+    }
+}
+
+/// Unmounts through the set-uid helper.
+pub(crate) fn unmount_by_fusermount(mountpoint: &Path, flags: &[&str]) -> io::Result<()> {
+    let output = Command::new("fusermount3").arg("-u").args(flags).arg("--").arg(mountpoint).output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let message = String::from_utf8_lossy(&output.stderr).trim().to_string();
+    let kind = if message.contains("busy") { io::ErrorKind::ResourceBusy } else { io::ErrorKind::PermissionDenied };
+    Err(io::Error::new(kind, message))
+}
+
+/// Ends the mount at `mountpoint`, whoever made it; `lazy` takes it away although it is in use.
+pub fn unmount_path(mountpoint: &Path, lazy: bool) -> io::Result<()> {
+    let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
+    match rustix::mount::unmount(mountpoint, flags | UnmountFlags::NOFOLLOW) {
+        Err(Errno::PERM) => unmount_by_fusermount(mountpoint, if lazy { &["-z"] } else { &[] }),
+        outcome => Ok(outcome?),
+    }
+}

@@ -1,0 +1,118 @@
+//! A thin adapter from FUSE requests to the file system engine.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `adapter` | one method per request: decode, call the engine, reply |
+//! | `convert` | attributes, times, kinds, errors, set-id bits: pure functions |
+//! | `options` | what a mount may be asked for, as kernel flags and option strings |
+//! | `attach` | mount(2), `fusermount3`, unmounting, also of a busy mount |
+//! | `mount_table` | reading the table of mounts |
+//! | `ticker` | the threads behind `Fs::tick` and `Fs::checkpoint` |
+//!
+//! Rules: no file-system logic here. The store has exactly one mount, so the kernel may cache names, attributes and
+//! pages for ever; whatever the engine changes on its own must be invalidated (only set-id bits are). The kernel's
+//! lookup references are the engine's `hold`/`forget`; there are no file handles. Nothing is cached on
+//! the write side: a write that returned is in the engine, and survives the end of this process.
+//! Left out: `syncfs(2)`, which the kernel does not forward to FUSE daemons; the engine's commit age (1 s) bounds it.
+
+#![forbid(unsafe_code)]
+
+mod adapter;
+mod attach;
+mod convert;
+pub mod mount_table;
+mod options;
+mod ticker;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use shoal_fs::Fs;
+
+pub use attach::{Unmounted, Unmounter, check_mountpoint, unmount_path};
+pub use options::{Access, MountOptions};
+
+/// Why a mount could not be made, served or ended.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error("mount point {path}: {source}; name an existing directory")]
+    MountPoint { path: PathBuf, source: io::Error },
+    #[error("mount point {path} is not a directory; name an existing directory")]
+    NotDirectory { path: PathBuf },
+    #[error("/dev/fuse: {0}; load the kernel module (`modprobe fuse`) or allow the device in this container")]
+    Device(io::Error),
+    #[error("mount(2) at {path} refused: {source}")]
+    Mount { path: PathBuf, source: io::Error },
+    #[error("fusermount3 at {path}: {message}")]
+    Fusermount { path: PathBuf, message: String },
+    #[error("unmounting {path}: {source}")]
+    Unmount { path: PathBuf, source: io::Error },
+    #[error("the kernel's FUSE connection failed: {0}")]
+    Connection(io::Error),
+    #[error("shutting the store down: {0}")]
+    Shutdown(shoal_fs::Error),
+    #[error("starting a thread: {0}")]
+    Thread(io::Error),
+}
+
+/// A mounted store.
+pub struct Session {
+    fs: Arc<Fs>,
+    background: fuser::BackgroundSession,
+    ticker: ticker::Ticker,
+    unmounter: Unmounter,
+}
+
+/// Mounts `fs`. When this returns, the mount point answers.
+pub fn mount(fs: Arc<Fs>, mountpoint: &Path, options: &MountOptions) -> Result<Session, Error> {
+    let attached = attach::attach(mountpoint, options)?;
+    let notifier = Arc::new(OnceLock::new());
+    let adapter = adapter::Adapter::new(fs.clone(), options, notifier.clone());
+    let unmounter = attached.unmounter;
+    let started = fuser::Session::from_fd(adapter, attached.device, options.session_acl(), options.session_config())
+        .and_then(|session| {
+            // Set once, before the first request is read.
+            let _ = notifier.set(session.notifier());
+            session.spawn()
+        });
+    let background = match started {
+        Ok(background) => background,
+        Err(error) => {
+            // The device is closed by now, so what is left is a dead mount.
+            let _ = unmounter.detach();
+            return Err(Error::Connection(error));
+        }
+    };
+    let ticker = ticker::Ticker::start(&fs).map_err(Error::Thread)?;
+    unmounter.read_ahead(options.read_ahead_bytes);
+    Ok(Session { fs, background, ticker, unmounter })
+}
+
+impl Session {
+    /// Ends the mount from any thread; [`Session::wait`] then returns.
+    pub fn unmounter(&self) -> Unmounter {
+        self.unmounter.clone()
+    }
+
+    /// Serves until the mount is gone, however it went, then shuts the store down cleanly.
+    pub fn wait(self) -> Result<(), Error> {
+        let served = self.background.join();
+        self.ticker.stop();
+        self.fs.shutdown().map_err(Error::Shutdown)?;
+        served.map_err(Error::Connection)
+    }
+}
+
+/// From now on a panic in any thread ends the process, with its message in the log.
+///
+/// A request loop that lost a thread would go on with fewer and fewer of them, holding locks of the engine; the store
+/// survives the end of the process, so that is the safe answer.
+pub fn abort_on_panic() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        tracing::error!("internal error, ending the process (the store is recovered at the next mount): {info}");
+        print(info);
+        std::process::abort();
+    }));
+}

@@ -1,0 +1,95 @@
+//! The kernel's table of mounts (`/proc/self/mountinfo`).
+//!
+//! Pure parsing, and one reader. Of several mounts on one path the last one listed covers the others.
+//! Nothing here touches a mount point: a mount whose daemon is gone or busy must not stop whoever reads the table.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+/// The type under which the kernel lists a mounted store.
+pub const FILE_SYSTEM_TYPE: &str = "fuse.shoal";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MountEntry {
+    /// `major:minor` of the mounted file system.
+    pub device: String,
+    pub mountpoint: PathBuf,
+    pub file_system_type: String,
+    pub source: PathBuf,
+}
+
+/// All mounts this process sees, in the order they were made.
+pub fn mounts() -> io::Result<Vec<MountEntry>> {
+    Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
+}
+
+/// The mount that is visible at exactly this (canonical) path.
+pub fn mounted_at(mountpoint: &Path) -> io::Result<Option<MountEntry>> {
+    Ok(mounts()?.into_iter().rfind(|entry| entry.mountpoint == mountpoint))
+}
+
+fn parse(table: &[u8]) -> Vec<MountEntry> {
+    table.split(|&b| b == b'\n').filter_map(entry).collect()
+}
+
+fn entry(line: &[u8]) -> Option<MountEntry> {
+    let mut fields = line.split(|&b| b == b' ');
+    let device = String::from_utf8(fields.nth(2)?.to_vec()).ok()?;
+    let mountpoint = path(fields.nth(1)?);
+    // A varying number of optional fields ends with a dash.
+    fields.find(|field| *field == b"-")?;
+    let file_system_type = String::from_utf8(fields.next()?.to_vec()).ok()?;
+    Some(MountEntry { device, mountpoint, file_system_type, source: path(fields.next()?) })
+}
+
+/// Blanks, tabs, line feeds and backslashes are written as `\` and three octal digits.
+fn path(field: &[u8]) -> PathBuf {
+    let mut out = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((&byte, tail)) = rest.split_first() {
+        match tail {
+            [a @ b'0'..=b'3', b @ b'0'..=b'7', c @ b'0'..=b'7', after @ ..] if byte == b'\\' => {
+                out.push((a - b'0') << 6 | (b - b'0') << 3 | (c - b'0'));
+                rest = after;
+            }
+            _ => {
+                out.push(byte);
+                rest = tail;
+            }
+        }
+    }
+    OsString::from_vec(out).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_are_read_with_and_without_optional_fields_and_escapes() {
+        let table = b"22 1 254:0 / / rw,noatime shared:1 master:2 - ext4 /dev/vda rw\n\
+            90 22 0:45 / /mnt/a\\040b\\134 rw,nosuid - fuse.shoal /srv/st\\054ore rw,user_id=0\n\
+            broken line\n";
+        let entries = parse(table);
+        assert_eq!(entries.len(), 2);
+        assert_eq!(entries[0].mountpoint, Path::new("/"));
+        assert_eq!(entries[0].file_system_type, "ext4");
+        assert_eq!(
+            entries[1],
+            MountEntry {
+                device: "0:45".into(),
+                mountpoint: "/mnt/a b\\".into(),
+                file_system_type: FILE_SYSTEM_TYPE.into(),
+                source: "/srv/st,ore".into(),
+            }
+        );
+    }
+
+    #[test]
+    fn the_root_is_mounted() {
+        assert!(mounted_at(Path::new("/")).unwrap().is_some());
+        assert!(mounted_at(Path::new("/no/such/place")).unwrap().is_none());
+    }
+}

@@ -1,0 +1,269 @@
+//! Bulk storage on a file or a block device (`file:PATH`), through the page cache.
+//!
+//! Requests are carried out in `submit`, so their completion runs before it returns; a flush is `fdatasync` and
+//! covers every earlier write. Completed writes are in the page cache and survive the process.
+//! After a failed flush (or a failed flush of a FUA write) the device refuses further writes. A write that finds
+//! no space may have stored a part of its range: it is outside every promise until it is written again.
+//! Which bytes mean what is left to the engines.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, Result};
+
+use crate::{named, sync_parent};
+
+/// Alignment of requests and the unit no crash tears (bytes).
+const BLOCK_BYTES: u32 = 512;
+/// Zeros written at a time where the file system cannot zero a range itself.
+static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
+
+pub struct FileDevice {
+    file: File,
+    bytes: u64,
+    poisoned: AtomicBool,
+    name: String,
+}
+
+impl FileDevice {
+    /// Creates a sparse file of `bytes`, readable by its owner only. An existing file is taken only when empty.
+    pub fn create(path: &Path, bytes: u64) -> io::Result<FileDevice> {
+        if !bytes.is_multiple_of(BLOCK_BYTES as u64) {
+            let message = format!("a size of {bytes} bytes is not a multiple of {BLOCK_BYTES}");
+            return Err(named(path, io::Error::new(io::ErrorKind::InvalidInput, message)));
+        }
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(path).map_err(|e| named(path, e))?;
+        let found = file.metadata().map_err(|e| named(path, e))?;
+        if !found.is_file() || found.len() != 0 {
+            let message = "exists and is not an empty file: choose another path, or remove it first";
+            return Err(named(path, io::Error::new(io::ErrorKind::AlreadyExists, message)));
+        }
+        file.set_len(bytes).and_then(|()| file.sync_all()).map_err(|e| named(path, e))?;
+        sync_parent(path)?;
+        Ok(Self::over(file, bytes, path))
+    }
+
+    /// Opens a file or a block device; a last partial block is not used.
+    pub fn open(path: &Path) -> io::Result<FileDevice> {
+        let opened = OpenOptions::new().read(true).write(true).open(path);
+        let mut file = opened.map_err(|e| named(path, e))?;
+        // The metadata of a block device has no length; its end can be sought.
+        let bytes = file.seek(SeekFrom::End(0)).map_err(|e| named(path, e))?;
+        Ok(Self::over(file, bytes - bytes % BLOCK_BYTES as u64, path))
+    }
+
+    fn over(file: File, bytes: u64, path: &Path) -> FileDevice {
+        FileDevice { file, bytes, poisoned: AtomicBool::new(false), name: format!("bulk file {}", path.display()) }
+    }
+
+    fn io_error(&self, source: io::Error) -> MediaError {
+        MediaError::io(self.name.as_str(), source)
+    }
+
+    fn check_range(&self, at: u64, len: u64) -> Result<()> {
+        let block = BLOCK_BYTES as u64;
+        if !at.is_multiple_of(block) || !len.is_multiple_of(block) || at > self.bytes || len > self.bytes - at {
+            return Err(MediaError::OutOfRange { what: self.name.clone(), at, len });
+        }
+        Ok(())
+    }
+
+    fn refuse_poisoned(&self) -> Result<()> {
+        if self.poisoned.load(Ordering::Acquire) {
+            return Err(MediaError::Poisoned { what: self.name.clone() });
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.refuse_poisoned()?;
+        self.file.sync_data().map_err(|e| {
+            self.poisoned.store(true, Ordering::Release);
+            MediaError::Io { what: self.name.clone(), source: Arc::new(e) }
+        })
+    }
+
+    fn trim(&self, at: u64, len: u64) -> Result<()> {
+        self.refuse_poisoned()?;
+        self.check_range(at, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        match retried(|| fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len)) {
+            // A hint: whoever cannot follow it keeps the bytes.
+            Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
+            Err(e) => Err(self.io_error(e.into())),
+        }
+    }
+
+    fn write_zeroes(&self, at: u64, len: u64) -> Result<()> {
+        self.refuse_poisoned()?;
+        self.check_range(at, len)?;
+        if len == 0 {
+            return Ok(());
+        }
+        match retried(|| fallocate(&self.file, FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE, at, len)) {
+            Ok(()) => Ok(()),
+            Err(Errno::OPNOTSUPP) => self.store_zeros(at, len),
+            Err(e) => Err(self.io_error(e.into())),
+        }
+    }
+
+    fn store_zeros(&self, at: u64, len: u64) -> Result<()> {
+        let end = at + len;
+        for piece in (at..end).step_by(ZEROS.len()) {
+            let piece_len = (end - piece).min(ZEROS.len() as u64) as usize;
+            self.file.write_all_at(&ZEROS[..piece_len], piece).map_err(|e| self.io_error(e))?;
+        }
+        Ok(())
+    }
+
+    fn carry_out(&self, request: Request) -> Result<Vec<u8>> {
+        let flush_if = |fua: bool| if fua { self.flush() } else { Ok(()) };
+        match request {
+            Request::Read { at, mut buffer } => {
+                self.read_into(at, &mut buffer)?;
+                Ok(buffer)
+            }
+            Request::Write { at, buffer, fua } => {
+                self.write_from(at, &buffer)?;
+                flush_if(fua)?;
+                Ok(buffer)
+            }
+            Request::Flush => self.flush().map(|()| Vec::new()),
+            Request::Trim { at, len } => self.trim(at, len).map(|()| Vec::new()),
+            Request::WriteZeroes { at, len, fua } => {
+                self.write_zeroes(at, len)?;
+                flush_if(fua)?;
+                Ok(Vec::new())
+            }
+        }
+    }
+}
+
+/// Repeats a call that a signal interrupted.
+fn retried(mut call: impl FnMut() -> std::result::Result<(), Errno>) -> std::result::Result<(), Errno> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            done => return done,
+        }
+    }
+}
+
+impl BlockDevice for FileDevice {
+    fn geometry(&self) -> BlockGeometry {
+        BlockGeometry { bytes: self.bytes, block_bytes: BLOCK_BYTES, atomic_bytes: BLOCK_BYTES, survives_process: true }
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        done(self.carry_out(request));
+    }
+
+    fn read_into(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        self.check_range(at, out.len() as u64)?;
+        self.file.read_exact_at(out, at).map_err(|e| self.io_error(e))
+    }
+
+    fn write_from(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        self.refuse_poisoned()?;
+        self.check_range(at, bytes.len() as u64)?;
+        self.file.write_all_at(bytes, at).map_err(|e| self.io_error(e))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    const BYTES: u64 = 1 << 20;
+
+    fn device() -> (tempfile::TempDir, FileDevice) {
+        let dir = tempfile::tempdir().unwrap();
+        let device = FileDevice::create(&dir.path().join("bulk"), BYTES).unwrap();
+        (dir, device)
+    }
+
+    #[test]
+    fn written_blocks_are_read_back_after_reopening() {
+        let (dir, device) = device();
+        shoal_media::write(&device, 4096, &[5; 1024]).unwrap();
+        shoal_media::flush(&device).unwrap();
+        drop(device);
+        let device = FileDevice::open(&dir.path().join("bulk")).unwrap();
+        assert_eq!(device.geometry().bytes, BYTES);
+        let mut out = [1; 2048];
+        shoal_media::read(&device, 4096, &mut out).unwrap();
+        assert!(out[..1024].iter().all(|&b| b == 5) && out[1024..].iter().all(|&b| b == 0));
+    }
+
+    #[test]
+    fn trimmed_and_zeroed_ranges_read_as_zeros_and_give_back_their_space() {
+        let (_dir, device) = device();
+        let mut out = vec![9; 1 << 17];
+        shoal_media::write(&device, 0, &vec![5; BYTES as usize]).unwrap();
+        shoal_media::flush(&device).unwrap();
+        let before = device.file.metadata().unwrap().blocks();
+        shoal_media::trim(&device, 0, 1 << 18).unwrap();
+        assert!(device.file.metadata().unwrap().blocks() < before);
+        shoal_media::write_zeroes(&device, 1 << 18, 1 << 17).unwrap();
+        device.store_zeros((1 << 18) + (1 << 17), (1 << 17) - 512).unwrap();
+        for at in [0, 1 << 18] {
+            shoal_media::read(&device, at, &mut out).unwrap();
+            assert!(out.iter().all(|&b| b == 0));
+        }
+        shoal_media::read(&device, (1 << 18) + (1 << 17), &mut out).unwrap();
+        assert!(out[..(1 << 17) - 512].iter().all(|&b| b == 0) && out[(1 << 17) - 512..].iter().all(|&b| b == 5));
+        assert_eq!(device.file.metadata().unwrap().len(), BYTES);
+    }
+
+    #[test]
+    fn requests_outside_the_device_or_unaligned_are_refused() {
+        let (_dir, device) = device();
+        for (at, len) in [(BYTES, 512), (BYTES - 512, 1024), (1, 512), (512, 1), (u64::MAX - 511, 512)] {
+            let refused = |result: Result<()>| matches!(result, Err(MediaError::OutOfRange { .. }));
+            assert!(refused(device.read_into(at, &mut vec![0; len as usize])), "read of {len} at {at}");
+            assert!(refused(device.write_from(at, &vec![0; len as usize])), "write of {len} at {at}");
+            assert!(refused(shoal_media::trim(&device, at, len)), "trim of {len} at {at}");
+            assert!(refused(shoal_media::write_zeroes(&device, at, len)), "zeroing of {len} at {at}");
+        }
+        assert!(device.write_from(BYTES - 512, &[1; 512]).is_ok());
+    }
+
+    #[test]
+    fn only_an_empty_file_is_taken_for_a_new_device() {
+        let (dir, device) = device();
+        drop(device);
+        let error = FileDevice::create(&dir.path().join("bulk"), BYTES).map(drop).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AlreadyExists);
+        std::fs::write(dir.path().join("empty"), "").unwrap();
+        assert!(FileDevice::create(&dir.path().join("empty"), BYTES).is_ok());
+        assert!(FileDevice::create(&dir.path().join("odd"), 1000).is_err());
+    }
+
+    #[test]
+    fn after_a_failed_flush_only_reads_go_on() {
+        let (dir, device) = device();
+        // A pipe cannot be flushed: the kernel answers EINVAL.
+        let (_reader, writer) = io::pipe().unwrap();
+        let broken = FileDevice::over(File::from(std::os::fd::OwnedFd::from(writer)), BYTES, dir.path());
+        assert!(matches!(shoal_media::flush(&broken), Err(MediaError::Io { .. })));
+        let broken = FileDevice { file: device.file, ..broken };
+        let poisoned = |result: Result<()>| matches!(result, Err(MediaError::Poisoned { .. }));
+        assert!(poisoned(broken.write_from(0, &[0; 512])));
+        assert!(poisoned(shoal_media::flush(&broken)));
+        assert!(poisoned(shoal_media::trim(&broken, 0, 512)));
+        assert!(poisoned(shoal_media::write_zeroes(&broken, 0, 512)));
+        assert!(broken.read_into(0, &mut [0; 512]).is_ok());
+    }
+}

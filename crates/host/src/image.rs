@@ -1,0 +1,122 @@
+//! An image file: a region at rest, a sparse file read and written at positions.
+//!
+//! Bytes never written read as zeros, also behind the end of the file. After a failed sync every further write
+//! and sync is refused: the kernel may have dropped what it could not write, and only a new open may judge.
+//! Which bytes make an image valid, and when one is sealed, is left to the region.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use shoal_media::{ImageFile, MediaError, Result};
+
+use crate::{named, sync_parent};
+
+pub struct HostImage {
+    file: File,
+    poisoned: AtomicBool,
+    name: String,
+}
+
+impl HostImage {
+    /// Creates an empty image, readable by its owner only; refuses a path that exists.
+    pub fn create(path: &Path) -> io::Result<HostImage> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        let file = options.open(path).map_err(|e| named(path, e))?;
+        sync_parent(path)?;
+        Ok(Self::over(file, path))
+    }
+
+    pub fn open(path: &Path) -> io::Result<HostImage> {
+        let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| named(path, e))?;
+        Ok(Self::over(file, path))
+    }
+
+    fn over(file: File, path: &Path) -> HostImage {
+        HostImage { file, poisoned: AtomicBool::new(false), name: format!("image {}", path.display()) }
+    }
+
+    /// The file, to map it from.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Bytes the image takes on its disk.
+    pub fn allocated_bytes(&self) -> Result<u64> {
+        self.file.metadata().map(|m| m.blocks() * 512).map_err(|e| MediaError::io(self.name.as_str(), e))
+    }
+
+    fn refuse_poisoned(&self) -> Result<()> {
+        if self.poisoned.load(Ordering::Acquire) {
+            return Err(MediaError::Poisoned { what: self.name.clone() });
+        }
+        Ok(())
+    }
+}
+
+impl ImageFile for HostImage {
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        let mut done = 0;
+        while done < out.len() {
+            match self.file.read_at(&mut out[done..], at + done as u64) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(MediaError::io(self.name.as_str(), e)),
+            }
+        }
+        out[done..].fill(0);
+        Ok(())
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        self.refuse_poisoned()?;
+        self.file.write_all_at(bytes, at).map_err(|e| MediaError::io(self.name.as_str(), e))
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.refuse_poisoned()?;
+        self.file.sync_data().map_err(|e| {
+            self.poisoned.store(true, Ordering::Release);
+            MediaError::Io { what: self.name.clone(), source: std::sync::Arc::new(e) }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holes_and_the_space_behind_the_end_read_as_zeros() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("image");
+        let image = HostImage::create(&path).unwrap();
+        image.write(1 << 30, b"abc").unwrap();
+        image.sync().unwrap();
+        assert!(image.allocated_bytes().unwrap() < 1 << 20, "the hole takes no room");
+        drop(image);
+        assert!(HostImage::create(&path).is_err(), "an existing image is not overwritten");
+        let image = HostImage::open(&path).unwrap();
+        let mut out = [1; 7];
+        image.read((1 << 30) - 2, &mut out).unwrap();
+        assert_eq!(&out, b"\0\0abc\0\0");
+        image.read(1 << 40, &mut out).unwrap();
+        assert_eq!(out, [0; 7]);
+        assert_eq!(image.file().metadata().unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_failed_sync_poisons() {
+        // A pipe cannot be synced: the kernel answers EINVAL.
+        let (_reader, writer) = io::pipe().unwrap();
+        let file = File::from(std::os::fd::OwnedFd::from(writer));
+        let image = HostImage::over(file, Path::new("pipe"));
+        assert!(matches!(image.sync(), Err(MediaError::Io { .. })));
+        assert!(matches!(image.sync(), Err(MediaError::Poisoned { .. })));
+        assert!(matches!(image.write(0, b"x"), Err(MediaError::Poisoned { .. })));
+    }
+}

@@ -1,0 +1,51 @@
+//! The real world behind the media traits: memory maps, files, locks, time.
+//!
+//! | module | implements |
+//! |---|---|
+//! | `private_map` | the DRAM of a `logged` store, its clean pages read from an image file |
+//! | `shared_map` | the file behind a `battery` or `dax` region, mapped in place |
+//! | `segment_log` | the log of a `logged` store, a directory of segment files |
+//! | `image` | one image of a region at rest, a sparse file |
+//! | `file_device` | bulk storage on a file or a block device |
+//! | `machine`, `store_lock` | clock, boot id, randomness, free space; one mount per store |
+//!
+//! This is the only crate with `unsafe`. The unsafe operations lie in `map` and `cache_line`; each is one
+//! block with its reason, and no reference to mapped memory is ever formed: copies go through raw pointers.
+//! A medium that failed to flush refuses further writes (`MediaError::Poisoned`) until it is opened again.
+
+mod cache_line;
+mod file_device;
+mod image;
+mod machine;
+mod map;
+mod private_map;
+mod segment_files;
+mod segment_log;
+mod shared_map;
+mod store_lock;
+
+use std::io;
+use std::path::Path;
+
+pub use file_device::FileDevice;
+pub use image::HostImage;
+pub use machine::{HostSpace, SystemClock, boot_id, host_free_bytes, memory_total_bytes, random_bytes};
+pub use private_map::PrivateMap;
+pub use segment_log::{SEGMENT_BYTES, SegmentLog};
+pub use shared_map::{SharedKind, SharedMap};
+pub use store_lock::StoreLock;
+
+/// Bytes of a page: maps and images are measured in it.
+pub const PAGE_BYTES: u64 = 4096;
+
+/// Adds the object's name to an error of the operating system, keeping its kind.
+fn named(path: &Path, source: impl Into<io::Error>) -> io::Error {
+    let source = source.into();
+    io::Error::new(source.kind(), format!("{}: {source}", path.display()))
+}
+
+/// Makes the directory entry of `path` durable.
+fn sync_parent(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::File::open(parent).and_then(|dir| dir.sync_all()).map_err(|e| named(parent, e))
+}

@@ -1,0 +1,144 @@
+//! What the machine itself tells: time, its boot, randomness, memory, free space.
+//!
+//! Wall-clock time may step and is for time stamps only; ages and intervals use the monotonic clock, which counts
+//! from the clock's creation. The boot id tells whether the power was lost since a store was used last.
+
+use std::io;
+use std::path::Path;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use rustix::rand::{GetRandomFlags, getrandom};
+use shoal_media::Clock;
+
+use crate::named;
+
+/// The machine's clocks.
+pub struct SystemClock {
+    start: Instant,
+}
+
+impl SystemClock {
+    pub fn new() -> SystemClock {
+        SystemClock { start: Instant::now() }
+    }
+}
+
+impl Default for SystemClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Clock for SystemClock {
+    fn now_ns(&self) -> i64 {
+        match SystemTime::now().duration_since(UNIX_EPOCH) {
+            Ok(after) => after.as_nanos() as i64,
+            Err(before) => -(before.duration().as_nanos() as i64),
+        }
+    }
+
+    fn monotonic_ns(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+}
+
+/// Identifies this boot of the machine.
+pub fn boot_id() -> io::Result<[u8; 16]> {
+    let path = Path::new("/proc/sys/kernel/random/boot_id");
+    let text = std::fs::read_to_string(path).map_err(|e| named(path, e))?;
+    parse_uuid(text.trim())
+        .ok_or_else(|| named(path, io::Error::new(io::ErrorKind::InvalidData, format!("`{text}` is not a uuid"))))
+}
+
+fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let digits: Vec<u8> = text
+        .bytes()
+        .filter(|&b| b != b'-')
+        .map(|b| (b as char).to_digit(16).map(|d| d as u8))
+        .collect::<Option<_>>()?;
+    let mut out = [0; 16];
+    if digits.len() != 32 {
+        return None;
+    }
+    for (byte, pair) in out.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    Some(out)
+}
+
+/// Bytes from the kernel's random generator.
+pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
+    let mut out = [0; N];
+    let mut done = 0;
+    while done < N {
+        match getrandom(&mut out[done..], GetRandomFlags::empty()) {
+            Ok(n) => done += n,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(out)
+}
+
+/// Space of the file system that holds a path, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostSpace {
+    pub total_bytes: u64,
+    /// Free for root.
+    pub free_bytes: u64,
+    /// Free for everybody.
+    pub available_bytes: u64,
+}
+
+pub fn host_free_bytes(path: &Path) -> io::Result<HostSpace> {
+    let s = rustix::fs::statvfs(path).map_err(|e| named(path, e))?;
+    Ok(HostSpace {
+        total_bytes: s.f_blocks * s.f_frsize,
+        free_bytes: s.f_bfree * s.f_frsize,
+        available_bytes: s.f_bavail * s.f_frsize,
+    })
+}
+
+/// DRAM of the machine (bytes).
+pub fn memory_total_bytes() -> u64 {
+    let info = rustix::system::sysinfo();
+    info.totalram as u64 * info.mem_unit as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_run_forward() {
+        let clock = SystemClock::new();
+        let first = clock.monotonic_ns();
+        assert!(clock.now_ns() > 1_600_000_000_000_000_000, "later than 2020");
+        std::thread::sleep(std::time::Duration::from_millis(2));
+        assert!(clock.monotonic_ns() >= first + 2_000_000);
+    }
+
+    #[test]
+    fn the_boot_id_stays_and_random_bytes_do_not() {
+        assert_eq!(boot_id().unwrap(), boot_id().unwrap());
+        assert_ne!(boot_id().unwrap(), [0; 16]);
+        assert_ne!(random_bytes::<16>().unwrap(), random_bytes::<16>().unwrap());
+    }
+
+    #[test]
+    fn uuids_are_read_digit_by_digit() {
+        let expected = [1, 0x23, 0x45, 0x67, 0x89, 0xab, 0xcd, 0xef, 0, 0x11, 0x22, 0x33, 0x44, 0x55, 0x66, 0x77];
+        assert_eq!(parse_uuid("01234567-89ab-cdef-0011-223344556677"), Some(expected));
+        assert_eq!(parse_uuid("00112233-4455-6677-8899-aabbccddeef"), None);
+        assert_eq!(parse_uuid("0011223g-4455-6677-8899-aabbccddeeff"), None);
+    }
+
+    #[test]
+    fn space_and_memory_are_in_bytes() {
+        let space = host_free_bytes(Path::new("/")).unwrap();
+        assert!(space.total_bytes >= space.free_bytes && space.free_bytes >= space.available_bytes);
+        assert!(space.total_bytes > 1 << 24);
+        assert!(memory_total_bytes() > 1 << 26);
+        assert!(host_free_bytes(Path::new("/no/such/place")).unwrap_err().to_string().contains("/no/such/place"));
+    }
+}

@@ -1,0 +1,221 @@
+//! A range of mapped memory, read and written by copying.
+//!
+//! Rules: every access checks its bounds, also in release builds; no reference into the map is formed, so
+//! that neither a change of the file by another process nor a second mapping can break Rust's aliasing
+//! rules; accesses that overlap must not run at the same time (the callers' contract in `media`).
+//! A page that cannot be read from its file kills the process with SIGBUS: to the store that is a process
+//! crash, which it survives. What a mapping means for durability is left to its users.
+
+use std::ffi::c_void;
+use std::fs::File;
+use std::io;
+use std::ptr;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use rustix::mm::{self, Advice, MapFlags, MsyncFlags, ProtFlags};
+
+use crate::PAGE_BYTES;
+
+/// Bytes one `madvise` call populates: bounds the time the address space is locked for.
+const POPULATE_SLICE_BYTES: usize = 16 << 20;
+
+pub(crate) struct Map {
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the map is plain memory that belongs to this value until it is dropped; nothing in it is bound to a thread.
+unsafe impl Send for Map {}
+// SAFETY: shared access copies bytes through raw pointers only; the media contract forbids overlapping accesses at
+// the same time.
+unsafe impl Sync for Map {}
+
+impl Map {
+    /// Reserves `bytes` of zeroed private memory that takes no room until it is written.
+    pub fn anonymous(bytes: u64) -> io::Result<Map> {
+        let len = length(bytes)?;
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        // SAFETY: a null address lets the kernel choose an unused range, so no existing memory is touched.
+        let base = unsafe { mm::mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
+        Ok(Map { base: base.cast(), len })
+    }
+
+    /// Maps the first `bytes` of `file`, which must have them.
+    pub fn of_file(file: &File, bytes: u64, flags: MapFlags) -> io::Result<Map> {
+        let len = length(bytes)?;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a null address lets the kernel choose an unused range, so no existing memory is touched.
+        let base = unsafe { mm::mmap(ptr::null_mut(), len, protection, flags, file, 0) }?;
+        Ok(Map { base: base.cast(), len })
+    }
+
+    /// Replaces the first `bytes` by a private mapping of the start of `file`, which must have them.
+    pub fn overlay_private(&mut self, file: &File, bytes: u64) -> io::Result<()> {
+        let len = length(bytes)?;
+        self.at(0, len);
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: [base, base + len) lies within this map (checked above), is page-aligned, and `&mut self` says that
+        // nobody uses it.
+        unsafe { mm::mmap(self.base.cast(), len, protection, flags, file, 0) }?;
+        Ok(())
+    }
+
+    /// Asks for huge pages behind `at`; only a hint.
+    pub fn prefer_huge_pages(&self, at: u64) {
+        let len = self.len - at as usize;
+        if len > 0 {
+            // SAFETY: [at, len) lies within this map, and the advice changes no contents.
+            let _ = unsafe { mm::madvise(self.at(at, len).cast(), len, Advice::LinuxHugepage) };
+        }
+    }
+
+    /// Gives every page of [at, at + bytes) a private copy. Safe beside other accesses: contents do not change.
+    /// A page that cannot be had ends the process (SIGBUS), never leaves it shared.
+    pub fn populate_for_write(&self, at: u64, bytes: u64) {
+        let (mut at, end) = (at as usize, (at + bytes) as usize);
+        while at < end {
+            let len = (end - at).min(POPULATE_SLICE_BYTES);
+            let start: *mut c_void = self.at(at as u64, len).cast();
+            // SAFETY: the slice lies within this map; populating changes no contents.
+            let populated = unsafe { mm::madvise(start, len, Advice::LinuxPopulateWrite) };
+            match populated {
+                Ok(()) => {}
+                Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => continue,
+                // Before Linux 5.14 the advice is unknown; whatever else went wrong, touching finds out for certain.
+                Err(_) => self.touch_pages(at, len),
+            }
+            at += len;
+        }
+    }
+
+    /// Stores to one byte of every page what it holds already. A compare-and-exchange, because compilers turn
+    /// `fetch_or(0)` into a fenced load, which would leave the page shared with its file.
+    pub fn touch_pages(&self, at: usize, len: usize) {
+        for page in (at..at + len).step_by(PAGE_BYTES as usize) {
+            let byte = self.at(page as u64, 1);
+            // SAFETY: the byte lies within this map, is aligned as any byte is, and the map outlives the call; the
+            // view is atomic, so a neighbour's store is not undone.
+            let byte = unsafe { AtomicU8::from_ptr(byte) };
+            let value = byte.load(Ordering::Relaxed);
+            // When it fails somebody stored to the page in between, which has copied it as well.
+            let _ = byte.compare_exchange(value, value, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
+    /// Writes dirty pages to the file and waits.
+    pub fn msync(&self) -> io::Result<()> {
+        // SAFETY: the range is exactly this map.
+        unsafe { mm::msync(self.base.cast(), self.len, MsyncFlags::SYNC) }.map_err(io::Error::from)
+    }
+
+    #[inline]
+    pub fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// The address of `len` bytes at `at`.
+    ///
+    /// # Panics
+    /// When they are not all within the map.
+    #[inline]
+    pub fn at(&self, at: u64, len: usize) -> *mut u8 {
+        let total = self.len as u64;
+        assert!(at <= total && len as u64 <= total - at, "access at byte {at}, {len} bytes, of a map of {total}");
+        self.base.wrapping_add(at as usize)
+    }
+
+    #[inline]
+    pub fn read(&self, at: u64, out: &mut [u8]) {
+        let source = self.at(at, out.len());
+        // SAFETY: the source is in bounds (checked by `at`) and mapped while `self` lives; the target is a buffer
+        // of its own, so they do not overlap; bytes need no alignment.
+        unsafe { ptr::copy_nonoverlapping(source, out.as_mut_ptr(), out.len()) }
+    }
+
+    #[inline]
+    pub fn write(&self, at: u64, bytes: &[u8]) {
+        let target = self.at(at, bytes.len());
+        // SAFETY: the target is in bounds (checked by `at`) and mapped while `self` lives; the source is a buffer of
+        // its own, so they do not overlap; bytes need no alignment.
+        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) }
+    }
+
+    #[inline]
+    pub fn zero(&self, at: u64, len: u64) {
+        let len = usize::try_from(len).expect("a range within a map fits the address space");
+        let target = self.at(at, len);
+        // SAFETY: the target is in bounds (checked by `at`) and mapped while `self` lives.
+        unsafe { ptr::write_bytes(target, 0, len) }
+    }
+
+    #[inline]
+    pub fn read_u64(&self, at: u64) -> u64 {
+        let source: *const u64 = self.at(at, 8).cast();
+        // SAFETY: eight bytes are in bounds (checked by `at`); the load does not need alignment.
+        u64::from_le(unsafe { ptr::read_unaligned(source) })
+    }
+
+    #[inline]
+    pub fn write_u64(&self, at: u64, value: u64) {
+        let target: *mut u64 = self.at(at, 8).cast();
+        // SAFETY: eight bytes are in bounds (checked by `at`); the store does not need alignment.
+        unsafe { ptr::write_unaligned(target, value.to_le()) }
+    }
+}
+
+impl Drop for Map {
+    fn drop(&mut self) {
+        // SAFETY: the range is exactly this map, and with the value every way to reach it is gone.
+        let _ = unsafe { mm::munmap(self.base.cast(), self.len) };
+    }
+}
+
+/// A mapping's length as the address space counts it.
+fn length(bytes: u64) -> io::Result<usize> {
+    if bytes == 0 || !bytes.is_multiple_of(PAGE_BYTES) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("{bytes} bytes cannot be mapped: the length must be a positive multiple of {PAGE_BYTES}"),
+        ));
+    }
+    usize::try_from(bytes).map_err(|_| {
+        io::Error::new(io::ErrorKind::InvalidInput, format!("{bytes} bytes do not fit this machine's address space"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_bytes_see_the_same_memory() {
+        let map = Map::anonymous(8192).unwrap();
+        map.write(4091, &[1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(map.read_u64(4091), 0x0807_0605_0403_0201);
+        map.write_u64(13, 0x1122_3344_5566_7788);
+        let mut bytes = [0; 3];
+        map.read(13, &mut bytes);
+        assert_eq!(bytes, [0x88, 0x77, 0x66]);
+        map.zero(13, 2);
+        assert_eq!(map.read_u64(13), 0x1122_3344_5566_0000);
+    }
+
+    #[test]
+    fn lengths_that_are_no_pages_are_refused() {
+        assert!(Map::anonymous(0).is_err());
+        assert!(Map::anonymous(4095).is_err());
+    }
+
+    #[test]
+    #[should_panic(expected = "access at byte 4093, 4 bytes, of a map of 4096")]
+    fn an_access_across_the_end_panics() {
+        Map::anonymous(4096).unwrap().write(4093, &[0; 4]);
+    }
+
+    #[test]
+    #[should_panic(expected = "of a map of 4096")]
+    fn an_offset_that_would_wrap_around_panics() {
+        Map::anonymous(4096).unwrap().read_u64(u64::MAX - 3);
+    }
+}

@@ -1,0 +1,161 @@
+//! The memory of a `logged` store: private DRAM whose clean pages are read from an image file on demand.
+//!
+//! The whole region is reserved as anonymous memory without commitment; the image's used bytes are mapped
+//! privately over its start. A page becomes ordinary DRAM when it is first stored to; until then the kernel may drop
+//! it and read it again. The image file must therefore not change while pages still come from it:
+//! `detach` copies them all, once, before a checkpoint reuses the file.
+//! Nothing here outlives the process, so write-back and fence do nothing.
+
+use std::fs::File;
+use std::io;
+
+use parking_lot::Mutex;
+use shoal_media::PersistentMemory;
+
+use crate::map::Map;
+
+pub struct PrivateMap {
+    map: Map,
+    /// Bytes at the start that come from the image file.
+    image_bytes: u64,
+    /// Of them, bytes that are independent of it; held while pages are copied.
+    detached_bytes: Mutex<u64>,
+}
+
+impl PrivateMap {
+    /// Memory of `region_bytes`, zero except for the first bytes of an image (its file and how many bytes). Both
+    /// lengths are multiples of the page.
+    pub fn new(region_bytes: u64, image: Option<(&File, u64)>) -> io::Result<PrivateMap> {
+        let mut map = Map::anonymous(region_bytes)?;
+        let image_bytes = image.map_or(0, |(_, bytes)| bytes);
+        if let Some((file, bytes)) = image.filter(|&(_, bytes)| bytes > 0) {
+            let found = file.metadata()?.len();
+            if bytes > region_bytes || bytes > found {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!("image of {found} bytes: {bytes} bytes cannot be mapped into a region of {region_bytes}"),
+                ));
+            }
+            map.overlay_private(file, bytes)?;
+        }
+        map.prefer_huge_pages(image_bytes);
+        Ok(PrivateMap { map, image_bytes, detached_bytes: Mutex::new(0) })
+    }
+
+    /// Bytes at the start of the region that still depend on the image file.
+    pub fn attached_bytes(&self) -> u64 {
+        self.image_bytes - *self.detached_bytes.lock()
+    }
+}
+
+impl PersistentMemory for PrivateMap {
+    fn len(&self) -> u64 {
+        self.map.len()
+    }
+
+    fn read(&self, at: u64, out: &mut [u8]) {
+        self.map.read(at, out);
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) {
+        self.map.write(at, bytes);
+    }
+
+    fn zero(&self, at: u64, len: u64) {
+        self.map.zero(at, len);
+    }
+
+    fn write_through(&self, at: u64, bytes: &[u8]) {
+        self.map.write(at, bytes);
+    }
+
+    fn write_back(&self, _at: u64, _len: u64) {}
+
+    fn fence(&self) {}
+
+    fn detach(&self, bytes: u64) {
+        let mut detached = self.detached_bytes.lock();
+        let end = bytes.next_multiple_of(crate::PAGE_BYTES).min(self.image_bytes);
+        if *detached < end {
+            self.map.populate_for_write(*detached, end - *detached);
+            *detached = end;
+        }
+    }
+
+    #[inline]
+    fn read_u64(&self, at: u64) -> u64 {
+        self.map.read_u64(at)
+    }
+
+    #[inline]
+    fn write_u64(&self, at: u64, value: u64) {
+        self.map.write_u64(at, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+
+    const IMAGE: u64 = 64 * 4096;
+
+    fn image_of(byte: u8) -> File {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&vec![byte; IMAGE as usize], 0).unwrap();
+        file
+    }
+
+    fn byte_at(memory: &PrivateMap, at: u64) -> u8 {
+        let mut out = [0];
+        memory.read(at, &mut out);
+        out[0]
+    }
+
+    #[test]
+    fn the_image_lies_under_the_region_and_stores_do_not_reach_it() {
+        let file = image_of(7);
+        let memory = PrivateMap::new(1 << 40, Some((&file, IMAGE))).unwrap();
+        assert_eq!((byte_at(&memory, 0), byte_at(&memory, IMAGE - 1), byte_at(&memory, IMAGE)), (7, 7, 0));
+        memory.write(IMAGE - 1, &[9, 9]);
+        assert_eq!((byte_at(&memory, IMAGE - 1), byte_at(&memory, IMAGE)), (9, 9));
+        let mut stored = [0];
+        file.read_exact_at(&mut stored, IMAGE - 1).unwrap();
+        assert_eq!(stored, [7]);
+    }
+
+    #[test]
+    fn a_detached_region_does_not_change_when_its_image_is_overwritten() {
+        let file = image_of(7);
+        let memory = PrivateMap::new(2 * IMAGE, Some((&file, IMAGE))).unwrap();
+        memory.write_u64(4096, 5);
+        memory.detach(IMAGE / 2);
+        assert_eq!(memory.attached_bytes(), IMAGE / 2);
+        memory.detach(u64::MAX >> 1);
+        assert_eq!(memory.attached_bytes(), 0);
+        file.write_all_at(&vec![1; IMAGE as usize], 0).unwrap();
+        assert_eq!(memory.read_u64(4096), 5);
+        for page in (2..64).chain([0]) {
+            assert_eq!(byte_at(&memory, page * 4096), 7, "page {page}");
+        }
+    }
+
+    #[test]
+    fn touching_detaches_as_well_as_the_kernel_does() {
+        let file = image_of(7);
+        let memory = PrivateMap::new(IMAGE, Some((&file, IMAGE))).unwrap();
+        memory.map.touch_pages(0, IMAGE as usize);
+        file.write_all_at(&vec![1; IMAGE as usize], 0).unwrap();
+        assert!((0..64).all(|page| byte_at(&memory, page * 4096) == 7));
+    }
+
+    #[test]
+    fn an_image_that_is_shorter_than_its_pages_is_refused() {
+        let file = image_of(7);
+        assert!(PrivateMap::new(4 * IMAGE, Some((&file, IMAGE + 4096))).is_err());
+        assert!(PrivateMap::new(IMAGE / 2, Some((&file, IMAGE))).is_err());
+        assert!(PrivateMap::new(IMAGE, Some((&file, 100))).is_err());
+        assert!(PrivateMap::new(IMAGE, Some((&file, 0))).is_ok());
+    }
+}

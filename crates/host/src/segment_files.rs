@@ -1,0 +1,197 @@
+//! The files of the log's directory: their names, and how each comes to be and to go.
+//!
+//! | name | is |
+//! |---|---|
+//! | `log-<16 hex digits>` | the segment that begins at this log position |
+//! | `spare-<n>` | a whole segment without meaning, ready for any position |
+//! | `new-<n>` | a spare in the making; removed when the log is opened |
+//!
+//! A segment is written full of zeros and made durable under the `new` name before any other name is given to it.
+//! So a `log` or `spare` file has its full length and its blocks at any power loss, stores into its map find room,
+//! and a sync of records writes records only. A file of another name or length stops the open: it is not ours.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use rustix::mm::MapFlags;
+
+use crate::map::Map;
+use crate::named;
+
+/// Spares kept; more are deleted.
+pub(crate) const SPARES_MAX: usize = 4;
+const ZEROS_BYTES: usize = 1 << 20;
+
+/// A segment's file and its mapping; what it is called is kept beside it.
+pub(crate) struct Segment {
+    pub file: File,
+    pub map: Map,
+    /// Appended to since its last sync. Set after the bytes are stored, taken before they are synced.
+    pub dirty: AtomicBool,
+}
+
+pub(crate) struct Spare {
+    pub number: u64,
+    pub segment: Segment,
+}
+
+/// What an existing directory holds.
+pub(crate) struct Scan {
+    /// By start position.
+    pub segments: BTreeMap<u64, Segment>,
+    pub spares: Vec<Spare>,
+}
+
+pub(crate) struct SegmentFiles {
+    path: PathBuf,
+    directory: File,
+    segment_bytes: u64,
+    next_number: AtomicU64,
+}
+
+enum Name {
+    Log(u64),
+    Spare(u64),
+    New,
+}
+
+fn parse_name(name: &str) -> Option<Name> {
+    if let Some(digits) = name.strip_prefix("log-") {
+        let start = u64::from_str_radix(digits, 16).ok()?;
+        return (format!("{start:016x}") == digits).then_some(Name::Log(start));
+    }
+    let (prefix, digits) = name.split_once('-')?;
+    let number: u64 = digits.parse().ok()?;
+    match prefix {
+        _ if number.to_string() != digits => None,
+        "spare" => Some(Name::Spare(number)),
+        "new" => Some(Name::New),
+        _ => None,
+    }
+}
+
+impl SegmentFiles {
+    /// Opens the directory and everything in it.
+    pub fn open(path: &Path, segment_bytes: u64) -> io::Result<(SegmentFiles, Scan)> {
+        let directory = File::open(path).map_err(|e| named(path, e))?;
+        let mut files =
+            SegmentFiles { path: path.to_owned(), directory, segment_bytes, next_number: AtomicU64::new(0) };
+        let mut scan = Scan { segments: BTreeMap::new(), spares: Vec::new() };
+        for entry in fs::read_dir(path).map_err(|e| named(path, e))? {
+            let file_path = entry.map_err(|e| named(path, e))?.path();
+            let name = file_path.file_name().and_then(|n| n.to_str()).and_then(parse_name);
+            match name {
+                Some(Name::Log(start)) if start.is_multiple_of(segment_bytes) => {
+                    scan.segments.insert(start, files.open_segment(&file_path)?);
+                }
+                Some(Name::Spare(number)) => {
+                    let next = files.next_number.get_mut();
+                    *next = number.saturating_add(1).max(*next);
+                    if scan.spares.len() < SPARES_MAX {
+                        scan.spares.push(Spare { number, segment: files.open_segment(&file_path)? });
+                    } else {
+                        fs::remove_file(&file_path).map_err(|e| named(&file_path, e))?;
+                    }
+                }
+                Some(Name::New) => fs::remove_file(&file_path).map_err(|e| named(&file_path, e))?,
+                Some(Name::Log(_)) | None => {
+                    let message = format!("is not a log segment of {segment_bytes} bytes: move it out of the log");
+                    return Err(named(&file_path, io::Error::new(io::ErrorKind::InvalidData, message)));
+                }
+            }
+        }
+        Ok((files, scan))
+    }
+
+    fn open_segment(&self, path: &Path) -> io::Result<Segment> {
+        let opened = OpenOptions::new().read(true).write(true).open(path);
+        let file = opened.map_err(|e| named(path, e))?;
+        let metadata = file.metadata().map_err(|e| named(path, e))?;
+        let found = metadata.len();
+        if found != self.segment_bytes || !metadata.is_file() {
+            let message = format!(
+                "is {found} bytes long, a log segment has {}: restore the log from a copy, or run the check",
+                self.segment_bytes
+            );
+            return Err(named(path, io::Error::new(io::ErrorKind::InvalidData, message)));
+        }
+        self.map(file).map_err(|e| named(path, e))
+    }
+
+    fn map(&self, file: File) -> io::Result<Segment> {
+        let map = Map::of_file(&file, self.segment_bytes, MapFlags::SHARED)?;
+        Ok(Segment { file, map, dirty: AtomicBool::new(false) })
+    }
+
+    /// Makes a spare: zeros, durable, then its name. Gives up between two pieces when `stop` is set.
+    pub fn create_spare(&self, stop: &AtomicBool) -> io::Result<Spare> {
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let temporary = self.path.join(format!("new-{number}"));
+        let made = self.fill_segment(&temporary, stop).and_then(|file| {
+            fs::rename(&temporary, self.spare_path(number))?;
+            self.map(file)
+        });
+        match made {
+            Ok(segment) => Ok(Spare { number, segment }),
+            Err(e) => {
+                // At the next open what is left of it goes; here only its space matters.
+                let _ = fs::remove_file(&temporary);
+                Err(named(&temporary, e))
+            }
+        }
+    }
+
+    fn fill_segment(&self, path: &Path, stop: &AtomicBool) -> io::Result<File> {
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        let zeros = vec![0; ZEROS_BYTES.min(self.segment_bytes as usize)];
+        for at in (0..self.segment_bytes).step_by(zeros.len()) {
+            if stop.load(Ordering::Relaxed) {
+                return Err(io::Error::new(io::ErrorKind::Interrupted, "the log is being closed"));
+            }
+            let len = zeros.len().min((self.segment_bytes - at) as usize);
+            file.write_all_at(&zeros[..len], at)?;
+        }
+        // Length and blocks first, the name afterwards: a name never leads to less than a segment.
+        file.sync_all()?;
+        Ok(file)
+    }
+
+    /// Names a spare after the position it is to hold. Durable with `sync_directory`.
+    pub fn rename_to_log(&self, number: u64, start: u64) -> io::Result<()> {
+        let path = self.spare_path(number);
+        fs::rename(&path, self.log_path(start)).map_err(|e| named(&path, e))
+    }
+
+    /// Takes the meaning from a segment; returns the spare's number.
+    pub fn rename_to_spare(&self, start: u64) -> io::Result<u64> {
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let path = self.log_path(start);
+        fs::rename(&path, self.spare_path(number)).map_err(|e| named(&path, e))?;
+        Ok(number)
+    }
+
+    pub fn remove_log(&self, start: u64) -> io::Result<()> {
+        let path = self.log_path(start);
+        fs::remove_file(&path).map_err(|e| named(&path, e))
+    }
+
+    pub fn sync_directory(&self) -> io::Result<()> {
+        self.directory.sync_all()
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn log_path(&self, start: u64) -> PathBuf {
+        self.path.join(format!("log-{start:016x}"))
+    }
+
+    fn spare_path(&self, number: u64) -> PathBuf {
+        self.path.join(format!("spare-{number}"))
+    }
+}

@@ -1,0 +1,78 @@
+//! One user per store: an advisory lock on the file `lock` in the store's directory.
+//!
+//! The kernel releases it when the process ends, however it ends. The file holds the process id of its
+//! owner, for the message to whoever comes second; it stays behind, empty of meaning, when the lock is released.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use crate::named;
+
+pub struct StoreLock {
+    file: File,
+    path: PathBuf,
+}
+
+impl StoreLock {
+    /// Locks the store in `directory` or says at once who holds it (`WouldBlock`).
+    pub fn acquire(directory: &Path) -> io::Result<StoreLock> {
+        let path = directory.join("lock");
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(&path).map_err(|e| named(&path, e))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => return Err(in_use(directory, &file)),
+            Err(e) => return Err(named(&path, e)),
+        }
+        let lock = StoreLock { file, path };
+        lock.record_owner()?;
+        Ok(lock)
+    }
+
+    /// Writes this process's id into the lock; again after a fork that hands the store to the child.
+    pub fn record_owner(&self) -> io::Result<()> {
+        let text = format!("{}\n", std::process::id());
+        let written = self.file.set_len(0).and_then(|()| self.file.write_all_at(text.as_bytes(), 0));
+        written.map_err(|e| named(&self.path, e))
+    }
+}
+
+fn in_use(directory: &Path, file: &File) -> io::Error {
+    let mut text = [0; 16];
+    let len = file.read_at(&mut text, 0).unwrap_or(0);
+    let owner = match std::str::from_utf8(&text[..len]).unwrap_or("").trim().parse::<u32>() {
+        Ok(pid) => format!("process {pid}"),
+        // The owner is between taking the lock and writing its id.
+        Err(_) => "another process".into(),
+    };
+    let message = format!("store {} is in use by {owner}: unmount it or stop that process first", directory.display());
+    io::Error::new(io::ErrorKind::WouldBlock, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_lock_is_refused_and_names_the_holder_until_the_first_is_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = StoreLock::acquire(dir.path()).unwrap();
+        let error = StoreLock::acquire(dir.path()).map(drop).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        assert!(error.to_string().contains(&format!("process {}:", std::process::id())), "{error}");
+        drop(first);
+        StoreLock::acquire(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_store_that_does_not_exist_is_named() {
+        let error = StoreLock::acquire(Path::new("/no/such/store")).map(drop).unwrap_err();
+        assert!(error.to_string().contains("/no/such/store/lock"), "{error}");
+    }
+}

@@ -1,0 +1,107 @@
+//! Block devices: requests and completions.
+//!
+//! Owns: the trait [`BlockDevice`] with its contract, and blocking helpers on top of it. Completion is by callback, so that many
+//! requests can be in flight without an async runtime in the trait. Left out: queues and retries (each device's own).
+
+use std::sync::mpsc;
+
+use crate::{MediaError, Result};
+
+/// What a device is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockGeometry {
+    /// Size in bytes.
+    pub bytes: u64,
+    /// Requests must be aligned to this (bytes, a power of two).
+    pub block_bytes: u32,
+    /// A write of this many aligned bytes is never torn by a crash (bytes).
+    pub atomic_bytes: u32,
+    /// Completed writes survive the end of this process (true for files, false for caches within it).
+    pub survives_process: bool,
+}
+
+/// One request. Buffers are owned, so that a request can outlive its submitter's stack.
+#[derive(Debug)]
+pub enum Request {
+    /// Fill the buffer from byte `at`.
+    Read { at: u64, buffer: Vec<u8> },
+    /// Store the buffer at byte `at`; with `fua` it is durable at completion.
+    Write { at: u64, buffer: Vec<u8>, fua: bool },
+    /// Complete when every write *completed* before this was submitted is durable.
+    Flush,
+    /// The range's contents are not needed; it reads as zeros or as before until written again.
+    Trim { at: u64, len: u64 },
+    /// The range reads as zeros afterwards.
+    WriteZeroes { at: u64, len: u64, fua: bool },
+}
+
+/// Called exactly once, from any thread, with the request's buffer (empty for requests without one).
+pub type Completion = Box<dyn FnOnce(Result<Vec<u8>>) + Send>;
+
+/// A block device with many requests in flight.
+///
+/// Contract:
+/// - Requests in flight at the same time may be carried out in any order; who needs an order waits for the completion.
+/// - A flush covers every write completed before the flush was submitted, and no other.
+/// - After a power loss unflushed writes may survive in any subset, each torn at `atomic_bytes`.
+/// - After a failed flush every further write, flush, trim and zeroing fails with `Poisoned`; reads go on.
+/// - A completion may run before `submit` returns.
+pub trait BlockDevice: Send + Sync {
+    fn geometry(&self) -> BlockGeometry;
+
+    fn submit(&self, request: Request, done: Completion);
+
+    /// Blocking read into a borrowed buffer. Devices that can do without the request's own buffer override it.
+    fn read_into(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        let buffer = wait(self, Request::Read { at, buffer: vec![0; out.len()] })?;
+        out.copy_from_slice(&buffer);
+        Ok(())
+    }
+
+    /// Blocking write from a borrowed buffer. Devices that can do without the request's own buffer override it.
+    fn write_from(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        wait(self, Request::Write { at, buffer: bytes.to_vec(), fua: false }).map(drop)
+    }
+}
+
+fn wait(device: &(impl BlockDevice + ?Sized), request: Request) -> Result<Vec<u8>> {
+    let (sender, receiver) = mpsc::sync_channel(1);
+    device.submit(
+        request,
+        Box::new(move |result| {
+            // The receiver waits below; it cannot be gone.
+            let _ = sender.send(result);
+        }),
+    );
+    receiver.recv().unwrap_or_else(|_| {
+        Err(MediaError::Io {
+            what: "block device".into(),
+            source: std::sync::Arc::new(std::io::Error::other("request was dropped without completion")),
+        })
+    })
+}
+
+/// Reads `out.len()` bytes from `at` and waits.
+pub fn read(device: &dyn BlockDevice, at: u64, out: &mut [u8]) -> Result<()> {
+    device.read_into(at, out)
+}
+
+/// Writes and waits.
+pub fn write(device: &dyn BlockDevice, at: u64, bytes: &[u8]) -> Result<()> {
+    device.write_from(at, bytes)
+}
+
+/// Flushes and waits.
+pub fn flush(device: &dyn BlockDevice) -> Result<()> {
+    wait(device, Request::Flush).map(drop)
+}
+
+/// Trims and waits.
+pub fn trim(device: &dyn BlockDevice, at: u64, len: u64) -> Result<()> {
+    wait(device, Request::Trim { at, len }).map(drop)
+}
+
+/// Zeroes and waits.
+pub fn write_zeroes(device: &dyn BlockDevice, at: u64, len: u64) -> Result<()> {
+    wait(device, Request::WriteZeroes { at, len, fua: false }).map(drop)
+}

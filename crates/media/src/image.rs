@@ -1,0 +1,20 @@
+//! Image files: a region at rest, for `logged` memory and for saved `battery` memory.
+//!
+//! Owns: the trait [`ImageFile`] with its contract. What lies in an image is the region's business (`docs/spec/region.md`).
+
+use crate::Result;
+
+/// One of the two images of a store: a sparse array of bytes that reads as zeros where nothing was written.
+///
+/// Contract:
+/// - Writes complete at return and survive a process crash from then on.
+/// - `sync` returns when every write completed before it is durable. After a power loss, writes since may be there in
+///   any subset, torn at 512 bytes.
+/// - After a failed `sync` further writes and syncs fail with `Poisoned`.
+pub trait ImageFile: Send + Sync {
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<()>;
+
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<()>;
+
+    fn sync(&self) -> Result<()>;
+}

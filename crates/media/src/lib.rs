@@ -1,0 +1,57 @@
+//! The traits Shoal's engines meet the world through, with their contracts.
+//!
+//! Every store, flush, fence, log write and block request goes through one of these (testing.md, T1). `host`
+//! implements them over maps and files, `sim` over recorded memory with crash states. Each contract says
+//! what is atomic, what is ordered, and what a crash may do; engines rely on nothing else.
+//! A *process crash* ends the program but not the machine; a *power loss* ends both.
+
+#![forbid(unsafe_code)]
+
+pub mod block;
+mod image;
+mod log;
+mod memory;
+
+use std::sync::Arc;
+
+pub use block::{BlockDevice, BlockGeometry, Completion, Request, flush, read, trim, write, write_zeroes};
+pub use image::ImageFile;
+pub use log::LogDevice;
+pub use memory::PersistentMemory;
+
+/// What went wrong at a medium.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum MediaError {
+    /// The medium reported a failure. After a failed flush nothing unflushed may be assumed durable.
+    #[error("{what}: {source}")]
+    Io { what: String, source: Arc<std::io::Error> },
+    /// The medium has no room for more; nothing was changed.
+    #[error("{what}: no space left on the device that holds it")]
+    NoSpace { what: String },
+    /// The request lies outside the medium or is not aligned to its blocks.
+    #[error("{what}: request at byte {at}, {len} bytes, is outside the device or not aligned")]
+    OutOfRange { what: String, at: u64, len: u64 },
+    /// A flush failed before: the device refuses further writes until it is opened again.
+    #[error("{what}: refuses writes after a failed flush")]
+    Poisoned { what: String },
+}
+
+impl MediaError {
+    /// From an operating system error; `what` names the object ("log segment 3", "bulk file /x").
+    pub fn io(what: impl Into<String>, source: std::io::Error) -> MediaError {
+        if source.kind() == std::io::ErrorKind::StorageFull || source.kind() == std::io::ErrorKind::QuotaExceeded {
+            return MediaError::NoSpace { what: what.into() };
+        }
+        MediaError::Io { what: what.into(), source: Arc::new(source) }
+    }
+}
+
+pub type Result<T> = std::result::Result<T, MediaError>;
+
+/// Time, so that engines can be driven by a simulated one.
+pub trait Clock: Send + Sync {
+    /// Nanoseconds since 1970, for time stamps. May step.
+    fn now_ns(&self) -> i64;
+    /// Nanoseconds since an arbitrary start, never going back, for ages and intervals.
+    fn monotonic_ns(&self) -> u64;
+}

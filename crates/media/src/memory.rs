@@ -1,0 +1,57 @@
+//! Byte-addressable memory that holds a region.
+//!
+//! Owns: the trait [`PersistentMemory`] with its contract: what a store, a write-back and a fence promise, and what a crash leaves.
+//! Left out: who may touch which bytes when (the region's and the file system's locks).
+
+/// A region's memory. Offsets are bytes from its start; an access outside it is a bug and panics.
+///
+/// Contract:
+/// - `write` and `fill` are ordinary stores: visible to `read` at once, in program order. On a persistent medium they
+///   may become durable at any time, in any order, in units of 8 aligned bytes, until written back.
+/// - `write_back` starts the write-back of the cache lines of a range; `fence` returns when every line written back
+///   before it (by this thread) is durable. `write_through` is a store and a write-back of the same bytes.
+/// - After a process crash all stores are there, for memory that outlives the process. After a power loss a
+///   fenced line is there; any subset of the others may be, each torn at 8 bytes.
+/// - For memory that does not outlive the process (the DRAM of `logged` memory) write-back and fence do nothing.
+/// - Accesses that overlap must not run at the same time; the caller's locks see to that. `word_or`/`word_and`
+///   are read-modify-write of an aligned word and are not atomic either.
+pub trait PersistentMemory: Send + Sync {
+    /// Bytes.
+    fn len(&self) -> u64;
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn read(&self, at: u64, out: &mut [u8]);
+
+    fn write(&self, at: u64, bytes: &[u8]);
+
+    /// Stores `len` zero bytes.
+    fn zero(&self, at: u64, len: u64);
+
+    fn write_through(&self, at: u64, bytes: &[u8]) {
+        self.write(at, bytes);
+        self.write_back(at, bytes.len() as u64);
+    }
+
+    fn write_back(&self, at: u64, len: u64);
+
+    fn fence(&self);
+
+    /// Makes the first `bytes` independent of the image file they may still be read from, so that the file can be
+    /// overwritten. Contents do not change. Called before a checkpoint reuses an image.
+    fn detach(&self, bytes: u64) {
+        let _ = bytes;
+    }
+
+    fn read_u64(&self, at: u64) -> u64 {
+        let mut word = [0; 8];
+        self.read(at, &mut word);
+        u64::from_le_bytes(word)
+    }
+
+    fn write_u64(&self, at: u64, value: u64) {
+        self.write(at, &value.to_le_bytes());
+    }
+}

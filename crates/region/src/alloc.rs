@@ -1,0 +1,442 @@
+//! The allocator: 64 KiB segments, cut into slots of one size class each, or joined to runs.
+//!
+//! Two copies of its state: the persistent one (segment table and bitmaps, changed only by log records) and the volatile
+//! one here, which decides. An allocation takes a slot from the volatile state at once and sets its persistent
+//! bit when the transaction commits; an abort gives it back. A free clears the persistent bit with the
+//! transaction's record and returns the slot to the volatile state afterwards, still under the commit lock.
+//! Giving a segment to a class is a record of its own: it is harmless if the transaction that wanted it aborts.
+//! The last 1/32 of the segments serve only transactions that free space in the end.
+
+use shoal_format::record::{Entry, RECORD_ALIGN, RECORD_HEADER, RecordKind};
+use shoal_format::segment::{SEGMENT_ENTRY, SEGMENT_ENTRY_BITMAP, SegmentEntry, SegmentUse};
+use shoal_format::slot::{CLASS_SIZES, CLASSES, RUN_SEGMENTS_MAX, class_for, class_geometry};
+use shoal_format::superblock::Superblock;
+use shoal_format::{Offset, SEGMENT, SlotRef};
+use shoal_media::PersistentMemory;
+use zerocopy::IntoBytes;
+
+use crate::planted::{Bug, is_planted};
+use crate::{CommitState, Error, Region, Result, Tx};
+
+/// How full a region is, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Space {
+    /// The region's limit.
+    pub region_bytes: u64,
+    /// Superblock, tables and ring.
+    pub fixed_bytes: u64,
+    /// Free segments and free slots, the reserve included.
+    pub free_bytes: u64,
+    /// The part of `free_bytes` only unlink and truncate may use.
+    pub reserve_bytes: u64,
+    /// Bytes up to the last segment ever used: what an image holds.
+    pub touched_bytes: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Usage {
+    Free,
+    Slots(u8),
+    Run,
+    Reserved,
+}
+
+struct Segment {
+    usage: Usage,
+    /// In the list of segments with free slots of its class.
+    listed: bool,
+    /// Free slots.
+    free: u16,
+    /// No word of the bitmap before this one has a free slot.
+    hint: u16,
+    /// Bits in use, for classes of at most 64 slots.
+    word: u64,
+    /// Bits in use, for the others.
+    words: Option<Box<[u64]>>,
+}
+
+pub(crate) struct Allocator {
+    segments: Vec<Segment>,
+    partial: [Vec<u32>; CLASSES],
+    free_segments: u64,
+    /// Segments of some class without a slot in use.
+    empty_segments: u64,
+    free_slot_bytes: u64,
+    reserve: u64,
+    cursor: usize,
+    high: u64,
+    fixed: u64,
+}
+
+fn entry_at(superblock: &Superblock, segment: u64) -> Offset {
+    superblock.segment_table + segment * SEGMENT_ENTRY
+}
+
+/// Where the bit of a slot is: the word's offset and the bit.
+fn bit_of(superblock: &Superblock, slot: SlotRef) -> (Offset, u64) {
+    let (slots, _) = class_geometry(slot.class());
+    let index = slot.index() as u64;
+    let at = if slots <= 64 {
+        entry_at(superblock, slot.segment()) + SEGMENT_ENTRY_BITMAP
+    } else {
+        slot.segment() * SEGMENT + index / 64 * 8
+    };
+    (at, 1 << (index % 64))
+}
+
+/// Marks the segments of the fixed areas in a new region's table.
+pub(crate) fn reserve_fixed(memory: &dyn PersistentMemory, superblock: &Superblock) {
+    for segment in 0..superblock.reserved_segments() {
+        memory.write(entry_at(superblock, segment), SegmentEntry::new(SegmentUse::Reserved).as_bytes());
+    }
+}
+
+impl Allocator {
+    /// Builds the volatile state from the table.
+    pub fn load(memory: &dyn PersistentMemory, superblock: &Superblock) -> Result<Allocator> {
+        let fixed = superblock.reserved_segments();
+        let mut table = vec![0; (superblock.segment_count * SEGMENT_ENTRY) as usize];
+        memory.read(superblock.segment_table, &mut table);
+        let mut alloc = Allocator {
+            segments: Vec::with_capacity(superblock.segment_count as usize),
+            partial: [const { Vec::new() }; CLASSES],
+            free_segments: 0,
+            empty_segments: 0,
+            free_slot_bytes: 0,
+            reserve: ((superblock.segment_count - fixed) / 32).max(2),
+            cursor: fixed as usize,
+            high: fixed,
+            fixed,
+        };
+        let mut body_left = 0u32;
+        for (number, bytes) in table.chunks_exact(SEGMENT_ENTRY as usize).enumerate() {
+            let (usage, bitmap) = SegmentEntry::decode(bytes.try_into().expect("chunk size"))?;
+            let damaged = |what| Err(Error::corrupt(what, entry_at(superblock, number as u64), bytes[0] as u64));
+            if (usage == SegmentUse::RunBody) != (body_left > 0) {
+                return damaged("run of segments");
+            }
+            if (usage == SegmentUse::Reserved) != ((number as u64) < fixed) {
+                return damaged("reserved segment");
+            }
+            body_left = body_left.saturating_sub(1);
+            let mut segment =
+                Segment { usage: Usage::Free, listed: false, free: 0, hint: 0, word: bitmap, words: None };
+            match usage {
+                SegmentUse::Free => alloc.free_segments += 1,
+                SegmentUse::Reserved => segment.usage = Usage::Reserved,
+                SegmentUse::RunBody => segment.usage = Usage::Run,
+                SegmentUse::RunHead(run) => {
+                    segment.usage = Usage::Run;
+                    body_left = run - 1;
+                }
+                SegmentUse::Slots(class) => {
+                    let (slots, _) = class_geometry(class);
+                    segment.usage = Usage::Slots(class);
+                    let used = if slots <= 64 {
+                        bitmap.count_ones()
+                    } else {
+                        let words: Box<[u64]> = (0..slots.div_ceil(64) as u64)
+                            .map(|word| memory.read_u64(number as u64 * SEGMENT + word * 8))
+                            .collect();
+                        let spare = slots % 64;
+                        if spare != 0 && words[words.len() - 1] >> spare != 0 {
+                            return damaged("slot bitmap");
+                        }
+                        let used = words.iter().map(|w| w.count_ones()).sum();
+                        segment.words = Some(words);
+                        used
+                    };
+                    segment.free = (slots - used) as u16;
+                    alloc.free_slot_bytes += segment.free as u64 * CLASS_SIZES[class as usize] as u64;
+                    alloc.empty_segments += (used == 0) as u64;
+                    if segment.free > 0 {
+                        segment.listed = true;
+                        alloc.partial[class as usize].push(number as u32);
+                    }
+                }
+            }
+            if segment.usage != Usage::Free {
+                alloc.high = number as u64 + 1;
+            }
+            alloc.segments.push(segment);
+        }
+        if body_left > 0 {
+            return Err(Error::corrupt("run of segments", superblock.segment_table, body_left as u64));
+        }
+        Ok(alloc)
+    }
+
+    pub fn used_bytes(&self) -> u64 {
+        self.high * SEGMENT
+    }
+
+    fn take_slot(&mut self, class: u8) -> Option<SlotRef> {
+        let (slots, first) = class_geometry(class);
+        let size = CLASS_SIZES[class as usize];
+        loop {
+            let number = *self.partial[class as usize].last()?;
+            let segment = &mut self.segments[number as usize];
+            // The list may name segments that were given to another class since.
+            if segment.usage != Usage::Slots(class) || segment.free == 0 {
+                if segment.usage == Usage::Slots(class) {
+                    segment.listed = false;
+                }
+                self.partial[class as usize].pop();
+                continue;
+            }
+            let index = match &mut segment.words {
+                None => {
+                    let index = segment.word.trailing_ones();
+                    segment.word |= 1 << index;
+                    index
+                }
+                Some(words) => {
+                    let mut word = segment.hint as usize;
+                    while words[word] == u64::MAX {
+                        word += 1;
+                    }
+                    segment.hint = word as u16;
+                    let bit = words[word].trailing_ones();
+                    words[word] |= 1 << bit;
+                    word as u32 * 64 + bit
+                }
+            };
+            debug_assert!(index < slots);
+            self.empty_segments -= (segment.free as u32 == slots) as u64;
+            segment.free -= 1;
+            self.free_slot_bytes -= size as u64;
+            return Some(SlotRef::slot(number as u64 * SEGMENT + (first + index * size) as u64, class));
+        }
+    }
+
+    fn give_back(&mut self, slot: SlotRef) {
+        let number = slot.segment() as usize;
+        if slot.is_run() {
+            for segment in &mut self.segments[number..number + slot.run_segments() as usize] {
+                segment.usage = Usage::Free;
+            }
+            self.free_segments += slot.run_segments();
+            self.cursor = self.cursor.min(number);
+            return;
+        }
+        let (slots, _) = class_geometry(slot.class());
+        let (index, segment) = (slot.index(), &mut self.segments[number]);
+        let (word, bit) = (index as usize / 64, 1u64 << (index % 64));
+        let bits = match &mut segment.words {
+            None => &mut segment.word,
+            Some(words) => &mut words[word],
+        };
+        assert!(*bits & bit != 0, "slot {slot:?} freed while free");
+        *bits &= !bit;
+        segment.hint = segment.hint.min(word as u16);
+        segment.free += 1;
+        self.free_slot_bytes += slot.capacity();
+        self.empty_segments += (segment.free as u32 == slots) as u64;
+        if !segment.listed {
+            segment.listed = true;
+            self.partial[slot.class() as usize].push(number as u32);
+        }
+    }
+
+    fn may_take(&self, segments: u64, reclaim: bool) -> bool {
+        let free = self.free_segments + self.empty_segments;
+        free >= segments + if reclaim { 0 } else { self.reserve }
+    }
+
+    /// Next free segment, lowest first from the cursor; when none is left, an empty one of some class.
+    fn take_segment(&mut self) -> Option<usize> {
+        if self.free_segments > 0 {
+            let found = (self.cursor..self.segments.len()).find(|&s| self.segments[s].usage == Usage::Free);
+            let found = found.or_else(|| (0..self.cursor).find(|&s| self.segments[s].usage == Usage::Free))?;
+            self.cursor = found + 1;
+            self.free_segments -= 1;
+            return Some(found);
+        }
+        if self.empty_segments == 0 {
+            return None;
+        }
+        let found = (0..self.segments.len()).find(|&s| self.is_empty_slots(s))?;
+        self.strip(found);
+        Some(found)
+    }
+
+    fn is_empty_slots(&self, segment: usize) -> bool {
+        let segment = &self.segments[segment];
+        matches!(segment.usage, Usage::Slots(class) if segment.free as u32 == class_geometry(class).0)
+    }
+
+    /// Takes an empty segment away from its class.
+    fn strip(&mut self, number: usize) {
+        let Usage::Slots(class) = self.segments[number].usage else { unreachable!("an empty segment has a class") };
+        self.empty_segments -= 1;
+        self.free_slot_bytes -= class_geometry(class).0 as u64 * CLASS_SIZES[class as usize] as u64;
+        self.segments[number] = Segment { usage: Usage::Free, listed: false, free: 0, hint: 0, word: 0, words: None };
+        let list = &mut self.partial[class as usize];
+        list.retain(|&s| s as usize != number);
+    }
+
+    fn find_run(&self, segments: u64) -> Option<usize> {
+        let mut len = 0;
+        for (number, segment) in self.segments.iter().enumerate() {
+            len = if segment.usage == Usage::Free { len + 1 } else { 0 };
+            if len == segments {
+                return Some(number + 1 - segments as usize);
+            }
+        }
+        None
+    }
+}
+
+impl Region {
+    /// How full the region is.
+    pub fn space(&self) -> Space {
+        let alloc = self.alloc.lock();
+        Space {
+            region_bytes: self.superblock.region_bytes,
+            fixed_bytes: alloc.fixed * SEGMENT,
+            free_bytes: alloc.free_segments * SEGMENT + alloc.free_slot_bytes,
+            reserve_bytes: alloc.reserve * SEGMENT,
+            touched_bytes: alloc.used_bytes(),
+        }
+    }
+
+    pub(crate) fn allocate(&self, len: u64, reclaim: bool) -> Result<SlotRef> {
+        let Some(class) = class_for(len.max(1)) else {
+            return self.allocate_run(len.div_ceil(SEGMENT), reclaim);
+        };
+        if let Some(slot) = self.alloc.lock().take_slot(class) {
+            return Ok(slot);
+        }
+        // Lock order: commit before allocator.
+        let mut state = self.commit.lock();
+        let mut alloc = self.alloc.lock();
+        if let Some(slot) = alloc.take_slot(class) {
+            return Ok(slot);
+        }
+        if !alloc.may_take(1, reclaim) {
+            return Err(Error::NoSpace);
+        }
+        let number = alloc.take_segment().ok_or(Error::NoSpace)?;
+        drop(alloc);
+        // Nobody else sees this segment: it is neither free nor listed.
+        let assigned = self.log_assignment(&mut state, number as u64, class);
+        let mut alloc = self.alloc.lock();
+        if let Err(error) = assigned {
+            alloc.free_segments += 1;
+            return Err(error);
+        }
+        let (slots, _) = class_geometry(class);
+        alloc.high = alloc.high.max(number as u64 + 1);
+        alloc.empty_segments += 1;
+        alloc.free_slot_bytes += slots as u64 * CLASS_SIZES[class as usize] as u64;
+        let segment = &mut alloc.segments[number];
+        *segment = Segment {
+            usage: Usage::Slots(class),
+            listed: true,
+            free: slots as u16,
+            hint: 0,
+            word: 0,
+            words: (slots > 64).then(|| vec![0; slots.div_ceil(64) as usize].into()),
+        };
+        if slots % 64 != 0 {
+            // Bits behind the last slot are never free.
+            let used = u64::MAX << (slots % 64);
+            match &mut segment.words {
+                None => {}
+                Some(words) => words[slots as usize / 64] = used,
+            }
+        }
+        alloc.partial[class as usize].push(number as u32);
+        alloc.take_slot(class).ok_or(Error::NoSpace)
+    }
+
+    /// Logs that a segment belongs to a class from now on, with an empty bitmap.
+    fn log_assignment(&self, state: &mut CommitState, number: u64, class: u8) -> Result<()> {
+        let mut record = vec![0; RECORD_HEADER];
+        let entry = SegmentEntry::new(SegmentUse::Slots(class));
+        Entry::Write { at: entry_at(&self.superblock, number), bytes: entry.as_bytes() }.encode(&mut record);
+        let (_, header) = class_geometry(class);
+        if header > 0 && !is_planted(Bug::BitmapZero) {
+            Entry::Zero { at: number * SEGMENT, len: header as u64 }.encode(&mut record);
+        }
+        let len = record.len() - RECORD_HEADER;
+        let crc = shoal_format::checksum(0, &record[RECORD_HEADER..]);
+        record.resize(RECORD_HEADER + len.next_multiple_of(RECORD_ALIGN), 0);
+        self.commit_record(state, RecordKind::Tx, &mut record, len, crc).map(drop)
+    }
+
+    fn allocate_run(&self, segments: u64, reclaim: bool) -> Result<SlotRef> {
+        if segments > RUN_SEGMENTS_MAX {
+            return Err(Error::TooLarge);
+        }
+        let mut alloc = self.alloc.lock();
+        if !alloc.may_take(segments, reclaim) {
+            return Err(Error::NoSpace);
+        }
+        let mut found = alloc.find_run(segments);
+        if found.is_none() {
+            let empty: Vec<usize> = (0..alloc.segments.len()).filter(|&s| alloc.is_empty_slots(s)).collect();
+            alloc.free_segments += empty.len() as u64;
+            empty.iter().for_each(|&number| alloc.strip(number));
+            found = alloc.find_run(segments);
+        }
+        let start = found.ok_or(Error::NoSpace)?;
+        alloc.segments[start..start + segments as usize].iter_mut().for_each(|s| s.usage = Usage::Run);
+        alloc.free_segments -= segments;
+        alloc.high = alloc.high.max(start as u64 + segments);
+        Ok(SlotRef::run(start as u64 * SEGMENT, segments))
+    }
+
+    /// Returns pieces to the volatile state: after the commit that freed them, or when their transaction aborts.
+    pub(crate) fn release(&self, slots: &[SlotRef]) {
+        let mut alloc = self.alloc.lock();
+        slots.iter().for_each(|&slot| alloc.give_back(slot));
+    }
+
+    /// A reference about to be freed must name a piece that is allocated.
+    pub(crate) fn check_allocated(&self, slot: SlotRef) -> Result<()> {
+        let number = slot.segment();
+        let wrong = || Error::corrupt("slot reference", slot.offset(), slot.bits());
+        let alloc = self.alloc.lock();
+        let last = if slot.is_run() { number + slot.run_segments() } else { number + 1 };
+        if last > alloc.segments.len() as u64 {
+            return Err(wrong());
+        }
+        let segment = &alloc.segments[number as usize];
+        let ok = match (segment.usage, slot.is_run()) {
+            (Usage::Run, true) => alloc.segments[number as usize..last as usize].iter().all(|s| s.usage == Usage::Run),
+            (Usage::Slots(class), false) if class == slot.class() => {
+                let index = slot.index();
+                let word = segment.words.as_ref().map_or(segment.word, |words| words[index as usize / 64]);
+                word >> (index % 64) & 1 == 1
+            }
+            _ => false,
+        };
+        if ok { Ok(()) } else { Err(wrong()) }
+    }
+}
+
+/// The persistent side of an allocation.
+pub(crate) fn log_allocate(tx: &mut Tx<'_>, slot: SlotRef) -> Result<()> {
+    let superblock = *tx.superblock();
+    if !slot.is_run() {
+        let (at, mask) = bit_of(&superblock, slot);
+        return tx.set_bits(at, mask);
+    }
+    let mut entries = Vec::with_capacity((slot.run_segments() * SEGMENT_ENTRY) as usize);
+    entries.extend_from_slice(SegmentEntry::new(SegmentUse::RunHead(slot.run_segments() as u32)).as_bytes());
+    for _ in 1..slot.run_segments() {
+        entries.extend_from_slice(SegmentEntry::new(SegmentUse::RunBody).as_bytes());
+    }
+    tx.write(entry_at(&superblock, slot.segment()), &entries)
+}
+
+/// The persistent side of a free.
+pub(crate) fn log_free(tx: &mut Tx<'_>, slot: SlotRef) -> Result<()> {
+    let superblock = *tx.superblock();
+    if !slot.is_run() {
+        let (at, mask) = bit_of(&superblock, slot);
+        return tx.clear_bits(at, mask);
+    }
+    tx.zero(entry_at(&superblock, slot.segment()), slot.run_segments() * SEGMENT_ENTRY)
+}

@@ -1,0 +1,355 @@
+//! Checkpoints: a fuzzy copy of the region into the older of two images, sealed by an anchor.
+//!
+//! Copying runs beside transactions, a few pages at a time under the commit lock. A page copied early lacks later changes,
+//! and a page copied late has changes from behind the starting point; both are right after replaying the log
+//! from the start of the copy, because entries are absolute. Order, each step durable before the next begins:
+//! old anchors of the target gone; pages, sums and stale map; log past the end of the copy (invariant 4); new anchor.
+//! A region with a ring is saved as it stands instead, under one hold of the commit lock: the ring is too short to replay what
+//! changes during a copy. Its image names no boot, so whoever opens a region filled from it ([`restore`]) is told of a power loss.
+//! An image file: region bytes, then from `region_bytes` on one CRC32C for every page, then the stale map: which pages of
+//! the *other* image differ from this one, so that the next checkpoint after a mount need not write everything.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, SUPERBLOCK_AT, Superblock};
+use shoal_format::{FormatError, Offset, PAGE, SEGMENT, checksum};
+use shoal_media::{ImageFile, PersistentMemory};
+use zerocopy::IntoBytes;
+
+use crate::planted::{Bug, is_planted};
+use crate::{Error, Region, Result};
+
+/// Pages copied under one hold of the commit lock (64 KiB: about 10 us).
+const COPY_PAGES: u64 = 16;
+
+#[derive(Default)]
+pub(crate) struct CheckpointState {
+    /// The image recovery would use.
+    current: Option<usize>,
+    /// Generation of the current image's anchor.
+    generation: u64,
+    /// Pages of the other image that were already stale when the current one was begun; `None`: all.
+    stale: Option<Vec<u64>>,
+    /// The image the memory may still read through to.
+    mapped: Option<usize>,
+}
+
+/// Offset of the page sums in an image file.
+pub(crate) fn sums_at(superblock: &Superblock) -> u64 {
+    superblock.region_bytes
+}
+
+/// Offset of the stale map in an image file.
+fn stale_at(superblock: &Superblock) -> u64 {
+    (superblock.region_bytes + superblock.region_bytes / PAGE * 4).next_multiple_of(PAGE)
+}
+
+/// Header of the stale map: generation (u64), words (u32), checksum of generation, words and map (u32).
+const STALE_HEADER: usize = 16;
+
+/// Chooses the image to start from: the valid one with the highest generation.
+pub fn newest_image(images: &[Arc<dyn ImageFile>; 2]) -> Result<(usize, Superblock, AnchorRecord)> {
+    let read = |image: &dyn ImageFile| -> Result<(Superblock, AnchorRecord)> {
+        let mut page = vec![0; PAGE as usize];
+        image.read(SUPERBLOCK_AT, &mut page)?;
+        let superblock = Superblock::decode(&page)?;
+        image.read(ANCHOR_AT[0], &mut page)?;
+        let anchor = AnchorRecord::newest(&page)?;
+        if anchor.uuid != superblock.uuid {
+            return Err(Error::Foreign);
+        }
+        Ok((superblock, anchor))
+    };
+    match (read(images[0].as_ref()), read(images[1].as_ref())) {
+        // An image that cannot be read may be the newest: falling back to the older one would undo what it holds.
+        (Err(error @ Error::Media(_)), _) | (_, Err(error @ Error::Media(_))) => Err(error),
+        (Ok((s0, a0)), Ok((s1, a1))) => {
+            if s0.uuid != s1.uuid {
+                return Err(Error::Foreign);
+            }
+            Ok(if a0.generation.get() > a1.generation.get() { (0, s0, a0) } else { (1, s1, a1) })
+        }
+        (Ok((s, a)), Err(_)) => Ok((0, s, a)),
+        (Err(_), Ok((s, a))) => Ok((1, s, a)),
+        (Err(Error::Format(first)), Err(Error::Format(second))) => {
+            // A version or feature we do not know says more than a missing magic.
+            let telling = |e: &FormatError| matches!(e, FormatError::Version { .. } | FormatError::Features { .. });
+            match (telling(&first), telling(&second)) {
+                (true, _) => Err(first.into()),
+                (_, true) => Err(second.into()),
+                _ => Err(Error::NoImage { first, second }),
+            }
+        }
+        (Err(error), Err(_)) => Err(error),
+    }
+}
+
+/// Fills the memory of a region with a ring, blank before, from the image that [`newest_image`] chose. `memory` is a region
+/// only when this has returned.
+pub fn restore(image: &dyn ImageFile, anchor: &AnchorRecord, memory: &dyn PersistentMemory) -> Result<()> {
+    let used = anchor.used_bytes.get();
+    if used > memory.len() {
+        return Err(Error::TooSmall { have: memory.len(), need: used });
+    }
+    let mut piece = vec![0; 1 << 20];
+    for at in (0..used).step_by(piece.len()) {
+        let bytes = &mut piece[..(used - at).min(1 << 20) as usize];
+        image.read(at, bytes)?;
+        memory.write(at, bytes);
+    }
+    // In the place its generation gives it: the ring's next anchor must not overwrite the only one.
+    memory.zero(ANCHOR_AT[0], PAGE);
+    memory.write(ANCHOR_AT[(anchor.generation.get() % 2) as usize], anchor.as_bytes());
+    memory.write_back(0, used);
+    memory.fence();
+    Ok(())
+}
+
+/// Compares the fixed areas of a mapped image (superblock, roots, segment table, bulk bitmap) with their sums: what
+/// every later step relies on. The rest is for the offline checker, because it would cost reading the whole image.
+pub(crate) fn verify_fixed(
+    memory: &dyn PersistentMemory,
+    image: &dyn ImageFile,
+    superblock: &Superblock,
+    used: u64,
+) -> Result<()> {
+    let pages = (superblock.reserved_segments() * SEGMENT).min(used) / PAGE;
+    let mut sums = vec![0; pages as usize * 4];
+    image.read(sums_at(superblock), &mut sums)?;
+    let mut bytes = vec![0; PAGE as usize];
+    for (page, sum) in sums.chunks_exact(4).enumerate() {
+        let at = page as u64 * PAGE;
+        if at == ANCHOR_AT[0] {
+            continue;
+        }
+        memory.read(at, &mut bytes);
+        let (expected, found) = (u32::from_le_bytes(sum.try_into().expect("four bytes")), checksum(0, &bytes));
+        // A page that was never written is blank and has no sum.
+        if expected != found && (expected != 0 || bytes.iter().any(|&b| b != 0)) {
+            return Err(FormatError::Checksum { what: "page of the image's tables", expected, found }.into());
+        }
+    }
+    Ok(())
+}
+
+impl CheckpointState {
+    /// After a mount: which image is in use, and what is known of the other one.
+    pub fn restore(
+        &mut self,
+        images: Option<&[Arc<dyn ImageFile>; 2]>,
+        superblock: &Superblock,
+        anchor: &AnchorRecord,
+    ) -> Result<()> {
+        let Some(images) = images else { return Ok(()) };
+        if superblock.memory_kind.has_ring() {
+            // The region is its own truth; the first save of a mount writes a whole image.
+            match newest_image(images) {
+                Ok((current, saved, anchor)) if saved.uuid == superblock.uuid => {
+                    (self.current, self.generation) = (Some(current), anchor.generation.get());
+                }
+                Ok(_) | Err(Error::NoImage { .. }) => {}
+                Err(error) => return Err(error),
+            }
+            return Ok(());
+        }
+        let (current, _, _) = newest_image(images)?;
+        (self.current, self.mapped, self.generation) = (Some(current), Some(current), anchor.generation.get());
+        let other = images[1 - current].as_ref();
+        let mut page = vec![0; PAGE as usize];
+        other.read(ANCHOR_AT[0], &mut page)?;
+        let previous = AnchorRecord::newest(&page);
+        if !previous.is_ok_and(|p| p.uuid == superblock.uuid && p.generation.get() + 1 == anchor.generation.get()) {
+            return Ok(());
+        }
+        let mut header = [0; STALE_HEADER];
+        images[current].read(stale_at(superblock), &mut header)?;
+        let words = u32::from_le_bytes(header[8..12].try_into().expect("four bytes")) as usize;
+        let all_words = (superblock.region_bytes / PAGE).div_ceil(64) as usize;
+        if header[..8] != anchor.generation.get().to_le_bytes() || words > all_words {
+            return Ok(());
+        }
+        let mut map = vec![0; words * 8];
+        images[current].read(stale_at(superblock) + STALE_HEADER as u64, &mut map)?;
+        if checksum(checksum(0, &header[..12]), &map).to_le_bytes() != header[12..16] {
+            return Ok(());
+        }
+        let mut stale: Vec<u64> =
+            map.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("eight bytes"))).collect();
+        stale.resize(all_words, 0);
+        self.stale = Some(stale);
+        Ok(())
+    }
+}
+
+impl Region {
+    /// Writes the region into the older image and seals it. The log before its start is then free.
+    /// Runs beside transactions; a region with a ring lets them wait. Does nothing for memory without images.
+    pub fn checkpoint(&self) -> Result<()> {
+        self.write_image(false)
+    }
+
+    /// The last thing done to a region: everything durable, image sealed as clean, ring head moved.
+    /// No transaction may run at the same time or afterwards.
+    pub fn shutdown(&self) -> Result<()> {
+        self.writable()?;
+        self.sync()?;
+        if self.superblock.memory_kind.has_ring() {
+            self.seal_ring()?;
+        }
+        if self.images.is_some() {
+            self.write_image(true)?;
+        }
+        Ok(())
+    }
+
+    /// Reads what the newest saved image of a region with a ring holds at `at`: what the region would be again if its memory
+    /// were lost. False if there is no such image.
+    pub fn read_saved(&self, at: Offset, out: &mut [u8]) -> Result<bool> {
+        let state = self.checkpoint.lock();
+        match (&self.images, state.current) {
+            (Some(images), Some(current)) if self.superblock.memory_kind.has_ring() => {
+                images[current].read(at, out)?;
+                Ok(true)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Moves the ring's head to its end and marks the region clean.
+    fn seal_ring(&self) -> Result<()> {
+        let mut state = self.commit.lock();
+        // All applied lines before the anchor that lets go of their records.
+        self.memory.fence();
+        state.anchor_generation += 1;
+        let anchor = self.anchor(&state, state.end, state.end, state.salt, ANCHOR_CLEAN);
+        self.memory.write_through(ANCHOR_AT[(state.anchor_generation % 2) as usize], anchor.as_bytes());
+        self.memory.fence();
+        state.head = state.end;
+        Ok(())
+    }
+
+    fn write_image(&self, clean: bool) -> Result<()> {
+        let Some(images) = &self.images else { return Ok(()) };
+        self.writable()?;
+        let mut state = self.checkpoint.lock();
+        let mut fresh = Vec::new();
+        let outcome = self.copy_and_seal(images, &mut state, clean, &mut fresh);
+        if let Err(error) = &outcome {
+            // The image is not sealed and the old one still counts: lack of room is no reason to stop.
+            if let Error::Media(error) = error
+                && !matches!(error, shoal_media::MediaError::NoSpace { .. })
+            {
+                self.poison();
+            }
+            // The pages taken off the dirty map are in no image: the next checkpoint must write them, and the one after
+            // it must know them for stale in the other image.
+            if !is_planted(Bug::FailedPages) {
+                for (dirty, bits) in self.dirty.iter().zip(&fresh) {
+                    dirty.fetch_or(*bits, Ordering::Relaxed);
+                }
+            }
+        }
+        outcome
+    }
+
+    /// `fresh` gets the pages taken off the dirty map.
+    fn copy_and_seal(
+        &self,
+        images: &[Arc<dyn ImageFile>; 2],
+        state: &mut CheckpointState,
+        clean: bool,
+        fresh: &mut Vec<u64>,
+    ) -> Result<()> {
+        let target = state.current.map_or(0, |current| 1 - current);
+        let image = images[target].as_ref();
+        if state.mapped == Some(target) {
+            if !is_planted(Bug::Detach) {
+                self.memory.detach(self.alloc.lock().used_bytes());
+            }
+            state.mapped = None;
+        }
+        // The target must not pass for valid while it is written.
+        if !is_planted(Bug::Invalidation) {
+            image.write(ANCHOR_AT[0], &vec![0; PAGE as usize])?;
+            image.sync()?;
+        }
+
+        let ring = self.superblock.memory_kind.has_ring();
+        let commit = self.commit.lock();
+        let (replay, salt) = (commit.end, commit.salt);
+        let used = self.alloc.lock().used_bytes();
+        *fresh = self.dirty.iter().map(|word| word.swap(0, Ordering::Relaxed)).collect();
+        let standing = ring.then_some(commit);
+
+        let pages = used / PAGE;
+        let wanted = |page: u64| {
+            let bit = |map: &[u64]| map[(page / 64) as usize] >> (page % 64) & 1 == 1;
+            page != ANCHOR_AT[0] / PAGE
+                && state.stale.as_ref().is_none_or(|stale| bit(stale) && !is_planted(Bug::StaleMap) || bit(fresh))
+        };
+        let mut page = 0;
+        let mut buffer = vec![0; (COPY_PAGES * PAGE) as usize];
+        while page < pages {
+            if !wanted(page) {
+                page += 1;
+                continue;
+            }
+            let first = page;
+            while page < pages && page < first + COPY_PAGES && wanted(page) {
+                page += 1;
+            }
+            let bytes = &mut buffer[..((page - first) * PAGE) as usize];
+            {
+                // No transaction applies meanwhile, so no word is torn.
+                let _commit = standing.is_none().then(|| self.commit.lock());
+                self.memory.read(first * PAGE, bytes);
+            }
+            image.write(first * PAGE, bytes)?;
+            let sums: Vec<u8> =
+                bytes.chunks_exact(PAGE as usize).flat_map(|page| checksum(0, page).to_le_bytes()).collect();
+            image.write(sums_at(&self.superblock) + first * 4, &sums)?;
+        }
+        let copied = self.last_lsn();
+        let mut commit = standing.unwrap_or_else(|| self.commit.lock());
+        let generation = if ring {
+            // The ring's anchors have their own count: they alternate between two places by it.
+            commit.anchor_generation.max(state.generation + 1)
+        } else {
+            commit.anchor_generation += 1;
+            commit.anchor_generation
+        };
+        let anchor = self.anchor(&commit, replay, copied, salt, if clean { ANCHOR_CLEAN } else { 0 });
+        drop(commit);
+        let boot_id = if ring { [0; 16] } else { anchor.boot_id };
+        let (used_bytes, counted) = (used.into(), generation.into());
+        let anchor = AnchorRecord { used_bytes, generation: counted, boot_id, ..anchor }.sealed();
+        self.write_stale_map(image, generation, fresh, pages)?;
+        // Pages durable, and the log durable past the end of the copy, before the anchor says so (invariant 4).
+        image.sync()?;
+        self.sync_to(copied)?;
+        image.write(ANCHOR_AT[0], anchor.as_bytes())?;
+        image.sync()?;
+
+        (state.current, state.generation) = (Some(target), generation);
+        state.stale = Some(std::mem::take(fresh));
+        if !ring {
+            self.commit.lock().head = replay;
+            self.log.release(replay)?;
+        }
+        Ok(())
+    }
+
+    fn write_stale_map(&self, image: &dyn ImageFile, generation: u64, fresh: &[u64], pages: u64) -> Result<()> {
+        let words = pages.div_ceil(64) as usize;
+        let mut out = Vec::with_capacity(STALE_HEADER + words * 8);
+        out.extend_from_slice(&generation.to_le_bytes());
+        out.extend_from_slice(&(words as u32).to_le_bytes());
+        let map: Vec<u8> = fresh[..words].iter().flat_map(|w| w.to_le_bytes()).collect();
+        let crc = checksum(checksum(0, &out), &map);
+        out.extend_from_slice(&crc.to_le_bytes());
+        out.extend_from_slice(&map);
+        image.write(stale_at(&self.superblock), &out)?;
+        Ok(())
+    }
+}

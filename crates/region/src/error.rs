@@ -1,0 +1,44 @@
+//! What can go wrong with a region.
+//!
+//! Owns: [`Error`]. Lack of space and too large a transaction are the caller's to handle; damage names the offset and the value found;
+//! failures of media come through as they are. Only bugs panic.
+
+use shoal_format::FormatError;
+use shoal_media::MediaError;
+
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    #[error("no space left in the region")]
+    NoSpace,
+    /// The transaction outgrew what one record may hold; the caller must work in steps.
+    #[error("transaction is larger than one log record may be")]
+    TooLarge,
+    #[error("{what} at {at:#x} is damaged (value {value:#x}); run `shoal check`")]
+    Corrupt { what: &'static str, at: u64, value: u64 },
+    #[error("the store went read-only after a failed flush; unmount it, look after the device, mount again")]
+    Poisoned,
+    #[error("the store is mounted read-only")]
+    ReadOnly,
+    #[error("the memory holds {have} bytes, the region needs {need}")]
+    TooSmall { have: u64, need: u64 },
+    #[error("the anchor belongs to another store")]
+    Foreign,
+    #[error("the log ends at {end}, before the image's seal at {sealed}: log segments are missing or damaged")]
+    LogShort { end: u64, sealed: u64 },
+    #[error("logged memory needs a log and two images")]
+    MissingMedia,
+    #[error("neither image is valid (image 0: {first}; image 1: {second})")]
+    NoImage { first: FormatError, second: FormatError },
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    #[error(transparent)]
+    Media(#[from] MediaError),
+}
+
+impl Error {
+    pub fn corrupt(what: &'static str, at: u64, value: u64) -> Error {
+        Error::Corrupt { what, at, value }
+    }
+}
+
+pub type Result<T> = std::result::Result<T, Error>;

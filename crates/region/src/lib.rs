@@ -1,0 +1,543 @@
+//! The persistent heap everything in Shoal's memory lives in.
+//!
+//! Owns: the allocator, transactions, the log, checkpoints and recovery. Knows bytes, not files.
+//! One mechanism, physical redo without steal: a [`Tx`] collects its changes in a volatile overlay; commit appends one
+//! record to the log and then applies it. Invariants (numbered as in `docs/spec/region.md`):
+//! 1. A record is in the log (on `dax`: fenced) before any byte it covers changes.
+//! 2. LSNs are assigned, and records applied, under one commit lock, so log order is apply order.
+//! 3. Recovery yields a prefix of the log; entries are absolute, so replay is idempotent.
+//! 4. An image is sealed only when the log is durable past the end of its copying.
+//! 6. After a failed append or flush the region is poisoned: reads go on, commits fail.
+//!
+//! Threads: none of its own. Callers hold their own locks over the bytes they change; the commit lock orders
+//! the rest. Lock order: checkpoint, commit, allocator, sync state.
+
+#![forbid(unsafe_code)]
+
+mod alloc;
+mod checkpoint;
+mod error;
+#[cfg(feature = "planted")]
+pub mod planted;
+#[cfg(not(feature = "planted"))]
+mod planted;
+mod ring;
+mod sync;
+mod tx;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::{Condvar, Mutex};
+use shoal_format::record::{Entries, Entry, RECORD_HEADER, RECORD_PAYLOAD_MAX, RecordHeader, RecordKind, record_bytes};
+use shoal_format::superblock::{
+    ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, Geometry, MemoryKind, SUPERBLOCK_AT, Superblock,
+};
+use shoal_format::{Offset, PAGE, SEGMENT};
+use shoal_media::{ImageFile, LogDevice, PersistentMemory};
+use zerocopy::IntoBytes;
+
+pub use alloc::Space;
+pub use checkpoint::{newest_image, restore};
+pub use error::{Error, Result};
+use planted::{Bug, is_planted};
+pub use tx::{Tx, View};
+
+/// A position in the log: bytes appended since the store was formatted.
+pub type Lsn = u64;
+
+/// The media a region is made of.
+#[derive(Clone)]
+pub struct Parts {
+    /// `logged`: private memory that holds the newest image; else the region itself.
+    pub memory: Arc<dyn PersistentMemory>,
+    /// `logged` only: the other kinds log into a ring of the region.
+    pub log: Option<Arc<dyn LogDevice>>,
+    /// `logged`: the two images. `battery`: where the region is saved, if anywhere.
+    pub images: Option<[Arc<dyn ImageFile>; 2]>,
+    /// Identifies this boot of the machine.
+    pub boot_id: [u8; 16],
+    /// Random bytes, new for every opening: they make the log's checksum chain unique.
+    pub nonce: [u8; 16],
+}
+
+/// What opening a store found and did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recovery {
+    /// The store was unmounted cleanly.
+    pub clean: bool,
+    /// The machine went down since the store was last open: completed but unflushed bulk writes may be gone.
+    pub power_lost: bool,
+    /// Records applied.
+    pub records: u64,
+    /// Log bytes read.
+    pub bytes: u64,
+}
+
+/// An open region.
+pub struct Region {
+    pub(crate) superblock: Superblock,
+    pub(crate) memory: Arc<dyn PersistentMemory>,
+    pub(crate) log: Arc<dyn LogDevice>,
+    pub(crate) images: Option<[Arc<dyn ImageFile>; 2]>,
+    pub(crate) boot_id: [u8; 16],
+    pub(crate) commit: Mutex<CommitState>,
+    pub(crate) alloc: Mutex<alloc::Allocator>,
+    pub(crate) checkpoint: Mutex<checkpoint::CheckpointState>,
+    pub(crate) sync: Mutex<sync::SyncState>,
+    pub(crate) synced: Condvar,
+    pub(crate) dirty: Vec<AtomicU64>,
+    /// End of the log: the LSN of the next record.
+    pub(crate) end: AtomicU64,
+    pub(crate) durable: AtomicU64,
+    pub(crate) poisoned: AtomicBool,
+    read_only: bool,
+}
+
+/// State of the log's end, guarded by the commit lock.
+pub(crate) struct CommitState {
+    pub end: Lsn,
+    /// Header checksum of the last record.
+    pub salt: u32,
+    /// The boot that log and anchors name: the present one, once what a power loss cost has been put right.
+    pub boot_id: [u8; 16],
+    /// Ring: records from here on may be needed by recovery. Log: start of the newest sealed image's replay.
+    pub head: Lsn,
+    pub anchor_generation: u64,
+}
+
+impl Region {
+    /// Lays out a new region over empty media and opens it. Nothing is recoverable before [`Region::shutdown`] or a
+    /// checkpoint has sealed it.
+    pub fn create(geometry: Geometry, parts: Parts) -> Result<Region> {
+        let superblock = Superblock::layout(geometry)?;
+        if parts.memory.len() < superblock.region_bytes {
+            return Err(Error::TooSmall { have: parts.memory.len(), need: superblock.region_bytes });
+        }
+        let (memory, nonce) = (&parts.memory, parts.nonce);
+        let reserved = superblock.reserved_segments();
+        memory.zero(0, reserved * SEGMENT);
+        alloc::reserve_fixed(memory.as_ref(), &superblock);
+        let state = CommitState { end: 0, salt: 0, boot_id: parts.boot_id, head: 0, anchor_generation: 0 };
+        let region = Region::assemble(superblock, parts, state, 0, false)?;
+        region.memory.write_back(0, reserved * SEGMENT);
+        region.memory.fence();
+        if superblock.memory_kind.has_ring() {
+            region.advance_ring(&mut region.commit.lock())?;
+        }
+        // The superblock last: a half-made region has no magic.
+        region.memory.write_through(SUPERBLOCK_AT, &superblock.encode());
+        region.memory.fence();
+        region.mark_dirty(0, reserved * SEGMENT);
+        region.append_epoch(&mut region.commit.lock(), nonce)?;
+        Ok(region)
+    }
+
+    /// Opens an existing region: replays its log and, unless `read_only`, marks the mount in the log.
+    ///
+    /// For `logged` memory `parts.memory` must hold the image that [`newest_image`] chose.
+    pub fn open(parts: Parts, read_only: bool) -> Result<(Region, Recovery)> {
+        Region::open_naming(parts, read_only, true)
+    }
+
+    /// As [`Region::open`], but after a power loss the log goes on naming the earlier boot until [`Region::settle`]. A
+    /// caller with something to put right after a power loss would else, when its process ends in the middle of
+    /// that, be told by the next opening that no power loss had been.
+    pub fn open_unsettled(parts: Parts, read_only: bool) -> Result<(Region, Recovery)> {
+        Region::open_naming(parts, read_only, false)
+    }
+
+    /// What a power loss cost has been put right, by records before this call.
+    pub fn settle(&self, nonce: [u8; 16]) -> Result<()> {
+        let mut state = self.commit.lock();
+        if state.boot_id == self.boot_id || self.read_only {
+            return Ok(());
+        }
+        state.boot_id = self.boot_id;
+        self.append_epoch(&mut state, nonce)
+    }
+
+    fn open_naming(parts: Parts, read_only: bool, present_boot: bool) -> Result<(Region, Recovery)> {
+        let mut page = vec![0; PAGE as usize];
+        if parts.memory.len() < 4 * PAGE {
+            return Err(Error::TooSmall { have: parts.memory.len(), need: 4 * PAGE });
+        }
+        parts.memory.read(SUPERBLOCK_AT, &mut page);
+        let superblock = Superblock::decode(&page)?;
+        if parts.memory.len() < superblock.region_bytes {
+            return Err(Error::TooSmall { have: parts.memory.len(), need: superblock.region_bytes });
+        }
+        parts.memory.read(ANCHOR_AT[0], &mut page);
+        let anchor = AnchorRecord::newest(&page)?;
+        if anchor.uuid != superblock.uuid {
+            return Err(Error::Foreign);
+        }
+        let nonce = parts.nonce;
+        let log: Arc<dyn LogDevice> = match &parts.log {
+            Some(log) => log.clone(),
+            None => Arc::new(ring::RingLog::new(parts.memory.clone(), &superblock)),
+        };
+        if let (MemoryKind::Logged, Some(images)) = (superblock.memory_kind, &parts.images) {
+            let (newest, _, _) = newest_image(images)?;
+            checkpoint::verify_fixed(
+                parts.memory.as_ref(),
+                images[newest].as_ref(),
+                &superblock,
+                anchor.used_bytes.get(),
+            )?;
+        }
+        let dirty = dirty_bitmap(&superblock, parts.images.is_some());
+        if superblock.memory_kind == MemoryKind::Dax && !is_planted(Bug::ReplayFence) {
+            // What is found may be there only in the cache, when its process died before a fence. The anchor must be durable
+            // before the other slot is overwritten, and a record before it is applied (invariant 1): a power loss
+            // could else leave no anchor at all, or half of what a lost record changed.
+            parts.memory.write_back(ANCHOR_AT[0], PAGE);
+            parts.memory.write_back(superblock.ring, superblock.ring_bytes);
+            parts.memory.fence();
+        }
+        let (end, salt, last_boot, mut recovery) =
+            replay(&superblock, &anchor, parts.memory.as_ref(), log.as_ref(), &dirty, parts.boot_id)?;
+        if end < anchor.sealed_lsn.get() {
+            return Err(Error::LogShort { end, sealed: anchor.sealed_lsn.get() });
+        }
+        recovery.clean = recovery.records == 0 && recovery.bytes == 0 && anchor.flags.get() & ANCHOR_CLEAN != 0;
+        let boot_id = if present_boot { parts.boot_id } else { last_boot };
+        let (head, anchor_generation) = (anchor.replay_lsn.get(), anchor.generation.get());
+        let state = CommitState { end, salt, boot_id, head, anchor_generation };
+        // What was replayed from a log file may still be only in the page cache.
+        let durable = if superblock.memory_kind.has_ring() { end } else { anchor.sealed_lsn.get() };
+        let mut region = Region::assemble(superblock, parts, state, durable, read_only)?;
+        region.dirty = dirty;
+        if !read_only {
+            if superblock.memory_kind.has_ring() {
+                region.advance_ring(&mut region.commit.lock())?;
+            }
+            region.checkpoint.get_mut().restore(region.images.as_ref(), &superblock, &anchor)?;
+            region.append_epoch(&mut region.commit.lock(), nonce)?;
+            // What recovery found lost must stay lost once somebody saw the store without it: a torn epoch record over
+            // the remains of the old tail could else complete a record that was cut off there.
+            if !is_planted(Bug::EpochSync) {
+                region.sync()?;
+            }
+        }
+        Ok((region, recovery))
+    }
+
+    fn assemble(
+        superblock: Superblock,
+        parts: Parts,
+        state: CommitState,
+        durable: Lsn,
+        read_only: bool,
+    ) -> Result<Region> {
+        if !superblock.memory_kind.has_ring() && (parts.log.is_none() || parts.images.is_none()) {
+            return Err(Error::MissingMedia);
+        }
+        let log: Arc<dyn LogDevice> = match parts.log {
+            Some(log) => log,
+            None => Arc::new(ring::RingLog::new(parts.memory.clone(), &superblock)),
+        };
+        let alloc = alloc::Allocator::load(parts.memory.as_ref(), &superblock)?;
+        let end = state.end;
+        Ok(Region {
+            dirty: dirty_bitmap(&superblock, parts.images.is_some()),
+            superblock,
+            memory: parts.memory,
+            log,
+            images: parts.images,
+            boot_id: parts.boot_id,
+            commit: Mutex::new(state),
+            alloc: Mutex::new(alloc),
+            checkpoint: Mutex::new(checkpoint::CheckpointState::default()),
+            sync: Mutex::new(sync::SyncState::default()),
+            synced: Condvar::new(),
+            end: AtomicU64::new(end),
+            durable: AtomicU64::new(durable),
+            poisoned: AtomicBool::new(false),
+            read_only,
+        })
+    }
+
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// Starts a transaction.
+    pub fn begin(&self) -> Tx<'_> {
+        Tx::new(self, false)
+    }
+
+    /// Starts a transaction that may use the reserve: for operations that free space in the end.
+    pub fn begin_reclaim(&self) -> Tx<'_> {
+        Tx::new(self, true)
+    }
+
+    /// End of the log: an operation committed before this call is durable when [`Region::durable_lsn`] reaches it.
+    pub fn last_lsn(&self) -> Lsn {
+        self.end.load(Ordering::Acquire)
+    }
+
+    /// Everything before this position survives a power loss.
+    pub fn durable_lsn(&self) -> Lsn {
+        self.durable.load(Ordering::Acquire)
+    }
+
+    /// A flush failed: commits are refused.
+    pub fn is_poisoned(&self) -> bool {
+        self.poisoned.load(Ordering::Acquire)
+    }
+
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// Log bytes recovery would replay now.
+    pub fn log_bytes(&self) -> u64 {
+        let commit = self.commit.lock();
+        commit.end - commit.head
+    }
+
+    /// Runs `read` while no transaction applies: for looking at bytes whose locks the caller does not hold.
+    pub fn while_still<T>(&self, read: impl FnOnce() -> T) -> T {
+        let _commit = self.commit.lock();
+        read()
+    }
+
+    /// A flush failed, of this region's media or of a device its contents speak of: no commit any more (invariant 6).
+    pub fn poison(&self) {
+        self.poisoned.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn writable(&self) -> Result<()> {
+        if self.read_only {
+            return Err(Error::ReadOnly);
+        }
+        if self.is_poisoned() {
+            return Err(Error::Poisoned);
+        }
+        Ok(())
+    }
+
+    /// Appends a record and applies it. `record` is header space, payload and padding.
+    pub(crate) fn commit_record(
+        &self,
+        state: &mut CommitState,
+        kind: RecordKind,
+        record: &mut [u8],
+        len: usize,
+        payload_crc: u32,
+    ) -> Result<Lsn> {
+        self.writable()?;
+        if self.superblock.memory_kind.has_ring()
+            && state.end + record.len() as u64 - state.head > self.superblock.ring_bytes
+        {
+            if record.len() as u64 > self.superblock.ring_bytes {
+                return Err(Error::TooLarge);
+            }
+            if !is_planted(Bug::RingFull) {
+                self.advance_ring(state)?;
+            }
+        }
+        let header = RecordHeader::new(kind, state.end, state.salt, len, payload_crc);
+        record[..RECORD_HEADER].copy_from_slice(header.as_bytes());
+        if is_planted(Bug::ApplyFirst) {
+            self.apply_record(kind, &record[RECORD_HEADER..RECORD_HEADER + len])?;
+        }
+        // Invariant 1: the record is in the log (and, on `dax`, fenced by the ring) before anything is applied.
+        if let Err(error) = self.log.append(state.end, record) {
+            if !matches!(error, shoal_media::MediaError::NoSpace { .. }) {
+                self.poison();
+            }
+            return Err(error.into());
+        }
+        self.apply_record(kind, &record[RECORD_HEADER..RECORD_HEADER + len])?;
+        state.end += record.len() as u64;
+        state.salt = header.crc.get();
+        self.end.store(state.end, Ordering::Release);
+        if self.superblock.memory_kind.has_ring() {
+            self.durable.store(state.end, Ordering::Release);
+        }
+        Ok(state.end)
+    }
+
+    fn apply_record(&self, kind: RecordKind, payload: &[u8]) -> Result<()> {
+        if kind != RecordKind::Tx {
+            return Ok(());
+        }
+        for entry in Entries::new(payload, self.superblock.region_bytes) {
+            let entry = entry?;
+            apply(self.memory.as_ref(), &entry);
+            let (at, len) = entry.range();
+            self.mark_dirty(at, len);
+        }
+        // Another thread may move the ring's head next, and its fence does not cover what this one wrote back.
+        if self.superblock.memory_kind == MemoryKind::Dax {
+            self.memory.fence();
+        }
+        Ok(())
+    }
+
+    fn append_epoch(&self, state: &mut CommitState, nonce: [u8; 16]) -> Result<()> {
+        let mut record = vec![0; record_bytes(32) as usize];
+        record[RECORD_HEADER..RECORD_HEADER + 16].copy_from_slice(&nonce);
+        record[RECORD_HEADER + 16..RECORD_HEADER + 32].copy_from_slice(&state.boot_id);
+        let crc = shoal_format::checksum(0, &record[RECORD_HEADER..RECORD_HEADER + 32]);
+        self.commit_record(state, RecordKind::Epoch, &mut record, 32, crc).map(drop)
+    }
+
+    /// Moves the ring's head to its end: every record has been applied under the commit lock.
+    fn advance_ring(&self, state: &mut CommitState) -> Result<()> {
+        // The applied lines must be durable before the anchor lets go of their records.
+        self.memory.fence();
+        state.anchor_generation += 1;
+        let anchor = self.anchor(state, state.end, state.end, state.salt, 0);
+        self.memory.write_through(ANCHOR_AT[(state.anchor_generation % 2) as usize], anchor.as_bytes());
+        // The anchor must be durable before a new record overwrites the old ones.
+        self.memory.fence();
+        state.head = state.end;
+        Ok(())
+    }
+
+    pub(crate) fn anchor(&self, state: &CommitState, replay: Lsn, sealed: Lsn, salt: u32, flags: u32) -> AnchorRecord {
+        AnchorRecord {
+            magic: 0.into(),
+            generation: state.anchor_generation.into(),
+            uuid: self.superblock.uuid,
+            replay_lsn: replay.into(),
+            sealed_lsn: sealed.into(),
+            replay_salt: salt.into(),
+            flags: flags.into(),
+            boot_id: state.boot_id,
+            used_bytes: self.alloc.lock().used_bytes().into(),
+            reserved: [0; 44],
+            crc: 0.into(),
+        }
+        .sealed()
+    }
+
+    pub(crate) fn mark_dirty(&self, at: Offset, len: u64) {
+        mark_dirty(&self.dirty, at, len);
+    }
+}
+
+fn dirty_bitmap(superblock: &Superblock, tracked: bool) -> Vec<AtomicU64> {
+    let words = if tracked { (superblock.region_bytes / PAGE).div_ceil(64) } else { 0 };
+    (0..words).map(|_| AtomicU64::new(0)).collect()
+}
+
+fn mark_dirty(dirty: &[AtomicU64], at: Offset, len: u64) {
+    if dirty.is_empty() || len == 0 {
+        return;
+    }
+    for page in at / PAGE..=(at + len - 1) / PAGE {
+        let (word, bit) = (&dirty[(page / 64) as usize], 1 << (page % 64));
+        if word.load(Ordering::Relaxed) & bit == 0 {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Applies one entry; on memory that needs it, starts its write-back.
+fn apply(memory: &dyn PersistentMemory, entry: &Entry<'_>) {
+    match *entry {
+        Entry::Write { at, bytes } => memory.write(at, bytes),
+        Entry::SetBits { at, mask } => memory.write_u64(at, memory.read_u64(at) | mask),
+        Entry::ClearBits { at, mask } => memory.write_u64(at, memory.read_u64(at) & !mask),
+        Entry::Zero { at, len } => memory.zero(at, len),
+    }
+    let (at, len) = entry.range();
+    memory.write_back(at, len);
+}
+
+/// Replays the log from the anchor until the chain breaks. Returns the end, the last header checksum, the boot
+/// the log names last, what was done.
+fn replay(
+    superblock: &Superblock,
+    anchor: &AnchorRecord,
+    memory: &dyn PersistentMemory,
+    log: &dyn LogDevice,
+    dirty: &[AtomicU64],
+    boot_id: [u8; 16],
+) -> Result<(Lsn, u32, [u8; 16], Recovery)> {
+    let (mut lsn, mut salt) = (anchor.replay_lsn.get(), anchor.replay_salt.get());
+    let mut recovery = Recovery::default();
+    let mut last_boot = anchor.boot_id;
+    let mut reader = LogReader { log, buffer: Vec::new(), start: lsn };
+    // A ring holds at most its size: without this bound a damaged ring could be read round and round.
+    let limit = if superblock.memory_kind.has_ring() { lsn + superblock.ring_bytes } else { u64::MAX };
+    while let Some(bytes) = reader.at(lsn, RECORD_HEADER)? {
+        let expected =
+            if is_planted(Bug::Salt) { u32::from_le_bytes([bytes[16], bytes[17], bytes[18], bytes[19]]) } else { salt };
+        let Ok(header) = RecordHeader::decode(bytes, lsn, expected) else { break };
+        let len = header.len.get() as usize;
+        if lsn + header.total() > limit {
+            break;
+        }
+        let Some(bytes) = reader.at(lsn, header.total() as usize)? else { break };
+        let payload = &bytes[RECORD_HEADER..RECORD_HEADER + len];
+        if header.check_payload(payload).is_err() && !is_planted(Bug::PayloadChecksum) {
+            break;
+        }
+        match header.record_kind() {
+            RecordKind::Epoch => {
+                if len != 32 {
+                    return Err(Error::corrupt("epoch record", lsn, len as u64));
+                }
+                last_boot.copy_from_slice(&payload[16..32]);
+            }
+            RecordKind::Tx => {
+                // All entries are validated before the first is applied.
+                for entry in Entries::new(payload, superblock.region_bytes) {
+                    entry?;
+                }
+                for entry in Entries::new(payload, superblock.region_bytes) {
+                    let entry = entry?;
+                    apply(memory, &entry);
+                    let (at, len) = entry.range();
+                    if !is_planted(Bug::ReplayDirty) {
+                        mark_dirty(dirty, at, len);
+                    }
+                }
+                recovery.records += 1;
+            }
+        }
+        lsn += header.total();
+        salt = header.crc.get();
+    }
+    recovery.bytes = lsn - anchor.replay_lsn.get();
+    recovery.power_lost = last_boot != boot_id;
+    Ok((lsn, salt, last_boot, recovery))
+}
+
+/// Reads the log ahead in large pieces.
+struct LogReader<'a> {
+    log: &'a dyn LogDevice,
+    buffer: Vec<u8>,
+    /// Position of the buffer's first byte.
+    start: Lsn,
+}
+
+impl LogReader<'_> {
+    const AHEAD: usize = 4 << 20;
+
+    /// `len` bytes at `lsn`, or `None` where the log has no more.
+    fn at(&mut self, lsn: Lsn, len: usize) -> Result<Option<&[u8]>> {
+        debug_assert!(len <= RECORD_PAYLOAD_MAX + 2 * RECORD_HEADER);
+        let mut from = (lsn - self.start) as usize;
+        if from + len > self.buffer.len() {
+            self.buffer.drain(..from.min(self.buffer.len()));
+            self.start = lsn;
+            from = 0;
+            while self.buffer.len() < len {
+                let have = self.buffer.len();
+                self.buffer.resize(have + Self::AHEAD, 0);
+                let got = self.log.read(lsn + have as u64, &mut self.buffer[have..])?;
+                self.buffer.truncate(have + got);
+                if got == 0 {
+                    return Ok(None);
+                }
+            }
+        }
+        Ok(Some(&self.buffer[from..from + len]))
+    }
+}

@@ -1,0 +1,252 @@
+//! Transactions: a volatile overlay that becomes one log record.
+//!
+//! A transaction reads its own writes (bit changes excepted: only the allocators use those, on words nobody reads through
+//! a transaction). Dropping it undoes everything, because nothing was done. It is bounded by what one record may hold.
+
+use std::cell::RefCell;
+
+use shoal_format::record::{ENTRY_LEN_MAX, Entry, RECORD_ALIGN, RECORD_HEADER, RECORD_PAYLOAD_MAX, RecordKind};
+use shoal_format::{Offset, SlotRef};
+
+use crate::planted::{Bug, is_planted};
+use crate::{Error, Lsn, Region, Result};
+
+/// Something region bytes can be read through.
+pub trait View {
+    /// Fills `out` from `at`. Bytes outside the region are corruption: some reference leads astray.
+    fn read(&self, at: Offset, out: &mut [u8]) -> Result<()>;
+
+    fn read_u64(&self, at: Offset) -> Result<u64> {
+        let mut word = [0; 8];
+        self.read(at, &mut word)?;
+        Ok(u64::from_le_bytes(word))
+    }
+
+    fn read_vec(&self, at: Offset, len: usize) -> Result<Vec<u8>> {
+        let mut out = vec![0; len];
+        self.read(at, &mut out)?;
+        Ok(out)
+    }
+}
+
+impl View for Region {
+    #[inline]
+    fn read(&self, at: Offset, out: &mut [u8]) -> Result<()> {
+        if at.saturating_add(out.len() as u64) > self.superblock.region_bytes {
+            return Err(Error::corrupt("region offset", at, out.len() as u64));
+        }
+        self.memory.read(at, out);
+        Ok(())
+    }
+
+    #[inline]
+    fn read_u64(&self, at: Offset) -> Result<u64> {
+        if at.saturating_add(8) > self.superblock.region_bytes {
+            return Err(Error::corrupt("region offset", at, 8));
+        }
+        Ok(self.memory.read_u64(at))
+    }
+}
+
+/// One write of the overlay: where in the region, how long, where in the record (`ZEROS`: no bytes stored).
+#[derive(Clone, Copy)]
+struct Piece {
+    at: Offset,
+    len: u64,
+    data: usize,
+}
+
+const ZEROS: usize = usize::MAX;
+
+/// Buffers a transaction needs; kept per thread, so that small transactions allocate nothing.
+#[derive(Default)]
+struct Buffers {
+    record: Vec<u8>,
+    pieces: Vec<Piece>,
+    allocated: Vec<SlotRef>,
+    freed: Vec<SlotRef>,
+}
+
+thread_local! {
+    static SPARE: RefCell<Vec<Buffers>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Buffers above this are not kept (bytes).
+const SPARE_BYTES_MAX: usize = 512 << 10;
+
+/// A transaction in the making.
+pub struct Tx<'r> {
+    region: &'r Region,
+    buffers: Buffers,
+    reclaim: bool,
+}
+
+impl<'r> Tx<'r> {
+    pub(crate) fn new(region: &'r Region, reclaim: bool) -> Tx<'r> {
+        let mut buffers = SPARE.with(|spare| spare.borrow_mut().pop()).unwrap_or_default();
+        buffers.record.resize(RECORD_HEADER, 0);
+        Tx { region, buffers, reclaim }
+    }
+
+    pub(crate) fn superblock(&self) -> &shoal_format::superblock::Superblock {
+        &self.region.superblock
+    }
+
+    /// Bytes of the record so far, header excluded.
+    pub fn payload_bytes(&self) -> usize {
+        self.buffers.record.len() - RECORD_HEADER
+    }
+
+    fn room(&self, more: usize) -> Result<()> {
+        if self.payload_bytes() + more > RECORD_PAYLOAD_MAX { Err(Error::TooLarge) } else { Ok(()) }
+    }
+
+    fn bound(&self, at: Offset, len: u64) -> Result<()> {
+        if at.saturating_add(len) > self.region.superblock.region_bytes || len > ENTRY_LEN_MAX {
+            return Err(Error::corrupt("region offset", at, len));
+        }
+        Ok(())
+    }
+
+    /// Stores `bytes` at `at`.
+    pub fn write(&mut self, at: Offset, bytes: &[u8]) -> Result<()> {
+        self.bound(at, bytes.len() as u64)?;
+        // The same record written again (an inode, mostly) replaces the first version, unless something that overlaps
+        // was written in between.
+        for piece in self.buffers.pieces.iter().rev() {
+            if piece.at == at && piece.len == bytes.len() as u64 && piece.data != ZEROS {
+                self.buffers.record[piece.data..piece.data + bytes.len()].copy_from_slice(bytes);
+                return Ok(());
+            }
+            if piece.at < at + bytes.len() as u64 && at < piece.at + piece.len {
+                break;
+            }
+        }
+        self.room(8 + bytes.len())?;
+        let data = Entry::Write { at, bytes }.encode(&mut self.buffers.record);
+        self.buffers.pieces.push(Piece { at, len: bytes.len() as u64, data });
+        Ok(())
+    }
+
+    /// Stores `len` zero bytes at `at`; costs 8 bytes of log.
+    pub fn zero(&mut self, at: Offset, len: u64) -> Result<()> {
+        self.bound(at, len)?;
+        self.room(8)?;
+        Entry::Zero { at, len }.encode(&mut self.buffers.record);
+        self.buffers.pieces.push(Piece { at, len, data: ZEROS });
+        Ok(())
+    }
+
+    /// Sets bits of the aligned little-endian word at `at`, whatever other transactions do to its other bits.
+    pub fn set_bits(&mut self, at: Offset, mask: u64) -> Result<()> {
+        self.bound(at, 8)?;
+        self.room(16)?;
+        Entry::SetBits { at, mask }.encode(&mut self.buffers.record);
+        Ok(())
+    }
+
+    /// Clears bits of the aligned little-endian word at `at`.
+    pub fn clear_bits(&mut self, at: Offset, mask: u64) -> Result<()> {
+        self.bound(at, 8)?;
+        self.room(16)?;
+        Entry::ClearBits { at, mask }.encode(&mut self.buffers.record);
+        Ok(())
+    }
+
+    /// Allocates a piece of at least `len` bytes. Its contents are whatever was there before.
+    pub fn alloc(&mut self, len: u64) -> Result<SlotRef> {
+        self.room(16 + 16 * 256)?;
+        let slot = self.region.allocate(len, self.reclaim)?;
+        // From here on a drop of the transaction gives it back.
+        self.buffers.allocated.push(slot);
+        crate::alloc::log_allocate(self, slot)?;
+        Ok(slot)
+    }
+
+    /// Frees a piece; it can be allocated again once this transaction has committed.
+    pub fn free(&mut self, slot: SlotRef) -> Result<()> {
+        if slot.is_none() {
+            return Ok(());
+        }
+        self.room(16 + 16 * 256)?;
+        if !self.buffers.allocated.contains(&slot) {
+            self.region.check_allocated(slot)?;
+        }
+        if self.buffers.freed.contains(&slot) {
+            return Err(Error::corrupt("slot freed twice", slot.offset(), slot.bits()));
+        }
+        crate::alloc::log_free(self, slot)?;
+        self.buffers.freed.push(slot);
+        if is_planted(Bug::FreeAtOnce) && !self.buffers.allocated.contains(&slot) {
+            self.region.release(&[slot]);
+        }
+        Ok(())
+    }
+
+    /// Appends the record and applies it. Returns the end of the log behind it: the operation is durable once the
+    /// region is durable up to there.
+    pub fn commit(mut self) -> Result<Lsn> {
+        let len = self.payload_bytes();
+        if len == 0 {
+            self.region.writable()?;
+            return Ok(self.region.last_lsn());
+        }
+        let record = &mut self.buffers.record;
+        let payload_crc = shoal_format::checksum(0, &record[RECORD_HEADER..]);
+        record.resize(RECORD_HEADER + len.next_multiple_of(RECORD_ALIGN), 0);
+        let mut state = self.region.commit.lock();
+        let lsn = self.region.commit_record(&mut state, RecordKind::Tx, record, len, payload_crc)?;
+        // The allocations are the region's now; the frees become visible under the commit lock, so that nobody
+        // can log an allocation of a freed slot before the record that freed it.
+        self.buffers.allocated.clear();
+        if is_planted(Bug::FreeAtOnce) {
+            self.buffers.freed.clear();
+        }
+        if !self.buffers.freed.is_empty() {
+            self.region.release(&self.buffers.freed);
+        }
+        Ok(lsn)
+    }
+}
+
+impl View for Tx<'_> {
+    fn read(&self, at: Offset, out: &mut [u8]) -> Result<()> {
+        self.region.read(at, out)?;
+        let end = at + out.len() as u64;
+        for piece in &self.buffers.pieces {
+            let (from, to) = (at.max(piece.at), end.min(piece.at + piece.len));
+            if from >= to {
+                continue;
+            }
+            let target = &mut out[(from - at) as usize..(to - at) as usize];
+            if piece.data == ZEROS {
+                target.fill(0);
+            } else {
+                let data = piece.data + (from - piece.at) as usize;
+                target.copy_from_slice(&self.buffers.record[data..data + target.len()]);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Tx<'_> {
+    fn drop(&mut self) {
+        if !self.buffers.allocated.is_empty() {
+            self.region.release(&self.buffers.allocated);
+        }
+        let mut buffers = std::mem::take(&mut self.buffers);
+        if buffers.record.capacity() <= SPARE_BYTES_MAX {
+            buffers.record.clear();
+            buffers.pieces.clear();
+            buffers.allocated.clear();
+            buffers.freed.clear();
+            SPARE.with(|spare| {
+                let mut spare = spare.borrow_mut();
+                if spare.len() < 4 {
+                    spare.push(buffers);
+                }
+            });
+        }
+    }
+}

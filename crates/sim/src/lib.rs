@@ -1,0 +1,69 @@
+//! The media traits in memory, recorded, with every state a crash may leave them in.
+//!
+//! A [`World`] owns the media of one store. A test runs an engine on them while the world records crash points, then
+//! opens the engine anew on every state of every point. Recovery runs on a world of its own ([`WorldState::open`]),
+//! which can record and crash again. Everything is a function of the seed and of the calls made.
+//!
+//! ```
+//! use shoal_media::LogDevice;
+//! use shoal_sim::{Limits, World};
+//!
+//! let world = World::new(42);
+//! let log = world.add_log();
+//! world.record(true);
+//! for (i, byte) in [1u8, 2, 3].into_iter().enumerate() {
+//!     log.append(i as u64, &[byte])?;
+//!     log.sync()?;
+//!     world.set_mark(i as u64 + 1); // so many operations are promised from now on
+//! }
+//! let mut points = world.points();
+//! points.push(world.snapshot()); // the moment after the last event
+//! let mut states = 0;
+//! for point in points {
+//!     let crashes = std::iter::once(point.process_crash()).chain(point.power_losses(&Limits::default()));
+//!     for state in crashes {
+//!         let after = state.open();
+//!         let mut found = [0; 3];
+//!         after.log(0).read(0, &mut found)?; // here an engine would recover
+//!         let promised = point.mark() as usize;
+//!         assert_eq!(found[..promised], [1, 2, 3][..promised], "{}", state.name());
+//!         states += 1;
+//!     }
+//! }
+//! assert!(states > 10);
+//! # Ok::<(), shoal_media::MediaError>(())
+//! ```
+//!
+//! | module | owns |
+//! |---|---|
+//! | `world` | the set of media, events, recording |
+//! | `crash` | crash points and the states of a process crash and of power losses |
+//! | `memory`, `log`, `image`, `disk` | the traits of `media` |
+//! | `fault` | calls that fail, once or for good, or lie |
+//! | `pending`, `pages` | writes in flight by unit; bytes that are shared between snapshots |
+//!
+//! The `logged` memory of a store is [`SimMemory::volatile`]: it belongs to no world and is gone after a crash.
+
+#![forbid(unsafe_code)]
+
+mod clock;
+mod crash;
+mod disk;
+mod fault;
+mod image;
+mod log;
+mod memory;
+mod pages;
+mod pending;
+mod random;
+mod world;
+
+pub use clock::SimClock;
+pub use crash::{CrashPoint, Limits, WorldState};
+pub use disk::SimDisk;
+pub use fault::{Call, Fault, FaultPlan};
+pub use image::SimImage;
+pub use log::{SIM_SEGMENT_BYTES, SimLog};
+pub use memory::{SimMemory, SimMemoryKind};
+pub use random::Random;
+pub use world::World;

@@ -1,0 +1,305 @@
+//! The world: a set of media under one event counter, one lock, one seed and one fault plan.
+//!
+//! Every mutation, fence, sync and flush is an event. While recording is on, a crash point is taken *before* each event
+//! at a boundary (log append, write of image or disk, fence, sync, flush, release); with `record_stores` also before
+//! each store to `dax` or `battery` memory. Taking the point first means: everything before is in flight at its
+//! worst, and the last event's effect is in the next point (`snapshot` gives the one after the end).
+//! A point carries the harness's `mark`, which says what had been promised by then.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::thread::ThreadId;
+
+use parking_lot::{Mutex, MutexGuard};
+use shoal_media::{MediaError, Result};
+
+use crate::crash::CrashPoint;
+use crate::disk::SimDisk;
+use crate::fault::{self, Call, Fault, FaultPlan, Faults};
+use crate::image::SimImage;
+use crate::log::{LogShape, SimLog};
+use crate::memory::{SimMemory, SimMemoryKind};
+use crate::pages::Pages;
+use crate::pending::Pending;
+
+/// Bytes of a cache line and of a sector.
+pub(crate) const LINE_BYTES: usize = 64;
+pub(crate) const SECTOR_BYTES: usize = 512;
+
+#[derive(Clone)]
+pub(crate) enum Shape {
+    Memory { bytes: u64, kind: SimMemoryKind },
+    Log(LogShape),
+    Image,
+    Disk { bytes: u64 },
+}
+
+/// One medium as a snapshot holds it; copying it is cheap.
+#[derive(Clone)]
+pub(crate) struct Medium {
+    pub name: Arc<str>,
+    pub shape: Shape,
+    /// What survives a power loss for certain.
+    pub durable: Pages,
+    /// What reads see, and what a process crash leaves.
+    pub current: Pages,
+    pub pending: Pending,
+    pub poisoned: bool,
+}
+
+impl Medium {
+    pub fn refuse_poisoned(&self) -> Result<()> {
+        if self.poisoned {
+            return Err(MediaError::Poisoned { what: self.name.to_string() });
+        }
+        Ok(())
+    }
+
+    pub fn write(&mut self, at: u64, bytes: &[u8]) {
+        self.current.write(at, bytes);
+        self.pending.note(&self.durable, &self.current, at, bytes.len() as u64);
+    }
+
+    pub fn zero(&mut self, at: u64, len: u64) {
+        self.current.zero(at, len);
+        self.pending.note(&self.durable, &self.current, at, len);
+    }
+
+    /// Everything visible becomes durable.
+    pub fn settle(&mut self) {
+        self.durable = self.current.clone();
+        self.pending.clear();
+    }
+}
+
+pub(crate) struct Inner {
+    pub media: Vec<Medium>,
+    pub faults: Faults,
+    /// Lines each thread wrote back since its last fence, by medium.
+    pub written_back: HashMap<(usize, ThreadId), Vec<u64>>,
+    seed: u64,
+    event: u64,
+    mark: u64,
+    record: bool,
+    record_stores: bool,
+    points: Vec<CrashPoint>,
+    /// Something changed since the last point.
+    changed: bool,
+}
+
+impl Inner {
+    fn point(&self, medium: Option<usize>, what: &'static str) -> CrashPoint {
+        CrashPoint {
+            event: self.event,
+            mark: self.mark,
+            medium: medium.map_or_else(|| "world".into(), |i| self.media[i].name.clone()),
+            what,
+            seed: self.seed,
+            media: self.media.clone(),
+        }
+    }
+
+    fn count(&mut self, medium: usize, what: &'static str, changes: bool, take: bool) {
+        let stale = self.changed || self.points.last().is_none_or(|p| p.mark != self.mark);
+        if take && stale {
+            self.points.push(self.point(Some(medium), what));
+            self.changed = false;
+        }
+        self.event += 1;
+        self.changed |= changes;
+    }
+
+    /// An event at which crash points are taken. `changes` is false when the call finds nothing to do.
+    pub fn boundary(&mut self, medium: usize, what: &'static str, changes: bool) {
+        self.count(medium, what, changes, self.record);
+    }
+
+    /// A store to memory.
+    pub fn store(&mut self, medium: usize, what: &'static str) {
+        self.count(medium, what, true, self.record && self.record_stores);
+    }
+
+    /// Counts the call; the error it fails with, or whether it is to lie.
+    pub fn fault(&mut self, call: Call, medium: usize) -> std::result::Result<bool, (MediaError, Fault)> {
+        match self.faults.meet(call) {
+            None => Ok(false),
+            Some(Fault::Lie) => Ok(true),
+            Some(fault) => Err((fault::error(&self.media[medium].name, fault), fault)),
+        }
+    }
+}
+
+pub(crate) type Shared = Arc<Mutex<Inner>>;
+
+/// A set of media that crash together.
+#[derive(Clone)]
+pub struct World {
+    shared: Shared,
+}
+
+impl World {
+    /// An empty world. The seed drives the samples of crash states and the garbage in them.
+    pub fn new(seed: u64) -> World {
+        World::over(seed, Vec::new())
+    }
+
+    pub(crate) fn over(seed: u64, media: Vec<Medium>) -> World {
+        let inner = Inner {
+            media,
+            faults: Faults::default(),
+            written_back: HashMap::new(),
+            seed,
+            event: 0,
+            mark: 0,
+            record: false,
+            record_stores: false,
+            points: Vec::new(),
+            changed: true,
+        };
+        World { shared: Arc::new(Mutex::new(inner)) }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.shared.lock()
+    }
+
+    fn add(&self, kind: &str, is_kind: fn(&Shape) -> bool, shape: Shape, unit_bytes: usize) -> usize {
+        let mut inner = self.inner();
+        let number = inner.media.iter().filter(|m| is_kind(&m.shape)).count();
+        inner.media.push(Medium {
+            name: format!("{kind} {number}").into(),
+            shape,
+            durable: Pages::default(),
+            current: Pages::default(),
+            pending: Pending::new(unit_bytes),
+            poisoned: false,
+        });
+        inner.media.len() - 1
+    }
+
+    /// Index and shape of the medium that is `number` among those of its kind.
+    fn find(&self, kind: &str, is_kind: fn(&Shape) -> bool, number: usize) -> (usize, Shape) {
+        let inner = self.inner();
+        let mut found = inner.media.iter().enumerate().filter(|(_, m)| is_kind(&m.shape));
+        let (index, medium) = found.nth(number).unwrap_or_else(|| panic!("the world has no {kind} {number}"));
+        (index, medium.shape.clone())
+    }
+
+    /// Adds zeroed memory that outlives the process.
+    pub fn add_memory(&self, bytes: u64, kind: SimMemoryKind) -> Arc<SimMemory> {
+        let index = self.add("memory", is_memory, Shape::Memory { bytes, kind }, LINE_BYTES);
+        Arc::new(SimMemory::recorded(self.shared.clone(), index, bytes, kind))
+    }
+
+    /// Adds an empty log with segments of [`crate::SIM_SEGMENT_BYTES`].
+    pub fn add_log(&self) -> Arc<SimLog> {
+        let index = self.add("log", is_log, Shape::Log(LogShape::default()), SECTOR_BYTES);
+        Arc::new(SimLog::new(self.shared.clone(), index))
+    }
+
+    /// Adds an empty image.
+    pub fn add_image(&self) -> Arc<SimImage> {
+        let index = self.add("image", is_image, Shape::Image, SECTOR_BYTES);
+        Arc::new(SimImage::new(self.shared.clone(), index))
+    }
+
+    /// Adds a zeroed disk.
+    pub fn add_disk(&self, bytes: u64) -> Arc<SimDisk> {
+        let index = self.add("disk", is_disk, Shape::Disk { bytes }, SECTOR_BYTES);
+        Arc::new(SimDisk::new(self.shared.clone(), index, bytes))
+    }
+
+    /// The memory that was added as number `number`, from 0.
+    pub fn memory(&self, number: usize) -> Arc<SimMemory> {
+        match self.find("memory", is_memory, number) {
+            (index, Shape::Memory { bytes, kind }) => {
+                Arc::new(SimMemory::recorded(self.shared.clone(), index, bytes, kind))
+            }
+            _ => unreachable!("found by its shape"),
+        }
+    }
+
+    /// The log that was added as number `number`, from 0.
+    pub fn log(&self, number: usize) -> Arc<SimLog> {
+        Arc::new(SimLog::new(self.shared.clone(), self.find("log", is_log, number).0))
+    }
+
+    /// The image that was added as number `number`, from 0.
+    pub fn image(&self, number: usize) -> Arc<SimImage> {
+        Arc::new(SimImage::new(self.shared.clone(), self.find("image", is_image, number).0))
+    }
+
+    /// The disk that was added as number `number`, from 0.
+    pub fn disk(&self, number: usize) -> Arc<SimDisk> {
+        match self.find("disk", is_disk, number) {
+            (index, Shape::Disk { bytes }) => Arc::new(SimDisk::new(self.shared.clone(), index, bytes)),
+            _ => unreachable!("found by its shape"),
+        }
+    }
+
+    /// Takes crash points from now on, or no more.
+    pub fn record(&self, on: bool) {
+        self.inner().record = on;
+    }
+
+    /// While recording, also takes a point before every store to recorded memory.
+    pub fn record_stores(&self, on: bool) {
+        self.inner().record_stores = on;
+    }
+
+    /// What the harness has been promised by now (say, operations returned); the points taken later carry it.
+    pub fn set_mark(&self, mark: u64) {
+        self.inner().mark = mark;
+    }
+
+    /// Events so far.
+    pub fn events(&self) -> u64 {
+        self.inner().event
+    }
+
+    /// The crash points recorded so far, oldest first; they are handed over, not copied.
+    pub fn points(&self) -> Vec<CrashPoint> {
+        std::mem::take(&mut self.inner().points)
+    }
+
+    /// A crash point at this moment, recorded or not.
+    pub fn snapshot(&self) -> CrashPoint {
+        self.inner().point(None, "snapshot")
+    }
+
+    /// Adds a fault; several plans can wait at the same time.
+    pub fn fail(&self, plan: FaultPlan) {
+        self.inner().faults.plan(plan);
+    }
+
+    /// Drops all plans. Media that were poisoned stay so: open the world anew (`snapshot().process_crash().open()`).
+    pub fn clear_faults(&self) {
+        self.inner().faults.clear();
+    }
+
+    /// Calls of a kind so far, failed ones included.
+    pub fn calls(&self, call: Call) -> u64 {
+        self.inner().faults.count(call)
+    }
+
+    /// Calls that failed or lied so far.
+    pub fn fault_hits(&self) -> u64 {
+        self.inner().faults.hits
+    }
+}
+
+fn is_memory(shape: &Shape) -> bool {
+    matches!(shape, Shape::Memory { .. })
+}
+
+fn is_log(shape: &Shape) -> bool {
+    matches!(shape, Shape::Log(_))
+}
+
+fn is_image(shape: &Shape) -> bool {
+    matches!(shape, Shape::Image)
+}
+
+fn is_disk(shape: &Shape) -> bool {
+    matches!(shape, Shape::Disk { .. })
+}

@@ -1,0 +1,88 @@
+//! `cargo xtask`: the project's own checks.
+//!
+//! - `check` runs what every commit must pass: format, lints, direction of dependencies, file lengths, `unsafe` in one
+//!   crate, links between pages, layout tables against the code. All of them run even if one fails; each finding is a
+//!   line that names its file.
+//! - `deep` runs the tests again with `SHOAL_DEEP=1`: the long searches.
+//! - `load` and `verify` are the two halves of the kill -9 test (`tests/real/kill9`).
+//!
+//! Left out: the tests themselves, and everything that needs a mount.
+#![forbid(unsafe_code)]
+
+mod arrows;
+mod layouts;
+mod links;
+mod load;
+mod model;
+mod sources;
+mod verify;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+const USAGE: &str = "usage: cargo xtask check | deep | load OPTIONS | verify OPTIONS";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let outcome = match arguments.first().map(String::as_str) {
+        Some("check") => check(),
+        Some("deep") => deep(),
+        Some("load") => load::main(&arguments[1..]),
+        Some("verify") => verify::main(&arguments[1..]),
+        _ => Err(USAGE.to_string()),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("xtask: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The repository's root: the parent of this crate.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the repository").to_path_buf()
+}
+
+fn check() -> Result<(), String> {
+    let root = root();
+    let mut failed = 0;
+    let mut passed = 0;
+    let mut report = |what: &str, findings: Result<Vec<String>, String>| {
+        let findings = findings.unwrap_or_else(|error| vec![error]);
+        println!("{} {what}", if findings.is_empty() { "ok  " } else { "FAIL" });
+        findings.iter().for_each(|finding| println!("     {finding}"));
+        if findings.is_empty() { passed += 1 } else { failed += 1 }
+    };
+    report("format", command(&root, "cargo", &["fmt", "--all", "--check"]));
+    report("dependency direction", arrows::check(&root));
+    report("file lengths and headers", sources::lengths(&root));
+    report("unsafe code only in host", sources::unsafe_code(&root));
+    report("links between pages", links::check(&root));
+    report("layout tables", layouts::check(&root));
+    let clippy = ["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"];
+    report("clippy", command(&root, "cargo", &clippy));
+    println!("{passed} passed, {failed} failed");
+    if failed > 0 { Err("the project's checks found something; see the lines above".into()) } else { Ok(()) }
+}
+
+fn deep() -> Result<(), String> {
+    let status = Command::new("cargo")
+        .args(["test", "--release", "--workspace"])
+        .env("SHOAL_DEEP", "1")
+        .current_dir(root())
+        .status()
+        .map_err(|error| format!("cargo: cannot be started ({error}); install a Rust toolchain"))?;
+    if status.success() { Ok(()) } else { Err(format!("the deep tests failed ({status}); see above")) }
+}
+
+/// Runs a command whose failure is one finding; its output goes straight to the terminal.
+fn command(root: &Path, program: &str, arguments: &[&str]) -> Result<Vec<String>, String> {
+    let status = Command::new(program)
+        .args(arguments)
+        .current_dir(root)
+        .status()
+        .map_err(|error| format!("{program}: cannot be started ({error})"))?;
+    Ok(if status.success() { vec![] } else { vec![format!("`{program} {}` failed: {status}", arguments.join(" "))] })
+}

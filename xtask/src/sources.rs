@@ -1,0 +1,139 @@
+//! Rules on source files: how long they are, that each says what it owns, and where `unsafe` may stand.
+//!
+//! A file has at most 800 lines, unless a line of its header says `//! Longer than 800 lines because ...`. Every file
+//! opens with a `//!` header of at least 3 lines. `unsafe` stands in `crates/host` only, and every other crate forbids
+//! it at its root, so that the compiler holds the rule, too. Findings are lines `path: what`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const LINES_MAX: usize = 800;
+const HEADER_LINES_MIN: usize = 3;
+const LONGER: &str = "//! Longer than 800 lines because ";
+const UNSAFE_CRATE: &str = "crates/host/";
+
+/// All files below `root` with this extension, without build output and what git does not track by name.
+pub fn files(root: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
+    let mut found = vec![];
+    let mut folders = vec![root.to_path_buf()];
+    while let Some(folder) = folders.pop() {
+        let entries =
+            fs::read_dir(&folder).map_err(|error| format!("{}: cannot be listed ({error})", folder.display()))?;
+        for entry in entries.flatten() {
+            let path = entry.path();
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if path.is_dir() && !path.is_symlink() {
+                if name != "target" && name != "corpus" && (!name.starts_with('.') || name == ".ci") {
+                    folders.push(path);
+                }
+            } else if path.extension().is_some_and(|found| found == extension) {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// A path as findings print it.
+pub fn relative(root: &Path, path: &Path) -> String {
+    path.strip_prefix(root).unwrap_or(path).display().to_string()
+}
+
+/// Files that are too long, or do not say what they own.
+pub fn lengths(root: &Path) -> Result<Vec<String>, String> {
+    let mut findings = vec![];
+    for path in files(root, "rs")? {
+        let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        findings.extend(length_findings(&text).into_iter().map(|what| format!("{}: {what}", relative(root, &path))));
+    }
+    Ok(findings)
+}
+
+fn length_findings(text: &str) -> Vec<String> {
+    let header: Vec<&str> = text.lines().take_while(|line| line.starts_with("//!")).collect();
+    let lines = text.lines().count();
+    let mut findings = vec![];
+    if lines > LINES_MAX && !header.iter().any(|line| line.starts_with(LONGER)) {
+        findings.push(format!("{lines} lines, at most {LINES_MAX}; split it, or give a reason: `{LONGER}...`"));
+    }
+    if header.len() < HEADER_LINES_MIN {
+        findings.push(format!("header of {} lines; say in `//!` lines what the file owns", header.len()));
+    }
+    findings
+}
+
+/// `unsafe` outside `host`, and crates that do not forbid it.
+pub fn unsafe_code(root: &Path) -> Result<Vec<String>, String> {
+    let mut findings = vec![];
+    for path in files(root, "rs")? {
+        let name = relative(root, &path);
+        let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        if name.starts_with(UNSAFE_CRATE) {
+            continue;
+        }
+        if let Some(line) = unsafe_line(&text) {
+            findings.push(format!("{name}:{line}: `unsafe` outside {UNSAFE_CRATE}; move the operation there"));
+        }
+        let is_root = name.ends_with("src/lib.rs") || name.ends_with("src/main.rs");
+        if is_root && !text.contains("#![forbid(unsafe_code)]") {
+            findings.push(format!("{name}: does not say `#![forbid(unsafe_code)]`"));
+        }
+    }
+    Ok(findings)
+}
+
+/// First line whose code (not a comment, not a string) has the keyword.
+fn unsafe_line(text: &str) -> Option<usize> {
+    text.lines()
+        .position(|line| {
+            let code = line.split("//").next().unwrap_or_default();
+            // Every second piece between quotes is text.
+            let bare: String = code.split('"').step_by(2).collect::<Vec<_>>().join(" ");
+            bare.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe")
+        })
+        .map(|index| index + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_file_needs_a_reason_and_every_file_a_header() {
+        let header = "//! One.\n//! Two.\n//! Three.\n";
+        let body = "fn f() {}\n".repeat(LINES_MAX);
+        assert_eq!(length_findings(header), Vec::<String>::new());
+        assert_eq!(length_findings(&format!("{header}{body}")).len(), 1);
+        assert_eq!(length_findings(&format!("{header}{LONGER}it is a table.\n{body}")), Vec::<String>::new());
+        assert_eq!(length_findings(&format!("{header}{body}{LONGER}too late\n")).len(), 1, "only the header counts");
+        assert_eq!(length_findings("//! One.\nfn f() {}\n").len(), 1);
+    }
+
+    #[test]
+    fn the_keyword_is_found_in_code_only() {
+        assert_eq!(unsafe_line("fn f() {\n    unsafe { g() }\n}"), Some(2));
+        assert_eq!(unsafe_line("pub unsafe fn f() {}"), Some(1));
+        assert_eq!(unsafe_line("#![forbid(unsafe_code)]\n// unsafe\nlet s = \"unsafe\";"), None);
+    }
+
+    #[test]
+    fn a_tree_with_a_planted_wrong_file_is_found() {
+        let root = std::env::temp_dir().join(format!("shoal-sources-{}", std::process::id()));
+        for (name, text) in [
+            ("crates/host/src/lib.rs", "fn f() { unsafe { g() } }\n"),
+            ("crates/fs/src/lib.rs", "fn f() { unsafe { g() } }\n"),
+            ("target/skipped.rs", "unsafe\n"),
+        ] {
+            let path = root.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        let findings = unsafe_code(&root).unwrap();
+        assert_eq!(findings.len(), 2, "{findings:?}");
+        assert!(findings.iter().all(|finding| finding.starts_with("crates/fs/src/lib.rs")));
+        assert_eq!(lengths(&root).unwrap().len(), 2);
+        fs::remove_dir_all(root).unwrap();
+    }
+}
