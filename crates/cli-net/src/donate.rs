@@ -1,0 +1,245 @@
+//! `shoal donate`: lends this machine's idle memory to others, as NBD exports.
+//!
+//! One process, in the foreground, for many clients: `lender` makes an area for each name that may have one, and this
+//! module runs the server, watches the machine and takes back what nobody holds. Order: signals blocked before the
+//! first thread, server, ready line; at the end the server first, so that nobody writes any more, then every
+//! area, zeroed. Pressure is read once a second: while it lasts no new area is granted, and everything that can be
+//! packed is packed at once. Left out: decisions on pressure and the memory itself (`shoal_netram::donor`).
+
+mod lender;
+mod names;
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{SigSet, Signal};
+use serde::Serialize;
+use shoal_nbd::{Listen, Server, ServerOptions, TlsServer};
+use shoal_netram::donor::{Gauge, Marks, Quota, Reading, parse_available, parse_stall};
+use tracing::{debug, info, warn};
+
+use crate::args::DonateArgs;
+use crate::daemon;
+use crate::failure::{During, Failure, Outcome};
+use crate::size::human;
+
+use lender::{Lender, Terms};
+pub use names::Allow;
+use names::Names;
+
+const ENDING_SIGNALS: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPWR];
+
+/// How often the machine and the areas are looked at.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long clients may take to get their answers when the process ends.
+const GRACE: Duration = Duration::from_secs(5);
+
+const PRESSURE: &str = "/proc/pressure/memory";
+const MEMORY: &str = "/proc/meminfo";
+
+/// Told once the server listens.
+#[derive(Debug, Serialize)]
+struct Ready {
+    listen: String,
+    pid: u32,
+    memory_bytes: u64,
+    area_bytes: u64,
+    compress: String,
+    tls: bool,
+}
+
+pub fn run(args: &DonateArgs) -> Outcome<()> {
+    let wrong = |option: &str, why: String| Failure::new(option, why).code(2);
+    let memory = args.memory.0;
+    let area = args.area_size.map_or(memory, |size| size.0);
+    if area > memory || area < 512 {
+        let why = format!("an area has at least 512 bytes and at most --memory, which is {}", human(memory));
+        return Err(wrong("--area-size", why).remedy("choose another size"));
+    }
+    if let Some((_, total)) = available().filter(|(_, total)| memory > *total) {
+        let why = format!("{} is more than this machine has ({})", human(memory), human(total));
+        return Err(wrong("--memory", why).remedy("lend what is idle"));
+    }
+    let tls = args.tls_certificates.as_deref().map(TlsServer::from_directory).transpose();
+    let tls = tls.map_err(|error| Failure::new("--tls-certificates", error).code(2))?;
+    let beyond = matches!(&args.listen, Listen::Tcp(address) if !address.ip().is_loopback());
+    if beyond && tls.is_none() && !args.insecure {
+        let why = format!("{} is open to the network, where anybody could read along", args.listen);
+        return Err(
+            wrong("--listen", why).remedy("give --tls-certificates DIR, or --insecure if the network is trusted")
+        );
+    }
+    let names = Names::load(&args.allow)?;
+    daemon::start_log();
+    if beyond && tls.is_none() && names.have_secrets() {
+        warn!("secrets and data cross the network in the clear");
+    }
+    let signals: SigSet = ENDING_SIGNALS.into_iter().collect();
+    signals.thread_block().during("signals")?;
+    let terms = Terms { area_bytes: area, compression: args.compress, keep: Duration::from_secs(args.keep) };
+    let lender = Arc::new(Lender::new(names, Quota::new(memory), terms));
+    let marks = Marks { stall_percent: args.memory_stall, available_percent: args.low_memory };
+    let mut watch = Watch { lender: lender.clone(), gauge: Gauge::new(marks), begin: Instant::now() };
+    // Before the first client asks.
+    watch.look();
+    let options = ServerOptions { tls: tls.clone(), insecure: args.insecure, ..ServerOptions::default() };
+    let server = Server::start(lender.clone(), &args.listen, options).map_err(Failure::told)?;
+    let ready = Ready {
+        listen: server.address().to_string(),
+        pid: std::process::id(),
+        memory_bytes: memory,
+        area_bytes: area,
+        compress: args.compress.to_string(),
+        tls: tls.is_some(),
+    };
+    let ending = wait_for_signals(signals)?;
+    tell(&ready, args.json)?;
+    let compacting = watch.until(&ending, args.compress_after);
+    let cut = server.shut_down(GRACE);
+    // Ends the pass of compaction that may be running, too.
+    let areas = lender.revoke_all();
+    // A panic in it has been told by itself.
+    let _ = compacting?.join();
+    info!("ended: {areas} areas zeroed, {cut} connections cut off");
+    Ok(())
+}
+
+/// One line, whoever reads: the process goes on, so a reader could not wait for the end of a longer report.
+fn tell(ready: &Ready, json: bool) -> Outcome<()> {
+    let line = if json {
+        serde_json::to_string(ready).during("report")?
+    } else {
+        format!("lending {} on {} (process {})", human(ready.memory_bytes), ready.listen, ready.pid)
+    };
+    let mut out = std::io::stdout();
+    writeln!(out, "{line}").and_then(|()| out.flush()).during("standard output")
+}
+
+fn wait_for_signals(signals: SigSet) -> Outcome<Receiver<Signal>> {
+    let (sender, receiver) = mpsc::channel();
+    let wait = move || {
+        while let Ok(signal) = signals.wait() {
+            // Nobody listens any more once the first has been taken.
+            let _ = sender.send(signal);
+        }
+    };
+    thread::Builder::new().name("signals".into()).spawn(wait).during("signal thread")?;
+    Ok(receiver)
+}
+
+/// What is done once a second.
+struct Watch {
+    lender: Arc<Lender>,
+    gauge: Gauge,
+    begin: Instant,
+}
+
+impl Watch {
+    /// Until a signal asks for the end. Returns the thread that packs; it ends after its pass.
+    fn until(mut self, ending: &Receiver<Signal>, compress_after_s: u32) -> Outcome<JoinHandle<()>> {
+        let (compact, compacting) = start_compacting(self.lender.clone())?;
+        loop {
+            let pressed = self.look();
+            let age_s = if pressed { 0 } else { compress_after_s };
+            let now_s = u32::try_from(self.begin.elapsed().as_secs()).unwrap_or(u32::MAX);
+            // One pass at a time: if the last still runs, the next second's comes soon enough.
+            let _ = compact.try_send(Pass { now_s, age_s });
+            match ending.recv_timeout(INTERVAL) {
+                Err(RecvTimeoutError::Timeout) => {}
+                Ok(signal) => {
+                    info!("{signal}: ending");
+                    break;
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        self.lender.close();
+        Ok(compacting)
+    }
+
+    fn look(&mut self) -> bool {
+        let reading = reading();
+        let pressed = self.gauge.observe(reading);
+        if self.lender.set_pressed(pressed) != pressed {
+            let percent = |value: Option<f64>| value.map_or("unknown".into(), |value| format!("{value:.1}%"));
+            let (stall, free) = (percent(reading.stall_percent), percent(reading.available_percent));
+            if pressed {
+                warn!("under memory pressure (stalled {stall}, available {free}): no new areas, packing what is there");
+            } else {
+                info!("no memory pressure any more (stalled {stall}, available {free})");
+            }
+        }
+        for (name, held_s) in self.lender.revoke_unheld(Instant::now()) {
+            info!("area {name:?} taken back: nobody held it for {held_s} s");
+        }
+        pressed
+    }
+}
+
+/// One pass of compaction: what is older than `age_s` is packed.
+struct Pass {
+    now_s: u32,
+    age_s: u32,
+}
+
+/// Packs in a thread of its own: a pass may take long, and the watch must not wait.
+fn start_compacting(lender: Arc<Lender>) -> Outcome<(SyncSender<Pass>, JoinHandle<()>)> {
+    let (sender, receiver) = mpsc::sync_channel::<Pass>(1);
+    let pass = move || {
+        for Pass { now_s, age_s } in receiver {
+            let done = lender.compact(now_s, age_s);
+            if done.chunks > 0 {
+                let used = human(lender.usage().used_bytes);
+                debug!("packed {} chunks, {} free again, {used} used", done.chunks, human(done.freed_bytes));
+            }
+        }
+    };
+    let thread = thread::Builder::new().name("compact".into()).spawn(pass).during("compaction thread")?;
+    Ok((sender, thread))
+}
+
+fn reading() -> Reading {
+    Reading {
+        // Kernels without PSI have no such file, or one that cannot be read.
+        stall_percent: fs::read_to_string(PRESSURE).ok().and_then(|text| parse_stall(&text)),
+        available_percent: available().map(|(available, total)| available as f64 * 100.0 / total as f64),
+    }
+}
+
+/// Available and all memory of this machine (bytes).
+fn available() -> Option<(u64, u64)> {
+    parse_available(&fs::read_to_string(Path::new(MEMORY)).ok()?)
+}
+
+/// A share on the command line.
+pub fn percent(text: &str) -> Result<f64, String> {
+    let wrong = || format!("`{text}` is no share; write percent from 0 to 100, such as 5 or 2.5");
+    let value: f64 = text.strip_suffix('%').unwrap_or(text).parse().map_err(|_| wrong())?;
+    if (0.0..=100.0).contains(&value) { Ok(value) } else { Err(wrong()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_percent() {
+        assert_eq!(percent("2.5"), Ok(2.5));
+        assert_eq!(percent("100%"), Ok(100.0));
+        for text in ["", "-1", "101", "NaN", "five"] {
+            assert!(percent(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn this_machine_can_be_read() {
+        let percent = reading().available_percent.unwrap();
+        assert!(percent > 0.0 && percent <= 100.0, "{percent}");
+    }
+}

@@ -1,0 +1,73 @@
+//! `shoal lab`: the papers' experiments.
+//!
+//! `list` tells which there are, `run` runs one and prints its tables, with the paper's figures beside ours. What an
+//! experiment is and which options it has is in `shoal-lab`. Files go only where `--out` says; a claim that is not
+//! shown is
+//! a line of the report, not a failure of the command.
+
+use clap::{Args, Subcommand};
+use shoal_lab::RunArgs;
+
+use crate::failure::{Failure, Outcome};
+use crate::print_json;
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    shoal lab list\n  \
+    shoal lab run netram --quick\n  \
+    shoal lab run netram --trace week.srt --out results\n\n\
+    Times of a model are simulated and say so.")]
+pub struct LabArgs {
+    #[command(subcommand)]
+    pub command: LabCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum LabCommand {
+    /// Show which experiments there are, and whose
+    List {
+        /// Report as JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Run an experiment; print its figures beside the paper's
+    Run(Box<RunArgs>),
+}
+
+pub fn run(args: &LabArgs) -> Outcome<()> {
+    match &args.command {
+        LabCommand::List { json } => list(*json),
+        LabCommand::Run(args) => experiment(args)?,
+    }
+    Ok(())
+}
+
+fn list(json: bool) {
+    let all = shoal_lab::list();
+    if json {
+        return print_json(&all);
+    }
+    for listed in all {
+        println!("{}  {}", listed.name, listed.about);
+        println!("    paper: {}", listed.paper);
+        let options: Vec<String> = listed.options.iter().map(|option| format!("--{option}")).collect();
+        println!("    options: {}", options.join(" "));
+    }
+}
+
+fn experiment(args: &RunArgs) -> Outcome<()> {
+    let (report, files) = shoal_lab::run(args).map_err(|error| Failure::new("lab", error))?;
+    // Loud also where only the report's table is read.
+    for skipped in &report.skipped {
+        eprintln!("shoal: lab: SKIPPED: {skipped}");
+    }
+    if args.common.json {
+        print_json(&report.to_json());
+    } else {
+        print!("{}", report.to_text());
+    }
+    for file in files {
+        eprintln!("wrote {}", file.display());
+    }
+    Ok(())
+}

@@ -1,0 +1,532 @@
+//! A block device on an NBD server that is connected to again when the connection is lost.
+//!
+//! Owns the patience: for `lost_after` the server is tried to be reached; what was in flight is repeated on the new
+//! connection (all requests are idempotent), what comes meanwhile waits. After that, or when another server answers,
+//! every request fails and goes on failing. A server that stays but stops answering counts as lost in the same time.
+//! Rules:
+//! - A donor's server that was restarted has lost its memory: the disk's superblock must still be there
+//!   (`Contents::Donor`).
+//! - Of any other server only what a flush covered may be relied on: completed writes are kept until then and
+//!   repeated, in order, on a new connection before anything else (`Contents::Durable`). At most `KEPT_BYTES_MAX` are
+//!   kept: beyond, writes complete with a flush of our own.
+//! - Completions run without a lock held. Threads: one here, two in the client.
+//!
+//! Also asks the server every second whether it is short of memory (`shoal:pressure`). What follows is its owner's
+//! decision.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::mpsc;
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
+use shoal_nbd::{Client, ClientOptions, ConnectError, Lost, Uri};
+
+/// The context of a donor that is short of memory.
+pub const PRESSURE: &str = "shoal:pressure";
+/// Its flag.
+const UNDER_PRESSURE: u32 = 1;
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+const RETRY_AFTER: Duration = Duration::from_millis(50);
+const KEPT_BYTES_MAX: usize = 32 << 20;
+/// Bytes at a donor's start that tell whose it is.
+pub const FRONT_BYTES: usize = 4096;
+
+/// What a server must still hold after it was connected to again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contents {
+    /// The superblock of a network RAM disk, once there is one.
+    Donor,
+    /// Everything flushed.
+    Durable,
+}
+
+/// What the owner of a link wants to be told, from a thread of the link.
+#[derive(Default)]
+pub struct Watch {
+    pub lost: Option<Box<dyn Fn() + Send + Sync>>,
+    pub pressure: Option<Box<dyn Fn(bool) + Send + Sync>>,
+}
+
+/// A request that can be made again.
+enum Again {
+    Read { at: u64, len: usize },
+    Write { at: u64, bytes: Vec<u8>, fua: bool },
+    Flush,
+    Trim { at: u64, len: u64 },
+    WriteZeroes { at: u64, len: u64, fua: bool },
+}
+
+impl Again {
+    fn of(request: &Request) -> Again {
+        match request {
+            Request::Read { at, buffer } => Again::Read { at: *at, len: buffer.len() },
+            Request::Write { at, buffer, fua } => Again::Write { at: *at, bytes: buffer.clone(), fua: *fua },
+            Request::Flush => Again::Flush,
+            Request::Trim { at, len } => Again::Trim { at: *at, len: *len },
+            Request::WriteZeroes { at, len, fua } => Again::WriteZeroes { at: *at, len: *len, fua: *fua },
+        }
+    }
+
+    fn request(&self) -> Request {
+        match self {
+            Again::Read { at, len } => Request::Read { at: *at, buffer: vec![0; *len] },
+            Again::Write { at, bytes, fua } => Request::Write { at: *at, buffer: bytes.clone(), fua: *fua },
+            Again::Flush => Request::Flush,
+            Again::Trim { at, len } => Request::Trim { at: *at, len: *len },
+            Again::WriteZeroes { at, len, fua } => Request::WriteZeroes { at: *at, len: *len, fua: *fua },
+        }
+    }
+
+    fn changes_data(&self) -> bool {
+        !matches!(self, Again::Read { .. } | Again::Flush)
+    }
+
+    /// What keeping it costs.
+    fn bytes(&self) -> usize {
+        64 + if let Again::Write { bytes, .. } = self { bytes.len() } else { 0 }
+    }
+}
+
+struct Operation {
+    again: Arc<Again>,
+    started: Instant,
+    /// Changes completed before it was submitted: what it covers if it is a flush.
+    after: u64,
+    done: Completion,
+}
+
+#[derive(Default)]
+struct State {
+    client: Option<Arc<Client>>,
+    /// Counts connections.
+    generation: u64,
+    down_since: Option<Instant>,
+    waiting: Vec<Operation>,
+    /// A connection that ended; the link's thread closes it.
+    ended: Vec<Arc<Client>>,
+    failed: Option<MediaError>,
+    closing: bool,
+    poisoned: bool,
+    /// Changes completed so far.
+    changes: u64,
+    /// Completed, not covered by a flush, with their numbers.
+    kept: VecDeque<(u64, Arc<Again>)>,
+    kept_bytes: usize,
+    /// Completed writes whose completion waits for our own flush.
+    held: Vec<(Completion, Vec<u8>)>,
+    flushing: bool,
+    /// The disk whose superblock was written here, or found here.
+    disk: Option<[u8; 16]>,
+    wrote: bool,
+    under_pressure: bool,
+}
+
+struct Shared {
+    uri: Uri,
+    name: String,
+    contents: Contents,
+    lost_after: Duration,
+    client_options: ClientOptions,
+    geometry: BlockGeometry,
+    state: Mutex<State>,
+    changed: Condvar,
+    watch: OnceLock<Watch>,
+}
+
+/// The device. Dropping it disconnects; requests in flight then fail.
+pub struct Link {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Link {
+    pub fn connect(uri: &Uri, contents: Contents, lost_after: Duration) -> Result<Link, ConnectError> {
+        let client_options = ClientOptions {
+            connect_timeout: lost_after.min(Duration::from_secs(10)),
+            // The other half is for connecting again.
+            request_timeout: (lost_after / 2).max(Duration::from_millis(50)),
+            contexts: vec![PRESSURE.into()],
+            flush_may_be_missing: contents == Contents::Donor,
+            ..ClientOptions::default()
+        };
+        let client = Client::connect(uri, &client_options)?;
+        let geometry = client.geometry();
+        let state = State { client: Some(Arc::new(client)), ..State::default() };
+        let shared = Arc::new(Shared {
+            uri: uri.clone(),
+            name: uri.to_string(),
+            contents,
+            lost_after,
+            client_options,
+            geometry,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            watch: OnceLock::new(),
+        });
+        let run = {
+            let shared = shared.clone();
+            move || shared.run()
+        };
+        let io = |source| ConnectError::Io { uri: uri.to_string(), source };
+        let thread = std::thread::Builder::new().name("nbd-link".into()).spawn(run).map_err(io)?;
+        Ok(Link { shared, thread: Some(thread) })
+    }
+
+    /// Once: whom to tell.
+    pub fn watch(&self, watch: Watch) {
+        // A second one would find the first in place, which is a mistake of the program.
+        assert!(self.shared.watch.set(watch).is_ok(), "a link is watched once");
+    }
+
+    /// The bytes that tell whose a donor is.
+    pub fn front(&self) -> Result<Vec<u8>, MediaError> {
+        let client = self.shared.state.lock().client.clone();
+        match client {
+            Some(client) => self.shared.front(client.as_ref()),
+            None => Err(self.shared.error(io::ErrorKind::NotConnected, "the connection is lost")),
+        }
+    }
+
+    /// The server belongs to this disk: after a reconnection its superblock must be there, if it ever was.
+    pub fn belongs_to(&self, disk: [u8; 16], is_there: bool) {
+        let mut state = self.shared.state.lock();
+        state.disk = Some(disk);
+        state.wrote = is_there;
+    }
+
+    /// Can a flush make anything durable? Some servers know none.
+    pub fn can_flush(&self) -> bool {
+        let client = self.shared.state.lock().client.clone();
+        client.is_some_and(|client| client.export().flags & shoal_nbd::wire::transmission::FLAG_SEND_FLUSH != 0)
+    }
+
+    /// `connected`, `reconnecting`, or `lost`.
+    pub fn state(&self) -> &'static str {
+        let state = self.shared.state.lock();
+        match (&state.failed, &state.client) {
+            (Some(_), _) => "lost",
+            (None, Some(client)) if client.lost().is_none() => "connected",
+            _ => "reconnecting",
+        }
+    }
+}
+
+impl BlockDevice for Link {
+    fn geometry(&self) -> BlockGeometry {
+        self.shared.geometry
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        let again = Arc::new(Again::of(&request));
+        let operation = {
+            let state = self.shared.state.lock();
+            if state.poisoned && !matches!(request, Request::Read { .. }) {
+                drop(state);
+                return done(Err(MediaError::Poisoned { what: self.shared.name.clone() }));
+            }
+            Operation { again, started: Instant::now(), after: state.changes, done }
+        };
+        self.shared.start(operation, Some(request));
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.shared.state.lock().closing = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            // It ends with `fail`, which leaves nothing waiting.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Why a new connection will not do.
+enum Refused {
+    /// Try again.
+    Unreachable(String),
+    /// Another server, or one that lost what it held.
+    Other(String),
+}
+
+impl Shared {
+    fn error(&self, kind: io::ErrorKind, why: impl Into<String>) -> MediaError {
+        MediaError::io(self.name.clone(), io::Error::new(kind, why.into()))
+    }
+
+    fn start(self: &Arc<Self>, operation: Operation, request: Option<Request>) {
+        let (client, generation) = {
+            let mut state = self.state.lock();
+            if let Some(error) = state.failed.clone() {
+                drop(state);
+                return (operation.done)(Err(error));
+            }
+            match state.client.clone() {
+                Some(client) => (client, state.generation),
+                None => {
+                    state.waiting.push(operation);
+                    return;
+                }
+            }
+        };
+        let request = request.unwrap_or_else(|| operation.again.request());
+        let shared = self.clone();
+        client.submit(request, Box::new(move |result| shared.ended(generation, operation, result)));
+    }
+
+    /// A request came back from the connection of this generation.
+    fn ended(self: &Arc<Self>, generation: u64, operation: Operation, result: Result<Vec<u8>, MediaError>) {
+        match result {
+            Err(error) if Lost::of(&error).is_some() => {
+                let mut state = self.state.lock();
+                if state.generation == generation {
+                    self.take_down(&mut state);
+                }
+                if state.client.is_none() && state.failed.is_none() {
+                    state.waiting.push(operation);
+                    return;
+                }
+                drop(state);
+                self.start(operation, None);
+            }
+            Err(error) => {
+                let durable = matches!(
+                    *operation.again,
+                    Again::Flush | Again::Write { fua: true, .. } | Again::WriteZeroes { fua: true, .. }
+                );
+                if durable && !matches!(error, MediaError::OutOfRange { .. }) {
+                    self.state.lock().poisoned = true;
+                }
+                (operation.done)(Err(error));
+            }
+            Ok(buffer) => self.succeeded(operation, buffer),
+        }
+    }
+
+    fn succeeded(self: &Arc<Self>, operation: Operation, buffer: Vec<u8>) {
+        let Operation { again, after, done, .. } = operation;
+        let mut state = self.state.lock();
+        if again.changes_data() {
+            state.changes += 1;
+            state.wrote |= matches!(*again, Again::Write { .. });
+            if self.contents == Contents::Durable {
+                let number = state.changes;
+                state.kept_bytes += again.bytes();
+                state.kept.push_back((number, again));
+                if state.kept_bytes > KEPT_BYTES_MAX {
+                    state.held.push((done, buffer));
+                    let flushing = std::mem::replace(&mut state.flushing, true);
+                    drop(state);
+                    if !flushing {
+                        self.flush_kept();
+                    }
+                    return;
+                }
+            }
+        } else if matches!(*again, Again::Flush) {
+            while state.kept.front().is_some_and(|(number, _)| *number <= after) {
+                let (_, again) = state.kept.pop_front().expect("has a front");
+                state.kept_bytes -= again.bytes();
+            }
+        }
+        drop(state);
+        done(Ok(buffer));
+    }
+
+    /// Our own flush, so that what is kept stays bounded.
+    fn flush_kept(self: &Arc<Self>) {
+        let shared = self.clone();
+        let done: Completion = Box::new(move |_| {
+            // Failed, it has poisoned the link: the owner learns it from its own flush. The writes as such were done.
+            let held = {
+                let mut state = shared.state.lock();
+                state.flushing = false;
+                std::mem::take(&mut state.held)
+            };
+            for (done, buffer) in held {
+                done(Ok(buffer));
+            }
+        });
+        let after = self.state.lock().changes;
+        let operation = Operation { again: Arc::new(Again::Flush), started: Instant::now(), after, done };
+        self.start(operation, None);
+    }
+
+    fn take_down(&self, state: &mut State) {
+        if let Some(client) = state.client.take() {
+            state.ended.push(client);
+            state.down_since = Some(Instant::now());
+            self.changed.notify_all();
+        }
+    }
+
+    /// The link's thread.
+    fn run(self: &Arc<Self>) {
+        loop {
+            let (client, ended) = {
+                let mut state = self.state.lock();
+                let next = Instant::now() + LOOK_EVERY;
+                while !state.closing && state.client.is_some() && Instant::now() < next {
+                    self.changed.wait_until(&mut state, next);
+                }
+                if state.closing {
+                    drop(state);
+                    return self.fail(self.error(io::ErrorKind::NotConnected, "closed"));
+                }
+                if state.client.as_ref().is_some_and(|client| client.lost().is_some()) {
+                    self.take_down(&mut state);
+                }
+                (state.client.clone(), std::mem::take(&mut state.ended))
+            };
+            drop(ended);
+            match client {
+                Some(client) => self.look(&client),
+                None => {
+                    if let Err(error) = self.reconnect() {
+                        self.fail(error);
+                        if let Some(lost) = self.watch.get().and_then(|watch| watch.lost.as_ref()) {
+                            lost();
+                        }
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Asks for the server's state of memory.
+    fn look(&self, client: &Client) {
+        if !client.export().contexts.iter().any(|context| context.name == PRESSURE) {
+            return;
+        }
+        let block = u64::from(self.geometry.block_bytes);
+        let len = (FRONT_BYTES as u64).max(block).min(self.geometry.bytes) as u32;
+        // An error is the connection's, which is seen elsewhere.
+        let Ok(extents) = client.block_status(PRESSURE, 0, len, true) else { return };
+        let now = extents.iter().any(|extent| extent.flags & UNDER_PRESSURE != 0);
+        let before = std::mem::replace(&mut self.state.lock().under_pressure, now);
+        if now != before
+            && let Some(pressure) = self.watch.get().and_then(|watch| watch.pressure.as_ref())
+        {
+            pressure(now);
+        }
+    }
+
+    fn reconnect(self: &Arc<Self>) -> Result<(), MediaError> {
+        let mut why = String::from("closed by the server");
+        loop {
+            let deadline = {
+                let mut state = self.state.lock();
+                if state.closing {
+                    return Err(self.error(io::ErrorKind::NotConnected, "closed"));
+                }
+                let since = state.waiting.iter().map(|operation| operation.started).min();
+                let down = *state.down_since.get_or_insert_with(Instant::now);
+                since.unwrap_or(down).min(down) + self.lost_after
+            };
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let why = format!("no connection for {:.1} s: {why}", self.lost_after.as_secs_f64());
+                return Err(self.error(io::ErrorKind::TimedOut, why));
+            }
+            match self.connect_again(left) {
+                Ok(client) => {
+                    let waiting = {
+                        let mut state = self.state.lock();
+                        state.client = Some(Arc::new(client));
+                        state.generation += 1;
+                        state.down_since = None;
+                        std::mem::take(&mut state.waiting)
+                    };
+                    for operation in waiting {
+                        self.start(operation, None);
+                    }
+                    return Ok(());
+                }
+                Err(Refused::Other(why)) => return Err(self.error(io::ErrorKind::NotConnected, why)),
+                Err(Refused::Unreachable(cause)) => why = cause,
+            }
+            let mut state = self.state.lock();
+            if !state.closing {
+                self.changed.wait_for(&mut state, RETRY_AFTER.min(left));
+            }
+        }
+    }
+
+    fn connect_again(&self, left: Duration) -> Result<Client, Refused> {
+        let options = ClientOptions {
+            connect_timeout: left.min(self.client_options.connect_timeout),
+            ..self.client_options.clone()
+        };
+        let unreachable = |error: &dyn std::fmt::Display| Refused::Unreachable(error.to_string());
+        let client = Client::connect(&self.uri, &options).map_err(|error| unreachable(&error))?;
+        let found = client.geometry();
+        if found.bytes != self.geometry.bytes || found.block_bytes > self.geometry.block_bytes {
+            let (found, expected) = (found.bytes, self.geometry.bytes);
+            return Err(Refused::Other(format!("another server answers: {found} bytes instead of {expected}")));
+        }
+        let (kept, disk, wrote) = {
+            let state = self.state.lock();
+            let kept: Vec<Arc<Again>> = state.kept.iter().map(|(_, again)| again.clone()).collect();
+            (kept, state.disk, state.wrote)
+        };
+        if self.contents == Contents::Donor && wrote {
+            let front = self.front(&client).map_err(|error| unreachable(&error))?;
+            if disk != shoal_netram::identify(&front).map(|(uuid, _)| uuid) {
+                return Err(Refused::Other("the server was restarted: its memory no longer holds the disk".into()));
+            }
+        }
+        for again in kept {
+            self.wait(&client, again.request()).map_err(|error| match Lost::of(&error) {
+                Some(_) => unreachable(&error),
+                None => Refused::Other(format!("a write could not be repeated: {error}")),
+            })?;
+        }
+        Ok(client)
+    }
+
+    fn front(&self, client: &Client) -> Result<Vec<u8>, MediaError> {
+        let len = FRONT_BYTES.max(self.geometry.block_bytes as usize);
+        if (len as u64) > self.geometry.bytes {
+            return Err(self.error(io::ErrorKind::InvalidInput, format!("only {} bytes long", self.geometry.bytes)));
+        }
+        let mut front = self.wait(client, Request::Read { at: 0, buffer: vec![0; len] })?;
+        front.truncate(FRONT_BYTES);
+        Ok(front)
+    }
+
+    fn wait(&self, client: &Client, request: Request) -> Result<Vec<u8>, MediaError> {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let done: Completion = Box::new(move |result| {
+            // The receiver waits below.
+            let _ = sender.send(result);
+        });
+        client.submit(request, done);
+        receiver.recv().unwrap_or_else(|_| Err(self.error(io::ErrorKind::BrokenPipe, "dropped without completion")))
+    }
+
+    fn fail(&self, error: MediaError) {
+        let (waiting, held, clients) = {
+            let mut state = self.state.lock();
+            state.failed = Some(error.clone());
+            let mut clients = std::mem::take(&mut state.ended);
+            clients.extend(state.client.take());
+            (std::mem::take(&mut state.waiting), std::mem::take(&mut state.held), clients)
+        };
+        for operation in waiting {
+            (operation.done)(Err(error.clone()));
+        }
+        for (done, _) in held {
+            done(Err(error.clone()));
+        }
+        drop(clients);
+    }
+}
+
+#[cfg(test)]
+#[path = "nbd_link_tests.rs"]
+mod tests;

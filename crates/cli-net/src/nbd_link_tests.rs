@@ -1,0 +1,301 @@
+//! Links over servers that go away, come back, come back empty, hang, or are short of memory.
+//!
+//! The servers run in this process on UNIX sockets; their device has a cache that dies with the server, as a power loss
+//! or a server without a disk would have it. Every wait is bounded by the link's own patience.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+use shoal_nbd::wire::transmission::Extent;
+use shoal_nbd::{BlockStatus, Export, Listen, Server, ServerOptions};
+
+use super::*;
+
+const BYTES: usize = 64 << 20;
+const LOST_AFTER: Duration = Duration::from_secs(4);
+
+#[derive(Default)]
+struct Disk {
+    stable: Mutex<Vec<u8>>,
+    flushes: AtomicUsize,
+}
+
+/// A device with a cache of its own over a disk that outlives it.
+struct Cache {
+    disk: Arc<Disk>,
+    current: Mutex<Vec<u8>>,
+    hangs: AtomicBool,
+    fails: AtomicBool,
+    stuck: Mutex<Vec<Completion>>,
+}
+
+impl BlockDevice for Cache {
+    fn geometry(&self) -> BlockGeometry {
+        BlockGeometry { bytes: BYTES as u64, block_bytes: 512, atomic_bytes: 512, survives_process: false }
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        if self.hangs.load(Ordering::SeqCst) {
+            return self.stuck.lock().push(done);
+        }
+        if self.fails.load(Ordering::SeqCst) {
+            return done(Err(MediaError::io("disk", io::Error::other("on fire"))));
+        }
+        let mut current = self.current.lock();
+        let result = match request {
+            Request::Read { at, mut buffer } => {
+                let len = buffer.len();
+                buffer.copy_from_slice(&current[at as usize..][..len]);
+                buffer
+            }
+            Request::Write { at, buffer, .. } => {
+                current[at as usize..][..buffer.len()].copy_from_slice(&buffer);
+                buffer
+            }
+            Request::Flush => {
+                self.disk.stable.lock().copy_from_slice(&current);
+                self.disk.flushes.fetch_add(1, Ordering::SeqCst);
+                vec![]
+            }
+            Request::Trim { .. } => vec![],
+            Request::WriteZeroes { at, len, .. } => {
+                current[at as usize..][..len as usize].fill(0);
+                vec![]
+            }
+        };
+        drop(current);
+        done(Ok(result));
+    }
+}
+
+/// `shoal:pressure` as a donor tells it.
+struct Pressure(Arc<AtomicU32>);
+
+impl BlockStatus for Pressure {
+    fn context(&self) -> &str {
+        PRESSURE
+    }
+
+    fn status(&self, _at: u64, len: u32, _extents_max: usize) -> Result<Vec<Extent>, MediaError> {
+        Ok(vec![Extent { len, flags: self.0.load(Ordering::SeqCst) }])
+    }
+}
+
+struct World {
+    socket: PathBuf,
+    disk: Arc<Disk>,
+    pressure: Arc<AtomicU32>,
+    server: Option<(Server, Arc<Cache>)>,
+    _dir: tempfile::TempDir,
+}
+
+impl World {
+    fn new() -> World {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = Arc::new(Disk::default());
+        *disk.stable.lock() = vec![0; BYTES];
+        let socket = dir.path().join("s");
+        let mut world = World { socket, disk, pressure: Arc::default(), server: None, _dir: dir };
+        world.start();
+        world
+    }
+
+    fn start(&mut self) {
+        self.server = Some(serve(&self.socket, &self.disk, &self.pressure));
+    }
+
+    /// The server ends at once, and with it what its cache held.
+    fn kill(&mut self) {
+        self.server = None;
+    }
+
+    fn cache(&self) -> &Cache {
+        &self.server.as_ref().unwrap().1
+    }
+
+    fn link(&self, contents: Contents, lost_after: Duration) -> Link {
+        let uri = format!("nbd+unix:///?socket={}", self.socket.display()).parse().unwrap();
+        Link::connect(&uri, contents, lost_after).unwrap()
+    }
+}
+
+fn serve(socket: &Path, disk: &Arc<Disk>, pressure: &Arc<AtomicU32>) -> (Server, Arc<Cache>) {
+    let current = Mutex::new(disk.stable.lock().clone());
+    let (hangs, fails) = (AtomicBool::new(false), AtomicBool::new(false));
+    let cache = Arc::new(Cache { disk: disk.clone(), current, hangs, fails, stuck: Mutex::default() });
+    let export = Export::new("", cache.clone()).unwrap().context(Arc::new(Pressure(pressure.clone()))).unwrap();
+    let listen = Listen::Unix(socket.to_path_buf());
+    (Server::start(Arc::new(vec![Arc::new(export)]), &listen, ServerOptions::default()).unwrap(), cache)
+}
+
+fn read_byte(link: &Link, at: u64) -> Result<u8, MediaError> {
+    let mut block = [0; 512];
+    link.read_into(at, &mut block).map(|()| block[0])
+}
+
+#[test]
+fn requests_wait_for_a_server_that_comes_back() {
+    let mut world = World::new();
+    let link = world.link(Contents::Donor, LOST_AFTER);
+    link.write_from(512, &[7; 512]).unwrap();
+    shoal_media::flush(&link).unwrap();
+    world.kill();
+    std::thread::scope(|scope| {
+        let waiting: Vec<_> = (0..4).map(|_| scope.spawn(|| read_byte(&link, 512).unwrap())).collect();
+        std::thread::sleep(Duration::from_millis(300));
+        assert_eq!(link.state(), "reconnecting");
+        assert!(waiting.iter().all(|thread| !thread.is_finished()));
+        world.start();
+        for thread in waiting {
+            assert_eq!(thread.join().unwrap(), 7);
+        }
+    });
+    assert_eq!(link.state(), "connected");
+}
+
+#[test]
+fn what_was_in_flight_is_repeated_on_the_new_connection() {
+    let mut world = World::new();
+    let link = world.link(Contents::Donor, LOST_AFTER);
+    world.cache().hangs.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let write = scope.spawn(|| link.write_from(1024, &[9; 512]));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!write.is_finished());
+        world.kill();
+        world.start();
+        write.join().unwrap().unwrap();
+    });
+    assert_eq!(world.cache().current.lock()[1024], 9);
+}
+
+#[test]
+fn a_server_that_stays_away_fails_every_request_for_good() {
+    let mut world = World::new();
+    let link = world.link(Contents::Donor, Duration::from_millis(500));
+    let told = Arc::new(AtomicUsize::new(0));
+    let lost = told.clone();
+    let tell = move || {
+        lost.fetch_add(1, Ordering::SeqCst);
+    };
+    link.watch(Watch { lost: Some(Box::new(tell)), pressure: None });
+    world.kill();
+    let begin = Instant::now();
+    let error = read_byte(&link, 0).unwrap_err().to_string();
+    assert!(error.contains("no connection for 0.5 s"), "{error}");
+    assert!(begin.elapsed() < Duration::from_secs(3), "{:?}", begin.elapsed());
+    world.start();
+    assert!(read_byte(&link, 0).is_err(), "its data may be old: it stays lost");
+    assert_eq!(link.state(), "lost");
+    let begin = Instant::now();
+    while told.load(Ordering::SeqCst) == 0 {
+        assert!(begin.elapsed() < Duration::from_secs(5));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(link);
+    assert_eq!(told.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn an_idle_link_notices_that_its_server_is_gone() {
+    let mut world = World::new();
+    let link = world.link(Contents::Donor, Duration::from_millis(200));
+    world.kill();
+    let begin = Instant::now();
+    while link.state() != "lost" {
+        assert!(begin.elapsed() < Duration::from_secs(5), "{}", link.state());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_server_that_hangs_is_lost_in_the_same_time() {
+    let world = World::new();
+    let link = world.link(Contents::Donor, Duration::from_secs(1));
+    world.cache().hangs.store(true, Ordering::SeqCst);
+    let begin = Instant::now();
+    read_byte(&link, 0).unwrap_err();
+    let took = begin.elapsed();
+    assert!(took > Duration::from_millis(400) && took < Duration::from_secs(4), "{took:?}");
+    for done in world.cache().stuck.lock().drain(..) {
+        done(Ok(vec![0; 512]));
+    }
+}
+
+#[test]
+fn writes_the_server_had_not_flushed_survive_its_end() {
+    let mut world = World::new();
+    let link = world.link(Contents::Durable, LOST_AFTER);
+    link.write_from(0, &[1; 1024]).unwrap();
+    shoal_media::flush(&link).unwrap();
+    link.write_from(0, &[2; 1024]).unwrap();
+    link.write_from(512, &[3; 512]).unwrap();
+    world.kill();
+    world.start();
+    assert_eq!(world.cache().current.lock()[0], 1, "the server itself has lost them");
+    assert_eq!((read_byte(&link, 0).unwrap(), read_byte(&link, 512).unwrap()), (2, 3));
+    shoal_media::flush(&link).unwrap();
+    assert_eq!(world.disk.stable.lock()[512], 3);
+    assert_eq!(link.shared.state.lock().kept.len(), 0, "flushed writes are not kept");
+}
+
+#[test]
+fn what_is_kept_for_a_lost_server_stays_bounded() {
+    let world = World::new();
+    let link = world.link(Contents::Durable, LOST_AFTER);
+    let buffer = vec![5; 1 << 20];
+    for i in 0..100u64 {
+        link.write_from((i % 32) << 20, &buffer).unwrap();
+        let kept = link.shared.state.lock().kept_bytes;
+        assert!(kept <= KEPT_BYTES_MAX + (2 << 20), "{kept}");
+    }
+    assert!(world.disk.flushes.load(Ordering::SeqCst) >= 2);
+}
+
+#[test]
+fn another_server_in_its_place_is_refused() {
+    let mut world = World::new();
+    let link = world.link(Contents::Donor, LOST_AFTER);
+    link.write_from(0, &[1; 4096]).unwrap();
+    // Written, and not a superblock: as if the server had lost one.
+    link.belongs_to([7; 16], true);
+    world.kill();
+    world.start();
+    let begin = Instant::now();
+    let error = read_byte(&link, 0).unwrap_err().to_string();
+    assert!(error.contains("no longer holds the disk"), "{error}");
+    assert!(begin.elapsed() < LOST_AFTER, "no need to wait for a server that answers");
+}
+
+#[test]
+fn a_failed_flush_poisons_the_link_across_connections() {
+    let mut world = World::new();
+    let link = world.link(Contents::Durable, LOST_AFTER);
+    world.cache().fails.store(true, Ordering::SeqCst);
+    assert!(read_byte(&link, 0).is_err());
+    link.write_from(0, &[0; 512]).unwrap_err();
+    world.cache().fails.store(false, Ordering::SeqCst);
+    link.write_from(0, &[0; 512]).unwrap();
+    world.cache().fails.store(true, Ordering::SeqCst);
+    shoal_media::flush(&link).unwrap_err();
+    world.kill();
+    world.start();
+    read_byte(&link, 0).unwrap();
+    assert!(matches!(link.write_from(0, &[0; 512]), Err(MediaError::Poisoned { .. })));
+    assert!(matches!(shoal_media::flush(&link), Err(MediaError::Poisoned { .. })));
+}
+
+#[test]
+fn a_servers_pressure_is_told_when_it_changes() {
+    let world = World::new();
+    let link = world.link(Contents::Donor, LOST_AFTER);
+    let (sender, receiver) = mpsc::channel();
+    let sender = Mutex::new(sender);
+    let tell = move |on: bool| sender.lock().send(on).unwrap_or_default();
+    link.watch(Watch { lost: None, pressure: Some(Box::new(tell)) });
+    world.pressure.store(1, Ordering::SeqCst);
+    assert!(receiver.recv_timeout(Duration::from_secs(5)).unwrap());
+    world.pressure.store(0, Ordering::SeqCst);
+    assert!(!receiver.recv_timeout(Duration::from_secs(5)).unwrap());
+    assert!(receiver.recv_timeout(Duration::from_millis(1200)).is_err(), "told once");
+}

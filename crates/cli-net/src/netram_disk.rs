@@ -1,0 +1,481 @@
+//! A network RAM disk put together: connections to its donors, the disk over them, and what is said about both.
+//!
+//! Owns the decision between opening and making a disk: donors that carry the superblock of one disk open it, blank
+//! ones join it; several disks, another disk than the one asked for, or none where one must be, are errors that name
+//! the donor.
+//! Rules: a donor that refuses us (wrong secret, no room) is an error, one that cannot be reached is missing, which
+//! the disk's redundancy may allow; a new disk needs all. One process of this user opens a disk at a time. A donor
+//! under memory pressure is drained while another could take its blocks. Left out: where blocks go (`shoal_netram`),
+//! reconnecting (`nbd_link`).
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::{Arc, Weak};
+
+use nix::fcntl::{Flock, FlockArg};
+use parking_lot::Mutex;
+use shoal_host::SystemClock;
+use shoal_media::BlockDevice;
+use shoal_nbd::ConnectError;
+use shoal_netram::{Disk, DonorId, DonorInfo, DonorState, Status, identify};
+use tracing::{info, warn};
+
+use crate::control::DonorChange;
+use crate::device::{Donor, Netram};
+use crate::failure::{During, Failure, Outcome};
+use crate::nbd_link::{Contents, FRONT_BYTES, Link, Watch};
+use crate::open_device::Opening;
+use crate::status::{self, Counts, DiskReport, DonorReport, Groups, Rebuild, Redundancy};
+use crate::store::uuid_text;
+
+/// The unit donors are read and written in (bytes).
+const SECTOR_BYTES: u32 = shoal_netram::SECTOR_BYTES;
+
+pub struct NetramDisk {
+    disk: Arc<Disk>,
+    uuid: [u8; 16],
+    /// As it is to be opened again.
+    description: Mutex<Netram>,
+    export: String,
+    members: Arc<Mutex<BTreeMap<String, Member>>>,
+    _lock: Option<Flock<File>>,
+}
+
+/// A donor as this process knows it.
+struct Member {
+    link: Arc<Link>,
+    under_pressure: bool,
+}
+
+/// A donor that was tried to be reached.
+struct Reached {
+    donor: Donor,
+    link: Arc<Link>,
+    front: Vec<u8>,
+}
+
+impl Reached {
+    fn disk(&self) -> Option<[u8; 16]> {
+        identify(&self.front).map(|(uuid, _)| uuid)
+    }
+
+    fn info(&self) -> DonorInfo {
+        DonorInfo { name: self.donor.to_string(), bytes: self.link.geometry().bytes }
+    }
+
+    fn device(&self) -> Arc<dyn BlockDevice> {
+        self.link.clone()
+    }
+
+    /// An older disk's superblock would be found beside the new one's.
+    fn wipe(&self) -> Outcome<()> {
+        let wiped = self.link.write_from(0, &[0; FRONT_BYTES]);
+        wiped.during(format_args!("donor {}", self.donor))
+    }
+}
+
+impl NetramDisk {
+    pub fn open(wanted: &Netram, opening: Opening) -> Outcome<NetramDisk> {
+        let export = export_name(wanted)?;
+        let tried = reach_all(wanted, &export)?;
+        let reached: Vec<&Reached> = tried.iter().filter_map(|(_, reached)| reached.as_ref().ok()).collect();
+        let missing = || tried.iter().filter_map(|(_, reached)| reached.as_ref().err());
+        let found = which_disk(wanted, &reached)?;
+        let may_create = opening == Opening::MayCreate && wanted.uuid.is_none();
+        let (uuid, is_new) = match found {
+            Some(uuid) => (uuid, false),
+            None if !may_create => {
+                let uuid = wanted.uuid.as_ref().map_or(String::new(), |uuid| format!(" {}", uuid_text(uuid)));
+                let cause = match missing().next() {
+                    Some(error) => format!("no donor that can be reached holds it; {error}"),
+                    None => "none of its donors holds it any more: their memory is gone, and the disk with it".into(),
+                };
+                return Err(Failure::new(format!("network RAM disk{uuid}"), cause));
+            }
+            None => match missing().next() {
+                Some(error) => {
+                    return Err(Failure::told(format!("{error}; a new disk needs all of its donors")));
+                }
+                None => (new_uuid()?, true),
+            },
+        };
+        let lock = lock(&uuid)?;
+        for one in &reached {
+            if is_new {
+                one.wipe()?;
+            }
+            // What a blank donor holds of an older disk is gone with the first write.
+            one.link.belongs_to(uuid, !is_new && one.disk() == Some(uuid));
+        }
+        let config = shoal_netram::Config { uuid, ..wanted.config.clone() };
+        for error in missing().filter(|_| !is_new) {
+            warn!("{error}; opening the disk without it");
+        }
+        let clock = Arc::new(SystemClock::new());
+        let disk = if is_new {
+            Disk::create(&config, reached.iter().map(|one| (one.info(), one.device())).collect(), clock)
+        } else {
+            let donors = reached.iter().map(|one| ((one.info(), one.device()), one.front.clone()));
+            Disk::open(&config, donors.collect(), clock)
+        };
+        let disk = Arc::new(disk.map_err(|error| {
+            let failure = Failure::new(format_args!("network RAM disk {}", uuid_text(&uuid)), error);
+            let more = "name more of its donors, or new=yes for a new disk in their place; everything on it is lost";
+            if is_new { failure } else { failure.remedy(more) }
+        })?);
+        let policy = disk.status().policy;
+        if !is_new && policy != wanted.config.policy {
+            warn!("the disk was made with policy={}, and keeps it", policy.name());
+        }
+        info!("network RAM disk {} {}", uuid_text(&uuid), if is_new { "made" } else { "opened" });
+        // From here on it is this disk, not a new one.
+        let mut description = Netram { uuid: Some(uuid), new: false, ..wanted.clone() };
+        description.config.policy = policy;
+        let description = Mutex::new(description);
+        let netram = NetramDisk { disk, uuid, description, export, members: Arc::default(), _lock: lock };
+        for one in reached {
+            netram.join(&one.donor.to_string(), one.link.clone());
+        }
+        Ok(netram)
+    }
+
+    pub fn description(&self) -> Netram {
+        self.description.lock().clone()
+    }
+
+    pub fn block_device(&self) -> Arc<dyn BlockDevice> {
+        self.disk.clone()
+    }
+
+    /// Tells the disk what happens to this donor from here on.
+    fn join(&self, name: &str, link: Arc<Link>) {
+        let lost = {
+            let (disk, name) = (Arc::downgrade(&self.disk), name.to_string());
+            move || {
+                if let Some((disk, id)) = find(&disk, &name) {
+                    warn!("donor {name} is lost");
+                    disk.lost(id);
+                }
+            }
+        };
+        let pressure = {
+            let (disk, members, name) = (Arc::downgrade(&self.disk), Arc::downgrade(&self.members), name.to_string());
+            move |on: bool| {
+                if let Some(members) = members.upgrade()
+                    && let Some(member) = members.lock().get_mut(&name)
+                {
+                    member.under_pressure = on;
+                }
+                if on && let Some((disk, id)) = find(&disk, &name) {
+                    give_back(&disk, id, &name);
+                }
+            }
+        };
+        link.watch(Watch { lost: Some(Box::new(lost)), pressure: Some(Box::new(pressure)) });
+        self.members.lock().insert(name.to_string(), Member { link, under_pressure: false });
+    }
+
+    pub fn change(&self, change: DonorChange, name: &str) -> Outcome<String> {
+        let donor: Donor = name.parse().map_err(|error: String| Failure::told(error))?;
+        let name = donor.to_string();
+        let known = find(&Arc::downgrade(&self.disk), &name);
+        let unknown = || {
+            Failure::new(format_args!("donor {name}"), "not in use by this disk")
+                .remedy("name one that `shoal status` shows as active")
+        };
+        match change {
+            DonorChange::Add => {
+                if known.is_some() {
+                    return Err(Failure::new(format_args!("donor {name}"), "is in use by this disk already"));
+                }
+                let one = reach(&donor, &self.description(), &self.export).map_err(NotReached::into_failure)?;
+                if let Some(other) = one.disk().filter(|uuid| *uuid != self.uuid) {
+                    return Err(Failure::new(
+                        format_args!("donor {name}"),
+                        format!("belongs to network RAM disk {}", uuid_text(&other)),
+                    )
+                    .remedy("use another name there (name=NAME), or let its owner restart it"));
+                }
+                one.wipe()?;
+                one.link.belongs_to(self.uuid, false);
+                self.disk.add(one.info(), one.device());
+                self.join(&name, one.link.clone());
+                let donors = &mut self.description.lock().donors;
+                if !donors.contains(&donor) {
+                    donors.push(donor);
+                }
+                Ok(format!("donor {name} joins; name it, too, when the disk is served again"))
+            }
+            DonorChange::Drain => {
+                let (disk, id) = known.ok_or_else(unknown)?;
+                disk.drain(id);
+                Ok(format!("donor {name} is being emptied; `shoal status` shows when it is drained"))
+            }
+            DonorChange::Lost => {
+                let (disk, id) = known.ok_or_else(unknown)?;
+                disk.lost(id);
+                Ok(format!("donor {name} is given up; what it held is rebuilt on the others"))
+            }
+        }
+    }
+
+    pub fn report(&self) -> DiskReport {
+        let status = self.disk.status();
+        let members = self.members.lock();
+        let donors = status.donors.iter().map(|donor| {
+            let member = members.get(&donor.name);
+            DonorReport {
+                name: donor.name.clone(),
+                state: state_name(donor.state).into(),
+                connection: member.map_or("missing", |member| member.link.state()).into(),
+                size_bytes: donor.bytes,
+                used_bytes: donor.used_bytes,
+                under_pressure: member.is_some_and(|member| member.under_pressure),
+            }
+        });
+        report(&status, self.uuid, donors.collect())
+    }
+}
+
+fn report(status: &Status, uuid: [u8; 16], donors: Vec<DonorReport>) -> DiskReport {
+    // Without parity, what a group misses is gone.
+    let blocks_lost = status.blocks_lost + if status.parity_units == 0 { status.blocks_unprotected } else { 0 };
+    let state = if blocks_lost > 0 {
+        status::LOST
+    } else if !status.policy.is_redundant() {
+        status::NONE
+    } else if status.groups_degraded > 0 || !status.ready {
+        status::DEGRADED
+    } else {
+        status::FULL
+    };
+    let counts = &status.counts;
+    let seconds = |ns: u64| ns as f64 / 1e9;
+    DiskReport {
+        uuid: uuid_text(&uuid),
+        policy: status.policy.name().into(),
+        ready: status.ready,
+        block_bytes: status.block_bytes,
+        data_units: status.data_units,
+        parity_units: status.parity_units,
+        donors,
+        groups: Groups { all: status.groups, open: status.groups_open, degraded: status.groups_degraded },
+        redundancy: Redundancy { state: state.into(), blocks_unprotected: status.blocks_unprotected, blocks_lost },
+        rebuild: status.repair.map(|repair| Rebuild {
+            groups: repair.groups,
+            groups_done: repair.groups_done,
+            seconds: seconds(repair.running_ns),
+            seconds_left: repair.left_ns.map(seconds),
+        }),
+        counts: Counts {
+            blocks_mapped: counts.mapped,
+            blocks_read: counts.blocks_read,
+            blocks_written: counts.blocks_written,
+            blocks_absorbed: counts.absorbed,
+            sent_data: counts.sent_data,
+            sent_parity: counts.sent_parity,
+            cleaned: counts.cleaned_data + counts.cleaned_parity,
+            reconstructed: counts.reconstructed,
+        },
+    }
+}
+
+fn state_name(state: DonorState) -> &'static str {
+    match state {
+        DonorState::Joining => "joining",
+        DonorState::Active => "active",
+        DonorState::Draining => "draining",
+        DonorState::Drained => "drained",
+        DonorState::Lost => "lost",
+    }
+}
+
+/// The donor of this name that is in use. One that left may have had the same name.
+fn find(disk: &Weak<Disk>, name: &str) -> Option<(Arc<Disk>, DonorId)> {
+    let disk = disk.upgrade()?;
+    let in_use = |state| matches!(state, DonorState::Joining | DonorState::Active | DonorState::Draining);
+    let id = disk.status().donors.iter().rposition(|donor| donor.name == name && in_use(donor.state))?;
+    Some((disk, id as DonorId))
+}
+
+/// Gives a donor its memory back, if the others suffice for what the policy needs.
+fn give_back(disk: &Disk, id: DonorId, name: &str) {
+    let status = disk.status();
+    let active = status.donors.iter().filter(|donor| donor.state == DonorState::Active).count();
+    let free: u64 = status
+        .donors
+        .iter()
+        .enumerate()
+        .filter(|(other, donor)| *other != id as usize && donor.state == DonorState::Active)
+        .map(|(_, donor)| donor.bytes.saturating_sub(donor.used_bytes))
+        .sum();
+    let needs = status.donors.get(id as usize).map_or(0, |donor| donor.used_bytes);
+    if active > status.parity_units + 1 && free > needs {
+        warn!("donor {name} needs its memory itself: it is being emptied");
+        disk.drain(id);
+    } else {
+        warn!("donor {name} needs its memory itself, but the others cannot do without it; add a donor");
+    }
+}
+
+/// What this client asks donors for: its name, with its secret if it has one.
+fn export_name(wanted: &Netram) -> Outcome<String> {
+    let Some(path) = &wanted.secret else { return Ok(wanted.name.clone()) };
+    let text = fs::read_to_string(path).during(format_args!("secret {}", path.display()))?;
+    let secret = text.lines().next().unwrap_or_default();
+    if secret.is_empty() {
+        return Err(Failure::new(format_args!("secret {}", path.display()), "the first line is empty"));
+    }
+    Ok(format!("{}:{secret}", wanted.name))
+}
+
+/// Why a donor is not there.
+enum NotReached {
+    /// Its machine or its server is away.
+    Away(String),
+    /// It answers, and will not do.
+    Unfit(Failure),
+}
+
+impl NotReached {
+    fn into_failure(self) -> Failure {
+        match self {
+            NotReached::Away(error) => Failure::told(error),
+            NotReached::Unfit(failure) => failure,
+        }
+    }
+}
+
+fn reach(donor: &Donor, wanted: &Netram, export: &str) -> Result<Reached, NotReached> {
+    let uri = donor.uri(export, wanted.certificates.as_deref());
+    let unfit = |cause: String, remedy: &str| {
+        NotReached::Unfit(Failure::new(format_args!("donor {donor}"), cause).remedy(remedy))
+    };
+    let link = Link::connect(&uri, Contents::Donor, wanted.lost_after).map_err(|error| match error {
+        // The URI would tell the secret.
+        ConnectError::Connect { source, .. } => {
+            NotReached::Away(format!("donor {donor}: {source}; check the address and that it runs"))
+        }
+        ConnectError::Io { source, .. } => NotReached::Away(format!("donor {donor}: {source}")),
+        ConnectError::Handshake { source, .. } => unfit(source.to_string(), "check name, secret and address"),
+        ConnectError::Tls { source, .. } => unfit(source.to_string(), "check the certificates"),
+        ConnectError::NoTrust { .. } => unfit("no certificates to check it with".into(), "add tls-certificates=DIR"),
+    })?;
+    let geometry = link.geometry();
+    if geometry.block_bytes > SECTOR_BYTES {
+        let cause = format!("its blocks have {} bytes, more than {SECTOR_BYTES}", geometry.block_bytes);
+        return Err(unfit(cause, "use another server"));
+    }
+    let front = link.front().map_err(|error| unfit(error.to_string(), "use another donor, or give it more memory"))?;
+    Ok(Reached { donor: donor.clone(), link: Arc::new(link), front })
+}
+
+type Tried = Vec<(Donor, Result<Reached, String>)>;
+
+/// All donors at the same time: one that hangs must not add its patience to the others'.
+fn reach_all(wanted: &Netram, export: &str) -> Outcome<Tried> {
+    let tried: Vec<_> = std::thread::scope(|scope| {
+        let start = |donor| scope.spawn(move || reach(donor, wanted, export));
+        let threads: Vec<_> = wanted.donors.iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join()).collect()
+    });
+    let mut all = Tried::new();
+    for (donor, reached) in wanted.donors.iter().zip(tried) {
+        let reached = reached.unwrap_or_else(|_| Err(NotReached::Away(format!("donor {donor}: its thread failed"))));
+        let reached = match reached {
+            Ok(one) => Ok(one),
+            Err(NotReached::Away(error)) => Err(error),
+            Err(NotReached::Unfit(failure)) => return Err(failure),
+        };
+        all.push((donor.clone(), reached));
+    }
+    Ok(all)
+}
+
+/// The disk that the donors carry, unless a new one is wanted.
+fn which_disk(wanted: &Netram, reached: &[&Reached]) -> Outcome<Option<[u8; 16]>> {
+    if wanted.new {
+        return Ok(None);
+    }
+    let found: Vec<(&Reached, [u8; 16])> = reached.iter().filter_map(|one| Some((*one, one.disk()?))).collect();
+    let expected = match (wanted.uuid, found.first()) {
+        (Some(uuid), _) => uuid,
+        (None, Some((_, uuid))) => *uuid,
+        (None, None) => return Ok(None),
+    };
+    match found.iter().find(|(_, uuid)| *uuid != expected) {
+        Some((one, other)) => Err(Failure::new(
+            format_args!("donor {}", one.donor),
+            format!("belongs to network RAM disk {}, not to {}", uuid_text(other), uuid_text(&expected)),
+        )
+        .remedy("leave it out, or add new=yes to overwrite whatever the donors hold")),
+        None => Ok(found.first().map(|_| expected)),
+    }
+}
+
+fn new_uuid() -> Outcome<[u8; 16]> {
+    let mut uuid: [u8; 16] = shoal_host::random_bytes().during("random numbers")?;
+    uuid[6] = uuid[6] & 0x0f | 0x40;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    Ok(uuid)
+}
+
+/// Two processes that open one disk would destroy it. Those of other users and machines cannot be seen.
+fn lock(uuid: &[u8; 16]) -> Outcome<Option<Flock<File>>> {
+    let path = status::run_directory().join(format!("netram-{}.lock", uuid_text(uuid)));
+    let open = || {
+        fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
+        File::options().create(true).append(true).open(&path)
+    };
+    let file = match open() {
+        Ok(file) => file,
+        Err(error) => {
+            warn!("{}: {error}; nothing keeps another process from opening the disk", path.display());
+            return Ok(None);
+        }
+    };
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Ok(Some(lock)),
+        Err(_) => Err(Failure::new(
+            format_args!("network RAM disk {}", uuid_text(uuid)),
+            "another process on this machine has it open",
+        )
+        .remedy("stop that one first, or use other donors")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secret(text: &str) -> (tempfile::TempDir, Netram) {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("s"), text).unwrap();
+        let line = format!("netram:a:1,b:2?name=me&secret={}", dir.path().join("s").display());
+        let crate::device::Description::Netram(wanted) = line.parse().unwrap() else { panic!() };
+        (dir, *wanted)
+    }
+
+    #[test]
+    fn donors_are_asked_for_name_and_secret() {
+        let (_dir, wanted) = secret("open sesame\nnot this\n");
+        assert_eq!(export_name(&wanted).unwrap(), "me:open sesame");
+        assert_eq!(export_name(&Netram { secret: None, ..wanted.clone() }).unwrap(), "me");
+        let (_dir, wanted) = secret("\n");
+        assert!(export_name(&wanted).unwrap_err().to_string().contains("first line is empty"));
+        let missing = Netram { secret: Some("/nowhere/s".into()), ..wanted };
+        assert!(export_name(&missing).unwrap_err().to_string().contains("/nowhere/s"));
+    }
+
+    #[test]
+    fn a_disk_is_opened_once_at_a_time() {
+        let uuid = new_uuid().unwrap();
+        assert_eq!((uuid[6] >> 4, uuid[8] >> 6), (4, 2));
+        let Some(held) = lock(&uuid).unwrap() else { return };
+        assert!(lock(&uuid).unwrap_err().to_string().contains("another process"));
+        drop(held);
+        lock(&uuid).unwrap();
+        let _ = fs::remove_file(status::run_directory().join(format!("netram-{}.lock", uuid_text(&uuid))));
+    }
+}

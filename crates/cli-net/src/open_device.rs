@@ -1,0 +1,118 @@
+//! Opens what a device's description names, and answers for it: status, redundancy, changes of its donors.
+//!
+//! Owns the choice among a file, a connection to an NBD server and a network RAM disk; each is a `BlockDevice` of its
+//! own.
+//! Rules: an error names the device and what to do; only `Opening::MayCreate` makes a network RAM disk, because a disk
+//! that a store was formatted on and that is not there any more must not come back empty.
+
+use std::sync::Arc;
+
+use shoal_host::FileDevice;
+use shoal_media::{BlockDevice, MediaError};
+use shoal_nbd::{BlockStatus, Extent};
+
+use crate::control::DonorChange;
+use crate::device::Description;
+use crate::failure::{Failure, Outcome};
+use crate::nbd_link::{Contents, Link};
+use crate::netram_disk::NetramDisk;
+use crate::status::DeviceReport;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Opening {
+    MayCreate,
+    MustExist,
+}
+
+/// An open device.
+pub struct Device {
+    kind: Kind,
+}
+
+enum Kind {
+    File(Arc<FileDevice>, Description),
+    Nbd(Arc<Link>, Description),
+    Netram(Arc<NetramDisk>),
+}
+
+pub fn open(description: &Description, opening: Opening) -> Outcome<Device> {
+    let kind = match description {
+        Description::File(path) => {
+            let remedy = "make it first, for example with `truncate -s 1G FILE`";
+            let opened = FileDevice::open(path).map_err(|error| Failure::told(error).remedy(remedy));
+            Kind::File(Arc::new(opened?), description.clone())
+        }
+        Description::Nbd { uri, lost_after } => {
+            let link = Link::connect(uri, Contents::Durable, *lost_after).map_err(Failure::told)?;
+            if !link.can_flush() {
+                let cause = "the server knows no flush, so nothing on it can be called durable";
+                return Err(Failure::new(uri, cause).remedy("use a server with flush, or this one as a donor"));
+            }
+            Kind::Nbd(Arc::new(link), description.clone())
+        }
+        Description::Netram(wanted) => Kind::Netram(Arc::new(NetramDisk::open(wanted, opening)?)),
+    };
+    Ok(Device { kind })
+}
+
+impl Device {
+    /// How to open it again.
+    pub fn description(&self) -> Description {
+        match &self.kind {
+            Kind::File(_, description) | Kind::Nbd(_, description) => description.clone(),
+            Kind::Netram(disk) => Description::Netram(Box::new(disk.description())),
+        }
+    }
+
+    pub fn block_device(&self) -> Arc<dyn BlockDevice> {
+        match &self.kind {
+            Kind::File(device, _) => device.clone(),
+            Kind::Nbd(link, _) => link.clone(),
+            Kind::Netram(disk) => disk.block_device(),
+        }
+    }
+
+    pub fn report(&self) -> DeviceReport {
+        let (kind, connection, disk) = match &self.kind {
+            Kind::File(..) => ("file", None, None),
+            Kind::Nbd(link, _) => ("nbd", Some(link.state().to_string()), None),
+            Kind::Netram(disk) => ("netram", None, Some(disk.report())),
+        };
+        DeviceReport {
+            device: self.description().to_string(),
+            kind: kind.into(),
+            size_bytes: self.block_device().geometry().bytes,
+            connection,
+            disk,
+        }
+    }
+
+    /// The status context of its export, if it has one.
+    pub fn redundancy(&self) -> Option<Arc<dyn BlockStatus>> {
+        match &self.kind {
+            Kind::Netram(disk) => Some(Arc::new(Redundancy(disk.clone()))),
+            _ => None,
+        }
+    }
+
+    pub fn change(&self, change: DonorChange, donor: &str) -> Outcome<String> {
+        match &self.kind {
+            Kind::Netram(disk) => disk.change(change, donor),
+            _ => Err(Failure::new(self.description(), "has no donors").remedy("name a server of a network RAM disk")),
+        }
+    }
+}
+
+/// `shoal:redundancy`: 1 where the loss of a donor would lose data.
+struct Redundancy(Arc<NetramDisk>);
+
+impl BlockStatus for Redundancy {
+    fn context(&self) -> &str {
+        "shoal:redundancy"
+    }
+
+    fn status(&self, _at: u64, len: u32, _extents_max: usize) -> Result<Vec<Extent>, MediaError> {
+        // One state for the whole disk: which blocks a repair has done already changes while the answer travels.
+        Ok(vec![Extent { len, flags: u32::from(!self.0.report().survives_a_loss()) }])
+    }
+}

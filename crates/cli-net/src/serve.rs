@@ -1,0 +1,198 @@
+//! `shoal serve`: exports a device to NBD clients until it is told to stop.
+//!
+//! Order: signals blocked before the first thread, device, listener, control socket, one line on standard output that
+//! says it is ready. SIGTERM, SIGINT and SIGHUP stop accepting, let requests finish, flush, and end with success only
+//! if the flush did. One device stands behind all connections, so a flush on any covers them all (`multi-conn`).
+//! Beyond loopback TLS is demanded, or `--insecure`.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use nix::sys::signal::{SigSet, Signal};
+use parking_lot::Mutex;
+use serde::Serialize;
+use shoal_nbd::tls::TlsServer;
+use shoal_nbd::{Export, Listen, Server, ServerOptions};
+use tracing::{info, warn};
+
+use crate::args::ServeArgs;
+use crate::control::{self, Answer, Question};
+use crate::daemon;
+use crate::device::Description;
+use crate::failure::{During, Failure, Outcome};
+use crate::open_device::{self, Device, Opening};
+use crate::size::human;
+use crate::status::{ExportReport, Report, control_path};
+
+const ENDING_SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
+/// For requests in flight when the server is told to stop.
+const GRACE: Duration = Duration::from_secs(10);
+/// A device that cannot flush in this time will not.
+const FLUSH_PATIENCE: Duration = Duration::from_secs(60);
+
+/// What the ready line tells.
+#[derive(Debug, Serialize)]
+struct Ready {
+    device: String,
+    name: String,
+    address: String,
+    uri: String,
+    size_bytes: u64,
+    pid: u32,
+}
+
+pub fn run(args: &ServeArgs) -> Outcome<()> {
+    let description: Description = args.device.parse().map_err(|error: String| Failure::told(error).code(2))?;
+    // Status and changes name donors as any directory has them.
+    let description = description.absolute().during(&args.device)?;
+    let signals: SigSet = ENDING_SIGNALS.into_iter().collect();
+    signals.thread_block().during("signals")?;
+    daemon::start_log();
+    let tls = args.tls_certificates.as_deref().map(TlsServer::from_directory).transpose().map_err(Failure::told)?;
+    let device = Arc::new(open_device::open(&description, Opening::MayCreate)?);
+    let block_device = device.block_device();
+    let size_bytes = block_device.geometry().bytes;
+    let export = export(args, &device).during("--name")?;
+    let uses_tls = tls.is_some();
+    let options = ServerOptions { tls, insecure: args.insecure, ..ServerOptions::default() };
+    let server = Server::start(Arc::new(vec![Arc::new(export)]), &args.nbd, options).map_err(Failure::told)?;
+    let address = server.address().clone();
+    let server = Arc::new(Mutex::new(Some(server)));
+    let control = start_control(&address, args, &device, &server);
+    let ready = Ready {
+        device: device.description().to_string(),
+        name: args.name.clone(),
+        uri: uri(&address, &args.name, uses_tls),
+        address: address.to_string(),
+        size_bytes,
+        pid: std::process::id(),
+    };
+    announce(&ready, args.json)?;
+    let signal = signals.wait().during("signals")?;
+    info!("{signal}: stopping");
+    let running = server.lock().take();
+    let cut = running.map_or(0, |server| server.shut_down(GRACE));
+    if cut > 0 {
+        warn!("{cut} connections had requests for longer than {} s and were cut", GRACE.as_secs());
+    }
+    if let Some(path) = control {
+        control::remove_at(&path);
+    }
+    if !args.read_only {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let done = Box::new(move |result| {
+            // The receiver gives up after a while.
+            let _ = sender.send(result);
+        });
+        block_device.submit(shoal_media::Request::Flush, done);
+        let flushed = receiver.recv_timeout(FLUSH_PATIENCE);
+        let flushed = flushed.map_err(|_| Failure::new(&args.device, "does not finish its last flush"))?;
+        flushed.map_err(|error| Failure::new("the last flush failed", error))?;
+    }
+    info!("{} is closed", args.device);
+    Ok(())
+}
+
+fn export(args: &ServeArgs, device: &Device) -> Result<Export, shoal_nbd::export::ExportError> {
+    let export = Export::new(args.name.as_str(), device.block_device())?
+        .description(&device.description().to_string())
+        .multi_conn(true)
+        .read_only(args.read_only);
+    match device.redundancy() {
+        Some(context) => export.context(context),
+        None => Ok(export),
+    }
+}
+
+/// Without a place for the socket the device is served all the same; `shoal status` then finds nobody.
+fn start_control(
+    address: &Listen,
+    args: &ServeArgs,
+    device: &Arc<Device>,
+    server: &Arc<Mutex<Option<Server>>>,
+) -> Option<PathBuf> {
+    let path = control_path(address).ok()?;
+    let started = prepare_directory(&path).and_then(|()| {
+        let (device, server) = (device.clone(), server.clone());
+        let (name, read_only, address) = (args.name.clone(), args.read_only, address.to_string());
+        control::serve_at(&path, move |question| match question {
+            Question::Status => {
+                let connections = server.lock().as_ref().map_or(0, |server| server.counts().open);
+                let (name, address) = (name.clone(), address.clone());
+                let export = ExportReport { name, address, connections, read_only, pid: std::process::id() };
+                let report = Report { export: Some(export), store: None, device: Some(device.report()) };
+                serde_json::to_value(report).map_or_else(|error| Answer::Error(error.to_string()), Answer::Ok)
+            }
+            Question::Donor { change, donor } => match device.change(change, &donor) {
+                Ok(done) => Answer::Ok(done.into()),
+                Err(failure) => Answer::Error(failure.to_string()),
+            },
+            Question::Df | Question::Inspect { .. } => Answer::Error("a device holds no files; ask a store".into()),
+        })
+    });
+    match started {
+        Ok(()) => Some(path),
+        Err(error) => {
+            warn!("{}: {error}; `shoal status` will not work", path.display());
+            None
+        }
+    }
+}
+
+fn prepare_directory(path: &Path) -> std::io::Result<()> {
+    if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        use std::os::unix::fs::DirBuilderExt;
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+    }
+    if UnixStream::connect(path).is_ok() {
+        // The same port on another address.
+        return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, "another server is asked there"));
+    }
+    Ok(())
+}
+
+fn announce(ready: &Ready, json: bool) -> Outcome<()> {
+    let mut line = if json {
+        serde_json::to_string(ready).during("report")?
+    } else {
+        format!("{} ({}) is served at {} (process {})", ready.device, human(ready.size_bytes), ready.uri, ready.pid)
+    };
+    line.push('\n');
+    // Whoever started the server may have gone; it serves all the same.
+    let mut out = std::io::stdout();
+    let _ = out.write_all(line.as_bytes()).and_then(|()| out.flush());
+    Ok(())
+}
+
+/// What clients are given.
+fn uri(address: &Listen, name: &str, tls: bool) -> String {
+    let place = match address {
+        Listen::Tcp(address) => shoal_nbd::address::Place::Tcp { host: address.ip().to_string(), port: address.port() },
+        Listen::Unix(path) => {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            shoal_nbd::address::Place::Unix { path }
+        }
+    };
+    shoal_nbd::Uri { place, name: name.into(), tls, certificates: None, server_name: None }.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_are_told_a_uri_they_understand() {
+        for (address, expected) in [
+            ("unix:/run/d", "nbd+unix:///my%20disk?socket=/run/d"),
+            ("127.0.0.1:7000", "nbd://127.0.0.1:7000/my%20disk"),
+            ("[::1]:7000", "nbd://[::1]:7000/my%20disk"),
+        ] {
+            let text = uri(&address.parse().unwrap(), "my disk", false);
+            assert_eq!(text, expected);
+            assert_eq!(text.parse::<shoal_nbd::Uri>().unwrap().name, "my disk");
+        }
+    }
+}

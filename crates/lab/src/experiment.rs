@@ -1,0 +1,136 @@
+//! The registry: which experiments there are, and what they have in common.
+//!
+//! Owns: [`Experiment`], one variant for each, with its options; [`RunArgs`], the options of all. A new experiment is a
+//! module with a type that derives `clap::Args` and implements [`Run`], and its line in [`Experiment`] and in
+//! `Experiment::run_of`; help, completions and manual pages follow from that.
+
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use serde::Serialize;
+
+use crate::netram;
+use crate::report::{Report, ReportError};
+use crate::trace::TraceError;
+
+/// Why an experiment could not be run.
+#[derive(Debug, thiserror::Error)]
+pub enum LabError {
+    #[error("trace: {0}")]
+    Trace(#[from] TraceError),
+    #[error("report: {0}")]
+    Report(#[from] ReportError),
+    #[error("{what}: {why}")]
+    Option { what: &'static str, why: String },
+    /// Not a figure that disagrees, but one that cannot be had.
+    #[error("{what}: {why}")]
+    Broken { what: String, why: String },
+}
+
+/// An experiment with its options.
+pub trait Run {
+    /// Whose claims it repeats.
+    const PAPER: &'static str;
+
+    fn run(&self, common: &Common) -> Result<Report, LabError>;
+}
+
+/// Options of every experiment.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Common {
+    /// Fewer points and less work: done within seconds, figures are not to be quoted
+    #[arg(long, global = true)]
+    pub quick: bool,
+    /// Write tables as CSV, plots as SVG and everything as JSON into DIR
+    #[arg(long, value_name = "DIR", global = true)]
+    pub out: Option<PathBuf>,
+    /// Report as JSON
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+/// `shoal lab run`.
+#[derive(Clone, Debug, Args)]
+pub struct RunArgs {
+    #[command(subcommand)]
+    pub experiment: Experiment,
+    #[command(flatten)]
+    pub common: Common,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub enum Experiment {
+    /// Network RAM disk: execution and cleaning time of the reliability policies on a disk trace
+    Netram(netram::Options),
+}
+
+impl Experiment {
+    fn run_of(&self, common: &Common) -> Result<Report, LabError> {
+        match self {
+            Experiment::Netram(options) => options.run(common),
+        }
+    }
+
+    fn paper(name: &str) -> &'static str {
+        match name {
+            "netram" => <netram::Options as Run>::PAPER,
+            _ => "",
+        }
+    }
+}
+
+/// What `shoal lab list` says of an experiment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Listed {
+    pub name: String,
+    pub about: String,
+    pub paper: &'static str,
+    /// Long names, beside those of every experiment.
+    pub options: Vec<String>,
+}
+
+/// A command line that is nothing but an experiment.
+#[derive(Debug, Parser)]
+#[command(name = "run", disable_help_subcommand = true)]
+struct Line {
+    #[command(subcommand)]
+    _experiment: Experiment,
+}
+
+/// All experiments.
+pub fn list() -> Vec<Listed> {
+    let listed = |command: &clap::Command| Listed {
+        name: command.get_name().into(),
+        about: command.get_about().map(ToString::to_string).unwrap_or_default(),
+        paper: Experiment::paper(command.get_name()),
+        options: command
+            .get_arguments()
+            .filter_map(|option| option.get_long())
+            .filter(|name| *name != "help")
+            .map(Into::into)
+            .collect(),
+    };
+    Line::command().get_subcommands().map(listed).collect()
+}
+
+/// Runs an experiment, and writes its files if asked to; returns the report and the files.
+pub fn run(args: &RunArgs) -> Result<(Report, Vec<PathBuf>), LabError> {
+    let report = args.experiment.run_of(&args.common)?;
+    let files = args.common.out.as_deref().map_or(Ok(vec![]), |directory| report.write(directory))?;
+    Ok((report, files))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_experiment_says_what_it_is_and_whose() {
+        let all = list();
+        assert!(all.iter().any(|listed| listed.name == "netram"));
+        for listed in all {
+            assert!(!listed.about.is_empty() && !listed.paper.is_empty(), "{}", listed.name);
+        }
+        Line::command().debug_assert();
+    }
+}

@@ -1,0 +1,23 @@
+//! The lab: the papers' experiments, on Shoal's own code.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `experiment` | the registry of experiments and the options they share |
+//! | `report` | tables with the paper's figure beside ours; CSV, JSON, SVG |
+//! | `trace` | requests to disks: from traces or from a seed |
+//! | `network` | the model of a network, in simulated time |
+//! | `netram` | the network RAM disk's policies under a trace and a network |
+//!
+//! Rules: the code under test is the code that serves users, never a copy of it; what is modelled is the world around
+//! it,
+//! and time of the model is called simulated wherever it is shown; one seed makes one result.
+
+#![forbid(unsafe_code)]
+
+pub mod experiment;
+pub mod netram;
+pub mod network;
+pub mod report;
+pub mod trace;
+
+pub use experiment::{Common, Experiment, LabError, Listed, Run, RunArgs, list, run};

@@ -1,0 +1,202 @@
+//! Which disks are run, how large their donors are, and running them side by side.
+//!
+//! Owns: [`Variant`], a policy with its number of streams; [`Room`], how much the donors hold; one run of it
+//! ([`measure`]);
+//! all runs, spread over the processors ([`measure_all`]). Rules: extra space is what the storage donors hold beyond
+//! the disk,
+//! in percent of it, headers and parity not counted; before the figures begin the disk is filled, unless told
+//! otherwise.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use shoal_format::ram::{SUPERBLOCK_BYTES, UnitHeader};
+use shoal_netram::{Config, Policy, Purpose};
+
+use super::model::{Cost, Model, ModelError, Pace};
+use crate::network::Network;
+use crate::trace::Request;
+
+/// What the paper compares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Variant {
+    pub policy: Policy,
+    /// Stream caches, the victim's not counted.
+    pub streams: u8,
+}
+
+impl Variant {
+    pub const NONE: Variant = Variant { policy: Policy::None, streams: 1 };
+    pub const CACHED: Variant = Variant { policy: Policy::Cached, streams: 1 };
+    pub const MIRRORED: Variant = Variant { policy: Policy::Mirrored, streams: 1 };
+    pub const CACHING: Variant = Variant { policy: Policy::Caching, streams: 1 };
+
+    pub fn adaptive(streams: u8) -> Variant {
+        Variant { policy: Policy::Adaptive, streams }
+    }
+
+    pub fn name(&self) -> String {
+        match self.policy {
+            Policy::None => "none".into(),
+            Policy::Cached => "none, cached".into(),
+            Policy::Mirrored => "mirroring".into(),
+            Policy::Caching => "parity caching".into(),
+            Policy::Adaptive => format!("adaptive, P={}", self.streams),
+            other => other.name().into(),
+        }
+    }
+
+    /// Fixed places or none at all: its cost does not depend on the room.
+    pub fn needs_no_room(&self) -> bool {
+        matches!(self.policy, Policy::None | Policy::Cached | Policy::Mirrored)
+    }
+}
+
+/// How much the donors hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Room {
+    /// Beyond the disk (percent of it).
+    Extra(u32),
+    /// So much that nothing has to be cleaned.
+    Plenty,
+}
+
+/// What all runs have in common.
+#[derive(Clone, Debug)]
+pub struct Setup<'a> {
+    pub requests: &'a [Request],
+    pub blocks: u64,
+    pub block_bytes: u32,
+    pub buffer_blocks: u16,
+    /// Storage donors; parity has one of its own.
+    pub donors: usize,
+    pub network: Network,
+    pub pace: Pace,
+    /// The engine's own time-out of caches; 0: none.
+    pub timeout_ms: u32,
+    pub fill: bool,
+}
+
+/// Times the disk that `Plenty` holds.
+const PLENTY: u64 = 4;
+/// Units of each donor beyond that, for what is being written.
+const SLACK_UNITS: u64 = 64;
+
+impl Setup<'_> {
+    /// The engine's configuration, and what each donor holds (bytes).
+    pub fn disk(&self, variant: Variant, room: Room) -> Result<(Config, Vec<u64>), ModelError> {
+        let is_striped = matches!(variant.policy, Policy::Caching | Policy::Adaptive);
+        let config = Config {
+            policy: variant.policy,
+            uuid: *b"shoal lab netram",
+            block_bytes: self.block_bytes,
+            buffer_blocks: self.buffer_blocks,
+            parity: 1,
+            streams: variant.streams,
+            dedicated_parity: is_striped,
+            // Without parity and cache nothing binds blocks on several donors together. `Cached` collects as many
+            // blocks as
+            // the parity caches do: what is overwritten while it waits is saved by all of them alike.
+            width: if variant.policy == Policy::None { 1 } else { 0 },
+            spare_percent: 0,
+            bytes: Some(self.blocks * u64::from(self.block_bytes)),
+            idle_cleaning: false,
+            timeout_ms: self.timeout_ms,
+        };
+        let donors = self.donors + usize::from(is_striped);
+        let plan = config.plan(donors).map_err(ModelError::Refused)?;
+        let unit_bytes =
+            UnitHeader::bytes(plan.data, plan.buffer) as u64 + plan.buffer as u64 * u64::from(self.block_bytes);
+        let data_blocks = match room {
+            Room::Extra(percent) => self.blocks * (100 + u64::from(percent)) / 100,
+            Room::Plenty => self.blocks * PLENTY,
+        };
+        let copies = if variant.policy == Policy::Mirrored { 2 } else { 1 };
+        let mut units = (copies * data_blocks).div_ceil(self.donors as u64 * plan.buffer as u64);
+        if room == Room::Plenty {
+            units += SLACK_UNITS;
+        }
+        Ok((config, vec![SUPERBLOCK_BYTES as u64 + units * unit_bytes; donors]))
+    }
+}
+
+/// Figures of one run: after the filling, up to and with a last flush.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Figures {
+    pub variant: Variant,
+    pub room: Room,
+    /// Simulated: all transfers, whatever for.
+    pub execution_s: f64,
+    /// Simulated: transfers caused by cleaning.
+    pub cleaning_s: f64,
+    pub reading_s: f64,
+    /// Simulated: erasing the headers of units before they are used again.
+    pub upkeep_s: f64,
+    pub messages: u64,
+    pub sent_data: u64,
+    pub sent_parity: u64,
+    pub cleaned_read: u64,
+    pub cleaned_data: u64,
+    pub cleaned_parity: u64,
+    pub groups_cleaned: u64,
+    pub absorbed: u64,
+}
+
+impl Figures {
+    fn between(variant: Variant, room: Room, before: &Cost, after: &Cost) -> Figures {
+        let seconds = |ns: &dyn Fn(&Cost) -> u64| (ns(after) - ns(before)) as f64 / 1e9;
+        let (old, new) = (&before.counts, &after.counts);
+        Figures {
+            variant,
+            room,
+            execution_s: seconds(&Cost::total_ns),
+            cleaning_s: seconds(&|cost| cost.of(Purpose::Clean)),
+            reading_s: seconds(&|cost| cost.of(Purpose::Read)),
+            upkeep_s: seconds(&|cost| cost.of(Purpose::Upkeep)),
+            messages: after.messages - before.messages,
+            sent_data: new.sent_data - old.sent_data,
+            sent_parity: new.sent_parity - old.sent_parity,
+            cleaned_read: new.cleaned_read - old.cleaned_read,
+            cleaned_data: new.cleaned_data - old.cleaned_data,
+            cleaned_parity: new.cleaned_parity - old.cleaned_parity,
+            groups_cleaned: new.groups_cleaned - old.groups_cleaned,
+            absorbed: new.absorbed - old.absorbed,
+        }
+    }
+}
+
+/// Runs the requests on one disk.
+pub fn measure(setup: &Setup, variant: Variant, room: Room) -> Result<Figures, ModelError> {
+    let (config, donors) = setup.disk(variant, room)?;
+    let mut model = Model::new(&config, &donors, setup.network)?;
+    if setup.fill {
+        model.fill()?;
+    }
+    let before = model.cost();
+    model.run(setup.requests, setup.pace)?;
+    model.flush()?;
+    Ok(Figures::between(variant, room, &before, &model.cost()))
+}
+
+/// One run with its outcome.
+pub type Outcome = (Variant, Room, Result<Figures, ModelError>);
+
+/// Runs all, on as many threads as there are processors; results in the order asked for.
+pub fn measure_all(setup: &Setup, points: &[(Variant, Room)], threads: usize) -> Vec<Outcome> {
+    let next = AtomicUsize::new(0);
+    let results = Mutex::new(vec![None; points.len()]);
+    let work = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            let Some(&(variant, room)) = points.get(index) else { break };
+            let outcome = (variant, room, measure(setup, variant, room));
+            results.lock().expect("no thread panics with the lock")[index] = Some(outcome);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..threads.clamp(1, points.len().max(1)) {
+            scope.spawn(work);
+        }
+    });
+    results.into_inner().expect("no thread panics with the lock").into_iter().flatten().collect()
+}

@@ -1,0 +1,271 @@
+//! One connection's bytes: a TCP or UNIX socket, in the clear or under TLS.
+//!
+//! One thread receives at a time, one sends at a time, both may run together. TLS keeps one state for both
+//! directions: its lock is held while records are made or opened, never while the socket is waited for. Sending can be
+//! told not to wait, so that whoever has something to send may try without giving up its thread to a slow peer.
+//! Which bytes mean what, and who sends when, is left to `outbox` and to the two ends.
+
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::net::{SendAncillaryBuffer, SendFlags};
+
+/// A connected stream socket.
+#[derive(Debug)]
+pub(crate) enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Socket::Tcp(stream) => stream.as_fd(),
+            Socket::Unix(stream) => stream.as_fd(),
+        }
+    }
+}
+
+impl Socket {
+    fn recv(&self, out: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Socket::Tcp(stream) => (&*stream).read(out),
+            Socket::Unix(stream) => (&*stream).read(out),
+        }
+    }
+
+    fn send(&self, slices: &[IoSlice<'_>], wait: bool) -> io::Result<usize> {
+        let flags = if wait { SendFlags::NOSIGNAL } else { SendFlags::NOSIGNAL | SendFlags::DONTWAIT };
+        Ok(rustix::net::sendmsg(self, slices, &mut SendAncillaryBuffer::default(), flags)?)
+    }
+
+    fn shutdown(&self, how: Shutdown) {
+        // It fails only for a socket that is not connected any more, which is what is wanted.
+        let _ = match self {
+            Socket::Tcp(stream) => stream.shutdown(how),
+            Socket::Unix(stream) => stream.shutdown(how),
+        };
+    }
+
+    /// Time-outs of single system calls; `None` waits for ever.
+    fn set_timeouts(&self, read: Option<Duration>, write: Option<Duration>) -> io::Result<()> {
+        match self {
+            Socket::Tcp(stream) => stream.set_read_timeout(read).and_then(|()| stream.set_write_timeout(write)),
+            Socket::Unix(stream) => stream.set_read_timeout(read).and_then(|()| stream.set_write_timeout(write)),
+        }
+    }
+}
+
+/// TLS state and the records received but not opened yet.
+struct Tls {
+    session: rustls::Connection,
+    records: Vec<u8>,
+    opened: usize,
+}
+
+pub(crate) struct Channel {
+    socket: Socket,
+    tls: OnceLock<Mutex<Tls>>,
+}
+
+/// Ciphertext asked from the socket at once (bytes): four records.
+const RECORDS_BYTES: usize = 64 << 10;
+
+impl Channel {
+    pub(crate) fn new(socket: Socket) -> Channel {
+        if let Socket::Tcp(stream) = &socket {
+            // Replies are small and waited for; an error costs speed only.
+            let _ = stream.set_nodelay(true);
+        }
+        Channel { socket, tls: OnceLock::new() }
+    }
+
+    pub(crate) fn is_tls(&self) -> bool {
+        self.tls.get().is_some()
+    }
+
+    pub(crate) fn set_timeouts(&self, read: Option<Duration>, write: Option<Duration>) -> io::Result<()> {
+        self.socket.set_timeouts(read, write)
+    }
+
+    /// Ends both directions: threads that wait for the socket wake up.
+    pub(crate) fn shutdown(&self) {
+        self.socket.shutdown(Shutdown::Both);
+    }
+
+    /// Ends receiving: what the peer sent already can still be read.
+    pub(crate) fn shutdown_receiving(&self) {
+        self.socket.shutdown(Shutdown::Read);
+    }
+
+    pub(crate) fn shutdown_sending(&self) {
+        self.socket.shutdown(Shutdown::Write);
+    }
+
+    /// Says goodbye to a peer that is being refused: closing over what it still sends would make the kernel throw away
+    /// the refusal it has not read yet.
+    pub(crate) fn linger(&self, deadline: Instant) {
+        self.socket.shutdown(Shutdown::Write);
+        let (mut waste, mut left) = ([0; 4096], 64);
+        while let Ok(time) = remaining(deadline) {
+            let unread = self.socket.set_timeouts(Some(time), None).and_then(|()| self.socket.recv(&mut waste));
+            left -= 1;
+            if left == 0 || !matches!(unread, Ok(1..)) {
+                return;
+            }
+        }
+    }
+
+    /// The TLS handshake; everything afterwards goes through it.
+    pub(crate) fn start_tls(&self, mut session: rustls::Connection, deadline: Instant) -> io::Result<()> {
+        while session.is_handshaking() || session.wants_write() {
+            let left = remaining(deadline)?;
+            self.socket.set_timeouts(Some(left), Some(left))?;
+            if session.wants_write() {
+                session.write_tls(&mut Blocking(&self.socket))?;
+                continue;
+            }
+            if session.read_tls(&mut Blocking(&self.socket))? == 0 {
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "closed during the TLS handshake"));
+            }
+            if let Err(error) = session.process_new_packets() {
+                // The peer learns why, if it still listens.
+                let _ = session.write_tls(&mut Blocking(&self.socket));
+                return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+            }
+        }
+        session.set_buffer_limit(None);
+        let tls = Tls { session, records: Vec::new(), opened: 0 };
+        self.tls.set(Mutex::new(tls)).map_err(|_| io::Error::other("TLS was started twice"))
+    }
+
+    /// Waits for bytes; 0 at the end of the stream.
+    pub(crate) fn recv(&self, out: &mut [u8]) -> io::Result<usize> {
+        let Some(tls) = self.tls.get() else { return self.socket.recv(out) };
+        let mut fresh = Vec::new();
+        loop {
+            {
+                let mut tls = tls.lock();
+                let tls = &mut *tls;
+                if !fresh.is_empty() {
+                    tls.records = std::mem::take(&mut fresh);
+                    tls.opened = 0;
+                }
+                loop {
+                    match tls.session.reader().read(out) {
+                        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                        other => return other,
+                    }
+                    let mut rest = &tls.records[tls.opened..];
+                    if rest.is_empty() {
+                        break;
+                    }
+                    tls.opened += tls.session.read_tls(&mut rest)?;
+                    tls.session
+                        .process_new_packets()
+                        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+                }
+                fresh = std::mem::take(&mut tls.records);
+                tls.opened = 0;
+            }
+            fresh.resize(RECORDS_BYTES, 0);
+            let received = self.socket.recv(&mut fresh)?;
+            if received == 0 {
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "closed without ending TLS"));
+            }
+            fresh.truncate(received);
+        }
+    }
+
+    /// Sends some of the bytes, in the clear: only for a channel without TLS, or for its records.
+    pub(crate) fn send_raw(&self, slices: &[IoSlice<'_>], wait: bool) -> io::Result<usize> {
+        self.socket.send(slices, wait)
+    }
+
+    /// Makes records of `plain`, appended to `records` together with what TLS itself has to say.
+    pub(crate) fn seal(&self, plain: &[u8], close: bool, records: &mut Vec<u8>) -> io::Result<()> {
+        let Some(tls) = self.tls.get() else { return Ok(()) };
+        let mut tls = tls.lock();
+        tls.session.writer().write_all(plain)?;
+        if close {
+            tls.session.send_close_notify();
+        }
+        while tls.session.wants_write() {
+            tls.session.write_tls(records)?;
+        }
+        Ok(())
+    }
+
+    /// TLS itself has something to send (an answer to a key update).
+    pub(crate) fn wants_to_send(&self) -> bool {
+        self.tls.get().is_some_and(|tls| tls.lock().session.wants_write())
+    }
+
+    /// Sends everything and waits; for the handshake, when nobody else sends.
+    pub(crate) fn send_all(&self, plain: &[u8], deadline: Instant) -> io::Result<()> {
+        let mut sealed = Vec::new();
+        self.seal(plain, false, &mut sealed)?;
+        let mut rest = if self.is_tls() { &sealed[..] } else { plain };
+        while !rest.is_empty() {
+            self.socket.set_timeouts(None, Some(remaining(deadline)?))?;
+            match self.socket.send(&[IoSlice::new(rest)], true) {
+                Ok(sent) => rest = &rest[sent..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(timed_out(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for bytes, at most until the deadline.
+    pub(crate) fn recv_until(&self, out: &mut [u8], deadline: Instant) -> io::Result<usize> {
+        loop {
+            self.socket.set_timeouts(Some(remaining(deadline)?), None)?;
+            match self.recv(out) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                other => return other.map_err(timed_out),
+            }
+        }
+    }
+}
+
+fn remaining(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::Error::new(io::ErrorKind::TimedOut, "time-out"));
+    }
+    // A time-out of less than a tick of the kernel's clock would round to "wait for ever".
+    Ok(left.max(Duration::from_millis(1)))
+}
+
+/// The kernel reports a socket's time-out as "would block".
+fn timed_out(error: io::Error) -> io::Error {
+    if error.kind() == io::ErrorKind::WouldBlock {
+        return io::Error::new(io::ErrorKind::TimedOut, "time-out");
+    }
+    error
+}
+
+/// The socket as TLS wants it during its handshake.
+struct Blocking<'a>(&'a Socket);
+
+impl Read for Blocking<'_> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        self.0.recv(out).map_err(timed_out)
+    }
+}
+
+impl Write for Blocking<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.send(&[IoSlice::new(bytes)], true).map_err(timed_out)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,435 @@
+//! The client: an export somewhere as a block device, with many requests in flight.
+//!
+//! `submit` never waits for the network: what the socket does not take at once is left to a writer thread, and replies
+//! are completed by a receiving thread. A lost connection, a reply that breaks the protocol, or a request unanswered
+//! for too long ends the connection: everything in flight and everything later fails with `Lost`; connecting again
+//! is the caller's decision. What the server cannot do is made up for where the contract allows (zeroes are written,
+//! a FUA write is followed by a flush, a trim is left undone) and refused where it does not (no flush without one).
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
+
+use crate::address::Uri;
+use crate::channel::Channel;
+use crate::connect::{ConnectError, shake_hands};
+use crate::inflight::{Done, Entry, Expect, InFlight, Statuses};
+use crate::input::Input;
+use crate::limits::REQUEST_BYTES_MAX;
+use crate::negotiation::client::{Agreed, Step, Wish};
+use crate::outbox::{Frame, Outbox};
+use crate::pieces;
+use crate::replies::Replies;
+use crate::tls::TlsClient;
+use crate::wire::transmission::*;
+
+/// Inside the `MediaError::Io` of every request that a lost connection took with it.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("connection lost: {why}")]
+pub struct Lost {
+    pub why: String,
+}
+
+impl Lost {
+    /// Whether the error says that the connection is gone, rather than that the request failed.
+    pub fn of(error: &MediaError) -> Option<&Lost> {
+        match error {
+            MediaError::Io { source, .. } => source.get_ref()?.downcast_ref(),
+            _ => None,
+        }
+    }
+}
+
+/// How a client behaves.
+#[derive(Debug, Clone)]
+pub struct ClientOptions {
+    /// Resolving aside, from connect to the transmission phase.
+    pub connect_timeout: Duration,
+    /// A request unanswered for so long ends the connection.
+    pub request_timeout: Duration,
+    /// Instead of the certificates the URI names.
+    pub tls: Option<TlsClient>,
+    /// Metadata contexts to ask for. Those the server does not have are left out.
+    pub contexts: Vec<String>,
+    /// What the device's owner knows about torn writes; the protocol promises nothing (bytes).
+    pub atomic_bytes: u32,
+    /// Let a flush succeed on a server that knows none: its owner says it has no cache that could lose writes.
+    pub flush_may_be_missing: bool,
+}
+
+impl Default for ClientOptions {
+    fn default() -> ClientOptions {
+        ClientOptions {
+            connect_timeout: Duration::from_secs(10),
+            request_timeout: Duration::from_secs(30),
+            tls: None,
+            contexts: vec![],
+            atomic_bytes: 1,
+            flush_may_be_missing: false,
+        }
+    }
+}
+
+/// What requests and the receiving thread share.
+pub(crate) struct Shared {
+    name: String,
+    pub(crate) agreed: Agreed,
+    geometry: BlockGeometry,
+    request_bytes_max: u32,
+    outbox: Outbox,
+    in_flight: InFlight,
+    poisoned: AtomicBool,
+    flush_may_be_missing: bool,
+}
+
+/// A connection to an export. Dropping it disconnects; requests in flight then fail.
+pub struct Client {
+    shared: Arc<Shared>,
+    channel: Arc<Channel>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Client {
+    pub fn connect(uri: &Uri, options: &ClientOptions) -> Result<Client, ConnectError> {
+        let name = uri.to_string();
+        let wish = Wish { name: uri.name.clone(), contexts: options.contexts.clone(), tls: uri.tls, list: false };
+        let (channel, step, early) = shake_hands(uri, wish, options)?;
+        let Step::Agreed(agreed) = step else {
+            unreachable!("a handshake that asks for an export ends with one or with an error")
+        };
+        let io = |source| ConnectError::Io { uri: name.clone(), source };
+        let tick = (options.request_timeout / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
+        channel.set_timeouts(Some(tick), Some(options.request_timeout)).map_err(io)?;
+        let in_flight = InFlight::default();
+        let returned = {
+            let in_flight = in_flight.clone();
+            Box::new(move |tag, body| in_flight.give_back(tag, body))
+        };
+        let shared = Arc::new(Shared {
+            name: name.clone(),
+            geometry: geometry(&agreed, options),
+            request_bytes_max: request_bytes_max(&agreed),
+            outbox: Outbox::new(channel.clone(), usize::MAX, returned),
+            in_flight,
+            agreed,
+            poisoned: AtomicBool::new(false),
+            flush_may_be_missing: options.flush_may_be_missing,
+        });
+        // From here on a drop disconnects.
+        let mut client = Client { shared: shared.clone(), channel: channel.clone(), threads: vec![] };
+        let writing = {
+            let shared = shared.clone();
+            move || shared.outbox.run_writer()
+        };
+        let timeout = options.request_timeout;
+        let receiving = move || receive_all(&shared, Input::new(channel, &early), timeout, tick);
+        client.threads.push(thread::Builder::new().name("nbd-write".into()).spawn(writing).map_err(io)?);
+        client.threads.push(thread::Builder::new().name("nbd-read".into()).spawn(receiving).map_err(io)?);
+        Ok(client)
+    }
+
+    /// What the server said about the export.
+    pub fn export(&self) -> &Agreed {
+        &self.shared.agreed
+    }
+
+    /// Why the connection is over, once it is.
+    pub fn lost(&self) -> Option<MediaError> {
+        self.shared.in_flight.lost()
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.shared.in_flight.len()
+    }
+
+    /// The extents of a context from `at` on; they may end before or behind the range. Waits.
+    pub fn block_status(&self, context: &str, at: u64, len: u32, one: bool) -> Result<Vec<Extent>, MediaError> {
+        let shared = &self.shared;
+        let known = shared.agreed.contexts.iter().find(|known| known.name == context);
+        let Some(id) = known.map(|context| context.id) else {
+            let message = format!("metadata context {context} was not agreed on; name it when connecting");
+            return Err(shared.io(io::Error::new(io::ErrorKind::Unsupported, message)));
+        };
+        shared.check_range(at, len.into())?;
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let done = Done::Status(Box::new(move |result: Result<Statuses, MediaError>| {
+            // The receiver waits below.
+            let _ = sender.send(result);
+        }));
+        let flags = if one { CMD_FLAG_REQ_ONE } else { 0 };
+        shared.start(
+            flags,
+            CMD_BLOCK_STATUS,
+            at,
+            len,
+            Entry::new(Expect::Status { at, len }, vec![], false, done),
+            vec![],
+        );
+        let statuses = receiver.recv().unwrap_or_else(|_| Err(shared.io(io::ErrorKind::BrokenPipe.into())))?;
+        Ok(statuses.into_iter().find(|(of, _)| *of == id).map(|(_, extents)| extents).unwrap_or_default())
+    }
+
+    /// Tells the server that the range will be wanted. Waits for its answer, not for its cache.
+    pub fn cache(&self, at: u64, len: u32) -> Result<(), MediaError> {
+        self.shared.check_range(at, len.into())?;
+        if self.shared.agreed.flags & FLAG_SEND_CACHE == 0 {
+            return Ok(());
+        }
+        self.call(0, CMD_CACHE, at, len)
+    }
+
+    /// Zeroes with the protocol's own flags (`CMD_FLAG_NO_HOLE`, `CMD_FLAG_FAST_ZERO`, `CMD_FLAG_FUA`). Waits.
+    pub fn write_zeroes(&self, at: u64, len: u32, flags: u16) -> Result<(), MediaError> {
+        self.shared.check_range(at, len.into())?;
+        self.call(flags, CMD_WRITE_ZEROES, at, len)
+    }
+
+    fn call(&self, flags: u16, command: u16, at: u64, len: u32) -> Result<(), MediaError> {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        let done: Completion = Box::new(move |result| {
+            // The receiver waits below.
+            let _ = sender.send(result);
+        });
+        self.shared.start(
+            flags,
+            command,
+            at,
+            len,
+            Entry::new(Expect::Nothing, vec![], false, Done::Block(done)),
+            vec![],
+        );
+        let result = receiver.recv();
+        result.unwrap_or_else(|_| Err(self.shared.io(io::ErrorKind::BrokenPipe.into()))).map(drop)
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let head = RequestHeader { flags: 0, command: CMD_DISC, cookie: 0, at: 0, len: 0 }.encode();
+        self.shared.outbox.push(Frame { head, ..Frame::default() });
+        self.shared.outbox.flush();
+        self.shared.outbox.close();
+        // A server that still reads gets the goodbye; the receiving thread sees the end at once.
+        self.channel.shutdown_sending();
+        self.channel.shutdown_receiving();
+        let here = thread::current().id();
+        for thread in self.threads.drain(..).filter(|thread| thread.thread().id() != here) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl BlockDevice for Client {
+    fn geometry(&self) -> BlockGeometry {
+        self.shared.geometry
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        self.shared.submit(request, done);
+    }
+}
+
+impl Shared {
+    pub(crate) fn io(&self, source: io::Error) -> MediaError {
+        MediaError::io(self.name.clone(), source)
+    }
+
+    fn check_range(&self, at: u64, len: u64) -> Result<(), MediaError> {
+        let BlockGeometry { bytes, block_bytes, .. } = self.geometry;
+        let block = u64::from(block_bytes);
+        if at > bytes || len > bytes - at || !at.is_multiple_of(block) || !len.is_multiple_of(block) {
+            return Err(MediaError::OutOfRange { what: self.name.clone(), at, len });
+        }
+        Ok(())
+    }
+
+    fn has(&self, flag: u16) -> bool {
+        self.agreed.flags & flag != 0
+    }
+
+    fn check(&self, request: &Request) -> Result<(), MediaError> {
+        let (at, len) = match request {
+            Request::Read { at, buffer } | Request::Write { at, buffer, .. } => (*at, buffer.len() as u64),
+            Request::Trim { at, len } | Request::WriteZeroes { at, len, .. } => (*at, *len),
+            Request::Flush => (0, 0),
+        };
+        self.check_range(at, len)?;
+        if matches!(request, Request::Read { .. }) {
+            return Ok(());
+        }
+        if self.poisoned.load(Ordering::SeqCst) {
+            return Err(MediaError::Poisoned { what: self.name.clone() });
+        }
+        if self.has(FLAG_READ_ONLY) && !matches!(request, Request::Flush) {
+            return Err(self.io(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the export is read-only")));
+        }
+        let durable = matches!(
+            request,
+            Request::Flush | Request::Write { fua: true, .. } | Request::WriteZeroes { fua: true, .. }
+        );
+        if durable && !self.has(FLAG_SEND_FLUSH) && !self.flush_may_be_missing {
+            let message = "the server knows no flush, so nothing on it can be called durable";
+            return Err(self.io(io::Error::new(io::ErrorKind::Unsupported, message)));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn submit(self: &Arc<Self>, request: Request, done: Completion) {
+        if let Err(error) = self.check(&request) {
+            return done(Err(error));
+        }
+        match request {
+            Request::Read { buffer, .. } if buffer.is_empty() => done(Ok(buffer)),
+            Request::Write { buffer, fua: false, .. } if buffer.is_empty() => done(Ok(buffer)),
+            Request::Trim { len: 0, .. } | Request::WriteZeroes { len: 0, .. } => done(Ok(vec![])),
+            Request::Trim { .. } if !self.has(FLAG_SEND_TRIM) => done(Ok(vec![])),
+            Request::Flush if !self.has(FLAG_SEND_FLUSH) => done(Ok(vec![])),
+            Request::Flush => {
+                let shared = self.clone();
+                let poison: Completion = Box::new(move |result| {
+                    if result.is_err() {
+                        shared.poisoned.store(true, Ordering::SeqCst);
+                    }
+                    done(result);
+                });
+                self.plain(0, CMD_FLUSH, 0, 0, poison);
+            }
+            Request::Write { at, buffer, fua: true } if !self.has(FLAG_SEND_FUA) => {
+                let flush = self.then_flush(done);
+                self.submit(Request::Write { at, buffer, fua: false }, flush);
+            }
+            Request::WriteZeroes { at, len, fua: true } if !self.has(FLAG_SEND_FUA) => {
+                let flush = self.then_flush(done);
+                self.submit(Request::WriteZeroes { at, len, fua: false }, flush);
+            }
+            request if pieces::are_needed(&request, self.piece_bytes(&request)) => {
+                let piece_bytes = self.piece_bytes(&request);
+                pieces::run(self.clone(), request, piece_bytes, done);
+            }
+            Request::Read { at, buffer } => {
+                let len = buffer.len() as u32;
+                let entry = Entry::new(Expect::Data { at, len }, buffer, false, Done::Block(done));
+                self.start(0, CMD_READ, at, len, entry, vec![]);
+            }
+            Request::Write { at, buffer, fua } => {
+                let entry = Entry::new(Expect::Nothing, vec![], true, Done::Block(done));
+                let flags = if fua { CMD_FLAG_FUA } else { 0 };
+                self.start(flags, CMD_WRITE, at, buffer.len() as u32, entry, buffer);
+            }
+            Request::Trim { at, len } => self.plain(0, CMD_TRIM, at, len as u32, done),
+            Request::WriteZeroes { at, len, fua } => {
+                let flags = if fua { CMD_FLAG_FUA } else { 0 };
+                if self.has(FLAG_SEND_WRITE_ZEROES) {
+                    return self.plain(flags, CMD_WRITE_ZEROES, at, len as u32, done);
+                }
+                let empty: Completion = Box::new(move |result| done(result.map(|_| vec![])));
+                self.submit(Request::Write { at, buffer: vec![0; len as usize], fua }, empty);
+            }
+        }
+    }
+
+    /// Longest request of its kind (bytes).
+    fn piece_bytes(&self, request: &Request) -> u64 {
+        match request {
+            // No data travels, so only the field's width bounds it.
+            Request::Trim { .. } => 1 << 30,
+            _ => self.request_bytes_max.into(),
+        }
+    }
+
+    fn then_flush(self: &Arc<Self>, done: Completion) -> Completion {
+        let shared = self.clone();
+        Box::new(move |result| match result {
+            Err(error) => done(Err(error)),
+            Ok(buffer) => {
+                let finish: Completion = Box::new(move |flushed| done(flushed.map(|_| buffer)));
+                shared.submit(Request::Flush, finish);
+            }
+        })
+    }
+
+    fn plain(&self, flags: u16, command: u16, at: u64, len: u32, done: Completion) {
+        self.start(flags, command, at, len, Entry::new(Expect::Nothing, vec![], false, Done::Block(done)), vec![]);
+    }
+
+    fn start(&self, flags: u16, command: u16, at: u64, len: u32, entry: Entry, body: Vec<u8>) {
+        let body_is_out = entry.buffer_is_out;
+        let Some(cookie) = self.in_flight.insert(entry) else { return };
+        let head = RequestHeader { flags, command, cookie, at, len }.encode();
+        let tag = if body_is_out { cookie } else { 0 };
+        self.outbox.push(Frame { head, body, tag, cost: 0 });
+    }
+
+    /// The error a request fails with by the server's word.
+    fn failed(&self, expect: Expect, error: u32, message: String) -> MediaError {
+        let kind = io::Error::from_raw_os_error(i32::try_from(error).unwrap_or(EINVAL as i32)).kind();
+        let what = match expect {
+            Expect::Data { at, len } => format!("{}: read of {len} bytes at {at}", self.name),
+            Expect::Status { at, len } => format!("{}: status of {len} bytes at {at}", self.name),
+            Expect::Nothing => self.name.clone(),
+        };
+        let message = if message.is_empty() { "refused by the server".into() } else { message };
+        MediaError::io(what, io::Error::new(kind, format!("{message} (error {error})")))
+    }
+}
+
+/// The receiving thread: completes requests until the connection ends, then fails the rest.
+fn receive_all(shared: &Arc<Shared>, mut input: Input, timeout: Duration, tick: Duration) {
+    shared.outbox.this_thread_flushes();
+    let contexts: Vec<u32> = shared.agreed.contexts.iter().map(|context| context.id).collect();
+    let fail = |expect, error, message| shared.failed(expect, error, message);
+    let mut replies = Replies::new(&shared.in_flight, shared.agreed.structured, &contexts, &fail);
+    let mut looked = Instant::now();
+    let mut idle = || {
+        shared.outbox.flush();
+        if looked.elapsed() < tick {
+            return Ok(());
+        }
+        looked = Instant::now();
+        match shared.in_flight.oldest() {
+            Some(oldest) if oldest.elapsed() > timeout => {
+                let message = format!("no answer within {} ms", timeout.as_millis());
+                Err(io::Error::new(io::ErrorKind::TimedOut, message))
+            }
+            _ => Ok(()),
+        }
+    };
+    let ended = loop {
+        match replies.receive(&mut input, &mut idle) {
+            Ok(true) => {}
+            Ok(false) => break io::Error::new(io::ErrorKind::UnexpectedEof, "closed by the server"),
+            Err(error) => break error,
+        }
+    };
+    // The sender may know better why: it is the one that sees a peer that reads nothing.
+    let (kind, why) = shared.outbox.failure().unwrap_or((ended.kind(), ended.to_string()));
+    shared.in_flight.lose(shared.io(io::Error::new(kind, Lost { why })));
+    shared.outbox.close();
+    input.shutdown();
+}
+
+/// Largest read or write: the server's bound, ours, and whole blocks.
+fn request_bytes_max(agreed: &Agreed) -> u32 {
+    let Some(sizes) = agreed.sizes else { return REQUEST_BYTES_MAX };
+    let max = sizes.maximum.min(REQUEST_BYTES_MAX);
+    max / sizes.minimum * sizes.minimum
+}
+
+fn geometry(agreed: &Agreed, options: &ClientOptions) -> BlockGeometry {
+    let block_bytes = match agreed.sizes {
+        Some(sizes) => sizes.minimum,
+        // Unsaid, sectors are what every server can do, unless its export does not consist of them.
+        None => 1 << agreed.bytes.trailing_zeros().min(9),
+    };
+    BlockGeometry {
+        bytes: agreed.bytes / u64::from(block_bytes) * u64::from(block_bytes),
+        block_bytes,
+        atomic_bytes: options.atomic_bytes,
+        survives_process: true,
+    }
+}

@@ -1,0 +1,36 @@
+//! Linux's network block device protocol: a server for any `BlockDevice`, and a client that is one.
+//!
+//! `wire` has the bytes, `negotiation` the handshake as state machines without I/O, `limits` what a peer may cost.
+//! Server: `export` (what is offered), `server` (listening, connections), `session` (requests). Client: `connect`,
+//! `client`, `inflight`, `replies`, `pieces`. Both stand on `channel` (socket, TLS), `input` (receiving) and
+//! `outbox` (sending).
+//! Threads: each connection has one that receives and one that sends what nobody could send without waiting.
+//! Left out: oldstyle, extended headers (refused), TLS with pre-shared keys, resizing, reconnecting.
+
+#![forbid(unsafe_code)]
+
+pub mod address;
+mod channel;
+pub mod client;
+pub mod connect;
+pub mod export;
+mod inflight;
+mod input;
+pub mod limits;
+pub mod negotiation;
+mod outbox;
+mod pieces;
+pub mod replies;
+pub mod server;
+mod session;
+pub mod tls;
+pub mod wire;
+
+pub use address::{Listen, Uri};
+pub use client::{Client, ClientOptions, Lost};
+pub use connect::{ConnectError, list};
+pub use export::{BlockStatus, Catalog, Export, Peer, Refusal};
+pub use limits::Limits;
+pub use server::{Server, ServerError, ServerOptions};
+pub use tls::{TlsClient, TlsServer};
+pub use wire::transmission::Extent;

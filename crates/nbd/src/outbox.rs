@@ -1,0 +1,322 @@
+//! The sending side of a connection: frames from any thread, in order, without a hand-over where none is needed.
+//!
+//! Whoever brings a frame sends it, and with it what others bring meanwhile, as long as the socket takes it at once;
+//! the rest is left to the connection's writer thread, so that nobody else ever waits for a slow peer. Frames brought
+//! by the connection's own receiving thread are held until it is about to wait, so that one system call answers
+//! a batch of requests. (Always handing over to the writer costs a thread switch per request: half the speed
+//! at depth 1. Sending from the receiving thread alone would wait for slow devices and slow peers alike.)
+//!
+//! Frames can cost something: `acquire` waits until the costs taken and not yet sent stay within the budget.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, ThreadId};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::channel::Channel;
+use crate::wire::transmission::Head;
+
+/// One message.
+#[derive(Default)]
+pub(crate) struct Frame {
+    pub(crate) head: Head,
+    pub(crate) body: Vec<u8>,
+    /// Handed back with the body; 0 for nobody.
+    pub(crate) tag: u64,
+    /// What `acquire` took for it.
+    pub(crate) cost: usize,
+}
+
+/// Gets tag and body of each frame that was sent or never will be.
+pub(crate) type Returned = Box<dyn Fn(u64, Vec<u8>) + Send + Sync>;
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Frame>,
+    /// Some thread is in `pump`, or the writer has been told to be.
+    sending: bool,
+    /// The writer shall go on where another thread stopped.
+    backlog: bool,
+    closed: bool,
+    failure: Option<(io::ErrorKind, String)>,
+    used: usize,
+}
+
+/// What is being sent; belongs to the thread that sends.
+#[derive(Default)]
+struct Sending {
+    frames: VecDeque<Frame>,
+    /// Bytes of the first frame that are sent.
+    sent: usize,
+    plain: Vec<u8>,
+    records: Vec<u8>,
+    records_sent: usize,
+}
+
+pub(crate) struct Outbox {
+    channel: Arc<Channel>,
+    budget: usize,
+    returned: Returned,
+    home: OnceLock<ThreadId>,
+    state: Mutex<State>,
+    /// The writer waits for a backlog.
+    work: Condvar,
+    /// Others wait for budget, or for everything to be sent.
+    room: Condvar,
+    sending: Mutex<Sending>,
+}
+
+/// Frames sent by one system call: two slices each, well below the kernel's 1024.
+const FRAMES_AT_ONCE: usize = 64;
+/// Bytes put under TLS before they are sent.
+const SEAL_BYTES: usize = 256 << 10;
+/// System calls a thread does for others before the writer takes over.
+const ROUNDS_MAX: usize = 32;
+
+impl Outbox {
+    pub(crate) fn new(channel: Arc<Channel>, budget: usize, returned: Returned) -> Outbox {
+        Outbox {
+            channel,
+            budget,
+            returned,
+            home: OnceLock::new(),
+            state: Mutex::default(),
+            work: Condvar::new(),
+            room: Condvar::new(),
+            sending: Mutex::default(),
+        }
+    }
+
+    /// The calling thread is the one that receives: its frames wait for `flush`.
+    pub(crate) fn this_thread_flushes(&self) {
+        let _ = self.home.set(thread::current().id());
+    }
+
+    /// Waits until `cost` fits the budget.
+    pub(crate) fn acquire(&self, cost: usize) -> io::Result<()> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some((kind, why)) = &state.failure {
+                return Err(io::Error::new(*kind, why.clone()));
+            }
+            if state.used == 0 || state.used + cost <= self.budget {
+                state.used += cost;
+                return Ok(());
+            }
+            // What is held back may be all that keeps the budget taken.
+            if !state.queue.is_empty() && !state.sending {
+                state.sending = true;
+                MutexGuard::unlocked(&mut state, || self.pump(false));
+                continue;
+            }
+            self.room.wait(&mut state);
+        }
+    }
+
+    /// Sends the frame, now or soon. After a failure it is handed back at once.
+    pub(crate) fn push(&self, frame: Frame) {
+        let mut state = self.state.lock();
+        if state.failure.is_some() || state.closed {
+            state.used -= frame.cost;
+            self.room.notify_all();
+            drop(state);
+            return (self.returned)(frame.tag, frame.body);
+        }
+        state.queue.push_back(frame);
+        if state.sending || self.home.get() == Some(&thread::current().id()) {
+            return;
+        }
+        state.sending = true;
+        drop(state);
+        self.pump(false);
+    }
+
+    /// Sends what was held back.
+    pub(crate) fn flush(&self) {
+        let mut state = self.state.lock();
+        if state.sending || state.failure.is_some() {
+            return;
+        }
+        if state.queue.is_empty() && !self.channel.wants_to_send() {
+            return;
+        }
+        state.sending = true;
+        drop(state);
+        self.pump(false);
+    }
+
+    /// Waits until everything acquired and pushed is sent, or cannot be.
+    pub(crate) fn drain(&self) {
+        self.flush();
+        let mut state = self.state.lock();
+        while state.used > 0 || state.failure.is_none() && (state.sending || !state.queue.is_empty()) {
+            if !state.queue.is_empty() && !state.sending {
+                state.sending = true;
+                MutexGuard::unlocked(&mut state, || self.pump(false));
+                continue;
+            }
+            self.room.wait(&mut state);
+        }
+    }
+
+    /// Takes no more frames and ends the writer. TLS is told that this is the end, if the peer still listens.
+    pub(crate) fn close(&self) {
+        let mut state = self.state.lock();
+        let polite = !state.closed && state.failure.is_none() && !state.sending;
+        state.closed = true;
+        self.work.notify_all();
+        drop(state);
+        if polite && self.channel.is_tls() {
+            let mut records = Vec::new();
+            // One try without waiting: a peer that does not read needs no farewell.
+            if self.channel.seal(&[], true, &mut records).is_ok() {
+                let _ = self.channel.send_raw(&[IoSlice::new(&records)], false);
+            }
+        }
+    }
+
+    pub(crate) fn failure(&self) -> Option<(io::ErrorKind, String)> {
+        self.state.lock().failure.clone()
+    }
+
+    /// The writer thread: sends what others could not without waiting.
+    pub(crate) fn run_writer(&self) {
+        let mut state = self.state.lock();
+        loop {
+            if state.backlog {
+                state.backlog = false;
+                MutexGuard::unlocked(&mut state, || self.pump(true));
+            } else if state.closed {
+                return;
+            } else {
+                self.work.wait(&mut state);
+            }
+        }
+    }
+
+    /// Sends until nothing is left. The caller has set `sending`; it is cleared here, or stays for the writer.
+    fn pump(&self, wait: bool) {
+        let mut sending = self.sending.lock();
+        let mut rounds = 0;
+        loop {
+            if sending.is_empty() && !self.next_batch(&mut sending) {
+                return;
+            }
+            rounds += 1;
+            match self.send_some(&mut sending, wait) {
+                Ok(()) if wait || rounds < ROUNDS_MAX => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if wait || error.kind() != io::ErrorKind::WouldBlock => {
+                    drop(sending);
+                    return self.fail(error);
+                }
+                _ => {
+                    self.state.lock().backlog = true;
+                    self.work.notify_one();
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes what was brought meanwhile; with nothing there, sending ends.
+    fn next_batch(&self, sending: &mut Sending) -> bool {
+        let mut state = self.state.lock();
+        if state.queue.is_empty() && !self.channel.wants_to_send() {
+            state.sending = false;
+            self.room.notify_all();
+            return false;
+        }
+        std::mem::swap(&mut state.queue, &mut sending.frames);
+        true
+    }
+
+    fn send_some(&self, sending: &mut Sending, wait: bool) -> io::Result<()> {
+        if self.channel.is_tls() {
+            return self.send_sealed(sending, wait);
+        }
+        let mut slices = [IoSlice::new(&[]); 2 * FRAMES_AT_ONCE];
+        let mut count = 0;
+        for (at, frame) in sending.frames.iter().take(FRAMES_AT_ONCE).enumerate() {
+            let skip = if at == 0 { sending.sent } else { 0 };
+            let head = frame.head.bytes();
+            for part in [&head[skip.min(head.len())..], &frame.body[skip.saturating_sub(head.len())..]] {
+                if !part.is_empty() {
+                    slices[count] = IoSlice::new(part);
+                    count += 1;
+                }
+            }
+        }
+        let mut sent = sending.sent + self.channel.send_raw(&slices[..count], wait)?;
+        while let Some(frame) = sending.frames.pop_front() {
+            let len = frame.head.bytes().len() + frame.body.len();
+            if sent < len {
+                sending.frames.push_front(frame);
+                break;
+            }
+            sent -= len;
+            self.hand_back(frame);
+        }
+        sending.sent = sent;
+        Ok(())
+    }
+
+    fn send_sealed(&self, sending: &mut Sending, wait: bool) -> io::Result<()> {
+        if sending.records_sent == sending.records.len() {
+            sending.records.clear();
+            sending.plain.clear();
+            sending.records_sent = 0;
+            // One write for many frames: each write begins a record of its own.
+            while sending.plain.len() < SEAL_BYTES {
+                let Some(frame) = sending.frames.pop_front() else { break };
+                sending.plain.extend_from_slice(frame.head.bytes());
+                sending.plain.extend_from_slice(&frame.body);
+                self.hand_back(frame);
+            }
+            self.channel.seal(&sending.plain, false, &mut sending.records)?;
+        }
+        let rest = &sending.records[sending.records_sent..];
+        if !rest.is_empty() {
+            sending.records_sent += self.channel.send_raw(&[IoSlice::new(rest)], wait)?;
+        }
+        Ok(())
+    }
+
+    fn hand_back(&self, frame: Frame) {
+        if frame.cost > 0 {
+            self.state.lock().used -= frame.cost;
+            self.room.notify_all();
+        }
+        (self.returned)(frame.tag, frame.body);
+    }
+
+    /// Nothing more can be sent: the connection is over.
+    fn fail(&self, error: io::Error) {
+        let stalled = error.kind() == io::ErrorKind::WouldBlock;
+        let kind = if stalled { io::ErrorKind::TimedOut } else { error.kind() };
+        let why = if stalled { "the other side reads nothing".to_string() } else { error.to_string() };
+        let unsent = {
+            let mut sending = self.sending.lock();
+            let mut state = self.state.lock();
+            state.failure = Some((kind, why));
+            state.sending = false;
+            let mut unsent = std::mem::take(&mut sending.frames);
+            unsent.append(&mut state.queue);
+            *sending = Sending::default();
+            unsent
+        };
+        for frame in unsent {
+            self.hand_back(frame);
+        }
+        self.room.notify_all();
+        self.channel.shutdown();
+    }
+}
+
+impl Sending {
+    fn is_empty(&self) -> bool {
+        self.frames.is_empty() && self.records_sent == self.records.len()
+    }
+}

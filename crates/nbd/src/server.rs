@@ -1,0 +1,351 @@
+//! The server: listens, limits, and runs one connection per pair of threads.
+//!
+//! Blocking threads, no async runtime: a server has tens of connections, each deep in requests, and what counts is the
+//! cost of one request. A listener beyond loopback needs TLS or the owner's word (`insecure`). Connections beyond
+//! the limit are closed unread. Shutting down stops accepting, lets every connection finish what it has taken, and
+//! after a grace period cuts those that are still there.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::address::Listen;
+use crate::channel::{Channel, Socket};
+use crate::export::{Catalog, Peer};
+use crate::input::Input;
+use crate::limits::Limits;
+use crate::negotiation::server::{Handshake, Session, Step};
+use crate::outbox::Outbox;
+use crate::session::{Spares, Transmission, invalid_data};
+use crate::tls::TlsServer;
+
+/// A server that cannot be started.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    #[error(
+        "listening on {address} would open the exports to the network: configure TLS, listen on loopback or \
+         a UNIX socket, or pass --insecure"
+    )]
+    Exposed { address: String },
+    #[error("{address}: a server is listening there already; choose another address or stop it")]
+    InUse { address: String },
+    #[error("{address}: {source}")]
+    Listen { address: String, source: io::Error },
+}
+
+/// How a server behaves.
+#[derive(Debug, Clone, Default)]
+pub struct ServerOptions {
+    /// With keys, TLS is required of every client.
+    pub tls: Option<TlsServer>,
+    /// Listen beyond loopback without TLS.
+    pub insecure: bool,
+    pub limits: Limits,
+}
+
+/// How long a refused client is given to read why.
+const FAREWELL: Duration = Duration::from_millis(250);
+
+/// What a server has done and does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ServerCounts {
+    pub open: usize,
+    pub accepted: u64,
+    /// Closed unread: too many at once.
+    pub turned_away: u64,
+    /// Ended before the transmission phase other than by the client's wish.
+    pub failed_handshakes: u64,
+}
+
+#[derive(Default)]
+struct Counters {
+    accepted: AtomicU64,
+    turned_away: AtomicU64,
+    failed_handshakes: AtomicU64,
+}
+
+struct Shared {
+    catalog: Arc<dyn Catalog>,
+    options: ServerOptions,
+    closing: AtomicBool,
+    open: Mutex<HashMap<u64, Arc<Channel>>>,
+    ended: Condvar,
+    counters: Counters,
+}
+
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+/// A running server. Dropping it shuts it down without grace.
+pub struct Server {
+    shared: Arc<Shared>,
+    listener: Arc<Listener>,
+    accepting: Option<JoinHandle<()>>,
+    address: Listen,
+}
+
+impl Server {
+    pub fn start(catalog: Arc<dyn Catalog>, listen: &Listen, options: ServerOptions) -> Result<Server, ServerError> {
+        let address = listen.to_string();
+        let (listener, bound) = match listen {
+            Listen::Tcp(socket_address) => {
+                if !socket_address.ip().is_loopback() && options.tls.is_none() && !options.insecure {
+                    return Err(ServerError::Exposed { address });
+                }
+                let bind = || {
+                    let listener = TcpListener::bind(socket_address)?;
+                    let bound = listener.local_addr()?;
+                    Ok((Listener::Tcp(listener), Listen::Tcp(bound)))
+                };
+                bind().map_err(|source: io::Error| match source.kind() {
+                    io::ErrorKind::AddrInUse => ServerError::InUse { address: address.clone() },
+                    _ => ServerError::Listen { address: address.clone(), source },
+                })?
+            }
+            Listen::Unix(path) => (Listener::Unix(bind_unix(path)?), listen.clone()),
+        };
+        let options = ServerOptions { limits: options.limits.clone().checked(), ..options };
+        let shared = Arc::new(Shared {
+            catalog,
+            options,
+            closing: AtomicBool::new(false),
+            open: Mutex::default(),
+            ended: Condvar::new(),
+            counters: Counters::default(),
+        });
+        let listener = Arc::new(listener);
+        let accept = {
+            let (shared, listener) = (shared.clone(), listener.clone());
+            move || accept_all(&shared, &listener)
+        };
+        let accepting = thread::Builder::new()
+            .name("nbd-accept".into())
+            .spawn(accept)
+            .map_err(|source| ServerError::Listen { address, source })?;
+        Ok(Server { shared, listener, accepting: Some(accepting), address: bound })
+    }
+
+    /// Where it listens; the port is the real one if 0 was asked for.
+    pub fn address(&self) -> &Listen {
+        &self.address
+    }
+
+    pub fn counts(&self) -> ServerCounts {
+        let counters = &self.shared.counters;
+        ServerCounts {
+            open: self.shared.open.lock().len(),
+            accepted: counters.accepted.load(Ordering::Relaxed),
+            turned_away: counters.turned_away.load(Ordering::Relaxed),
+            failed_handshakes: counters.failed_handshakes.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Stops accepting and lets connections finish the requests they have taken; cuts those that take longer than
+    /// `grace`. Returns how many had to be cut.
+    pub fn shut_down(mut self, grace: Duration) -> usize {
+        self.stop(grace)
+    }
+
+    fn stop(&mut self, grace: Duration) -> usize {
+        let Some(accepting) = self.accepting.take() else { return 0 };
+        self.shared.closing.store(true, Ordering::SeqCst);
+        // Wakes the thread in `accept` with an error.
+        let _ = match &*self.listener {
+            Listener::Tcp(listener) => rustix::net::shutdown(listener.as_fd(), rustix::net::Shutdown::Both),
+            Listener::Unix(listener) => rustix::net::shutdown(listener.as_fd(), rustix::net::Shutdown::Both),
+        };
+        let _ = accepting.join();
+        if let Listen::Unix(path) = &self.address {
+            // It may have been removed already; nothing depends on it.
+            let _ = std::fs::remove_file(path);
+        }
+        let deadline = Instant::now() + grace;
+        let mut open = self.shared.open.lock();
+        open.values().for_each(|channel| channel.shutdown_receiving());
+        while !open.is_empty() && !self.shared.ended.wait_until(&mut open, deadline).timed_out() {}
+        let cut = open.len();
+        open.values().for_each(|channel| channel.shutdown());
+        // A device that never completes a request must not hold up its server's owner for ever.
+        let last = Instant::now() + Duration::from_secs(1);
+        while !open.is_empty() && !self.shared.ended.wait_until(&mut open, last).timed_out() {}
+        cut
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop(Duration::ZERO);
+    }
+}
+
+/// Binds under another name, restricts it, and moves it into place: the socket is never open to others, and one that
+/// a dead server left behind is replaced.
+fn bind_unix(path: &Path) -> Result<UnixListener, ServerError> {
+    let address = format!("unix:{}", path.display());
+    let failed = |source| ServerError::Listen { address: address.clone(), source };
+    if UnixStream::connect(path).is_ok() {
+        return Err(ServerError::InUse { address });
+    }
+    if std::fs::symlink_metadata(path).is_ok_and(|found| !found.file_type().is_socket()) {
+        return Err(failed(io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "exists and is no socket; choose another path",
+        )));
+    }
+    let mut fresh = path.as_os_str().to_owned();
+    fresh.push(format!(".{}", std::process::id()));
+    let fresh = PathBuf::from(fresh);
+    let _ = std::fs::remove_file(&fresh);
+    let bind = || {
+        let listener = UnixListener::bind(&fresh)?;
+        std::fs::set_permissions(&fresh, std::fs::Permissions::from_mode(0o600))?;
+        std::fs::rename(&fresh, path)?;
+        Ok(listener)
+    };
+    bind().map_err(|error| {
+        let _ = std::fs::remove_file(&fresh);
+        failed(error)
+    })
+}
+
+fn accept_all(shared: &Arc<Shared>, listener: &Listener) {
+    let mut next_id = 0;
+    loop {
+        let accepted = match listener {
+            Listener::Tcp(listener) => listener.accept().map(|(stream, from)| (Socket::Tcp(stream), from.to_string())),
+            Listener::Unix(listener) => listener.accept().map(|(stream, _)| (Socket::Unix(stream), "unix".to_string())),
+        };
+        if shared.closing.load(Ordering::SeqCst) {
+            return;
+        }
+        let Ok((socket, from)) = accepted else {
+            // Out of descriptors, or the client is gone already. Wait a moment rather than spin.
+            thread::sleep(Duration::from_millis(10));
+            continue;
+        };
+        let channel = Arc::new(Channel::new(socket));
+        let mut open = shared.open.lock();
+        if open.len() >= shared.options.limits.connections {
+            shared.counters.turned_away.fetch_add(1, Ordering::Relaxed);
+            continue;
+        }
+        next_id += 1;
+        open.insert(next_id, channel.clone());
+        drop(open);
+        shared.counters.accepted.fetch_add(1, Ordering::Relaxed);
+        let id = next_id;
+        let of_thread = shared.clone();
+        let run = move || {
+            let ended = Ended { shared: of_thread, id };
+            connection(&ended.shared, &channel, from);
+        };
+        if thread::Builder::new().name(format!("nbd-{id}")).spawn(run).is_err() {
+            // No thread for it: the client sees the connection close.
+            shared.open.lock().remove(&id);
+        }
+    }
+}
+
+/// Takes a connection off the list, also when its thread panics.
+struct Ended {
+    shared: Arc<Shared>,
+    id: u64,
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        if let Some(channel) = self.shared.open.lock().remove(&self.id) {
+            channel.shutdown();
+        }
+        self.shared.ended.notify_all();
+    }
+}
+
+fn connection(shared: &Shared, channel: &Arc<Channel>, from: String) {
+    let limits = &shared.options.limits;
+    let (session, early) = match shake_hands(shared, channel, from) {
+        Ok(Some(agreed)) => agreed,
+        Ok(None) => return,
+        Err(_) => {
+            // The client has been told what the protocol can tell; a server's log is its owner's business.
+            shared.counters.failed_handshakes.fetch_add(1, Ordering::Relaxed);
+            return channel.linger(Instant::now() + FAREWELL);
+        }
+    };
+    if channel.set_timeouts(None, Some(limits.stalled)).is_err() {
+        return;
+    }
+    let spares = Arc::new(Spares::default());
+    let returned = {
+        let spares = spares.clone();
+        Box::new(move |_tag, body| spares.give(body))
+    };
+    let outbox = Arc::new(Outbox::new(channel.clone(), limits.in_flight_bytes, returned));
+    outbox.this_thread_flushes();
+    let writing = {
+        let outbox = outbox.clone();
+        thread::Builder::new().name("nbd-write".into()).spawn(move || outbox.run_writer())
+    };
+    let Ok(writing) = writing else { return };
+    let transmission = Transmission { session, outbox: outbox.clone(), spares, limits, closing: &shared.closing };
+    // However it ended: what was taken is finished and answered as far as the client listens.
+    let _ = transmission.run(Input::new(channel.clone(), &early));
+    outbox.drain();
+    outbox.close();
+    channel.shutdown();
+    let _ = writing.join();
+}
+
+/// The whole handshake. Returns what was agreed on and the bytes that arrived behind it, or nothing if the client left.
+fn shake_hands(shared: &Shared, channel: &Channel, address: String) -> io::Result<Option<(Session, Vec<u8>)>> {
+    let ServerOptions { tls, limits, .. } = &shared.options;
+    let deadline = Instant::now() + limits.handshake;
+    let mut out = Vec::new();
+    let peer = Peer { address, tls: false };
+    let mut handshake = Handshake::new(&*shared.catalog, limits, peer, tls.is_some(), &mut out);
+    let mut input: Vec<u8> = Vec::new();
+    let mut chunk = [0; 4096];
+    loop {
+        if shared.closing.load(Ordering::Relaxed) {
+            handshake.shut_down();
+        }
+        let (consumed, step) = match handshake.advance(&input, &mut out) {
+            Ok(progress) => progress,
+            Err(error) => {
+                let _ = channel.send_all(&out, deadline);
+                return Err(invalid_data(error));
+            }
+        };
+        input.drain(..consumed);
+        channel.send_all(&out, deadline)?;
+        out.clear();
+        match (step, tls) {
+            (Step::Transmission(session), _) => return Ok(Some((session, input))),
+            (Step::Closed, _) => return Ok(None),
+            (Step::StartTls, Some(tls)) => {
+                channel.start_tls(tls.session().map_err(invalid_data)?, deadline)?;
+                handshake.tls_is_on();
+            }
+            _ if consumed > 0 => {}
+            _ => {
+                let received = channel.recv_until(&mut chunk, deadline)?;
+                if received == 0 {
+                    return if input.is_empty() { Ok(None) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
+                }
+                input.extend_from_slice(&chunk[..received]);
+            }
+        }
+    }
+}

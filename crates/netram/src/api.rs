@@ -1,0 +1,95 @@
+//! What goes into the engine and what comes out of it: requests, operations on donors, completions.
+//!
+//! Owns: the vocabulary. Every donor operation and every request carries a ticket; the answer names it. Left out: who carries
+//! operations out (`disk` over real devices, the simulation over a model of time).
+
+use shoal_media::Request;
+
+/// Place of a donor in the engine's table; never reused within the life of a disk.
+pub type DonorId = u16;
+
+/// A donor as the engine gets to know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DonorInfo {
+    /// For messages and status: an address.
+    pub name: String,
+    /// Memory it offers (bytes).
+    pub bytes: u64,
+}
+
+/// What a donor is asked to do. Offsets and lengths are multiples of 512 bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DonorOp {
+    Read {
+        at: u64,
+        len: u32,
+    },
+    Write {
+        at: u64,
+        bytes: Vec<u8>,
+    },
+    /// The range's bytes are not needed; it need not read as zeros.
+    Trim {
+        at: u64,
+        len: u64,
+    },
+}
+
+/// Why a donor did not do it. The engine takes every failure for the loss of the donor: whoever carries operations out retries
+/// what can be retried.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{why}")]
+pub struct DonorError {
+    pub why: String,
+}
+
+/// What an operation on a donor is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// Reading for a request.
+    Read,
+    /// Storing what was written, and its parity.
+    Write,
+    /// Reading and storing of live blocks to gain room.
+    Clean,
+    /// Restoring redundancy, moving away from a donor.
+    Repair,
+    /// Superblocks, scanning, freeing of units.
+    Upkeep,
+}
+
+/// What the engine wants done.
+#[derive(Debug)]
+pub enum Action {
+    /// Carry out `op` on `donor`, then call [`crate::Engine::done`] with the ticket. Operations in flight at the same time may be
+    /// carried out in any order.
+    Donor { ticket: u64, donor: DonorId, op: DonorOp, purpose: Purpose },
+    /// The request submitted with this ticket is over; the buffer is the request's own.
+    Complete { ticket: u64, result: Result<Vec<u8>, DiskError> },
+}
+
+/// Why a request, or the opening of a disk, failed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DiskError {
+    #[error("request at byte {at}, {len} bytes, is outside the disk or not aligned to its blocks")]
+    OutOfRange { at: u64, len: u64 },
+    #[error("no room on the donors for redundancy and data; add a donor with `shoal donor add`, or trim")]
+    NoSpace,
+    #[error("the data of block {block} is on donors that are lost ({donors})")]
+    Unavailable { block: u64, donors: String },
+    #[error("too few donors are left to store data: {have} of {need}")]
+    TooFewDonors { have: usize, need: usize },
+    #[error("{0}")]
+    Config(String),
+}
+
+/// A request in words, for messages.
+pub fn describe(request: &Request) -> (&'static str, u64, u64) {
+    match request {
+        Request::Read { at, buffer } => ("read", *at, buffer.len() as u64),
+        Request::Write { at, buffer, .. } => ("write", *at, buffer.len() as u64),
+        Request::Flush => ("flush", 0, 0),
+        Request::Trim { at, len } => ("trim", *at, *len),
+        Request::WriteZeroes { at, len, .. } => ("write zeroes", *at, *len),
+    }
+}

@@ -1,0 +1,276 @@
+//! Cleaning: live blocks of half-dead groups go into new ones, and the units of dead groups become free.
+//!
+//! Rules: the group with the fewest live blocks first ("most redundant first"); one group after the other, so that cleaning in an
+//! idle gap can stop between two. A dead group is freed when everything that took its blocks' place is safe; its headers
+//! are erased before its units are taken again. Left out: which donor takes the new group (`state`).
+
+use std::sync::Arc;
+
+use shoal_format::checksum;
+use shoal_format::ram::{self, UnitEntry, UnitHeader};
+
+use crate::api::{DonorOp, Purpose};
+use crate::planted::{Bug, is_planted};
+use crate::read;
+use crate::repair::donor_lost;
+use crate::state::{Location, State};
+use crate::task::{Core, Op};
+use crate::write::{join, send};
+
+/// Groups that should be free to open before a writer has to wait.
+const GROUPS_AHEAD: usize = 4;
+/// Without a request for so long the disk is idle (ns).
+const IDLE_NS: u64 = 200_000_000;
+
+impl State {
+    /// The group to clean now, if any.
+    fn next_victim(&self) -> Option<u32> {
+        if !self.ready || self.stuck {
+            return None;
+        }
+        let capacity = |index: u32| (self.groups[index as usize].data * self.plan.buffer) as u32;
+        let gains = || self.by_live.iter().copied().find(|&(live, index)| live < capacity(index));
+        let pays = |&(live, index): &(u32, u32)| live * 4 <= capacity(index) * 3;
+        if !self.has_room(GROUPS_AHEAD) {
+            // What is dead already is enough; it will be free when what took its place is safe.
+            if self.dying.len() >= GROUPS_AHEAD {
+                return None;
+            }
+            // Before anybody has to wait, only where it pays.
+            let found = gains().filter(|found| pays(found) || !self.has_room(1));
+            return found.map(|(_, victim)| victim);
+        }
+        let idle = self.config.idle_cleaning && self.now_ns.saturating_sub(self.last_request_ns) > IDLE_NS;
+        if idle { gains().filter(pays).map(|(_, victim)| victim) } else { None }
+    }
+
+    /// Somebody waits for room and nothing is on its way: whether anything more can be done, sends what waits in caches, else
+    /// says that there is no room. True if there is something to do now.
+    pub fn unstick(&mut self, core: &Arc<Core>) -> bool {
+        if !self.room_wanted || self.stuck || !self.schedule.is_quiet() {
+            return false;
+        }
+        self.room_wanted = false;
+        let waiting = |index: &u32| {
+            let memory = self.groups[*index as usize].memory.as_ref();
+            memory.is_some_and(|memory| memory.unsafe_from != u64::MAX && !memory.abandoned && !memory.sending)
+        };
+        let waiting: Vec<u32> = self.in_memory.iter().copied().filter(waiting).collect();
+        if waiting.is_empty() {
+            self.stuck = true;
+        }
+        for index in waiting {
+            send(core, self, index, true);
+        }
+        self.wake();
+        true
+    }
+}
+
+/// Runs as long as the disk.
+pub(crate) async fn cleaner(core: Arc<Core>) {
+    loop {
+        let victim = core.until(|state| state.next_victim()).await;
+        core.lock().claim(victim);
+        empty(&core, victim).await;
+        core.lock().release(victim);
+    }
+}
+
+/// Moves the live blocks of a claimed group into the cleaner's cache. What cannot be read stays where it is.
+pub(crate) async fn empty(core: &Arc<Core>, index: u32) {
+    let before = core.lock().groups[index as usize].live;
+    let lists = entries(core, index).await;
+    for (unit, list) in lists.into_iter().enumerate() {
+        let mut row = 0;
+        while row < list.len() {
+            let (end, op) = {
+                let state = &mut *core.lock();
+                let lives = |row: usize| {
+                    let entry: UnitEntry = list[row];
+                    state.lives(entry.block, Location { group: index, unit, row })
+                };
+                let Some(first) = (row..list.len()).find(|&row| lives(row)) else { break };
+                let end = (first..list.len()).find(|&row| !lives(row)).unwrap_or(list.len());
+                row = first;
+                let member = state.groups[index as usize].members[unit];
+                state.counts.cleaned_read += (end - first) as u64;
+                (end, core.read(state, member, first..end, Purpose::Clean))
+            };
+            let donor = op.donor;
+            let answer = op.await;
+            if answer.is_err() {
+                donor_lost(core, donor);
+            }
+            let bytes = answer.unwrap_or_default();
+            let block_bytes = core.lock().block_bytes;
+            for (n, row) in (row..end).enumerate() {
+                let found = bytes.get(n * block_bytes..(n + 1) * block_bytes);
+                let at = Location { group: index, unit, row };
+                let entry = list[row];
+                let block = match found.filter(|found| checksum(0, found) == entry.crc) {
+                    Some(found) => Some(found.to_vec()),
+                    None => read::reconstruct(core, at, Purpose::Clean)
+                        .await
+                        .filter(|found| checksum(0, found) == entry.crc),
+                };
+                match block {
+                    Some(bytes) => place(core, at, entry, &bytes).await,
+                    None => core.lock().note_lost(at, entry.block),
+                }
+            }
+            row = end;
+        }
+    }
+    let state = &mut *core.lock();
+    state.counts.groups_cleaned += 1;
+    let group = &mut state.groups[index as usize];
+    group.hopeless = group.live > 0 && group.live == before && !state.stuck;
+}
+
+async fn place(core: &Arc<Core>, at: Location, entry: UnitEntry, bytes: &[u8]) {
+    if entry.block == ram::TRIMMED {
+        let state = &mut *core.lock();
+        if !state.lives(entry.block, at) {
+            return;
+        }
+        // A list nobody could read says nothing; one older than every group has nothing left to hide.
+        let mut ranges = ram::decode_trimmed(bytes).unwrap_or_default();
+        let oldest = state.groups.iter().filter(|group| group.id != 0).map(|group| group.first_sequence).min();
+        ranges.retain(|range| oldest.is_some_and(|oldest| oldest < range.sequence));
+        if !ranges.is_empty() {
+            state.trims_origin = state.trims_origin.min(state.next_sequence);
+            state.next_sequence += 1;
+            state.trims.extend(ranges);
+        }
+        state.kill_note(at);
+        return;
+    }
+    let full = core
+        .until(|state| {
+            if !state.is_at(entry.block, at) {
+                return Some(None);
+            }
+            let cache = state.cleaning();
+            let placed = state.place(entry.block, bytes, cache, None);
+            placed.map(|(placed, full)| full.then_some(placed.group)).or(state.stuck.then_some(None))
+        })
+        .await;
+    if let Some(group) = full {
+        send(core, &mut core.lock(), group, true);
+    }
+}
+
+impl State {
+    /// The block at this place is gone.
+    fn note_lost(&mut self, at: Location, block: u32) {
+        if block == ram::TRIMMED {
+            self.kill_note(at);
+        } else if self.is_at(block, at) {
+            self.lost_blocks.insert(block);
+            self.unmap(block);
+        }
+    }
+}
+
+/// What the data units of a group hold, as its headers say.
+pub(crate) async fn entries(core: &Arc<Core>, index: u32) -> Vec<Vec<UnitEntry>> {
+    let (data, members) = {
+        let state = core.lock();
+        let group = &state.groups[index as usize];
+        if let Some(found) = &group.incomplete {
+            return found.lists.clone();
+        }
+        (group.data, group.members.clone())
+    };
+    for place in data..members.len() {
+        if let Some(header) = header(core, index, place).await {
+            return header.lists;
+        }
+    }
+    let mut lists = Vec::new();
+    for (place, member) in members.iter().enumerate().take(data) {
+        let own = if member.count > 0 { header(core, index, place).await } else { None };
+        lists.push(own.and_then(|header| header.lists.into_iter().next()).unwrap_or_default());
+    }
+    lists
+}
+
+async fn header(core: &Arc<Core>, index: u32, place: usize) -> Option<UnitHeader> {
+    let (id, op) = {
+        let state = &mut *core.lock();
+        let group = &state.groups[index as usize];
+        let (id, member) = (group.id, group.members[place]);
+        if !member.exists() {
+            return None;
+        }
+        let op = DonorOp::Read { at: state.unit_at(member.unit), len: state.header_bytes as u32 };
+        (id, core.op(state, member.donor, op, Purpose::Upkeep))
+    };
+    let donor = op.donor;
+    match op.await {
+        Ok(bytes) => {
+            UnitHeader::decode(&bytes).ok().filter(|found| found.group == id && found.member as usize == place)
+        }
+        Err(_) => {
+            donor_lost(core, donor);
+            None
+        }
+    }
+}
+
+/// Frees dead groups. Runs as long as the disk.
+pub(crate) async fn reaper(core: Arc<Core>) {
+    loop {
+        let index = core
+            .until(|state| {
+                if state.dying.is_empty() || !state.epoch_stored {
+                    return None;
+                }
+                let horizon = state.horizon();
+                let place = state
+                    .dying
+                    .iter()
+                    .position(|&index| state.groups[index as usize].killed <= horizon || is_planted(Bug::FreeEarly))?;
+                Some(state.dying.swap_remove(place))
+            })
+            .await;
+        let state = &mut *core.lock();
+        state.groups[index as usize].busy = true;
+        let freeing = core.clone();
+        state.schedule.spawn(async move { free(&freeing, index).await });
+    }
+}
+
+/// Erases the headers of a dead group, then gives its units back.
+async fn free(core: &Arc<Core>, index: u32) {
+    let (members, erasing) = {
+        let state = &mut *core.lock();
+        let members = state.groups[index as usize].members.clone();
+        let mut erasing: Vec<Op> = Vec::new();
+        for &member in members.iter().filter(|member| member.exists() && member.count > 0) {
+            erasing.push(erase(core, state, member));
+        }
+        (members, erasing)
+    };
+    join(core, erasing).await;
+    // Then the memory goes back. Waited for, because the next write of the unit must not be overtaken.
+    let trimming: Vec<Op> = {
+        let state = &mut *core.lock();
+        let len = state.unit_bytes() as u64 - 512;
+        let there = members.iter().filter(|member| member.exists() && member.count > 0);
+        let trims = there.map(|member| (member.donor, DonorOp::Trim { at: state.unit_at(member.unit) + 512, len }));
+        trims.collect::<Vec<_>>().into_iter().map(|(donor, op)| core.op(state, donor, op, Purpose::Upkeep)).collect()
+    };
+    join(core, trimming).await;
+    let state = &mut *core.lock();
+    state.remove_group(index);
+    members.into_iter().for_each(|member| state.give_back(member));
+}
+
+/// Makes a unit free for whoever reads its donor.
+pub(crate) fn erase(core: &Arc<Core>, state: &mut State, member: crate::state::Member) -> Op {
+    let op = DonorOp::Write { at: state.unit_at(member.unit), bytes: vec![0; 512] };
+    let op = if is_planted(Bug::NoErase) { DonorOp::Read { at: state.unit_at(member.unit), len: 512 } } else { op };
+    core.op(state, member.donor, op, Purpose::Upkeep)
+}

@@ -1,0 +1,179 @@
+//! How a disk is laid over its donors: policy, redundancy, sizes.
+//!
+//! Owns: [`Policy`], [`Config`], what they are called on a command line, and which combinations make sense. The policies are
+//! those of the paper; all of them run through one engine and differ in the numbers of [`Plan`].
+
+use std::str::FromStr;
+
+use crate::api::DiskError;
+
+/// How blocks are spread and protected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Policy {
+    /// Each request goes to a donor at once; nothing survives the loss of one.
+    None,
+    /// Blocks are collected and sent in batches; nothing survives the loss of a donor.
+    Cached,
+    /// Each request goes to two donors (or more, with `parity` above 1) at once.
+    Mirrored,
+    /// Each request goes to a donor at once, and the parity it changes to another.
+    Basic,
+    /// Each request goes to a donor at once, the parity when its group is full.
+    Logging,
+    /// Blocks are collected in one cache and sent with their parity when it is full.
+    Caching,
+    /// As `Caching`, with a cache for each of several streams of consecutive blocks, and one for the rest.
+    Adaptive,
+}
+
+impl Policy {
+    pub const ALL: [Policy; 7] = [
+        Policy::None,
+        Policy::Cached,
+        Policy::Mirrored,
+        Policy::Basic,
+        Policy::Logging,
+        Policy::Caching,
+        Policy::Adaptive,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Policy::None => "none",
+            Policy::Cached => "cached",
+            Policy::Mirrored => "mirrored",
+            Policy::Basic => "basic",
+            Policy::Logging => "logging",
+            Policy::Caching => "caching",
+            Policy::Adaptive => "adaptive",
+        }
+    }
+
+    pub fn is_redundant(self) -> bool {
+        !matches!(self, Policy::None | Policy::Cached)
+    }
+}
+
+impl FromStr for Policy {
+    type Err = DiskError;
+
+    fn from_str(text: &str) -> Result<Policy, DiskError> {
+        Policy::ALL.into_iter().find(|policy| policy.name() == text).ok_or_else(|| {
+            let names: Vec<&str> = Policy::ALL.iter().map(|policy| policy.name()).collect();
+            DiskError::Config(format!("policy {text:?}: choose one of {}", names.join(", ")))
+        })
+    }
+}
+
+/// What a disk is made with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    pub policy: Policy,
+    /// Names the disk on its donors.
+    pub uuid: [u8; 16],
+    /// Logical block: unit of placement (bytes, a power of two from 512 to 65536).
+    pub block_bytes: u32,
+    /// Blocks collected for one donor before they are sent: 1 to 64.
+    pub buffer_blocks: u16,
+    /// Donors that may be lost at the same time.
+    pub parity: u8,
+    /// Stream caches of `Adaptive`, the victim's not counted.
+    pub streams: u8,
+    /// Parity always on the last donors; else it rotates.
+    pub dedicated_parity: bool,
+    /// Donors a group spreads over, parity included; 0: all of them.
+    pub width: u8,
+    /// Room beyond data and parity, so that cleaning finds something to gain (percent of the data).
+    pub spare_percent: u32,
+    /// Size of the disk (bytes); `None`: what the donors hold.
+    pub bytes: Option<u64>,
+    /// Clean in idle gaps, not only when space is short.
+    pub idle_cleaning: bool,
+    /// Send what has waited in a cache for so long (ms); 0: only when the cache is full or a flush comes.
+    pub timeout_ms: u32,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            policy: Policy::Adaptive,
+            uuid: [0; 16],
+            block_bytes: 4096,
+            buffer_blocks: 8,
+            parity: 1,
+            streams: 2,
+            dedicated_parity: false,
+            width: 0,
+            spare_percent: 20,
+            bytes: None,
+            idle_cleaning: true,
+            timeout_ms: 1000,
+        }
+    }
+}
+
+/// A policy in numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Data units of a full group.
+    pub data: usize,
+    /// Parity units of a group.
+    pub parity: usize,
+    /// Stream caches. With one there is no victim: that is plain parity caching.
+    pub streams: usize,
+    /// Blocks of a buffer: 1 where nothing is collected.
+    pub buffer: usize,
+    /// A write is acknowledged when it is in the cache; else when it has been sent.
+    pub cached: bool,
+    /// Data is sent with each request.
+    pub data_at_once: bool,
+    /// Parity is sent with each request.
+    pub parity_at_once: bool,
+}
+
+impl Config {
+    /// The plan for this many donors, or why there is none.
+    pub fn plan(&self, donors: usize) -> Result<Plan, DiskError> {
+        let wrong = |text: String| Err(DiskError::Config(text));
+        if !self.block_bytes.is_power_of_two() || !(512..=65536).contains(&self.block_bytes) {
+            return wrong(format!("block={}: a power of two from 512 to 65536", self.block_bytes));
+        }
+        if !(1..=64).contains(&self.buffer_blocks) {
+            return wrong(format!("buffer={}: 1 to 64 blocks", self.buffer_blocks));
+        }
+        if !(1..=8).contains(&self.streams) {
+            return wrong(format!("streams={}: 1 to 8", self.streams));
+        }
+        let redundant = self.policy.is_redundant();
+        if redundant && !(1..=4).contains(&self.parity) {
+            return wrong(format!("parity={}: 1 to 4 donors may be lost", self.parity));
+        }
+        let parity = if redundant { self.parity as usize } else { 0 };
+        let width = match (self.width as usize, self.policy) {
+            (0, Policy::Mirrored) => 1 + parity,
+            (0, _) => donors.min(16),
+            (width, _) => width,
+        };
+        let need = if redundant { parity + 1 } else { 1 };
+        let need = if self.width > 0 { need.max(width) } else { need };
+        if donors < need {
+            let policy = self.policy.name();
+            return wrong(format!(
+                "policy {policy} needs {need} donors at least, {donors} given; name more, or lower `parity`"
+            ));
+        }
+        if width <= parity || width > 16 {
+            return wrong(format!("width={width}: {} to 16 donors", parity + 1));
+        }
+        let cached = matches!(self.policy, Policy::Cached | Policy::Caching | Policy::Adaptive);
+        Ok(Plan {
+            data: if self.policy == Policy::Mirrored { 1 } else { width - parity },
+            parity,
+            streams: if self.policy == Policy::Adaptive { self.streams as usize } else { 1 },
+            buffer: if cached { self.buffer_blocks as usize } else { 1 },
+            cached,
+            data_at_once: !cached,
+            parity_at_once: matches!(self.policy, Policy::Mirrored | Policy::Basic),
+        })
+    }
+}

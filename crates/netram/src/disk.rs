@@ -1,0 +1,270 @@
+//! The network RAM disk as a block device: an engine, and donors that are block devices themselves.
+//!
+//! Owns: the lock around the engine, the tickets of requests, and a thread that lets time go on. Rules: no donor is called and no
+//! request completed while the engine is locked; actions are carried out by one thread at a time, so that donors that
+//! complete at once cannot nest without end. After a failed flush the disk refuses writes. Left out: finding donors and connecting
+//! again (the donors' own: an error from one is its end).
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, RwLock};
+use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request};
+
+use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp};
+use crate::config::Config;
+use crate::engine::{Engine, SECTOR_BYTES};
+use crate::status::Status;
+
+/// Between two looks at time-outs and idle gaps.
+const TICK: Duration = Duration::from_millis(50);
+
+struct Shared {
+    engine: Mutex<Engine>,
+    donors: RwLock<Vec<Option<Arc<dyn BlockDevice>>>>,
+    clock: Arc<dyn Clock>,
+    requests: Mutex<HashMap<u64, Completion>>,
+    next_ticket: AtomicU64,
+    actions: Mutex<Actions>,
+    poisoned: AtomicBool,
+    geometry: BlockGeometry,
+    name: String,
+}
+
+#[derive(Default)]
+struct Actions {
+    waiting: VecDeque<Action>,
+    /// Somebody is carrying them out.
+    running: bool,
+}
+
+/// Ends the ticking thread.
+#[derive(Default)]
+struct Stop {
+    stopped: Mutex<bool>,
+    changed: Condvar,
+}
+
+pub struct Disk {
+    shared: Arc<Shared>,
+    stop: Arc<Stop>,
+    ticker: Option<JoinHandle<()>>,
+}
+
+/// A donor and the device that reaches it.
+pub type DonorDevice = (DonorInfo, Arc<dyn BlockDevice>);
+
+impl Disk {
+    /// A new disk; what the donors hold is lost.
+    pub fn create(config: &Config, donors: Vec<DonorDevice>, clock: Arc<dyn Clock>) -> Result<Disk, DiskError> {
+        let (infos, devices): (Vec<_>, Vec<_>) = donors.into_iter().unzip();
+        let engine = Engine::create(config, infos, clock.monotonic_ns())?;
+        Ok(Disk::start(engine, devices.into_iter().map(Some).collect(), clock))
+    }
+
+    /// The disk that is on the donors. Each comes with its first 4096 bytes; one that cannot be reached is left out.
+    pub fn open(
+        config: &Config,
+        donors: Vec<(DonorDevice, Vec<u8>)>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Disk, DiskError> {
+        let mut devices: HashMap<String, Arc<dyn BlockDevice>> = HashMap::new();
+        let mut infos = Vec::new();
+        for ((info, device), superblock) in donors {
+            if devices.insert(info.name.clone(), device).is_some() {
+                return Err(DiskError::Config(format!("donor {} is given twice", info.name)));
+            }
+            infos.push((info, Some(superblock)));
+        }
+        let engine = Engine::open(config, infos, clock.monotonic_ns())?;
+        // The engine has an order of its own, with places for donors that are not there.
+        let order: Vec<_> = engine.status().donors.iter().map(|donor| devices.remove(&donor.name)).collect();
+        Ok(Disk::start(engine, order, clock))
+    }
+
+    fn start(engine: Engine, donors: Vec<Option<Arc<dyn BlockDevice>>>, clock: Arc<dyn Clock>) -> Disk {
+        let geometry = BlockGeometry {
+            bytes: engine.bytes(),
+            block_bytes: SECTOR_BYTES,
+            atomic_bytes: SECTOR_BYTES,
+            // The caches are in this process.
+            survives_process: false,
+        };
+        let shared = Arc::new(Shared {
+            engine: Mutex::new(engine),
+            donors: RwLock::new(donors),
+            clock,
+            requests: Mutex::default(),
+            next_ticket: AtomicU64::new(1),
+            actions: Mutex::default(),
+            poisoned: AtomicBool::new(false),
+            geometry,
+            name: "network RAM disk".into(),
+        });
+        shared.with(|_, _| ());
+        let stop = Arc::new(Stop::default());
+        let (ticking, stopping) = (Arc::downgrade(&shared), stop.clone());
+        let ticker = thread::Builder::new().name("netram-tick".into()).spawn(move || tick(&ticking, &stopping)).ok();
+        Disk { shared, stop, ticker }
+    }
+
+    pub fn status(&self) -> Status {
+        self.shared.engine.lock().status()
+    }
+
+    /// The donor is gone: its data is rebuilt on the others.
+    pub fn lost(&self, donor: DonorId) {
+        self.shared.with(|engine, now| engine.lost(donor, now));
+    }
+
+    /// Everything is moved off the donor; then it is not used any more.
+    pub fn drain(&self, donor: DonorId) {
+        self.shared.with(|engine, now| engine.drain(donor, now));
+    }
+
+    /// One more donor, empty.
+    pub fn add(&self, info: DonorInfo, device: Arc<dyn BlockDevice>) -> DonorId {
+        let id = {
+            // Before anybody can ask it.
+            let mut donors = self.shared.donors.write();
+            let mut engine = self.shared.engine.lock();
+            donors.push(Some(device));
+            engine.add(info, self.shared.clock.monotonic_ns())
+        };
+        self.shared.with(|_, _| ());
+        id
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        *self.stop.stopped.lock() = true;
+        self.stop.changed.notify_all();
+        if let Some(ticker) = self.ticker.take() {
+            // A panic there has been reported.
+            let _ = ticker.join();
+        }
+    }
+}
+
+fn tick(shared: &Weak<Shared>, stop: &Stop) {
+    let mut stopped = stop.stopped.lock();
+    while !*stopped {
+        stop.changed.wait_for(&mut stopped, TICK);
+        let Some(shared) = shared.upgrade() else { return };
+        shared.with(|engine, now| engine.tick(now));
+    }
+}
+
+impl Shared {
+    /// Tells the engine something, then does what it wants.
+    fn with<T>(self: &Arc<Shared>, tell: impl FnOnce(&mut Engine, u64) -> T) -> T {
+        let value = {
+            let mut engine = self.engine.lock();
+            let value = tell(&mut engine, self.clock.monotonic_ns());
+            let new = engine.actions();
+            if !new.is_empty() {
+                self.actions.lock().waiting.extend(new);
+            }
+            value
+        };
+        self.carry_out();
+        value
+    }
+
+    fn carry_out(self: &Arc<Shared>) {
+        let mut mine = false;
+        loop {
+            let action = {
+                let mut actions = self.actions.lock();
+                if actions.running && !mine {
+                    return;
+                }
+                mine = true;
+                let next = actions.waiting.pop_front();
+                actions.running = next.is_some();
+                next
+            };
+            match action {
+                None => return,
+                Some(Action::Complete { ticket, result }) => self.complete(ticket, result),
+                Some(Action::Donor { ticket, donor, op, .. }) => self.ask(ticket, donor, op),
+            }
+        }
+    }
+
+    fn complete(&self, ticket: u64, result: Result<Vec<u8>, DiskError>) {
+        let completion = self.requests.lock().remove(&ticket);
+        let result = result.map_err(|error| match error {
+            DiskError::NoSpace => MediaError::NoSpace { what: self.name.clone() },
+            DiskError::OutOfRange { at, len } => MediaError::OutOfRange { what: self.name.clone(), at, len },
+            other => MediaError::io(self.name.clone(), io::Error::other(other)),
+        });
+        if let Some(completion) = completion {
+            completion(result);
+        }
+    }
+
+    fn ask(self: &Arc<Shared>, ticket: u64, donor: DonorId, op: DonorOp) {
+        let device = self.donors.read().get(donor as usize).cloned().flatten();
+        let shared = self.clone();
+        let Some(device) = device else {
+            let why = "the donor is not there".to_string();
+            shared.with(|engine, now| engine.done(ticket, Err(DonorError { why }), now));
+            return;
+        };
+        let request = match op {
+            DonorOp::Read { at, len } => Request::Read { at, buffer: vec![0; len as usize] },
+            DonorOp::Write { at, bytes } => Request::Write { at, buffer: bytes, fua: false },
+            DonorOp::Trim { at, len } => Request::Trim { at, len },
+        };
+        let done = move |result: Result<Vec<u8>, MediaError>| {
+            let answer = result.map_err(|error| DonorError { why: error.to_string() });
+            shared.with(|engine, now| engine.done(ticket, answer, now));
+        };
+        device.submit(request, Box::new(done));
+    }
+
+    fn refuse(&self) -> Option<MediaError> {
+        let poisoned = self.poisoned.load(Ordering::Acquire);
+        poisoned.then(|| MediaError::Poisoned { what: self.name.clone() })
+    }
+}
+
+impl BlockDevice for Disk {
+    fn geometry(&self) -> BlockGeometry {
+        self.shared.geometry
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        let shared = &self.shared;
+        if !matches!(request, Request::Read { .. })
+            && let Some(error) = shared.refuse()
+        {
+            return done(Err(error));
+        }
+        let flushes = match &request {
+            Request::Flush => true,
+            Request::Write { fua, .. } | Request::WriteZeroes { fua, .. } => *fua,
+            _ => false,
+        };
+        let done: Completion = if flushes {
+            let weak = Arc::downgrade(shared);
+            Box::new(move |result| {
+                if let (Err(_), Some(shared)) = (&result, weak.upgrade()) {
+                    shared.poisoned.store(true, Ordering::Release);
+                }
+                done(result)
+            })
+        } else {
+            done
+        };
+        let ticket = shared.next_ticket.fetch_add(1, Ordering::Relaxed);
+        shared.requests.lock().insert(ticket, done);
+        shared.with(|engine, now| engine.submit(ticket, request, now));
+    }
+}

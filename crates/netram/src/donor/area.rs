@@ -1,0 +1,444 @@
+//! An area: the memory lent to one client, as a block device.
+//!
+//! Sparse: memory is taken chunk by chunk at the first write; what was never written, trimmed or zeroed reads as zeros
+//! and costs nothing. A cold chunk is packed, and unpacked at its next use; while memory is tight a read leaves it
+//! packed. Requests are carried out in `submit`.
+//! Locks: one for each `GROUP_CHUNKS` neighbours, never two at a time, so a request that spans groups is not one step
+//! for others (the contract of block devices asks for no more). `revoked` is set before the first group is wiped and
+//! looked at under the group's lock: after `revoke` has returned, nothing of the area is in memory or gets there.
+//! Left out: durability (a donor has none, a flush has nothing to do), checksums (the disk's own).
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, Result};
+use zeroize::Zeroizing;
+
+use super::chunk::{CHUNK_BYTES, Memory};
+use super::pack::{Compression, Packed, Packer, unpack};
+use super::quota::{Grant, GrantError, Quota};
+
+const BLOCK_BYTES: u32 = 512;
+
+/// Chunks behind one lock: a table of 16 bytes for each MiB lent is nothing, and neighbours rarely wait for each other.
+const GROUP_CHUNKS: usize = 16;
+
+#[derive(Default)]
+enum Chunk {
+    #[default]
+    Hole,
+    Plain {
+        memory: Memory,
+        /// Second of the last write, or of unpacking.
+        touched: u32,
+        /// Packing was tried since and does not pay.
+        dense: bool,
+    },
+    Packed(Packed),
+}
+
+/// Nothing while all of its chunks are holes.
+type Group = Option<Box<[Chunk; GROUP_CHUNKS]>>;
+
+/// What an area takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Memory taken, chunks and packed bytes (bytes).
+    pub used_bytes: u64,
+    /// What it holds: written and not trimmed, in whole chunks (bytes).
+    pub held_bytes: u64,
+    /// The part of it that is packed (bytes before packing).
+    pub packed_bytes: u64,
+}
+
+/// What one pass of compaction did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Compacted {
+    /// Chunks packed, or dropped because they held zeros.
+    pub chunks: u64,
+    /// Memory given back (bytes).
+    pub freed_bytes: u64,
+}
+
+impl std::ops::AddAssign for Compacted {
+    fn add_assign(&mut self, other: Compacted) {
+        self.chunks += other.chunks;
+        self.freed_bytes += other.freed_bytes;
+    }
+}
+
+/// Memory lent to one client.
+pub struct Area {
+    name: String,
+    bytes: u64,
+    compression: Compression,
+    groups: Vec<RwLock<Group>>,
+    quota: Arc<Quota>,
+    grant: Mutex<Option<Grant>>,
+    revoked: AtomicBool,
+    tight: AtomicBool,
+    /// The last compaction's second: the clock of `touched`.
+    now_s: AtomicU32,
+    used_bytes: AtomicU64,
+    held_chunks: AtomicU64,
+    packed_chunks: AtomicU64,
+}
+
+/// A request's part in one chunk.
+struct Part {
+    group: usize,
+    chunk: usize,
+    /// Within the chunk.
+    from: usize,
+    to: usize,
+    /// Within the request's buffer.
+    at: usize,
+}
+
+fn parts(at: u64, len: u64) -> impl Iterator<Item = Part> {
+    let chunk_bytes = CHUNK_BYTES as u64;
+    let end = at + len;
+    let mut next = at;
+    std::iter::from_fn(move || {
+        let begin = next;
+        let chunk = begin / chunk_bytes;
+        next = end.min((chunk + 1) * chunk_bytes);
+        (begin < end).then(|| Part {
+            group: (chunk / GROUP_CHUNKS as u64) as usize,
+            chunk: (chunk % GROUP_CHUNKS as u64) as usize,
+            from: (begin % chunk_bytes) as usize,
+            to: (next - chunk * chunk_bytes) as usize,
+            at: (begin - at) as usize,
+        })
+    })
+}
+
+impl Area {
+    /// All zeros; its size (whole blocks of 512 bytes) is reserved in the quota until it is revoked. `name` is for
+    /// messages.
+    pub fn new(
+        name: impl Into<String>,
+        bytes: u64,
+        quota: &Arc<Quota>,
+        compression: Compression,
+    ) -> std::result::Result<Area, GrantError> {
+        let bytes = bytes / u64::from(BLOCK_BYTES) * u64::from(BLOCK_BYTES);
+        if bytes == 0 {
+            return Err(GrantError::Small { asked: bytes, block_bytes: BLOCK_BYTES });
+        }
+        let grant = quota.grant(bytes)?;
+        let groups = bytes.div_ceil((CHUNK_BYTES * GROUP_CHUNKS) as u64);
+        Ok(Area {
+            name: name.into(),
+            bytes,
+            compression,
+            groups: (0..groups).map(|_| RwLock::default()).collect(),
+            quota: quota.clone(),
+            grant: Mutex::new(Some(grant)),
+            revoked: AtomicBool::new(false),
+            tight: AtomicBool::new(false),
+            now_s: AtomicU32::new(0),
+            used_bytes: AtomicU64::new(0),
+            held_chunks: AtomicU64::new(0),
+            packed_chunks: AtomicU64::new(0),
+        })
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn usage(&self) -> Usage {
+        let bytes = |chunks: &AtomicU64| chunks.load(Ordering::Relaxed) * CHUNK_BYTES as u64;
+        Usage {
+            used_bytes: self.used_bytes.load(Ordering::Relaxed),
+            held_bytes: bytes(&self.held_chunks),
+            packed_bytes: bytes(&self.packed_chunks),
+        }
+    }
+
+    /// Whether it holds nothing: a new area in its place would read the same.
+    pub fn is_blank(&self) -> bool {
+        self.held_chunks.load(Ordering::SeqCst) == 0
+    }
+
+    /// While memory is tight, reading does not unpack for good.
+    pub fn set_tight(&self, tight: bool) {
+        self.tight.store(tight, Ordering::Relaxed);
+    }
+
+    /// Takes the area back: every later request fails, its memory is zeroed and free, and then its part of the quota.
+    pub fn revoke(&self) {
+        self.revoked.store(true, Ordering::SeqCst);
+        for group in &self.groups {
+            let chunks = group.write().take();
+            for chunk in chunks.into_iter().flat_map(|chunks| *chunks) {
+                self.drop_chunk(chunk);
+            }
+        }
+        // Only now: whoever gets this room next must find the memory there.
+        drop(self.grant.lock().take());
+    }
+
+    /// Packs every chunk that was not written for `age_s` seconds, and drops those that hold zeros. `now_s` never goes
+    /// back. Holds up a group's writers for one chunk at a time, its readers only to swap the result in.
+    pub fn compact(&self, now_s: u32, age_s: u32) -> Compacted {
+        self.now_s.store(now_s, Ordering::Relaxed);
+        let cold = |chunk: &Chunk| match chunk {
+            Chunk::Plain { touched, dense, .. } => !dense && touched.saturating_add(age_s) <= now_s,
+            Chunk::Hole | Chunk::Packed(_) => false,
+        };
+        let mut packer = Packer::new(self.compression);
+        let mut done = Compacted::default();
+        for group in &self.groups {
+            let coldness: Vec<usize> = match group.read().as_deref() {
+                Some(chunks) => (0..GROUP_CHUNKS).filter(|at| cold(&chunks[*at])).collect(),
+                None => continue,
+            };
+            for at in coldness {
+                if self.revoked.load(Ordering::SeqCst) {
+                    return done;
+                }
+                let mut guard = group.upgradable_read();
+                let Some(Chunk::Plain { memory, .. }) = guard.as_deref().map(|chunks| &chunks[at]).filter(|c| cold(c))
+                else {
+                    continue;
+                };
+                let swap = if memory.bytes().iter().all(|byte| *byte == 0) {
+                    Some(Chunk::Hole)
+                } else {
+                    packer.pack(memory.bytes()).map(Chunk::Packed)
+                };
+                match swap {
+                    Some(swap) => {
+                        self.count(&swap);
+                        let freed = CHUNK_BYTES as u64 - weight(&swap).2;
+                        let old = guard.with_upgraded(|group| replace(group, at, swap));
+                        self.drop_chunk(old);
+                        done += Compacted { chunks: 1, freed_bytes: freed };
+                    }
+                    None => guard.with_upgraded(|group| {
+                        if let Some(Chunk::Plain { dense, .. }) = group.as_deref_mut().map(|chunks| &mut chunks[at]) {
+                            *dense = true;
+                        }
+                    }),
+                }
+            }
+        }
+        done
+    }
+
+    /// Which parts of a range hold something: lengths with true for data, together `len` bytes unless there are more
+    /// than `parts_max`.
+    pub fn allocation(&self, at: u64, len: u64, parts_max: usize) -> Vec<(u64, bool)> {
+        let mut found: Vec<(u64, bool)> = Vec::new();
+        for part in parts(at, len.min(self.bytes.saturating_sub(at))) {
+            let group = self.groups[part.group].read();
+            let data = group.as_deref().is_some_and(|chunks| !matches!(chunks[part.chunk], Chunk::Hole));
+            let len = (part.to - part.from) as u64;
+            let full = found.len() >= parts_max;
+            match found.last_mut() {
+                Some((so_far, same)) if *same == data => *so_far += len,
+                _ if full => break,
+                _ => found.push((len, data)),
+            }
+        }
+        found
+    }
+
+    fn check(&self, at: u64, len: u64) -> Result<()> {
+        let block = u64::from(BLOCK_BYTES);
+        if at > self.bytes || len > self.bytes - at || !at.is_multiple_of(block) || !len.is_multiple_of(block) {
+            return Err(MediaError::OutOfRange { what: self.name.clone(), at, len });
+        }
+        Ok(())
+    }
+
+    /// To be asked under the lock of the group about to be used.
+    fn check_held(&self) -> Result<()> {
+        if self.revoked.load(Ordering::SeqCst) {
+            let why = "the area was revoked; connect again for a new one";
+            return Err(MediaError::io(&self.name, io::Error::new(io::ErrorKind::NotConnected, why)));
+        }
+        Ok(())
+    }
+
+    fn failed(&self, error: io::Error) -> MediaError {
+        MediaError::io(&self.name, error)
+    }
+
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        self.check(at, out.len() as u64)?;
+        for part in parts(at, out.len() as u64) {
+            let (from, to) = (part.from, part.to);
+            let out = &mut out[part.at..][..to - from];
+            let group = self.groups[part.group].read();
+            self.check_held()?;
+            match group.as_deref().map(|chunks| &chunks[part.chunk]) {
+                None | Some(Chunk::Hole) => out.fill(0),
+                Some(Chunk::Plain { memory, .. }) => out.copy_from_slice(&memory.bytes()[from..to]),
+                Some(Chunk::Packed(packed)) if self.tight.load(Ordering::Relaxed) => {
+                    let mut whole = Zeroizing::new(vec![0; CHUNK_BYTES]);
+                    unpack(self.compression, packed, &mut whole).map_err(|error| self.failed(error))?;
+                    out.copy_from_slice(&whole[from..to]);
+                }
+                Some(Chunk::Packed(_)) => {
+                    drop(group);
+                    // Whatever became of it between the locks, it is looked at again.
+                    let mut group = self.groups[part.group].write();
+                    self.check_held()?;
+                    let Some(chunks) = group.as_deref_mut() else {
+                        out.fill(0);
+                        continue;
+                    };
+                    match &chunks[part.chunk] {
+                        Chunk::Hole => out.fill(0),
+                        _ => out.copy_from_slice(&self.plain(&mut chunks[part.chunk], false)?.bytes()[from..to]),
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        self.check(at, bytes.len() as u64)?;
+        for part in parts(at, bytes.len() as u64) {
+            let (from, to) = (part.from, part.to);
+            let mut group = self.groups[part.group].write();
+            self.check_held()?;
+            let chunk = &mut group.get_or_insert_default()[part.chunk];
+            let memory = self.plain(chunk, to - from == CHUNK_BYTES)?;
+            memory.bytes_mut()[from..to].copy_from_slice(&bytes[part.at..][..to - from]);
+            self.touch(chunk);
+        }
+        Ok(())
+    }
+
+    /// Zeroes a range; whole chunks of it become holes.
+    fn zero(&self, at: u64, len: u64) -> Result<()> {
+        self.check(at, len)?;
+        for part in parts(at, len) {
+            let (from, to) = (part.from, part.to);
+            let mut group = self.groups[part.group].write();
+            self.check_held()?;
+            let Some(chunks) = group.as_deref_mut() else { continue };
+            let chunk = &mut chunks[part.chunk];
+            if matches!(chunk, Chunk::Hole) {
+                continue;
+            }
+            if to - from == CHUNK_BYTES {
+                let old = replace(&mut group, part.chunk, Chunk::Hole);
+                drop(group);
+                self.drop_chunk(old);
+            } else {
+                self.plain(chunk, false)?.bytes_mut()[from..to].fill(0);
+                self.touch(chunk);
+            }
+        }
+        Ok(())
+    }
+
+    /// The chunk's memory, taken or unpacked if need be. If all of it will be `overwritten`, packed bytes are not
+    /// looked at.
+    fn plain<'a>(&self, chunk: &'a mut Chunk, overwritten: bool) -> Result<&'a mut Memory> {
+        if !matches!(chunk, Chunk::Plain { .. }) {
+            let mut memory = self.quota.spares.take().map_err(|error| self.failed(error))?;
+            if let (Chunk::Packed(packed), false) = (&*chunk, overwritten) {
+                unpack(self.compression, packed, memory.bytes_mut()).map_err(|error| self.failed(error))?;
+            }
+            let fresh = Chunk::Plain { memory, touched: self.now_s.load(Ordering::Relaxed), dense: false };
+            self.count(&fresh);
+            self.drop_chunk(std::mem::replace(chunk, fresh));
+        }
+        match chunk {
+            Chunk::Plain { memory, .. } => Ok(memory),
+            Chunk::Hole | Chunk::Packed(_) => unreachable!("it was made plain above"),
+        }
+    }
+
+    fn touch(&self, chunk: &mut Chunk) {
+        if let Chunk::Plain { touched, dense, .. } = chunk {
+            *touched = self.now_s.load(Ordering::Relaxed);
+            *dense = false;
+        }
+    }
+
+    fn count(&self, chunk: &Chunk) {
+        let (held, packed, used) = weight(chunk);
+        self.held_chunks.fetch_add(held, Ordering::SeqCst);
+        self.packed_chunks.fetch_add(packed, Ordering::Relaxed);
+        self.used_bytes.fetch_add(used, Ordering::Relaxed);
+    }
+
+    /// Its memory is wiped here.
+    fn drop_chunk(&self, chunk: Chunk) {
+        let (held, packed, used) = weight(&chunk);
+        self.held_chunks.fetch_sub(held, Ordering::SeqCst);
+        self.packed_chunks.fetch_sub(packed, Ordering::Relaxed);
+        self.used_bytes.fetch_sub(used, Ordering::Relaxed);
+        if let Chunk::Plain { memory, .. } = chunk {
+            self.quota.spares.give(memory);
+        }
+    }
+}
+
+/// Chunks held, chunks packed, bytes of memory.
+fn weight(chunk: &Chunk) -> (u64, u64, u64) {
+    match chunk {
+        Chunk::Hole => (0, 0, 0),
+        Chunk::Plain { .. } => (1, 0, CHUNK_BYTES as u64),
+        Chunk::Packed(packed) => (1, 1, packed.len() as u64),
+    }
+}
+
+/// Puts `chunk` in its place and returns what was there. A group of holes is dropped.
+fn replace(group: &mut Group, at: usize, chunk: Chunk) -> Chunk {
+    let Some(chunks) = group.as_deref_mut() else { return Chunk::Hole };
+    let old = std::mem::replace(&mut chunks[at], chunk);
+    if chunks.iter().all(|chunk| matches!(chunk, Chunk::Hole)) {
+        *group = None;
+    }
+    old
+}
+
+impl Drop for Area {
+    fn drop(&mut self) {
+        self.revoke();
+    }
+}
+
+impl BlockDevice for Area {
+    fn geometry(&self) -> BlockGeometry {
+        BlockGeometry {
+            bytes: self.bytes,
+            block_bytes: BLOCK_BYTES,
+            atomic_bytes: BLOCK_BYTES,
+            survives_process: false,
+        }
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        let result = match request {
+            Request::Read { at, mut buffer } => self.read(at, &mut buffer).map(|()| buffer),
+            Request::Write { at, buffer, fua: _ } => self.write(at, &buffer).map(|()| buffer),
+            Request::Flush => self.check_held().map(|()| vec![]),
+            Request::Trim { at, len } | Request::WriteZeroes { at, len, fua: _ } => self.zero(at, len).map(|()| vec![]),
+        };
+        done(result);
+    }
+
+    fn read_into(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        self.read(at, out)
+    }
+
+    fn write_from(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        self.write(at, bytes)
+    }
+}
+
+#[cfg(test)]
+#[path = "area_tests.rs"]
+mod tests;

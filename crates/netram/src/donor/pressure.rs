@@ -1,0 +1,125 @@
+//! When a machine needs its memory itself.
+//!
+//! Numbers in, a decision out. Two signs count, and one of them is enough: how much of the last ten seconds some task
+//! stood still for want of memory (the kernel's pressure stall information, PSI), and how much memory is available. A
+//! machine is pressed above the mark of a sign and free again only well on the other side of it, so that a donor
+//! does not refuse and grant in turn. A sign that cannot be read is none. Left out: reading /proc, and what to do.
+
+/// Where pressure begins.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Marks {
+    /// PSI's `some avg10` above this (percent of time).
+    pub stall_percent: f64,
+    /// Available memory below this (percent of the memory).
+    pub available_percent: f64,
+}
+
+impl Default for Marks {
+    fn default() -> Marks {
+        Marks { stall_percent: 10.0, available_percent: 5.0 }
+    }
+}
+
+/// How the machine is; `None`: not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Reading {
+    pub stall_percent: Option<f64>,
+    pub available_percent: Option<f64>,
+}
+
+/// Stalls end pressure below this part of their mark, and available memory ends it above its mark divided by this.
+const RELEASE: f64 = 0.5;
+
+/// Whether the machine is pressed, from one reading to the next.
+#[derive(Clone, Debug)]
+pub struct Gauge {
+    marks: Marks,
+    stalled: bool,
+    short: bool,
+}
+
+impl Gauge {
+    pub fn new(marks: Marks) -> Gauge {
+        Gauge { marks, stalled: false, short: false }
+    }
+
+    /// Whether the machine is pressed now.
+    pub fn observe(&mut self, reading: Reading) -> bool {
+        self.stalled = reading.stall_percent.is_some_and(|stall| {
+            let mark = self.marks.stall_percent;
+            stall > if self.stalled { mark * RELEASE } else { mark }
+        });
+        self.short = reading.available_percent.is_some_and(|available| {
+            let mark = self.marks.available_percent;
+            available < if self.short { mark / RELEASE } else { mark }
+        });
+        self.stalled || self.short
+    }
+}
+
+/// `some avg10` of /proc/pressure/memory (percent).
+pub fn parse_stall(text: &str) -> Option<f64> {
+    let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
+    let value = some.split_whitespace().find_map(|word| word.strip_prefix("avg10="))?;
+    value.parse().ok().filter(|percent: &f64| percent.is_finite())
+}
+
+/// Available and all memory of /proc/meminfo (bytes).
+pub fn parse_available(text: &str) -> Option<(u64, u64)> {
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+        kib.checked_mul(1024)
+    };
+    Some((field("MemAvailable")?, field("MemTotal")?)).filter(|(_, total)| *total > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stall(percent: f64) -> Reading {
+        Reading { stall_percent: Some(percent), ..Reading::default() }
+    }
+
+    fn available(percent: f64) -> Reading {
+        Reading { available_percent: Some(percent), ..Reading::default() }
+    }
+
+    #[test]
+    fn pressure_by_stalls_begins_above_its_mark_and_ends_at_half_of_it() {
+        let mut gauge = Gauge::new(Marks::default());
+        let seen = [0.0, 10.0, 10.01, 9.0, 5.01, 5.0, 9.0, 10.5].map(|percent| gauge.observe(stall(percent)));
+        assert_eq!(seen, [false, false, true, true, true, false, false, true]);
+    }
+
+    #[test]
+    fn pressure_by_available_memory_begins_below_its_mark_and_ends_at_twice_of_it() {
+        let mut gauge = Gauge::new(Marks::default());
+        let seen = [50.0, 5.0, 4.9, 6.0, 9.9, 10.0, 6.0, 1.0].map(|percent| gauge.observe(available(percent)));
+        assert_eq!(seen, [false, false, true, true, true, false, false, true]);
+    }
+
+    #[test]
+    fn one_sign_is_enough_and_a_missing_one_is_none() {
+        let mut gauge = Gauge::new(Marks::default());
+        assert!(!gauge.observe(Reading::default()));
+        assert!(gauge.observe(Reading { stall_percent: Some(0.0), available_percent: Some(1.0) }));
+        assert!(gauge.observe(Reading { stall_percent: Some(80.0), available_percent: Some(90.0) }));
+        assert!(!gauge.observe(Reading::default()), "pressure nobody can see has ended");
+    }
+
+    #[test]
+    fn the_kernels_files_are_read_and_nonsense_is_not() {
+        let psi = "some avg10=12.34 avg60=1.00 avg300=0.10 total=9\nfull avg10=99.00 avg60=0.00 avg300=0.00 total=0\n";
+        assert_eq!(parse_stall(psi), Some(12.34));
+        for text in ["", "full avg10=1.00", "some avg60=1.00", "some avg10=", "some avg10=NaN"] {
+            assert_eq!(parse_stall(text), None, "{text}");
+        }
+        let meminfo = "MemTotal:       24000 kB\nMemFree:  1 kB\nMemAvailable:   12000 kB\n";
+        assert_eq!(parse_available(meminfo), Some((12000 << 10, 24000 << 10)));
+        for text in ["", "MemTotal: 1 kB", "MemTotal: 0 kB\nMemAvailable: 0 kB", "MemTotal: x kB\nMemAvailable: 1 kB"] {
+            assert_eq!(parse_available(text), None, "{text}");
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! The network RAM disk: a block device whose blocks are in the memory of other machines.
+//!
+//! An [`Engine`] turns requests into operations on donors; it does no I/O, has no threads and knows the time only from its caller,
+//! so that the live disk and the simulations run the same code.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `api` | what goes into the engine and comes out: requests, donor operations, tickets |
+//! | `config` | policies and what they mean in numbers |
+//! | `engine` | creating, opening, events in, actions out |
+//! | `state` | donors, groups, block table, caches |
+//! | `write`, `read` | requests |
+//! | `clean`, `repair`, `scan` | background work: gaining room, restoring redundancy, rebuilding the table |
+//! | `parity` | XOR and Reed-Solomon over rows |
+//! | `task` | jobs that wait for donors and conditions |
+//! | `planted` | bugs to plant in tests |
+//! | `status` | counters and the picture of a moment |
+//! | `disk` | the engine as a block device over donors that are block devices |
+//! | `donor` | the other side: memory lent to clients |
+
+#![forbid(unsafe_code)]
+
+mod api;
+mod clean;
+mod config;
+mod disk;
+pub mod donor;
+mod engine;
+mod parity;
+#[cfg(feature = "planted")]
+pub mod planted;
+#[cfg(not(feature = "planted"))]
+mod planted;
+mod read;
+mod repair;
+mod scan;
+mod state;
+mod status;
+mod task;
+mod write;
+
+pub use api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, Purpose, describe};
+pub use config::{Config, Plan, Policy};
+pub use disk::{Disk, DonorDevice};
+pub use engine::{Engine, SECTOR_BYTES, identify};
+pub use state::DonorState;
+pub use status::{Counts, DonorStatus, RepairStatus, Status, Traffic};

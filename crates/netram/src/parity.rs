@@ -1,0 +1,91 @@
+//! Parity of rows: XOR for one lost unit, Reed-Solomon for more.
+//!
+//! A row is the block at one place of every data unit of a group; a unit that has none there counts as zeros. Owns: computing
+//! the parity of a row, and a missing data block from what is left of its row. Left out: where blocks are.
+
+/// XORs `from` into `into`.
+pub(crate) fn add(into: &mut [u8], from: &[u8]) {
+    // Words of 8 bytes: the compiler makes vector instructions of this.
+    let (head, tail) = into.as_chunks_mut::<8>();
+    let (from_head, from_tail) = from.as_chunks::<8>();
+    for (a, b) in head.iter_mut().zip(from_head) {
+        *a = (u64::from_ne_bytes(*a) ^ u64::from_ne_bytes(*b)).to_ne_bytes();
+    }
+    for (a, b) in tail.iter_mut().zip(from_tail) {
+        *a ^= b;
+    }
+}
+
+/// The `parity` blocks of a row; `None` where a unit has no block.
+pub(crate) fn encode(row: &[Option<&[u8]>], parity: usize, block_bytes: usize) -> Vec<Vec<u8>> {
+    if parity == 1 {
+        let mut sum = vec![0; block_bytes];
+        row.iter().flatten().for_each(|block| add(&mut sum, block));
+        return vec![sum];
+    }
+    let zeros = vec![0; block_bytes];
+    let row = row.iter().map(|block| block.unwrap_or(&zeros));
+    reed_solomon_simd::encode(row.len(), parity, row).expect("counts and sizes are within the code's limits")
+}
+
+/// The block of data unit `wanted`, from the others of its row. `row`: what is there of the data (`None`: missing), with units
+/// that have no block as zeros; `parity`: what is there of the parity. `None` when too much is missing.
+pub(crate) fn decode(wanted: usize, row: &[Option<Vec<u8>>], parity: &[Option<Vec<u8>>]) -> Option<Vec<u8>> {
+    if parity.len() == 1 {
+        let mut sum = parity[0].clone()?;
+        for (unit, block) in row.iter().enumerate().filter(|&(unit, _)| unit != wanted) {
+            debug_assert_ne!(unit, wanted);
+            add(&mut sum, block.as_ref()?);
+        }
+        return Some(sum);
+    }
+    let there = |blocks: &[Option<Vec<u8>>]| blocks.iter().flatten().count();
+    if there(row) + there(parity) < row.len() {
+        return None;
+    }
+    let numbered = |blocks: &[Option<Vec<u8>>]| -> Vec<(usize, Vec<u8>)> {
+        blocks.iter().cloned().enumerate().filter_map(|(n, block)| Some((n, block?))).collect()
+    };
+    let mut restored = reed_solomon_simd::decode(row.len(), parity.len(), numbered(row), numbered(parity)).ok()?;
+    restored.remove(&wanted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_loss_within_the_parity_is_restored() {
+        for (data, parity) in [(1, 1), (3, 1), (8, 1), (1, 2), (3, 2), (5, 3), (12, 4)] {
+            let blocks: Vec<Vec<u8>> =
+                (0..data).map(|n| (0..512).map(|i| (i * (n + 3) % 251) as u8).collect()).collect();
+            // The last unit has no block in this row, if there are several.
+            let has = |n: usize| n == 0 || n + 1 < data;
+            let row: Vec<Option<&[u8]>> = (0..data).map(|n| has(n).then_some(&blocks[n][..])).collect();
+            let code = encode(&row, parity, 512);
+            assert_eq!(code.len(), parity);
+            for lost in 0u32..1 << (data + parity) {
+                if lost.count_ones() as usize > parity {
+                    continue;
+                }
+                let there = |n: usize| lost >> n & 1 == 0;
+                let zeros = vec![0; 512];
+                let whole = |n: usize| if has(n) { blocks[n].clone() } else { zeros.clone() };
+                let row: Vec<Option<Vec<u8>>> = (0..data).map(|n| there(n).then(|| whole(n))).collect();
+                let left: Vec<Option<Vec<u8>>> =
+                    (0..parity).map(|n| there(data + n).then(|| code[n].clone())).collect();
+                for wanted in (0..data).filter(|&n| !there(n)) {
+                    assert_eq!(decode(wanted, &row, &left), Some(whole(wanted)), "{data}+{parity}, lost {lost:b}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn more_loss_than_parity_is_no_answer() {
+        let block = Some(vec![1; 512]);
+        assert_eq!(decode(0, &[None, None, block.clone()], std::slice::from_ref(&block)), None);
+        assert_eq!(decode(0, &[None, None, None], &[block.clone(), block]), None);
+        assert_eq!(decode(0, &[None, Some(vec![1; 512])], &[None]), None);
+    }
+}

@@ -1,0 +1,721 @@
+//! The engine's state: donors and their units, groups, the block table, the caches; and the steps that change it at once.
+//!
+//! Owns: where a block is, what of a group is on its way, stored and safe, and when a unit may be used again.
+//! Rules:
+//! - A location is a group, one of its data units and a row. A block of an open group is in memory until the group is sealed.
+//! - *Stored*: the donor has answered. *Safe*: stored, and its group's parity covers it. A flush waits for safe blocks.
+//! - A unit is written as a whole, so what a donor holds of it is always one version. While a group grows, data units are
+//!   stored before the parity that covers them: the parity on the donors never speaks of blocks that are not there.
+//! - A group whose blocks are all dead is freed only when what took their place is safe, and its headers are erased
+//!   before its units are used again.
+//!
+//! Left out: everything that waits (`write`, `read`, `clean`, `repair`, `scan`).
+
+use std::collections::{BTreeSet, HashSet, VecDeque};
+
+use shoal_format::checksum;
+use shoal_format::ram::{DiskSuperblock, SUPERBLOCK_BYTES, TRIMMED, TrimmedRange, UnitEntry, UnitHeader};
+
+use crate::api::{Action, DiskError, DonorId, DonorInfo, DonorOp, Purpose};
+use crate::config::{Config, Plan, Policy};
+use crate::status::Counts;
+use crate::task::Schedule;
+
+/// Units of each donor that only cleaning and repair may take.
+const RESERVE_UNITS: usize = 4;
+/// Groups in memory beyond the caches, on their way to donors.
+const GROUPS_ON_THE_WAY: usize = 24;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DonorState {
+    Active,
+    /// Does not know yet that it belongs to the disk; takes nothing.
+    Joining,
+    /// Being emptied; takes nothing new.
+    Draining,
+    /// Empty, and not used any more.
+    Drained,
+    Lost,
+}
+
+pub(crate) struct Donor {
+    pub info: DonorInfo,
+    pub units: u32,
+    /// Free units, the next one to take last.
+    pub free: Vec<u32>,
+    pub state: DonorState,
+    /// Its superblock may be anything.
+    pub blank: bool,
+}
+
+impl Donor {
+    pub fn is_lost(&self) -> bool {
+        self.state == DonorState::Lost
+    }
+
+    /// Does it hold anything of the disk?
+    pub fn counts(&self) -> bool {
+        matches!(self.state, DonorState::Active | DonorState::Draining)
+    }
+}
+
+/// A unit of a group. `unit` is `u32::MAX` where there is none: never used, or lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub donor: DonorId,
+    pub unit: u32,
+    /// Blocks in it (of parity: rows).
+    pub count: u8,
+}
+
+impl Member {
+    pub const NONE: Member = Member { donor: 0, unit: u32::MAX, count: 0 };
+
+    pub fn exists(&self) -> bool {
+        self.unit != u32::MAX
+    }
+}
+
+/// Data units first, then parity.
+pub(crate) struct Group {
+    /// 0: this place is unused.
+    pub id: u64,
+    pub data: usize,
+    pub members: Vec<Member>,
+    pub live: u32,
+    /// Lowest sequence of its entries.
+    pub first_sequence: u64,
+    /// No block with this sequence or a higher one took the place of one of this group.
+    pub killed: u64,
+    /// A job works on it: not to be cleaned, freed or moved.
+    pub busy: bool,
+    pub memory: Option<Box<Memory>>,
+    /// Found like this at opening: units are missing, or the parity knows only so many blocks of each data unit.
+    pub incomplete: Option<Box<Incomplete>>,
+    /// Places (unit, row) of lists of trimmed ranges that still count.
+    pub notes: Vec<(usize, usize)>,
+    /// Its live blocks cannot be moved: it is not tried again.
+    pub hopeless: bool,
+}
+
+pub(crate) struct Incomplete {
+    /// Blocks of each data unit that the parity covers.
+    pub covered: Vec<u8>,
+    /// What counts of each data unit.
+    pub lists: Vec<Vec<UnitEntry>>,
+}
+
+impl Group {
+    /// Blocks of a data unit that the parity covers.
+    pub fn covered(&self, unit: usize) -> u8 {
+        self.incomplete.as_ref().map_or(self.members[unit].count, |found| found.covered[unit])
+    }
+}
+
+/// A group that is being filled or sent.
+pub(crate) struct Memory {
+    /// Blocks of each data unit.
+    pub buffers: Vec<Vec<u8>>,
+    pub lists: Vec<Vec<UnitEntry>>,
+    /// For each block the sequence up to which a flush waits for it.
+    pub origins: Vec<Vec<u64>>,
+    /// Blocks of each unit that are on their way or there.
+    pub sent: Vec<u8>,
+    pub stored: Vec<u8>,
+    pub safe: Vec<u8>,
+    /// Lowest origin of the blocks that are not safe; `u64::MAX`: none.
+    pub unsafe_from: u64,
+    /// Takes no more.
+    pub full: bool,
+    pub sending: bool,
+    /// What is there is to be made safe.
+    pub parity_wanted: bool,
+    /// A donor of it was lost: its live blocks go into other groups.
+    pub abandoned: bool,
+    pub purpose: Purpose,
+    /// Since when something of it is not safe.
+    pub unsafe_since_ns: u64,
+}
+
+/// A cache that fills one group at a time.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Cache {
+    pub group: Option<u32>,
+    /// The block that would continue the stream.
+    pub next: u32,
+    /// Groups the victim has filled since this one last filled.
+    pub waited: u32,
+}
+
+/// Where a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Location {
+    pub group: u32,
+    pub unit: usize,
+    pub row: usize,
+}
+
+pub(crate) struct State {
+    pub config: Config,
+    pub plan: Plan,
+    pub epoch: u64,
+    /// Every donor has the present epoch: only then a stale one is known for what it is.
+    pub epoch_stored: bool,
+    pub blocks: u64,
+    pub block_bytes: usize,
+    pub header_bytes: usize,
+    pub donors: Vec<Donor>,
+    /// For each block its location + 1 in the low half, its checksum in the high half; 0: reads as zeros.
+    table: Vec<u64>,
+    pub groups: Vec<Group>,
+    unused_groups: Vec<u32>,
+    /// Streams, then the victim if there is one, then the cleaner's.
+    pub caches: Vec<Cache>,
+    /// Sealed groups by live blocks.
+    pub by_live: BTreeSet<(u32, u32)>,
+    pub dying: Vec<u32>,
+    /// Groups with a memory.
+    pub in_memory: Vec<u32>,
+    pub next_sequence: u64,
+    pub next_group: u64,
+    /// Trimmed ranges not yet written down.
+    pub trims: Vec<TrimmedRange>,
+    pub trims_origin: u64,
+    pub now_ns: u64,
+    pub last_request_ns: u64,
+    /// Somebody found no room since this was last cleared.
+    pub room_wanted: bool,
+    /// There is no room, and nothing on its way that would make some.
+    pub stuck: bool,
+    /// The map is complete: requests are served.
+    pub ready: bool,
+    pub failure: Option<DiskError>,
+    /// Groups that lost a unit, or are to leave a donor: place and number.
+    pub repair_queue: VecDeque<(u32, u64)>,
+    /// Units with headers that count no more, to be erased after opening.
+    pub strays: Vec<Member>,
+    pub repair_total: u64,
+    pub repair_done: u64,
+    pub repair_began_ns: u64,
+    /// What repair moved is safe where it is now.
+    pub repair_safe: bool,
+    /// Blocks whose data is lost: reads of them fail.
+    pub lost_blocks: HashSet<u32>,
+    pub counts: Counts,
+    pub actions: Vec<Action>,
+    pub schedule: Schedule,
+}
+
+impl State {
+    pub fn new(config: &Config, plan: Plan, now_ns: u64) -> State {
+        let caches = match plan.streams {
+            // The one cache and the cleaner's.
+            1 => 2,
+            streams => streams + 2,
+        };
+        State {
+            epoch: 1,
+            epoch_stored: false,
+            blocks: 0,
+            block_bytes: config.block_bytes as usize,
+            header_bytes: UnitHeader::bytes(plan.data, plan.buffer),
+            donors: Vec::new(),
+            table: Vec::new(),
+            groups: Vec::new(),
+            unused_groups: Vec::new(),
+            caches: vec![Cache::default(); caches],
+            by_live: BTreeSet::new(),
+            dying: Vec::new(),
+            in_memory: Vec::new(),
+            next_sequence: 1,
+            next_group: 1,
+            trims: Vec::new(),
+            trims_origin: u64::MAX,
+            now_ns,
+            last_request_ns: now_ns,
+            room_wanted: false,
+            stuck: false,
+            ready: false,
+            failure: None,
+            repair_queue: VecDeque::new(),
+            strays: Vec::new(),
+            repair_total: 0,
+            repair_done: 0,
+            repair_began_ns: 0,
+            repair_safe: true,
+            lost_blocks: HashSet::new(),
+            counts: Counts::default(),
+            actions: Vec::new(),
+            schedule: Schedule::default(),
+            config: config.clone(),
+            plan,
+        }
+    }
+
+    /// Something a condition reads has changed.
+    pub fn wake(&mut self) {
+        self.schedule.changed = true;
+    }
+
+    pub fn unit_bytes(&self) -> usize {
+        self.header_bytes + self.plan.buffer * self.block_bytes
+    }
+
+    pub fn unit_at(&self, unit: u32) -> u64 {
+        SUPERBLOCK_BYTES as u64 + unit as u64 * self.unit_bytes() as u64
+    }
+
+    /// Offset of a block on its donor.
+    pub fn row_at(&self, member: Member, row: usize) -> u64 {
+        self.unit_at(member.unit) + (self.header_bytes + row * self.block_bytes) as u64
+    }
+
+    pub fn add_donor(&mut self, info: DonorInfo) -> DonorId {
+        let room = info.bytes.saturating_sub(SUPERBLOCK_BYTES as u64) / self.unit_bytes() as u64;
+        let units = room.min(u32::MAX as u64 - 1) as u32;
+        let state = DonorState::Active;
+        self.donors.push(Donor { info, units, free: (0..units).rev().collect(), state, blank: true });
+        (self.donors.len() - 1) as DonorId
+    }
+
+    /// Groups of full width the donors could hold together.
+    pub fn groups_max(&self) -> u64 {
+        let width = (self.plan.data + self.plan.parity) as u64;
+        let units: Vec<u64> = self.donors.iter().map(|donor| donor.units as u64).collect();
+        let fits = |groups: u64| units.iter().map(|&units| units.min(groups)).sum::<u64>() >= groups * width;
+        let (mut low, mut high) = (0, units.iter().sum::<u64>() / width);
+        while low < high {
+            let middle = (low + high).div_ceil(2);
+            if fits(middle) { low = middle } else { high = middle - 1 }
+        }
+        low
+    }
+
+    /// Groups that no data is promised to: open ones, and room to clean in.
+    pub fn groups_kept(&self) -> u64 {
+        self.caches.len() as u64 + RESERVE_UNITS as u64 + 2
+    }
+
+    pub fn slots(&self) -> usize {
+        self.plan.data * self.plan.buffer
+    }
+
+    pub fn set_blocks(&mut self, blocks: u64) {
+        self.blocks = blocks;
+        self.table = vec![0; blocks as usize];
+    }
+
+    fn pack(&self, at: Location, crc: u32) -> u64 {
+        let slot = at.group as u64 * self.slots() as u64 + (at.unit * self.plan.buffer + at.row) as u64;
+        debug_assert!(slot < u32::MAX as u64);
+        (crc as u64) << 32 | (slot + 1)
+    }
+
+    /// Where a block is, and its checksum.
+    pub fn find(&self, block: u32) -> Option<(Location, u32)> {
+        let entry = self.table[block as usize];
+        if entry == 0 {
+            return None;
+        }
+        let slot = (entry as u32 - 1) as usize;
+        let (group, slot) = (slot / self.slots(), slot % self.slots());
+        let at = Location { group: group as u32, unit: slot / self.plan.buffer, row: slot % self.plan.buffer };
+        Some((at, (entry >> 32) as u32))
+    }
+
+    pub fn is_at(&self, block: u32, at: Location) -> bool {
+        self.find(block).is_some_and(|(found, _)| found == at)
+    }
+
+    /// The bytes of a block that is in memory.
+    pub fn in_memory(&self, at: Location) -> Option<&[u8]> {
+        let memory = self.groups[at.group as usize].memory.as_ref()?;
+        Some(&memory.buffers[at.unit][at.row * self.block_bytes..][..self.block_bytes])
+    }
+
+    /// Enters a block found on the donors.
+    pub fn enter(&mut self, block: u32, at: Location, crc: u32) {
+        self.table[block as usize] = self.pack(at, crc);
+        self.groups[at.group as usize].live += 1;
+        self.counts.mapped += 1;
+    }
+
+    /// Unmaps a block; what it was is dead from now on.
+    pub fn unmap(&mut self, block: u32) -> bool {
+        let Some((at, _)) = self.find(block) else { return false };
+        self.table[block as usize] = 0;
+        self.counts.mapped -= 1;
+        self.kill(at.group);
+        true
+    }
+
+    /// One block of the group is dead.
+    pub fn kill(&mut self, index: u32) {
+        let sequence = self.next_sequence;
+        let group = &mut self.groups[index as usize];
+        let live = group.live;
+        (group.live, group.killed) = (live - 1, sequence);
+        if group.memory.is_none() && !group.busy {
+            self.by_live.remove(&(live, index));
+            self.file(index);
+        }
+    }
+
+    /// Does the block of this entry still count there?
+    pub fn lives(&self, block: u32, at: Location) -> bool {
+        match block {
+            TRIMMED => self.groups[at.group as usize].notes.contains(&(at.unit, at.row)),
+            block => self.is_at(block, at),
+        }
+    }
+
+    /// A list of trimmed ranges counts no more.
+    pub fn kill_note(&mut self, at: Location) {
+        let notes = &mut self.groups[at.group as usize].notes;
+        if let Some(place) = notes.iter().position(|&place| place == (at.unit, at.row)) {
+            notes.swap_remove(place);
+            self.kill(at.group);
+        }
+    }
+
+    /// Puts a sealed group that nobody works on where the cleaner or the reaper finds it.
+    pub fn file(&mut self, index: u32) {
+        let group = &self.groups[index as usize];
+        debug_assert!(group.memory.is_none() && !group.busy);
+        match group.live {
+            0 => self.dying.push(index),
+            _ if group.hopeless => {}
+            live => drop(self.by_live.insert((live, index))),
+        }
+        self.wake();
+    }
+
+    /// Takes a sealed group away from cleaner and reaper.
+    pub fn claim(&mut self, index: u32) {
+        let live = self.groups[index as usize].live;
+        self.by_live.remove(&(live, index));
+        self.dying.retain(|&other| other != index);
+        self.groups[index as usize].busy = true;
+    }
+
+    pub fn release(&mut self, index: u32) {
+        self.groups[index as usize].busy = false;
+        self.file(index);
+    }
+
+    /// Every block with a lower origin is safe.
+    pub fn horizon(&self) -> u64 {
+        let memories = self.in_memory.iter().filter_map(|&index| self.groups[index as usize].memory.as_ref());
+        memories.map(|memory| memory.unsafe_from).min().unwrap_or(u64::MAX).min(self.trims_origin)
+    }
+
+    pub fn active_donors(&self) -> usize {
+        self.donors.iter().filter(|donor| donor.state == DonorState::Active).count()
+    }
+
+    /// Takes a unit on each of `count` donors, the emptiest ones, above `reserve` units of each.
+    fn take_units(&mut self, count: usize, reserve: usize) -> Option<Vec<Member>> {
+        let turn = self.next_group as usize;
+        let donors = self.donors.len();
+        let mut order: Vec<usize> = (0..donors)
+            .filter(|&n| self.donors[n].state == DonorState::Active && self.donors[n].free.len() > reserve)
+            .collect();
+        if order.len() < count {
+            return None;
+        }
+        order.sort_by_key(|&n| (usize::MAX - self.donors[n].free.len(), (n + turn) % donors));
+        order.truncate(count);
+        // Parity is what comes last.
+        order.sort_unstable();
+        if !self.config.dedicated_parity {
+            order.rotate_left(turn % count);
+        }
+        let take = |n: usize| {
+            let unit = self.donors[n].free.pop().expect("there is a free unit");
+            Member { donor: n as DonorId, unit, count: 0 }
+        };
+        Some(order.into_iter().map(take).collect())
+    }
+
+    /// A free unit on a donor that has none of the group's.
+    pub fn take_unit_beside(&mut self, members: &[Member]) -> Option<Member> {
+        let taken = |n: usize| members.iter().any(|member| member.exists() && member.donor as usize == n);
+        let active = |donor: &Donor| donor.state == DonorState::Active && !donor.free.is_empty();
+        let candidates = (0..self.donors.len()).filter(|&n| active(&self.donors[n]) && !taken(n));
+        let donor = candidates.max_by_key(|&n| self.donors[n].free.len())?;
+        let unit = self.donors[donor].free.pop().expect("there is a free unit");
+        Some(Member { donor: donor as DonorId, unit, count: 0 })
+    }
+
+    /// Are there `groups` groups to open, beyond what is kept for cleaning?
+    pub fn has_room(&self, groups: usize) -> bool {
+        let width = (self.plan.data + self.plan.parity).min(self.active_donors());
+        let roomy = |donor: &&Donor| donor.state == DonorState::Active && donor.free.len() >= RESERVE_UNITS + groups;
+        self.donors.iter().filter(roomy).count() >= width
+    }
+
+    pub fn give_back(&mut self, member: Member) {
+        let donor = &mut self.donors[member.donor as usize];
+        if member.exists() && !donor.is_lost() {
+            donor.free.push(member.unit);
+            self.stuck = false;
+        }
+        self.wake();
+    }
+
+    pub fn insert_group(&mut self, group: Group) -> u32 {
+        match self.unused_groups.pop() {
+            Some(index) => {
+                self.groups[index as usize] = group;
+                index
+            }
+            None => {
+                self.groups.push(group);
+                (self.groups.len() - 1) as u32
+            }
+        }
+    }
+
+    /// The group's place may be used again; its units are the caller's business.
+    pub fn remove_group(&mut self, index: u32) -> Group {
+        let empty = Group {
+            id: 0,
+            data: 0,
+            members: Vec::new(),
+            live: 0,
+            first_sequence: 0,
+            killed: 0,
+            busy: false,
+            memory: None,
+            incomplete: None,
+            hopeless: false,
+            notes: Vec::new(),
+        };
+        self.unused_groups.push(index);
+        std::mem::replace(&mut self.groups[index as usize], empty)
+    }
+
+    /// The cleaner's cache.
+    pub fn cleaning(&self) -> usize {
+        self.caches.len() - 1
+    }
+
+    /// Opens a group for a cache. `None`: no room, or too many groups are on their way.
+    fn open(&mut self, cache: usize) -> Option<u32> {
+        let cleaning = cache == self.cleaning();
+        let on_the_way = self.in_memory.len() >= self.caches.len() + GROUPS_ON_THE_WAY;
+        if on_the_way && !cleaning {
+            return None;
+        }
+        let parity = self.plan.parity;
+        let width = (self.plan.data + parity).min(self.active_donors());
+        if width < parity + 1 {
+            return None;
+        }
+        let reserve = if cleaning { 0 } else { RESERVE_UNITS };
+        let members = self.take_units(width, reserve)?;
+        let data = width - parity;
+        let unit = Vec::with_capacity(self.plan.buffer * self.block_bytes);
+        let memory = Memory {
+            buffers: vec![unit; data],
+            lists: vec![Vec::new(); data],
+            origins: vec![Vec::new(); data],
+            sent: vec![0; data],
+            stored: vec![0; data],
+            safe: vec![0; data],
+            unsafe_from: u64::MAX,
+            full: false,
+            sending: false,
+            parity_wanted: false,
+            abandoned: false,
+            purpose: if cleaning { Purpose::Clean } else { Purpose::Write },
+            unsafe_since_ns: self.now_ns,
+        };
+        let id = self.next_group;
+        self.next_group += 1;
+        let index = self.insert_group(Group {
+            id,
+            data,
+            members,
+            live: 0,
+            first_sequence: u64::MAX,
+            killed: 0,
+            busy: false,
+            memory: Some(Box::new(memory)),
+            incomplete: None,
+            hopeless: false,
+            notes: Vec::new(),
+        });
+        self.in_memory.push(index);
+        self.caches[cache].group = Some(index);
+        Some(index)
+    }
+
+    /// Overwrites a block that is in memory and not yet on its way.
+    fn absorb(&mut self, block: u32, bytes: &[u8], crc: u32) -> bool {
+        let Some((at, _)) = self.find(block) else { return false };
+        let block_bytes = self.block_bytes;
+        let sequence = self.next_sequence;
+        let Some(memory) = &mut self.groups[at.group as usize].memory else { return false };
+        if at.row < memory.sent[at.unit] as usize || memory.abandoned {
+            return false;
+        }
+        memory.buffers[at.unit][at.row * block_bytes..][..block_bytes].copy_from_slice(bytes);
+        memory.lists[at.unit][at.row] = UnitEntry { block, crc, sequence };
+        self.next_sequence += 1;
+        self.table[block as usize] = self.pack(at, crc);
+        self.counts.absorbed += 1;
+        true
+    }
+
+    /// Stores a block in a cache's group and maps it there. `origin`: what a flush waits for, if it is no new write.
+    /// `None`: no room now. Returns the place, and whether the group is full.
+    pub fn place(&mut self, block: u32, bytes: &[u8], cache: usize, origin: Option<u64>) -> Option<(Location, bool)> {
+        let crc = checksum(0, bytes);
+        if block != TRIMMED && origin.is_none() && self.absorb(block, bytes, crc) {
+            let (at, _) = self.find(block).expect("it was absorbed where it is");
+            return Some((at, false));
+        }
+        let index = match self.caches[cache].group {
+            Some(index) => index,
+            None => match self.open(cache) {
+                Some(index) => index,
+                None => {
+                    self.room_wanted = true;
+                    return None;
+                }
+            },
+        };
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        let origin = origin.unwrap_or(sequence);
+        let buffer = self.plan.buffer;
+        let group = &mut self.groups[index as usize];
+        let memory = group.memory.as_mut().expect("an open group is in memory");
+        let unit = (0..group.data).find(|&unit| memory.lists[unit].len() < buffer).expect("an open group has room");
+        let row = memory.lists[unit].len();
+        memory.buffers[unit].extend_from_slice(bytes);
+        memory.lists[unit].push(UnitEntry { block, crc, sequence });
+        memory.origins[unit].push(origin);
+        if memory.unsafe_from == u64::MAX {
+            memory.unsafe_since_ns = self.now_ns;
+        }
+        memory.unsafe_from = memory.unsafe_from.min(origin);
+        group.members[unit].count = row as u8 + 1;
+        group.first_sequence = group.first_sequence.min(sequence);
+        group.live += 1;
+        let full = unit + 1 == group.data && row + 1 == buffer;
+        memory.full |= full;
+        let at = Location { group: index, unit, row };
+        if block == TRIMMED {
+            self.groups[index as usize].notes.push((unit, row));
+        } else {
+            if !self.unmap(block) {
+                self.counts.unmapped_written += 1;
+            }
+            self.counts.mapped += 1;
+            self.table[block as usize] = self.pack(at, crc);
+            self.lost_blocks.remove(&block);
+        }
+        if full {
+            self.caches[cache].group = None;
+        }
+        Some((at, full))
+    }
+
+    /// The cache for a request that begins at `block`, by the paper's rules.
+    pub fn choose_cache(&self, block: u32) -> usize {
+        if self.plan.streams == 1 {
+            return 0;
+        }
+        let streams = &self.caches[..self.plan.streams];
+        let continued = streams.iter().position(|cache| cache.group.is_some() && cache.next == block);
+        let empty = || streams.iter().position(|cache| cache.group.is_none());
+        continued.or_else(empty).unwrap_or(self.plan.streams)
+    }
+
+    /// A cache filled its group. When the victim fills for the second time, streams that have not filled meanwhile are
+    /// closed as they are; returns their groups.
+    pub fn filled(&mut self, cache: usize) -> Vec<u32> {
+        self.caches[cache].waited = 0;
+        if self.plan.streams == 1 || cache != self.plan.streams {
+            return Vec::new();
+        }
+        let mut closed = Vec::new();
+        for stream in 0..self.plan.streams {
+            self.caches[stream].waited += 1;
+            if self.caches[stream].waited >= 2
+                && let Some(index) = self.caches[stream].group.take()
+            {
+                self.caches[stream].waited = 0;
+                self.close(index);
+                closed.push(index);
+            }
+        }
+        closed
+    }
+
+    /// The group takes no more blocks; units it never used are given back.
+    pub fn close(&mut self, index: u32) {
+        let group = &mut self.groups[index as usize];
+        let memory = group.memory.as_mut().expect("an open group is in memory");
+        memory.full = true;
+        let unused: Vec<usize> = (0..group.data).filter(|&unit| memory.lists[unit].is_empty()).collect();
+        let members: Vec<Member> =
+            unused.iter().map(|&unit| std::mem::replace(&mut group.members[unit], Member::NONE)).collect();
+        members.into_iter().for_each(|member| self.give_back(member));
+    }
+
+    /// A unit's bytes as they are now.
+    pub fn unit_bytes_of(&self, group: &Group, memory: &Memory, member: usize) -> Vec<u8> {
+        let mut out = Vec::with_capacity(self.unit_bytes());
+        self.header(group, member, vec![memory.lists[member].clone()]).encode(self.header_bytes, &mut out);
+        out.extend_from_slice(&memory.buffers[member]);
+        out
+    }
+
+    pub fn header(&self, group: &Group, member: usize, lists: Vec<Vec<UnitEntry>>) -> UnitHeader {
+        UnitHeader {
+            uuid: self.config.uuid,
+            group: group.id,
+            donor: group.members[member].donor,
+            member: member as u8,
+            data: group.data as u8,
+            parity: (group.members.len() - group.data) as u8,
+            lists,
+        }
+    }
+
+    pub fn superblock(&self, donor: usize) -> DiskSuperblock {
+        let policy = Policy::ALL.iter().position(|&policy| policy == self.config.policy).expect("all are listed");
+        DiskSuperblock {
+            uuid: self.config.uuid,
+            epoch: self.epoch,
+            donor: donor as u16,
+            policy: policy as u8,
+            data: self.plan.data as u8,
+            parity: self.plan.parity as u8,
+            streams: self.config.streams,
+            buffer_blocks: self.plan.buffer as u16,
+            flags: self.config.dedicated_parity as u8,
+            block_bytes: self.config.block_bytes,
+            blocks: self.blocks,
+            donors: self.donors.iter().map(Donor::counts).collect(),
+        }
+    }
+
+    pub fn count_op(&mut self, op: &DonorOp, purpose: Purpose) {
+        let (bytes, reads) = match op {
+            DonorOp::Read { len, .. } => (*len as u64, true),
+            DonorOp::Write { bytes, .. } => (bytes.len() as u64, false),
+            DonorOp::Trim { .. } => return,
+        };
+        let traffic = &mut self.counts.traffic[purpose as usize];
+        traffic.operations += 1;
+        if reads {
+            traffic.read_bytes += bytes;
+        } else {
+            traffic.written_bytes += bytes;
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! What a disk says about itself: donors, groups, redundancy, repair, and what it has moved.
+//!
+//! Owns: [`Status`] and the counters. All sizes are bytes unless named otherwise. Rules: a status is a picture of one moment;
+//! counters grow from the disk's opening on. Left out: how it is printed.
+
+use crate::api::Purpose;
+use crate::config::Policy;
+use crate::state::{DonorState, State};
+
+/// Traffic with donors for one purpose.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    pub operations: u64,
+    pub read_bytes: u64,
+    pub written_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Blocks that hold something.
+    pub mapped: u64,
+    pub reads: u64,
+    pub writes: u64,
+    pub flushes: u64,
+    pub blocks_read: u64,
+    pub blocks_written: u64,
+    /// Blocks overwritten in a cache before they were sent.
+    pub absorbed: u64,
+    /// Blocks written that held nothing before.
+    pub unmapped_written: u64,
+    /// Blocks sent to donors: written ones, parity, and those the cleaner moved (with their parity).
+    pub sent_data: u64,
+    pub sent_parity: u64,
+    pub cleaned_data: u64,
+    pub cleaned_parity: u64,
+    /// Blocks the cleaner read.
+    pub cleaned_read: u64,
+    pub groups_cleaned: u64,
+    /// Blocks computed from parity.
+    pub reconstructed: u64,
+    /// By [`Purpose`].
+    pub traffic: [Traffic; 5],
+}
+
+impl Counts {
+    pub fn traffic(&self, purpose: Purpose) -> Traffic {
+        self.traffic[purpose as usize]
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DonorStatus {
+    pub name: String,
+    pub state: DonorState,
+    pub bytes: u64,
+    pub used_bytes: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RepairStatus {
+    /// Groups that needed repair since the last loss or drain, and those done.
+    pub groups: u64,
+    pub groups_done: u64,
+    pub running_ns: u64,
+    /// Estimated from the pace so far; `None` before there is one.
+    pub left_ns: Option<u64>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    pub policy: Policy,
+    pub ready: bool,
+    pub bytes: u64,
+    pub block_bytes: u32,
+    pub data_units: usize,
+    pub parity_units: usize,
+    pub epoch: u64,
+    /// All donors know which of them count.
+    pub epoch_stored: bool,
+    pub donors: Vec<DonorStatus>,
+    pub groups: u64,
+    pub groups_open: u64,
+    /// Groups with fewer units than they should have.
+    pub groups_degraded: u64,
+    /// Blocks of data that would be lost with one more donor, beyond what the policy accepts.
+    pub blocks_unprotected: u64,
+    pub blocks_lost: u64,
+    pub repair: Option<RepairStatus>,
+    pub counts: Counts,
+    /// Memory of the block table (bytes).
+    pub table_bytes: u64,
+}
+
+impl State {
+    pub fn status(&self) -> Status {
+        let unit_bytes = self.unit_bytes() as u64;
+        let donors = self.donors.iter().map(|donor| DonorStatus {
+            name: donor.info.name.clone(),
+            state: donor.state,
+            bytes: donor.info.bytes,
+            used_bytes: if donor.is_lost() { 0 } else { (donor.units as u64 - donor.free.len() as u64) * unit_bytes },
+        });
+        let groups = || self.groups.iter().filter(|group| group.id != 0);
+        let lost = |donor: u16| self.donors[donor as usize].is_lost();
+        let degraded = groups().filter(|group| {
+            group.memory.is_none()
+                && group.live > 0
+                && (group.incomplete.is_some()
+                    || group.members.iter().any(|member| member.exists() && member.count > 0 && lost(member.donor)))
+        });
+        let (groups_degraded, blocks_unprotected) =
+            degraded.fold((0, 0), |(count, blocks), group| (count + 1, blocks + group.live as u64));
+        let running = self.repair_done < self.repair_total || !self.repair_safe;
+        let repair = running.then(|| {
+            let running_ns = self.now_ns.saturating_sub(self.repair_began_ns);
+            let left = self.repair_total - self.repair_done;
+            let left_ns = running_ns.checked_mul(left).and_then(|ns| ns.checked_div(self.repair_done));
+            RepairStatus { groups: self.repair_total, groups_done: self.repair_done, running_ns, left_ns }
+        });
+        Status {
+            policy: self.config.policy,
+            ready: self.ready,
+            bytes: self.blocks * self.block_bytes as u64,
+            block_bytes: self.block_bytes as u32,
+            data_units: self.plan.data,
+            parity_units: self.plan.parity,
+            epoch: self.epoch,
+            epoch_stored: self.epoch_stored,
+            donors: donors.collect(),
+            groups: groups().count() as u64,
+            groups_open: self.in_memory.len() as u64,
+            groups_degraded,
+            blocks_unprotected,
+            blocks_lost: self.lost_blocks.len() as u64,
+            repair,
+            counts: self.counts,
+            table_bytes: self.blocks * 8,
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! A small executor: jobs of several steps, driven by the answers of donors.
+//!
+//! Owns: [`Core`], the engine's state with its jobs' waiting lists, and the two things a job can wait for: a donor's answer
+//! ([`Op`]) and a condition on the state ([`Core::until`]). Rules: a job holds the state's lock only between two waits; whoever
+//! changes something a condition reads calls [`State::wake`]. There is no thread, no clock and no real waker: the
+//! engine polls what became ready when an event comes in, in a fixed order.
+
+use std::future::Future;
+use std::ops::Range;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::api::{Action, DonorError, DonorId, DonorOp, Purpose};
+use crate::state::{Member, State};
+
+pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(crate) type Answer = Result<Vec<u8>, DonorError>;
+
+/// The engine's state, shared with its jobs.
+pub(crate) struct Core {
+    state: Mutex<State>,
+}
+
+/// Who waits for what.
+#[derive(Default)]
+pub(crate) struct Schedule {
+    current: u64,
+    last_job: u64,
+    ready: Vec<u64>,
+    watchers: Vec<u64>,
+    pub(crate) changed: bool,
+    spawned: Vec<Job>,
+    last_ticket: u64,
+    waiting: std::collections::HashMap<u64, u64>,
+    answers: std::collections::HashMap<u64, Answer>,
+}
+
+impl Schedule {
+    pub fn spawn(&mut self, job: impl Future<Output = ()> + Send + 'static) {
+        self.spawned.push(Box::pin(job));
+    }
+
+    /// Is no operation on its way?
+    pub fn is_quiet(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// An answer came in.
+    pub fn answer(&mut self, ticket: u64, answer: Answer) {
+        if let Some(job) = self.waiting.remove(&ticket) {
+            self.ready.push(job);
+        }
+        self.answers.insert(ticket, answer);
+    }
+}
+
+/// In place of a donor where there is none.
+pub(crate) const NOBODY: DonorId = DonorId::MAX;
+
+/// A donor's answer to come.
+pub(crate) struct Op {
+    core: Arc<Core>,
+    ticket: u64,
+    pub donor: DonorId,
+}
+
+impl Future for Op {
+    type Output = Answer;
+
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Answer> {
+        let schedule = &mut self.core.state.lock().schedule;
+        match schedule.answers.remove(&self.ticket) {
+            Some(answer) => Poll::Ready(answer),
+            None => {
+                let job = schedule.current;
+                schedule.waiting.insert(self.ticket, job);
+                Poll::Pending
+            }
+        }
+    }
+}
+
+struct Until<C> {
+    core: Arc<Core>,
+    condition: C,
+}
+
+impl<T, C: FnMut(&mut State) -> Option<T> + Unpin> Future for Until<C> {
+    type Output = T;
+
+    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<T> {
+        let this = &mut *self;
+        let mut state = this.core.state.lock();
+        match (this.condition)(&mut state) {
+            Some(value) => Poll::Ready(value),
+            None => {
+                let job = state.schedule.current;
+                state.schedule.watchers.push(job);
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl Core {
+    pub fn new(state: State) -> Arc<Core> {
+        Arc::new(Core { state: Mutex::new(state) })
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock()
+    }
+
+    /// Asks a donor; the operation is on its way when this returns. One that is lost has answered already.
+    pub fn op(self: &Arc<Core>, state: &mut State, donor: DonorId, op: DonorOp, purpose: Purpose) -> Op {
+        state.schedule.last_ticket += 1;
+        let ticket = state.schedule.last_ticket;
+        if donor == NOBODY || state.donors[donor as usize].is_lost() {
+            state.schedule.answers.insert(ticket, Err(DonorError { why: "the donor is lost".into() }));
+        } else {
+            state.count_op(&op, purpose);
+            state.actions.push(Action::Donor { ticket, donor, op, purpose });
+        }
+        Op { core: self.clone(), ticket, donor }
+    }
+
+    /// Reads blocks of a unit; of one that does not exist the answer is an error.
+    pub fn read(self: &Arc<Core>, state: &mut State, member: Member, rows: Range<usize>, purpose: Purpose) -> Op {
+        let len = (rows.len() * state.block_bytes) as u32;
+        match member.exists() {
+            true => self.op(state, member.donor, DonorOp::Read { at: state.row_at(member, rows.start), len }, purpose),
+            false => self.op(state, NOBODY, DonorOp::Read { at: 0, len }, purpose),
+        }
+    }
+
+    /// Waits until `condition` gives a value; it is asked again after every [`State::wake`].
+    pub fn until<T>(
+        self: &Arc<Core>,
+        condition: impl FnMut(&mut State) -> Option<T> + Unpin,
+    ) -> impl Future<Output = T> {
+        Until { core: self.clone(), condition }
+    }
+}
+
+/// The jobs that are not finished.
+#[derive(Default)]
+pub(crate) struct Jobs(std::collections::HashMap<u64, Job>);
+
+impl Jobs {
+    /// Polls until nothing is ready.
+    pub fn run(&mut self, core: &Arc<Core>) {
+        loop {
+            let (spawned, ready) = {
+                let schedule = &mut core.lock().schedule;
+                let mut ready = std::mem::take(&mut schedule.ready);
+                if std::mem::take(&mut schedule.changed) {
+                    ready.append(&mut schedule.watchers);
+                }
+                (std::mem::take(&mut schedule.spawned), ready)
+            };
+            if spawned.is_empty() && ready.is_empty() {
+                return;
+            }
+            for job in spawned {
+                let id = {
+                    let schedule = &mut core.lock().schedule;
+                    schedule.last_job += 1;
+                    schedule.last_job
+                };
+                self.poll(core, id, job);
+            }
+            for id in ready {
+                if let Some(job) = self.0.remove(&id) {
+                    self.poll(core, id, job);
+                }
+            }
+        }
+    }
+
+    fn poll(&mut self, core: &Arc<Core>, id: u64, mut job: Job) {
+        core.lock().schedule.current = id;
+        if job.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            self.0.insert(id, job);
+        }
+    }
+}

@@ -1,0 +1,496 @@
+//! Writing: into a cache, from there to donors; flushes, trims, and what happens to a group whose donor is lost meanwhile.
+//!
+//! Rules: a request that finds no room waits, in the order of arrival; a group that never was on the donors is sent with its
+//! parity at once, one that grows sends data first. A failed operation is the loss of its donor, and the group's live blocks go
+//! into other groups: they are still in memory. Left out: which donors and groups (`state`).
+
+use std::sync::Arc;
+
+use shoal_format::ram;
+
+use crate::api::{Action, DiskError, DonorOp, Purpose};
+use crate::parity;
+use crate::planted::{Bug, is_planted};
+use crate::read;
+use crate::repair::donor_lost;
+use crate::state::{Location, Memory, State};
+use crate::task::{Core, Op};
+
+impl State {
+    pub fn complete(&mut self, ticket: u64, result: Result<Vec<u8>, DiskError>) {
+        self.actions.push(Action::Complete { ticket, result });
+    }
+}
+
+impl Memory {
+    /// Donors have so many blocks of each data unit; `safe`: with their parity.
+    fn arrived(&mut self, counts: &[u8], safe: bool) {
+        self.stored.copy_from_slice(counts);
+        if safe {
+            self.safe.copy_from_slice(counts);
+            let left = self.origins.iter().zip(counts).flat_map(|(list, &count)| &list[count as usize..]);
+            self.unsafe_from = left.copied().min().unwrap_or(u64::MAX);
+        }
+    }
+}
+
+/// Is what is wanted of a group's blocks done?
+fn reached(state: &State, at: Location, safe: bool) -> bool {
+    let group = &state.groups[at.group as usize];
+    let Some(memory) = &group.memory else { return true };
+    let count = if safe { memory.safe[at.unit] } else { memory.stored[at.unit] };
+    memory.abandoned || at.row < count as usize
+}
+
+/// Starts sending what a group holds; with `parity`, until all of it is safe.
+pub(crate) fn send(core: &Arc<Core>, state: &mut State, index: u32, with_parity: bool) {
+    let redundant = state.plan.parity > 0;
+    let Some(memory) = &mut state.groups[index as usize].memory else { return };
+    memory.parity_wanted |= with_parity || !redundant || memory.full;
+    let several = state.plan.parity > 1 && memory.parity_wanted && !memory.full && !memory.abandoned;
+    if several {
+        // Several parity units cannot grow together at once: what is there is a group of its own.
+        for cache in &mut state.caches {
+            if cache.group == Some(index) {
+                cache.group = None;
+            }
+        }
+        state.close(index);
+    }
+    let Some(memory) = &mut state.groups[index as usize].memory else { return };
+    if memory.sending || memory.abandoned {
+        return;
+    }
+    memory.sending = true;
+    let core = core.clone();
+    state.schedule.spawn(async move { send_all(&core, index).await });
+}
+
+async fn send_all(core: &Arc<Core>, index: u32) {
+    loop {
+        let Some((data, fresh_parity)) = send_data(core, index) else { return };
+        let counts: Vec<u8> = data.1;
+        let mut failed = join(core, data.0).await;
+        if is_planted(Bug::FlushEarly) {
+            let state = &mut *core.lock();
+            if let Some(memory) = &mut state.groups[index as usize].memory {
+                memory.arrived(&counts, true);
+            }
+            state.wake();
+        }
+        let parity = match fresh_parity {
+            Some(ops) => Some(ops),
+            // Stored data first, then the parity that covers it.
+            None if !failed => send_parity(core, index, &counts),
+            None => None,
+        };
+        let with_parity = parity.is_some();
+        failed |= join(core, parity.unwrap_or_default()).await;
+        let mut state = core.lock();
+        let state = &mut *state;
+        if failed {
+            abandon(core, state, index);
+        }
+        let redundant = state.plan.parity > 0;
+        let memory = state.groups[index as usize].memory.as_mut().expect("it is being sent");
+        if memory.abandoned {
+            memory.sending = false;
+            state.wake();
+            return;
+        }
+        memory.arrived(&counts, with_parity || !redundant);
+        state.wake();
+        let memory = state.groups[index as usize].memory.as_mut().expect("it is being sent");
+        let lens: Vec<u8> = memory.lists.iter().map(|list| list.len() as u8).collect();
+        let all_safe = memory.safe == lens;
+        if all_safe {
+            memory.parity_wanted = false;
+        }
+        if memory.full && all_safe {
+            seal(state, index);
+            return;
+        }
+        let goes_on = memory.sent != lens || (memory.parity_wanted && !all_safe) || memory.full;
+        let wanted = memory.parity_wanted || memory.full || !state.plan.cached;
+        let memory = state.groups[index as usize].memory.as_mut().expect("it is being sent");
+        if !(goes_on && wanted) {
+            memory.sending = false;
+            return;
+        }
+    }
+}
+
+/// Data units that have grown; with their parity, if nothing of the group is on the donors yet.
+type Sending = ((Vec<Op>, Vec<u8>), Option<Vec<Op>>);
+
+fn send_data(core: &Arc<Core>, index: u32) -> Option<Sending> {
+    let mut state = core.lock();
+    let state = &mut *state;
+    let group = &state.groups[index as usize];
+    let memory = group.memory.as_ref()?;
+    let fresh = memory.sent.iter().all(|&sent| sent == 0);
+    let (purpose, wanted) = (memory.purpose, memory.parity_wanted);
+    let counts: Vec<u8> = memory.lists.iter().map(|list| list.len() as u8).collect();
+    let grown: Vec<usize> = (0..group.data).filter(|&unit| counts[unit] > memory.sent[unit]).collect();
+    let writes: Vec<_> =
+        grown.iter().map(|&unit| (group.members[unit], state.unit_bytes_of(group, memory, unit))).collect();
+    let blocks: u64 = grown.iter().map(|&unit| (counts[unit] - memory.sent[unit]) as u64).sum();
+    let sent = if purpose == Purpose::Clean { &mut state.counts.cleaned_data } else { &mut state.counts.sent_data };
+    *sent += blocks;
+    state.groups[index as usize].memory.as_mut().expect("looked at above").sent.copy_from_slice(&counts);
+    let ops = writes.into_iter().map(|(member, bytes)| {
+        let op = DonorOp::Write { at: state.unit_at(member.unit), bytes };
+        core.op(state, member.donor, op, purpose)
+    });
+    let ops: Vec<Op> = ops.collect();
+    let parity = ((fresh || is_planted(Bug::ParityFirst)) && wanted && state.plan.parity > 0)
+        .then(|| parity_ops(core, state, index, &counts));
+    Some(((ops, counts), parity))
+}
+
+/// Parity of all that is stored, if it is wanted and covers less so far.
+fn send_parity(core: &Arc<Core>, index: u32, counts: &[u8]) -> Option<Vec<Op>> {
+    let mut state = core.lock();
+    let state = &mut *state;
+    let memory = state.groups[index as usize].memory.as_ref()?;
+    if !memory.parity_wanted || state.plan.parity == 0 || memory.safe == counts {
+        return None;
+    }
+    Some(parity_ops(core, state, index, counts))
+}
+
+fn parity_ops(core: &Arc<Core>, state: &mut State, index: u32, counts: &[u8]) -> Vec<Op> {
+    let block_bytes = state.block_bytes;
+    let group = &state.groups[index as usize];
+    let memory = group.memory.as_ref().expect("it is being sent");
+    let parity = group.members.len() - group.data;
+    let rows = counts.iter().copied().max().unwrap_or(0) as usize;
+    let mut blocks: Vec<Vec<u8>> = vec![Vec::with_capacity(rows * block_bytes); parity];
+    for row in 0..rows {
+        let here = |unit: usize| {
+            let has = row < counts[unit] as usize;
+            has.then(|| &memory.buffers[unit][row * block_bytes..][..block_bytes])
+        };
+        let units: Vec<Option<&[u8]>> = (0..group.data).map(here).collect();
+        for (all, one) in blocks.iter_mut().zip(parity::encode(&units, parity, block_bytes)) {
+            all.extend_from_slice(&one);
+        }
+    }
+    let lists: Vec<_> = memory.lists.iter().zip(counts).map(|(list, &count)| list[..count as usize].to_vec()).collect();
+    let (data, purpose) = (group.data, memory.purpose);
+    let covered = memory.safe.iter().copied().max().unwrap_or(0) as usize;
+    let mut writes = Vec::new();
+    for (place, blocks) in blocks.into_iter().enumerate() {
+        let mut bytes = Vec::with_capacity(state.unit_bytes());
+        state.header(group, data + place, lists.clone()).encode(state.header_bytes, &mut bytes);
+        bytes.extend_from_slice(&blocks);
+        writes.push((group.members[data + place], bytes));
+    }
+    let sent = if purpose == Purpose::Clean { &mut state.counts.cleaned_parity } else { &mut state.counts.sent_parity };
+    *sent += (parity * (rows - covered.min(rows)).max(1)) as u64;
+    for place in data..data + parity {
+        state.groups[index as usize].members[place].count = rows as u8;
+    }
+    let op = |(member, bytes): (crate::state::Member, Vec<u8>)| {
+        let op = DonorOp::Write { at: state.unit_at(member.unit), bytes };
+        core.op(state, member.donor, op, purpose)
+    };
+    writes.into_iter().map(op).collect()
+}
+
+/// Waits for all; true if any failed. Their donors are lost then.
+pub(crate) async fn join(core: &Arc<Core>, ops: Vec<Op>) -> bool {
+    let mut failed = false;
+    for op in ops {
+        let donor = op.donor;
+        if op.await.is_err() {
+            failed = true;
+            donor_lost(core, donor);
+        }
+    }
+    failed
+}
+
+/// Everything of the group is safe: donors have it, the memory goes.
+fn seal(state: &mut State, index: u32) {
+    let group = &mut state.groups[index as usize];
+    group.memory = None;
+    state.in_memory.retain(|&other| other != index);
+    state.file(index);
+}
+
+/// Moves the live blocks of a group in memory into others, because one of its donors is lost.
+pub(crate) fn abandon(core: &Arc<Core>, state: &mut State, index: u32) {
+    for cache in &mut state.caches {
+        if cache.group == Some(index) {
+            cache.group = None;
+        }
+    }
+    let Some(memory) = &mut state.groups[index as usize].memory else { return };
+    if memory.abandoned {
+        return;
+    }
+    (memory.abandoned, memory.full) = (true, true);
+    state.wake();
+    let core = core.clone();
+    state.schedule.spawn(async move {
+        // What is on its way must arrive before the units can be another group's.
+        core.until(|state| {
+            let memory = state.groups[index as usize].memory.as_ref();
+            memory.is_some_and(|memory| !memory.sending || is_planted(Bug::AbandonEarly)).then_some(())
+        })
+        .await;
+        let entries: Vec<_> = {
+            let state = core.lock();
+            let memory = state.groups[index as usize].memory.as_ref().expect("an abandoned group keeps its memory");
+            let unit = |(unit, list): (usize, &Vec<ram::UnitEntry>)| {
+                list.iter().enumerate().map(move |(row, entry)| (unit, row, *entry)).collect::<Vec<_>>()
+            };
+            memory.lists.iter().enumerate().flat_map(unit).collect()
+        };
+        for (unit, row, entry) in entries {
+            let at = Location { group: index, unit, row };
+            let full = core
+                .until(|state| {
+                    let trimmed = entry.block == ram::TRIMMED;
+                    if !state.lives(entry.block, at) {
+                        return Some(None);
+                    }
+                    let memory = state.groups[index as usize].memory.as_ref()?;
+                    let origin = memory.origins[unit][row];
+                    let bytes = state.in_memory(at)?.to_vec();
+                    let cleaning = state.cleaning();
+                    // Without room it waits, and stays readable here; flushes say so meanwhile.
+                    let (placed, full) = state.place(entry.block, &bytes, cleaning, Some(origin))?;
+                    if trimmed {
+                        state.kill_note(at);
+                    }
+                    Some(full.then_some(placed.group))
+                })
+                .await;
+            if let Some(full) = full {
+                send(&core, &mut core.lock(), full, true);
+            }
+        }
+        let state = &mut *core.lock();
+        if state.groups[index as usize].live == 0 {
+            seal(state, index);
+        }
+        // The moved blocks were waited for by flushes: they must not wait for the cache to fill.
+        let cleaning = state.cleaning();
+        if let Some(open) = state.caches[cleaning].group {
+            send(&core, state, open, true);
+        }
+        state.wake();
+    });
+}
+
+/// A write of whole blocks, or of parts of them.
+pub(crate) async fn write(core: Arc<Core>, ticket: u64, at: u64, buffer: Vec<u8>, fua: bool) {
+    let result = write_blocks(&core, at, &buffer, fua).await;
+    core.lock().complete(ticket, result.map(|()| buffer));
+}
+
+/// What a write needs next.
+enum Placed {
+    At(Location, bool),
+    Failed(DiskError),
+}
+
+async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Result<(), DiskError> {
+    let block_bytes = core.lock().block_bytes as u64;
+    let end = at + buffer.len() as u64;
+    let mut places = Vec::new();
+    let mut cache = None;
+    let mut position = at;
+    while position < end {
+        let block = (position / block_bytes) as u32;
+        let (from, to) =
+            ((position % block_bytes) as usize, (end - block as u64 * block_bytes).min(block_bytes) as usize);
+        let piece = &buffer[(position - at) as usize..][..to - from];
+        let whole = piece.len() == block_bytes as usize;
+        let (mut merged, mut seen) = (Vec::new(), None);
+        loop {
+            if !whole {
+                // The rest of the block stays as it is: read, merge, and begin again if somebody else was faster.
+                (merged, seen) = read::block(core, block).await?;
+                merged[from..to].copy_from_slice(piece);
+            }
+            let bytes = if whole { piece } else { &merged };
+            let placed = core
+                .until(|state| {
+                    if let Some(error) = &state.failure {
+                        return Some(Some(Placed::Failed(error.clone())));
+                    }
+                    if !whole && state.find(block) != seen {
+                        return Some(None);
+                    }
+                    let chosen = *cache.get_or_insert_with(|| state.choose_cache(block));
+                    match state.place(block, bytes, chosen, None) {
+                        Some((location, full)) => {
+                            state.caches[chosen].next = block + 1;
+                            state.counts.blocks_written += 1;
+                            Some(Some(Placed::At(location, full)))
+                        }
+                        None if state.stuck => Some(Some(Placed::Failed(DiskError::NoSpace))),
+                        None => None,
+                    }
+                })
+                .await;
+            match placed {
+                None => continue,
+                Some(Placed::Failed(error)) => {
+                    return Err(error);
+                }
+                Some(Placed::At(location, full)) => {
+                    let state = &mut *core.lock();
+                    let chosen = cache.expect("chosen before the block was placed");
+                    if full {
+                        for closed in state.filled(chosen) {
+                            send(core, state, closed, true);
+                        }
+                        // The rest of the request, if any, chooses anew.
+                        cache = None;
+                    }
+                    let at_once = state.plan.data_at_once;
+                    if full || at_once {
+                        send(core, state, location.group, full || state.plan.parity_at_once);
+                    }
+                    places.push(location);
+                    break;
+                }
+            }
+        }
+        position += (to - from) as u64;
+    }
+    let (cached, parity_at_once) = {
+        let state = core.lock();
+        (state.plan.cached, state.plan.parity_at_once)
+    };
+    if fua {
+        return flush(core).await;
+    }
+    if !cached {
+        core.until(|state| places.iter().all(|&at| reached(state, at, parity_at_once)).then_some(())).await;
+    }
+    Ok(())
+}
+
+/// Makes everything written before safe.
+pub(crate) async fn flush(core: &Arc<Core>) -> Result<(), DiskError> {
+    let target = {
+        let mut state = core.lock();
+        state.counts.flushes += 1;
+        state.next_sequence
+    };
+    if !is_planted(Bug::TrimForgotten) {
+        write_trims(core).await?;
+    }
+    {
+        let state = &mut *core.lock();
+        for index in state.in_memory.clone() {
+            let memory = state.groups[index as usize].memory.as_ref().expect("it is in memory");
+            if memory.unsafe_from < target {
+                send(core, state, index, true);
+            }
+        }
+    }
+    core.until(|state| match &state.failure {
+        Some(error) => Some(Err(error.clone())),
+        None if state.horizon() >= target => Some(Ok(())),
+        None if is_planted(Bug::TrimForgotten) && state.trims_origin < target => Some(Ok(())),
+        // Blocks of a lost donor's group found no other place.
+        None => state.stuck.then_some(Err(DiskError::NoSpace)),
+    })
+    .await
+}
+
+/// Unmaps whole blocks and zeroes the rest of a range.
+pub(crate) async fn zero(core: Arc<Core>, ticket: u64, at: u64, len: u64, fua: bool) {
+    let result = zero_range(&core, at, len, fua).await;
+    core.lock().complete(ticket, result.map(|()| Vec::new()));
+}
+
+async fn zero_range(core: &Arc<Core>, at: u64, len: u64, fua: bool) -> Result<(), DiskError> {
+    let block_bytes = core.lock().block_bytes as u64;
+    let end = at + len;
+    let (first, last) = (at.next_multiple_of(block_bytes), end / block_bytes * block_bytes);
+    if first >= last {
+        // Parts of one block, or of two.
+        write_blocks(core, at, &vec![0; len as usize], false).await?;
+    } else {
+        write_blocks(core, at, &vec![0; (first - at) as usize], false).await?;
+        write_blocks(core, last, &vec![0; (end - last) as usize], false).await?;
+        let many = {
+            let state = &mut *core.lock();
+            state.trim((first / block_bytes) as u32, (last / block_bytes) as u32);
+            state.trims.len() >= ram::trimmed_max(state.block_bytes)
+        };
+        if many {
+            write_trims(core).await?;
+        }
+    }
+    if fua { flush(core).await } else { Ok(()) }
+}
+
+impl State {
+    /// Unmaps blocks and notes it for the donors.
+    pub fn trim(&mut self, first: u32, end: u32) {
+        // Before the blocks are dead: who frees them waits for the note, too.
+        let origin = self.next_sequence;
+        self.next_sequence += 1;
+        let mut run: Option<ram::TrimmedRange> = None;
+        for block in first..end {
+            self.lost_blocks.remove(&block);
+            if self.unmap(block) {
+                run = match run {
+                    Some(run) if run.first + run.count == block => {
+                        Some(ram::TrimmedRange { count: run.count + 1, ..run })
+                    }
+                    other => {
+                        self.trims.extend(other);
+                        Some(ram::TrimmedRange { first: block, count: 1, sequence: origin })
+                    }
+                };
+            }
+        }
+        if let Some(run) = run {
+            self.trims.push(run);
+            self.trims_origin = self.trims_origin.min(origin);
+            self.wake();
+        }
+    }
+}
+
+/// Writes the noted trims into blocks of their own.
+pub(crate) async fn write_trims(core: &Arc<Core>) -> Result<(), DiskError> {
+    loop {
+        let full = core
+            .until(|state| {
+                if let Some(error) = &state.failure {
+                    return Some(Err(error.clone()));
+                }
+                if state.trims.is_empty() {
+                    return Some(Ok(None));
+                }
+                let count = state.trims.len().min(ram::trimmed_max(state.block_bytes));
+                let mut bytes = vec![0; state.block_bytes];
+                ram::encode_trimmed(&state.trims[..count], &mut bytes);
+                let (cache, origin) = (state.cleaning(), state.trims_origin);
+                let Some((at, full)) = state.place(ram::TRIMMED, &bytes, cache, Some(origin)) else {
+                    return state.stuck.then_some(Err(DiskError::NoSpace));
+                };
+                state.trims.drain(..count);
+                if state.trims.is_empty() {
+                    state.trims_origin = u64::MAX;
+                    state.wake();
+                }
+                Some(Ok(Some((at.group, full))))
+            })
+            .await?;
+        let Some((group, full)) = full else { return Ok(()) };
+        if full {
+            send(core, &mut core.lock(), group, true);
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! The engine under a simulated clock, network, donors and client (docs/design/testing.md, T9).
+//!
+//! One seed drives everything: which policy and sizes, the requests, latencies and reordering, partitions, donors that die and come
+//! back with old memory, drains, the client's death at any step. Within the parity's tolerance no flushed block is
+//! lost, no wrong byte is read, and nothing hangs. A failure prints its seed:
+//! `SHOAL_SEED=<n> cargo test --release -p shoal-netram --test network -- --nocapture`; more seeds: `SHOAL_SEEDS=10000`.
+
+mod world;
+
+use shoal_netram::DiskError;
+use shoal_sim::Random;
+use world::storm::stormy;
+use world::{World, random_config};
+
+fn seeds(first: u64, count: u64) -> std::ops::Range<u64> {
+    match std::env::var("SHOAL_SEED") {
+        Ok(seed) => {
+            let seed = seed.parse().expect("SHOAL_SEED is a number");
+            seed..seed + 1
+        }
+        Err(_) => first..first + count,
+    }
+}
+
+fn quiet(seed: u64) -> Result<u64, DiskError> {
+    let mut random = Random::new(seed);
+    let (config, donors) = random_config(&mut random);
+    let block = config.block_bytes as usize / world::SECTOR;
+    let mut world = World::new(seed, config, donors, 120_000)?;
+    for _ in 0..300 {
+        world.random_request(block)?;
+        if world.in_flight() > 8 {
+            while world.in_flight() > 4 && world.step()? {}
+        }
+        if world.random.below(10) == 0 {
+            world.tick(30_000_000)?;
+        }
+        if !world.errors.is_empty() {
+            return Err(world.errors.remove(0));
+        }
+    }
+    world.settle()?;
+    world.check_all()?;
+    Ok(world.reads_checked)
+}
+
+#[test]
+fn without_faults_the_disk_behaves_like_memory() {
+    let mut reads = 0;
+    for seed in seeds(0, 100) {
+        reads += quiet(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+    println!("{reads} sectors read");
+}
+
+#[test]
+fn within_the_tolerance_nothing_flushed_is_lost() {
+    let (mut deaths, mut count) = (0, 0);
+    let first = std::env::var("SHOAL_FIRST").map_or(0, |first| first.parse().expect("SHOAL_FIRST is a number"));
+    let many = std::env::var("SHOAL_SEEDS").map_or(60, |many| many.parse().expect("SHOAL_SEEDS is a number"));
+    for seed in seeds(first, many) {
+        deaths += stormy(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        count += 1;
+    }
+    println!("{count} lives with {deaths} deaths");
+    assert!(deaths > count || count == 1, "too few deaths to prove anything");
+}

@@ -1,0 +1,485 @@
+//! A world for the engine: donors, a network and time, all from one seed, and a model of what the disk must hold.
+//!
+//! The model knows for each sector every value that was ever written to it, in order, and up to where a flush or a read has
+//! promised one. A value is a number; a sector is filled with it. Rules: with a running client a read returns the last
+//! value acknowledged, or one in flight at the same time. After the client's restart a sector holds the last promised
+//! value or a later one, and whatever it holds then stays. Nothing is ever a value of another sector.
+
+#![allow(dead_code, reason = "each test file uses its part")]
+
+pub mod storm;
+
+use std::collections::{BTreeMap, HashMap};
+
+use shoal_media::Request;
+use shoal_netram::{Action, Config, DiskError, DonorError, DonorId, DonorInfo, DonorOp, DonorState, Engine, Policy};
+use shoal_sim::Random;
+
+pub const SECTOR: usize = 512;
+/// After so much simulated time without an answer a request hangs.
+const HANG_NS: u64 = 120_000_000_000;
+
+/// Memory somewhere, under a name that is never used twice.
+#[derive(Clone)]
+pub struct Donor {
+    pub name: String,
+    pub bytes: Vec<u8>,
+    pub alive: bool,
+    /// Answers only from this time on (partition).
+    pub silent_until: u64,
+}
+
+struct Flight {
+    ticket: u64,
+    donor: usize,
+    op: DonorOp,
+}
+
+/// What a sector may hold.
+#[derive(Clone, Default)]
+struct Sector {
+    /// Values in the order of their writes, 0 for zeros; the first is what is known to be there.
+    values: Vec<u64>,
+    /// How many of `values` are acknowledged: later ones are in flight.
+    acknowledged: usize,
+    /// Index of the value a flush made safe.
+    promised: usize,
+}
+
+enum Pending {
+    Write { at: usize, sectors: usize },
+    Read { at: usize, before: Vec<usize> },
+    Flush { target: Vec<usize> },
+}
+
+pub struct World {
+    pub config: Config,
+    pub random: Random,
+    pub now: u64,
+    pub engine: Option<Engine>,
+    pub donors: Vec<Donor>,
+    /// The engine's numbers of donors.
+    pub numbers: Vec<usize>,
+    flights: BTreeMap<(u64, u64), Flight>,
+    pending: HashMap<u64, (u64, Pending)>,
+    sectors: Vec<Sector>,
+    next_value: u64,
+    next_ticket: u64,
+    next_flight: u64,
+    pub latency_ns: u64,
+    pub reads_checked: u64,
+    pub errors: Vec<DiskError>,
+    /// Where the next sequential write of each stream goes.
+    streams: Vec<usize>,
+}
+
+fn fill(value: u64) -> [u8; SECTOR] {
+    let mut out = [0; SECTOR];
+    out.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&value.to_le_bytes()));
+    out
+}
+
+impl World {
+    pub fn new(seed: u64, config: Config, donors: usize, donor_bytes: u64) -> Result<World, DiskError> {
+        let mut world = World {
+            config,
+            random: Random::new(seed),
+            now: 1,
+            engine: None,
+            donors: Vec::new(),
+            numbers: Vec::new(),
+            flights: BTreeMap::new(),
+            pending: HashMap::new(),
+            sectors: Vec::new(),
+            next_value: 1,
+            next_ticket: 1,
+            next_flight: 1,
+            latency_ns: 1_000_000,
+            reads_checked: 0,
+            errors: Vec::new(),
+            streams: vec![0; 3],
+        };
+        for _ in 0..donors {
+            world.new_donor(donor_bytes);
+        }
+        let infos = (0..donors).map(|n| world.info(n)).collect();
+        let engine = Engine::create(&world.config, infos, world.now)?;
+        world.numbers = (0..donors).collect();
+        world.sectors =
+            vec![Sector { values: vec![0], acknowledged: 1, promised: 0 }; engine.bytes() as usize / SECTOR];
+        world.engine = Some(engine);
+        world.collect()?;
+        world.settle()?;
+        Ok(world)
+    }
+
+    pub fn new_donor(&mut self, bytes: u64) -> usize {
+        let name = format!("donor{}", self.donors.len());
+        // What its memory held before must not matter.
+        let mut memory = vec![0; bytes as usize];
+        self.random.fill(&mut memory);
+        self.donors.push(Donor { name, bytes: memory, alive: true, silent_until: 0 });
+        self.donors.len() - 1
+    }
+
+    pub fn info(&self, donor: usize) -> DonorInfo {
+        DonorInfo { name: self.donors[donor].name.clone(), bytes: self.donors[donor].bytes.len() as u64 }
+    }
+
+    pub fn engine(&mut self) -> &mut Engine {
+        self.engine.as_mut().expect("a client runs")
+    }
+
+    pub fn sectors(&self) -> usize {
+        self.sectors.len()
+    }
+
+    fn fault(text: String) -> DiskError {
+        DiskError::Config(text)
+    }
+
+    /// Takes the engine's actions.
+    pub fn collect(&mut self) -> Result<(), DiskError> {
+        loop {
+            let actions = self.engine().actions();
+            if actions.is_empty() {
+                return Ok(());
+            }
+            for action in actions {
+                match action {
+                    Action::Donor { ticket, donor, op, .. } => {
+                        let donor = self.numbers[donor as usize];
+                        let late = self.random.below(self.latency_ns) + 1;
+                        let due = (self.now + late).max(self.donors[donor].silent_until);
+                        self.flights.insert((due, self.next_flight), Flight { ticket, donor, op });
+                        self.next_flight += 1;
+                    }
+                    Action::Complete { ticket, result } => self.complete(ticket, result)?,
+                }
+            }
+        }
+    }
+
+    fn complete(&mut self, ticket: u64, result: Result<Vec<u8>, DiskError>) -> Result<(), DiskError> {
+        let Some((_, pending)) = self.pending.remove(&ticket) else {
+            return Err(Self::fault(format!("ticket {ticket} was completed twice")));
+        };
+        let buffer = match result {
+            Ok(buffer) => buffer,
+            Err(error) => {
+                self.errors.push(error);
+                return Ok(());
+            }
+        };
+        match pending {
+            Pending::Write { at, sectors } => {
+                for sector in &mut self.sectors[at..at + sectors] {
+                    sector.acknowledged = sector.values.len();
+                }
+            }
+            Pending::Read { at, before } => {
+                for (n, bytes) in buffer.chunks_exact(SECTOR).enumerate() {
+                    self.reads_checked += 1;
+                    let value = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+                    if bytes != fill(value) {
+                        return Err(Self::fault(format!("sector {} is torn", at + n)));
+                    }
+                    let sector = &mut self.sectors[at + n];
+                    // The last one acknowledged when the read began, or anything later.
+                    let allowed = &sector.values[before[n] - 1..];
+                    if !allowed.contains(&value) {
+                        let text = format!("sector {} holds {value}, allowed {allowed:?}", at + n);
+                        return Err(Self::fault(text));
+                    }
+                }
+            }
+            Pending::Flush { target } => {
+                for (sector, target) in self.sectors.iter_mut().zip(target) {
+                    sector.promised = sector.promised.max(target);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub fn write(&mut self, at: usize, sectors: usize, fua: bool) -> Result<(), DiskError> {
+        let mut buffer = Vec::with_capacity(sectors * SECTOR);
+        for sector in at..at + sectors {
+            let value = self.next_value;
+            self.next_value += 1;
+            buffer.extend_from_slice(&fill(value));
+            self.sectors[sector].values.push(value);
+        }
+        let request = Request::Write { at: (at * SECTOR) as u64, buffer, fua };
+        self.submit(request, Pending::Write { at, sectors })
+    }
+
+    pub fn trim(&mut self, at: usize, sectors: usize, zeroes: bool) -> Result<(), DiskError> {
+        for sector in &mut self.sectors[at..at + sectors] {
+            sector.values.push(0);
+        }
+        let (from, len) = ((at * SECTOR) as u64, (sectors * SECTOR) as u64);
+        let request = match zeroes {
+            true => Request::WriteZeroes { at: from, len, fua: false },
+            false => Request::Trim { at: from, len },
+        };
+        self.submit(request, Pending::Write { at, sectors })
+    }
+
+    pub fn read(&mut self, at: usize, sectors: usize) -> Result<(), DiskError> {
+        let before = self.sectors[at..at + sectors].iter().map(|sector| sector.acknowledged).collect();
+        let request = Request::Read { at: (at * SECTOR) as u64, buffer: vec![0; sectors * SECTOR] };
+        self.submit(request, Pending::Read { at, before })
+    }
+
+    pub fn flush(&mut self) -> Result<(), DiskError> {
+        let target = self.sectors.iter().map(|sector| sector.acknowledged - 1).collect();
+        self.submit(Request::Flush, Pending::Flush { target })
+    }
+
+    fn submit(&mut self, request: Request, pending: Pending) -> Result<(), DiskError> {
+        let (ticket, now) = (self.next_ticket, self.now);
+        self.next_ticket += 1;
+        self.pending.insert(ticket, (now, pending));
+        self.engine().submit(ticket, request, now);
+        self.collect()
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.pending.len()
+    }
+
+    /// Is a write to these sectors in flight? Two at the same time have no order, which the model does not follow.
+    pub fn is_busy(&self, at: usize, sectors: usize) -> bool {
+        self.pending.values().any(|(_, pending)| match pending {
+            Pending::Write { at: other, sectors: len } => at < other + len && *other < at + sectors,
+            _ => false,
+        })
+    }
+
+    /// Lets the next thing happen; false when nothing is on its way.
+    pub fn step(&mut self) -> Result<bool, DiskError> {
+        let Some((&(due, number), _)) = self.flights.first_key_value() else { return Ok(false) };
+        let flight = self.flights.remove(&(due, number)).expect("it is the first");
+        self.now = self.now.max(due);
+        let result = self.carry_out(flight.donor, flight.op);
+        let now = self.now;
+        self.engine().done(flight.ticket, result, now);
+        self.collect()?;
+        Ok(true)
+    }
+
+    fn carry_out(&mut self, donor: usize, op: DonorOp) -> Result<Vec<u8>, DonorError> {
+        let donor = &mut self.donors[donor];
+        if !donor.alive {
+            return Err(DonorError { why: format!("{} is gone", donor.name) });
+        }
+        match op {
+            DonorOp::Read { at, len } => match donor.bytes.get(at as usize..at as usize + len as usize) {
+                Some(bytes) => Ok(bytes.to_vec()),
+                None => panic!("read of {at}+{len} behind the end of {}", donor.name),
+            },
+            DonorOp::Write { at, bytes } => {
+                donor.bytes[at as usize..at as usize + bytes.len()].copy_from_slice(&bytes);
+                Ok(Vec::new())
+            }
+            DonorOp::Trim { at, len } => {
+                donor.bytes[at as usize..(at + len) as usize].fill(0xdd);
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    pub fn tick(&mut self, by_ns: u64) -> Result<(), DiskError> {
+        self.now += by_ns;
+        let now = self.now;
+        self.engine().tick(now);
+        self.collect()
+    }
+
+    /// Runs until nothing is in flight and every request is answered.
+    pub fn settle(&mut self) -> Result<(), DiskError> {
+        let begin = self.now;
+        loop {
+            while self.step()? {}
+            if self.pending.is_empty() && self.engine().is_ready() {
+                return Ok(());
+            }
+            if self.now - begin > HANG_NS {
+                let status = self.engine().status();
+                return Err(Self::fault(format!("{} requests hang: {status:?}", self.pending.len())));
+            }
+            self.tick(50_000_000)?;
+        }
+    }
+
+    /// Also lets background work come to its end.
+    pub fn rest(&mut self) -> Result<(), DiskError> {
+        self.settle()?;
+        for _ in 0..200 {
+            while self.step()? {}
+            let status = self.engine().status();
+            if status.repair.is_none() && status.groups_degraded == 0 {
+                return Ok(());
+            }
+            self.tick(50_000_000)?;
+        }
+        Ok(())
+    }
+
+    pub fn is_healthy(&mut self) -> bool {
+        let status = self.engine().status();
+        let unnoticed = self.counting().iter().any(|&number| !self.donors[self.numbers[number as usize]].alive);
+        status.repair.is_none() && status.groups_degraded == 0 && status.ready && status.epoch_stored && !unnoticed
+    }
+
+    /// The engine's donors that count.
+    pub fn counting(&mut self) -> Vec<DonorId> {
+        let status = self.engine().status();
+        let counts = |state: DonorState| matches!(state, DonorState::Active | DonorState::Draining);
+        (0..status.donors.len()).filter(|&n| counts(status.donors[n].state)).map(|n| n as DonorId).collect()
+    }
+
+    /// A donor's machine dies: its memory is gone. What is on its way to it is answered with an error, sooner or later.
+    pub fn kill(&mut self, number: DonorId) {
+        let donor = self.numbers[number as usize];
+        self.donors[donor].alive = false;
+    }
+
+    /// The client dies: of what is on its way, any part is carried out. It comes back with the donors given.
+    pub fn restart(&mut self, given: &[usize]) -> Result<(), DiskError> {
+        self.engine = None;
+        let flights = std::mem::take(&mut self.flights);
+        for (_, flight) in flights {
+            if self.random.below(2) == 0 {
+                // The dead client does not hear the answer.
+                let _ = self.carry_out(flight.donor, flight.op);
+            }
+        }
+        self.pending.clear();
+        let donors = given.iter().map(|&n| {
+            let donor = &self.donors[n];
+            (self.info(n), donor.alive.then(|| donor.bytes[..4096].to_vec()))
+        });
+        let donors: Vec<_> = donors.collect();
+        let engine = Engine::open(&self.config, donors, self.now)?;
+        let status = engine.status();
+        // Donors by name: the engine has an order of its own.
+        let place = |name: &str| self.donors.iter().position(|donor| donor.name == name).unwrap_or(usize::MAX);
+        self.numbers = status.donors.iter().map(|donor| place(&donor.name)).collect();
+        self.engine = Some(engine);
+        self.pin()
+    }
+
+    /// Reads everything: what a restart left is what counts from now on.
+    fn pin(&mut self) -> Result<(), DiskError> {
+        for at in (0..self.sectors.len()).step_by(64) {
+            let count = (self.sectors.len() - at).min(64);
+            let ticket = self.next_ticket;
+            self.next_ticket += 1;
+            let request = Request::Read { at: (at * SECTOR) as u64, buffer: vec![0; count * SECTOR] };
+            let now = self.now;
+            self.engine().submit(ticket, request, now);
+            let mut answer = None;
+            while answer.is_none() {
+                for action in self.engine().actions() {
+                    match action {
+                        Action::Complete { result, .. } => answer = Some(result),
+                        Action::Donor { ticket, donor, op, .. } => {
+                            let donor = self.numbers[donor as usize];
+                            let due = self.now + 1 + self.random.below(self.latency_ns);
+                            self.flights.insert((due, self.next_flight), Flight { ticket, donor, op });
+                            self.next_flight += 1;
+                        }
+                    }
+                }
+                if answer.is_none() && !self.step_silently() {
+                    return Err(Self::fault("a read after the restart hangs".into()));
+                }
+            }
+            let buffer = answer.expect("just got it")?;
+            for (n, bytes) in buffer.chunks_exact(SECTOR).enumerate() {
+                let value = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+                let sector = &mut self.sectors[at + n];
+                let allowed = &sector.values[sector.promised..];
+                if bytes != fill(value) || !allowed.contains(&value) {
+                    let text = format!("sector {} holds {value} after the restart, allowed {allowed:?}", at + n);
+                    return Err(Self::fault(text));
+                }
+                *sector = Sector { values: vec![value], acknowledged: 1, promised: 0 };
+            }
+        }
+        self.collect()
+    }
+
+    fn step_silently(&mut self) -> bool {
+        let Some((&key, _)) = self.flights.first_key_value() else { return false };
+        let flight = self.flights.remove(&key).expect("it is the first");
+        self.now = self.now.max(key.0);
+        let result = self.carry_out(flight.donor, flight.op);
+        let now = self.now;
+        self.engine().done(flight.ticket, result, now);
+        true
+    }
+
+    /// Reads all sectors and compares.
+    pub fn check_all(&mut self) -> Result<(), DiskError> {
+        for at in (0..self.sectors.len()).step_by(64) {
+            self.read(at, (self.sectors.len() - at).min(64))?;
+        }
+        self.settle()?;
+        match self.errors.pop() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    /// A request the seed chooses. `block`: sectors of a block.
+    pub fn random_request(&mut self, block: usize) -> Result<(), DiskError> {
+        let total = self.sectors.len();
+        let choice = self.random.below(100);
+        let aligned = block == 1 || self.random.below(4) > 0;
+        let unit = if aligned { block } else { 1 };
+        let sectors = ((1 + self.random.below(12)) as usize * unit).min(total);
+        let at = match self.random.below(3) {
+            0 => {
+                let stream = self.random.below(3) as usize;
+                let at = self.streams[stream] / unit * unit;
+                let at = if at + sectors > total { 0 } else { at };
+                self.streams[stream] = at + sectors;
+                at
+            }
+            // A hot spot, and everywhere.
+            1 => self.random.below((total - sectors).min(40) as u64 + 1) as usize / unit * unit,
+            _ => self.random.below((total - sectors) as u64 + 1) as usize / unit * unit,
+        };
+        match choice {
+            0..60 if !self.is_busy(at, sectors) => self.write(at, sectors, choice < 3),
+            60..85 => self.read(at, sectors),
+            85..92 => self.flush(),
+            92..100 if !self.is_busy(at, sectors) => self.trim(at, sectors, choice < 96),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A configuration the seed chooses, and how many donors.
+pub fn random_config(random: &mut Random) -> (Config, usize) {
+    let policy = Policy::ALL[random.below(7) as usize];
+    let parity = if random.below(4) == 0 { 2 } else { 1 };
+    let donors = (parity as usize + 1) + random.below(4) as usize;
+    let config = Config {
+        policy,
+        uuid: [7; 16],
+        block_bytes: if random.below(2) == 0 { 512 } else { 1024 },
+        buffer_blocks: 1 + random.below(8) as u16,
+        parity,
+        streams: 1 + random.below(3) as u8,
+        dedicated_parity: random.below(4) == 0,
+        spare_percent: 10 + random.below(40) as u32,
+        idle_cleaning: random.below(2) == 0,
+        timeout_ms: if random.below(2) == 0 { 0 } else { 200 },
+        ..Config::default()
+    };
+    (config, donors)
+}
