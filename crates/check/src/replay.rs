@@ -13,8 +13,9 @@ use crate::region::Region;
 use crate::report::{FindingKind, Report};
 use crate::{CheckError, Progress, Source, Stage};
 
-/// Bytes read ahead.
-const AHEAD: usize = 4 << 20;
+/// Bytes read ahead: few at first, for most logs are short.
+const AHEAD_FIRST: usize = 64 << 10;
+const AHEAD_MAX: usize = 4 << 20;
 
 /// `false` when the report says why the region cannot be trusted any further.
 pub(crate) fn replay(
@@ -31,7 +32,7 @@ pub(crate) fn replay(
         Some(log) => Place::Device(log),
         None => return Err(CheckError::LogMissing),
     };
-    let mut reader = Reader { place, buffer: Vec::new(), at: start };
+    let mut reader = Reader { place, buffer: Vec::new(), at: start, ahead: AHEAD_FIRST };
     let (mut lsn, mut salt) = (start, anchor.replay_salt.get());
     let mut transactions = 0;
     let mut next_report = start;
@@ -49,7 +50,7 @@ pub(crate) fn replay(
         lsn = next;
         if lsn >= next_report {
             progress(Progress { stage: Stage::Replay, done: lsn - start, total: 0 });
-            next_report = lsn.saturating_add(AHEAD as u64);
+            next_report = lsn.saturating_add(AHEAD_MAX as u64);
         }
     }
     report.log_bytes = lsn - start;
@@ -96,6 +97,7 @@ struct Reader<'a> {
     buffer: Vec<u8>,
     /// Log position of the buffer's first byte.
     at: u64,
+    ahead: usize,
 }
 
 impl Reader<'_> {
@@ -120,7 +122,8 @@ impl Reader<'_> {
     fn bytes(&mut self, region: &Region<'_>, position: u64, len: usize) -> Result<&[u8], CheckError> {
         let skip = position.checked_sub(self.at).filter(|&skip| skip + len as u64 <= self.buffer.len() as u64);
         let Some(skip) = skip else {
-            self.fill(region, position, len.max(AHEAD))?;
+            self.fill(region, position, len.max(self.ahead))?;
+            self.ahead = (self.ahead * 2).min(AHEAD_MAX);
             return Ok(&self.buffer[..len.min(self.buffer.len())]);
         };
         Ok(&self.buffer[skip as usize..skip as usize + len])

@@ -462,7 +462,7 @@ fn replay(
     let (mut lsn, mut salt) = (anchor.replay_lsn.get(), anchor.replay_salt.get());
     let mut recovery = Recovery::default();
     let mut last_boot = anchor.boot_id;
-    let mut reader = LogReader { log, buffer: Vec::new(), start: lsn };
+    let mut reader = LogReader { log, buffer: Vec::new(), start: lsn, ahead: LogReader::AHEAD_FIRST };
     // A ring holds at most its size: without this bound a damaged ring could be read round and round.
     let limit = if superblock.memory_kind.has_ring() { lsn + superblock.ring_bytes } else { u64::MAX };
     while let Some(bytes) = reader.at(lsn, RECORD_HEADER)? {
@@ -515,10 +515,13 @@ struct LogReader<'a> {
     buffer: Vec<u8>,
     /// Position of the buffer's first byte.
     start: Lsn,
+    /// Bytes of the next read: few at first, for most logs are short.
+    ahead: usize,
 }
 
 impl LogReader<'_> {
-    const AHEAD: usize = 4 << 20;
+    const AHEAD_FIRST: usize = 64 << 10;
+    const AHEAD_MAX: usize = 4 << 20;
 
     /// `len` bytes at `lsn`, or `None` where the log has no more.
     fn at(&mut self, lsn: Lsn, len: usize) -> Result<Option<&[u8]>> {
@@ -530,7 +533,8 @@ impl LogReader<'_> {
             from = 0;
             while self.buffer.len() < len {
                 let have = self.buffer.len();
-                self.buffer.resize(have + Self::AHEAD, 0);
+                self.buffer.resize(have + self.ahead, 0);
+                self.ahead = (self.ahead * 2).min(Self::AHEAD_MAX);
                 let got = self.log.read(lsn + have as u64, &mut self.buffer[have..])?;
                 self.buffer.truncate(have + got);
                 if got == 0 {

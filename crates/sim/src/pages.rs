@@ -32,6 +32,13 @@ fn pieces(at: u64, len: usize) -> impl Iterator<Item = (u64, usize, std::ops::Ra
 }
 
 impl Pages {
+    /// At least `bytes` bytes of value `byte`, all of them one shared page.
+    pub fn filled(bytes: u64, byte: u8) -> Pages {
+        let page: Page = Arc::new([byte; PAGE_BYTES as usize]);
+        let chunk: Chunk = Arc::new(std::array::from_fn(|_| Some(page.clone())));
+        Pages { chunks: Arc::new((0..bytes.div_ceil(CHUNK_BYTES)).map(|index| (index, chunk.clone())).collect()) }
+    }
+
     fn page(&self, at: u64) -> Option<&Page> {
         self.chunks.get(&(at / CHUNK_BYTES))?[(at % CHUNK_BYTES / PAGE_BYTES) as usize].as_ref()
     }

@@ -209,6 +209,17 @@ impl World {
         Arc::new(SimDisk::new(self.shared.clone(), index, bytes))
     }
 
+    /// Adds a disk that somebody used before: every byte of it is `byte`, durably.
+    pub fn add_used_disk(&self, bytes: u64, byte: u8) -> Arc<SimDisk> {
+        let disk = self.add_disk(bytes);
+        let mut inner = self.inner();
+        let medium = inner.media.last_mut().expect("just added");
+        medium.durable = Pages::filled(bytes, byte);
+        medium.current = medium.durable.clone();
+        drop(inner);
+        disk
+    }
+
     /// The memory that was added as number `number`, from 0.
     pub fn memory(&self, number: usize) -> Arc<SimMemory> {
         match self.find("memory", is_memory, number) {

@@ -139,11 +139,7 @@ pub fn format(setup: Setup, seed: u64) -> WorldState {
         MemoryKind::Dax => drop(world.add_memory(setup.region_bytes, SimMemoryKind::Dax)),
     }
     if setup.bulk_blocks > 0 {
-        let disk = world.add_disk(setup.bulk_blocks * BULK_BLOCK);
-        for block in 0..setup.bulk_blocks {
-            disk.write_from(block * BULK_BLOCK, &[FOREIGN; BULK_BLOCK as usize]).expect("the disk is filled");
-        }
-        shoal_media::flush(&*disk).expect("the disk is flushed");
+        world.add_used_disk(setup.bulk_blocks * BULK_BLOCK, FOREIGN);
     }
     let geometry = Geometry {
         memory_kind: setup.kind,

@@ -84,11 +84,7 @@ pub fn format(setup: &Setup, seed: u64) -> World {
         }
     }
     if setup.bulk_blocks > 0 {
-        let disk = world.add_disk(setup.bulk_blocks * BULK_BLOCK);
-        for number in 0..setup.bulk_blocks {
-            disk.write_from(number * BULK_BLOCK, &[FOREIGN; BULK_BLOCK as usize]).expect("the simulated disk works");
-        }
-        block::flush(&*disk).expect("the simulated disk works");
+        world.add_used_disk(setup.bulk_blocks * BULK_BLOCK, FOREIGN);
     }
     let geometry = Geometry {
         memory_kind: setup.kind,
