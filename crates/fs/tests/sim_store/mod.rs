@@ -12,7 +12,7 @@ use shoal_check::{ImageSource, Report, Source};
 use shoal_format::superblock::{Geometry, MemoryKind};
 use shoal_format::{BULK_BLOCK, SEGMENT};
 use shoal_fs::{Caller, FormatOptions, Fs, Options, Parts};
-use shoal_media::{BlockDevice, BlockGeometry, Completion, ImageFile, PersistentMemory, Request, block};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, ImageFile, PersistentMemory, Request};
 use shoal_region::Recovery;
 use shoal_sim::{SimClock, SimDisk, SimMemory, SimMemoryKind, World};
 
