@@ -175,11 +175,12 @@ fn compare(model: &Model, tree: &Tree, partial: Option<(usize, &Kind)>) -> Resul
             return Err(format!("{path:?}: no longer the same file as its other name"));
         }
     }
-    let mut numbers: Vec<u64> = inodes.values().copied().collect();
-    numbers.sort();
-    numbers.dedup();
-    if numbers.len() != inodes.len() {
-        return Err("two files share an inode number".into());
+    let mut users: BTreeMap<u64, usize> = BTreeMap::new();
+    for (&id, &ino) in &inodes {
+        if let Some(other) = users.insert(ino, id) {
+            let name = |wanted: usize| entries.iter().find(|(_, id)| *id == wanted).map(|(path, _)| path.as_str());
+            return Err(format!("{:?} and {:?} share inode {ino}", name(other), name(id)));
+        }
     }
     match tree.keys().find(|path| !entries.iter().any(|(known, _)| known == *path)) {
         Some(path) => Err(format!("{path:?} is there, but must not be")),

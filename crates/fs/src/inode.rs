@@ -4,6 +4,7 @@
 //! transaction of its own, so that operations only ever write their own inodes' records. Which numbers are
 //! free is volatile knowledge, gathered from the records a few blocks at a time.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -33,28 +34,49 @@ struct FreeNumbers {
     known: Vec<(u32, u32)>,
     /// First block not yet looked through.
     scanned: u64,
+    /// Claimed numbers of blocks not yet looked through: their records must not be believed.
+    claimed: HashSet<u32>,
 }
 
 const HEIGHT_SHIFT: u32 = 56;
 
-/// A number taken for a new inode; it returns to the table unless kept.
-pub(crate) struct NewIno<'a> {
+/// A number whose record its holder is about to fill or to free. Until it is dropped the table gives it to nobody else,
+/// whatever the record says: a commit and what follows from it are two moments.
+pub(crate) struct Claim<'a> {
     table: &'a InodeTable,
     pub ino: Ino,
-    pub generation: u32,
-    kept: bool,
+    /// Generation of the last user.
+    last: u32,
+    /// The number is free when the claim ends.
+    free: bool,
+    listed: bool,
 }
 
-impl NewIno<'_> {
+impl Claim<'_> {
+    /// The generation of a new user.
+    pub fn generation(&self) -> u32 {
+        self.last.wrapping_add(1).max(1)
+    }
+
+    /// The record was committed as in use.
     pub fn keep(mut self) {
-        self.kept = true;
+        self.free = false;
+    }
+
+    /// The record was committed as free.
+    pub fn give_back(mut self) {
+        self.free = true;
     }
 }
 
-impl Drop for NewIno<'_> {
+impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        if !self.kept {
-            self.table.give_back(self.ino, self.generation - 1);
+        if self.free || self.listed {
+            let mut free = self.table.free.lock();
+            free.claimed.remove(&(self.ino as u32));
+            if self.free {
+                free.known.push((self.ino as u32, self.last));
+            }
         }
     }
 }
@@ -131,8 +153,8 @@ impl InodeTable {
         Ok(())
     }
 
-    /// Takes a free number. Its record may be written by the taker only.
-    pub fn take(&self, region: &Region) -> Result<NewIno<'_>> {
+    /// Takes a free number; it returns to the table unless kept. Its record may be written by the taker only.
+    pub fn take(&self, region: &Region) -> Result<Claim<'_>> {
         let mut free = self.free.lock();
         if free.known.is_empty() {
             self.scan(region, &mut free)?;
@@ -140,25 +162,37 @@ impl InodeTable {
         if free.known.is_empty() {
             self.grow(region, &mut free)?;
         }
-        let (ino, generation) = free.known.pop().ok_or(Error::NoSpace)?;
-        Ok(NewIno { table: self, ino: ino as Ino, generation: generation.wrapping_add(1).max(1), kept: false })
+        let (ino, last) = free.known.pop().ok_or(Error::NoSpace)?;
+        Ok(self.claim(&mut free, ino as Ino, last, true))
     }
 
-    pub fn give_back(&self, ino: Ino, generation: u32) {
-        self.free.lock().known.push((ino as u32, generation));
+    /// To be called before the commit that frees the record of `ino`.
+    pub fn freeing(&self, ino: Ino, generation: u32) -> Claim<'_> {
+        self.claim(&mut self.free.lock(), ino, generation, false)
+    }
+
+    fn claim(&self, numbers: &mut FreeNumbers, ino: Ino, last: u32, free: bool) -> Claim<'_> {
+        let listed = ino / INODES_PER_BLOCK >= numbers.scanned;
+        if listed {
+            numbers.claimed.insert(ino as u32);
+        }
+        Claim { table: self, ino, last, free, listed }
     }
 
     fn scan(&self, region: &Region, free: &mut FreeNumbers) -> Result<()> {
         let last = self.blocks().min(free.scanned + SCAN_BLOCKS);
         while free.scanned < last && free.known.is_empty() {
-            let known = &mut free.known;
-            self.for_block(region, free.scanned, &mut |ino, slot| {
-                if let (InodeSlot::Free { generation }, true) = (slot, ino != 0) {
+            let FreeNumbers { known, claimed, scanned } = &mut *free;
+            self.for_block(region, *scanned, &mut |ino, slot| {
+                if let InodeSlot::Free { generation } = slot
+                    && ino != 0
+                    && !claimed.contains(&(ino as u32))
+                {
                     known.push((ino as u32, generation));
                 }
             })?;
             known.reverse();
-            free.scanned += 1;
+            *scanned += 1;
         }
         Ok(())
     }
@@ -236,9 +270,13 @@ impl Fs {
         Ok(tx.write(at, &inode.encode())?)
     }
 
-    /// Marks the record of `ino` free. The number returns to the table with [`InodeTable::give_back`] after commit.
+    /// Marks the record of `ino` free. The number returns to the table with [`Claim::give_back`] after commit.
     pub(crate) fn store_free(&self, tx: &mut Tx<'_>, ino: Ino, generation: u32) -> Result<()> {
         let at = self.table.record_at(&self.region, ino)?;
         Ok(tx.write(at, &Inode::encode_free(generation))?)
     }
 }
+
+#[cfg(test)]
+#[path = "inode_tests.rs"]
+mod tests;

@@ -109,11 +109,12 @@ impl Fs {
             tx = self.region.begin_reclaim();
         }
         tx.free(inode.xattr)?;
+        let claim = self.table.freeing(ino, inode.generation);
         self.store_free(&mut tx, ino, inode.generation)?;
         tx.commit()?;
         self.count(&inode, -1);
         self.orphans.lock().remove(&ino);
-        self.table.give_back(ino, inode.generation);
+        claim.give_back();
         Ok(())
     }
 
@@ -173,7 +174,7 @@ impl Fs {
         let dir = self.load_dir(parent)?;
         let mut tx = self.region.begin();
         let new = self.table.take(&self.region)?;
-        let mut inode = self.new_inode(caller, &mut tx, &dir, S_IFREG | (mode & 0o7777) as u16, new.generation)?;
+        let mut inode = self.new_inode(caller, &mut tx, &dir, S_IFREG | (mode & 0o7777) as u16, new.generation())?;
         inode.nlink = 0;
         self.store(&mut tx, new.ino, &inode)?;
         let ino = new.ino;
@@ -243,7 +244,7 @@ impl Fs {
         }
         let new = self.table.take(&self.region)?;
         let mut tx = self.region.begin();
-        let mut inode = self.new_inode(caller, &mut tx, &dir, mode, new.generation)?;
+        let mut inode = self.new_inode(caller, &mut tx, &dir, mode, new.generation())?;
         fill(&mut tx, &mut inode)?;
         if is_dir {
             inode.parent = parent as u32;
@@ -352,10 +353,11 @@ impl Fs {
         // What owns few pieces goes in the same transaction.
         if gone && self.free_data_in(&mut tx, inode)? {
             tx.free(inode.xattr)?;
+            let claim = self.table.freeing(ino, inode.generation);
             self.store_free(&mut tx, ino, inode.generation)?;
             tx.commit()?;
             self.count(inode, -1);
-            self.table.give_back(ino, inode.generation);
+            claim.give_back();
             return Ok(());
         }
         self.store(&mut tx, ino, inode)?;
@@ -453,7 +455,7 @@ pub(crate) fn make_root(fs: &Fs, mode: u32, uid: u32, gid: u32) -> Result<()> {
     let mut tx = fs.region.begin();
     let caller = Caller { uid, gid, ..Caller::default() };
     let mode = S_IFDIR | (mode & 0o7777) as u16;
-    let mut root = fs.new_inode(&caller, &mut tx, &blank_dir(), mode, new.generation)?;
+    let mut root = fs.new_inode(&caller, &mut tx, &blank_dir(), mode, new.generation())?;
     root.parent = crate::ROOT as u32;
     fs.store(&mut tx, crate::ROOT, &root)?;
     tx.commit()?;

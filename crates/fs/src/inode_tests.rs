@@ -1,0 +1,87 @@
+//! Tests of the inode table: no number is given out twice, whatever is half-way when blocks are looked through.
+
+use std::sync::Arc;
+
+use shoal_format::superblock::{Geometry, MemoryKind};
+use shoal_region::Parts as RegionParts;
+use shoal_sim::{SimClock, SimMemoryKind, World};
+
+use super::*;
+use crate::{Caller, FormatOptions, Options, Parts, ROOT};
+
+fn parts(world: &World, nonce: u8) -> Parts {
+    let region = RegionParts { memory: world.memory(0), log: None, images: None, boot_id: [1; 16], nonce: [nonce; 16] };
+    Parts { region, bulk: None, clock: Arc::new(SimClock::new(1)) }
+}
+
+/// A store with `files` files, opened again: none of its blocks was looked through.
+fn opened(files: u64) -> Fs {
+    let world = World::new(1);
+    world.add_memory(16 << 20, SimMemoryKind::Battery);
+    let geometry = Geometry {
+        memory_kind: MemoryKind::Battery,
+        uuid: [5; 16],
+        region_bytes: 16 << 20,
+        bulk_blocks: 0,
+        ring_bytes: 512 << 10,
+        threshold: 1 << 20,
+        hash_seed: 1,
+        created_ns: 0,
+    };
+    Fs::format(parts(&world, 1), &FormatOptions { geometry, root_mode: 0o755, root_uid: 0, root_gid: 0 }).unwrap();
+    let (fs, _) = Fs::open(parts(&world, 2), Options::default()).unwrap();
+    for number in 0..files {
+        fs.mknod(&Caller::default(), ROOT, format!("{number}").as_bytes(), 0o644, 0).unwrap();
+    }
+    fs.shutdown().unwrap();
+    drop(fs);
+    Fs::open(parts(&world, 3), Options::default()).unwrap().0
+}
+
+/// Takes numbers until the table has grown.
+fn take_all(fs: &Fs) -> Vec<Ino> {
+    let blocks = fs.table.blocks();
+    let mut claims = Vec::new();
+    while fs.table.blocks() == blocks {
+        claims.push(fs.table.take(&fs.region).unwrap());
+    }
+    claims.iter().map(|claim| claim.ino).collect()
+}
+
+#[test]
+fn a_number_taken_but_not_committed_is_not_found_free_in_its_block() {
+    let fs = opened(100);
+    let ino = fs.lookup(ROOT, b"70", false).unwrap().ino;
+    fs.unlink(ROOT, b"70").unwrap();
+    let taken = fs.table.take(&fs.region).unwrap();
+    assert_eq!(taken.ino, ino, "the last one freed is the first one taken");
+    assert!(!take_all(&fs).contains(&ino), "given out twice");
+    drop(taken);
+    assert!(take_all(&fs).contains(&ino), "free again");
+}
+
+#[test]
+fn a_number_freed_but_not_given_back_is_not_found_free_in_its_block() {
+    let fs = opened(100);
+    let ino = fs.lookup(ROOT, b"70", false).unwrap().ino;
+    let generation = fs.load(ino).unwrap().generation;
+    let claim = fs.table.freeing(ino, generation);
+    let mut tx = fs.region.begin();
+    fs.store_free(&mut tx, ino, generation).unwrap();
+    tx.commit().unwrap();
+    assert!(!take_all(&fs).contains(&ino), "given out before its user let go of it");
+    claim.give_back();
+    assert!(take_all(&fs).contains(&ino));
+}
+
+#[test]
+fn numbers_of_a_new_block_are_not_found_again_when_the_search_reaches_it() {
+    // More full blocks than one search looks through: the table grows before it has seen them all.
+    let fs = opened(SCAN_BLOCKS * INODES_PER_BLOCK * 2);
+    let mut claims: Vec<Claim<'_>> = (0..200).map(|_| fs.table.take(&fs.region).unwrap()).collect();
+    let mut numbers: Vec<Ino> = claims.iter().map(|claim| claim.ino).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    assert_eq!(numbers.len(), claims.len());
+    claims.clear();
+}
