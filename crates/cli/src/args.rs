@@ -6,7 +6,12 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use shoal_nbd::Listen;
+use shoal_netram::donor::Compression;
 
+use crate::device::Description;
+use crate::donate::Allow;
+use crate::lab::LabArgs;
 use crate::memory::MemoryChoice;
 use crate::size::Size;
 
@@ -43,8 +48,19 @@ pub enum Command {
     Check(CheckArgs),
     /// Show how one file is stored
     Inspect(InspectArgs),
+    /// Export a block device to NBD clients: a file, or a network RAM disk
+    Serve(ServeArgs),
+    /// Show a served device, or a store's bulk device: donors, redundancy, rebuild
+    Status(StatusArgs),
+    /// Change the donors of a network RAM disk that is served
+    #[command(subcommand)]
+    Donor(DonorCommand),
     /// Measure small and large file operations in a directory of any file system
     Bench(BenchArgs),
+    /// Lend this machine's idle memory to others, over NBD
+    Donate(DonateArgs),
+    /// Run the papers' experiments and print their figures beside ours
+    Lab(LabArgs),
     /// Write the manual pages into a directory
     #[command(hide = true)]
     Man { directory: PathBuf },
@@ -56,7 +72,9 @@ pub enum Command {
 #[command(after_help = "Examples:\n  \
     shoal format /srv/store\n  \
     shoal format --memory-size 4G --bulk-size 100G /srv/store\n  \
-    shoal format --memory battery=/dev/shm/store.region --bulk none /srv/store")]
+    shoal format --memory battery=/dev/shm/store.region --bulk none /srv/store\n  \
+    shoal format --bulk nbd://server/disk /srv/store\n  \
+    shoal format --bulk 'netram:hosta:7000,hostb:7000,hostc:7000?policy=adaptive' /srv/store")]
 pub struct FormatArgs {
     /// Directory that will be the store; made if it does not exist
     pub store: PathBuf,
@@ -69,8 +87,11 @@ pub struct FormatArgs {
     /// Most that metadata and small files may take; a limit, nothing is set aside [default: half of the machine's memory]
     #[arg(long, value_name = "SIZE")]
     pub memory_size: Option<Size>,
-    /// Where the data of large files goes: `file:PATH` (a file or a block device) or `none` [default: a file in the store]
-    #[arg(long, value_name = "BULK")]
+    /// Where the data of large files goes [default: a file in the store]
+    ///
+    /// file:PATH: a file or a block device. nbd://HOST/NAME, nbd+unix:///NAME?socket=PATH: an NBD server.
+    /// netram:DONOR,DONOR,...?OPTIONS: the memory of other machines. none: nowhere, there are no large files.
+    #[arg(long, value_name = "BULK", verbatim_doc_comment)]
     pub bulk: Option<BulkChoice>,
     /// Size of the bulk storage [default: the size of the file system or device that holds it]
     #[arg(long, value_name = "SIZE")]
@@ -91,6 +112,8 @@ pub struct FormatArgs {
 pub enum BulkChoice {
     None,
     File(PathBuf),
+    /// An NBD server or a network RAM disk.
+    Device(Description),
 }
 
 impl std::str::FromStr for BulkChoice {
@@ -100,7 +123,8 @@ impl std::str::FromStr for BulkChoice {
         match text.split_once(':') {
             None if text == "none" => Ok(BulkChoice::None),
             Some(("file", path)) if !path.is_empty() => Ok(BulkChoice::File(path.into())),
-            _ => Err("write `file:PATH` or `none`".into()),
+            Some(("nbd" | "nbds" | "nbd+unix" | "nbds+unix" | "netram", _)) => text.parse().map(BulkChoice::Device),
+            _ => Err("write `file:PATH`, an NBD URI, `netram:...` or `none`".into()),
         }
     }
 }
@@ -193,6 +217,80 @@ pub struct InspectArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
+    shoal serve file:/srv/disk --nbd unix:/run/disk.sock\n  \
+    shoal serve 'netram:hosta:7000,hostb:7000,hostc:7000?policy=adaptive' --nbd 127.0.0.1:10809 --name ram\n\n\
+    Options of a network RAM disk, after a `?` and with `&` between them:\n  \
+    policy=none|cached|mirrored|basic|logging|caching|adaptive   default adaptive\n  \
+    parity=N         donors that may be lost at the same time (1)\n  \
+    streams=N        caches for streams of consecutive blocks (2)\n  \
+    buffer=N         blocks collected for a donor before they are sent (8)\n  \
+    block=SIZE       unit of placement (4K)\n  \
+    width=N          donors a group spreads over, parity included (all)\n  \
+    spare=PERCENT    room for cleaning (20)\n  \
+    size=SIZE        size of the disk (what the donors hold)\n  \
+    timeout=MS       what waits in a cache is sent after so long (1000); 0: when the cache is full\n  \
+    dedicated-parity=yes, idle-cleaning=no\n  \
+    name=NAME, secret=FILE   what donors know this client by\n  \
+    tls-certificates=DIR     talk to donors through TLS\n  \
+    lost-after=SECONDS       a donor that is away so long is lost (5)\n  \
+    new=yes          make a new disk, whatever the donors hold")]
+pub struct ServeArgs {
+    /// `file:PATH`, an NBD URI, or `netram:DONOR,DONOR,...?OPTIONS`; a donor is `unix:PATH`, `HOST:PORT` or an NBD URI
+    pub device: String,
+    /// Where to listen: `unix:PATH` or `HOST:PORT`
+    #[arg(long, value_name = "ADDRESS")]
+    pub nbd: Listen,
+    /// Name of the export; it is the default one under any name
+    #[arg(long, value_name = "EXPORT", default_value = "")]
+    pub name: String,
+    /// Directory of server-cert.pem and server-key.pem: TLS for every client, with ca-cert.pem also their certificates
+    #[arg(long, value_name = "DIR")]
+    pub tls_certificates: Option<PathBuf>,
+    /// Listen beyond this machine without TLS
+    #[arg(long)]
+    pub insecure: bool,
+    /// Refuse writes
+    #[arg(long)]
+    pub read_only: bool,
+    /// Say as JSON where it is served
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    shoal status unix:/run/disk.sock\n  \
+    shoal status --json /mnt")]
+pub struct StatusArgs {
+    /// What `shoal serve --nbd` was given on this machine, or a mounted store
+    #[arg(value_name = "ADDRESS|STORE|MOUNTPOINT")]
+    pub server: String,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum DonorCommand {
+    /// Take a donor into the disk; its memory is overwritten
+    Add(DonorArgs),
+    /// Move everything off a donor, then use it no more
+    Drain(DonorArgs),
+    /// Give up a donor at once, and rebuild what it held
+    Lost(DonorArgs),
+}
+
+#[derive(Debug, Args)]
+pub struct DonorArgs {
+    /// What `shoal serve --nbd` was given on this machine, or a mounted store
+    #[arg(value_name = "ADDRESS|STORE|MOUNTPOINT")]
+    pub server: String,
+    /// `unix:PATH`, `HOST:PORT` or an NBD URI, as `shoal status` names it
+    pub donor: String,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
     shoal bench /mnt\n  \
     shoal bench --files 1000 --threads 1,4 --fsync /mnt\n\n\
     All files are made in a new directory below DIR, which is removed at the end.")]
@@ -221,6 +319,55 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
     /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    shoal donate --memory 4G --listen unix:/run/shoal-donor\n  \
+    shoal donate --memory 16G --area-size 4G --listen 127.0.0.1:10809 --compress lz4\n  \
+    shoal donate --memory 8G --listen 0.0.0.0:10809 --tls-certificates /etc/shoal/tls --allow db:/etc/shoal/db.secret\n\n\
+    Clients ask for the export NAME, or NAME:SECRET where the name has a secret; without a name they get `default`.\n\
+    The metadata context shoal:pressure is 1 while this machine needs its memory itself.\n\
+    Stays in the foreground and logs to standard error (SHOAL_LOG=debug makes it talkative); SIGTERM ends it, and\n\
+    everything lent is zeroed.")]
+pub struct DonateArgs {
+    /// Memory lent at most, to all clients together; taken as it is written, not before
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Size,
+    /// Where clients connect: `unix:PATH` or `HOST:PORT`; beyond this machine only with TLS, or --insecure
+    #[arg(long, value_name = "ADDRESS")]
+    pub listen: Listen,
+    /// What each name gets [default: all of the memory, for one name at a time]
+    #[arg(long, value_name = "SIZE")]
+    pub area_size: Option<Size>,
+    /// A name that may borrow, and a file whose first line is its secret; may be repeated [default: any name may]
+    #[arg(long, value_name = "NAME[:SECRET_FILE]")]
+    pub allow: Vec<Allow>,
+    /// Compress what was not written for a while: `none`, `lz4` or `zstd`
+    #[arg(long, value_name = "HOW", default_value = "none")]
+    pub compress: Compression,
+    /// What "a while" is; under memory pressure it is none
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub compress_after: u32,
+    /// How long a client's memory is kept after its last connection
+    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    pub keep: u64,
+    /// Require TLS, with the server-cert.pem and server-key.pem in this directory; with a ca-cert.pem in it clients
+    /// must show a certificate signed by it
+    #[arg(long, value_name = "DIR")]
+    pub tls_certificates: Option<PathBuf>,
+    /// Listen beyond this machine without TLS
+    #[arg(long)]
+    pub insecure: bool,
+    /// Memory pressure begins when less than this is available (percent)
+    #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = crate::donate::percent)]
+    pub low_memory: f64,
+    /// Memory pressure begins when tasks stood still for want of memory for more than this (percent of ten seconds)
+    #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = crate::donate::percent)]
+    pub memory_stall: f64,
+    /// Tell in JSON, on one line, when it is ready
     #[arg(long)]
     pub json: bool,
 }
@@ -279,7 +426,14 @@ mod tests {
 
     #[test]
     fn wrong_values_are_refused_with_code_2() {
-        for line in ["shoal format --bulk disk /s", "shoal format --memory ram /s", "shoal format --bulk file: /s"] {
+        for line in [
+            "shoal format --bulk netram:a:1 /s",
+            "shoal format --bulk nbd:/s /s",
+            "shoal serve file:/s",
+            "shoal format --bulk disk /s",
+            "shoal format --memory ram /s",
+            "shoal format --bulk file: /s",
+        ] {
             let error = Cli::try_parse_from(line.split_whitespace()).unwrap_err();
             assert_eq!(error.exit_code(), 2, "{line}");
         }
@@ -291,6 +445,19 @@ mod tests {
         assert!(helper.sloppy && helper.verbose && !helper.fake);
         assert_eq!(helper.options, ["ro,x-a", "noexec"]);
         MountHelper::parse_from(["mount.fuse.shoal", "/s", "/m", "-f", "-n", "-t", "fuse.shoal"]);
+    }
+
+    #[test]
+    fn donate_takes_its_defaults_and_every_option() {
+        let line = "shoal donate --memory 1G --listen unix:/s";
+        let Command::Donate(args) = Cli::parse_from(line.split_whitespace()).command else { panic!() };
+        assert_eq!((args.memory, args.area_size, args.keep), (Size(1 << 30), None, 600));
+        assert_eq!((args.compress, args.low_memory, args.memory_stall), (Compression::None, 5.0, 10.0));
+        let line = "shoal donate --memory 1G --listen 127.0.0.1:7 --area-size 1M --allow a --allow b:/f --compress zstd \
+                    --compress-after 1 --keep 2 --tls-certificates /t --insecure --low-memory 3 --memory-stall 4 --json";
+        let Command::Donate(args) = Cli::parse_from(line.split_whitespace()).command else { panic!() };
+        assert_eq!((args.allow.len(), args.compress, args.low_memory), (2, Compression::Zstd, 3.0));
+        assert!(args.insecure && args.json);
     }
 
     #[test]

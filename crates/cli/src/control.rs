@@ -1,9 +1,11 @@
-//! The daemon's control socket, `STORE/control`: one JSON line asks, one JSON line answers.
+//! A server's control socket (`STORE/control` of a mount's daemon): one JSON line asks, one JSON line answers.
 //!
-//! For what only the process that has the store open can tell: `df` and `inspect` of a mounted store. The socket is for
-//! the store's owner alone. Its path is taken relative to the open directory, because the address of a UNIX
-//! socket holds 108 bytes and a store may lie deeper. Nothing here changes the store.
+//! For what only the process that has the store or device open can tell: `df` and `inspect` of a mounted store, the
+//! `status` of its bulk device or of a served one, and changes of a network RAM disk's donors. The socket is for the
+//! owner alone. Its path is taken relative to the open directory, because the address of a UNIX socket holds 108 bytes
+//! and a store may lie deeper. Nothing here changes a store.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
@@ -30,6 +32,21 @@ pub enum Question {
     Inspect {
         path: Vec<u8>,
     },
+    /// Of the device.
+    Status,
+    /// A change of a network RAM disk.
+    Donor {
+        change: DonorChange,
+        donor: String,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DonorChange {
+    Add,
+    Drain,
+    Lost,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -39,16 +56,21 @@ pub enum Answer {
     Error(String),
 }
 
-/// Opens the socket and answers in a thread of its own until the process ends.
+/// Opens the socket of a store and answers in a thread of its own until the process ends.
 pub fn serve(directory: &Path, answer: impl Fn(Question) -> Answer + Send + 'static) -> io::Result<()> {
-    let path = directory.join(NAME);
-    match fs::remove_file(&path) {
+    serve_at(&directory.join(NAME), answer)
+}
+
+/// The same with a name of its own.
+pub fn serve_at(path: &Path, answer: impl Fn(Question) -> Answer + Send + 'static) -> io::Result<()> {
+    let (directory, name) = parts(path)?;
+    match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
     let opened = File::open(directory)?;
-    let listener = UnixListener::bind(short_path(&opened))?;
-    fs::set_permissions(&path, Permissions::from_mode(0o600))?;
+    let listener = UnixListener::bind(short_path(&opened, name))?;
+    fs::set_permissions(path, Permissions::from_mode(0o600))?;
     std::thread::Builder::new().name("control".into()).spawn(move || {
         for stream in listener.incoming().flatten() {
             if let Err(error) = converse(stream, &answer) {
@@ -62,7 +84,11 @@ pub fn serve(directory: &Path, answer: impl Fn(Question) -> Answer + Send + 'sta
 /// Takes the socket away.
 pub fn remove(directory: &Path) {
     // A socket that stays behind refuses connections, which means the same.
-    let _ = fs::remove_file(directory.join(NAME));
+    remove_at(&directory.join(NAME));
+}
+
+pub fn remove_at(path: &Path) {
+    let _ = fs::remove_file(path);
 }
 
 fn converse(stream: UnixStream, answer: &impl Fn(Question) -> Answer) -> io::Result<()> {
@@ -81,14 +107,23 @@ fn converse(stream: UnixStream, answer: &impl Fn(Question) -> Answer) -> io::Res
 
 /// Asks the daemon of a store; `None` when there is none.
 pub fn ask(directory: &Path, question: &Question) -> Outcome<Option<serde_json::Value>> {
-    let what = format!("daemon of {}", directory.display());
-    let connected = File::open(directory).and_then(|opened| UnixStream::connect(short_path(&opened)));
+    ask_at(&directory.join(NAME), &format!("daemon of {}", directory.display()), question)
+}
+
+/// Asks whoever answers at `path`; `what` names it.
+pub fn ask_at(path: &Path, what: &str, question: &Question) -> Outcome<Option<serde_json::Value>> {
+    let connect = || {
+        let (directory, name) = parts(path)?;
+        let opened = File::open(directory)?;
+        UnixStream::connect(short_path(&opened, name))
+    };
+    let connected = connect();
     let stream = match connected {
         Ok(stream) => stream,
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
             return Ok(None);
         }
-        Err(error) => return Err(Failure::new(what, error).remedy("ask as the user who mounted the store, or as root")),
+        Err(error) => return Err(Failure::new(what, error).remedy("ask as the user who started it, or as root")),
     };
     let mut line = String::new();
     let mut exchange = || -> io::Result<()> {
@@ -98,15 +133,21 @@ pub fn ask(directory: &Path, question: &Question) -> Outcome<Option<serde_json::
         (&stream).write_all(text.as_bytes())?;
         BufReader::new(&stream).read_line(&mut line).map(drop)
     };
-    exchange().during(&what)?;
-    match serde_json::from_str(&line).during(&what)? {
+    exchange().during(what)?;
+    match serde_json::from_str(&line).during(what)? {
         Answer::Ok(value) => Ok(Some(value)),
         Answer::Error(error) => Err(Failure::told(error)),
     }
 }
 
-fn short_path(directory: &File) -> PathBuf {
-    format!("/proc/self/fd/{}/{NAME}", directory.as_raw_fd()).into()
+fn parts(path: &Path) -> io::Result<(&Path, &OsStr)> {
+    let directory = path.parent().map(|parent| if parent.as_os_str().is_empty() { Path::new(".") } else { parent });
+    let wrong = || io::Error::new(io::ErrorKind::InvalidInput, "names no file");
+    directory.zip(path.file_name()).ok_or_else(wrong)
+}
+
+fn short_path(directory: &File, name: &OsStr) -> PathBuf {
+    Path::new(&format!("/proc/self/fd/{}", directory.as_raw_fd())).join(name)
 }
 
 #[cfg(test)]
@@ -122,6 +163,7 @@ mod tests {
         let answer = |question| match question {
             Question::Df => Answer::Ok(serde_json::json!({"x": 1})),
             Question::Inspect { path } => Answer::Error(format!("no {path:?}")),
+            other => Answer::Error(format!("no {other:?}")),
         };
         serve(&deep, answer).unwrap();
         assert_eq!(fs::metadata(deep.join(NAME)).unwrap().permissions().mode() & 0o777, 0o600);
@@ -141,13 +183,13 @@ mod tests {
         serve(dir.path(), |_| Answer::Ok(serde_json::json!(1))).unwrap();
         let opened = File::open(dir.path()).unwrap();
         for nonsense in ["\n", "{\"ask\":\"rm\"}\n", "\u{0}\u{1}\n"] {
-            let mut stream = UnixStream::connect(short_path(&opened)).unwrap();
+            let mut stream = UnixStream::connect(short_path(&opened, OsStr::new(NAME))).unwrap();
             stream.write_all(nonsense.as_bytes()).unwrap();
             let mut line = String::new();
             stream.read_to_string(&mut line).unwrap();
             assert!(line.contains("not understood"), "{line}");
         }
-        drop(UnixStream::connect(short_path(&opened)).unwrap());
+        drop(UnixStream::connect(short_path(&opened, OsStr::new(NAME))).unwrap());
         assert!(ask(dir.path(), &Question::Df).unwrap().is_some());
     }
 }

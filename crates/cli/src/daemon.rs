@@ -20,7 +20,9 @@ use tracing_subscriber::EnvFilter;
 use crate::control::{self, Answer, Question};
 use crate::failure::{During, Failure, Outcome};
 use crate::mount::{Message, Ready, Recovered};
-use crate::store::Store;
+use crate::open_device::Device;
+use crate::status::Report;
+use crate::store::{self, BulkPlace, Description, Store};
 use crate::{df, inspect};
 
 /// After umount(8) the daemon before this one may still be writing; a store with much to write takes a while.
@@ -104,6 +106,7 @@ pub fn serve(
         description: store.description.clone(),
         mountpoint: mountpoint.to_path_buf(),
         survives_power_loss: media.survives_power_loss,
+        bulk: media.bulk.clone(),
     };
     let report = Ready {
         store: store.directory.display().to_string(),
@@ -141,9 +144,10 @@ pub fn serve(
 struct Asked {
     fs: Arc<Fs>,
     directory: PathBuf,
-    description: crate::store::Description,
+    description: Description,
     mountpoint: PathBuf,
     survives_power_loss: bool,
+    bulk: Option<Arc<Device>>,
 }
 
 impl Asked {
@@ -161,6 +165,20 @@ impl Asked {
             }
             Question::Inspect { path } => inspect::report(&self.fs, Path::new(OsStr::from_bytes(&path)))
                 .and_then(|report| serde_json::to_value(report).during("report")),
+            Question::Status => {
+                let store = Some(self.directory.display().to_string());
+                let device = self.bulk.as_ref().map(|bulk| bulk.report());
+                serde_json::to_value(Report { export: None, store, device }).during("report")
+            }
+            Question::Donor { change, donor } => match &self.bulk {
+                Some(bulk) => bulk.change(change, &donor).and_then(|done| {
+                    // The next mount needs the new donor, too.
+                    let place = Some(BulkPlace::Device(bulk.description().to_string()));
+                    let description = Description { bulk: place, ..self.description.clone() };
+                    store::write_description(&self.directory, &description).map(|()| done.into())
+                }),
+                None => Err(Failure::new(self.directory.display(), "has no bulk storage")),
+            },
         };
         match answered {
             Ok(value) => Answer::Ok(value),
@@ -169,7 +187,7 @@ impl Asked {
     }
 }
 
-fn start_log() {
+pub fn start_log() {
     let filter = EnvFilter::try_from_env("SHOAL_LOG").unwrap_or_else(|_| EnvFilter::new("info,fuser=error"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
     // A log that is there already is as good.

@@ -14,7 +14,7 @@ use crate::failure::{During, Outcome};
 use crate::memory::{LossBounds, kind_name, loss_bounds};
 use crate::place;
 use crate::size::human;
-use crate::store::{self, Description, Store};
+use crate::store::{self, BulkPlace, Description, Store};
 
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
@@ -93,7 +93,10 @@ pub fn report(
     let memory_size = usage.region_bytes - usage.region_fixed;
     let bulk = description.bulk.as_ref().map(|bulk| Tier {
         holds: "data of large files".into(),
-        place: directory.join(&bulk.file).display().to_string(),
+        place: match bulk {
+            BulkPlace::File(file) => directory.join(file).display().to_string(),
+            BulkPlace::Device(text) => text.clone(),
+        },
         size_bytes: usage.bulk_bytes,
         used_bytes: usage.bulk_used,
         free_bytes: usage.bulk_free,

@@ -34,6 +34,12 @@ impl Failure {
         Failure { what: String::new(), cause: line.to_string().into(), remedy: None, code: EXIT_FAILED }
     }
 
+    /// Puts a word before the object: "bulk storage" of a device.
+    pub fn within(mut self, what: &str) -> Failure {
+        self.what = if self.what.is_empty() { what.into() } else { format!("{what}: {}", self.what) };
+        self
+    }
+
     pub fn remedy(mut self, remedy: impl Into<String>) -> Failure {
         self.remedy = Some(remedy.into());
         self

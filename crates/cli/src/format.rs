@@ -7,6 +7,7 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
@@ -16,8 +17,10 @@ use shoal_fs::{FormatOptions, Fs};
 use shoal_host::FileDevice;
 
 use crate::args::{BulkChoice, FormatArgs};
+use crate::device;
 use crate::failure::{During, Failure, Outcome};
 use crate::memory::kind_name;
+use crate::open_device::{self, Device, Opening};
 use crate::size::{Size, human};
 use crate::store::{self, BulkPlace, Description};
 
@@ -64,8 +67,28 @@ pub fn run(args: &FormatArgs) -> Outcome<()> {
             fs::metadata(parent).during(format_args!("bulk storage {}", path.display()))?;
         }
     }
+    let device = match &args.bulk {
+        Some(BulkChoice::Device(description)) => Some(Arc::new(open_empty(description, args)?)),
+        _ => None,
+    };
     let (directory, lock) = store::prepare_directory(&args.store, args.force)?;
-    let (bulk, bulk_bytes) = prepare_bulk(&directory, args)?;
+    let (bulk, bulk_bytes) = match &device {
+        Some(device) => elsewhere(device, args)?,
+        None => prepare_bulk(&directory, args)?,
+    };
+    let bulk_text = match &bulk {
+        None => None,
+        Some(BulkPlace::File(file)) => Some(directory.join(file).display().to_string()),
+        Some(BulkPlace::Device(text)) => Some(text.clone()),
+    };
+    let device = match (device, &bulk) {
+        (None, Some(BulkPlace::File(file))) => {
+            let description = device::Description::File(directory.join(file));
+            let opened = open_device::open(&description, Opening::MustExist);
+            Some(Arc::new(opened.map_err(|failure| failure.within("bulk storage"))?))
+        }
+        (device, _) => device,
+    };
     let uuid = new_uuid()?;
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
     let geometry = Geometry {
@@ -81,7 +104,7 @@ pub fn run(args: &FormatArgs) -> Outcome<()> {
     let superblock = Superblock::layout(geometry)
         .map_err(|error| Failure::new("layout", error).remedy("raise --memory-size or lower --bulk-size"))?;
     let description = Description { version: 1, uuid: store::uuid_text(&uuid), memory, bulk };
-    let media = store::create_media(&directory, &description, &superblock)?;
+    let media = store::create_media(&directory, &description, &superblock, device)?;
     let options = FormatOptions {
         geometry,
         root_mode: 0o755,
@@ -95,7 +118,7 @@ pub fn run(args: &FormatArgs) -> Outcome<()> {
     });
     let store = store::Store::assemble(directory, description, lock);
     let report = Report {
-        bulk: store.bulk_path().map(|path| path.display().to_string()),
+        bulk: bulk_text,
         store: store.directory.display().to_string(),
         uuid: store.description.uuid,
         memory: kind_name(store.description.memory.kind()),
@@ -149,7 +172,7 @@ fn new_uuid() -> Outcome<[u8; 16]> {
 /// Makes or opens what will hold large files; its place as the description names it, and its usable size.
 fn prepare_bulk(directory: &Path, args: &FormatArgs) -> Outcome<(Option<BulkPlace>, u64)> {
     let file = match &args.bulk {
-        Some(BulkChoice::None) => return Ok((None, 0)),
+        Some(BulkChoice::None | BulkChoice::Device(_)) => return Ok((None, 0)),
         None => PathBuf::from(store::BULK),
         Some(BulkChoice::File(path)) => {
             let path = std::path::absolute(path).during(path.display())?;
@@ -184,7 +207,40 @@ fn prepare_bulk(directory: &Path, args: &FormatArgs) -> Outcome<(Option<BulkPlac
     if bytes == 0 {
         return Err(Failure::new("--bulk-size", "smaller than one block of 64 KiB").remedy("use --bulk none").code(2));
     }
-    Ok((Some(BulkPlace { file }), bytes))
+    Ok((Some(BulkPlace::File(file)), bytes))
+}
+
+/// Opens a device elsewhere; one that holds something is not overwritten by mistake.
+fn open_empty(description: &device::Description, args: &FormatArgs) -> Outcome<Device> {
+    let description = description.clone().absolute().during("--bulk")?;
+    let opened = open_device::open(&description, Opening::MayCreate);
+    let device = opened.map_err(|failure| failure.within("bulk storage"))?;
+    let block_device = device.block_device();
+    let bytes = block_device.geometry().bytes;
+    let mut start = vec![0; bytes.min(1 << 20) as usize];
+    let read = shoal_media::read(block_device.as_ref(), 0, &mut start);
+    read.during("bulk storage")?;
+    if !args.force && start.iter().any(|byte| *byte != 0) {
+        return Err(Failure::new(description, "the device is not empty").remedy("add --force to overwrite it"));
+    }
+    // A hint: what an earlier user left there takes no room any more.
+    let _ = shoal_media::trim(block_device.as_ref(), 0, bytes);
+    Ok(device)
+}
+
+/// Place and usable size of a device elsewhere.
+fn elsewhere(device: &Device, args: &FormatArgs) -> Outcome<(Option<BulkPlace>, u64)> {
+    let found = device.block_device().geometry().bytes;
+    let wanted = args.bulk_size.map_or(found, |size| size.0);
+    if wanted > found {
+        let cause = format!("{} is more than {} has ({})", human(wanted), device.description(), human(found));
+        return Err(Failure::new("--bulk-size", cause).code(2));
+    }
+    let bytes = wanted / BULK_BLOCK * BULK_BLOCK;
+    if bytes == 0 {
+        return Err(Failure::new("bulk storage", "smaller than one block of 64 KiB").remedy("use --bulk none").code(2));
+    }
+    Ok((Some(BulkPlace::Device(device.description().to_string())), bytes))
 }
 
 /// A block device that is mounted, or that holds something, is not overwritten by mistake.

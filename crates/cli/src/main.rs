@@ -3,7 +3,9 @@
 //! | module | owns |
 //! |---|---|
 //! | `args`, `mount_options`, `size`, `memory` | what can be said on the command line |
-//! | `format`, `mount`, `umount`, `df`, `check`, `inspect`, `bench`, `pages` | one command each |
+//! | `format`, `mount`, `umount`, `df`, `check`, `inspect`, `bench`, `donate`, `lab`, `pages` | one command each |
+//! | `serve`, `status` | a block device for NBD clients, and how it is; a network RAM disk's donors |
+//! | `device`, `open_device`, `nbd_link`, `netram_disk` | what devices are called, and putting them together |
 //! | `daemon`, `control` | the process that serves a mount, and its socket |
 //! | `store`, `place` | the store's directory, and finding it |
 //! | `failure`, `progress` | how commands fail, and how they pass the time |
@@ -18,17 +20,25 @@ mod bench;
 mod check;
 mod control;
 mod daemon;
+mod device;
 mod df;
+mod donate;
 mod failure;
 mod format;
 mod inspect;
+mod lab;
 mod memory;
 mod mount;
 mod mount_options;
+mod nbd_link;
+mod netram_disk;
+mod open_device;
 mod pages;
 mod place;
 mod progress;
+mod serve;
 mod size;
+mod status;
 mod store;
 mod umount;
 
@@ -88,7 +98,12 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Df(args) => df::run(args)?,
         Command::Check(args) => return check::run(args),
         Command::Inspect(args) => inspect::run(args)?,
+        Command::Serve(args) => serve::run(args)?,
+        Command::Status(args) => status::run(args)?,
+        Command::Donor(command) => status::run_donor(command)?,
         Command::Bench(args) => bench::run(args)?,
+        Command::Donate(args) => donate::run(args)?,
+        Command::Lab(args) => lab::run(args)?,
         Command::Man { directory } => pages::write_manual(directory)?,
         Command::Completions { shell } => pages::print_completions(*shell)?,
     }

@@ -45,7 +45,7 @@ mod tests {
     fn every_command_has_a_page_with_its_options() {
         let dir = tempfile::tempdir().unwrap();
         write_manual(dir.path()).unwrap();
-        for name in ["format", "mount", "umount", "df", "check", "inspect", "bench"] {
+        for name in ["format", "mount", "umount", "df", "check", "inspect", "bench", "donate", "serve", "status"] {
             let page = fs::read_to_string(dir.path().join(format!("shoal-{name}.1"))).unwrap();
             assert!(page.contains("json"), "{name}");
             assert!(page.contains("SYNOPSIS"), "{name}");

@@ -22,14 +22,14 @@ use serde::{Deserialize, Serialize};
 use shoal_format::PAGE;
 use shoal_format::superblock::{SUPERBLOCK_AT, Superblock};
 use shoal_fs::{Fs, Options, Parts};
-use shoal_host::{
-    FileDevice, HostImage, PrivateMap, SEGMENT_BYTES, SegmentLog, SharedKind, SharedMap, StoreLock, SystemClock,
-};
-use shoal_media::{BlockDevice, ImageFile, LogDevice, PersistentMemory};
+use shoal_host::{HostImage, PrivateMap, SEGMENT_BYTES, SegmentLog, SharedKind, SharedMap, StoreLock, SystemClock};
+use shoal_media::{ImageFile, LogDevice, PersistentMemory};
 use shoal_region::Recovery;
 
+use crate::device;
 use crate::failure::{During, Failure, Outcome};
 use crate::memory::MemoryChoice;
+use crate::open_device::{self, Device, Opening};
 use crate::place;
 
 pub const DESCRIPTION: &str = "shoal.json";
@@ -55,9 +55,12 @@ pub struct Description {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BulkPlace {
+#[serde(rename_all = "lowercase")]
+pub enum BulkPlace {
     /// A file or a block device; relative to the store's directory.
-    pub file: PathBuf,
+    File(PathBuf),
+    /// An NBD server or a network RAM disk, as `--bulk` had it.
+    Device(String),
 }
 
 /// A store that nobody else uses while this value lives.
@@ -70,6 +73,8 @@ pub struct Store {
 /// A store's media, opened.
 pub struct Media {
     pub parts: Parts,
+    /// Bulk storage, if there is any.
+    pub bulk: Option<Arc<Device>>,
     /// `dax` memory whose file system refuses MAP_SYNC.
     pub survives_power_loss: bool,
 }
@@ -177,8 +182,10 @@ impl Store {
                 }
             };
         let region = region_parts(memory, log, images)?;
-        let parts = Parts { region, bulk: self.open_bulk()?, clock: Arc::new(SystemClock::new()) };
-        Ok(Media { parts, survives_power_loss })
+        let bulk = self.open_bulk()?.map(Arc::new);
+        let device = bulk.as_ref().map(|bulk| bulk.block_device());
+        let parts = Parts { region, bulk: device, clock: Arc::new(SystemClock::new()) };
+        Ok(Media { parts, bulk, survives_power_loss })
     }
 
     /// Brings a `battery` region back from its saved image, after its memory lost power.
@@ -209,20 +216,37 @@ impl Store {
         self.directory.join(LOG)
     }
 
+    /// The file or block device of the bulk storage, where it is one.
     pub fn bulk_path(&self) -> Option<PathBuf> {
-        self.description.bulk.as_ref().map(|bulk| self.directory.join(&bulk.file))
+        match &self.description.bulk {
+            Some(BulkPlace::File(file)) => Some(self.directory.join(file)),
+            Some(BulkPlace::Device(_)) | None => None,
+        }
     }
 
-    pub fn open_bulk(&self) -> Outcome<Option<Arc<dyn BlockDevice>>> {
-        match self.bulk_path() {
-            None => Ok(None),
-            Some(path) => {
-                let opened = FileDevice::open(&path).during("bulk storage");
-                let remedy =
-                    || format!("bring it back, or correct `bulk` in {}/{DESCRIPTION}", self.directory.display());
-                Ok(Some(Arc::new(opened.map_err(|failure| failure.remedy(remedy()))?)))
-            }
+    /// Size of the bulk storage where it is a file or a block device.
+    pub fn bulk_file_bytes(&self) -> Outcome<Option<u64>> {
+        if self.bulk_path().is_none() {
+            return Ok(None);
         }
+        Ok(self.open_bulk()?.map(|bulk| bulk.block_device().geometry().bytes))
+    }
+
+    fn open_bulk(&self) -> Outcome<Option<Device>> {
+        let Some(place) = &self.description.bulk else { return Ok(None) };
+        let file = format!("{}/{DESCRIPTION}", self.directory.display());
+        let (description, remedy) = match place {
+            BulkPlace::File(_) => {
+                let path = self.bulk_path().unwrap_or_default();
+                (device::Description::File(path), format!("bring it back, or correct `bulk` in {file}"))
+            }
+            BulkPlace::Device(text) => {
+                let parsed = text.parse().map_err(|error: String| Failure::new(&file, error))?;
+                (parsed, format!("start its server again, or correct `bulk` in {file}"))
+            }
+        };
+        let opened = open_device::open(&description, Opening::MustExist);
+        opened.map(Some).map_err(|failure| failure.within("bulk storage").remedy(remedy))
     }
 
     /// Notes that this process serves the store, in this boot of the machine.
@@ -291,7 +315,12 @@ fn region_parts(
 }
 
 /// Makes the media of a new store in an empty directory. The description is written by [`write_description`].
-pub fn create_media(directory: &Path, description: &Description, superblock: &Superblock) -> Outcome<Media> {
+pub fn create_media(
+    directory: &Path,
+    description: &Description,
+    superblock: &Superblock,
+    bulk: Option<Arc<Device>>,
+) -> Outcome<Media> {
     let region_bytes = superblock.region_bytes;
     let mut survives_power_loss = true;
     let images = || -> Outcome<[Arc<HostImage>; 2]> {
@@ -314,12 +343,10 @@ pub fn create_media(directory: &Path, description: &Description, superblock: &Su
             (Arc::new(memory), None, None)
         }
     };
-    let bulk: Option<Arc<dyn BlockDevice>> = match &description.bulk {
-        None => None,
-        Some(place) => Some(Arc::new(FileDevice::open(&directory.join(&place.file)).during("bulk storage")?)),
-    };
-    let parts = Parts { region: region_parts(memory, log, images)?, bulk, clock: Arc::new(SystemClock::new()) };
-    Ok(Media { parts, survives_power_loss })
+    let device = bulk.as_ref().map(|bulk| bulk.block_device());
+    let region = region_parts(memory, log, images)?;
+    let parts = Parts { region, bulk: device, clock: Arc::new(SystemClock::new()) };
+    Ok(Media { parts, bulk, survives_power_loss })
 }
 
 /// Makes the directory a store, at once or not at all.
@@ -414,7 +441,7 @@ mod tests {
             version: DESCRIPTION_VERSION,
             uuid: uuid_text(&[7; 16]),
             memory: MemoryChoice::Dax("/pmem/r".into()),
-            bulk: Some(BulkPlace { file: BULK.into() }),
+            bulk: Some(BulkPlace::File(BULK.into())),
         };
         write_description(dir.path(), &description).unwrap();
         assert_eq!(Store::describe(dir.path()).unwrap(), description);

@@ -1,4 +1,7 @@
 //! Tests of the inode table: no number is given out twice, whatever is half-way when blocks are looked through.
+//!
+//! The moments between a commit and what follows from it are made by hand: other threads are what takes, looks and frees
+//! there in life. Left out: the layout of records (`shoal-format`).
 
 use std::sync::Arc;
 

@@ -15,7 +15,7 @@ use crate::read;
 use crate::repair::donor_lost;
 use crate::state::{Location, State};
 use crate::task::{Core, Op};
-use crate::write::{join, send};
+use crate::write::{join, send, write_trims};
 
 /// Groups that should be free to open before a writer has to wait.
 const GROUPS_AHEAD: usize = 4;
@@ -56,7 +56,11 @@ impl State {
             memory.is_some_and(|memory| memory.unsafe_from != u64::MAX && !memory.abandoned && !memory.sending)
         };
         let waiting: Vec<u32> = self.in_memory.iter().copied().filter(waiting).collect();
-        if waiting.is_empty() {
+        if waiting.is_empty() && !self.trims.is_empty() && self.has_room_to_clean() {
+            // Groups that trims killed are freed when the trims are safe, and nobody may ever ask for a flush.
+            let core = core.clone();
+            self.schedule.spawn(async move { drop(write_trims(&core).await) });
+        } else if waiting.is_empty() {
             self.stuck = true;
         }
         for index in waiting {

@@ -454,6 +454,14 @@ impl State {
         self.donors.iter().filter(roomy).count() >= width
     }
 
+    /// Can the cleaner go on?
+    pub fn has_room_to_clean(&self) -> bool {
+        let width = (self.plan.data + self.plan.parity).min(self.active_donors());
+        let open = |donor: &&Donor| donor.state == DonorState::Active && !donor.free.is_empty();
+        self.caches[self.cleaning()].group.is_some()
+            || (width > self.plan.parity && self.donors.iter().filter(open).count() >= width)
+    }
+
     pub fn give_back(&mut self, member: Member) {
         let donor = &mut self.donors[member.donor as usize];
         if member.exists() && !donor.is_lost() {

@@ -18,6 +18,8 @@ use shoal_sim::Random;
 pub const SECTOR: usize = 512;
 /// After so much simulated time without an answer a request hangs.
 const HANG_NS: u64 = 120_000_000_000;
+/// Operations on donors in one life; thirty times what is usual.
+const FLIGHTS_MAX: u64 = 1_000_000;
 
 /// Memory somewhere, under a name that is never used twice.
 #[derive(Clone)]
@@ -153,6 +155,9 @@ impl World {
                         let due = (self.now + late).max(self.donors[donor].silent_until);
                         self.flights.insert((due, self.next_flight), Flight { ticket, donor, op });
                         self.next_flight += 1;
+                        if self.next_flight > FLIGHTS_MAX {
+                            return Err(Self::fault(format!("{FLIGHTS_MAX} operations in one life: work without end")));
+                        }
                     }
                     Action::Complete { ticket, result } => self.complete(ticket, result)?,
                 }
