@@ -13,7 +13,7 @@ use crate::api::{DonorOp, Purpose};
 use crate::planted::{Bug, is_planted};
 use crate::read;
 use crate::repair::donor_lost;
-use crate::state::{Location, State};
+use crate::state::{Location, Memory, State};
 use crate::task::{Core, Op};
 use crate::write::{join, send, write_trims};
 
@@ -29,7 +29,8 @@ impl State {
             return None;
         }
         let capacity = |index: u32| (self.groups[index as usize].data * self.plan.buffer) as u32;
-        let gains = || self.by_live.iter().copied().find(|&(live, index)| live < capacity(index));
+        let half_dead = || self.by_live.iter().copied().filter(|&(live, index)| live < capacity(index));
+        let gains = || half_dead().next().filter(|&(live, _)| self.gives_a_group(live, half_dead(), &capacity));
         let pays = |&(live, index): &(u32, u32)| live * 4 <= capacity(index) * 3;
         if !self.has_room(GROUPS_AHEAD) {
             // What is dead already is enough; it will be free when what took its place is safe.
@@ -44,13 +45,44 @@ impl State {
         if idle { gains().filter(pays).map(|(_, victim)| victim) } else { None }
     }
 
+    /// Would cleaning make room in the end? Not if all dead blocks together are less than a new group, unless the next victim's
+    /// live ones fit into the cleaner's open group: they would move about for ever.
+    fn gives_a_group(
+        &self,
+        live: u32,
+        half_dead: impl Iterator<Item = (u32, u32)>,
+        capacity: &impl Fn(u32) -> u32,
+    ) -> bool {
+        let slots = |data: usize| (data * self.plan.buffer) as u32;
+        let open = self.caches[self.cleaning()].group.map(|index| &self.groups[index as usize]);
+        let taken = |memory: &Memory| memory.lists.iter().map(Vec::len).sum::<usize>() as u32;
+        let room = open.and_then(|group| group.memory.as_ref().map(|memory| slots(group.data) - taken(memory)));
+        if room.is_some_and(|room| live <= room) {
+            return true;
+        }
+        let width = (self.plan.data + self.plan.parity).min(self.active_donors());
+        let wanted = slots(width.saturating_sub(self.plan.parity));
+        let mut dead = 0;
+        half_dead.map(|(live, index)| capacity(index) - live).any(|more| {
+            dead += more;
+            dead >= wanted
+        })
+    }
+
     /// Somebody waits for room and nothing is on its way: whether anything more can be done, sends what waits in caches, else
     /// says that there is no room. True if there is something to do now.
     pub fn unstick(&mut self, core: &Arc<Core>) -> bool {
+        let asked = std::mem::take(&mut self.asked);
         if !self.room_wanted || self.stuck || !self.schedule.is_quiet() {
             return false;
         }
         self.room_wanted = false;
+        if !asked {
+            // Who wanted room may have got it since: whoever still waits says so again.
+            self.asked = true;
+            self.wake();
+            return true;
+        }
         let waiting = |index: &u32| {
             let memory = self.groups[*index as usize].memory.as_ref();
             memory.is_some_and(|memory| memory.unsafe_from != u64::MAX && !memory.abandoned && !memory.sending)

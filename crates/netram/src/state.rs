@@ -185,6 +185,8 @@ pub(crate) struct State {
     pub last_request_ns: u64,
     /// Somebody found no room since this was last cleared.
     pub room_wanted: bool,
+    /// Whoever waits for room was asked again, with nothing on its way.
+    pub asked: bool,
     /// There is no room, and nothing on its way that would make some.
     pub stuck: bool,
     /// The map is complete: requests are served.
@@ -234,6 +236,7 @@ impl State {
             now_ns,
             last_request_ns: now_ns,
             room_wanted: false,
+            asked: false,
             stuck: false,
             ready: false,
             failure: None,

@@ -443,6 +443,8 @@ impl State {
         for block in first..end {
             self.lost_blocks.remove(&block);
             if self.unmap(block) {
+                // There may be something to clean now.
+                self.stuck = false;
                 run = match run {
                     Some(run) if run.first + run.count == block => {
                         Some(ram::TrimmedRange { count: run.count + 1, ..run })

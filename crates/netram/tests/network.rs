@@ -7,7 +7,7 @@
 
 mod world;
 
-use shoal_netram::DiskError;
+use shoal_netram::{Config, DiskError, Policy};
 use shoal_sim::Random;
 use world::storm::stormy;
 use world::{World, random_config};
@@ -51,6 +51,23 @@ fn without_faults_the_disk_behaves_like_memory() {
         reads += quiet(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
     println!("{reads} sectors read");
+}
+
+/// More blocks at once than may be on their way: those behind wait, and nobody is told that there is no room.
+#[test]
+fn a_burst_waits_for_what_is_on_the_way() {
+    for policy in Policy::ALL {
+        let config = Config { policy, uuid: [7; 16], block_bytes: 512, buffer_blocks: 2, ..Config::default() };
+        let mut world = World::new(7, config, 4, 400_000).expect("a disk");
+        for _ in 0..3 {
+            for at in (0..600).step_by(20) {
+                world.write(at, 20, false).expect("taken");
+            }
+            world.settle().expect("answered");
+            assert_eq!(world.errors, [], "{policy:?}");
+        }
+        world.check_all().expect("what was written");
+    }
 }
 
 #[test]
