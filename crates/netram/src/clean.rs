@@ -57,12 +57,13 @@ impl State {
         let open = self.caches[self.cleaning()].group.map(|index| &self.groups[index as usize]);
         let taken = |memory: &Memory| memory.lists.iter().map(Vec::len).sum::<usize>() as u32;
         let room = open.and_then(|group| group.memory.as_ref().map(|memory| slots(group.data) - taken(memory)));
-        if room.is_some_and(|room| live <= room) {
+        let room = room.unwrap_or(0);
+        if live <= room {
             return true;
         }
         let width = (self.plan.data + self.plan.parity).min(self.active_donors());
         let wanted = slots(width.saturating_sub(self.plan.parity));
-        let mut dead = 0;
+        let mut dead = room;
         half_dead.map(|(live, index)| capacity(index) - live).any(|more| {
             dead += more;
             dead >= wanted
@@ -110,6 +111,8 @@ pub(crate) async fn cleaner(core: Arc<Core>) {
         core.lock().claim(victim);
         empty(&core, victim).await;
         core.lock().release(victim);
+        // Lists of trims go where its blocks went: alone in a group they would be the next victim.
+        let _ = write_trims(&core).await;
     }
 }
 
@@ -264,10 +267,12 @@ pub(crate) async fn reaper(core: Arc<Core>) {
                     return None;
                 }
                 let horizon = state.horizon();
-                let place = state
-                    .dying
-                    .iter()
-                    .position(|&index| state.groups[index as usize].killed <= horizon || is_planted(Bug::FreeEarly))?;
+                // Found dead at opening: what took its place may have been found without its parity, until repair is through.
+                let opened = state.repair_safe || state.stuck;
+                let place = state.dying.iter().position(|&index| {
+                    let killed = state.groups[index as usize].killed;
+                    (killed <= horizon && (killed > 0 || opened)) || is_planted(Bug::FreeEarly)
+                })?;
                 Some(state.dying.swap_remove(place))
             })
             .await;

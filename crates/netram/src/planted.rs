@@ -26,15 +26,17 @@ pub enum Bug {
     ServeEarly,
     /// A block of a missing unit counts although the rest of its row is not there.
     MissingRow,
-    /// Repair counts as done before what it moved is safe.
-    RepairUnsafe,
+    /// A dead group that lost a unit does not count, though what took its blocks' place is not safe.
+    DeadForgotten,
     /// Units of a lost donor's group in memory are freed while writes to them are on their way.
     AbandonEarly,
+    /// What replaced a block that was dead before it was safe does not wait for both.
+    DropDead,
 }
 
 #[cfg(feature = "planted")]
 impl Bug {
-    pub const ALL: [Bug; 12] = [
+    pub const ALL: [Bug; 13] = [
         Bug::ParityFirst,
         Bug::FlushEarly,
         Bug::FreeEarly,
@@ -45,8 +47,9 @@ impl Bug {
         Bug::SharedDonor,
         Bug::ServeEarly,
         Bug::MissingRow,
-        Bug::RepairUnsafe,
+        Bug::DeadForgotten,
         Bug::AbandonEarly,
+        Bug::DropDead,
     ];
 }
 

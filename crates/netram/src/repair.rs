@@ -180,7 +180,7 @@ pub(crate) async fn guardian(core: Arc<Core>) {
             (!state.repair_safe && done(state) && !state.stuck && state.failure.is_none()).then_some(())
         })
         .await;
-        if is_planted(Bug::RepairUnsafe) || crate::write::flush(&core).await.is_ok() {
+        if crate::write::flush(&core).await.is_ok() {
             let state = &mut *core.lock();
             state.repair_safe = done(state);
             state.wake();
@@ -462,10 +462,11 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
         // Emptied groups become free when their blocks are safe elsewhere.
         let _ = crate::write::flush(&core).await;
         core.until(|state| {
-            let dying = state.dying.iter().any(|&index| {
-                state.groups[index as usize].members.iter().any(|member| member.exists() && member.donor == donor)
+            let on_its_way = state.groups.iter().any(|group| {
+                let there = group.members.iter().any(|member| member.exists() && member.donor == donor);
+                group.id != 0 && there && (group.memory.is_some() || group.busy || group.live == 0)
             });
-            (!dying || state.donors[donor as usize].is_lost()).then_some(())
+            (!on_its_way || state.stuck || state.donors[donor as usize].is_lost()).then_some(())
         })
         .await;
     }

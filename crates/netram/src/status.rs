@@ -5,6 +5,7 @@
 
 use crate::api::Purpose;
 use crate::config::Policy;
+use crate::planted::{Bug, is_planted};
 use crate::state::{DonorState, State};
 
 /// Traffic with donors for one purpose.
@@ -102,9 +103,11 @@ impl State {
         });
         let groups = || self.groups.iter().filter(|group| group.id != 0);
         let lost = |donor: u16| self.donors[donor as usize].is_lost();
+        let horizon = self.horizon();
+        // A dead group counts while what took its blocks' place is not safe.
         let degraded = groups().filter(|group| {
             group.memory.is_none()
-                && group.live > 0
+                && (group.live > 0 || (group.killed > horizon && !is_planted(Bug::DeadForgotten)))
                 && (group.incomplete.is_some()
                     || group.members.iter().any(|member| member.exists() && member.count > 0 && lost(member.donor)))
         });

@@ -34,10 +34,22 @@ impl Memory {
     }
 }
 
-/// Is what is wanted of a group's blocks done?
-fn reached(state: &State, at: Location, safe: bool) -> bool {
+impl Memory {
+    /// A block that is not safe yet takes over an earlier origin.
+    fn inherit(&mut self, unit: usize, row: usize, origin: u64) -> bool {
+        let waits = row >= self.safe[unit] as usize;
+        if waits {
+            self.origins[unit][row] = self.origins[unit][row].min(origin);
+            self.unsafe_from = self.unsafe_from.min(origin);
+        }
+        waits
+    }
+}
+
+/// Is what is wanted of a group's blocks done? `id`: the group's, for its place may be another's by now.
+fn reached(state: &State, at: Location, id: u64, safe: bool) -> bool {
     let group = &state.groups[at.group as usize];
-    let Some(memory) = &group.memory else { return true };
+    let Some(memory) = group.memory.as_ref().filter(|_| group.id == id) else { return true };
     let count = if safe { memory.safe[at.unit] } else { memory.stored[at.unit] };
     memory.abandoned || at.row < count as usize
 }
@@ -250,14 +262,18 @@ pub(crate) fn abandon(core: &Arc<Core>, state: &mut State, index: u32) {
         };
         for (unit, row, entry) in entries {
             let at = Location { group: index, unit, row };
+            let heir = core.clone();
             let full = core
                 .until(|state| {
                     let trimmed = entry.block == ram::TRIMMED;
+                    let memory = state.groups[index as usize].memory.as_ref()?;
+                    let (origin, safe) = (memory.origins[unit][row], row < memory.safe[unit] as usize);
                     if !state.lives(entry.block, at) {
+                        if !safe && !is_planted(Bug::DropDead) {
+                            state.inherit(&heir, entry.block, origin);
+                        }
                         return Some(None);
                     }
-                    let memory = state.groups[index as usize].memory.as_ref()?;
-                    let origin = memory.origins[unit][row];
                     let bytes = state.in_memory(at)?.to_vec();
                     let cleaning = state.cleaning();
                     // Without room it waits, and stays readable here; flushes say so meanwhile.
@@ -276,13 +292,16 @@ pub(crate) fn abandon(core: &Arc<Core>, state: &mut State, index: u32) {
         if state.groups[index as usize].live == 0 {
             seal(state, index);
         }
-        // The moved blocks were waited for by flushes: they must not wait for the cache to fill.
-        let cleaning = state.cleaning();
-        if let Some(open) = state.caches[cleaning].group {
-            send(&core, state, open, true);
-        }
+        send_cleaned(&core, state);
         state.wake();
     });
+}
+
+/// Moved blocks may be waited for by flushes: they must not wait for the cleaner's cache to fill.
+fn send_cleaned(core: &Arc<Core>, state: &mut State) {
+    if let Some(open) = state.caches[state.cleaning()].group {
+        send(core, state, open, true);
+    }
 }
 
 /// A write of whole blocks, or of parts of them.
@@ -356,7 +375,7 @@ async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Re
                     if full || at_once {
                         send(core, state, location.group, full || state.plan.parity_at_once);
                     }
-                    places.push(location);
+                    places.push((location, state.groups[location.group as usize].id));
                     break;
                 }
             }
@@ -371,7 +390,7 @@ async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Re
         return flush(core).await;
     }
     if !cached {
-        core.until(|state| places.iter().all(|&at| reached(state, at, parity_at_once)).then_some(())).await;
+        core.until(|state| places.iter().all(|&(at, id)| reached(state, at, id, parity_at_once)).then_some(())).await;
     }
     Ok(())
 }
@@ -434,6 +453,34 @@ async fn zero_range(core: &Arc<Core>, at: u64, len: u64, fua: bool) -> Result<()
 }
 
 impl State {
+    /// An entry for `block` was dead before it was safe, and will never be sent. What it replaced may be freed only when what
+    /// replaced it is safe: that takes over the origin, and is sent, because a flush may wait for it.
+    fn inherit(&mut self, core: &Arc<Core>, block: u32, origin: u64) {
+        let heirs: Vec<(u32, usize, usize)> = match self.find(block).filter(|_| block != ram::TRIMMED) {
+            Some((at, _)) => vec![(at.group, at.unit, at.row)],
+            None => {
+                // A trim replaced it, noted or on its way with a list.
+                if !self.trims.is_empty() {
+                    self.trims_origin = self.trims_origin.min(origin);
+                    let core = core.clone();
+                    self.schedule.spawn(async move {
+                        let _ = write_trims(&core).await;
+                        send_cleaned(&core, &mut core.lock());
+                    });
+                }
+                let notes =
+                    |&index: &u32| self.groups[index as usize].notes.iter().map(move |&(unit, row)| (index, unit, row));
+                self.in_memory.iter().flat_map(notes).collect()
+            }
+        };
+        for (index, unit, row) in heirs {
+            let memory = self.groups[index as usize].memory.as_mut();
+            if memory.is_some_and(|memory| memory.inherit(unit, row, origin)) {
+                send(core, self, index, true);
+            }
+        }
+    }
+
     /// Unmaps blocks and notes it for the donors.
     pub fn trim(&mut self, first: u32, end: u32) {
         // Before the blocks are dead: who frees them waits for the note, too.

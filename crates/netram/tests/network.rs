@@ -9,7 +9,7 @@ mod world;
 
 use shoal_netram::{Config, DiskError, Policy};
 use shoal_sim::Random;
-use world::storm::stormy;
+use world::storm::{restless, stormy};
 use world::{World, random_config};
 
 fn seeds(first: u64, count: u64) -> std::ops::Range<u64> {
@@ -81,4 +81,11 @@ fn within_the_tolerance_nothing_flushed_is_lost() {
     }
     println!("{count} lives with {deaths} deaths");
     assert!(deaths > count || count == 1, "too few deaths to prove anything");
+}
+
+#[test]
+fn a_donor_that_is_away_for_one_restart_brings_nothing_back() {
+    let restarts: u64 =
+        seeds(0, 50).map(|seed| restless(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"))).sum();
+    println!("{restarts} restarts");
 }

@@ -73,6 +73,8 @@ pub struct World {
     pub errors: Vec<DiskError>,
     /// Where the next sequential write of each stream goes.
     streams: Vec<usize>,
+    /// After a restart, what is written arrives long after what is read.
+    pub slow_writes: bool,
 }
 
 fn fill(value: u64) -> [u8; SECTOR] {
@@ -100,6 +102,7 @@ impl World {
             reads_checked: 0,
             errors: Vec::new(),
             streams: vec![0; 3],
+            slow_writes: false,
         };
         for _ in 0..donors {
             world.new_donor(donor_bytes);
@@ -392,7 +395,9 @@ impl World {
                         Action::Complete { result, .. } => answer = Some(result),
                         Action::Donor { ticket, donor, op, .. } => {
                             let donor = self.numbers[donor as usize];
-                            let due = self.now + 1 + self.random.below(self.latency_ns);
+                            let slow = matches!(op, DonorOp::Write { .. }) && self.slow_writes;
+                            let late = if slow { 100 * self.latency_ns } else { 0 };
+                            let due = self.now + 1 + late + self.random.below(self.latency_ns);
                             self.flights.insert((due, self.next_flight), Flight { ticket, donor, op });
                             self.next_flight += 1;
                         }

@@ -89,3 +89,47 @@ pub fn stormy(seed: u64) -> Result<u64, DiskError> {
     world.check_all()?;
     Ok(deaths)
 }
+
+/// A life of one restart after another: a donor is away at one of them and back at the next, before anybody has settled.
+pub fn restless(seed: u64) -> Result<u64, DiskError> {
+    let mut random = Random::new(seed ^ 0xca11);
+    let (mut config, donors) = random_config(&mut random);
+    while !config.policy.is_redundant() {
+        config.policy = Policy::ALL[random.below(7) as usize];
+    }
+    let block = config.block_bytes as usize / SECTOR;
+    let need = config.parity as usize + 1;
+    let mut world = World::new(seed, config, donors + 1, 120_000)?;
+    world.slow_writes = true;
+    let mut restarts = 0;
+    for _ in 0..12 {
+        for _ in 0..10 {
+            world.random_request(block)?;
+            while world.in_flight() > 6 && world.step()? {}
+        }
+        if world.random.below(2) == 0 {
+            world.rest()?;
+        }
+        let counting = world.counting();
+        let all: Vec<usize> = (0..world.donors.len()).collect();
+        if world.is_healthy() && counting.len() > need {
+            let away = world.numbers[counting[world.random.below(counting.len() as u64) as usize] as usize];
+            let given: Vec<usize> = all.iter().copied().filter(|&donor| donor != away).collect();
+            world.restart(&given)?;
+            for _ in 0..world.random.below(3) {
+                world.random_request(block)?;
+                world.step()?;
+            }
+        }
+        world.restart(&all)?;
+        restarts += 1;
+        world.errors.retain(|error| *error != DiskError::NoSpace);
+        if !world.errors.is_empty() {
+            return Err(world.errors.remove(0));
+        }
+    }
+    world.settle()?;
+    world.errors.retain(|error| *error != DiskError::NoSpace);
+    world.check_all()?;
+    Ok(restarts)
+}
