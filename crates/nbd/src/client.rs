@@ -22,7 +22,7 @@ use crate::inflight::{Done, Entry, Expect, InFlight, Statuses};
 use crate::input::Input;
 use crate::limits::REQUEST_BYTES_MAX;
 use crate::negotiation::client::{Agreed, Step, Wish};
-use crate::outbox::{Frame, Outbox};
+use crate::outbox::{Frame, Outbox, flush_held, hold_on_this_thread};
 use crate::pieces;
 use crate::replies::Replies;
 use crate::tls::TlsClient;
@@ -81,7 +81,7 @@ pub(crate) struct Shared {
     pub(crate) agreed: Agreed,
     geometry: BlockGeometry,
     request_bytes_max: u32,
-    outbox: Outbox,
+    outbox: Arc<Outbox>,
     in_flight: InFlight,
     poisoned: AtomicBool,
     flush_may_be_missing: bool,
@@ -114,7 +114,7 @@ impl Client {
             name: name.clone(),
             geometry: geometry(&agreed, options),
             request_bytes_max: request_bytes_max(&agreed),
-            outbox: Outbox::new(channel.clone(), usize::MAX, returned),
+            outbox: Arc::new(Outbox::new(channel.clone(), usize::MAX, returned)),
             in_flight,
             agreed,
             poisoned: AtomicBool::new(false),
@@ -170,6 +170,7 @@ impl Client {
             Entry::new(Expect::Status { at, len }, vec![], false, done),
             vec![],
         );
+        flush_held();
         let statuses = receiver.recv().unwrap_or_else(|_| Err(shared.io(io::ErrorKind::BrokenPipe.into())))?;
         Ok(statuses.into_iter().find(|(of, _)| *of == id).map(|(_, extents)| extents).unwrap_or_default())
     }
@@ -203,6 +204,7 @@ impl Client {
             Entry::new(Expect::Nothing, vec![], false, Done::Block(done)),
             vec![],
         );
+        flush_held();
         let result = receiver.recv();
         result.unwrap_or_else(|_| Err(self.shared.io(io::ErrorKind::BrokenPipe.into()))).map(drop)
     }
@@ -380,12 +382,13 @@ impl Shared {
 
 /// The receiving thread: completes requests until the connection ends, then fails the rest.
 fn receive_all(shared: &Arc<Shared>, mut input: Input, timeout: Duration, tick: Duration) {
-    shared.outbox.this_thread_flushes();
+    hold_on_this_thread();
     let contexts: Vec<u32> = shared.agreed.contexts.iter().map(|context| context.id).collect();
     let fail = |expect, error, message| shared.failed(expect, error, message);
     let mut replies = Replies::new(&shared.in_flight, shared.agreed.structured, &contexts, &fail);
     let mut looked = Instant::now();
     let mut idle = || {
+        flush_held();
         shared.outbox.flush();
         if looked.elapsed() < tick {
             return Ok(());
@@ -409,6 +412,7 @@ fn receive_all(shared: &Arc<Shared>, mut input: Input, timeout: Duration, tick: 
     // The sender may know better why: it is the one that sees a peer that reads nothing.
     let (kind, why) = shared.outbox.failure().unwrap_or((ended.kind(), ended.to_string()));
     shared.in_flight.lose(shared.io(io::Error::new(kind, Lost { why })));
+    flush_held();
     shared.outbox.close();
     input.shutdown();
 }

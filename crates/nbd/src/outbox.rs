@@ -2,16 +2,17 @@
 //!
 //! Whoever brings a frame sends it, and with it what others bring meanwhile, as long as the socket takes it at once;
 //! the rest is left to the connection's writer thread, so that nobody else ever waits for a slow peer. Frames brought
-//! by the connection's own receiving thread are held until it is about to wait, so that one system call answers
-//! a batch of requests. (Always handing over to the writer costs a thread switch per request: half the speed
-//! at depth 1. Sending from the receiving thread alone would wait for slow devices and slow peers alike.)
+//! by a thread that receives, for whichever connection, are held until it is about to wait, so that one system call
+//! answers a batch of requests, or passes it on. (Always handing over to the writer costs a thread switch per request: half
+//! the speed at depth 1. Sending from the receiving thread alone would wait for slow devices and slow peers alike.)
+//! Such a thread calls [`flush_held`] before anything that waits.
 //!
 //! Frames can cost something: `acquire` waits until the costs taken and not yet sent stay within the budget.
 
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::sync::{Arc, OnceLock};
-use std::thread::{self, ThreadId};
+use std::sync::Arc;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
@@ -59,7 +60,6 @@ pub(crate) struct Outbox {
     channel: Arc<Channel>,
     budget: usize,
     returned: Returned,
-    home: OnceLock<ThreadId>,
     state: Mutex<State>,
     /// The writer waits for a backlog.
     work: Condvar,
@@ -75,13 +75,28 @@ const SEAL_BYTES: usize = 256 << 10;
 /// System calls a thread does for others before the writer takes over.
 const ROUNDS_MAX: usize = 32;
 
+thread_local! {
+    /// Of a thread that receives: connections with frames it holds.
+    static HELD: RefCell<Option<Vec<Arc<Outbox>>>> = const { RefCell::new(None) };
+}
+
+/// The calling thread receives: from now on what it brings waits for [`flush_held`].
+pub(crate) fn hold_on_this_thread() {
+    HELD.set(Some(Vec::new()));
+}
+
+/// Sends what the calling thread holds.
+pub(crate) fn flush_held() {
+    let held = HELD.with_borrow_mut(|held| held.as_mut().map(std::mem::take));
+    held.into_iter().flatten().for_each(|outbox| outbox.flush());
+}
+
 impl Outbox {
     pub(crate) fn new(channel: Arc<Channel>, budget: usize, returned: Returned) -> Outbox {
         Outbox {
             channel,
             budget,
             returned,
-            home: OnceLock::new(),
             state: Mutex::default(),
             work: Condvar::new(),
             room: Condvar::new(),
@@ -89,14 +104,10 @@ impl Outbox {
         }
     }
 
-    /// The calling thread is the one that receives: its frames wait for `flush`.
-    pub(crate) fn this_thread_flushes(&self) {
-        let _ = self.home.set(thread::current().id());
-    }
-
     /// Waits until `cost` fits the budget.
     pub(crate) fn acquire(&self, cost: usize) -> io::Result<()> {
         let mut state = self.state.lock();
+        let mut holding = true;
         loop {
             if let Some((kind, why)) = &state.failure {
                 return Err(io::Error::new(*kind, why.clone()));
@@ -111,12 +122,17 @@ impl Outbox {
                 MutexGuard::unlocked(&mut state, || self.pump(false));
                 continue;
             }
+            // So may what waits for other connections: the answers come from there.
+            if std::mem::take(&mut holding) {
+                MutexGuard::unlocked(&mut state, flush_held);
+                continue;
+            }
             self.room.wait(&mut state);
         }
     }
 
     /// Sends the frame, now or soon. After a failure it is handed back at once.
-    pub(crate) fn push(&self, frame: Frame) {
+    pub(crate) fn push(self: &Arc<Outbox>, frame: Frame) {
         let mut state = self.state.lock();
         if state.failure.is_some() || state.closed {
             state.used -= frame.cost;
@@ -125,12 +141,23 @@ impl Outbox {
             return (self.returned)(frame.tag, frame.body);
         }
         state.queue.push_back(frame);
-        if state.sending || self.home.get() == Some(&thread::current().id()) {
+        if state.sending || self.is_held() {
             return;
         }
         state.sending = true;
         drop(state);
         self.pump(false);
+    }
+
+    /// Leaves sending to the calling thread's next [`flush_held`], if it is one that receives.
+    fn is_held(self: &Arc<Outbox>) -> bool {
+        HELD.with_borrow_mut(|held| {
+            let Some(held) = held else { return false };
+            if !held.iter().any(|other| Arc::ptr_eq(other, self)) {
+                held.push(self.clone());
+            }
+            true
+        })
     }
 
     /// Sends what was held back.
@@ -149,6 +176,7 @@ impl Outbox {
 
     /// Waits until everything acquired and pushed is sent, or cannot be.
     pub(crate) fn drain(&self) {
+        flush_held();
         self.flush();
         let mut state = self.state.lock();
         while state.used > 0 || state.failure.is_none() && (state.sending || !state.queue.is_empty()) {

@@ -25,7 +25,7 @@ use crate::export::{Catalog, Peer};
 use crate::input::Input;
 use crate::limits::Limits;
 use crate::negotiation::server::{Handshake, Session, Step};
-use crate::outbox::Outbox;
+use crate::outbox::{Outbox, hold_on_this_thread};
 use crate::session::{Spares, Transmission, invalid_data};
 use crate::tls::TlsServer;
 
@@ -293,7 +293,7 @@ fn connection(shared: &Shared, channel: &Arc<Channel>, from: String) {
         Box::new(move |_tag, body| spares.give(body))
     };
     let outbox = Arc::new(Outbox::new(channel.clone(), limits.in_flight_bytes, returned));
-    outbox.this_thread_flushes();
+    hold_on_this_thread();
     let writing = {
         let outbox = outbox.clone();
         thread::Builder::new().name("nbd-write".into()).spawn(move || outbox.run_writer())

@@ -17,7 +17,7 @@ use crate::export::{BlockStatus, Export};
 use crate::input::Input;
 use crate::limits::{Limits, REQUEST_BYTES_MAX, REQUEST_COST_BYTES};
 use crate::negotiation::server::Session;
-use crate::outbox::{Frame, Outbox};
+use crate::outbox::{Frame, Outbox, flush_held};
 use crate::wire::transmission::*;
 
 /// Buffers kept for the next requests: enough for a deep queue of common sizes.
@@ -133,6 +133,7 @@ impl Transmission<'_> {
     pub(crate) fn run(&self, mut input: Input) -> io::Result<()> {
         let outbox = self.outbox.clone();
         let mut idle = move || {
+            flush_held();
             outbox.flush();
             Ok(())
         };
