@@ -13,7 +13,7 @@ use crate::api::{DonorOp, Purpose};
 use crate::planted::{Bug, is_planted};
 use crate::read;
 use crate::repair::donor_lost;
-use crate::state::{Location, Memory, State};
+use crate::state::{Location, Member, Memory, State};
 use crate::task::{Core, Op};
 use crate::write::{join, send, write_trims};
 
@@ -295,22 +295,58 @@ async fn free(core: &Arc<Core>, index: u32) {
         (members, erasing)
     };
     join(core, erasing).await;
-    // Then the memory goes back. Waited for, because the next write of the unit must not be overtaken.
-    let trimming: Vec<Op> = {
-        let state = &mut *core.lock();
-        let len = state.unit_bytes() as u64 - 512;
-        let there = members.iter().filter(|member| member.exists() && member.count > 0);
-        let trims = there.map(|member| (member.donor, DonorOp::Trim { at: state.unit_at(member.unit) + 512, len }));
-        trims.collect::<Vec<_>>().into_iter().map(|(donor, op)| core.op(state, donor, op, Purpose::Upkeep)).collect()
-    };
-    join(core, trimming).await;
     let state = &mut *core.lock();
     state.remove_group(index);
-    members.into_iter().for_each(|member| state.give_back(member));
+    for member in members {
+        if member.exists() && member.count > 0 && !state.donors[member.donor as usize].is_lost() {
+            state.donors[member.donor as usize].untrimmed.insert(member.unit);
+        }
+        state.give_back(member);
+    }
+}
+
+/// Gives the memory of free units back to the donors, in idle gaps: under load the next groups take these units, and
+/// the donor would have to find new pages for them. Runs as long as the disk.
+pub(crate) async fn trimmer(core: Arc<Core>) {
+    loop {
+        let member = core.until(|state| state.next_to_trim()).await;
+        let trimming = {
+            let state = &mut *core.lock();
+            let (at, len) = (state.unit_at(member.unit) + 512, state.unit_bytes() as u64 - 512);
+            core.op(state, member.donor, DonorOp::Trim { at, len }, Purpose::Upkeep)
+        };
+        // Waited for, because the next write of the unit must not be overtaken.
+        join(&core, vec![trimming]).await;
+        let state = &mut *core.lock();
+        let donor = &mut state.donors[member.donor as usize];
+        if !donor.is_lost() {
+            // Taken last, after those that have memory.
+            donor.free.insert(0, member.unit);
+            state.wake();
+        }
+    }
+}
+
+impl State {
+    /// A free unit with memory, taken from the free ones.
+    fn next_to_trim(&mut self) -> Option<Member> {
+        if !self.ready || self.now_ns.saturating_sub(self.last_request_ns) <= IDLE_NS {
+            return None;
+        }
+        for (number, donor) in self.donors.iter_mut().enumerate() {
+            while let Some(unit) = donor.untrimmed.pop_first() {
+                if let Some(place) = donor.free.iter().position(|&free| free == unit) {
+                    donor.free.remove(place);
+                    return Some(Member { donor: number as u16, unit, count: 0 });
+                }
+            }
+        }
+        None
+    }
 }
 
 /// Makes a unit free for whoever reads its donor.
-pub(crate) fn erase(core: &Arc<Core>, state: &mut State, member: crate::state::Member) -> Op {
+pub(crate) fn erase(core: &Arc<Core>, state: &mut State, member: Member) -> Op {
     let op = DonorOp::Write { at: state.unit_at(member.unit), bytes: vec![0; 512] };
     let op = if is_planted(Bug::NoErase) { DonorOp::Read { at: state.unit_at(member.unit), len: 512 } } else { op };
     core.op(state, member.donor, op, Purpose::Upkeep)

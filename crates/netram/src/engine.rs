@@ -127,6 +127,7 @@ impl Engine {
             let schedule = &mut core.lock().schedule;
             schedule.spawn(clean::cleaner(core.clone()));
             schedule.spawn(clean::reaper(core.clone()));
+            schedule.spawn(clean::trimmer(core.clone()));
             schedule.spawn(repair::herald(core.clone()));
             schedule.spawn(repair::guardian(core.clone()));
             for _ in 0..REPAIRERS {

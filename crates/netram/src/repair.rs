@@ -34,6 +34,7 @@ pub(crate) fn lose(core: &Arc<Core>, state: &mut State, donor: DonorId) {
     }
     lost.state = DonorState::Lost;
     lost.free.clear();
+    lost.untrimmed.clear();
     for index in state.in_memory.clone() {
         let group = &state.groups[index as usize];
         if group.members.iter().any(|member| member.exists() && member.donor == donor) {

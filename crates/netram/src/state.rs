@@ -43,6 +43,8 @@ pub(crate) struct Donor {
     pub units: u32,
     /// Free units, the next one to take last.
     pub free: Vec<u32>,
+    /// Units that were freed and may still take the donor's memory; some of them are in use again.
+    pub untrimmed: BTreeSet<u32>,
     pub state: DonorState,
     /// Its superblock may be anything.
     pub blank: bool,
@@ -277,7 +279,8 @@ impl State {
         let room = info.bytes.saturating_sub(SUPERBLOCK_BYTES as u64) / self.unit_bytes() as u64;
         let units = room.min(u32::MAX as u64 - 1) as u32;
         let state = DonorState::Active;
-        self.donors.push(Donor { info, units, free: (0..units).rev().collect(), state, blank: true });
+        let free = (0..units).rev().collect();
+        self.donors.push(Donor { info, units, free, untrimmed: BTreeSet::new(), state, blank: true });
         (self.donors.len() - 1) as DonorId
     }
 
