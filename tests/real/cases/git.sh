@@ -2,6 +2,7 @@
 # A repository of 2,000 files and 50 commits: cloned, worked in, packed and checked on the store.
 # case: timeout_s=90 memory=logged,battery
 set -eu
+trap 'echo "line $LINENO: $BASH_COMMAND"; git -C "$CASE_DIR/clone" status --short | head' ERR
 export GIT_AUTHOR_NAME=t GIT_AUTHOR_EMAIL=t@t GIT_COMMITTER_NAME=t GIT_COMMITTER_EMAIL=t@t HOME=$SCRATCH
 export GIT_AUTHOR_DATE='1700000000 +0000' GIT_COMMITTER_DATE='1700000000 +0000'
 git config --global gc.auto 0

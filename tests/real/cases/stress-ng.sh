@@ -18,5 +18,6 @@ for stressor in $stressors; do
     fi
     echo "== $stressor"
     cat "$SCRATCH/out"
+    case " $failed " in *" $stressor "*) cat "$SCRATCH/out" >>"$SCRATCH/failed" ;; esac
 done
-[ -z "$failed" ] || { echo "failed:$failed"; exit 1; }
+[ -z "$failed" ] || { cat "$SCRATCH/failed"; echo "failed:$failed"; exit 1; }

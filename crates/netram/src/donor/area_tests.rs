@@ -5,7 +5,7 @@
 //! the wiping can have done it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use shoal_media::{BlockDevice, MediaError, Request, read, trim, write, write_zeroes};
@@ -196,6 +196,9 @@ fn threads_and_compaction_do_not_disturb_each_other() {
     let area = Arc::new(area(4 * MIB, Compression::Lz4));
     let share = MIB as usize;
     let running = &AtomicU32::new(4);
+    let packed = &AtomicU64::new(0);
+    // A thread that fails does not count itself out.
+    let end = Instant::now() + Duration::from_secs(20);
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
             let area = area.clone();
@@ -203,7 +206,10 @@ fn threads_and_compaction_do_not_disturb_each_other() {
                 let mut random = Random::new(thread);
                 // Blocks of all threads lie in the same chunks.
                 let mut model = vec![0u8; share / 512];
-                for _ in 0..3000 {
+                let mut steps = 0;
+                // Until chunks were packed meanwhile, however late that thread got a processor.
+                while (steps < 3000 || packed.load(Ordering::SeqCst) < 10) && Instant::now() < end {
+                    steps += 1;
                     let block = random.below(share as u64 / 512);
                     let at = (block * 4 + thread) * 512;
                     if random.below(2) == 0 {
@@ -220,13 +226,10 @@ fn threads_and_compaction_do_not_disturb_each_other() {
             });
         }
         scope.spawn(|| {
-            let mut packed = 0;
-            // A thread that fails does not count itself out.
-            let end = Instant::now() + Duration::from_secs(20);
             while running.load(Ordering::SeqCst) > 0 && Instant::now() < end {
-                packed += area.compact(0, 0).chunks;
+                packed.fetch_add(area.compact(0, 0).chunks, Ordering::SeqCst);
             }
-            assert!(packed > 0, "nothing was packed meanwhile");
         });
     });
+    assert!(packed.load(Ordering::SeqCst) >= 10, "nothing was packed meanwhile");
 }
