@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod block;
+mod head;
 mod image;
 mod log;
 mod memory;
@@ -15,6 +16,7 @@ mod memory;
 use std::sync::Arc;
 
 pub use block::{BlockDevice, BlockGeometry, Completion, Request, flush, read, trim, write, write_zeroes};
+pub use head::Head;
 pub use image::ImageFile;
 pub use log::LogDevice;
 pub use memory::PersistentMemory;
