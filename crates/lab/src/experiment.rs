@@ -9,9 +9,9 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use serde::Serialize;
 
-use crate::netram;
 use crate::report::{Report, ReportError};
 use crate::trace::TraceError;
+use crate::{idle_time, netram};
 
 /// Why an experiment could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -62,18 +62,22 @@ pub struct RunArgs {
 pub enum Experiment {
     /// Network RAM disk: execution and cleaning time of the reliability policies on a disk trace
     Netram(netram::Options),
+    /// Virtual-log disk: what idle time is worth to update in place, LFS and eager writing, on simulated disks
+    IdleTime(idle_time::Options),
 }
 
 impl Experiment {
     fn run_of(&self, common: &Common) -> Result<Report, LabError> {
         match self {
             Experiment::Netram(options) => options.run(common),
+            Experiment::IdleTime(options) => options.run(common),
         }
     }
 
     fn paper(name: &str) -> &'static str {
         match name {
             "netram" => <netram::Options as Run>::PAPER,
+            "idle-time" => <idle_time::Options as Run>::PAPER,
             _ => "",
         }
     }

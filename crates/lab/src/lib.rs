@@ -6,6 +6,7 @@
 //! | `report` | tables with the paper's figure beside ours; CSV, JSON, SVG |
 //! | `trace` | requests to disks: from traces or from a seed |
 //! | `network` | the model of a network, in simulated time |
+//! | `idle_time` | file systems on simulated disks, with and without idle time |
 //! | `netram` | the network RAM disk's policies under a trace and a network |
 //!
 //! Rules: the code under test is the code that serves users, never a copy of it; what is modelled is the world around
@@ -15,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 pub mod experiment;
+pub mod idle_time;
 pub mod netram;
 pub mod network;
 pub mod report;

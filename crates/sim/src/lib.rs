@@ -40,6 +40,7 @@
 //! | `crash` | crash points and the states of a process crash and of power losses |
 //! | `memory`, `log`, `image`, `disk` | the traits of `media` |
 //! | `fault` | calls that fail, once or for good, or lie |
+//! | `mechanical` | disks with an arm and platters, in simulated time |
 //! | `pending`, `pages` | writes in flight by unit; bytes that are shared between snapshots |
 //!
 //! The `logged` memory of a store is [`SimMemory::volatile`]: it belongs to no world and is gone after a crash.
@@ -52,6 +53,7 @@ mod disk;
 mod fault;
 mod image;
 mod log;
+pub mod mechanical;
 mod memory;
 mod pages;
 mod pending;
@@ -64,6 +66,7 @@ pub use disk::SimDisk;
 pub use fault::{Call, Fault, FaultPlan};
 pub use image::SimImage;
 pub use log::{SIM_SEGMENT_BYTES, SimLog};
+pub use mechanical::MechanicalDisk;
 pub use memory::{SimMemory, SimMemoryKind};
 pub use random::Random;
 pub use world::World;

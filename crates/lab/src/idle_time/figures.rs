@@ -1,0 +1,341 @@
+//! The paper's figures 10 and 11, latency against utilisation, and the paper's claims, from the runs.
+//!
+//! Owns: what is told in which table and plot, and what counts as a claim shown. The excerpt of the paper has no figures in
+//! numbers, only the shape of its curves: verdicts are on shapes, by the measures named beside them. Times are simulated.
+
+use super::points::{DiskKind, Kind, Point, Setup};
+use super::{FULL_SPEED_BURST_KB, UTILISATION};
+use crate::report::{Cell, Comparison, Plot, Series, Table};
+
+/// What was run.
+pub struct Curve<'a> {
+    pub disks: &'a [DiskKind],
+    /// All in ascending order.
+    pub bursts_kb: &'a [u32],
+    pub idle_ms: &'a [u32],
+    pub utilisation: &'a [u32],
+}
+
+/// A point over all its seeds (ms, simulated).
+#[derive(Clone, Copy, Debug)]
+pub struct Measured {
+    point: Point,
+    mean_ms: f64,
+    low_ms: f64,
+    high_ms: f64,
+}
+
+impl Measured {
+    /// `latencies_ms` are of the same point with different seeds.
+    pub fn new(point: &Point, latencies_ms: &[f64]) -> Measured {
+        Measured {
+            point: *point,
+            mean_ms: latencies_ms.iter().sum::<f64>() / latencies_ms.len() as f64,
+            low_ms: latencies_ms.iter().copied().fold(f64::INFINITY, f64::min),
+            high_ms: latencies_ms.iter().copied().fold(0.0, f64::max),
+        }
+    }
+}
+
+/// A latency within this of another counts as not above it: what seeds differ by where nothing else does.
+const SAME: f64 = 1.02;
+/// At memory speed: at most so many times what accepting takes.
+const AT_MEMORY_SPEED: f64 = 1.05;
+
+struct Runs<'a> {
+    disk: DiskKind,
+    all: &'a [Measured],
+}
+
+impl Runs<'_> {
+    fn find(&self, kind: Kind, utilisation: u32, burst_kb: u32, idle_ms: u32) -> Option<&Measured> {
+        self.all.iter().find(|measured| {
+            let point = measured.point;
+            (point.kind, point.disk, point.utilisation) == (kind, self.disk, utilisation)
+                && (point.burst * 4, point.idle_ns) == (u64::from(burst_kb), u64::from(idle_ms) * 1_000_000)
+        })
+    }
+
+    fn idle(&self, kind: Kind, burst_kb: u32, idle_ms: u32) -> Option<f64> {
+        self.find(kind, UTILISATION, burst_kb, idle_ms).map(|measured| measured.mean_ms)
+    }
+
+    fn full_speed(&self, kind: Kind, utilisation: u32) -> Option<f64> {
+        self.find(kind, utilisation, FULL_SPEED_BURST_KB, 0).map(|measured| measured.mean_ms)
+    }
+
+    fn line(&self, curve: &Curve, kind: Kind, burst_kb: u32) -> Vec<(u32, f64)> {
+        let at = |&idle_ms: &u32| Some((idle_ms, self.idle(kind, burst_kb, idle_ms)?));
+        curve.idle_ms.iter().filter_map(at).collect()
+    }
+}
+
+fn number(value: Option<f64>, decimals: usize) -> Cell {
+    value.map_or(Cell::Empty, |value| Cell::Number(value, decimals))
+}
+
+/// The shortest pause at which a line is at most `limit` (ms of pause).
+fn first_below(line: &[(u32, f64)], limit: f64) -> Option<u32> {
+    line.iter().find(|(_, latency)| *latency <= limit).map(|(idle_ms, _)| *idle_ms)
+}
+
+/// The greatest fall between two neighbouring points, as a share of the whole fall of a line.
+fn greatest_step(line: &[(u32, f64)]) -> Option<f64> {
+    let fall = line.first()?.1 - line.last()?.1;
+    let steps = line.windows(2).map(|pair| pair[0].1 - pair[1].1);
+    (fall > 0.05 * line.first()?.1).then(|| steps.fold(0.0, f64::max) / fall)
+}
+
+fn shown(holds: Option<bool>) -> &'static str {
+    match holds {
+        Some(true) => "shown",
+        Some(false) => "not shown",
+        None => "not measured",
+    }
+}
+
+pub fn tables(curve: &Curve, setup: &Setup, all: &[Measured]) -> Vec<Table> {
+    let mut tables = vec![comparison(curve, setup, all)];
+    for &disk in curve.disks {
+        let runs = Runs { disk, all };
+        for (kind, name, title) in [
+            (Kind::Lfs, "figure-10", "Figure 10: LFS with NVRAM"),
+            (Kind::UfsVld, "figure-11", "Figure 11: UFS on the virtual-log disk"),
+            (Kind::Vlfs, "vlfs", "VLFS with NVRAM (speculation in the paper)"),
+            (Kind::UfsDelayed, "delayed", "UFS, delayed writes in volatile memory"),
+        ] {
+            let columns: Vec<String> = curve.bursts_kb.iter().map(|burst| format!("{burst} KB")).collect();
+            let columns: Vec<&str> = ["idle (s)"].into_iter().chain(columns.iter().map(String::as_str)).collect();
+            let title = format!("{title}, {}, 80% full: latency per block (ms, simulated time) by burst", disk.name());
+            let mut table = Table::new(&format!("{name}-{}", disk.name()), title, &columns);
+            for &idle_ms in curve.idle_ms {
+                let cells = curve.bursts_kb.iter().map(|&burst| number(runs.idle(kind, burst, idle_ms), 3));
+                table.push([Cell::Number(f64::from(idle_ms) / 1e3, 2)].into_iter().chain(cells).collect());
+            }
+            tables.push(table);
+        }
+        let columns: Vec<&str> = ["utilisation (%)"].into_iter().chain(Kind::ALL.map(Kind::name)).collect();
+        let title = format!("No idle time, {}: latency per block (ms, simulated time)", disk.name());
+        let mut table = Table::new(&format!("utilisation-{}", disk.name()), title, &columns);
+        for &percent in curve.utilisation {
+            let cells = Kind::ALL.map(|kind| number(runs.full_speed(kind, percent), 3));
+            table.push([Cell::Count(percent.into())].into_iter().chain(cells).collect());
+        }
+        tables.push(table);
+    }
+    tables.push(spread(curve, all));
+    tables
+}
+
+fn comparison(curve: &Curve, setup: &Setup, all: &[Measured]) -> Table {
+    let mut claims = Comparison::new("The paper's claims (simulated time)");
+    let memory_ms = setup.accept_ns as f64 / 1e6 * AT_MEMORY_SPEED;
+    for &disk in curve.disks {
+        let runs = Runs { disk, all };
+        let of = |text: &str| format!("{}: {text}", disk.name());
+        let seconds = |idle_ms: Option<u32>| idle_ms.map(|ms| f64::from(ms) / 1e3);
+
+        // Bursts of at most a segment.
+        let small: Vec<u32> = curve.bursts_kb.iter().copied().filter(|burst| *burst <= 512).collect();
+        let reached = |kind: Kind| -> Vec<Option<u32>> {
+            small.iter().map(|&burst| first_below(&runs.line(curve, kind, burst), memory_ms)).collect()
+        };
+        let lfs_reached = reached(Kind::Lfs);
+        let text: Vec<String> =
+            lfs_reached.iter().map(|ms| seconds(*ms).map_or("never".into(), |s| format!("{s}"))).collect();
+        let same = lfs_reached.iter().all(|ms| ms.is_some() && *ms == lfs_reached[0]);
+        claims.push(
+            of("figure 10: bursts within a segment reach memory speed at the same pause (point D)"),
+            "coincide".into(),
+            Cell::Text(text.join(", ")),
+            "s idle",
+            shown((small.len() > 1).then_some(same)),
+        );
+
+        // How the curves fall.
+        let steps = |kind: Kind| -> Vec<f64> {
+            curve.bursts_kb.iter().filter_map(|&burst| greatest_step(&runs.line(curve, kind, burst))).collect()
+        };
+        let mean = |values: &[f64]| (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64);
+        let (lfs_step, vld_step) = (mean(&steps(Kind::Lfs)), mean(&steps(Kind::UfsVld)));
+        claims.push(
+            of("figure 10: LFS falls in steps: greatest step of a curve, share of its fall, mean"),
+            "steps".into(),
+            number(lfs_step.map(|share| share * 100.0), 0),
+            "%",
+            shown(lfs_step.map(|share| share >= 0.5)),
+        );
+        claims.push(
+            of("figure 11: VLD falls smoothly: the same"),
+            "a continuum".into(),
+            number(vld_step.map(|share| share * 100.0), 0),
+            "%",
+            shown(lfs_step.zip(vld_step).map(|(lfs, vld)| vld < lfs)),
+        );
+        let first_gain = |kind: Kind, burst: u32| {
+            let line = runs.line(curve, kind, burst);
+            let limit = line.first().map(|(_, at_0)| at_0 * 0.95);
+            limit.and_then(|limit| first_below(&line, limit))
+        };
+        let burst = curve.bursts_kb.iter().copied().find(|burst| *burst >= 512).unwrap_or(curve.bursts_kb[0]);
+        let (lfs, vld) = (first_gain(Kind::Lfs, burst), first_gain(Kind::UfsVld, burst));
+        for (kind, gain) in [(Kind::Lfs, lfs), (Kind::UfsVld, vld)] {
+            let verdict = if kind == Kind::Lfs { "" } else { shown(lfs.zip(vld).map(|(lfs, vld)| vld < lfs)) };
+            claims.push(
+                of(&format!("shortest pause that gains {} 5%, bursts of {burst} KB", kind.name())),
+                if kind == Kind::Lfs { "long".into() } else { "much shorter".into() },
+                number(seconds(gain), 2),
+                "s idle",
+                verdict,
+            );
+        }
+        let longest = *curve.idle_ms.last().unwrap_or(&0);
+        for (kind, paper) in [(Kind::Lfs, "memory speed"), (Kind::UfsVld, "limited by the disk")] {
+            let limit = curve.bursts_kb.iter().filter_map(|&burst| runs.idle(kind, burst, longest)).reduce(f64::max);
+            claims.push(
+                of(&format!("{} with {} s of idle time, worst burst", kind.name(), f64::from(longest) / 1e3)),
+                paper.into(),
+                number(limit, 3),
+                "ms",
+                shown(limit.map(|ms| (ms <= memory_ms) == (kind == Kind::Lfs))),
+            );
+        }
+
+        let (mut points, mut above, mut worst) = (0, 0, 0.0f64);
+        for &burst in curve.bursts_kb {
+            for &idle_ms in curve.idle_ms {
+                let others =
+                    [Kind::Ufs, Kind::Lfs, Kind::UfsVld].iter().filter_map(|&kind| runs.idle(kind, burst, idle_ms));
+                if let (Some(ours), Some(best)) = (runs.idle(Kind::Vlfs, burst, idle_ms), others.reduce(f64::min)) {
+                    points += 1;
+                    above += u32::from(ours > best * SAME);
+                    worst = worst.max(ours / best);
+                }
+            }
+        }
+        claims.push(
+            of(&format!("VLFS+NVRAM above the best of the others, points of {points}")),
+            "speculation".into(),
+            Cell::Count(above.into()),
+            "points",
+            shown((points > 0).then_some(above == 0)),
+        );
+        claims.push(of("- its worst ratio to the best of the others"), Cell::Empty, number(Some(worst), 3), "", "");
+
+        for (kind, paper) in [(Kind::UfsVld, "about 10"), (Kind::Vlfs, "")] {
+            let ratio = runs.full_speed(Kind::Ufs, UTILISATION).zip(runs.full_speed(kind, UTILISATION));
+            let ratio = ratio.map(|(in_place, eager)| in_place / eager);
+            let verdict = if paper.is_empty() { "" } else { shown(ratio.map(|ratio| ratio >= 7.0)) };
+            claims.push(
+                of(&format!("update in place over {}, 80% full, no idle time", kind.name())),
+                if paper.is_empty() { Cell::Empty } else { paper.into() },
+                number(ratio, 2),
+                "times",
+                verdict,
+            );
+        }
+    }
+    claims.into_table()
+}
+
+/// By how much seeds differ.
+fn spread(curve: &Curve, all: &[Measured]) -> Table {
+    let title = "Spread over seeds: (highest - lowest) / mean of a point (%), simulated time";
+    let mut table = Table::new("spread", title, &["disk", "system", "points", "median", "worst", "worst point"]);
+    for &disk in curve.disks {
+        for kind in Kind::ALL {
+            let of = all.iter().filter(|measured| (measured.point.disk, measured.point.kind) == (disk, kind));
+            let mut spreads: Vec<(f64, &Measured)> = of
+                .map(|measured| ((measured.high_ms - measured.low_ms) / measured.mean_ms * 100.0, measured))
+                .collect();
+            spreads.sort_by(|a, b| a.0.total_cmp(&b.0));
+            let Some((worst, measured)) = spreads.last() else { continue };
+            table.push(vec![
+                disk.name().into(),
+                kind.name().into(),
+                (spreads.len() as u64).into(),
+                Cell::Number(spreads[spreads.len() / 2].0, 1),
+                Cell::Number(*worst, 1),
+                measured.point.to_string().into(),
+            ]);
+        }
+    }
+    table
+}
+
+pub fn plots(curve: &Curve, all: &[Measured]) -> Vec<Plot> {
+    let mut plots = vec![];
+    let y = "latency per 4 KB block (ms, simulated)";
+    for &disk in curve.disks {
+        let runs = Runs { disk, all };
+        let in_seconds = |line: Vec<(u32, f64)>| line.into_iter().map(|(ms, y)| (f64::from(ms) / 1e3, y)).collect();
+        for (kind, name, title) in [
+            (Kind::Lfs, "figure-10", "LFS with NVRAM"),
+            (Kind::UfsVld, "figure-11", "UFS on the virtual-log disk"),
+            (Kind::Vlfs, "vlfs", "VLFS with NVRAM"),
+        ] {
+            let series = curve.bursts_kb.iter().map(|&burst| Series {
+                name: format!("bursts of {burst} KB"),
+                points: in_seconds(runs.line(curve, kind, burst)),
+            });
+            plots.push(Plot {
+                name: format!("{name}-{}", disk.name()),
+                title: format!("{title}, {}, 80% full", disk.name()),
+                x: "idle interval (s, simulated)".into(),
+                y: y.into(),
+                series: series.filter(|line| !line.points.is_empty()).collect(),
+            });
+        }
+        for &burst in curve.bursts_kb {
+            let series = [Kind::Ufs, Kind::UfsVld, Kind::Lfs, Kind::Vlfs]
+                .map(|kind| Series { name: kind.name().into(), points: in_seconds(runs.line(curve, kind, burst)) });
+            plots.push(Plot {
+                name: format!("burst-{burst}-{}", disk.name()),
+                title: format!("Bursts of {burst} KB, {}, 80% full", disk.name()),
+                x: "idle interval (s, simulated)".into(),
+                y: y.into(),
+                series: series.into_iter().filter(|line| !line.points.is_empty()).collect(),
+            });
+        }
+        let series = Kind::ALL.map(|kind| Series {
+            name: kind.name().into(),
+            points: curve
+                .utilisation
+                .iter()
+                .filter_map(|&percent| Some((f64::from(percent), runs.full_speed(kind, percent)?)))
+                .collect(),
+        });
+        plots.push(Plot {
+            name: format!("utilisation-{}", disk.name()),
+            title: format!("No idle time, {}", disk.name()),
+            x: "utilisation (% of the disk's blocks)".into(),
+            y: y.into(),
+            series: series.into_iter().filter(|line| !line.points.is_empty()).collect(),
+        });
+    }
+    plots.into_iter().filter(|plot| !plot.series.is_empty()).collect()
+}
+
+pub fn notes(setup: &Setup, seeds: usize) -> Vec<String> {
+    vec![
+        "all times are simulated; disks are slices of 36 cylinders of an HP97560 and 11 of an ST19101, as in the paper"
+            .into(),
+        format!(
+            "accepting an update takes the host {} us in every system; the paper's hosts take longer, and are not modelled",
+            setup.accept_ns / 1000
+        ),
+        format!(
+            "write buffers hold {:.1} MB; a block that is overwritten in the buffer is not written for the update before",
+            setup.buffer_bytes as f64 / f64::from(1 << 20)
+        ),
+        format!(
+            "latency: from when a burst was due to its last update accepted, over its updates; means of {seeds} seeds; {} updates \
+             before and {} while measuring, at least",
+            setup.warm_up, setup.measured
+        ),
+        format!(
+            "UFS, delayed is not safe and is compared with nothing; no idle time: bursts of {FULL_SPEED_BURST_KB} KB"
+        ),
+        "a latency within 2% of the best counts as not above it".into(),
+    ]
+}

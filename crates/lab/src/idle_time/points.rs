@@ -1,0 +1,274 @@
+//! Which systems are run on which disks, and running them.
+//!
+//! Owns: [`Kind`], a system to compare; [`Point`], one run of it: disk, how full, burst, pause, seed; the workload; all
+//! runs, spread over the processors. Rules: a run warms up with the very bursts and pauses that are measured after; a latency
+//! is the time from when a burst was due until its last update was accepted, divided by its updates; work that
+//! runs over its gap makes the next burst late, and counts.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use shoal_sim::mechanical::Drive;
+use shoal_sim::{MechanicalDisk, Random, SimClock};
+
+use super::eager::{Buffered, OnVirtualLog, Policy};
+use super::in_place::{Delayed, InPlace};
+use super::lfs::Lfs;
+use super::stand_in::StandIn;
+use super::system::{BLOCK_BYTES, ModelError, Result, System, World};
+
+/// Bursts that are measured, at least.
+const BURSTS_MIN: u64 = 8;
+
+/// The systems.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// UFS on a regular disk, synchronous.
+    Ufs,
+    /// The same with delayed writes in volatile memory.
+    UfsDelayed,
+    /// LFS with NVRAM on a regular disk.
+    Lfs,
+    /// UFS on a virtual-log disk, synchronous.
+    UfsVld,
+    /// A virtual-log file system with NVRAM.
+    Vlfs,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 5] = [Kind::Ufs, Kind::UfsDelayed, Kind::Lfs, Kind::UfsVld, Kind::Vlfs];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Ufs => "UFS",
+            Kind::UfsDelayed => "UFS, delayed (volatile)",
+            Kind::Lfs => "LFS+NVRAM",
+            Kind::UfsVld => "UFS on VLD",
+            Kind::Vlfs => "VLFS+NVRAM",
+        }
+    }
+}
+
+/// A disk of the experiment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
+pub enum DiskKind {
+    /// 36 cylinders of an HP 97560
+    Hp97560,
+    /// 11 cylinders of a Seagate ST19101
+    St19101,
+    /// 3 cylinders of a zoned drive of the 2020s, 7200 rpm
+    Zoned,
+}
+
+impl DiskKind {
+    pub fn drive(self) -> Drive {
+        match self {
+            DiskKind::Hp97560 => Drive::hp97560().slice(36),
+            DiskKind::St19101 => Drive::st19101().slice(11),
+            DiskKind::Zoned => Drive::zoned().slice(3),
+        }
+    }
+
+    /// As part of names of tables and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            DiskKind::Hp97560 => "hp97560",
+            DiskKind::St19101 => "st19101",
+            DiskKind::Zoned => "zoned",
+        }
+    }
+}
+
+/// What all runs have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    pub buffer_bytes: u64,
+    pub accept_ns: u64,
+    /// Updates before and while measuring, at least.
+    pub warm_up: u64,
+    pub measured: u64,
+}
+
+/// One run.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Point {
+    pub kind: Kind,
+    pub disk: DiskKind,
+    /// Live blocks (percent of the disk's).
+    pub utilisation: u32,
+    /// Updates in a burst.
+    pub burst: u64,
+    pub idle_ns: u64,
+    pub seed: u64,
+}
+
+impl fmt::Display for Point {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Point { kind, disk, utilisation, burst, idle_ns, .. } = self;
+        let (burst_kb, idle_ms) = ((burst * BLOCK_BYTES) >> 10, idle_ns / 1_000_000);
+        let disk = disk.name();
+        write!(f, "{} on {disk}, {utilisation}% full, bursts of {burst_kb} KB, {idle_ms} ms idle", kind.name())
+    }
+}
+
+/// What a run found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Figures {
+    /// Mean of all updates (ms, simulated).
+    pub latency_ms: f64,
+    pub updates: u64,
+}
+
+fn system(point: &Point, world: &World) -> Result<Box<dyn System>> {
+    let log = || Box::new(StandIn::new(world));
+    Ok(match point.kind {
+        Kind::Ufs => Box::new(InPlace::new(world.clone())),
+        Kind::UfsDelayed => Box::new(Delayed::new(world.clone())),
+        Kind::Lfs => Box::new(Lfs::new(world.clone())?),
+        Kind::UfsVld => Box::new(OnVirtualLog::new(world.clone(), log())?),
+        Kind::Vlfs => Box::new(Buffered::new(world.clone(), log(), Policy::default())?),
+    })
+}
+
+/// A new disk of which so much is live.
+pub(super) fn world(disk: DiskKind, utilisation: u32, buffer_bytes: u64, accept_ns: u64) -> World {
+    let clock = Arc::new(SimClock::new(0));
+    let disk = MechanicalDisk::new(disk.drive(), clock.clone());
+    World {
+        live: (disk.layout().blocks() * u64::from(utilisation) / 100).max(1),
+        buffer: (buffer_bytes / BLOCK_BYTES) as usize,
+        accept_ns,
+        clock,
+        disk,
+    }
+}
+
+/// Runs a point: warm-up, measurement, check of what is held.
+pub fn measure(setup: &Setup, point: &Point) -> Result<Figures> {
+    let world = world(point.disk, point.utilisation, setup.buffer_bytes, setup.accept_ns);
+    run(setup, point, &world, &mut *system(point, &world)?)
+}
+
+fn run(setup: &Setup, point: &Point, world: &World, system: &mut dyn System) -> Result<Figures> {
+    // The same updates for every system.
+    let mut random = Random::new(point.seed);
+    // Without memory there is nothing to warm up.
+    let warm_up = if point.kind == Kind::Ufs { 0 } else { setup.warm_up };
+    let measured = setup.measured.max(BURSTS_MIN * point.burst);
+    let (mut done, mut updates, mut burst_ns) = (0, 0, 0);
+    let mut due_ns = world.now_ns();
+    while updates < measured {
+        for _ in 0..point.burst {
+            system.update(random.below(world.live))?;
+        }
+        if done >= warm_up {
+            updates += point.burst;
+            burst_ns += world.now_ns() - due_ns;
+        }
+        done += point.burst;
+        due_ns = world.now_ns() + point.idle_ns;
+        system.idle(due_ns)?;
+        world.clock.advance(world.left_ns(due_ns));
+    }
+    system.check()?;
+    Ok(Figures { latency_ms: burst_ns as f64 / 1e6 / updates as f64, updates })
+}
+
+/// Runs all, the first first, on so many threads; results in the order asked for.
+pub fn measure_all(setup: &Setup, points: &[Point], threads: usize) -> Vec<Result<Figures>> {
+    let next = AtomicUsize::new(0);
+    let results = Mutex::new(points.iter().map(|_| None).collect::<Vec<_>>());
+    let work = || {
+        while let Some((index, point)) =
+            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, points.get(i)?)))
+        {
+            let outcome = measure(setup, point);
+            results.lock().expect("no thread panics with the lock")[index] = Some(outcome);
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..threads.clamp(1, points.len().max(1)) {
+            scope.spawn(work);
+        }
+    });
+    let broken = || Err(ModelError::Broken("the run was not made".into()));
+    let results = results.into_inner().expect("no thread panics with the lock");
+    results.into_iter().map(|result| result.unwrap_or_else(broken)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SETUP: Setup = Setup { buffer_bytes: 6 << 20, accept_ns: 100_000, warm_up: 1000, measured: 4000 };
+
+    fn point(kind: Kind, disk: DiskKind, idle_ns: u64) -> Point {
+        Point { kind, disk, utilisation: 80, burst: 32, idle_ns, seed: 1 }
+    }
+
+    #[test]
+    fn update_in_place_is_the_closed_form() {
+        for disk in [DiskKind::Hp97560, DiskKind::St19101, DiskKind::Zoned] {
+            let drive = disk.drive();
+            // The file is the first 80% of the cylinders; two places in it are d apart with probability 2(N-d)/N^2.
+            let n = 0.8 * f64::from(drive.zones[0].cylinders);
+            let seek_ns: f64 =
+                (1..n.ceil() as u32).map(|d| 2.0 * (n - f64::from(d)) / (n * n) * drive.seek.seek_ns(d) as f64).sum();
+            let block_ns = drive.sector_ns(&drive.zones[0]) * f64::from(drive.sectors_per_block);
+            let same_cylinder = 1.0 / n * (1.0 - 1.0 / f64::from(drive.tracks_per_cylinder));
+            let switch_ns = same_cylinder * drive.head_switch_ns as f64;
+            let fixed_ns = (SETUP.accept_ns + drive.overhead_ns + drive.revolution_ns / 2) as f64;
+            let form_ms = (fixed_ns + seek_ns + switch_ns + block_ns) / 1e6;
+            let ours_ms = measure(&SETUP, &point(Kind::Ufs, disk, 0)).unwrap().latency_ms;
+            assert!((ours_ms / form_ms - 1.0).abs() < 0.05, "{}: {ours_ms} instead of {form_ms}", disk.name());
+        }
+    }
+
+    #[test]
+    fn one_seed_makes_one_result_and_another_another() {
+        for kind in Kind::ALL {
+            let at = point(kind, DiskKind::St19101, 20_000_000);
+            let first = measure(&SETUP, &at).unwrap();
+            assert_eq!(first, measure(&SETUP, &at).unwrap());
+            let in_memory = first.latency_ms <= 0.1001;
+            assert!(in_memory || first != measure(&SETUP, &Point { seed: 2, ..at }).unwrap(), "{}", kind.name());
+        }
+    }
+
+    /// Works half as long again as there is time.
+    struct Overrun(World);
+
+    impl System for Overrun {
+        fn update(&mut self, _: u64) -> Result<()> {
+            self.0.accept();
+            Ok(())
+        }
+
+        fn idle(&mut self, until_ns: u64) -> Result<()> {
+            self.0.clock.advance(self.0.left_ns(until_ns) * 3 / 2);
+            Ok(())
+        }
+
+        fn check(&mut self) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn work_that_runs_over_a_gap_makes_the_next_burst_late() {
+        let at = point(Kind::Lfs, DiskKind::St19101, 64_000_000);
+        let world = world(at.disk, 80, SETUP.buffer_bytes, SETUP.accept_ns);
+        let found = run(&SETUP, &at, &world, &mut Overrun(world.clone())).unwrap();
+        // 32 ms too long, over 32 updates.
+        assert!((found.latency_ms - 1.1).abs() < 1e-9, "{}", found.latency_ms);
+    }
+
+    #[test]
+    fn a_file_that_fits_into_the_buffer_is_updated_at_memory_speed() {
+        for kind in [Kind::Lfs, Kind::Vlfs, Kind::UfsDelayed] {
+            let at = Point { utilisation: 20, ..point(kind, DiskKind::Hp97560, 0) };
+            assert_eq!(measure(&SETUP, &at).unwrap().latency_ms, 0.1, "{}", kind.name());
+        }
+    }
+}

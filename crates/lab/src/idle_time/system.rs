@@ -1,0 +1,148 @@
+//! What is compared: file systems, reduced to what they do to a disk when a block is updated and when nothing is to do.
+//!
+//! Owns: [`System`], the world it runs in ([`World`]), and the write buffer that several have ([`Buffer`]). Rules: all time is the
+//! simulated clock's, and it passes in the disk's requests and in [`World::accept`] only. A system works in a gap as long as
+//! what it would begin fits in; if it runs over, the next burst waits for it. Left out: reads by programs, metadata,
+//! and everything a burst of updates of one file does not need.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use shoal_media::{BlockDevice, Clock, MediaError};
+use shoal_sim::{MechanicalDisk, SimClock};
+
+/// The unit of updates and of all file systems here (bytes).
+pub const BLOCK_BYTES: u64 = 4096;
+
+/// Why a run has no figure.
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// Too full for this system: a result, not a fault.
+    #[error("no room: {0}")]
+    NoRoom(String),
+    #[error("{0}")]
+    Media(#[from] MediaError),
+    /// The run lost or mixed up a block.
+    #[error("block {block} holds {found} instead of {expected}")]
+    WrongBytes { block: u64, expected: String, found: String },
+    #[error("{0}")]
+    Broken(String),
+}
+
+pub type Result<T> = std::result::Result<T, ModelError>;
+
+/// A file system under a stream of updates of 4 KiB blocks.
+pub trait System {
+    /// Takes an update of a block of the file; returns when it is accepted.
+    fn update(&mut self, block: u64) -> Result<()>;
+
+    /// Nothing comes until `until_ns` of the clock: works in the background, or returns early.
+    fn idle(&mut self, until_ns: u64) -> Result<()>;
+
+    /// Compares what the system holds with what was written.
+    fn check(&mut self) -> Result<()>;
+}
+
+/// A disk, its clock, and what all systems have in common.
+#[derive(Clone)]
+pub struct World {
+    pub clock: Arc<SimClock>,
+    pub disk: MechanicalDisk,
+    /// Blocks of the file: what is live.
+    pub live: u64,
+    /// Blocks of a write buffer.
+    pub buffer: usize,
+    /// Of the host for each update: system call and copy (ns).
+    pub accept_ns: u64,
+}
+
+impl World {
+    pub fn now_ns(&self) -> u64 {
+        self.clock.monotonic_ns()
+    }
+
+    /// Lets the host take over an update.
+    pub fn accept(&self) {
+        self.clock.advance(self.accept_ns);
+    }
+
+    /// Blocks of the disk.
+    pub fn capacity(&self) -> u64 {
+        self.disk.geometry().bytes / BLOCK_BYTES
+    }
+
+    /// Time from now to `until_ns`, 0 if that has passed (ns).
+    pub fn left_ns(&self, until_ns: u64) -> u64 {
+        until_ns.saturating_sub(self.now_ns())
+    }
+
+    /// Carries something out and says how long it took (ns).
+    pub fn timed<T>(&self, what: impl FnOnce() -> Result<T>) -> Result<(T, u64)> {
+        let began_ns = self.now_ns();
+        let value = what()?;
+        Ok((value, self.now_ns() - began_ns))
+    }
+}
+
+/// Blocks that were accepted and are not on the disk yet, in the order they were first dirtied.
+pub struct Buffer {
+    capacity: usize,
+    order: VecDeque<u64>,
+    is_held: Vec<bool>,
+}
+
+impl Buffer {
+    pub fn new(world: &World) -> Buffer {
+        Buffer { capacity: world.buffer, order: VecDeque::new(), is_held: vec![false; world.live as usize] }
+    }
+
+    pub fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.order.len() >= self.capacity
+    }
+
+    pub fn holds(&self, block: u64) -> bool {
+        self.is_held[block as usize]
+    }
+
+    /// Puts a block in; false if it is there already, and its former contents are replaced.
+    pub fn put(&mut self, block: u64) -> bool {
+        if self.holds(block) {
+            return false;
+        }
+        assert!(!self.is_full(), "a full buffer is emptied first");
+        self.is_held[block as usize] = true;
+        self.order.push_back(block);
+        true
+    }
+
+    /// Takes out up to `count` blocks, the oldest first.
+    pub fn take(&mut self, count: usize) -> Vec<u64> {
+        let taken: Vec<u64> = self.order.drain(..count.min(self.order.len())).collect();
+        taken.iter().for_each(|block| self.is_held[*block as usize] = false);
+        taken
+    }
+
+    /// Takes out up to `count` blocks in the order of their places in the file, from `from` on, behind the last from the
+    /// first.
+    pub fn take_in_order(&mut self, from: u64, count: usize) -> Vec<u64> {
+        let places = self.is_held.len() as u64;
+        let order = (0..places).map(|step| (from + step) % places);
+        let taken: Vec<u64> = order.filter(|block| self.holds(*block)).take(count).collect();
+        taken.iter().for_each(|block| self.is_held[*block as usize] = false);
+        self.order.retain(|block| self.is_held[*block as usize]);
+        taken
+    }
+
+    /// The block that was dirtied first of all.
+    pub fn oldest(&self) -> Option<u64> {
+        self.order.front().copied()
+    }
+}
