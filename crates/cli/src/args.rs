@@ -76,8 +76,22 @@ pub enum Command {
     shoal format --bulk nbd://server/disk /srv/store\n  \
     shoal format --bulk 'netram:hosta:7000,hostb:7000,hostc:7000?policy=adaptive' /srv/store")]
 pub struct FormatArgs {
-    /// Directory that will be the store; made if it does not exist
+    /// Directory that will be the store, made if it does not exist; or vlog:PATH, to make a virtual-log disk
     pub store: PathBuf,
+    /// Of vlog:PATH: device below, `file:PATH`, `device:PATH`, an NBD URI or `netram:...` [default: PATH itself]
+    ///
+    /// With it PATH becomes a small file that names the device.
+    #[arg(long, value_name = "DEVICE", verbatim_doc_comment)]
+    pub over: Option<Description>,
+    /// Of vlog:PATH: size of the file below, which is made
+    #[arg(long, value_name = "SIZE")]
+    pub size: Option<Size>,
+    /// Of vlog:PATH: part of the device that never holds data; the more, the less the compactor has to do (18 to 90)
+    #[arg(long, value_name = "PERCENT", default_value_t = 20)]
+    pub spare: u8,
+    /// Of vlog:PATH: a power of two from 128K to 16M; what is written and emptied as one piece
+    #[arg(long, value_name = "SIZE", default_value = "1M")]
+    pub segment: Size,
     /// Memory that holds metadata and small files: `logged`, `battery=PATH` or `dax=PATH`
     ///
     /// logged: ordinary memory with a log and images in the store. battery: a file on tmpfs or hugetlbfs whose memory
@@ -90,7 +104,8 @@ pub struct FormatArgs {
     /// Where the data of large files goes [default: a file in the store]
     ///
     /// file:PATH: a file or a block device. nbd://HOST/NAME, nbd+unix:///NAME?socket=PATH: an NBD server.
-    /// netram:DONOR,DONOR,...?OPTIONS: the memory of other machines. none: nowhere, there are no large files.
+    /// netram:DONOR,DONOR,...?OPTIONS: the memory of other machines. vlog:PATH: a virtual-log disk.
+    /// none: nowhere, there are no large files.
     #[arg(long, value_name = "BULK", verbatim_doc_comment)]
     pub bulk: Option<BulkChoice>,
     /// Size of the bulk storage [default: the size of the file system or device that holds it]
@@ -112,7 +127,7 @@ pub struct FormatArgs {
 pub enum BulkChoice {
     None,
     File(PathBuf),
-    /// An NBD server or a network RAM disk.
+    /// An NBD server, a network RAM disk or a virtual-log disk.
     Device(Description),
 }
 
@@ -123,8 +138,10 @@ impl std::str::FromStr for BulkChoice {
         match text.split_once(':') {
             None if text == "none" => Ok(BulkChoice::None),
             Some(("file", path)) if !path.is_empty() => Ok(BulkChoice::File(path.into())),
-            Some(("nbd" | "nbds" | "nbd+unix" | "nbds+unix" | "netram", _)) => text.parse().map(BulkChoice::Device),
-            _ => Err("write `file:PATH`, an NBD URI, `netram:...` or `none`".into()),
+            Some(("nbd" | "nbds" | "nbd+unix" | "nbds+unix" | "netram" | "vlog", _)) => {
+                text.parse().map(BulkChoice::Device)
+            }
+            _ => Err("write `file:PATH`, `vlog:PATH`, an NBD URI, `netram:...` or `none`".into()),
         }
     }
 }

@@ -124,6 +124,10 @@ pub fn serve(
     }
     let outcome = session.wait();
     control::remove(&store.directory);
+    if let Some(Err(failure)) = media.bulk.as_ref().map(|bulk| bulk.close()) {
+        // The store is what it is; its bulk device takes longer to open next time.
+        warn!("{failure}");
+    }
     match &outcome {
         // The connection may fail as it likes: the store is clean.
         Ok(()) | Err(shoal_fuse::Error::Connection(_)) => {

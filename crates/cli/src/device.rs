@@ -1,4 +1,4 @@
-//! What a block device is called: `file:PATH`, an NBD URI, or `netram:DONOR,DONOR,...?OPTIONS`.
+//! What a block device is called: `file:PATH`, `vlog:PATH`, an NBD URI, or `netram:DONOR,DONOR,...?OPTIONS`.
 //!
 //! Owns the grammar and its way back to text (a store's description keeps it). A donor is `unix:PATH`, `HOST:PORT` or
 //! an NBD URI. Commas separate donors, so one within a donor's URI is written %2C. The disk's options come after the
@@ -26,8 +26,13 @@ const LOST_AFTER_SECONDS: std::ops::RangeInclusive<f64> = 0.1..=3600.0;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Description {
     File(PathBuf),
-    Nbd { uri: Uri, lost_after: Duration },
+    Nbd {
+        uri: Uri,
+        lost_after: Duration,
+    },
     Netram(Box<Netram>),
+    /// A virtual-log disk: on this file or block device, or on the one that this file names.
+    Vlog(PathBuf),
 }
 
 /// A network RAM disk.
@@ -62,6 +67,13 @@ impl FromStr for Description {
         if let Some(path) = text.strip_prefix("file:").filter(|path| !path.is_empty()) {
             return Ok(Description::File(path.into()));
         }
+        // The same, for those who think of a block device.
+        if let Some(path) = text.strip_prefix("device:").filter(|path| !path.is_empty()) {
+            return Ok(Description::File(path.into()));
+        }
+        if let Some(path) = text.strip_prefix("vlog:").filter(|path| !path.is_empty()) {
+            return Ok(Description::Vlog(path.into()));
+        }
         if let Some(rest) = text.strip_prefix("netram:") {
             return parse_netram(rest).map(|disk| Description::Netram(Box::new(disk)));
         }
@@ -71,7 +83,8 @@ impl FromStr for Description {
             return Ok(Description::Nbd { uri, lost_after: lost_after.unwrap_or(DEVICE_LOST_AFTER) });
         }
         Err(format!(
-            "{text:?} is no device; write file:PATH, nbd://HOST/NAME, nbd+unix:///NAME?socket=PATH or netram:..."
+            "{text:?} is no device; write file:PATH, vlog:PATH, nbd://HOST/NAME, nbd+unix:///NAME?socket=PATH or \
+             netram:..."
         ))
     }
 }
@@ -283,7 +296,7 @@ impl Description {
             uri.certificates.as_mut().map_or(Ok(()), fix)
         }
         match &mut self {
-            Description::File(path) => fix(path)?,
+            Description::File(path) | Description::Vlog(path) => fix(path)?,
             Description::Nbd { uri, .. } => fix_uri(uri)?,
             Description::Netram(disk) => {
                 for donor in &mut disk.donors {
@@ -305,6 +318,7 @@ impl fmt::Display for Description {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Description::File(path) => write!(f, "file:{}", path.display()),
+            Description::Vlog(path) => write!(f, "vlog:{}", path.display()),
             Description::Nbd { uri, lost_after } => {
                 let text = uri_text(uri);
                 f.write_str(&text)?;
@@ -409,6 +423,7 @@ mod tests {
         for (text, expected) in [
             ("disk", "no device"),
             ("file:", "no device"),
+            ("vlog:", "no device"),
             ("nbd://h/?soket=1", "unknown parameter soket"),
             ("nbd://h/?lost-after=0", "lost-after=0"),
             ("netram:", "names no donor"),
@@ -446,7 +461,9 @@ mod tests {
         assert_eq!((uri.name.as_str(), *lost_after), ("x", Duration::from_secs(2)));
         assert_eq!(device.to_string(), text);
         assert_eq!("nbd://h:1/x?lost-after=2".parse::<Description>().unwrap().to_string(), "nbd://h:1/x?lost-after=2");
-        assert_eq!("file:/a".parse::<Description>().unwrap().to_string(), "file:/a");
+        for (text, written) in [("file:/a", "file:/a"), ("device:/dev/x", "file:/dev/x"), ("vlog:/b", "vlog:/b")] {
+            assert_eq!(text.parse::<Description>().unwrap().to_string(), written);
+        }
     }
 
     #[test]

@@ -23,6 +23,7 @@ use crate::memory::kind_name;
 use crate::open_device::{self, Device, Opening};
 use crate::size::{Size, human};
 use crate::store::{self, BulkPlace, Description};
+use crate::vlog_disk;
 
 const MEMORY_BYTES_MIN: u64 = 8 << 20;
 const THRESHOLD_BYTES_MAX: u64 = 64 << 20;
@@ -43,6 +44,13 @@ struct Report {
 }
 
 pub fn run(args: &FormatArgs) -> Outcome<()> {
+    if let Some(path) = args.store.to_str().and_then(|store| store.strip_prefix("vlog:")) {
+        return vlog_disk::format(args, Path::new(path));
+    }
+    if args.over.is_some() || args.size.is_some() {
+        let cause = "makes a virtual-log disk, not a store";
+        return Err(Failure::new("--over, --size", cause).remedy("name the disk vlog:PATH").code(2));
+    }
     let memory_bytes = memory_bytes(args.memory_size)?;
     let threshold = args.threshold.0;
     if threshold > THRESHOLD_BYTES_MAX {

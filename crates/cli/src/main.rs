@@ -41,6 +41,7 @@ mod size;
 mod status;
 mod store;
 mod umount;
+mod vlog_disk;
 
 use std::ffi::OsStr;
 use std::path::Path;

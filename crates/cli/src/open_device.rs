@@ -1,6 +1,6 @@
 //! Opens what a device's description names, and answers for it: status, redundancy, changes of its donors.
 //!
-//! Owns the choice among a file, a connection to an NBD server and a network RAM disk; each is a `BlockDevice` of its
+//! Owns the choice among a file, a connection to an NBD server, a network RAM disk and a virtual-log disk; each is a `BlockDevice` of its
 //! own.
 //! Rules: an error names the device and what to do; only `Opening::MayCreate` makes a network RAM disk, because a disk
 //! that a store was formatted on and that is not there any more must not come back empty.
@@ -17,6 +17,7 @@ use crate::failure::{Failure, Outcome};
 use crate::nbd_link::{Contents, Link};
 use crate::netram_disk::NetramDisk;
 use crate::status::DeviceReport;
+use crate::vlog_disk::VlogDisk;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Opening {
@@ -33,6 +34,7 @@ enum Kind {
     File(Arc<FileDevice>, Description),
     Nbd(Arc<Link>, Description),
     Netram(Arc<NetramDisk>),
+    Vlog(Arc<VlogDisk>),
 }
 
 pub fn open(description: &Description, opening: Opening) -> Outcome<Device> {
@@ -51,6 +53,7 @@ pub fn open(description: &Description, opening: Opening) -> Outcome<Device> {
             Kind::Nbd(Arc::new(link), description.clone())
         }
         Description::Netram(wanted) => Kind::Netram(Arc::new(NetramDisk::open(wanted, opening)?)),
+        Description::Vlog(path) => Kind::Vlog(Arc::new(VlogDisk::open(path)?)),
     };
     Ok(Device { kind })
 }
@@ -61,6 +64,7 @@ impl Device {
         match &self.kind {
             Kind::File(_, description) | Kind::Nbd(_, description) => description.clone(),
             Kind::Netram(disk) => Description::Netram(Box::new(disk.description())),
+            Kind::Vlog(disk) => disk.description(),
         }
     }
 
@@ -69,14 +73,16 @@ impl Device {
             Kind::File(device, _) => device.clone(),
             Kind::Nbd(link, _) => link.clone(),
             Kind::Netram(disk) => disk.block_device(),
+            Kind::Vlog(disk) => disk.block_device(),
         }
     }
 
     pub fn report(&self) -> DeviceReport {
-        let (kind, connection, disk) = match &self.kind {
-            Kind::File(..) => ("file", None, None),
-            Kind::Nbd(link, _) => ("nbd", Some(link.state().to_string()), None),
-            Kind::Netram(disk) => ("netram", None, Some(disk.report())),
+        let (kind, connection, disk, vlog) = match &self.kind {
+            Kind::File(..) => ("file", None, None, None),
+            Kind::Nbd(link, _) => ("nbd", Some(link.state().to_string()), None, None),
+            Kind::Netram(disk) => ("netram", None, Some(disk.report()), None),
+            Kind::Vlog(disk) => ("vlog", None, None, Some(disk.report())),
         };
         DeviceReport {
             device: self.description().to_string(),
@@ -84,6 +90,15 @@ impl Device {
             size_bytes: self.block_device().geometry().bytes,
             connection,
             disk,
+            vlog,
+        }
+    }
+
+    /// After the last request: what makes the next opening quick is written down.
+    pub fn close(&self) -> Outcome<()> {
+        match &self.kind {
+            Kind::Vlog(disk) => disk.close(),
+            Kind::File(..) | Kind::Nbd(..) | Kind::Netram(_) => Ok(()),
         }
     }
 

@@ -92,6 +92,7 @@ pub fn run(args: &ServeArgs) -> Outcome<()> {
         let flushed = flushed.map_err(|_| Failure::new(&args.device, "does not finish its last flush"))?;
         flushed.map_err(|error| Failure::new("the last flush failed", error))?;
     }
+    device.close()?;
     info!("{} is closed", args.device);
     Ok(())
 }

@@ -40,7 +40,7 @@ pub struct ExportReport {
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceReport {
     pub device: String,
-    /// `file`, `nbd`, `netram`.
+    /// `file`, `nbd`, `netram`, `vlog`.
     pub kind: String,
     pub size_bytes: u64,
     /// Of `nbd`: `connected`, `reconnecting`, `lost`.
@@ -49,6 +49,38 @@ pub struct DeviceReport {
     /// Of `netram`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<DiskReport>,
+    /// Of `vlog`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlog: Option<VlogReport>,
+}
+
+/// A virtual-log disk. What was written, moved and emptied is counted since it was opened.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct VlogReport {
+    pub uuid: String,
+    /// Device below; `None`: the disk is on the device named.
+    pub over: Option<String>,
+    pub log_bytes: u64,
+    /// What is in use, or was left and is free after the next flush.
+    pub used_bytes: u64,
+    pub segments: u32,
+    pub free_segments: u32,
+    /// Memory of the map, and of what is kept beside it.
+    pub map_bytes: u64,
+    pub beside_bytes: u64,
+    pub written_bytes: u64,
+    pub device_written_bytes: u64,
+    pub write_amplification: f64,
+    /// By the compactor.
+    pub moved_bytes: u64,
+    pub segments_emptied: u64,
+    /// Blocks the compactor found changed by the device.
+    pub damaged_blocks: u64,
+    /// Of the device below.
+    pub flushes: u64,
+    pub opened_clean: bool,
+    pub recovery_seconds: f64,
+    pub recovery_read_bytes: u64,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -216,7 +248,41 @@ fn text(report: &Report) -> String {
     if let Some(disk) = &device.disk {
         out += &disk_text(disk);
     }
+    if let Some(vlog) = &device.vlog {
+        out += &vlog_text(vlog);
+    }
     out
+}
+
+fn vlog_text(vlog: &VlogReport) -> String {
+    let over = vlog.over.as_ref().map_or(String::new(), |over| format!("over         {over}\n"));
+    let found = if vlog.opened_clean { "its end was written down" } else { "after a crash" };
+    let damaged = match vlog.damaged_blocks {
+        0 => String::new(),
+        blocks => {
+            format!("damaged      {blocks} blocks were changed by the device; reading them fails, writing heals them\n")
+        }
+    };
+    format!(
+        "{over}log          {}, {} in use; {} of {} segments free\n\
+         written      {}, {} to the device below ({:.2} times), {} of that moved by the compactor\n\
+         compactor    {} segments emptied\n\
+         memory       {} for the map, {} beside it\n\
+         opened       {found}: {} read in {:.2} s\n{damaged}",
+        human(vlog.log_bytes),
+        human(vlog.used_bytes),
+        vlog.free_segments,
+        vlog.segments,
+        human(vlog.written_bytes),
+        human(vlog.device_written_bytes),
+        vlog.write_amplification,
+        human(vlog.moved_bytes),
+        vlog.segments_emptied,
+        human(vlog.map_bytes),
+        human(vlog.beside_bytes),
+        human(vlog.recovery_read_bytes),
+        vlog.recovery_seconds,
+    )
 }
 
 fn disk_text(disk: &DiskReport) -> String {
