@@ -37,7 +37,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Make a new, empty store
-    Format(FormatArgs),
+    Format(Box<FormatArgs>),
     /// Mount a store
     Mount(MountArgs),
     /// Unmount a store and wait until it is clean

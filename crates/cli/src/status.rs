@@ -383,6 +383,7 @@ mod tests {
             size_bytes: 1 << 31,
             connection: None,
             disk: Some(disk),
+            vlog: None,
         };
         let address = "unix:/run/d".into();
         let export = ExportReport { name: "d".into(), address, connections: 1, read_only: false, pid: 7 };

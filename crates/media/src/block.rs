@@ -3,6 +3,7 @@
 //! Owns: the trait [`BlockDevice`] with its contract, and blocking helpers on top of it. Completion is by callback, so that many
 //! requests can be in flight without an async runtime in the trait. Left out: queues and retries (each device's own).
 
+use std::cell::Cell;
 use std::sync::mpsc;
 
 use crate::{MediaError, Result};
@@ -64,6 +65,16 @@ pub trait BlockDevice: Send + Sync {
     }
 }
 
+thread_local! {
+    static BEFORE_WAIT: Cell<Option<fn()>> = const { Cell::new(None) };
+}
+
+/// For threads that put something off while they work, such as messages: `then` runs whenever the calling thread is about
+/// to wait for a request, which may depend on what was put off.
+pub fn before_this_thread_waits(then: fn()) {
+    BEFORE_WAIT.set(Some(then));
+}
+
 fn wait(device: &(impl BlockDevice + ?Sized), request: Request) -> Result<Vec<u8>> {
     let (sender, receiver) = mpsc::sync_channel(1);
     device.submit(
@@ -73,6 +84,11 @@ fn wait(device: &(impl BlockDevice + ?Sized), request: Request) -> Result<Vec<u8
             let _ = sender.send(result);
         }),
     );
+    // A device that completed at once has left nothing to wait for.
+    match receiver.try_recv() {
+        Ok(result) => return result,
+        Err(_) => BEFORE_WAIT.get().into_iter().for_each(|then| then()),
+    }
     receiver.recv().unwrap_or_else(|_| {
         Err(MediaError::Io {
             what: "block device".into(),
@@ -104,4 +120,33 @@ pub fn trim(device: &dyn BlockDevice, at: u64, len: u64) -> Result<()> {
 /// Zeroes and waits.
 pub fn write_zeroes(device: &dyn BlockDevice, at: u64, len: u64) -> Result<()> {
     wait(device, Request::WriteZeroes { at, len, fua: false }).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    thread_local! {
+        static PUT_OFF: Cell<Option<Completion>> = const { Cell::new(None) };
+    }
+
+    /// Completes a request when the thread that submitted it is about to wait.
+    struct Lazy;
+
+    impl BlockDevice for Lazy {
+        fn geometry(&self) -> BlockGeometry {
+            BlockGeometry { bytes: 1 << 20, block_bytes: 512, atomic_bytes: 512, survives_process: true }
+        }
+
+        fn submit(&self, _request: Request, done: Completion) {
+            PUT_OFF.set(Some(done));
+        }
+    }
+
+    #[test]
+    fn what_a_thread_has_put_off_is_done_before_it_waits() {
+        before_this_thread_waits(|| PUT_OFF.take().into_iter().for_each(|done| done(Ok(vec![]))));
+        flush(&Lazy).unwrap();
+        write_zeroes(&Lazy, 0, 512).unwrap();
+    }
 }

@@ -83,6 +83,8 @@ thread_local! {
 /// The calling thread receives: from now on what it brings waits for [`flush_held`].
 pub(crate) fn hold_on_this_thread() {
     HELD.set(Some(Vec::new()));
+    // A device that asks another one and waits for it.
+    shoal_media::block::before_this_thread_waits(flush_held);
 }
 
 /// Sends what the calling thread holds.
