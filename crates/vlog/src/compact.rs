@@ -28,7 +28,7 @@ const FREE_BLOCKS_MIN: u32 = 64;
 /// Blocks gathered before they are written.
 const MOVES: usize = 64;
 /// In a gap a segment is worth its work if at most so much of it is in use (percent).
-const WORTH_PERCENT: u32 = 85;
+const WORTH_PERCENT: u32 = 70;
 
 /// A segment or track that is being emptied.
 pub(crate) struct Emptying {
@@ -64,12 +64,16 @@ impl VirtualLog {
             return Ok(());
         }
         let mut rounds = self.superblock.segments();
-        while self.state.read().space.free_segments() <= FREE_SEGMENTS_MIN {
+        let few = |disk: &VirtualLog| disk.state.read().space.free_segments() <= FREE_SEGMENTS_MIN;
+        if few(self) && self.state.read().space.left_blocks() > self.superblock.segment_blocks {
+            self.announce(log, By::Compactor)?;
+        }
+        while few(self) {
             if !self.step_segment(log, true)? {
                 return Ok(());
             }
             if log.emptying.is_none() {
-                if self.state.read().space.free_segments() <= FREE_SEGMENTS_MIN {
+                if few(self) {
                     self.announce(log, By::Compactor)?;
                 }
                 rounds -= 1;
@@ -168,6 +172,15 @@ impl VirtualLog {
         let Some(victim) = victim.filter(|victim| needed || victim.used * 100 <= size * WORTH_PERCENT) else {
             return Ok(false);
         };
+        let (left, free) = {
+            let state = self.state.read();
+            (state.space.left_blocks(), state.space.free_segments())
+        };
+        if !needed && (left > 4 * size || left > 0 && free <= FREE_SEGMENTS_MIN + 1) {
+            // What was emptied before is free only then.
+            self.announce(log, By::Compactor)?;
+            return Ok(true);
+        }
         let start = LOG_AT + victim.segment * size;
         let mut image = vec![0; size as usize * BLOCK];
         block::read(&*self.device, start as u64 * BLOCK as u64, &mut image)?;
@@ -177,11 +190,12 @@ impl VirtualLog {
         Ok(true)
     }
 
-    /// Enough free segments for a burst: what the spare part leaves, for the most part.
+    /// Enough free segments for a burst: a quarter of what the spare part leaves. More would be bought with moves of data that
+    /// may be overwritten anyway.
     fn enough_segments(&self) -> usize {
         let segments = self.superblock.segments() as usize;
         let full = (self.superblock.logical_blocks / self.superblock.segment_blocks) as usize;
-        (segments.saturating_sub(full) / 2).max(FREE_SEGMENTS_MIN + 2)
+        (segments.saturating_sub(full) / 4).max(FREE_SEGMENTS_MIN + 2)
     }
 
     /// Logical blocks that are in a segment now: its own records list them.

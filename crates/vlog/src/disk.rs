@@ -221,11 +221,31 @@ impl VirtualLog {
         Ok(())
     }
 
+    /// Notes when a request comes and goes.
+    fn attend<T>(&self, request: impl FnOnce() -> T) -> T {
+        self.arrivals.came(self.clock.monotonic_ns());
+        let answer = request();
+        self.arrivals.went(self.clock.monotonic_ns());
+        answer
+    }
+
+    fn carry_out(&self, request: Request) -> Result<Vec<u8>> {
+        match request {
+            Request::Read { at, mut buffer } => self.read_bytes(at, &mut buffer).map(|()| buffer),
+            Request::Write { at, buffer, fua } => self.write_bytes(at, &buffer, fua).map(|()| buffer),
+            Request::Flush => self.flush_all().map(|()| vec![]),
+            Request::Trim { at, len } => self.drop_range(at, len, false).map(|()| vec![]),
+            Request::WriteZeroes { at, len, fua } => {
+                let dropped = self.drop_range(at, len, true);
+                dropped.and_then(|()| if fua { self.flush_all() } else { Ok(()) }).map(|()| vec![])
+            }
+        }
+    }
+
     // Reading.
 
     fn read_bytes(&self, at: u64, out: &mut [u8]) -> Result<()> {
         self.check(at, out.len() as u64)?;
-        self.arrivals.came(self.clock.monotonic_ns());
         let (first, within) = ((at / BLOCK as u64) as u32, (at % BLOCK as u64) as usize);
         if within != 0 || !out.len().is_multiple_of(BLOCK) {
             let blocks = (within + out.len()).div_ceil(BLOCK);
@@ -333,7 +353,6 @@ impl VirtualLog {
     fn write_bytes(&self, at: u64, bytes: &[u8], fua: bool) -> Result<()> {
         self.writable()?;
         self.check(at, bytes.len() as u64)?;
-        self.arrivals.came(self.clock.monotonic_ns());
         let mut done = 0;
         while done < bytes.len() {
             let (logical, within) = place(at + done as u64);
@@ -363,7 +382,6 @@ impl VirtualLog {
     fn drop_range(&self, at: u64, len: u64, exact: bool) -> Result<()> {
         self.writable()?;
         self.check(at, len)?;
-        self.arrivals.came(self.clock.monotonic_ns());
         let end = at + len;
         let mut from = at;
         while from < end {
@@ -511,23 +529,14 @@ impl BlockDevice for VirtualLog {
     }
 
     fn submit(&self, request: Request, done: Completion) {
-        done(match request {
-            Request::Read { at, mut buffer } => self.read_bytes(at, &mut buffer).map(|()| buffer),
-            Request::Write { at, buffer, fua } => self.write_bytes(at, &buffer, fua).map(|()| buffer),
-            Request::Flush => self.flush_all().map(|()| vec![]),
-            Request::Trim { at, len } => self.drop_range(at, len, false).map(|()| vec![]),
-            Request::WriteZeroes { at, len, fua } => {
-                let dropped = self.drop_range(at, len, true);
-                dropped.and_then(|()| if fua { self.flush_all() } else { Ok(()) }).map(|()| vec![])
-            }
-        });
+        done(self.attend(|| self.carry_out(request)));
     }
 
     fn read_into(&self, at: u64, out: &mut [u8]) -> Result<()> {
-        self.read_bytes(at, out)
+        self.attend(|| self.read_bytes(at, out))
     }
 
     fn write_from(&self, at: u64, bytes: &[u8]) -> Result<()> {
-        self.write_bytes(at, bytes, false)
+        self.attend(|| self.write_bytes(at, bytes, false))
     }
 }

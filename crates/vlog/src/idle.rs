@@ -25,21 +25,30 @@ const GAP_DISTANCES: u64 = 8;
 /// What waits in memory for so long is written, though nobody asked for it (ns).
 const WRITE_AGE_NS: u64 = 100_000_000;
 
-/// When requests come.
+/// When requests come and go.
 #[derive(Default)]
 pub(crate) struct Arrivals {
+    /// When the last one came or went.
     last_ns: AtomicU64,
+    under_way: AtomicU64,
     /// Moving average of the distances.
     distance_ns: AtomicU64,
 }
 
 impl Arrivals {
     pub fn came(&self, now: u64) {
+        self.under_way.fetch_add(1, Ordering::Relaxed);
         let last = self.last_ns.swap(now, Ordering::Relaxed);
         // A pause counts as its limit: one long night must not make the next day's gaps invisible.
         let distance = now.saturating_sub(last).min(GAP_MAX_NS);
         let old = self.distance_ns.load(Ordering::Relaxed);
         self.distance_ns.store(old - old / 8 + distance / 8, Ordering::Relaxed);
+    }
+
+    /// While a request is carried out, however long that takes, there is no gap.
+    pub fn went(&self, now: u64) {
+        self.last_ns.store(now, Ordering::Relaxed);
+        self.under_way.fetch_sub(1, Ordering::Relaxed);
     }
 
     pub fn since_last(&self, now: u64) -> u64 {
@@ -48,7 +57,7 @@ impl Arrivals {
 
     pub fn is_gap(&self, now: u64) -> bool {
         let usual = self.distance_ns.load(Ordering::Relaxed) * GAP_DISTANCES;
-        self.since_last(now) > usual.clamp(GAP_MIN_NS, GAP_MAX_NS)
+        self.under_way.load(Ordering::Relaxed) == 0 && self.since_last(now) > usual.clamp(GAP_MIN_NS, GAP_MAX_NS)
     }
 }
 
@@ -141,17 +150,23 @@ mod tests {
         for _ in 0..100 {
             now += 2_000_000;
             arrivals.came(now);
+            arrivals.went(now);
         }
-        assert!(!arrivals.is_gap(now + 15_000_000), "seven distances");
+        arrivals.came(now);
+        assert!(!arrivals.is_gap(now + 100_000_000), "a long request is no gap");
+        arrivals.went(now);
+        assert!(!arrivals.is_gap(now + 14_000_000), "seven distances");
         assert!(arrivals.is_gap(now + 17_000_000));
         for _ in 0..100 {
             now += 10_000;
             arrivals.came(now);
+            arrivals.went(now);
         }
         assert!(!arrivals.is_gap(now + 4_000_000) && arrivals.is_gap(now + 6_000_000), "never under 5 ms");
         for _ in 0..100 {
             now += 10_000_000_000;
             arrivals.came(now);
+            arrivals.went(now);
         }
         assert!(arrivals.is_gap(now + 201_000_000), "always above 200 ms");
     }

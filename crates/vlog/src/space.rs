@@ -26,6 +26,8 @@ struct Segments {
     blocks: u32,
     /// Blocks in use, or left and not free yet.
     used: Vec<u32>,
+    /// Blocks left and not free yet.
+    left: Vec<u32>,
     /// What is written to it was closed at so many records: its age.
     closed_at: Vec<u64>,
     /// In the order in which they became free, so that all wear alike.
@@ -44,6 +46,7 @@ struct Open {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Candidate {
     pub segment: u32,
+    /// Blocks that would have to be moved.
     pub used: u32,
     pub closed_at: u64,
 }
@@ -55,6 +58,7 @@ impl Space {
         let segments = (count > 0).then(|| Segments {
             blocks: superblock.segment_blocks,
             used: vec![0; count as usize],
+            left: vec![0; count as usize],
             closed_at: vec![0; count as usize],
             free: (0..count).collect(),
             open: None,
@@ -114,6 +118,9 @@ impl Space {
             return self.free(block);
         }
         self.left.push_back((seq, block));
+        if let Some(segments) = &mut self.segments {
+            segments.left[((block - LOG_AT) / segments.blocks) as usize] += 1;
+        }
     }
 
     /// A block that was taken and not written to.
@@ -134,6 +141,9 @@ impl Space {
             && left <= seq
         {
             self.left.pop_front();
+            if let Some(segments) = &mut self.segments {
+                segments.left[((block - LOG_AT) / segments.blocks) as usize] -= 1;
+            }
             self.free(block);
         }
     }
@@ -176,13 +186,14 @@ impl Space {
         }
     }
 
-    /// Segments that could be emptied.
+    /// Segments that could be emptied; not those that will be free anyway.
     pub fn candidates(&self) -> impl Iterator<Item = Candidate> + '_ {
         let segments = self.segments.as_ref();
         let open = segments.and_then(|segments| segments.open).map(|open| open.segment);
         segments.into_iter().flat_map(move |segments| {
-            let each = segments.used.iter().zip(&segments.closed_at).enumerate();
-            each.map(|(n, (&used, &closed_at))| Candidate { segment: n as u32, used, closed_at })
+            let used = segments.used.iter().zip(&segments.left).map(|(used, left)| used - left);
+            let each = used.zip(&segments.closed_at).enumerate();
+            each.map(|(n, (used, &closed_at))| Candidate { segment: n as u32, used, closed_at })
                 .filter(move |candidate| candidate.used > 0 && Some(candidate.segment) != open)
         })
     }
