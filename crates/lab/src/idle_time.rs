@@ -24,6 +24,7 @@ use clap::Args;
 use crate::experiment::{Common, LabError, Run};
 use crate::report::Report;
 use figures::{Curve, Measured};
+use lfs::First;
 use points::{DiskKind, Kind, Point, Setup, measure_all};
 use system::{BLOCK_BYTES, ModelError};
 
@@ -64,8 +65,11 @@ pub struct Options {
     /// What the host takes to accept an update, at memory speed (microseconds, simulated)
     #[arg(long, value_name = "US", default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=100_000))]
     pub accept_us: u32,
+    /// What LFS uses a gap for first
+    #[arg(long, value_enum, default_value_t = First::Write)]
+    pub lfs_first: First,
     /// Updates measured at each point, at least
-    #[arg(long, value_name = "N", default_value_t = 8000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
+    #[arg(long, value_name = "N", default_value_t = 6000, value_parser = clap::value_parser!(u64).range(1..=100_000_000))]
     pub updates: u64,
     /// First seed of the updates
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -106,6 +110,7 @@ impl Options {
             setup: Setup {
                 buffer_bytes: u64::from(self.buffer_kb) << 10,
                 accept_ns: u64::from(self.accept_us) * 1000,
+                first: self.lfs_first,
                 // Twice what is live at 80%, as far as that is measured at all.
                 warm_up: if quick { 5000 } else { 10_000 },
                 measured: updates,
@@ -129,6 +134,9 @@ impl Options {
             add(format!("--utilisation {}", list(&self.utilisation)));
         }
         add(format!("--buffer-kb {} --accept-us {}", self.buffer_kb, self.accept_us));
+        if self.lfs_first == First::Clean {
+            add("--lfs-first clean".into());
+        }
         add(format!("--updates {} --seed {} --seeds {}", self.updates, self.seed, self.seeds));
         command
     }

@@ -3,6 +3,7 @@
 //! Owns: what is told in which table and plot, and what counts as a claim shown. The excerpt of the paper has no figures in
 //! numbers, only the shape of its curves: verdicts are on shapes, by the measures named beside them. Times are simulated.
 
+use super::lfs::First;
 use super::points::{DiskKind, Kind, Point, Setup};
 use super::{FULL_SPEED_BURST_KB, UTILISATION};
 use crate::report::{Cell, Comparison, Plot, Series, Table};

@@ -14,7 +14,7 @@ use shoal_sim::{MechanicalDisk, Random, SimClock};
 
 use super::eager::{Buffered, OnVirtualLog, Policy};
 use super::in_place::{Delayed, InPlace};
-use super::lfs::Lfs;
+use super::lfs::{First, Lfs};
 use super::stand_in::StandIn;
 use super::system::{BLOCK_BYTES, ModelError, Result, System, World};
 
@@ -85,6 +85,8 @@ impl DiskKind {
 pub struct Setup {
     pub buffer_bytes: u64,
     pub accept_ns: u64,
+    /// Of LFS.
+    pub first: First,
     /// Updates before and while measuring, at least.
     pub warm_up: u64,
     pub measured: u64,
@@ -120,12 +122,12 @@ pub struct Figures {
     pub updates: u64,
 }
 
-fn system(point: &Point, world: &World) -> Result<Box<dyn System>> {
+fn system(setup: &Setup, point: &Point, world: &World) -> Result<Box<dyn System>> {
     let log = || Box::new(StandIn::new(world));
     Ok(match point.kind {
         Kind::Ufs => Box::new(InPlace::new(world.clone())),
         Kind::UfsDelayed => Box::new(Delayed::new(world.clone())),
-        Kind::Lfs => Box::new(Lfs::new(world.clone())?),
+        Kind::Lfs => Box::new(Lfs::new(world.clone(), setup.first)?),
         Kind::UfsVld => Box::new(OnVirtualLog::new(world.clone(), log())?),
         Kind::Vlfs => Box::new(Buffered::new(world.clone(), log(), Policy::default())?),
     })
@@ -147,7 +149,7 @@ pub(super) fn world(disk: DiskKind, utilisation: u32, buffer_bytes: u64, accept_
 /// Runs a point: warm-up, measurement, check of what is held.
 pub fn measure(setup: &Setup, point: &Point) -> Result<Figures> {
     let world = world(point.disk, point.utilisation, setup.buffer_bytes, setup.accept_ns);
-    run(setup, point, &world, &mut *system(point, &world)?)
+    run(setup, point, &world, &mut *system(setup, point, &world)?)
 }
 
 fn run(setup: &Setup, point: &Point, world: &World, system: &mut dyn System) -> Result<Figures> {
@@ -201,7 +203,8 @@ pub fn measure_all(setup: &Setup, points: &[Point], threads: usize) -> Vec<Resul
 mod tests {
     use super::*;
 
-    const SETUP: Setup = Setup { buffer_bytes: 6 << 20, accept_ns: 100_000, warm_up: 1000, measured: 4000 };
+    const SETUP: Setup =
+        Setup { buffer_bytes: 6 << 20, accept_ns: 100_000, first: First::Write, warm_up: 1000, measured: 4000 };
 
     fn point(kind: Kind, disk: DiskKind, idle_ns: u64) -> Point {
         Point { kind, disk, utilisation: 80, burst: 32, idle_ns, seed: 1 }
