@@ -16,6 +16,7 @@ pub mod record;
 pub mod segment;
 pub mod slot;
 pub mod superblock;
+pub mod vlog;
 pub mod xattr;
 
 pub use slot::SlotRef;

@@ -79,6 +79,8 @@ pub struct Fs {
     pub(crate) counts: Counts,
     /// Inodes without links that are not reclaimed yet.
     pub(crate) orphans: Mutex<HashSet<Ino>>,
+    /// What went wrong where nobody could be told; the next tick tells.
+    pub(crate) noted: Mutex<Option<Error>>,
 }
 
 /// Inodes in use, by what they are.

@@ -135,6 +135,7 @@ impl Fs {
             pace: Mutex::default(),
             counts: Counts::default(),
             orphans: Mutex::default(),
+            noted: Mutex::default(),
             region,
         })
     }
@@ -143,6 +144,9 @@ impl Fs {
     /// checkpoint is left to [`Fs::checkpoint`], which takes longer.
     pub fn tick(&self) -> Result<()> {
         self.writable()?;
+        if let Some(error) = self.noted.lock().take() {
+            return Err(error);
+        }
         let now = self.clock.monotonic_ns();
         let age = self.options.commit_age_ms * 1_000_000;
         // A tick may come late by its own period: act one period early.
@@ -220,9 +224,11 @@ impl Fs {
         }
         self.writable()?;
         self.refs.clear();
-        self.reclaim_orphans()?;
+        // Damage in one inode must not cost the others their last second.
+        let reclaimed = self.reclaim_orphans();
         self.settle_new()?;
         self.region.sync()?;
+        reclaimed?;
         if let Some(bulk) = &self.bulk {
             bulk.reclaim(&self.region)?;
         }

@@ -96,7 +96,14 @@ impl Fs {
             && inode.nlink == 0
         {
             // Should this fail, the inode stays an orphan: shutdown tries again, and else the next recovery.
-            let _ = self.reclaim(&mut lock, ino, inode);
+            self.note(self.reclaim(&mut lock, ino, inode));
+        }
+    }
+
+    /// Keeps the first error that nobody waits for, so that the log tells of it.
+    fn note(&self, outcome: Result<()>) {
+        if let Err(error) = outcome {
+            self.noted.lock().get_or_insert(error);
         }
     }
 
@@ -367,7 +374,7 @@ impl Fs {
         }
         if gone {
             // The name is gone whatever happens now; shutdown or recovery reclaims what this cannot.
-            let _ = self.reclaim(lock, ino, *inode);
+            self.note(self.reclaim(lock, ino, *inode));
         }
         Ok(())
     }

@@ -46,10 +46,10 @@ impl Fs {
         Ok(())
     }
 
-    /// Reclaims every inode without links that nobody holds.
+    /// Reclaims every inode without links that nobody holds; goes on behind one that cannot be, and returns its error.
     pub(crate) fn reclaim_orphans(&self) -> Result<()> {
         let orphans: Vec<Ino> = self.orphans.lock().iter().copied().collect();
-        orphans.into_iter().try_for_each(|ino| self.reclaim_orphan(ino))
+        orphans.into_iter().map(|ino| self.reclaim_orphan(ino)).fold(Ok(()), Result::and)
     }
 
     fn reclaim_orphan(&self, ino: Ino) -> Result<()> {

@@ -36,6 +36,8 @@ pub struct Space {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Usage {
     Free,
+    /// Taken for a class whose record is not in the log yet: the allocator's lock is free meanwhile.
+    Assigning,
     Slots(u8),
     Run,
     Reserved,
@@ -250,6 +252,7 @@ impl Allocator {
             let found = found.or_else(|| (0..self.cursor).find(|&s| self.segments[s].usage == Usage::Free))?;
             self.cursor = found + 1;
             self.free_segments -= 1;
+            self.segments[found].usage = Usage::Assigning;
             return Some(found);
         }
         if self.empty_segments == 0 {
@@ -257,6 +260,7 @@ impl Allocator {
         }
         let found = (0..self.segments.len()).find(|&s| self.is_empty_slots(s))?;
         self.strip(found);
+        self.segments[found].usage = Usage::Assigning;
         Some(found)
     }
 
@@ -318,10 +322,12 @@ impl Region {
         }
         let number = alloc.take_segment().ok_or(Error::NoSpace)?;
         drop(alloc);
-        // Nobody else sees this segment: it is neither free nor listed.
+        // Nobody else takes this segment: it is neither free nor listed.
         let assigned = self.log_assignment(&mut state, number as u64, class);
         let mut alloc = self.alloc.lock();
         if let Err(error) = assigned {
+            alloc.segments[number].usage = Usage::Free;
+            alloc.cursor = alloc.cursor.min(number);
             alloc.free_segments += 1;
             return Err(error);
         }

@@ -1,0 +1,533 @@
+//! The device: requests, batches, flushes.
+//!
+//! Owns: the batch that gathers written blocks until it is full, flushed, or old; the order of locks (log, then batch or state,
+//! never both); counters. A write completes when it is in the batch. Whoever fills the batch, or flushes, writes it out;
+//! others meanwhile fill the next one. One flush of the device below serves all who wait.
+//! Rules: a read looks into the batch first, then at the map, and compares what it read with its checksum; a block that has moved in
+//! between is looked up again. After a failed write or flush nothing is written any more.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::{Mutex, MutexGuard, RwLock};
+use shoal_format::checksum;
+use shoal_format::vlog::{BLOCK, Entry, PIECES_MAX, Superblock};
+use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request, Result, block};
+
+use crate::compact::Emptying;
+use crate::idle::Arrivals;
+use crate::planted::{Bug, is_planted};
+use crate::state::State;
+use crate::write::{By, Item};
+use crate::{Choice, Options};
+
+/// Requests need not be aligned to blocks, only to this (bytes).
+const SECTOR: u64 = 512;
+/// Blocks gathered at most before they are written.
+const BATCH_BLOCKS: usize = 256;
+const STRIPES: usize = 64;
+
+#[derive(Clone)]
+pub(crate) enum Change {
+    Data(Arc<[u8]>),
+    /// Reads as zeros, takes no room.
+    Nowhere,
+}
+
+type Batch = BTreeMap<u32, Change>;
+
+#[derive(Default)]
+struct Front {
+    open: Batch,
+    /// Being written: the map speaks of it already.
+    writing: Batch,
+    /// Changes that were ever put into a batch.
+    tickets: u64,
+}
+
+/// What belongs to whoever writes.
+#[derive(Default)]
+pub(crate) struct Log {
+    /// The last record written.
+    pub written: u64,
+    /// What it says is durable.
+    pub says: u64,
+    /// Written since the last flush of the device below.
+    pub unflushed_blocks: u32,
+    pub unflushed_records: u32,
+    pub flushed_tickets: u64,
+    pub emptying: Option<Emptying>,
+    /// First blocks of segments and tracks that cannot be emptied.
+    pub stuck: HashSet<u32>,
+    pub tail_generation: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Counts {
+    host_blocks: AtomicU64,
+    device_blocks: AtomicU64,
+    records: AtomicU64,
+    pub moved: AtomicU64,
+    pub emptied: AtomicU64,
+    pub damaged: AtomicU64,
+    flushes: AtomicU64,
+}
+
+impl Counts {
+    pub fn written(&self, blocks: usize) {
+        self.device_blocks.fetch_add(blocks as u64, Ordering::Relaxed);
+    }
+
+    pub fn records(&self, records: u64) {
+        self.records.fetch_add(records, Ordering::Relaxed);
+    }
+}
+
+/// The picture of a moment. Counts are since the disk was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Status {
+    pub logical_bytes: u64,
+    /// Bytes of the log.
+    pub log_bytes: u64,
+    /// In use, or left and not free again.
+    pub used_bytes: u64,
+    /// Left, free again after the next flush.
+    pub left_bytes: u64,
+    pub segments: u32,
+    pub free_segments: u32,
+    pub live_records: u64,
+    /// Memory of the map.
+    pub map_bytes: u64,
+    /// Memory of what else is kept for each block, piece and record.
+    pub beside_bytes: u64,
+    /// Blocks the disk was asked to write.
+    pub host_blocks: u64,
+    /// Blocks it wrote to the device below.
+    pub device_blocks: u64,
+    /// Blocks the compactor moved.
+    pub moved_blocks: u64,
+    /// Segments or tracks it emptied.
+    pub emptied: u64,
+    /// Blocks it could not move because their checksum was wrong.
+    pub damaged_blocks: u64,
+    /// Flushes of the device below.
+    pub flushes: u64,
+}
+
+impl Status {
+    /// Blocks written to the device below for each block written to the disk.
+    pub fn write_amplification(&self) -> f64 {
+        self.device_blocks as f64 / (self.host_blocks as f64).max(1.0)
+    }
+}
+
+/// An open virtual-log disk. It has no thread: what is to happen in gaps is asked for, see [`crate::Disk`].
+pub struct VirtualLog {
+    pub(crate) device: Arc<dyn BlockDevice>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) options: Options,
+    pub(crate) superblock: Superblock,
+    pub(crate) state: RwLock<State>,
+    pub(crate) log: Mutex<Log>,
+    pub(crate) counts: Counts,
+    front: Mutex<Front>,
+    /// A block written in part is read, changed and put back with its stripe held.
+    stripes: Box<[Mutex<()>]>,
+    arrivals: Arrivals,
+    poisoned: AtomicBool,
+}
+
+impl VirtualLog {
+    pub(crate) fn assemble(
+        device: Arc<dyn BlockDevice>,
+        clock: Arc<dyn Clock>,
+        options: Options,
+        state: State,
+        log: Log,
+    ) -> VirtualLog {
+        VirtualLog {
+            device,
+            clock,
+            options,
+            superblock: state.superblock,
+            state: RwLock::new(state),
+            log: Mutex::new(log),
+            counts: Counts::default(),
+            front: Mutex::default(),
+            stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
+            arrivals: Arrivals::default(),
+            poisoned: AtomicBool::new(false),
+        }
+    }
+
+    pub fn uuid(&self) -> [u8; 16] {
+        self.superblock.uuid
+    }
+
+    pub fn choice(&self) -> Choice {
+        self.options.choice
+    }
+
+    pub fn status(&self) -> Status {
+        let state = self.state.read();
+        let (map_bytes, beside_bytes) = state.memory();
+        let bytes = |blocks: u32| blocks as u64 * BLOCK as u64;
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Status {
+            logical_bytes: bytes(self.superblock.logical_blocks),
+            log_bytes: bytes(state.space.blocks().len() as u32),
+            used_bytes: bytes(state.space.used_blocks()),
+            left_bytes: bytes(state.space.left_blocks()),
+            segments: self.superblock.segments(),
+            free_segments: state.space.free_segments() as u32,
+            live_records: state.live_records() as u64,
+            map_bytes,
+            beside_bytes,
+            host_blocks: count(&self.counts.host_blocks),
+            device_blocks: count(&self.counts.device_blocks),
+            moved_blocks: count(&self.counts.moved),
+            emptied: count(&self.counts.emptied),
+            damaged_blocks: count(&self.counts.damaged),
+            flushes: count(&self.counts.flushes),
+        }
+    }
+
+    fn name(&self) -> String {
+        "virtual-log disk".into()
+    }
+
+    pub(crate) fn poison(&self) {
+        self.poisoned.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn writable(&self) -> Result<()> {
+        if self.poisoned.load(Ordering::Acquire) { Err(MediaError::Poisoned { what: self.name() }) } else { Ok(()) }
+    }
+
+    /// For so many changes the segments that are kept free are enough.
+    fn items_at_once(&self) -> usize {
+        match self.superblock.segment_blocks {
+            0 => PIECES_MAX,
+            blocks => blocks as usize / 2,
+        }
+    }
+
+    fn check(&self, at: u64, len: u64) -> Result<()> {
+        let bytes = self.superblock.logical_blocks as u64 * BLOCK as u64;
+        if !at.is_multiple_of(SECTOR) || !len.is_multiple_of(SECTOR) || at > bytes || len > bytes - at {
+            return Err(MediaError::OutOfRange { what: self.name(), at, len });
+        }
+        Ok(())
+    }
+
+    // Reading.
+
+    fn read_bytes(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        self.check(at, out.len() as u64)?;
+        self.arrivals.came(self.clock.monotonic_ns());
+        let (first, within) = ((at / BLOCK as u64) as u32, (at % BLOCK as u64) as usize);
+        if within != 0 || !out.len().is_multiple_of(BLOCK) {
+            let blocks = (within + out.len()).div_ceil(BLOCK);
+            let mut whole = vec![0; blocks * BLOCK];
+            self.read_blocks(first, &mut whole)?;
+            out.copy_from_slice(&whole[within..within + out.len()]);
+            return Ok(());
+        }
+        self.read_blocks(first, out)
+    }
+
+    /// Whole blocks; what lies side by side on the device is read at once.
+    fn read_blocks(&self, first: u32, out: &mut [u8]) -> Result<()> {
+        let count = (out.len() / BLOCK) as u32;
+        let mut entries = Vec::with_capacity(count as usize);
+        {
+            let front = self.front.lock();
+            let held = |logical| front.open.get(&logical).or_else(|| front.writing.get(&logical)).cloned();
+            entries.extend((first..first + count).map(|logical| (held(logical), Entry::default())));
+        }
+        {
+            let state = self.state.read();
+            entries.iter_mut().zip(&state.map[first as usize..]).for_each(|(entry, &mapped)| entry.1 = mapped);
+        }
+        let mut n = 0;
+        while n < entries.len() {
+            let (held, entry) = &entries[n];
+            let block = &mut out[n * BLOCK..(n + 1) * BLOCK];
+            match held {
+                Some(Change::Data(data)) => block.copy_from_slice(data),
+                Some(Change::Nowhere) => block.fill(0),
+                None if entry.at == 0 => block.fill(0),
+                None => {
+                    let run =
+                        entries[n..].iter().zip(entry.at..).take_while(|((held, e), at)| held.is_none() && e.at == *at);
+                    let run = run.count();
+                    self.read_run(first + n as u32, &entries[n..n + run], &mut out[n * BLOCK..(n + run) * BLOCK])?;
+                    n += run;
+                    continue;
+                }
+            }
+            n += 1;
+        }
+        Ok(())
+    }
+
+    fn read_run(&self, first: u32, entries: &[(Option<Change>, Entry)], out: &mut [u8]) -> Result<()> {
+        block::read(&*self.device, entries[0].1.at as u64 * BLOCK as u64, out)?;
+        for ((logical, (_, entry)), block) in (first..).zip(entries).zip(out.chunks_exact_mut(BLOCK)) {
+            if !is_intact(block, entry) {
+                self.read_again(logical, *entry, block)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The block was not what the map had said: it was moved or written in between, or the device has lost it.
+    fn read_again(&self, logical: u32, mut seen: Entry, out: &mut [u8]) -> Result<()> {
+        loop {
+            if let Some(change) = self.held(logical) {
+                match change {
+                    Change::Data(data) => out.copy_from_slice(&data),
+                    Change::Nowhere => out.fill(0),
+                }
+                return Ok(());
+            }
+            let entry = self.state.read().map[logical as usize];
+            if entry.at == 0 {
+                out.fill(0);
+                return Ok(());
+            }
+            let unchanged = entry == seen;
+            block::read(&*self.device, entry.at as u64 * BLOCK as u64, out)?;
+            if is_intact(out, &entry) {
+                return Ok(());
+            }
+            if unchanged && self.held(logical).is_none() && self.state.read().map[logical as usize] == entry {
+                let why = format!(
+                    "block {logical} (at {} below): the checksum is wrong, the device has changed it",
+                    entry.at
+                );
+                return Err(MediaError::io(self.name(), std::io::Error::new(std::io::ErrorKind::InvalidData, why)));
+            }
+            seen = entry;
+        }
+    }
+
+    fn held(&self, logical: u32) -> Option<Change> {
+        let front = self.front.lock();
+        front.open.get(&logical).or_else(|| front.writing.get(&logical)).cloned()
+    }
+
+    // Writing.
+
+    fn stripe(&self, logical: u32) -> MutexGuard<'_, ()> {
+        self.stripes[logical as usize % STRIPES].lock()
+    }
+
+    fn put(&self, logical: u32, change: Change) {
+        let mut front = self.front.lock();
+        front.tickets += 1;
+        front.open.insert(logical, change);
+    }
+
+    fn write_bytes(&self, at: u64, bytes: &[u8], fua: bool) -> Result<()> {
+        self.writable()?;
+        self.check(at, bytes.len() as u64)?;
+        self.arrivals.came(self.clock.monotonic_ns());
+        let mut done = 0;
+        while done < bytes.len() {
+            let (logical, within) = place(at + done as u64);
+            let len = (BLOCK - within).min(bytes.len() - done);
+            self.write_part(logical, within, &bytes[done..done + len])?;
+            done += len;
+        }
+        self.counts.host_blocks.fetch_add(bytes.len().div_ceil(BLOCK) as u64, Ordering::Relaxed);
+        if fua { self.flush_all() } else { self.write_if_full() }
+    }
+
+    /// Writes within one block.
+    fn write_part(&self, logical: u32, within: usize, bytes: &[u8]) -> Result<()> {
+        let _stripe = self.stripe(logical);
+        if bytes.len() == BLOCK {
+            self.put(logical, Change::Data(bytes.into()));
+            return Ok(());
+        }
+        let mut block = vec![0; BLOCK];
+        self.read_blocks(logical, &mut block)?;
+        block[within..within + bytes.len()].copy_from_slice(bytes);
+        self.put(logical, Change::Data(block.into()));
+        Ok(())
+    }
+
+    /// Blocks read as zeros from now on. Parts of blocks are written as zeros if `exact`, else left alone.
+    fn drop_range(&self, at: u64, len: u64, exact: bool) -> Result<()> {
+        self.writable()?;
+        self.check(at, len)?;
+        self.arrivals.came(self.clock.monotonic_ns());
+        let end = at + len;
+        let mut from = at;
+        while from < end {
+            let (logical, within) = place(from);
+            let part = ((BLOCK - within) as u64).min(end - from);
+            if part == BLOCK as u64 {
+                let _stripe = self.stripe(logical);
+                if self.held(logical).is_some() || self.state.read().map[logical as usize].at != 0 {
+                    self.put(logical, Change::Nowhere);
+                }
+            } else if exact {
+                self.write_part(logical, within, &[0; BLOCK][..part as usize])?;
+            }
+            from += part;
+            if logical.is_multiple_of(1024) {
+                self.write_if_full()?;
+            }
+        }
+        self.write_if_full()
+    }
+
+    fn write_if_full(&self) -> Result<()> {
+        if self.front.lock().open.len() < BATCH_BLOCKS {
+            return Ok(());
+        }
+        let mut log = self.log.lock();
+        // Somebody else may have been first.
+        if self.front.lock().open.len() < BATCH_BLOCKS {
+            return Ok(());
+        }
+        self.write_batch(&mut log).map(drop)
+    }
+
+    /// How long the oldest change may have waited in memory (ns).
+    pub(crate) fn waits_for(&self) -> u64 {
+        if self.front.lock().open.is_empty() { 0 } else { self.arrivals.since_last(self.clock.monotonic_ns()) }
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.arrivals.is_gap(self.clock.monotonic_ns())
+    }
+
+    /// Writes what waits in memory, without a flush.
+    pub fn write_waiting(&self) -> Result<()> {
+        self.write_batch(&mut self.log.lock()).map(drop)
+    }
+
+    /// Writes the batch; returns the last change in it.
+    fn write_batch(&self, log: &mut Log) -> Result<u64> {
+        self.writable()?;
+        let (items, tickets) = {
+            let mut front = self.front.lock();
+            front.writing = std::mem::take(&mut front.open);
+            let item = |(&logical, change): (&u32, &Change)| Item { logical, change: change.clone(), from: None };
+            (front.writing.iter().map(item).collect::<Vec<_>>(), front.tickets)
+        };
+        if !items.is_empty() {
+            for some in items.chunks(self.items_at_once()) {
+                let written = self.make_room(log).and_then(|()| self.write_items(log, some, &[], By::Request));
+                // After an error the batch stays where it is: reads still find it.
+                written.inspect_err(|_| self.poison())?;
+            }
+            self.front.lock().writing.clear();
+        }
+        Ok(tickets)
+    }
+
+    /// Makes every change durable that was put into a batch before the call.
+    fn flush_all(&self) -> Result<()> {
+        self.writable()?;
+        let wanted = self.front.lock().tickets;
+        let mut log = self.log.lock();
+        if log.flushed_tickets >= wanted {
+            // A flush that began since has covered it, if it did not fail.
+            return self.writable();
+        }
+        let tickets = self.write_batch(&mut log)?;
+        self.flush_device(&mut log)?;
+        log.flushed_tickets = tickets;
+        Ok(())
+    }
+
+    /// Flushes the device below: every record written is durable then.
+    pub(crate) fn flush_device(&self, log: &mut Log) -> Result<()> {
+        self.writable()?;
+        if !is_planted(Bug::FlushEarly) {
+            block::flush(&*self.device).inspect_err(|_| self.poison())?;
+        }
+        self.counts.flushes.fetch_add(1, Ordering::Relaxed);
+        (log.unflushed_blocks, log.unflushed_records) = (0, 0);
+        let mut state = self.state.write();
+        state.durable = log.written;
+        state.announced = if is_planted(Bug::FreeUnannounced) { log.written } else { log.says };
+        let announced = state.announced;
+        state.space.announced(announced);
+        Ok(())
+    }
+
+    /// Makes blocks that were left free again, if there are any.
+    pub(crate) fn announce(&self, log: &mut Log, by: By) -> Result<()> {
+        self.flush_device(log)?;
+        if self.state.read().space.left_blocks() > 0 {
+            self.write_bare_record(log, by)?;
+            self.flush_device(log)?;
+        }
+        Ok(())
+    }
+
+    /// Flushes, and writes down where the log ends. No request may follow.
+    pub fn close(&self) -> Result<()> {
+        self.flush_all()?;
+        let mut log = self.log.lock();
+        let log = &mut *log;
+        log.emptying = None;
+        let mut root = self.state.write().root();
+        while root.is_none() {
+            self.write_bare_record(log, By::Compactor)?;
+            root = self.state.write().root();
+        }
+        self.flush_device(log)?;
+        self.write_tail(log, root)?;
+        self.poison();
+        Ok(())
+    }
+}
+
+/// Logical block and byte within it.
+fn place(at: u64) -> (u32, usize) {
+    ((at / BLOCK as u64) as u32, (at % BLOCK as u64) as usize)
+}
+
+pub(crate) fn is_intact(block: &[u8], entry: &Entry) -> bool {
+    is_planted(Bug::NoChecksum) || checksum(0, block) == entry.crc
+}
+
+impl BlockDevice for VirtualLog {
+    fn geometry(&self) -> BlockGeometry {
+        BlockGeometry {
+            bytes: self.superblock.logical_blocks as u64 * BLOCK as u64,
+            block_bytes: SECTOR as u32,
+            atomic_bytes: BLOCK as u32,
+            // The batch is in this process.
+            survives_process: false,
+        }
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        done(match request {
+            Request::Read { at, mut buffer } => self.read_bytes(at, &mut buffer).map(|()| buffer),
+            Request::Write { at, buffer, fua } => self.write_bytes(at, &buffer, fua).map(|()| buffer),
+            Request::Flush => self.flush_all().map(|()| vec![]),
+            Request::Trim { at, len } => self.drop_range(at, len, false).map(|()| vec![]),
+            Request::WriteZeroes { at, len, fua } => {
+                let dropped = self.drop_range(at, len, true);
+                dropped.and_then(|()| if fua { self.flush_all() } else { Ok(()) }).map(|()| vec![])
+            }
+        });
+    }
+
+    fn read_into(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        self.read_bytes(at, out)
+    }
+
+    fn write_from(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        self.write_bytes(at, bytes, false)
+    }
+}

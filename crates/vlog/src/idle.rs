@@ -1,0 +1,158 @@
+//! Gaps between requests, and the thread that uses them.
+//!
+//! Owns: when the disk counts as idle (no request for several times the usual distance between two), and [`Disk`], a virtual
+//! log with a thread that writes what waited too long and lets the compactor run while nobody comes.
+//! Rules: the compactor is asked block by block, so that a request waits for one block at most. Left out: what it does.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, Request, Result};
+
+use crate::disk::VirtualLog;
+
+/// Between two looks for a gap.
+const TICK: Duration = Duration::from_millis(5);
+/// A shorter pause is no gap (ns).
+const GAP_MIN_NS: u64 = 5_000_000;
+/// A longer pause always is one (ns).
+const GAP_MAX_NS: u64 = 200_000_000;
+/// So many times the usual distance between two requests is a gap.
+const GAP_DISTANCES: u64 = 8;
+/// What waits in memory for so long is written, though nobody asked for it (ns).
+const WRITE_AGE_NS: u64 = 100_000_000;
+
+/// When requests come.
+#[derive(Default)]
+pub(crate) struct Arrivals {
+    last_ns: AtomicU64,
+    /// Moving average of the distances.
+    distance_ns: AtomicU64,
+}
+
+impl Arrivals {
+    pub fn came(&self, now: u64) {
+        let last = self.last_ns.swap(now, Ordering::Relaxed);
+        // A pause counts as its limit: one long night must not make the next day's gaps invisible.
+        let distance = now.saturating_sub(last).min(GAP_MAX_NS);
+        let old = self.distance_ns.load(Ordering::Relaxed);
+        self.distance_ns.store(old - old / 8 + distance / 8, Ordering::Relaxed);
+    }
+
+    pub fn since_last(&self, now: u64) -> u64 {
+        now.saturating_sub(self.last_ns.load(Ordering::Relaxed))
+    }
+
+    pub fn is_gap(&self, now: u64) -> bool {
+        let usual = self.distance_ns.load(Ordering::Relaxed) * GAP_DISTANCES;
+        self.since_last(now) > usual.clamp(GAP_MIN_NS, GAP_MAX_NS)
+    }
+}
+
+#[derive(Default)]
+struct Stop {
+    stopped: Mutex<bool>,
+    changed: Condvar,
+}
+
+/// A virtual log that uses gaps by itself. Dropping it closes the disk: the next opening finds its end at once.
+pub struct Disk {
+    log: Arc<VirtualLog>,
+    stop: Arc<Stop>,
+    ticker: Option<JoinHandle<()>>,
+}
+
+impl Disk {
+    pub fn start(log: VirtualLog) -> Disk {
+        let log = Arc::new(log);
+        let stop = Arc::new(Stop::default());
+        let (working, stopping) = (Arc::downgrade(&log), stop.clone());
+        let ticker = thread::Builder::new().name("vlog-idle".into()).spawn(move || work(&working, &stopping)).ok();
+        Disk { log, stop, ticker }
+    }
+
+    pub fn log(&self) -> &VirtualLog {
+        &self.log
+    }
+}
+
+impl BlockDevice for Disk {
+    fn geometry(&self) -> BlockGeometry {
+        self.log.geometry()
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        self.log.submit(request, done);
+    }
+
+    fn read_into(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        self.log.read_into(at, out)
+    }
+
+    fn write_from(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        self.log.write_from(at, bytes)
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        *self.stop.stopped.lock() = true;
+        self.stop.changed.notify_all();
+        if let Some(ticker) = self.ticker.take() {
+            // A panic there has been reported.
+            let _ = ticker.join();
+        }
+        // A disk that cannot be closed is recovered when it is opened again.
+        let _ = self.log.close();
+    }
+}
+
+fn work(log: &Weak<VirtualLog>, stop: &Stop) {
+    let mut stopped = stop.stopped.lock();
+    while !*stopped {
+        stop.changed.wait_for(&mut stopped, TICK);
+        let Some(log) = log.upgrade().filter(|_| !*stopped) else { continue };
+        drop(stopped);
+        // A failure poisons the disk, and requests are told.
+        let _ = use_gap(&log, stop);
+        stopped = stop.stopped.lock();
+    }
+}
+
+fn use_gap(log: &VirtualLog, stop: &Stop) -> Result<()> {
+    if log.waits_for() > WRITE_AGE_NS {
+        log.write_waiting()?;
+    }
+    while log.is_idle() && !*stop.stopped.lock() && log.compact_step()? {}
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gap_is_long_for_what_is_usual() {
+        let arrivals = Arrivals::default();
+        let mut now = 1_000_000_000;
+        for _ in 0..100 {
+            now += 2_000_000;
+            arrivals.came(now);
+        }
+        assert!(!arrivals.is_gap(now + 15_000_000), "seven distances");
+        assert!(arrivals.is_gap(now + 17_000_000));
+        for _ in 0..100 {
+            now += 10_000;
+            arrivals.came(now);
+        }
+        assert!(!arrivals.is_gap(now + 4_000_000) && arrivals.is_gap(now + 6_000_000), "never under 5 ms");
+        for _ in 0..100 {
+            now += 10_000_000_000;
+            arrivals.came(now);
+        }
+        assert!(arrivals.is_gap(now + 201_000_000), "always above 200 ms");
+    }
+}

@@ -1,0 +1,257 @@
+//! Which blocks of the log are free, and when a block that was left is free again.
+//!
+//! Owns: one bit for each block, a count for each segment, the list of free segments, the queue of blocks that were left.
+//! Rules: a block that was left stays in use until its successor is announced durable (invariant 1 of the crate); a segment is written
+//! from its start, once, and is free again when nothing in it is in use. Left out: what is in the blocks.
+
+use std::collections::VecDeque;
+
+use shoal_format::vlog::{LOG_AT, Superblock};
+
+use crate::planted::{Bug, is_planted};
+
+/// Segments that only recovery and the compactor may open.
+const RESERVED_SEGMENTS: usize = 2;
+
+pub(crate) struct Space {
+    used: Vec<u64>,
+    used_blocks: u32,
+    /// Blocks left, with the number of the last record of the change that left them; numbers ascend.
+    left: VecDeque<(u64, u32)>,
+    segments: Option<Segments>,
+    blocks: std::ops::Range<u32>,
+}
+
+struct Segments {
+    blocks: u32,
+    /// Blocks in use, or left and not free yet.
+    used: Vec<u32>,
+    /// What is written to it was closed at so many records: its age.
+    closed_at: Vec<u64>,
+    /// In the order in which they became free, so that all wear alike.
+    free: VecDeque<u32>,
+    open: Option<Open>,
+}
+
+#[derive(Clone, Copy)]
+struct Open {
+    segment: u32,
+    /// Blocks written.
+    written: u32,
+}
+
+/// A segment as the compactor sees it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Candidate {
+    pub segment: u32,
+    pub used: u32,
+    pub closed_at: u64,
+}
+
+impl Space {
+    /// All free.
+    pub fn new(superblock: &Superblock) -> Space {
+        let count = superblock.segments();
+        let segments = (count > 0).then(|| Segments {
+            blocks: superblock.segment_blocks,
+            used: vec![0; count as usize],
+            closed_at: vec![0; count as usize],
+            free: (0..count).collect(),
+            open: None,
+        });
+        let end = if count > 0 { LOG_AT + count * superblock.segment_blocks } else { superblock.physical_blocks };
+        Space {
+            used: vec![0; (superblock.physical_blocks as usize).div_ceil(64)],
+            used_blocks: 0,
+            left: VecDeque::new(),
+            segments,
+            blocks: LOG_AT..end,
+        }
+    }
+
+    /// Blocks of the log.
+    pub fn blocks(&self) -> std::ops::Range<u32> {
+        self.blocks.clone()
+    }
+
+    pub fn is_used(&self, block: u32) -> bool {
+        self.used[block as usize / 64] >> (block % 64) & 1 == 1
+    }
+
+    /// In use, or left and not free yet.
+    pub fn used_blocks(&self) -> u32 {
+        self.used_blocks
+    }
+
+    pub fn left_blocks(&self) -> u32 {
+        self.left.len() as u32
+    }
+
+    pub fn free_blocks(&self) -> u32 {
+        self.blocks.len() as u32 - self.used_blocks
+    }
+
+    pub fn free_segments(&self) -> usize {
+        self.segments.as_ref().map_or(0, |segments| segments.free.len())
+    }
+
+    /// Takes a block. While a disk is opened that may happen more than once for one block.
+    pub fn take(&mut self, block: u32) {
+        if self.is_used(block) {
+            return;
+        }
+        self.used[block as usize / 64] |= 1 << (block % 64);
+        self.used_blocks += 1;
+        if let Some(segments) = &mut self.segments {
+            segments.used[((block - LOG_AT) / segments.blocks) as usize] += 1;
+        }
+    }
+
+    /// The block does not count any more once record `seq` does.
+    pub fn leave(&mut self, block: u32, seq: u64) {
+        debug_assert!(self.is_used(block), "block {block} left while free");
+        if is_planted(Bug::FreeAtOnce) {
+            return self.free(block);
+        }
+        self.left.push_back((seq, block));
+    }
+
+    /// A block that was taken and not written to.
+    pub fn free(&mut self, block: u32) {
+        debug_assert!(self.is_used(block), "block {block} freed while free");
+        self.used[block as usize / 64] &= !(1 << (block % 64));
+        self.used_blocks -= 1;
+        if let Some(segments) = &mut self.segments {
+            let number = (block - LOG_AT) / segments.blocks;
+            segments.used[number as usize] -= 1;
+            segments.free_if_empty(number);
+        }
+    }
+
+    /// Everything up to record `seq` is announced durable.
+    pub fn announced(&mut self, seq: u64) {
+        while let Some(&(left, block)) = self.left.front()
+            && left <= seq
+        {
+            self.left.pop_front();
+            self.free(block);
+        }
+    }
+
+    /// After the blocks in use were taken: lists the segments without any.
+    pub fn settle(&mut self) {
+        if let Some(segments) = &mut self.segments {
+            segments.open = None;
+            segments.free = (0..segments.used.len() as u32).filter(|&n| segments.used[n as usize] == 0).collect();
+        }
+    }
+
+    /// Room in the open segment: its next block and how many there are; opens another one when less than two are left, for a
+    /// record and data. `None` when no segment may be opened.
+    pub fn room(&mut self, compacting: bool, seq: u64) -> Option<(u32, u32)> {
+        let segments = self.segments.as_mut().expect("a disk with segments");
+        if segments.open.is_none_or(|open| open.written + 2 > segments.blocks) {
+            let keep = if compacting { RESERVED_SEGMENTS - 1 } else { RESERVED_SEGMENTS };
+            if segments.free.len() <= keep {
+                return None;
+            }
+            segments.close(seq);
+            segments.open = segments.free.pop_front().map(|segment| Open { segment, written: 0 });
+        }
+        let open = segments.open?;
+        Some((LOG_AT + open.segment * segments.blocks + open.written, segments.blocks - open.written))
+    }
+
+    /// For recovery: the last reserve.
+    pub fn open_any(&mut self) -> bool {
+        let Some(segments) = &mut self.segments else { return false };
+        segments.open = segments.free.pop_front().map(|segment| Open { segment, written: 0 });
+        segments.open.is_some()
+    }
+
+    /// Blocks of the open segment are written to, in order.
+    pub fn advance(&mut self, blocks: u32) {
+        if let Some(open) = self.segments.as_mut().and_then(|segments| segments.open.as_mut()) {
+            open.written += blocks;
+        }
+    }
+
+    /// Segments that could be emptied.
+    pub fn candidates(&self) -> impl Iterator<Item = Candidate> + '_ {
+        let segments = self.segments.as_ref();
+        let open = segments.and_then(|segments| segments.open).map(|open| open.segment);
+        segments.into_iter().flat_map(move |segments| {
+            let each = segments.used.iter().zip(&segments.closed_at).enumerate();
+            each.map(|(n, (&used, &closed_at))| Candidate { segment: n as u32, used, closed_at })
+                .filter(move |candidate| candidate.used > 0 && Some(candidate.segment) != open)
+        })
+    }
+}
+
+impl Segments {
+    fn close(&mut self, seq: u64) {
+        if let Some(open) = self.open.take() {
+            self.closed_at[open.segment as usize] = seq;
+            self.free_if_empty(open.segment);
+        }
+    }
+
+    fn free_if_empty(&mut self, number: u32) {
+        if self.used[number as usize] == 0 && self.open.is_none_or(|open| open.segment != number) {
+            self.free.push_back(number);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn superblock(segment_blocks: u32) -> Superblock {
+        Superblock { uuid: [0; 16], salt: 0, logical_blocks: 40, physical_blocks: LOG_AT + 100, segment_blocks }
+    }
+
+    #[test]
+    fn a_segment_is_free_again_when_all_its_blocks_are_announced() {
+        let mut space = Space::new(&superblock(16));
+        assert_eq!((space.free_segments(), space.blocks()), (6, LOG_AT..LOG_AT + 96));
+        assert_eq!(space.room(false, 0), Some((LOG_AT, 16)));
+        (LOG_AT..LOG_AT + 15).for_each(|block| space.take(block));
+        space.advance(15);
+        assert_eq!(space.room(false, 9), Some((LOG_AT + 16, 16)), "one block is too little");
+        (LOG_AT..LOG_AT + 15).for_each(|block| space.leave(block, block as u64));
+        space.announced(LOG_AT as u64 + 13);
+        assert_eq!((space.free_segments(), space.used_blocks(), space.left_blocks()), (4, 1, 1));
+        space.announced(LOG_AT as u64 + 14);
+        assert_eq!((space.free_segments(), space.free_blocks()), (5, 96));
+    }
+
+    #[test]
+    fn the_last_segments_are_not_for_requests() {
+        let mut space = Space::new(&superblock(16));
+        let mut opened = 0;
+        while let Some((at, room)) = space.room(false, 0) {
+            (at..at + room).for_each(|block| space.take(block));
+            space.advance(room);
+            opened += 1;
+        }
+        assert_eq!((opened, space.free_segments()), (4, 2));
+        assert!(space.room(true, 0).is_some());
+        assert_eq!(space.free_segments(), 1);
+        assert!(space.open_any() && !space.open_any());
+    }
+
+    #[test]
+    fn segments_that_could_be_emptied_are_listed_without_the_open_one() {
+        let mut space = Space::new(&superblock(16));
+        for seq in [5, 6, 7] {
+            let (at, room) = space.room(false, seq).unwrap();
+            (at..at + 3).for_each(|block| space.take(block));
+            space.advance(room);
+        }
+        let found: Vec<_> = space.candidates().map(|c| (c.segment, c.used, c.closed_at)).collect();
+        assert_eq!(found, [(0, 3, 6), (1, 3, 7)]);
+        let free = Space::new(&superblock(0));
+        assert_eq!((free.candidates().count(), free.free_blocks()), (0, 100));
+    }
+}

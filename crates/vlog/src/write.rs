@@ -1,0 +1,305 @@
+//! From a batch to records and data on the device.
+//!
+//! Segments: as many changes as fit into the open one become a *chunk*, records first and the data they list behind them, in
+//! one write. Anywhere: each data block goes to the block that the head reaches first, then the record that lists up to
+//! seven pieces.
+//! Rules: the map says where data will be before it is there, so whoever reads looks into the batch being written
+//! first; after a failed write nothing may be written any more. Callers hold the log.
+
+use std::sync::Arc;
+
+use shoal_format::checksum;
+use shoal_format::vlog::{BLOCK, Entry, LOG_AT, PIECE_BLOCKS, PIECES_MAX, Record};
+use shoal_media::{Head, MediaError, Result, block};
+
+use crate::disk::{Change, Log, VirtualLog};
+use crate::planted::{Bug, is_planted};
+use crate::state::{Changed, State};
+
+/// Blocks written at most between two flushes of the device below: recovery looks through so many.
+const UNFLUSHED_BLOCKS: u32 = 4096;
+
+/// A change of one logical block.
+pub(crate) struct Item {
+    pub logical: u32,
+    pub change: Change,
+    /// The compactor's: only if the block is still there. The place alone would not do, it may have been used again.
+    pub from: Option<Entry>,
+}
+
+impl Item {
+    fn still_wanted(&self, state: &State) -> bool {
+        is_planted(Bug::MoveStale) || self.from.is_none_or(|from| state.map[self.logical as usize] == from)
+    }
+
+    fn data(&self) -> Option<&Arc<[u8]>> {
+        match &self.change {
+            Change::Data(data) => Some(data),
+            Change::Nowhere => None,
+        }
+    }
+
+    fn mark(&self, changed: &mut Vec<Changed>) {
+        let (index, mask) = (self.logical / PIECE_BLOCKS, 1 << (self.logical % PIECE_BLOCKS));
+        match changed.last_mut().filter(|last| last.index == index) {
+            Some(last) => last.mask |= mask,
+            None => changed.push(Changed { index, mask }),
+        }
+    }
+}
+
+/// Who writes, and so which reserve of segments may be used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum By {
+    Request,
+    Compactor,
+}
+
+/// Blocks for one write, made with the state locked.
+struct Chunk {
+    at: u32,
+    bytes: Vec<u8>,
+    records: u32,
+    last: u64,
+    /// What its records say is durable.
+    says: u64,
+}
+
+impl VirtualLog {
+    /// Writes changes, in ascending order of their blocks, and the pieces `rewritten` anew.
+    pub(crate) fn write_items(&self, log: &mut Log, items: &[Item], rewritten: &[u32], by: By) -> Result<()> {
+        match self.options.head.clone() {
+            Some(head) => self.write_anywhere(log, items, rewritten, &*head, &|_| true),
+            None => self.write_segments(log, items, rewritten, by),
+        }
+    }
+
+    /// A record without changes: for what its header says.
+    pub(crate) fn write_bare_record(&self, log: &mut Log, by: By) -> Result<()> {
+        if let Some(head) = self.options.head.clone() {
+            return self.write_record_anywhere(log, vec![], &[], &*head, &|_| true);
+        }
+        let chunk = {
+            let mut state = self.state.write();
+            let seq = state.next_seq;
+            let room = state.space.room(by == By::Compactor, seq).ok_or_else(|| self.no_space())?;
+            fill(&mut state, room, &[], &[], true).0
+        };
+        self.write_chunk(log, chunk)
+    }
+
+    fn write_segments(&self, log: &mut Log, mut items: &[Item], mut rewritten: &[u32], by: By) -> Result<()> {
+        while !items.is_empty() || !rewritten.is_empty() {
+            let chunk = {
+                let mut state = self.state.write();
+                let seq = state.next_seq;
+                let room = state.space.room(by == By::Compactor, seq).ok_or_else(|| self.no_space())?;
+                let (chunk, done, anew) = fill(&mut state, room, items, rewritten, false);
+                (items, rewritten) = (&items[done..], &rewritten[anew..]);
+                chunk
+            };
+            self.write_chunk(log, chunk)?;
+        }
+        Ok(())
+    }
+
+    fn write_chunk(&self, log: &mut Log, chunk: Chunk) -> Result<()> {
+        if chunk.bytes.is_empty() {
+            return Ok(());
+        }
+        self.write_blocks(chunk.at, &chunk.bytes)?;
+        self.counts.records(chunk.records as u64);
+        self.wrote(log, chunk.last, chunk.says, (chunk.bytes.len() / BLOCK) as u32, chunk.records)
+    }
+
+    /// Keeps what recovery would have to look through, and to write anew, bounded.
+    fn wrote(&self, log: &mut Log, last: u64, says: u64, blocks: u32, records: u32) -> Result<()> {
+        (log.written, log.says) = (last, says);
+        log.unflushed_blocks += blocks;
+        log.unflushed_records += records;
+        let too_many = log.unflushed_blocks > UNFLUSHED_BLOCKS || log.unflushed_records > self.records_max();
+        if too_many { self.flush_device(log) } else { Ok(()) }
+    }
+
+    /// Records of a chunk, and unflushed ones before another chunk, at most: recovery writes that many anew into one segment.
+    fn records_max(&self) -> u32 {
+        match self.superblock.segment_blocks {
+            0 => UNFLUSHED_BLOCKS,
+            blocks => blocks / 4,
+        }
+    }
+
+    pub(crate) fn write_blocks(&self, at: u32, bytes: &[u8]) -> Result<()> {
+        self.counts.written(bytes.len() / BLOCK);
+        block::write(&*self.device, at as u64 * BLOCK as u64, bytes).inspect_err(|_| self.poison())
+    }
+
+    /// Only to blocks that `also` allows.
+    pub(crate) fn write_anywhere(
+        &self,
+        log: &mut Log,
+        items: &[Item],
+        rewritten: &[u32],
+        head: &dyn Head,
+        also: &dyn Fn(u32) -> bool,
+    ) -> Result<()> {
+        let mut placed: Vec<(u32, Entry)> = Vec::new();
+        let mut changed: Vec<Changed> = Vec::new();
+        for item in items {
+            if !item.still_wanted(&self.state.read()) {
+                continue;
+            }
+            let piece = item.logical / PIECE_BLOCKS;
+            if changed.len() == PIECES_MAX && changed.last().is_some_and(|last| last.index != piece) {
+                self.write_record_anywhere(
+                    log,
+                    std::mem::take(&mut placed),
+                    &std::mem::take(&mut changed),
+                    head,
+                    also,
+                )?;
+            }
+            let entry = match item.data() {
+                None => Entry::default(),
+                Some(data) => {
+                    let at = self.take_nearest(log, head, also)?;
+                    self.write_blocks(at, data)?;
+                    Entry { at, crc: checksum(0, data) }
+                }
+            };
+            placed.push((item.logical, entry));
+            item.mark(&mut changed);
+        }
+        for &index in rewritten {
+            if changed.len() == PIECES_MAX {
+                self.write_record_anywhere(
+                    log,
+                    std::mem::take(&mut placed),
+                    &std::mem::take(&mut changed),
+                    head,
+                    also,
+                )?;
+            }
+            if changed.iter().all(|other| other.index != index) {
+                changed.push(Changed { index, mask: 0 });
+            }
+        }
+        if changed.is_empty() {
+            return Ok(());
+        }
+        self.write_record_anywhere(log, placed, &changed, head, also)
+    }
+
+    /// Data is in its new places: the record that says so.
+    pub(crate) fn write_record_anywhere(
+        &self,
+        log: &mut Log,
+        placed: Vec<(u32, Entry)>,
+        changed: &[Changed],
+        head: &dyn Head,
+        also: &dyn Fn(u32) -> bool,
+    ) -> Result<()> {
+        let at = self.take_nearest(log, head, also)?;
+        let (record, bytes) = {
+            let mut state = self.state.write();
+            let last = state.last_of(1);
+            placed.iter().for_each(|&(logical, entry)| state.put(logical, entry, last));
+            let record = state.record(at, 0, changed);
+            let bytes = record.encode(&self.superblock);
+            (record, bytes)
+        };
+        self.write_blocks(at, &bytes)?;
+        self.counts.records(1);
+        self.wrote(log, record.seq, record.durable, placed.len() as u32 + 1, 1)
+    }
+
+    /// The nearest free block that `also` allows, from now on in use.
+    pub(crate) fn take_nearest(&self, log: &mut Log, head: &dyn Head, also: &dyn Fn(u32) -> bool) -> Result<u32> {
+        for attempt in 0..2 {
+            let mut state = self.state.write();
+            let blocks = state.space.blocks();
+            let is_free = |block: u64| {
+                u32::try_from(block).is_ok_and(|b| blocks.contains(&b) && !state.space.is_used(b) && also(b))
+            };
+            if let Some(found) = head.nearest(&is_free) {
+                state.space.take(found as u32);
+                return Ok(found as u32);
+            }
+            drop(state);
+            if attempt == 0 {
+                // What was left since the last flush.
+                self.flush_device(log)?;
+            }
+        }
+        Err(self.no_space())
+    }
+
+    pub(crate) fn no_space(&self) -> MediaError {
+        MediaError::NoSpace { what: "virtual-log disk".into() }
+    }
+}
+
+/// Makes a chunk of as many changes as fit; returns how many changes and rewritten pieces are in it.
+fn fill(
+    state: &mut State,
+    (at, room): (u32, u32),
+    items: &[Item],
+    rewritten: &[u32],
+    bare: bool,
+) -> (Chunk, usize, usize) {
+    debug_assert!(at >= LOG_AT && room >= 2);
+    let most = state.superblock.segment_blocks / 4;
+    let records_for = |pieces: usize| pieces.div_ceil(PIECES_MAX) as u32;
+    let (mut changed, mut data, mut done, mut anew): (Vec<Changed>, u32, usize, usize) = (vec![], 0, 0, 0);
+    let mut wanted = Vec::with_capacity(items.len());
+    for item in items {
+        if item.still_wanted(state) {
+            let more = changed.last().is_none_or(|last: &Changed| last.index != item.logical / PIECE_BLOCKS);
+            let blocks = data + item.data().is_some() as u32;
+            let records = records_for(changed.len() + more as usize);
+            if records + blocks > room || records > most {
+                break;
+            }
+            item.mark(&mut changed);
+            data = blocks;
+            wanted.push(item);
+        }
+        done += 1;
+    }
+    if done == items.len() {
+        for &index in rewritten {
+            let records = records_for(changed.len() + 1);
+            if records + data > room || records > most {
+                break;
+            }
+            if changed.iter().all(|other| other.index != index) {
+                changed.push(Changed { index, mask: 0 });
+            }
+            anew += 1;
+        }
+    }
+    let records = records_for(changed.len()).max(bare as u32);
+    let last = state.last_of(records);
+    (at..at + records + data).for_each(|block| state.space.take(block));
+    let mut next = at + records;
+    for item in &wanted {
+        let entry = item.data().map_or(Entry::default(), |data| {
+            next += 1;
+            Entry { at: next - 1, crc: checksum(0, data) }
+        });
+        state.put(item.logical, entry, last);
+    }
+    let mut bytes = Vec::with_capacity((records + data) as usize * BLOCK);
+    let mut says = 0;
+    for n in 0..records {
+        let skip = if n + 1 == records { 1 + data } else { 1 };
+        let from = n as usize * PIECES_MAX;
+        let pieces = &changed[from.min(changed.len())..changed.len().min(from + PIECES_MAX)];
+        let record: Record = state.record(at + n, skip as u16, pieces);
+        says = record.durable;
+        bytes.extend_from_slice(&record.encode(&state.superblock));
+    }
+    wanted.iter().filter_map(|item| item.data()).for_each(|data| bytes.extend_from_slice(data));
+    state.space.advance(records + data);
+    (Chunk { at, bytes, records, last, says }, done, anew)
+}

@@ -1,0 +1,373 @@
+//! What the tests of the virtual log share: a small disk, a random workload with a model, and the judge of a crash.
+//!
+//! A block of the model is eight tags, one for each sector: a sector with tag 0 is zeros, else its tag repeated.
+//! The model keeps every content a block ever had, with the number of the operation that wrote it. After a crash a block must hold
+//! what it had at the last flush that was over, or something written to it since.
+//! Everything is a function of the seed.
+
+#![allow(dead_code)]
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use shoal_media::{BlockDevice, Head, MediaError, Request};
+use shoal_sim::{CrashPoint, Limits, Random, SimClock, World};
+use shoal_vlog::{Choice, FormatOptions, Options, Placement, VirtualLog, VlogError};
+
+pub const BLOCK: usize = 4096;
+const SECTOR: usize = 512;
+const SECTORS: usize = BLOCK / SECTOR;
+/// Reads in error loops end after so many crash states.
+pub type Content = [u64; SECTORS];
+
+/// A head over tracks of 32 blocks that only ever moves on.
+pub struct Sweep {
+    blocks: u64,
+    at: std::sync::Mutex<u64>,
+}
+
+impl Head for Sweep {
+    fn nearest(&self, is_free: &dyn Fn(u64) -> bool) -> Option<u64> {
+        let mut at = self.at.lock().unwrap();
+        let found = (*at..self.blocks).chain(0..*at).find(|&block| is_free(block))?;
+        // Far enough that neighbours are not written one behind the other.
+        *at = (found + 3) % self.blocks;
+        Some(found)
+    }
+
+    fn tracks(&self) -> Vec<Range<u64>> {
+        (0..self.blocks / 32).map(|n| n * 32..(n + 1) * 32).collect()
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Segments,
+    Anywhere,
+}
+
+impl Kind {
+    /// Blocks of the device below.
+    pub fn blocks(self) -> u64 {
+        match self {
+            Kind::Segments => 4 + 12 * 32,
+            Kind::Anywhere => 160,
+        }
+    }
+
+    pub fn format(self, salt: u64) -> FormatOptions {
+        let placement = match self {
+            Kind::Segments => Placement::Segments { blocks: 32 },
+            Kind::Anywhere => Placement::Anywhere,
+        };
+        FormatOptions { uuid: [9; 16], salt, placement, ..FormatOptions::default() }
+    }
+
+    pub fn options(self) -> Options {
+        let head: Option<Arc<dyn Head>> = match self {
+            Kind::Segments => None,
+            Kind::Anywhere => Some(Arc::new(Sweep { blocks: self.blocks(), at: std::sync::Mutex::new(7) })),
+        };
+        Options { head, choice: Choice::CostBenefit }
+    }
+
+    pub fn open(self, device: Arc<dyn BlockDevice>) -> Result<(VirtualLog, shoal_vlog::Recovery), VlogError> {
+        VirtualLog::open(device, Arc::new(SimClock::new(0)), self.options())
+    }
+}
+
+pub fn ask(disk: &dyn BlockDevice, request: Request) -> Result<Vec<u8>, MediaError> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    disk.submit(request, Box::new(move |result| sender.send(result).unwrap()));
+    receiver.recv().unwrap()
+}
+
+pub fn bytes_of(content: &Content) -> Vec<u8> {
+    content.iter().flat_map(|tag| tag.to_le_bytes().repeat(SECTOR / 8)).collect()
+}
+
+pub fn content_of(block: &[u8]) -> Result<Content, String> {
+    let mut content = [0; SECTORS];
+    for (tag, sector) in content.iter_mut().zip(block.chunks_exact(SECTOR)) {
+        *tag = u64::from_le_bytes(sector[..8].try_into().unwrap());
+        if sector.chunks_exact(8).any(|word| word != tag.to_le_bytes()) {
+            return Err("a sector of several writes".into());
+        }
+    }
+    Ok(content)
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Tags from a sector on.
+    Write {
+        sector: usize,
+        tags: Vec<u64>,
+        fua: bool,
+    },
+    Drop {
+        sector: usize,
+        count: usize,
+        exact: bool,
+    },
+    Flush,
+    WriteOut,
+    Compact(u32),
+    Close,
+}
+
+/// What every block held, and when.
+#[derive(Clone)]
+pub struct Model {
+    /// For each block its contents with the operation that wrote them.
+    history: Vec<Vec<(u64, Content)>>,
+    /// Operations that were flushes.
+    flushes: Vec<u64>,
+    /// Operations done.
+    pub done: u64,
+}
+
+impl Model {
+    pub fn new(blocks: usize) -> Model {
+        Model { history: vec![vec![(0, [0; SECTORS])]; blocks], flushes: vec![0], done: 0 }
+    }
+
+    fn now(&self, block: usize) -> Content {
+        self.history[block].last().unwrap().1
+    }
+
+    fn put(&mut self, sector: usize, tag: u64) {
+        let (block, operation) = (sector / SECTORS, self.done + 1);
+        let mut content = self.now(block);
+        content[sector % SECTORS] = tag;
+        match self.history[block].last_mut() {
+            Some((when, last)) if *when == operation => *last = content,
+            _ => self.history[block].push((operation, content)),
+        }
+    }
+
+    /// Is `content` possible for `block` after a crash when `done` operations were over?
+    fn allows(&self, block: usize, content: &Content, done: u64) -> bool {
+        let flushed = self.flushes.iter().rev().find(|&&flush| flush <= done).copied().unwrap_or(0);
+        let history = &self.history[block];
+        let base = history.iter().rposition(|(when, _)| *when <= flushed).unwrap_or(0);
+        history[base..].iter().take_while(|(when, _)| *when <= done + 1).any(|(_, other)| other == content)
+    }
+
+    fn allowed(&self, block: usize, done: u64) -> Vec<u64> {
+        self.history[block].iter().rev().take_while(|(when, _)| *when + 40 > done).map(|(_, c)| c[0]).collect()
+    }
+
+    /// What is there now is all there was, and durable.
+    fn settled(&mut self, contents: &[Content]) {
+        for (history, &content) in self.history.iter_mut().zip(contents) {
+            *history = vec![(self.done, content)];
+        }
+        self.flushes = vec![self.done];
+    }
+}
+
+/// A disk and its model, under a random workload.
+pub struct Life {
+    pub disk: VirtualLog,
+    pub kind: Kind,
+    pub model: Model,
+    pub random: Random,
+    device: Arc<dyn BlockDevice>,
+    tag: u64,
+}
+
+impl Life {
+    pub fn new(kind: Kind, device: Arc<dyn BlockDevice>, seed: u64) -> Life {
+        VirtualLog::format(&*device, &kind.format(seed)).unwrap();
+        let (disk, recovery) = kind.open(device.clone()).unwrap();
+        assert!(recovery.clean);
+        let blocks = (disk.geometry().bytes / BLOCK as u64) as usize;
+        Life { disk, kind, model: Model::new(blocks), random: Random::new(seed), device, tag: 0 }
+    }
+
+    fn next(&mut self) -> Step {
+        let sectors = (self.model.history.len() * SECTORS) as u64;
+        let random = &mut self.random;
+        let kind = random.below(100);
+        // Some blocks are written far more often than others.
+        let hot = random.below(3) > 0;
+        let block = random.below(if hot { sectors / 32 } else { sectors / 8 });
+        match kind {
+            0..60 => {
+                let blocks = 1 + random.below(if kind < 50 { 3 } else { 40 });
+                let (mut from, mut count) = (block * 8, blocks * 8);
+                if random.below(8) == 0 {
+                    (from, count) = (from + random.below(8), 1 + random.below(12));
+                }
+                let count = count.min(sectors - from) as usize;
+                let mut tags = vec![0; count];
+                for tag in &mut tags {
+                    if self.tag.is_multiple_of(3) || random.below(2) == 0 {
+                        self.tag += 1;
+                    }
+                    // Now and then the same bytes again.
+                    *tag = if random.below(20) == 0 { 1 } else { self.tag };
+                }
+                Step::Write { sector: from as usize, tags, fua: random.below(10) == 0 }
+            }
+            60..68 => {
+                let count = (8 * (1 + random.below(20))).min(sectors - block * 8) as usize;
+                Step::Drop { sector: (block * 8) as usize, count, exact: random.below(2) == 0 }
+            }
+            68..78 => Step::Flush,
+            78..86 => Step::WriteOut,
+            86..99 => Step::Compact(1 + random.below(6) as u32),
+            _ => Step::Close,
+        }
+    }
+
+    /// One operation, whose number the crash points carry when it is over.
+    pub fn step(&mut self) {
+        let step = self.next();
+        self.carry_out(step);
+    }
+
+    /// A few blocks written to the device at once, and not flushed.
+    pub fn write_through(&mut self) {
+        let blocks = self.model.history.len() as u64;
+        self.tag += 1;
+        let count = if self.random.below(2) == 0 { 1 } else { 1 + self.random.below(9) };
+        let sector = self.random.below(blocks - count) as usize * SECTORS;
+        let tags = vec![self.tag; SECTORS * count as usize];
+        self.carry_out(Step::Write { sector, tags, fua: false });
+        self.carry_out(Step::WriteOut);
+    }
+
+    fn carry_out(&mut self, step: Step) {
+        let at = |sector: usize| (sector * SECTOR) as u64;
+        let name = format!("{step:?}");
+        let outcome = match step {
+            Step::Write { sector, tags, fua } => {
+                let buffer = tags.iter().flat_map(|tag| tag.to_le_bytes().repeat(SECTOR / 8)).collect();
+                tags.iter().enumerate().for_each(|(n, &tag)| self.model.put(sector + n, tag));
+                let outcome = ask(&self.disk, Request::Write { at: at(sector), buffer, fua }).map(drop);
+                if fua {
+                    self.model.flushes.push(self.model.done + 1);
+                }
+                outcome
+            }
+            Step::Drop { sector, count, exact } => {
+                (sector..sector + count).for_each(|sector| self.model.put(sector, 0));
+                let (at, len) = (at(sector), at(count));
+                let request =
+                    if exact { Request::WriteZeroes { at, len, fua: false } } else { Request::Trim { at, len } };
+                ask(&self.disk, request).map(drop)
+            }
+            Step::Flush => {
+                let outcome = ask(&self.disk, Request::Flush).map(drop);
+                self.model.flushes.push(self.model.done + 1);
+                outcome
+            }
+            Step::WriteOut => self.disk.write_waiting(),
+            Step::Compact(steps) => (0..steps).try_for_each(|_| self.disk.compact_step().map(drop)),
+            Step::Close => self.disk.close().map(|()| {
+                let opened = self.kind.open(self.device.clone()).unwrap_or_else(|error| panic!("reopening: {error}"));
+                assert!(opened.1.clean, "a clean end was not recognised");
+                self.disk = opened.0;
+                self.model.flushes.push(self.model.done + 1);
+            }),
+        };
+        outcome.unwrap_or_else(|error| panic!("operation {}, {name}: {error}", self.model.done + 1));
+        self.model.done += 1;
+    }
+
+    /// Everything must be as the model has it.
+    pub fn compare(&self) -> Result<(), String> {
+        let contents = read_all(&self.disk)?;
+        let wrong = contents.iter().enumerate().find(|(block, content)| self.model.now(*block) != **content);
+        match wrong {
+            None => Ok(()),
+            Some((block, content)) => Err(format!("block {block} holds {content:?}, not {:?}", self.model.now(block))),
+        }
+    }
+
+    /// Goes on with what was found after a crash.
+    pub fn reborn(&mut self, device: Arc<dyn BlockDevice>) -> Result<(), String> {
+        let (disk, _) = self.kind.open(device.clone()).map_err(|error| format!("opening: {error}"))?;
+        let contents = read_all(&disk)?;
+        self.model.settled(&contents);
+        (self.disk, self.device) = (disk, device);
+        Ok(())
+    }
+}
+
+pub fn read_all(disk: &VirtualLog) -> Result<Vec<Content>, String> {
+    let mut bytes = vec![0; disk.geometry().bytes as usize];
+    disk.read_into(0, &mut bytes).map_err(|error| format!("reading: {error}"))?;
+    let decode = |(n, block)| content_of(block).map_err(|error| format!("block {n}: {error}"));
+    bytes.chunks_exact(BLOCK).enumerate().map(decode).collect()
+}
+
+/// Opens the disk as a crash left it and compares it with the model, `done` operations after its beginning.
+pub fn judge(kind: Kind, world: &World, model: &Model, done: u64) -> Result<(VirtualLog, Vec<Content>), String> {
+    let (disk, _) = kind.open(world.disk(0)).map_err(|error| format!("opening: {error}"))?;
+    let contents = read_all(&disk)?;
+    for (block, content) in contents.iter().enumerate() {
+        if !model.allows(block, content, done) {
+            let allowed = model.allowed(block, done);
+            return Err(format!("block {block} holds {content:?}, lately {allowed:?}"));
+        }
+    }
+    Ok((disk, contents))
+}
+
+/// Counts what was tried.
+#[derive(Default)]
+pub struct Tried {
+    pub states: u64,
+    pub second: u64,
+}
+
+/// All states of some crash points, and after some of them a second crash while the first is recovered from.
+pub fn judge_points(
+    kind: Kind,
+    points: &[CrashPoint],
+    model: &Model,
+    limits: &Limits,
+    every_second: u64,
+    tried: &mut Tried,
+) -> Result<(), String> {
+    for point in points {
+        let states = std::iter::once(point.process_crash()).chain(point.power_losses(limits));
+        for state in states {
+            let world = state.open();
+            tried.states += 1;
+            let again = tried.states.is_multiple_of(every_second);
+            world.record(again);
+            let name = |error: String| format!("{}: {error}", state.name());
+            let (disk, contents) = judge(kind, &world, model, point.mark()).map_err(name)?;
+            if !again {
+                continue;
+            }
+            world.record(false);
+            // Before recovery was over nobody had read anything: any outcome that the first crash allows.
+            for second in world.points() {
+                for state in second.power_losses(&Limits::few()) {
+                    tried.second += 1;
+                    let name = |error: String| format!("{}, second crash: {error}", state.name());
+                    judge(kind, &state.open(), model, point.mark()).map_err(name)?;
+                }
+            }
+            // Afterwards what was read stays, whatever happens next.
+            drop(disk);
+            let (disk, found) = judge(kind, &world, model, point.mark()).map_err(name)?;
+            if found != contents {
+                return Err(name("another recovery found something else".into()));
+            }
+            drop(disk);
+            for state in world.snapshot().power_losses(&Limits::few()) {
+                let (_, found) = judge(kind, &state.open(), model, point.mark()).map_err(name)?;
+                if found != contents {
+                    return Err(format!("{}: what was recovered did not stay", state.name()));
+                }
+            }
+        }
+    }
+    Ok(())
+}

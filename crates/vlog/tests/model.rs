@@ -1,0 +1,210 @@
+//! The disk against a plain array, under random requests, clean ends and crashes of the process; full disks; threads.
+//!
+//! What the harness in `common` cannot show by itself is here: that the disk stays usable when every block of it is
+//! written, that requests that come at the same time do not disturb each other, and what a damaged device is met with.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{BLOCK, Kind, Life, ask};
+use shoal_media::{BlockDevice, MediaError, Request};
+use shoal_sim::{Call, Fault, FaultPlan, Random, SimClock, World};
+use shoal_vlog::{FormatOptions, Placement, VirtualLog, VlogError};
+
+fn life(kind: Kind, seed: u64) -> (World, Life) {
+    let world = World::new(seed);
+    let device = world.add_disk(kind.blocks() * BLOCK as u64);
+    (world, Life::new(kind, device, seed))
+}
+
+#[test]
+fn random_requests_agree_with_an_array() {
+    for seed in 0..300 {
+        let kind = if seed % 3 == 0 { Kind::Anywhere } else { Kind::Segments };
+        let (_world, mut life) = life(kind, seed);
+        for step in 0..150 {
+            life.step();
+            if step % 10 == 0 {
+                life.compare().unwrap_or_else(|error| panic!("seed {seed}, step {step}: {error}"));
+            }
+        }
+        life.compare().unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        let status = life.disk.status();
+        assert!(status.map_bytes <= 8 * status.logical_bytes / BLOCK as u64);
+    }
+}
+
+#[test]
+fn crashes_follow_each_other() {
+    for seed in 1000..1120 {
+        let kind = if seed % 3 == 0 { Kind::Anywhere } else { Kind::Segments };
+        let (mut world, mut life) = life(kind, seed);
+        for round in 0..12 {
+            for _ in 0..life.random.below(60) {
+                life.step();
+            }
+            // The process dies; now and then the machine with it.
+            let point = world.snapshot();
+            let state = match life.random.below(2) {
+                0 => point.process_crash(),
+                _ => {
+                    let states: Vec<_> = point.power_losses(&shoal_sim::Limits::few()).collect();
+                    states.into_iter().next_back().unwrap_or_else(|| point.process_crash())
+                }
+            };
+            let after = state.open();
+            common::judge(kind, &after, &life.model, life.model.done)
+                .unwrap_or_else(|error| panic!("seed {seed}, round {round}: {error}"));
+            life.reborn(after.disk(0)).unwrap_or_else(|error| panic!("seed {seed}, round {round}: {error}"));
+            world = after;
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_is_written_for_ever() {
+    for kind in [Kind::Segments, Kind::Anywhere] {
+        let (_world, life) = life(kind, 5);
+        let disk = &life.disk;
+        let blocks = disk.geometry().bytes / BLOCK as u64;
+        let mut random = Random::new(5);
+        let mut last = vec![0u8; blocks as usize];
+        for n in 0..20_000u64 {
+            let block = if n < blocks { n } else { random.below(blocks) };
+            let byte = random.below(255) as u8 + 1;
+            last[block as usize] = byte;
+            let (at, fua) = (block * BLOCK as u64, n % 7 == 0);
+            let written = ask(disk, Request::Write { at, buffer: vec![byte; BLOCK], fua });
+            written.unwrap_or_else(|error| panic!("{kind:?}, write {n}: {error}"));
+        }
+        for (block, byte) in last.iter().enumerate() {
+            let mut out = [0; BLOCK];
+            disk.read_into((block * BLOCK) as u64, &mut out).unwrap();
+            assert_eq!(out, [*byte; BLOCK], "block {block}");
+        }
+        let status = disk.status();
+        assert!(status.write_amplification() < 12.0, "{kind:?}: {status:?}");
+        assert!(kind == Kind::Anywhere || status.emptied > 100, "{status:?}");
+    }
+}
+
+#[test]
+fn threads_do_not_disturb_each_other() {
+    let world = World::new(1);
+    let device = world.add_disk((4 + 40 * 64) * BLOCK as u64);
+    let options = FormatOptions { placement: Placement::Segments { blocks: 64 }, ..FormatOptions::default() };
+    VirtualLog::format(&*device, &options).unwrap();
+    let opened = VirtualLog::open(device, Arc::new(SimClock::new(0)), shoal_vlog::Options::default());
+    let disk = &opened.unwrap().0;
+    let share = disk.geometry().bytes / 512 / 4;
+    let stop = &std::sync::atomic::AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..4u64 {
+            scope.spawn(move || {
+                let mut random = Random::new(thread);
+                let mut model = vec![0u8; share as usize];
+                for n in 0..3000 {
+                    // Sectors of all threads are in the same blocks.
+                    let mine = random.below(share);
+                    let at = (mine * 4 + thread) * 512;
+                    if random.below(2) == 0 {
+                        let byte = random.below(256) as u8;
+                        let fua = n % 64 == 0;
+                        ask(disk, Request::Write { at, buffer: vec![byte; 512], fua }).unwrap();
+                        model[mine as usize] = byte;
+                    } else {
+                        let mut out = [0; 512];
+                        disk.read_into(at, &mut out).unwrap();
+                        assert_eq!(out, [model[mine as usize]; 512]);
+                    }
+                }
+                stop.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            });
+        }
+        scope.spawn(|| {
+            while stop.load(std::sync::atomic::Ordering::SeqCst) < 4 {
+                disk.compact_step().unwrap();
+                disk.write_waiting().unwrap();
+            }
+        });
+    });
+}
+
+#[test]
+fn a_block_that_the_device_changed_is_an_error_and_stays_one() {
+    let (world, life) = life(Kind::Segments, 3);
+    let disk = &life.disk;
+    for block in 0..4u64 {
+        ask(disk, Request::Write { at: block * BLOCK as u64, buffer: vec![7; BLOCK], fua: true }).unwrap();
+    }
+    let device = world.disk(0);
+    let mut bytes = vec![0; device.geometry().bytes as usize];
+    device.read_into(0, &mut bytes).unwrap();
+    let at = bytes.chunks_exact(BLOCK).position(|block| block == [7; BLOCK]).unwrap();
+    device.write_from((at * BLOCK) as u64, &[8; 512]).unwrap();
+    let damaged = |disk: &VirtualLog| {
+        (0..4u64).filter(|block| disk.read_into(block * BLOCK as u64, &mut [0; BLOCK]).is_err()).count()
+    };
+    assert_eq!(damaged(disk), 1);
+    let error = (0..4u64).find_map(|n| disk.read_into(n * BLOCK as u64, &mut [0; BLOCK]).err()).unwrap().to_string();
+    assert!(error.contains("checksum"), "{error}");
+    // The compactor leaves it where it is, and goes on with others.
+    let blocks = disk.geometry().bytes / BLOCK as u64;
+    for n in 0..4000u64 {
+        let block = 4 + n * 7 % (blocks - 4);
+        ask(disk, Request::Write { at: block * BLOCK as u64, buffer: vec![n as u8; BLOCK], fua: n % 3 == 0 }).unwrap();
+    }
+    assert_eq!(damaged(disk), 1);
+    assert!(disk.status().damaged_blocks >= 1);
+    // Writing it heals it.
+    (0..4u64).for_each(|n| disk.write_from(n * BLOCK as u64, &[9; BLOCK]).unwrap());
+    assert_eq!(damaged(disk), 0);
+}
+
+#[test]
+fn after_a_failed_flush_nothing_is_written_and_what_is_there_is_read() {
+    let (world, life) = life(Kind::Segments, 4);
+    let disk = &life.disk;
+    ask(disk, Request::Write { at: 0, buffer: vec![1; BLOCK], fua: true }).unwrap();
+    world.fail(FaultPlan { call: Call::DiskFlush, nth: 0, for_good: false, fault: Fault::Io });
+    let failed = ask(disk, Request::Write { at: 0, buffer: vec![2; BLOCK], fua: true });
+    assert!(failed.is_err());
+    world.clear_faults();
+    for request in [Request::Flush, Request::Write { at: 0, buffer: vec![3; BLOCK], fua: false }] {
+        assert!(matches!(ask(disk, request), Err(MediaError::Poisoned { .. })));
+    }
+    let mut out = [0; BLOCK];
+    disk.read_into(0, &mut out).unwrap();
+    assert_eq!(out, [2; BLOCK]);
+}
+
+#[test]
+fn what_cannot_be_a_disk_is_refused_with_a_reason() {
+    let world = World::new(1);
+    let small = world.add_disk(100 * BLOCK as u64);
+    let format = |device: &dyn BlockDevice, options: &FormatOptions| VirtualLog::format(device, options).unwrap_err();
+    assert!(matches!(format(&*small, &FormatOptions::default()), VlogError::TooSmall { .. }));
+    let device = world.add_disk(4000 * BLOCK as u64);
+    for (options, expected) in [
+        (FormatOptions { spare_percent: 10, ..FormatOptions::default() }, "spare: 10 percent"),
+        (FormatOptions { placement: Placement::Segments { blocks: 100 }, ..FormatOptions::default() }, "segment: 100"),
+        (FormatOptions { bytes: Some(1 << 40), ..FormatOptions::default() }, "size: "),
+        (FormatOptions { bytes: Some(5000), ..FormatOptions::default() }, "size: 5000"),
+    ] {
+        let error = format(&*device, &options).to_string();
+        assert!(error.starts_with(expected), "{error}");
+    }
+    let open = |device: Arc<dyn BlockDevice>, kind: Kind| kind.open(device).err().unwrap().to_string();
+    assert!(open(device.clone(), Kind::Segments).contains("magic"));
+    VirtualLog::format(&*device, &FormatOptions::default()).unwrap();
+    assert!(open(device.clone(), Kind::Anywhere).contains("placement"));
+    let short = world.add_disk(3999 * BLOCK as u64);
+    let mut bytes = vec![0; 3999 * BLOCK];
+    device.read_into(0, &mut bytes).unwrap();
+    short.write_from(0, &bytes).unwrap();
+    assert!(open(short, Kind::Segments).contains("cut short"));
+    // One copy of the superblock is enough.
+    device.write_from(0, &[0; BLOCK]).unwrap();
+    assert!(Kind::Segments.open(device).unwrap().1.clean);
+}
