@@ -15,8 +15,8 @@ use shoal_sim::{MechanicalDisk, Random, SimClock};
 use super::eager::{Buffered, OnVirtualLog, Policy};
 use super::in_place::{Delayed, InPlace};
 use super::lfs::{First, Lfs};
-use super::stand_in::StandIn;
 use super::system::{BLOCK_BYTES, ModelError, Result, System, World};
+use super::vlog::InDrive;
 
 /// Bursts that are measured, at least.
 const BURSTS_MIN: u64 = 8;
@@ -123,13 +123,13 @@ pub struct Figures {
 }
 
 fn system(setup: &Setup, point: &Point, world: &World) -> Result<Box<dyn System>> {
-    let log = || Box::new(StandIn::new(world));
+    let log = || InDrive::new(world).map(Box::new);
     Ok(match point.kind {
         Kind::Ufs => Box::new(InPlace::new(world.clone())),
         Kind::UfsDelayed => Box::new(Delayed::new(world.clone())),
         Kind::Lfs => Box::new(Lfs::new(world.clone(), setup.first)?),
-        Kind::UfsVld => Box::new(OnVirtualLog::new(world.clone(), log())?),
-        Kind::Vlfs => Box::new(Buffered::new(world.clone(), log(), Policy::default())?),
+        Kind::UfsVld => Box::new(OnVirtualLog::new(world.clone(), log()?)?),
+        Kind::Vlfs => Box::new(Buffered::new(world.clone(), log()?, Policy::default())?),
     })
 }
 
