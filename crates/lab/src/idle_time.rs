@@ -36,7 +36,7 @@ const UTILISATION: u32 = 80;
 /// Of the runs without idle time (KB).
 const FULL_SPEED_BURST_KB: u32 = 512;
 const QUICK_BURSTS_KB: [u32; 3] = [128, 512, 2048];
-const QUICK_IDLE_MS: [u32; 6] = [0, 200, 500, 1000, 3000, 10_000];
+const QUICK_IDLE_MS: [u32; 4] = [0, 200, 1000, 3000];
 const QUICK_UTILISATION: [u32; 3] = [40, 80, 95];
 
 #[derive(Clone, Debug, Args)]
@@ -103,7 +103,7 @@ struct Plan {
 
 impl Options {
     fn plan(&self, quick: bool) -> Plan {
-        let (seeds, updates) = if quick { (1, self.updates.min(4000)) } else { (self.seeds, self.updates) };
+        let (seeds, updates) = if quick { (1, self.updates.min(3000)) } else { (self.seeds, self.updates) };
         let or_quick = |all: &[u32], few: &[u32]| if quick { few.to_vec() } else { all.to_vec() };
         Plan {
             bursts_kb: sorted(&or_quick(&self.bursts_kb, &QUICK_BURSTS_KB), &[]),

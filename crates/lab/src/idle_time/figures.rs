@@ -334,6 +334,10 @@ pub fn notes(setup: &Setup, seeds: usize) -> Vec<String> {
              before and {} while measuring, at least",
             setup.warm_up, setup.measured
         ),
+        match setup.first {
+            First::Write => "in a gap LFS writes segments from its buffer first, and cleans when none is empty".into(),
+            First::Clean => "in a gap LFS cleans first, and writes when there is nothing more to clean".into(),
+        },
         format!(
             "UFS, delayed is not safe and is compared with nothing; no idle time: bursts of {FULL_SPEED_BURST_KB} KB"
         ),

@@ -155,9 +155,13 @@ pub fn measure(setup: &Setup, point: &Point) -> Result<Figures> {
 fn run(setup: &Setup, point: &Point, world: &World, system: &mut dyn System) -> Result<Figures> {
     // The same updates for every system.
     let mut random = Random::new(point.seed);
-    // Without memory there is nothing to warm up.
-    let warm_up = if point.kind == Kind::Ufs { 0 } else { setup.warm_up };
-    let measured = setup.measured.max(BURSTS_MIN * point.burst);
+    // Without memory there is nothing to warm up, and without a buffer nothing to average over its fillings.
+    let (warm_up, measured) = match point.kind {
+        Kind::Ufs => (0, setup.measured),
+        Kind::UfsVld => (setup.warm_up / 2, setup.measured / 3),
+        _ => (setup.warm_up, setup.measured),
+    };
+    let measured = measured.max(BURSTS_MIN * point.burst);
     let (mut done, mut updates, mut burst_ns) = (0, 0, 0);
     let mut due_ns = world.now_ns();
     while updates < measured {
