@@ -33,7 +33,7 @@ fn column(report: &Value, table: &str, column: &str) -> Vec<f64> {
 #[test]
 fn idle_time_helps_the_buffered_and_buffered_eager_writing_needs_the_least_of_it() {
     let options =
-        "--disk st19101 --bursts-kb 256,1024 --idle-ms 0,30,100,400,2000 --utilisation 40,80 --updates 3000 --seeds 1";
+        "--disk st19101 --bursts-kb 256,1024 --idle-ms 0,30,100,400,2000 --utilisation 40,80 --updates 12000 --seeds 1";
     let (found, files) = report(options);
     for burst in ["256 KB", "1024 KB"] {
         let of = |name: &str| column(&found, &format!("{name}-st19101"), burst);

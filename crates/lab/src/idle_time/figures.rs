@@ -3,6 +3,7 @@
 //! Owns: what is told in which table and plot, and what counts as a claim shown. The excerpt of the paper has no figures in
 //! numbers, only the shape of its curves: verdicts are on shapes, by the measures named beside them. Times are simulated.
 
+use super::lfs::First;
 use super::points::{DiskKind, Kind, Point, Setup};
 use super::{FULL_SPEED_BURST_KB, UTILISATION};
 use crate::report::{Cell, Comparison, Plot, Series, Table};
@@ -333,6 +334,10 @@ pub fn notes(setup: &Setup, seeds: usize) -> Vec<String> {
              before and {} while measuring, at least",
             setup.warm_up, setup.measured
         ),
+        match setup.first {
+            First::Write => "in a gap LFS writes segments from its buffer first, and cleans when none is empty".into(),
+            First::Clean => "in a gap LFS cleans first, and writes when there is nothing more to clean".into(),
+        },
         format!(
             "UFS, delayed is not safe and is compared with nothing; no idle time: bursts of {FULL_SPEED_BURST_KB} KB"
         ),

@@ -6,7 +6,7 @@
 //! them when that is full; it reads a segment in one request and takes the one with the fewest live blocks.
 //! Rules: a segment is written when at least 75% of it can be filled, and then counts as full. When the buffer is full all of
 //! it goes to the disk, cleaning where segments run out. In a gap a segment is cleaned, or written, only if that fits:
-//! segments are not cleaned in part.
+//! segments are not cleaned in part. Which of both comes first is an option, see [`First`].
 
 use shoal_media::block;
 
@@ -33,6 +33,16 @@ struct Segment {
     live: usize,
 }
 
+/// What a gap is used for first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum First {
+    /// Writing segments from the buffer while there are empty ones; cleaning when there are none
+    #[default]
+    Write,
+    /// Cleaning until no more empty segments can be had; then writing
+    Clean,
+}
+
 /// What the cleaner and the buffer have done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -43,6 +53,7 @@ pub struct Counts {
 
 pub struct Lfs {
     world: World,
+    first: First,
     buffer: Buffer,
     places: Vec<Place>,
     segments: Vec<Segment>,
@@ -56,9 +67,10 @@ pub struct Lfs {
 
 impl Lfs {
     /// The file is on the disk, in order, in full segments.
-    pub fn new(world: World) -> Result<Lfs> {
+    pub fn new(world: World, first: First) -> Result<Lfs> {
         let segments = vec![Segment::default(); world.capacity() as usize / SEGMENT_BLOCKS];
         let mut lfs = Lfs {
+            first,
             buffer: Buffer::new(&world),
             places: vec![Place::Buffer; world.live as usize],
             segments,
@@ -157,6 +169,12 @@ impl Lfs {
         self.write(&blocks)
     }
 
+    /// What cleaning a segment takes, as far as is known (ns).
+    fn cleaning_ns(&self, victim: usize) -> u64 {
+        let writes = self.cleaner.len() + self.segments[victim].live >= SEGMENT_BLOCKS;
+        self.longest_read_ns + if writes { self.longest_write_ns } else { 0 }
+    }
+
     /// Blocks of used segments that are dead.
     fn dead(&self) -> usize {
         let used = self.segments.iter().filter(|segment| segment.live > 0);
@@ -187,16 +205,15 @@ impl System for Lfs {
             let is_due = self.buffer.len() >= WRITTEN_FROM && self.empties() > RESERVE;
             // An empty segment more can be had: what is left over fits into the cleaner.
             let victim = self.victim().filter(|_| self.dead() > self.cleaner.len());
+            let cleans = match self.first {
+                First::Write => !(is_due && left_ns >= self.longest_write_ns),
+                First::Clean => victim.is_some(),
+            };
             match victim {
+                Some(victim) if cleans && left_ns >= self.cleaning_ns(victim).max(1) => self.clean(victim)?,
+                // What there is to clean does not fit, or is not wanted now.
+                Some(_) if cleans => return Ok(()),
                 _ if is_due && left_ns >= self.longest_write_ns => self.flush()?,
-                Some(victim) if !is_due => {
-                    let writes = self.cleaner.len() + self.segments[victim].live >= SEGMENT_BLOCKS;
-                    let takes_ns = self.longest_read_ns + if writes { self.longest_write_ns } else { 0 };
-                    if left_ns < takes_ns.max(1) {
-                        return Ok(());
-                    }
-                    self.clean(victim)?;
-                }
                 _ => return Ok(()),
             }
         }
@@ -234,7 +251,7 @@ mod tests {
 
     fn lfs(utilisation: u32) -> (World, Lfs) {
         let world = world(DiskKind::Hp97560, utilisation, 6_396_000, 100_000);
-        (world.clone(), Lfs::new(world).unwrap())
+        (world.clone(), Lfs::new(world, First::Write).unwrap())
     }
 
     #[test]
@@ -275,9 +292,26 @@ mod tests {
     }
 
     #[test]
+    fn a_cleaner_that_is_first_leaves_the_buffer_alone_until_there_is_nothing_to_clean() {
+        for first in [First::Write, First::Clean] {
+            let (world, mut lfs) = lfs(80);
+            lfs.first = first;
+            let mut random = Random::new(3);
+            for _ in 0..10_000 {
+                lfs.update(random.below(world.live)).unwrap();
+            }
+            let (before, held) = (lfs.counts(), lfs.buffer.len());
+            assert!(held > 2 * SEGMENT_BLOCKS && lfs.dead() > 5 * SEGMENT_BLOCKS);
+            lfs.idle(world.now_ns() + 1_500_000_000).unwrap();
+            assert!(lfs.counts().cleaned > before.cleaned);
+            assert_eq!(lfs.buffer.len() == held, first == First::Clean);
+        }
+    }
+
+    #[test]
     fn a_disk_without_spare_segments_is_no_room() {
         let world = world(DiskKind::Hp97560, 99, 6_396_000, 100_000);
-        assert!(matches!(Lfs::new(world), Err(ModelError::NoRoom(_))));
+        assert!(matches!(Lfs::new(world, First::Write), Err(ModelError::NoRoom(_))));
     }
 
     #[test]

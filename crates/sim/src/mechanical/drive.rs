@@ -88,10 +88,9 @@ impl Drive {
         }
     }
 
-    /// Seagate ST19101 as the paper simulates it: 16 tracks, 256 sectors in one zone, 10,000 rpm, head switch and shortest
-    /// seek 0.5 ms, overhead 0.1 ms. Chosen: 6526 cylinders (9.1 GB at the real drive's capacity would be fewer at 256
-    /// sectors; slices use the first ones only), the curve through 0.5 ms at one cylinder and 8 ms at a third of the
-    /// stroke, 512 KB of buffer, a bus of 40 MB/s.
+    /// Seagate ST19101 (1997) as the paper simulates it: 16 tracks, 256 sectors in one zone, 10,000 rpm, head switch and
+    /// shortest seek 0.5 ms, overhead 0.1 ms. Chosen: 6526 cylinders, of which slices use the first ones only; the curve
+    /// through 0.5 ms at one cylinder and 8 ms at a third of the stroke; 512 KB of buffer; a bus of 40 MB/s.
     pub fn st19101() -> Drive {
         Drive {
             name: "ST19101",

@@ -253,15 +253,16 @@ fn soonest_in(
         let angle_ns = (begin_ns + moved_ns) % site.drive.revolution_ns;
         let sector = next_sector(&place, angle_ns, site.drive.revolution_ns);
         let next = sector.div_ceil(per_block) % blocks;
-        for block in (0..blocks).map(|step| (next + step) % blocks) {
+        // Asking is cheap, waits cost divisions: one for a track whose first block comes too late, one for what is found.
+        if best.is_some_and(|(best_ns, _)| wait_ns(next) >= best_ns) {
+            continue;
+        }
+        let index = |block: u32| first / u64::from(per_block) + u64::from(block);
+        let found = (0..blocks).map(|step| (next + step) % blocks).find(|block| is_free(index(*block)));
+        if let Some(block) = found {
             let wait_ns = wait_ns(block);
-            if best.is_some_and(|(best_ns, _)| wait_ns >= best_ns) {
-                break;
-            }
-            let index = first / u64::from(per_block) + u64::from(block);
-            if is_free(index) {
-                *best = Some((wait_ns, index));
-                break;
+            if best.is_none_or(|(best_ns, _)| wait_ns < best_ns) {
+                *best = Some((wait_ns, index(block)));
             }
         }
     }
