@@ -35,9 +35,12 @@ pub(crate) struct Emptying {
     blocks: Range<u32>,
     /// Logical blocks that were in it, and where.
     todo: VecDeque<(u32, Entry)>,
-    /// The segment's bytes.
+    /// The segment's bytes, or those of the track from block `image_at` on.
     image: Vec<u8>,
+    image_at: u32,
     moves: Vec<Item>,
+    /// Of a track: where its blocks go, tracks with something on them and room for more, in order.
+    fill: Vec<Range<u32>>,
     /// On a track: moved, not yet in a record.
     placed: Vec<(u32, Entry, Entry)>,
     /// Something in it cannot be moved.
@@ -186,7 +189,16 @@ impl VirtualLog {
         block::read(&*self.device, start as u64 * BLOCK as u64, &mut image)?;
         let todo = self.data_in(start..start + size, &image);
         let blocks = start..start + size;
-        log.emptying = Some(Emptying { blocks, todo, image, moves: vec![], placed: vec![], damaged: false });
+        log.emptying = Some(Emptying {
+            blocks,
+            todo,
+            image,
+            image_at: 0,
+            fill: vec![],
+            moves: vec![],
+            placed: vec![],
+            damaged: false,
+        });
         Ok(true)
     }
 
@@ -257,20 +269,30 @@ impl VirtualLog {
         Ok(true)
     }
 
+    /// Reads the part of the track that is to be moved, at once; then takes over as many blocks as fit into a record.
     fn read_one(&self, emptying: &mut Emptying) -> Result<()> {
-        while let Some((logical, entry)) = emptying.todo.pop_front() {
+        let places = emptying.todo.iter().map(|(_, entry)| entry.at);
+        if emptying.image.is_empty()
+            && let (Some(first), Some(last)) = (places.clone().min(), places.max())
+        {
+            emptying.image_at = first;
+            emptying.image = vec![0; (last + 1 - first) as usize * BLOCK];
+            return block::read(&*self.device, first as u64 * BLOCK as u64, &mut emptying.image);
+        }
+        while emptying.moves.len() < PIECES_MAX
+            && let Some((logical, entry)) = emptying.todo.pop_front()
+        {
             if self.state.read().map[logical as usize] != entry {
                 continue;
             }
-            let mut data = vec![0; BLOCK];
-            block::read(&*self.device, entry.at as u64 * BLOCK as u64, &mut data)?;
-            if is_intact(&data, &entry) {
+            let from = (entry.at - emptying.image_at) as usize * BLOCK;
+            let data = &emptying.image[from..from + BLOCK];
+            if is_intact(data, &entry) {
                 emptying.moves.push(Item { logical, change: Change::Data(data.into()), from: Some(entry) });
             } else {
                 self.counts.damaged.fetch_add(1, Ordering::Relaxed);
                 emptying.damaged = true;
             }
-            break;
         }
         Ok(())
     }
@@ -281,8 +303,14 @@ impl VirtualLog {
         if self.state.read().map[item.logical as usize] != from {
             return Ok(());
         }
-        let fill = self.partly_filled(head, &emptying.blocks);
-        let at = self.take_nearest(log, head, &|block| fill.iter().any(|track| track.contains(&block)))?;
+        if !emptying.fill.iter().any(|track| self.has_room(track)) {
+            emptying.fill = self.partly_filled(head, &emptying.blocks);
+        }
+        let fill = &emptying.fill;
+        let is_in = |block: u32| {
+            fill.get(fill.partition_point(|track| track.end <= block)).is_some_and(|track| track.contains(&block))
+        };
+        let at = self.take_nearest(log, head, &is_in)?;
         self.write_blocks(at, data)?;
         emptying.placed.push((item.logical, from, Entry { at, crc: checksum(0, data) }));
         Ok(())
@@ -315,7 +343,12 @@ impl VirtualLog {
         self.write_record_anywhere(log, wanted, &changed, head, &|at| !blocks.contains(&at))
     }
 
-    /// Tracks with something on them and room for more, except one.
+    fn has_room(&self, track: &Range<u32>) -> bool {
+        let state = self.state.read();
+        track.clone().any(|block| !state.space.is_used(block))
+    }
+
+    /// Tracks with something on them and room for more, except one; in order.
     fn partly_filled(&self, head: &dyn Head, but: &Range<u32>) -> Vec<Range<u32>> {
         let state = self.state.read();
         let mut partly = Vec::new();
@@ -337,15 +370,21 @@ impl VirtualLog {
         }
         let state = self.state.read();
         let tracks = log_tracks(head, &state.space.blocks());
-        let counted = tracks.into_iter().map(|track| {
+        let mut has_data = vec![false; tracks.len()];
+        for entry in state.map.iter().filter(|entry| entry.at != 0) {
+            has_data[tracks.partition_point(|track| track.end <= entry.at)] = true;
+        }
+        // What was only left there goes by itself.
+        let is_worth = |track: &Range<u32>, has_data: bool| has_data || !state.records_within(track.clone()).is_empty();
+        let counted = tracks.into_iter().zip(has_data).map(|(track, has_data)| {
             let used = track.clone().filter(|&block| state.space.is_used(block)).count();
-            (track, used)
+            let is_worth = is_worth(&track, has_data) && !log.stuck.contains(&track.start);
+            (track, used, is_worth)
         });
-        let partly: Vec<_> = counted
-            .filter(|(track, used)| *used > 0 && *used < track.len() && !log.stuck.contains(&track.start))
-            .collect();
-        let holes: usize = partly.iter().map(|(track, used)| track.len() - used).sum();
-        let Some((track, used)) = partly.into_iter().min_by_key(|(_, used)| *used) else { return Ok(false) };
+        let partly: Vec<_> = counted.filter(|(track, used, _)| *used > 0 && *used < track.len()).collect();
+        let holes: usize = partly.iter().map(|(track, used, _)| track.len() - used).sum();
+        let best = partly.into_iter().filter(|(.., is_worth)| *is_worth).min_by_key(|(_, used, _)| *used);
+        let Some((track, used, _)) = best else { return Ok(false) };
         // Elsewhere there must be room for it, and for the records.
         if holes - (track.len() - used) < used + used / PIECES_MAX + 2 {
             return Ok(false);
@@ -353,15 +392,17 @@ impl VirtualLog {
         let in_track = |(_, entry): &(usize, &Entry)| track.contains(&entry.at);
         let todo: VecDeque<_> =
             state.map.iter().enumerate().filter(in_track).map(|(logical, entry)| (logical as u32, *entry)).collect();
-        if todo.is_empty() && state.records_within(track.clone()).is_empty() {
-            // Only what was left.
-            drop(state);
-            self.announce(log, By::Compactor)?;
-            return Ok(self.state.read().space.left_blocks() > 0);
-        }
         drop(state);
-        log.emptying =
-            Some(Emptying { blocks: track, todo, image: vec![], moves: vec![], placed: vec![], damaged: false });
+        log.emptying = Some(Emptying {
+            blocks: track,
+            todo,
+            image: vec![],
+            image_at: 0,
+            fill: vec![],
+            moves: vec![],
+            placed: vec![],
+            damaged: false,
+        });
         Ok(true)
     }
 }

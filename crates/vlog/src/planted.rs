@@ -14,6 +14,8 @@ pub enum Bug {
     FreeUnannounced,
     /// Recovery believes records that may not have been flushed without looking at the data.
     NoVerify,
+    /// Recovery writes before what it found is durable.
+    FoundUnflushed,
     /// Recovery does not write down what it found.
     NoSettle,
     /// Recovery does not wait until what it wrote is durable.
@@ -32,11 +34,12 @@ pub enum Bug {
 
 #[cfg(feature = "planted")]
 impl Bug {
-    pub const ALL: [Bug; 11] = [
+    pub const ALL: [Bug; 12] = [
         Bug::FlushEarly,
         Bug::FreeAtOnce,
         Bug::FreeUnannounced,
         Bug::NoVerify,
+        Bug::FoundUnflushed,
         Bug::NoSettle,
         Bug::SettleUnflushed,
         Bug::StaleTail,

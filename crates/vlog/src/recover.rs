@@ -163,6 +163,11 @@ impl VirtualLog {
     fn settle(&self, pieces: &[u32], clean: bool) -> Result<()> {
         let mut log = self.log.lock();
         let log = &mut *log;
+        // What was found may be in a cache only, if a process died and not the machine: a power loss could then leave
+        // what is written next without the records that allowed it.
+        if !is_planted(Bug::FoundUnflushed) {
+            block::flush(&*self.device).inspect_err(|_| self.poison())?;
+        }
         if clean {
             if !is_planted(Bug::StaleTail) {
                 self.write_tail(log, None)?;

@@ -14,6 +14,8 @@ use shoal_vlog::planted::{Bug, plant};
 
 /// Lives tried for each bug at most.
 const SEEDS: u64 = 400;
+/// Tried first: what found the bugs that few lives show.
+const TELLING: [u64; 3] = [13, 273, 176];
 
 fn enumerate(kind: Kind, seed: u64, tried: &mut Tried) -> Result<(), String> {
     let world = World::new(seed);
@@ -92,7 +94,7 @@ fn hide(seed: u64) -> Result<(), String> {
 }
 
 /// The first life of some that fails.
-fn search(bug: Option<Bug>, seeds: std::ops::Range<u64>) -> Option<String> {
+fn search(bug: Option<Bug>, seeds: impl Iterator<Item = u64>) -> Option<String> {
     let mut tried = Tried::default();
     for seed in seeds {
         let kind = if seed % 2 == 0 { Kind::Segments } else { Kind::Anywhere };
@@ -122,7 +124,7 @@ fn every_planted_bug_is_caught() {
     std::panic::set_hook(Box::new(|_| ()));
     let mut missed = vec![];
     for bug in Bug::ALL {
-        match search(Some(bug), 0..SEEDS) {
+        match search(Some(bug), TELLING.into_iter().chain(0..SEEDS)) {
             Some(error) => println!("{bug:?}: {}", error.chars().take(160).collect::<String>()),
             None => missed.push(bug),
         }
