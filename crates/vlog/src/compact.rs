@@ -1,6 +1,6 @@
 //! Gaining room, a block at a time.
 //!
-//! Owns: which segment or track is emptied, and how far that is. What is in use there is written elsewhere, with the pieces of the map that
+//! Owns: which segment is emptied, and how far that is; tracks are in `tracks`. What is in use there is written elsewhere, with the pieces of the map that
 //! lie there; when the records that say so are announced, it is free.
 //! Rules: one step does one read or one write, so that a request never waits for more; a block that was written in the meantime is
 //! not moved; a block whose checksum is wrong stays where it is, for whoever may want to read it. A request that finds too little
@@ -11,14 +11,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use shoal_format::checksum;
-use shoal_format::vlog::{BLOCK, Entry, LOG_AT, PIECE_BLOCKS, PIECES_MAX, Record};
-use shoal_media::{Head, Result, block};
+use shoal_format::vlog::{BLOCK, Entry, LOG_AT, PIECE_BLOCKS, Record};
+use shoal_media::{Result, block};
 
 use crate::Choice;
 use crate::disk::{Change, Log, VirtualLog, is_intact};
-use crate::planted::{Bug, is_planted};
-use crate::state::Changed;
 use crate::write::{By, Item};
 
 /// Requests gain room themselves when no more segments are free.
@@ -32,19 +29,36 @@ const WORTH_PERCENT: u32 = 70;
 
 /// A segment or track that is being emptied.
 pub(crate) struct Emptying {
-    blocks: Range<u32>,
+    pub blocks: Range<u32>,
     /// Logical blocks that were in it, and where.
-    todo: VecDeque<(u32, Entry)>,
+    pub todo: VecDeque<(u32, Entry)>,
     /// The segment's bytes, or those of the track from block `image_at` on.
-    image: Vec<u8>,
-    image_at: u32,
-    moves: Vec<Item>,
-    /// Of a track: where its blocks go, tracks with something on them and room for more, in order.
-    fill: Vec<Range<u32>>,
-    /// On a track: moved, not yet in a record.
-    placed: Vec<(u32, Entry, Entry)>,
+    pub image: Vec<u8>,
+    pub image_at: u32,
+    pub moves: Vec<Item>,
+    pub tracks: Arc<[Range<u32>]>,
+    /// Of a track: for each block, whether one of the track's may go there.
+    pub holes: Vec<bool>,
+    /// Of a track: moved, not yet in a record.
+    pub placed: Vec<(u32, Entry, Entry)>,
     /// Something in it cannot be moved.
-    damaged: bool,
+    pub damaged: bool,
+}
+
+impl Emptying {
+    pub fn of(blocks: Range<u32>) -> Emptying {
+        Emptying {
+            blocks,
+            todo: VecDeque::new(),
+            image: Vec::new(),
+            image_at: 0,
+            moves: Vec::new(),
+            tracks: [].into(),
+            holes: Vec::new(),
+            placed: Vec::new(),
+            damaged: false,
+        }
+    }
 }
 
 impl VirtualLog {
@@ -121,7 +135,7 @@ impl VirtualLog {
         Ok(true)
     }
 
-    fn finish(&self, log: &mut Log, emptying: Emptying) -> Result<()> {
+    pub(crate) fn finish(&self, log: &mut Log, emptying: Emptying) -> Result<()> {
         if emptying.damaged {
             // Not tried again and again.
             log.stuck.insert(emptying.blocks.start);
@@ -188,17 +202,7 @@ impl VirtualLog {
         let mut image = vec![0; size as usize * BLOCK];
         block::read(&*self.device, start as u64 * BLOCK as u64, &mut image)?;
         let todo = self.data_in(start..start + size, &image);
-        let blocks = start..start + size;
-        log.emptying = Some(Emptying {
-            blocks,
-            todo,
-            image,
-            image_at: 0,
-            fill: vec![],
-            moves: vec![],
-            placed: vec![],
-            damaged: false,
-        });
+        log.emptying = Some(Emptying { todo, image, ..Emptying::of(start..start + size) });
         Ok(true)
     }
 
@@ -246,172 +250,4 @@ impl VirtualLog {
         }
         found
     }
-
-    // On tracks.
-
-    fn step_anywhere(&self, log: &mut Log, head: &dyn Head) -> Result<bool> {
-        let Some(mut emptying) = log.emptying.take() else {
-            return self.begin_track(log, head);
-        };
-        if emptying.moves.is_empty() && emptying.placed.is_empty() && emptying.todo.is_empty() {
-            self.finish(log, emptying)?;
-            return Ok(true);
-        }
-        let gathered = emptying.moves.len() + emptying.placed.len();
-        if emptying.placed.is_empty() && gathered < PIECES_MAX && !emptying.todo.is_empty() {
-            self.read_one(&mut emptying)?;
-        } else if let Some(item) = emptying.moves.pop() {
-            self.place_one(log, head, &mut emptying, item)?;
-        } else {
-            self.record_placed(log, head, &mut emptying)?;
-        }
-        log.emptying = Some(emptying);
-        Ok(true)
-    }
-
-    /// Reads the part of the track that is to be moved, at once; then takes over as many blocks as fit into a record.
-    fn read_one(&self, emptying: &mut Emptying) -> Result<()> {
-        let places = emptying.todo.iter().map(|(_, entry)| entry.at);
-        if emptying.image.is_empty()
-            && let (Some(first), Some(last)) = (places.clone().min(), places.max())
-        {
-            emptying.image_at = first;
-            emptying.image = vec![0; (last + 1 - first) as usize * BLOCK];
-            return block::read(&*self.device, first as u64 * BLOCK as u64, &mut emptying.image);
-        }
-        while emptying.moves.len() < PIECES_MAX
-            && let Some((logical, entry)) = emptying.todo.pop_front()
-        {
-            if self.state.read().map[logical as usize] != entry {
-                continue;
-            }
-            let from = (entry.at - emptying.image_at) as usize * BLOCK;
-            let data = &emptying.image[from..from + BLOCK];
-            if is_intact(data, &entry) {
-                emptying.moves.push(Item { logical, change: Change::Data(data.into()), from: Some(entry) });
-            } else {
-                self.counts.damaged.fetch_add(1, Ordering::Relaxed);
-                emptying.damaged = true;
-            }
-        }
-        Ok(())
-    }
-
-    fn place_one(&self, log: &mut Log, head: &dyn Head, emptying: &mut Emptying, item: Item) -> Result<()> {
-        let (Change::Data(data), Some(from)) = (&item.change, item.from) else { return Ok(()) };
-        let data: &Arc<[u8]> = data;
-        if self.state.read().map[item.logical as usize] != from {
-            return Ok(());
-        }
-        if !emptying.fill.iter().any(|track| self.has_room(track)) {
-            emptying.fill = self.partly_filled(head, &emptying.blocks);
-        }
-        let fill = &emptying.fill;
-        let is_in = |block: u32| {
-            fill.get(fill.partition_point(|track| track.end <= block)).is_some_and(|track| track.contains(&block))
-        };
-        let at = self.take_nearest(log, head, &is_in)?;
-        self.write_blocks(at, data)?;
-        emptying.placed.push((item.logical, from, Entry { at, crc: checksum(0, data) }));
-        Ok(())
-    }
-
-    fn record_placed(&self, log: &mut Log, head: &dyn Head, emptying: &mut Emptying) -> Result<()> {
-        let mut placed = std::mem::take(&mut emptying.placed);
-        placed.sort_by_key(|&(logical, ..)| logical);
-        let mut changed: Vec<Changed> = Vec::new();
-        let mut wanted = Vec::with_capacity(placed.len());
-        for (logical, from, entry) in placed {
-            let mut state = self.state.write();
-            if state.map[logical as usize] != from && !is_planted(Bug::MoveStale) {
-                // Written in the meantime.
-                state.space.free(entry.at);
-                continue;
-            }
-            let (index, mask) = (logical / PIECE_BLOCKS, 1 << (logical % PIECE_BLOCKS));
-            match changed.last_mut().filter(|last| last.index == index) {
-                Some(last) => last.mask |= mask,
-                None => changed.push(Changed { index, mask }),
-            }
-            wanted.push((logical, entry));
-        }
-        if wanted.is_empty() {
-            return Ok(());
-        }
-        self.counts.moved.fetch_add(wanted.len() as u64, Ordering::Relaxed);
-        let blocks = emptying.blocks.clone();
-        self.write_record_anywhere(log, wanted, &changed, head, &|at| !blocks.contains(&at))
-    }
-
-    fn has_room(&self, track: &Range<u32>) -> bool {
-        let state = self.state.read();
-        track.clone().any(|block| !state.space.is_used(block))
-    }
-
-    /// Tracks with something on them and room for more, except one; in order.
-    fn partly_filled(&self, head: &dyn Head, but: &Range<u32>) -> Vec<Range<u32>> {
-        let state = self.state.read();
-        let mut partly = Vec::new();
-        let mut others = Vec::new();
-        for track in log_tracks(head, &state.space.blocks()) {
-            let used = track.clone().filter(|&block| state.space.is_used(block)).count();
-            if track == *but || used == track.len() {
-                continue;
-            }
-            if used > 0 { partly.push(track) } else { others.push(track) }
-        }
-        if partly.is_empty() { others } else { partly }
-    }
-
-    fn begin_track(&self, log: &mut Log, head: &dyn Head) -> Result<bool> {
-        if self.state.read().space.left_blocks() > FREE_BLOCKS_MIN {
-            self.announce(log, By::Compactor)?;
-            return Ok(true);
-        }
-        let state = self.state.read();
-        let tracks = log_tracks(head, &state.space.blocks());
-        let mut has_data = vec![false; tracks.len()];
-        for entry in state.map.iter().filter(|entry| entry.at != 0) {
-            has_data[tracks.partition_point(|track| track.end <= entry.at)] = true;
-        }
-        // What was only left there goes by itself.
-        let is_worth = |track: &Range<u32>, has_data: bool| has_data || !state.records_within(track.clone()).is_empty();
-        let counted = tracks.into_iter().zip(has_data).map(|(track, has_data)| {
-            let used = track.clone().filter(|&block| state.space.is_used(block)).count();
-            let is_worth = is_worth(&track, has_data) && !log.stuck.contains(&track.start);
-            (track, used, is_worth)
-        });
-        let partly: Vec<_> = counted.filter(|(track, used, _)| *used > 0 && *used < track.len()).collect();
-        let holes: usize = partly.iter().map(|(track, used, _)| track.len() - used).sum();
-        let best = partly.into_iter().filter(|(.., is_worth)| *is_worth).min_by_key(|(_, used, _)| *used);
-        let Some((track, used, _)) = best else { return Ok(false) };
-        // Elsewhere there must be room for it, and for the records.
-        if holes - (track.len() - used) < used + used / PIECES_MAX + 2 {
-            return Ok(false);
-        }
-        let in_track = |(_, entry): &(usize, &Entry)| track.contains(&entry.at);
-        let todo: VecDeque<_> =
-            state.map.iter().enumerate().filter(in_track).map(|(logical, entry)| (logical as u32, *entry)).collect();
-        drop(state);
-        log.emptying = Some(Emptying {
-            blocks: track,
-            todo,
-            image: vec![],
-            image_at: 0,
-            fill: vec![],
-            moves: vec![],
-            placed: vec![],
-            damaged: false,
-        });
-        Ok(true)
-    }
-}
-
-/// The tracks of the log.
-fn log_tracks(head: &dyn Head, log: &Range<u32>) -> Vec<Range<u32>> {
-    let tracks = head.tracks().into_iter().map(|track| {
-        let at = |block: u64| block.clamp(log.start as u64, log.end as u64) as u32;
-        at(track.start)..at(track.end)
-    });
-    tracks.filter(|track| !track.is_empty()).collect()
 }

@@ -7,6 +7,7 @@
 //! between is looked up again. After a failed write or flush nothing is written any more.
 
 use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -61,6 +62,8 @@ pub(crate) struct Log {
     /// First blocks of segments and tracks that cannot be emptied.
     pub stuck: HashSet<u32>,
     pub tail_generation: u64,
+    /// Of a disk with a head, once they were needed.
+    pub tracks: Arc<[Range<u32>]>,
 }
 
 #[derive(Default)]

@@ -11,7 +11,7 @@
 //! | `state` | map, pieces, live records, and what a record changes in them |
 //! | `space` | which blocks are free, and when a block that was left is free again |
 //! | `write` | from a batch to records and data on the device |
-//! | `compact` | gaining room, a block at a time |
+//! | `compact`, `tracks` | gaining room, a block at a time: segments, tracks |
 //! | `recover` | formatting, opening: from the tail record, else by a scan |
 //! | `idle` | gaps between requests, and the thread that uses them |
 //! | `planted` | bugs to plant in tests |
@@ -36,6 +36,7 @@ mod planted;
 mod recover;
 mod space;
 mod state;
+mod tracks;
 mod write;
 
 use std::sync::Arc;

@@ -15,6 +15,8 @@ const RESERVED_SEGMENTS: usize = 2;
 
 pub(crate) struct Space {
     used: Vec<u64>,
+    /// Bits of the blocks in `left`.
+    left_bits: Vec<u64>,
     used_blocks: u32,
     /// Blocks left, with the number of the last record of the change that left them; numbers ascend.
     left: VecDeque<(u64, u32)>,
@@ -66,6 +68,7 @@ impl Space {
         let end = if count > 0 { LOG_AT + count * superblock.segment_blocks } else { superblock.physical_blocks };
         Space {
             used: vec![0; (superblock.physical_blocks as usize).div_ceil(64)],
+            left_bits: vec![0; (superblock.physical_blocks as usize).div_ceil(64)],
             used_blocks: 0,
             left: VecDeque::new(),
             segments,
@@ -80,6 +83,13 @@ impl Space {
 
     pub fn is_used(&self, block: u32) -> bool {
         self.used[block as usize / 64] >> (block % 64) & 1 == 1
+    }
+
+    /// Of a range: blocks in use or left, and those of them that were not left.
+    pub fn count(&self, blocks: &std::ops::Range<u32>) -> (usize, usize) {
+        let is_left = |block: u32| self.left_bits[block as usize / 64] >> (block % 64) & 1 == 1;
+        let used = blocks.clone().filter(|&block| self.is_used(block));
+        used.fold((0, 0), |(used, counting), block| (used + 1, counting + !is_left(block) as usize))
     }
 
     /// In use, or left and not free yet.
@@ -118,6 +128,7 @@ impl Space {
             return self.free(block);
         }
         self.left.push_back((seq, block));
+        self.left_bits[block as usize / 64] |= 1 << (block % 64);
         if let Some(segments) = &mut self.segments {
             segments.left[((block - LOG_AT) / segments.blocks) as usize] += 1;
         }
@@ -141,6 +152,7 @@ impl Space {
             && left <= seq
         {
             self.left.pop_front();
+            self.left_bits[block as usize / 64] &= !(1 << (block % 64));
             if let Some(segments) = &mut self.segments {
                 segments.left[((block - LOG_AT) / segments.blocks) as usize] -= 1;
             }

@@ -213,25 +213,26 @@ impl VirtualLog {
         self.wrote(log, record.seq, record.durable, placed.len() as u32 + 1, 1)
     }
 
-    /// The nearest free block that `also` allows, from now on in use.
-    pub(crate) fn take_nearest(&self, log: &mut Log, head: &dyn Head, also: &dyn Fn(u32) -> bool) -> Result<u32> {
-        for attempt in 0..2 {
-            let mut state = self.state.write();
-            let blocks = state.space.blocks();
-            let is_free = |block: u64| {
-                u32::try_from(block).is_ok_and(|b| blocks.contains(&b) && !state.space.is_used(b) && also(b))
-            };
-            if let Some(found) = head.nearest(&is_free) {
-                state.space.take(found as u32);
-                return Ok(found as u32);
-            }
-            drop(state);
-            if attempt == 0 {
-                // What was left since the last flush.
-                self.flush_device(log)?;
-            }
+    /// The nearest free block that `also` allows, from now on in use; should there be none, any.
+    fn take_nearest(&self, log: &mut Log, head: &dyn Head, also: &dyn Fn(u32) -> bool) -> Result<u32> {
+        let found = self.take_free(head, also).or_else(|| self.take_free(head, &|_| true));
+        if let Some(at) = found {
+            return Ok(at);
         }
-        Err(self.no_space())
+        // What was left since the last flush.
+        self.flush_device(log)?;
+        self.take_free(head, &|_| true).ok_or_else(|| self.no_space())
+    }
+
+    /// The nearest free block that `also` allows, from now on in use.
+    pub(crate) fn take_free(&self, head: &dyn Head, also: &dyn Fn(u32) -> bool) -> Option<u32> {
+        let mut state = self.state.write();
+        let blocks = state.space.blocks();
+        let is_free =
+            |block: u64| u32::try_from(block).is_ok_and(|b| blocks.contains(&b) && also(b) && !state.space.is_used(b));
+        let found = head.nearest(&is_free)? as u32;
+        state.space.take(found);
+        Some(found)
     }
 
     pub(crate) fn no_space(&self) -> MediaError {

@@ -1,0 +1,176 @@
+//! Gaining room where the head is known: tracks.
+//!
+//! A track is emptied into the holes of others that are partly filled, so that the head finds tracks with nothing on them and can write
+//! there without looking. Owns the steps: read what is to be moved at once, write block by block, then the record.
+//! Rules: those of `compact`; a move that finds no hole is given up, for nothing depends on it.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+
+use shoal_format::checksum;
+use shoal_format::vlog::{BLOCK, Entry, PIECE_BLOCKS, PIECES_MAX};
+use shoal_media::{Head, Result, block};
+
+use crate::compact::Emptying;
+use crate::disk::{Change, Log, VirtualLog, is_intact};
+use crate::planted::{Bug, is_planted};
+use crate::state::Changed;
+use crate::write::{By, Item};
+
+/// Blocks left before their release is asked for.
+const LEFT_MAX: u32 = 64;
+
+impl VirtualLog {
+    pub(crate) fn step_anywhere(&self, log: &mut Log, head: &dyn Head) -> Result<bool> {
+        self.make_room(log)?;
+        let Some(mut emptying) = log.emptying.take() else {
+            return self.begin_track(log, head);
+        };
+        if emptying.moves.is_empty() && emptying.placed.is_empty() && emptying.todo.is_empty() {
+            self.finish(log, emptying)?;
+            return Ok(true);
+        }
+        if emptying.placed.is_empty() && emptying.moves.is_empty() {
+            self.read_track(&mut emptying)?;
+        } else if let Some(item) = emptying.moves.pop() {
+            self.place_one(head, &mut emptying, item)?;
+        } else {
+            self.record_placed(log, head, &mut emptying)?;
+        }
+        log.emptying = Some(emptying);
+        Ok(true)
+    }
+
+    /// Reads the part of the track that is to be moved, at once; then takes over as many blocks as fit into a record.
+    fn read_track(&self, emptying: &mut Emptying) -> Result<()> {
+        let places = emptying.todo.iter().map(|(_, entry)| entry.at);
+        if emptying.image.is_empty()
+            && let (Some(first), Some(last)) = (places.clone().min(), places.max())
+        {
+            emptying.image_at = first;
+            emptying.image = vec![0; (last + 1 - first) as usize * BLOCK];
+            return block::read(&*self.device, first as u64 * BLOCK as u64, &mut emptying.image);
+        }
+        while emptying.moves.len() < PIECES_MAX
+            && let Some((logical, entry)) = emptying.todo.pop_front()
+        {
+            if self.state.read().map[logical as usize] != entry {
+                continue;
+            }
+            let from = (entry.at - emptying.image_at) as usize * BLOCK;
+            let data = &emptying.image[from..from + BLOCK];
+            if is_intact(data, &entry) {
+                emptying.moves.push(Item { logical, change: Change::Data(data.into()), from: Some(entry) });
+            } else {
+                self.counts.damaged.fetch_add(1, Ordering::Relaxed);
+                emptying.damaged = true;
+            }
+        }
+        Ok(())
+    }
+
+    fn place_one(&self, head: &dyn Head, emptying: &mut Emptying, item: Item) -> Result<()> {
+        let (Change::Data(data), Some(from)) = (&item.change, item.from) else { return Ok(()) };
+        if self.state.read().map[item.logical as usize] != from {
+            return Ok(());
+        }
+        for _ in 0..2 {
+            if emptying.holes.is_empty() {
+                emptying.holes = self.partly_filled(&emptying.tracks, &emptying.blocks);
+            }
+            if let Some(at) = self.take_free(head, &|block| emptying.holes[block as usize]) {
+                self.write_blocks(at, data)?;
+                emptying.placed.push((item.logical, from, Entry { at, crc: checksum(0, data) }));
+                return Ok(());
+            }
+            emptying.holes.clear();
+        }
+        emptying.todo.clear();
+        emptying.moves.clear();
+        Ok(())
+    }
+
+    fn record_placed(&self, log: &mut Log, head: &dyn Head, emptying: &mut Emptying) -> Result<()> {
+        let mut placed = std::mem::take(&mut emptying.placed);
+        placed.sort_by_key(|&(logical, ..)| logical);
+        let mut changed: Vec<Changed> = Vec::new();
+        let mut wanted = Vec::with_capacity(placed.len());
+        for (logical, from, entry) in placed {
+            let mut state = self.state.write();
+            if state.map[logical as usize] != from && !is_planted(Bug::MoveStale) {
+                // Written in the meantime.
+                state.space.free(entry.at);
+                continue;
+            }
+            let (index, mask) = (logical / PIECE_BLOCKS, 1 << (logical % PIECE_BLOCKS));
+            match changed.last_mut().filter(|last| last.index == index) {
+                Some(last) => last.mask |= mask,
+                None => changed.push(Changed { index, mask }),
+            }
+            wanted.push((logical, entry));
+        }
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        self.counts.moved.fetch_add(wanted.len() as u64, Ordering::Relaxed);
+        let blocks = emptying.blocks.clone();
+        self.write_record_anywhere(log, wanted, &changed, head, &|at| !blocks.contains(&at))
+    }
+
+    /// For each block: is it on a track with something on it, but not on this one? If there is no such track with room, any other.
+    fn partly_filled(&self, tracks: &[Range<u32>], but: &Range<u32>) -> Vec<bool> {
+        let state = self.state.read();
+        let mut allowed = vec![false; state.space.blocks().end as usize];
+        let mut mark = |only_partly: bool| {
+            let mut any = false;
+            for track in tracks.iter().filter(|track| *track != but) {
+                let (used, _) = state.space.count(track);
+                if used < track.len() && (used > 0 || !only_partly) {
+                    allowed[track.start as usize..track.end as usize].fill(true);
+                    any = true;
+                }
+            }
+            any
+        };
+        if !mark(true) {
+            mark(false);
+        }
+        allowed
+    }
+
+    fn begin_track(&self, log: &mut Log, head: &dyn Head) -> Result<bool> {
+        if self.state.read().space.left_blocks() > LEFT_MAX {
+            self.announce(log, By::Compactor)?;
+            return Ok(true);
+        }
+        if log.tracks.is_empty() {
+            log.tracks = log_tracks(head, &self.state.read().space.blocks()).into();
+        }
+        let state = self.state.read();
+        let counted = log.tracks.iter().map(|track| (track, state.space.count(track)));
+        let partly: Vec<_> = counted.filter(|(track, (used, _))| *used > 0 && *used < track.len()).collect();
+        let holes: usize = partly.iter().map(|(track, (used, _))| track.len() - used).sum();
+        // What was only left there goes by itself.
+        let worth = partly.into_iter().filter(|(track, (_, counts))| *counts > 0 && !log.stuck.contains(&track.start));
+        let Some((track, (used, _))) = worth.min_by_key(|(_, (used, _))| *used) else { return Ok(false) };
+        // Elsewhere there must be room for it, and for the records.
+        if holes - (track.len() - used) < used + used / PIECES_MAX + 2 {
+            return Ok(false);
+        }
+        let in_track = |(_, entry): &(usize, &Entry)| track.contains(&entry.at);
+        let todo =
+            state.map.iter().enumerate().filter(in_track).map(|(logical, entry)| (logical as u32, *entry)).collect();
+        let emptying = Emptying { todo, tracks: log.tracks.clone(), ..Emptying::of(track.clone()) };
+        log.emptying = Some(emptying);
+        Ok(true)
+    }
+}
+
+/// The tracks of the log.
+fn log_tracks(head: &dyn Head, log: &Range<u32>) -> Vec<Range<u32>> {
+    let tracks = head.tracks().into_iter().map(|track| {
+        let at = |block: u64| block.clamp(log.start as u64, log.end as u64) as u32;
+        at(track.start)..at(track.end)
+    });
+    tracks.filter(|track| !track.is_empty()).collect()
+}
