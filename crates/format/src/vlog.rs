@@ -2,7 +2,7 @@
 //!
 //! The device is counted in blocks of 4096 bytes. Blocks 0 and 1 hold the superblock twice, blocks 2 and 3 the tail record by turns;
 //! everything behind is the log. A log record is one block that holds *pieces* of the map, each the whole state of
-//! 64 logical blocks, and says which of their entries it changed. It names its own place, so that a copy of it elsewhere
+//! 8 logical blocks, and says which of their entries it changed. It names its own place, so that a copy of it elsewhere
 //! is no record, and links to older records, so that all that count are reached from the newest.
 
 use crate::{FormatError, checksum, u16_at, u32_at, u64_at};
@@ -16,23 +16,23 @@ pub const TAIL_AT: [u32; 2] = [2, 3];
 /// The first block of the log.
 pub const LOG_AT: u32 = 4;
 /// Logical blocks of a piece.
-pub const PIECE_BLOCKS: u32 = 64;
+pub const PIECE_BLOCKS: u32 = 8;
 /// Pieces of a record at most.
-pub const PIECES_MAX: usize = 7;
+pub const PIECES_MAX: usize = 52;
 /// No record has a higher number.
 const SEQ_MAX: u64 = 1 << 62;
 /// Links of a record at most.
-pub const LINKS_MAX: usize = 28;
+pub const LINKS_MAX: usize = 20;
 
 const SUPERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVLg");
 const TAIL_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVTl");
 const RECORD_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVRc");
 const VERSION: u32 = 1;
 const PIECES_AT: usize = 48;
-const PIECE_HEAD: usize = 12;
+const PIECE_HEAD: usize = 5;
 const LINKS_AT: usize = PIECES_AT + PIECES_MAX * PIECE_HEAD;
 const LINK_BYTES: usize = 12;
-const ENTRIES_AT: usize = 512;
+const ENTRIES_AT: usize = 768;
 const ENTRY_BYTES: usize = 8;
 const PIECE_BYTES: usize = PIECE_BLOCKS as usize * ENTRY_BYTES;
 
@@ -88,7 +88,7 @@ pub struct Piece {
     /// The first logical block is this times [`PIECE_BLOCKS`].
     pub index: u32,
     /// Bit *n*: the record changed entry *n*.
-    pub changed: u64,
+    pub changed: u8,
     pub entries: [Entry; PIECE_BLOCKS as usize],
 }
 
@@ -226,7 +226,7 @@ impl Record {
         out.resize(PIECES_AT, 0);
         for piece in &self.pieces {
             out.extend_from_slice(&piece.index.to_le_bytes());
-            out.extend_from_slice(&piece.changed.to_le_bytes());
+            out.push(piece.changed);
         }
         out.resize(LINKS_AT, 0);
         for link in &self.links {
@@ -291,7 +291,7 @@ impl Record {
             let head = PIECES_AT + n * PIECE_HEAD;
             let mut piece = Piece {
                 index: u32_at(block, head),
-                changed: u64_at(block, head + 4),
+                changed: block[head + 4],
                 entries: [Entry::default(); PIECE_BLOCKS as usize],
             };
             let twice = record.pieces.iter().any(|other: &Piece| other.index == piece.index);
@@ -330,7 +330,7 @@ mod tests {
     fn record() -> Record {
         let mut entries = [Entry::default(); PIECE_BLOCKS as usize];
         entries[3] = Entry { at: 77, crc: 1234 };
-        let piece = |index| Piece { index, changed: 8 << index, entries };
+        let piece = |index| Piece { index, changed: index as u8, entries };
         let link = |n: u32| Link { at: LOG_AT + n, seq: n as u64 };
         Record {
             at: 500,
@@ -360,7 +360,7 @@ mod tests {
     fn everything_comes_back_and_no_bit_may_flip() {
         let disk = superblock();
         assert_eq!(Superblock::decode(&disk.encode()).unwrap(), disk);
-        assert_eq!((disk.segments(), disk.pieces()), (23, 16));
+        assert_eq!((disk.segments(), disk.pieces()), (23, 125));
         assert_eq!(Record::decode(&record().encode(&disk), 500, &disk).unwrap(), record());
         for root in [None, Some(Link { at: 44, seq: 3 })] {
             let tail = Tail { generation: 8, root, durable: 3 };
@@ -386,10 +386,10 @@ mod tests {
         type Change = fn(&mut Record);
         let changes: [(&str, Change); 6] = [
             ("entry", |r| r.pieces[0].entries[5].at = 1500),
-            ("entry", |r| r.pieces[6].entries[63].at = 3),
-            ("piece", |r| r.pieces[2].index = 16),
+            ("entry", |r| r.pieces[51].entries[7].at = 3),
+            ("piece", |r| r.pieces[2].index = 125),
             ("piece", |r| r.pieces[2].index = 1),
-            ("link", |r| r.links[27].seq = 90),
+            ("link", |r| r.links[19].seq = 90),
             ("number", |r| r.durable = 90),
         ];
         for (expected, change) in changes {

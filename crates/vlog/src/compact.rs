@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use shoal_format::vlog::{BLOCK, Entry, LOG_AT, PIECE_BLOCKS, Record};
+use shoal_format::vlog::{BLOCK, Entry, LOG_AT, PIECE_BLOCKS, PIECES_MAX, Record};
 use shoal_media::{Result, block};
 
 use crate::Choice;
@@ -22,8 +22,8 @@ use crate::write::{By, Item};
 const FREE_SEGMENTS_MIN: usize = 4;
 /// The same without segments (blocks).
 const FREE_BLOCKS_MIN: u32 = 64;
-/// Blocks gathered before they are written.
-const MOVES: usize = 64;
+/// Blocks gathered before they are written: so many fill records.
+const MOVES: usize = 2 * PIECES_MAX;
 /// In a gap a segment is worth its work if at most so much of it is in use (percent).
 const WORTH_PERCENT: u32 = 70;
 
@@ -75,7 +75,11 @@ impl VirtualLog {
     /// Before a request writes: enough room for it, whatever that takes.
     pub(crate) fn make_room(&self, log: &mut Log) -> Result<()> {
         if self.options.head.is_some() {
-            if self.state.read().space.free_blocks() < FREE_BLOCKS_MIN && self.state.read().space.left_blocks() > 0 {
+            let (free, left) = {
+                let state = self.state.read();
+                (state.space.free_blocks(), state.space.left_blocks())
+            };
+            if free < FREE_BLOCKS_MIN && left > 0 {
                 self.announce(log, By::Request)?;
             }
             return Ok(());

@@ -3,8 +3,8 @@
 //! Owns: the batch that gathers written blocks until it is full, flushed, or old; the order of locks (log, then batch or state,
 //! never both); counters. A write completes when it is in the batch. Whoever fills the batch, or flushes, writes it out;
 //! others meanwhile fill the next one. One flush of the device below serves all who wait.
-//! Rules: a read looks into the batch first, then at the map, and compares what it read with its checksum; a block that has moved in
-//! between is looked up again. After a failed write or flush nothing is written any more.
+//! Rules: a read looks into the batch first, then at the map, and compares what it read with its checksum; a block that is not what
+//! it should be is looked up again while nobody writes. After a failed write or flush nothing is written any more.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -208,10 +208,10 @@ impl VirtualLog {
         if self.poisoned.load(Ordering::Acquire) { Err(MediaError::Poisoned { what: self.name() }) } else { Ok(()) }
     }
 
-    /// For so many changes the segments that are kept free are enough.
+    /// For so many changes the room that is kept free is enough.
     fn items_at_once(&self) -> usize {
         match self.superblock.segment_blocks {
-            0 => PIECES_MAX,
+            0 => ((self.superblock.physical_blocks - self.superblock.logical_blocks) as usize / 4).clamp(4, PIECES_MAX),
             blocks => blocks as usize / 2,
         }
     }
@@ -299,41 +299,35 @@ impl VirtualLog {
         block::read(&*self.device, entries[0].1.at as u64 * BLOCK as u64, out)?;
         for ((logical, (_, entry)), block) in (first..).zip(entries).zip(out.chunks_exact_mut(BLOCK)) {
             if !is_intact(block, entry) {
-                self.read_again(logical, *entry, block)?;
+                self.read_again(logical, block)?;
             }
         }
         Ok(())
     }
 
-    /// The block was not what the map had said: it was moved or written in between, or the device has lost it.
-    fn read_again(&self, logical: u32, mut seen: Entry, out: &mut [u8]) -> Result<()> {
-        loop {
-            if let Some(change) = self.held(logical) {
-                match change {
-                    Change::Data(data) => out.copy_from_slice(&data),
-                    Change::Nowhere => out.fill(0),
+    /// The block was not what the map had said: it was written, or moved, in between; or the map speaks of what is being
+    /// written; or the device has lost it. Once nobody writes it is clear which.
+    fn read_again(&self, logical: u32, out: &mut [u8]) -> Result<()> {
+        let _log = self.log.lock();
+        match self.held(logical) {
+            Some(Change::Data(data)) => out.copy_from_slice(&data),
+            Some(Change::Nowhere) => out.fill(0),
+            None => {
+                let entry = self.state.read().map[logical as usize];
+                if entry.at == 0 {
+                    out.fill(0);
+                    return Ok(());
                 }
-                return Ok(());
+                block::read(&*self.device, entry.at as u64 * BLOCK as u64, out)?;
+                if !is_intact(out, &entry) {
+                    let at = entry.at;
+                    let why =
+                        format!("block {logical} (at {at} below): the checksum is wrong, the device has changed it");
+                    return Err(MediaError::io(self.name(), std::io::Error::new(std::io::ErrorKind::InvalidData, why)));
+                }
             }
-            let entry = self.state.read().map[logical as usize];
-            if entry.at == 0 {
-                out.fill(0);
-                return Ok(());
-            }
-            let unchanged = entry == seen;
-            block::read(&*self.device, entry.at as u64 * BLOCK as u64, out)?;
-            if is_intact(out, &entry) {
-                return Ok(());
-            }
-            if unchanged && self.held(logical).is_none() && self.state.read().map[logical as usize] == entry {
-                let why = format!(
-                    "block {logical} (at {} below): the checksum is wrong, the device has changed it",
-                    entry.at
-                );
-                return Err(MediaError::io(self.name(), std::io::Error::new(std::io::ErrorKind::InvalidData, why)));
-            }
-            seen = entry;
         }
+        Ok(())
     }
 
     fn held(&self, logical: u32) -> Option<Change> {

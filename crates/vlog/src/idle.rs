@@ -135,7 +135,8 @@ fn use_gap(log: &VirtualLog, stop: &Stop) -> Result<()> {
     if log.waits_for() > WRITE_AGE_NS {
         log.write_waiting()?;
     }
-    while log.is_idle() && !*stop.stopped.lock() && log.compact_step()? {}
+    let is_stopped = || *stop.stopped.lock();
+    while log.is_idle() && !is_stopped() && log.compact_step()? {}
     Ok(())
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct State {
     records: HashMap<u32, Live>,
     /// Records that count and that no other one links to, the newest last.
     unlinked: Vec<Link>,
-    /// Records that had one piece left when they were put here.
+    /// Records that had few pieces left when they were put here.
     sparse: Vec<u32>,
     pub next_seq: u64,
     /// Records up to this one are durable.
@@ -30,12 +30,15 @@ pub(crate) struct State {
     pub announced: u64,
 }
 
+/// A record with so many pieces left has them written anew when there is room for them.
+const SPARSE: u32 = 8;
+
 /// A record that counts, or that is still needed for its links.
 struct Live {
     seq: u64,
     /// Bit *n*: its piece *n* is the newest version.
-    newest: u8,
-    pieces: [u32; PIECES_MAX],
+    newest: u64,
+    pieces: Box<[u32]>,
     links: Box<[Link]>,
 }
 
@@ -51,7 +54,7 @@ pub(crate) struct Header {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Changed {
     pub index: u32,
-    pub mask: u64,
+    pub mask: u8,
 }
 
 impl State {
@@ -77,7 +80,7 @@ impl State {
 
     /// Bytes of memory for the map, and for all that is kept beside it.
     pub fn memory(&self) -> (u64, u64) {
-        let record = (size_of::<Live>() + 8 + LINKS_MAX / 4 * size_of::<Link>()) as u64;
+        let record = (size_of::<Live>() + 8 + PIECES_MAX * 4 + LINKS_MAX / 4 * size_of::<Link>()) as u64;
         let beside = self.piece_at.len() as u64 * 4
             + self.superblock.physical_blocks as u64 / 8
             + self.records.len() as u64 * record;
@@ -98,22 +101,25 @@ impl State {
     }
 
     /// Makes the next record, to be written to block `at`, which is in use: the entries are those of the map as it is now.
-    /// Pieces that are alone in their record take what room is left.
+    /// Pieces of records with few left take what room there is.
     pub fn record(&mut self, at: u32, skip: u16, changed: &[Changed]) -> Record {
         debug_assert!(changed.len() <= PIECES_MAX);
         let seq = self.next_seq;
         self.next_seq += 1;
         let mut changed = changed.to_vec();
         self.add_sparse(&mut changed);
-        let mut live = Live { seq, newest: 0, pieces: [0; PIECES_MAX], links: [].into() };
+        let indices = changed.iter().map(|changed| changed.index).collect();
+        let mut live = Live { seq, newest: 0, pieces: indices, links: [].into() };
         let mut pieces = Vec::with_capacity(changed.len());
         for (n, &Changed { index, mask }) in changed.iter().enumerate() {
             self.supersede(index, seq);
             self.mapped += (self.piece_at[index as usize] == 0) as u32;
             self.piece_at[index as usize] = at;
             live.newest |= 1 << n;
-            live.pieces[n] = index;
             pieces.push(Piece { index, changed: mask, entries: self.entries(index) });
+        }
+        if !pieces.is_empty() && pieces.len() <= SPARSE as usize {
+            self.sparse.push(at);
         }
         let links = self.take_links(seq);
         live.links = links.clone().into();
@@ -131,13 +137,14 @@ impl State {
     }
 
     fn add_sparse(&mut self, changed: &mut Vec<Changed>) {
-        while changed.len() < PIECES_MAX
+        while changed.len() + SPARSE as usize <= PIECES_MAX
             && let Some(at) = self.sparse.pop()
         {
-            let Some(live) = self.records.get(&at).filter(|live| live.newest.count_ones() == 1) else { continue };
-            let index = live.pieces[live.newest.trailing_zeros() as usize];
-            if changed.iter().all(|other| other.index != index) {
-                changed.push(Changed { index, mask: 0 });
+            let Some(live) = self.records.get(&at).filter(|live| live.newest.count_ones() <= SPARSE) else { continue };
+            for (n, &index) in live.pieces.iter().enumerate() {
+                if live.newest >> n & 1 == 1 && changed.iter().all(|other| other.index != index) {
+                    changed.push(Changed { index, mask: 0 });
+                }
             }
         }
     }
@@ -146,12 +153,12 @@ impl State {
     fn supersede(&mut self, index: u32, seq: u64) {
         let at = self.piece_at[index as usize];
         let Some(live) = self.records.get_mut(&at) else { return };
-        let place = (0..PIECES_MAX).find(|&n| live.newest >> n & 1 == 1 && live.pieces[n] == index);
+        let place = (0..live.pieces.len()).find(|&n| live.newest >> n & 1 == 1 && live.pieces[n] == index);
         debug_assert!(place.is_some(), "piece {index} is not in record {at}");
         live.newest &= !place.map_or(0, |n| 1 << n);
         match live.newest.count_ones() {
             0 => self.drop_record(at, seq),
-            1 => self.sparse.push(at),
+            SPARSE => self.sparse.push(at),
             _ => {}
         }
     }
@@ -202,10 +209,9 @@ impl State {
 
     /// Pieces whose newest version lies in blocks for which `within` is true.
     pub fn pieces_within<'a>(&'a self, records: &'a [u32]) -> impl Iterator<Item = u32> + 'a {
-        records
-            .iter()
-            .filter_map(|at| self.records.get(at))
-            .flat_map(|live| (0..PIECES_MAX).filter(|&n| live.newest >> n & 1 == 1).map(|n| live.pieces[n]))
+        records.iter().filter_map(|at| self.records.get(at)).flat_map(|live| {
+            live.pieces.iter().enumerate().filter(|(n, _)| live.newest >> n & 1 == 1).map(|(_, &index)| index)
+        })
     }
 
     /// Records whose blocks lie in a range.
@@ -223,16 +229,16 @@ impl State {
 
     /// While a disk is opened: a record that holds the newest version of some pieces. Its block is in use.
     pub fn found(&mut self, seq: u64, header: &Header, newest: impl Fn(u32) -> bool) {
-        let mut live = Live { seq, newest: 0, pieces: [0; PIECES_MAX], links: header.links.clone().into() };
+        let (pieces, links) = (header.pieces.clone().into(), header.links.clone().into());
+        let mut live = Live { seq, newest: 0, pieces, links };
         for (n, &index) in header.pieces.iter().enumerate() {
-            live.pieces[n] = index;
             if newest(index) {
                 live.newest |= 1 << n;
                 self.mapped += 1;
                 self.piece_at[index as usize] = header.at;
             }
         }
-        if live.newest.count_ones() == 1 {
+        if live.newest.count_ones() <= SPARSE {
             self.sparse.push(header.at);
         }
         self.records.insert(header.at, live);

@@ -90,8 +90,8 @@ fn forged_records_are_survived() {
                 5 => record
                     .pieces
                     .iter_mut()
-                    .for_each(|piece| piece.entries[random.below(64) as usize].at = block(&mut random)),
-                6 => record.pieces.iter_mut().for_each(|piece| piece.changed = random.next_u64()),
+                    .for_each(|piece| piece.entries[random.below(8) as usize].at = block(&mut random)),
+                6 => record.pieces.iter_mut().for_each(|piece| piece.changed = random.next_u64() as u8),
                 _ => continue,
             }
             bytes[place].copy_from_slice(&record.encode(&superblock));

@@ -6,6 +6,7 @@
 mod common;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use common::{BLOCK, Kind, Life, ask};
 use shoal_media::{BlockDevice, MediaError, Request};
@@ -98,10 +99,18 @@ fn threads_do_not_disturb_each_other() {
     let opened = VirtualLog::open(device, Arc::new(SimClock::new(0)), shoal_vlog::Options::default());
     let disk = &opened.unwrap().0;
     let share = disk.geometry().bytes / 512 / 4;
-    let stop = &std::sync::atomic::AtomicU32::new(0);
+    let stop = &AtomicU32::new(0);
+    /// Also counts a thread that fails.
+    struct Done<'a>(&'a AtomicU32);
+    impl Drop for Done<'_> {
+        fn drop(&mut self) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
             scope.spawn(move || {
+                let _done = Done(stop);
                 let mut random = Random::new(thread);
                 let mut model = vec![0u8; share as usize];
                 for n in 0..3000 {
@@ -119,11 +128,10 @@ fn threads_do_not_disturb_each_other() {
                         assert_eq!(out, [model[mine as usize]; 512]);
                     }
                 }
-                stop.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
             });
         }
         scope.spawn(|| {
-            while stop.load(std::sync::atomic::Ordering::SeqCst) < 4 {
+            while stop.load(Ordering::SeqCst) < 4 {
                 disk.compact_step().unwrap();
                 disk.write_waiting().unwrap();
             }
