@@ -122,7 +122,7 @@ impl VlogDisk {
         } else {
             info!(
                 "vlog:{}: was not closed; {} records found by reading {} in {seconds:.2} s, {} of them not surely durable; \
-                 {} blocks keep what was flushed",
+                 {} blocks lost writes that were never flushed",
                 path.display(),
                 recovery.records,
                 human(recovery.blocks_read * BLOCK as u64),

@@ -16,12 +16,12 @@ use shoal_format::checksum;
 use shoal_format::vlog::{BLOCK, Entry, PIECES_MAX, Superblock};
 use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request, Result, block};
 
+use crate::Options;
 use crate::compact::Emptying;
 use crate::idle::Arrivals;
 use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::write::{By, Item};
-use crate::{Choice, Options};
 
 /// Requests need not be aligned to blocks, only to this (bytes).
 const SECTOR: u64 = 512;
@@ -70,7 +70,6 @@ pub(crate) struct Log {
 pub(crate) struct Counts {
     host_blocks: AtomicU64,
     device_blocks: AtomicU64,
-    records: AtomicU64,
     pub moved: AtomicU64,
     pub emptied: AtomicU64,
     pub damaged: AtomicU64,
@@ -80,10 +79,6 @@ pub(crate) struct Counts {
 impl Counts {
     pub fn written(&self, blocks: usize) {
         self.device_blocks.fetch_add(blocks as u64, Ordering::Relaxed);
-    }
-
-    pub fn records(&self, records: u64) {
-        self.records.fetch_add(records, Ordering::Relaxed);
     }
 }
 
@@ -166,10 +161,6 @@ impl VirtualLog {
 
     pub fn uuid(&self) -> [u8; 16] {
         self.superblock.uuid
-    }
-
-    pub fn choice(&self) -> Choice {
-        self.options.choice
     }
 
     pub fn status(&self) -> Status {

@@ -87,9 +87,16 @@ impl Space {
 
     /// Of a range: blocks in use or left, and those of them that were not left.
     pub fn count(&self, blocks: &std::ops::Range<u32>) -> (usize, usize) {
-        let is_left = |block: u32| self.left_bits[block as usize / 64] >> (block % 64) & 1 == 1;
-        let used = blocks.clone().filter(|&block| self.is_used(block));
-        used.fold((0, 0), |(used, counting), block| (used + 1, counting + !is_left(block) as usize))
+        let (mut used, mut counting, mut at) = (0, 0, blocks.start);
+        while at < blocks.end {
+            let (word, first) = (at as usize / 64, at % 64);
+            let len = (64 - first).min(blocks.end - at);
+            let mask = (u64::MAX >> (64 - len)) << first;
+            used += (self.used[word] & mask).count_ones();
+            counting += (self.used[word] & !self.left_bits[word] & mask).count_ones();
+            at += len;
+        }
+        (used as usize, counting as usize)
     }
 
     /// In use, or left and not free yet.
@@ -262,6 +269,18 @@ mod tests {
         assert!(space.room(true, 0).is_some());
         assert_eq!(space.free_segments(), 1);
         assert!(space.open_any() && !space.open_any());
+    }
+
+    #[test]
+    fn ranges_are_counted_over_words() {
+        let mut space = Space::new(&superblock(0));
+        (LOG_AT..LOG_AT + 100).step_by(3).for_each(|block| space.take(block));
+        (LOG_AT..LOG_AT + 100).step_by(6).for_each(|block| space.leave(block, 1));
+        for (start, end) in [(4, 104), (4, 5), (60, 70), (63, 64), (64, 104), (50, 50)] {
+            let used = (start..end).filter(|block| (block - LOG_AT) % 3 == 0).count();
+            let left = (start..end).filter(|block| (block - LOG_AT) % 6 == 0).count();
+            assert_eq!(space.count(&(start..end)), (used, used - left), "{start}..{end}");
+        }
     }
 
     #[test]

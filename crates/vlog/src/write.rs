@@ -108,7 +108,6 @@ impl VirtualLog {
             return Ok(());
         }
         self.write_blocks(chunk.at, &chunk.bytes)?;
-        self.counts.records(chunk.records as u64);
         self.wrote(log, chunk.last, chunk.says, (chunk.bytes.len() / BLOCK) as u32, chunk.records)
     }
 
@@ -209,7 +208,6 @@ impl VirtualLog {
             (record, bytes)
         };
         self.write_blocks(at, &bytes)?;
-        self.counts.records(1);
         self.wrote(log, record.seq, record.durable, placed.len() as u32 + 1, 1)
     }
 
