@@ -277,8 +277,8 @@ mod tests {
         (LOG_AT..LOG_AT + 100).step_by(3).for_each(|block| space.take(block));
         (LOG_AT..LOG_AT + 100).step_by(6).for_each(|block| space.leave(block, 1));
         for (start, end) in [(4, 104), (4, 5), (60, 70), (63, 64), (64, 104), (50, 50)] {
-            let used = (start..end).filter(|block| (block - LOG_AT) % 3 == 0).count();
-            let left = (start..end).filter(|block| (block - LOG_AT) % 6 == 0).count();
+            let used = (start..end).filter(|block| (block - LOG_AT).is_multiple_of(3)).count();
+            let left = (start..end).filter(|block| (block - LOG_AT).is_multiple_of(6)).count();
             assert_eq!(space.count(&(start..end)), (used, used - left), "{start}..{end}");
         }
     }
