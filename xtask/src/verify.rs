@@ -1,8 +1,8 @@
 //! `cargo xtask verify`: is what the workers of the kill -9 test were told there, and nothing else?
 //!
 //! The journal names N finished operations. The tree must equal the model after N of them, or after N + 1 (the one in
-//! flight). A write in flight may also be there in part, since the kernel cuts long writes into requests: each byte
-//! must then be the old or the new one. Prints a digest of the tree, with which later rounds see whether it changed
+//! flight). A write or a punch in flight may also be there in part, since the kernel cuts long writes into requests and
+//! the store punches in steps: each byte must then be the old or the new one. Prints a digest of the tree, with which later rounds see whether it changed
 //! (`--digest-only` prints just that).
 
 use std::collections::BTreeMap;
@@ -61,13 +61,13 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
     }
     let Err(without) = compare(&model, &tree, None) else { return report(done, "absent or without a trace", &tree) };
     let op = model.draw();
-    if let Op::Write { path, .. } = &op {
+    if let Op::Write { path, .. } | Op::Punch { path, .. } = &op {
         let before = model.entries().into_iter().find(|(known, _)| known == path).map(|(_, id)| id);
         let id = before.expect("the model draws valid paths");
         let old = model.nodes[&id].clone();
         model.apply(&op);
         return match compare(&model, &tree, Some((id, &old.kind))) {
-            Ok(()) => report(done, "a write, there in part or whole", &tree),
+            Ok(()) => report(done, "data, there in part or whole", &tree),
             Err(with) => Err(finding(dir, done, &op, &without, &with)),
         };
     }
@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_write_in_flight_may_be_there_in_part_but_never_with_foreign_bytes() {
+    fn what_is_in_flight_may_be_there_in_part_but_never_with_foreign_bytes() {
         let old = Kind::File(vec![1; 10]);
         let new = [1, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2, 2];
         assert!(same_bytes(&new, &[1; 10], Some(&old)).is_ok(), "not at all");
@@ -219,5 +219,8 @@ mod tests {
         assert!(same_bytes(&new, &[1, 1, 1, 1, 1, 1, 1, 1, 2, 3], Some(&old)).is_err(), "foreign byte");
         assert!(same_bytes(&new, &[1; 9], Some(&old)).is_err(), "shorter than before");
         assert!(same_bytes(&new, &[1; 10], None).is_err(), "a write that returned");
+        let punched = [1, 1, 0, 0, 0, 0, 0, 0, 1, 1];
+        assert!(same_bytes(&punched, &[1, 1, 0, 0, 1, 1, 0, 0, 1, 1], Some(&old)).is_ok(), "a hole in steps");
+        assert!(same_bytes(&punched, &[1, 0, 0, 0, 1, 1, 0, 0, 1, 1], Some(&old)).is_err(), "zero beside the hole");
     }
 }
