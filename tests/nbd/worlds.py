@@ -4,6 +4,7 @@ A test is a function of a `World`, which ends every process and removes every fi
 installed skips the test loudly.
 """
 
+import json
 import os
 import shutil
 import socket
@@ -41,6 +42,18 @@ def run(*command, ok=True, timeout=60, **options):
     assert good, f"{' '.join(map(str, command))}: exit {done.returncode}\n{text}"
     assert "panicked" not in text, text
     return text
+
+
+def wait_for(what, condition, limit_s=20):
+    deadline = time.time() + limit_s
+    while not condition():
+        assert time.time() < deadline, f"{what}: not within {limit_s} s"
+        time.sleep(0.05)
+
+
+def fio_job(said):
+    """What fio measured, from its --output-format=json."""
+    return json.loads(said[said.index("{"):])["jobs"][0]
 
 
 def free_port():

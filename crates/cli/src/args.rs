@@ -86,7 +86,7 @@ pub struct FormatArgs {
     /// Of vlog:PATH: size of the file below, which is made
     #[arg(long, value_name = "SIZE")]
     pub size: Option<Size>,
-    /// Of vlog:PATH: part of the device that never holds data; the more, the less the compactor has to do (18 to 90)
+    /// Of vlog:PATH: part of the device that never holds data; the more, the less the compactor has to do (10 to 90)
     #[arg(long, value_name = "PERCENT", default_value_t = 20)]
     pub spare: u8,
     /// Of vlog:PATH: a power of two from 128K to 16M; what is written and emptied as one piece

@@ -4,8 +4,6 @@
 //! written when everything else is in place.
 
 use std::fs;
-use std::io::Read;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,12 +13,14 @@ use shoal_format::superblock::{Geometry, Superblock};
 use shoal_format::{BULK_BLOCK, PAGE, REGION_BYTES_MAX, SEGMENT};
 use shoal_fs::{FormatOptions, Fs};
 use shoal_host::FileDevice;
+use shoal_media::BlockDevice;
 
 use crate::args::{BulkChoice, FormatArgs};
 use crate::device;
 use crate::failure::{During, Failure, Outcome};
 use crate::memory::kind_name;
 use crate::open_device::{self, Device, Opening};
+use crate::overwrite;
 use crate::size::{Size, human};
 use crate::store::{self, BulkPlace, Description};
 use crate::vlog_disk;
@@ -97,7 +97,7 @@ pub fn run(args: &FormatArgs) -> Outcome<()> {
         }
         (device, _) => device,
     };
-    let uuid = new_uuid()?;
+    let uuid = store::new_uuid()?;
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
     let geometry = Geometry {
         memory_kind: memory.kind(),
@@ -169,14 +169,6 @@ fn memory_bytes(wanted: Option<Size>) -> Outcome<u64> {
     Ok(bytes / SEGMENT * SEGMENT)
 }
 
-/// A random uuid (version 4).
-fn new_uuid() -> Outcome<[u8; 16]> {
-    let mut uuid: [u8; 16] = shoal_host::random_bytes().during("random numbers")?;
-    uuid[6] = uuid[6] & 0x0f | 0x40;
-    uuid[8] = uuid[8] & 0x3f | 0x80;
-    Ok(uuid)
-}
-
 /// Makes or opens what will hold large files; its place as the description names it, and its usable size.
 fn prepare_bulk(directory: &Path, args: &FormatArgs) -> Outcome<(Option<BulkPlace>, u64)> {
     let file = match &args.bulk {
@@ -188,11 +180,11 @@ fn prepare_bulk(directory: &Path, args: &FormatArgs) -> Outcome<(Option<BulkPlac
         }
     };
     let path = directory.join(&file);
-    let is_device = fs::metadata(&path).is_ok_and(|m| m.file_type().is_block_device());
-    let bytes = if is_device {
-        let found = FileDevice::open(&path).map(|device| shoal_media::BlockDevice::geometry(&device).bytes);
-        let found = found.during("bulk storage")?;
-        refuse_device_in_use(&path, args.force)?;
+    let bytes = if overwrite::is_block_device(&path) {
+        overwrite::refuse_if_in_use(&path)?;
+        let device = FileDevice::open(&path).during("bulk storage")?;
+        overwrite::refuse_if_not_empty(&device, path.display(), args.force)?;
+        let found = device.geometry().bytes;
         let wanted = args.bulk_size.map_or(found, |size| size.0);
         if wanted > found {
             let cause = format!("{} is more than {} has ({})", human(wanted), path.display(), human(found));
@@ -224,15 +216,9 @@ fn open_empty(description: &device::Description, args: &FormatArgs) -> Outcome<D
     let opened = open_device::open(&description, Opening::MayCreate);
     let device = opened.map_err(|failure| failure.within("bulk storage"))?;
     let block_device = device.block_device();
-    let bytes = block_device.geometry().bytes;
-    let mut start = vec![0; bytes.min(1 << 20) as usize];
-    let read = shoal_media::read(block_device.as_ref(), 0, &mut start);
-    read.during("bulk storage")?;
-    if !args.force && start.iter().any(|byte| *byte != 0) {
-        return Err(Failure::new(description, "the device is not empty").remedy("add --force to overwrite it"));
-    }
+    overwrite::refuse_if_not_empty(&*block_device, description, args.force)?;
     // A hint: what an earlier user left there takes no room any more.
-    let _ = shoal_media::trim(block_device.as_ref(), 0, bytes);
+    let _ = shoal_media::trim(&*block_device, 0, block_device.geometry().bytes);
     Ok(device)
 }
 
@@ -249,23 +235,6 @@ fn elsewhere(device: &Device, args: &FormatArgs) -> Outcome<(Option<BulkPlace>, 
         return Err(Failure::new("bulk storage", "smaller than one block of 64 KiB").remedy("use --bulk none").code(2));
     }
     Ok((Some(BulkPlace::Device(device.description().to_string())), bytes))
-}
-
-/// A block device that is mounted, or that holds something, is not overwritten by mistake.
-fn refuse_device_in_use(path: &Path, force: bool) -> Outcome<()> {
-    let mut device = fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .custom_flags(nix::fcntl::OFlag::O_EXCL.bits())
-        .open(path)
-        .map_err(|error| Failure::new(path.display(), error).remedy("unmount the device first"))?;
-    let mut start = vec![0; 1 << 20];
-    let read = device.read(&mut start).during(path.display())?;
-    if !force && start[..read].iter().any(|byte| *byte != 0) {
-        return Err(Failure::new(path.display(), "the device is not empty")
-            .remedy("add --force to overwrite it, or wipe it with `wipefs`"));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

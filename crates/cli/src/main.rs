@@ -33,6 +33,7 @@ mod mount_options;
 mod nbd_link;
 mod netram_disk;
 mod open_device;
+mod overwrite;
 mod pages;
 mod place;
 mod progress;

@@ -27,7 +27,7 @@ use crate::failure::{During, Failure, Outcome};
 use crate::nbd_link::{Contents, FRONT_BYTES, Link, Watch};
 use crate::open_device::Opening;
 use crate::status::{self, Counts, DiskReport, DonorReport, Groups, Rebuild, Redundancy};
-use crate::store::uuid_text;
+use crate::store::{new_uuid, uuid_text};
 
 /// The unit donors are read and written in (bytes).
 const SECTOR_BYTES: u32 = shoal_netram::SECTOR_BYTES;
@@ -412,13 +412,6 @@ fn which_disk(wanted: &Netram, reached: &[&Reached]) -> Outcome<Option<[u8; 16]>
         .remedy("leave it out, or add new=yes to overwrite whatever the donors hold")),
         None => Ok(found.first().map(|_| expected)),
     }
-}
-
-fn new_uuid() -> Outcome<[u8; 16]> {
-    let mut uuid: [u8; 16] = shoal_host::random_bytes().during("random numbers")?;
-    uuid[6] = uuid[6] & 0x0f | 0x40;
-    uuid[8] = uuid[8] & 0x3f | 0x80;
-    Ok(uuid)
 }
 
 /// Two processes that open one disk would destroy it. Those of other users and machines cannot be seen.

@@ -412,6 +412,14 @@ fn remove(path: &Path) -> Outcome<()> {
     }
 }
 
+/// A random uuid (version 4).
+pub fn new_uuid() -> Outcome<[u8; 16]> {
+    let mut uuid: [u8; 16] = shoal_host::random_bytes().during("random numbers")?;
+    uuid[6] = uuid[6] & 0x0f | 0x40;
+    uuid[8] = uuid[8] & 0x3f | 0x80;
+    Ok(uuid)
+}
+
 /// `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
 pub fn uuid_text(uuid: &[u8; 16]) -> String {
     let mut text = String::with_capacity(36);

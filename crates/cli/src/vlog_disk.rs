@@ -7,7 +7,6 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,16 +16,17 @@ use serde::{Deserialize, Serialize};
 use shoal_format::vlog::BLOCK;
 use shoal_host::{FileDevice, SystemClock};
 use shoal_media::BlockDevice;
-use shoal_vlog::{Disk, FormatOptions, Placement, Recovery, VirtualLog, identify};
+use shoal_vlog::{Disk, FormatOptions, Placement, Recovery, VirtualLog};
 use tracing::info;
 
 use crate::args::FormatArgs;
 use crate::device;
 use crate::failure::{During, Failure, Outcome};
 use crate::open_device::{self, Device, Opening};
+use crate::overwrite;
 use crate::size::human;
 use crate::status::VlogReport;
-use crate::store::uuid_text;
+use crate::store::{new_uuid, uuid_text};
 
 /// A description is no longer than this (bytes).
 const DESCRIPTION_BYTES_MAX: u64 = 64 << 10;
@@ -176,7 +176,7 @@ impl VlogDisk {
 pub fn format(args: &FormatArgs, path: &Path) -> Outcome<()> {
     let path = std::path::absolute(path).during(path.display())?;
     let options = FormatOptions {
-        uuid: shoal_host::random_bytes().during("random numbers")?,
+        uuid: new_uuid()?,
         salt: u64::from_le_bytes(shoal_host::random_bytes().during("random numbers")?),
         placement: Placement::Segments { blocks: segment_blocks(args)? },
         spare_percent: args.spare,
@@ -199,7 +199,8 @@ pub fn format(args: &FormatArgs, path: &Path) -> Outcome<()> {
             }
         }
     };
-    refuse_what_is_there(&*device, over.as_ref().map_or(path.display().to_string(), |over| over.to_string()), args)?;
+    let name = over.as_ref().map_or(path.display().to_string(), |over| over.to_string());
+    overwrite::refuse_if_not_empty(&*device, name, args.force)?;
     let made = VirtualLog::format(&*device, &options);
     let superblock = made.map_err(|error| Failure::new(path.display(), error).code(2))?;
     if let Some(over) = &over {
@@ -244,12 +245,8 @@ fn segment_blocks(args: &FormatArgs) -> Outcome<u32> {
 
 /// A block device, a file that is there, or a new one of `--size`.
 fn device_at(args: &FormatArgs, path: &Path) -> Outcome<Arc<dyn BlockDevice>> {
+    overwrite::refuse_if_in_use(path)?;
     let found = fs::metadata(path).ok();
-    if found.as_ref().is_some_and(|found| found.file_type().is_block_device()) {
-        let exclusive = nix::fcntl::OFlag::O_EXCL.bits();
-        let opened = OpenOptions::new().read(true).write(true).custom_flags(exclusive).open(path);
-        opened.map_err(|error| Failure::new(path.display(), error).remedy("unmount the device first"))?;
-    }
     let device = match (found, args.size) {
         (Some(found), Some(size)) if found.is_file() && found.len() == 0 => FileDevice::create(path, size.0),
         (Some(_), Some(_)) => {
@@ -266,17 +263,4 @@ fn device_at(args: &FormatArgs, path: &Path) -> Outcome<Arc<dyn BlockDevice>> {
     // A server or a store may be using it.
     drop(lock(path)?);
     Ok(Arc::new(device.map_err(Failure::told)?))
-}
-
-fn refuse_what_is_there(device: &dyn BlockDevice, name: String, args: &FormatArgs) -> Outcome<()> {
-    let mut start = vec![0; device.geometry().bytes.min(1 << 20) as usize];
-    device.read_into(0, &mut start).during(&name)?;
-    if args.force || start.iter().all(|byte| *byte == 0) {
-        return Ok(());
-    }
-    let what = match start.get(..BLOCK).and_then(identify) {
-        Some(uuid) => format!("holds the virtual-log disk {}", uuid_text(&uuid)),
-        None => "is not empty".into(),
-    };
-    Err(Failure::new(name, what).remedy("add --force to overwrite it"))
 }

@@ -17,18 +17,17 @@ mod figures;
 pub mod in_place;
 pub mod lfs;
 pub mod points;
-#[cfg(test)]
-mod stand_in;
 pub mod system;
 pub mod vlog;
 
 use clap::Args;
 
 use crate::experiment::{Common, LabError, Run};
+use crate::parallel;
 use crate::report::Report;
 use figures::{Curve, Measured};
 use lfs::First;
-use points::{DiskKind, Kind, Point, Setup, measure_all};
+use points::{DiskKind, Kind, Point, Setup, measure};
 use system::{BLOCK_BYTES, ModelError};
 
 /// How full the disks of figures 10 and 11 are (percent).
@@ -170,11 +169,7 @@ impl Run for Options {
 
     fn run(&self, common: &Common) -> Result<Report, LabError> {
         let plan = self.plan(common.quick);
-        let disks = sorted(&self.disk.iter().map(|disk| *disk as usize).collect::<Vec<_>>(), &[]);
-        let disks: Vec<DiskKind> = [DiskKind::Hp97560, DiskKind::St19101, DiskKind::Zoned]
-            .into_iter()
-            .filter(|disk| disks.contains(&(*disk as usize)))
-            .collect();
+        let disks = sorted(&self.disk, &[]);
         let unseeded: Vec<Point> = disks.iter().flat_map(|&disk| curves(&plan, disk)).collect();
         let mut distinct: Vec<Point> = vec![];
         for point in unseeded {
@@ -185,7 +180,7 @@ impl Run for Options {
         let points: Vec<Point> =
             distinct.iter().flat_map(|point| plan.seeds.iter().map(|&seed| Point { seed, ..*point })).collect();
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let outcomes = measure_all(&plan.setup, &points, self.threads.unwrap_or(cores));
+        let outcomes = parallel::map(&points, self.threads.unwrap_or(cores), |point| measure(&plan.setup, point));
         let mut skipped = vec![];
         let mut measured = vec![];
         for (of_seeds, outcomes) in points.chunks(plan.seeds.len()).zip(outcomes.chunks(plan.seeds.len())) {

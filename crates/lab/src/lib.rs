@@ -5,6 +5,7 @@
 //! | `experiment` | the registry of experiments and the options they share |
 //! | `report` | tables with the paper's figure beside ours; CSV, JSON, SVG |
 //! | `trace` | requests to disks: from traces or from a seed |
+//! | `parallel` | many runs on several processors |
 //! | `network` | the model of a network, in simulated time |
 //! | `idle_time` | file systems on simulated disks, with and without idle time |
 //! | `netram` | the network RAM disk's policies under a trace and a network |
@@ -19,6 +20,7 @@ pub mod experiment;
 pub mod idle_time;
 pub mod netram;
 pub mod network;
+mod parallel;
 pub mod report;
 pub mod trace;
 

@@ -12,6 +12,7 @@ mod head;
 mod image;
 mod log;
 mod memory;
+mod planted;
 
 use std::sync::Arc;
 

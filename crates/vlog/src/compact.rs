@@ -1,7 +1,7 @@
 //! Gaining room, a block at a time.
 //!
-//! Owns: which segment is emptied, and how far that is; tracks are in `tracks`. What is in use there is written elsewhere, with the pieces of the map that
-//! lie there; when the records that say so are announced, it is free.
+//! Owns: which segment is emptied, and how far that is; tracks are in `tracks`. What is in use there is written elsewhere, with
+//! the pieces of the map that lie there; when the records that say so are announced, it is free.
 //! Rules: one step does one read or one write, so that a request never waits for more; a block that was written in the meantime is
 //! not moved; a block whose checksum is wrong stays where it is, for whoever may want to read it. A request that finds too little
 //! room runs the steps itself (invariant 4).
@@ -32,7 +32,7 @@ pub(crate) struct Emptying {
     pub blocks: Range<u32>,
     /// Logical blocks that were in it, and where.
     pub todo: VecDeque<(u32, Entry)>,
-    /// The segment's bytes, or those of the track from block `image_at` on.
+    /// Bytes of the segment or track, from block `image_at` on.
     pub image: Vec<u8>,
     pub image_at: u32,
     pub moves: Vec<Item>,
@@ -110,25 +110,13 @@ impl VirtualLog {
         let Some(mut emptying) = log.emptying.take() else {
             return self.begin_segment(log, needed);
         };
-        while let Some((logical, entry)) = emptying.todo.pop_front() {
-            if self.state.read().map[logical as usize] != entry {
-                continue;
-            }
-            let from = (entry.at - emptying.blocks.start) as usize * BLOCK;
-            let data = &emptying.image[from..from + BLOCK];
-            if !is_intact(data, &entry) {
-                self.counts.damaged.fetch_add(1, Ordering::Relaxed);
-                emptying.damaged = true;
-                continue;
-            }
-            emptying.moves.push(Item { logical, change: Change::Data(data.into()), from: Some(entry) });
-            if emptying.moves.len() == MOVES {
-                break;
-            }
-        }
+        self.gather(&mut emptying, MOVES);
         let finished = emptying.todo.is_empty();
         emptying.moves.sort_by_key(|item| item.logical);
+        let held = self.hold(&emptying.moves);
+        // After an error they stay in memory: reads still find them.
         self.write_items(log, &emptying.moves, &[], By::Compactor)?;
+        self.release(&held);
         self.counts.moved.fetch_add(emptying.moves.len() as u64, Ordering::Relaxed);
         emptying.moves.clear();
         if finished {
@@ -137,6 +125,25 @@ impl VirtualLog {
             log.emptying = Some(emptying);
         }
         Ok(true)
+    }
+
+    /// Takes over what is still in its place and intact, until there are so many moves.
+    pub(crate) fn gather(&self, emptying: &mut Emptying, most: usize) {
+        while emptying.moves.len() < most
+            && let Some((logical, entry)) = emptying.todo.pop_front()
+        {
+            if self.state.read().map[logical as usize] != entry {
+                continue;
+            }
+            let from = (entry.at - emptying.image_at) as usize * BLOCK;
+            let data = &emptying.image[from..from + BLOCK];
+            if is_intact(data, &entry) {
+                emptying.moves.push(Item { logical, change: Change::Data(data.into()), from: Some(entry) });
+            } else {
+                self.counts.damaged.fetch_add(1, Ordering::Relaxed);
+                emptying.damaged = true;
+            }
+        }
     }
 
     pub(crate) fn finish(&self, log: &mut Log, emptying: Emptying) -> Result<()> {
@@ -170,33 +177,29 @@ impl VirtualLog {
 
     fn begin_segment(&self, log: &mut Log, needed: bool) -> Result<bool> {
         let size = self.superblock.segment_blocks;
-        let victim = {
+        let (victim, left, free) = {
             let state = self.state.read();
-            if !needed && state.space.free_segments() >= self.enough_segments() {
+            let free = state.space.free_segments();
+            if !needed && free >= self.enough_segments() {
                 return Ok(false);
             }
             let now = state.next_seq;
-            let candidates = state.space.candidates();
-            let candidates = candidates.filter(|candidate| !log.stuck.contains(&(LOG_AT + candidate.segment * size)));
-            if needed || self.options.choice == Choice::Greedy {
+            let candidates = state.space.candidates().filter(|candidate| {
+                let is_worth_it = needed || candidate.used * 100 <= size * WORTH_PERCENT;
+                is_worth_it && !log.stuck.contains(&(LOG_AT + candidate.segment * size))
+            });
+            let victim = if needed || self.options.choice == Choice::Greedy {
                 candidates.min_by_key(|candidate| candidate.used)
             } else {
                 let worth = |used: u32, closed_at: u64| {
                     let (u, age) = (used as f64 / size as f64, (now - closed_at + 1) as f64);
                     (1.0 - u) * age / (1.0 + u)
                 };
-                candidates
-                    .filter(|candidate| candidate.used * 100 <= size * WORTH_PERCENT)
-                    .max_by(|a, b| worth(a.used, a.closed_at).total_cmp(&worth(b.used, b.closed_at)))
-            }
+                candidates.max_by(|a, b| worth(a.used, a.closed_at).total_cmp(&worth(b.used, b.closed_at)))
+            };
+            (victim, state.space.left_blocks(), free)
         };
-        let Some(victim) = victim.filter(|victim| needed || victim.used * 100 <= size * WORTH_PERCENT) else {
-            return Ok(false);
-        };
-        let (left, free) = {
-            let state = self.state.read();
-            (state.space.left_blocks(), state.space.free_segments())
-        };
+        let Some(victim) = victim else { return Ok(false) };
         if !needed && (left > 4 * size || left > 0 && free <= FREE_SEGMENTS_MIN + 1) {
             // What was emptied before is free only then.
             self.announce(log, By::Compactor)?;
@@ -206,7 +209,7 @@ impl VirtualLog {
         let mut image = vec![0; size as usize * BLOCK];
         block::read(&*self.device, start as u64 * BLOCK as u64, &mut image)?;
         let todo = self.data_in(start..start + size, &image);
-        log.emptying = Some(Emptying { todo, image, ..Emptying::of(start..start + size) });
+        log.emptying = Some(Emptying { todo, image, image_at: start, ..Emptying::of(start..start + size) });
         Ok(true)
     }
 
@@ -242,15 +245,12 @@ impl VirtualLog {
             at += record.skip as u32;
         }
         let records = state.records_within(blocks.clone()).len();
-        let used = blocks.clone().filter(|&block| state.space.is_used(block)).count();
-        // What was left is in use, too: more than that is missing only if a record cannot be read.
-        if found.len() + records < used {
+        let (_, counting) = state.space.count(&blocks);
+        // Some are missing only if a record cannot be read.
+        if found.len() + records < counting {
             let in_range = |(_, entry): &(usize, &Entry)| blocks.contains(&entry.at);
             let all = state.map.iter().enumerate().filter(in_range).map(|(logical, entry)| (logical as u32, *entry));
-            let all: VecDeque<_> = all.collect();
-            if all.len() > found.len() {
-                return all;
-            }
+            return all.collect();
         }
         found
     }

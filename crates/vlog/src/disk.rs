@@ -6,6 +6,7 @@
 //! Rules: a read looks into the batch first, then at the map, and compares what it read with its checksum; a block that is not what
 //! it should be is looked up again while nobody writes. After a failed write or flush nothing is written any more.
 
+use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -45,6 +46,8 @@ struct Front {
     writing: Batch,
     /// Changes that were ever put into a batch.
     tickets: u64,
+    /// When the first change of the open batch came (ns).
+    since_ns: u64,
 }
 
 /// What belongs to whoever writes.
@@ -334,6 +337,9 @@ impl VirtualLog {
 
     fn put(&self, logical: u32, change: Change) {
         let mut front = self.front.lock();
+        if front.open.is_empty() {
+            front.since_ns = self.clock.monotonic_ns();
+        }
         front.tickets += 1;
         front.open.insert(logical, change);
     }
@@ -403,9 +409,34 @@ impl VirtualLog {
         self.write_batch(&mut log).map(drop)
     }
 
-    /// How long the oldest change may have waited in memory (ns).
+    /// The compactor's moves are in memory while they are written, as a batch is; returns which of them were not there yet.
+    pub(crate) fn hold(&self, moves: &[Item]) -> Vec<u32> {
+        let mut front = self.front.lock();
+        let mut held = Vec::with_capacity(moves.len());
+        for item in moves {
+            // What a request is about to write is newer.
+            if let Slot::Vacant(slot) = front.writing.entry(item.logical) {
+                slot.insert(item.change.clone());
+                held.push(item.logical);
+            }
+        }
+        held
+    }
+
+    pub(crate) fn release(&self, held: &[u32]) {
+        let mut front = self.front.lock();
+        held.iter().for_each(|logical| drop(front.writing.remove(logical)));
+    }
+
+    /// How long the oldest change has waited in memory (ns).
     pub(crate) fn waits_for(&self) -> u64 {
-        if self.front.lock().open.is_empty() { 0 } else { self.arrivals.since_last(self.clock.monotonic_ns()) }
+        let front = self.front.lock();
+        if front.open.is_empty() { 0 } else { self.clock.monotonic_ns().saturating_sub(front.since_ns) }
+    }
+
+    /// When the last request came or went.
+    pub(crate) fn last_request_ns(&self) -> u64 {
+        self.arrivals.last_ns()
     }
 
     pub(crate) fn is_idle(&self) -> bool {

@@ -51,13 +51,14 @@ impl Arrivals {
         self.under_way.fetch_sub(1, Ordering::Relaxed);
     }
 
-    pub fn since_last(&self, now: u64) -> u64 {
-        now.saturating_sub(self.last_ns.load(Ordering::Relaxed))
+    pub fn last_ns(&self) -> u64 {
+        self.last_ns.load(Ordering::Relaxed)
     }
 
     pub fn is_gap(&self, now: u64) -> bool {
         let usual = self.distance_ns.load(Ordering::Relaxed) * GAP_DISTANCES;
-        self.under_way.load(Ordering::Relaxed) == 0 && self.since_last(now) > usual.clamp(GAP_MIN_NS, GAP_MAX_NS)
+        let pause = now.saturating_sub(self.last_ns());
+        self.under_way.load(Ordering::Relaxed) == 0 && pause > usual.clamp(GAP_MIN_NS, GAP_MAX_NS)
     }
 }
 
@@ -121,22 +122,33 @@ impl Drop for Disk {
 
 fn work(log: &Weak<VirtualLog>, stop: &Stop) {
     let mut stopped = stop.stopped.lock();
+    let mut looked_after = None;
     while !*stopped {
         stop.changed.wait_for(&mut stopped, TICK);
         let Some(log) = log.upgrade().filter(|_| !*stopped) else { continue };
         drop(stopped);
         // A failure poisons the disk, and requests are told.
-        let _ = use_gap(&log, stop);
+        let _ = use_gap(&log, stop, &mut looked_after);
         stopped = stop.stopped.lock();
     }
 }
 
-fn use_gap(log: &VirtualLog, stop: &Stop) -> Result<()> {
+/// `looked_after`: the request after which nothing was found that is worth doing. Until the next one it stays so.
+fn use_gap(log: &VirtualLog, stop: &Stop, looked_after: &mut Option<u64>) -> Result<()> {
     if log.waits_for() > WRITE_AGE_NS {
         log.write_waiting()?;
+        *looked_after = None;
     }
-    let is_stopped = || *stop.stopped.lock();
-    while log.is_idle() && !is_stopped() && log.compact_step()? {}
+    let last = log.last_request_ns();
+    if *looked_after == Some(last) {
+        return Ok(());
+    }
+    while log.is_idle() && !*stop.stopped.lock() {
+        if !log.compact_step()? {
+            *looked_after = Some(last);
+            break;
+        }
+    }
     Ok(())
 }
 

@@ -108,8 +108,8 @@ impl Default for FormatOptions {
 
 /// The usual part of the log without data (percent).
 pub const SPARE_PERCENT: u8 = 20;
-/// With less, emptying a segment could cost more records than it gains room.
-pub const SPARE_PERCENT_MIN: u8 = 18;
+/// With less a segment that is emptied gains so little room that a write costs ten times its size and more.
+pub const SPARE_PERCENT_MIN: u8 = 10;
 
 /// Which segment or track is emptied next.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -57,6 +57,24 @@ pub(crate) struct Changed {
     pub mask: u8,
 }
 
+impl Changed {
+    /// Adds a block to a list; blocks come in ascending order.
+    pub fn mark(list: &mut Vec<Changed>, logical: u32) {
+        let (index, mask) = (logical / PIECE_BLOCKS, 1 << (logical % PIECE_BLOCKS));
+        match list.last_mut().filter(|last| last.index == index) {
+            Some(last) => last.mask |= mask,
+            None => list.push(Changed { index, mask }),
+        }
+    }
+
+    /// Adds a piece that is to be written anew as it is.
+    pub fn mark_unchanged(list: &mut Vec<Changed>, index: u32) {
+        if list.iter().all(|other| other.index != index) {
+            list.push(Changed { index, mask: 0 });
+        }
+    }
+}
+
 impl State {
     pub fn new(superblock: Superblock) -> State {
         State {
@@ -142,8 +160,8 @@ impl State {
         {
             let Some(live) = self.records.get(&at).filter(|live| live.newest.count_ones() <= SPARSE) else { continue };
             for (n, &index) in live.pieces.iter().enumerate() {
-                if live.newest >> n & 1 == 1 && changed.iter().all(|other| other.index != index) {
-                    changed.push(Changed { index, mask: 0 });
+                if live.newest >> n & 1 == 1 {
+                    Changed::mark_unchanged(changed, index);
                 }
             }
         }

@@ -8,11 +8,11 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use shoal_format::checksum;
-use shoal_format::vlog::{BLOCK, Entry, PIECE_BLOCKS, PIECES_MAX};
+use shoal_format::vlog::{BLOCK, Entry, PIECES_MAX};
 use shoal_media::{Head, Result, block};
 
 use crate::compact::Emptying;
-use crate::disk::{Change, Log, VirtualLog, is_intact};
+use crate::disk::{Change, Log, VirtualLog};
 use crate::planted::{Bug, is_planted};
 use crate::state::Changed;
 use crate::write::{By, Item};
@@ -51,21 +51,7 @@ impl VirtualLog {
             emptying.image = vec![0; (last + 1 - first) as usize * BLOCK];
             return block::read(&*self.device, first as u64 * BLOCK as u64, &mut emptying.image);
         }
-        while emptying.moves.len() < PIECES_MAX
-            && let Some((logical, entry)) = emptying.todo.pop_front()
-        {
-            if self.state.read().map[logical as usize] != entry {
-                continue;
-            }
-            let from = (entry.at - emptying.image_at) as usize * BLOCK;
-            let data = &emptying.image[from..from + BLOCK];
-            if is_intact(data, &entry) {
-                emptying.moves.push(Item { logical, change: Change::Data(data.into()), from: Some(entry) });
-            } else {
-                self.counts.damaged.fetch_add(1, Ordering::Relaxed);
-                emptying.damaged = true;
-            }
-        }
+        self.gather(emptying, PIECES_MAX);
         Ok(())
     }
 
@@ -102,11 +88,7 @@ impl VirtualLog {
                 state.space.free(entry.at);
                 continue;
             }
-            let (index, mask) = (logical / PIECE_BLOCKS, 1 << (logical % PIECE_BLOCKS));
-            match changed.last_mut().filter(|last| last.index == index) {
-                Some(last) => last.mask |= mask,
-                None => changed.push(Changed { index, mask }),
-            }
+            Changed::mark(&mut changed, logical);
             wanted.push((logical, entry));
         }
         if wanted.is_empty() {
@@ -114,7 +96,7 @@ impl VirtualLog {
         }
         self.counts.moved.fetch_add(wanted.len() as u64, Ordering::Relaxed);
         let blocks = emptying.blocks.clone();
-        self.write_record_anywhere(log, wanted, &changed, head, &|at| !blocks.contains(&at))
+        self.write_record_anywhere(log, &mut wanted, &mut changed, head, &|at| !blocks.contains(&at))
     }
 
     /// For each block: is it on a track with something on it, but not on this one? If there is no such track with room, any other.

@@ -1,8 +1,7 @@
 //! From a batch to records and data on the device.
 //!
 //! Segments: as many changes as fit into the open one become a *chunk*, records first and the data they list behind them, in
-//! one write. Anywhere: each data block goes to the block that the head reaches first, then the record that lists up to
-//! seven pieces.
+//! one write. Anywhere: each data block goes to the block that the head reaches first, then the record that lists them.
 //! Rules: the map says where data will be before it is there, so whoever reads looks into the batch being written
 //! first; after a failed write nothing may be written any more. Callers hold the log.
 
@@ -38,14 +37,6 @@ impl Item {
             Change::Nowhere => None,
         }
     }
-
-    fn mark(&self, changed: &mut Vec<Changed>) {
-        let (index, mask) = (self.logical / PIECE_BLOCKS, 1 << (self.logical % PIECE_BLOCKS));
-        match changed.last_mut().filter(|last| last.index == index) {
-            Some(last) => last.mask |= mask,
-            None => changed.push(Changed { index, mask }),
-        }
-    }
 }
 
 /// Who writes, and so which reserve of segments may be used.
@@ -68,6 +59,9 @@ struct Chunk {
 impl VirtualLog {
     /// Writes changes, in ascending order of their blocks, and the pieces `rewritten` anew.
     pub(crate) fn write_items(&self, log: &mut Log, items: &[Item], rewritten: &[u32], by: By) -> Result<()> {
+        if items.is_empty() && rewritten.is_empty() {
+            return Ok(());
+        }
         match self.options.head.clone() {
             Some(head) => self.write_anywhere(log, items, rewritten, &*head, &|_| true),
             None => self.write_segments(log, items, rewritten, by),
@@ -76,31 +70,28 @@ impl VirtualLog {
 
     /// A record without changes: for what its header says.
     pub(crate) fn write_bare_record(&self, log: &mut Log, by: By) -> Result<()> {
-        if let Some(head) = self.options.head.clone() {
-            return self.write_record_anywhere(log, vec![], &[], &*head, &|_| true);
+        match self.options.head.clone() {
+            Some(head) => self.write_record_anywhere(log, &mut vec![], &mut vec![], &*head, &|_| true),
+            None => self.write_segments(log, &[], &[], by),
         }
-        let chunk = {
-            let mut state = self.state.write();
-            let seq = state.next_seq;
-            let room = state.space.room(by == By::Compactor, seq).ok_or_else(|| self.no_space())?;
-            fill(&mut state, room, &[], &[], true).0
-        };
-        self.write_chunk(log, chunk)
     }
 
+    /// With neither changes nor pieces: a bare record.
     fn write_segments(&self, log: &mut Log, mut items: &[Item], mut rewritten: &[u32], by: By) -> Result<()> {
-        while !items.is_empty() || !rewritten.is_empty() {
+        loop {
             let chunk = {
                 let mut state = self.state.write();
                 let seq = state.next_seq;
                 let room = state.space.room(by == By::Compactor, seq).ok_or_else(|| self.no_space())?;
-                let (chunk, done, anew) = fill(&mut state, room, items, rewritten, false);
+                let (chunk, done, anew) = fill(&mut state, room, items, rewritten);
                 (items, rewritten) = (&items[done..], &rewritten[anew..]);
                 chunk
             };
             self.write_chunk(log, chunk)?;
+            if items.is_empty() && rewritten.is_empty() {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     fn write_chunk(&self, log: &mut Log, chunk: Chunk) -> Result<()> {
@@ -150,13 +141,7 @@ impl VirtualLog {
             }
             let piece = item.logical / PIECE_BLOCKS;
             if changed.len() == PIECES_MAX && changed.last().is_some_and(|last| last.index != piece) {
-                self.write_record_anywhere(
-                    log,
-                    std::mem::take(&mut placed),
-                    &std::mem::take(&mut changed),
-                    head,
-                    also,
-                )?;
+                self.write_record_anywhere(log, &mut placed, &mut changed, head, also)?;
             }
             let entry = match item.data() {
                 None => Entry::default(),
@@ -167,34 +152,26 @@ impl VirtualLog {
                 }
             };
             placed.push((item.logical, entry));
-            item.mark(&mut changed);
+            Changed::mark(&mut changed, item.logical);
         }
         for &index in rewritten {
             if changed.len() == PIECES_MAX {
-                self.write_record_anywhere(
-                    log,
-                    std::mem::take(&mut placed),
-                    &std::mem::take(&mut changed),
-                    head,
-                    also,
-                )?;
+                self.write_record_anywhere(log, &mut placed, &mut changed, head, also)?;
             }
-            if changed.iter().all(|other| other.index != index) {
-                changed.push(Changed { index, mask: 0 });
-            }
+            Changed::mark_unchanged(&mut changed, index);
         }
         if changed.is_empty() {
             return Ok(());
         }
-        self.write_record_anywhere(log, placed, &changed, head, also)
+        self.write_record_anywhere(log, &mut placed, &mut changed, head, also)
     }
 
-    /// Data is in its new places: the record that says so.
+    /// Data is in its new places: the record that says so. Both lists are empty afterwards.
     pub(crate) fn write_record_anywhere(
         &self,
         log: &mut Log,
-        placed: Vec<(u32, Entry)>,
-        changed: &[Changed],
+        placed: &mut Vec<(u32, Entry)>,
+        changed: &mut Vec<Changed>,
         head: &dyn Head,
         also: &dyn Fn(u32) -> bool,
     ) -> Result<()> {
@@ -207,8 +184,11 @@ impl VirtualLog {
             let bytes = record.encode(&self.superblock);
             (record, bytes)
         };
+        let blocks = placed.len() as u32 + 1;
+        placed.clear();
+        changed.clear();
         self.write_blocks(at, &bytes)?;
-        self.wrote(log, record.seq, record.durable, placed.len() as u32 + 1, 1)
+        self.wrote(log, record.seq, record.durable, blocks, 1)
     }
 
     /// The nearest free block that `also` allows, from now on in use; should there be none, any.
@@ -239,13 +219,7 @@ impl VirtualLog {
 }
 
 /// Makes a chunk of as many changes as fit; returns how many changes and rewritten pieces are in it.
-fn fill(
-    state: &mut State,
-    (at, room): (u32, u32),
-    items: &[Item],
-    rewritten: &[u32],
-    bare: bool,
-) -> (Chunk, usize, usize) {
+fn fill(state: &mut State, (at, room): (u32, u32), items: &[Item], rewritten: &[u32]) -> (Chunk, usize, usize) {
     debug_assert!(at >= LOG_AT && room >= 2);
     let most = state.superblock.segment_blocks / 4;
     let records_for = |pieces: usize| pieces.div_ceil(PIECES_MAX) as u32;
@@ -259,7 +233,7 @@ fn fill(
             if records + blocks > room || records > most {
                 break;
             }
-            item.mark(&mut changed);
+            Changed::mark(&mut changed, item.logical);
             data = blocks;
             wanted.push(item);
         }
@@ -271,12 +245,11 @@ fn fill(
             if records + data > room || records > most {
                 break;
             }
-            if changed.iter().all(|other| other.index != index) {
-                changed.push(Changed { index, mask: 0 });
-            }
+            Changed::mark_unchanged(&mut changed, index);
             anew += 1;
         }
     }
+    let bare = items.is_empty() && rewritten.is_empty();
     let records = records_for(changed.len()).max(bare as u32);
     let last = state.last_of(records);
     (at..at + records + data).for_each(|block| state.space.take(block));

@@ -6,29 +6,8 @@
 
 mod common;
 
-use common::{BLOCK, Kind, Life, Tried, judge_points};
-use shoal_sim::{Limits, World};
-
-/// Visits the states of one life; returns what was tried.
-fn visit(kind: Kind, seed: u64, warm_up: u64, steps: u64, tried: &mut Tried) {
-    let world = World::new(seed);
-    let device = world.add_disk(kind.blocks() * BLOCK as u64);
-    let mut life = Life::new(kind, device, seed);
-    for _ in 0..warm_up {
-        life.step();
-    }
-    world.set_mark(life.model.done);
-    world.record(true);
-    for _ in 0..steps {
-        life.step();
-        world.set_mark(life.model.done);
-    }
-    let mut points = world.points();
-    points.push(world.snapshot());
-    let limits = Limits { subset_units: 4, torn: 4, each: 10, samples: 12 };
-    judge_points(kind, &points, &life.model, &limits, 61, tried)
-        .unwrap_or_else(|error| panic!("{kind:?}, seed {seed}: {error}"));
-}
+use common::{Kind, Plan, Tried, enumerate};
+use shoal_sim::Limits;
 
 fn visit_seeds(kind: Kind, mut seeds: std::ops::Range<u64>) {
     let mut tried = Tried::default();
@@ -38,7 +17,9 @@ fn visit_seeds(kind: Kind, mut seeds: std::ops::Range<u64>) {
     for seed in seeds {
         // Young disks, and disks whose compactor is at work.
         let warm_up = [0, 40, 160, 400][seed as usize % 4];
-        visit(kind, seed, warm_up, 25, &mut tried);
+        let limits = Limits { subset_units: 4, torn: 4, each: 10, samples: 12 };
+        let plan = Plan { warm_up, steps: 25, limits, every_second: 61 };
+        enumerate(kind, seed, &plan, &mut tried).unwrap_or_else(|error| panic!("{kind:?}, seed {seed}: {error}"));
     }
     println!("{kind:?}: {} states, {} after a second crash", tried.states, tried.second);
     assert!(tried.states > 5_000 && tried.second > 500, "too few states");

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use common::{BLOCK, Kind, Life, ask};
 use shoal_media::{BlockDevice, MediaError, Request};
 use shoal_sim::{Call, Fault, FaultPlan, Random, SimClock, World};
-use shoal_vlog::{FormatOptions, Placement, VirtualLog, VlogError};
+use shoal_vlog::{FormatOptions, Placement, SPARE_PERCENT_MIN, VirtualLog, VlogError};
 
 fn life(kind: Kind, seed: u64) -> (World, Life) {
     let world = World::new(seed);
@@ -63,31 +63,48 @@ fn crashes_follow_each_other() {
     }
 }
 
+/// Fills a disk and writes to it at random; returns its write amplification.
+fn fill_and_write(disk: &VirtualLog, writes: u64) -> f64 {
+    let blocks = disk.geometry().bytes / BLOCK as u64;
+    let mut random = Random::new(5);
+    let mut last = vec![0u8; blocks as usize];
+    for n in 0..writes {
+        let block = if n < blocks { n } else { random.below(blocks) };
+        let byte = random.below(255) as u8 + 1;
+        last[block as usize] = byte;
+        let (at, fua) = (block * BLOCK as u64, n % 7 == 0);
+        let written = ask(disk, Request::Write { at, buffer: vec![byte; BLOCK], fua });
+        written.unwrap_or_else(|error| panic!("write {n}: {error}"));
+    }
+    for (block, byte) in last.iter().enumerate() {
+        let mut out = [0; BLOCK];
+        disk.read_into((block * BLOCK) as u64, &mut out).unwrap();
+        assert_eq!(out, [*byte; BLOCK], "block {block}");
+    }
+    disk.status().write_amplification()
+}
+
 #[test]
 fn a_full_disk_is_written_for_ever() {
     for kind in [Kind::Segments, Kind::Anywhere] {
         let (_world, life) = life(kind, 5);
-        let disk = &life.disk;
-        let blocks = disk.geometry().bytes / BLOCK as u64;
-        let mut random = Random::new(5);
-        let mut last = vec![0u8; blocks as usize];
-        for n in 0..20_000u64 {
-            let block = if n < blocks { n } else { random.below(blocks) };
-            let byte = random.below(255) as u8 + 1;
-            last[block as usize] = byte;
-            let (at, fua) = (block * BLOCK as u64, n % 7 == 0);
-            let written = ask(disk, Request::Write { at, buffer: vec![byte; BLOCK], fua });
-            written.unwrap_or_else(|error| panic!("{kind:?}, write {n}: {error}"));
-        }
-        for (block, byte) in last.iter().enumerate() {
-            let mut out = [0; BLOCK];
-            disk.read_into((block * BLOCK) as u64, &mut out).unwrap();
-            assert_eq!(out, [*byte; BLOCK], "block {block}");
-        }
-        let status = disk.status();
-        assert!(status.write_amplification() < 12.0, "{kind:?}: {status:?}");
+        let amplification = fill_and_write(&life.disk, 20_000);
+        let status = life.disk.status();
+        assert!(amplification < 12.0, "{kind:?}: {status:?}");
         assert!(kind == Kind::Anywhere || status.emptied > 100, "{status:?}");
     }
+}
+
+#[test]
+fn a_full_disk_with_the_least_spare_part_is_written_for_ever() {
+    let world = World::new(1);
+    let device = world.add_disk((4 + 120 * 64) * BLOCK as u64);
+    let placement = Placement::Segments { blocks: 64 };
+    let options = FormatOptions { placement, spare_percent: SPARE_PERCENT_MIN, ..FormatOptions::default() };
+    VirtualLog::format(&*device, &options).unwrap();
+    let opened = VirtualLog::open(device, Arc::new(SimClock::new(0)), shoal_vlog::Options::default());
+    let amplification = fill_and_write(&opened.unwrap().0, 25_000);
+    assert!((4.0..16.0).contains(&amplification), "{amplification}");
 }
 
 #[test]
@@ -188,6 +205,20 @@ fn after_a_failed_flush_nothing_is_written_and_what_is_there_is_read() {
 }
 
 #[test]
+fn after_a_failed_write_of_the_compactor_what_is_there_is_read() {
+    let mut failed = 0;
+    for seed in 0..60 {
+        let kind = if seed % 3 == 0 { Kind::Anywhere } else { Kind::Segments };
+        let (world, mut life) = life(kind, seed);
+        (0..200).for_each(|_| life.step());
+        world.fail(FaultPlan { call: Call::DiskWrite, nth: seed % 5, for_good: true, fault: Fault::Io });
+        failed += (0..50).any(|_| life.disk.compact_step().is_err()) as u32;
+        life.compare().unwrap_or_else(|error| panic!("{kind:?}, seed {seed}: {error}"));
+    }
+    assert!(failed > 10, "the compactor had work on {failed} disks only");
+}
+
+#[test]
 fn what_cannot_be_a_disk_is_refused_with_a_reason() {
     let world = World::new(1);
     let small = world.add_disk(100 * BLOCK as u64);
@@ -195,7 +226,7 @@ fn what_cannot_be_a_disk_is_refused_with_a_reason() {
     assert!(matches!(format(&*small, &FormatOptions::default()), VlogError::TooSmall { .. }));
     let device = world.add_disk(4000 * BLOCK as u64);
     for (options, expected) in [
-        (FormatOptions { spare_percent: 10, ..FormatOptions::default() }, "spare: 10 percent"),
+        (FormatOptions { spare_percent: 9, ..FormatOptions::default() }, "spare: 9 percent"),
         (FormatOptions { placement: Placement::Segments { blocks: 100 }, ..FormatOptions::default() }, "segment: 100"),
         (FormatOptions { bytes: Some(1 << 40), ..FormatOptions::default() }, "size: "),
         (FormatOptions { bytes: Some(5000), ..FormatOptions::default() }, "size: 5000"),

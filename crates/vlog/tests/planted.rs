@@ -7,7 +7,7 @@ mod common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use common::{BLOCK, Kind, Life, Tried, judge, judge_points};
+use common::{BLOCK, Kind, Life, Plan, Tried, enumerate, judge};
 use shoal_media::BlockDevice;
 use shoal_sim::{Limits, World};
 use shoal_vlog::planted::{Bug, plant};
@@ -16,21 +16,6 @@ use shoal_vlog::planted::{Bug, plant};
 const SEEDS: u64 = 400;
 /// Tried first: what found the bugs that few lives show.
 const TELLING: [u64; 4] = [13, 133, 273, 176];
-
-fn enumerate(kind: Kind, seed: u64, tried: &mut Tried) -> Result<(), String> {
-    let world = World::new(seed);
-    let device = world.add_disk(kind.blocks() * BLOCK as u64);
-    let mut life = Life::new(kind, device, seed);
-    (0..[0, 60, 200, 400][seed as usize % 4]).for_each(|_| life.step());
-    world.set_mark(life.model.done);
-    world.record(true);
-    for _ in 0..20 {
-        life.step();
-        world.set_mark(life.model.done);
-    }
-    let limits = Limits { subset_units: 3, torn: 2, each: 6, samples: 6 };
-    judge_points(kind, &world.points(), &life.model, &limits, 31, tried)
-}
 
 /// Crashes and clean ends one after the other, then a device that changes a block.
 fn live(kind: Kind, seed: u64) -> Result<(), String> {
@@ -102,7 +87,9 @@ fn search(bug: Option<Bug>, seeds: impl Iterator<Item = u64>) -> Option<String> 
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             live(kind, seed)?;
             (0..8).try_for_each(|n| hide(seed * 8 + n))?;
-            if seed % 4 < 2 { enumerate(kind, seed, &mut tried) } else { Ok(()) }
+            let limits = Limits { subset_units: 3, torn: 2, each: 6, samples: 6 };
+            let plan = Plan { warm_up: [0, 60, 200, 400][seed as usize % 4], steps: 20, limits, every_second: 31 };
+            if seed % 4 < 2 { enumerate(kind, seed, &plan, &mut tried) } else { Ok(()) }
         }));
         plant(None);
         match outcome {

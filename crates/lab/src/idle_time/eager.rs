@@ -243,7 +243,7 @@ mod tests {
     use shoal_sim::Random;
 
     use super::super::points::{DiskKind, world};
-    use super::super::stand_in::StandIn;
+    use super::super::vlog::InDrive;
     use super::*;
 
     fn small() -> World {
@@ -252,12 +252,12 @@ mod tests {
 
     fn buffered(policy: Policy) -> (World, Buffered) {
         let world = small();
-        let device = Box::new(StandIn::new(&world));
+        let device = Box::new(InDrive::new(&world).unwrap());
         (world.clone(), Buffered::new(world, device, policy).unwrap())
     }
 
     /// A device that forgets one write of many.
-    struct Forgetful(StandIn, u64);
+    struct Forgetful(InDrive, u64);
 
     impl EagerDevice for Forgetful {
         fn write(&mut self, block: u64, bytes: &[u8]) -> Result<()> {
@@ -286,9 +286,9 @@ mod tests {
             system.check()
         };
         let world = small();
-        run(Box::new(StandIn::new(&world)), world.clone()).unwrap();
+        run(Box::new(InDrive::new(&world).unwrap()), world.clone()).unwrap();
         let world = small();
-        let lost = run(Box::new(Forgetful(StandIn::new(&world), 0)), world.clone());
+        let lost = run(Box::new(Forgetful(InDrive::new(&world).unwrap(), 0)), world.clone());
         assert!(matches!(lost, Err(ModelError::WrongBytes { block: 493, .. })), "{lost:?}");
     }
 

@@ -1,13 +1,11 @@
 //! Which systems are run on which disks, and running them.
 //!
-//! Owns: [`Kind`], a system to compare; [`Point`], one run of it: disk, how full, burst, pause, seed; the workload; all
-//! runs, spread over the processors. Rules: a run warms up with the very bursts and pauses that are measured after; a latency
-//! is the time from when a burst was due until its last update was accepted, divided by its updates; work that
-//! runs over its gap makes the next burst late, and counts.
+//! Owns: [`Kind`], a system to compare; [`Point`], one run of it: disk, how full, burst, pause, seed; the workload.
+//! Rules: a run warms up with the very bursts and pauses that are measured after; a latency is the time from when a burst was due
+//! until its last update was accepted, divided by its updates; work that runs over its gap makes the next burst late, and counts.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use shoal_sim::mechanical::Drive;
 use shoal_sim::{MechanicalDisk, Random, SimClock};
@@ -15,7 +13,7 @@ use shoal_sim::{MechanicalDisk, Random, SimClock};
 use super::eager::{Buffered, OnVirtualLog, Policy};
 use super::in_place::{Delayed, InPlace};
 use super::lfs::{First, Lfs};
-use super::system::{BLOCK_BYTES, ModelError, Result, System, World};
+use super::system::{BLOCK_BYTES, Result, System, World};
 use super::vlog::InDrive;
 
 /// Fillings of the buffer that are measured, at least: a part of one says nothing about the whole.
@@ -53,7 +51,7 @@ impl Kind {
 }
 
 /// A disk of the experiment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, clap::ValueEnum)]
 pub enum DiskKind {
     /// 36 cylinders of an HP 97560
     Hp97560,
@@ -181,28 +179,6 @@ fn run(setup: &Setup, point: &Point, world: &World, system: &mut dyn System) -> 
     }
     system.check()?;
     Ok(Figures { latency_ms: burst_ns as f64 / 1e6 / updates as f64, updates })
-}
-
-/// Runs all, the first first, on so many threads; results in the order asked for.
-pub fn measure_all(setup: &Setup, points: &[Point], threads: usize) -> Vec<Result<Figures>> {
-    let next = AtomicUsize::new(0);
-    let results = Mutex::new(points.iter().map(|_| None).collect::<Vec<_>>());
-    let work = || {
-        while let Some((index, point)) =
-            Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, points.get(i)?)))
-        {
-            let outcome = measure(setup, point);
-            results.lock().expect("no thread panics with the lock")[index] = Some(outcome);
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 0..threads.clamp(1, points.len().max(1)) {
-            scope.spawn(work);
-        }
-    });
-    let broken = || Err(ModelError::Broken("the run was not made".into()));
-    let results = results.into_inner().expect("no thread panics with the lock");
-    results.into_iter().map(|result| result.unwrap_or_else(broken)).collect()
 }
 
 #[cfg(test)]

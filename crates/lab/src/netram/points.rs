@@ -1,20 +1,15 @@
 //! Which disks are run, how large their donors are, and running them side by side.
 //!
-//! Owns: [`Variant`], a policy with its number of streams; [`Room`], how much the donors hold; one run of it
-//! ([`measure`]);
-//! all runs, spread over the processors ([`measure_all`]). Rules: extra space is what the storage donors hold beyond
-//! the disk,
-//! in percent of it, headers and parity not counted; before the figures begin the disk is filled, unless told
-//! otherwise.
-
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+//! Owns: [`Variant`], a policy with its number of streams; [`Room`], how much the donors hold; one run of it ([`measure`]), and
+//! all of them ([`measure_all`]). Rules: extra space is what the storage donors hold beyond the disk, in percent of it, headers and
+//! parity not counted; before the figures begin the disk is filled, unless told otherwise.
 
 use shoal_format::ram::{SUPERBLOCK_BYTES, UnitHeader};
 use shoal_netram::{Config, Policy, Purpose};
 
 use super::model::{Cost, Model, ModelError, Pace};
 use crate::network::Network;
+use crate::parallel;
 use crate::trace::Request;
 
 /// What the paper compares.
@@ -181,22 +176,7 @@ pub fn measure(setup: &Setup, variant: Variant, room: Room) -> Result<Figures, M
 /// One run with its outcome.
 pub type Outcome = (Variant, Room, Result<Figures, ModelError>);
 
-/// Runs all, on as many threads as there are processors; results in the order asked for.
+/// Runs all, on so many threads; results in the order asked for.
 pub fn measure_all(setup: &Setup, points: &[(Variant, Room)], threads: usize) -> Vec<Outcome> {
-    let next = AtomicUsize::new(0);
-    let results = Mutex::new(vec![None; points.len()]);
-    let work = || {
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            let Some(&(variant, room)) = points.get(index) else { break };
-            let outcome = (variant, room, measure(setup, variant, room));
-            results.lock().expect("no thread panics with the lock")[index] = Some(outcome);
-        }
-    };
-    std::thread::scope(|scope| {
-        for _ in 0..threads.clamp(1, points.len().max(1)) {
-            scope.spawn(work);
-        }
-    });
-    results.into_inner().expect("no thread panics with the lock").into_iter().flatten().collect()
+    parallel::map(points, threads, |&(variant, room)| (variant, room, measure(setup, variant, room)))
 }

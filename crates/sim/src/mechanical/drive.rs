@@ -157,7 +157,7 @@ impl Drive {
         u64::from(self.sector_bytes) * u64::from(self.sectors_per_block)
     }
 
-    /// Time under the head of each of `sectors` sectors in a track of `per_track` (ns).
+    /// Time of a sector of a zone under the head (ns).
     pub fn sector_ns(&self, zone: &Zone) -> f64 {
         self.revolution_ns as f64 / f64::from(zone.sectors_per_track)
     }

@@ -17,7 +17,7 @@ use shoal_vlog::{Choice, FormatOptions, Options, Placement, VirtualLog, VlogErro
 pub const BLOCK: usize = 4096;
 const SECTOR: usize = 512;
 const SECTORS: usize = BLOCK / SECTOR;
-/// Reads in error loops end after so many crash states.
+/// The tags of a block.
 pub type Content = [u64; SECTORS];
 
 /// A head over tracks of 32 blocks that only ever moves on.
@@ -324,21 +324,46 @@ pub struct Tried {
     pub second: u64,
 }
 
+/// How one life is enumerated.
+pub struct Plan {
+    pub warm_up: u64,
+    pub steps: u64,
+    pub limits: Limits,
+    /// After each `every_second`th state there is a second crash.
+    pub every_second: u64,
+}
+
+/// All states after every event of a random life, once it is warmed up.
+pub fn enumerate(kind: Kind, seed: u64, plan: &Plan, tried: &mut Tried) -> Result<(), String> {
+    let world = World::new(seed);
+    let device = world.add_disk(kind.blocks() * BLOCK as u64);
+    let mut life = Life::new(kind, device, seed);
+    (0..plan.warm_up).for_each(|_| life.step());
+    world.set_mark(life.model.done);
+    world.record(true);
+    for _ in 0..plan.steps {
+        life.step();
+        world.set_mark(life.model.done);
+    }
+    let mut points = world.points();
+    points.push(world.snapshot());
+    judge_points(kind, &points, &life.model, plan, tried)
+}
+
 /// All states of some crash points, and after some of them a second crash while the first is recovered from.
-pub fn judge_points(
+fn judge_points(
     kind: Kind,
     points: &[CrashPoint],
     model: &Model,
-    limits: &Limits,
-    every_second: u64,
+    plan: &Plan,
     tried: &mut Tried,
 ) -> Result<(), String> {
     for point in points {
-        let states = std::iter::once(point.process_crash()).chain(point.power_losses(limits));
+        let states = std::iter::once(point.process_crash()).chain(point.power_losses(&plan.limits));
         for state in states {
             let world = state.open();
             tried.states += 1;
-            let again = tried.states.is_multiple_of(every_second);
+            let again = tried.states.is_multiple_of(plan.every_second);
             world.record(again);
             let name = |error: String| format!("{}: {error}", state.name());
             let (disk, contents) = judge(kind, &world, model, point.mark()).map_err(name)?;

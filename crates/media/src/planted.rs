@@ -1,0 +1,65 @@
+//! Bugs to plant, so that tests can show that they would find them (docs/design/testing.md, T7).
+//!
+//! Owns: the macro that makes of a list of rules an enum `Bug` and its switch. Rules: with the feature `planted` of the crate that
+//! calls it one bug at a time is switched on for the whole process; without, `is_planted` is `false` when the program is
+//! compiled, and nothing of this is left in it. Left out: what the bugs are, and the tests that search for them.
+
+/// Makes `Bug`, `Bug::ALL`, `plant` and, for the crate alone, `is_planted`. `ALL` and `plant` come with the feature `planted`.
+///
+/// ```
+/// mod planted {
+///     shoal_media::plantable! {
+///         /// A rule, left out.
+///         pub enum Bug {
+///             /// A flush ends without one of the device below.
+///             FlushEarly,
+///         }
+///     }
+/// }
+/// assert!(!planted::is_planted(planted::Bug::FlushEarly));
+/// ```
+#[macro_export]
+macro_rules! plantable {
+    ($(#[$about:meta])* pub enum Bug { $($(#[$doc:meta])* $bug:ident,)+ }) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Bug {
+            $($(#[$doc])* $bug,)+
+        }
+
+        #[cfg(feature = "planted")]
+        impl Bug {
+            pub const ALL: [Bug; [$(Bug::$bug),+].len()] = [$(Bug::$bug),+];
+        }
+
+        #[cfg(feature = "planted")]
+        mod switch {
+            use std::sync::atomic::{AtomicU32, Ordering};
+
+            use super::Bug;
+
+            static PLANTED: AtomicU32 = AtomicU32::new(0);
+
+            /// Switches one bug on, or all off.
+            pub fn plant(bug: Option<Bug>) {
+                PLANTED.store(bug.map_or(0, |bug| 1 << bug as u32), Ordering::SeqCst);
+            }
+
+            pub(crate) fn is_planted(bug: Bug) -> bool {
+                PLANTED.load(Ordering::SeqCst) >> bug as u32 & 1 == 1
+            }
+        }
+
+        #[cfg(not(feature = "planted"))]
+        mod switch {
+            #[inline(always)]
+            pub(crate) const fn is_planted(_bug: super::Bug) -> bool {
+                false
+            }
+        }
+
+        pub(crate) use switch::is_planted;
+        #[cfg(feature = "planted")]
+        pub use switch::plant;
+    };
+}
