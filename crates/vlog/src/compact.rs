@@ -22,6 +22,8 @@ use crate::write::{By, Item};
 const FREE_SEGMENTS_MIN: usize = 4;
 /// The same without segments (blocks).
 const FREE_BLOCKS_MIN: u32 = 64;
+/// In a gap so many segments are emptied before they are made free together, while there are enough.
+const WAITING_SEGMENTS: usize = 4;
 /// Blocks gathered before they are written: so many fill records.
 const MOVES: usize = 2 * PIECES_MAX;
 /// In a gap a segment is worth its work if at most so much of it is in use (percent).
@@ -79,31 +81,33 @@ impl VirtualLog {
                 let state = self.state.read();
                 (state.space.free_blocks(), state.space.left_blocks())
             };
-            if free < FREE_BLOCKS_MIN && left > 0 {
+            // An announcement itself leaves a block: that of the announcement before.
+            if free < FREE_BLOCKS_MIN && left > 1 {
                 self.announce(log, By::Request)?;
             }
             return Ok(());
         }
+        let few = || self.state.read().space.free_segments() <= FREE_SEGMENTS_MIN;
         let mut rounds = self.superblock.segments();
-        let few = |disk: &VirtualLog| disk.state.read().space.free_segments() <= FREE_SEGMENTS_MIN;
-        if few(self) && self.state.read().space.left_blocks() > self.superblock.segment_blocks {
-            self.announce(log, By::Compactor)?;
-        }
-        while few(self) {
+        while few() && rounds > 0 {
+            if self.announce_segments(log, 1)? {
+                continue;
+            }
             if !self.step_segment(log, true)? {
                 return Ok(());
             }
-            if log.emptying.is_none() {
-                if few(self) {
-                    self.announce(log, By::Compactor)?;
-                }
-                rounds -= 1;
-                if rounds == 0 {
-                    return Ok(());
-                }
-            }
+            rounds -= log.emptying.is_none() as u32;
         }
         Ok(())
+    }
+
+    /// Makes segments free again that were emptied, if there are so many.
+    fn announce_segments(&self, log: &mut Log, at_least: usize) -> Result<bool> {
+        let enough = self.state.read().space.waiting_segments() >= at_least;
+        if enough {
+            self.announce(log, By::Compactor)?;
+        }
+        Ok(enough)
     }
 
     fn step_segment(&self, log: &mut Log, needed: bool) -> Result<bool> {
@@ -166,29 +170,37 @@ impl VirtualLog {
             pieces
         };
         match self.options.head.clone() {
-            Some(head) => self.write_anywhere(log, &[], &pieces, &*head, &|at| !blocks.contains(&at))?,
+            Some(head) => {
+                let holes = self.partly_filled(&log.tracks, &blocks);
+                self.write_anywhere(log, &[], &pieces, &*head, &|at| holes[at as usize])?;
+            }
             None => self.write_items(log, &[], &pieces, By::Compactor)?,
         }
         let state = self.state.read();
-        let bare = state.records_within(blocks).into_iter().any(|at| state.is_bare(at));
+        let bare = state.records_within(blocks.clone()).into_iter().any(|at| state.is_bare(at));
         drop(state);
-        if bare { self.write_bare_record(log, By::Compactor) } else { Ok(()) }
+        if bare { self.write_bare_record(log, By::Compactor, &blocks) } else { Ok(()) }
     }
 
     fn begin_segment(&self, log: &mut Log, needed: bool) -> Result<bool> {
         let size = self.superblock.segment_blocks;
-        let (victim, left, free) = {
-            let state = self.state.read();
-            let free = state.space.free_segments();
-            if !needed && free >= self.enough_segments() {
+        if !needed {
+            let free = self.state.read().space.free_segments();
+            if free >= self.enough_segments() {
                 return Ok(false);
             }
+            if self.announce_segments(log, if free > FREE_SEGMENTS_MIN + 1 { WAITING_SEGMENTS } else { 1 })? {
+                return Ok(true);
+            }
+        }
+        let victim = {
+            let state = self.state.read();
             let now = state.next_seq;
             let candidates = state.space.candidates().filter(|candidate| {
                 let is_worth_it = needed || candidate.used * 100 <= size * WORTH_PERCENT;
                 is_worth_it && !log.stuck.contains(&(LOG_AT + candidate.segment * size))
             });
-            let victim = if needed || self.options.choice == Choice::Greedy {
+            if needed || self.options.choice == Choice::Greedy {
                 candidates.min_by_key(|candidate| candidate.used)
             } else {
                 let worth = |used: u32, closed_at: u64| {
@@ -196,15 +208,9 @@ impl VirtualLog {
                     (1.0 - u) * age / (1.0 + u)
                 };
                 candidates.max_by(|a, b| worth(a.used, a.closed_at).total_cmp(&worth(b.used, b.closed_at)))
-            };
-            (victim, state.space.left_blocks(), free)
+            }
         };
         let Some(victim) = victim else { return Ok(false) };
-        if !needed && (left > 4 * size || left > 0 && free <= FREE_SEGMENTS_MIN + 1) {
-            // What was emptied before is free only then.
-            self.announce(log, By::Compactor)?;
-            return Ok(true);
-        }
         let start = LOG_AT + victim.segment * size;
         let mut image = vec![0; size as usize * BLOCK];
         block::read(&*self.device, start as u64 * BLOCK as u64, &mut image)?;

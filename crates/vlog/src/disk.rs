@@ -203,7 +203,7 @@ impl VirtualLog {
     }
 
     /// For so many changes the room that is kept free is enough.
-    fn items_at_once(&self) -> usize {
+    pub(crate) fn items_at_once(&self) -> usize {
         match self.superblock.segment_blocks {
             0 => ((self.superblock.physical_blocks - self.superblock.logical_blocks) as usize / 4).clamp(4, PIECES_MAX),
             blocks => blocks as usize / 2,
@@ -503,7 +503,7 @@ impl VirtualLog {
     pub(crate) fn announce(&self, log: &mut Log, by: By) -> Result<()> {
         self.flush_device(log)?;
         if self.state.read().space.left_blocks() > 0 {
-            self.write_bare_record(log, by)?;
+            self.write_bare_record(log, by, &(0..0))?;
             self.flush_device(log)?;
         }
         Ok(())
@@ -517,7 +517,7 @@ impl VirtualLog {
         log.emptying = None;
         let mut root = self.state.write().root();
         while root.is_none() {
-            self.write_bare_record(log, By::Compactor)?;
+            self.write_bare_record(log, By::Compactor, &(0..0))?;
             root = self.state.write().root();
         }
         self.flush_device(log)?;

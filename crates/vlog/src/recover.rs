@@ -188,7 +188,7 @@ impl VirtualLog {
         } else {
             self.flush_device(log)?;
         }
-        self.write_bare_record(log, By::Compactor)?;
+        self.write_bare_record(log, By::Compactor, &(0..0))?;
         self.flush_device(log)
     }
 

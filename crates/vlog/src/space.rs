@@ -116,6 +116,14 @@ impl Space {
         self.segments.as_ref().map_or(0, |segments| segments.free.len())
     }
 
+    /// Segments that an announcement makes free: all that is in use there was left.
+    pub fn waiting_segments(&self) -> usize {
+        let Some(segments) = &self.segments else { return 0 };
+        let open = segments.open.map(|open| open.segment as usize);
+        let counts = segments.used.iter().zip(&segments.left).enumerate();
+        counts.filter(|(n, (used, left))| **used > 0 && used == left && Some(*n) != open).count()
+    }
+
     /// Takes a block. While a disk is opened that may happen more than once for one block.
     pub fn take(&mut self, block: u32) {
         if self.is_used(block) {
@@ -252,8 +260,9 @@ mod tests {
         (LOG_AT..LOG_AT + 15).for_each(|block| space.leave(block, block as u64));
         space.announced(LOG_AT as u64 + 13);
         assert_eq!((space.free_segments(), space.used_blocks(), space.left_blocks()), (4, 1, 1));
+        assert_eq!(space.waiting_segments(), 1);
         space.announced(LOG_AT as u64 + 14);
-        assert_eq!((space.free_segments(), space.free_blocks()), (5, 96));
+        assert_eq!((space.free_segments(), space.free_blocks(), space.waiting_segments()), (5, 96, 0));
     }
 
     #[test]

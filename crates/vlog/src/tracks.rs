@@ -20,11 +20,20 @@ use crate::write::{By, Item};
 /// Blocks left before their release is asked for.
 const LEFT_MAX: u32 = 64;
 
+/// With fewer free blocks, beside those of a request, nothing is moved.
+const MOVES_FREE_MIN: usize = 8;
+/// What the record of moves may need: itself, and a bare one.
+const RECORD_BLOCKS: u32 = 2;
+
 impl VirtualLog {
     pub(crate) fn step_anywhere(&self, log: &mut Log, head: &dyn Head) -> Result<bool> {
         self.make_room(log)?;
+        if self.state.read().space.free_blocks() < RECORD_BLOCKS {
+            self.give_up(log);
+            return Ok(false);
+        }
         let Some(mut emptying) = log.emptying.take() else {
-            return self.begin_track(log, head);
+            return if self.has_room_to_move() { self.begin_track(log, head) } else { Ok(false) };
         };
         if emptying.moves.is_empty() && emptying.placed.is_empty() && emptying.todo.is_empty() {
             self.finish(log, emptying)?;
@@ -39,6 +48,17 @@ impl VirtualLog {
         }
         log.emptying = Some(emptying);
         Ok(true)
+    }
+
+    fn has_room_to_move(&self) -> bool {
+        self.state.read().space.free_blocks() as usize > self.items_at_once() + MOVES_FREE_MIN
+    }
+
+    /// Moves that no record lists yet hold two blocks for one; they are free again at once.
+    pub(crate) fn give_up(&self, log: &mut Log) {
+        let placed = log.emptying.take().map_or(vec![], |emptying| emptying.placed);
+        let mut state = self.state.write();
+        placed.iter().for_each(|(_, _, entry)| state.space.free(entry.at));
     }
 
     /// Reads the part of the track that is to be moved, at once; then takes over as many blocks as fit into a record.
@@ -60,7 +80,8 @@ impl VirtualLog {
         if self.state.read().map[item.logical as usize] != from {
             return Ok(());
         }
-        for _ in 0..2 {
+        let tries = if self.has_room_to_move() { 2 } else { 0 };
+        for _ in 0..tries {
             if emptying.holes.is_empty() {
                 emptying.holes = self.partly_filled(&emptying.tracks, &emptying.blocks);
             }
@@ -95,46 +116,40 @@ impl VirtualLog {
             return Ok(());
         }
         self.counts.moved.fetch_add(wanted.len() as u64, Ordering::Relaxed);
-        let blocks = emptying.blocks.clone();
-        self.write_record_anywhere(log, &mut wanted, &mut changed, head, &|at| !blocks.contains(&at))
+        let holes = self.partly_filled(&emptying.tracks, &emptying.blocks);
+        self.write_record_anywhere(log, &mut wanted, &mut changed, head, &|at| holes[at as usize])
     }
 
-    /// For each block: is it on a track with something on it, but not on this one? If there is no such track with room, any other.
-    fn partly_filled(&self, tracks: &[Range<u32>], but: &Range<u32>) -> Vec<bool> {
+    /// For each block: is it on a track with something on it that counts, but not on this one? Whatever the compactor writes goes there: it
+    /// must not begin new tracks while it empties others, else it would never come to rest.
+    pub(crate) fn partly_filled(&self, tracks: &[Range<u32>], but: &Range<u32>) -> Vec<bool> {
         let state = self.state.read();
         let mut allowed = vec![false; state.space.blocks().end as usize];
-        let mut mark = |only_partly: bool| {
-            let mut any = false;
-            for track in tracks.iter().filter(|track| *track != but) {
-                let (used, _) = state.space.count(track);
-                if used < track.len() && (used > 0 || !only_partly) {
-                    allowed[track.start as usize..track.end as usize].fill(true);
-                    any = true;
-                }
+        for track in tracks.iter().filter(|track| *track != but) {
+            let (used, counting) = state.space.count(track);
+            if counting > 0 && used < track.len() {
+                allowed[track.start as usize..track.end as usize].fill(true);
             }
-            any
-        };
-        if !mark(true) {
-            mark(false);
         }
         allowed
     }
 
     fn begin_track(&self, log: &mut Log, head: &dyn Head) -> Result<bool> {
+        if log.tracks.is_empty() {
+            log.tracks = log_tracks(head, &self.state.read().space.blocks()).into();
+        }
         if self.state.read().space.left_blocks() > LEFT_MAX {
             self.announce(log, By::Compactor)?;
             return Ok(true);
         }
-        if log.tracks.is_empty() {
-            log.tracks = log_tracks(head, &self.state.read().space.blocks()).into();
-        }
         let state = self.state.read();
         let counted = log.tracks.iter().map(|track| (track, state.space.count(track)));
-        let partly: Vec<_> = counted.filter(|(track, (used, _))| *used > 0 && *used < track.len()).collect();
-        let holes: usize = partly.iter().map(|(track, (used, _))| track.len() - used).sum();
-        // What was only left there goes by itself.
-        let worth = partly.into_iter().filter(|(track, (_, counts))| *counts > 0 && !log.stuck.contains(&track.start));
-        let Some((track, (used, _))) = worth.min_by_key(|(_, (used, _))| *used) else { return Ok(false) };
+        // What was only left on a track goes by itself.
+        let partly = counted.filter(|(track, (used, counting))| *counting > 0 && *used < track.len());
+        let partly: Vec<_> = partly.map(|(track, (used, _))| (track, used)).collect();
+        let holes: usize = partly.iter().map(|(track, used)| track.len() - used).sum();
+        let worth = partly.into_iter().filter(|(track, _)| !log.stuck.contains(&track.start));
+        let Some((track, used)) = worth.min_by_key(|(_, used)| *used) else { return Ok(false) };
         // Elsewhere there must be room for it, and for the records.
         if holes - (track.len() - used) < used + used / PIECES_MAX + 2 {
             return Ok(false);

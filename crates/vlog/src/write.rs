@@ -5,6 +5,7 @@
 //! Rules: the map says where data will be before it is there, so whoever reads looks into the batch being written
 //! first; after a failed write nothing may be written any more. Callers hold the log.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use shoal_format::checksum;
@@ -68,12 +69,14 @@ impl VirtualLog {
         }
     }
 
-    /// A record without changes: for what its header says.
-    pub(crate) fn write_bare_record(&self, log: &mut Log, by: By) -> Result<()> {
-        match self.options.head.clone() {
-            Some(head) => self.write_record_anywhere(log, &mut vec![], &mut vec![], &*head, &|_| true),
-            None => self.write_segments(log, &[], &[], by),
-        }
+    /// A record without changes: for what its header says. One of the compactor's lies in a hole, but not in these blocks.
+    pub(crate) fn write_bare_record(&self, log: &mut Log, by: By, but: &Range<u32>) -> Result<()> {
+        let Some(head) = self.options.head.clone() else {
+            return self.write_segments(log, &[], &[], by);
+        };
+        let holes = (by == By::Compactor).then(|| self.partly_filled(&log.tracks, but));
+        let also = |at: u32| holes.as_ref().is_none_or(|holes| holes[at as usize]);
+        self.write_record_anywhere(log, &mut vec![], &mut vec![], &*head, &also)
     }
 
     /// With neither changes nor pieces: a bare record.
@@ -197,7 +200,8 @@ impl VirtualLog {
         if let Some(at) = found {
             return Ok(at);
         }
-        // What was left since the last flush.
+        // What was left since the last flush, and what the compactor holds.
+        self.give_up(log);
         self.flush_device(log)?;
         self.take_free(head, &|_| true).ok_or_else(|| self.no_space())
     }

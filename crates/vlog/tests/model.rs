@@ -37,6 +37,18 @@ fn random_requests_agree_with_an_array() {
 }
 
 #[test]
+fn room_is_found_in_long_lives_too() {
+    // Those in which blocks that the compactor held were missing once, and some more.
+    for seed in [91, 92, 255, 386].into_iter().chain(2000..2030) {
+        for kind in [Kind::Segments, Kind::Anywhere] {
+            let (_world, mut life) = life(kind, seed);
+            (0..4000).for_each(|_| life.step());
+            life.compare().unwrap_or_else(|error| panic!("{kind:?}, seed {seed}: {error}"));
+        }
+    }
+}
+
+#[test]
 fn crashes_follow_each_other() {
     for seed in 1000..1120 {
         let kind = if seed % 3 == 0 { Kind::Anywhere } else { Kind::Segments };
@@ -82,6 +94,24 @@ fn fill_and_write(disk: &VirtualLog, writes: u64) -> f64 {
         assert_eq!(out, [*byte; BLOCK], "block {block}");
     }
     disk.status().write_amplification()
+}
+
+#[test]
+fn the_compactor_comes_to_rest() {
+    for seed in 0..200 {
+        let kind = if seed % 2 == 0 { Kind::Anywhere } else { Kind::Segments };
+        let (_world, mut life) = life(kind, seed);
+        if seed % 4 < 2 {
+            fill_and_write(&life.disk, 600 + 13 * seed);
+        } else {
+            (0..40 + 3 * seed).for_each(|_| life.step());
+        }
+        (0..3000).for_each(|_| assert!(life.disk.compact_step().is_ok()));
+        let status = life.disk.status();
+        let rests = (0..20).all(|_| !life.disk.compact_step().unwrap());
+        assert!(rests, "{kind:?}, seed {seed}: {status:?}");
+        assert_eq!(life.disk.status().device_blocks, status.device_blocks, "{kind:?}, seed {seed}");
+    }
 }
 
 #[test]
