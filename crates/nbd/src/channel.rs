@@ -13,7 +13,8 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rustix::net::{SendAncillaryBuffer, SendFlags};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
 
 /// A connected stream socket.
 #[derive(Debug)]
@@ -179,6 +180,15 @@ impl Channel {
                 return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "closed without ending TLS"));
             }
             fresh.truncate(received);
+        }
+    }
+
+    /// Bytes that are there already, in the clear: only for a channel without TLS. `None` if there are none.
+    pub(crate) fn recv_now(&self, out: &mut [u8]) -> io::Result<Option<usize>> {
+        match rustix::net::recv(&self.socket, out, RecvFlags::DONTWAIT) {
+            Ok((received, _)) => Ok(Some(received)),
+            Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+            Err(error) => Err(error.into()),
         }
     }
 

@@ -7,12 +7,14 @@ use std::io;
 use std::sync::Arc;
 
 use crate::channel::Channel;
+use crate::watch::Watch;
 
 /// Asked from the socket at once (bytes).
 const BUFFER_BYTES: usize = 64 << 10;
 
 pub(crate) struct Input {
     channel: Arc<Channel>,
+    watch: Option<Watch>,
     buffer: Vec<u8>,
     start: usize,
     end: usize,
@@ -23,7 +25,13 @@ impl Input {
     pub(crate) fn new(channel: Arc<Channel>, early: &[u8]) -> Input {
         let mut buffer = vec![0; BUFFER_BYTES.max(early.len())];
         buffer[..early.len()].copy_from_slice(early);
-        Input { channel, buffer, start: 0, end: early.len() }
+        Input { channel, watch: None, buffer, start: 0, end: early.len() }
+    }
+
+    /// Watches the socket before sleeping on it, where that pays.
+    pub(crate) fn watching(mut self) -> Input {
+        self.watch = Watch::new(&self.channel);
+        self
     }
 
     /// The next `N` bytes; nothing at the end of the stream, which may only come between two messages.
@@ -34,7 +42,7 @@ impl Input {
         while self.end - self.start < N {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
-            let received = wait(&self.channel, &mut self.buffer[self.end..], idle)?;
+            let received = wait(&self.channel, &mut self.watch, &mut self.buffer[self.end..], idle)?;
             if received == 0 {
                 return if self.end == 0 { Ok(None) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
             }
@@ -56,7 +64,7 @@ impl Input {
             // The last bytes of a small payload come with the headers behind it in one call.
             let left = out.len() - at;
             if left < BUFFER_BYTES / 4 {
-                (self.start, self.end) = (0, wait(&self.channel, &mut self.buffer, idle)?);
+                (self.start, self.end) = (0, wait(&self.channel, &mut self.watch, &mut self.buffer, idle)?);
                 if self.end == 0 {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
@@ -66,7 +74,7 @@ impl Input {
                 at += taken;
                 continue;
             }
-            let received = wait(&self.channel, &mut out[at..], idle)?;
+            let received = wait(&self.channel, &mut self.watch, &mut out[at..], idle)?;
             if received == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
@@ -92,11 +100,21 @@ impl Input {
     }
 }
 
-fn wait(channel: &Channel, out: &mut [u8], idle: &mut dyn FnMut() -> io::Result<()>) -> io::Result<usize> {
+fn wait(
+    channel: &Channel,
+    watch: &mut Option<Watch>,
+    out: &mut [u8],
+    idle: &mut dyn FnMut() -> io::Result<()>,
+) -> io::Result<usize> {
+    idle()?;
+    if let Some(watch) = watch
+        && let Some(received) = watch.recv(channel, out)?
+    {
+        return Ok(received);
+    }
     loop {
-        idle()?;
         match channel.recv(out) {
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => idle()?,
             other => return other,
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! `wire` has the bytes, `negotiation` the handshake as state machines without I/O, `limits` what a peer may cost.
 //! Server: `export` (what is offered), `server` (listening, connections), `session` (requests). Client: `connect`,
-//! `client`, `inflight`, `replies`, `pieces`. Both stand on `channel` (socket, TLS), `input` (receiving) and
-//! `outbox` (sending).
+//! `client`, `inflight`, `replies`, `pieces`. Both stand on `channel` (socket, TLS), `input` and `watch`
+//! (receiving) and `outbox` (sending).
 //! Threads: each connection has one that receives and one that sends what nobody could send without waiting.
 //! Left out: oldstyle, extended headers (refused), TLS with pre-shared keys, resizing, reconnecting.
 
@@ -24,6 +24,7 @@ pub mod replies;
 pub mod server;
 mod session;
 pub mod tls;
+mod watch;
 pub mod wire;
 
 pub use address::{Listen, Uri};

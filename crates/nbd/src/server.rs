@@ -301,7 +301,7 @@ fn connection(shared: &Shared, channel: &Arc<Channel>, from: String) {
     let Ok(writing) = writing else { return };
     let transmission = Transmission { session, outbox: outbox.clone(), spares, limits, closing: &shared.closing };
     // However it ended: what was taken is finished and answered as far as the client listens.
-    let _ = transmission.run(Input::new(channel.clone(), &early));
+    let _ = transmission.run(Input::new(channel.clone(), &early).watching());
     outbox.drain();
     outbox.close();
     channel.shutdown();

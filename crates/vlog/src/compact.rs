@@ -18,8 +18,10 @@ use crate::Choice;
 use crate::disk::{Change, Log, VirtualLog, is_intact};
 use crate::write::{By, Item};
 
-/// Requests gain room themselves when no more segments are free.
-const FREE_SEGMENTS_MIN: usize = 4;
+/// Requests gain room themselves when no more segments are free, or will be by an announcement.
+const FREE_SEGMENTS_MIN: usize = 5;
+/// With no more than these they do not wait for one.
+const FREE_SEGMENTS_LEAST: usize = 3;
 /// The same without segments (blocks).
 const FREE_BLOCKS_MIN: u32 = 64;
 /// In a gap so many segments are emptied before they are made free together, while there are enough.
@@ -87,13 +89,17 @@ impl VirtualLog {
             }
             return Ok(());
         }
-        let few = || self.state.read().space.free_segments() <= FREE_SEGMENTS_MIN;
+        let segments = || {
+            let state = self.state.read();
+            (state.space.free_segments(), state.space.waiting_segments())
+        };
         let mut rounds = self.superblock.segments();
-        while few() && rounds > 0 {
-            if self.announce_segments(log, 1)? {
-                continue;
-            }
-            if !self.step_segment(log, true)? {
+        while rounds > 0 {
+            let (free, waiting) = segments();
+            if free <= FREE_SEGMENTS_LEAST && waiting > 0 {
+                // The flushes of requests would do the same, but not soon enough.
+                self.announce(log, By::Compactor)?;
+            } else if free + waiting > FREE_SEGMENTS_MIN || !self.step_segment(log, true)? {
                 return Ok(());
             }
             rounds -= log.emptying.is_none() as u32;

@@ -1,0 +1,83 @@
+//! Watching a socket for a moment before sleeping on it.
+//!
+//! A client that waits for each answer asks again within microseconds; putting the thread to sleep and waking it takes several
+//! times as long. Owns: when that pays ([`Watch`]). Rules: each watch in vain makes the next ones rarer, down to one wait in a
+//! thousand, so that a connection that is idle, or whose requests come on their own time, costs nothing; between two looks
+//! whoever else has work goes first; on a single processor nobody watches. Left out: connections under TLS, whose records cost more than a wake-up.
+
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::channel::Channel;
+
+/// Longer than a client needs to take an answer and ask again, no longer than a wake-up takes.
+const MOMENT: Duration = Duration::from_micros(40);
+/// Waits without a watch after many in vain.
+const RARELY: u32 = 1023;
+
+pub(crate) struct Watch {
+    /// Waits to go without one.
+    skip: u32,
+    /// How many the next one in vain will cost.
+    backoff: u32,
+}
+
+impl Watch {
+    /// Nothing where it cannot help.
+    pub(crate) fn new(channel: &Channel) -> Option<Watch> {
+        let several = thread::available_parallelism().is_ok_and(|processors| processors.get() > 1);
+        (several && !channel.is_tls()).then_some(Watch { skip: 0, backoff: 0 })
+    }
+
+    /// What comes within a moment, if this is the time to watch.
+    pub(crate) fn recv(&mut self, channel: &Channel, out: &mut [u8]) -> io::Result<Option<usize>> {
+        if self.skip > 0 {
+            self.skip -= 1;
+            return Ok(None);
+        }
+        // What is there already says nothing about watching.
+        if let Some(received) = channel.recv_now(out)? {
+            return Ok(Some(received));
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < MOMENT {
+            thread::yield_now();
+            if let Some(received) = channel.recv_now(out)? {
+                self.backoff /= 2;
+                return Ok(Some(received));
+            }
+        }
+        self.backoff = (2 * self.backoff + 1).min(RARELY);
+        self.skip = self.backoff;
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::channel::Socket;
+
+    #[test]
+    fn watching_in_vain_becomes_rare_and_pays_again_later() {
+        let (mut there, here) = UnixStream::pair().unwrap();
+        let channel = Channel::new(Socket::Unix(here));
+        let mut watch = Watch { skip: 0, backoff: 0 };
+        let mut out = [0; 8];
+        let mut watches = 0;
+        for _ in 0..10_000 {
+            watches += u32::from(watch.skip == 0);
+            assert_eq!(watch.recv(&channel, &mut out).unwrap(), None);
+        }
+        assert!(watches < 30, "{watches} of 10,000");
+        // Its turn comes again, and what is there is taken.
+        io::Write::write_all(&mut there, b"request").unwrap();
+        let found = (0..=RARELY).find_map(|_| watch.recv(&channel, &mut out).unwrap());
+        assert_eq!((found, &out[..7]), (Some(7), &b"request"[..]));
+        drop(there);
+        assert_eq!((0..=RARELY).find_map(|_| watch.recv(&channel, &mut out).unwrap()), Some(0), "the end is seen");
+    }
+}
