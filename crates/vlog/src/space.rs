@@ -34,6 +34,8 @@ struct Segments {
     closed_at: Vec<u64>,
     /// In the order in which they became free, so that all wear alike.
     free: VecDeque<u32>,
+    /// How many wait for an announcement.
+    waiting: usize,
     open: Option<Open>,
 }
 
@@ -63,6 +65,7 @@ impl Space {
             left: vec![0; count as usize],
             closed_at: vec![0; count as usize],
             free: (0..count).collect(),
+            waiting: 0,
             open: None,
         });
         let end = if count > 0 { LOG_AT + count * superblock.segment_blocks } else { superblock.physical_blocks };
@@ -118,10 +121,7 @@ impl Space {
 
     /// Segments that an announcement makes free: all that is in use there was left.
     pub fn waiting_segments(&self) -> usize {
-        let Some(segments) = &self.segments else { return 0 };
-        let open = segments.open.map(|open| open.segment as usize);
-        let counts = segments.used.iter().zip(&segments.left).enumerate();
-        counts.filter(|(n, (used, left))| **used > 0 && used == left && Some(*n) != open).count()
+        self.segments.as_ref().map_or(0, |segments| segments.waiting)
     }
 
     /// Takes a block. While a disk is opened that may happen more than once for one block.
@@ -132,7 +132,7 @@ impl Space {
         self.used[block as usize / 64] |= 1 << (block % 64);
         self.used_blocks += 1;
         if let Some(segments) = &mut self.segments {
-            segments.used[((block - LOG_AT) / segments.blocks) as usize] += 1;
+            segments.count(block, |used, _| *used += 1);
         }
     }
 
@@ -145,7 +145,7 @@ impl Space {
         self.left.push_back((seq, block));
         self.left_bits[block as usize / 64] |= 1 << (block % 64);
         if let Some(segments) = &mut self.segments {
-            segments.left[((block - LOG_AT) / segments.blocks) as usize] += 1;
+            segments.count(block, |_, left| *left += 1);
         }
     }
 
@@ -155,9 +155,8 @@ impl Space {
         self.used[block as usize / 64] &= !(1 << (block % 64));
         self.used_blocks -= 1;
         if let Some(segments) = &mut self.segments {
-            let number = (block - LOG_AT) / segments.blocks;
-            segments.used[number as usize] -= 1;
-            segments.free_if_empty(number);
+            segments.count(block, |used, _| *used -= 1);
+            segments.free_if_empty((block - LOG_AT) / segments.blocks);
         }
     }
 
@@ -169,7 +168,7 @@ impl Space {
             self.left.pop_front();
             self.left_bits[block as usize / 64] &= !(1 << (block % 64));
             if let Some(segments) = &mut self.segments {
-                segments.left[((block - LOG_AT) / segments.blocks) as usize] -= 1;
+                segments.count(block, |_, left| *left -= 1);
             }
             self.free(block);
         }
@@ -178,7 +177,7 @@ impl Space {
     /// After the blocks in use were taken: lists the segments without any.
     pub fn settle(&mut self) {
         if let Some(segments) = &mut self.segments {
-            segments.open = None;
+            segments.shut();
             segments.free = (0..segments.used.len() as u32).filter(|&n| segments.used[n as usize] == 0).collect();
         }
     }
@@ -202,6 +201,7 @@ impl Space {
     /// For recovery: the last reserve.
     pub fn open_any(&mut self) -> bool {
         let Some(segments) = &mut self.segments else { return false };
+        segments.shut();
         segments.open = segments.free.pop_front().map(|segment| Open { segment, written: 0 });
         segments.open.is_some()
     }
@@ -227,8 +227,28 @@ impl Space {
 }
 
 impl Segments {
+    fn is_waiting(&self, number: u32) -> bool {
+        let (used, left) = (self.used[number as usize], self.left[number as usize]);
+        used > 0 && used == left && self.open.is_none_or(|open| open.segment != number)
+    }
+
+    /// Changes how many blocks of a block's segment are in use, and were left.
+    fn count(&mut self, block: u32, change: impl FnOnce(&mut u32, &mut u32)) {
+        let number = (block - LOG_AT) / self.blocks;
+        self.waiting -= usize::from(self.is_waiting(number));
+        change(&mut self.used[number as usize], &mut self.left[number as usize]);
+        self.waiting += usize::from(self.is_waiting(number));
+    }
+
+    /// From now on no segment is open.
+    fn shut(&mut self) -> Option<Open> {
+        let open = self.open.take()?;
+        self.waiting += usize::from(self.is_waiting(open.segment));
+        Some(open)
+    }
+
     fn close(&mut self, seq: u64) {
-        if let Some(open) = self.open.take() {
+        if let Some(open) = self.shut() {
             self.closed_at[open.segment as usize] = seq;
             self.free_if_empty(open.segment);
         }
@@ -263,6 +283,36 @@ mod tests {
         assert_eq!(space.waiting_segments(), 1);
         space.announced(LOG_AT as u64 + 14);
         assert_eq!((space.free_segments(), space.free_blocks(), space.waiting_segments()), (5, 96, 0));
+    }
+
+    #[test]
+    fn segments_that_wait_are_counted_whatever_happens() {
+        let mut space = Space::new(&superblock(16));
+        let (mut seed, mut seq, mut taken) = (1u64, 0, vec![]);
+        let mut most = 0;
+        for _ in 0..20_000 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            match seed >> 60 {
+                0..5 => {
+                    if let Some((at, _)) = space.room(true, seq) {
+                        space.take(at);
+                        space.advance(1);
+                        taken.push(at);
+                    }
+                }
+                5..15 if !taken.is_empty() => {
+                    seq += 1;
+                    space.leave(taken.swap_remove((seed >> 20) as usize % taken.len()), seq);
+                }
+                _ if seed >> 56 & 7 == 0 => space.announced(seq - seq.min(2)),
+                _ => {}
+            }
+            let segments = space.segments.as_ref().unwrap();
+            let waiting = (0..segments.used.len() as u32).filter(|&number| segments.is_waiting(number)).count();
+            assert_eq!(space.waiting_segments(), waiting);
+            most = most.max(waiting);
+        }
+        assert!(most > 1, "{most}");
     }
 
     #[test]
