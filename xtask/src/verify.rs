@@ -2,8 +2,8 @@
 //!
 //! The journal names N finished operations. The tree must equal the model after N of them, or after N + 1 (the one in
 //! flight). A write or a punch in flight may also be there in part, since the kernel cuts long writes into requests and
-//! the store punches in steps: each byte must then be the old or the new one. Prints a digest of the tree, with which later rounds see whether it changed
-//! (`--digest-only` prints just that).
+//! the store punches in steps: each byte must then be the old or the new one. Prints a digest of the tree, with which
+//! later rounds see whether it changed (`--digest-only` prints just that).
 
 use std::collections::BTreeMap;
 use std::fs;

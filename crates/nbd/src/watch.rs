@@ -3,7 +3,8 @@
 //! A client that waits for each answer asks again within microseconds; putting the thread to sleep and waking it takes several
 //! times as long. Owns: when that pays ([`Watch`]). Rules: each watch in vain makes the next ones rarer, down to one wait in a
 //! thousand, so that a connection that is idle, or whose requests come on their own time, costs nothing; between two looks
-//! whoever else has work goes first; on a single processor nobody watches. Left out: connections under TLS, whose records cost more than a wake-up.
+//! whoever else has work goes first; on a single processor nobody watches. Left out: connections under TLS, whose records cost
+//! more than a wake-up.
 
 use std::io;
 use std::thread;

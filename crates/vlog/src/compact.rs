@@ -8,7 +8,6 @@
 
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use shoal_format::vlog::{BLOCK, Entry, LOG_AT, PIECE_BLOCKS, PIECES_MAX, Record};
@@ -18,11 +17,11 @@ use crate::Choice;
 use crate::disk::{Change, Log, VirtualLog, is_intact};
 use crate::write::{By, Item};
 
-/// Requests gain room themselves when no more segments are free, or will be by an announcement.
+/// Requests gain room themselves when no more segments are free or wait for an announcement.
 const FREE_SEGMENTS_MIN: usize = 5;
-/// With no more than these they do not wait for one.
+/// With no more than these free, they announce those that wait, instead of leaving it to a flush.
 const FREE_SEGMENTS_LEAST: usize = 3;
-/// The same without segments (blocks).
+/// Without segments they announce what was left when fewer blocks are free.
 const FREE_BLOCKS_MIN: u32 = 64;
 /// In a gap so many segments are emptied before they are made free together, while there are enough.
 const WAITING_SEGMENTS: usize = 4;
@@ -32,6 +31,7 @@ const MOVES: usize = 2 * PIECES_MAX;
 const WORTH_PERCENT: u32 = 70;
 
 /// A segment or track that is being emptied.
+#[derive(Default)]
 pub(crate) struct Emptying {
     pub blocks: Range<u32>,
     /// Logical blocks that were in it, and where.
@@ -40,29 +40,12 @@ pub(crate) struct Emptying {
     pub image: Vec<u8>,
     pub image_at: u32,
     pub moves: Vec<Item>,
-    pub tracks: Arc<[Range<u32>]>,
     /// Of a track: for each block, whether one of the track's may go there.
     pub holes: Vec<bool>,
     /// Of a track: moved, not yet in a record.
     pub placed: Vec<(u32, Entry, Entry)>,
     /// Something in it cannot be moved.
     pub damaged: bool,
-}
-
-impl Emptying {
-    pub fn of(blocks: Range<u32>) -> Emptying {
-        Emptying {
-            blocks,
-            todo: VecDeque::new(),
-            image: Vec::new(),
-            image_at: 0,
-            moves: Vec::new(),
-            tracks: [].into(),
-            holes: Vec::new(),
-            placed: Vec::new(),
-            damaged: false,
-        }
-    }
 }
 
 impl VirtualLog {
@@ -89,13 +72,9 @@ impl VirtualLog {
             }
             return Ok(());
         }
-        let segments = || {
-            let state = self.state.read();
-            (state.space.free_segments(), state.space.waiting_segments())
-        };
         let mut rounds = self.superblock.segments();
         while rounds > 0 {
-            let (free, waiting) = segments();
+            let (free, waiting) = self.free_and_waiting();
             if free <= FREE_SEGMENTS_LEAST && waiting > 0 {
                 // The flushes of requests would do the same, but not soon enough.
                 self.announce(log, By::Compactor)?;
@@ -107,13 +86,10 @@ impl VirtualLog {
         Ok(())
     }
 
-    /// Makes segments free again that were emptied, if there are so many.
-    fn announce_segments(&self, log: &mut Log, at_least: usize) -> Result<bool> {
-        let enough = self.state.read().space.waiting_segments() >= at_least;
-        if enough {
-            self.announce(log, By::Compactor)?;
-        }
-        Ok(enough)
+    /// Segments that are free, and those that an announcement makes free.
+    fn free_and_waiting(&self) -> (usize, usize) {
+        let state = self.state.read();
+        (state.space.free_segments(), state.space.waiting_segments())
     }
 
     fn step_segment(&self, log: &mut Log, needed: bool) -> Result<bool> {
@@ -191,11 +167,12 @@ impl VirtualLog {
     fn begin_segment(&self, log: &mut Log, needed: bool) -> Result<bool> {
         let size = self.superblock.segment_blocks;
         if !needed {
-            let free = self.state.read().space.free_segments();
+            let (free, waiting) = self.free_and_waiting();
             if free >= self.enough_segments() {
                 return Ok(false);
             }
-            if self.announce_segments(log, if free > FREE_SEGMENTS_MIN + 1 { WAITING_SEGMENTS } else { 1 })? {
+            if waiting >= if free > FREE_SEGMENTS_MIN + 1 { WAITING_SEGMENTS } else { 1 } {
+                self.announce(log, By::Compactor)?;
                 return Ok(true);
             }
         }
@@ -218,10 +195,11 @@ impl VirtualLog {
         };
         let Some(victim) = victim else { return Ok(false) };
         let start = LOG_AT + victim.segment * size;
+        let blocks = start..start + size;
         let mut image = vec![0; size as usize * BLOCK];
         block::read(&*self.device, start as u64 * BLOCK as u64, &mut image)?;
-        let todo = self.data_in(start..start + size, &image);
-        log.emptying = Some(Emptying { todo, image, image_at: start, ..Emptying::of(start..start + size) });
+        let todo = self.data_in(blocks.clone(), &image);
+        log.emptying = Some(Emptying { blocks, todo, image, image_at: start, ..Emptying::default() });
         Ok(true)
     }
 

@@ -66,7 +66,7 @@ pub(crate) struct Log {
     pub stuck: HashSet<u32>,
     pub tail_generation: u64,
     /// Of a disk with a head, once they were needed.
-    pub tracks: Arc<[Range<u32>]>,
+    pub tracks: Vec<Range<u32>>,
 }
 
 #[derive(Default)]

@@ -132,7 +132,7 @@ impl Space {
         self.used[block as usize / 64] |= 1 << (block % 64);
         self.used_blocks += 1;
         if let Some(segments) = &mut self.segments {
-            segments.count(block, |used, _| *used += 1);
+            segments.adjust(block, |used, _| *used += 1);
         }
     }
 
@@ -145,7 +145,7 @@ impl Space {
         self.left.push_back((seq, block));
         self.left_bits[block as usize / 64] |= 1 << (block % 64);
         if let Some(segments) = &mut self.segments {
-            segments.count(block, |_, left| *left += 1);
+            segments.adjust(block, |_, left| *left += 1);
         }
     }
 
@@ -155,8 +155,8 @@ impl Space {
         self.used[block as usize / 64] &= !(1 << (block % 64));
         self.used_blocks -= 1;
         if let Some(segments) = &mut self.segments {
-            segments.count(block, |used, _| *used -= 1);
-            segments.free_if_empty((block - LOG_AT) / segments.blocks);
+            let number = segments.adjust(block, |used, _| *used -= 1);
+            segments.free_if_empty(number);
         }
     }
 
@@ -168,7 +168,7 @@ impl Space {
             self.left.pop_front();
             self.left_bits[block as usize / 64] &= !(1 << (block % 64));
             if let Some(segments) = &mut self.segments {
-                segments.count(block, |_, left| *left -= 1);
+                segments.adjust(block, |_, left| *left -= 1);
             }
             self.free(block);
         }
@@ -232,12 +232,13 @@ impl Segments {
         used > 0 && used == left && self.open.is_none_or(|open| open.segment != number)
     }
 
-    /// Changes how many blocks of a block's segment are in use, and were left.
-    fn count(&mut self, block: u32, change: impl FnOnce(&mut u32, &mut u32)) {
+    /// Changes how many blocks of a block's segment are in use, and were left; returns the segment.
+    fn adjust(&mut self, block: u32, change: impl FnOnce(&mut u32, &mut u32)) -> u32 {
         let number = (block - LOG_AT) / self.blocks;
         self.waiting -= usize::from(self.is_waiting(number));
         change(&mut self.used[number as usize], &mut self.left[number as usize]);
         self.waiting += usize::from(self.is_waiting(number));
+        number
     }
 
     /// From now on no segment is open.

@@ -225,7 +225,7 @@ impl State {
         }
     }
 
-    /// Pieces whose newest version lies in blocks for which `within` is true.
+    /// Pieces whose newest version lies in one of these records.
     pub fn pieces_within<'a>(&'a self, records: &'a [u32]) -> impl Iterator<Item = u32> + 'a {
         records.iter().filter_map(|at| self.records.get(at)).flat_map(|live| {
             live.pieces.iter().enumerate().filter(|(n, _)| live.newest >> n & 1 == 1).map(|(_, &index)| index)

@@ -1,7 +1,7 @@
 //! Gaining room where the head is known: tracks.
 //!
-//! A track is emptied into the holes of others that are partly filled, so that the head finds tracks with nothing on them and can write
-//! there without looking. Owns the steps: read what is to be moved at once, write block by block, then the record.
+//! A track is emptied into the holes of others that are partly filled, so that the head finds tracks with nothing on them and can
+//! write there without looking. Owns the steps: read what is to be moved at once, write block by block, then the record.
 //! Rules: those of `compact`; a move that finds no hole is given up, for nothing depends on it.
 
 use std::ops::Range;
@@ -19,7 +19,6 @@ use crate::write::{By, Item};
 
 /// Blocks left before their release is asked for.
 const LEFT_MAX: u32 = 64;
-
 /// With fewer free blocks, beside those of a request, nothing is moved.
 const MOVES_FREE_MIN: usize = 8;
 /// What the record of moves may need: itself, and a bare one.
@@ -42,7 +41,7 @@ impl VirtualLog {
         if emptying.placed.is_empty() && emptying.moves.is_empty() {
             self.read_track(&mut emptying)?;
         } else if let Some(item) = emptying.moves.pop() {
-            self.place_one(head, &mut emptying, item)?;
+            self.place_one(log, head, &mut emptying, item)?;
         } else {
             self.record_placed(log, head, &mut emptying)?;
         }
@@ -75,7 +74,7 @@ impl VirtualLog {
         Ok(())
     }
 
-    fn place_one(&self, head: &dyn Head, emptying: &mut Emptying, item: Item) -> Result<()> {
+    fn place_one(&self, log: &Log, head: &dyn Head, emptying: &mut Emptying, item: Item) -> Result<()> {
         let (Change::Data(data), Some(from)) = (&item.change, item.from) else { return Ok(()) };
         if self.state.read().map[item.logical as usize] != from {
             return Ok(());
@@ -83,7 +82,7 @@ impl VirtualLog {
         let tries = if self.has_room_to_move() { 2 } else { 0 };
         for _ in 0..tries {
             if emptying.holes.is_empty() {
-                emptying.holes = self.partly_filled(&emptying.tracks, &emptying.blocks);
+                emptying.holes = self.partly_filled(&log.tracks, &emptying.blocks);
             }
             if let Some(at) = self.take_free(head, &|block| emptying.holes[block as usize]) {
                 self.write_blocks(at, data)?;
@@ -116,12 +115,12 @@ impl VirtualLog {
             return Ok(());
         }
         self.counts.moved.fetch_add(wanted.len() as u64, Ordering::Relaxed);
-        let holes = self.partly_filled(&emptying.tracks, &emptying.blocks);
+        let holes = self.partly_filled(&log.tracks, &emptying.blocks);
         self.write_record_anywhere(log, &mut wanted, &mut changed, head, &|at| holes[at as usize])
     }
 
-    /// For each block: is it on a track with something on it that counts, but not on this one? Whatever the compactor writes goes there: it
-    /// must not begin new tracks while it empties others, else it would never come to rest.
+    /// For each block: is it on a track with something on it that counts, but not on this one? Whatever the compactor writes goes
+    /// there: it must not begin new tracks while it empties others, else it would never come to rest.
     pub(crate) fn partly_filled(&self, tracks: &[Range<u32>], but: &Range<u32>) -> Vec<bool> {
         let state = self.state.read();
         let mut allowed = vec![false; state.space.blocks().end as usize];
@@ -136,7 +135,7 @@ impl VirtualLog {
 
     fn begin_track(&self, log: &mut Log, head: &dyn Head) -> Result<bool> {
         if log.tracks.is_empty() {
-            log.tracks = log_tracks(head, &self.state.read().space.blocks()).into();
+            log.tracks = log_tracks(head, &self.state.read().space.blocks());
         }
         if self.state.read().space.left_blocks() > LEFT_MAX {
             self.announce(log, By::Compactor)?;
@@ -157,8 +156,7 @@ impl VirtualLog {
         let in_track = |(_, entry): &(usize, &Entry)| track.contains(&entry.at);
         let todo =
             state.map.iter().enumerate().filter(in_track).map(|(logical, entry)| (logical as u32, *entry)).collect();
-        let emptying = Emptying { todo, tracks: log.tracks.clone(), ..Emptying::of(track.clone()) };
-        log.emptying = Some(emptying);
+        log.emptying = Some(Emptying { blocks: track.clone(), todo, ..Emptying::default() });
         Ok(true)
     }
 }
