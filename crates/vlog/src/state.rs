@@ -100,7 +100,7 @@ impl State {
     pub fn memory(&self) -> (u64, u64) {
         let record = (size_of::<Live>() + 8 + PIECES_MAX * 4 + LINKS_MAX / 4 * size_of::<Link>()) as u64;
         let beside = self.piece_at.len() as u64 * 4
-            + self.superblock.physical_blocks as u64 / 8
+            + self.superblock.physical_blocks as u64 / 4
             + self.records.len() as u64 * record;
         ((self.map.len() * size_of::<Entry>()) as u64, beside)
     }
