@@ -388,8 +388,8 @@ fn receive_all(shared: &Arc<Shared>, mut input: Input, timeout: Duration, tick: 
     let mut replies = Replies::new(&shared.in_flight, shared.agreed.structured, &contexts, &fail);
     let mut looked = Instant::now();
     let mut idle = || {
-        flush_held();
         shared.outbox.flush();
+        flush_held();
         if looked.elapsed() < tick {
             return Ok(());
         }

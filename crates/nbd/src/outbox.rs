@@ -87,10 +87,14 @@ pub(crate) fn hold_on_this_thread() {
     shoal_media::block::before_this_thread_waits(flush_held);
 }
 
-/// Sends what the calling thread holds.
+/// Sends what the calling thread holds, until it holds nothing: a request whose answer came before its buffer was back
+/// completes while it is being sent, and its completion may bring more, for other connections.
 pub(crate) fn flush_held() {
-    let held = HELD.with_borrow_mut(|held| held.as_mut().map(std::mem::take));
-    held.into_iter().flatten().for_each(|outbox| outbox.flush());
+    while let Some(held) =
+        HELD.with_borrow_mut(|held| held.as_mut().filter(|held| !held.is_empty()).map(std::mem::take))
+    {
+        held.iter().for_each(|outbox| outbox.flush());
+    }
 }
 
 impl Outbox {
@@ -348,5 +352,62 @@ impl Outbox {
 impl Sending {
     fn is_empty(&self) -> bool {
         self.frames.is_empty() && self.records_sent == self.records.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    use super::*;
+    use crate::channel::Socket;
+
+    fn outbox(returned: impl Fn(u64, Vec<u8>) + Send + Sync + 'static) -> (Arc<Outbox>, UnixStream) {
+        let (here, there) = UnixStream::pair().unwrap();
+        there.set_nonblocking(true).unwrap();
+        (Arc::new(Outbox::new(Arc::new(Channel::new(Socket::Unix(here))), usize::MAX, Box::new(returned))), there)
+    }
+
+    fn frame(body: &[u8]) -> Frame {
+        Frame { body: body.to_vec(), ..Frame::default() }
+    }
+
+    /// On a thread of its own: whether it holds back is a thread's property.
+    fn receiving_thread(run: impl FnOnce() + Send + 'static) {
+        let run = || {
+            hold_on_this_thread();
+            run();
+        };
+        thread::spawn(run).join().unwrap();
+    }
+
+    #[test]
+    fn frames_of_a_receiving_thread_wait_for_a_batch() {
+        receiving_thread(|| {
+            let (outbox, mut there) = outbox(|_, _| ());
+            let mut received = [0; 16];
+            outbox.push(frame(b"one "));
+            outbox.push(frame(b"two"));
+            assert_eq!(there.read(&mut received).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+            flush_held();
+            let len = there.read(&mut received).unwrap();
+            assert_eq!(&received[..len], b"one two");
+        });
+    }
+
+    #[test]
+    fn what_a_sent_frame_brings_is_not_held_back() {
+        receiving_thread(|| {
+            let (answers, mut client) = outbox(|_, _| ());
+            // As a write that was answered already: with its buffer back it is over, and its completion answers a client.
+            let (requests, _donor) = outbox(move |_, _| answers.push(frame(b"answer")));
+            requests.push(frame(b"write"));
+            flush_held();
+            let mut received = [0; 16];
+            let len = client.read(&mut received).expect("nobody sends it once this thread sleeps");
+            assert_eq!(&received[..len], b"answer");
+        });
     }
 }

@@ -133,8 +133,8 @@ impl Transmission<'_> {
     pub(crate) fn run(&self, mut input: Input) -> io::Result<()> {
         let outbox = self.outbox.clone();
         let mut idle = move || {
-            flush_held();
             outbox.flush();
+            flush_held();
             Ok(())
         };
         loop {
