@@ -166,6 +166,29 @@ fn several_connections_see_each_others_flushed_writes() {
 }
 
 #[test]
+fn a_server_over_another_one_answers_all_its_connections() {
+    let far = World::of_memory(MIB);
+    let near = World::new(vec![export(Arc::new(far.client()))], ServerOptions::default());
+    // Its threads send each other's requests and answers; one that sleeps on an answer would leave a client waiting.
+    let options = ClientOptions { request_timeout: Duration::from_secs(5), ..ClientOptions::default() };
+    let exchange = |number: u64| {
+        let client = Client::connect(&near.uri(), &options).unwrap();
+        let mut random = Random(number);
+        let end = Instant::now() + Duration::from_secs(1);
+        while Instant::now() < end {
+            let (at, len) = (number * MIB / 4, 512 << random.below(7));
+            let bytes = random.bytes(len);
+            shoal_media::write(&client, at, &bytes).unwrap();
+            shoal_media::flush(&client).unwrap();
+            let mut back = vec![0; bytes.len()];
+            shoal_media::read(&client, at, &mut back).unwrap();
+            assert!(back == bytes, "connection {number}");
+        }
+    };
+    thread::scope(|scope| (0..4).for_each(|number| drop(scope.spawn(move || exchange(number)))));
+}
+
+#[test]
 fn requests_outside_or_unaligned_or_on_read_only_fail_alone() {
     let world = World::new(
         vec![export(memory(MIB, 512)), Export::new("fixed", memory(MIB, 1)).unwrap().read_only(true)],
