@@ -170,6 +170,33 @@ fn what_was_in_flight_is_repeated_on_the_new_connection() {
 }
 
 #[test]
+fn a_server_restarted_in_order_under_load_fails_nothing() {
+    let mut world = World::new();
+    let link = world.link(Contents::Durable, LOST_AFTER);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let exchange = |number: u8| {
+            let at = u64::from(number) << 20;
+            for round in (1..=250).cycle().take_while(|_| !over.load(Ordering::SeqCst)) {
+                link.write_from(at, &[round; 128 << 10]).unwrap();
+                shoal_media::flush(&link).unwrap();
+                assert_eq!(read_byte(&link, at).unwrap(), round);
+            }
+        };
+        let load: Vec<_> = (0..4).map(|number| scope.spawn(move || exchange(number))).collect();
+        for _ in 0..20 {
+            std::thread::sleep(Duration::from_millis(20));
+            // It answers what it has taken, and tells the rest that it is going.
+            let (server, _) = world.server.take().unwrap();
+            server.shut_down(Duration::from_secs(2));
+            world.start();
+        }
+        over.store(true, Ordering::SeqCst);
+        load.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
 fn a_server_that_stays_away_fails_every_request_for_good() {
     let mut world = World::new();
     let link = world.link(Contents::Donor, Duration::from_millis(500));

@@ -2,9 +2,10 @@
 //!
 //! `submit` never waits for the network: what the socket does not take at once is left to a writer thread, and replies
 //! are completed by a receiving thread. A lost connection, a reply that breaks the protocol, or a request unanswered
-//! for too long ends the connection: everything in flight and everything later fails with `Lost`; connecting again
-//! is the caller's decision. What the server cannot do is made up for where the contract allows (zeroes are written,
-//! a FUA write is followed by a flush, a trim is left undone) and refused where it does not (no flush without one).
+//! for too long ends the connection: everything in flight and everything later fails with `Lost`, and so does what a
+//! server refuses because it is shutting down; connecting again is the caller's decision. What the server cannot do
+//! is made up for where the contract allows (zeroes are written, a FUA write is followed by a flush, a trim is left
+//! undone) and refused where it does not (no flush without one).
 
 use std::io;
 use std::sync::Arc;
@@ -294,7 +295,8 @@ impl Shared {
             Request::Flush => {
                 let shared = self.clone();
                 let poison: Completion = Box::new(move |result| {
-                    if result.is_err() {
+                    // With a lost connection nothing is known of the device: whoever connects again repeats the flush.
+                    if result.as_ref().is_err_and(|error| Lost::of(error).is_none()) {
                         shared.poisoned.store(true, Ordering::SeqCst);
                     }
                     done(result);
@@ -369,6 +371,11 @@ impl Shared {
 
     /// The error a request fails with by the server's word.
     fn failed(&self, expect: Expect, error: u32, message: String) -> MediaError {
+        if error == ESHUTDOWN {
+            // Not the device's error: the server is going, and has not carried the request out.
+            let why = "the server is shutting down".into();
+            return self.io(io::Error::new(io::ErrorKind::ConnectionAborted, Lost { why }));
+        }
         let kind = io::Error::from_raw_os_error(i32::try_from(error).unwrap_or(EINVAL as i32)).kind();
         let what = match expect {
             Expect::Data { at, len } => format!("{}: read of {len} bytes at {at}", self.name),

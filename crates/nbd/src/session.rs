@@ -192,8 +192,9 @@ impl Transmission<'_> {
             CMD_WRITE => {
                 let mut buffer = self.spares.take(len as usize);
                 if let Err(error) = input.payload(&mut buffer, idle) {
-                    // Nobody will read it, but the budget must come back for the end to be noticed.
-                    answer.failed((EIO, String::new()));
+                    // The budget must come back for the end to be noticed. Who is cut off because this server is going may
+                    // still read it.
+                    answer.failed((ESHUTDOWN, String::new()));
                     return Err(error);
                 }
                 device.submit(Request::Write { at, buffer, fua }, Box::new(move |result| answer.finish(result)));

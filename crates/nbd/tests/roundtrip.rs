@@ -292,16 +292,19 @@ fn a_request_nobody_answers_ends_the_connection_and_all_in_flight() {
     let options = ClientOptions { request_timeout: Duration::from_millis(200), ..ClientOptions::default() };
     let client = Client::connect(&world.uri(), &options).unwrap();
     let (sender, receiver) = mpsc::channel();
-    for block in 0..8 {
+    let submit = |request| {
         let sender = sender.clone();
         let done = move |result: Result<_, MediaError>| sender.send(result.unwrap_err()).unwrap();
-        client.submit(Request::Read { at: block * 512, buffer: vec![0; 512] }, Box::new(done));
-    }
-    for _ in 0..8 {
+        client.submit(request, Box::new(done));
+    };
+    (0..8).for_each(|block| submit(Request::Read { at: block * 512, buffer: vec![0; 512] }));
+    submit(Request::Flush);
+    for _ in 0..9 {
         let error = receiver.recv_timeout(Duration::from_secs(5)).unwrap();
         assert!(Lost::of(&error).unwrap().why.contains("no answer within 200 ms"), "{error}");
     }
     assert!(Lost::of(&shoal_media::read(&client, 0, &mut [0; 512]).unwrap_err()).is_some());
+    assert!(Lost::of(&shoal_media::flush(&client).unwrap_err()).is_some(), "a flush that was lost is no failed one");
     assert!(client.lost().is_some());
     // The device never lets go of its requests: the server must come down all the same.
     let started = Instant::now();
@@ -326,8 +329,9 @@ fn shutting_down_finishes_what_was_taken_and_wakes_idle_clients() {
     assert_eq!(world.server.shut_down(Duration::from_secs(5)), 0, "none had to be cut");
     assert!(started.elapsed() < Duration::from_secs(4));
     for _ in 1..64 {
-        // Done, refused because of the shutdown, or lost with the connection: but never without an answer.
-        let _ = receiver.recv_timeout(Duration::from_secs(5)).expect("an answer");
+        // Done, or lost with the server: but never an error of the device, and never without an answer.
+        let answer = receiver.recv_timeout(Duration::from_secs(5)).expect("an answer");
+        answer.unwrap_or_else(|error| assert!(Lost::of(&error).is_some(), "{error}"));
     }
     assert!(Lost::of(&shoal_media::read(&idle, 0, &mut [0; 512]).unwrap_err()).is_some());
     assert!(!world.socket.exists(), "the socket is gone");
