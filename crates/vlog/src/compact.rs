@@ -196,11 +196,27 @@ impl VirtualLog {
         let Some(victim) = victim else { return Ok(false) };
         let start = LOG_AT + victim.segment * size;
         let blocks = start..start + size;
-        let mut image = vec![0; size as usize * BLOCK];
-        block::read(&*self.device, start as u64 * BLOCK as u64, &mut image)?;
+        let image = self.read_image(blocks.clone())?;
         let todo = self.data_in(blocks.clone(), &image);
         log.emptying = Some(Emptying { blocks, todo, image, image_at: start, ..Emptying::default() });
         Ok(true)
+    }
+
+    /// Bytes of blocks that are to be moved. Of a device with bad places the others are read; zeroes in place of these fail their
+    /// checksums, so that they stay where they are. An error only if nothing at all can be read.
+    pub(crate) fn read_image(&self, blocks: Range<u32>) -> Result<Vec<u8>> {
+        let mut image = vec![0; blocks.len() * BLOCK];
+        let Err(error) = block::read(&*self.device, blocks.start as u64 * BLOCK as u64, &mut image) else {
+            return Ok(image);
+        };
+        let mut found = false;
+        for (at, out) in blocks.zip(image.chunks_exact_mut(BLOCK)) {
+            match block::read(&*self.device, at as u64 * BLOCK as u64, out) {
+                Ok(()) => found = true,
+                Err(_) => out.fill(0),
+            }
+        }
+        if found { Ok(image) } else { Err(error) }
     }
 
     /// Enough free segments for a burst: a quarter of what the spare part leaves. More would be bought with moves of data that

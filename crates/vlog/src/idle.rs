@@ -127,8 +127,10 @@ fn work(log: &Weak<VirtualLog>, stop: &Stop) {
         stop.changed.wait_for(&mut stopped, TICK);
         let Some(log) = log.upgrade().filter(|_| !*stopped) else { continue };
         drop(stopped);
-        // A failure poisons the disk, and requests are told.
-        let _ = use_gap(&log, stop, &mut looked_after);
+        if use_gap(&log, stop, &mut looked_after).is_err() {
+            // A failed write poisons the disk, and requests are told. What failed is not tried again before the next one.
+            looked_after = Some(log.last_request_ns());
+        }
         stopped = stop.stopped.lock();
     }
 }

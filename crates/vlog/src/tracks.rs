@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use shoal_format::checksum;
 use shoal_format::vlog::{BLOCK, Entry, PIECES_MAX};
-use shoal_media::{Head, Result, block};
+use shoal_media::{Head, Result};
 
 use crate::compact::Emptying;
 use crate::disk::{Change, Log, VirtualLog};
@@ -67,8 +67,8 @@ impl VirtualLog {
             && let (Some(first), Some(last)) = (places.clone().min(), places.max())
         {
             emptying.image_at = first;
-            emptying.image = vec![0; (last + 1 - first) as usize * BLOCK];
-            return block::read(&*self.device, first as u64 * BLOCK as u64, &mut emptying.image);
+            emptying.image = self.read_image(first..last + 1)?;
+            return Ok(());
         }
         self.gather(emptying, PIECES_MAX);
         Ok(())

@@ -6,10 +6,10 @@
 mod common;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use common::{BLOCK, Kind, Life, ask};
-use shoal_media::{BlockDevice, MediaError, Request};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
 use shoal_sim::{Call, Fault, FaultPlan, Random, SimClock, World};
 use shoal_vlog::{FormatOptions, Placement, SPARE_PERCENT_MIN, VirtualLog, VlogError};
 
@@ -215,6 +215,62 @@ fn a_block_that_the_device_changed_is_an_error_and_stays_one() {
     // Writing it heals it.
     (0..4u64).for_each(|n| disk.write_from(n * BLOCK as u64, &[9; BLOCK]).unwrap());
     assert_eq!(damaged(disk), 0);
+}
+
+/// A device with a place that cannot be read.
+struct BadPlace {
+    inner: Arc<dyn BlockDevice>,
+    at: AtomicU64,
+}
+
+impl BlockDevice for BadPlace {
+    fn geometry(&self) -> BlockGeometry {
+        self.inner.geometry()
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        let bad = self.at.load(Ordering::SeqCst);
+        match request {
+            Request::Read { at, buffer } if (at..at + buffer.len() as u64).contains(&bad) => {
+                done(Err(MediaError::io("disk", std::io::Error::other("bad sector"))))
+            }
+            other => self.inner.submit(other, done),
+        }
+    }
+}
+
+#[test]
+fn a_place_that_cannot_be_read_is_left_alone_and_the_rest_goes_on() {
+    for kind in [Kind::Segments, Kind::Anywhere] {
+        let world = World::new(5);
+        let inner = world.add_disk(kind.blocks() * BLOCK as u64);
+        VirtualLog::format(&*inner, &kind.format(5)).unwrap();
+        let device = Arc::new(BadPlace { inner, at: AtomicU64::new(u64::MAX) });
+        let disk = kind.open(device.clone()).unwrap().0;
+        let blocks = disk.geometry().bytes / BLOCK as u64;
+        let fill = |block: u64, n: u64| {
+            let buffer = vec![(block + n) as u8 | 1; BLOCK];
+            ask(&disk, Request::Write { at: block * BLOCK as u64, buffer, fua: n % 3 == 0 }).unwrap();
+        };
+        ask(&disk, Request::Write { at: 0, buffer: vec![8; BLOCK], fua: true }).unwrap();
+        let mut bytes = vec![0; device.geometry().bytes as usize];
+        device.read_into(0, &mut bytes).unwrap();
+        let bad = bytes.chunks_exact(BLOCK).position(|block| block == [8; BLOCK]).unwrap();
+        device.at.store((bad * BLOCK) as u64, Ordering::SeqCst);
+        for n in 0..12_000 {
+            fill(1 + n * 7 % (blocks - 1), n);
+            disk.compact_step().unwrap();
+        }
+        let steps = (0..20_000).take_while(|_| disk.compact_step().unwrap()).count();
+        assert!(steps < 20_000, "{kind:?}: the compactor comes to rest");
+        assert!(disk.read_into(0, &mut [0; BLOCK]).is_err(), "{kind:?}");
+        let mut out = [0; BLOCK];
+        (1..blocks).for_each(|block| disk.read_into(block * BLOCK as u64, &mut out).unwrap());
+        assert!(disk.status().damaged_blocks >= 1, "{kind:?}: it was met");
+        ask(&disk, Request::Write { at: 0, buffer: vec![9; BLOCK], fua: true }).unwrap();
+        disk.read_into(0, &mut out).unwrap();
+        assert_eq!(out, [9; BLOCK]);
+    }
 }
 
 #[test]
