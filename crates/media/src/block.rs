@@ -75,6 +75,11 @@ pub fn before_this_thread_waits(then: fn()) {
     BEFORE_WAIT.set(Some(then));
 }
 
+/// To be called before waiting for anything else that may depend on requests: a lock held by who waits for one.
+pub fn about_to_wait() {
+    BEFORE_WAIT.get().into_iter().for_each(|then| then());
+}
+
 fn wait(device: &(impl BlockDevice + ?Sized), request: Request) -> Result<Vec<u8>> {
     let (sender, receiver) = mpsc::sync_channel(1);
     device.submit(
@@ -87,7 +92,7 @@ fn wait(device: &(impl BlockDevice + ?Sized), request: Request) -> Result<Vec<u8
     // A device that completed at once has left nothing to wait for.
     match receiver.try_recv() {
         Ok(result) => return result,
-        Err(_) => BEFORE_WAIT.get().into_iter().for_each(|then| then()),
+        Err(_) => about_to_wait(),
     }
     receiver.recv().unwrap_or_else(|_| {
         Err(MediaError::Io {

@@ -52,7 +52,7 @@ impl VirtualLog {
     /// One step in a gap; false when nothing is worth doing.
     pub fn compact_step(&self) -> Result<bool> {
         self.writable()?;
-        let mut log = self.log.lock();
+        let mut log = self.lock();
         match self.options.head.clone() {
             Some(head) => self.step_anywhere(&mut log, &*head),
             None => self.step_segment(&mut log, false),

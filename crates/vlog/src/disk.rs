@@ -302,7 +302,7 @@ impl VirtualLog {
     /// The block was not what the map had said: it was written, or moved, in between; or the map speaks of what is being
     /// written; or the device has lost it. Once nobody writes it is clear which.
     fn read_again(&self, logical: u32, out: &mut [u8]) -> Result<()> {
-        let _log = self.log.lock();
+        let _log = self.lock();
         match self.held(logical) {
             Some(Change::Data(data)) => out.copy_from_slice(&data),
             Some(Change::Nowhere) => out.fill(0),
@@ -324,6 +324,10 @@ impl VirtualLog {
         Ok(())
     }
 
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Log> {
+        lock(&self.log)
+    }
+
     fn held(&self, logical: u32) -> Option<Change> {
         let front = self.front.lock();
         front.open.get(&logical).or_else(|| front.writing.get(&logical)).cloned()
@@ -332,7 +336,7 @@ impl VirtualLog {
     // Writing.
 
     fn stripe(&self, logical: u32) -> MutexGuard<'_, ()> {
-        self.stripes[logical as usize % STRIPES].lock()
+        lock(&self.stripes[logical as usize % STRIPES])
     }
 
     fn put(&self, logical: u32, change: Change) {
@@ -401,7 +405,7 @@ impl VirtualLog {
         if self.front.lock().open.len() < BATCH_BLOCKS {
             return Ok(());
         }
-        let mut log = self.log.lock();
+        let mut log = self.lock();
         // Somebody else may have been first.
         if self.front.lock().open.len() < BATCH_BLOCKS {
             return Ok(());
@@ -445,7 +449,7 @@ impl VirtualLog {
 
     /// Writes what waits in memory, without a flush.
     pub fn write_waiting(&self) -> Result<()> {
-        self.write_batch(&mut self.log.lock()).map(drop)
+        self.write_batch(&mut self.lock()).map(drop)
     }
 
     /// Writes the batch; returns the last change in it.
@@ -472,7 +476,7 @@ impl VirtualLog {
     fn flush_all(&self) -> Result<()> {
         self.writable()?;
         let wanted = self.front.lock().tickets;
-        let mut log = self.log.lock();
+        let mut log = self.lock();
         if log.flushed_tickets >= wanted {
             // A flush that began since has covered it, if it did not fail.
             return self.writable();
@@ -512,7 +516,7 @@ impl VirtualLog {
     /// Flushes, and writes down where the log ends. No request may follow.
     pub fn close(&self) -> Result<()> {
         self.flush_all()?;
-        let mut log = self.log.lock();
+        let mut log = self.lock();
         let log = &mut *log;
         log.emptying = None;
         let mut root = self.state.write().root();
@@ -525,6 +529,14 @@ impl VirtualLog {
         self.poison();
         Ok(())
     }
+}
+
+/// Of a lock that is held while the device below is waited for: that may take what this thread has put off.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.try_lock().unwrap_or_else(|| {
+        block::about_to_wait();
+        mutex.lock()
+    })
 }
 
 /// Logical block and byte within it.

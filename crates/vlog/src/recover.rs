@@ -161,7 +161,7 @@ impl VirtualLog {
 
     /// Writes down what was found, so that it is all there is from now on.
     fn settle(&self, pieces: &[u32], clean: bool) -> Result<()> {
-        let mut log = self.log.lock();
+        let mut log = self.lock();
         let log = &mut *log;
         // What was found may be in a cache only, if a process died and not the machine: a power loss could then leave
         // what is written next without the records that allowed it.

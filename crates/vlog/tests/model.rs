@@ -5,10 +5,15 @@
 
 mod common;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
 
 use common::{BLOCK, Kind, Life, ask};
+use shoal_media::block::before_this_thread_waits;
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
 use shoal_sim::{Call, Fault, FaultPlan, Random, SimClock, World};
 use shoal_vlog::{FormatOptions, Placement, SPARE_PERCENT_MIN, VirtualLog, VlogError};
@@ -154,7 +159,7 @@ fn threads_do_not_disturb_each_other() {
             self.0.fetch_add(1, Ordering::SeqCst);
         }
     }
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         for thread in 0..4u64 {
             scope.spawn(move || {
                 let _done = Done(stop);
@@ -184,6 +189,58 @@ fn threads_do_not_disturb_each_other() {
             }
         });
     });
+}
+
+/// A device whose flush needs somebody else to go on.
+struct Needy {
+    inner: Arc<dyn BlockDevice>,
+    entered: Sender<()>,
+    help: Mutex<Option<Receiver<()>>>,
+    helped: AtomicBool,
+}
+
+impl BlockDevice for Needy {
+    fn geometry(&self) -> BlockGeometry {
+        self.inner.geometry()
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        if matches!(request, Request::Flush)
+            && let Some(help) = self.help.lock().unwrap().take()
+        {
+            self.entered.send(()).unwrap();
+            self.helped.store(help.recv_timeout(Duration::from_secs(5)).is_ok(), Ordering::SeqCst);
+        }
+        self.inner.submit(request, done);
+    }
+}
+
+thread_local! {
+    static PUT_OFF: Cell<Option<Sender<()>>> = const { Cell::new(None) };
+}
+
+#[test]
+fn a_thread_does_what_it_put_off_before_it_waits_for_another_one() {
+    let world = World::new(6);
+    let inner = world.add_disk(Kind::Segments.blocks() * BLOCK as u64);
+    VirtualLog::format(&*inner, &Kind::Segments.format(6)).unwrap();
+    let (entered, has_entered) = channel();
+    let device = Arc::new(Needy { inner, entered, help: Mutex::default(), helped: AtomicBool::new(false) });
+    let disk = &Kind::Segments.open(device.clone()).unwrap().0;
+    let (helper, help) = channel();
+    *device.help.lock().unwrap() = Some(help);
+    thread::scope(|scope| {
+        let write = |at: u64| ask(disk, Request::Write { at, buffer: vec![1; BLOCK], fua: true }).unwrap();
+        scope.spawn(move || write(0));
+        // It holds the log now, and waits for its device.
+        has_entered.recv().unwrap();
+        scope.spawn(move || {
+            PUT_OFF.set(Some(helper));
+            before_this_thread_waits(|| PUT_OFF.take().into_iter().for_each(|helper| helper.send(()).unwrap()));
+            write(BLOCK as u64);
+        });
+    });
+    assert!(device.helped.load(Ordering::SeqCst), "both stood still");
 }
 
 #[test]
