@@ -400,6 +400,8 @@ impl Shared {
 
     /// Asks for the server's state of memory.
     fn look(&self, client: &Client) {
+        // Before anybody can be told nothing is asked: a state that is known already is told no more.
+        let Some(told) = self.watch.get().and_then(|watch| watch.pressure.as_ref()) else { return };
         if !client.export().contexts.iter().any(|context| context.name == PRESSURE) {
             return;
         }
@@ -409,10 +411,8 @@ impl Shared {
         let Ok(extents) = client.block_status(PRESSURE, 0, len, true) else { return };
         let now = extents.iter().any(|extent| extent.flags & UNDER_PRESSURE != 0);
         let before = std::mem::replace(&mut self.state.lock().under_pressure, now);
-        if now != before
-            && let Some(pressure) = self.watch.get().and_then(|watch| watch.pressure.as_ref())
-        {
-            pressure(now);
+        if now != before {
+            told(now);
         }
     }
 

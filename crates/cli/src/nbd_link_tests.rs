@@ -315,12 +315,14 @@ fn a_failed_flush_poisons_the_link_across_connections() {
 #[test]
 fn a_servers_pressure_is_told_when_it_changes() {
     let world = World::new();
+    world.pressure.store(1, Ordering::SeqCst);
     let link = world.link(Contents::Donor, LOST_AFTER);
+    // The disk is opened meanwhile.
+    std::thread::sleep(LOOK_EVERY + LOOK_EVERY / 4);
     let (sender, receiver) = mpsc::channel();
     let sender = Mutex::new(sender);
     let tell = move |on: bool| sender.lock().send(on).unwrap_or_default();
     link.watch(Watch { lost: None, pressure: Some(Box::new(tell)) });
-    world.pressure.store(1, Ordering::SeqCst);
     assert!(receiver.recv_timeout(Duration::from_secs(5)).unwrap());
     world.pressure.store(0, Ordering::SeqCst);
     assert!(!receiver.recv_timeout(Duration::from_secs(5)).unwrap());
