@@ -16,6 +16,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::sync::mpsc;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -32,6 +33,8 @@ const UNDER_PRESSURE: u32 = 1;
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 const KEPT_BYTES_MAX: usize = 32 << 20;
+/// Kept changes in flight on a new connection.
+const REPEATED_AT_ONCE: usize = 64;
 /// Bytes at a donor's start that tell whose it is.
 pub const FRONT_BYTES: usize = 4096;
 
@@ -79,6 +82,16 @@ impl Again {
             Again::Trim { at, len } => Request::Trim { at: *at, len: *len },
             Again::WriteZeroes { at, len, fua } => Request::WriteZeroes { at: *at, len: *len, fua: *fua },
         }
+    }
+
+    fn range(&self) -> Range<u64> {
+        let (at, len) = match self {
+            Again::Read { at, len } => (*at, *len as u64),
+            Again::Write { at, bytes, .. } => (*at, bytes.len() as u64),
+            Again::Trim { at, len } | Again::WriteZeroes { at, len, .. } => (*at, *len),
+            Again::Flush => (0, 0),
+        };
+        at..at + len
     }
 
     fn changes_data(&self) -> bool {
@@ -480,13 +493,42 @@ impl Shared {
                 return Err(Refused::Other("the server was restarted: its memory no longer holds the disk".into()));
             }
         }
-        for again in kept {
-            self.wait(&client, again.request()).map_err(|error| match Lost::of(&error) {
-                Some(_) => unreachable(&error),
-                None => Refused::Other(format!("a write could not be repeated: {error}")),
-            })?;
-        }
+        self.repeat(&client, &kept)?;
         Ok(client)
+    }
+
+    /// Makes changes again that the server may have forgotten: many at a time, in order where they overlap.
+    fn repeat(&self, client: &Client, kept: &[Arc<Again>]) -> Result<(), Refused> {
+        let (sender, receiver) = mpsc::channel();
+        let mut in_flight: Vec<Range<u64>> = Vec::new();
+        let finish = |in_flight: &mut Vec<Range<u64>>| {
+            for _ in in_flight.drain(..) {
+                let result: Result<Vec<u8>, MediaError> = receiver.recv().expect("its sender is kept");
+                result.map_err(|error| match Lost::of(&error) {
+                    Some(_) => Refused::Unreachable(error.to_string()),
+                    None => Refused::Other(format!("a write could not be repeated: {error}")),
+                })?;
+            }
+            Ok(())
+        };
+        for again in kept {
+            if self.state.lock().closing {
+                return Err(Refused::Unreachable("closed".into()));
+            }
+            let range = again.range();
+            let overlaps = |other: &Range<u64>| range.start < other.end && other.start < range.end;
+            if in_flight.len() >= REPEATED_AT_ONCE || in_flight.iter().any(overlaps) {
+                finish(&mut in_flight)?;
+            }
+            let sender = sender.clone();
+            let done = move |result| {
+                // After an error nobody asks for the rest.
+                let _ = sender.send(result);
+            };
+            client.submit(again.request(), Box::new(done));
+            in_flight.push(range);
+        }
+        finish(&mut in_flight)
     }
 
     fn front(&self, client: &Client) -> Result<Vec<u8>, MediaError> {

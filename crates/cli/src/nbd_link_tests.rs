@@ -14,6 +14,15 @@ use super::*;
 const BYTES: usize = 64 << 20;
 const LOST_AFTER: Duration = Duration::from_secs(4);
 
+/// Writes that take their time: of those that come together, the first longest.
+#[derive(Default)]
+struct Late {
+    is_on: AtomicBool,
+    now: AtomicUsize,
+    /// At the same time, at most.
+    most: AtomicUsize,
+}
+
 #[derive(Default)]
 struct Disk {
     stable: Mutex<Vec<u8>>,
@@ -23,7 +32,8 @@ struct Disk {
 /// A device with a cache of its own over a disk that outlives it.
 struct Cache {
     disk: Arc<Disk>,
-    current: Mutex<Vec<u8>>,
+    current: Arc<Mutex<Vec<u8>>>,
+    late: Arc<Late>,
     hangs: AtomicBool,
     fails: AtomicBool,
     stuck: Mutex<Vec<Completion>>,
@@ -40,6 +50,18 @@ impl BlockDevice for Cache {
         }
         if self.fails.load(Ordering::SeqCst) {
             return done(Err(MediaError::io("disk", io::Error::other("on fire"))));
+        }
+        if let (true, Request::Write { at, buffer, .. }) = (self.late.is_on.load(Ordering::SeqCst), &request) {
+            let (current, late, at, buffer) = (self.current.clone(), self.late.clone(), *at as usize, buffer.clone());
+            let before = late.now.fetch_add(1, Ordering::SeqCst);
+            late.most.fetch_max(before + 1, Ordering::SeqCst);
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(100 / (before as u64 + 1)));
+                current.lock()[at..at + buffer.len()].copy_from_slice(&buffer);
+                late.now.fetch_sub(1, Ordering::SeqCst);
+                done(Ok(buffer));
+            });
+            return;
         }
         let mut current = self.current.lock();
         let result = match request {
@@ -85,6 +107,7 @@ struct World {
     socket: PathBuf,
     disk: Arc<Disk>,
     pressure: Arc<AtomicU32>,
+    late: Arc<Late>,
     server: Option<(Server, Arc<Cache>)>,
     _dir: tempfile::TempDir,
 }
@@ -95,13 +118,13 @@ impl World {
         let disk = Arc::new(Disk::default());
         *disk.stable.lock() = vec![0; BYTES];
         let socket = dir.path().join("s");
-        let mut world = World { socket, disk, pressure: Arc::default(), server: None, _dir: dir };
+        let mut world = World { socket, disk, pressure: Arc::default(), late: Arc::default(), server: None, _dir: dir };
         world.start();
         world
     }
 
     fn start(&mut self) {
-        self.server = Some(serve(&self.socket, &self.disk, &self.pressure));
+        self.server = Some(serve(&self.socket, &self.disk, &self.pressure, &self.late));
     }
 
     /// The server ends at once, and with it what its cache held.
@@ -119,10 +142,11 @@ impl World {
     }
 }
 
-fn serve(socket: &Path, disk: &Arc<Disk>, pressure: &Arc<AtomicU32>) -> (Server, Arc<Cache>) {
-    let current = Mutex::new(disk.stable.lock().clone());
+fn serve(socket: &Path, disk: &Arc<Disk>, pressure: &Arc<AtomicU32>, late: &Arc<Late>) -> (Server, Arc<Cache>) {
+    let current = Arc::new(Mutex::new(disk.stable.lock().clone()));
+    let late = late.clone();
     let (hangs, fails) = (AtomicBool::new(false), AtomicBool::new(false));
-    let cache = Arc::new(Cache { disk: disk.clone(), current, hangs, fails, stuck: Mutex::default() });
+    let cache = Arc::new(Cache { disk: disk.clone(), current, late, hangs, fails, stuck: Mutex::default() });
     let export = Export::new("", cache.clone()).unwrap().context(Arc::new(Pressure(pressure.clone()))).unwrap();
     let listen = Listen::Unix(socket.to_path_buf());
     (Server::start(Arc::new(vec![Arc::new(export)]), &listen, ServerOptions::default()).unwrap(), cache)
@@ -264,6 +288,24 @@ fn writes_the_server_had_not_flushed_survive_its_end() {
     shoal_media::flush(&link).unwrap();
     assert_eq!(world.disk.stable.lock()[512], 3);
     assert_eq!(link.shared.state.lock().kept.len(), 0, "flushed writes are not kept");
+}
+
+#[test]
+fn writes_are_repeated_together_but_in_order_where_they_overlap() {
+    let mut world = World::new();
+    let link = world.link(Contents::Durable, LOST_AFTER);
+    for n in 0..8u8 {
+        link.write_from(u64::from(n) << 20, &[1; 4096]).unwrap();
+        link.write_from((u64::from(n) << 20) + 512, &[2 + n; 512]).unwrap();
+    }
+    world.kill();
+    world.late.is_on.store(true, Ordering::SeqCst);
+    world.start();
+    for n in 0..8u8 {
+        let at = u64::from(n) << 20;
+        assert_eq!((read_byte(&link, at).unwrap(), read_byte(&link, at + 512).unwrap()), (1, 2 + n));
+    }
+    assert!(world.late.most.load(Ordering::SeqCst) > 1);
 }
 
 #[test]
