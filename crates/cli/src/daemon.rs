@@ -61,6 +61,21 @@ fn release_terminal() -> Outcome<()> {
     std::env::set_current_dir("/").during("/")
 }
 
+/// From now on a panic in any thread ends the process, with its message in the log.
+///
+/// A server that lost a thread would go on with fewer and fewer of them, while requests wait for what that one held. What
+/// it serves survives the end of the process, so that is the safe answer.
+pub fn abort_on_panic() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        tracing::error!(
+            "internal error, ending the process (what was made durable is there at the next start): {info}"
+        );
+        print(info);
+        std::process::abort();
+    }));
+}
+
 pub fn serve(
     directory: &Path,
     mountpoint: &Path,
@@ -68,7 +83,7 @@ pub fn serve(
     ready: &mut dyn FnMut(&Ready) -> Outcome<()>,
 ) -> Outcome<()> {
     start_log();
-    shoal_fuse::abort_on_panic();
+    abort_on_panic();
     let signals: SigSet = ENDING_SIGNALS.into_iter().collect();
     signals.thread_block().during("signals")?;
     let store = Store::acquire(directory, PREDECESSOR_PATIENCE)?;

@@ -51,6 +51,7 @@ pub fn run(args: &ServeArgs) -> Outcome<()> {
     let signals: SigSet = ENDING_SIGNALS.into_iter().collect();
     signals.thread_block().during("signals")?;
     daemon::start_log();
+    daemon::abort_on_panic();
     let tls = args.tls_certificates.as_deref().map(TlsServer::from_directory).transpose().map_err(Failure::told)?;
     let device = Arc::new(open_device::open(&description, Opening::MayCreate)?);
     let block_device = device.block_device();

@@ -103,16 +103,3 @@ impl Session {
         served.map_err(Error::Connection)
     }
 }
-
-/// From now on a panic in any thread ends the process, with its message in the log.
-///
-/// A request loop that lost a thread would go on with fewer and fewer of them, holding locks of the engine; the store
-/// survives the end of the process, so that is the safe answer.
-pub fn abort_on_panic() {
-    let print = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        tracing::error!("internal error, ending the process (the store is recovered at the next mount): {info}");
-        print(info);
-        std::process::abort();
-    }));
-}

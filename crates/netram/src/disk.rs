@@ -148,6 +148,10 @@ impl Drop for Disk {
             // A panic there has been reported.
             let _ = ticker.join();
         }
+        // Here, and not in whichever of their completions is the last: they may end with waiting for their threads, whose
+        // completions ask for other donors, so without the lock.
+        let donors = std::mem::take(&mut *self.shared.donors.write());
+        drop(donors);
     }
 }
 
@@ -210,9 +214,11 @@ impl Shared {
     }
 
     fn ask(self: &Arc<Shared>, ticket: u64, donor: DonorId, op: DonorOp) {
-        let device = self.donors.read().get(donor as usize).cloned().flatten();
+        // Held while the donor takes the request: a disk that is dropped meanwhile must not leave the donor's last owner here.
+        let donors = self.donors.read();
         let shared = self.clone();
-        let Some(device) = device else {
+        let Some(device) = donors.get(donor as usize).and_then(Option::as_ref) else {
+            drop(donors);
             let why = "the donor is not there".to_string();
             shared.with(|engine, now| engine.done(ticket, Err(DonorError { why }), now));
             return;
@@ -266,5 +272,84 @@ impl BlockDevice for Disk {
         let ticket = shared.next_ticket.fetch_add(1, Ordering::Relaxed);
         shared.requests.lock().insert(ticket, done);
         shared.with(|engine, now| engine.submit(ticket, request, now));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use shoal_sim::SimClock;
+
+    use super::*;
+    use crate::Policy;
+
+    /// A device with a thread that takes its time, and that its drop waits for.
+    struct Slow {
+        requests: Option<mpsc::Sender<(Request, Completion)>>,
+        worker: Option<JoinHandle<()>>,
+        dropped_by_its_worker: Arc<AtomicBool>,
+    }
+
+    impl Slow {
+        fn new(dropped_by_its_worker: Arc<AtomicBool>) -> Slow {
+            let (sender, receiver) = mpsc::channel::<(Request, Completion)>();
+            let worker = thread::spawn(move || {
+                for (request, done) in receiver {
+                    thread::sleep(Duration::from_millis(2));
+                    done(Ok(match request {
+                        Request::Read { buffer, .. } | Request::Write { buffer, .. } => buffer,
+                        _ => vec![],
+                    }));
+                }
+            });
+            Slow { requests: Some(sender), worker: Some(worker), dropped_by_its_worker }
+        }
+    }
+
+    impl BlockDevice for Slow {
+        fn geometry(&self) -> BlockGeometry {
+            BlockGeometry { bytes: 1 << 20, block_bytes: 512, atomic_bytes: 512, survives_process: false }
+        }
+
+        fn submit(&self, request: Request, done: Completion) {
+            self.requests.as_ref().unwrap().send((request, done)).unwrap();
+        }
+    }
+
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            self.requests = None;
+            let worker = self.worker.take().unwrap();
+            if worker.thread().id() == thread::current().id() {
+                self.dropped_by_its_worker.store(true, Ordering::SeqCst);
+            } else {
+                worker.join().unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_disk_dropped_with_requests_in_flight_drops_its_donors_itself() {
+        for _ in 0..20 {
+            let flag = Arc::new(AtomicBool::new(false));
+            let config = Config { policy: Policy::None, block_bytes: 512, ..Config::default() };
+            let donor = |n| {
+                let device: Arc<dyn BlockDevice> = Arc::new(Slow::new(flag.clone()));
+                (DonorInfo { name: format!("donor{n}"), bytes: 1 << 20 }, device)
+            };
+            let disk = Disk::create(&config, (0..3).map(donor).collect(), Arc::new(SimClock::new(0))).unwrap();
+            let (sender, answer) = mpsc::channel();
+            let done = move |result: Result<_, MediaError>| sender.send(result.is_ok()).unwrap_or_default();
+            disk.submit(Request::Write { at: 0, buffer: vec![1; 64 << 10], fua: true }, Box::new(done));
+            drop(disk);
+            // Done or failed, or dropped with the disk.
+            let _ = answer.recv_timeout(Duration::from_secs(5));
+            let begun = std::time::Instant::now();
+            while Arc::strong_count(&flag) > 1 && begun.elapsed() < Duration::from_secs(5) {
+                thread::yield_now();
+            }
+            assert!(!flag.load(Ordering::SeqCst));
+        }
     }
 }

@@ -279,6 +279,11 @@ impl Engine {
         std::mem::take(&mut self.core.lock().actions)
     }
 
+    #[cfg(test)]
+    pub(crate) fn answers_untaken(&self) -> usize {
+        self.core.lock().schedule.untaken()
+    }
+
     pub fn status(&self) -> Status {
         self.core.lock().status()
     }

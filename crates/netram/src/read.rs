@@ -44,7 +44,9 @@ async fn read_range(core: &Arc<Core>, at: u64, buffer: &mut [u8]) -> Result<(), 
     }
     let first = (at / block_bytes) as u32;
     let runs = start(core, first, buffer);
+    let mut failed = Ok(());
     for run in runs {
+        // After an error too: an answer that nobody takes would be kept.
         let donor = run.op.donor;
         let answer = run.op.await;
         if answer.is_err() {
@@ -56,11 +58,15 @@ async fn read_range(core: &Arc<Core>, at: u64, buffer: &mut [u8]) -> Result<(), 
             let out = &mut buffer[((number - first) as u64 * block_bytes) as usize..][..block_bytes as usize];
             match bytes.get(n * block_bytes as usize..(n + 1) * block_bytes as usize) {
                 Some(found) if checksum(0, found) == crc || is_planted(Bug::NoChecksum) => out.copy_from_slice(found),
-                _ => out.copy_from_slice(&block(core, number).await?.0),
+                _ if failed.is_err() => {}
+                _ => match block(core, number).await {
+                    Ok((found, _)) => out.copy_from_slice(&found),
+                    Err(error) => failed = Err(error),
+                },
             }
         }
     }
-    Ok(())
+    failed
 }
 
 /// Copies what is in memory, asks donors for the rest.
@@ -180,4 +186,60 @@ pub(crate) async fn reconstruct(core: &Arc<Core>, at: Location, purpose: Purpose
     let restored = parity::decode(at.unit, &row, &parity)?;
     core.lock().counts.reconstructed += 1;
     Some(restored)
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_media::Request;
+
+    use crate::api::{Action, DonorError, DonorInfo, DonorOp};
+    use crate::{Config, Engine, Policy};
+
+    const BLOCK: usize = 512;
+
+    /// Carries out what the engine wants; a read of a failing donor fails. Returns what is complete.
+    fn serve(engine: &mut Engine, donors: &mut [Vec<u8>], reads_fail: bool) -> Vec<bool> {
+        let mut complete = Vec::new();
+        loop {
+            let actions = engine.actions();
+            if actions.is_empty() {
+                return complete;
+            }
+            for action in actions {
+                let (ticket, donor, op) = match action {
+                    Action::Donor { ticket, donor, op, .. } => (ticket, donor, op),
+                    Action::Complete { result, .. } => {
+                        complete.push(result.is_ok());
+                        continue;
+                    }
+                };
+                let bytes = &mut donors[donor as usize];
+                let answer = match op {
+                    DonorOp::Read { .. } if reads_fail => Err(DonorError { why: "gone".into() }),
+                    DonorOp::Read { at, len } => Ok(bytes[at as usize..][..len as usize].to_vec()),
+                    DonorOp::Write { at, bytes: new } => {
+                        bytes[at as usize..][..new.len()].copy_from_slice(&new);
+                        Ok(vec![])
+                    }
+                    DonorOp::Trim { .. } => Ok(vec![]),
+                };
+                engine.done(ticket, answer, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_failed_read_leaves_no_answers_behind() {
+        let config =
+            Config { policy: Policy::None, block_bytes: BLOCK as u32, idle_cleaning: false, ..Config::default() };
+        let mut donors = vec![vec![0; 1 << 20]; 4];
+        let infos = (0..4).map(|n| DonorInfo { name: format!("donor{n}"), bytes: 1 << 20 });
+        let mut engine = Engine::create(&config, infos.collect(), 0).unwrap();
+        serve(&mut engine, &mut donors, false);
+        engine.submit(1, Request::Write { at: 0, buffer: vec![1; 64 * BLOCK], fua: true }, 0);
+        assert_eq!(serve(&mut engine, &mut donors, false), [true]);
+        engine.submit(2, Request::Read { at: 0, buffer: vec![0; 64 * BLOCK] }, 0);
+        assert_eq!(serve(&mut engine, &mut donors, true), [false]);
+        assert_eq!(engine.answers_untaken(), 0);
+    }
 }

@@ -48,6 +48,12 @@ impl Schedule {
         self.waiting.is_empty()
     }
 
+    /// Answers that no job has taken.
+    #[cfg(test)]
+    pub fn untaken(&self) -> usize {
+        self.answers.len()
+    }
+
     /// An answer came in.
     pub fn answer(&mut self, ticket: u64, answer: Answer) {
         if let Some(job) = self.waiting.remove(&ticket) {

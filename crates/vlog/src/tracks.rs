@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use shoal_format::checksum;
-use shoal_format::vlog::{BLOCK, Entry, PIECES_MAX};
+use shoal_format::vlog::{Entry, PIECES_MAX};
 use shoal_media::{Head, Result};
 
 use crate::compact::Emptying;

@@ -307,7 +307,7 @@ fn a_place_that_cannot_be_read_is_left_alone_and_the_rest_goes_on() {
         let blocks = disk.geometry().bytes / BLOCK as u64;
         let fill = |block: u64, n: u64| {
             let buffer = vec![(block + n) as u8 | 1; BLOCK];
-            ask(&disk, Request::Write { at: block * BLOCK as u64, buffer, fua: n % 3 == 0 }).unwrap();
+            ask(&disk, Request::Write { at: block * BLOCK as u64, buffer, fua: n.is_multiple_of(3) }).unwrap();
         };
         ask(&disk, Request::Write { at: 0, buffer: vec![8; BLOCK], fua: true }).unwrap();
         let mut bytes = vec![0; device.geometry().bytes as usize];
