@@ -414,6 +414,8 @@ async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<Vec<u8>> 
 
 /// Moves everything off a donor; it is not used any more afterwards.
 pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
+    // Until the map is there, nothing is known to be on it.
+    core.until(|state| state.ready.then_some(())).await;
     {
         let state = &mut *core.lock();
         if state.donors[donor as usize].state != DonorState::Active {

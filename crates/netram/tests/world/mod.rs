@@ -75,6 +75,8 @@ pub struct World {
     streams: Vec<usize>,
     /// After a restart, what is written arrives long after what is read.
     pub slow_writes: bool,
+    /// The next restart begins with the draining of a donor.
+    pub drained_at_restart: bool,
 }
 
 fn fill(value: u64) -> [u8; SECTOR] {
@@ -103,6 +105,7 @@ impl World {
             errors: Vec::new(),
             streams: vec![0; 3],
             slow_writes: false,
+            drained_at_restart: false,
         };
         for _ in 0..donors {
             world.new_donor(donor_bytes);
@@ -376,6 +379,10 @@ impl World {
         let place = |name: &str| self.donors.iter().position(|donor| donor.name == name).unwrap_or(usize::MAX);
         self.numbers = status.donors.iter().map(|donor| place(&donor.name)).collect();
         self.engine = Some(engine);
+        if std::mem::take(&mut self.drained_at_restart) {
+            let (donor, now) = (self.random.below(self.numbers.len() as u64) as DonorId, self.now);
+            self.engine().drain(donor, now);
+        }
         self.pin()
     }
 

@@ -70,6 +70,9 @@ pub fn stormy(seed: u64) -> Result<u64, DiskError> {
                 if healthy && counting.len() > need.max(2) && world.random.below(3) == 0 {
                     let victim = world.numbers[counting[0] as usize];
                     given.retain(|&donor| donor != victim);
+                } else if healthy && counting.len() > need + spare && world.random.below(3) == 0 {
+                    // Asked for while the new client still looks for what is where.
+                    world.drained_at_restart = true;
                 }
                 deaths += 1;
                 world.restart(&given).map_err(|error| DiskError::Config(format!("step {step}: restart: {error}")))?;
