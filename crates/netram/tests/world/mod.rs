@@ -75,8 +75,16 @@ pub struct World {
     streams: Vec<usize>,
     /// After a restart, what is written arrives long after what is read.
     pub slow_writes: bool,
-    /// The next restart begins with the draining of a donor.
-    pub drained_at_restart: bool,
+    /// At the next restart.
+    pub meanwhile: Option<Meanwhile>,
+}
+
+/// What comes while a new client still looks for what is where.
+#[derive(Clone, Copy, Debug)]
+pub enum Meanwhile {
+    Drain,
+    Lose,
+    Join,
 }
 
 fn fill(value: u64) -> [u8; SECTOR] {
@@ -105,7 +113,7 @@ impl World {
             errors: Vec::new(),
             streams: vec![0; 3],
             slow_writes: false,
-            drained_at_restart: false,
+            meanwhile: None,
         };
         for _ in 0..donors {
             world.new_donor(donor_bytes);
@@ -379,9 +387,21 @@ impl World {
         let place = |name: &str| self.donors.iter().position(|donor| donor.name == name).unwrap_or(usize::MAX);
         self.numbers = status.donors.iter().map(|donor| place(&donor.name)).collect();
         self.engine = Some(engine);
-        if std::mem::take(&mut self.drained_at_restart) {
-            let (donor, now) = (self.random.below(self.numbers.len() as u64) as DonorId, self.now);
-            self.engine().drain(donor, now);
+        let (counting, now) = (self.counting(), self.now);
+        let donor = counting[self.random.below(counting.len() as u64) as usize];
+        match self.meanwhile.take() {
+            Some(Meanwhile::Drain) => self.engine().drain(donor, now),
+            Some(Meanwhile::Lose) => {
+                self.kill(donor);
+                self.engine().lost(donor, now);
+            }
+            Some(Meanwhile::Join) => {
+                let new = self.new_donor(120_000);
+                let info = self.info(new);
+                self.numbers.push(new);
+                self.engine().add(info, now);
+            }
+            None => {}
         }
         self.pin()
     }

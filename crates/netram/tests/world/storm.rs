@@ -6,7 +6,7 @@
 use shoal_netram::{DiskError, Policy};
 use shoal_sim::Random;
 
-use super::{SECTOR, World, random_config};
+use super::{Meanwhile, SECTOR, World, random_config};
 
 /// One life with deaths in it. Returns how many there were.
 pub fn stormy(seed: u64) -> Result<u64, DiskError> {
@@ -70,9 +70,13 @@ pub fn stormy(seed: u64) -> Result<u64, DiskError> {
                 if healthy && counting.len() > need.max(2) && world.random.below(3) == 0 {
                     let victim = world.numbers[counting[0] as usize];
                     given.retain(|&donor| donor != victim);
-                } else if healthy && counting.len() > need + spare && world.random.below(3) == 0 {
-                    // Asked for while the new client still looks for what is where.
-                    world.drained_at_restart = true;
+                } else if healthy && counting.len() > need + spare {
+                    world.meanwhile = match world.random.below(6) {
+                        0 => Some(Meanwhile::Drain),
+                        1 => Some(Meanwhile::Lose),
+                        2 => Some(Meanwhile::Join),
+                        _ => None,
+                    };
                 }
                 deaths += 1;
                 world.restart(&given).map_err(|error| DiskError::Config(format!("step {step}: restart: {error}")))?;
