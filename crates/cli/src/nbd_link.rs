@@ -22,7 +22,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
 use shoal_nbd::{Client, ClientOptions, ConnectError, Lost, Uri};
 
@@ -35,6 +35,8 @@ const RETRY_AFTER: Duration = Duration::from_millis(50);
 const KEPT_BYTES_MAX: usize = 32 << 20;
 /// Kept changes in flight on a new connection.
 const REPEATED_AT_ONCE: usize = 64;
+/// Beyond so many bytes of them no more are added.
+const REPEATED_BYTES: u64 = 1 << 20;
 /// Bytes at a donor's start that tell whose it is.
 pub const FRONT_BYTES: usize = 4096;
 
@@ -299,12 +301,7 @@ impl Shared {
                 if state.generation == generation {
                     self.take_down(&mut state);
                 }
-                if state.client.is_none() && state.failed.is_none() {
-                    state.waiting.push(operation);
-                    return;
-                }
-                drop(state);
-                self.start(operation, None);
+                self.again(state, operation);
             }
             Err(error) => {
                 let durable = matches!(
@@ -316,13 +313,28 @@ impl Shared {
                 }
                 (operation.done)(Err(error));
             }
-            Ok(buffer) => self.succeeded(operation, buffer),
+            Ok(buffer) => self.succeeded(generation, operation, buffer),
         }
     }
 
-    fn succeeded(self: &Arc<Self>, operation: Operation, buffer: Vec<u8>) {
-        let Operation { again, after, done, .. } = operation;
+    /// Repeats an operation on the next connection.
+    fn again(self: &Arc<Self>, mut state: MutexGuard<'_, State>, operation: Operation) {
+        if state.client.is_none() && state.failed.is_none() {
+            state.waiting.push(operation);
+            return;
+        }
+        drop(state);
+        self.start(operation, None);
+    }
+
+    fn succeeded(self: &Arc<Self>, generation: u64, operation: Operation, buffer: Vec<u8>) {
         let mut state = self.state.lock();
+        let is_over = state.generation != generation || state.client.is_none();
+        if is_over && operation.again.changes_data() && state.failed.is_none() {
+            // Too late to be among what the next connection begins with.
+            return self.again(state, operation);
+        }
+        let Operation { again, after, done, .. } = operation;
         if again.changes_data() {
             state.changes += 1;
             state.wrote |= matches!(*again, Again::Write { .. });
@@ -517,7 +529,10 @@ impl Shared {
             }
             let range = again.range();
             let overlaps = |other: &Range<u64>| range.start < other.end && other.start < range.end;
-            if in_flight.len() >= REPEATED_AT_ONCE || in_flight.iter().any(overlaps) {
+            let bytes: u64 = in_flight.iter().map(|other| other.end - other.start).sum();
+            // All of them have the time of one request.
+            let full = in_flight.len() >= REPEATED_AT_ONCE || bytes >= REPEATED_BYTES;
+            if full || in_flight.iter().any(overlaps) {
                 finish(&mut in_flight)?;
             }
             let sender = sender.clone();

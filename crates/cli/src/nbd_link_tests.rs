@@ -196,7 +196,7 @@ fn what_was_in_flight_is_repeated_on_the_new_connection() {
 #[test]
 fn a_server_restarted_in_order_under_load_fails_nothing() {
     let mut world = World::new();
-    let link = world.link(Contents::Durable, LOST_AFTER);
+    let link = world.link(Contents::Durable, 10 * LOST_AFTER);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let exchange = |number: u8| {
@@ -306,6 +306,25 @@ fn writes_are_repeated_together_but_in_order_where_they_overlap() {
         assert_eq!((read_byte(&link, at).unwrap(), read_byte(&link, at + 512).unwrap()), (1, 2 + n));
     }
     assert!(world.late.most.load(Ordering::SeqCst) > 1);
+}
+
+#[test]
+fn a_write_answered_by_a_connection_that_was_given_up_is_repeated() {
+    let mut world = World::new();
+    let link = world.link(Contents::Durable, LOST_AFTER);
+    world.kill();
+    world.start();
+    assert_eq!(read_byte(&link, 0).unwrap(), 0, "on the second connection");
+    let (sender, receiver) = mpsc::sync_channel(1);
+    let operation = Operation {
+        again: Arc::new(Again::Write { at: 0, bytes: vec![5; 512], fua: false }),
+        started: Instant::now(),
+        after: 0,
+        done: Box::new(move |result| sender.send(result.is_ok()).unwrap()),
+    };
+    link.shared.ended(0, operation, Ok(vec![5; 512]));
+    assert!(receiver.recv_timeout(LOST_AFTER).unwrap());
+    assert_eq!(world.cache().current.lock()[0], 5);
 }
 
 #[test]

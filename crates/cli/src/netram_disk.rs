@@ -172,8 +172,9 @@ impl NetramDisk {
                 }
             }
         };
+        // First, so that what the watch is told at once has a place.
+        self.members.lock().insert(name.to_string(), Member { link: link.clone(), under_pressure: false });
         link.watch(Watch { lost: Some(Box::new(lost)), pressure: Some(Box::new(pressure)) });
-        self.members.lock().insert(name.to_string(), Member { link, under_pressure: false });
     }
 
     pub fn change(&self, change: DonorChange, name: &str) -> Outcome<String> {

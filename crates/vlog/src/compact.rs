@@ -2,8 +2,8 @@
 //!
 //! Owns: which segment is emptied, and how far that is; tracks are in `tracks`. What is in use there is written elsewhere, with
 //! the pieces of the map that lie there; when the records that say so are announced, it is free.
-//! Rules: one step does one read or one write, so that a request never waits for more; a block that was written in the meantime is
-//! not moved; a block whose checksum is wrong stays where it is, for whoever may want to read it. A request that finds too little
+//! Rules: one step does one read or one write, so that a request never waits for more (beyond what a bad place costs); a block
+//! that was written in the meantime is not moved; one that cannot be read, or whose checksum is wrong, stays where it is. A request that finds too little
 //! room runs the steps itself (invariant 4).
 
 use std::collections::VecDeque;
@@ -196,14 +196,21 @@ impl VirtualLog {
         let Some(victim) = victim else { return Ok(false) };
         let start = LOG_AT + victim.segment * size;
         let blocks = start..start + size;
-        let image = self.read_image(blocks.clone())?;
+        let image = match self.read_image(blocks.clone()) {
+            Ok(image) => image,
+            Err(error) => {
+                log.stuck.insert(start);
+                // A request goes on with the next one; a gap ends.
+                return if needed { Ok(true) } else { Err(error) };
+            }
+        };
         let todo = self.data_in(blocks.clone(), &image);
         log.emptying = Some(Emptying { blocks, todo, image, image_at: start, ..Emptying::default() });
         Ok(true)
     }
 
-    /// Bytes of blocks that are to be moved. Of a device with bad places the others are read; zeroes in place of these fail their
-    /// checksums, so that they stay where they are. An error only if nothing at all can be read.
+    /// Bytes of blocks that are to be moved. Of a device with bad places the others are read; zeroes in place of these fail the
+    /// checksum, unless they are what was there. An error only if nothing at all can be read.
     pub(crate) fn read_image(&self, blocks: Range<u32>) -> Result<Vec<u8>> {
         let mut image = vec![0; blocks.len() * BLOCK];
         let Err(error) = block::read(&*self.device, blocks.start as u64 * BLOCK as u64, &mut image) else {

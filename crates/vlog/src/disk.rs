@@ -110,7 +110,7 @@ pub struct Status {
     pub moved_blocks: u64,
     /// Segments or tracks it emptied.
     pub emptied: u64,
-    /// Blocks it could not move because their checksum was wrong.
+    /// Blocks it could not move because they could not be read, or their checksum was wrong.
     pub damaged_blocks: u64,
     /// Flushes of the device below.
     pub flushes: u64,

@@ -39,7 +39,9 @@ impl VirtualLog {
             return Ok(true);
         }
         if emptying.placed.is_empty() && emptying.moves.is_empty() {
-            self.read_track(&mut emptying)?;
+            self.read_track(&mut emptying).inspect_err(|_| {
+                log.stuck.insert(emptying.blocks.start);
+            })?;
         } else if let Some(item) = emptying.moves.pop() {
             self.place_one(log, head, &mut emptying, item)?;
         } else {
