@@ -215,6 +215,9 @@ def main(binaries, names):
         except (AssertionError, OSError, subprocess.SubprocessError, ValueError, KeyError) as error:
             failed += 1
             print(f"FAIL {name}: {error}", flush=True)
+            for process in world.processes:
+                last = process.said().splitlines()[-5:]
+                print("".join(f"     {process.child.args[0]}: {line}\n" for line in last), end="", flush=True)
         finally:
             world.close()
     print(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
