@@ -11,7 +11,7 @@ use world::storm::{restless, stormy};
 /// Lives tried for each bug.
 const SEEDS: u64 = 2000;
 /// Seeds of lives that show a rare bug; they are tried first.
-const TELLING: [u64; 7] = [1846, 510, 471, 3888, 85, 157, 25];
+const TELLING: [u64; 6] = [1846, 510, 533, 318, 44, 23];
 
 #[test]
 fn every_planted_bug_is_caught() {
