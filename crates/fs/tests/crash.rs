@@ -74,7 +74,7 @@ fn random_sequences_survive_every_crash() {
     for kind in [MemoryKind::Logged, MemoryKind::Dax, MemoryKind::Battery] {
         let start = std::time::Instant::now();
         let mut explorer = Explorer::new(kind, limits(), 20);
-        for seed in 0..if deep() { 2000 } else { 8 } {
+        for seed in 0..if deep() { 2000 } else { 15 } {
             let mut random = Random::new(seed);
             let sequence: Vec<&Operation> =
                 (0..6).map(|_| &OPERATIONS[random.below(OPERATIONS.len() as u64) as usize]).collect();

@@ -21,7 +21,7 @@ const RUNS: u64 = 40;
 const NEEDLESS: [(Bug, &str); 1] =
     [(Bug::Detach, "a page still read from an image is only ever overwritten with its own bytes")];
 /// Runs tried with those.
-const NEEDLESS_RUNS: u64 = 2;
+const NEEDLESS_RUNS: u64 = 6;
 
 /// The first run tried with a bug that only one in a dozen notices.
 const FIRST_RUNS: [(Bug, u64); 1] = [(Bug::EpochSync, 12)];
