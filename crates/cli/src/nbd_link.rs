@@ -22,7 +22,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Condvar, Mutex};
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
 use shoal_nbd::{Client, ClientOptions, ConnectError, Lost, Uri};
 
@@ -84,16 +84,6 @@ impl Again {
             Again::Trim { at, len } => Request::Trim { at: *at, len: *len },
             Again::WriteZeroes { at, len, fua } => Request::WriteZeroes { at: *at, len: *len, fua: *fua },
         }
-    }
-
-    fn range(&self) -> Range<u64> {
-        let (at, len) = match self {
-            Again::Read { at, len } => (*at, *len as u64),
-            Again::Write { at, bytes, .. } => (*at, bytes.len() as u64),
-            Again::Trim { at, len } | Again::WriteZeroes { at, len, .. } => (*at, *len),
-            Again::Flush => (0, 0),
-        };
-        at..at + len
     }
 
     fn changes_data(&self) -> bool {
@@ -301,7 +291,8 @@ impl Shared {
                 if state.generation == generation {
                     self.take_down(&mut state);
                 }
-                self.again(state, operation);
+                drop(state);
+                self.start(operation, None);
             }
             Err(error) => {
                 let durable = matches!(
@@ -317,22 +308,13 @@ impl Shared {
         }
     }
 
-    /// Repeats an operation on the next connection.
-    fn again(self: &Arc<Self>, mut state: MutexGuard<'_, State>, operation: Operation) {
-        if state.client.is_none() && state.failed.is_none() {
-            state.waiting.push(operation);
-            return;
-        }
-        drop(state);
-        self.start(operation, None);
-    }
-
     fn succeeded(self: &Arc<Self>, generation: u64, operation: Operation, buffer: Vec<u8>) {
         let mut state = self.state.lock();
         let is_over = state.generation != generation || state.client.is_none();
         if is_over && operation.again.changes_data() && state.failed.is_none() {
             // Too late to be among what the next connection begins with.
-            return self.again(state, operation);
+            drop(state);
+            return self.start(operation, None);
         }
         let Operation { again, after, done, .. } = operation;
         if again.changes_data() {
@@ -527,7 +509,9 @@ impl Shared {
             if self.state.lock().closing {
                 return Err(Refused::Unreachable("closed".into()));
             }
-            let range = again.range();
+            let request = again.request();
+            let (at, len) = request.range();
+            let range = at..at + len;
             let overlaps = |other: &Range<u64>| range.start < other.end && other.start < range.end;
             let bytes: u64 = in_flight.iter().map(|other| other.end - other.start).sum();
             // All of them have the time of one request.
@@ -540,7 +524,7 @@ impl Shared {
                 // After an error nobody asks for the rest.
                 let _ = sender.send(result);
             };
-            client.submit(again.request(), Box::new(done));
+            client.submit(request, Box::new(done));
             in_flight.push(range);
         }
         finish(&mut in_flight)
@@ -551,19 +535,10 @@ impl Shared {
         if (len as u64) > self.geometry.bytes {
             return Err(self.error(io::ErrorKind::InvalidInput, format!("only {} bytes long", self.geometry.bytes)));
         }
-        let mut front = self.wait(client, Request::Read { at: 0, buffer: vec![0; len] })?;
+        let mut front = vec![0; len];
+        client.read_into(0, &mut front)?;
         front.truncate(FRONT_BYTES);
         Ok(front)
-    }
-
-    fn wait(&self, client: &Client, request: Request) -> Result<Vec<u8>, MediaError> {
-        let (sender, receiver) = mpsc::sync_channel(1);
-        let done: Completion = Box::new(move |result| {
-            // The receiver waits below.
-            let _ = sender.send(result);
-        });
-        client.submit(request, done);
-        receiver.recv().unwrap_or_else(|_| Err(self.error(io::ErrorKind::BrokenPipe, "dropped without completion")))
     }
 
     fn fail(&self, error: MediaError) {

@@ -387,5 +387,9 @@ fn a_servers_pressure_is_told_when_it_changes() {
     assert!(receiver.recv_timeout(Duration::from_secs(5)).unwrap());
     world.pressure.store(0, Ordering::SeqCst);
     assert!(!receiver.recv_timeout(Duration::from_secs(5)).unwrap());
+    world.pressure.store(1, Ordering::SeqCst);
+    assert!(receiver.recv_timeout(Duration::from_secs(5)).unwrap());
+    world.pressure.store(0, Ordering::SeqCst);
+    assert!(!receiver.recv_timeout(Duration::from_secs(5)).unwrap());
     assert!(receiver.recv_timeout(Duration::from_millis(1200)).is_err(), "told once");
 }

@@ -36,6 +36,17 @@ pub enum Request {
     WriteZeroes { at: u64, len: u64, fua: bool },
 }
 
+impl Request {
+    /// Where it begins and how long it is (bytes); nothing for a flush.
+    pub fn range(&self) -> (u64, u64) {
+        match self {
+            Request::Read { at, buffer } | Request::Write { at, buffer, .. } => (*at, buffer.len() as u64),
+            Request::Trim { at, len } | Request::WriteZeroes { at, len, .. } => (*at, *len),
+            Request::Flush => (0, 0),
+        }
+    }
+}
+
 /// Called exactly once, from any thread, with the request's buffer (empty for requests without one).
 pub type Completion = Box<dyn FnOnce(Result<Vec<u8>>) + Send>;
 

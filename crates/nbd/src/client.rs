@@ -256,11 +256,7 @@ impl Shared {
     }
 
     fn check(&self, request: &Request) -> Result<(), MediaError> {
-        let (at, len) = match request {
-            Request::Read { at, buffer } | Request::Write { at, buffer, .. } => (*at, buffer.len() as u64),
-            Request::Trim { at, len } | Request::WriteZeroes { at, len, .. } => (*at, *len),
-            Request::Flush => (0, 0),
-        };
+        let (at, len) = request.range();
         self.check_range(at, len)?;
         if matches!(request, Request::Read { .. }) {
             return Ok(());

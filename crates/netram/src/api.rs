@@ -3,8 +3,6 @@
 //! Owns: the vocabulary. Every donor operation and every request carries a ticket; the answer names it. Left out: who carries
 //! operations out (`disk` over real devices, the simulation over a model of time).
 
-use shoal_media::Request;
-
 /// Place of a donor in the engine's table; never reused within the life of a disk.
 pub type DonorId = u16;
 
@@ -81,15 +79,4 @@ pub enum DiskError {
     TooFewDonors { have: usize, need: usize },
     #[error("{0}")]
     Config(String),
-}
-
-/// A request in words, for messages.
-pub fn describe(request: &Request) -> (&'static str, u64, u64) {
-    match request {
-        Request::Read { at, buffer } => ("read", *at, buffer.len() as u64),
-        Request::Write { at, buffer, .. } => ("write", *at, buffer.len() as u64),
-        Request::Flush => ("flush", 0, 0),
-        Request::Trim { at, len } => ("trim", *at, *len),
-        Request::WriteZeroes { at, len, .. } => ("write zeroes", *at, *len),
-    }
 }

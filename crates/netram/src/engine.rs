@@ -165,7 +165,7 @@ impl Engine {
         {
             let state = &mut *self.core.lock();
             (state.now_ns, state.last_request_ns) = (now_ns, now_ns);
-            let (_, at, len) = crate::api::describe(&request);
+            let (at, len) = request.range();
             let bytes = state.blocks * state.block_bytes as u64;
             let sector = SECTOR_BYTES as u64;
             if at > bytes || len > bytes - at || !at.is_multiple_of(sector) || !len.is_multiple_of(sector) {

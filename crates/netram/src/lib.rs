@@ -39,7 +39,7 @@ mod status;
 mod task;
 mod write;
 
-pub use api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, Purpose, describe};
+pub use api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, Purpose};
 pub use config::{Config, Plan, Policy};
 pub use disk::{Disk, DonorDevice};
 pub use engine::{Engine, SECTOR_BYTES, identify};

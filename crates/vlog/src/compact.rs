@@ -3,8 +3,8 @@
 //! Owns: which segment is emptied, and how far that is; tracks are in `tracks`. What is in use there is written elsewhere, with
 //! the pieces of the map that lie there; when the records that say so are announced, it is free.
 //! Rules: one step does one read or one write, so that a request never waits for more (beyond what a bad place costs); a block
-//! that was written in the meantime is not moved; one that cannot be read, or whose checksum is wrong, stays where it is. A request that finds too little
-//! room runs the steps itself (invariant 4).
+//! that was written in the meantime is not moved; one that cannot be read, or whose checksum is wrong, stays where it is. A
+//! request that finds too little room runs the steps itself (invariant 4).
 
 use std::collections::VecDeque;
 use std::ops::Range;

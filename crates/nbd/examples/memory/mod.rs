@@ -37,11 +37,7 @@ impl MemoryDevice {
     }
 
     fn carry_out(&self, request: Request) -> Result<Vec<u8>> {
-        let (at, len) = match &request {
-            Request::Read { at, buffer } | Request::Write { at, buffer, .. } => (*at, buffer.len() as u64),
-            Request::Trim { at, len } | Request::WriteZeroes { at, len, .. } => (*at, *len),
-            Request::Flush => (0, 0),
-        };
+        let (at, len) = request.range();
         let block = u64::from(self.geometry.block_bytes);
         let aligned = at.is_multiple_of(block) && len.is_multiple_of(block);
         if !aligned || at.checked_add(len).is_none_or(|end| end > self.geometry.bytes) {

@@ -359,6 +359,14 @@ impl World {
         (0..status.donors.len()).filter(|&n| counts(status.donors[n].state)).map(|n| n as DonorId).collect()
     }
 
+    /// One more donor, empty.
+    pub fn join(&mut self, bytes: u64) {
+        let donor = self.new_donor(bytes);
+        let (info, now) = (self.info(donor), self.now);
+        self.numbers.push(donor);
+        self.engine().add(info, now);
+    }
+
     /// A donor's machine dies: its memory is gone. What is on its way to it is answered with an error, sooner or later.
     pub fn kill(&mut self, number: DonorId) {
         let donor = self.numbers[number as usize];
@@ -395,12 +403,7 @@ impl World {
                 self.kill(donor);
                 self.engine().lost(donor, now);
             }
-            Some(Meanwhile::Join) => {
-                let new = self.new_donor(120_000);
-                let info = self.info(new);
-                self.numbers.push(new);
-                self.engine().add(info, now);
-            }
+            Some(Meanwhile::Join) => self.join(120_000),
             None => {}
         }
         self.pin()

@@ -43,10 +43,7 @@ pub fn stormy(seed: u64) -> Result<u64, DiskError> {
                 }
             }
             4..6 => {
-                let donor = world.new_donor(120_000);
-                let (info, now) = (world.info(donor), world.now);
-                world.numbers.push(donor);
-                world.engine().add(info, now);
+                world.join(120_000);
                 world.collect()?;
             }
             6..8 => {
