@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use shoal_media::{ImageFile, MediaError, Result};
 
-use crate::{named, sync_parent};
+use crate::planted::{Bug, is_planted};
+use crate::{calls, named, sync_parent};
 
 pub struct HostImage {
     file: File,
@@ -25,7 +26,7 @@ impl HostImage {
     pub fn create(path: &Path) -> io::Result<HostImage> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
-        let file = options.open(path).map_err(|e| named(path, e))?;
+        let file = calls::create(&options, path).map_err(|e| named(path, e))?;
         sync_parent(path)?;
         Ok(Self::over(file, path))
     }
@@ -74,12 +75,15 @@ impl ImageFile for HostImage {
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
         self.refuse_poisoned()?;
-        self.file.write_all_at(bytes, at).map_err(|e| MediaError::io(self.name.as_str(), e))
+        calls::write_all_at(&self.file, bytes, at).map_err(|e| MediaError::io(self.name.as_str(), e))
     }
 
     fn sync(&self) -> Result<()> {
         self.refuse_poisoned()?;
-        self.file.sync_data().map_err(|e| {
+        if is_planted(Bug::ImageUnsynced) {
+            return Ok(());
+        }
+        calls::sync_data(&self.file).map_err(|e| {
             self.poisoned.store(true, Ordering::Release);
             MediaError::Io { what: self.name.clone(), source: std::sync::Arc::new(e) }
         })

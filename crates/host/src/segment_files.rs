@@ -13,14 +13,15 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::mm::MapFlags;
 
 use crate::map::Map;
-use crate::named;
+use crate::planted::{Bug, is_planted};
+use crate::{calls, named};
 
 /// Spares kept; more are deleted.
 pub(crate) const SPARES_MAX: usize = 4;
@@ -94,10 +95,10 @@ impl SegmentFiles {
                     if scan.spares.len() < SPARES_MAX {
                         scan.spares.push(Spare { number, segment: files.open_segment(&file_path)? });
                     } else {
-                        fs::remove_file(&file_path).map_err(|e| named(&file_path, e))?;
+                        calls::remove_file(&file_path).map_err(|e| named(&file_path, e))?;
                     }
                 }
-                Some(Name::New) => fs::remove_file(&file_path).map_err(|e| named(&file_path, e))?,
+                Some(Name::New) => calls::remove_file(&file_path).map_err(|e| named(&file_path, e))?,
                 Some(Name::Log(_)) | None => {
                     let message = format!("is not a log segment of {segment_bytes} bytes: move it out of the log");
                     return Err(named(&file_path, io::Error::new(io::ErrorKind::InvalidData, message)));
@@ -132,55 +133,57 @@ impl SegmentFiles {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let temporary = self.path.join(format!("new-{number}"));
         let made = self.fill_segment(&temporary, stop).and_then(|file| {
-            fs::rename(&temporary, self.spare_path(number))?;
+            calls::rename(&temporary, &self.spare_path(number))?;
             self.map(file)
         });
         match made {
             Ok(segment) => Ok(Spare { number, segment }),
             Err(e) => {
                 // At the next open what is left of it goes; here only its space matters.
-                let _ = fs::remove_file(&temporary);
+                let _ = calls::remove_file(&temporary);
                 Err(named(&temporary, e))
             }
         }
     }
 
     fn fill_segment(&self, path: &Path, stop: &AtomicBool) -> io::Result<File> {
-        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        let file = calls::create(OpenOptions::new().read(true).write(true).create_new(true).mode(0o600), path)?;
         let zeros = vec![0; ZEROS_BYTES.min(self.segment_bytes as usize)];
         for at in (0..self.segment_bytes).step_by(zeros.len()) {
             if stop.load(Ordering::Relaxed) {
                 return Err(io::Error::new(io::ErrorKind::Interrupted, "the log is being closed"));
             }
             let len = zeros.len().min((self.segment_bytes - at) as usize);
-            file.write_all_at(&zeros[..len], at)?;
+            calls::write_all_at(&file, &zeros[..len], at)?;
         }
         // Length and blocks first, the name afterwards: a name never leads to less than a segment.
-        file.sync_all()?;
+        if !is_planted(Bug::SpareUnsynced) {
+            calls::sync_all(&file)?;
+        }
         Ok(file)
     }
 
     /// Names a spare after the position it is to hold. Durable with `sync_directory`.
     pub fn rename_to_log(&self, number: u64, start: u64) -> io::Result<()> {
         let path = self.spare_path(number);
-        fs::rename(&path, self.log_path(start)).map_err(|e| named(&path, e))
+        calls::rename(&path, &self.log_path(start)).map_err(|e| named(&path, e))
     }
 
     /// Takes the meaning from a segment; returns the spare's number.
     pub fn rename_to_spare(&self, start: u64) -> io::Result<u64> {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let path = self.log_path(start);
-        fs::rename(&path, self.spare_path(number)).map_err(|e| named(&path, e))?;
+        calls::rename(&path, &self.spare_path(number)).map_err(|e| named(&path, e))?;
         Ok(number)
     }
 
     pub fn remove_log(&self, start: u64) -> io::Result<()> {
         let path = self.log_path(start);
-        fs::remove_file(&path).map_err(|e| named(&path, e))
+        calls::remove_file(&path).map_err(|e| named(&path, e))
     }
 
     pub fn sync_directory(&self) -> io::Result<()> {
-        self.directory.sync_all()
+        calls::sync_directory(&self.directory, &self.path)
     }
 
     pub fn path(&self) -> &Path {

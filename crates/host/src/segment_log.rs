@@ -23,8 +23,9 @@ use std::thread::JoinHandle;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use shoal_media::{LogDevice, MediaError, Result};
 
+use crate::planted::{Bug, is_planted};
 use crate::segment_files::{SPARES_MAX, Segment, SegmentFiles, Spare};
-use crate::{PAGE_BYTES, named, sync_parent};
+use crate::{PAGE_BYTES, calls, named, sync_parent};
 
 /// Bytes of a segment, unless the store was made with another size.
 pub const SEGMENT_BYTES: u64 = 32 << 20;
@@ -96,7 +97,7 @@ impl SegmentLog {
         };
         // What an earlier process stored or renamed may not be durable yet: the first sync covers all of it.
         for segment in state.segments.values() {
-            segment.dirty.store(true, Ordering::Release);
+            segment.dirty.store(!is_planted(Bug::ReopenedClean), Ordering::Release);
         }
         let shared = Arc::new(Shared {
             files,
@@ -260,9 +261,15 @@ impl Shared {
     fn store(&self, segment: &Segment, at: u64, bytes: &[u8], through_map: bool) -> Result<()> {
         if through_map {
             segment.map.write(at, bytes);
+            if is_planted(Bug::MapStoreUnmarked) {
+                return Ok(());
+            }
         } else {
             // The blocks are there: no space is not a possible answer, and after any other the end is unknown.
-            segment.file.write_all_at(bytes, at).map_err(|e| self.poison(e))?;
+            calls::write_all_at(&segment.file, bytes, at).map_err(|e| self.poison(e))?;
+            if is_planted(Bug::WriteUnmarked) {
+                return Ok(());
+            }
         }
         segment.dirty.store(true, Ordering::Release);
         Ok(())
@@ -280,10 +287,11 @@ impl Shared {
         if appended > 0 {
             self.interval_bytes.store(appended, Ordering::Relaxed);
         }
-        for segment in dirty {
-            segment.file.sync_data().map_err(|e| self.poison(e))?;
+        let skipped = if is_planted(Bug::OlderSegmentsUnsynced) { dirty.len().saturating_sub(1) } else { 0 };
+        for segment in dirty.into_iter().skip(skipped) {
+            calls::sync_data(&segment.file).map_err(|e| self.poison(e))?;
         }
-        if self.directory_dirty.swap(false, Ordering::AcqRel) {
+        if self.directory_dirty.swap(false, Ordering::AcqRel) && !is_planted(Bug::DirectoryUnsynced) {
             self.files.sync_directory().map_err(|e| self.poison(e))?;
         }
         Ok(())

@@ -20,7 +20,7 @@ use shoal_media::{MediaError, PersistentMemory, Result};
 
 use crate::cache_line::{self, LINE_BYTES, LineFlush};
 use crate::map::Map;
-use crate::{named, sync_parent};
+use crate::{calls, named, sync_parent};
 
 /// From this length on, whole lines are stored past the cache (bytes).
 const STREAM_BYTES_MIN: usize = 256;
@@ -48,23 +48,23 @@ impl SharedMap {
     pub fn create(path: &Path, bytes: u64, kind: SharedKind) -> io::Result<SharedMap> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
-        let file = options.open(path).map_err(|e| named(path, e))?;
+        let file = calls::create(&options, path).map_err(|e| named(path, e))?;
         let made = Self::reserve(&file, bytes, kind)
             .map_err(|e| named(path, e))
             .and_then(|()| Self::map_file(path, &file, bytes, kind))
             .and_then(|map| sync_parent(path).map(|()| map));
         if made.is_err() {
             // The file is ours and empty; leaving it would only stop the next attempt.
-            let _ = std::fs::remove_file(path);
+            let _ = calls::remove_file(path);
         }
         made
     }
 
     fn reserve(file: &File, bytes: u64, kind: SharedKind) -> io::Result<()> {
-        file.set_len(bytes)?;
+        calls::set_len(file, bytes)?;
         match kind {
             SharedKind::Battery => Ok(()),
-            SharedKind::Dax => Ok(rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes)?),
+            SharedKind::Dax => Ok(calls::fallocate(file, FallocateFlags::empty(), 0, bytes)?),
         }
     }
 
@@ -154,6 +154,7 @@ impl PersistentMemory for SharedMap {
         // SAFETY: the target is in bounds (checked by `at`), begins on a line of the page-aligned map, and the
         // length is a multiple of a line; a slice never overlaps the map.
         unsafe { cache_line::stream_lines(target, body) }
+        self.map.note(body_at, body);
         for (part_at, part) in [(at, head), (tail_at, tail)] {
             self.map.write(part_at, part);
             self.write_back(part_at, part.len() as u64);
