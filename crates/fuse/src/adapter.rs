@@ -158,8 +158,9 @@ fn no_such_name() -> FileAttr {
 impl Filesystem for Adapter {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let offered = config.capabilities();
+        // Without ASYNC_DIO: the kernel drops cached pages before a direct write, and after one that it waits for. After an
+        // asynchronous one it does not, so that a reader beside it leaves the old bytes in the cache for good.
         let mut wanted = InitFlags::FUSE_ASYNC_READ
-            | InitFlags::FUSE_ASYNC_DIO
             | InitFlags::FUSE_BIG_WRITES
             | InitFlags::FUSE_MAX_PAGES
             | InitFlags::FUSE_DO_READDIRPLUS
