@@ -247,9 +247,15 @@ impl Filesystem for Adapter {
         // `fuser` drops the flag that says whether the caller has CAP_FSETID; root is who has it.
         let truncated_by_user = size.is_some() && request.uid() != 0;
         if self.kill_set_id && mode.is_none() && (owner_changes || truncated_by_user) {
-            let cleared = self.fs.getattr(ino.0).map(|attr| match owner_changes {
-                true => convert::mode_after_chown(attr.mode),
-                false => convert::mode_after_write(attr.mode),
+            let cleared = self.fs.getattr(ino.0).map(|attr| {
+                // Overlayfs copies a file up by setting its mode, then its owner, and does not mean to clear anything. A
+                // user's chown(2) looks the same, but by root and to the same owner clearing serves nobody.
+                let same = uid.is_none_or(|uid| uid == attr.uid) && gid.is_none_or(|gid| gid == attr.gid);
+                match owner_changes {
+                    true if same && request.uid() == 0 => None,
+                    true => convert::mode_after_chown(attr.mode),
+                    false => convert::mode_after_write(attr.mode),
+                }
             });
             match cleared {
                 Ok(mode) => change.mode = mode.map(|mode| mode & 0o7777),

@@ -28,7 +28,7 @@ ln "$low/c" "$low/c2"
 ln -s a "$low/link"
 mknod "$low/null" c 1 3
 chown 1000:1000 "$low/e"
-chmod 4755 "$low/e"
+chmod 6755 "$low/c2"
 setfattr -n user.kept -v yes "$low/e"
 (cd "$low" && find . -type f -print0 | sort -z | xargs -0 sha256sum) >"$SCRATCH/low.sums"
 
@@ -101,7 +101,9 @@ for redirect in on off; do
     whiteout "$here/upper/c"
     [ "$(cat c2)" = "low c" ]
     ln e e2
-    [ "$(stat -c '%a %u:%g %h' e2)" = "4755 1000:1000 2" ]
+    [ "$(stat -c '%a %u:%g %h' e2)" = "644 1000:1000 2" ]
+    ln c2 c3
+    [ "$(stat -c '%a %u:%g' c3)" = "6755 0:0" ]
     [ "$(getfattr --only-values -n user.kept e2)" = yes ]
     rm -r full # then opaque: nothing of the lower one shows
     mkdir full
@@ -187,7 +189,7 @@ package 1
 cp "$SCRATCH/package/opt/thing/large" "$SCRATCH/large1"
 package 2
 fresh metacopy=off
-inside() { PATH=/bin:/usr/bin chroot "$merged" /bin/sh -euc "$1"; }
+inside() { chroot "$merged" /bin/sh -euc "export PATH=/bin:/usr/bin; $1"; }
 inside 'ls -l /bin >/tmp/list; grep -q bash /tmp/list; rm /bin/rmdir; mkdir /srv; cp -a /bin /srv/bin; rm -r /srv/bin'
 whiteout upper/bin/rmdir
 if [ -x "$root/bin/dpkg" ] && [ -x "$root/bin/dpkg-deb" ]; then
