@@ -148,14 +148,18 @@ impl std::str::FromStr for BulkChoice {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Options for -o (as in fstab):\n  \
-    ro, noatime, nodev, nosuid, noexec, sync  as in mount(8)\n  \
+    ro, nodev, nosuid, noexec, nosymfollow,   as in mount(8)\n  \
+    sync, dirsync, lazytime, nodiratime\n  \
+    noatime, strictatime                      reads never, or always, change access times\n  \
+    remount                                   change a mount: remount,ro or remount,rw, or its flags\n  \
     allow_other, noallow_other, allow_root    who may use it (root's mounts are for all)\n  \
     nodefault_permissions                     nobody checks permissions, and there are no ACLs\n  \
     noxattr                                   no extended attributes or ACLs; small files are made faster\n  \
     threads=N                                 threads that serve requests (default: 4, or one a processor)\n  \
     read_ahead=SIZE                           how far the kernel reads ahead (default 1M; root only)\n  \
     clone_fd                                  every thread gets a channel of its own\n  \
-    _netdev, nofail, auto, user, x-*          ignored\n\n\
+    _netdev, nofail, auto, user, x-*, mand,   ignored\n  \
+    iversion, silent, loud\n\n\
     An fstab line:\n  \
     /srv/store  /mnt  fuse.shoal  noatime,nofail  0  0\n\n\
     The daemon's log is STORE/shoal.log; SHOAL_LOG=debug makes it talkative.")]

@@ -23,7 +23,7 @@ use crate::mount::{Message, Ready, Recovered};
 use crate::open_device::Device;
 use crate::status::Report;
 use crate::store::{self, BulkPlace, Description, Store};
-use crate::{df, inspect};
+use crate::{df, inspect, remount};
 
 /// After umount(8) the daemon before this one may still be writing; a store with much to write takes a while.
 const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(60);
@@ -91,7 +91,7 @@ pub fn serve(
     // Before the store is opened: a mount refused must leave it as it was.
     shoal_fuse::check_mountpoint(mountpoint).map_err(Failure::told)?;
     let begin = Instant::now();
-    let engine = Options { read_only: options.read_only, no_atime: options.noatime, ..Options::default() };
+    let engine = Options { read_only: options.read_only, ..Options::default() };
     let (fs, recovery, media) = store.open(engine)?;
     let recovered = Recovered {
         clean: recovery.clean,
@@ -100,6 +100,7 @@ pub fn serve(
         log_bytes: recovery.bytes,
         open_ms: begin.elapsed().as_secs_f64() * 1e3,
     };
+    fs.set_access_times(options.access_times);
     let fs = Arc::new(fs);
     if !options.read_only {
         store.write_pid()?;
@@ -188,6 +189,9 @@ impl Asked {
                 let store = Some(self.directory.display().to_string());
                 let device = self.bulk.as_ref().map(|bulk| bulk.report());
                 serde_json::to_value(Report { export: None, store, device }).during("report")
+            }
+            Question::Remount { read_only, access_times } => {
+                remount::answer(&self.fs, &self.directory, read_only, &access_times).map(|()| true.into())
             }
             Question::Donor { change, donor } => match &self.bulk {
                 Some(bulk) => bulk.change(change, &donor).and_then(|done| {

@@ -3,7 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | `args`, `mount_options`, `size`, `memory` | what can be said on the command line |
-//! | `format`, `mount`, `umount`, `df`, `check`, `inspect`, `bench`, `donate`, `lab`, `pages` | one command each |
+//! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `inspect`, `bench`, `donate`, `lab`, `pages` | one command each |
 //! | `serve`, `status` | a block device for NBD clients, and how it is; a network RAM disk's donors |
 //! | `device`, `open_device`, `nbd_link`, `netram_disk` | what devices are called, and putting them together |
 //! | `daemon`, `control` | the process that serves a mount, and its socket |
@@ -37,6 +37,7 @@ mod overwrite;
 mod pages;
 mod place;
 mod progress;
+mod remount;
 mod serve;
 mod size;
 mod status;

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::args::{MountArgs, MountHelper};
 use crate::failure::{During, Failure, Outcome};
 use crate::store::{self, Store};
-use crate::{daemon, mount_options};
+use crate::{daemon, mount_options, remount};
 
 /// A log longer than this makes room for a new one when the store is mounted.
 const LOG_BYTES_MAX: u64 = 1 << 20;
@@ -55,6 +55,16 @@ pub fn run(args: &MountArgs) -> Outcome<()> {
     let is_root = nix::unistd::geteuid().is_root();
     let options =
         mount_options::parse(&args.options, &directory, is_root).map_err(|error| Failure::new("-o", error).code(2))?;
+    if mount_options::is_remount(&args.options) {
+        let done = remount::run(&directory, &mountpoint, &args.options)?;
+        if args.json {
+            crate::print_json(&done);
+        } else {
+            let how = if done.read_only { "read-only, and everything in it is durable" } else { "read-write" };
+            println!("{} on {} is {how}", done.store, done.mountpoint);
+        }
+        return Ok(());
+    }
     if args.report_ready {
         return daemon::serve_detached(&directory, &mountpoint, &options);
     }
@@ -82,6 +92,9 @@ pub fn run_helper(args: &MountHelper) -> Outcome<()> {
             .filter(|w| mount_options::parse(&[w.to_string()], &directory, true).is_ok())
             .map(String::from)
             .collect();
+    }
+    if mount_options::is_remount(&lists) && !args.fake {
+        return remount::run(&directory, &mountpoint, &lists).map(drop);
     }
     mount_options::parse(&lists, &directory, true).map_err(|error| Failure::new("-o", error))?;
     if args.fake {

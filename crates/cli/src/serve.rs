@@ -132,7 +132,9 @@ fn start_control(
                 Ok(done) => Answer::Ok(done.into()),
                 Err(failure) => Answer::Error(failure.to_string()),
             },
-            Question::Df | Question::Inspect { .. } => Answer::Error("a device holds no files; ask a store".into()),
+            Question::Df | Question::Inspect { .. } | Question::Remount { .. } => {
+                Answer::Error("a device holds no files; ask a store".into())
+            }
         })
     });
     match started {

@@ -35,6 +35,8 @@ use crate::place;
 pub const DESCRIPTION: &str = "shoal.json";
 /// After umount(8) a daemon takes a moment to write its store; whoever only wants to look waits so long.
 pub const LEAVING_PATIENCE: Duration = Duration::from_secs(10);
+/// The daemon of a mounted store that looks alive for so long is.
+const LIFE_SIGN: Duration = Duration::from_millis(200);
 const DESCRIPTION_VERSION: u32 = 1;
 const IMAGES: [&str; 2] = ["image.0", "image.1"];
 const LOG: &str = "log";
@@ -97,17 +99,31 @@ impl Store {
         Ok(description)
     }
 
-    /// Takes the store for this process; one that is in use but not mounted (any more) is waited for.
+    /// Takes the store for this process. One that is in use but not mounted (any more) is waited for; so is one whose
+    /// daemon was killed and is being taken apart by the kernel, which keeps mount and lock until its memory is gone.
     pub fn acquire(directory: &Path, patience: Duration) -> Outcome<Store> {
         let description = Store::describe(directory)?;
         let directory = directory.canonicalize().during(directory.display())?;
         let begin = Instant::now();
+        let mut seen_alive = None;
         loop {
-            match lock(&directory) {
+            let failure = match lock(&directory) {
                 Ok(lock) => return Ok(Store { directory, description, _lock: lock }),
-                Err(failure) if begin.elapsed() >= patience || place::is_mounted(&directory) => return Err(failure),
-                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+                Err(failure) => failure,
+            };
+            if begin.elapsed() >= patience {
+                return Err(failure);
             }
+            if place::is_mounted(&directory) && !holder(&directory).is_none_or(is_ending) {
+                // There are moments in which a dying process does not look like one.
+                let since = *seen_alive.get_or_insert_with(Instant::now);
+                if since.elapsed() >= LIFE_SIGN {
+                    return Err(failure);
+                }
+            } else {
+                seen_alive = None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 
@@ -296,6 +312,26 @@ pub fn holder(directory: &Path) -> Option<u32> {
     first_number(&directory.join("lock"))
 }
 
+/// Is the process gone, or on its way: killed, or giving back what it had?
+pub fn is_ending(pid: u32) -> bool {
+    let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    looks_ending(&read("stat"), &read("status"))
+}
+
+fn looks_ending(stat: &str, status: &str) -> bool {
+    const EXITING: u64 = 4;
+    const KILL_PENDING: u64 = 1 << 8;
+    // The name, in parentheses, may hold anything.
+    let Some((_, fields)) = stat.rsplit_once(')') else { return true };
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    let flags = fields.get(6).and_then(|flags| flags.parse().ok()).unwrap_or(0u64);
+    let pending = status.lines().filter_map(|line| line.split_once(':')).any(|(name, signals)| {
+        matches!(name, "SigPnd" | "ShdPnd")
+            && u64::from_str_radix(signals.trim(), 16).is_ok_and(|signals| signals & KILL_PENDING != 0)
+    });
+    matches!(fields.first(), None | Some(&"Z" | &"X")) || flags & EXITING != 0 || pending
+}
+
 fn first_number(path: &Path) -> Option<u32> {
     fs::read_to_string(path).ok()?.lines().next()?.parse().ok()
 }
@@ -474,6 +510,24 @@ mod tests {
         assert_eq!(left, ["lock"]);
         fs::write(path.join("thesis.tex"), "").unwrap();
         assert!(prepare_directory(&path, true).map(drop).unwrap_err().to_string().contains("thesis.tex"));
+    }
+
+    #[test]
+    fn a_process_that_is_killed_or_gone_counts_as_ending() {
+        assert!(!is_ending(std::process::id()));
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        assert!(!is_ending(child.id()));
+        child.kill().unwrap();
+        // Not waited for: from the kill on it must look so, first dying, then as a zombie.
+        assert!(is_ending(child.id()) || (0..100).any(|_| is_ending(child.id())));
+        child.wait().unwrap();
+        assert!(is_ending(child.id()));
+        let stat = |state: &str, flags: u32| format!("7 (a) b) {state} 1 7 7 0 -1 {flags} 0 0");
+        let status = |pending: &str| format!("Name:\tx\nSigPnd:\t{pending}\nShdPnd:\t0000000000000000\n");
+        assert!(!looks_ending(&stat("S", 0x400000), &status("0000000000004000")));
+        assert!(looks_ending(&stat("R", 0x400004), &status("0000000000000000")));
+        assert!(looks_ending(&stat("D", 0x400000), &status("0000000000000100")));
+        assert!(looks_ending(&stat("Z", 0x400000), ""));
     }
 
     #[test]

@@ -6,7 +6,7 @@
 
 use shoal_format::inode::Inode;
 
-use crate::{Error, Fs, Ino, Result, acl};
+use crate::{Error, Fs, Ino, Result, acl, flags};
 
 /// What `stat` reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,6 +93,7 @@ impl Fs {
         self.writable()?;
         let _lock = self.locks.write(ino);
         let mut inode = self.load(ino)?;
+        flags::check_setattr(&inode, change)?;
         let now = self.now();
         if let Some(size) = change.size {
             if inode.is_dir() {

@@ -11,12 +11,14 @@
 //!
 //! Left out: names, attributes other than times and size, and clearing set-id bits (the kernel's part).
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use shoal_format::BULK_BLOCK;
-use shoal_format::inode::{CHUNK, INODE_TRUNCATING, Inode, Layout};
+use shoal_format::inode::{CHUNK, INODE_NO_ATIME, INODE_TRUNCATING, Inode, Layout};
 use shoal_region::{Lsn, Tx};
 
 use crate::large::{FILE_BLOCKS_MAX, MOVE_BACK_BYTES};
-use crate::{Error, Fs, Ino, Piece, Result, small};
+use crate::{Error, Fs, Ino, Piece, Result, flags, small};
 
 /// Longest file (bytes): an extent map counts blocks with 32 bits.
 pub const FILE_BYTES_MAX: u64 = FILE_BLOCKS_MAX * BULK_BLOCK;
@@ -31,6 +33,17 @@ const DAY_NS: i64 = 24 * 3600 * 1_000_000_000;
 const KEEP_SIZE: i32 = 1;
 const PUNCH_HOLE: i32 = 2;
 const ZERO_RANGE: i32 = 16;
+
+/// When a read changes the file's access time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessTimes {
+    /// When it is not newer than the last change, or a day old (`relatime`).
+    Relative,
+    /// With every read that reaches the engine (`strictatime`).
+    Always,
+    /// Never (`noatime`).
+    Never,
+}
 
 /// What [`Fs::seek`] looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,13 +100,26 @@ impl Fs {
         Ok(len)
     }
 
-    /// Access times as with `relatime`. A file must be readable on a full or failed store: errors are dropped.
+    /// Changes from now on when reads change access times.
+    pub fn set_access_times(&self, rule: AccessTimes) {
+        self.access_times.store(rule as u8, Relaxed);
+    }
+
+    /// A file must be readable on a full or failed store: errors are dropped.
     fn touch_atime(&self, ino: Ino, seen: &Inode) {
+        let rule = self.access_times.load(Relaxed);
+        if rule == AccessTimes::Never as u8 {
+            return;
+        }
         let now = self.now();
         let due = |inode: &Inode| {
-            inode.atime <= inode.mtime || inode.atime <= inode.ctime || now.saturating_sub(inode.atime) > DAY_NS
+            inode.flags & INODE_NO_ATIME == 0
+                && (rule == AccessTimes::Always as u8
+                    || inode.atime <= inode.mtime
+                    || inode.atime <= inode.ctime
+                    || now.saturating_sub(inode.atime) > DAY_NS)
         };
-        if !due(seen) || self.options.no_atime || self.writable().is_err() {
+        if !due(seen) || self.writable().is_err() {
             return;
         }
         let _lock = self.locks.write(ino);
@@ -112,6 +138,7 @@ impl Fs {
         self.writable()?;
         let _lock = self.locks.write(ino);
         let mut inode = self.load_to_change(ino)?;
+        flags::check_write(&inode, at)?;
         self.write_locked(ino, &mut inode, at, bytes)
     }
 
@@ -249,6 +276,8 @@ impl Fs {
         }
         let _lock = self.locks.write(ino);
         let mut inode = self.load_to_change(ino)?;
+        // An append-only file may be given room, nothing else.
+        flags::check_write(&inode, if mode & !KEEP_SIZE == 0 { u64::MAX } else { 0 })?;
         let now = self.now();
         (inode.mtime, inode.ctime) = (now, now);
         if punch {
@@ -344,6 +373,7 @@ impl Fs {
                 let _locks = self.locks.write_many(&[from, to]);
                 let inode = self.load_file(from)?;
                 let mut target = self.load_to_change(to)?;
+                flags::check_write(&target, to_at + done)?;
                 let found = self.read_locked(&inode, from_at + done, &mut buffer[..want])?;
                 source = Some(inode);
                 self.write_locked(to, &mut target, to_at + done, &buffer[..found])

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space` |
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
-//! | attributes | `attr`, `xattr`, `acl` |
+//! | attributes | `attr`, `xattr`, `acl`, `flags` |
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `extents`, `bulk` |
 //! | inodes, locks, references | `inode`, `locks`, `refs` |
 //! | transactions, allocator, log | crate `shoal-region` |
@@ -24,6 +24,7 @@ mod dir;
 mod error;
 mod extents;
 mod file;
+mod flags;
 mod inode;
 mod large;
 mod lifecycle;
@@ -38,7 +39,7 @@ mod xattr;
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use parking_lot::Mutex;
 use shoal_media::{BlockDevice, Clock};
@@ -46,7 +47,8 @@ use shoal_region::Region;
 
 pub use attr::{Attr, Caller, SetAttr, TimeChange};
 pub use error::{Error, Result};
-pub use file::Seek;
+pub use file::{AccessTimes, Seek};
+pub use flags::FileFlags;
 pub use lifecycle::{FormatOptions, Options, Parts};
 pub use namespace::DirEntry;
 pub use rename::RenameMode;
@@ -71,6 +73,8 @@ pub struct Fs {
     pub(crate) bulk: Option<bulk::Bulk>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) options: Options,
+    /// An [`AccessTimes`]; it may change while the store is mounted.
+    pub(crate) access_times: AtomicU8,
     /// The machine went down since the store was last open.
     pub(crate) power_lost: bool,
     /// Serialises renames between directories, so that the tree above them stands still.

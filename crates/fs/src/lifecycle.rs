@@ -5,7 +5,7 @@
 //! this order. Left out: threads and timers (the adapter calls [`Fs::tick`] and [`Fs::checkpoint`]).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 use shoal_format::inode::{Inode, InodeSlot};
@@ -16,6 +16,7 @@ use shoal_region::{Lsn, Recovery, Region};
 use zerocopy::IntoBytes;
 
 use crate::bulk::Bulk;
+use crate::file::AccessTimes;
 use crate::inode::{InodeTable, load_roots};
 use crate::locks::LockTable;
 use crate::refs::RefTable;
@@ -35,7 +36,7 @@ pub type Room = Arc<dyn Fn() -> u64 + Send + Sync>;
 #[derive(Clone)]
 pub struct Options {
     pub read_only: bool,
-    /// Never update access times.
+    /// Never update access times, until [`Fs::set_access_times`] says otherwise.
     pub no_atime: bool,
     /// An operation is durable at the latest this long after it returned (`logged` memory).
     pub commit_age_ms: u64,
@@ -123,7 +124,9 @@ impl Fs {
             Some(device) if region.superblock().bulk_blocks > 0 => Some(Bulk::load(device, &region)?),
             _ => None,
         };
+        let access_times = if options.no_atime { AccessTimes::Never } else { AccessTimes::Relative };
         Ok(Fs {
+            access_times: AtomicU8::new(access_times as u8),
             table: InodeTable::load(&region)?,
             locks: LockTable::new(),
             refs: RefTable::new(),

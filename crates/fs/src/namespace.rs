@@ -12,7 +12,7 @@ use shoal_region::{Tx, View};
 
 use crate::dir::{self, Found};
 use crate::locks::WriteGuard;
-use crate::{Attr, Caller, Error, Fs, Ino, Result, SYMLINK_MAX, acl};
+use crate::{Attr, Caller, Error, Fs, Ino, Result, SYMLINK_MAX, acl, flags};
 
 /// An entry handed out by [`Fs::readdir`].
 #[derive(Clone, Copy, Debug)]
@@ -179,6 +179,7 @@ impl Fs {
         // Held to the end: the default ACL is read through the parent's record.
         let _lock = self.locks.read(parent);
         let dir = self.load_dir(parent)?;
+        flags::check_entry_added(&dir)?;
         let mut tx = self.region.begin();
         let new = self.table.take(&self.region)?;
         let mut inode = self.new_inode(caller, &mut tx, &dir, S_IFREG | (mode & 0o7777) as u16, new.generation())?;
@@ -194,7 +195,14 @@ impl Fs {
         Ok(Attr::new(ino, &inode))
     }
 
-    fn new_inode(&self, caller: &Caller, tx: &mut Tx<'_>, dir: &Inode, mode: u16, generation: u32) -> Result<Inode> {
+    pub(crate) fn new_inode(
+        &self,
+        caller: &Caller,
+        tx: &mut Tx<'_>,
+        dir: &Inode,
+        mode: u16,
+        generation: u32,
+    ) -> Result<Inode> {
         let now = self.now();
         let mut inode = Inode {
             mode,
@@ -245,6 +253,7 @@ impl Fs {
         if dir::lookup(&self.region, &dir, hash, name)?.is_some() {
             return Err(Error::Exists);
         }
+        flags::check_entry_added(&dir)?;
         let is_dir = mode & S_IFMT == S_IFDIR;
         if is_dir && dir.nlink >= LINKS_MAX {
             return Err(Error::TooManyLinks);
@@ -289,6 +298,8 @@ impl Fs {
         if dir::lookup(&self.region, &dir, hash, name)?.is_some() {
             return Err(Error::Exists);
         }
+        flags::check_entry_added(&dir)?;
+        flags::check_change(&inode)?;
         if inode.nlink >= LINKS_MAX {
             return Err(Error::TooManyLinks);
         }
@@ -337,6 +348,7 @@ impl Fs {
         if inode.is_dir() {
             return Err(Error::IsDirectory);
         }
+        flags::check_entry_removed(&dir, &inode)?;
         let now = self.now();
         let mut tx = self.region.begin_reclaim();
         dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), &found)?;
@@ -394,6 +406,7 @@ impl Fs {
         if inode.size != 0 {
             return Err(Error::NotEmpty);
         }
+        flags::check_entry_removed(&dir, &inode)?;
         let now = self.now();
         let mut tx = self.region.begin_reclaim();
         dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), &found)?;

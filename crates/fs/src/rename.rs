@@ -1,14 +1,14 @@
-//! Rename: replace, refuse to replace, exchange.
+//! Rename: replace, refuse to replace, exchange, leave a whiteout.
 //!
 //! Up to four inodes change: both directories, the inode that moves, the one it displaces. Renames between different
 //! directories are serialised, so that "is the target below the source" cannot change while it is answered.
 
 use shoal_format::dir::{Dirent, name_hash};
-use shoal_format::inode::Inode;
+use shoal_format::inode::{Inode, S_IFCHR};
 
 use crate::dir::{self, Found};
 use crate::namespace::{check_name, kind_of};
-use crate::{Error, Fs, Ino, Result};
+use crate::{Caller, Error, Fs, Ino, Result, flags};
 
 /// What to do about an existing target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,24 @@ struct Ends {
 
 impl Fs {
     pub fn rename(&self, from: Ino, name: &[u8], to: Ino, new_name: &[u8], mode: RenameMode) -> Result<()> {
+        self.rename_with(from, name, to, new_name, mode, None)
+    }
+
+    /// The same. For an overlay it leaves a *whiteout* at the old name, at once with the move: a character device 0:0 of the
+    /// caller given, which hides what a layer below has under that name. Not for [`RenameMode::Exchange`].
+    pub fn rename_with(
+        &self,
+        from: Ino,
+        name: &[u8],
+        to: Ino,
+        new_name: &[u8],
+        mode: RenameMode,
+        whiteout: Option<&Caller>,
+    ) -> Result<()> {
         self.writable()?;
+        if whiteout.is_some() && mode == RenameMode::Exchange {
+            return Err(Error::Invalid);
+        }
         for name in [name, new_name] {
             if name == b"." || name == b".." {
                 return Err(Error::Invalid);
@@ -49,7 +66,7 @@ impl Fs {
                 continue;
             }
             // Whatever the names refer to now is locked.
-            return self.rename_locked(&mut lock, (from, name), (to, new_name), ends, mode);
+            return self.rename_locked(&mut lock, (from, name), (to, new_name), ends, mode, whiteout);
         }
     }
 
@@ -71,6 +88,7 @@ impl Fs {
         (to, new_name): (Ino, &[u8]),
         ends: Ends,
         mode: RenameMode,
+        whiteout: Option<&Caller>,
     ) -> Result<()> {
         let Ends { mut from_dir, mut to_dir, source, target } = ends;
         let mut moved = self.load(source.ino)?;
@@ -89,6 +107,12 @@ impl Fs {
         if target.is_some_and(|target| target.ino == source.ino) {
             // Two names of one inode: POSIX says to do nothing.
             return Ok(());
+        }
+        flags::check_entry_removed(&from_dir, &moved)?;
+        let into = to_dir.as_ref().unwrap_or(&from_dir);
+        match &displaced {
+            Some(other) => flags::check_entry_removed(into, other)?,
+            None => flags::check_entry_added(into)?,
         }
         let now = self.now();
         let (hash, new_hash) = (name_hash(self.seed(), name), name_hash(self.seed(), new_name));
@@ -134,7 +158,17 @@ impl Fs {
         }
         // The insertion may have moved the source's entry within the same directory.
         let source_now = dir::lookup(&tx, &from_dir, hash, name)?.ok_or(Error::NotFound)?;
-        dir::remove(&mut tx, &mut from_dir, hash, &source_now)?;
+        let hidden = whiteout.map(|caller| -> Result<_> {
+            let new = self.table.take(&self.region)?;
+            let inode = self.new_inode(caller, &mut tx, &from_dir, S_IFCHR, new.generation())?;
+            self.store(&mut tx, new.ino, &inode)?;
+            dir::replace(&mut tx, &source_now, new.ino, kind_of(S_IFCHR))?;
+            Ok((new, inode))
+        });
+        let hidden = hidden.transpose()?;
+        if hidden.is_none() {
+            dir::remove(&mut tx, &mut from_dir, hash, &source_now)?;
+        }
         if moved.is_dir() {
             from_dir.nlink -= 1;
             to_dir.as_mut().unwrap_or(&mut from_dir).nlink += 1;
@@ -147,12 +181,14 @@ impl Fs {
         self.store(&mut tx, source.ino, &moved)?;
         self.store_dirs(&mut tx, (from, from_dir), to_dir.map(|dir| (to, dir)), now)?;
         match (target, displaced) {
-            (Some(target), Some(mut other)) => self.drop_link(lock, tx, target.ino, &mut other, now),
-            _ => {
-                tx.commit()?;
-                Ok(())
-            }
+            (Some(target), Some(mut other)) => self.drop_link(lock, tx, target.ino, &mut other, now)?,
+            _ => tx.commit().map(drop)?,
         }
+        if let Some((new, inode)) = hidden {
+            new.keep();
+            self.count(&inode, 1);
+        }
+        Ok(())
     }
 
     fn store_dirs(

@@ -6,7 +6,7 @@
 //! An open file needs no handle: the kernel's lookup references keep an unlinked inode alive (`hold`/`forget`).
 //! fsync is answered from the log's group commit, by whichever thread leads it; its followers block no thread here.
 //! Set-id bits are cleared here (HANDLE_KILLPRIV_V2), else the kernel asks for `security.capability` on each write.
-//! Not offered: O_TMPFILE and file-system-wide syncs (`fuser` does not know the requests), ioctls, remote locks
+//! Not offered: O_TMPFILE and file-system-wide syncs (`fuser` does not know the requests), ioctls but chattr's, remote locks
 //! (the kernel's own are enough for one mount).
 
 use std::cell::RefCell;
@@ -23,10 +23,10 @@ use fuser::{
     ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
     ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use shoal_fs::{Attr, Caller, Fs, Ino, Seek, SetAttr, XattrMode};
+use shoal_fs::{Attr, Caller, FileFlags, Fs, Ino, Seek, SetAttr, XattrMode};
 
-use crate::convert;
 use crate::options::MountOptions;
+use crate::{convert, file_flags, membership};
 
 /// The store has one mount: what the kernel knows stays true until it changes it itself.
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -158,8 +158,9 @@ fn no_such_name() -> FileAttr {
 impl Filesystem for Adapter {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let offered = config.capabilities();
+        // Without ASYNC_DIO: the kernel drops cached pages before a direct write, and after one that it waits for. After an
+        // asynchronous one it does not, so that a reader beside it leaves the old bytes in the cache for good.
         let mut wanted = InitFlags::FUSE_ASYNC_READ
-            | InitFlags::FUSE_ASYNC_DIO
             | InitFlags::FUSE_BIG_WRITES
             | InitFlags::FUSE_MAX_PAGES
             | InitFlags::FUSE_DO_READDIRPLUS
@@ -246,9 +247,15 @@ impl Filesystem for Adapter {
         // `fuser` drops the flag that says whether the caller has CAP_FSETID; root is who has it.
         let truncated_by_user = size.is_some() && request.uid() != 0;
         if self.kill_set_id && mode.is_none() && (owner_changes || truncated_by_user) {
-            let cleared = self.fs.getattr(ino.0).map(|attr| match owner_changes {
-                true => convert::mode_after_chown(attr.mode),
-                false => convert::mode_after_write(attr.mode),
+            let cleared = self.fs.getattr(ino.0).map(|attr| {
+                // Overlayfs copies a file up by setting its mode, then its owner, and does not mean to clear anything. A
+                // user's chown(2) looks the same, but by root and to the same owner clearing serves nobody.
+                let same = uid.is_none_or(|uid| uid == attr.uid) && gid.is_none_or(|gid| gid == attr.gid);
+                match owner_changes {
+                    true if same && request.uid() == 0 => None,
+                    true => convert::mode_after_chown(attr.mode),
+                    false => convert::mode_after_write(attr.mode),
+                }
             });
             match cleared {
                 Ok(mode) => change.mode = mode.map(|mode| mode & 0o7777),
@@ -300,7 +307,7 @@ impl Filesystem for Adapter {
 
     fn rename(
         &self,
-        _request: &Request,
+        request: &Request,
         parent: INodeNo,
         name: &OsStr,
         new_parent: INodeNo,
@@ -308,8 +315,11 @@ impl Filesystem for Adapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let Some(mode) = convert::rename_mode(flags) else { return reply.error(Errno::EINVAL) };
-        finish(reply, self.fs.rename(parent.0, name.as_bytes(), new_parent.0, new_name.as_bytes(), mode));
+        let Some((mode, whiteout)) = convert::rename_mode(flags) else { return reply.error(Errno::EINVAL) };
+        let caller = Caller { hold: false, ..caller(request, 0) };
+        let whiteout = whiteout.then_some(&caller);
+        let (name, new_name) = (name.as_bytes(), new_name.as_bytes());
+        finish(reply, self.fs.rename_with(parent.0, name, new_parent.0, new_name, mode, whiteout));
     }
 
     fn link(&self, _request: &Request, ino: INodeNo, new_parent: INodeNo, new_name: &OsStr, reply: ReplyEntry) {
@@ -461,7 +471,7 @@ impl Filesystem for Adapter {
 
     fn setxattr(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -478,7 +488,9 @@ impl Filesystem for Adapter {
             XATTR_REPLACE => XattrMode::Replace,
             _ => return reply.error(Errno::EINVAL),
         };
-        finish(reply, self.fs.setxattr(ino.0, name.as_bytes(), value, mode));
+        // The protocol has a word for this (SETXATTR_EXT), which `fuser` does not read.
+        let keeps = |group| request.uid() == 0 || membership::may_keep_set_gid(request.gid(), request.pid(), group);
+        finish(reply, self.fs.setxattr_by(ino.0, name.as_bytes(), value, mode, keeps));
     }
 
     fn getxattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -510,16 +522,34 @@ impl Filesystem for Adapter {
 
     fn ioctl(
         &self,
-        _request: &Request,
-        _ino: INodeNo,
+        request: &Request,
+        ino: INodeNo,
         _handle: FileHandle,
         _flags: IoctlFlags,
-        _command: u32,
-        _data: &[u8],
-        _out_size: u32,
+        command: u32,
+        data: &[u8],
+        out_size: u32,
         reply: ReplyIoctl,
     ) {
-        reply.error(Errno::ENOTTY);
+        let outcome = match command {
+            file_flags::GET_FLAGS | file_flags::GET_XFLAGS => {
+                self.fs.file_flags(ino.0).map(|flags| file_flags::answer(command, flags, out_size as usize))
+            }
+            file_flags::SET_FLAGS | file_flags::SET_XFLAGS => {
+                let Some(flags) = file_flags::asked(command, data) else { return reply.error(Errno::EOPNOTSUPP) };
+                // Kernels before 5.13 pass the request on unchecked.
+                let allowed = |old: FileFlags, owner| {
+                    let guards = |flags: FileFlags| (flags.immutable, flags.append_only);
+                    request.uid() == 0 || request.uid() == owner && guards(flags) == guards(old)
+                };
+                self.fs.set_file_flags(ino.0, flags, allowed).map(|()| Vec::new())
+            }
+            _ => return reply.error(Errno::ENOTTY),
+        };
+        match outcome {
+            Ok(data) => reply.ioctl(0, &data),
+            Err(error) => reply.error(convert::errno(&error)),
+        }
     }
 
     fn fallocate(

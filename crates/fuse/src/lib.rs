@@ -4,6 +4,8 @@
 //! |---|---|
 //! | `adapter` | one method per request: decode, call the engine, reply |
 //! | `convert` | attributes, times, kinds, errors, set-id bits: pure functions |
+//! | `file_flags` | the ioctls of chattr(1): pure functions |
+//! | `membership` | groups and capabilities of the process behind a request |
 //! | `options` | what a mount may be asked for, as kernel flags and option strings |
 //! | `attach` | mount(2), `fusermount3`, unmounting, also of a busy mount |
 //! | `mount_table` | reading the table of mounts |
@@ -20,6 +22,8 @@
 mod adapter;
 mod attach;
 mod convert;
+mod file_flags;
+mod membership;
 pub mod mount_table;
 mod options;
 mod ticker;
@@ -30,7 +34,7 @@ use std::sync::{Arc, OnceLock};
 
 use shoal_fs::Fs;
 
-pub use attach::{Unmounted, Unmounter, check_mountpoint, unmount_path};
+pub use attach::{Unmounted, Unmounter, check_mountpoint, remount, unmount_path};
 pub use options::{Access, MountOptions};
 
 /// Why a mount could not be made, served or ended.
