@@ -11,11 +11,10 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
-use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, Result};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Poison, Request, Result};
 
 use crate::{named, sync_parent};
 
@@ -27,7 +26,7 @@ static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 pub struct FileDevice {
     file: File,
     bytes: u64,
-    poisoned: AtomicBool,
+    poison: Poison,
     name: String,
 }
 
@@ -61,7 +60,7 @@ impl FileDevice {
     }
 
     fn over(file: File, bytes: u64, path: &Path) -> FileDevice {
-        FileDevice { file, bytes, poisoned: AtomicBool::new(false), name: format!("bulk file {}", path.display()) }
+        FileDevice { file, bytes, poison: Poison::default(), name: format!("bulk file {}", path.display()) }
     }
 
     fn io_error(&self, source: io::Error) -> MediaError {
@@ -77,16 +76,13 @@ impl FileDevice {
     }
 
     fn refuse_poisoned(&self) -> Result<()> {
-        if self.poisoned.load(Ordering::Acquire) {
-            return Err(MediaError::Poisoned { what: self.name.clone() });
-        }
-        Ok(())
+        self.poison.refuse(&self.name)
     }
 
     fn flush(&self) -> Result<()> {
         self.refuse_poisoned()?;
         self.file.sync_data().map_err(|e| {
-            self.poisoned.store(true, Ordering::Release);
+            self.poison.set(&e);
             MediaError::Io { what: self.name.clone(), source: Arc::new(e) }
         })
     }

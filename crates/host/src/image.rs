@@ -8,15 +8,14 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use shoal_media::{ImageFile, MediaError, Result};
+use shoal_media::{ImageFile, MediaError, Poison, Result};
 
 use crate::{named, sync_parent};
 
 pub struct HostImage {
     file: File,
-    poisoned: AtomicBool,
+    poison: Poison,
     name: String,
 }
 
@@ -36,7 +35,7 @@ impl HostImage {
     }
 
     fn over(file: File, path: &Path) -> HostImage {
-        HostImage { file, poisoned: AtomicBool::new(false), name: format!("image {}", path.display()) }
+        HostImage { file, poison: Poison::default(), name: format!("image {}", path.display()) }
     }
 
     /// The file, to map it from.
@@ -50,10 +49,7 @@ impl HostImage {
     }
 
     fn refuse_poisoned(&self) -> Result<()> {
-        if self.poisoned.load(Ordering::Acquire) {
-            return Err(MediaError::Poisoned { what: self.name.clone() });
-        }
-        Ok(())
+        self.poison.refuse(&self.name)
     }
 }
 
@@ -80,7 +76,7 @@ impl ImageFile for HostImage {
     fn sync(&self) -> Result<()> {
         self.refuse_poisoned()?;
         self.file.sync_data().map_err(|e| {
-            self.poisoned.store(true, Ordering::Release);
+            self.poison.set(&e);
             MediaError::Io { what: self.name.clone(), source: std::sync::Arc::new(e) }
         })
     }
