@@ -21,6 +21,7 @@ use crate::control::{self, Answer, Question};
 use crate::failure::{During, Failure, Outcome};
 use crate::mount::{Message, Ready, Recovered};
 use crate::open_device::Device;
+use crate::read_only::ReadOnly;
 use crate::status::Report;
 use crate::store::{self, BulkPlace, Description, Store};
 use crate::{df, inspect};
@@ -187,7 +188,8 @@ impl Asked {
             Question::Status => {
                 let store = Some(self.directory.display().to_string());
                 let device = self.bulk.as_ref().map(|bulk| bulk.report());
-                serde_json::to_value(Report { export: None, store, device }).during("report")
+                let failure = ReadOnly::of(&self.fs);
+                serde_json::to_value(Report { export: None, store, failure, device }).during("report")
             }
             Question::Donor { change, donor } => match &self.bulk {
                 Some(bulk) => bulk.change(change, &donor).and_then(|done| {

@@ -45,11 +45,13 @@ use shoal_media::{BlockDevice, Clock};
 use shoal_region::Region;
 
 pub use attr::{Attr, Caller, SetAttr, TimeChange};
+pub use bulk::without_flush;
 pub use error::{Error, Result};
-pub use file::Seek;
+pub use file::{Fsync, Seek};
 pub use lifecycle::{FormatOptions, Options, Parts};
 pub use namespace::DirEntry;
 pub use rename::RenameMode;
+pub use shoal_region::Failure;
 pub use space::{Piece, Placement, StatFs, Usage};
 pub use xattr::XattrMode;
 
@@ -107,7 +109,10 @@ impl Fs {
 
     /// Mounted read-only, or gone read-only after a failed flush.
     pub(crate) fn writable(&self) -> Result<()> {
-        if self.region.is_read_only() || self.region.is_poisoned() { Err(Error::ReadOnly) } else { Ok(()) }
+        if self.region.is_read_only() {
+            return Err(Error::ReadOnly);
+        }
+        self.region.failure().map_or(Ok(()), |failure| Err(Error::Failed(failure)))
     }
 }
 
