@@ -646,9 +646,14 @@ fn an_operation_that_must_not_flush_is_refused_whole_and_passes_afterwards() {
         // An append behind bytes that were cut off.
         store.truncate(ino, 90_001);
         let append = |ino| store.fs.write(ino, 95_000, &[3; 10]);
-        assert_eq!(without_flush(|| append(ino)), Err(Error::WouldFlush), "step {number}");
-        assert_eq!(body(ino).len(), 90_001, "step {number}");
-        append(ino).unwrap();
+        if matches!(number, 0 | 3) {
+            assert_eq!(without_flush(|| append(ino)), Err(Error::WouldFlush), "step {number}");
+            assert_eq!(body(ino).len(), 90_001, "step {number}");
+            append(ino).unwrap();
+        } else {
+            // These left no data in the last block: there is nothing to flush.
+            assert_eq!(without_flush(|| append(ino)), Ok(10), "step {number}");
+        }
         assert!(body(ino)[90_001..95_000].iter().all(|&byte| byte == 0), "step {number}");
     }
     assert!(!store.fs.region().is_poisoned());
