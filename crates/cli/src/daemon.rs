@@ -21,6 +21,7 @@ use crate::control::{self, Answer, Question};
 use crate::failure::{During, Failure, Outcome};
 use crate::mount::{Message, Ready, Recovered};
 use crate::open_device::Device;
+use crate::read_only::ReadOnly;
 use crate::status::Report;
 use crate::store::{self, BulkPlace, Description, Store};
 use crate::{df, inspect, remount};
@@ -188,7 +189,8 @@ impl Asked {
             Question::Status => {
                 let store = Some(self.directory.display().to_string());
                 let device = self.bulk.as_ref().map(|bulk| bulk.report());
-                serde_json::to_value(Report { export: None, store, device }).during("report")
+                let failure = ReadOnly::of(&self.fs);
+                serde_json::to_value(Report { export: None, store, failure, device }).during("report")
             }
             Question::Remount { read_only, access_times } => {
                 remount::answer(&self.fs, &self.directory, read_only, &access_times).map(|()| true.into())

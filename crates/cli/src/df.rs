@@ -13,6 +13,7 @@ use crate::control::{self, Question};
 use crate::failure::{During, Outcome};
 use crate::memory::{LossBounds, kind_name, loss_bounds};
 use crate::place;
+use crate::read_only::ReadOnly;
 use crate::size::human;
 use crate::store::{self, BulkPlace, Description, Store};
 
@@ -21,6 +22,9 @@ pub struct Report {
     pub store: String,
     pub uuid: String,
     pub mountpoint: Option<String>,
+    /// Why the store is read-only since something failed; absent while it is in order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<ReadOnly>,
     pub memory: Tier,
     pub bulk: Option<Tier>,
     pub memory_kind: String,
@@ -106,6 +110,7 @@ pub fn report(
         store: directory.display().to_string(),
         uuid: description.uuid.clone(),
         mountpoint: mountpoint.map(|path| path.display().to_string()),
+        failure: ReadOnly::of(fs),
         memory: Tier {
             holds: "metadata and small files".into(),
             place: description.memory.path().map_or(directory, PathBuf::as_path).display().to_string(),
@@ -134,7 +139,8 @@ pub fn report(
 
 fn text(report: &Report) -> String {
     let mounted = report.mountpoint.as_ref().map_or("not mounted".into(), |path| format!("on {path}"));
-    let mut out = format!("{}  {mounted}\n\n", report.store);
+    let mut out = report.failure.as_ref().map_or(String::new(), ReadOnly::text);
+    out += &format!("{}  {mounted}\n\n", report.store);
     out += &format!("{:<8} {:>10} {:>10} {:>10} {:>5}  {}\n", "tier", "size", "used", "free", "use%", "holds");
     for (name, tier) in [("memory", Some(&report.memory)), ("bulk", report.bulk.as_ref())] {
         let Some(tier) = tier else { continue };
@@ -172,6 +178,7 @@ mod tests {
             store: "/s".into(),
             uuid: "u".into(),
             mountpoint: Some("/m".into()),
+            failure: None,
             memory: Tier {
                 holds: "metadata and small files".into(),
                 place: "/s".into(),
@@ -213,5 +220,23 @@ mod tests {
         assert_eq!(json["memory"]["used_bytes"], 1u64 << 29);
         let back: Report = serde_json::from_value(json).unwrap();
         assert_eq!(back.memory, sample().memory);
+    }
+
+    #[test]
+    fn a_store_that_failed_says_so_first_and_in_the_json() {
+        let failed = ReadOnly {
+            operation: "the sync of the log".into(),
+            object: "log /s/log".into(),
+            cause: "Input/output error (os error 5)".into(),
+            time: "2000-02-29T00:00:00Z".into(),
+            consequence: "mount it again".into(),
+        };
+        let report = Report { failure: Some(failed), ..sample() };
+        assert!(
+            text(&report).starts_with("READ-ONLY since 2000-02-29T00:00:00Z: the sync of the log failed: log /s/log: ")
+        );
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["failure"]["cause"], "Input/output error (os error 5)");
+        assert!(serde_json::to_value(sample()).unwrap().get("failure").is_none());
     }
 }

@@ -37,6 +37,7 @@ mod overwrite;
 mod pages;
 mod place;
 mod progress;
+mod read_only;
 mod remount;
 mod serve;
 mod size;

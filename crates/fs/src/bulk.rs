@@ -16,6 +16,7 @@
 //! Left out: extent maps, and when to flush.
 
 mod fresh;
+mod patience;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,6 +29,8 @@ use shoal_region::{Lsn, Region, Tx, View};
 
 use crate::{Error, Result};
 pub(crate) use fresh::Fresh;
+pub(crate) use patience::may_wait;
+pub use patience::without_flush;
 
 /// Blocks that lie side by side on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,8 +101,10 @@ pub(crate) struct Bulk {
     written: AtomicU64,
     /// The last write covered by the flush submitted last.
     submitted: AtomicU64,
-    /// The last write covered by a completed flush. Held during a flush.
-    flushed: Mutex<u64>,
+    /// The last write covered by a completed flush.
+    flushed: AtomicU64,
+    /// Held during a flush.
+    flushing: Mutex<()>,
     pub fresh: Fresh,
 }
 
@@ -144,7 +149,8 @@ impl Bulk {
             // One more than flushed: what an earlier process wrote may not be durable either.
             written: AtomicU64::new(1),
             submitted: AtomicU64::new(0),
-            flushed: Mutex::new(0),
+            flushed: AtomicU64::new(0),
+            flushing: Mutex::new(()),
             fresh: Fresh::default(),
         })
     }
@@ -375,15 +381,30 @@ impl Bulk {
     /// when nothing was written since the last flush; callers that meet share one flush.
     pub fn flush(&self, region: &Region) -> Result<u64> {
         let wanted = self.written.load(Ordering::Acquire);
-        let mut flushed = self.flushed.lock();
-        if *flushed < wanted {
-            // Numbers are given at completion, so every write up to this one completed before the submission.
-            let covered = self.written.load(Ordering::Acquire);
-            self.submitted.store(covered, Ordering::Release);
-            block::flush(&*self.device).inspect_err(|_| region.poison())?;
-            *flushed = covered;
+        if self.flushed.load(Ordering::Acquire) < wanted {
+            may_wait()?;
+            let _one_at_a_time = self.flushing.lock();
+            if self.flushed.load(Ordering::Acquire) < wanted {
+                if let Some(failure) = region.failure() {
+                    // Never retried: a second flush could succeed over data the first one has lost.
+                    return Err(Error::Failed(failure));
+                }
+                // Numbers are given at completion, so every write up to this one completed before the submission.
+                let covered = self.written.load(Ordering::Acquire);
+                self.submitted.store(covered, Ordering::Release);
+                block::flush(&*self.device)
+                    .inspect_err(|error| region.poison("the flush of the bulk storage", error))?;
+                self.flushed.store(covered, Ordering::Release);
+            }
         }
-        Ok(*flushed)
+        Ok(self.flushed.load(Ordering::Acquire))
+    }
+
+    /// The last write a completed flush covers, if that is the last one of all: nothing has to be flushed.
+    pub fn all_flushed(&self) -> Option<u64> {
+        let written = self.written.load(Ordering::Acquire);
+        let flushed = self.flushed.load(Ordering::Acquire);
+        (flushed >= written).then_some(flushed)
     }
 
     /// Is there data that no flush covers?

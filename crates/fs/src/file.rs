@@ -52,6 +52,15 @@ pub enum Seek {
     Hole,
 }
 
+/// What an fsync waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fsync {
+    /// The file is durable when the log is, up to here.
+    Log(Lsn),
+    /// The bulk device has to be flushed first: [`Fs::fsync_many`] does it for all who wait.
+    Bulk,
+}
+
 impl Fs {
     fn threshold(&self) -> u64 {
         if self.bulk.is_none() { u64::MAX } else { self.region.superblock().threshold.min(THRESHOLD_MAX) }
@@ -408,17 +417,39 @@ impl Fs {
     /// Order: the flush covers the data; then a record clears NEW; then the log up to this record is made durable. A
     /// record that clears NEW before the flush completed could outlive the data.
     pub fn fsync_prepare(&self, ino: Ino) -> Result<Lsn> {
+        match self.fsync_begin(ino)? {
+            Fsync::Log(lsn) => Ok(lsn),
+            Fsync::Bulk => {
+                let flushed = self.bulk()?.flush(&self.region)?;
+                self.clear_new(ino, flushed)?;
+                Ok(self.region.last_lsn())
+            }
+        }
+    }
+
+    /// What an fsync of the file has to wait for. Never waits for the bulk device itself.
+    pub fn fsync_begin(&self, ino: Ino) -> Result<Fsync> {
         if let Some(bulk) = &self.bulk {
             let is_large = {
                 let _lock = self.locks.read(ino);
                 self.load(ino)?.layout == Layout::Extents
             };
-            if is_large {
-                let flushed = bulk.flush(&self.region)?;
+            if is_large && !self.region.is_read_only() {
+                let Some(flushed) = bulk.all_flushed() else { return Ok(Fsync::Bulk) };
                 self.clear_new(ino, flushed)?;
             }
         }
-        Ok(self.region.last_lsn())
+        Ok(Fsync::Log(self.region.last_lsn()))
+    }
+
+    /// The bulk device's part of many fsyncs, in one flush: for each file the position of the log at which it is durable.
+    pub fn fsync_many(&self, inos: &[Ino]) -> Vec<Result<Lsn>> {
+        match self.bulk().and_then(|bulk| bulk.flush(&self.region)) {
+            Ok(flushed) => {
+                inos.iter().map(|&ino| self.clear_new(ino, flushed).map(|()| self.region.last_lsn())).collect()
+            }
+            Err(error) => vec![Err(error); inos.len()],
+        }
     }
 
     /// Where the file's data are: slots of the region, extents of the bulk device, in the order of the file.

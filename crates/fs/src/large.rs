@@ -22,7 +22,7 @@ use shoal_format::inode::{CHUNK, INODE_HAS_NEW, INODE_TRUNCATING, Inode, Layout}
 use shoal_format::slot::SlotRef;
 use shoal_region::{Lsn, Tx};
 
-use crate::bulk::{Bulk, Run};
+use crate::bulk::{Bulk, Run, may_wait};
 use crate::extents::{MapEdit, Mapped, clip, cut, find, goal_before, put, reflag};
 use crate::{Error, Fs, Ino, Piece, Result, small};
 
@@ -503,6 +503,10 @@ impl Fs {
         let bulk = self.bulk()?;
         let unpromised = bulk.fresh.is_unpromised(ino, self.region.durable_lsn());
         let data_flags = if unpromised { EXTENT_NEW } else { 0 };
+        if !unpromised {
+            // Before the blocks are written: there will be a flush.
+            may_wait()?;
+        }
         let chunks = small::chunk_count(inode);
         let chunks_per_block = BULK_BLOCK / CHUNK;
         let blocks = chunks.div_ceil(chunks_per_block);

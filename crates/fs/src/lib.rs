@@ -46,12 +46,14 @@ use shoal_media::{BlockDevice, Clock};
 use shoal_region::Region;
 
 pub use attr::{Attr, Caller, SetAttr, TimeChange};
+pub use bulk::without_flush;
 pub use error::{Error, Result};
-pub use file::{AccessTimes, Seek};
+pub use file::{AccessTimes, Fsync, Seek};
 pub use flags::FileFlags;
 pub use lifecycle::{FormatOptions, Options, Parts};
 pub use namespace::DirEntry;
 pub use rename::RenameMode;
+pub use shoal_region::Failure;
 pub use space::{Piece, Placement, StatFs, Usage};
 pub use xattr::XattrMode;
 
@@ -111,7 +113,10 @@ impl Fs {
 
     /// Mounted read-only, or gone read-only after a failed flush.
     pub(crate) fn writable(&self) -> Result<()> {
-        if self.region.is_read_only() || self.region.is_poisoned() { Err(Error::ReadOnly) } else { Ok(()) }
+        if self.region.is_read_only() {
+            return Err(Error::ReadOnly);
+        }
+        self.region.failure().map_or(Ok(()), |failure| Err(Error::Failed(failure)))
     }
 }
 

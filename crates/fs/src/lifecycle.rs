@@ -71,6 +71,8 @@ pub struct FormatOptions {
 pub(crate) struct Pace {
     pending: Option<(Lsn, u64)>,
     bulk_since: Option<u64>,
+    /// Up to here the log holds what makes flushed data count: it is synced at once.
+    settled: Lsn,
 }
 
 impl Fs {
@@ -124,6 +126,7 @@ impl Fs {
             Some(device) if region.superblock().bulk_blocks > 0 => Some(Bulk::load(device, &region)?),
             _ => None,
         };
+        region.set_clock(clock.clone());
         let access_times = if options.no_atime { AccessTimes::Never } else { AccessTimes::Relative };
         Ok(Fs {
             access_times: AtomicU8::new(access_times as u8),
@@ -145,16 +148,33 @@ impl Fs {
 
     /// Background work of a mounted store: commits by age, frees bulk space. Meant to be called ten times a second; a
     /// checkpoint is left to [`Fs::checkpoint`], which takes longer.
+    ///
+    /// A caller with threads gives each device its own, and calls [`Fs::tick_bulk`] in one and [`Fs::tick_log`] in another:
+    /// a bulk device that takes seconds for a flush must not make the log late.
     pub fn tick(&self) -> Result<()> {
+        self.settle_by_age()?;
+        self.tick_log()?;
+        self.reclaim_bulk()
+    }
+
+    /// The bulk device's share of [`Fs::tick`].
+    pub fn tick_bulk(&self) -> Result<()> {
+        self.settle_by_age()?;
+        self.reclaim_bulk()
+    }
+
+    /// The log's share of [`Fs::tick`]. Never waits for the bulk device.
+    pub fn tick_log(&self) -> Result<()> {
+        let outcome = self.sync_by_age();
+        // Also of a store that failed: whoever waits gets an answer.
+        self.region.sync_waiting()?;
+        outcome
+    }
+
+    fn sync_by_age(&self) -> Result<()> {
         self.writable()?;
-        if let Some(error) = self.noted.lock().take() {
-            return Err(error);
-        }
         let now = self.clock.monotonic_ns();
-        let age = self.options.commit_age_ms * 1_000_000;
-        // A tick may come late by its own period: act one period early.
-        let due = |since: u64| now.saturating_sub(since) + 150_000_000 >= age;
-        let (log_due, bulk_due) = {
+        let due = {
             let mut pace = self.pace.lock();
             let (last, durable) = (self.region.last_lsn(), self.region.durable_lsn());
             if pace.pending.is_some_and(|(lsn, _)| durable >= lsn) {
@@ -163,26 +183,45 @@ impl Fs {
             if pace.pending.is_none() && last > durable {
                 pace.pending = Some((last, now));
             }
+            // What clears NEW is in the log: without it the data, though flushed, would be zeros after a power loss.
+            pace.settled > durable || pace.pending.is_some_and(|(_, since)| self.is_due(now, since))
+        };
+        if due {
+            self.region.sync()?;
+        }
+        Ok(())
+    }
+
+    /// Flushes the bulk device and clears NEW when the oldest data not settled is old enough. The log's next tick makes
+    /// the records durable that say so.
+    fn settle_by_age(&self) -> Result<()> {
+        self.writable()?;
+        if let Some(error) = self.noted.lock().take() {
+            return Err(error);
+        }
+        let now = self.clock.monotonic_ns();
+        {
+            let mut pace = self.pace.lock();
             if pace.bulk_since.is_none() && self.has_new() {
                 pace.bulk_since = Some(now);
             }
-            let bulk_due = pace.bulk_since.is_some_and(due);
-            if bulk_due {
-                pace.bulk_since = None;
+            if !pace.bulk_since.is_some_and(|since| self.is_due(now, since)) {
+                return Ok(());
             }
-            (pace.pending.is_some_and(|(_, since)| due(since)), bulk_due)
-        };
-        if bulk_due {
-            self.settle_new()?;
+            pace.bulk_since = None;
         }
-        // What clears NEW is in the log: without it the data, though flushed, would be zeros after a power loss.
-        if log_due || bulk_due {
-            self.region.sync()?;
-        }
-        if let Some(bulk) = &self.bulk {
-            bulk.reclaim(&self.region)?;
-        }
+        self.settle_new()?;
+        self.pace.lock().settled = self.region.last_lsn();
         Ok(())
+    }
+
+    fn is_due(&self, now: u64, since: u64) -> bool {
+        // A tick may come late by its own period: act one period early.
+        now.saturating_sub(since) + 150_000_000 >= self.options.commit_age_ms * 1_000_000
+    }
+
+    fn reclaim_bulk(&self) -> Result<()> {
+        self.bulk.as_ref().map_or(Ok(()), |bulk| bulk.reclaim(&self.region))
     }
 
     /// Would a checkpoint be worth its work now?

@@ -4,7 +4,8 @@
 //! opendir and flush are answered ENOSYS once (the kernel then never asks again, and keeps its caches),
 //! create as well (the kernel then sends one MKNOD, and no RELEASE); names that do not exist are cached like those that do.
 //! An open file needs no handle: the kernel's lookup references keep an unlinked inode alive (`hold`/`forget`).
-//! fsync is answered from the log's group commit, by whichever thread leads it; its followers block no thread here.
+//! fsync is answered from the log's group commit, by whichever thread leads it; its followers block no thread here, and a
+//! flush of the bulk device none at all (`syncer`).
 //! Set-id bits are cleared here (HANDLE_KILLPRIV_V2), else the kernel asks for `security.capability` on each write.
 //! Not offered: O_TMPFILE and file-system-wide syncs (`fuser` does not know the requests), ioctls but chattr's, remote locks
 //! (the kernel's own are enough for one mount).
@@ -26,6 +27,8 @@ use fuser::{
 use shoal_fs::{Attr, Caller, FileFlags, Fs, Ino, Seek, SetAttr, XattrMode};
 
 use crate::options::MountOptions;
+use crate::syncer::Syncer;
+use crate::waiters::Waiters;
 use crate::{convert, file_flags, membership};
 
 /// The store has one mount: what the kernel knows stays true until it changes it itself.
@@ -44,6 +47,8 @@ const SEEK_HOLE: i32 = 4;
 
 pub(crate) struct Adapter {
     fs: Arc<Fs>,
+    syncer: Syncer,
+    waiters: Waiters,
     /// Set before the first request is served.
     notifier: Arc<OnceLock<Notifier>>,
     default_permissions: bool,
@@ -59,9 +64,17 @@ thread_local! {
 }
 
 impl Adapter {
-    pub fn new(fs: Arc<Fs>, options: &MountOptions, notifier: Arc<OnceLock<Notifier>>) -> Adapter {
+    pub fn new(
+        fs: Arc<Fs>,
+        syncer: Syncer,
+        waiters: Waiters,
+        options: &MountOptions,
+        notifier: Arc<OnceLock<Notifier>>,
+    ) -> Adapter {
         Adapter {
             fs,
+            syncer,
+            waiters,
             notifier,
             default_permissions: options.default_permissions,
             xattrs: options.xattrs,
@@ -101,14 +114,23 @@ impl Adapter {
         Ok(())
     }
 
-    fn sync(&self, ino: Ino, reply: ReplyEmpty) {
-        match self.fs.fsync_prepare(ino) {
-            Ok(lsn) => self
-                .fs
-                .region()
-                .sync_with(lsn, Box::new(move |outcome| finish(reply, outcome.map_err(shoal_fs::Error::from)))),
-            Err(error) => reply.error(convert::errno(&error)),
+    /// Runs `work` and answers its outcome: here, or, when it has to flush the bulk device, in a thread that may wait for that.
+    fn waiting<W, T, A>(&self, work: W, answer: A)
+    where
+        W: Fn(&Fs) -> shoal_fs::Result<T> + Send + 'static,
+        A: FnOnce(shoal_fs::Result<T>) + Send + 'static,
+    {
+        match shoal_fs::without_flush(|| work(&self.fs)) {
+            Err(shoal_fs::Error::WouldFlush) => {
+                let fs = self.fs.clone();
+                self.waiters.run(move || answer(work(&fs)));
+            }
+            outcome => answer(outcome),
         }
+    }
+
+    fn sync(&self, ino: Ino, reply: ReplyEmpty) {
+        self.syncer.fsync(ino, move |outcome| finish(reply, outcome));
     }
 }
 
@@ -262,10 +284,13 @@ impl Filesystem for Adapter {
                 Err(error) => return reply.error(convert::errno(&error)),
             }
         }
-        match self.fs.setattr(ino.0, &change) {
-            Ok(attr) => reply.attr(&FOR_EVER, &convert::file_attr(&attr)),
-            Err(error) => reply.error(convert::errno(&error)),
-        }
+        self.waiting(
+            move |fs| fs.setattr(ino.0, &change),
+            move |outcome| match outcome {
+                Ok(attr) => reply.attr(&FOR_EVER, &convert::file_attr(&attr)),
+                Err(error) => reply.error(convert::errno(&error)),
+            },
+        );
     }
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
@@ -383,9 +408,17 @@ impl Filesystem for Adapter {
     ) {
         let cleared =
             if write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) { self.clear_set_id(ino.0) } else { Ok(()) };
-        match cleared.and_then(|()| self.fs.write(ino.0, offset, data)) {
+        let answer = move |outcome: shoal_fs::Result<usize>| match outcome {
             Ok(written) => reply.written(written as u32),
             Err(error) => reply.error(convert::errno(&error)),
+        };
+        match cleared.and_then(|()| shoal_fs::without_flush(|| self.fs.write(ino.0, offset, data))) {
+            Err(shoal_fs::Error::WouldFlush) => {
+                // The request's buffer is this thread's: only who waits pays for a copy.
+                let (fs, data) = (self.fs.clone(), data.to_vec());
+                self.waiters.run(move || answer(fs.write(ino.0, offset, &data)));
+            }
+            outcome => answer(outcome),
         }
     }
 
@@ -563,7 +596,10 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let cleared = self.clear_set_id_unless_root(request, ino.0);
-        finish(reply, cleared.and_then(|()| self.fs.fallocate(ino.0, mode, offset, length)));
+        if cleared.is_err() {
+            return finish(reply, cleared);
+        }
+        self.waiting(move |fs| fs.fallocate(ino.0, mode, offset, length), move |outcome| finish(reply, outcome));
     }
 
     fn lseek(
@@ -603,9 +639,15 @@ impl Filesystem for Adapter {
         // The answer has 32 bits; the caller goes on with the rest.
         let len = len.min(1 << 30);
         let cleared = self.clear_set_id_unless_root(request, to.0);
-        match cleared.and_then(|()| self.fs.copy_range(from.0, from_at, to.0, to_at, len)) {
-            Ok(copied) => reply.written(copied as u32),
-            Err(error) => reply.error(convert::errno(&error)),
+        if let Err(error) = cleared {
+            return reply.error(convert::errno(&error));
         }
+        self.waiting(
+            move |fs| fs.copy_range(from.0, from_at, to.0, to_at, len),
+            move |outcome| match outcome {
+                Ok(copied) => reply.written(copied as u32),
+                Err(error) => reply.error(convert::errno(&error)),
+            },
+        );
     }
 }

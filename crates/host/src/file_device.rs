@@ -11,11 +11,10 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, Result};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Poison, Request, Result};
 
 use crate::planted::{Bug, is_planted};
 use crate::{calls, named, sync_parent};
@@ -28,7 +27,7 @@ static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 pub struct FileDevice {
     file: File,
     bytes: u64,
-    poisoned: AtomicBool,
+    poison: Poison,
     name: String,
 }
 
@@ -62,7 +61,7 @@ impl FileDevice {
     }
 
     fn over(file: File, bytes: u64, path: &Path) -> FileDevice {
-        FileDevice { file, bytes, poisoned: AtomicBool::new(false), name: format!("bulk file {}", path.display()) }
+        FileDevice { file, bytes, poison: Poison::default(), name: format!("bulk file {}", path.display()) }
     }
 
     fn io_error(&self, source: io::Error) -> MediaError {
@@ -78,10 +77,7 @@ impl FileDevice {
     }
 
     fn refuse_poisoned(&self) -> Result<()> {
-        if self.poisoned.load(Ordering::Acquire) {
-            return Err(MediaError::Poisoned { what: self.name.clone() });
-        }
-        Ok(())
+        self.poison.refuse(&self.name)
     }
 
     fn flush(&self) -> Result<()> {
@@ -90,7 +86,7 @@ impl FileDevice {
             return Ok(());
         }
         calls::sync_data(&self.file).map_err(|e| {
-            self.poisoned.store(true, Ordering::Release);
+            self.poison.set(&e);
             MediaError::Io { what: self.name.clone(), source: Arc::new(e) }
         })
     }

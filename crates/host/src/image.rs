@@ -8,16 +8,15 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use shoal_media::{ImageFile, MediaError, Result};
+use shoal_media::{ImageFile, MediaError, Poison, Result};
 
 use crate::planted::{Bug, is_planted};
 use crate::{calls, named, sync_parent};
 
 pub struct HostImage {
     file: File,
-    poisoned: AtomicBool,
+    poison: Poison,
     name: String,
 }
 
@@ -37,7 +36,7 @@ impl HostImage {
     }
 
     fn over(file: File, path: &Path) -> HostImage {
-        HostImage { file, poisoned: AtomicBool::new(false), name: format!("image {}", path.display()) }
+        HostImage { file, poison: Poison::default(), name: format!("image {}", path.display()) }
     }
 
     /// The file, to map it from.
@@ -51,10 +50,7 @@ impl HostImage {
     }
 
     fn refuse_poisoned(&self) -> Result<()> {
-        if self.poisoned.load(Ordering::Acquire) {
-            return Err(MediaError::Poisoned { what: self.name.clone() });
-        }
-        Ok(())
+        self.poison.refuse(&self.name)
     }
 }
 
@@ -84,7 +80,7 @@ impl ImageFile for HostImage {
             return Ok(());
         }
         calls::sync_data(&self.file).map_err(|e| {
-            self.poisoned.store(true, Ordering::Release);
+            self.poison.set(&e);
             MediaError::Io { what: self.name.clone(), source: std::sync::Arc::new(e) }
         })
     }

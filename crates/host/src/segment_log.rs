@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use shoal_media::{LogDevice, MediaError, Result};
+use shoal_media::{LogDevice, MediaError, Poison, Result};
 
 use crate::planted::{Bug, is_planted};
 use crate::segment_files::{SPARES_MAX, Segment, SegmentFiles, Spare};
@@ -46,7 +46,7 @@ struct Shared {
     /// Held for the whole of a sync.
     syncing: Mutex<()>,
     directory_dirty: AtomicBool,
-    poisoned: AtomicBool,
+    poison: Poison,
     stop: AtomicBool,
     /// Bytes appended since the last sync that had something to do, and in the interval before it.
     appended_bytes: AtomicU64,
@@ -106,7 +106,7 @@ impl SegmentLog {
             changed: Condvar::new(),
             syncing: Mutex::new(()),
             directory_dirty: AtomicBool::new(true),
-            poisoned: AtomicBool::new(false),
+            poison: Poison::default(),
             stop: AtomicBool::new(false),
             appended_bytes: AtomicU64::new(0),
             interval_bytes: AtomicU64::new(0),
@@ -149,15 +149,13 @@ impl Shared {
     }
 
     fn poison(&self, source: io::Error) -> MediaError {
-        self.poisoned.store(true, Ordering::Release);
+        self.poison.set(&source);
         MediaError::Io { what: self.name(), source: Arc::new(source) }
     }
 
     fn refuse_poisoned(&self) -> Result<()> {
-        if self.poisoned.load(Ordering::Acquire) {
-            return Err(MediaError::Poisoned { what: self.name() });
-        }
-        Ok(())
+        // The name is made of the path: not before it is needed.
+        if self.poison.is_set() { self.poison.refuse(&self.name()) } else { Ok(()) }
     }
 
     fn prepare_spares(&self) {

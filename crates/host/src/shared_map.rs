@@ -11,12 +11,11 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use rustix::mm::MapFlags;
-use shoal_media::{MediaError, PersistentMemory, Result};
+use shoal_media::{MediaError, PersistentMemory, Poison, Result};
 
 use crate::cache_line::{self, LINE_BYTES, LineFlush};
 use crate::map::Map;
@@ -38,7 +37,7 @@ pub struct SharedMap {
     /// Set for `dax`.
     flush: Option<LineFlush>,
     synchronous: bool,
-    poisoned: AtomicBool,
+    poison: Poison,
     name: String,
 }
 
@@ -89,7 +88,7 @@ impl SharedMap {
         };
         let name = format!("region file {}", path.display());
         let map = map.map_err(|e| named(path, e))?;
-        Ok(SharedMap { map, flush, synchronous, poisoned: AtomicBool::new(false), name })
+        Ok(SharedMap { map, flush, synchronous, poison: Poison::default(), name })
     }
 
     /// Does a fence alone keep the promise of the memory's kind? False for `dax` without MAP_SYNC: call `sync`.
@@ -103,11 +102,9 @@ impl SharedMap {
             self.fence();
             return Ok(());
         }
-        if self.poisoned.load(Ordering::Acquire) {
-            return Err(MediaError::Poisoned { what: self.name.clone() });
-        }
+        self.poison.refuse(&self.name)?;
         self.map.msync().map_err(|e| {
-            self.poisoned.store(true, Ordering::Release);
+            self.poison.set(&e);
             MediaError::Io { what: self.name.clone(), source: std::sync::Arc::new(e) }
         })
     }

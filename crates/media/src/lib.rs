@@ -13,6 +13,7 @@ mod image;
 mod log;
 mod memory;
 mod planted;
+mod poison;
 
 use std::sync::Arc;
 
@@ -21,6 +22,7 @@ pub use head::Head;
 pub use image::ImageFile;
 pub use log::LogDevice;
 pub use memory::PersistentMemory;
+pub use poison::Poison;
 
 /// What went wrong at a medium.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -35,8 +37,8 @@ pub enum MediaError {
     #[error("{what}: request at byte {at}, {len} bytes, is outside the device or not aligned")]
     OutOfRange { what: String, at: u64, len: u64 },
     /// A flush failed before: the device refuses further writes until it is opened again.
-    #[error("{what}: refuses writes after a failed flush")]
-    Poisoned { what: String },
+    #[error("{what}: refuses writes after a failed flush ({cause})")]
+    Poisoned { what: String, cause: Arc<str> },
 }
 
 impl MediaError {

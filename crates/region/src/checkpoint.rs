@@ -240,7 +240,7 @@ impl Region {
             if let Error::Media(error) = error
                 && !matches!(error, shoal_media::MediaError::NoSpace { .. })
             {
-                self.poison();
+                self.poison("a checkpoint", error);
             }
             // The pages taken off the dirty map are in no image: the next checkpoint must write them, and the one after
             // it must know them for stale in the other image.

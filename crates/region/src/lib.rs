@@ -25,8 +25,8 @@ mod ring;
 mod sync;
 mod tx;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Condvar, Mutex};
 use shoal_format::record::{Entries, Entry, RECORD_HEADER, RECORD_PAYLOAD_MAX, RecordHeader, RecordKind, record_bytes};
@@ -34,12 +34,12 @@ use shoal_format::superblock::{
     ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, Geometry, MemoryKind, SUPERBLOCK_AT, Superblock,
 };
 use shoal_format::{Offset, PAGE, SEGMENT};
-use shoal_media::{ImageFile, LogDevice, PersistentMemory};
+use shoal_media::{Clock, ImageFile, LogDevice, PersistentMemory};
 use zerocopy::IntoBytes;
 
 pub use alloc::Space;
 pub use checkpoint::{newest_image, restore};
-pub use error::{Error, Result};
+pub use error::{Error, Failure, Result};
 use planted::{Bug, is_planted};
 pub use tx::{Tx, View};
 
@@ -90,7 +90,9 @@ pub struct Region {
     /// End of the log: the LSN of the next record.
     pub(crate) end: AtomicU64,
     pub(crate) durable: AtomicU64,
-    pub(crate) poisoned: AtomicBool,
+    /// Why no commit is taken any more.
+    pub(crate) failure: OnceLock<Arc<Failure>>,
+    clock: OnceLock<Arc<dyn Clock>>,
     read_only: bool,
 }
 
@@ -253,7 +255,8 @@ impl Region {
             synced: Condvar::new(),
             end: AtomicU64::new(end),
             durable: AtomicU64::new(durable),
-            poisoned: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            clock: OnceLock::new(),
             read_only,
         })
     }
@@ -284,7 +287,18 @@ impl Region {
 
     /// A flush failed: commits are refused.
     pub fn is_poisoned(&self) -> bool {
-        self.poisoned.load(Ordering::Acquire)
+        self.failure.get().is_some()
+    }
+
+    /// What failed first, if commits are refused.
+    pub fn failure(&self) -> Option<Arc<Failure>> {
+        self.failure.get().cloned()
+    }
+
+    /// The clock a failure's time is taken from.
+    pub fn set_clock(&self, clock: Arc<dyn Clock>) {
+        // The first one given stays.
+        let _ = self.clock.set(clock);
     }
 
     pub fn is_read_only(&self) -> bool {
@@ -304,18 +318,22 @@ impl Region {
     }
 
     /// A flush failed, of this region's media or of a device its contents speak of: no commit any more (invariant 6).
-    pub fn poison(&self) {
-        self.poisoned.store(true, Ordering::Release);
+    /// `operation` says what was under way. Only the first failure is kept: the others follow from it.
+    pub fn poison(&self, operation: &'static str, error: &shoal_media::MediaError) {
+        self.failure.get_or_init(|| {
+            let at_ns = self.clock.get().map_or(0, |clock| clock.now_ns());
+            Arc::new(Failure { at_ns, ..Failure::new(operation, error) })
+        });
     }
 
     pub(crate) fn writable(&self) -> Result<()> {
         if self.read_only {
             return Err(Error::ReadOnly);
         }
-        if self.is_poisoned() {
-            return Err(Error::Poisoned);
+        match self.failure.get() {
+            Some(failure) => Err(Error::Poisoned(failure.clone())),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Appends a record and applies it. `record` is header space, payload and padding.
@@ -346,7 +364,7 @@ impl Region {
         // Invariant 1: the record is in the log (and, on `dax`, fenced by the ring) before anything is applied.
         if let Err(error) = self.log.append(state.end, record) {
             if !matches!(error, shoal_media::MediaError::NoSpace { .. }) {
-                self.poison();
+                self.poison("an append to the log", &error);
             }
             return Err(error.into());
         }

@@ -24,8 +24,8 @@ impl Region {
             if self.durable_lsn() >= lsn {
                 return Ok(());
             }
-            if self.is_poisoned() {
-                return Err(Error::Poisoned);
+            if let Some(failure) = self.failure() {
+                return Err(Error::Poisoned(failure));
             }
             if state.flushing {
                 self.synced.wait(&mut state);
@@ -33,30 +33,62 @@ impl Region {
             }
             state.flushing = true;
             drop(state);
-            self.lead()?;
+            self.lead(false)?;
         }
     }
 
     /// Calls `done` once everything before `lsn` is durable: at once, from this thread after a flush, or from the
     /// thread that is flushing now.
     pub fn sync_with(&self, lsn: Lsn, done: Done) {
+        if self.sync_later(lsn, done) {
+            // The outcome reaches every waiter, this one included, through its callback.
+            let _ = self.sync_waiting();
+        }
+    }
+
+    /// Leaves `done` for whoever flushes the log next; calls it at once when nothing has to be flushed. True when nobody
+    /// is flushing: then the caller must see to it that somebody calls [`Region::sync_waiting`].
+    ///
+    /// For threads that must not become the leader: a leader flushes as long as callbacks come in, which under load is
+    /// without end.
+    pub fn sync_later(&self, lsn: Lsn, done: Done) -> bool {
         let mut state = self.sync.lock();
         if self.durable_lsn() >= lsn {
             drop(state);
-            return done(Ok(()));
+            done(Ok(()));
+            return false;
         }
-        if self.is_poisoned() {
+        if let Some(failure) = self.failure() {
             drop(state);
-            return done(Err(Error::Poisoned));
+            done(Err(Error::Poisoned(failure)));
+            return false;
         }
         state.waiting.push((lsn, done));
-        if state.flushing {
-            return;
+        !state.flushing
+    }
+
+    /// Flushes for the callbacks that wait, unless somebody is doing it already.
+    pub fn sync_waiting(&self) -> Result<()> {
+        let mut state = self.sync.lock();
+        if state.flushing || state.waiting.is_empty() {
+            return Ok(());
         }
         state.flushing = true;
         drop(state);
-        // The outcome reaches every waiter, this one included, through its callback.
-        let _ = self.lead();
+        self.lead(false).map(drop)
+    }
+
+    /// Flushes once for the callbacks that wait, unless somebody is doing it already. True when others came in
+    /// meanwhile and nobody flushes for them: as for [`Region::sync_later`].
+    pub fn sync_once(&self) -> bool {
+        let mut state = self.sync.lock();
+        if state.flushing || state.waiting.is_empty() {
+            return false;
+        }
+        state.flushing = true;
+        drop(state);
+        // A failure reaches every waiter through its callback.
+        self.lead(true).unwrap_or(false)
     }
 
     /// Makes everything committed before the call durable.
@@ -64,16 +96,16 @@ impl Region {
         self.sync_to(self.last_lsn())
     }
 
-    /// Flushes until no callback is left. The caller has set `flushing`.
-    fn lead(&self) -> Result<()> {
+    /// Flushes until no callback is left, or `once`; true when some are left then. The caller has set `flushing`.
+    fn lead(&self, once: bool) -> Result<bool> {
         loop {
             let target = self.last_lsn();
-            let outcome = self.log.sync().map_err(Error::from);
-            if outcome.is_err() {
-                self.poison();
-            } else {
-                self.durable.fetch_max(target, Ordering::AcqRel);
+            let outcome = self.log.sync();
+            match &outcome {
+                Ok(()) => drop(self.durable.fetch_max(target, Ordering::AcqRel)),
+                Err(error) => self.poison("the sync of the log", error),
             }
+            let outcome = outcome.map_err(Error::from);
             let durable = self.durable_lsn();
             let mut state = self.sync.lock();
             let all = std::mem::take(&mut state.waiting);
@@ -81,7 +113,7 @@ impl Region {
                 all.into_iter().partition(|(lsn, _)| *lsn <= durable || outcome.is_err());
             state.waiting = rest;
             let finished = state.waiting.is_empty();
-            if finished {
+            if finished || once {
                 state.flushing = false;
             }
             drop(state);
@@ -89,8 +121,8 @@ impl Region {
             for (_, done) in ready {
                 done(outcome.clone());
             }
-            if finished {
-                return outcome;
+            if finished || once {
+                return outcome.map(|()| !finished);
             }
         }
     }

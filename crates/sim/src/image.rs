@@ -51,7 +51,7 @@ impl ImageFile for SimImage {
             Ok(true) => {}
             Ok(false) => inner.media[self.index].settle(),
             Err((error, _)) => {
-                inner.media[self.index].poisoned = true;
+                inner.media[self.index].poisoned = Some(error.to_string().into());
                 return Err(error);
             }
         }

@@ -86,7 +86,7 @@ impl SimLog {
     ) -> MediaError {
         if fault == Fault::Io {
             let medium = &mut inner.media[self.index];
-            medium.poisoned = true;
+            medium.poisoned = Some(error.to_string().into());
             // The disk gave out halfway.
             let half = &bytes[..bytes.len() / 2];
             extend(medium, position, position + half.len() as u64);
@@ -133,7 +133,7 @@ impl LogDevice for SimLog {
             Ok(true) => return Ok(()),
             Ok(false) => {}
             Err((error, _)) => {
-                inner.media[self.index].poisoned = true;
+                inner.media[self.index].poisoned = Some(error.to_string().into());
                 return Err(error);
             }
         }

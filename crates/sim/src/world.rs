@@ -44,15 +44,16 @@ pub(crate) struct Medium {
     /// What reads see, and what a process crash leaves.
     pub current: Pages,
     pub pending: Pending,
-    pub poisoned: bool,
+    /// What failed first, when it refuses writes.
+    pub poisoned: Option<Arc<str>>,
 }
 
 impl Medium {
     pub fn refuse_poisoned(&self) -> Result<()> {
-        if self.poisoned {
-            return Err(MediaError::Poisoned { what: self.name.to_string() });
+        match &self.poisoned {
+            Some(cause) => Err(MediaError::Poisoned { what: self.name.to_string(), cause: cause.clone() }),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     pub fn write(&mut self, at: u64, bytes: &[u8]) {
@@ -172,7 +173,7 @@ impl World {
             durable: Pages::default(),
             current: Pages::default(),
             pending: Pending::new(unit_bytes),
-            poisoned: false,
+            poisoned: None,
         });
         inner.media.len() - 1
     }

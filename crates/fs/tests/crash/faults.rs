@@ -36,7 +36,7 @@ fn faults(call: Call) -> &'static [Fault] {
 
 /// What a failed medium may turn an operation into.
 fn is_clean(outcome: &Result<(), Error>) -> bool {
-    matches!(outcome, Ok(()) | Err(Error::Io(_) | Error::NoSpace | Error::ReadOnly))
+    matches!(outcome, Ok(()) | Err(Error::Io(_) | Error::NoSpace | Error::ReadOnly | Error::Failed(_)))
 }
 
 /// Fails each call of `operation` and of `last` behind it in turn. Returns how many calls failed.
