@@ -7,6 +7,7 @@
 //! | attributes | `attr`, `xattr`, `acl` |
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `extents`, `bulk` |
 //! | inodes, locks, references | `inode`, `locks`, `refs` |
+//! | damage met while open | `damage` |
 //! | transactions, allocator, log | crate `shoal-region` |
 //!
 //! Rules: an operation takes the locks of its inodes, builds one transaction, commits it, and only then lets go of the
@@ -20,6 +21,7 @@
 mod acl;
 mod attr;
 mod bulk;
+mod damage;
 mod dir;
 mod error;
 mod extents;
@@ -45,6 +47,7 @@ use shoal_media::{BlockDevice, Clock};
 use shoal_region::Region;
 
 pub use attr::{Attr, Caller, SetAttr, TimeChange};
+pub use damage::OnDamage;
 pub use error::{Error, Result};
 pub use file::Seek;
 pub use lifecycle::{FormatOptions, Options, Parts};

@@ -16,6 +16,7 @@ use shoal_region::{Lsn, Recovery, Region};
 use zerocopy::IntoBytes;
 
 use crate::bulk::Bulk;
+use crate::damage::OnDamage;
 use crate::inode::{InodeTable, load_roots};
 use crate::locks::LockTable;
 use crate::refs::RefTable;
@@ -42,6 +43,8 @@ pub struct Options {
     /// A checkpoint is due when recovery would replay more than this (bytes).
     pub checkpoint_log_bytes: u64,
     pub bulk_room: Option<Room>,
+    /// Is told of every inode found damaged, once.
+    pub on_damage: Option<OnDamage>,
 }
 
 impl Default for Options {
@@ -52,6 +55,7 @@ impl Default for Options {
             commit_age_ms: 1000,
             checkpoint_log_bytes: 256 << 20,
             bulk_room: None,
+            on_damage: None,
         }
     }
 }
@@ -124,7 +128,7 @@ impl Fs {
             _ => None,
         };
         Ok(Fs {
-            table: InodeTable::load(&region)?,
+            table: InodeTable::load(&region, options.on_damage.clone())?,
             locks: LockTable::new(),
             refs: RefTable::new(),
             bulk,
