@@ -21,10 +21,12 @@ mod open;
 mod region;
 mod replay;
 mod report;
+mod salvage;
 
 use shoal_media::{ImageFile, LogDevice, MediaError, PersistentMemory};
 
 pub use report::{Counts, FINDINGS_MAX, Finding, FindingKind, Report};
+pub use salvage::{BulkData, Item, Loss, SalvageSource, Salvaged, Sink, salvage};
 
 /// Where the region's bytes are.
 #[derive(Clone, Copy)]
@@ -101,6 +103,10 @@ pub fn check(source: Source<'_>, progress: &mut dyn FnMut(Progress)) -> Result<R
     };
     inodes::walk(&region, &mut state, progress)?;
     directories::walk(&region, &mut state, progress)?;
+    if state.report.counts.preallocated > 0 {
+        let sentence = format!("{} files have preallocated space behind their end", state.report.counts.preallocated);
+        state.report.note(FindingKind::BeyondEnd, None, None, sentence);
+    }
     links::verify(&mut state, progress);
     let State { allocation, report, .. } = &mut state;
     allocation.find_leaks(report, progress);

@@ -136,6 +136,8 @@ pub struct Counts {
     pub others: u64,
     /// Inodes without links.
     pub orphans: u64,
+    /// Files with data or preallocated space behind their end.
+    pub preallocated: u64,
     /// Bytes of pieces that hold file data in the region.
     pub small_bytes: u64,
     /// Bytes of bulk blocks that files map.

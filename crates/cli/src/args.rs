@@ -46,6 +46,8 @@ pub enum Command {
     Df(DfArgs),
     /// Verify a store that is not mounted; exit codes as in fsck(8)
     Check(CheckArgs),
+    /// Copy out all that can be read of a damaged store, without changing it
+    Salvage(SalvageArgs),
     /// Show how one file is stored
     Inspect(InspectArgs),
     /// Export a block device to NBD clients: a file, or a network RAM disk
@@ -211,6 +213,22 @@ pub struct CheckArgs {
     /// Do not verify the checksums of the image's pages
     #[arg(long)]
     pub no_sums: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "What cannot be read is named on standard error: path, bytes, reason. What no name leads to is put into \
+    DIR/lost+found.\n\nExit codes: 0 everything was copied, 4 something is lost, 8 nothing could be done."
+)]
+pub struct SalvageArgs {
+    /// The store's directory; it must not be mounted
+    pub store: PathBuf,
+    /// Directory the files are copied into: empty, or made
+    #[arg(value_name = "DIR")]
+    pub target: PathBuf,
     /// Report as JSON
     #[arg(long)]
     pub json: bool,
