@@ -10,6 +10,7 @@ use shoal_format::{BULK_BLOCK, SlotRef, xattr};
 
 use crate::bulk::Mapped;
 use crate::region::Region;
+use crate::remedy::Remedy;
 use crate::report::FindingKind;
 use crate::{CheckError, State};
 
@@ -65,6 +66,7 @@ pub(crate) fn verify(
     if allocated != inode.allocated {
         let sentence = format!("says {} bytes are allocated, but its pieces have {allocated}", inode.allocated);
         report.error(FindingKind::Allocated, Some(ino), None, sentence);
+        report.offer(Remedy::Allocated { ino, bytes: allocated });
     }
     if end > inode.size && inode.flags & INODE_TRUNCATING == 0 {
         report.counts.preallocated += 1;

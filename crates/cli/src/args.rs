@@ -204,12 +204,18 @@ pub struct DfArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit codes: 0 no errors, 4 errors were found, 8 the check could not be done (for example because \
-    the store is mounted), 16 wrong command line."
+    after_help = "Exit codes, which add up: 0 no errors, 1 errors were corrected (--repair), 4 errors are left, 8 the check \
+    could not be done (for example because the store is mounted), 16 wrong command line."
 )]
 pub struct CheckArgs {
     /// The store's directory
     pub store: PathBuf,
+    /// Make the changes that are safe, and list each before it is made
+    ///
+    /// Counts are corrected, space nothing references is freed, entries without an inode are removed, records that do not
+    /// decode are freed with their entries, and what no entry names is put into lost+found. Nothing is asked.
+    #[arg(long)]
+    pub repair: bool,
     /// Do not verify the checksums of the image's pages
     #[arg(long)]
     pub no_sums: bool,

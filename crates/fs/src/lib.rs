@@ -7,7 +7,7 @@
 //! | attributes | `attr`, `xattr`, `acl` |
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `extents`, `bulk` |
 //! | inodes, locks, references | `inode`, `locks`, `refs` |
-//! | damage met while open | `damage` |
+//! | damage met while open; what the checker asks for | `damage`, `repair` |
 //! | transactions, allocator, log | crate `shoal-region` |
 //!
 //! Rules: an operation takes the locks of its inodes, builds one transaction, commits it, and only then lets go of the
@@ -33,6 +33,7 @@ mod locks;
 mod namespace;
 mod recovery;
 mod refs;
+mod repair;
 mod rename;
 mod small;
 mod space;

@@ -43,6 +43,8 @@ pub struct Options {
     /// A checkpoint is due when recovery would replay more than this (bytes).
     pub checkpoint_log_bytes: u64,
     pub bulk_room: Option<Room>,
+    /// Look through all inodes also after a clean shutdown, and finish what is half-done.
+    pub recover: bool,
     /// Is told of every inode found damaged, once.
     pub on_damage: Option<OnDamage>,
 }
@@ -55,6 +57,7 @@ impl Default for Options {
             commit_age_ms: 1000,
             checkpoint_log_bytes: 256 << 20,
             bulk_room: None,
+            recover: false,
             on_damage: None,
         }
     }
@@ -103,7 +106,7 @@ impl Fs {
         if !root.is_dir() {
             return Err(Error::Corrupt("the root is no directory; run `shoal check`".into()));
         }
-        if recovery.clean {
+        if recovery.clean && !fs.options.recover {
             let roots = load_roots(&fs.region)?;
             fs.counts.inodes.store(roots.inodes.get(), Relaxed);
             fs.counts.directories.store(roots.directories.get(), Relaxed);
