@@ -7,7 +7,7 @@
 
 use std::process::ExitCode;
 
-use shoal_check::{FindingKind, Remedy, Report};
+use shoal_check::{FindingKind, Remedy};
 use shoal_fs::{Fs, Options};
 
 use crate::args::CheckArgs;
