@@ -46,6 +46,8 @@ pub enum Command {
     Df(DfArgs),
     /// Verify a store that is not mounted; exit codes as in fsck(8)
     Check(CheckArgs),
+    /// Copy out all that can be read of a damaged store, without changing it
+    Salvage(SalvageArgs),
     /// Show how one file is stored
     Inspect(InspectArgs),
     /// Export a block device to NBD clients: a file, or a network RAM disk
@@ -206,15 +208,37 @@ pub struct DfArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit codes: 0 no errors, 4 errors were found, 8 the check could not be done (for example because \
-    the store is mounted), 16 wrong command line."
+    after_help = "Exit codes, which add up: 0 no errors, 1 errors were corrected (--repair), 4 errors are left, 8 the check \
+    could not be done (for example because the store is mounted), 16 wrong command line."
 )]
 pub struct CheckArgs {
     /// The store's directory
     pub store: PathBuf,
+    /// Make the changes that are safe, and list each before it is made
+    ///
+    /// Counts are corrected, space nothing references is freed, entries without an inode are removed, records that do not
+    /// decode are freed with their entries, and what no entry names is put into lost+found. Nothing is asked.
+    #[arg(long)]
+    pub repair: bool,
     /// Do not verify the checksums of the image's pages
     #[arg(long)]
     pub no_sums: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "What cannot be read is named on standard error: path, bytes, reason. What no name leads to is put into \
+    DIR/lost+found.\n\nExit codes: 0 everything was copied, 4 something is lost, 8 nothing could be done."
+)]
+pub struct SalvageArgs {
+    /// The store's directory; it must not be mounted
+    pub store: PathBuf,
+    /// Directory the files are copied into: empty, or made
+    #[arg(value_name = "DIR")]
+    pub target: PathBuf,
     /// Report as JSON
     #[arg(long)]
     pub json: bool,

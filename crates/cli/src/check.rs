@@ -3,6 +3,8 @@
 //! The checker itself is `shoal-check`, which shares no code with the engine; here its media are opened and its
 //! report is printed. The store's lock is held meanwhile, so a mounted store is refused.
 
+mod repair;
+
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -21,7 +23,12 @@ use crate::{place, progress};
 const FINDINGS_PRINTED_MAX: usize = 100;
 
 pub fn run(args: &CheckArgs) -> Outcome<ExitCode> {
-    let report = check(args).map_err(|failure| failure.code(EXIT_OPERATIONAL))?;
+    let operational = |failure: Failure| failure.code(EXIT_OPERATIONAL);
+    let store = acquire(args).map_err(operational)?;
+    if args.repair {
+        return repair::run(&store, args).map_err(operational);
+    }
+    let report = check(&store, args).map_err(operational)?;
     if args.json {
         println!("{}", report.to_json());
     } else {
@@ -30,7 +37,7 @@ pub fn run(args: &CheckArgs) -> Outcome<ExitCode> {
     Ok(ExitCode::from(report.exit_code()))
 }
 
-fn check(args: &CheckArgs) -> Outcome<Report> {
+fn acquire(args: &CheckArgs) -> Outcome<Store> {
     let place = place::find(&args.store)?;
     if let Some(mountpoint) = &place.mountpoint
         && store::is_in_use(&place.store).unwrap_or(true)
@@ -38,7 +45,10 @@ fn check(args: &CheckArgs) -> Outcome<Report> {
         return Err(Failure::new(place.store.display(), format!("is mounted on {}", mountpoint.display()))
             .remedy(format!("run `shoal umount {}` first", mountpoint.display())));
     }
-    let store = Store::acquire(&place.store, store::LEAVING_PATIENCE)?;
+    Store::acquire(&place.store, store::LEAVING_PATIENCE)
+}
+
+fn check(store: &Store, args: &CheckArgs) -> Outcome<Report> {
     // Of bulk storage elsewhere the size is not asked: a store can be checked while its server is away.
     let bulk_bytes = store.bulk_file_bytes()?;
     let bar = progress::steps(0, args.json);

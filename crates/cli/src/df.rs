@@ -56,6 +56,9 @@ pub struct Files {
     pub directories: u64,
     /// Files whose data is on the bulk storage.
     pub large_files: u64,
+    /// Inodes found damaged since the store was opened; `shoal check --repair` settles them.
+    #[serde(default)]
+    pub damaged: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -121,7 +124,12 @@ pub fn report(
         },
         bulk,
         memory_kind: kind_name(superblock.memory_kind).into(),
-        files: Files { inodes: usage.inodes, directories: usage.directories, large_files: usage.large_files },
+        files: Files {
+            inodes: usage.inodes,
+            directories: usage.directories,
+            large_files: usage.large_files,
+            damaged: fs.damaged_inodes(),
+        },
         threshold_bytes: superblock.threshold,
         log_bytes: usage.log_bytes,
         compression: "none".into(),
@@ -159,6 +167,12 @@ fn text(report: &Report) -> String {
         "\ninodes       {} in use ({} directories, {} large files), {} free\n",
         files.inodes, files.directories, files.large_files, report.statfs.files_free
     );
+    if files.damaged > 0 {
+        out += &format!(
+            "damaged      {} inodes cannot be read; unmount, then run `shoal check --repair {}`\n",
+            files.damaged, report.store
+        );
+    }
     out += &format!("small files  up to {} long; compression: {}\n", human(report.threshold_bytes), report.compression);
     out += &format!("memory kind  {}; log to replay after a crash: {}\n", report.memory_kind, human(report.log_bytes));
     out += &format!(
@@ -189,7 +203,7 @@ mod tests {
             },
             bulk: None,
             memory_kind: "logged".into(),
-            files: Files { inodes: 3, directories: 1, large_files: 0 },
+            files: Files { inodes: 3, directories: 1, large_files: 0, damaged: 0 },
             threshold_bytes: 1 << 20,
             log_bytes: 2048,
             compression: "none".into(),
@@ -209,6 +223,14 @@ mod tests {
         assert!(!text.contains("bulk"), "a store without bulk storage does not show any: {text}");
         assert!(text.contains("3 in use (1 directories, 0 large files), 6 free"));
         assert!(text.contains("process crash: nothing; power loss: at most the last second; after fsync: nothing"));
+    }
+
+    #[test]
+    fn damaged_inodes_are_shown_with_the_remedy() {
+        let mut report = sample();
+        assert!(!text(&report).contains("damaged"));
+        report.files.damaged = 2;
+        assert!(text(&report).contains("2 inodes cannot be read; unmount, then run `shoal check --repair /s`"));
     }
 
     #[test]

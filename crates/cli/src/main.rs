@@ -3,7 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | `args`, `mount_options`, `size`, `memory` | what can be said on the command line |
-//! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `inspect`, `bench`, `donate`, `lab`, `pages` | one command each |
+//! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `salvage`, `inspect`, `bench`, `donate`, `lab`, `pages` | one command each |
 //! | `serve`, `status` | a block device for NBD clients, and how it is; a network RAM disk's donors |
 //! | `device`, `open_device`, `nbd_link`, `netram_disk` | what devices are called, and putting them together |
 //! | `daemon`, `control` | the process that serves a mount, and its socket |
@@ -39,6 +39,7 @@ mod place;
 mod progress;
 mod read_only;
 mod remount;
+mod salvage;
 mod serve;
 mod size;
 mod status;
@@ -101,6 +102,7 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Umount(args) => umount::run(args)?,
         Command::Df(args) => df::run(args)?,
         Command::Check(args) => return check::run(args),
+        Command::Salvage(args) => return salvage::run(args),
         Command::Inspect(args) => inspect::run(args)?,
         Command::Serve(args) => serve::run(args)?,
         Command::Status(args) => status::run(args)?,

@@ -38,8 +38,8 @@ pub const LEAVING_PATIENCE: Duration = Duration::from_secs(10);
 /// The daemon of a mounted store that looks alive for so long is.
 const LIFE_SIGN: Duration = Duration::from_millis(200);
 const DESCRIPTION_VERSION: u32 = 1;
-const IMAGES: [&str; 2] = ["image.0", "image.1"];
-const LOG: &str = "log";
+pub const IMAGES: [&str; 2] = ["image.0", "image.1"];
+pub const LOG: &str = "log";
 pub const BULK: &str = "bulk";
 pub const DAEMON_LOG: &str = "shoal.log";
 const PID: &str = "pid";
@@ -134,6 +134,10 @@ impl Store {
     /// Opens the file system in the store.
     pub fn open(&self, mut options: Options) -> Outcome<(Fs, Recovery, Media)> {
         let media = self.open_media()?;
+        let name = self.directory.display().to_string();
+        options.on_damage = Some(Arc::new(move |ino, finding| {
+            tracing::error!("damaged inode {ino}: {finding}; unmount, then run `shoal check --repair {name}`");
+        }));
         if let Some(bulk) = self.bulk_path() {
             let host = bulk.parent().map_or_else(|| self.directory.clone(), Path::to_path_buf);
             // A block device has its room for itself; a sparse file shares its host's.
@@ -164,7 +168,9 @@ impl Store {
     }
 
     fn damaged(&self, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
-        let remedy = format!("`shoal check {}` tells more", self.directory.display());
+        let store = self.directory.display();
+        let remedy =
+            format!("`shoal check {store}` tells more, `shoal salvage {store} DIR` copies out what can be read");
         Failure::new(format_args!("store {}", self.directory.display()), error).remedy(remedy)
     }
 
@@ -279,10 +285,15 @@ impl Store {
 
     /// Did the machine go down while the store was mounted?
     pub fn power_was_lost(&self) -> bool {
-        let Ok(text) = fs::read_to_string(self.directory.join(PID)) else { return false };
-        let now = shoal_host::boot_id().map(|id| uuid_text(&id)).unwrap_or_default();
-        text.lines().nth(1).is_some_and(|boot| boot != now)
+        power_was_lost(&self.directory)
     }
+}
+
+/// Did the machine go down while the store in `directory` was mounted?
+pub fn power_was_lost(directory: &Path) -> bool {
+    let Ok(text) = fs::read_to_string(directory.join(PID)) else { return false };
+    let now = shoal_host::boot_id().map(|id| uuid_text(&id)).unwrap_or_default();
+    text.lines().nth(1).is_some_and(|boot| boot != now)
 }
 
 /// Takes the lock of a store's directory.

@@ -90,7 +90,7 @@ impl Fs {
         let (len, inode) = {
             let _lock = self.locks.read(ino);
             let inode = self.load_file(ino)?;
-            (self.read_locked(&inode, at, out)?, inode)
+            (self.met(ino, self.read_locked(&inode, at, out))?, inode)
         };
         if len > 0 {
             self.touch_atime(ino, &inode);
@@ -148,7 +148,7 @@ impl Fs {
         let _lock = self.locks.write(ino);
         let mut inode = self.load_to_change(ino)?;
         flags::check_write(&inode, at)?;
-        self.write_locked(ino, &mut inode, at, bytes)
+        self.met(ino, self.write_locked(ino, &mut inode, at, bytes))
     }
 
     fn write_locked(&self, ino: Ino, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {

@@ -12,10 +12,11 @@ use shoal_format::inode::{
     INO_MAX, INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Inode, InodeSlot, TABLE_FANOUT, TABLE_NODE,
 };
 use shoal_format::superblock::{ROOTS_AT, Roots};
-use shoal_format::{Offset, SlotRef};
+use shoal_format::{FormatError, Offset, SlotRef};
 use shoal_region::{Region, Tx, View};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::damage::{Damage, OnDamage};
 use crate::{Error, Fs, Ino, Result};
 
 /// Blocks looked through for free records before the table grows instead.
@@ -26,6 +27,7 @@ pub(crate) struct InodeTable {
     root: AtomicU64,
     blocks: AtomicU64,
     free: Mutex<FreeNumbers>,
+    pub damage: Damage,
 }
 
 #[derive(Default)]
@@ -88,7 +90,7 @@ pub(crate) fn load_roots(view: &impl View) -> Result<Roots> {
 }
 
 impl InodeTable {
-    pub fn load(region: &Region) -> Result<InodeTable> {
+    pub fn load(region: &Region, on_damage: Option<OnDamage>) -> Result<InodeTable> {
         let roots = load_roots(region)?;
         let bits = roots.inode_root.get();
         let height = roots.inode_height.get();
@@ -104,6 +106,7 @@ impl InodeTable {
             root: AtomicU64::new(bits | (height as u64) << HEIGHT_SHIFT),
             blocks: AtomicU64::new(roots.inode_blocks.get()),
             free: Mutex::default(),
+            damage: Damage::new(on_damage),
         })
     }
 
@@ -118,8 +121,12 @@ impl InodeTable {
         for level in (0..packed >> HEIGHT_SHIFT).rev() {
             let index = block / TABLE_FANOUT.pow(level as u32) % TABLE_FANOUT;
             let bits = view.read_u64(at + index * 8)?;
-            let slot = SlotRef::from_bits(bits).filter(|slot| !slot.is_none());
-            at = slot.ok_or_else(|| Error::Corrupt(format!("inode table, block {block}")))?.offset();
+            // A piece of another size is none of the table's: what lies there must not be taken for records.
+            let bytes = if level == 0 { INODE_BLOCK } else { TABLE_NODE };
+            let slot = SlotRef::from_bits(bits).filter(|slot| slot.capacity() == bytes);
+            let damaged =
+                || Error::Corrupt(format!("block {block} of the inode table has no place; run `shoal check`"));
+            at = slot.ok_or_else(damaged)?.offset();
         }
         Ok(at)
     }
@@ -136,19 +143,27 @@ impl InodeTable {
     pub fn read(&self, view: &impl View, ino: Ino) -> Result<InodeSlot> {
         let mut bytes = [0; INODE_RECORD];
         view.read(self.record_at(view, ino)?, &mut bytes)?;
-        Inode::decode(&bytes).map_err(|error| Error::Corrupt(format!("inode {ino}: {error}; run `shoal check`")))
+        Inode::decode(&bytes).map_err(|error| undecodable(ino, error))
     }
 
     /// Calls `each` for every record of one block, as they are between two transactions: their locks are not held.
+    /// What does not decode is noted and left out; a caller in search of free records finds none there.
     pub fn for_block(&self, region: &Region, block: u64, each: &mut dyn FnMut(Ino, InodeSlot)) -> Result<()> {
         let mut bytes = [0; INODE_BLOCK as usize];
-        let at = self.block_at(region, block)?;
-        region.while_still(|| region.read(at, &mut bytes))?;
+        let read = self.block_at(region, block).and_then(|at| Ok(region.while_still(|| region.read(at, &mut bytes))?));
+        match read {
+            Err(error @ Error::Corrupt(_)) => {
+                self.damage.note_block(block, &error);
+                return Ok(());
+            }
+            other => other?,
+        }
         for (index, record) in bytes.chunks_exact(INODE_RECORD).enumerate() {
             let ino = block * INODES_PER_BLOCK + index as u64;
-            let slot = Inode::decode(record.try_into().expect("chunk size"))
-                .map_err(|error| Error::Corrupt(format!("inode {ino}: {error}; run `shoal check`")))?;
-            each(ino, slot);
+            match Inode::decode(record.try_into().expect("chunk size")) {
+                Ok(slot) => each(ino, slot),
+                Err(error) => self.damage.note(ino, &undecodable(ino, error)),
+            }
         }
         Ok(())
     }
@@ -244,6 +259,10 @@ impl InodeTable {
     }
 }
 
+fn undecodable(ino: Ino, error: FormatError) -> Error {
+    Error::Corrupt(format!("inode {ino}: {error}; run `shoal check`"))
+}
+
 fn new_node(tx: &mut Tx<'_>) -> Result<SlotRef> {
     let node = tx.alloc(TABLE_NODE)?;
     tx.zero(node.offset(), TABLE_NODE)?;
@@ -258,7 +277,7 @@ impl Fs {
     }
 
     pub(crate) fn load_in(&self, view: &impl View, ino: Ino) -> Result<Inode> {
-        match self.table.read(view, ino)? {
+        match self.met(ino, self.table.read(view, ino))? {
             InodeSlot::Used(inode) => Ok(inode),
             InodeSlot::Free { .. } => Err(Error::Stale),
         }

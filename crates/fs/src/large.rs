@@ -624,10 +624,19 @@ impl Fs {
                 bulk.fresh.forget(ino);
                 return Ok(());
             }
+            // Nothing can be said of its map, nor done to it.
+            Err(Error::Corrupt(_)) => {
+                bulk.fresh.forget(ino);
+                return Ok(());
+            }
             other => other?,
         };
         if inode.layout == Layout::Extents {
-            self.change_flags(ino, &mut inode, &ranges, |flags| flags & !EXTENT_NEW)?;
+            let cleared = self.change_flags(ino, &mut inode, &ranges, |flags| flags & !EXTENT_NEW);
+            if self.past_damage(ino, cleared)?.is_none() {
+                self.settle_in_place(&inode, &ranges, false)?;
+                ranges.iter().for_each(|&(from, to)| bulk.fresh.remove(ino, from, to));
+            }
         } else {
             bulk.fresh.forget(ino);
         }
@@ -664,7 +673,11 @@ impl Fs {
         }
         if inode.layout == Layout::Extents {
             let unwritten = |flags| if flags & EXTENT_NEW != 0 { EXTENT_UNWRITTEN } else { flags };
-            self.change_flags(ino, &mut inode, &[(0, FILE_BLOCKS_MAX)], unwritten)?;
+            let all = [(0, FILE_BLOCKS_MAX)];
+            let changed = self.change_flags(ino, &mut inode, &all, unwritten);
+            if self.past_damage(ino, changed)?.is_none() {
+                self.settle_in_place(&inode, &[(0, u64::MAX)], true)?;
+            }
         }
         self.clear_has_new(ino, &mut inode)
     }

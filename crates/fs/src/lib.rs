@@ -7,6 +7,7 @@
 //! | attributes | `attr`, `xattr`, `acl`, `flags` |
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `extents`, `bulk` |
 //! | inodes, locks, references | `inode`, `locks`, `refs` |
+//! | damage met while open; what the checker asks for | `damage`, `repair` |
 //! | transactions, allocator, log | crate `shoal-region` |
 //!
 //! Rules: an operation takes the locks of its inodes, builds one transaction, commits it, and only then lets go of the
@@ -20,6 +21,7 @@
 mod acl;
 mod attr;
 mod bulk;
+mod damage;
 mod dir;
 mod error;
 mod extents;
@@ -32,6 +34,7 @@ mod locks;
 mod namespace;
 mod recovery;
 mod refs;
+mod repair;
 mod rename;
 mod small;
 mod space;
@@ -47,6 +50,7 @@ use shoal_region::Region;
 
 pub use attr::{Attr, Caller, SetAttr, TimeChange};
 pub use bulk::without_flush;
+pub use damage::OnDamage;
 pub use error::{Error, Result};
 pub use file::{AccessTimes, Fsync, Seek};
 pub use flags::FileFlags;

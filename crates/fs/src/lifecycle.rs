@@ -16,6 +16,7 @@ use shoal_region::{Lsn, Recovery, Region};
 use zerocopy::IntoBytes;
 
 use crate::bulk::Bulk;
+use crate::damage::OnDamage;
 use crate::file::AccessTimes;
 use crate::inode::{InodeTable, load_roots};
 use crate::locks::LockTable;
@@ -43,6 +44,10 @@ pub struct Options {
     /// A checkpoint is due when recovery would replay more than this (bytes).
     pub checkpoint_log_bytes: u64,
     pub bulk_room: Option<Room>,
+    /// Look through all inodes also after a clean shutdown, and finish what is half-done.
+    pub recover: bool,
+    /// Is told of every inode found damaged, once.
+    pub on_damage: Option<OnDamage>,
 }
 
 impl Default for Options {
@@ -53,6 +58,8 @@ impl Default for Options {
             commit_age_ms: 1000,
             checkpoint_log_bytes: 256 << 20,
             bulk_room: None,
+            recover: false,
+            on_damage: None,
         }
     }
 }
@@ -102,7 +109,7 @@ impl Fs {
         if !root.is_dir() {
             return Err(Error::Corrupt("the root is no directory; run `shoal check`".into()));
         }
-        if recovery.clean {
+        if recovery.clean && !fs.options.recover {
             let roots = load_roots(&fs.region)?;
             fs.counts.inodes.store(roots.inodes.get(), Relaxed);
             fs.counts.directories.store(roots.directories.get(), Relaxed);
@@ -130,7 +137,7 @@ impl Fs {
         let access_times = if options.no_atime { AccessTimes::Never } else { AccessTimes::Relative };
         Ok(Fs {
             access_times: AtomicU8::new(access_times as u8),
-            table: InodeTable::load(&region)?,
+            table: InodeTable::load(&region, options.on_damage.clone())?,
             locks: LockTable::new(),
             refs: RefTable::new(),
             bulk,

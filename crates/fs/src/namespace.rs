@@ -59,7 +59,7 @@ impl Fs {
         let ino = match name {
             b"." => parent,
             b".." => dir.parent as Ino,
-            _ => self.find(&self.region, &dir, name)?.ok_or(Error::NotFound)?.ino,
+            _ => self.met(parent, self.find(&self.region, &dir, name))?.ok_or(Error::NotFound)?.ino,
         };
         // Held before the parent's lock is gone: nobody can reclaim it in between.
         if hold {
@@ -96,13 +96,13 @@ impl Fs {
             && inode.nlink == 0
         {
             // Should this fail, the inode stays an orphan: shutdown tries again, and else the next recovery.
-            self.note(self.reclaim(&mut lock, ino, inode));
+            self.note(ino, self.reclaim(&mut lock, ino, inode));
         }
     }
 
-    /// Keeps the first error that nobody waits for, so that the log tells of it.
-    fn note(&self, outcome: Result<()>) {
-        if let Err(error) = outcome {
+    /// Keeps the first error that nobody waits for, so that the log tells of it. Damage is told at once.
+    fn note(&self, ino: Ino, outcome: Result<()>) {
+        if let Err(error) = self.past_damage(ino, outcome) {
             self.noted.lock().get_or_insert(error);
         }
     }
@@ -343,32 +343,59 @@ impl Fs {
             return Err(Error::IsDirectory);
         }
         check_name(name)?;
-        let (mut lock, mut dir, found) = self.lock_entry(parent, name)?;
-        let mut inode = self.load(found.ino)?;
+        let (mut lock, dir, found) = self.lock_entry(parent, name)?;
+        let inode = match self.load(found.ino) {
+            Err(Error::Corrupt(_)) => return self.unlink_unreadable(parent, dir, name, &found),
+            other => other?,
+        };
         if inode.is_dir() {
             return Err(Error::IsDirectory);
         }
         flags::check_entry_removed(&dir, &inode)?;
         let now = self.now();
-        let mut tx = self.region.begin_reclaim();
-        dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), &found)?;
-        (dir.mtime, dir.ctime) = (now, now);
-        self.store(&mut tx, parent, &dir)?;
-        self.drop_link(&mut lock, tx, found.ino, &mut inode, now)
+        self.past_data(found.ino, &mut |leave| {
+            let (mut dir, mut inode) = (dir, inode);
+            let mut tx = self.region.begin_reclaim();
+            dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), &found)?;
+            (dir.mtime, dir.ctime) = (now, now);
+            self.store(&mut tx, parent, &dir)?;
+            self.drop_link_of(&mut lock, tx, found.ino, &mut inode, now, leave)
+        })
+    }
+
+    /// Removes a name; where damage keeps the data from being freed, the name alone, and the inode stays an orphan.
+    fn past_data(&self, ino: Ino, remove: &mut dyn FnMut(bool) -> Result<()>) -> Result<()> {
+        match self.met(ino, remove(false)) {
+            Err(Error::Corrupt(_)) => remove(true),
+            outcome => outcome,
+        }
     }
 
     /// Takes one link from an inode within `tx`, commits, and reclaims the inode if nothing refers to it any more.
     pub(crate) fn drop_link(
         &self,
         lock: &mut WriteGuard<'_>,
-        mut tx: Tx<'_>,
+        tx: Tx<'_>,
         ino: Ino,
         inode: &mut Inode,
         now: i64,
     ) -> Result<()> {
+        self.drop_link_of(lock, tx, ino, inode, now, false)
+    }
+
+    /// With `leave` an inode without links keeps its data for now.
+    fn drop_link_of(
+        &self,
+        lock: &mut WriteGuard<'_>,
+        mut tx: Tx<'_>,
+        ino: Ino,
+        inode: &mut Inode,
+        now: i64,
+        leave: bool,
+    ) -> Result<()> {
         inode.nlink = inode.nlink.saturating_sub(if inode.is_dir() { inode.nlink } else { 1 });
         inode.ctime = now;
-        let gone = inode.nlink == 0 && !self.refs.is_held(ino);
+        let gone = inode.nlink == 0 && !self.refs.is_held(ino) && !leave;
         // What owns few pieces goes in the same transaction.
         if gone && self.free_data_in(&mut tx, inode)? {
             tx.free(inode.xattr)?;
@@ -386,7 +413,7 @@ impl Fs {
         }
         if gone {
             // The name is gone whatever happens now; shutdown or recovery reclaims what this cannot.
-            self.note(self.reclaim(lock, ino, *inode));
+            self.note(ino, self.reclaim(lock, ino, *inode));
         }
         Ok(())
     }
@@ -429,7 +456,7 @@ impl Fs {
         }
         let mut from = Some(cookie.max(DOTS));
         while let Some(cookie) = from {
-            let (entries, next) = dir::list(&self.region, &dir, cookie)?;
+            let (entries, next) = self.met(ino, dir::list(&self.region, &dir, cookie))?;
             for entry in entries {
                 let listed = DirEntry {
                     ino: entry.ino,
@@ -484,7 +511,7 @@ pub(crate) fn make_root(fs: &Fs, mode: u32, uid: u32, gid: u32) -> Result<()> {
     Ok(())
 }
 
-fn blank_dir() -> Inode {
+pub(crate) fn blank_dir() -> Inode {
     Inode {
         mode: S_IFDIR,
         layout: Layout::Empty,

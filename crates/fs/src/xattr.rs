@@ -82,7 +82,7 @@ impl Fs {
         let mut inode = self.load(ino)?;
         check_name(&inode, name)?;
         flags::check_change(&inode)?;
-        let mut attributes = self.attributes(&self.region, &inode)?;
+        let mut attributes = self.met(ino, self.attributes(&self.region, &inode))?;
         let place = attributes.iter().position(|(have, _)| have == name);
         match (mode, place) {
             (XattrMode::Create, Some(_)) => return Err(Error::Exists),
@@ -114,7 +114,7 @@ impl Fs {
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let _lock = self.locks.read(ino);
         let inode = self.load(ino)?;
-        let attributes = self.attributes(&self.region, &inode)?;
+        let attributes = self.met(ino, self.attributes(&self.region, &inode))?;
         attributes.into_iter().find(|(have, _)| have == name).map(|(_, value)| value).ok_or(Error::NoAttribute)
     }
 
@@ -123,7 +123,7 @@ impl Fs {
         let _lock = self.locks.read(ino);
         let inode = self.load(ino)?;
         let mut out = Vec::new();
-        for (name, _) in self.attributes(&self.region, &inode)? {
+        for (name, _) in self.met(ino, self.attributes(&self.region, &inode))? {
             out.extend_from_slice(&name);
             out.push(0);
         }
@@ -136,7 +136,7 @@ impl Fs {
         let mut inode = self.load(ino)?;
         check_name(&inode, name)?;
         flags::check_change(&inode)?;
-        let mut attributes = self.attributes(&self.region, &inode)?;
+        let mut attributes = self.met(ino, self.attributes(&self.region, &inode))?;
         let place = attributes.iter().position(|(have, _)| have == name).ok_or(Error::NoAttribute)?;
         attributes.remove(place);
         let mut tx = self.region.begin_reclaim();

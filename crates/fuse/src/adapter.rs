@@ -224,6 +224,11 @@ impl Filesystem for Adapter {
         }
         match self.fs.lookup(parent.0, name.as_bytes(), true) {
             Err(shoal_fs::Error::NotFound) => reply.entry(&FOR_EVER, &no_such_name(), Generation(0)),
+            Err(shoal_fs::Error::Corrupt(damage)) => match self.fs.lookup_unreadable(parent.0, name.as_bytes()) {
+                // So that the name can be removed; nothing is cached, and every look at the inode itself is an error.
+                Ok(attr) => reply.entry(&Duration::ZERO, &convert::file_attr(&attr), Generation(0)),
+                Err(_) => self.entry(Err(shoal_fs::Error::Corrupt(damage)), reply),
+            },
             result => self.entry(result, reply),
         }
     }
@@ -461,7 +466,7 @@ impl Filesystem for Adapter {
         mut reply: ReplyDirectoryPlus,
     ) {
         let mut cookie = offset;
-        let mut entries: Vec<(Ino, u64, Vec<u8>)> = Vec::with_capacity(ENTRIES_AT_ONCE);
+        let mut entries: Vec<(Ino, u8, u64, Vec<u8>)> = Vec::with_capacity(ENTRIES_AT_ONCE);
         loop {
             entries.clear();
             // Attributes are looked up afterwards: the engine holds the directory's lock while it calls back. The
@@ -470,21 +475,27 @@ impl Filesystem for Adapter {
                 if entries.len() == ENTRIES_AT_ONCE {
                     return false;
                 }
-                entries.push((entry.ino, entry.next, entry.name.to_vec()));
+                entries.push((entry.ino, entry.kind, entry.next, entry.name.to_vec()));
                 true
             });
             if let Err(error) = outcome {
                 // What is in the buffer carries references the kernel must hear of.
                 return if cookie == offset { reply.error(convert::errno(&error)) } else { reply.ok() };
             }
-            for (ino, next, name) in &entries {
+            for (ino, kind, next, name) in &entries {
                 cookie = *next;
                 // The kernel takes no reference for these two.
                 let counted = name != b"." && name != b"..";
                 let attr = if counted { self.hold(*ino) } else { self.fs.getattr(*ino) };
-                let Ok(attr) = attr else { continue };
+                let (attr, lifetime) = match attr {
+                    Ok(attr) => (attr, FOR_EVER),
+                    Err(shoal_fs::Error::Corrupt(_)) if counted => {
+                        (self.fs.hold_unreadable(*ino, *kind), Duration::ZERO)
+                    }
+                    Err(_) => continue,
+                };
                 let (out, generation) = (convert::file_attr(&attr), Generation(attr.generation.into()));
-                if reply.add(INodeNo(*ino), *next, OsStr::from_bytes(name), &FOR_EVER, &out, generation) {
+                if reply.add(INodeNo(*ino), *next, OsStr::from_bytes(name), &lifetime, &out, generation) {
                     if counted {
                         self.fs.forget(*ino, 1);
                     }
