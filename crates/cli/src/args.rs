@@ -155,6 +155,7 @@ impl std::str::FromStr for BulkChoice {
     threads=N                                 threads that serve requests (default: 4, or one a processor)\n  \
     read_ahead=SIZE                           how far the kernel reads ahead (default 1M; root only)\n  \
     clone_fd                                  every thread gets a channel of its own\n  \
+    restore                                   as --restore\n  \
     _netdev, nofail, auto, user, x-*          ignored\n\n\
     An fstab line:\n  \
     /srv/store  /mnt  fuse.shoal  noatime,nofail  0  0\n\n\
@@ -167,6 +168,9 @@ pub struct MountArgs {
     /// Stay in the foreground and log to standard error
     #[arg(long, short = 'f')]
     pub foreground: bool,
+    /// Battery memory: go on from the saved image where the region is gone, older or damaged; what came later is lost
+    #[arg(long)]
+    pub restore: bool,
     /// Mount options, separated by commas
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<String>,

@@ -11,6 +11,7 @@ use shoal_host::{SEGMENT_BYTES, SegmentLog, SharedKind, SharedMap};
 use shoal_media::LogDevice;
 
 use crate::args::CheckArgs;
+use crate::battery;
 use crate::failure::{During, EXIT_OPERATIONAL, Failure, Outcome};
 use crate::memory::MemoryChoice;
 use crate::size::human;
@@ -67,8 +68,10 @@ fn check(args: &CheckArgs) -> Outcome<Report> {
             run(ImageSource::Images([images[0].as_ref(), images[1].as_ref()]), None)?
         }
         MemoryChoice::Battery(path) => {
-            let memory = SharedMap::open(path, SharedKind::Battery).during("memory")?;
-            run(ImageSource::Memory(&memory), None)?
+            // A region that a restore has left behind is sound in itself, and still not the store.
+            let wish = battery::Wish { read_only: true, restore: false, uuid: &store.description.uuid };
+            let memory = battery::open(path, &store.open_images()?, &wish)?;
+            run(ImageSource::Memory(memory.as_ref()), None)?
         }
         MemoryChoice::Dax(path) => {
             let memory = SharedMap::open(path, SharedKind::Dax).during("memory")?;

@@ -7,7 +7,7 @@
 //! | `serve`, `status` | a block device for NBD clients, and how it is; a network RAM disk's donors |
 //! | `device`, `open_device`, `nbd_link`, `netram_disk` | what devices are called, and putting them together |
 //! | `daemon`, `control` | the process that serves a mount, and its socket |
-//! | `store`, `place` | the store's directory, and finding it |
+//! | `store`, `battery`, `place` | the store's directory, its region in `battery` memory, and finding it |
 //! | `failure`, `progress` | how commands fail, and how they pass the time |
 //!
 //! Thin glue: parsing, assembly and printing; what a store does is in the libraries. Errors are one line on
@@ -16,6 +16,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod battery;
 mod bench;
 mod check;
 mod control;

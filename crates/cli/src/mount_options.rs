@@ -7,8 +7,11 @@ use std::path::Path;
 
 use shoal_fuse::{Access, MountOptions};
 
+/// Go on from the saved image of `battery` memory; how a store is opened, not how it is mounted.
+pub const RESTORE: &str = "restore";
+
 /// Words that say what is so anyway, or that others act on.
-const IGNORED: [&str; 17] = [
+const IGNORED: [&str; 18] = [
     "defaults",
     "rw",
     "dev",
@@ -26,6 +29,7 @@ const IGNORED: [&str; 17] = [
     "user",
     "users",
     "nouser",
+    RESTORE,
 ];
 
 /// Reads option lists for the store at `source`. Later options override earlier ones.
@@ -36,6 +40,10 @@ pub fn parse(lists: &[String], source: &Path, is_root: bool) -> Result<MountOpti
         apply(&mut options, word)?;
     }
     Ok(options)
+}
+
+pub fn wants_restore(lists: &[String]) -> bool {
+    lists.iter().flat_map(|list| list.split(',')).any(|word| word == RESTORE)
 }
 
 fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
@@ -100,7 +108,7 @@ fn undo(options: &mut MountOptions, name: &str) {
 fn unknown(word: &str) -> String {
     format!(
         "unknown mount option `{word}`; use some of ro, rw, noatime, nodev, nosuid, noexec, sync, allow_other, \
-         allow_root, nodefault_permissions, noxattr, threads=N, read_ahead=SIZE, clone_fd"
+         allow_root, nodefault_permissions, noxattr, threads=N, read_ahead=SIZE, clone_fd, restore"
     )
 }
 
@@ -126,6 +134,13 @@ mod tests {
         );
         assert!(!none.read_only && !none.noatime && !none.nodev && !none.nosuid && !none.noexec);
         assert!(!none.synchronous && none.default_permissions && !none.clone_fd && none.xattrs);
+    }
+
+    #[test]
+    fn a_restore_is_seen_in_any_list() {
+        let lists = |texts: &[&str]| texts.iter().map(|t| t.to_string()).collect::<Vec<_>>();
+        assert!(wants_restore(&lists(&["ro", "noatime,restore"])) && !wants_restore(&lists(&["ro,norestore", ""])));
+        parsed("restore");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! from the start of the copy, because entries are absolute. Order, each step durable before the next begins:
 //! old anchors of the target gone; pages, sums and stale map; log past the end of the copy (invariant 4); new anchor.
 //! A region with a ring is saved as it stands instead, under one hold of the commit lock: the ring is too short to replay what
-//! changes during a copy. Its image names no boot, so whoever opens a region filled from it ([`restore`]) is told of a power loss.
+//! changes during a copy. Its image names no boot, so whoever opens a region filled from it ([`crate::restore`]) is told of a power loss.
 //! An image file: region bytes, then from `region_bytes` on one CRC32C for every page, then the stale map: which pages of
 //! the *other* image differ from this one, so that the next checkpoint after a mount need not write everything.
 
@@ -18,7 +18,7 @@ use shoal_media::{ImageFile, PersistentMemory};
 use zerocopy::IntoBytes;
 
 use crate::planted::{Bug, is_planted};
-use crate::{Error, Region, Result};
+use crate::{Error, Region, Result, incarnation};
 
 /// Pages copied under one hold of the commit lock (64 KiB: about 10 us).
 const COPY_PAGES: u64 = 16;
@@ -85,27 +85,6 @@ pub fn newest_image(images: &[Arc<dyn ImageFile>; 2]) -> Result<(usize, Superblo
     }
 }
 
-/// Fills the memory of a region with a ring, blank before, from the image that [`newest_image`] chose. `memory` is a region
-/// only when this has returned.
-pub fn restore(image: &dyn ImageFile, anchor: &AnchorRecord, memory: &dyn PersistentMemory) -> Result<()> {
-    let used = anchor.used_bytes.get();
-    if used > memory.len() {
-        return Err(Error::TooSmall { have: memory.len(), need: used });
-    }
-    let mut piece = vec![0; 1 << 20];
-    for at in (0..used).step_by(piece.len()) {
-        let bytes = &mut piece[..(used - at).min(1 << 20) as usize];
-        image.read(at, bytes)?;
-        memory.write(at, bytes);
-    }
-    // In the place its generation gives it: the ring's next anchor must not overwrite the only one.
-    memory.zero(ANCHOR_AT[0], PAGE);
-    memory.write(ANCHOR_AT[(anchor.generation.get() % 2) as usize], anchor.as_bytes());
-    memory.write_back(0, used);
-    memory.fence();
-    Ok(())
-}
-
 /// Compares the fixed areas of a mapped image (superblock, roots, segment table, bulk bitmap) with their sums: what
 /// every later step relies on. The rest is for the offline checker, because it would cost reading the whole image.
 pub(crate) fn verify_fixed(
@@ -147,6 +126,7 @@ impl CheckpointState {
             match newest_image(images) {
                 Ok((current, saved, anchor)) if saved.uuid == superblock.uuid => {
                     (self.current, self.generation) = (Some(current), anchor.generation.get());
+                    incarnation::mark_in_use(images[current].as_ref(), anchor)?;
                 }
                 Ok(_) | Err(Error::NoImage { .. }) => {}
                 Err(error) => return Err(error),

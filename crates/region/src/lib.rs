@@ -17,6 +17,7 @@
 mod alloc;
 mod checkpoint;
 mod error;
+mod incarnation;
 #[cfg(feature = "planted")]
 pub mod planted;
 #[cfg(not(feature = "planted"))]
@@ -38,8 +39,9 @@ use shoal_media::{ImageFile, LogDevice, PersistentMemory};
 use zerocopy::IntoBytes;
 
 pub use alloc::Space;
-pub use checkpoint::{newest_image, restore};
+pub use checkpoint::newest_image;
 pub use error::{Error, Result};
+pub use incarnation::{compare, place_anchor, restore};
 use planted::{Bug, is_planted};
 pub use tx::{Tx, View};
 
@@ -104,6 +106,8 @@ pub(crate) struct CommitState {
     /// Ring: records from here on may be needed by recovery. Log: start of the newest sealed image's replay.
     pub head: Lsn,
     pub anchor_generation: u64,
+    /// How often this region was restored from an image.
+    pub incarnation: u64,
 }
 
 impl Region {
@@ -118,7 +122,8 @@ impl Region {
         let reserved = superblock.reserved_segments();
         memory.zero(0, reserved * SEGMENT);
         alloc::reserve_fixed(memory.as_ref(), &superblock);
-        let state = CommitState { end: 0, salt: 0, boot_id: parts.boot_id, head: 0, anchor_generation: 0 };
+        let state =
+            CommitState { end: 0, salt: 0, boot_id: parts.boot_id, head: 0, anchor_generation: 0, incarnation: 0 };
         let region = Region::assemble(superblock, parts, state, 0, false)?;
         region.memory.write_back(0, reserved * SEGMENT);
         region.memory.fence();
@@ -172,6 +177,11 @@ impl Region {
         if anchor.uuid != superblock.uuid {
             return Err(Error::Foreign);
         }
+        if let Some(images) = &parts.images
+            && superblock.memory_kind.has_ring()
+        {
+            incarnation::compare(images, &superblock, &anchor)?;
+        }
         let nonce = parts.nonce;
         let log: Arc<dyn LogDevice> = match &parts.log {
             Some(log) => log.clone(),
@@ -203,7 +213,8 @@ impl Region {
         recovery.clean = recovery.records == 0 && recovery.bytes == 0 && anchor.flags.get() & ANCHOR_CLEAN != 0;
         let boot_id = if present_boot { parts.boot_id } else { last_boot };
         let (head, anchor_generation) = (anchor.replay_lsn.get(), anchor.generation.get());
-        let state = CommitState { end, salt, boot_id, head, anchor_generation };
+        let incarnation = anchor.incarnation.get();
+        let state = CommitState { end, salt, boot_id, head, anchor_generation, incarnation };
         // What was replayed from a log file may still be only in the page cache.
         let durable = if superblock.memory_kind.has_ring() { end } else { anchor.sealed_lsn.get() };
         let mut region = Region::assemble(superblock, parts, state, durable, read_only)?;
@@ -409,7 +420,8 @@ impl Region {
             flags: flags.into(),
             boot_id: state.boot_id,
             used_bytes: self.alloc.lock().used_bytes().into(),
-            reserved: [0; 44],
+            incarnation: state.incarnation.into(),
+            reserved: [0; 36],
             crc: 0.into(),
         }
         .sealed()
