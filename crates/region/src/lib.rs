@@ -23,6 +23,7 @@ pub mod planted;
 #[cfg(not(feature = "planted"))]
 mod planted;
 mod ring;
+mod seal;
 mod sync;
 mod tx;
 
@@ -43,6 +44,7 @@ pub use checkpoint::newest_image;
 pub use error::{Error, Result};
 pub use incarnation::{compare, place_anchor, restore};
 use planted::{Bug, is_planted};
+pub use seal::write_image;
 pub use tx::{Tx, View};
 
 /// A position in the log: bytes appended since the store was formatted.
@@ -124,7 +126,7 @@ impl Region {
         alloc::reserve_fixed(memory.as_ref(), &superblock);
         let state =
             CommitState { end: 0, salt: 0, boot_id: parts.boot_id, head: 0, anchor_generation: 0, incarnation: 0 };
-        let region = Region::assemble(superblock, parts, state, 0, false)?;
+        let region = Region::assemble(superblock, parts, state, 0, false, &[])?;
         region.memory.write_back(0, reserved * SEGMENT);
         region.memory.fence();
         if superblock.memory_kind.has_ring() {
@@ -196,6 +198,10 @@ impl Region {
                 anchor.used_bytes.get(),
             )?;
         }
+        let mut used = Vec::new();
+        if let (MemoryKind::Logged, Some(images)) = (superblock.memory_kind, &parts.images) {
+            used = checkpoint::used_slots(images, &superblock, &anchor)?;
+        }
         let dirty = dirty_bitmap(&superblock, parts.images.is_some());
         if superblock.memory_kind == MemoryKind::Dax && !is_planted(Bug::ReplayFence) {
             // What is found may be there only in the cache, when its process died before a fence. The anchor must be durable
@@ -217,7 +223,14 @@ impl Region {
         let state = CommitState { end, salt, boot_id, head, anchor_generation, incarnation };
         // What was replayed from a log file may still be only in the page cache.
         let durable = if superblock.memory_kind.has_ring() { end } else { anchor.sealed_lsn.get() };
-        let mut region = Region::assemble(superblock, parts, state, durable, read_only)?;
+        // Of what replay touched the image's count says nothing.
+        for (segment, used) in used.iter_mut().enumerate() {
+            let page = segment as u64 * (SEGMENT / PAGE);
+            if dirty[(page / 64) as usize].load(Ordering::Relaxed) >> (page % 64) & 1 == 1 {
+                *used = alloc::UNKNOWN;
+            }
+        }
+        let mut region = Region::assemble(superblock, parts, state, durable, read_only, &used)?;
         region.dirty = dirty;
         if !read_only {
             if superblock.memory_kind.has_ring() {
@@ -240,6 +253,7 @@ impl Region {
         state: CommitState,
         durable: Lsn,
         read_only: bool,
+        used: &[u16],
     ) -> Result<Region> {
         if !superblock.memory_kind.has_ring() && (parts.log.is_none() || parts.images.is_none()) {
             return Err(Error::MissingMedia);
@@ -248,7 +262,7 @@ impl Region {
             Some(log) => log,
             None => Arc::new(ring::RingLog::new(parts.memory.clone(), &superblock)),
         };
-        let alloc = alloc::Allocator::load(parts.memory.as_ref(), &superblock)?;
+        let alloc = alloc::Allocator::load(&parts.memory, &superblock, used)?;
         let end = state.end;
         Ok(Region {
             dirty: dirty_bitmap(&superblock, parts.images.is_some()),
