@@ -46,6 +46,8 @@ pub enum Command {
     Df(DfArgs),
     /// Verify a store that is not mounted; exit codes as in fsck(8)
     Check(CheckArgs),
+    /// Copy a store that is not mounted to another directory, compactly
+    Copy(CopyArgs),
     /// Show how one file is stored
     Inspect(InspectArgs),
     /// Export a block device to NBD clients: a file, or a network RAM disk
@@ -215,6 +217,28 @@ pub struct CheckArgs {
     /// Do not verify the checksums of the image's pages
     #[arg(long)]
     pub no_sums: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    shoal copy /srv/store /backup/store\n  \
+    shoal copy --memory battery=/dev/shm/copy.region /srv/store /backup/store\n\n\
+    Only what is in use is copied, the log is replayed, and the copy is checked before it becomes a store. Large files\n\
+    go into a file of the copy, wherever the store has them.")]
+pub struct CopyArgs {
+    /// The store's directory
+    pub store: PathBuf,
+    /// Directory of the copy, empty or made
+    pub new: PathBuf,
+    /// Where a copy of battery or dax memory has its region: `battery=PATH` or `dax=PATH`
+    #[arg(long, value_name = "KIND")]
+    pub memory: Option<MemoryChoice>,
+    /// Give the copy the store's own uuid: only where the copy replaces it
+    #[arg(long)]
+    pub keep_uuid: bool,
     /// Report as JSON
     #[arg(long)]
     pub json: bool,

@@ -40,9 +40,14 @@ fn check(args: &CheckArgs) -> Outcome<Report> {
             .remedy(format!("run `shoal umount {}` first", mountpoint.display())));
     }
     let store = Store::acquire(&place.store, store::LEAVING_PATIENCE)?;
+    examine(&store, !args.no_sums, args.json)
+}
+
+/// Checks a store that this process holds.
+pub fn examine(store: &Store, sums: bool, silent: bool) -> Outcome<Report> {
     // Of bulk storage elsewhere the size is not asked: a store can be checked while its server is away.
     let bulk_bytes = store.bulk_file_bytes()?;
-    let bar = progress::steps(0, args.json);
+    let bar = progress::steps(0, silent);
     let mut stage = None;
     let mut show = |progress: Progress| {
         if stage != Some(progress.stage) {
@@ -54,7 +59,7 @@ fn check(args: &CheckArgs) -> Outcome<Report> {
     };
     let mut run = |image, log| {
         let power_lost = store.power_was_lost();
-        shoal_check::check(Source { image, log, bulk_bytes, power_lost, sums: !args.no_sums }, &mut show)
+        shoal_check::check(Source { image, log, bulk_bytes, power_lost, sums }, &mut show)
             .during(store.directory.display())
     };
     let report = match &store.description.memory {

@@ -3,7 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | `args`, `mount_options`, `size`, `memory` | what can be said on the command line |
-//! | `format`, `mount`, `umount`, `df`, `check`, `inspect`, `bench`, `donate`, `lab`, `pages` | one command each |
+//! | `format`, `mount`, `umount`, `df`, `check`, `copy`, `inspect`, `bench`, `donate`, `lab`, `pages` | one command each |
 //! | `serve`, `status` | a block device for NBD clients, and how it is; a network RAM disk's donors |
 //! | `device`, `open_device`, `nbd_link`, `netram_disk` | what devices are called, and putting them together |
 //! | `daemon`, `control` | the process that serves a mount, and its socket |
@@ -20,6 +20,7 @@ mod battery;
 mod bench;
 mod check;
 mod control;
+mod copy;
 mod daemon;
 mod device;
 mod df;
@@ -100,6 +101,7 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Umount(args) => umount::run(args)?,
         Command::Df(args) => df::run(args)?,
         Command::Check(args) => return check::run(args),
+        Command::Copy(args) => copy::run(args)?,
         Command::Inspect(args) => inspect::run(args)?,
         Command::Serve(args) => serve::run(args)?,
         Command::Status(args) => status::run(args)?,

@@ -37,7 +37,7 @@ pub const DESCRIPTION: &str = "shoal.json";
 /// After umount(8) a daemon takes a moment to write its store; whoever only wants to look waits so long.
 pub const LEAVING_PATIENCE: Duration = Duration::from_secs(10);
 const DESCRIPTION_VERSION: u32 = 1;
-const IMAGES: [&str; 2] = ["image.0", "image.1"];
+pub const IMAGES: [&str; 2] = ["image.0", "image.1"];
 const LOG: &str = "log";
 pub const BULK: &str = "bulk";
 pub const DAEMON_LOG: &str = "shoal.log";
@@ -231,7 +231,7 @@ impl Store {
 
     /// The time in which nothing written can get lost but by a crash of this process: a boot of the machine, and a mount of
     /// the file systems that hold log and bulk storage. Everything after it counts as after a power loss.
-    fn period(&self) -> Outcome<[u8; 16]> {
+    pub fn period(&self) -> Outcome<[u8; 16]> {
         period(&[Some(self.log_path()), self.bulk_path()])
     }
 
