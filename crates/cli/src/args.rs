@@ -48,6 +48,8 @@ pub enum Command {
     Check(CheckArgs),
     /// Copy out all that can be read of a damaged store, without changing it
     Salvage(SalvageArgs),
+    /// Copy a store that is not mounted to another directory, compactly
+    Copy(CopyArgs),
     /// Show how one file is stored
     Inspect(InspectArgs),
     /// Export a block device to NBD clients: a file, or a network RAM disk
@@ -160,6 +162,7 @@ impl std::str::FromStr for BulkChoice {
     threads=N                                 threads that serve requests (default: 4, or one a processor)\n  \
     read_ahead=SIZE                           how far the kernel reads ahead (default 1M; root only)\n  \
     clone_fd                                  every thread gets a channel of its own\n  \
+    restore                                   as --restore\n  \
     _netdev, nofail, auto, user, x-*, mand,   ignored\n  \
     iversion, silent, loud\n\n\
     An fstab line:\n  \
@@ -173,6 +176,9 @@ pub struct MountArgs {
     /// Stay in the foreground and log to standard error
     #[arg(long, short = 'f')]
     pub foreground: bool,
+    /// Battery memory: go on from the saved image where the region is gone, older or damaged; what came later is lost
+    #[arg(long)]
+    pub restore: bool,
     /// Mount options, separated by commas
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<String>,
@@ -223,6 +229,28 @@ pub struct CheckArgs {
     /// Do not verify the checksums of the image's pages
     #[arg(long)]
     pub no_sums: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    shoal copy /srv/store /backup/store\n  \
+    shoal copy --memory battery=/dev/shm/copy.region /srv/store /backup/store\n\n\
+    Only what is in use is copied, the log is replayed, and the copy is checked before it becomes a store. Large files\n\
+    go into a file of the copy, wherever the store has them.")]
+pub struct CopyArgs {
+    /// The store's directory
+    pub store: PathBuf,
+    /// Directory of the copy, empty or made
+    pub new: PathBuf,
+    /// Where a copy of battery or dax memory has its region: `battery=PATH` or `dax=PATH`
+    #[arg(long, value_name = "KIND")]
+    pub memory: Option<MemoryChoice>,
+    /// Give the copy the store's own uuid: only where the copy replaces it
+    #[arg(long)]
+    pub keep_uuid: bool,
     /// Report as JSON
     #[arg(long)]
     pub json: bool,

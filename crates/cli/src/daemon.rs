@@ -31,10 +31,10 @@ const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(60);
 const ENDING_SIGNALS: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPWR];
 
 /// Serves in a session of its own and reports to the process that started it.
-pub fn serve_detached(directory: &Path, mountpoint: &Path, options: &MountOptions) -> Outcome<()> {
+pub fn serve_detached(directory: &Path, mountpoint: &Path, options: &MountOptions, restore: bool) -> Outcome<()> {
     // Fails only for the leader of a process group, which a child just started is not.
     nix::unistd::setsid().during("new session")?;
-    let outcome = serve(directory, mountpoint, options, &mut |ready| {
+    let outcome = serve(directory, mountpoint, options, restore, &mut |ready| {
         tell(&Message::Ready(ready.clone()));
         release_terminal()
     });
@@ -81,13 +81,15 @@ pub fn serve(
     directory: &Path,
     mountpoint: &Path,
     options: &MountOptions,
+    restore: bool,
     ready: &mut dyn FnMut(&Ready) -> Outcome<()>,
 ) -> Outcome<()> {
     start_log();
     abort_on_panic();
     let signals: SigSet = ENDING_SIGNALS.into_iter().collect();
     signals.thread_block().during("signals")?;
-    let store = Store::acquire(directory, PREDECESSOR_PATIENCE)?;
+    let mut store = Store::acquire(directory, PREDECESSOR_PATIENCE)?;
+    store.restore = restore;
     clear_dead_mount(&store.directory, mountpoint)?;
     // Before the store is opened: a mount refused must leave it as it was.
     shoal_fuse::check_mountpoint(mountpoint).map_err(Failure::told)?;

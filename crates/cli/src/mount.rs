@@ -53,8 +53,11 @@ pub fn run(args: &MountArgs) -> Outcome<()> {
     let directory = args.store.canonicalize().during(args.store.display())?;
     let mountpoint = std::path::absolute(&args.mountpoint).during(args.mountpoint.display())?;
     let is_root = nix::unistd::geteuid().is_root();
+    let mut lists = args.options.clone();
+    lists.extend(args.restore.then(|| mount_options::RESTORE.to_string()));
     let options =
-        mount_options::parse(&args.options, &directory, is_root).map_err(|error| Failure::new("-o", error).code(2))?;
+        mount_options::parse(&lists, &directory, is_root).map_err(|error| Failure::new("-o", error).code(2))?;
+    let restore = mount_options::wants_restore(&lists);
     if mount_options::is_remount(&args.options) {
         let done = remount::run(&directory, &mountpoint, &args.options)?;
         if args.json {
@@ -66,16 +69,16 @@ pub fn run(args: &MountArgs) -> Outcome<()> {
         return Ok(());
     }
     if args.report_ready {
-        return daemon::serve_detached(&directory, &mountpoint, &options);
+        return daemon::serve_detached(&directory, &mountpoint, &options, restore);
     }
     if args.foreground {
         let json = args.json;
-        return daemon::serve(&directory, &mountpoint, &options, &mut |ready| {
+        return daemon::serve(&directory, &mountpoint, &options, restore, &mut |ready| {
             print(ready, json);
             Ok(())
         });
     }
-    let ready = start(&directory, &mountpoint, &args.options)?;
+    let ready = start(&directory, &mountpoint, &lists)?;
     print(&ready, args.json);
     Ok(())
 }

@@ -9,8 +9,11 @@ use std::path::Path;
 use shoal_fs::AccessTimes;
 use shoal_fuse::{Access, MountOptions};
 
+/// Go on from the saved image of `battery` memory; how a store is opened, not how it is mounted.
+pub const RESTORE: &str = "restore";
+
 /// Words that say what is so anyway, or that others act on.
-const IGNORED: [&str; 31] = [
+const IGNORED: [&str; 32] = [
     "remount",
     "defaults",
     "rw",
@@ -42,6 +45,7 @@ const IGNORED: [&str; 31] = [
     "noowner",
     "group",
     "nogroup",
+    RESTORE,
 ];
 
 /// Is a mount to be changed rather than made?
@@ -57,6 +61,10 @@ pub fn parse(lists: &[String], source: &Path, is_root: bool) -> Result<MountOpti
         apply(&mut options, word)?;
     }
     Ok(options)
+}
+
+pub fn wants_restore(lists: &[String]) -> bool {
+    lists.iter().flat_map(|list| list.split(',')).any(|word| word == RESTORE)
 }
 
 fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
@@ -129,7 +137,8 @@ fn undo(options: &mut MountOptions, name: &str) {
 fn unknown(word: &str) -> String {
     format!(
         "unknown mount option `{word}`; use some of ro, rw, remount, noatime, strictatime, nodev, nosuid, noexec, sync, \
-         nosymfollow, allow_other, allow_root, nodefault_permissions, noxattr, threads=N, read_ahead=SIZE, clone_fd"
+         nosymfollow, allow_other, allow_root, nodefault_permissions, noxattr, threads=N, read_ahead=SIZE, clone_fd, \
+         restore"
     )
 }
 
@@ -160,6 +169,10 @@ mod tests {
     }
 
     #[test]
+    fn a_restore_is_seen_in_any_list() {
+        let lists = |texts: &[&str]| texts.iter().map(|t| t.to_string()).collect::<Vec<_>>();
+        assert!(wants_restore(&lists(&["ro", "noatime,restore"])) && !wants_restore(&lists(&["ro,norestore", ""])));
+        parsed("restore");
     fn copied_fstab_lines_are_understood() {
         let list = "nodiratime,strictatime,lazytime,dirsync,nosymfollow,mand,nomand,iversion,noiversion,silent,loud";
         let all = parsed(list);

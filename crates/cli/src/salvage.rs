@@ -101,7 +101,11 @@ fn salvage(args: &SalvageArgs) -> Outcome<Report> {
             None
         }
     };
-    let power_lost = media::power_was_lost(&directory);
+    let bulk_file = match &description.bulk {
+        Some(BulkPlace::File(file)) => Some(directory.join(file)),
+        _ => None,
+    };
+    let power_lost = store::power_was_lost(&directory, bulk_file);
     let bar = progress::waiting("looking for files", args.json);
     let mut copy = copy::Copy::new(target.clone(), args.json);
     before.into_iter().for_each(|lost| copy.tell(lost));

@@ -26,6 +26,7 @@ use shoal_host::{HostImage, PrivateMap, SEGMENT_BYTES, SegmentLog, SharedKind, S
 use shoal_media::{ImageFile, LogDevice, PersistentMemory};
 use shoal_region::Recovery;
 
+use crate::battery;
 use crate::device;
 use crate::failure::{During, Failure, Outcome};
 use crate::memory::MemoryChoice;
@@ -69,6 +70,8 @@ pub enum BulkPlace {
 pub struct Store {
     pub directory: PathBuf,
     pub description: Description,
+    /// `battery` memory: go on from the saved image although it lacks something, or the region there is no good.
+    pub restore: bool,
     _lock: StoreLock,
 }
 
@@ -108,7 +111,7 @@ impl Store {
         let mut seen_alive = None;
         loop {
             let failure = match lock(&directory) {
-                Ok(lock) => return Ok(Store { directory, description, _lock: lock }),
+                Ok(lock) => return Ok(Store::assemble(directory, description, lock)),
                 Err(failure) => failure,
             };
             if begin.elapsed() >= patience {
@@ -128,12 +131,12 @@ impl Store {
     }
 
     pub(crate) fn assemble(directory: PathBuf, description: Description, lock: StoreLock) -> Store {
-        Store { directory, description, _lock: lock }
+        Store { directory, description, restore: false, _lock: lock }
     }
 
     /// Opens the file system in the store.
     pub fn open(&self, mut options: Options) -> Outcome<(Fs, Recovery, Media)> {
-        let media = self.open_media()?;
+        let media = self.open_media(options.read_only)?;
         let name = self.directory.display().to_string();
         options.on_damage = Some(Arc::new(move |ino, finding| {
             tracing::error!("damaged inode {ino}: {finding}; unmount, then run `shoal check --repair {name}`");
@@ -174,7 +177,7 @@ impl Store {
         Failure::new(format_args!("store {}", self.directory.display()), error).remedy(remedy)
     }
 
-    fn open_media(&self) -> Outcome<Media> {
+    fn open_media(&self, read_only: bool) -> Outcome<Media> {
         let mut survives_power_loss = true;
         let (memory, log, images): (Arc<dyn PersistentMemory>, Option<Arc<dyn LogDevice>>, _) =
             match &self.description.memory {
@@ -190,12 +193,8 @@ impl Store {
                 }
                 MemoryChoice::Battery(path) => {
                     let images = self.open_images()?;
-                    let memory = if path.exists() {
-                        SharedMap::open(path, SharedKind::Battery).during("memory")?
-                    } else {
-                        self.restore(path, &shared(&images))?
-                    };
-                    (Arc::new(memory), None, Some(shared(&images)))
+                    let wish = battery::Wish { read_only, restore: self.restore, uuid: &self.description.uuid };
+                    (battery::open(path, &images, &wish)?, None, Some(shared(&images)))
                 }
                 MemoryChoice::Dax(path) => {
                     let memory = SharedMap::open(path, SharedKind::Dax).during("memory")?;
@@ -203,30 +202,11 @@ impl Store {
                     (Arc::new(memory), None, None)
                 }
             };
-        let region = region_parts(memory, log, images)?;
+        let region = region_parts(memory, log, images, self.period()?)?;
         let bulk = self.open_bulk()?.map(Arc::new);
         let device = bulk.as_ref().map(|bulk| bulk.block_device());
         let parts = Parts { region, bulk: device, clock: Arc::new(SystemClock::new()) };
         Ok(Media { parts, bulk, survives_power_loss })
-    }
-
-    /// Brings a `battery` region back from its saved image, after its memory lost power.
-    fn restore(&self, path: &Path, images: &[Arc<dyn ImageFile>; 2]) -> Outcome<SharedMap> {
-        let lost = |cause: &dyn std::fmt::Display| {
-            Failure::new(path.display(), format!("the region is gone, and there is no saved image: {cause}"))
-                .remedy("if its file system is not mounted, mount it first")
-        };
-        let (index, superblock, anchor) = shoal_region::newest_image(images).map_err(|error| lost(&error))?;
-        // Under another name until it is whole: a restore that is cut off is begun anew.
-        let mut new = path.as_os_str().to_owned();
-        new.push(".new");
-        let new = PathBuf::from(new);
-        let _ = fs::remove_file(&new);
-        let memory = SharedMap::create(&new, superblock.region_bytes, SharedKind::Battery).during("memory")?;
-        shoal_region::restore(images[index].as_ref(), &anchor, &memory).map_err(|error| lost(&error))?;
-        fs::rename(&new, path).during(path.display())?;
-        tracing::warn!("{}: restored from the image saved last", path.display());
-        Ok(memory)
     }
 
     pub fn open_images(&self) -> Outcome<[Arc<HostImage>; 2]> {
@@ -271,9 +251,15 @@ impl Store {
         opened.map(Some).map_err(|failure| failure.within("bulk storage").remedy(remedy))
     }
 
+    /// The time in which nothing written can get lost but by a crash of this process: a boot of the machine, and a mount of
+    /// the file systems that hold log and bulk storage. Everything after it counts as after a power loss.
+    pub fn period(&self) -> Outcome<[u8; 16]> {
+        period(&[Some(self.log_path()), self.bulk_path()])
+    }
+
     /// Notes that this process serves the store, in this boot of the machine.
     pub fn write_pid(&self) -> Outcome<()> {
-        let boot = shoal_host::boot_id().during("boot id")?;
+        let boot = self.period()?;
         let path = self.directory.join(PID);
         fs::write(&path, format!("{}\n{}\n", std::process::id(), uuid_text(&boot))).during(path.display())
     }
@@ -283,16 +269,16 @@ impl Store {
         let _ = fs::remove_file(self.directory.join(PID));
     }
 
-    /// Did the machine go down while the store was mounted?
+    /// Did the machine, or a file system below, go down while the store was mounted?
     pub fn power_was_lost(&self) -> bool {
-        power_was_lost(&self.directory)
+        power_was_lost(&self.directory, self.bulk_path())
     }
 }
 
-/// Did the machine go down while the store in `directory` was mounted?
-pub fn power_was_lost(directory: &Path) -> bool {
+/// The same for the store in `directory`, whose bulk storage may be the file `bulk`.
+pub fn power_was_lost(directory: &Path, bulk: Option<PathBuf>) -> bool {
     let Ok(text) = fs::read_to_string(directory.join(PID)) else { return false };
-    let now = shoal_host::boot_id().map(|id| uuid_text(&id)).unwrap_or_default();
+    let now = period(&[Some(directory.join(LOG)), bulk]).map(|id| uuid_text(&id)).unwrap_or_default();
     text.lines().nth(1).is_some_and(|boot| boot != now)
 }
 
@@ -351,12 +337,23 @@ pub fn shared(images: &[Arc<HostImage>; 2]) -> [Arc<dyn ImageFile>; 2] {
     [images[0].clone(), images[1].clone()]
 }
 
+/// The boot's number, and in each half of it the mount of one of the places: for two periods of one boot they differ.
+fn period(places: &[Option<PathBuf>; 2]) -> Outcome<[u8; 16]> {
+    let mut period = shoal_host::boot_id().during("boot id")?;
+    for (half, place) in period.chunks_exact_mut(8).zip(places) {
+        let Some(place) = place.as_ref().filter(|place| place.exists()) else { continue };
+        let mount = shoal_host::mount_id(place).during("bulk storage or log")?.unwrap_or(0);
+        half.iter_mut().zip(mount.to_le_bytes()).for_each(|(byte, mount)| *byte ^= mount);
+    }
+    Ok(period)
+}
+
 fn region_parts(
     memory: Arc<dyn PersistentMemory>,
     log: Option<Arc<dyn LogDevice>>,
     images: Option<[Arc<dyn ImageFile>; 2]>,
+    boot_id: [u8; 16],
 ) -> Outcome<shoal_region::Parts> {
-    let boot_id = shoal_host::boot_id().during("boot id")?;
     let nonce = shoal_host::random_bytes().during("random numbers")?;
     Ok(shoal_region::Parts { memory, log, images, boot_id, nonce })
 }
@@ -391,7 +388,11 @@ pub fn create_media(
         }
     };
     let device = bulk.as_ref().map(|bulk| bulk.block_device());
-    let region = region_parts(memory, log, images)?;
+    let file = match &description.bulk {
+        Some(BulkPlace::File(file)) => Some(directory.join(file)),
+        _ => None,
+    };
+    let region = region_parts(memory, log, images, period(&[Some(directory.join(LOG)), file])?)?;
     let parts = Parts { region, bulk: device, clock: Arc::new(SystemClock::new()) };
     Ok(Media { parts, bulk, survives_power_loss })
 }

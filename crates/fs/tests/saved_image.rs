@@ -10,8 +10,10 @@ use std::collections::BTreeMap;
 
 use data_store::{Kind, Setup, Store};
 use shoal_format::BULK_BLOCK;
+use shoal_format::superblock::ANCHOR_CLEAN;
 use shoal_fs::{Error, Ino, ROOT};
-use shoal_sim::{Limits, Random};
+use shoal_media::{ImageFile, PersistentMemory};
+use shoal_sim::{Limits, Random, World};
 
 /// Few, so that writers often have to save an image to find room, with data of others not yet flushed.
 const BLOCKS: u64 = 24;
@@ -168,4 +170,108 @@ fn blocks_of_the_saved_image_are_reused_when_nothing_else_is_left() {
     assert_eq!(store.fs.write(new, 0, &vec![2; full.len()]), Ok(full.len()));
     let back = store.restored(&store.world.snapshot().process_crash());
     assert!(back.fs.lookup(ROOT, b"file1", false).is_err());
+}
+
+/// A store whose region was away while it went on from its image: the states of both at the end.
+fn parted() -> (Store, Store) {
+    let setup = Setup { kind: Kind::Saved, threshold: 64 << 10, bulk_blocks: BLOCKS, region_bytes: 12 << 20 };
+    let store = Store::new(setup);
+    store.create(b"common");
+    store.fs.checkpoint().unwrap();
+    let away = store.world.snapshot().process_crash();
+    let onward = store.restored(&away);
+    // Each region takes the blocks the other one has taken.
+    for (store, byte) in [(&store, 1), (&onward, 2)] {
+        let ino = store.create(&[b'f', byte]);
+        store.fs.write(ino, 0, &vec![byte; (8 * BULK_BLOCK) as usize]).unwrap();
+        store.fs.sync().unwrap();
+    }
+    (store, onward)
+}
+
+fn copy_memory(from: &Store, to: &World) {
+    let mut bytes = vec![0; from.setup.region_bytes as usize];
+    from.world.memory(0).read(0, &mut bytes);
+    to.memory(0).write(0, &bytes);
+}
+
+fn copy_images(from: &Store, to: &World) {
+    for number in 0..2 {
+        let mut bytes = vec![0; 2 * from.setup.region_bytes as usize];
+        from.world.image(number).read(0, &mut bytes).unwrap();
+        to.image(number).write(0, &bytes).unwrap();
+    }
+}
+
+#[test]
+fn a_region_that_the_store_went_on_without_is_refused() {
+    let (left_behind, onward) = parted();
+    let world = onward.world.snapshot().process_crash().open();
+    copy_memory(&left_behind, &world);
+    match onward.tried(world) {
+        Err(error) => assert!(error.to_string().contains("older than the saved image"), "{error}"),
+        Ok(mixed) => {
+            check_bytes_of(&mixed, 1);
+            panic!("two regions have used one bulk device, and the older one is accepted");
+        }
+    }
+    // The newer one is as good as ever.
+    let world = onward.world.snapshot().process_crash().open();
+    check_bytes_of(&onward.tried(world).unwrap(), 2);
+}
+
+#[test]
+fn images_of_before_a_restore_are_refused_by_the_region_it_made() {
+    let (left_behind, onward) = parted();
+    let world = onward.world.snapshot().process_crash().open();
+    copy_images(&left_behind, &world);
+    let refused = onward.tried(world).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("image (restored 0 times) is not of this region (restored 1"), "{refused}");
+    // Restored once more from them, with random bits of its own: neither region is taken for the other.
+    let again = left_behind.restored_as(&left_behind.world.snapshot().process_crash(), 8);
+    let world = again.world.snapshot().process_crash().open();
+    copy_memory(&onward, &world);
+    let refused = again.tried(world).map(drop).unwrap_err();
+    assert!(refused.to_string().contains("image (restored 1 times) is not of this region (restored 1"), "{refused}");
+}
+
+fn check_bytes_of(store: &Store, byte: u8) {
+    let ino = store.fs.lookup(ROOT, &[b'f', byte], false).unwrap().ino;
+    let mut bytes = vec![0; (8 * BULK_BLOCK) as usize];
+    store.fs.read(ino, 0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|&found| found == byte), "bytes of another file");
+}
+
+#[test]
+fn an_image_is_clean_until_its_region_may_change() {
+    let setup = Setup { kind: Kind::Saved, ..Setup::default() };
+    let store = Store::new(setup);
+    let clean = |store: &Store| {
+        let images: [std::sync::Arc<dyn ImageFile>; 2] = [store.world.image(0), store.world.image(1)];
+        shoal_region::newest_image(&images).unwrap().2.flags.get() & ANCHOR_CLEAN != 0
+    };
+    assert!(!clean(&store), "opened for writing");
+    store.fs.checkpoint().unwrap();
+    assert!(!clean(&store), "saved, and still in use");
+    store.fs.shutdown().unwrap();
+    assert!(clean(&store));
+    let looked = store.read_only(&store.world.snapshot().process_crash());
+    assert!(clean(&looked), "a look changes nothing");
+    assert!(!clean(&store.after_process_crash()), "opened again");
+    // Whatever a power loss makes of the moment of opening: where the mark is missing, no record is in the region.
+    let closed = store.world.snapshot().process_crash();
+    let world = closed.open();
+    world.record(true);
+    let opened = store.tried(world.clone()).unwrap();
+    opened.create(b"first");
+    world.record(false);
+    for point in world.points() {
+        for state in point.power_losses(&Limits::few()) {
+            let found = store.tried(state.open()).unwrap();
+            let images: [std::sync::Arc<dyn ImageFile>; 2] = [state.open().image(0), state.open().image(1)];
+            let marked = shoal_region::newest_image(&images).unwrap().2.flags.get() & ANCHOR_CLEAN == 0;
+            let changed = found.fs.lookup(ROOT, b"first", false).is_ok();
+            assert!(marked || !changed, "{}: {}", point.name(), state.name());
+        }
+    }
 }

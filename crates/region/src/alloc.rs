@@ -5,7 +5,11 @@
 //! bit when the transaction commits; an abort gives it back. A free clears the persistent bit with the
 //! transaction's record and returns the slot to the volatile state afterwards, still under the commit lock.
 //! Giving a segment to a class is a record of its own: it is harmless if the transaction that wanted it aborts.
+//! The bitmaps that lie in their segments are read when a segment is first needed, if the image said how many of its slots
+//! are in use: a mount would else read every segment. Whoever changes a bitmap has read it before ([`Region::check_allocated`]).
 //! The last 1/32 of the segments serve only transactions that free space in the end.
+
+use std::sync::Arc;
 
 use shoal_format::record::{Entry, RECORD_ALIGN, RECORD_HEADER, RecordKind};
 use shoal_format::segment::{SEGMENT_ENTRY, SEGMENT_ENTRY_BITMAP, SegmentEntry, SegmentUse};
@@ -53,11 +57,18 @@ struct Segment {
     hint: u16,
     /// Bits in use, for classes of at most 64 slots.
     word: u64,
-    /// Bits in use, for the others.
+    /// Bits in use, for the others; none while the bitmap is not read.
     words: Option<Box<[u64]>>,
+    /// `free` is what the image said; the bitmap is in the region's memory only.
+    unread: bool,
 }
 
+/// How many slots of each segment are in use, for classes whose bitmap lies in the segment; [`UNKNOWN`]: read it.
+pub(crate) type UsedSlots = Vec<u16>;
+pub(crate) const UNKNOWN: u16 = u16::MAX;
+
 pub(crate) struct Allocator {
+    memory: Arc<dyn PersistentMemory>,
     segments: Vec<Segment>,
     partial: [Vec<u32>; CLASSES],
     free_segments: u64,
@@ -86,6 +97,16 @@ fn bit_of(superblock: &Superblock, slot: SlotRef) -> (Offset, u64) {
     (at, 1 << (index % 64))
 }
 
+fn bitmap_of(memory: &dyn PersistentMemory, segment: usize, slots: u32) -> Box<[u64]> {
+    (0..slots.div_ceil(64) as u64).map(|word| memory.read_u64(segment as u64 * SEGMENT + word * 8)).collect()
+}
+
+/// Bits behind the last slot are in use: no writer sets them.
+fn has_spare_bits(words: &[u64], slots: u32) -> bool {
+    let spare = slots % 64;
+    spare != 0 && words[words.len() - 1] >> spare != 0
+}
+
 /// Marks the segments of the fixed areas in a new region's table.
 pub(crate) fn reserve_fixed(memory: &dyn PersistentMemory, superblock: &Superblock) {
     for segment in 0..superblock.reserved_segments() {
@@ -94,12 +115,13 @@ pub(crate) fn reserve_fixed(memory: &dyn PersistentMemory, superblock: &Superblo
 }
 
 impl Allocator {
-    /// Builds the volatile state from the table.
-    pub fn load(memory: &dyn PersistentMemory, superblock: &Superblock) -> Result<Allocator> {
+    /// Builds the volatile state from the table, and from bitmaps where `used` does not say enough.
+    pub fn load(memory: &Arc<dyn PersistentMemory>, superblock: &Superblock, used: &[u16]) -> Result<Allocator> {
         let fixed = superblock.reserved_segments();
         let mut table = vec![0; (superblock.segment_count * SEGMENT_ENTRY) as usize];
         memory.read(superblock.segment_table, &mut table);
         let mut alloc = Allocator {
+            memory: memory.clone(),
             segments: Vec::with_capacity(superblock.segment_count as usize),
             partial: [const { Vec::new() }; CLASSES],
             free_segments: 0,
@@ -121,8 +143,15 @@ impl Allocator {
                 return damaged("reserved segment");
             }
             body_left = body_left.saturating_sub(1);
-            let mut segment =
-                Segment { usage: Usage::Free, listed: false, free: 0, hint: 0, word: bitmap, words: None };
+            let mut segment = Segment {
+                usage: Usage::Free,
+                listed: false,
+                free: 0,
+                hint: 0,
+                word: bitmap,
+                words: None,
+                unread: false,
+            };
             match usage {
                 SegmentUse::Free => alloc.free_segments += 1,
                 SegmentUse::Reserved => segment.usage = Usage::Reserved,
@@ -134,19 +163,22 @@ impl Allocator {
                 SegmentUse::Slots(class) => {
                     let (slots, _) = class_geometry(class);
                     segment.usage = Usage::Slots(class);
-                    let used = if slots <= 64 {
-                        bitmap.count_ones()
-                    } else {
-                        let words: Box<[u64]> = (0..slots.div_ceil(64) as u64)
-                            .map(|word| memory.read_u64(number as u64 * SEGMENT + word * 8))
-                            .collect();
-                        let spare = slots % 64;
-                        if spare != 0 && words[words.len() - 1] >> spare != 0 {
-                            return damaged("slot bitmap");
+                    let said = used.get(number).map(|&used| used as u32).filter(|&used| used <= slots);
+                    let used = match said {
+                        _ if slots <= 64 => bitmap.count_ones(),
+                        Some(used) => {
+                            segment.unread = true;
+                            used
                         }
-                        let used = words.iter().map(|w| w.count_ones()).sum();
-                        segment.words = Some(words);
-                        used
+                        None => {
+                            let words = bitmap_of(memory.as_ref(), number, slots);
+                            if has_spare_bits(&words, slots) {
+                                return damaged("slot bitmap");
+                            }
+                            let used = words.iter().map(|w| w.count_ones()).sum();
+                            segment.words = Some(words);
+                            used
+                        }
                     };
                     segment.free = (slots - used) as u16;
                     alloc.free_slot_bytes += segment.free as u64 * CLASS_SIZES[class as usize] as u64;
@@ -172,6 +204,43 @@ impl Allocator {
         self.high * SEGMENT
     }
 
+    /// What `load` can be told later of `segments`: slots in use, in transactions or for good.
+    pub fn used_slots(&self, segments: std::ops::Range<usize>) -> impl Iterator<Item = u16> {
+        let end = segments.end.min(self.high as usize);
+        self.segments[segments.start.min(end)..end].iter().map(|segment| match segment.usage {
+            Usage::Slots(class) => class_geometry(class).0 as u16 - segment.free,
+            _ => 0,
+        })
+    }
+
+    /// Reads the bitmap of a segment that has slots, unless it was read before.
+    ///
+    /// No transaction that changes it is under way: it would have read it. What the image said may count slots that were
+    /// in a transaction and never came to be; now they are free.
+    fn read_bitmap(&mut self, number: usize) {
+        let segment = &mut self.segments[number];
+        let Usage::Slots(class) = segment.usage else { return };
+        if !std::mem::take(&mut segment.unread) {
+            return;
+        }
+        let (slots, _) = class_geometry(class);
+        let mut words = bitmap_of(self.memory.as_ref(), number, slots);
+        if has_spare_bits(&words, slots) {
+            // Damaged: nothing is allocated from it. The checker names it.
+            words.fill(u64::MAX);
+        }
+        let used: u32 = words.iter().map(|w| w.count_ones()).sum();
+        let (before, free) = (segment.free, slots.saturating_sub(used) as u16);
+        (segment.words, segment.free) = (Some(words), free);
+        let size = CLASS_SIZES[class as usize] as u64;
+        self.free_slot_bytes = self.free_slot_bytes - before as u64 * size + free as u64 * size;
+        self.empty_segments = self.empty_segments + (free as u32 == slots) as u64 - (before as u32 == slots) as u64;
+        if free > 0 && !segment.listed {
+            segment.listed = true;
+            self.partial[class as usize].push(number as u32);
+        }
+    }
+
     fn take_slot(&mut self, class: u8) -> Option<SlotRef> {
         let (slots, first) = class_geometry(class);
         let size = CLASS_SIZES[class as usize];
@@ -184,6 +253,10 @@ impl Allocator {
                     segment.listed = false;
                 }
                 self.partial[class as usize].pop();
+                continue;
+            }
+            if segment.unread {
+                self.read_bitmap(number as usize);
                 continue;
             }
             let index = match &mut segment.words {
@@ -222,6 +295,7 @@ impl Allocator {
             return;
         }
         let (slots, _) = class_geometry(slot.class());
+        self.read_bitmap(number);
         let (index, segment) = (slot.index(), &mut self.segments[number]);
         let (word, bit) = (index as usize / 64, 1u64 << (index % 64));
         let bits = match &mut segment.words {
@@ -264,9 +338,13 @@ impl Allocator {
         Some(found)
     }
 
-    fn is_empty_slots(&self, segment: usize) -> bool {
-        let segment = &self.segments[segment];
-        matches!(segment.usage, Usage::Slots(class) if segment.free as u32 == class_geometry(class).0)
+    fn is_empty_slots(&mut self, number: usize) -> bool {
+        let segment = &self.segments[number];
+        let empty = |segment: &Segment| matches!(segment.usage, Usage::Slots(class) if segment.free as u32 == class_geometry(class).0);
+        if empty(segment) && segment.unread {
+            self.read_bitmap(number);
+        }
+        empty(&self.segments[number])
     }
 
     /// Takes an empty segment away from its class.
@@ -274,7 +352,8 @@ impl Allocator {
         let Usage::Slots(class) = self.segments[number].usage else { unreachable!("an empty segment has a class") };
         self.empty_segments -= 1;
         self.free_slot_bytes -= class_geometry(class).0 as u64 * CLASS_SIZES[class as usize] as u64;
-        self.segments[number] = Segment { usage: Usage::Free, listed: false, free: 0, hint: 0, word: 0, words: None };
+        self.segments[number] =
+            Segment { usage: Usage::Free, listed: false, free: 0, hint: 0, word: 0, words: None, unread: false };
         let list = &mut self.partial[class as usize];
         list.retain(|&s| s as usize != number);
     }
@@ -343,6 +422,7 @@ impl Region {
             hint: 0,
             word: 0,
             words: (slots > 64).then(|| vec![0; slots.div_ceil(64) as usize].into()),
+            unread: false,
         };
         if slots % 64 != 0 {
             // Bits behind the last slot are never free.
@@ -403,10 +483,13 @@ impl Region {
     pub(crate) fn check_allocated(&self, slot: SlotRef) -> Result<()> {
         let number = slot.segment();
         let wrong = || Error::corrupt("slot reference", slot.offset(), slot.bits());
-        let alloc = self.alloc.lock();
+        let mut alloc = self.alloc.lock();
         let last = if slot.is_run() { number + slot.run_segments() } else { number + 1 };
         if last > alloc.segments.len() as u64 {
             return Err(wrong());
+        }
+        if !slot.is_run() {
+            alloc.read_bitmap(number as usize);
         }
         let segment = &alloc.segments[number as usize];
         let ok = match (segment.usage, slot.is_run()) {

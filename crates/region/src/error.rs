@@ -26,6 +26,17 @@ pub enum Error {
     TooSmall { have: u64, need: u64 },
     #[error("the anchor belongs to another store")]
     Foreign,
+    /// A restore has left this region behind: the bulk device has gone on without it. Both numbers count restores.
+    #[error(
+        "the region (restored {region} times) is older than the saved image (restored {image} times): the store has gone \
+         on from an image, without this region"
+    )]
+    RegionOlder { region: u64, image: u64 },
+    #[error(
+        "the saved image (restored {image} times) is not of this region (restored {region} times): the images were put \
+         back from a backup, or have been used elsewhere"
+    )]
+    ImageOlder { region: u64, image: u64 },
     #[error("the log ends at {end}, before the image's seal at {sealed}: log segments are missing or damaged")]
     LogShort { end: u64, sealed: u64 },
     #[error("logged memory needs a log and two images")]

@@ -17,11 +17,13 @@
 mod alloc;
 mod checkpoint;
 mod error;
+mod incarnation;
 #[cfg(feature = "planted")]
 pub mod planted;
 #[cfg(not(feature = "planted"))]
 mod planted;
 mod ring;
+mod seal;
 mod sync;
 mod tx;
 
@@ -38,9 +40,11 @@ use shoal_media::{Clock, ImageFile, LogDevice, PersistentMemory};
 use zerocopy::IntoBytes;
 
 pub use alloc::Space;
-pub use checkpoint::{newest_image, restore};
+pub use checkpoint::newest_image;
 pub use error::{Error, Failure, Result};
+pub use incarnation::{compare, place_anchor, restore};
 use planted::{Bug, is_planted};
+pub use seal::write_image;
 pub use tx::{Tx, View};
 
 /// A position in the log: bytes appended since the store was formatted.
@@ -106,6 +110,8 @@ pub(crate) struct CommitState {
     /// Ring: records from here on may be needed by recovery. Log: start of the newest sealed image's replay.
     pub head: Lsn,
     pub anchor_generation: u64,
+    /// How often this region was restored from an image.
+    pub incarnation: u64,
 }
 
 impl Region {
@@ -120,8 +126,9 @@ impl Region {
         let reserved = superblock.reserved_segments();
         memory.zero(0, reserved * SEGMENT);
         alloc::reserve_fixed(memory.as_ref(), &superblock);
-        let state = CommitState { end: 0, salt: 0, boot_id: parts.boot_id, head: 0, anchor_generation: 0 };
-        let region = Region::assemble(superblock, parts, state, 0, false)?;
+        let state =
+            CommitState { end: 0, salt: 0, boot_id: parts.boot_id, head: 0, anchor_generation: 0, incarnation: 0 };
+        let region = Region::assemble(superblock, parts, state, 0, false, &[])?;
         region.memory.write_back(0, reserved * SEGMENT);
         region.memory.fence();
         if superblock.memory_kind.has_ring() {
@@ -174,6 +181,11 @@ impl Region {
         if anchor.uuid != superblock.uuid {
             return Err(Error::Foreign);
         }
+        if let Some(images) = &parts.images
+            && superblock.memory_kind.has_ring()
+        {
+            incarnation::compare(images, &superblock, &anchor)?;
+        }
         let nonce = parts.nonce;
         let log: Arc<dyn LogDevice> = match &parts.log {
             Some(log) => log.clone(),
@@ -187,6 +199,10 @@ impl Region {
                 &superblock,
                 anchor.used_bytes.get(),
             )?;
+        }
+        let mut used = Vec::new();
+        if let (MemoryKind::Logged, Some(images)) = (superblock.memory_kind, &parts.images) {
+            used = checkpoint::used_slots(images, &superblock, &anchor)?;
         }
         let dirty = dirty_bitmap(&superblock, parts.images.is_some());
         if superblock.memory_kind == MemoryKind::Dax && !is_planted(Bug::ReplayFence) {
@@ -205,10 +221,18 @@ impl Region {
         recovery.clean = recovery.records == 0 && recovery.bytes == 0 && anchor.flags.get() & ANCHOR_CLEAN != 0;
         let boot_id = if present_boot { parts.boot_id } else { last_boot };
         let (head, anchor_generation) = (anchor.replay_lsn.get(), anchor.generation.get());
-        let state = CommitState { end, salt, boot_id, head, anchor_generation };
+        let incarnation = anchor.incarnation.get();
+        let state = CommitState { end, salt, boot_id, head, anchor_generation, incarnation };
         // What was replayed from a log file may still be only in the page cache.
         let durable = if superblock.memory_kind.has_ring() { end } else { anchor.sealed_lsn.get() };
-        let mut region = Region::assemble(superblock, parts, state, durable, read_only)?;
+        // Of what replay touched the image's count says nothing.
+        for (segment, used) in used.iter_mut().enumerate() {
+            let page = segment as u64 * (SEGMENT / PAGE);
+            if dirty[(page / 64) as usize].load(Ordering::Relaxed) >> (page % 64) & 1 == 1 {
+                *used = alloc::UNKNOWN;
+            }
+        }
+        let mut region = Region::assemble(superblock, parts, state, durable, read_only, &used)?;
         region.dirty = dirty;
         if !read_only {
             if superblock.memory_kind.has_ring() {
@@ -231,6 +255,7 @@ impl Region {
         state: CommitState,
         durable: Lsn,
         read_only: bool,
+        used: &[u16],
     ) -> Result<Region> {
         if !superblock.memory_kind.has_ring() && (parts.log.is_none() || parts.images.is_none()) {
             return Err(Error::MissingMedia);
@@ -239,7 +264,7 @@ impl Region {
             Some(log) => log,
             None => Arc::new(ring::RingLog::new(parts.memory.clone(), &superblock)),
         };
-        let alloc = alloc::Allocator::load(parts.memory.as_ref(), &superblock)?;
+        let alloc = alloc::Allocator::load(&parts.memory, &superblock, used)?;
         let end = state.end;
         Ok(Region {
             dirty: dirty_bitmap(&superblock, parts.images.is_some()),
@@ -427,7 +452,8 @@ impl Region {
             flags: flags.into(),
             boot_id: state.boot_id,
             used_bytes: self.alloc.lock().used_bytes().into(),
-            reserved: [0; 44],
+            incarnation: state.incarnation.into(),
+            reserved: [0; 36],
             crc: 0.into(),
         }
         .sealed()

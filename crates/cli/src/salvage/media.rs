@@ -167,8 +167,3 @@ pub fn is_locked(directory: &Path) -> bool {
     let Ok(file) = File::open(directory.join("lock")) else { return false };
     matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, nix::errno::Errno::EWOULDBLOCK)))
 }
-
-/// Did the machine go down while the store was mounted?
-pub fn power_was_lost(directory: &Path) -> bool {
-    crate::store::power_was_lost(directory)
-}

@@ -12,7 +12,7 @@ use shoal_format::extent::{self, EXTENT_NEW, ExtentNode};
 use shoal_format::inode::{CHUNK, INODE_HAS_NEW, Inode, Layout};
 use shoal_format::superblock::{Geometry, MemoryKind};
 use shoal_format::{BULK_BLOCK, SlotRef};
-use shoal_fs::{Caller, FormatOptions, Fs, Ino, Options, Parts, ROOT, SetAttr};
+use shoal_fs::{Caller, Error, FormatOptions, Fs, Ino, Options, Parts, ROOT, SetAttr};
 use shoal_media::{BlockDevice, BlockGeometry, Completion, ImageFile, PersistentMemory, Request};
 use shoal_region::View;
 use shoal_sim::{SimClock, SimDisk, SimMemory, SimMemoryKind, World, WorldState};
@@ -101,13 +101,16 @@ fn parts(setup: Setup, world: &World, boot: u8, fresh: bool) -> shoal_region::Pa
 }
 
 fn open(setup: Setup, world: World, boot: u8, read_only: bool) -> Store {
+    try_open(setup, world, boot, read_only).expect("the store opens")
+}
+
+fn try_open(setup: Setup, world: World, boot: u8, read_only: bool) -> Result<Store, Error> {
     let clock = Arc::new(SimClock::new(1_000_000_000));
     let region = parts(setup, &world, boot, false);
     let trimmed = Arc::default();
     let parts = Parts { region, bulk: bulk(setup, &world, &trimmed), clock: clock.clone() };
-    let (fs, _) =
-        Fs::open(parts, Options { commit_age_ms: 0, read_only, ..Options::default() }).expect("the store opens");
-    Store { setup, world, fs, clock, trimmed, boot }
+    let (fs, _) = Fs::open(parts, Options { commit_age_ms: 0, read_only, ..Options::default() })?;
+    Ok(Store { setup, world, fs, clock, trimmed, boot })
 }
 
 impl Store {
@@ -147,14 +150,23 @@ impl Store {
         open(self.setup, state.open(), self.boot + power_lost as u8, false)
     }
 
+    /// The media of `world`, opened as they are.
+    pub fn tried(&self, world: World) -> Result<Store, Error> {
+        try_open(self.setup, world, self.boot, false)
+    }
+
     /// The store as `state` left it, but for the region's memory, which is lost: it comes from the newest image.
     pub fn restored(&self, state: &WorldState) -> Store {
+        self.restored_as(state, 7)
+    }
+
+    /// The same, with these random bits in the incarnation.
+    pub fn restored_as(&self, state: &WorldState, random: u32) -> Store {
         let world = state.open();
         let images: [Arc<dyn ImageFile>; 2] = [world.image(0), world.image(1)];
-        let (index, _, anchor) = shoal_region::newest_image(&images).expect("one image is valid");
         let memory = world.memory(0);
         memory.zero(0, memory.len());
-        shoal_region::restore(images[index].as_ref(), &anchor, memory.as_ref()).expect("restored");
+        shoal_region::restore(&images, memory.as_ref(), 0, random).expect("restored");
         // The boot may be the same: the memory's file was deleted, say.
         open(self.setup, world, self.boot, false)
     }
