@@ -173,6 +173,9 @@ mod tests {
         let lists = |texts: &[&str]| texts.iter().map(|t| t.to_string()).collect::<Vec<_>>();
         assert!(wants_restore(&lists(&["ro", "noatime,restore"])) && !wants_restore(&lists(&["ro,norestore", ""])));
         parsed("restore");
+    }
+
+    #[test]
     fn copied_fstab_lines_are_understood() {
         let list = "nodiratime,strictatime,lazytime,dirsync,nosymfollow,mand,nomand,iversion,noiversion,silent,loud";
         let all = parsed(list);
