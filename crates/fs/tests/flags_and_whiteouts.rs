@@ -1,4 +1,7 @@
-//! What chattr's flags refuse, what a rename leaves for an overlay, when reads change access times, and who keeps set-group-id.
+//! What chattr's flags refuse, what a rename leaves for an overlay, when reads change access times, and who keeps
+//! set-group-id under an access ACL.
+//!
+//! On a store in simulated memory with both tiers. That each of the changes is whole after a crash is the crash search's part.
 
 mod sim_store;
 
