@@ -3,7 +3,7 @@
 //! For what only the process that has the store or device open can tell: `df` and `inspect` of a mounted store, the
 //! `status` of its bulk device or of a served one, and changes of a network RAM disk's donors. The socket is for the
 //! owner alone. Its path is taken relative to the open directory, because the address of a UNIX socket holds 108 bytes
-//! and a store may lie deeper. Nothing here changes a store.
+//! and a store may lie deeper. Nothing here changes what a store holds.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
