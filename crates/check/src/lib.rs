@@ -19,8 +19,8 @@ mod json;
 mod links;
 mod open;
 mod region;
-mod replay;
 mod remedy;
+mod replay;
 mod report;
 mod salvage;
 

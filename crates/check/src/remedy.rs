@@ -13,20 +13,42 @@ use crate::report::{FindingKind as K, Report};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Remedy {
     /// Removes an entry whose inode is not in use or cannot be read.
-    RemoveEntry { directory: u32, name: Vec<u8>, ino: u32 },
+    RemoveEntry {
+        directory: u32,
+        name: Vec<u8>,
+        ino: u32,
+    },
     /// Frees a record that does not decode; what it owned becomes a leak.
-    FreeRecord { ino: u32 },
+    FreeRecord {
+        ino: u32,
+    },
     /// Names an inode that no entry names, in `lost+found`.
-    Attach { ino: u32 },
-    LinkCount { ino: u32, nlink: u32 },
+    Attach {
+        ino: u32,
+    },
+    LinkCount {
+        ino: u32,
+        nlink: u32,
+    },
     /// Corrects `allocated`.
-    Allocated { ino: u32, bytes: u64 },
+    Allocated {
+        ino: u32,
+        bytes: u64,
+    },
     /// Corrects the size of a directory.
-    Entries { directory: u32, entries: u64 },
+    Entries {
+        directory: u32,
+        entries: u64,
+    },
     /// Frees pieces that nothing references.
-    FreePieces { pieces: Vec<SlotRef> },
+    FreePieces {
+        pieces: Vec<SlotRef>,
+    },
     /// Frees bulk blocks that no file maps.
-    FreeBlocks { first: u64, blocks: u64 },
+    FreeBlocks {
+        first: u64,
+        blocks: u64,
+    },
 }
 
 impl std::fmt::Display for Remedy {
