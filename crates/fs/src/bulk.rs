@@ -15,6 +15,7 @@
 //!
 //! Left out: extent maps, and when to flush.
 
+mod births;
 mod fresh;
 
 use std::sync::Arc;
@@ -27,7 +28,8 @@ use shoal_media::{BlockDevice, block};
 use shoal_region::{Lsn, Region, Tx, View};
 
 use crate::{Error, Result};
-pub(crate) use fresh::Fresh;
+use births::Births;
+pub(crate) use fresh::{Fresh, Tail};
 
 /// Blocks that lie side by side on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -100,7 +102,10 @@ pub(crate) struct Bulk {
     submitted: AtomicU64,
     /// The last write covered by a completed flush. Held during a flush.
     flushed: Mutex<u64>,
+    /// The same, to be read while a flush runs.
+    durable: AtomicU64,
     pub fresh: Fresh,
+    pub births: Births,
 }
 
 impl Bulk {
@@ -145,7 +150,9 @@ impl Bulk {
             written: AtomicU64::new(1),
             submitted: AtomicU64::new(0),
             flushed: Mutex::new(0),
+            durable: AtomicU64::new(0),
             fresh: Fresh::default(),
+            births: Births::new(region.last_lsn()),
         })
     }
 
@@ -382,6 +389,7 @@ impl Bulk {
             self.submitted.store(covered, Ordering::Release);
             block::flush(&*self.device).inspect_err(|_| region.poison())?;
             *flushed = covered;
+            self.durable.store(covered, Ordering::Release);
         }
         Ok(*flushed)
     }
@@ -389,6 +397,11 @@ impl Bulk {
     /// Is there data that no flush covers?
     pub fn needs_flush(&self) -> bool {
         self.written.load(Ordering::Acquire) > self.last_submitted()
+    }
+
+    /// The last write that a completed flush covers.
+    pub fn last_flushed(&self) -> u64 {
+        self.durable.load(Ordering::Acquire)
     }
 
     /// A write's number for data that an earlier process wrote.

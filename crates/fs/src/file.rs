@@ -22,8 +22,6 @@ use crate::{Error, Fs, Ino, Piece, Result, small};
 pub const FILE_BYTES_MAX: u64 = FILE_BLOCKS_MAX * BULK_BLOCK;
 /// A file moves to the bulk device in one transaction, which frees its chunks: no threshold may exceed this (bytes).
 const THRESHOLD_MAX: u64 = small::CHUNKS_PER_STEP * CHUNK;
-/// A first write of this many bytes is taken for the start of a long file (bytes).
-const LONG_WRITE: usize = 64 << 10;
 /// Bytes copied under one lock.
 const COPY_BYTES: u64 = 128 << 10;
 const DAY_NS: i64 = 24 * 3600 * 1_000_000_000;
@@ -141,8 +139,8 @@ impl Fs {
         small::write(&mut tx, inode, at, &bytes[..len])?;
         self.store(&mut tx, ino, inode)?;
         let lsn = tx.commit()?;
-        if let (true, LONG_WRITE.., Some(bulk)) = (first, bytes.len(), &self.bulk) {
-            bulk.fresh.born(ino, lsn);
+        if let (true, Some(bulk)) = (first, &self.bulk) {
+            bulk.births.note(ino, lsn);
         }
         Ok(len)
     }
@@ -159,6 +157,9 @@ impl Fs {
         let now = self.now();
         (inode.mtime, inode.ctime) = (now, now);
         if size < inode.size {
+            if let (0, Some(bulk)) = (size, &self.bulk) {
+                bulk.fresh.replace(ino);
+            }
             return self.cut_off(ino, inode, size);
         }
         self.make_room(ino, inode, size)?;
@@ -376,9 +377,12 @@ impl Fs {
     /// The bulk device's part of an fsync: when the log is durable up to the position returned, the file is.
     ///
     /// Order: the flush covers the data; then a record clears NEW; then the log up to this record is made durable. A
-    /// record that clears NEW before the flush completed could outlive the data.
+    /// record that clears NEW before the flush completed could outlive the data. The promise comes before the look at the
+    /// tier: a file that is in the region then does not leave it unflushed any more.
     pub fn fsync_prepare(&self, ino: Ino) -> Result<Lsn> {
         if let Some(bulk) = &self.bulk {
+            self.region.promise();
+            self.settle_replaced()?;
             let is_large = {
                 let _lock = self.locks.read(ino);
                 self.load(ino)?.layout == Layout::Extents

@@ -5,7 +5,7 @@
 //! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space` |
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
 //! | attributes | `attr`, `xattr`, `acl` |
-//! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `extents`, `bulk` |
+//! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk` |
 //! | inodes, locks, references | `inode`, `locks`, `refs` |
 //! | transactions, allocator, log | crate `shoal-region` |
 //!
@@ -32,6 +32,7 @@ mod namespace;
 mod recovery;
 mod refs;
 mod rename;
+mod settle;
 mod small;
 mod space;
 mod xattr;

@@ -164,11 +164,17 @@ impl Fs {
                 pace.bulk_since = Some(now);
             }
             let bulk_due = pace.bulk_since.is_some_and(due);
+            let log_due = pace.pending.is_some_and(|(_, since)| due(since));
+            // The log never without the data its records speak of: a file's old contents would go, its new ones not come.
+            let bulk_due = bulk_due || log_due && self.has_new();
             if bulk_due {
                 pace.bulk_since = None;
             }
-            (pace.pending.is_some_and(|(_, since)| due(since)), bulk_due)
+            (log_due, bulk_due)
         };
+        if log_due || bulk_due {
+            self.region.promise();
+        }
         if bulk_due {
             self.settle_new()?;
         }
@@ -212,6 +218,8 @@ impl Fs {
         if self.region.is_read_only() {
             return Ok(());
         }
+        // Before the look at what there is to settle: what is in the region now does not leave it unflushed any more.
+        self.region.promise();
         self.settle_new()?;
         Ok(self.region.sync()?)
     }
