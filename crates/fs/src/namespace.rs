@@ -31,6 +31,12 @@ const DOTS: u64 = 2;
 /// Most links an inode may have.
 const LINKS_MAX: u32 = u32::MAX - 1;
 
+/// An inode that lost its last link and is still to be reclaimed.
+pub(crate) struct Gone {
+    ino: Ino,
+    generation: u32,
+}
+
 pub(crate) fn kind_of(mode: u16) -> u8 {
     (mode >> 12) as u8
 }
@@ -332,7 +338,7 @@ impl Fs {
             return Err(Error::IsDirectory);
         }
         check_name(name)?;
-        let (mut lock, mut dir, found) = self.lock_entry(parent, name)?;
+        let (lock, mut dir, found) = self.lock_entry(parent, name)?;
         let mut inode = self.load(found.ino)?;
         if inode.is_dir() {
             return Err(Error::IsDirectory);
@@ -342,18 +348,15 @@ impl Fs {
         dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), &found)?;
         (dir.mtime, dir.ctime) = (now, now);
         self.store(&mut tx, parent, &dir)?;
-        self.drop_link(&mut lock, tx, found.ino, &mut inode, now)
+        let gone = self.drop_link(tx, found.ino, &mut inode, now)?;
+        drop(lock);
+        self.reclaim_gone(gone);
+        Ok(())
     }
 
-    /// Takes one link from an inode within `tx`, commits, and reclaims the inode if nothing refers to it any more.
-    pub(crate) fn drop_link(
-        &self,
-        lock: &mut WriteGuard<'_>,
-        mut tx: Tx<'_>,
-        ino: Ino,
-        inode: &mut Inode,
-        now: i64,
-    ) -> Result<()> {
+    /// Takes one link from an inode within `tx` and commits. An inode that nothing refers to any more and that owns more
+    /// than goes in the same transaction is returned, for [`Fs::reclaim_gone`].
+    pub(crate) fn drop_link(&self, mut tx: Tx<'_>, ino: Ino, inode: &mut Inode, now: i64) -> Result<Option<Gone>> {
         inode.nlink = inode.nlink.saturating_sub(if inode.is_dir() { inode.nlink } else { 1 });
         inode.ctime = now;
         let gone = inode.nlink == 0 && !self.refs.is_held(ino);
@@ -365,18 +368,29 @@ impl Fs {
             tx.commit()?;
             self.count(inode, -1);
             claim.give_back();
-            return Ok(());
+            return Ok(None);
         }
         self.store(&mut tx, ino, inode)?;
         tx.commit()?;
         if inode.nlink == 0 {
             self.orphans.lock().insert(ino);
         }
-        if gone {
-            // The name is gone whatever happens now; shutdown or recovery reclaims what this cannot.
-            self.note(self.reclaim(lock, ino, *inode));
+        Ok(gone.then_some(Gone { ino, generation: inode.generation }))
+    }
+
+    /// Reclaims what [`Fs::drop_link`] returned. The caller holds no locks: freeing a long file takes many steps, and the
+    /// directory it was in must not wait for them. Until then the inode is an orphan like any other.
+    pub(crate) fn reclaim_gone(&self, gone: Option<Gone>) {
+        let Some(Gone { ino, generation }) = gone else { return };
+        let mut lock = self.locks.write(ino);
+        match self.load(ino) {
+            // Nobody can have found it by a name; but the number may have been freed and taken again.
+            Ok(inode) if inode.nlink == 0 && inode.generation == generation && !self.refs.is_held(ino) => {
+                // The name is gone whatever happens now; shutdown or recovery reclaims what this cannot.
+                self.note(self.reclaim(&mut lock, ino, inode));
+            }
+            _ => {}
         }
-        Ok(())
     }
 
     pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
@@ -386,7 +400,7 @@ impl Fs {
             b".." => return Err(Error::NotEmpty),
             _ => check_name(name)?,
         }
-        let (mut lock, mut dir, found) = self.lock_entry(parent, name)?;
+        let (lock, mut dir, found) = self.lock_entry(parent, name)?;
         let mut inode = self.load(found.ino)?;
         if !inode.is_dir() {
             return Err(Error::NotDirectory);
@@ -400,7 +414,10 @@ impl Fs {
         dir.nlink -= 1;
         (dir.mtime, dir.ctime) = (now, now);
         self.store(&mut tx, parent, &dir)?;
-        self.drop_link(&mut lock, tx, found.ino, &mut inode, now)
+        let gone = self.drop_link(tx, found.ino, &mut inode, now)?;
+        drop(lock);
+        self.reclaim_gone(gone);
+        Ok(())
     }
 
     /// Hands out entries from `cookie` (0: the beginning) until `emit` returns `false` or none is left.
