@@ -347,24 +347,25 @@ fn appends_flush_only_where_bytes_were_cut_off() {
     assert_eq!(flushes(&again) - before, 1, "one file was cut");
 }
 
-/// Fills the region until nothing can be stored there.
+/// Fills the region until no piece of any size up to 8 KiB can be allocated there.
 fn fill_region(store: &Store) {
-    let mut number = 0u32;
-    for len in [32 << 10, 4 << 10, 1 << 10, 256, 64, 16] {
-        loop {
-            number += 1;
-            let name = format!("filler{number}");
-            let Ok(attr) = store.fs.mknod(&Default::default(), ROOT, name.as_bytes(), 0o644, 0) else { break };
-            if store.fs.write(attr.ino, 0, &vec![9; len]) != Ok(len) {
-                break;
-            }
+    let fillers: Vec<Ino> = (0..6000).map(|n| store.create(format!("filler{n}").as_bytes())).collect();
+    let mut fillers = fillers.into_iter();
+    let mut filler = fillers.next();
+    let mut len = 8 << 10;
+    while len > 0 {
+        let ino = filler.expect("there are enough files");
+        match store.fs.write(ino, 0, &vec![9; len]) {
+            Ok(_) => filler = fillers.next(),
+            Err(Error::NoSpace) => len = if len > 1024 { len / 2 } else { len - 16 },
+            Err(error) => panic!("{error}"),
         }
     }
 }
 
 #[test]
 fn a_write_that_finds_the_region_full_leaves_nothing_behind_the_end() {
-    let mut refused = 0;
+    let mut refused = [0; 2];
     for extents in 1..12u64 {
         for at_end in [false, true] {
             let setup = Setup { threshold: 8 << 10, region_bytes: 8 << 20, ..Setup::default() };
@@ -384,7 +385,7 @@ fn a_write_that_finds_the_region_full_leaves_nothing_behind_the_end() {
             let end = store.fs.getattr(file).unwrap().size;
             match outcome {
                 Ok(_) => continue,
-                Err(Error::NoSpace) => refused += 1,
+                Err(Error::NoSpace) => refused[at_end as usize] += 1,
                 Err(error) => panic!("{error}"),
             }
             assert_eq!(end, size);
@@ -394,7 +395,7 @@ fn a_write_that_finds_the_region_full_leaves_nothing_behind_the_end() {
             assert_eq!(junk, None, "{extents} extents, at the end: {at_end}: junk behind the old end");
         }
     }
-    assert!(refused > 0, "the region was never too full");
+    assert!(refused[0] > 0, "the region was never too full: {refused:?}");
 }
 
 #[test]
