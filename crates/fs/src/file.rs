@@ -157,7 +157,8 @@ impl Fs {
         let now = self.now();
         (inode.mtime, inode.ctime) = (now, now);
         if size < inode.size {
-            if let (0, Some(bulk)) = (size, &self.bulk) {
+            // With a ring the cut is durable at once, and nothing can be brought before it.
+            if let (0, Some(bulk), false) = (size, &self.bulk, self.region.superblock().memory_kind.has_ring()) {
                 bulk.fresh.replace(ino);
             }
             return self.cut_off(ino, inode, size);

@@ -326,14 +326,15 @@ impl Fs {
     }
 
     /// Zeroes bytes within blocks that hold data.
-    fn zero_in_place(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
+    fn zero_in_place(&self, ino: Ino, inode: &Inode, from: u64, to: u64) -> Result<()> {
         let bulk = self.bulk()?;
         let mut at = from;
         while at < to {
             let end = (at / BULK_BLOCK + 1).saturating_mul(BULK_BLOCK).min(to);
             if let Ok(extent) = self.data_at(inode, at / BULK_BLOCK)? {
                 let block = extent.bulk_block + at / BULK_BLOCK - extent.file_block;
-                bulk.write(block * BULK_BLOCK + at % BULK_BLOCK, &vec![0; (end - at) as usize])?;
+                let write = bulk.write(block * BULK_BLOCK + at % BULK_BLOCK, &vec![0; (end - at) as usize])?;
+                bulk.fresh.wrote(ino, write);
             }
             at = end;
         }
@@ -433,10 +434,10 @@ impl Fs {
         }
         let (first, last) = (at.div_ceil(BULK_BLOCK), end / BULK_BLOCK);
         if first > last {
-            return self.zero_in_place(inode, at, end);
+            return self.zero_in_place(ino, inode, at, end);
         }
-        self.zero_in_place(inode, at, first * BULK_BLOCK)?;
-        self.zero_in_place(inode, last * BULK_BLOCK, end)
+        self.zero_in_place(ino, inode, at, first * BULK_BLOCK)?;
+        self.zero_in_place(ino, inode, last * BULK_BLOCK, end)
     }
 
     /// Backs `[at, end)` with blocks that read as zeros where there are none; with `erase` everything in the range

@@ -177,6 +177,8 @@ impl Fs {
         }
         if bulk_due {
             self.settle_new()?;
+        } else if log_due {
+            self.settle_replaced()?;
         }
         // What clears NEW is in the log: without it the data, though flushed, would be zeros after a power loss.
         if log_due || bulk_due {
