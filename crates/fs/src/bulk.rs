@@ -15,6 +15,7 @@
 //!
 //! Left out: extent maps, and when to flush.
 
+mod births;
 mod fresh;
 mod patience;
 
@@ -31,6 +32,8 @@ use crate::{Error, Result};
 pub(crate) use fresh::Fresh;
 pub(crate) use patience::may_wait;
 pub use patience::without_flush;
+use births::Births;
+pub(crate) use fresh::{Fresh, Tail};
 
 /// Blocks that lie side by side on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -106,6 +109,7 @@ pub(crate) struct Bulk {
     /// Held during a flush.
     flushing: Mutex<()>,
     pub fresh: Fresh,
+    pub births: Births,
 }
 
 impl Bulk {
@@ -152,6 +156,7 @@ impl Bulk {
             flushed: AtomicU64::new(0),
             flushing: Mutex::new(()),
             fresh: Fresh::default(),
+            births: Births::new(region.last_lsn()),
         })
     }
 
@@ -410,6 +415,11 @@ impl Bulk {
     /// Is there data that no flush covers?
     pub fn needs_flush(&self) -> bool {
         self.written.load(Ordering::Acquire) > self.last_submitted()
+    }
+
+    /// The last write that a completed flush covers.
+    pub fn last_flushed(&self) -> u64 {
+        self.flushed.load(Ordering::Acquire)
     }
 
     /// A write's number for data that an earlier process wrote.

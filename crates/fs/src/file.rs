@@ -24,8 +24,6 @@ use crate::{Error, Fs, Ino, Piece, Result, flags, small};
 pub const FILE_BYTES_MAX: u64 = FILE_BLOCKS_MAX * BULK_BLOCK;
 /// A file moves to the bulk device in one transaction, which frees its chunks: no threshold may exceed this (bytes).
 const THRESHOLD_MAX: u64 = small::CHUNKS_PER_STEP * CHUNK;
-/// A first write of this many bytes is taken for the start of a long file (bytes).
-const LONG_WRITE: usize = 64 << 10;
 /// Bytes copied under one lock.
 const COPY_BYTES: u64 = 128 << 10;
 const DAY_NS: i64 = 24 * 3600 * 1_000_000_000;
@@ -177,8 +175,8 @@ impl Fs {
         small::write(&mut tx, inode, at, &bytes[..len])?;
         self.store(&mut tx, ino, inode)?;
         let lsn = tx.commit()?;
-        if let (true, LONG_WRITE.., Some(bulk)) = (first, bytes.len(), &self.bulk) {
-            bulk.fresh.born(ino, lsn);
+        if let (true, Some(bulk)) = (first, &self.bulk) {
+            bulk.births.note(ino, lsn);
         }
         Ok(len)
     }
@@ -195,6 +193,10 @@ impl Fs {
         let now = self.now();
         (inode.mtime, inode.ctime) = (now, now);
         if size < inode.size {
+            // With a ring the cut is durable at once, and nothing can be brought before it.
+            if let (0, Some(bulk), false) = (size, &self.bulk, self.region.superblock().memory_kind.has_ring()) {
+                bulk.fresh.replace(ino);
+            }
             return self.cut_off(ino, inode, size);
         }
         self.make_room(ino, inode, size)?;
@@ -419,22 +421,24 @@ impl Fs {
     pub fn fsync_prepare(&self, ino: Ino) -> Result<Lsn> {
         match self.fsync_begin(ino)? {
             Fsync::Log(lsn) => Ok(lsn),
-            Fsync::Bulk => {
-                let flushed = self.bulk()?.flush(&self.region)?;
-                self.clear_new(ino, flushed)?;
-                Ok(self.region.last_lsn())
-            }
+            Fsync::Bulk => self.fsync_many(&[ino]).pop().expect("an outcome for each file"),
         }
     }
 
     /// What an fsync of the file has to wait for. Never waits for the bulk device itself.
+    ///
+    /// The promise comes before the look at the tier: a file that is in the region then does not leave it unflushed any more.
     pub fn fsync_begin(&self, ino: Ino) -> Result<Fsync> {
-        if let Some(bulk) = &self.bulk {
+        if let Some(bulk) = self.bulk.as_ref().filter(|_| !self.region.is_read_only()) {
+            self.region.promise();
+            if self.has_replaced() {
+                return Ok(Fsync::Bulk);
+            }
             let is_large = {
                 let _lock = self.locks.read(ino);
                 self.load(ino)?.layout == Layout::Extents
             };
-            if is_large && !self.region.is_read_only() {
+            if is_large {
                 let Some(flushed) = bulk.all_flushed() else { return Ok(Fsync::Bulk) };
                 self.clear_new(ino, flushed)?;
             }
@@ -444,7 +448,11 @@ impl Fs {
 
     /// The bulk device's part of many fsyncs, in one flush: for each file the position of the log at which it is durable.
     pub fn fsync_many(&self, inos: &[Ino]) -> Vec<Result<Lsn>> {
-        match self.bulk().and_then(|bulk| bulk.flush(&self.region)) {
+        let flush = || {
+            self.settle_replaced()?;
+            self.bulk()?.flush(&self.region)
+        };
+        match flush() {
             Ok(flushed) => {
                 inos.iter().map(|&ino| self.clear_new(ino, flushed).map(|()| self.region.last_lsn())).collect()
             }

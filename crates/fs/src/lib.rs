@@ -5,7 +5,7 @@
 //! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space` |
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
 //! | attributes | `attr`, `xattr`, `acl`, `flags` |
-//! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `extents`, `bulk` |
+//! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk` |
 //! | inodes, locks, references | `inode`, `locks`, `refs` |
 //! | damage met while open; what the checker asks for | `damage`, `repair` |
 //! | transactions, allocator, log | crate `shoal-region` |
@@ -36,6 +36,7 @@ mod recovery;
 mod refs;
 mod rename;
 mod repair;
+mod settle;
 mod small;
 mod space;
 mod xattr;

@@ -73,6 +73,9 @@ pub struct FormatOptions {
     pub root_gid: u32,
 }
 
+/// The log's sync by age waits for new contents of files that were cut off and written again, for at most so long.
+const REPLACED_PATIENCE_NS: u64 = 1_000_000_000;
+
 /// When something not yet durable was first noticed.
 #[derive(Default)]
 pub(crate) struct Pace {
@@ -170,6 +173,10 @@ impl Fs {
         self.reclaim_bulk()
     }
 
+    fn reclaim_bulk(&self) -> Result<()> {
+        self.bulk.as_ref().map_or(Ok(()), |bulk| bulk.reclaim(&self.region))
+    }
+
     /// The log's share of [`Fs::tick`]. Never waits for the bulk device.
     pub fn tick_log(&self) -> Result<()> {
         let outcome = self.sync_by_age();
@@ -178,57 +185,66 @@ impl Fs {
         outcome
     }
 
-    fn sync_by_age(&self) -> Result<()> {
-        self.writable()?;
-        let now = self.clock.monotonic_ns();
-        let due = {
-            let mut pace = self.pace.lock();
-            let (last, durable) = (self.region.last_lsn(), self.region.durable_lsn());
-            if pace.pending.is_some_and(|(lsn, _)| durable >= lsn) {
-                pace.pending = None;
-            }
-            if pace.pending.is_none() && last > durable {
-                pace.pending = Some((last, now));
-            }
-            // What clears NEW is in the log: without it the data, though flushed, would be zeros after a power loss.
-            pace.settled > durable || pace.pending.is_some_and(|(_, since)| self.is_due(now, since))
-        };
-        if due {
-            self.region.sync()?;
+    /// For how long the oldest commit that is not durable has been due.
+    fn log_overdue_ns(&self, now: u64) -> Option<u64> {
+        let mut pace = self.pace.lock();
+        let (last, durable) = (self.region.last_lsn(), self.region.durable_lsn());
+        if pace.pending.is_some_and(|(lsn, _)| durable >= lsn) {
+            pace.pending = None;
         }
-        Ok(())
+        if pace.pending.is_none() && last > durable {
+            pace.pending = Some((last, now));
+        }
+        // What clears NEW is in the log: without it the data, though flushed, would be zeros after a power loss.
+        if pace.settled > durable {
+            return Some(u64::MAX);
+        }
+        pace.pending.and_then(|(_, since)| self.overdue_ns(now, since))
     }
 
-    /// Flushes the bulk device and clears NEW when the oldest data not settled is old enough. The log's next tick makes
-    /// the records durable that say so.
+    fn sync_by_age(&self) -> Result<()> {
+        self.writable()?;
+        let Some(overdue_ns) = self.log_overdue_ns(self.clock.monotonic_ns()) else { return Ok(()) };
+        if overdue_ns < REPLACED_PATIENCE_NS && self.has_replaced() {
+            // The bulk device's clock is at work: the cut of a file's old contents should not be durable before the contents
+            // that followed it. Everybody else's records wait with it, so not for long.
+            return Ok(());
+        }
+        Ok(self.region.sync()?)
+    }
+
+    /// Flushes the bulk device and clears NEW when the oldest data not settled is old enough, or the log is due that speaks
+    /// of it. The log's next tick makes the records durable that say so.
     fn settle_by_age(&self) -> Result<()> {
         self.writable()?;
         if let Some(error) = self.noted.lock().take() {
             return Err(error);
         }
         let now = self.clock.monotonic_ns();
+        let log_due = self.log_overdue_ns(now).is_some();
+        let has_new = self.has_new();
         {
             let mut pace = self.pace.lock();
-            if pace.bulk_since.is_none() && self.has_new() {
+            if pace.bulk_since.is_none() && has_new {
                 pace.bulk_since = Some(now);
             }
-            if !pace.bulk_since.is_some_and(|since| self.is_due(now, since)) {
+            let bulk_due = pace.bulk_since.is_some_and(|since| self.overdue_ns(now, since).is_some());
+            if !bulk_due && !(log_due && has_new) {
                 return Ok(());
             }
             pace.bulk_since = None;
         }
+        // Vouched for from here on: what leaves the region now is flushed first.
+        self.region.promise();
         self.settle_new()?;
         self.pace.lock().settled = self.region.last_lsn();
         Ok(())
     }
 
-    fn is_due(&self, now: u64, since: u64) -> bool {
+    /// For how long something that has waited since `since` has been due.
+    fn overdue_ns(&self, now: u64, since: u64) -> Option<u64> {
         // A tick may come late by its own period: act one period early.
-        now.saturating_sub(since) + 150_000_000 >= self.options.commit_age_ms * 1_000_000
-    }
-
-    fn reclaim_bulk(&self) -> Result<()> {
-        self.bulk.as_ref().map_or(Ok(()), |bulk| bulk.reclaim(&self.region))
+        (now.saturating_sub(since) + 150_000_000).checked_sub(self.options.commit_age_ms * 1_000_000)
     }
 
     /// Would a checkpoint be worth its work now?
@@ -261,6 +277,8 @@ impl Fs {
         if self.region.is_read_only() {
             return Ok(());
         }
+        // Before the look at what there is to settle: what is in the region now does not leave it unflushed any more.
+        self.region.promise();
         self.settle_new()?;
         Ok(self.region.sync()?)
     }

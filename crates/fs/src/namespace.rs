@@ -31,6 +31,12 @@ const DOTS: u64 = 2;
 /// Most links an inode may have.
 const LINKS_MAX: u32 = u32::MAX - 1;
 
+/// An inode that lost its last link and is still to be reclaimed.
+pub(crate) struct Gone {
+    ino: Ino,
+    generation: u32,
+}
+
 pub(crate) fn kind_of(mode: u16) -> u8 {
     (mode >> 12) as u8
 }
@@ -343,7 +349,7 @@ impl Fs {
             return Err(Error::IsDirectory);
         }
         check_name(name)?;
-        let (mut lock, dir, found) = self.lock_entry(parent, name)?;
+        let (lock, dir, found) = self.lock_entry(parent, name)?;
         let inode = match self.load(found.ino) {
             Err(Error::Corrupt(_)) => return self.unlink_unreadable(parent, dir, name, &found),
             other => other?,
@@ -353,46 +359,46 @@ impl Fs {
         }
         flags::check_entry_removed(&dir, &inode)?;
         let now = self.now();
-        self.past_data(found.ino, &mut |leave| {
+        let gone = self.past_data(found.ino, &mut |leave| {
             let (mut dir, mut inode) = (dir, inode);
             let mut tx = self.region.begin_reclaim();
             dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), &found)?;
             (dir.mtime, dir.ctime) = (now, now);
             self.store(&mut tx, parent, &dir)?;
-            self.drop_link_of(&mut lock, tx, found.ino, &mut inode, now, leave)
-        })
+            self.drop_link_of(tx, found.ino, &mut inode, now, leave)
+        })?;
+        drop(lock);
+        self.reclaim_gone(gone);
+        Ok(())
     }
 
     /// Removes a name; where damage keeps the data from being freed, the name alone, and the inode stays an orphan.
-    fn past_data(&self, ino: Ino, remove: &mut dyn FnMut(bool) -> Result<()>) -> Result<()> {
+    fn past_data(
+        &self,
+        ino: Ino,
+        remove: &mut dyn FnMut(bool) -> Result<Option<Gone>>,
+    ) -> Result<Option<Gone>> {
         match self.met(ino, remove(false)) {
             Err(Error::Corrupt(_)) => remove(true),
             outcome => outcome,
         }
     }
 
-    /// Takes one link from an inode within `tx`, commits, and reclaims the inode if nothing refers to it any more.
-    pub(crate) fn drop_link(
-        &self,
-        lock: &mut WriteGuard<'_>,
-        tx: Tx<'_>,
-        ino: Ino,
-        inode: &mut Inode,
-        now: i64,
-    ) -> Result<()> {
-        self.drop_link_of(lock, tx, ino, inode, now, false)
+    /// Takes one link from an inode within `tx` and commits. An inode that nothing refers to any more and that owns more
+    /// than goes in the same transaction is returned, for [`Fs::reclaim_gone`].
+    pub(crate) fn drop_link(&self, tx: Tx<'_>, ino: Ino, inode: &mut Inode, now: i64) -> Result<Option<Gone>> {
+        self.drop_link_of(tx, ino, inode, now, false)
     }
 
     /// With `leave` an inode without links keeps its data for now.
     fn drop_link_of(
         &self,
-        lock: &mut WriteGuard<'_>,
         mut tx: Tx<'_>,
         ino: Ino,
         inode: &mut Inode,
         now: i64,
         leave: bool,
-    ) -> Result<()> {
+    ) -> Result<Option<Gone>> {
         inode.nlink = inode.nlink.saturating_sub(if inode.is_dir() { inode.nlink } else { 1 });
         inode.ctime = now;
         let gone = inode.nlink == 0 && !self.refs.is_held(ino) && !leave;
@@ -404,18 +410,29 @@ impl Fs {
             tx.commit()?;
             self.count(inode, -1);
             claim.give_back();
-            return Ok(());
+            return Ok(None);
         }
         self.store(&mut tx, ino, inode)?;
         tx.commit()?;
         if inode.nlink == 0 {
             self.orphans.lock().insert(ino);
         }
-        if gone {
-            // The name is gone whatever happens now; shutdown or recovery reclaims what this cannot.
-            self.note(ino, self.reclaim(lock, ino, *inode));
+        Ok(gone.then_some(Gone { ino, generation: inode.generation }))
+    }
+
+    /// Reclaims what [`Fs::drop_link`] returned. The caller holds no locks: freeing a long file takes many steps, and the
+    /// directory it was in must not wait for them. Until then the inode is an orphan like any other.
+    pub(crate) fn reclaim_gone(&self, gone: Option<Gone>) {
+        let Some(Gone { ino, generation }) = gone else { return };
+        let mut lock = self.locks.write(ino);
+        match self.load(ino) {
+            // Nobody can have found it by a name; but the number may have been freed and taken again.
+            Ok(inode) if inode.nlink == 0 && inode.generation == generation && !self.refs.is_held(ino) => {
+                // The name is gone whatever happens now; shutdown or recovery reclaims what this cannot.
+                self.note(ino, self.reclaim(&mut lock, ino, inode));
+            }
+            _ => {}
         }
-        Ok(())
     }
 
     pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
@@ -425,7 +442,7 @@ impl Fs {
             b".." => return Err(Error::NotEmpty),
             _ => check_name(name)?,
         }
-        let (mut lock, mut dir, found) = self.lock_entry(parent, name)?;
+        let (lock, mut dir, found) = self.lock_entry(parent, name)?;
         let mut inode = self.load(found.ino)?;
         if !inode.is_dir() {
             return Err(Error::NotDirectory);
@@ -440,7 +457,10 @@ impl Fs {
         dir.nlink -= 1;
         (dir.mtime, dir.ctime) = (now, now);
         self.store(&mut tx, parent, &dir)?;
-        self.drop_link(&mut lock, tx, found.ino, &mut inode, now)
+        let gone = self.drop_link(tx, found.ino, &mut inode, now)?;
+        drop(lock);
+        self.reclaim_gone(gone);
+        Ok(())
     }
 
     /// Hands out entries from `cookie` (0: the beginning) until `emit` returns `false` or none is left.

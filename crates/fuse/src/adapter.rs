@@ -347,9 +347,15 @@ impl Filesystem for Adapter {
     ) {
         let Some((mode, whiteout)) = convert::rename_mode(flags) else { return reply.error(Errno::EINVAL) };
         let caller = Caller { hold: false, ..caller(request, 0) };
-        let whiteout = whiteout.then_some(&caller);
-        let (name, new_name) = (name.as_bytes(), new_name.as_bytes());
-        finish(reply, self.fs.rename_with(parent.0, name, new_parent.0, new_name, mode, whiteout));
+        let (name, new_name) = (name.as_bytes().to_vec(), new_name.as_bytes().to_vec());
+        // A large file that takes the place of another one is flushed first.
+        self.waiting(
+            move |fs| {
+                let whiteout = whiteout.then_some(&caller);
+                fs.rename_with(parent.0, &name, new_parent.0, &new_name, mode, whiteout)
+            },
+            move |outcome| finish(reply, outcome),
+        );
     }
 
     fn link(&self, _request: &Request, ino: INodeNo, new_parent: INodeNo, new_name: &OsStr, reply: ReplyEntry) {

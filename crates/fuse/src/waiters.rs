@@ -1,7 +1,7 @@
 //! Threads for requests that have to wait for a flush of the bulk device in their middle.
 //!
 //! Request threads are few, and a bulk device may take seconds for a flush. So a request that might flush (a write, a change
-//! of size, an allocation, a copy) is tried in its request thread without the right to flush; refused, it is run again here,
+//! of size, an allocation, a copy, a rename over a file) is tried in its request thread without the right to flush; refused, it is run again here,
 //! with the right to. Requests beyond the number of these threads wait in a queue, not in a request thread.
 //!
 //! Nobody waits in a circle: a thread here holds the inode locks of one operation while it waits for the device, as the

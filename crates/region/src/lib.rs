@@ -112,6 +112,8 @@ pub(crate) struct CommitState {
     pub anchor_generation: u64,
     /// How often this region was restored from an image.
     pub incarnation: u64,
+    /// What lies before this position was promised to somebody ([`Region::promise`]).
+    pub promised: Lsn,
 }
 
 impl Region {
@@ -126,8 +128,8 @@ impl Region {
         let reserved = superblock.reserved_segments();
         memory.zero(0, reserved * SEGMENT);
         alloc::reserve_fixed(memory.as_ref(), &superblock);
-        let state =
-            CommitState { end: 0, salt: 0, boot_id: parts.boot_id, head: 0, anchor_generation: 0, incarnation: 0 };
+        let (boot_id, anchor_generation) = (parts.boot_id, 0);
+        let state = CommitState { end: 0, salt: 0, boot_id, head: 0, anchor_generation, incarnation: 0, promised: 0 };
         let region = Region::assemble(superblock, parts, state, 0, false, &[])?;
         region.memory.write_back(0, reserved * SEGMENT);
         region.memory.fence();
@@ -222,7 +224,9 @@ impl Region {
         let boot_id = if present_boot { parts.boot_id } else { last_boot };
         let (head, anchor_generation) = (anchor.replay_lsn.get(), anchor.generation.get());
         let incarnation = anchor.incarnation.get();
-        let state = CommitState { end, salt, boot_id, head, anchor_generation, incarnation };
+        // Whatever is found may have been promised in an earlier life.
+        let promised = end;
+        let state = CommitState { end, salt, boot_id, head, anchor_generation, incarnation, promised };
         // What was replayed from a log file may still be only in the page cache.
         let durable = if superblock.memory_kind.has_ring() { end } else { anchor.sealed_lsn.get() };
         // Of what replay touched the image's count says nothing.
@@ -399,6 +403,8 @@ impl Region {
         self.end.store(state.end, Ordering::Release);
         if self.superblock.memory_kind.has_ring() {
             self.durable.store(state.end, Ordering::Release);
+            // Durable at once: whoever sees its effect may rely on it.
+            state.promised = state.end;
         }
         Ok(state.end)
     }

@@ -2,9 +2,24 @@
 //!
 //! Whoever finds no flush running becomes the leader and flushes; the others either block until a flush covers them or
 //! leave a callback that the leader runs. A failed flush poisons the region and fails all who wait.
+//!
+//! **Promises.** Bytes in the region may be let go of in favour of a copy on another device that is not flushed yet, as long
+//! as nobody was promised them. The durable position does not tell: a flush under way will vouch for everything before
+//! its target, and a flush may begin and end between a look at the position and a commit. So the region keeps what was
+//! promised:
+//! - Before a flush begins, its target becomes promised, under the commit lock ([`Region::promise`]). Every flush goes
+//!   through `lead`: those of [`Region::sync_to`] and [`Region::sync_with`], by age, of a checkpoint, of the shutdown.
+//! - Whoever promises more than the log's flush, as an fsync that also flushes a second device, calls
+//!   [`Region::promise`] before it looks at what there is to flush.
+//! - With a ring a record is durable at its commit, so it is promised there.
+//! - What a mount finds counts as promised.
+//!
+//! [`crate::Tx::commit_unpromised`] compares under the commit lock. It therefore comes either before a promise, whose
+//! maker then finds the new state and flushes what that needs, or behind it, and is refused.
 
 use std::sync::atomic::Ordering;
 
+use crate::planted::{Bug, is_planted};
 use crate::{Error, Lsn, Region, Result};
 
 /// Called with the outcome once the log is durable up to the position asked for.
@@ -96,16 +111,33 @@ impl Region {
         self.sync_to(self.last_lsn())
     }
 
+    /// Promises everything committed before the call: from now on no [`crate::Tx::commit_unpromised`] lets go of any of
+    /// it. Returns its end.
+    pub fn promise(&self) -> Lsn {
+        let mut state = self.commit.lock();
+        state.promised = state.end;
+        state.end
+    }
+
+    /// What lies before this position was promised to somebody. Only a hint: the next promise may come at once.
+    pub fn promised_lsn(&self) -> Lsn {
+        self.commit.lock().promised
+    }
+
     /// Flushes until no callback is left, or `once`; true when some are left then. The caller has set `flushing`.
     fn lead(&self, once: bool) -> Result<bool> {
         loop {
-            let target = self.last_lsn();
+            let target = if is_planted(Bug::LatePromise) { self.last_lsn() } else { self.promise() };
             let outcome = self.log.sync();
             match &outcome {
                 Ok(()) => drop(self.durable.fetch_max(target, Ordering::AcqRel)),
                 Err(error) => self.poison("the sync of the log", error),
             }
             let outcome = outcome.map_err(Error::from);
+            if is_planted(Bug::LatePromise) {
+                let mut state = self.commit.lock();
+                state.promised = state.promised.max(self.durable_lsn());
+            }
             let durable = self.durable_lsn();
             let mut state = self.sync.lock();
             let all = std::mem::take(&mut state.waiting);
