@@ -50,7 +50,7 @@ impl Walk<'_, '_> {
         Ok(true)
     }
 
-    fn attributes(&mut self, inode: &Inode, path: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>, CheckError> {
+    fn attributes(&mut self, inode: &Inode, path: &[u8]) -> Result<Vec<xattr::Attribute>, CheckError> {
         if inode.xattr.is_none() {
             return Ok(Vec::new());
         }

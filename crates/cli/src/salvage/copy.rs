@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Timespec, Timestamps, Uid, XattrFlags};
 use shoal_check::{Item, Loss, Sink};
 use shoal_format::inode::{Inode, S_IFBLK, S_IFCHR, S_IFIFO, S_IFSOCK};
+use shoal_format::xattr::Attribute;
 
 use super::Lost;
 
@@ -33,7 +34,7 @@ pub struct Copy {
     silent: bool,
     is_root: bool,
     open: Option<Open>,
-    directories: Vec<(PathBuf, Vec<u8>, Inode, Vec<(Vec<u8>, Vec<u8>)>)>,
+    directories: Vec<(PathBuf, Vec<u8>, Inode, Vec<Attribute>)>,
     lost: Vec<Lost>,
 }
 
