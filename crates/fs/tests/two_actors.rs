@@ -1,0 +1,124 @@
+//! Two operations at once at crash points (docs/design/testing.md, T11).
+//!
+//! Pairs of operations on stores with a past, on the three kinds of memory, in every schedule with few preemptions; at
+//! every media call the machine stops, and every state is opened and compared with what some order of the two explains
+//! and what had been promised. The usual run takes a share of the pairs of changes, chosen by `SHOAL_SEED`;
+//! `SHOAL_DEEP=1` takes all pairs, pasts, more preemptions and more states. A failure prints the line that runs one state again.
+
+mod actors;
+#[allow(dead_code, reason = "the other harness uses the rest")]
+#[path = "crash/mod.rs"]
+mod crash;
+
+use std::time::Instant;
+
+use actors::pairs::{Past, pairs, pasts, syncing};
+use actors::run::{Count, Extent, Ground, Only};
+use actors::schedule::Bound;
+use crash::operation::Operation;
+use crash::store::Setup;
+use crash::{deep, mix, number};
+use shoal_format::superblock::MemoryKind;
+use shoal_sim::Limits;
+
+const SEED: u64 = 20_261;
+const KINDS: [MemoryKind; 3] = [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax];
+/// Failures shown before the rest is not looked at.
+const FAILURES_MAX: usize = 8;
+
+fn extent() -> Extent {
+    if deep() {
+        let limits = Limits { subset_units: 5, torn: 6, each: 10, samples: 16 };
+        let bound = Bound { preemptions: 3, schedules: 400 };
+        return Extent { bound, limits, check_every: 5, stores: true };
+    }
+    let limits = Limits { subset_units: 3, torn: 1, each: 2, samples: 3 };
+    Extent { bound: Bound { preemptions: 2, schedules: 24 }, limits, check_every: 16, stores: false }
+}
+
+fn setup(kind: MemoryKind) -> Setup {
+    Setup { bulk_blocks: 16, region_bytes: 28 << 16, ring_bytes: 128 << 10, ..Setup::two_tiers(kind) }
+}
+
+fn name(pair: &[Operation; 2]) -> String {
+    format!("{:?}; {:?}", pair[0], pair[1])
+}
+
+/// Visits the pairs that `wanted` picks, for one kind of memory.
+fn visit(kind: MemoryKind, wanted: &dyn Fn(usize, &Past, &[Operation; 2]) -> bool, only: &Only) -> (Count, Vec<String>) {
+    let start = Instant::now();
+    let (mut count, mut failures, mut tried) = (Count::default(), Vec::new(), 0);
+    let pairs = pairs();
+    for (number, past) in pasts().iter().enumerate() {
+        let seed = crash::number("SHOAL_SEED").unwrap_or(SEED);
+        let keeps_trimmed = mix(&[seed, number as u64]).is_multiple_of(2);
+        let ground = Ground::new(setup(kind), seed, keeps_trimmed, past).unwrap_or_else(|e| panic!("{}: {e}", past.name));
+        for (index, pair) in pairs.iter().enumerate() {
+            if !wanted(index, past, pair) || failures.len() >= FAILURES_MAX {
+                continue;
+            }
+            tried += 1;
+            match ground.explore(pair, &extent(), only) {
+                Ok(visited) => count += visited,
+                Err(failure) => failures.push(failure),
+            }
+        }
+    }
+    println!(
+        "{}: {} two-actor states ({} of power losses) at {} points of {} schedules of {tried} pairs in {:.1} s",
+        kind.name(),
+        count.states,
+        count.power_losses,
+        count.points,
+        count.schedules,
+        start.elapsed().as_secs_f64(),
+    );
+    (count, failures)
+}
+
+fn explore(kind: MemoryKind, share: u64, least: u64) {
+    let seed = number("SHOAL_SEED").unwrap_or(SEED);
+    let wanted = |index: usize, past: &Past, pair: &[Operation; 2]| {
+        let turn = mix(&[seed, kind as u64, past.operations.len() as u64, index as u64]);
+        // What makes durable is where promises are made.
+        let share = if syncing().contains(&pair[0]) { share } else { 4 * share };
+        deep() || pair[0] == Operation::Fsync("G") && past.name == "young" || turn.is_multiple_of(share)
+    };
+    let (count, failures) = visit(kind, &wanted, &Only::default());
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+    assert!(count.states >= least, "only {} states were visited", count.states);
+}
+
+#[test]
+fn two_operations_at_once_on_logged_memory_survive_every_crash() {
+    explore(MemoryKind::Logged, number("SHOAL_SHARE").unwrap_or(8), 1);
+}
+
+#[test]
+fn two_operations_at_once_on_battery_memory_survive_every_crash() {
+    explore(MemoryKind::Battery, number("SHOAL_SHARE").unwrap_or(8), 1);
+}
+
+#[test]
+fn two_operations_at_once_on_dax_memory_survive_every_crash() {
+    explore(MemoryKind::Dax, number("SHOAL_SHARE").unwrap_or(8), 1);
+}
+
+/// What a failure's line runs again; without one, the first pair.
+#[test]
+fn single_states_can_be_visited_by_their_names() {
+    let variable = |name: &str| std::env::var(name).ok();
+    let (kind, past, pair) = (variable("SHOAL_KIND"), variable("SHOAL_PAST"), variable("SHOAL_PAIR"));
+    let only = Only { schedule: variable("SHOAL_SCHEDULE"), event: number("SHOAL_EVENT"), state: number("SHOAL_STATE") };
+    let mut states = 0;
+    for memory in KINDS.into_iter().filter(|memory| kind.as_ref().is_none_or(|kind| kind == memory.name())) {
+        let wanted = |index: usize, at: &Past, this: &[Operation; 2]| {
+            past.as_ref().is_none_or(|past| past == at.name)
+                && pair.as_ref().map_or(index == 0, |pair| *pair == name(this))
+        };
+        let (count, failures) = visit(memory, &wanted, &only);
+        assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+        states += count.states;
+    }
+    assert!(states > 0, "no such kind, past, pair, schedule, event or state");
+}
