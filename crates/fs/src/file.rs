@@ -16,6 +16,7 @@ use shoal_format::inode::{CHUNK, INODE_TRUNCATING, Inode, Layout};
 use shoal_region::{Lsn, Tx};
 
 use crate::large::{FILE_BLOCKS_MAX, MOVE_BACK_BYTES};
+use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Piece, Result, small};
 
 /// Longest file (bytes): an extent map counts blocks with 32 bits.
@@ -383,10 +384,13 @@ impl Fs {
                 let _lock = self.locks.read(ino);
                 self.load(ino)?.layout == Layout::Extents
             };
-            if is_large {
+            if is_large && !is_planted(Bug::FsyncSettle) {
                 let flushed = bulk.flush(&self.region)?;
                 self.clear_new(ino, flushed)?;
             }
+        }
+        if is_planted(Bug::FsyncPosition) {
+            return Ok(self.region.durable_lsn());
         }
         Ok(self.region.last_lsn())
     }

@@ -24,6 +24,7 @@ use shoal_region::{Lsn, Tx};
 
 use crate::bulk::{Bulk, Run};
 use crate::extents::{MapEdit, Mapped, clip, cut, find, goal_before, put, reflag};
+use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Piece, Result, small};
 
 /// Blocks of a file at most: extents hold 32 bits.
@@ -66,6 +67,7 @@ impl<'a> Mapping<'a> {
         };
         let run = self.bulk.reserve(&fs.region, goal, blocks, ahead(inode.size))?;
         self.reserved.push(run);
+        let flags = if is_planted(Bug::FreshNotNew) { flags & !EXTENT_NEW } else { flags };
         let extent = Extent { file_block, blocks: run.blocks, bulk_block: run.first, flags };
         self.extents.push(extent);
         Ok(extent)
@@ -237,8 +239,9 @@ impl Fs {
             let (from, to) = (at.max(extent.file_block * BULK_BLOCK), end.min(extent.end() * BULK_BLOCK));
             let part = &bytes[(from - at) as usize..(to - at) as usize];
             let place = extent.bulk_block * BULK_BLOCK + (from - extent.file_block * BULK_BLOCK);
-            let outcome = if in_place { bulk.write(place, part) } else { write_whole(bulk, &extent, place, part) };
-            if outcome.is_err() && to > inode.size {
+            let outcome =
+                if in_place || is_planted(Bug::PartialBlock) { bulk.write(place, part) } else { write_whole(bulk, &extent, place, part) };
+            if outcome.is_err() && to > inode.size && !is_planted(Bug::CleanTail) {
                 // The device may hold some of it behind the end.
                 bulk.fresh.set_clean_tail(ino, false);
             }
@@ -263,7 +266,7 @@ impl Fs {
             }
             outcome => outcome?,
         }
-        if !mapping.extents.is_empty() {
+        if !mapping.extents.is_empty() && !is_planted(Bug::HasNewFlag) {
             inode.flags |= INODE_HAS_NEW;
         }
         inode.size = inode.size.max(end);
@@ -287,14 +290,16 @@ impl Fs {
             return Ok(());
         }
         let bulk = self.bulk()?;
-        if bulk.fresh.has_clean_tail(ino) {
+        if bulk.fresh.has_clean_tail(ino) || is_planted(Bug::ZeroTail) {
             return Ok(());
         }
         if let Ok(extent) = self.data_at(inode, inode.size / BULK_BLOCK)? {
             let block = extent.bulk_block + inode.size / BULK_BLOCK - extent.file_block;
             let zeros = vec![0; (BULK_BLOCK - within) as usize];
             bulk.write(block * BULK_BLOCK + within, &zeros)?;
-            bulk.flush(&self.region)?;
+            if !is_planted(Bug::ZeroTailFlush) {
+                bulk.flush(&self.region)?;
+            }
         }
         bulk.fresh.set_clean_tail(ino, true);
         Ok(())
@@ -402,6 +407,9 @@ impl Fs {
     /// Zeroes what of `[at, end)` does not fill whole blocks.
     fn zero_ends(&self, inode: &Inode, at: u64, end: u64) -> Result<()> {
         let (first, last) = (at.div_ceil(BULK_BLOCK), end / BULK_BLOCK);
+        if is_planted(Bug::PunchEnds) {
+            return Ok(());
+        }
         if first > last {
             return self.zero_in_place(inode, at, end);
         }
@@ -540,7 +548,7 @@ impl Fs {
             }
             block = extent.end();
         }
-        if !unpromised && write > 0 {
+        if !unpromised && write > 0 && !is_planted(Bug::MoveFlush) {
             bulk.flush(&self.region)?;
         }
         let before = inode.layout;
@@ -654,7 +662,7 @@ impl Fs {
             return Ok(());
         }
         let bulk = self.bulk()?;
-        if !self.power_lost {
+        if !self.power_lost || is_planted(Bug::NewIsData) {
             bulk.fresh.add(ino, 0, FILE_BLOCKS_MAX, bulk.note_earlier_write(), bulk.last_submitted());
             return Ok(());
         }

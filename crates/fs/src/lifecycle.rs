@@ -18,6 +18,7 @@ use zerocopy::IntoBytes;
 use crate::bulk::Bulk;
 use crate::inode::{InodeTable, load_roots};
 use crate::locks::LockTable;
+use crate::planted::{Bug, is_planted};
 use crate::refs::RefTable;
 use crate::{BulkDevice, Counts, Error, Fs, Ino, Result, namespace};
 
@@ -211,6 +212,10 @@ impl Fs {
     pub fn sync(&self) -> Result<()> {
         if self.region.is_read_only() {
             return Ok(());
+        }
+        if is_planted(Bug::SettleLast) {
+            self.region.sync()?;
+            return self.settle_new();
         }
         self.settle_new()?;
         Ok(self.region.sync()?)

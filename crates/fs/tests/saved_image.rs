@@ -93,7 +93,7 @@ impl Run {
     }
 }
 
-fn explore(seed: u64) -> u64 {
+pub fn explore(seed: u64) -> u64 {
     let setup = Setup { kind: Kind::Saved, threshold: 64 << 10, bulk_blocks: BLOCKS, region_bytes: 12 << 20 };
     let store = Store::new(setup);
     let mut run =

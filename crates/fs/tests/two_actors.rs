@@ -12,11 +12,10 @@ mod crash;
 
 use std::time::Instant;
 
-use actors::pairs::{Past, pairs, pasts, syncing};
+use actors::pairs::{Past, pairs, pasts, setup, syncing};
 use actors::run::{Count, Extent, Ground, Only};
 use actors::schedule::Bound;
 use crash::operation::Operation;
-use crash::store::Setup;
 use crash::{deep, mix, number};
 use shoal_format::superblock::MemoryKind;
 use shoal_sim::Limits;
@@ -34,10 +33,6 @@ fn extent() -> Extent {
     }
     let limits = Limits { subset_units: 3, torn: 1, each: 2, samples: 3 };
     Extent { bound: Bound { preemptions: 2, schedules: 24 }, limits, check_every: 16, stores: false }
-}
-
-fn setup(kind: MemoryKind) -> Setup {
-    Setup { bulk_blocks: 16, region_bytes: 28 << 16, ring_bytes: 128 << 10, ..Setup::two_tiers(kind) }
 }
 
 fn name(pair: &[Operation; 2]) -> String {

@@ -4,11 +4,18 @@
 //! small, `L` is large and ends within a block.
 
 use crate::crash::operation::Operation::{self, *};
+use crate::crash::store::Setup;
+use shoal_format::superblock::MemoryKind;
 use shoal_fs::RenameMode::Replace;
 
 const KEEP_SIZE: i32 = 1;
 const PUNCH_HOLE: i32 = 2;
 const ZERO_RANGE: i32 = 16;
+
+/// Both tiers, as small as the operations allow: a hundred thousand of them are opened.
+pub fn setup(kind: MemoryKind) -> Setup {
+    Setup { bulk_blocks: 16, region_bytes: 28 << 16, ring_bytes: 128 << 10, ..Setup::two_tiers(kind) }
+}
 
 /// What happened in this process before the two.
 pub struct Past {
