@@ -239,8 +239,11 @@ impl Fs {
             let (from, to) = (at.max(extent.file_block * BULK_BLOCK), end.min(extent.end() * BULK_BLOCK));
             let part = &bytes[(from - at) as usize..(to - at) as usize];
             let place = extent.bulk_block * BULK_BLOCK + (from - extent.file_block * BULK_BLOCK);
-            let outcome =
-                if in_place || is_planted(Bug::PartialBlock) { bulk.write(place, part) } else { write_whole(bulk, &extent, place, part) };
+            let outcome = if in_place || is_planted(Bug::PartialBlock) {
+                bulk.write(place, part)
+            } else {
+                write_whole(bulk, &extent, place, part)
+            };
             if outcome.is_err() && to > inode.size && !is_planted(Bug::CleanTail) {
                 // The device may hold some of it behind the end.
                 bulk.fresh.set_clean_tail(ino, false);

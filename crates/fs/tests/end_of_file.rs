@@ -43,6 +43,13 @@ fn operations_about_the_end_of_file_keep_its_bytes_on_dax_memory() {
 }
 
 #[test]
+fn bytes_cut_off_do_not_come_back_where_the_file_is_written_again() {
+    for kind in [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax] {
+        Edges::new(kind).appends_at_the_cut().unwrap_or_else(|failure| panic!("{}: {failure}", kind.name()));
+    }
+}
+
+#[test]
 fn a_write_that_a_device_refuses_leaves_nothing_behind_the_end() {
     let mut edges = Edges::new(MemoryKind::Logged);
     let mut failures = Vec::new();

@@ -23,7 +23,7 @@ use shoal_sim::Limits;
 const SEED: u64 = 20_261;
 const KINDS: [MemoryKind; 3] = [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax];
 /// Failures shown before the rest is not looked at.
-const FAILURES_MAX: usize = 8;
+const FAILURES_MAX: u64 = 8;
 
 fn extent() -> Extent {
     if deep() {
@@ -40,16 +40,21 @@ fn name(pair: &[Operation; 2]) -> String {
 }
 
 /// Visits the pairs that `wanted` picks, for one kind of memory.
-fn visit(kind: MemoryKind, wanted: &dyn Fn(usize, &Past, &[Operation; 2]) -> bool, only: &Only) -> (Count, Vec<String>) {
+fn visit(
+    kind: MemoryKind,
+    wanted: &dyn Fn(usize, &Past, &[Operation; 2]) -> bool,
+    only: &Only,
+) -> (Count, Vec<String>) {
     let start = Instant::now();
     let (mut count, mut failures, mut tried) = (Count::default(), Vec::new(), 0);
     let pairs = pairs();
-    for (number, past) in pasts().iter().enumerate() {
-        let seed = crash::number("SHOAL_SEED").unwrap_or(SEED);
-        let keeps_trimmed = mix(&[seed, number as u64]).is_multiple_of(2);
-        let ground = Ground::new(setup(kind), seed, keeps_trimmed, past).unwrap_or_else(|e| panic!("{}: {e}", past.name));
+    for (turn, past) in pasts().iter().enumerate() {
+        let seed = number("SHOAL_SEED").unwrap_or(SEED);
+        let keeps_trimmed = mix(&[seed, turn as u64]).is_multiple_of(2);
+        let ground =
+            Ground::new(setup(kind), seed, keeps_trimmed, past).unwrap_or_else(|e| panic!("{}: {e}", past.name));
         for (index, pair) in pairs.iter().enumerate() {
-            if !wanted(index, past, pair) || failures.len() >= FAILURES_MAX {
+            if !wanted(index, past, pair) || failures.len() as u64 >= number("SHOAL_FAILURES").unwrap_or(FAILURES_MAX) {
                 continue;
             }
             tried += 1;
@@ -73,11 +78,13 @@ fn visit(kind: MemoryKind, wanted: &dyn Fn(usize, &Past, &[Operation; 2]) -> boo
 
 fn explore(kind: MemoryKind, share: u64, least: u64) {
     let seed = number("SHOAL_SEED").unwrap_or(SEED);
+    let least = if number("SHOAL_SHARE").is_none() { least } else { 0 };
+    let share = number("SHOAL_SHARE").unwrap_or(if deep() { 1 } else { share });
     let wanted = |index: usize, past: &Past, pair: &[Operation; 2]| {
         let turn = mix(&[seed, kind as u64, past.operations.len() as u64, index as u64]);
         // What makes durable is where promises are made.
-        let share = if syncing().contains(&pair[0]) { share } else { 4 * share };
-        deep() || pair[0] == Operation::Fsync("G") && past.name == "young" || turn.is_multiple_of(share)
+        let share = if share == 1 || syncing().contains(&pair[0]) { share } else { 4 * share };
+        pair[0] == Operation::Fsync("G") && past.name == "young" || turn.is_multiple_of(share)
     };
     let (count, failures) = visit(kind, &wanted, &Only::default());
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
@@ -86,17 +93,35 @@ fn explore(kind: MemoryKind, share: u64, least: u64) {
 
 #[test]
 fn two_operations_at_once_on_logged_memory_survive_every_crash() {
-    explore(MemoryKind::Logged, number("SHOAL_SHARE").unwrap_or(8), 1);
+    explore(MemoryKind::Logged, 16, 40_000);
 }
 
 #[test]
 fn two_operations_at_once_on_battery_memory_survive_every_crash() {
-    explore(MemoryKind::Battery, number("SHOAL_SHARE").unwrap_or(8), 1);
+    explore(MemoryKind::Battery, 12, 8_000);
 }
 
 #[test]
 fn two_operations_at_once_on_dax_memory_survive_every_crash() {
-    explore(MemoryKind::Dax, number("SHOAL_SHARE").unwrap_or(8), 1);
+    explore(MemoryKind::Dax, 48, 12_000);
+}
+
+fn one_pair(kind: MemoryKind, past: &str, pair: [Operation; 2]) {
+    let wanted = |_: usize, at: &Past, this: &[Operation; 2]| at.name == past && *this == pair;
+    let (count, failures) = visit(kind, &wanted, &Only::default());
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+    assert!(count.schedules > 2, "only {} schedules", count.schedules);
+}
+
+/// The sync that is under way when the file moves promises its bytes in the region.
+#[test]
+fn a_file_that_moves_to_the_bulk_device_beside_an_fsync_of_another_keeps_what_that_promised() {
+    KINDS.map(|kind| one_pair(kind, "young", [Operation::Fsync("G"), Operation::Write("F", 66_000, 30_000, 10)]));
+}
+
+#[test]
+fn bytes_cut_off_do_not_come_back_where_the_file_is_appended_to_at_the_cut() {
+    KINDS.map(|kind| one_pair(kind, "cut", [Operation::Sync, Operation::Write("L", 140_000, 3000, 15)]));
 }
 
 /// What a failure's line runs again; without one, the first pair.
@@ -104,7 +129,8 @@ fn two_operations_at_once_on_dax_memory_survive_every_crash() {
 fn single_states_can_be_visited_by_their_names() {
     let variable = |name: &str| std::env::var(name).ok();
     let (kind, past, pair) = (variable("SHOAL_KIND"), variable("SHOAL_PAST"), variable("SHOAL_PAIR"));
-    let only = Only { schedule: variable("SHOAL_SCHEDULE"), event: number("SHOAL_EVENT"), state: number("SHOAL_STATE") };
+    let only =
+        Only { schedule: variable("SHOAL_SCHEDULE"), event: number("SHOAL_EVENT"), state: number("SHOAL_STATE") };
     let mut states = 0;
     for memory in KINDS.into_iter().filter(|memory| kind.as_ref().is_none_or(|kind| kind == memory.name())) {
         let wanted = |index: usize, at: &Past, this: &[Operation; 2]| {

@@ -164,7 +164,9 @@ impl History {
             let then = moment.at_begin[actor].as_ref().expect("it has begun");
             let before = [then.returned_ok(0), then.returned_ok(1)];
             let views = self.now(then, before);
-            if views.iter().all(|view| settles(operation, view, ino)) || syncs(operation) && views.iter().all(|v| small(v)) {
+            if views.iter().all(|view| settles(operation, view, ino))
+                || syncs(operation) && views.iter().all(|v| small(v))
+            {
                 promised = Some(last);
                 (0..2).for_each(|a| with[a] |= before[a]);
             }

@@ -100,12 +100,9 @@ impl<'a> Ground<'a> {
     /// Runs the pair in turn.
     fn history(&self, operations: &[Operation; 2]) -> Result<History, String> {
         let mut turns = Vec::new();
-        for (turn, order) in [
-            (Turn::One(0), &[0][..]),
-            (Turn::One(1), &[1]),
-            (Turn::Both(0, 1), &[0, 1]),
-            (Turn::Both(1, 0), &[1, 0]),
-        ] {
+        for (turn, order) in
+            [(Turn::One(0), &[0][..]), (Turn::One(1), &[1]), (Turn::Both(0, 1), &[0, 1]), (Turn::Both(1, 0), &[1, 0])]
+        {
             let live = self.begin()?;
             let mut ok = [true; 2];
             order.iter().for_each(|&actor| ok[actor] = apply(&live, &operations[actor]));

@@ -39,7 +39,11 @@ pub const STARTS: &[Start] = &[
     Start { name: "nothing", unit: BLOCK, operations: &[] },
     Start { name: "a slot", unit: CHUNK, operations: &[Write("f", 0, 3000, 1)] },
     Start { name: "chunks", unit: CHUNK, operations: &[Write("f", 0, 40_000, 1)] },
-    Start { name: "a hole between chunks", unit: CHUNK, operations: &[Write("f", 5, 100, 1), Write("f", 70_000, 300, 2)] },
+    Start {
+        name: "a hole between chunks",
+        unit: CHUNK,
+        operations: &[Write("f", 5, 100, 1), Write("f", 70_000, 300, 2)],
+    },
     Start {
         name: "chunks with room behind the end",
         unit: CHUNK,
@@ -295,6 +299,19 @@ impl Edges {
         failures
     }
 
+    /// Writes and copies at and over the end of a file that was cut off within a block.
+    pub fn appends_at_the_cut(&mut self) -> Result<(), String> {
+        let start = STARTS.iter().find(|start| start.name == "cut within a block").expect("there is one");
+        for (at, len) in [(140_000, 3000), (139_000, 2000), (140_000, 60_000), (131_072, 65_536)] {
+            for operation in [Write("f", at, len, 7), Copy("other", 1, "f", at, len as u64)] {
+                (0..8).try_for_each(|turn| {
+                    self.case(start, &operation, turn).map_err(|e| format!("{operation:?}, turn {turn}: {e}"))
+                })?;
+            }
+        }
+        Ok(())
+    }
+
     /// A write that fails in its middle, because the device does: nothing of it may be seen behind the end.
     pub fn failing_device(&mut self, nth: u64, at: u64, len: usize) -> Result<(), String> {
         self.cases += 1;
@@ -383,7 +400,8 @@ pub fn hunt(name: &str) -> Result<u64, String> {
     }
     let start = STARTS.iter().find(|start| start.name == name).ok_or_else(|| format!("no start {name}"))?;
     // Behind the end, and not at the cut.
-    let after = [Write("f", 215_000, 1000, 7), Truncate("f", 250_000), Fallocate("f", PUNCH_HOLE | KEEP_SIZE, 100, 200)];
+    let after =
+        [Write("f", 215_000, 1000, 7), Truncate("f", 250_000), Fallocate("f", PUNCH_HOLE | KEEP_SIZE, 100, 200)];
     for operation in &after {
         (0..8).try_for_each(|turn| edges.case(start, operation, turn))?;
     }
