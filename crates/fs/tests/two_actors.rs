@@ -116,12 +116,16 @@ fn one_pair(kind: MemoryKind, past: &str, pair: [Operation; 2]) {
 /// The sync that is under way when the file moves promises its bytes in the region.
 #[test]
 fn a_file_that_moves_to_the_bulk_device_beside_an_fsync_of_another_keeps_what_that_promised() {
-    KINDS.map(|kind| one_pair(kind, "young", [Operation::Fsync("G"), Operation::Write("F", 66_000, 30_000, 10)]));
+    for kind in KINDS {
+        one_pair(kind, "young", [Operation::Fsync("G"), Operation::Write("F", 66_000, 30_000, 10)]);
+    }
 }
 
 #[test]
 fn bytes_cut_off_do_not_come_back_where_the_file_is_appended_to_at_the_cut() {
-    KINDS.map(|kind| one_pair(kind, "cut", [Operation::Sync, Operation::Write("L", 140_000, 3000, 15)]));
+    for kind in KINDS {
+        one_pair(kind, "cut", [Operation::Sync, Operation::Write("L", 140_000, 3000, 15)]);
+    }
 }
 
 /// What a failure's line runs again; without one, the first pair.
