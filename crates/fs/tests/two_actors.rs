@@ -93,17 +93,17 @@ fn explore(kind: MemoryKind, share: u64, least: u64) {
 
 #[test]
 fn two_operations_at_once_on_logged_memory_survive_every_crash() {
-    explore(MemoryKind::Logged, 16, 40_000);
+    explore(MemoryKind::Logged, 12, 90_000);
 }
 
 #[test]
 fn two_operations_at_once_on_battery_memory_survive_every_crash() {
-    explore(MemoryKind::Battery, 12, 8_000);
+    explore(MemoryKind::Battery, 16, 6_000);
 }
 
 #[test]
 fn two_operations_at_once_on_dax_memory_survive_every_crash() {
-    explore(MemoryKind::Dax, 48, 12_000);
+    explore(MemoryKind::Dax, 96, 10_000);
 }
 
 fn one_pair(kind: MemoryKind, past: &str, pair: [Operation; 2]) {

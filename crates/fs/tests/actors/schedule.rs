@@ -143,9 +143,9 @@ fn run_one(deeds: [Deed; 2], choices: &[usize], watcher: &mut impl Watcher) -> R
     loop {
         quiet(&gate)?;
         let mut state = gate.state.lock().unwrap();
-        for actor in 0..2 {
-            if let (false, Some(outcome)) = (reported[actor], &state.outcomes[actor]) {
-                reported[actor] = true;
+        for (actor, reported) in reported.iter_mut().enumerate() {
+            if let (false, Some(outcome)) = (*reported, &state.outcomes[actor]) {
+                *reported = true;
                 watcher.returned(actor, outcome.clone()?);
             }
         }
