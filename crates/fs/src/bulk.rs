@@ -28,12 +28,12 @@ use shoal_format::{BULK_BLOCK, Offset};
 use shoal_media::{BlockDevice, block};
 use shoal_region::{Lsn, Region, Tx, View};
 
+use crate::planted::{Bug, is_planted};
 use crate::{Error, Result};
-pub(crate) use fresh::Fresh;
-pub(crate) use patience::may_wait;
-pub use patience::without_flush;
 use births::Births;
 pub(crate) use fresh::{Fresh, Tail};
+pub(crate) use patience::may_wait;
+pub use patience::without_flush;
 
 /// Blocks that lie side by side on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -258,7 +258,7 @@ impl Bulk {
 
     /// Makes blocks free whose freeing is durable, and which no saved image maps.
     pub fn reclaim(&self, region: &Region) -> Result<()> {
-        let durable = region.durable_lsn();
+        let durable = if is_planted(Bug::ReuseAtOnce) { Lsn::MAX } else { region.durable_lsn() };
         let _one_at_a_time = self.releasing.lock();
         let mut ready: Vec<Run> = Vec::new();
         self.state.lock().pending.retain(|&(lsn, run)| {
@@ -311,10 +311,17 @@ impl Bulk {
             let free = self.state.lock().hold(freed);
             for run in free {
                 // A trim that fails costs space on the host, nothing else: a fresh block is written whole.
-                let _ = block::trim(&*self.device, run.first * BULK_BLOCK, run.blocks * BULK_BLOCK);
+                let trim = || drop(block::trim(&*self.device, run.first * BULK_BLOCK, run.blocks * BULK_BLOCK));
+                if !is_planted(Bug::LateTrim) {
+                    trim();
+                }
                 let mut blocks = self.state.lock();
                 blocks.set(run, false);
                 blocks.pending_blocks -= run.blocks;
+                drop(blocks);
+                if is_planted(Bug::LateTrim) {
+                    trim();
+                }
             }
         }
     }
@@ -399,6 +406,8 @@ impl Bulk {
                 self.submitted.store(covered, Ordering::Release);
                 block::flush(&*self.device)
                     .inspect_err(|error| region.poison("the flush of the bulk storage", error))?;
+                let covered =
+                    if is_planted(Bug::FlushCoversLater) { self.written.load(Ordering::Acquire) } else { covered };
                 self.flushed.store(covered, Ordering::Release);
             }
         }
@@ -475,7 +484,7 @@ impl Blocks {
 
     /// Holds what of a freed run the saved image maps; returns the rest.
     fn hold(&mut self, freed: Run) -> Vec<Run> {
-        if self.saved.is_empty() {
+        if self.saved.is_empty() || is_planted(Bug::ReuseSaved) {
             return vec![freed];
         }
         let mut rest = Vec::new();

@@ -18,6 +18,7 @@ use shoal_format::inode::{CHUNK, INODE_NO_ATIME, INODE_TRUNCATING, Inode, Layout
 use shoal_region::{Lsn, Tx};
 
 use crate::large::{FILE_BLOCKS_MAX, MOVE_BACK_BYTES};
+use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Piece, Result, flags, small};
 
 /// Longest file (bytes): an extent map counts blocks with 32 bits.
@@ -438,10 +439,13 @@ impl Fs {
                 let _lock = self.locks.read(ino);
                 self.load(ino)?.layout == Layout::Extents
             };
-            if is_large {
+            if is_large && !is_planted(Bug::FsyncSettle) {
                 let Some(flushed) = bulk.all_flushed() else { return Ok(Fsync::Bulk) };
                 self.clear_new(ino, flushed)?;
             }
+        }
+        if is_planted(Bug::FsyncPosition) {
+            return Ok(Fsync::Log(self.region.durable_lsn()));
         }
         Ok(Fsync::Log(self.region.last_lsn()))
     }

@@ -28,6 +28,7 @@ use shoal_region::{Lsn, Tx};
 
 use crate::bulk::{Bulk, Run, Tail, may_wait};
 use crate::extents::{MapEdit, Mapped, clip, cut, find, goal_before, put, reflag};
+use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Piece, Result, small};
 
 /// Blocks of a file at most: extents hold 32 bits.
@@ -70,6 +71,7 @@ impl<'a> Mapping<'a> {
         };
         let run = self.bulk.reserve(&fs.region, goal, blocks, ahead(inode.size))?;
         self.reserved.push(run);
+        let flags = if is_planted(Bug::FreshNotNew) { flags & !EXTENT_NEW } else { flags };
         let extent = Extent { file_block, blocks: run.blocks, bulk_block: run.first, flags };
         self.extents.push(extent);
         Ok(extent)
@@ -213,7 +215,7 @@ impl Fs {
     pub(crate) fn write_large(&self, ino: Ino, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
         let reaches_behind = at + bytes.len() as u64 > inode.size;
         let outcome = self.write_blocks(ino, inode, at, bytes);
-        if outcome.is_err() && reaches_behind {
+        if outcome.is_err() && reaches_behind && !is_planted(Bug::CleanTail) {
             // Some of it may have gone to the last block, behind the end, where it is nobody's data.
             self.bulk()?.fresh.set_tail(ino, false);
         }
@@ -255,7 +257,11 @@ impl Fs {
             let (from, to) = (at.max(extent.file_block * BULK_BLOCK), end.min(extent.end() * BULK_BLOCK));
             let part = &bytes[(from - at) as usize..(to - at) as usize];
             let place = extent.bulk_block * BULK_BLOCK + (from - extent.file_block * BULK_BLOCK);
-            let outcome = if in_place { bulk.write(place, part) } else { write_whole(bulk, &extent, place, part) };
+            let outcome = if in_place || is_planted(Bug::PartialBlock) {
+                bulk.write(place, part)
+            } else {
+                write_whole(bulk, &extent, place, part)
+            };
             write = outcome?;
             bulk.fresh.wrote(ino, write);
             fresh_tail = !in_place;
@@ -278,7 +284,7 @@ impl Fs {
             }
             outcome => outcome?,
         }
-        if !mapping.extents.is_empty() {
+        if !mapping.extents.is_empty() && !is_planted(Bug::HasNewFlag) {
             inode.flags |= INODE_HAS_NEW;
             bulk.fresh.list(ino);
         }
@@ -302,7 +308,7 @@ impl Fs {
         }
         let bulk = self.bulk()?;
         let tail = bulk.fresh.tail(ino);
-        if tail == Tail::Clean {
+        if tail == Tail::Clean || is_planted(Bug::ZeroTail) {
             return Ok(());
         }
         if let Ok(extent) = self.data_at(inode, inode.size / BULK_BLOCK)? {
@@ -317,7 +323,7 @@ impl Fs {
                 rest.fill(0);
                 bulk.write(at, &rest)?;
             }
-            if !is_zero || bulk.last_flushed() == 0 {
+            if (!is_zero || bulk.last_flushed() == 0) && !is_planted(Bug::ZeroTailFlush) {
                 bulk.flush(&self.region)?;
             }
         }
@@ -433,6 +439,9 @@ impl Fs {
             fresh.set_tail(ino, false);
         }
         let (first, last) = (at.div_ceil(BULK_BLOCK), end / BULK_BLOCK);
+        if is_planted(Bug::PunchEnds) {
+            return Ok(());
+        }
         if first > last {
             return self.zero_in_place(ino, inode, at, end);
         }
@@ -533,8 +542,13 @@ impl Fs {
             return Ok(());
         }
         let bulk = self.bulk()?;
-        let promised = self.region.promised_lsn();
-        let mut birth = bulk.births.of(ino).filter(|&birth| birth > promised);
+        let by_durable = is_planted(Bug::BirthByDurable);
+        let promised = if by_durable { self.region.durable_lsn() } else { self.region.promised_lsn() };
+        let mut birth = bulk.births.of(ino).filter(|&birth| birth > promised || is_planted(Bug::NeverPromised));
+        if by_durable || is_planted(Bug::NeverPromised) {
+            // The comparison under the commit lock does not see it either.
+            birth = birth.map(|_| Lsn::MAX);
+        }
         let data_flags = if birth.is_some() { EXTENT_NEW } else { 0 };
         if birth.is_none() {
             // Before the blocks are written: there will be a flush.
@@ -580,7 +594,7 @@ impl Fs {
         birth = birth.filter(|_| write > 0);
         let before = *inode;
         loop {
-            if birth.is_none() && write > 0 {
+            if birth.is_none() && write > 0 && !is_planted(Bug::MoveFlush) {
                 bulk.flush(&self.region)?;
             }
             let mut tx = self.region.begin_reclaim();

@@ -8,6 +8,7 @@
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk` |
 //! | inodes, locks, references | `inode`, `locks`, `refs` |
 //! | damage met while open; what the checker asks for | `damage`, `repair` |
+//! | rules that tests break one at a time | `planted` |
 //! | transactions, allocator, log | crate `shoal-region` |
 //!
 //! Rules: an operation takes the locks of its inodes, builds one transaction, commits it, and only then lets go of the
@@ -32,6 +33,10 @@ mod large;
 mod lifecycle;
 mod locks;
 mod namespace;
+#[cfg(feature = "planted")]
+pub mod planted;
+#[cfg(not(feature = "planted"))]
+mod planted;
 mod recovery;
 mod refs;
 mod rename;

@@ -20,6 +20,7 @@ use crate::damage::OnDamage;
 use crate::file::AccessTimes;
 use crate::inode::{InodeTable, load_roots};
 use crate::locks::LockTable;
+use crate::planted::{Bug, is_planted};
 use crate::refs::RefTable;
 use crate::{BulkDevice, Counts, Error, Fs, Ino, Result, namespace};
 
@@ -279,6 +280,10 @@ impl Fs {
         }
         // Before the look at what there is to settle: what is in the region now does not leave it unflushed any more.
         self.region.promise();
+        if is_planted(Bug::SettleLast) {
+            self.region.sync()?;
+            return self.settle_new();
+        }
         self.settle_new()?;
         Ok(self.region.sync()?)
     }

@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Layout};
 
+use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result};
 
 impl Fs {
@@ -42,7 +43,7 @@ impl Fs {
             if inode.flags & INODE_TRUNCATING != 0 {
                 self.past_damage(ino, self.finish_truncate(ino))?;
             }
-            if inode.nlink == 0 {
+            if inode.nlink == 0 && !is_planted(Bug::OrphansStay) {
                 self.past_damage(ino, self.reclaim_orphan(ino))?;
             }
         }

@@ -14,6 +14,7 @@ use shoal_format::inode::{INODE_HAS_NEW, Inode, Layout};
 
 use crate::bulk::Bulk;
 use crate::large::FILE_BLOCKS_MAX;
+use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result};
 
 impl Fs {
@@ -134,7 +135,7 @@ impl Fs {
             return Ok(());
         }
         let bulk = self.bulk()?;
-        if !self.power_lost {
+        if !self.power_lost || is_planted(Bug::NewIsData) {
             bulk.fresh.add(ino, 0, FILE_BLOCKS_MAX, bulk.note_earlier_write(), bulk.last_submitted());
             return Ok(());
         }

@@ -6,6 +6,7 @@
 use shoal_media::{ImageFile, Result};
 
 use crate::fault::Call;
+use crate::turn::announce;
 use crate::world::Shared;
 
 pub struct SimImage {
@@ -33,6 +34,7 @@ impl ImageFile for SimImage {
     }
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        announce("write");
         let inner = &mut *self.shared.lock();
         inner.media[self.index].refuse_poisoned()?;
         inner.boundary(self.index, "write", !bytes.is_empty());
@@ -43,6 +45,7 @@ impl ImageFile for SimImage {
     }
 
     fn sync(&self) -> Result<()> {
+        announce("sync");
         let inner = &mut *self.shared.lock();
         inner.media[self.index].refuse_poisoned()?;
         let changes = !inner.media[self.index].pending.units().is_empty();

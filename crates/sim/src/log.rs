@@ -7,10 +7,12 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::thread::current;
 
 use shoal_media::{LogDevice, MediaError, Result};
 
 use crate::fault::{Call, Fault};
+use crate::turn::{announce, is_watched};
 use crate::world::{Inner, Medium, Shape, Shared};
 
 /// Bytes of a segment of the simulated log.
@@ -30,6 +32,14 @@ pub(crate) struct LogShape {
     /// Where the next append must begin; unknown until the first one after opening.
     pub end: Option<u64>,
     spares: VecDeque<Arc<[u8]>>,
+}
+
+impl LogShape {
+    /// End of the segments, end of the appended bytes.
+    fn reach(&self) -> (u64, u64) {
+        // Before the first append after opening the end is unknown; all that is there is durable all the same.
+        (self.segments.map_or(0, |(_, extent)| extent), self.end.unwrap_or(self.high))
+    }
 }
 
 pub struct SimLog {
@@ -100,6 +110,7 @@ impl SimLog {
 
 impl LogDevice for SimLog {
     fn append(&self, position: u64, bytes: &[u8]) -> Result<()> {
+        announce("append");
         let inner = &mut *self.shared.lock();
         inner.media[self.index].refuse_poisoned()?;
         if let Some(end) = shape(&mut inner.media[self.index]).end {
@@ -123,6 +134,16 @@ impl LogDevice for SimLog {
     }
 
     fn sync(&self) -> Result<()> {
+        announce("sync");
+        // Others may append before it ends.
+        let covered = is_watched().then(|| {
+            let medium = &mut self.shared.lock().media[self.index];
+            let (units, reach) = (medium.begin_flush(current().id()), shape(medium).reach());
+            (units, reach)
+        });
+        if covered.is_some() {
+            announce("sync ends");
+        }
         let inner = &mut *self.shared.lock();
         inner.media[self.index].refuse_poisoned()?;
         let medium = &mut inner.media[self.index];
@@ -138,11 +159,19 @@ impl LogDevice for SimLog {
             }
         }
         let medium = &mut inner.media[self.index];
-        medium.settle();
+        let (extent, end) = match covered {
+            Some((units, reach)) => {
+                medium.end_flush(current().id(), &units);
+                reach
+            }
+            None => {
+                medium.settle();
+                shape(medium).reach()
+            }
+        };
         let shape = shape(medium);
         shape.durable_extent = extent;
-        // Before the first append after opening the end is unknown; all that is there is durable all the same.
-        shape.synced_end = shape.end.unwrap_or(shape.high);
+        shape.synced_end = end;
         Ok(())
     }
 
@@ -160,6 +189,7 @@ impl LogDevice for SimLog {
     }
 
     fn release(&self, position: u64) -> Result<()> {
+        announce("release");
         let inner = &mut *self.shared.lock();
         let medium = &mut inner.media[self.index];
         let Some((mut first, extent)) = shape(medium).segments else { return Ok(()) };

@@ -71,6 +71,18 @@ impl Medium {
         self.durable = self.current.clone();
         self.pending.clear();
     }
+
+    /// What a flush of `thread` that begins now covers.
+    pub fn begin_flush(&mut self, thread: ThreadId) -> Vec<u64> {
+        self.pending.mark(thread, 0, u64::MAX)
+    }
+
+    /// The flush that covers `units` ends: they become durable as they were when it began.
+    pub fn end_flush(&mut self, thread: ThreadId, units: &[u64]) {
+        for &unit in units {
+            self.pending.settle(thread, unit, &mut self.durable);
+        }
+    }
 }
 
 pub(crate) struct Inner {

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use crate::Ino;
+use crate::planted::{Bug, is_planted};
 
 /// Ranges of one file kept apart at most.
 const RANGES_MAX: usize = 8192;
@@ -96,6 +97,9 @@ impl Fresh {
         cut(ranges, start, end);
         let before = ranges.range(..start).next_back().map(|(&from, &range)| (from, range));
         match before {
+            Some((from, (to, old))) if to == start && is_planted(Bug::JoinSubmitted) => {
+                ranges.insert(from, (end, old));
+            }
             Some((from, (to, old))) if to == start && old > submitted => {
                 ranges.insert(from, (end, write.max(old)));
             }
@@ -154,7 +158,9 @@ impl Fresh {
     /// The ranges a flush up to write `flushed` covers, ascending; `None` when the file is not listed.
     pub fn settled(&self, ino: Ino, flushed: u64) -> Option<Vec<(u64, u64)>> {
         let files = self.files.lock();
-        let settled = |(&start, &(end, write)): (&u64, &(u64, u64))| (write <= flushed).then_some((start, end));
+        let settled = |(&start, &(end, write)): (&u64, &(u64, u64))| {
+            (write <= flushed || is_planted(Bug::ClearUnflushed)).then_some((start, end))
+        };
         files.get(&ino).map(|ranges| ranges.iter().filter_map(settled).collect())
     }
 
