@@ -1,4 +1,7 @@
 //! What is promised is known before a flush begins, and a record that lets go of promised bytes is refused.
+//!
+//! The cases are in `promise`, which the hunt for planted bugs uses too. Left out: what the file system makes of it
+//! (`crates/fs/tests/tiers.rs`).
 
 mod promise;
 
