@@ -20,7 +20,7 @@ const EXIT_CORRECTED: u8 = 1;
 
 pub fn run(store: &Store, args: &CheckArgs) -> Outcome<ExitCode> {
     let mut changes: Vec<String> = Vec::new();
-    let mut report = super::check(store, args)?;
+    let mut report = super::examine(store, !args.no_sums, args.json)?;
     if !args.json {
         super::print(&report, args);
     }
@@ -35,7 +35,7 @@ pub fn run(store: &Store, args: &CheckArgs) -> Outcome<ExitCode> {
             obstacle = Some(error.to_string());
             break;
         }
-        report = super::check(store, args)?;
+        report = super::examine(store, !args.no_sums, args.json)?;
         if before == (report.remedies.clone(), report.errors.len()) {
             break;
         }
