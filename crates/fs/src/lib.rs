@@ -24,6 +24,7 @@ mod dir;
 mod error;
 mod extents;
 mod file;
+mod host_room;
 mod inode;
 mod large;
 mod lifecycle;
@@ -47,7 +48,7 @@ use shoal_region::Region;
 pub use attr::{Attr, Caller, SetAttr, TimeChange};
 pub use error::{Error, Result};
 pub use file::Seek;
-pub use lifecycle::{FormatOptions, Options, Parts};
+pub use lifecycle::{FormatOptions, HostRoom, Options, Parts, Room};
 pub use namespace::DirEntry;
 pub use rename::RenameMode;
 pub use space::{Piece, Placement, StatFs, Usage};
@@ -71,6 +72,7 @@ pub struct Fs {
     pub(crate) bulk: Option<bulk::Bulk>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) options: Options,
+    pub(crate) room: Option<Arc<host_room::RoomCache>>,
     /// The machine went down since the store was last open.
     pub(crate) power_lost: bool,
     /// Serialises renames between directories, so that the tree above them stands still.

@@ -11,10 +11,11 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use shoal_fs::Fs;
+use shoal_fs::{Error, Fs};
 
 /// Between two ticks, and between two looks whether a checkpoint is due.
 const PERIOD: Duration = Duration::from_millis(100);
+const NO_ROOM: &str = "checkpoint: no room in the file system that holds the store; make some there, it is tried again";
 
 pub(crate) struct Ticker {
     threads: Vec<(mpsc::Sender<()>, JoinHandle<()>)>,
@@ -29,7 +30,12 @@ impl Ticker {
         let (ticking, checkpointing) = (fs.clone(), fs.clone());
         let tick = every("ticker", PERIOD, move || ticking.tick().map_err(|e| e.to_string()))?;
         let checkpoint = every("checkpoint", PERIOD, move || match checkpointing.checkpoint_due() {
-            true => checkpointing.checkpoint().map_err(|e| format!("checkpoint: {e}")),
+            true => checkpointing.checkpoint().map_err(|e| match e {
+                Error::NoSpace => NO_ROOM.into(),
+                e => format!("checkpoint: {e}"),
+            }),
+            // Waiting for the next attempt is not success.
+            false if checkpointing.checkpoint_lacks_room() => Err(NO_ROOM.into()),
             false => Ok(()),
         })?;
         Ok(Ticker { threads: vec![tick, checkpoint] })
@@ -58,6 +64,9 @@ fn every(
             let outcome = work();
             if let (Err(error), false) = (&outcome, failing) {
                 tracing::error!("background work failed: {error}");
+            }
+            if failing && outcome.is_ok() {
+                tracing::info!("background work goes on");
             }
             failing = outcome.is_err();
         }

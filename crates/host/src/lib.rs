@@ -7,6 +7,7 @@
 //! | `segment_log` | the log of a `logged` store, a directory of segment files |
 //! | `image` | one image of a region at rest, a sparse file |
 //! | `file_device` | bulk storage on a file or a block device |
+//! | `host_kind` | what the file system under a store is like: writing in place, reserving room |
 //! | `machine`, `store_lock` | clock, boot id, randomness, free space; one mount per store |
 //!
 //! This is the only crate with `unsafe`. The unsafe operations lie in `map` and `cache_line`; each is one
@@ -15,6 +16,7 @@
 
 mod cache_line;
 mod file_device;
+mod host_kind;
 mod image;
 mod machine;
 mod map;
@@ -31,7 +33,7 @@ pub use file_device::FileDevice;
 pub use image::HostImage;
 pub use machine::{HostSpace, SystemClock, boot_id, host_free_bytes, memory_total_bytes, random_bytes};
 pub use private_map::PrivateMap;
-pub use segment_log::{SEGMENT_BYTES, SegmentLog};
+pub use segment_log::{SEGMENT_BYTES, SegmentLog, log_bytes_max};
 pub use shared_map::{SharedKind, SharedMap};
 pub use store_lock::StoreLock;
 

@@ -194,8 +194,12 @@ impl<'r> Tx<'r> {
         let record = &mut self.buffers.record;
         let payload_crc = shoal_format::checksum(0, &record[RECORD_HEADER..]);
         record.resize(RECORD_HEADER + len.next_multiple_of(RECORD_ALIGN), 0);
-        let mut state = self.region.commit.lock();
-        let lsn = self.region.commit_record(&mut state, RecordKind::Tx, record, len, payload_crc)?;
+        let (region, urgent) = (self.region, self.reclaim);
+        let (lsn, _state) = region.with_log_room(urgent, || {
+            let mut state = region.commit.lock();
+            let lsn = region.commit_record(&mut state, RecordKind::Tx, record, len, payload_crc, urgent)?;
+            Ok((lsn, state))
+        })?;
         // The allocations are the region's now; the frees become visible under the commit lock, so that nobody
         // can log an allocation of a freed slot before the record that freed it.
         self.buffers.allocated.clear();
