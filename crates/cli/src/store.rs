@@ -254,7 +254,14 @@ impl Store {
     pub fn write_pid(&self) -> Outcome<()> {
         let boot = shoal_host::boot_id().during("boot id")?;
         let path = self.directory.join(PID);
-        fs::write(&path, format!("{}\n{}\n", std::process::id(), uuid_text(&boot))).during(path.display())
+        match fs::write(&path, format!("{}\n{}\n", std::process::id(), uuid_text(&boot))) {
+            // Whoever asks for the daemon gets no number; that is no reason not to serve the store.
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                tracing::warn!("{}: {error}; make room there", path.display());
+                Ok(())
+            }
+            written => written.during(path.display()),
+        }
     }
 
     pub fn remove_pid(&self) {
