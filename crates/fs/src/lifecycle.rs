@@ -47,13 +47,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Options {
-        Options {
-            read_only: false,
-            no_atime: false,
-            commit_age_ms: 1000,
-            checkpoint_log_bytes: 256 << 20,
-            room: None,
-        }
+        Options { read_only: false, no_atime: false, commit_age_ms: 1000, checkpoint_log_bytes: 256 << 20, room: None }
     }
 }
 

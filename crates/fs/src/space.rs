@@ -126,7 +126,13 @@ impl Fs {
         let total = usage.region_used + usage.bulk_used + free;
         let region = usage.region_free - usage.region_reserve;
         let bulk = usage.bulk_free + usage.bulk_pending;
-        let ordinary = if usage.bulk_bytes == 0 { region } else if region < BLOCK { 0 } else { bulk };
+        let ordinary = if usage.bulk_bytes == 0 {
+            region
+        } else if region < BLOCK {
+            0
+        } else {
+            bulk
+        };
         let room = (region / (INODE_RECORD as u64 + 32)).min(INO_MAX - usage.inodes);
         StatFs {
             block_bytes: BLOCK as u32,

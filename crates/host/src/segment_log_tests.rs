@@ -194,11 +194,7 @@ fn a_failed_sync_poisons_the_log() {
     log.append(0, b"abc").unwrap();
     // A pipe in place of the segment's file: the kernel answers EINVAL to its sync.
     let (_reader, writer) = io::pipe().unwrap();
-    let broken = Segment {
-        file: std::fs::File::from(OwnedFd::from(writer)),
-        map: None,
-        dirty: AtomicBool::new(true),
-    };
+    let broken = Segment { file: std::fs::File::from(OwnedFd::from(writer)), map: None, dirty: AtomicBool::new(true) };
     log.shared.state.lock().segments.insert(SEGMENT, Arc::new(broken));
     assert!(matches!(log.sync(), Err(MediaError::Io { .. })));
     assert!(matches!(log.sync(), Err(MediaError::Poisoned { .. })));

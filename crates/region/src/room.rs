@@ -119,12 +119,7 @@ impl Region {
 }
 
 /// The range's pages, their sums, and the stale map up to them.
-fn reserve_in_image(
-    image: &dyn ImageFile,
-    superblock: &Superblock,
-    at: u64,
-    len: u64,
-) -> shoal_media::Result<()> {
+fn reserve_in_image(image: &dyn ImageFile, superblock: &Superblock, at: u64, len: u64) -> shoal_media::Result<()> {
     image.reserve(at, len)?;
     image.reserve(sums_at(superblock) + at / PAGE * 4, len / PAGE * 4)?;
     let words = ((at + len) / PAGE).div_ceil(64);

@@ -8,12 +8,13 @@ use shoal_fs::{Caller, Error, ROOT};
 use shoal_sim::World;
 
 use super::aftermath::delete_all;
+use super::deep;
 use super::operation::bytes;
 use super::run::Ground;
 use super::store::{self, Store};
 
 const SEGMENTS: [u64; 5] = [1, 2, 3, 4, 8];
-const PAGES: [u64; 7] = [0, 1, 2, 17, 40, 300, 2000];
+const PAGES: [u64; 7] = [0, 2, 40, 2000, 1, 17, 300];
 
 fn no_space_or<T>(outcome: Result<T, Error>, what: &str) -> Result<Option<T>, String> {
     match outcome {
@@ -24,13 +25,13 @@ fn no_space_or<T>(outcome: Result<T, Error>, what: &str) -> Result<Option<T>, St
 }
 
 /// Creates files until there is no space. Returns how many.
-fn fill(store: &Store) -> Result<u64, String> {
+fn fill(store: &Store, prefix: &str) -> Result<u64, String> {
     let caller = Caller::default();
     let mut created = 0;
     for len in [20_000, 3_000, 700, 0] {
         for number in 0.. {
             store.clock.advance(1_000_000);
-            let name = format!("f{len}-{number}");
+            let name = format!("{prefix}{len}-{number}");
             let outcome = store.fs.mknod(&caller, ROOT, name.as_bytes(), 0o644, 0);
             let Some(attr) = no_space_or(outcome, "creating")? else { break };
             created += 1;
@@ -58,7 +59,8 @@ fn empty_and_reopen(store: Store) -> Result<(), String> {
         return Err("the shutdown was not clean".into());
     }
     // What was deleted is room for something new.
-    let attr = again.fs.mknod(&Caller::default(), ROOT, b"new", 0o644, 0).map_err(|e| format!("creating again: {e}"))?;
+    let attr =
+        again.fs.mknod(&Caller::default(), ROOT, b"new", 0o644, 0).map_err(|e| format!("creating again: {e}"))?;
     again.fs.write(attr.ino, 0, &[1; 5000]).map_err(|e| format!("writing again: {e}"))?;
     again.fs.shutdown().map_err(|e| format!("second shutdown: {e}"))?;
     store::check(setup, &again.world, false).map(drop)
@@ -72,13 +74,13 @@ fn crashed(store: &Store, world: &World) -> Result<Store, String> {
 pub fn fill_hosts(ground: &Ground) -> Result<(u64, u64), String> {
     let (mut pairs, mut files) = (0, 0);
     for segments in SEGMENTS {
-        for pages in PAGES {
+        for &pages in &PAGES[..if deep() { PAGES.len() } else { 4 }] {
             let named = |e: String| format!("{segments} segments, {pages} pages left: {e}");
             let store = ground.open()?;
             store.world.fill_host(segments, pages);
-            files += fill(&store).map_err(named)?;
+            files += fill(&store, "before-").map_err(named)?;
             store.fs.checkpoint().map_err(|e| named(format!("checkpoint: {e}")))?;
-            files += fill(&store).map_err(named)?;
+            files += fill(&store, "behind-").map_err(named)?;
             empty_and_reopen(crashed(&store, &store.world).map_err(named)?)
                 .map_err(|e| named(format!("after a crash: {e}")))?;
             empty_and_reopen(store).map_err(named)?;
