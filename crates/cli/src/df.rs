@@ -97,7 +97,6 @@ pub fn report(
     survives_power_loss: bool,
 ) -> Report {
     let (usage, statfs, superblock) = (fs.usage(), fs.statfs(), fs.region().superblock());
-    let memory_size = usage.region_bytes - usage.region_fixed;
     let bulk = description.bulk.as_ref().map(|bulk| Tier {
         holds: "data of large files".into(),
         place: match bulk {
@@ -117,8 +116,9 @@ pub fn report(
         memory: Tier {
             holds: "metadata and small files".into(),
             place: description.memory.path().map_or(directory, PathBuf::as_path).display().to_string(),
-            size_bytes: memory_size,
-            used_bytes: memory_size.saturating_sub(usage.region_free),
+            // What its host has no room for is no capacity.
+            size_bytes: usage.region_used + usage.region_free,
+            used_bytes: usage.region_used,
             free_bytes: usage.region_free,
             reserved_bytes: usage.region_reserve.min(usage.region_free),
         },

@@ -27,6 +27,7 @@ mod df;
 mod donate;
 mod failure;
 mod format;
+mod host_room;
 mod inspect;
 mod lab;
 mod memory;

@@ -13,7 +13,7 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -29,6 +29,7 @@ use shoal_region::Recovery;
 use crate::battery;
 use crate::device;
 use crate::failure::{During, Failure, Outcome};
+use crate::host_room;
 use crate::memory::MemoryChoice;
 use crate::open_device::{self, Device, Opening};
 use crate::place;
@@ -141,16 +142,16 @@ impl Store {
         options.on_damage = Some(Arc::new(move |ino, finding| {
             tracing::error!("damaged inode {ino}: {finding}; unmount, then run `shoal check --repair {name}`");
         }));
-        if let Some(bulk) = self.bulk_path() {
-            let host = bulk.parent().map_or_else(|| self.directory.clone(), Path::to_path_buf);
-            // A block device has its room for itself; a sparse file shares its host's.
-            if fs::metadata(&bulk).is_ok_and(|m| m.is_file()) {
-                options.bulk_room = Some(Arc::new(move || {
-                    let taken = fs::metadata(&bulk).map(|m| m.blocks() * 512);
-                    let free = shoal_host::host_free_bytes(&host).map(|space| space.available_bytes);
-                    taken.and_then(|taken| Ok(taken + free?)).unwrap_or(u64::MAX)
-                }));
-            }
+        if !matches!(self.description.memory, MemoryChoice::Dax(_)) || self.bulk_path().is_some() {
+            let host = shoal_host::host_free_bytes(&self.directory).during(self.directory.display())?;
+            options.checkpoint_log_bytes =
+                options.checkpoint_log_bytes.min(shoal_host::log_bytes_max(host.total_bytes));
+            options.room = Some(host_room::probe(
+                &self.directory,
+                &self.description.memory,
+                // A block device has its room for itself; a sparse file shares its host's.
+                self.bulk_path().filter(|bulk| fs::metadata(bulk).is_ok_and(|m| m.is_file())),
+            ));
         }
         let parts = Parts {
             region: media.parts.region.clone(),
@@ -261,7 +262,14 @@ impl Store {
     pub fn write_pid(&self) -> Outcome<()> {
         let boot = self.period()?;
         let path = self.directory.join(PID);
-        fs::write(&path, format!("{}\n{}\n", std::process::id(), uuid_text(&boot))).during(path.display())
+        match fs::write(&path, format!("{}\n{}\n", std::process::id(), uuid_text(&boot))) {
+            // Whoever asks for the daemon gets no number; that is no reason not to serve the store.
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                tracing::warn!("{}: {error}; make room there", path.display());
+                Ok(())
+            }
+            written => written.during(path.display()),
+        }
     }
 
     pub fn remove_pid(&self) {

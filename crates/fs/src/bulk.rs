@@ -28,6 +28,7 @@ use shoal_format::{BULK_BLOCK, Offset};
 use shoal_media::{BlockDevice, block};
 use shoal_region::{Lsn, Region, Tx, View};
 
+use crate::host_room::RoomCache;
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Result};
 use births::Births;
@@ -110,6 +111,7 @@ pub(crate) struct Bulk {
     flushing: Mutex<()>,
     pub fresh: Fresh,
     pub births: Births,
+    room: Option<Arc<RoomCache>>,
 }
 
 impl Bulk {
@@ -157,7 +159,22 @@ impl Bulk {
             flushing: Mutex::new(()),
             fresh: Fresh::default(),
             births: Births::new(region.last_lsn()),
+            room: None,
         })
+    }
+
+    /// New blocks are given out only while the host has room for them.
+    pub fn on_host(self, room: Option<Arc<RoomCache>>) -> Bulk {
+        Bulk { room, ..self }
+    }
+
+    /// Takes blocks the host has room for. It keeps its headroom: log and images must still be able to grow, for without them
+    /// nothing can be done with the blocks.
+    fn take(&self, region: &Region, goal: Option<u64>, want: u64, ahead: u64) -> Option<Run> {
+        let bytes = self.room.as_ref().map(|room| room.now().bulk_bytes(region.log_growth_bytes()));
+        let mut blocks = self.state.lock();
+        let want = bytes.map_or(want, |bytes| want.min((bytes / BULK_BLOCK).saturating_sub(blocks.taken())));
+        if want == 0 { None } else { blocks.take(goal, want, ahead) }
     }
 
     /// Blocks of the device.
@@ -184,11 +201,11 @@ impl Bulk {
     ///
     /// The caller must not hold a transaction: waiting may have to make the log durable.
     pub fn reserve(&self, region: &Region, goal: Option<u64>, want: u64, ahead: u64) -> Result<Run> {
-        if let Some(run) = self.state.lock().take(goal, want, ahead) {
+        if let Some(run) = self.take(region, goal, want, ahead) {
             return Ok(run);
         }
         self.reclaim(region)?;
-        if let Some(run) = self.state.lock().take(goal, want, ahead) {
+        if let Some(run) = self.take(region, goal, want, ahead) {
             return Ok(run);
         }
         let last = self.state.lock().pending.iter().map(|&(lsn, _)| lsn).max();
@@ -196,13 +213,13 @@ impl Bulk {
             region.sync_to(last)?;
             self.reclaim(region)?;
         }
-        if let Some(run) = self.state.lock().take(goal, want, ahead) {
+        if let Some(run) = self.take(region, goal, want, ahead) {
             return Ok(run);
         }
         if self.held_blocks() > 0 {
             self.save(region)?;
         }
-        self.state.lock().take(goal, want, ahead).ok_or(Error::NoSpace)
+        self.take(region, goal, want, ahead).ok_or(Error::NoSpace)
     }
 
     /// Gives back a reservation whose transaction did not commit.
@@ -443,6 +460,11 @@ impl Bulk {
 }
 
 impl Blocks {
+    /// Blocks that are not free.
+    fn taken(&self) -> u64 {
+        self.count - self.free
+    }
+
     fn new(mut words: Vec<u64>, count: u64) -> Blocks {
         if !count.is_multiple_of(64) {
             // Bits behind the last block are never free.

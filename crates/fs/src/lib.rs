@@ -28,6 +28,7 @@ mod error;
 mod extents;
 mod file;
 mod flags;
+mod host_room;
 mod inode;
 mod large;
 mod lifecycle;
@@ -60,7 +61,7 @@ pub use damage::OnDamage;
 pub use error::{Error, Result};
 pub use file::{AccessTimes, Fsync, Seek};
 pub use flags::FileFlags;
-pub use lifecycle::{FormatOptions, Options, Parts};
+pub use lifecycle::{FormatOptions, HostRoom, Options, Parts, Room};
 pub use namespace::DirEntry;
 pub use rename::RenameMode;
 pub use shoal_region::Failure;
@@ -87,6 +88,7 @@ pub struct Fs {
     pub(crate) options: Options,
     /// An [`AccessTimes`]; it may change while the store is mounted.
     pub(crate) access_times: AtomicU8,
+    pub(crate) room: Option<Arc<host_room::RoomCache>>,
     /// The machine went down since the store was last open.
     pub(crate) power_lost: bool,
     /// Serialises renames between directories, so that the tree above them stands still.

@@ -18,6 +18,7 @@ use zerocopy::IntoBytes;
 use crate::bulk::Bulk;
 use crate::damage::OnDamage;
 use crate::file::AccessTimes;
+use crate::host_room::{Backoff, RoomCache};
 use crate::inode::{InodeTable, load_roots};
 use crate::locks::LockTable;
 use crate::planted::{Bug, is_planted};
@@ -31,8 +32,7 @@ pub struct Parts {
     pub clock: Arc<dyn Clock>,
 }
 
-/// Bytes the host has for the bulk device altogether: what the device has taken already, and what is free.
-pub type Room = Arc<dyn Fn() -> u64 + Send + Sync>;
+pub use crate::host_room::{HostRoom, Room};
 
 /// How an open store behaves.
 #[derive(Clone)]
@@ -44,11 +44,12 @@ pub struct Options {
     pub commit_age_ms: u64,
     /// A checkpoint is due when recovery would replay more than this (bytes).
     pub checkpoint_log_bytes: u64,
-    pub bulk_room: Option<Room>,
     /// Look through all inodes also after a clean shutdown, and finish what is half-done.
     pub recover: bool,
     /// Is told of every inode found damaged, once.
     pub on_damage: Option<OnDamage>,
+    /// Asks what the file systems under the store have left; none: they always have enough.
+    pub room: Option<Room>,
 }
 
 impl Default for Options {
@@ -58,9 +59,9 @@ impl Default for Options {
             no_atime: false,
             commit_age_ms: 1000,
             checkpoint_log_bytes: 256 << 20,
-            bulk_room: None,
             recover: false,
             on_damage: None,
+            room: None,
         }
     }
 }
@@ -84,6 +85,8 @@ pub(crate) struct Pace {
     bulk_since: Option<u64>,
     /// Up to here the log holds what makes flushed data count: it is synced at once.
     settled: Lsn,
+    /// Checkpoints that found no room, one after the other.
+    checkpoints: Backoff,
 }
 
 impl Fs {
@@ -137,9 +140,12 @@ impl Fs {
             Some(device) if region.superblock().bulk_blocks > 0 => Some(Bulk::load(device, &region)?),
             _ => None,
         };
+        let room = options.room.clone().map(|room| Arc::new(RoomCache::new(room, clock.clone())));
+        let bulk = bulk.map(|bulk| bulk.on_host(room.clone()));
         region.set_clock(clock.clone());
         let access_times = if options.no_atime { AccessTimes::Never } else { AccessTimes::Relative };
         Ok(Fs {
+            room,
             access_times: AtomicU8::new(access_times as u8),
             table: InodeTable::load(&region, options.on_damage.clone())?,
             locks: LockTable::new(),
@@ -248,9 +254,10 @@ impl Fs {
         (now.saturating_sub(since) + 150_000_000).checked_sub(self.options.commit_age_ms * 1_000_000)
     }
 
-    /// Would a checkpoint be worth its work now?
+    /// Would a checkpoint be worth its work now? One that found no room is not tried again at once: each attempt costs a part of
+    /// an image.
     pub fn checkpoint_due(&self) -> bool {
-        if self.writable().is_err() {
+        if self.writable().is_err() || self.pace.lock().checkpoints.waits(self.clock.monotonic_ns()) {
             return false;
         }
         if self.region.superblock().memory_kind.has_ring() {
@@ -258,11 +265,23 @@ impl Fs {
             let held = self.bulk.as_ref().map_or(0, Bulk::held_blocks) * BULK_BLOCK;
             return held > 0 && held > self.usage().bulk_free / 4;
         }
-        self.region.log_bytes() > self.options.checkpoint_log_bytes
+        self.region.log_bytes() > self.options.checkpoint_log_bytes || self.region.wants_checkpoint()
+    }
+
+    /// Checkpoints have failed for lack of room since the last one that succeeded.
+    pub fn checkpoint_lacks_room(&self) -> bool {
+        self.pace.lock().checkpoints.is_failing()
     }
 
     /// Writes the region into the older image, beside running operations. `battery` memory is saved as it stands: they wait.
     pub fn checkpoint(&self) -> Result<()> {
+        let outcome = self.write_checkpoint();
+        let lacks_room = matches!(outcome, Err(Error::NoSpace));
+        self.pace.lock().checkpoints.note(lacks_room, self.clock.monotonic_ns());
+        outcome
+    }
+
+    fn write_checkpoint(&self) -> Result<()> {
         match &self.bulk {
             Some(bulk) if self.region.superblock().memory_kind.has_ring() => {
                 // What was written before the call is in the image with its data.

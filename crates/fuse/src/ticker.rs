@@ -15,10 +15,11 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use shoal_fs::Fs;
+use shoal_fs::{Error, Fs};
 
 /// Between two ticks, and between two looks whether a checkpoint is due.
 const PERIOD: Duration = Duration::from_millis(100);
+const NO_ROOM: &str = "checkpoint: no room in the file system that holds the store; make some there, it is tried again";
 
 pub(crate) struct Ticker {
     threads: Vec<(mpsc::Sender<()>, JoinHandle<()>)>,
@@ -53,7 +54,12 @@ impl Ticker {
         let log = every("log-clock", PERIOD, reporting(|fs| fs.tick_log().map_err(|e| e.to_string())))?;
         let bulk = every("bulk-clock", PERIOD, reporting(|fs| fs.tick_bulk().map_err(|e| e.to_string())))?;
         let checkpoint = reporting(|fs| match fs.checkpoint_due() {
-            true => fs.checkpoint().map_err(|e| format!("checkpoint: {e}")),
+            true => fs.checkpoint().map_err(|e| match e {
+                Error::NoSpace => NO_ROOM.into(),
+                e => format!("checkpoint: {e}"),
+            }),
+            // Waiting for the next attempt is not success.
+            false if fs.checkpoint_lacks_room() => Err(NO_ROOM.into()),
             false => Ok(()),
         });
         let checkpoint = every("checkpoint", PERIOD, checkpoint)?;
@@ -96,6 +102,9 @@ fn every(
             let outcome = work();
             if let (Err(error), false) = (&outcome, failing) {
                 tracing::error!("background work failed: {error}");
+            }
+            if failing && outcome.is_ok() {
+                tracing::info!("background work goes on");
             }
             failing = outcome.is_err();
         }

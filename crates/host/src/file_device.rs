@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Poison, Request, Result};
 
 use crate::planted::{Bug, is_planted};
-use crate::{calls, named, sync_parent};
+use crate::{calls, host_kind, named, sync_parent};
 
 /// Alignment of requests and the unit no crash tears (bytes).
 const BLOCK_BYTES: u32 = 512;
@@ -46,6 +46,8 @@ impl FileDevice {
             let message = "exists and is not an empty file: choose another path, or remove it first";
             return Err(named(path, io::Error::new(io::ErrorKind::AlreadyExists, message)));
         }
+        // While it is empty: a file with contents keeps its ways.
+        host_kind::write_in_place(&file);
         calls::set_len(&file, bytes).and_then(|()| calls::sync_all(&file)).map_err(|e| named(path, e))?;
         sync_parent(path)?;
         Ok(Self::over(file, bytes, path))

@@ -12,7 +12,7 @@ use std::path::Path;
 use shoal_media::{ImageFile, MediaError, Poison, Result};
 
 use crate::planted::{Bug, is_planted};
-use crate::{calls, named, sync_parent};
+use crate::{calls, host_kind, named, sync_parent};
 
 pub struct HostImage {
     file: File,
@@ -26,6 +26,7 @@ impl HostImage {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
         let file = calls::create(&options, path).map_err(|e| named(path, e))?;
+        host_kind::write_in_place(&file);
         sync_parent(path)?;
         Ok(Self::over(file, path))
     }
@@ -74,6 +75,11 @@ impl ImageFile for HostImage {
         calls::write_all_at(&self.file, bytes, at).map_err(|e| MediaError::io(self.name.as_str(), e))
     }
 
+    fn reserve(&self, at: u64, len: u64) -> Result<bool> {
+        self.refuse_poisoned()?;
+        host_kind::allocate(&self.file, at, len).map_err(|e| MediaError::io(self.name.as_str(), e))
+    }
+
     fn sync(&self) -> Result<()> {
         self.refuse_poisoned()?;
         if is_planted(Bug::ImageUnsynced) {
@@ -107,6 +113,20 @@ mod tests {
         image.read(1 << 40, &mut out).unwrap();
         assert_eq!(out, [0; 7]);
         assert_eq!(image.file().metadata().unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_reserved_range_has_its_room_and_keeps_its_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = HostImage::create(&dir.path().join("image")).unwrap();
+        image.write(4096, b"abc").unwrap();
+        if !image.reserve(0, 1 << 20).unwrap() {
+            return println!("SKIP: the file system of {} does not reserve", dir.path().display());
+        }
+        assert!(image.allocated_bytes().unwrap() >= 1 << 20);
+        let mut out = [1; 5];
+        image.read(4094, &mut out).unwrap();
+        assert_eq!(&out, b"\0\0abc");
     }
 
     #[test]

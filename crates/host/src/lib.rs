@@ -8,6 +8,7 @@
 //! | `image` | one image of a region at rest, a sparse file |
 //! | `file_device` | bulk storage on a file or a block device |
 //! | `calls` | every call that changes one of these files; `recorder` notes them for tests |
+//! | `host_kind` | what the file system under a store is like: writing in place, reserving room |
 //! | `machine`, `store_lock` | clock, boot id, randomness, free space; one mount per store |
 //!
 //! This is the only crate with `unsafe`. The unsafe operations lie in `map` and `cache_line`; each is one
@@ -17,6 +18,7 @@
 mod cache_line;
 mod calls;
 mod file_device;
+mod host_kind;
 mod image;
 mod machine;
 mod map;
@@ -39,7 +41,7 @@ pub use file_device::FileDevice;
 pub use image::HostImage;
 pub use machine::{HostSpace, SystemClock, boot_id, host_free_bytes, memory_total_bytes, mount_id, random_bytes};
 pub use private_map::PrivateMap;
-pub use segment_log::{SEGMENT_BYTES, SegmentLog};
+pub use segment_log::{SEGMENT_BYTES, SegmentLog, log_bytes_max};
 pub use shared_map::{SharedKind, SharedMap};
 pub use store_lock::StoreLock;
 

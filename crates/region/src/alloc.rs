@@ -7,7 +7,8 @@
 //! Giving a segment to a class is a record of its own: it is harmless if the transaction that wanted it aborts.
 //! The bitmaps that lie in their segments are read when a segment is first needed, if the image said how many of its slots
 //! are in use: a mount would else read every segment. Whoever changes a bitmap has read it before ([`Region::check_allocated`]).
-//! The last 1/32 of the segments serve only transactions that free space in the end.
+//! The last 1/32 of the segments serve only transactions that free space in the end; so do the last of those that have room
+//! on the host (`room`).
 
 use std::sync::Arc;
 
@@ -20,6 +21,7 @@ use shoal_media::PersistentMemory;
 use zerocopy::IntoBytes;
 
 use crate::planted::{Bug, is_planted};
+use crate::room::HELD_BACK;
 use crate::{CommitState, Error, Region, Result, Tx};
 
 /// How full a region is, in bytes.
@@ -35,6 +37,8 @@ pub struct Space {
     pub reserve_bytes: u64,
     /// Bytes up to the last segment ever used: what an image holds.
     pub touched_bytes: u64,
+    /// Of `free_bytes`, what ordinary transactions can have without more room on the host.
+    pub backed_bytes: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -79,6 +83,8 @@ pub(crate) struct Allocator {
     cursor: usize,
     high: u64,
     fixed: u64,
+    /// Segments with room on the host, from the region's start.
+    pub backed: u64,
 }
 
 fn entry_at(superblock: &Superblock, segment: u64) -> Offset {
@@ -131,6 +137,7 @@ impl Allocator {
             cursor: fixed as usize,
             high: fixed,
             fixed,
+            backed: 0,
         };
         let mut body_left = 0u32;
         for (number, bytes) in table.chunks_exact(SEGMENT_ENTRY as usize).enumerate() {
@@ -319,16 +326,40 @@ impl Allocator {
         free >= segments + if reclaim { 0 } else { self.reserve }
     }
 
-    /// Next free segment, lowest first from the cursor; when none is left, an empty one of some class.
-    fn take_segment(&mut self) -> Option<usize> {
-        if self.free_segments > 0 {
-            let found = (self.cursor..self.segments.len()).find(|&s| self.segments[s].usage == Usage::Free);
-            let found = found.or_else(|| (0..self.cursor).find(|&s| self.segments[s].usage == Usage::Free))?;
-            self.cursor = found + 1;
-            self.free_segments -= 1;
-            self.segments[found].usage = Usage::Assigning;
-            return Some(found);
+    /// Segments before this one have room on the host for such a transaction.
+    pub fn limit(&self, reclaim: bool) -> u64 {
+        let count = self.segments.len() as u64;
+        // With room for all of the region its own reserve is the narrower one.
+        match self.backed >= count || reclaim {
+            true => self.backed.min(count),
+            false => self.backed.saturating_sub(HELD_BACK),
         }
+    }
+
+    /// Next free segment with room on the host, lowest first from the cursor.
+    fn take_segment(&mut self, reclaim: bool) -> Option<usize> {
+        let limit = self.limit(reclaim) as usize;
+        if self.free_segments == 0 {
+            return None;
+        }
+        let free = |s: &usize| self.segments[*s].usage == Usage::Free;
+        let found = (self.cursor..limit).find(free).or_else(|| (0..self.cursor.min(limit)).find(free))?;
+        self.cursor = found + 1;
+        self.free_segments -= 1;
+        self.segments[found].usage = Usage::Assigning;
+        Some(found)
+    }
+
+    /// The first segment that is free, whether or not it has room.
+    fn first_free(&self) -> Option<u64> {
+        (self.free_segments > 0)
+            .then(|| self.segments.iter().position(|segment| segment.usage == Usage::Free))
+            .flatten()
+            .map(|found| found as u64)
+    }
+
+    /// An empty segment of some class, for another one.
+    fn take_empty(&mut self) -> Option<usize> {
         if self.empty_segments == 0 {
             return None;
         }
@@ -380,6 +411,9 @@ impl Region {
             free_bytes: alloc.free_segments * SEGMENT + alloc.free_slot_bytes,
             reserve_bytes: alloc.reserve * SEGMENT,
             touched_bytes: alloc.used_bytes(),
+            backed_bytes: (alloc.free_segments * SEGMENT + alloc.free_slot_bytes)
+                .saturating_sub((alloc.segments.len() as u64 - alloc.limit(false).max(alloc.high)) * SEGMENT)
+                .saturating_sub(alloc.high.saturating_sub(alloc.limit(false)).min(HELD_BACK) * SEGMENT),
         }
     }
 
@@ -390,19 +424,39 @@ impl Region {
         if let Some(slot) = self.alloc.lock().take_slot(class) {
             return Ok(slot);
         }
-        // Lock order: commit before allocator.
-        let mut state = self.commit.lock();
-        let mut alloc = self.alloc.lock();
-        if let Some(slot) = alloc.take_slot(class) {
-            return Ok(slot);
-        }
-        if !alloc.may_take(1, reclaim) {
-            return Err(Error::NoSpace);
-        }
-        let number = alloc.take_segment().ok_or(Error::NoSpace)?;
-        drop(alloc);
+        self.with_log_room(reclaim, || self.allocate_in_new_segment(class, reclaim))
+    }
+
+    fn allocate_in_new_segment(&self, class: u8, reclaim: bool) -> Result<SlotRef> {
+        let mut grown = Ok(());
+        let (mut state, number) = loop {
+            // Lock order: commit before allocator.
+            let state = self.commit.lock();
+            let mut alloc = self.alloc.lock();
+            if let Some(slot) = alloc.take_slot(class) {
+                return Ok(slot);
+            }
+            if !alloc.may_take(1, reclaim) {
+                return Err(Error::NoSpace);
+            }
+            if let Some(number) = alloc.take_segment(reclaim) {
+                break (state, number);
+            }
+            // First more room, then what other classes have left over.
+            match alloc.first_free().filter(|_| grown.is_ok()) {
+                Some(unbacked) => {
+                    drop(alloc);
+                    drop(state);
+                    grown = self.grow(unbacked + 1, reclaim);
+                }
+                None => match alloc.take_empty() {
+                    Some(number) => break (state, number),
+                    None => return Err(grown.err().unwrap_or(Error::NoSpace)),
+                },
+            }
+        };
         // Nobody else takes this segment: it is neither free nor listed.
-        let assigned = self.log_assignment(&mut state, number as u64, class);
+        let assigned = self.log_assignment(&mut state, number as u64, class, reclaim);
         let mut alloc = self.alloc.lock();
         if let Err(error) = assigned {
             alloc.segments[number].usage = Usage::Free;
@@ -437,7 +491,7 @@ impl Region {
     }
 
     /// Logs that a segment belongs to a class from now on, with an empty bitmap.
-    fn log_assignment(&self, state: &mut CommitState, number: u64, class: u8) -> Result<()> {
+    fn log_assignment(&self, state: &mut CommitState, number: u64, class: u8, urgent: bool) -> Result<()> {
         let mut record = vec![0; RECORD_HEADER];
         let entry = SegmentEntry::new(SegmentUse::Slots(class));
         Entry::Write { at: entry_at(&self.superblock, number), bytes: entry.as_bytes() }.encode(&mut record);
@@ -448,25 +502,36 @@ impl Region {
         let len = record.len() - RECORD_HEADER;
         let crc = shoal_format::checksum(0, &record[RECORD_HEADER..]);
         record.resize(RECORD_HEADER + len.next_multiple_of(RECORD_ALIGN), 0);
-        self.commit_record(state, RecordKind::Tx, &mut record, len, crc).map(drop)
+        self.commit_record(state, RecordKind::Tx, &mut record, len, crc, urgent).map(drop)
     }
 
     fn allocate_run(&self, segments: u64, reclaim: bool) -> Result<SlotRef> {
         if segments > RUN_SEGMENTS_MAX {
             return Err(Error::TooLarge);
         }
-        let mut alloc = self.alloc.lock();
-        if !alloc.may_take(segments, reclaim) {
-            return Err(Error::NoSpace);
-        }
-        let mut found = alloc.find_run(segments);
-        if found.is_none() {
-            let empty: Vec<usize> = (0..alloc.segments.len()).filter(|&s| alloc.is_empty_slots(s)).collect();
-            alloc.free_segments += empty.len() as u64;
-            empty.iter().for_each(|&number| alloc.strip(number));
-            found = alloc.find_run(segments);
-        }
-        let start = found.ok_or(Error::NoSpace)?;
+        let mut grown = Ok(());
+        let (mut alloc, start) = loop {
+            let mut alloc = self.alloc.lock();
+            if !alloc.may_take(segments, reclaim) {
+                return Err(Error::NoSpace);
+            }
+            let limit = alloc.limit(reclaim);
+            let mut found = alloc.find_run(segments);
+            if found.is_none_or(|start| start as u64 + segments > limit && grown.is_err()) {
+                let empty: Vec<usize> = (0..alloc.segments.len()).filter(|&s| alloc.is_empty_slots(s)).collect();
+                alloc.free_segments += empty.len() as u64;
+                empty.iter().for_each(|&number| alloc.strip(number));
+                found = alloc.find_run(segments);
+            }
+            let start = found.ok_or(Error::NoSpace)?;
+            let end = start as u64 + segments;
+            if end <= limit {
+                break (alloc, start);
+            }
+            grown?;
+            drop(alloc);
+            grown = self.grow(end, reclaim);
+        };
         alloc.segments[start..start + segments as usize].iter_mut().for_each(|s| s.usage = Usage::Run);
         alloc.free_segments -= segments;
         alloc.high = alloc.high.max(start as u64 + segments);

@@ -34,6 +34,8 @@ pub(crate) struct CheckpointState {
     stale: Option<Vec<u64>>,
     /// The image the memory may still read through to.
     mapped: Option<usize>,
+    /// Where the log ended when the last checkpoint found no room; none since one was sealed.
+    pub failed_at: Option<crate::Lsn>,
 }
 
 /// Offset of the page sums in an image file.
@@ -42,7 +44,7 @@ pub(crate) fn sums_at(superblock: &Superblock) -> u64 {
 }
 
 /// Offset of the stale map in an image file.
-fn stale_at(superblock: &Superblock) -> u64 {
+pub(crate) fn stale_at(superblock: &Superblock) -> u64 {
     (superblock.region_bytes + superblock.region_bytes / PAGE * 4).next_multiple_of(PAGE)
 }
 
@@ -82,7 +84,7 @@ pub(crate) fn used_slots(
 }
 
 /// Header of the stale map: generation (u64), words (u32), checksum of generation, words and map (u32).
-const STALE_HEADER: usize = 16;
+pub(crate) const STALE_HEADER: usize = 16;
 
 /// Chooses the image to start from: the valid one with the highest generation.
 pub fn newest_image(images: &[Arc<dyn ImageFile>; 2]) -> Result<(usize, Superblock, AnchorRecord)> {
@@ -248,13 +250,23 @@ impl Region {
     fn write_image(&self, clean: bool) -> Result<()> {
         let Some(images) = &self.images else { return Ok(()) };
         self.writable()?;
-        let mut state = self.checkpoint.lock();
+        self.write_image_locked(images, &mut self.checkpoint.lock(), clean)
+    }
+
+    pub(crate) fn write_image_locked(
+        &self,
+        images: &[Arc<dyn ImageFile>; 2],
+        state: &mut CheckpointState,
+        clean: bool,
+    ) -> Result<()> {
+        self.writable()?;
         let mut fresh = Vec::new();
-        let outcome = self.copy_and_seal(images, &mut state, clean, &mut fresh);
+        let outcome = self.copy_and_seal(images, state, clean, &mut fresh);
+        state.failed_at = outcome.is_err().then(|| self.last_lsn());
         if let Err(error) = &outcome {
             // The image is not sealed and the old one still counts: lack of room is no reason to stop.
             if let Error::Media(error) = error
-                && !matches!(error, shoal_media::MediaError::NoSpace { .. })
+                && !error.is_lack()
             {
                 self.poison("a checkpoint", error);
             }
@@ -355,6 +367,7 @@ impl Region {
         if !ring {
             self.commit.lock().head = replay;
             self.log.release(replay)?;
+            self.releases.fetch_add(1, Ordering::AcqRel);
         }
         Ok(())
     }

@@ -65,7 +65,7 @@ pub struct Failure {
 impl Failure {
     pub fn new(operation: &'static str, error: &MediaError) -> Failure {
         let (object, cause) = match error {
-            MediaError::Io { what, source } => (what.clone(), source.to_string()),
+            MediaError::Io { what, source } | MediaError::Busy { what, source } => (what.clone(), source.to_string()),
             MediaError::Poisoned { what, cause } => (what.clone(), cause.to_string()),
             MediaError::NoSpace { what } => (what.clone(), "no space left on the device that holds it".into()),
             MediaError::OutOfRange { what, at, len } => (what.clone(), format!("refused {len} bytes at byte {at}")),

@@ -10,7 +10,7 @@
 //! 6. After a failed append or flush the region is poisoned: reads go on, commits fail.
 //!
 //! Threads: none of its own. Callers hold their own locks over the bytes they change; the commit lock orders
-//! the rest. Lock order: checkpoint, commit, allocator, sync state.
+//! the rest. Lock order: growing, checkpoint, commit, allocator, sync state.
 
 #![forbid(unsafe_code)]
 
@@ -24,6 +24,7 @@ pub mod planted;
 mod planted;
 mod ring;
 mod seal;
+mod room;
 mod sync;
 mod tx;
 
@@ -87,6 +88,10 @@ pub struct Region {
     pub(crate) boot_id: [u8; 16],
     pub(crate) commit: Mutex<CommitState>,
     pub(crate) alloc: Mutex<alloc::Allocator>,
+    /// Held while room for more segments is reserved.
+    pub(crate) growing: Mutex<()>,
+    /// Checkpoints that have released log.
+    pub(crate) releases: AtomicU64,
     pub(crate) checkpoint: Mutex<checkpoint::CheckpointState>,
     pub(crate) sync: Mutex<sync::SyncState>,
     pub(crate) synced: Condvar,
@@ -126,11 +131,13 @@ impl Region {
         }
         let (memory, nonce) = (&parts.memory, parts.nonce);
         let reserved = superblock.reserved_segments();
+        memory.reserve(0, reserved * SEGMENT)?;
         memory.zero(0, reserved * SEGMENT);
         alloc::reserve_fixed(memory.as_ref(), &superblock);
         let (boot_id, anchor_generation) = (parts.boot_id, 0);
         let state = CommitState { end: 0, salt: 0, boot_id, head: 0, anchor_generation, incarnation: 0, promised: 0 };
         let region = Region::assemble(superblock, parts, state, 0, false, &[])?;
+        region.grow(reserved, false)?;
         region.memory.write_back(0, reserved * SEGMENT);
         region.memory.fence();
         if superblock.memory_kind.has_ring() {
@@ -140,7 +147,7 @@ impl Region {
         region.memory.write_through(SUPERBLOCK_AT, &superblock.encode());
         region.memory.fence();
         region.mark_dirty(0, reserved * SEGMENT);
-        region.append_epoch(&mut region.commit.lock(), nonce)?;
+        region.with_log_room(true, || region.append_epoch(&mut region.commit.lock(), nonce))?;
         Ok(region)
     }
 
@@ -160,12 +167,18 @@ impl Region {
 
     /// What a power loss cost has been put right, by records before this call.
     pub fn settle(&self, nonce: [u8; 16]) -> Result<()> {
-        let mut state = self.commit.lock();
-        if state.boot_id == self.boot_id || self.read_only {
-            return Ok(());
-        }
-        state.boot_id = self.boot_id;
-        self.append_epoch(&mut state, nonce)
+        self.with_log_room(true, || {
+            let mut state = self.commit.lock();
+            if state.boot_id == self.boot_id || self.read_only {
+                return Ok(());
+            }
+            let earlier = std::mem::replace(&mut state.boot_id, self.boot_id);
+            let appended = self.append_epoch(&mut state, nonce);
+            if appended.is_err() {
+                state.boot_id = earlier;
+            }
+            appended
+        })
     }
 
     fn open_naming(parts: Parts, read_only: bool, present_boot: bool) -> Result<(Region, Recovery)> {
@@ -243,7 +256,8 @@ impl Region {
                 region.advance_ring(&mut region.commit.lock())?;
             }
             region.checkpoint.get_mut().restore(region.images.as_ref(), &superblock, &anchor)?;
-            region.append_epoch(&mut region.commit.lock(), nonce)?;
+            region.back_used()?;
+            region.with_log_room(true, || region.append_epoch(&mut region.commit.lock(), nonce))?;
             // What recovery found lost must stay lost once somebody saw the store without it: a torn epoch record over
             // the remains of the old tail could else complete a record that was cut off there.
             if !is_planted(Bug::EpochSync) {
@@ -279,6 +293,8 @@ impl Region {
             boot_id: parts.boot_id,
             commit: Mutex::new(state),
             alloc: Mutex::new(alloc),
+            growing: Mutex::new(()),
+            releases: AtomicU64::new(0),
             checkpoint: Mutex::new(checkpoint::CheckpointState::default()),
             sync: Mutex::new(sync::SyncState::default()),
             synced: Condvar::new(),
@@ -373,6 +389,7 @@ impl Region {
         record: &mut [u8],
         len: usize,
         payload_crc: u32,
+        urgent: bool,
     ) -> Result<Lsn> {
         self.writable()?;
         if self.superblock.memory_kind.has_ring()
@@ -391,8 +408,10 @@ impl Region {
             self.apply_record(kind, &record[RECORD_HEADER..RECORD_HEADER + len])?;
         }
         // Invariant 1: the record is in the log (and, on `dax`, fenced by the ring) before anything is applied.
-        if let Err(error) = self.log.append(state.end, record) {
-            if !matches!(error, shoal_media::MediaError::NoSpace { .. }) {
+        let appended =
+            if urgent { self.log.append_urgent(state.end, record) } else { self.log.append(state.end, record) };
+        if let Err(error) = appended {
+            if !error.is_lack() {
                 self.poison("an append to the log", &error);
             }
             return Err(error.into());
@@ -431,7 +450,7 @@ impl Region {
         record[RECORD_HEADER..RECORD_HEADER + 16].copy_from_slice(&nonce);
         record[RECORD_HEADER + 16..RECORD_HEADER + 32].copy_from_slice(&state.boot_id);
         let crc = shoal_format::checksum(0, &record[RECORD_HEADER..RECORD_HEADER + 32]);
-        self.commit_record(state, RecordKind::Epoch, &mut record, 32, crc).map(drop)
+        self.commit_record(state, RecordKind::Epoch, &mut record, 32, crc, true).map(drop)
     }
 
     /// Moves the ring's head to its end: every record has been applied under the commit lock.

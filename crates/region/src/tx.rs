@@ -196,7 +196,7 @@ impl<'r> Tx<'r> {
         self.commit_if(|state| state.promised < birth)
     }
 
-    fn commit_if(mut self, may: impl FnOnce(&CommitState) -> bool) -> Result<Option<Lsn>> {
+    fn commit_if(mut self, may: impl Fn(&CommitState) -> bool) -> Result<Option<Lsn>> {
         let len = self.payload_bytes();
         if len == 0 {
             self.region.writable()?;
@@ -205,11 +205,16 @@ impl<'r> Tx<'r> {
         let record = &mut self.buffers.record;
         let payload_crc = shoal_format::checksum(0, &record[RECORD_HEADER..]);
         record.resize(RECORD_HEADER + len.next_multiple_of(RECORD_ALIGN), 0);
-        let mut state = self.region.commit.lock();
-        if !may(&state) {
-            return Ok(None);
-        }
-        let lsn = self.region.commit_record(&mut state, RecordKind::Tx, record, len, payload_crc)?;
+        let (region, urgent) = (self.region, self.reclaim);
+        let committed = region.with_log_room(urgent, || {
+            let mut state = region.commit.lock();
+            if !may(&state) {
+                return Ok(None);
+            }
+            let lsn = region.commit_record(&mut state, RecordKind::Tx, record, len, payload_crc, urgent)?;
+            Ok(Some((lsn, state)))
+        })?;
+        let Some((lsn, _state)) = committed else { return Ok(None) };
         // The allocations are the region's now; the frees become visible under the commit lock, so that nobody
         // can log an allocation of a freed slot before the record that freed it.
         self.buffers.allocated.clear();

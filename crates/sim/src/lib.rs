@@ -42,6 +42,7 @@
 //! | `fault` | calls that fail, once or for good, or lie |
 //! | `mechanical` | disks with an arm and platters, in simulated time |
 //! | `turn` | a thread's say before each of its calls, for schedules of several threads |
+//! | `host` | how much room the file system under the images has |
 //! | `pending`, `pages` | writes in flight by unit; bytes that are shared between snapshots |
 //!
 //! The `logged` memory of a store is [`SimMemory::volatile`]: it belongs to no world and is gone after a crash.
@@ -52,6 +53,7 @@ mod clock;
 mod crash;
 mod disk;
 mod fault;
+mod host;
 mod image;
 mod log;
 pub mod mechanical;

@@ -32,6 +32,21 @@ pub(crate) struct LogShape {
     /// Where the next append must begin; unknown until the first one after opening.
     pub end: Option<u64>,
     spares: VecDeque<Arc<[u8]>>,
+    /// Segments the host has room for. The last one is held back for urgent appends.
+    pub segments_max: Option<u64>,
+}
+
+impl LogShape {
+    /// Segments there are.
+    pub fn count(&self) -> u64 {
+        self.segments.map_or(0, |(first, extent)| (extent - first) / SIM_SEGMENT_BYTES)
+    }
+
+    /// Segments there are once there is one for every byte before `end`.
+    fn count_at(&self, position: u64, end: u64) -> u64 {
+        let (first, extent) = self.segments.unwrap_or((position - position % SIM_SEGMENT_BYTES, 0));
+        (extent.max(end.next_multiple_of(SIM_SEGMENT_BYTES)) - first) / SIM_SEGMENT_BYTES
+    }
 }
 
 impl LogShape {
@@ -108,8 +123,8 @@ impl SimLog {
     }
 }
 
-impl LogDevice for SimLog {
-    fn append(&self, position: u64, bytes: &[u8]) -> Result<()> {
+impl SimLog {
+    fn append_with(&self, position: u64, bytes: &[u8], urgent: bool) -> Result<()> {
         announce("append");
         let inner = &mut *self.shared.lock();
         inner.media[self.index].refuse_poisoned()?;
@@ -123,6 +138,11 @@ impl LogDevice for SimLog {
         };
         let medium = &mut inner.media[self.index];
         let end = position + bytes.len() as u64;
+        let log = shape(medium);
+        let count = log.count_at(position, end);
+        if log.segments_max.is_some_and(|max| count > log.count() && count > max - u64::from(!urgent)) {
+            return Err(MediaError::NoSpace { what: medium.name.to_string() });
+        }
         if !lie {
             extend(medium, position, end);
             medium.write(position, bytes);
@@ -131,6 +151,28 @@ impl LogDevice for SimLog {
         shape.end = Some(end);
         shape.high = shape.high.max(end);
         Ok(())
+    }
+}
+
+impl LogDevice for SimLog {
+    fn append(&self, position: u64, bytes: &[u8]) -> Result<()> {
+        self.append_with(position, bytes, false)
+    }
+
+    fn append_urgent(&self, position: u64, bytes: &[u8]) -> Result<()> {
+        self.append_with(position, bytes, true)
+    }
+
+    fn gains_by_release(&self, position: u64) -> bool {
+        let inner = &mut *self.shared.lock();
+        let log = shape(&mut inner.media[self.index]);
+        log.segments.is_some_and(|(first, extent)| first + SIM_SEGMENT_BYTES <= position.min(extent))
+    }
+
+    fn is_short(&self) -> bool {
+        let inner = &mut *self.shared.lock();
+        let log = shape(&mut inner.media[self.index]);
+        log.segments_max.is_some_and(|max| log.count() >= max)
     }
 
     fn sync(&self) -> Result<()> {

@@ -16,6 +16,7 @@ use shoal_media::{MediaError, Result};
 use crate::crash::CrashPoint;
 use crate::disk::SimDisk;
 use crate::fault::{self, Call, Fault, FaultPlan, Faults};
+use crate::host::Taken;
 use crate::image::SimImage;
 use crate::log::{LogShape, SimLog};
 use crate::memory::{SimMemory, SimMemoryKind};
@@ -30,7 +31,7 @@ pub(crate) const SECTOR_BYTES: usize = 512;
 pub(crate) enum Shape {
     Memory { bytes: u64, kind: SimMemoryKind },
     Log(LogShape),
-    Image,
+    Image(Taken),
     Disk { bytes: u64 },
 }
 
@@ -212,7 +213,7 @@ impl World {
 
     /// Adds an empty image.
     pub fn add_image(&self) -> Arc<SimImage> {
-        let index = self.add("image", is_image, Shape::Image, SECTOR_BYTES);
+        let index = self.add("image", is_image, Shape::Image(Taken::default()), SECTOR_BYTES);
         Arc::new(SimImage::new(self.shared.clone(), index))
     }
 
@@ -258,6 +259,18 @@ impl World {
         match self.find("disk", is_disk, number) {
             (index, Shape::Disk { bytes }) => Arc::new(SimDisk::new(self.shared.clone(), index, bytes)),
             _ => unreachable!("found by its shape"),
+        }
+    }
+
+    /// From now on the host has room for so many segments more in each log, one of them held back, and pages in each image. What
+    /// a log releases it may use again.
+    pub fn fill_host(&self, segments: u64, pages: u64) {
+        for medium in &mut self.inner().media {
+            match &mut medium.shape {
+                Shape::Log(log) => log.segments_max = Some(log.count() + segments),
+                Shape::Image(taken) => taken.left = Some(pages),
+                Shape::Memory { .. } | Shape::Disk { .. } => {}
+            }
         }
     }
 
@@ -321,7 +334,7 @@ fn is_log(shape: &Shape) -> bool {
 }
 
 fn is_image(shape: &Shape) -> bool {
-    matches!(shape, Shape::Image)
+    matches!(shape, Shape::Image(_))
 }
 
 fn is_disk(shape: &Shape) -> bool {

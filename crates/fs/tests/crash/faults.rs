@@ -14,12 +14,13 @@ use super::store::{self, Boot, Store};
 use super::tree::Tree;
 use super::{aftermath, deep};
 
-const CALLS: [Call; 9] = [
+const CALLS: [Call; 10] = [
     Call::LogAppend,
     Call::LogSync,
     Call::LogRelease,
     Call::ImageRead,
     Call::ImageWrite,
+    Call::ImageReserve,
     Call::ImageSync,
     Call::DiskRead,
     Call::DiskWrite,
@@ -29,7 +30,7 @@ const CALLS: [Call; 9] = [
 /// Calls that can report a lack of room.
 fn faults(call: Call) -> &'static [Fault] {
     match call {
-        Call::LogAppend | Call::ImageWrite | Call::DiskWrite => &[Fault::Io, Fault::NoSpace],
+        Call::LogAppend | Call::ImageWrite | Call::ImageReserve | Call::DiskWrite => &[Fault::Io, Fault::NoSpace],
         _ => &[Fault::Io],
     }
 }
