@@ -374,11 +374,7 @@ impl Fs {
     }
 
     /// Removes a name; where damage keeps the data from being freed, the name alone, and the inode stays an orphan.
-    fn past_data(
-        &self,
-        ino: Ino,
-        remove: &mut dyn FnMut(bool) -> Result<Option<Gone>>,
-    ) -> Result<Option<Gone>> {
+    fn past_data(&self, ino: Ino, remove: &mut dyn FnMut(bool) -> Result<Option<Gone>>) -> Result<Option<Gone>> {
         match self.met(ino, remove(false)) {
             Err(Error::Corrupt(_)) => remove(true),
             outcome => outcome,
@@ -392,14 +388,7 @@ impl Fs {
     }
 
     /// With `leave` an inode without links keeps its data for now.
-    fn drop_link_of(
-        &self,
-        mut tx: Tx<'_>,
-        ino: Ino,
-        inode: &mut Inode,
-        now: i64,
-        leave: bool,
-    ) -> Result<Option<Gone>> {
+    fn drop_link_of(&self, mut tx: Tx<'_>, ino: Ino, inode: &mut Inode, now: i64, leave: bool) -> Result<Option<Gone>> {
         inode.nlink = inode.nlink.saturating_sub(if inode.is_dir() { inode.nlink } else { 1 });
         inode.ctime = now;
         let gone = inode.nlink == 0 && !self.refs.is_held(ino) && !leave;

@@ -325,8 +325,7 @@ impl Shared {
                 }
             }
             _ => {
-                let stored =
-                    self.files.step(Step::Store).and_then(|()| calls::write_all_at(&segment.file, bytes, at));
+                let stored = self.files.step(Step::Store).and_then(|()| calls::write_all_at(&segment.file, bytes, at));
                 stored.map_err(|e| {
                     // A host that copies on write may have no room for blocks that are there.
                     let error = self.io_error(e);

@@ -23,8 +23,8 @@ pub mod planted;
 #[cfg(not(feature = "planted"))]
 mod planted;
 mod ring;
-mod seal;
 mod room;
+mod seal;
 mod sync;
 mod tx;
 

@@ -156,13 +156,7 @@ fn open_hooked(setup: Setup, world: World, boot: u8, read_only: bool, hook: Opti
     try_open_hooked(setup, world, boot, read_only, hook).expect("the store opens")
 }
 
-fn try_open_hooked(
-    setup: Setup,
-    world: World,
-    boot: u8,
-    read_only: bool,
-    hook: Option<Hook>,
-) -> Result<Store, Error> {
+fn try_open_hooked(setup: Setup, world: World, boot: u8, read_only: bool, hook: Option<Hook>) -> Result<Store, Error> {
     let clock = Arc::new(SimClock::new(1_000_000_000));
     let mut region = parts(setup, &world, boot, false);
     if let (Some(log), Some(hook)) = (&mut region.log, &hook) {
