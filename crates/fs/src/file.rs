@@ -444,10 +444,7 @@ impl Fs {
                 self.clear_new(ino, flushed)?;
             }
         }
-        if is_planted(Bug::FsyncPosition) {
-            return Ok(Fsync::Log(self.region.durable_lsn()));
-        }
-        Ok(Fsync::Log(self.region.last_lsn()))
+        Ok(Fsync::Log(self.fsync_position()))
     }
 
     /// The bulk device's part of many fsyncs, in one flush: for each file the position of the log at which it is durable.
@@ -458,10 +455,15 @@ impl Fs {
         };
         match flush() {
             Ok(flushed) => {
-                inos.iter().map(|&ino| self.clear_new(ino, flushed).map(|()| self.region.last_lsn())).collect()
+                inos.iter().map(|&ino| self.clear_new(ino, flushed).map(|()| self.fsync_position())).collect()
             }
             Err(error) => vec![Err(error); inos.len()],
         }
+    }
+
+    /// The end of the log: what an fsync has to wait for, once the bulk device has done its part.
+    fn fsync_position(&self) -> Lsn {
+        if is_planted(Bug::FsyncPosition) { self.region.durable_lsn() } else { self.region.last_lsn() }
     }
 
     /// Where the file's data are: slots of the region, extents of the bulk device, in the order of the file.

@@ -66,7 +66,8 @@ fn hunt_of(bug: Bug) -> Hunt {
     match bug {
         Bug::FreshNotNew | Bug::HasNewFlag | Bug::NewIsData => Hunt::Pair("young", 0, 16),
         Bug::ClearUnflushed | Bug::FlushCoversLater | Bug::JoinSubmitted => Hunt::Pair("young", 1, 16),
-        Bug::MoveFlush | Bug::NeverPromised | Bug::BirthByDurable => Hunt::Pair("synced", 2, 16),
+        Bug::MoveFlush | Bug::NeverPromised => Hunt::Pair("synced", 2, 16),
+        Bug::BirthByDurable => Hunt::Pair("young", 2, 16),
         Bug::ZeroTailFlush => Hunt::Pair("cut", 0, 16),
         Bug::OrphansStay => Hunt::Pair("synced", 3, 16),
         Bug::SettleLast => Hunt::Pair("young", 4, 16),
