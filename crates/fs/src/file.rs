@@ -110,9 +110,20 @@ impl Fs {
     /// Writes at byte `at`. Fewer bytes than given are written only when space runs out in between.
     pub fn write(&self, ino: Ino, at: u64, bytes: &[u8]) -> Result<usize> {
         self.writable()?;
-        let _lock = self.locks.write(ino);
-        let mut inode = self.load_to_change(ino)?;
-        self.write_locked(ino, &mut inode, at, bytes)
+        let write = |at: u64, bytes: &[u8]| {
+            let _lock = self.locks.write(ino);
+            let mut inode = self.load_to_change(ino)?;
+            self.write_locked(ino, &mut inode, at, bytes)
+        };
+        let mut done = self.with_room(|| write(at, bytes))?;
+        // One that ended short is gone on with: there may be more room after compacting.
+        while done < bytes.len() {
+            match self.with_room(|| write(at + done as u64, &bytes[done..])) {
+                Ok(len) if len > 0 => done += len,
+                _ => break,
+            }
+        }
+        Ok(done)
     }
 
     fn write_locked(&self, ino: Ino, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
@@ -247,11 +258,15 @@ impl Fs {
         if !punch && mode & !(KEEP_SIZE | ZERO_RANGE) != 0 {
             return Err(Error::NotSupported);
         }
+        self.with_room(|| self.try_fallocate(ino, mode, at, end))
+    }
+
+    fn try_fallocate(&self, ino: Ino, mode: i32, at: u64, end: u64) -> Result<()> {
         let _lock = self.locks.write(ino);
         let mut inode = self.load_to_change(ino)?;
         let now = self.now();
         (inode.mtime, inode.ctime) = (now, now);
-        if punch {
+        if mode == PUNCH_HOLE | KEEP_SIZE {
             return self.punch(ino, &mut inode, at, end);
         }
         let size = if mode & KEEP_SIZE != 0 { inode.size } else { inode.size.max(end) };
@@ -340,14 +355,14 @@ impl Fs {
         let mut source = None;
         while done < len {
             let want = (len - done).min(COPY_BYTES) as usize;
-            let outcome = {
+            let outcome = self.with_room(|| {
                 let _locks = self.locks.write_many(&[from, to]);
                 let inode = self.load_file(from)?;
                 let mut target = self.load_to_change(to)?;
                 let found = self.read_locked(&inode, from_at + done, &mut buffer[..want])?;
                 source = Some(inode);
                 self.write_locked(to, &mut target, to_at + done, &buffer[..found])
-            };
+            });
             match outcome {
                 Ok(0) => break,
                 Ok(written) => {

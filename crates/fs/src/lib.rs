@@ -6,6 +6,7 @@
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
 //! | attributes | `attr`, `xattr`, `acl` |
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `extents`, `bulk` |
+//! | room: compaction, what is given back | `compact` |
 //! | inodes, locks, references | `inode`, `locks`, `refs` |
 //! | transactions, allocator, log | crate `shoal-region` |
 //!
@@ -20,6 +21,7 @@
 mod acl;
 mod attr;
 mod bulk;
+mod compact;
 mod dir;
 mod error;
 mod extents;
@@ -45,6 +47,7 @@ use shoal_media::{BlockDevice, Clock};
 use shoal_region::Region;
 
 pub use attr::{Attr, Caller, SetAttr, TimeChange};
+pub use compact::Compaction;
 pub use error::{Error, Result};
 pub use file::Seek;
 pub use lifecycle::{FormatOptions, Options, Parts};
@@ -76,6 +79,7 @@ pub struct Fs {
     /// Serialises renames between directories, so that the tree above them stands still.
     pub(crate) rename: Mutex<()>,
     pub(crate) pace: Mutex<lifecycle::Pace>,
+    pub(crate) compactor: Mutex<compact::Compactor>,
     pub(crate) counts: Counts,
     /// Inodes without links that are not reclaimed yet.
     pub(crate) orphans: Mutex<HashSet<Ino>>,

@@ -38,6 +38,10 @@ impl Fs {
             }
             check_name(name)?;
         }
+        self.with_room(|| self.try_rename(from, name, to, new_name, mode))
+    }
+
+    fn try_rename(&self, from: Ino, name: &[u8], to: Ino, new_name: &[u8], mode: RenameMode) -> Result<()> {
         let _across = (from != to).then(|| self.rename.lock());
         let mut wanted = [from, to, from, from];
         loop {

@@ -1,7 +1,8 @@
 //! How full a store is, tier by tier, and where one file's bytes are.
 //!
 //! Owns: [`Usage`], [`StatFs`], [`Placement`]. Rules: `statfs` is derived from `usage`, so that `df` and `shoal df` agree; free
-//! space of the bulk tier is never more than its host has; the reserve counts as free, but not as available.
+//! space of the bulk tier is never more than its host has; the reserve counts as free, but not as available, and neither do
+//! free slots that only pieces of one size can have.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -33,6 +34,8 @@ pub struct Usage {
     pub region_fixed: u64,
     pub region_free: u64,
     pub region_reserve: u64,
+    /// What ordinary operations can have of it, for pieces of any size.
+    pub region_usable: u64,
     pub bulk_bytes: u64,
     pub bulk_used: u64,
     /// Free and backed by room on the host.
@@ -71,6 +74,8 @@ pub struct Placement {
 }
 
 const BLOCK: u64 = 4096;
+/// One part in so many of the region's free space is expected to become inodes and names.
+const METADATA_SHARE: u64 = 64;
 
 impl Fs {
     pub fn usage(&self) -> Usage {
@@ -80,6 +85,7 @@ impl Fs {
             region_fixed: space.fixed_bytes,
             region_free: space.free_bytes,
             region_reserve: space.reserve_bytes,
+            region_usable: space.usable_bytes,
             inodes: self.counts.inodes.load(Relaxed),
             directories: self.counts.directories.load(Relaxed),
             large_files: self.counts.large_files.load(Relaxed),
@@ -107,7 +113,9 @@ impl Fs {
         // The total shrinks with the host's room: what cannot be written is no capacity.
         let bulk = usage.bulk_used + usage.bulk_free + usage.bulk_pending;
         let total = usage.region_bytes - usage.region_fixed + bulk;
-        let ordinary = free - usage.region_reserve.min(usage.region_free);
+        // What is in the region can be used by pieces of any size once it is compacted; some goes into inodes and names.
+        let usable = usage.region_usable - usage.region_usable / METADATA_SHARE;
+        let ordinary = usable + usage.bulk_free + usage.bulk_pending;
         let room = (usage.region_free.saturating_sub(usage.region_reserve) / (INODE_RECORD as u64 + 32))
             .min(INO_MAX - usage.inodes);
         StatFs {

@@ -63,6 +63,10 @@ impl Fs {
         if value.len() > XATTR_VALUE_MAX {
             return Err(Error::TooBig);
         }
+        self.with_room(|| self.try_setxattr(ino, name, value, mode))
+    }
+
+    fn try_setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
         let _lock = self.locks.write(ino);
         let mut inode = self.load(ino)?;
         check_name(&inode, name)?;

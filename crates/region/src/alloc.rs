@@ -6,6 +6,7 @@
 //! transaction's record and returns the slot to the volatile state afterwards, still under the commit lock.
 //! Giving a segment to a class is a record of its own: it is harmless if the transaction that wanted it aborts.
 //! The last 1/32 of the segments serve only transactions that free space in the end.
+//! How sparse segments are emptied, and free ones given back to the machine: `drain`.
 
 use shoal_format::record::{Entry, RECORD_ALIGN, RECORD_HEADER, RecordKind};
 use shoal_format::segment::{SEGMENT_ENTRY, SEGMENT_ENTRY_BITMAP, SegmentEntry, SegmentUse};
@@ -15,6 +16,7 @@ use shoal_format::{Offset, SEGMENT, SlotRef};
 use shoal_media::PersistentMemory;
 use zerocopy::IntoBytes;
 
+use crate::drain::{self, Drain, Rest};
 use crate::planted::{Bug, is_planted};
 use crate::{CommitState, Error, Region, Result, Tx};
 
@@ -27,6 +29,8 @@ pub struct Space {
     pub fixed_bytes: u64,
     /// Free segments and free slots, the reserve included.
     pub free_bytes: u64,
+    /// What of `free_bytes` can hold pieces of any size once sparse segments are compacted, the reserve left out.
+    pub usable_bytes: u64,
     /// The part of `free_bytes` only unlink and truncate may use.
     pub reserve_bytes: u64,
     /// Bytes up to the last segment ever used: what an image holds.
@@ -34,7 +38,7 @@ pub struct Space {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Usage {
+pub(crate) enum Usage {
     Free,
     /// Taken for a class whose record is not in the log yet: the allocator's lock is free meanwhile.
     Assigning,
@@ -43,12 +47,18 @@ enum Usage {
     Reserved,
 }
 
-struct Segment {
-    usage: Usage,
+pub(crate) struct Segment {
+    pub usage: Usage,
     /// In the list of segments with free slots of its class.
-    listed: bool,
+    pub listed: bool,
+    /// Being emptied (`drain`): nothing is allocated here.
+    pub draining: bool,
+    /// Was drained in vain, and no slot was freed here since.
+    pub stuck: bool,
+    /// Whether its memory was given back (`drain`).
+    pub rest: Rest,
     /// Free slots.
-    free: u16,
+    pub free: u16,
     /// No word of the bitmap before this one has a free slot.
     hint: u16,
     /// Bits in use, for classes of at most 64 slots.
@@ -57,15 +67,35 @@ struct Segment {
     words: Option<Box<[u64]>>,
 }
 
+impl Segment {
+    pub fn new(usage: Usage) -> Segment {
+        Segment {
+            usage,
+            listed: false,
+            draining: false,
+            stuck: false,
+            rest: Rest::Touched,
+            free: 0,
+            hint: 0,
+            word: 0,
+            words: None,
+        }
+    }
+}
+
 pub(crate) struct Allocator {
-    segments: Vec<Segment>,
-    partial: [Vec<u32>; CLASSES],
-    free_segments: u64,
+    pub segments: Vec<Segment>,
+    pub partial: [Vec<u32>; CLASSES],
+    pub free_segments: u64,
     /// Segments of some class without a slot in use.
-    empty_segments: u64,
+    pub empty_segments: u64,
     free_slot_bytes: u64,
-    reserve: u64,
-    cursor: usize,
+    /// Segments of each class, and slots in use in them.
+    pub class_segments: [u64; CLASSES],
+    pub class_used: [u64; CLASSES],
+    pub drain: Drain,
+    pub reserve: u64,
+    pub cursor: usize,
     high: u64,
     fixed: u64,
 }
@@ -105,6 +135,9 @@ impl Allocator {
             free_segments: 0,
             empty_segments: 0,
             free_slot_bytes: 0,
+            class_segments: [0; CLASSES],
+            class_used: [0; CLASSES],
+            drain: Drain::default(),
             reserve: ((superblock.segment_count - fixed) / 32).max(2),
             cursor: fixed as usize,
             high: fixed,
@@ -121,10 +154,13 @@ impl Allocator {
                 return damaged("reserved segment");
             }
             body_left = body_left.saturating_sub(1);
-            let mut segment =
-                Segment { usage: Usage::Free, listed: false, free: 0, hint: 0, word: bitmap, words: None };
+            let mut segment = Segment { word: bitmap, ..Segment::new(Usage::Free) };
             match usage {
-                SegmentUse::Free => alloc.free_segments += 1,
+                SegmentUse::Free => {
+                    // Nobody has stored to it in this life, but for replay.
+                    segment.rest = Rest::Given;
+                    alloc.free_segments += 1;
+                }
                 SegmentUse::Reserved => segment.usage = Usage::Reserved,
                 SegmentUse::RunBody => segment.usage = Usage::Run,
                 SegmentUse::RunHead(run) => {
@@ -151,6 +187,8 @@ impl Allocator {
                     segment.free = (slots - used) as u16;
                     alloc.free_slot_bytes += segment.free as u64 * CLASS_SIZES[class as usize] as u64;
                     alloc.empty_segments += (used == 0) as u64;
+                    alloc.class_segments[class as usize] += 1;
+                    alloc.class_used[class as usize] += used as u64;
                     if segment.free > 0 {
                         segment.listed = true;
                         alloc.partial[class as usize].push(number as u32);
@@ -172,14 +210,14 @@ impl Allocator {
         self.high * SEGMENT
     }
 
-    fn take_slot(&mut self, class: u8) -> Option<SlotRef> {
+    pub fn take_slot(&mut self, class: u8) -> Option<SlotRef> {
         let (slots, first) = class_geometry(class);
         let size = CLASS_SIZES[class as usize];
         loop {
             let number = *self.partial[class as usize].last()?;
             let segment = &mut self.segments[number as usize];
-            // The list may name segments that were given to another class since.
-            if segment.usage != Usage::Slots(class) || segment.free == 0 {
+            // The list may name segments that were given to another class, or are being emptied, since.
+            if segment.usage != Usage::Slots(class) || segment.free == 0 || segment.draining {
                 if segment.usage == Usage::Slots(class) {
                     segment.listed = false;
                 }
@@ -207,6 +245,7 @@ impl Allocator {
             self.empty_segments -= (segment.free as u32 == slots) as u64;
             segment.free -= 1;
             self.free_slot_bytes -= size as u64;
+            self.class_used[class as usize] += 1;
             return Some(SlotRef::slot(number as u64 * SEGMENT + (first + index * size) as u64, class));
         }
     }
@@ -215,9 +254,10 @@ impl Allocator {
         let number = slot.segment() as usize;
         if slot.is_run() {
             for segment in &mut self.segments[number..number + slot.run_segments() as usize] {
-                segment.usage = Usage::Free;
+                *segment = Segment::new(Usage::Free);
             }
             self.free_segments += slot.run_segments();
+            self.drain.touched += slot.run_segments();
             self.cursor = self.cursor.min(number);
             return;
         }
@@ -232,15 +272,22 @@ impl Allocator {
         *bits &= !bit;
         segment.hint = segment.hint.min(word as u16);
         segment.free += 1;
+        segment.stuck = false;
         self.free_slot_bytes += slot.capacity();
-        self.empty_segments += (segment.free as u32 == slots) as u64;
-        if !segment.listed {
+        self.class_used[slot.class() as usize] -= 1;
+        let emptied = segment.free as u32 == slots;
+        self.empty_segments += emptied as u64;
+        if segment.draining {
+            if emptied {
+                self.drained(number);
+            }
+        } else if !segment.listed {
             segment.listed = true;
             self.partial[slot.class() as usize].push(number as u32);
         }
     }
 
-    fn may_take(&self, segments: u64, reclaim: bool) -> bool {
+    pub fn may_take(&self, segments: u64, reclaim: bool) -> bool {
         let free = self.free_segments + self.empty_segments;
         free >= segments + if reclaim { 0 } else { self.reserve }
     }
@@ -248,41 +295,47 @@ impl Allocator {
     /// Next free segment, lowest first from the cursor; when none is left, an empty one of some class.
     fn take_segment(&mut self) -> Option<usize> {
         if self.free_segments > 0 {
-            let found = (self.cursor..self.segments.len()).find(|&s| self.segments[s].usage == Usage::Free);
-            let found = found.or_else(|| (0..self.cursor).find(|&s| self.segments[s].usage == Usage::Free))?;
-            self.cursor = found + 1;
-            self.free_segments -= 1;
-            self.segments[found].usage = Usage::Assigning;
-            return Some(found);
+            let found = (self.cursor..self.segments.len()).find(|&s| self.is_free(s));
+            let found = found.or_else(|| (0..self.cursor).find(|&s| self.is_free(s)));
+            if let Some(found) = found {
+                self.cursor = found + 1;
+                self.free_segments -= 1;
+                self.leave_rest(found);
+                self.segments[found].usage = Usage::Assigning;
+                return Some(found);
+            }
         }
         if self.empty_segments == 0 {
             return None;
         }
-        let found = (0..self.segments.len()).find(|&s| self.is_empty_slots(s))?;
+        let found = (0..self.segments.len()).find(|&s| self.is_empty_slots(s) && !self.drain.holds(s))?;
         self.strip(found);
+        self.leave_rest(found);
         self.segments[found].usage = Usage::Assigning;
         Some(found)
     }
 
-    fn is_empty_slots(&self, segment: usize) -> bool {
+    pub fn is_empty_slots(&self, segment: usize) -> bool {
         let segment = &self.segments[segment];
         matches!(segment.usage, Usage::Slots(class) if segment.free as u32 == class_geometry(class).0)
     }
 
     /// Takes an empty segment away from its class.
-    fn strip(&mut self, number: usize) {
+    pub fn strip(&mut self, number: usize) {
         let Usage::Slots(class) = self.segments[number].usage else { unreachable!("an empty segment has a class") };
         self.empty_segments -= 1;
+        self.class_segments[class as usize] -= 1;
         self.free_slot_bytes -= class_geometry(class).0 as u64 * CLASS_SIZES[class as usize] as u64;
-        self.segments[number] = Segment { usage: Usage::Free, listed: false, free: 0, hint: 0, word: 0, words: None };
-        let list = &mut self.partial[class as usize];
-        list.retain(|&s| s as usize != number);
+        self.drain.touched += 1;
+        if std::mem::replace(&mut self.segments[number], Segment::new(Usage::Free)).listed {
+            self.partial[class as usize].retain(|&s| s as usize != number);
+        }
     }
 
-    fn find_run(&self, segments: u64) -> Option<usize> {
+    pub fn find_run(&self, segments: u64) -> Option<usize> {
         let mut len = 0;
-        for (number, segment) in self.segments.iter().enumerate() {
-            len = if segment.usage == Usage::Free { len + 1 } else { 0 };
+        for number in 0..self.segments.len() {
+            len = if self.is_free(number) { len + 1 } else { 0 };
             if len == segments {
                 return Some(number + 1 - segments as usize);
             }
@@ -299,6 +352,7 @@ impl Region {
             region_bytes: self.superblock.region_bytes,
             fixed_bytes: alloc.fixed * SEGMENT,
             free_bytes: alloc.free_segments * SEGMENT + alloc.free_slot_bytes,
+            usable_bytes: alloc.usable_segments() * SEGMENT,
             reserve_bytes: alloc.reserve * SEGMENT,
             touched_bytes: alloc.used_bytes(),
         }
@@ -317,16 +371,19 @@ impl Region {
         if let Some(slot) = alloc.take_slot(class) {
             return Ok(slot);
         }
-        if !alloc.may_take(1, reclaim) {
-            return Err(Error::NoSpace);
-        }
-        let number = alloc.take_segment().ok_or(Error::NoSpace)?;
+        let taken = if alloc.may_take(1, reclaim) { alloc.take_segment() } else { None };
+        let Some(number) = taken else {
+            // What is being emptied must not cost anybody the last slots of a class.
+            alloc.undrain(class);
+            return alloc.take_slot(class).ok_or_else(|| drain::denied(1));
+        };
         drop(alloc);
         // Nobody else takes this segment: it is neither free nor listed.
         let assigned = self.log_assignment(&mut state, number as u64, class);
         let mut alloc = self.alloc.lock();
         if let Err(error) = assigned {
-            alloc.segments[number].usage = Usage::Free;
+            alloc.segments[number] = Segment::new(Usage::Free);
+            alloc.drain.touched += 1;
             alloc.cursor = alloc.cursor.min(number);
             alloc.free_segments += 1;
             return Err(error);
@@ -334,15 +391,14 @@ impl Region {
         let (slots, _) = class_geometry(class);
         alloc.high = alloc.high.max(number as u64 + 1);
         alloc.empty_segments += 1;
+        alloc.class_segments[class as usize] += 1;
         alloc.free_slot_bytes += slots as u64 * CLASS_SIZES[class as usize] as u64;
         let segment = &mut alloc.segments[number];
         *segment = Segment {
-            usage: Usage::Slots(class),
             listed: true,
             free: slots as u16,
-            hint: 0,
-            word: 0,
             words: (slots > 64).then(|| vec![0; slots.div_ceil(64) as usize].into()),
+            ..Segment::new(Usage::Slots(class))
         };
         if slots % 64 != 0 {
             // Bits behind the last slot are never free.
@@ -377,17 +433,18 @@ impl Region {
         }
         let mut alloc = self.alloc.lock();
         if !alloc.may_take(segments, reclaim) {
-            return Err(Error::NoSpace);
+            return Err(drain::denied(segments));
         }
         let mut found = alloc.find_run(segments);
         if found.is_none() {
-            let empty: Vec<usize> = (0..alloc.segments.len()).filter(|&s| alloc.is_empty_slots(s)).collect();
-            alloc.free_segments += empty.len() as u64;
-            empty.iter().for_each(|&number| alloc.strip(number));
+            alloc.strip_empty();
             found = alloc.find_run(segments);
         }
-        let start = found.ok_or(Error::NoSpace)?;
-        alloc.segments[start..start + segments as usize].iter_mut().for_each(|s| s.usage = Usage::Run);
+        let start = found.ok_or_else(|| drain::denied(segments))?;
+        for number in start..start + segments as usize {
+            alloc.leave_rest(number);
+            alloc.segments[number].usage = Usage::Run;
+        }
         alloc.free_segments -= segments;
         alloc.high = alloc.high.max(start as u64 + segments);
         Ok(SlotRef::run(start as u64 * SEGMENT, segments))

@@ -16,6 +16,7 @@
 
 mod alloc;
 mod checkpoint;
+mod drain;
 mod error;
 #[cfg(feature = "planted")]
 pub mod planted;
@@ -39,6 +40,7 @@ use zerocopy::IntoBytes;
 
 pub use alloc::Space;
 pub use checkpoint::{newest_image, restore};
+pub use drain::{Victims, take_denied};
 pub use error::{Error, Result};
 use planted::{Bug, is_planted};
 pub use tx::{Tx, View};
