@@ -189,7 +189,22 @@ impl Fs {
         Ok(())
     }
 
-    /// One step of compaction, if there is anything to gain; `more` says whether another one would find work.
+    /// Compacts as far as that goes, however little it gains.
+    pub fn compact(&self) -> Result<Compaction> {
+        self.writable()?;
+        let mut compactor = self.compactor.lock();
+        let mut done = self.give_back_emptied(usize::MAX)?;
+        while compactor.pass.is_some() || self.begin_pass(&mut compactor, u64::MAX, false) {
+            let mut budget = Budget::new();
+            self.pass_step(&mut compactor, &mut budget)?;
+            done.moved += budget.done.moved;
+            done.bytes += budget.done.bytes;
+            done.blocks += budget.done.blocks;
+        }
+        Ok(done)
+    }
+
+    /// One step of compaction, if enough can be gained; `more` says whether another one would find work.
     pub fn compact_step(&self) -> Result<Compaction> {
         self.writable()?;
         self.step(&mut self.compactor.lock())

@@ -1,7 +1,8 @@
 //! The threads that give the engine time for its background work.
 //!
 //! One calls `Fs::tick` about ten times a second: commits by age, deferred frees. Another writes checkpoints when they
-//! are due, which takes as long as it takes and must not hold up the commits. An error is logged when it first
+//! are due, which takes as long as it takes and must not hold up the commits. A third one compacts the region while nothing else
+//! goes on. An error is logged when it first
 //! appears and not again until the work went well: the engine poisons itself where it must, and says so to callers.
 //! Left out: any policy.
 
@@ -32,7 +33,10 @@ impl Ticker {
             true => checkpointing.checkpoint().map_err(|e| format!("checkpoint: {e}")),
             false => Ok(()),
         })?;
-        Ok(Ticker { threads: vec![tick, checkpoint] })
+        let compacting = fs.clone();
+        let compact =
+            every("compaction", PERIOD, move || compacting.compact_tick().map_err(|e| format!("compaction: {e}")))?;
+        Ok(Ticker { threads: vec![tick, checkpoint, compact] })
     }
 
     /// Returns when the work under way, if any, is over.

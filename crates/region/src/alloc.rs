@@ -57,6 +57,8 @@ pub(crate) struct Segment {
     pub stuck: bool,
     /// Whether its memory was given back (`drain`).
     pub rest: Rest,
+    /// Free here, but of a class in the table still: the bitmap at its start, all zeros, is needed by the next opening.
+    pub has_bitmap: bool,
     /// Free slots.
     pub free: u16,
     /// No word of the bitmap before this one has a free slot.
@@ -75,6 +77,7 @@ impl Segment {
             draining: false,
             stuck: false,
             rest: Rest::Touched,
+            has_bitmap: false,
             free: 0,
             hint: 0,
             word: 0,
@@ -327,7 +330,9 @@ impl Allocator {
         self.class_segments[class as usize] -= 1;
         self.free_slot_bytes -= class_geometry(class).0 as u64 * CLASS_SIZES[class as usize] as u64;
         self.drain.touched += 1;
-        if std::mem::replace(&mut self.segments[number], Segment::new(Usage::Free)).listed {
+        let has_bitmap = class_geometry(class).1 > 0;
+        let free = Segment { has_bitmap, ..Segment::new(Usage::Free) };
+        if std::mem::replace(&mut self.segments[number], free).listed {
             self.partial[class as usize].retain(|&s| s as usize != number);
         }
     }

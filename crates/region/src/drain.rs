@@ -9,14 +9,15 @@
 //!   slots ends it for a class.
 //! - Segments are chosen only if the class's free slots elsewhere suffice. Moving takes no free segment, and ends by itself:
 //!   a class without surplus has nothing to choose.
-//! - Bytes of free segments are undefined. No reader relies on them, so their memory may go ([`Region::discard_free`]).
+//! - Bytes of free segments are undefined. No reader relies on them, so their memory may go ([`Region::discard_free`]); but
+//!   for the bitmap of a segment that is free only in the volatile state, and of a class for whoever opens the region next.
 //!
 //! Left out: finding what lies in a segment, and when it is worth the work (the engine above).
 
 use std::cell::Cell;
 
 use shoal_format::slot::{CLASS_SIZES, CLASSES, class_geometry};
-use shoal_format::{SEGMENT, SlotRef};
+use shoal_format::{PAGE, SEGMENT, SlotRef};
 
 use crate::alloc::{Allocator, Segment, Usage, log_allocate};
 use crate::{Error, Region, Result, Tx, View};
@@ -379,20 +380,14 @@ impl Region {
             }
             let (end, mut left) = (alloc.segments.len().min(from + SLICE), DISCARD_SLICE);
             while from < end && left > 0 {
-                let start = from;
-                while from < end && left > 0 && alloc.segments[from].rest == Rest::Resting && alloc.is_free(from) {
+                if alloc.segments[from].rest == Rest::Resting && alloc.is_free(from) {
                     alloc.segments[from].rest = Rest::Given;
-                    (from, left) = (from + 1, left - 1);
-                }
-                if from > start {
-                    let count = (from - start) as u64;
-                    alloc.drain.touched -= count;
-                    // Under the lock, so that nobody gets one of them meanwhile.
-                    self.memory.discard(start as u64 * SEGMENT, count * SEGMENT);
-                    bytes += count * SEGMENT;
-                    continue;
-                }
-                if alloc.segments[from].rest == Rest::Touched {
+                    alloc.drain.touched -= 1;
+                    let kept = if alloc.segments[from].has_bitmap { PAGE } else { 0 };
+                    // Under the lock, so that nobody gets it meanwhile.
+                    self.memory.discard(from as u64 * SEGMENT + kept, SEGMENT - kept);
+                    (bytes, left) = (bytes + SEGMENT - kept, left - 1);
+                } else if alloc.segments[from].rest == Rest::Touched {
                     if alloc.is_empty_slots(from) && !alloc.drain.holds(from) {
                         alloc.strip(from);
                         alloc.free_segments += 1;
