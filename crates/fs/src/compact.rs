@@ -97,6 +97,18 @@ pub(crate) struct Compactor {
     seen: Lsn,
     busy_ns: Option<u64>,
     rested_ns: u64,
+    /// End of the log when nothing was found that a pass could empty.
+    futile: Option<Lsn>,
+}
+
+/// What compacting for an operation has come to.
+#[derive(PartialEq, Eq)]
+enum Outcome {
+    /// There is room.
+    Room,
+    /// There is none, but slots that were being emptied can be had again: one more try.
+    Slots,
+    Nothing,
 }
 
 impl Fs {
@@ -114,8 +126,13 @@ impl Fs {
         for _ in 0..TRIES {
             // Nothing: it was not the region that had no room.
             let segments = shoal_region::take_denied();
-            if segments == 0 || !self.compact_for(segments)? {
+            if segments == 0 {
                 return Err(Error::NoSpace);
+            }
+            match self.compact_for(segments)? {
+                Outcome::Room => {}
+                Outcome::Slots => return operation(),
+                Outcome::Nothing => return Err(Error::NoSpace),
             }
             match operation() {
                 Err(Error::NoSpace) => {}
@@ -125,14 +142,15 @@ impl Fs {
         Err(Error::NoSpace)
     }
 
-    /// Compacts until an ordinary transaction can have `segments` (as a run, if more than one); false if that cannot be.
-    fn compact_for(&self, segments: u64) -> Result<bool> {
+    /// Compacts until an ordinary transaction can have `segments` (as a run, if more than one).
+    fn compact_for(&self, segments: u64) -> Result<Outcome> {
         let mut compactor = self.compactor.lock();
         if self.region.has_room(segments) {
             // Somebody else made room meanwhile.
-            return Ok(true);
+            return Ok(Outcome::Room);
         }
         while self.give_back_emptied(STEP_EMPTIED)?.more {}
+        let mut undrained = 0;
         for stuck in [false, true] {
             // One pass may be under way, and may have chosen what does not suffice.
             for _ in 0..2 {
@@ -140,15 +158,15 @@ impl Fs {
                     break;
                 }
                 while compactor.pass.is_some() && self.region.free_segments() < segments + SPARE_SEGMENTS {
-                    self.pass_step(&mut compactor, &mut Budget::new())?;
+                    undrained += self.pass_step(&mut compactor, &mut Budget::new())?;
                 }
                 if self.region.has_room(segments) {
-                    return Ok(true);
+                    return Ok(Outcome::Room);
                 }
             }
         }
+        undrained += self.end_pass(&mut compactor);
         if segments > 1 {
-            self.end_pass(&mut compactor);
             if let Some(victims) = self.region.drain_run(segments) {
                 compactor.pass = Some(Pass { victims, block: 0, owners: Vec::new(), position: 0 });
                 while compactor.pass.is_some() {
@@ -156,7 +174,11 @@ impl Fs {
                 }
             }
         }
-        Ok(self.region.has_room(segments))
+        Ok(match self.region.has_room(segments) {
+            true => Outcome::Room,
+            false if undrained > 0 => Outcome::Slots,
+            false => Outcome::Nothing,
+        })
     }
 
     /// Background work, meant to be called ten times a second by a thread that may take its time: bounded, and nothing at all
@@ -216,7 +238,12 @@ impl Fs {
             return Ok(Compaction { more: true, ..given });
         }
         if compactor.pass.is_none() {
-            if !self.is_worth_compacting() || !self.begin_pass(compactor, u64::MAX, false) {
+            let last = self.region.last_lsn();
+            if compactor.futile == Some(last) || !self.is_worth_compacting() {
+                return Ok(Compaction::default());
+            }
+            if !self.begin_pass(compactor, u64::MAX, false) {
+                compactor.futile = Some(last);
                 return Ok(Compaction::default());
             }
         }
@@ -246,37 +273,35 @@ impl Fs {
         begun
     }
 
-    fn end_pass(&self, compactor: &mut Compactor) {
-        if let Some(pass) = compactor.pass.take() {
-            self.region.end_drain(&pass.victims);
-        }
+    /// Ends the pass, if there is one; returns how many segments are not empty and used again.
+    fn end_pass(&self, compactor: &mut Compactor) -> u64 {
+        compactor.pass.take().map_or(0, |pass| self.region.end_drain(&pass.victims))
     }
 
-    /// Goes on with the pass until the budget is spent or the pass ends.
-    fn pass_step(&self, compactor: &mut Compactor, budget: &mut Budget) -> Result<()> {
-        let Some(pass) = &mut compactor.pass else { return Ok(()) };
+    /// Goes on with the pass until the budget is spent or the pass ends; returns what [`Fs::end_pass`] does.
+    fn pass_step(&self, compactor: &mut Compactor, budget: &mut Budget) -> Result<u64> {
+        let Some(pass) = &mut compactor.pass else { return Ok(0) };
         for _ in 0..STEP_BLOCKS {
             while let Some(&ino) = pass.owners.last() {
                 match self.move_pieces(ino, pass.position, &pass.victims, budget) {
                     Ok(Some(position)) => {
                         pass.position = position;
-                        return Ok(());
+                        return Ok(0);
                     }
                     // Damage in one inode is no reason to leave the others where they are.
                     Ok(None) | Err(Error::Corrupt(_)) => (_, pass.position) = (pass.owners.pop(), 0),
                     Err(error) => return Err(error),
                 }
                 if !budget.look() {
-                    return Ok(());
+                    return Ok(0);
                 }
             }
             if pass.block >= self.table.blocks() || self.region.draining_segments() == 0 {
-                self.end_pass(compactor);
-                return Ok(());
+                return Ok(self.end_pass(compactor));
             }
             self.look_at_block(pass, budget)?;
         }
-        Ok(())
+        Ok(0)
     }
 
     /// Finds the owners among the inodes of the next block, and sees to the block itself.
@@ -319,7 +344,11 @@ impl Fs {
         }
         let blocks = self.table.take_emptied(most);
         for &block in &blocks {
-            done.blocks += self.table.give_back(&self.region, &self.locks, block)? as u64;
+            match self.table.give_back(&self.region, &self.locks, block)? {
+                true => done.blocks += 1,
+                // Somebody is in the way; or has taken a number, and then it is not empty.
+                false => self.table.still_emptied(block),
+            }
         }
         let mut last = None;
         for &block in &blocks {

@@ -218,10 +218,10 @@ impl Walk {
     }
 
     fn len(&mut self) -> usize {
-        match self.random.below(12) {
-            0 => 0,
-            1 => 40_000 + self.random.below(90_000) as usize,
-            2..5 => self.random.below(9000) as usize,
+        match self.random.below(60) {
+            0 => 40_000 + self.random.below(90_000) as usize,
+            1..4 => 0,
+            4..15 => self.random.below(9000) as usize,
             _ => self.random.below(1500) as usize,
         }
     }
@@ -333,8 +333,9 @@ impl Walk {
                 self.fs.tick().and_then(|()| self.fs.compact_tick()).map_err(|e| e.to_string())?;
             }
             _ => {
-                self.create();
-                self.create();
+                for _ in 0..2 {
+                    if deleting { self.remove() } else { self.create() }
+                }
             }
         }
         Ok(())
@@ -344,12 +345,12 @@ impl Walk {
 #[test]
 fn random_operations_between_steps_of_compaction_agree_with_a_plain_model() {
     let only: Option<u64> = std::env::var("SHOAL_SEED").ok().map(|seed| seed.parse().expect("SHOAL_SEED is a number"));
-    let seeds = only.map_or(1..if deep() { 400 } else { 16 }, |seed| seed..seed + 1);
+    let seeds = only.map_or(1..if deep() { 400 } else { 9 }, |seed| seed..seed + 1);
     let (mut moved, mut blocks) = (0, 0);
     for seed in seeds {
         let mut walk = Walk::new(seed);
         for step in 0..4000 {
-            let outcome = walk.step(step / 1000 % 2 == 1);
+            let outcome = walk.step(step / 1300 % 2 == 1);
             let outcome = outcome.and_then(|()| if step % 400 == 399 { walk.verify() } else { Ok(()) });
             let outcome = outcome
                 .and_then(|()| if step % 800 == 799 { check(&walk.setup, &walk.world, false).map(drop) } else { Ok(()) });
@@ -359,7 +360,7 @@ fn random_operations_between_steps_of_compaction_agree_with_a_plain_model() {
         blocks += walk.blocks;
     }
     println!("{moved} pieces moved, {blocks} inode blocks given back");
-    assert!(only.is_some() || moved > 1000 && blocks > 100, "{moved} pieces moved, {blocks} inode blocks given back");
+    assert!(only.is_some() || moved > 1000 && blocks > 10, "{moved} pieces moved, {blocks} inode blocks given back");
 }
 
 #[test]

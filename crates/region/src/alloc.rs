@@ -378,8 +378,11 @@ impl Region {
         }
         let taken = if alloc.may_take(1, reclaim) { alloc.take_segment() } else { None };
         let Some(number) = taken else {
-            // What is being emptied must not cost anybody the last slots of a class.
-            alloc.undrain(class);
+            // What is being emptied must not cost the last slots of a class those who free space. Others come back when it
+            // is empty.
+            if reclaim {
+                alloc.undrain(class);
+            }
             return alloc.take_slot(class).ok_or_else(|| drain::denied(1));
         };
         drop(alloc);

@@ -5,8 +5,8 @@
 //! allocated in them any more, and the caller, who knows what lies in them, moves it into other segments of the class
 //! ([`Tx::relocate`]). A segment is free when its last slot is.
 //! Rules:
-//! - Draining is volatile, and only a preference about new allocations: forgetting it costs nothing, and whoever is short of
-//!   slots ends it for a class.
+//! - Draining is volatile, and only a preference about new allocations: forgetting it costs nothing, and a transaction that
+//!   frees space ends it for a class it finds no slot of.
 //! - Segments are chosen only if the class's free slots elsewhere suffice. Moving takes no free segment, and ends by itself:
 //!   a class without surplus has nothing to choose.
 //! - Bytes of free segments are undefined. No reader relies on them, so their memory may go ([`Region::discard_free`]); but
@@ -348,11 +348,13 @@ impl Region {
         victims
     }
 
-    /// Ends what [`Region::drain`] began: what is not empty now is used again.
-    pub fn end_drain(&self, victims: &Victims) {
+    /// Ends what [`Region::drain`] began: what is not empty now is used again. Returns how many segments that are.
+    pub fn end_drain(&self, victims: &Victims) -> u64 {
         let mut alloc = self.alloc.lock();
+        let before = alloc.drain.draining;
         victims.each().for_each(|number| alloc.undrain_one(number, true));
         alloc.drain.window = None;
+        before - alloc.drain.draining
     }
 
     /// Calls `look` for each segment, some under each hold of the lock.

@@ -190,6 +190,14 @@ impl InodeTable {
         blocks
     }
 
+    /// Puts a block on that list again, if it is as empty as far as is known.
+    pub fn still_emptied(&self, block: u64) {
+        let mut free = self.free.lock();
+        if free.known.get(&(block as u32)).is_some_and(|known| known.mask == u16::MAX) {
+            free.emptied.insert(block as u32);
+        }
+    }
+
     pub fn has_emptied(&self) -> bool {
         !self.free.lock().emptied.is_empty()
     }
