@@ -233,14 +233,7 @@ impl Fs {
         Ok(inode)
     }
 
-    fn create(
-        &self,
-        caller: &Caller,
-        parent: Ino,
-        name: &[u8],
-        mode: u16,
-        fill: Fill<'_>,
-    ) -> Result<Attr> {
+    fn create(&self, caller: &Caller, parent: Ino, name: &[u8], mode: u16, fill: Fill<'_>) -> Result<Attr> {
         self.writable()?;
         check_name(name)?;
         self.with_room(|| self.try_create(caller, parent, name, mode, fill))

@@ -237,7 +237,13 @@ fn a_directory_shrinks_with_its_entries() {
         store.fs.lookup(store.dir, format!("{number}").as_bytes(), false).expect("it is still there");
     }
     let mut listed = 0;
-    store.fs.readdir(store.dir, 0, &mut |_| { listed += 1; true }).expect("it can be listed");
+    store
+        .fs
+        .readdir(store.dir, 0, &mut |_| {
+            listed += 1;
+            true
+        })
+        .expect("it can be listed");
     assert_eq!(listed, left.len() + 2);
     store.check();
 }

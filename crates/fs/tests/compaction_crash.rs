@@ -73,8 +73,9 @@ fn bytes(tag: u64, len: usize) -> Vec<u8> {
 
 /// Files of every layout, many of each size, most of them deleted again: sparse segments of many classes.
 fn sparse(fs: &Fs, random: &mut Random) -> Result<(), Error> {
-    let dirs: Vec<Ino> =
-        (0..3).map(|n| fs.mkdir(&CALLER, ROOT, format!("dir{n}").as_bytes(), 0o755).map(|a| a.ino)).collect::<Result<_, _>>()?;
+    let dirs: Vec<Ino> = (0..3)
+        .map(|n| fs.mkdir(&CALLER, ROOT, format!("dir{n}").as_bytes(), 0o755).map(|a| a.ino))
+        .collect::<Result<_, _>>()?;
     let small: Vec<Ino> = (0..70)
         .map(|n| fs.mkdir(&CALLER, dirs[2], format!("small{n}").as_bytes(), 0o755).map(|a| a.ino))
         .collect::<Result<_, _>>()?;
@@ -236,14 +237,20 @@ impl Walk {
     }
 
     fn create(&mut self) {
-        let name = format!("{:04}-{}", self.random.below(4000), "n".repeat(self.random.below(40) as usize)).into_bytes();
+        let name =
+            format!("{:04}-{}", self.random.below(4000), "n".repeat(self.random.below(40) as usize)).into_bytes();
         if self.files.contains_key(&name) {
             return;
         }
         let (dir, len) = (self.place(&name), self.len());
         let Some(attr) = Self::room(self.fs.mknod(&CALLER, dir, &name, 0o644, 0)) else { return };
         let last = self.generations.insert(attr.ino, attr.generation);
-        assert!(last.is_none_or(|last| last < attr.generation), "inode {}: {} after {last:?}", attr.ino, attr.generation);
+        assert!(
+            last.is_none_or(|last| last < attr.generation),
+            "inode {}: {} after {last:?}",
+            attr.ino,
+            attr.generation
+        );
         let mut data = bytes(self.random.below(1 << 40), len);
         let written = Self::room(self.fs.write(attr.ino, 0, &data)).unwrap_or(0);
         data.truncate(written);
@@ -352,8 +359,9 @@ fn random_operations_between_steps_of_compaction_agree_with_a_plain_model() {
         for step in 0..4000 {
             let outcome = walk.step(step / 1300 % 2 == 1);
             let outcome = outcome.and_then(|()| if step % 400 == 399 { walk.verify() } else { Ok(()) });
-            let outcome = outcome
-                .and_then(|()| if step % 800 == 799 { check(&walk.setup, &walk.world, false).map(drop) } else { Ok(()) });
+            let outcome = outcome.and_then(|()| {
+                if step % 800 == 799 { check(&walk.setup, &walk.world, false).map(drop) } else { Ok(()) }
+            });
             outcome.unwrap_or_else(|e| panic!("{:?}, step {step}: {e}; again with SHOAL_SEED={seed}", walk.setup));
         }
         moved += walk.moved;

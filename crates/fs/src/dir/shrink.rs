@@ -5,9 +5,9 @@
 //! widens the bucket's own. A bucket that is alone under its node takes the node's place in the node above; alone under the
 //! root, it is the directory. Hash order, and with it every cookie, stays.
 
+use shoal_format::SlotRef;
 use shoal_format::dir::{BUCKET_BYTES, BUCKET_HEADER, NODE_BITS, NODE_BYTES, NODE_FANOUT, NodeRef};
 use shoal_format::inode::{Inode, Layout};
-use shoal_format::SlotRef;
 use shoal_region::Tx;
 
 use super::{Buffer, Step, Way, behind, descend, is_null, live_entries, node_ref, set_refs, span, write_bucket};

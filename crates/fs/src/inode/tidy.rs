@@ -15,8 +15,8 @@ use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
 use super::{FreeNumbers, HEIGHT_SHIFT, InodeTable, load_roots};
-use crate::locks::LockTable;
 use crate::Result;
+use crate::locks::LockTable;
 
 /// A block with a higher generation stays: the floor must never come near its wrapping around.
 const GENERATION_MAX: u32 = 1 << 31;
