@@ -166,12 +166,12 @@ impl Fs {
             }
         }
         undrained += self.end_pass(&mut compactor);
-        if segments > 1 {
-            if let Some(victims) = self.region.drain_run(segments) {
-                compactor.pass = Some(Pass { victims, block: 0, owners: Vec::new(), position: 0 });
-                while compactor.pass.is_some() {
-                    self.pass_step(&mut compactor, &mut Budget::new())?;
-                }
+        if segments > 1
+            && let Some(victims) = self.region.drain_run(segments)
+        {
+            compactor.pass = Some(Pass { victims, block: 0, owners: Vec::new(), position: 0 });
+            while compactor.pass.is_some() {
+                self.pass_step(&mut compactor, &mut Budget::new())?;
             }
         }
         Ok(match self.region.has_room(segments) {

@@ -30,7 +30,8 @@ fn clock() -> Arc<SimClock> {
 }
 
 /// Everything a store shows: attributes, contents and extended attributes by path.
-type Tree = BTreeMap<Vec<u8>, (Attr, Vec<u8>, Vec<(Vec<u8>, Vec<u8>)>)>;
+type Tree = BTreeMap<Vec<u8>, (Attr, Vec<u8>, Xattrs)>;
+type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
 fn read(fs: &Fs) -> Result<Tree, Error> {
     fn walk(fs: &Fs, path: Vec<u8>, ino: Ino, tree: &mut Tree) -> Result<(), Error> {
@@ -412,7 +413,7 @@ fn threads_beside_compaction_find_what_they_wrote() {
                                     let _ = fs.unlink(dir, name.as_bytes());
                                 }
                             } else {
-                                let (_, at) = (step, random.below(files.len().max(1) as u64) as usize);
+                                let at = random.below(files.len().max(1) as u64) as usize;
                                 let Some((&key, _)) = files.iter().nth(at) else { continue };
                                 let (ino, data) = files.remove(&key).expect("found");
                                 let mut found = vec![0; data.len() + 1];
