@@ -11,6 +11,7 @@ use shoal_format::superblock::Superblock;
 use shoal_format::{SEGMENT, SlotRef};
 
 use crate::region::Region;
+use crate::remedy::Remedy;
 use crate::report::{FindingKind, Report};
 use crate::{CheckError, Progress, Stage};
 
@@ -201,6 +202,7 @@ impl Allocation {
                 SegmentUse::RunHead(segments) if segment.claimed == 0 => {
                     let sentence = format!("a run of {segments} segments is allocated but nothing references it");
                     report.error(FindingKind::Leak, None, Some(at), sentence);
+                    report.offer(Remedy::FreePieces { pieces: vec![SlotRef::run(at, segments as u64)] });
                 }
                 SegmentUse::Slots(class) => {
                     let words = wide_words(class);
@@ -218,6 +220,10 @@ impl Allocation {
                              the first is slot {slot}"
                         );
                         report.error(FindingKind::Leak, None, Some(at + (first + slot * size) as u64), sentence);
+                        let set = |word: usize| (0..64).filter(move |bit| leaked(word) >> bit & 1 == 1);
+                        let slots = (0..words.max(1)).flat_map(|word| set(word).map(move |bit| word as u32 * 64 + bit));
+                        let piece = |slot: u32| SlotRef::slot(at + (first + slot * size) as u64, class);
+                        report.offer(Remedy::FreePieces { pieces: slots.map(piece).collect() });
                     }
                 }
                 _ => {}

@@ -8,6 +8,7 @@ use shoal_format::superblock::Superblock;
 use shoal_format::{BULK_BLOCK, SEGMENT};
 
 use crate::region::Region;
+use crate::remedy::Remedy;
 use crate::report::{FindingKind, Report};
 use crate::{CheckError, State};
 
@@ -39,6 +40,7 @@ pub(crate) fn verify(region: &Region<'_>, state: &mut State, bulk_bytes: Option<
         Side::Marked => {
             let sentence = format!("bulk blocks {first}..{end} are marked in use but no file maps them");
             report.error(FindingKind::BulkLeak, None, Some(first), sentence);
+            report.offer(Remedy::FreeBlocks { first, blocks: end - first });
         }
     });
     marked(region, superblock, |first, end| {

@@ -13,6 +13,7 @@ use shoal_format::inode::{Layout, S_IFDIR};
 
 use crate::inodes::{DAMAGED, Directory};
 use crate::region::Region;
+use crate::remedy::Remedy;
 use crate::report::FindingKind;
 use crate::{CheckError, Progress, Stage, State};
 
@@ -57,10 +58,12 @@ fn verify(region: &Region<'_>, state: &mut State, directory: &Directory) -> Resu
     if live != directory.size {
         let sentence = format!("the directory's size says {} entries, it has {live}", directory.size);
         state.report.error(FindingKind::EntryCount, Some(ino), None, sentence);
+        state.report.offer(Remedy::Entries { directory: ino, entries: live });
     }
     if allocated != directory.allocated {
         let sentence = format!("says {} bytes are allocated, but its pieces have {allocated}", directory.allocated);
         state.report.error(FindingKind::Allocated, Some(ino), None, sentence);
+        state.report.offer(Remedy::Allocated { ino, bytes: allocated });
     }
     if directory.nlink == 0 && live > 0 {
         let sentence = format!("a removed directory still has {live} entries");
@@ -209,6 +212,7 @@ impl Walk<'_, '_> {
         let found = self.state.inodes.state_mut(ino).filter(|found| found.kind != 0 || found.marks & DAMAGED != 0);
         let Some(found) = found else {
             let sentence = format!("entry {:?} names inode {ino}, which is not in use", name());
+            self.state.report.offer(Remedy::RemoveEntry { directory, name: entry.name.to_vec(), ino });
             return self.error(FindingKind::EntryDangling, at, sentence);
         };
         found.links = found.links.saturating_add(1);
@@ -216,6 +220,7 @@ impl Walk<'_, '_> {
             (found.holder, found.entry_at) = (directory, at);
         }
         if found.marks & DAMAGED != 0 {
+            self.state.report.offer(Remedy::RemoveEntry { directory, name: entry.name.to_vec(), ino });
             // What it was is not known; the entry's word for it keeps the directory's link count right.
             self.subdirectories += u32::from(entry.kind == KIND_DIRECTORY);
             return;

@@ -10,6 +10,7 @@ use shoal_format::{BULK_BLOCK, SlotRef, xattr};
 
 use crate::bulk::Mapped;
 use crate::region::Region;
+use crate::remedy::Remedy;
 use crate::report::FindingKind;
 use crate::{CheckError, State};
 
@@ -65,10 +66,10 @@ pub(crate) fn verify(
     if allocated != inode.allocated {
         let sentence = format!("says {} bytes are allocated, but its pieces have {allocated}", inode.allocated);
         report.error(FindingKind::Allocated, Some(ino), None, sentence);
+        report.offer(Remedy::Allocated { ino, bytes: allocated });
     }
     if end > inode.size && inode.flags & INODE_TRUNCATING == 0 {
-        let sentence = format!("has data or preallocated space up to byte {end}, behind its size {}", inode.size);
-        report.note(FindingKind::BeyondEnd, Some(ino), None, sentence);
+        report.counts.preallocated += 1;
     }
     if new > 0 && inode.flags & INODE_HAS_NEW == 0 {
         let sentence = format!("{new} bulk blocks are marked NEW, but the inode does not say so");

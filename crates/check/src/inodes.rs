@@ -13,6 +13,7 @@ use shoal_format::superblock::{ROOTS_AT, Roots};
 use zerocopy::FromBytes;
 
 use crate::region::Region;
+use crate::remedy::Remedy;
 use crate::report::FindingKind;
 use crate::{CheckError, Progress, Stage, State, files};
 
@@ -216,6 +217,7 @@ impl Walk<'_, '_> {
                 Err(e) => {
                     let at = slot.offset() + (i * INODE_RECORD) as u64;
                     self.state.report.error(FindingKind::InodeRecord, Some(ino), Some(at), e.to_string());
+                    self.state.report.offer(Remedy::FreeRecord { ino });
                     InodeState { marks: DAMAGED, ..InodeState::default() }
                 }
             };

@@ -24,6 +24,7 @@ impl Report {
             ("symlinks", c.symlinks),
             ("others", c.others),
             ("orphans", c.orphans),
+            ("preallocated", c.preallocated),
             ("small_bytes", c.small_bytes),
             ("large_bytes", c.large_bytes),
             ("slots", c.slots),

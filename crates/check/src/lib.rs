@@ -6,7 +6,7 @@
 //! Rules: it depends on the formats and the media traits alone, so that an engine's bug cannot hide in the engine's
 //! own checker; it never writes; hostile bytes give findings, never a panic, in time and memory bounded by the bytes
 //! that are there (visited bits stop every cycle, every recursion has a fixed depth).
-//! Left out: repair, and the contents of bulk blocks.
+//! Left out: carrying out the remedies it offers (`remedy`), and the contents of bulk blocks.
 
 #![forbid(unsafe_code)]
 
@@ -19,12 +19,16 @@ mod json;
 mod links;
 mod open;
 mod region;
+mod remedy;
 mod replay;
 mod report;
+mod salvage;
 
 use shoal_media::{ImageFile, LogDevice, MediaError, PersistentMemory};
 
+pub use remedy::Remedy;
 pub use report::{Counts, FINDINGS_MAX, Finding, FindingKind, Report};
+pub use salvage::{BulkData, Item, Loss, SalvageSource, Salvaged, Sink, salvage};
 
 /// Where the region's bytes are.
 #[derive(Clone, Copy)]
@@ -101,10 +105,15 @@ pub fn check(source: Source<'_>, progress: &mut dyn FnMut(Progress)) -> Result<R
     };
     inodes::walk(&region, &mut state, progress)?;
     directories::walk(&region, &mut state, progress)?;
+    if state.report.counts.preallocated > 0 {
+        let sentence = format!("{} files have preallocated space behind their end", state.report.counts.preallocated);
+        state.report.note(FindingKind::BeyondEnd, None, None, sentence);
+    }
     links::verify(&mut state, progress);
     let State { allocation, report, .. } = &mut state;
     allocation.find_leaks(report, progress);
     bulk::verify(&region, &mut state, source.bulk_bytes)?;
+    remedy::keep_certain(&mut state.report);
     links::name_findings(&region, &mut state)?;
     Ok(state.report)
 }

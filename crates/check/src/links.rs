@@ -8,6 +8,7 @@ use shoal_format::inode::{ROOT_INO, S_IFDIR};
 
 use crate::inodes::{FOLLOWED, FOLLOWING, Inodes};
 use crate::region::Region;
+use crate::remedy::Remedy;
 use crate::report::{FindingKind, Report};
 use crate::{CheckError, Progress, Stage, State};
 
@@ -26,25 +27,33 @@ pub(crate) fn verify(state: &mut State, progress: &mut dyn FnMut(Progress)) {
             continue;
         }
         let ino = inodes.ino(position);
-        let mut error = |kind, sentence| report.error(kind, Some(ino), None, sentence);
+        let mut error = |kind, sentence, remedy: Option<Remedy>| {
+            report.error(kind, Some(ino), None, sentence);
+            remedy.into_iter().for_each(|remedy| report.offer(remedy));
+        };
         if known.kind != KIND_DIRECTORY {
             if known.links != known.nlink {
                 let sentence = format!("link count is {}, directories name it {} times", known.nlink, known.links);
-                error(FindingKind::LinkCount, sentence);
+                let remedy = match known.links {
+                    0 => Remedy::Attach { ino },
+                    nlink => Remedy::LinkCount { ino, nlink },
+                };
+                error(FindingKind::LinkCount, sentence, Some(remedy));
             }
             continue;
         }
         let links_expected = u32::from(ino != ROOT && known.nlink > 0);
         if known.links > links_expected {
             let sentence = format!("a directory with {} entries that name it, expected {links_expected}", known.links);
-            error(FindingKind::DirectoryLinks, sentence);
+            error(FindingKind::DirectoryLinks, sentence, None);
         } else if known.links < links_expected {
             let sentence = format!("a directory with link count {} that no entry names", known.nlink);
-            error(FindingKind::LinkCount, sentence);
+            error(FindingKind::LinkCount, sentence, Some(Remedy::Attach { ino }));
         }
         if known.nlink > 0 && known.nlink as u64 != 2 + known.subdirectories as u64 {
             let sentence = format!("link count is {}, it has {} subdirectories", known.nlink, known.subdirectories);
-            error(FindingKind::LinkCount, sentence);
+            let remedy = Remedy::LinkCount { ino, nlink: known.subdirectories.saturating_add(2) };
+            error(FindingKind::LinkCount, sentence, Some(remedy));
         }
         follow(inodes, ino, report);
     }

@@ -124,7 +124,7 @@ fn fits(superblock: &Superblock, anchor: &AnchorRecord, source: &Source<'_>, rep
     true
 }
 
-fn verify_sums(
+pub(crate) fn verify_sums(
     base: &Base<'_>,
     superblock: &Superblock,
     used_bytes: u64,

@@ -4,6 +4,8 @@
 //! or the next mount settles by itself. The lists are bounded: hostile bytes must not turn into unbounded memory.
 //! Left out: the rendering as JSON (`json`) and as text (the command line).
 
+use crate::remedy::Remedy;
+
 /// Findings kept at most in each list; further ones are only counted.
 pub const FINDINGS_MAX: usize = 10_000;
 
@@ -136,6 +138,8 @@ pub struct Counts {
     pub others: u64,
     /// Inodes without links.
     pub orphans: u64,
+    /// Files with data or preallocated space behind their end.
+    pub preallocated: u64,
     /// Bytes of pieces that hold file data in the region.
     pub small_bytes: u64,
     /// Bytes of bulk blocks that files map.
@@ -159,6 +163,8 @@ pub struct Report {
     pub notes: Vec<Finding>,
     /// Errors and notes beyond the limit.
     pub omitted: u64,
+    /// What can be done about errors, in the order in which to do it.
+    pub remedies: Vec<Remedy>,
     pub counts: Counts,
     /// Records of the log that were replayed, epoch records included.
     pub replayed_records: u64,
@@ -187,6 +193,13 @@ impl Report {
     pub(crate) fn note(&mut self, kind: FindingKind, inode: Option<u32>, offset: Option<u64>, sentence: String) {
         let finding = Finding { kind, inode, path: None, offset, sentence };
         push(&mut self.notes, &mut self.omitted, finding);
+    }
+
+    /// Offers a remedy; as many are kept as findings.
+    pub(crate) fn offer(&mut self, remedy: Remedy) {
+        if self.remedies.len() < FINDINGS_MAX {
+            self.remedies.push(remedy);
+        }
     }
 
     /// A note after a crash, an error in a store that was unmounted cleanly.

@@ -499,9 +499,15 @@ fn preallocation_behind_the_end_is_only_a_note() {
         s.edit(ino, |inode| inode.size = size);
         let report = s.check();
         assert_eq!(report.errors, []);
-        assert_eq!(
-            report.notes.iter().map(|note| (note.kind, note.inode)).collect::<Vec<_>>(),
-            [(K::BeyondEnd, Some(ino))]
-        );
+        assert_eq!(report.notes.iter().map(|note| (note.kind, note.inode)).collect::<Vec<_>>(), [(K::BeyondEnd, None)]);
+        assert_eq!(report.counts.preallocated, 1);
     }
+    // However many there are, it is one line.
+    let mut s = Store::sample(MemoryKind::Logged);
+    for ino in [LARGE, CHUNKED] {
+        s.edit(ino, |inode| inode.size = 100);
+    }
+    let report = s.check();
+    assert_eq!((report.notes.len(), report.counts.preallocated), (1, 2));
+    assert!(report.notes[0].sentence.starts_with("2 files"), "{}", report.notes[0]);
 }

@@ -46,6 +46,10 @@ pub enum Command {
     Df(DfArgs),
     /// Verify a store that is not mounted; exit codes as in fsck(8)
     Check(CheckArgs),
+    /// Copy out all that can be read of a damaged store, without changing it
+    Salvage(SalvageArgs),
+    /// Copy a store that is not mounted to another directory, compactly
+    Copy(CopyArgs),
     /// Show how one file is stored
     Inspect(InspectArgs),
     /// Export a block device to NBD clients: a file, or a network RAM disk
@@ -148,14 +152,19 @@ impl std::str::FromStr for BulkChoice {
 
 #[derive(Debug, Args)]
 #[command(after_help = "Options for -o (as in fstab):\n  \
-    ro, noatime, nodev, nosuid, noexec, sync  as in mount(8)\n  \
+    ro, nodev, nosuid, noexec, nosymfollow,   as in mount(8)\n  \
+    sync, dirsync, lazytime, nodiratime\n  \
+    noatime, strictatime                      reads never, or always, change access times\n  \
+    remount                                   change a mount: remount,ro or remount,rw, or its flags\n  \
     allow_other, noallow_other, allow_root    who may use it (root's mounts are for all)\n  \
     nodefault_permissions                     nobody checks permissions, and there are no ACLs\n  \
     noxattr                                   no extended attributes or ACLs; small files are made faster\n  \
     threads=N                                 threads that serve requests (default: 4, or one a processor)\n  \
     read_ahead=SIZE                           how far the kernel reads ahead (default 1M; root only)\n  \
     clone_fd                                  every thread gets a channel of its own\n  \
-    _netdev, nofail, auto, user, x-*          ignored\n\n\
+    restore                                   as --restore\n  \
+    _netdev, nofail, auto, user, x-*, mand,   ignored\n  \
+    iversion, silent, loud\n\n\
     An fstab line:\n  \
     /srv/store  /mnt  fuse.shoal  noatime,nofail  0  0\n\n\
     The daemon's log is STORE/shoal.log; SHOAL_LOG=debug makes it talkative.")]
@@ -167,6 +176,9 @@ pub struct MountArgs {
     /// Stay in the foreground and log to standard error
     #[arg(long, short = 'f')]
     pub foreground: bool,
+    /// Battery memory: go on from the saved image where the region is gone, older or damaged; what came later is lost
+    #[arg(long)]
+    pub restore: bool,
     /// Mount options, separated by commas
     #[arg(short = 'o', value_name = "OPTIONS")]
     pub options: Vec<String>,
@@ -202,15 +214,59 @@ pub struct DfArgs {
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Exit codes: 0 no errors, 4 errors were found, 8 the check could not be done (for example because \
-    the store is mounted), 16 wrong command line."
+    after_help = "Exit codes, which add up: 0 no errors, 1 errors were corrected (--repair), 4 errors are left, 8 the check \
+    could not be done (for example because the store is mounted), 16 wrong command line."
 )]
 pub struct CheckArgs {
     /// The store's directory
     pub store: PathBuf,
+    /// Make the changes that are safe, and list each before it is made
+    ///
+    /// Counts are corrected, space nothing references is freed, entries without an inode are removed, records that do not
+    /// decode are freed with their entries, and what no entry names is put into lost+found. Nothing is asked.
+    #[arg(long)]
+    pub repair: bool,
     /// Do not verify the checksums of the image's pages
     #[arg(long)]
     pub no_sums: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    shoal copy /srv/store /backup/store\n  \
+    shoal copy --memory battery=/dev/shm/copy.region /srv/store /backup/store\n\n\
+    Only what is in use is copied, the log is replayed, and the copy is checked before it becomes a store. Large files\n\
+    go into a file of the copy, wherever the store has them.")]
+pub struct CopyArgs {
+    /// The store's directory
+    pub store: PathBuf,
+    /// Directory of the copy, empty or made
+    pub new: PathBuf,
+    /// Where a copy of battery or dax memory has its region: `battery=PATH` or `dax=PATH`
+    #[arg(long, value_name = "KIND")]
+    pub memory: Option<MemoryChoice>,
+    /// Give the copy the store's own uuid: only where the copy replaces it
+    #[arg(long)]
+    pub keep_uuid: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "What cannot be read is named on standard error: path, bytes, reason. What no name leads to is put into \
+    DIR/lost+found.\n\nExit codes: 0 everything was copied, 4 something is lost, 8 nothing could be done."
+)]
+pub struct SalvageArgs {
+    /// The store's directory; it must not be mounted
+    pub store: PathBuf,
+    /// Directory the files are copied into: empty, or made
+    #[arg(value_name = "DIR")]
+    pub target: PathBuf,
     /// Report as JSON
     #[arg(long)]
     pub json: bool,

@@ -3,6 +3,8 @@
 //! The checker itself is `shoal-check`, which shares no code with the engine; here its media are opened and its
 //! report is printed. The store's lock is held meanwhile, so a mounted store is refused.
 
+mod repair;
+
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -11,6 +13,7 @@ use shoal_host::{SEGMENT_BYTES, SegmentLog, SharedKind, SharedMap};
 use shoal_media::LogDevice;
 
 use crate::args::CheckArgs;
+use crate::battery;
 use crate::failure::{During, EXIT_OPERATIONAL, Failure, Outcome};
 use crate::memory::MemoryChoice;
 use crate::size::human;
@@ -21,7 +24,12 @@ use crate::{place, progress};
 const FINDINGS_PRINTED_MAX: usize = 100;
 
 pub fn run(args: &CheckArgs) -> Outcome<ExitCode> {
-    let report = check(args).map_err(|failure| failure.code(EXIT_OPERATIONAL))?;
+    let operational = |failure: Failure| failure.code(EXIT_OPERATIONAL);
+    let store = acquire(args).map_err(operational)?;
+    if args.repair {
+        return repair::run(&store, args).map_err(operational);
+    }
+    let report = examine(&store, !args.no_sums, args.json).map_err(operational)?;
     if args.json {
         println!("{}", report.to_json());
     } else {
@@ -30,7 +38,7 @@ pub fn run(args: &CheckArgs) -> Outcome<ExitCode> {
     Ok(ExitCode::from(report.exit_code()))
 }
 
-fn check(args: &CheckArgs) -> Outcome<Report> {
+fn acquire(args: &CheckArgs) -> Outcome<Store> {
     let place = place::find(&args.store)?;
     if let Some(mountpoint) = &place.mountpoint
         && store::is_in_use(&place.store).unwrap_or(true)
@@ -38,10 +46,14 @@ fn check(args: &CheckArgs) -> Outcome<Report> {
         return Err(Failure::new(place.store.display(), format!("is mounted on {}", mountpoint.display()))
             .remedy(format!("run `shoal umount {}` first", mountpoint.display())));
     }
-    let store = Store::acquire(&place.store, store::LEAVING_PATIENCE)?;
+    Store::acquire(&place.store, store::LEAVING_PATIENCE)
+}
+
+/// Checks a store that this process holds.
+pub fn examine(store: &Store, sums: bool, silent: bool) -> Outcome<Report> {
     // Of bulk storage elsewhere the size is not asked: a store can be checked while its server is away.
     let bulk_bytes = store.bulk_file_bytes()?;
-    let bar = progress::steps(0, args.json);
+    let bar = progress::steps(0, silent);
     let mut stage = None;
     let mut show = |progress: Progress| {
         if stage != Some(progress.stage) {
@@ -53,7 +65,7 @@ fn check(args: &CheckArgs) -> Outcome<Report> {
     };
     let mut run = |image, log| {
         let power_lost = store.power_was_lost();
-        shoal_check::check(Source { image, log, bulk_bytes, power_lost, sums: !args.no_sums }, &mut show)
+        shoal_check::check(Source { image, log, bulk_bytes, power_lost, sums }, &mut show)
             .during(store.directory.display())
     };
     let report = match &store.description.memory {
@@ -67,8 +79,10 @@ fn check(args: &CheckArgs) -> Outcome<Report> {
             run(ImageSource::Images([images[0].as_ref(), images[1].as_ref()]), None)?
         }
         MemoryChoice::Battery(path) => {
-            let memory = SharedMap::open(path, SharedKind::Battery).during("memory")?;
-            run(ImageSource::Memory(&memory), None)?
+            // A region that a restore has left behind is sound in itself, and still not the store.
+            let wish = battery::Wish { read_only: true, restore: false, uuid: &store.description.uuid };
+            let memory = battery::open(path, &store.open_images()?, &wish)?;
+            run(ImageSource::Memory(memory.as_ref()), None)?
         }
         MemoryChoice::Dax(path) => {
             let memory = SharedMap::open(path, SharedKind::Dax).during("memory")?;

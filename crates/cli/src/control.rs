@@ -3,7 +3,7 @@
 //! For what only the process that has the store or device open can tell: `df` and `inspect` of a mounted store, the
 //! `status` of its bulk device or of a served one, and changes of a network RAM disk's donors. The socket is for the
 //! owner alone. Its path is taken relative to the open directory, because the address of a UNIX socket holds 108 bytes
-//! and a store may lie deeper. Nothing here changes a store.
+//! and a store may lie deeper. Nothing here changes what a store holds.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
@@ -23,6 +23,8 @@ const NAME: &str = "control";
 const QUESTION_BYTES_MAX: u64 = 64 << 10;
 /// Nobody needs longer to ask or to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Except where a store with much to write must be durable first.
+const SYNC_PATIENCE: Duration = Duration::from_secs(600);
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "lowercase")]
@@ -34,6 +36,11 @@ pub enum Question {
     },
     /// Of the device.
     Status,
+    /// A change of the mount; towards read-only it is answered when everything is durable.
+    Remount {
+        read_only: bool,
+        access_times: String,
+    },
     /// A change of a network RAM disk.
     Donor {
         change: DonorChange,
@@ -127,7 +134,8 @@ pub fn ask_at(path: &Path, what: &str, question: &Question) -> Outcome<Option<se
     };
     let mut line = String::new();
     let mut exchange = || -> io::Result<()> {
-        stream.set_read_timeout(Some(PATIENCE))?;
+        let syncs = matches!(question, Question::Remount { .. });
+        stream.set_read_timeout(Some(if syncs { SYNC_PATIENCE } else { PATIENCE }))?;
         let mut text = serde_json::to_string(question)?;
         text.push('\n');
         (&stream).write_all(text.as_bytes())?;

@@ -21,19 +21,20 @@ use crate::control::{self, Answer, Question};
 use crate::failure::{During, Failure, Outcome};
 use crate::mount::{Message, Ready, Recovered};
 use crate::open_device::Device;
+use crate::read_only::ReadOnly;
 use crate::status::Report;
 use crate::store::{self, BulkPlace, Description, Store};
-use crate::{df, inspect};
+use crate::{df, inspect, remount};
 
 /// After umount(8) the daemon before this one may still be writing; a store with much to write takes a while.
 const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(60);
 const ENDING_SIGNALS: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPWR];
 
 /// Serves in a session of its own and reports to the process that started it.
-pub fn serve_detached(directory: &Path, mountpoint: &Path, options: &MountOptions) -> Outcome<()> {
+pub fn serve_detached(directory: &Path, mountpoint: &Path, options: &MountOptions, restore: bool) -> Outcome<()> {
     // Fails only for the leader of a process group, which a child just started is not.
     nix::unistd::setsid().during("new session")?;
-    let outcome = serve(directory, mountpoint, options, &mut |ready| {
+    let outcome = serve(directory, mountpoint, options, restore, &mut |ready| {
         tell(&Message::Ready(ready.clone()));
         release_terminal()
     });
@@ -80,18 +81,20 @@ pub fn serve(
     directory: &Path,
     mountpoint: &Path,
     options: &MountOptions,
+    restore: bool,
     ready: &mut dyn FnMut(&Ready) -> Outcome<()>,
 ) -> Outcome<()> {
     start_log();
     abort_on_panic();
     let signals: SigSet = ENDING_SIGNALS.into_iter().collect();
     signals.thread_block().during("signals")?;
-    let store = Store::acquire(directory, PREDECESSOR_PATIENCE)?;
+    let mut store = Store::acquire(directory, PREDECESSOR_PATIENCE)?;
+    store.restore = restore;
     clear_dead_mount(&store.directory, mountpoint)?;
     // Before the store is opened: a mount refused must leave it as it was.
     shoal_fuse::check_mountpoint(mountpoint).map_err(Failure::told)?;
     let begin = Instant::now();
-    let engine = Options { read_only: options.read_only, no_atime: options.noatime, ..Options::default() };
+    let engine = Options { read_only: options.read_only, ..Options::default() };
     let (fs, recovery, media) = store.open(engine)?;
     let recovered = Recovered {
         clean: recovery.clean,
@@ -100,6 +103,7 @@ pub fn serve(
         log_bytes: recovery.bytes,
         open_ms: begin.elapsed().as_secs_f64() * 1e3,
     };
+    fs.set_access_times(options.access_times);
     let fs = Arc::new(fs);
     if !options.read_only {
         store.write_pid()?;
@@ -187,7 +191,11 @@ impl Asked {
             Question::Status => {
                 let store = Some(self.directory.display().to_string());
                 let device = self.bulk.as_ref().map(|bulk| bulk.report());
-                serde_json::to_value(Report { export: None, store, device }).during("report")
+                let failure = ReadOnly::of(&self.fs);
+                serde_json::to_value(Report { export: None, store, failure, device }).during("report")
+            }
+            Question::Remount { read_only, access_times } => {
+                remount::answer(&self.fs, &self.directory, read_only, &access_times).map(|()| true.into())
             }
             Question::Donor { change, donor } => match &self.bulk {
                 Some(bulk) => bulk.change(change, &donor).and_then(|done| {
@@ -209,6 +217,8 @@ impl Asked {
 pub fn start_log() {
     let filter = EnvFilter::try_from_env("SHOAL_LOG").unwrap_or_else(|_| EnvFilter::new("info,fuser=error"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
+    // A line the log has no room for is lost; complaining about it on the same full host would end the daemon.
+    let log = log.log_internal_errors(false);
     // A log that is there already is as good.
     let _ = log.try_init();
 }

@@ -13,6 +13,7 @@ use crate::control::{self, Question};
 use crate::failure::{During, Outcome};
 use crate::memory::{LossBounds, kind_name, loss_bounds};
 use crate::place;
+use crate::read_only::ReadOnly;
 use crate::size::human;
 use crate::store::{self, BulkPlace, Description, Store};
 
@@ -21,6 +22,9 @@ pub struct Report {
     pub store: String,
     pub uuid: String,
     pub mountpoint: Option<String>,
+    /// Why the store is read-only since something failed; absent while it is in order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<ReadOnly>,
     pub memory: Tier,
     pub bulk: Option<Tier>,
     pub memory_kind: String,
@@ -52,6 +56,9 @@ pub struct Files {
     pub directories: u64,
     /// Files whose data is on the bulk storage.
     pub large_files: u64,
+    /// Inodes found damaged since the store was opened; `shoal check --repair` settles them.
+    #[serde(default)]
+    pub damaged: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -90,7 +97,6 @@ pub fn report(
     survives_power_loss: bool,
 ) -> Report {
     let (usage, statfs, superblock) = (fs.usage(), fs.statfs(), fs.region().superblock());
-    let memory_size = usage.region_bytes - usage.region_fixed;
     let bulk = description.bulk.as_ref().map(|bulk| Tier {
         holds: "data of large files".into(),
         place: match bulk {
@@ -106,17 +112,24 @@ pub fn report(
         store: directory.display().to_string(),
         uuid: description.uuid.clone(),
         mountpoint: mountpoint.map(|path| path.display().to_string()),
+        failure: ReadOnly::of(fs),
         memory: Tier {
             holds: "metadata and small files".into(),
             place: description.memory.path().map_or(directory, PathBuf::as_path).display().to_string(),
-            size_bytes: memory_size,
-            used_bytes: memory_size.saturating_sub(usage.region_free),
+            // What its host has no room for is no capacity.
+            size_bytes: usage.region_used + usage.region_free,
+            used_bytes: usage.region_used,
             free_bytes: usage.region_free,
             reserved_bytes: usage.region_reserve.min(usage.region_free),
         },
         bulk,
         memory_kind: kind_name(superblock.memory_kind).into(),
-        files: Files { inodes: usage.inodes, directories: usage.directories, large_files: usage.large_files },
+        files: Files {
+            inodes: usage.inodes,
+            directories: usage.directories,
+            large_files: usage.large_files,
+            damaged: fs.damaged_inodes(),
+        },
         threshold_bytes: superblock.threshold,
         log_bytes: usage.log_bytes,
         compression: "none".into(),
@@ -134,7 +147,8 @@ pub fn report(
 
 fn text(report: &Report) -> String {
     let mounted = report.mountpoint.as_ref().map_or("not mounted".into(), |path| format!("on {path}"));
-    let mut out = format!("{}  {mounted}\n\n", report.store);
+    let mut out = report.failure.as_ref().map_or(String::new(), ReadOnly::text);
+    out += &format!("{}  {mounted}\n\n", report.store);
     out += &format!("{:<8} {:>10} {:>10} {:>10} {:>5}  {}\n", "tier", "size", "used", "free", "use%", "holds");
     for (name, tier) in [("memory", Some(&report.memory)), ("bulk", report.bulk.as_ref())] {
         let Some(tier) = tier else { continue };
@@ -153,6 +167,12 @@ fn text(report: &Report) -> String {
         "\ninodes       {} in use ({} directories, {} large files), {} free\n",
         files.inodes, files.directories, files.large_files, report.statfs.files_free
     );
+    if files.damaged > 0 {
+        out += &format!(
+            "damaged      {} inodes cannot be read; unmount, then run `shoal check --repair {}`\n",
+            files.damaged, report.store
+        );
+    }
     out += &format!("small files  up to {} long; compression: {}\n", human(report.threshold_bytes), report.compression);
     out += &format!("memory kind  {}; log to replay after a crash: {}\n", report.memory_kind, human(report.log_bytes));
     out += &format!(
@@ -172,6 +192,7 @@ mod tests {
             store: "/s".into(),
             uuid: "u".into(),
             mountpoint: Some("/m".into()),
+            failure: None,
             memory: Tier {
                 holds: "metadata and small files".into(),
                 place: "/s".into(),
@@ -182,7 +203,7 @@ mod tests {
             },
             bulk: None,
             memory_kind: "logged".into(),
-            files: Files { inodes: 3, directories: 1, large_files: 0 },
+            files: Files { inodes: 3, directories: 1, large_files: 0, damaged: 0 },
             threshold_bytes: 1 << 20,
             log_bytes: 2048,
             compression: "none".into(),
@@ -205,6 +226,14 @@ mod tests {
     }
 
     #[test]
+    fn damaged_inodes_are_shown_with_the_remedy() {
+        let mut report = sample();
+        assert!(!text(&report).contains("damaged"));
+        report.files.damaged = 2;
+        assert!(text(&report).contains("2 inodes cannot be read; unmount, then run `shoal check --repair /s`"));
+    }
+
+    #[test]
     fn the_json_is_read_back_by_the_command() {
         let json = serde_json::to_value(sample()).unwrap();
         for key in ["store", "uuid", "mountpoint", "memory", "bulk", "files", "log_bytes", "loss", "statfs"] {
@@ -213,5 +242,23 @@ mod tests {
         assert_eq!(json["memory"]["used_bytes"], 1u64 << 29);
         let back: Report = serde_json::from_value(json).unwrap();
         assert_eq!(back.memory, sample().memory);
+    }
+
+    #[test]
+    fn a_store_that_failed_says_so_first_and_in_the_json() {
+        let failed = ReadOnly {
+            operation: "the sync of the log".into(),
+            object: "log /s/log".into(),
+            cause: "Input/output error (os error 5)".into(),
+            time: "2000-02-29T00:00:00Z".into(),
+            consequence: "mount it again".into(),
+        };
+        let report = Report { failure: Some(failed), ..sample() };
+        assert!(
+            text(&report).starts_with("READ-ONLY since 2000-02-29T00:00:00Z: the sync of the log failed: log /s/log: ")
+        );
+        let json = serde_json::to_value(&report).unwrap();
+        assert_eq!(json["failure"]["cause"], "Input/output error (os error 5)");
+        assert!(serde_json::to_value(sample()).unwrap().get("failure").is_none());
     }
 }

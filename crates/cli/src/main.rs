@@ -3,11 +3,11 @@
 //! | module | owns |
 //! |---|---|
 //! | `args`, `mount_options`, `size`, `memory` | what can be said on the command line |
-//! | `format`, `mount`, `umount`, `df`, `check`, `inspect`, `bench`, `donate`, `lab`, `pages` | one command each |
+//! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `salvage`, `inspect`, `bench`, `donate`, `lab`, `pages` | one command each |
 //! | `serve`, `status` | a block device for NBD clients, and how it is; a network RAM disk's donors |
 //! | `device`, `open_device`, `nbd_link`, `netram_disk` | what devices are called, and putting them together |
 //! | `daemon`, `control` | the process that serves a mount, and its socket |
-//! | `store`, `place` | the store's directory, and finding it |
+//! | `store`, `battery`, `place` | the store's directory, its region in `battery` memory, and finding it |
 //! | `failure`, `progress` | how commands fail, and how they pass the time |
 //!
 //! Thin glue: parsing, assembly and printing; what a store does is in the libraries. Errors are one line on
@@ -16,15 +16,18 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod battery;
 mod bench;
 mod check;
 mod control;
+mod copy;
 mod daemon;
 mod device;
 mod df;
 mod donate;
 mod failure;
 mod format;
+mod host_room;
 mod inspect;
 mod lab;
 mod memory;
@@ -37,6 +40,9 @@ mod overwrite;
 mod pages;
 mod place;
 mod progress;
+mod read_only;
+mod remount;
+mod salvage;
 mod serve;
 mod size;
 mod status;
@@ -99,6 +105,8 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Umount(args) => umount::run(args)?,
         Command::Df(args) => df::run(args)?,
         Command::Check(args) => return check::run(args),
+        Command::Salvage(args) => return salvage::run(args),
+        Command::Copy(args) => copy::run(args)?,
         Command::Inspect(args) => inspect::run(args)?,
         Command::Serve(args) => serve::run(args)?,
         Command::Status(args) => status::run(args)?,

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use crate::args::{MountArgs, MountHelper};
 use crate::failure::{During, Failure, Outcome};
 use crate::store::{self, Store};
-use crate::{daemon, mount_options};
+use crate::{daemon, mount_options, remount};
 
 /// A log longer than this makes room for a new one when the store is mounted.
 const LOG_BYTES_MAX: u64 = 1 << 20;
@@ -53,19 +53,32 @@ pub fn run(args: &MountArgs) -> Outcome<()> {
     let directory = args.store.canonicalize().during(args.store.display())?;
     let mountpoint = std::path::absolute(&args.mountpoint).during(args.mountpoint.display())?;
     let is_root = nix::unistd::geteuid().is_root();
+    let mut lists = args.options.clone();
+    lists.extend(args.restore.then(|| mount_options::RESTORE.to_string()));
     let options =
-        mount_options::parse(&args.options, &directory, is_root).map_err(|error| Failure::new("-o", error).code(2))?;
+        mount_options::parse(&lists, &directory, is_root).map_err(|error| Failure::new("-o", error).code(2))?;
+    let restore = mount_options::wants_restore(&lists);
+    if mount_options::is_remount(&args.options) {
+        let done = remount::run(&directory, &mountpoint, &args.options)?;
+        if args.json {
+            crate::print_json(&done);
+        } else {
+            let how = if done.read_only { "read-only, and everything in it is durable" } else { "read-write" };
+            println!("{} on {} is {how}", done.store, done.mountpoint);
+        }
+        return Ok(());
+    }
     if args.report_ready {
-        return daemon::serve_detached(&directory, &mountpoint, &options);
+        return daemon::serve_detached(&directory, &mountpoint, &options, restore);
     }
     if args.foreground {
         let json = args.json;
-        return daemon::serve(&directory, &mountpoint, &options, &mut |ready| {
+        return daemon::serve(&directory, &mountpoint, &options, restore, &mut |ready| {
             print(ready, json);
             Ok(())
         });
     }
-    let ready = start(&directory, &mountpoint, &args.options)?;
+    let ready = start(&directory, &mountpoint, &lists)?;
     print(&ready, args.json);
     Ok(())
 }
@@ -82,6 +95,9 @@ pub fn run_helper(args: &MountHelper) -> Outcome<()> {
             .filter(|w| mount_options::parse(&[w.to_string()], &directory, true).is_ok())
             .map(String::from)
             .collect();
+    }
+    if mount_options::is_remount(&lists) && !args.fake {
+        return remount::run(&directory, &mountpoint, &lists).map(drop);
     }
     mount_options::parse(&lists, &directory, true).map_err(|error| Failure::new("-o", error))?;
     if args.fake {

@@ -1,14 +1,20 @@
 //! The fstab-style option list: `-o ro,noatime,threads=8`.
 //!
-//! Options meant for mount(8), systemd or the boot scripts are accepted and ignored; an option nobody knows is an
+//! Options meant for mount(8), systemd or the boot scripts are accepted and ignored, and so are those whose subject
+//! does not exist here: mandatory locks, inode versions, the kernel's messages about mounts. An option nobody knows is an
 //! error that names it, because a mount with other properties than asked for is worse than none.
 
 use std::path::Path;
 
+use shoal_fs::AccessTimes;
 use shoal_fuse::{Access, MountOptions};
 
+/// Go on from the saved image of `battery` memory; how a store is opened, not how it is mounted.
+pub const RESTORE: &str = "restore";
+
 /// Words that say what is so anyway, or that others act on.
-const IGNORED: [&str; 17] = [
+const IGNORED: [&str; 32] = [
+    "remount",
     "defaults",
     "rw",
     "dev",
@@ -18,7 +24,16 @@ const IGNORED: [&str; 17] = [
     "atime",
     "relatime",
     "norelatime",
+    "nostrictatime",
     "diratime",
+    "symfollow",
+    "nolazytime",
+    "mand",
+    "nomand",
+    "iversion",
+    "noiversion",
+    "silent",
+    "loud",
     "auto",
     "noauto",
     "_netdev",
@@ -26,7 +41,17 @@ const IGNORED: [&str; 17] = [
     "user",
     "users",
     "nouser",
+    "owner",
+    "noowner",
+    "group",
+    "nogroup",
+    RESTORE,
 ];
+
+/// Is a mount to be changed rather than made?
+pub fn is_remount(lists: &[String]) -> bool {
+    lists.iter().flat_map(|list| list.split(',')).any(|word| word == "remount")
+}
 
 /// Reads option lists for the store at `source`. Later options override earlier ones.
 pub fn parse(lists: &[String], source: &Path, is_root: bool) -> Result<MountOptions, String> {
@@ -36,6 +61,10 @@ pub fn parse(lists: &[String], source: &Path, is_root: bool) -> Result<MountOpti
         apply(&mut options, word)?;
     }
     Ok(options)
+}
+
+pub fn wants_restore(lists: &[String]) -> bool {
+    lists.iter().flat_map(|list| list.split(',')).any(|word| word == RESTORE)
 }
 
 fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
@@ -58,13 +87,18 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
             return Ok(());
         }
         // Everything that begins so is for whoever reads fstab.
-        _ if name.starts_with("x-") || name == "comment" || name == "user" => return Ok(()),
+        _ if name.starts_with("x-") || name.starts_with("X-") || name == "comment" || name == "user" => return Ok(()),
         _ if value.is_some() => return Err(unknown(word)),
         _ => {}
     }
     match name {
         "ro" => options.read_only = true,
-        "noatime" => options.noatime = true,
+        "noatime" => options.access_times = AccessTimes::Never,
+        "strictatime" => options.access_times = AccessTimes::Always,
+        "nodiratime" => options.nodiratime = true,
+        "nosymfollow" => options.nosymfollow = true,
+        "lazytime" => options.lazytime = true,
+        "dirsync" => options.directories_synchronous = true,
         "nodev" => options.nodev = true,
         "nosuid" => options.nosuid = true,
         "noexec" => options.noexec = true,
@@ -88,19 +122,23 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
 fn undo(options: &mut MountOptions, name: &str) {
     match name {
         "rw" => options.read_only = false,
-        "atime" => options.noatime = false,
+        "atime" | "relatime" | "nostrictatime" => options.access_times = AccessTimes::Relative,
+        "diratime" => options.nodiratime = false,
+        "symfollow" => options.nosymfollow = false,
+        "nolazytime" => options.lazytime = false,
         "dev" => options.nodev = false,
         "suid" => options.nosuid = false,
         "exec" => options.noexec = false,
-        "async" => options.synchronous = false,
+        "async" => (options.synchronous, options.directories_synchronous) = (false, false),
         _ => {}
     }
 }
 
 fn unknown(word: &str) -> String {
     format!(
-        "unknown mount option `{word}`; use some of ro, rw, noatime, nodev, nosuid, noexec, sync, allow_other, \
-         allow_root, nodefault_permissions, noxattr, threads=N, read_ahead=SIZE, clone_fd"
+        "unknown mount option `{word}`; use some of ro, rw, remount, noatime, strictatime, nodev, nosuid, noexec, sync, \
+         nosymfollow, allow_other, allow_root, nodefault_permissions, noxattr, threads=N, read_ahead=SIZE, clone_fd, \
+         restore"
     )
 }
 
@@ -117,15 +155,37 @@ mod tests {
         let all = parsed(
             "noxattr,ro,noatime,nodev,nosuid,noexec,sync,nodefault_permissions,threads=7,read_ahead=2M,clone_fd",
         );
-        assert!(all.read_only && all.noatime && all.nodev && all.nosuid && all.noexec && all.synchronous);
+        assert_eq!(all.access_times, AccessTimes::Never);
+        assert!(all.read_only && all.nodev && all.nosuid && all.noexec && all.synchronous);
         assert!(!all.default_permissions && all.clone_fd && !all.xattrs);
         assert_eq!((all.threads, all.read_ahead_bytes), (7, 2 << 20));
         let none = parsed(
             "ro,rw,noatime,atime,nodev,dev,nosuid,suid,noexec,exec,sync,async,nodefault_permissions,\
              default_permissions,clone_fd,noclone_fd,noxattr,xattr",
         );
-        assert!(!none.read_only && !none.noatime && !none.nodev && !none.nosuid && !none.noexec);
+        assert_eq!(none.access_times, AccessTimes::Relative);
+        assert!(!none.read_only && !none.nodev && !none.nosuid && !none.noexec);
         assert!(!none.synchronous && none.default_permissions && !none.clone_fd && none.xattrs);
+    }
+
+    #[test]
+    fn a_restore_is_seen_in_any_list() {
+        let lists = |texts: &[&str]| texts.iter().map(|t| t.to_string()).collect::<Vec<_>>();
+        assert!(wants_restore(&lists(&["ro", "noatime,restore"])) && !wants_restore(&lists(&["ro,norestore", ""])));
+        parsed("restore");
+    }
+
+    #[test]
+    fn copied_fstab_lines_are_understood() {
+        let list = "nodiratime,strictatime,lazytime,dirsync,nosymfollow,mand,nomand,iversion,noiversion,silent,loud";
+        let all = parsed(list);
+        assert!(all.nodiratime && all.lazytime && all.directories_synchronous && all.nosymfollow);
+        assert_eq!(all.access_times, AccessTimes::Always);
+        let none = parsed(&format!("{list},diratime,nostrictatime,nolazytime,async,symfollow"));
+        assert!(!none.nodiratime && !none.lazytime && !none.directories_synchronous && !none.nosymfollow);
+        assert_eq!(none.access_times, AccessTimes::Relative);
+        assert_eq!(parsed("noatime,relatime").access_times, AccessTimes::Relative);
+        assert!(is_remount(&["rw".into(), "noatime,remount,ro".into()]) && !is_remount(&["rw,x-remount".into()]));
     }
 
     #[test]
@@ -139,7 +199,7 @@ mod tests {
     #[test]
     fn options_for_others_are_ignored_and_unknown_ones_refused() {
         parsed("defaults,_netdev,nofail,noauto,x-systemd.automount,x-a=b,user=joe,comment=z,,relatime");
-        for list in ["sink", "ro=1", "threads", "threads=x", "threads=999", "dirsync", "read_ahead=x", "nofail=1"] {
+        for list in ["sink", "ro=1", "threads", "threads=x", "threads=999", "dirsink", "read_ahead=x", "nofail=1"] {
             let error = parse(&[list.to_string()], Path::new("/s"), true).unwrap_err();
             assert!(error.contains(list.split('=').next().unwrap()) || error.contains('x'), "{list}: {error}");
         }

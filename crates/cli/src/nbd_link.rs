@@ -115,7 +115,8 @@ struct State {
     ended: Vec<Arc<Client>>,
     failed: Option<MediaError>,
     closing: bool,
-    poisoned: bool,
+    /// What the first failed flush answered.
+    poisoned: Option<Arc<str>>,
     /// Changes completed so far.
     changes: u64,
     /// Completed, not covered by a flush, with their numbers.
@@ -229,9 +230,9 @@ impl BlockDevice for Link {
         let again = Arc::new(Again::of(&request));
         let operation = {
             let state = self.shared.state.lock();
-            if state.poisoned && !matches!(request, Request::Read { .. }) {
+            if let Some(cause) = state.poisoned.clone().filter(|_| !matches!(request, Request::Read { .. })) {
                 drop(state);
-                return done(Err(MediaError::Poisoned { what: self.shared.name.clone() }));
+                return done(Err(MediaError::Poisoned { what: self.shared.name.clone(), cause }));
             }
             Operation { again, started: Instant::now(), after: state.changes, done }
         };
@@ -300,7 +301,7 @@ impl Shared {
                     Again::Flush | Again::Write { fua: true, .. } | Again::WriteZeroes { fua: true, .. }
                 );
                 if durable && !matches!(error, MediaError::OutOfRange { .. }) {
-                    self.state.lock().poisoned = true;
+                    self.state.lock().poisoned.get_or_insert_with(|| error.to_string().into());
                 }
                 (operation.done)(Err(error));
             }

@@ -68,8 +68,10 @@ mod tests {
         MountEntry {
             device: "0:1".into(),
             mountpoint: mountpoint.into(),
+            options: "rw".into(),
             file_system_type: file_system_type.into(),
             source: source.into(),
+            super_options: "rw".into(),
         }
     }
 

@@ -125,14 +125,16 @@ fn start_control(
                 let connections = server.lock().as_ref().map_or(0, |server| server.counts().open);
                 let (name, address) = (name.clone(), address.clone());
                 let export = ExportReport { name, address, connections, read_only, pid: std::process::id() };
-                let report = Report { export: Some(export), store: None, device: Some(device.report()) };
+                let report = Report { export: Some(export), store: None, failure: None, device: Some(device.report()) };
                 serde_json::to_value(report).map_or_else(|error| Answer::Error(error.to_string()), Answer::Ok)
             }
             Question::Donor { change, donor } => match device.change(change, &donor) {
                 Ok(done) => Answer::Ok(done.into()),
                 Err(failure) => Answer::Error(failure.to_string()),
             },
-            Question::Df | Question::Inspect { .. } => Answer::Error("a device holds no files; ask a store".into()),
+            Question::Df | Question::Inspect { .. } | Question::Remount { .. } => {
+                Answer::Error("a device holds no files; ask a store".into())
+            }
         })
     });
     match started {

@@ -14,6 +14,7 @@ use crate::args::{DonorArgs, DonorCommand, StatusArgs};
 use crate::control::{self, DonorChange, Question};
 use crate::failure::{During, Failure, Outcome};
 use crate::place;
+use crate::read_only::ReadOnly;
 use crate::size::human;
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -24,6 +25,9 @@ pub struct Report {
     /// The mounted store it holds the large files of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
+    /// Why that store is read-only since something failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<ReadOnly>,
     /// `None`: the store has no bulk storage.
     pub device: Option<DeviceReport>,
 }
@@ -230,7 +234,7 @@ pub fn run_directory() -> PathBuf {
 }
 
 fn text(report: &Report) -> String {
-    let mut out = String::new();
+    let mut out = report.failure.as_ref().map_or(String::new(), ReadOnly::text);
     if let Some(export) = &report.export {
         let writable = if export.read_only { "read-only, " } else { "" };
         let name = if export.name.is_empty() { "the default export" } else { &export.name };
@@ -387,7 +391,7 @@ mod tests {
         };
         let address = "unix:/run/d".into();
         let export = ExportReport { name: "d".into(), address, connections: 1, read_only: false, pid: 7 };
-        Report { export: Some(export), store: None, device: Some(device) }
+        Report { export: Some(export), store: None, failure: None, device: Some(device) }
     }
 
     #[test]

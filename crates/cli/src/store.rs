@@ -13,7 +13,7 @@
 
 use std::fs;
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,8 +26,10 @@ use shoal_host::{HostImage, PrivateMap, SEGMENT_BYTES, SegmentLog, SharedKind, S
 use shoal_media::{ImageFile, LogDevice, PersistentMemory};
 use shoal_region::Recovery;
 
+use crate::battery;
 use crate::device;
 use crate::failure::{During, Failure, Outcome};
+use crate::host_room;
 use crate::memory::MemoryChoice;
 use crate::open_device::{self, Device, Opening};
 use crate::place;
@@ -35,9 +37,11 @@ use crate::place;
 pub const DESCRIPTION: &str = "shoal.json";
 /// After umount(8) a daemon takes a moment to write its store; whoever only wants to look waits so long.
 pub const LEAVING_PATIENCE: Duration = Duration::from_secs(10);
+/// The daemon of a mounted store that looks alive for so long is.
+const LIFE_SIGN: Duration = Duration::from_millis(200);
 const DESCRIPTION_VERSION: u32 = 1;
-const IMAGES: [&str; 2] = ["image.0", "image.1"];
-const LOG: &str = "log";
+pub const IMAGES: [&str; 2] = ["image.0", "image.1"];
+pub const LOG: &str = "log";
 pub const BULK: &str = "bulk";
 pub const DAEMON_LOG: &str = "shoal.log";
 const PID: &str = "pid";
@@ -67,6 +71,8 @@ pub enum BulkPlace {
 pub struct Store {
     pub directory: PathBuf,
     pub description: Description,
+    /// `battery` memory: go on from the saved image although it lacks something, or the region there is no good.
+    pub restore: bool,
     _lock: StoreLock,
 }
 
@@ -97,37 +103,55 @@ impl Store {
         Ok(description)
     }
 
-    /// Takes the store for this process; one that is in use but not mounted (any more) is waited for.
+    /// Takes the store for this process. One that is in use but not mounted (any more) is waited for; so is one whose
+    /// daemon was killed and is being taken apart by the kernel, which keeps mount and lock until its memory is gone.
     pub fn acquire(directory: &Path, patience: Duration) -> Outcome<Store> {
         let description = Store::describe(directory)?;
         let directory = directory.canonicalize().during(directory.display())?;
         let begin = Instant::now();
+        let mut seen_alive = None;
         loop {
-            match lock(&directory) {
-                Ok(lock) => return Ok(Store { directory, description, _lock: lock }),
-                Err(failure) if begin.elapsed() >= patience || place::is_mounted(&directory) => return Err(failure),
-                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            let failure = match lock(&directory) {
+                Ok(lock) => return Ok(Store::assemble(directory, description, lock)),
+                Err(failure) => failure,
+            };
+            if begin.elapsed() >= patience {
+                return Err(failure);
             }
+            if place::is_mounted(&directory) && !holder(&directory).is_none_or(is_ending) {
+                // There are moments in which a dying process does not look like one.
+                let since = *seen_alive.get_or_insert_with(Instant::now);
+                if since.elapsed() >= LIFE_SIGN {
+                    return Err(failure);
+                }
+            } else {
+                seen_alive = None;
+            }
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 
     pub(crate) fn assemble(directory: PathBuf, description: Description, lock: StoreLock) -> Store {
-        Store { directory, description, _lock: lock }
+        Store { directory, description, restore: false, _lock: lock }
     }
 
     /// Opens the file system in the store.
     pub fn open(&self, mut options: Options) -> Outcome<(Fs, Recovery, Media)> {
-        let media = self.open_media()?;
-        if let Some(bulk) = self.bulk_path() {
-            let host = bulk.parent().map_or_else(|| self.directory.clone(), Path::to_path_buf);
-            // A block device has its room for itself; a sparse file shares its host's.
-            if fs::metadata(&bulk).is_ok_and(|m| m.is_file()) {
-                options.bulk_room = Some(Arc::new(move || {
-                    let taken = fs::metadata(&bulk).map(|m| m.blocks() * 512);
-                    let free = shoal_host::host_free_bytes(&host).map(|space| space.available_bytes);
-                    taken.and_then(|taken| Ok(taken + free?)).unwrap_or(u64::MAX)
-                }));
-            }
+        let media = self.open_media(options.read_only)?;
+        let name = self.directory.display().to_string();
+        options.on_damage = Some(Arc::new(move |ino, finding| {
+            tracing::error!("damaged inode {ino}: {finding}; unmount, then run `shoal check --repair {name}`");
+        }));
+        if !matches!(self.description.memory, MemoryChoice::Dax(_)) || self.bulk_path().is_some() {
+            let host = shoal_host::host_free_bytes(&self.directory).during(self.directory.display())?;
+            options.checkpoint_log_bytes =
+                options.checkpoint_log_bytes.min(shoal_host::log_bytes_max(host.total_bytes));
+            options.room = Some(host_room::probe(
+                &self.directory,
+                &self.description.memory,
+                // A block device has its room for itself; a sparse file shares its host's.
+                self.bulk_path().filter(|bulk| fs::metadata(bulk).is_ok_and(|m| m.is_file())),
+            ));
         }
         let parts = Parts {
             region: media.parts.region.clone(),
@@ -148,11 +172,13 @@ impl Store {
     }
 
     fn damaged(&self, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
-        let remedy = format!("`shoal check {}` tells more", self.directory.display());
+        let store = self.directory.display();
+        let remedy =
+            format!("`shoal check {store}` tells more, `shoal salvage {store} DIR` copies out what can be read");
         Failure::new(format_args!("store {}", self.directory.display()), error).remedy(remedy)
     }
 
-    fn open_media(&self) -> Outcome<Media> {
+    fn open_media(&self, read_only: bool) -> Outcome<Media> {
         let mut survives_power_loss = true;
         let (memory, log, images): (Arc<dyn PersistentMemory>, Option<Arc<dyn LogDevice>>, _) =
             match &self.description.memory {
@@ -168,12 +194,8 @@ impl Store {
                 }
                 MemoryChoice::Battery(path) => {
                     let images = self.open_images()?;
-                    let memory = if path.exists() {
-                        SharedMap::open(path, SharedKind::Battery).during("memory")?
-                    } else {
-                        self.restore(path, &shared(&images))?
-                    };
-                    (Arc::new(memory), None, Some(shared(&images)))
+                    let wish = battery::Wish { read_only, restore: self.restore, uuid: &self.description.uuid };
+                    (battery::open(path, &images, &wish)?, None, Some(shared(&images)))
                 }
                 MemoryChoice::Dax(path) => {
                     let memory = SharedMap::open(path, SharedKind::Dax).during("memory")?;
@@ -181,30 +203,11 @@ impl Store {
                     (Arc::new(memory), None, None)
                 }
             };
-        let region = region_parts(memory, log, images)?;
+        let region = region_parts(memory, log, images, self.period()?)?;
         let bulk = self.open_bulk()?.map(Arc::new);
         let device = bulk.as_ref().map(|bulk| bulk.block_device());
         let parts = Parts { region, bulk: device, clock: Arc::new(SystemClock::new()) };
         Ok(Media { parts, bulk, survives_power_loss })
-    }
-
-    /// Brings a `battery` region back from its saved image, after its memory lost power.
-    fn restore(&self, path: &Path, images: &[Arc<dyn ImageFile>; 2]) -> Outcome<SharedMap> {
-        let lost = |cause: &dyn std::fmt::Display| {
-            Failure::new(path.display(), format!("the region is gone, and there is no saved image: {cause}"))
-                .remedy("if its file system is not mounted, mount it first")
-        };
-        let (index, superblock, anchor) = shoal_region::newest_image(images).map_err(|error| lost(&error))?;
-        // Under another name until it is whole: a restore that is cut off is begun anew.
-        let mut new = path.as_os_str().to_owned();
-        new.push(".new");
-        let new = PathBuf::from(new);
-        let _ = fs::remove_file(&new);
-        let memory = SharedMap::create(&new, superblock.region_bytes, SharedKind::Battery).during("memory")?;
-        shoal_region::restore(images[index].as_ref(), &anchor, &memory).map_err(|error| lost(&error))?;
-        fs::rename(&new, path).during(path.display())?;
-        tracing::warn!("{}: restored from the image saved last", path.display());
-        Ok(memory)
     }
 
     pub fn open_images(&self) -> Outcome<[Arc<HostImage>; 2]> {
@@ -249,11 +252,24 @@ impl Store {
         opened.map(Some).map_err(|failure| failure.within("bulk storage").remedy(remedy))
     }
 
+    /// The time in which nothing written can get lost but by a crash of this process: a boot of the machine, and a mount of
+    /// the file systems that hold log and bulk storage. Everything after it counts as after a power loss.
+    pub fn period(&self) -> Outcome<[u8; 16]> {
+        period(&[Some(self.log_path()), self.bulk_path()])
+    }
+
     /// Notes that this process serves the store, in this boot of the machine.
     pub fn write_pid(&self) -> Outcome<()> {
-        let boot = shoal_host::boot_id().during("boot id")?;
+        let boot = self.period()?;
         let path = self.directory.join(PID);
-        fs::write(&path, format!("{}\n{}\n", std::process::id(), uuid_text(&boot))).during(path.display())
+        match fs::write(&path, format!("{}\n{}\n", std::process::id(), uuid_text(&boot))) {
+            // Whoever asks for the daemon gets no number; that is no reason not to serve the store.
+            Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+                tracing::warn!("{}: {error}; make room there", path.display());
+                Ok(())
+            }
+            written => written.during(path.display()),
+        }
     }
 
     pub fn remove_pid(&self) {
@@ -261,12 +277,17 @@ impl Store {
         let _ = fs::remove_file(self.directory.join(PID));
     }
 
-    /// Did the machine go down while the store was mounted?
+    /// Did the machine, or a file system below, go down while the store was mounted?
     pub fn power_was_lost(&self) -> bool {
-        let Ok(text) = fs::read_to_string(self.directory.join(PID)) else { return false };
-        let now = shoal_host::boot_id().map(|id| uuid_text(&id)).unwrap_or_default();
-        text.lines().nth(1).is_some_and(|boot| boot != now)
+        power_was_lost(&self.directory, self.bulk_path())
     }
+}
+
+/// The same for the store in `directory`, whose bulk storage may be the file `bulk`.
+pub fn power_was_lost(directory: &Path, bulk: Option<PathBuf>) -> bool {
+    let Ok(text) = fs::read_to_string(directory.join(PID)) else { return false };
+    let now = period(&[Some(directory.join(LOG)), bulk]).map(|id| uuid_text(&id)).unwrap_or_default();
+    text.lines().nth(1).is_some_and(|boot| boot != now)
 }
 
 /// Takes the lock of a store's directory.
@@ -296,6 +317,26 @@ pub fn holder(directory: &Path) -> Option<u32> {
     first_number(&directory.join("lock"))
 }
 
+/// Is the process gone, or on its way: killed, or giving back what it had?
+pub fn is_ending(pid: u32) -> bool {
+    let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    looks_ending(&read("stat"), &read("status"))
+}
+
+fn looks_ending(stat: &str, status: &str) -> bool {
+    const EXITING: u64 = 4;
+    const KILL_PENDING: u64 = 1 << 8;
+    // The name, in parentheses, may hold anything.
+    let Some((_, fields)) = stat.rsplit_once(')') else { return true };
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    let flags = fields.get(6).and_then(|flags| flags.parse().ok()).unwrap_or(0u64);
+    let pending = status.lines().filter_map(|line| line.split_once(':')).any(|(name, signals)| {
+        matches!(name, "SigPnd" | "ShdPnd")
+            && u64::from_str_radix(signals.trim(), 16).is_ok_and(|signals| signals & KILL_PENDING != 0)
+    });
+    matches!(fields.first(), None | Some(&"Z" | &"X")) || flags & EXITING != 0 || pending
+}
+
 fn first_number(path: &Path) -> Option<u32> {
     fs::read_to_string(path).ok()?.lines().next()?.parse().ok()
 }
@@ -304,12 +345,23 @@ pub fn shared(images: &[Arc<HostImage>; 2]) -> [Arc<dyn ImageFile>; 2] {
     [images[0].clone(), images[1].clone()]
 }
 
+/// The boot's number, and in each half of it the mount of one of the places: for two periods of one boot they differ.
+fn period(places: &[Option<PathBuf>; 2]) -> Outcome<[u8; 16]> {
+    let mut period = shoal_host::boot_id().during("boot id")?;
+    for (half, place) in period.chunks_exact_mut(8).zip(places) {
+        let Some(place) = place.as_ref().filter(|place| place.exists()) else { continue };
+        let mount = shoal_host::mount_id(place).during("bulk storage or log")?.unwrap_or(0);
+        half.iter_mut().zip(mount.to_le_bytes()).for_each(|(byte, mount)| *byte ^= mount);
+    }
+    Ok(period)
+}
+
 fn region_parts(
     memory: Arc<dyn PersistentMemory>,
     log: Option<Arc<dyn LogDevice>>,
     images: Option<[Arc<dyn ImageFile>; 2]>,
+    boot_id: [u8; 16],
 ) -> Outcome<shoal_region::Parts> {
-    let boot_id = shoal_host::boot_id().during("boot id")?;
     let nonce = shoal_host::random_bytes().during("random numbers")?;
     Ok(shoal_region::Parts { memory, log, images, boot_id, nonce })
 }
@@ -344,7 +396,11 @@ pub fn create_media(
         }
     };
     let device = bulk.as_ref().map(|bulk| bulk.block_device());
-    let region = region_parts(memory, log, images)?;
+    let file = match &description.bulk {
+        Some(BulkPlace::File(file)) => Some(directory.join(file)),
+        _ => None,
+    };
+    let region = region_parts(memory, log, images, period(&[Some(directory.join(LOG)), file])?)?;
     let parts = Parts { region, bulk: device, clock: Arc::new(SystemClock::new()) };
     Ok(Media { parts, bulk, survives_power_loss })
 }
@@ -474,6 +530,24 @@ mod tests {
         assert_eq!(left, ["lock"]);
         fs::write(path.join("thesis.tex"), "").unwrap();
         assert!(prepare_directory(&path, true).map(drop).unwrap_err().to_string().contains("thesis.tex"));
+    }
+
+    #[test]
+    fn a_process_that_is_killed_or_gone_counts_as_ending() {
+        assert!(!is_ending(std::process::id()));
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        assert!(!is_ending(child.id()));
+        child.kill().unwrap();
+        // Not waited for: from the kill on it must look so, first dying, then as a zombie.
+        assert!(is_ending(child.id()) || (0..100).any(|_| is_ending(child.id())));
+        child.wait().unwrap();
+        assert!(is_ending(child.id()));
+        let stat = |state: &str, flags: u32| format!("7 (a) b) {state} 1 7 7 0 -1 {flags} 0 0");
+        let status = |pending: &str| format!("Name:\tx\nSigPnd:\t{pending}\nShdPnd:\t0000000000000000\n");
+        assert!(!looks_ending(&stat("S", 0x400000), &status("0000000000004000")));
+        assert!(looks_ending(&stat("R", 0x400004), &status("0000000000000000")));
+        assert!(looks_ending(&stat("D", 0x400000), &status("0000000000000100")));
+        assert!(looks_ending(&stat("Z", 0x400000), ""));
     }
 
     #[test]

@@ -57,6 +57,14 @@ pub const CHUNK: u64 = 32768;
 pub const INODE_TRUNCATING: u8 = 1;
 /// Set when some extent is marked NEW: its data may not be durable.
 pub const INODE_HAS_NEW: u8 = 2;
+/// Set by chattr(1): nothing about the inode may change, but this flag.
+pub const INODE_IMMUTABLE: u8 = 4;
+/// Set by chattr(1): a file only grows, a directory only gains entries.
+pub const INODE_APPEND_ONLY: u8 = 8;
+/// Set by chattr(1), for dump(8): leave it out of backups.
+pub const INODE_NO_DUMP: u8 = 16;
+/// Set by chattr(1): reads leave the access time alone.
+pub const INODE_NO_ATIME: u8 = 32;
 
 /// The record as it lies in an inode block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

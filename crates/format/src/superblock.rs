@@ -269,7 +269,9 @@ pub struct AnchorRecord {
     pub boot_id: [u8; 16],
     /// Bytes of the region that carry data; everything behind them is zero.
     pub used_bytes: U64,
-    pub reserved: [u8; 44],
+    /// How often the region was restored from an image: region and images of one store carry the same.
+    pub incarnation: U64,
+    pub reserved: [u8; 36],
     pub crc: U32,
 }
 

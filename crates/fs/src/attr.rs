@@ -6,7 +6,7 @@
 
 use shoal_format::inode::Inode;
 
-use crate::{Error, Fs, Ino, Result, acl};
+use crate::{Error, Fs, Ino, Result, acl, flags};
 
 /// What `stat` reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +97,7 @@ impl Fs {
     fn try_setattr(&self, ino: Ino, change: &SetAttr) -> Result<Attr> {
         let _lock = self.locks.write(ino);
         let mut inode = self.load(ino)?;
+        flags::check_setattr(&inode, change)?;
         let now = self.now();
         if let Some(size) = change.size {
             if inode.is_dir() {

@@ -15,7 +15,9 @@
 //!
 //! Left out: extent maps, and when to flush.
 
+mod births;
 mod fresh;
+mod patience;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,8 +28,13 @@ use shoal_format::{BULK_BLOCK, Offset};
 use shoal_media::{BlockDevice, block};
 use shoal_region::{Lsn, Region, Tx, View};
 
+use crate::host_room::RoomCache;
+use crate::planted::{Bug, is_planted};
 use crate::{Error, Result};
-pub(crate) use fresh::Fresh;
+use births::Births;
+pub(crate) use fresh::{Fresh, Tail};
+pub(crate) use patience::may_wait;
+pub use patience::without_flush;
 
 /// Blocks that lie side by side on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -98,9 +105,13 @@ pub(crate) struct Bulk {
     written: AtomicU64,
     /// The last write covered by the flush submitted last.
     submitted: AtomicU64,
-    /// The last write covered by a completed flush. Held during a flush.
-    flushed: Mutex<u64>,
+    /// The last write covered by a completed flush.
+    flushed: AtomicU64,
+    /// Held during a flush.
+    flushing: Mutex<()>,
     pub fresh: Fresh,
+    pub births: Births,
+    room: Option<Arc<RoomCache>>,
 }
 
 impl Bulk {
@@ -144,9 +155,26 @@ impl Bulk {
             // One more than flushed: what an earlier process wrote may not be durable either.
             written: AtomicU64::new(1),
             submitted: AtomicU64::new(0),
-            flushed: Mutex::new(0),
+            flushed: AtomicU64::new(0),
+            flushing: Mutex::new(()),
             fresh: Fresh::default(),
+            births: Births::new(region.last_lsn()),
+            room: None,
         })
+    }
+
+    /// New blocks are given out only while the host has room for them.
+    pub fn on_host(self, room: Option<Arc<RoomCache>>) -> Bulk {
+        Bulk { room, ..self }
+    }
+
+    /// Takes blocks the host has room for. It keeps its headroom: log and images must still be able to grow, for without them
+    /// nothing can be done with the blocks.
+    fn take(&self, region: &Region, goal: Option<u64>, want: u64, ahead: u64) -> Option<Run> {
+        let bytes = self.room.as_ref().map(|room| room.now().bulk_bytes(region.log_growth_bytes()));
+        let mut blocks = self.state.lock();
+        let want = bytes.map_or(want, |bytes| want.min((bytes / BULK_BLOCK).saturating_sub(blocks.taken())));
+        if want == 0 { None } else { blocks.take(goal, want, ahead) }
     }
 
     /// Blocks of the device.
@@ -173,11 +201,11 @@ impl Bulk {
     ///
     /// The caller must not hold a transaction: waiting may have to make the log durable.
     pub fn reserve(&self, region: &Region, goal: Option<u64>, want: u64, ahead: u64) -> Result<Run> {
-        if let Some(run) = self.state.lock().take(goal, want, ahead) {
+        if let Some(run) = self.take(region, goal, want, ahead) {
             return Ok(run);
         }
         self.reclaim(region)?;
-        if let Some(run) = self.state.lock().take(goal, want, ahead) {
+        if let Some(run) = self.take(region, goal, want, ahead) {
             return Ok(run);
         }
         let last = self.state.lock().pending.iter().map(|&(lsn, _)| lsn).max();
@@ -185,13 +213,13 @@ impl Bulk {
             region.sync_to(last)?;
             self.reclaim(region)?;
         }
-        if let Some(run) = self.state.lock().take(goal, want, ahead) {
+        if let Some(run) = self.take(region, goal, want, ahead) {
             return Ok(run);
         }
         if self.held_blocks() > 0 {
             self.save(region)?;
         }
-        self.state.lock().take(goal, want, ahead).ok_or(Error::NoSpace)
+        self.take(region, goal, want, ahead).ok_or(Error::NoSpace)
     }
 
     /// Gives back a reservation whose transaction did not commit.
@@ -247,7 +275,7 @@ impl Bulk {
 
     /// Makes blocks free whose freeing is durable, and which no saved image maps.
     pub fn reclaim(&self, region: &Region) -> Result<()> {
-        let durable = region.durable_lsn();
+        let durable = if is_planted(Bug::ReuseAtOnce) { Lsn::MAX } else { region.durable_lsn() };
         let _one_at_a_time = self.releasing.lock();
         let mut ready: Vec<Run> = Vec::new();
         self.state.lock().pending.retain(|&(lsn, run)| {
@@ -300,10 +328,17 @@ impl Bulk {
             let free = self.state.lock().hold(freed);
             for run in free {
                 // A trim that fails costs space on the host, nothing else: a fresh block is written whole.
-                let _ = block::trim(&*self.device, run.first * BULK_BLOCK, run.blocks * BULK_BLOCK);
+                let trim = || drop(block::trim(&*self.device, run.first * BULK_BLOCK, run.blocks * BULK_BLOCK));
+                if !is_planted(Bug::LateTrim) {
+                    trim();
+                }
                 let mut blocks = self.state.lock();
                 blocks.set(run, false);
                 blocks.pending_blocks -= run.blocks;
+                drop(blocks);
+                if is_planted(Bug::LateTrim) {
+                    trim();
+                }
             }
         }
     }
@@ -375,20 +410,42 @@ impl Bulk {
     /// when nothing was written since the last flush; callers that meet share one flush.
     pub fn flush(&self, region: &Region) -> Result<u64> {
         let wanted = self.written.load(Ordering::Acquire);
-        let mut flushed = self.flushed.lock();
-        if *flushed < wanted {
-            // Numbers are given at completion, so every write up to this one completed before the submission.
-            let covered = self.written.load(Ordering::Acquire);
-            self.submitted.store(covered, Ordering::Release);
-            block::flush(&*self.device).inspect_err(|_| region.poison())?;
-            *flushed = covered;
+        if self.flushed.load(Ordering::Acquire) < wanted {
+            may_wait()?;
+            let _one_at_a_time = self.flushing.lock();
+            if self.flushed.load(Ordering::Acquire) < wanted {
+                if let Some(failure) = region.failure() {
+                    // Never retried: a second flush could succeed over data the first one has lost.
+                    return Err(Error::Failed(failure));
+                }
+                // Numbers are given at completion, so every write up to this one completed before the submission.
+                let covered = self.written.load(Ordering::Acquire);
+                self.submitted.store(covered, Ordering::Release);
+                block::flush(&*self.device)
+                    .inspect_err(|error| region.poison("the flush of the bulk storage", error))?;
+                let covered =
+                    if is_planted(Bug::FlushCoversLater) { self.written.load(Ordering::Acquire) } else { covered };
+                self.flushed.store(covered, Ordering::Release);
+            }
         }
-        Ok(*flushed)
+        Ok(self.flushed.load(Ordering::Acquire))
+    }
+
+    /// The last write a completed flush covers, if that is the last one of all: nothing has to be flushed.
+    pub fn all_flushed(&self) -> Option<u64> {
+        let written = self.written.load(Ordering::Acquire);
+        let flushed = self.flushed.load(Ordering::Acquire);
+        (flushed >= written).then_some(flushed)
     }
 
     /// Is there data that no flush covers?
     pub fn needs_flush(&self) -> bool {
         self.written.load(Ordering::Acquire) > self.last_submitted()
+    }
+
+    /// The last write that a completed flush covers.
+    pub fn last_flushed(&self) -> u64 {
+        self.flushed.load(Ordering::Acquire)
     }
 
     /// A write's number for data that an earlier process wrote.
@@ -403,6 +460,11 @@ impl Bulk {
 }
 
 impl Blocks {
+    /// Blocks that are not free.
+    fn taken(&self) -> u64 {
+        self.count - self.free
+    }
+
     fn new(mut words: Vec<u64>, count: u64) -> Blocks {
         if !count.is_multiple_of(64) {
             // Bits behind the last block are never free.
@@ -444,7 +506,7 @@ impl Blocks {
 
     /// Holds what of a freed run the saved image maps; returns the rest.
     fn hold(&mut self, freed: Run) -> Vec<Run> {
-        if self.saved.is_empty() {
+        if self.saved.is_empty() || is_planted(Bug::ReuseSaved) {
             return vec![freed];
         }
         let mut rest = Vec::new();

@@ -193,6 +193,10 @@ impl Fs {
             compactor.rested_ns = now;
             self.region.discard_free();
         }
+        // What a full host has left for the log is for those who free space.
+        if self.region.is_log_short() {
+            return Ok(());
+        }
         for _ in 0..TICK_STEPS {
             let last = self.region.last_lsn();
             if compactor.seen != last {
@@ -202,7 +206,11 @@ impl Fs {
                 return Ok(());
             }
             compactor.busy_ns = None;
-            let done = self.step(&mut compactor)?;
+            let done = match self.step(&mut compactor) {
+                // No room for the log: nothing is lost by waiting.
+                Err(Error::NoSpace) => return Ok(()),
+                done => done?,
+            };
             compactor.seen = self.region.last_lsn();
             if !done.more {
                 return Ok(());
@@ -317,17 +325,15 @@ impl Fs {
                 }
             }
         });
-        match exists {
-            Ok(true) if used == 0 => {
-                budget.done.blocks += self.table.give_back(&self.region, &self.locks, block)? as u64;
-            }
-            // One that cannot be read in part stays as it is.
-            Err(Error::Corrupt(_)) => return Ok(()),
-            other => drop(other?),
+        if exists? && used == 0 {
+            budget.done.blocks += self.table.give_back(&self.region, &self.locks, block)? as u64;
         }
-        if victims.contains(self.table.slot_of(&self.region, block)?)
-            && self.table.move_block(&self.region, &self.locks, block, victims)?
-        {
+        let slot = match self.table.slot_of(&self.region, block) {
+            // A block that cannot be reached stays where it is.
+            Err(Error::Corrupt(_)) => return Ok(()),
+            other => other?,
+        };
+        if victims.contains(slot) && self.table.move_block(&self.region, &self.locks, block, victims)? {
             budget.moved(INODE_BLOCK);
         }
         if (block + 1).is_multiple_of(TABLE_FANOUT) || block + 1 == self.table.blocks() {

@@ -26,6 +26,8 @@ const FIRST_BUCKET: u64 = 128;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
     pub ino: Ino,
+    /// File type, as the entry has it.
+    pub kind: u8,
     bucket: SlotRef,
     /// Position of the entry in its bucket.
     at: usize,
@@ -105,7 +107,7 @@ pub(crate) fn lookup(view: &impl View, dir: &Inode, hash: u64, name: &[u8]) -> R
     for entry in buffer.bucket(bucket)?.entries() {
         let (at, entry) = entry?;
         if entry.hash == hash && entry.ino != 0 && entry.name == name {
-            return Ok(Some(Found { ino: entry.ino as Ino, bucket, at }));
+            return Ok(Some(Found { ino: entry.ino as Ino, kind: entry.kind, bucket, at }));
         }
     }
     Ok(None)

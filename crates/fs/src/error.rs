@@ -3,8 +3,11 @@
 //! Owns: [`Error`]. Callers' mistakes have a variant each; failures of the environment are `Io`, `NoSpace` or `ReadOnly`; damage
 //! is `Corrupt` and says what was found. Nothing here panics; a bug is an assertion where it is found.
 
+use std::sync::Arc;
+
 use shoal_format::FormatError;
 use shoal_media::MediaError;
+use shoal_region::Failure;
 
 /// Numbers follow Linux' generic `errno` table.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -41,6 +44,12 @@ pub enum Error {
     Stale,
     #[error("read-only file system")]
     ReadOnly,
+    /// Read-only since something failed.
+    #[error("read-only file system: {0}")]
+    Failed(Arc<Failure>),
+    /// Refused by [`crate::without_flush`]; never an answer to a user.
+    #[error("the operation has to wait for the bulk storage")]
+    WouldFlush,
     #[error("no data or hole at this offset")]
     NoDevice,
     #[error("permission denied")]
@@ -60,6 +69,7 @@ impl Error {
             Error::NotFound => 2,
             Error::Io(_) => 5,
             Error::NoDevice => 6,
+            Error::WouldFlush => 11,
             Error::TooBig => 7,
             Error::Access => 13,
             Error::Exists => 17,
@@ -68,7 +78,7 @@ impl Error {
             Error::Invalid => 22,
             Error::FileTooBig => 27,
             Error::NoSpace => 28,
-            Error::ReadOnly => 30,
+            Error::ReadOnly | Error::Failed(_) => 30,
             Error::TooManyLinks => 31,
             Error::Range => 34,
             Error::NameTooLong => 36,
@@ -86,7 +96,8 @@ impl From<shoal_region::Error> for Error {
         use shoal_region::Error as Region;
         match error {
             Region::NoSpace => Error::NoSpace,
-            Region::ReadOnly | Region::Poisoned => Error::ReadOnly,
+            Region::ReadOnly => Error::ReadOnly,
+            Region::Poisoned(failure) => Error::Failed(failure),
             Region::Media(media) => media.into(),
             Region::Corrupt { .. } | Region::Format(_) => Error::Corrupt(error.to_string()),
             other => Error::Io(other.to_string()),
@@ -98,7 +109,7 @@ impl From<MediaError> for Error {
     fn from(error: MediaError) -> Error {
         match error {
             MediaError::NoSpace { .. } => Error::NoSpace,
-            MediaError::Poisoned { .. } => Error::ReadOnly,
+            MediaError::Poisoned { .. } => Error::Failed(Arc::new(Failure::new("a flush", &error))),
             other => Error::Io(other.to_string()),
         }
     }

@@ -230,6 +230,27 @@ pub(crate) fn goal_before(view: &impl View, root: SlotRef, block: u64, bulk_bloc
     }
 }
 
+/// The extents of a map as far as they can be reached, and where each lies: for a map that does not decode. Whatever
+/// [`find`] could return is among them.
+pub(crate) fn raw(view: &impl View, root: SlotRef) -> Result<Vec<(Offset, Extent)>> {
+    let mut found = Vec::new();
+    let Ok((is_index, count)) = header(view, root) else { return Ok(found) };
+    let mut nodes = vec![(root, count)];
+    if is_index {
+        let leaves = (0..count).filter_map(|index| index_entry(view, root, index).ok());
+        nodes = leaves.filter_map(|(_, leaf)| Some((leaf, header(view, leaf).ok()?.1))).collect();
+    }
+    for (node, count) in nodes {
+        for index in 0..count {
+            // Blocks behind the device's end are never read; whether they are is not asked here.
+            if let Ok(extent) = extent_entry(view, node, index, u64::MAX) {
+                found.push((item_at(node, index), extent));
+            }
+        }
+    }
+    Ok(found)
+}
+
 struct Leaf {
     first: u64,
     slot: SlotRef,

@@ -11,19 +11,20 @@
 //!
 //! Left out: names, attributes other than times and size, and clearing set-id bits (the kernel's part).
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use shoal_format::BULK_BLOCK;
-use shoal_format::inode::{CHUNK, INODE_TRUNCATING, Inode, Layout};
+use shoal_format::inode::{CHUNK, INODE_APPEND_ONLY, INODE_NO_ATIME, INODE_TRUNCATING, Inode, Layout};
 use shoal_region::{Lsn, Tx};
 
 use crate::large::{FILE_BLOCKS_MAX, MOVE_BACK_BYTES};
-use crate::{Error, Fs, Ino, Piece, Result, small};
+use crate::planted::{Bug, is_planted};
+use crate::{Error, Fs, Ino, Piece, Result, flags, small};
 
 /// Longest file (bytes): an extent map counts blocks with 32 bits.
 pub const FILE_BYTES_MAX: u64 = FILE_BLOCKS_MAX * BULK_BLOCK;
 /// A file moves to the bulk device in one transaction, which frees its chunks: no threshold may exceed this (bytes).
 const THRESHOLD_MAX: u64 = small::CHUNKS_PER_STEP * CHUNK;
-/// A first write of this many bytes is taken for the start of a long file (bytes).
-const LONG_WRITE: usize = 64 << 10;
 /// Bytes copied under one lock.
 const COPY_BYTES: u64 = 128 << 10;
 const DAY_NS: i64 = 24 * 3600 * 1_000_000_000;
@@ -32,11 +33,31 @@ const KEEP_SIZE: i32 = 1;
 const PUNCH_HOLE: i32 = 2;
 const ZERO_RANGE: i32 = 16;
 
+/// When a read changes the file's access time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AccessTimes {
+    /// When it is not newer than the last change, or a day old (`relatime`).
+    Relative,
+    /// With every read that reaches the engine (`strictatime`).
+    Always,
+    /// Never (`noatime`).
+    Never,
+}
+
 /// What [`Fs::seek`] looks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seek {
     Data,
     Hole,
+}
+
+/// What an fsync waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fsync {
+    /// The file is durable when the log is, up to here.
+    Log(Lsn),
+    /// The bulk device has to be flushed first: [`Fs::fsync_many`] does it for all who wait.
+    Bulk,
 }
 
 impl Fs {
@@ -68,7 +89,7 @@ impl Fs {
         let (len, inode) = {
             let _lock = self.locks.read(ino);
             let inode = self.load_file(ino)?;
-            (self.read_locked(&inode, at, out)?, inode)
+            (self.met(ino, self.read_locked(&inode, at, out))?, inode)
         };
         if len > 0 {
             self.touch_atime(ino, &inode);
@@ -87,13 +108,26 @@ impl Fs {
         Ok(len)
     }
 
-    /// Access times as with `relatime`. A file must be readable on a full or failed store: errors are dropped.
+    /// Changes from now on when reads change access times.
+    pub fn set_access_times(&self, rule: AccessTimes) {
+        self.access_times.store(rule as u8, Relaxed);
+    }
+
+    /// A file must be readable on a full or failed store: errors are dropped.
     fn touch_atime(&self, ino: Ino, seen: &Inode) {
+        let rule = self.access_times.load(Relaxed);
+        if rule == AccessTimes::Never as u8 {
+            return;
+        }
         let now = self.now();
         let due = |inode: &Inode| {
-            inode.atime <= inode.mtime || inode.atime <= inode.ctime || now.saturating_sub(inode.atime) > DAY_NS
+            inode.flags & INODE_NO_ATIME == 0
+                && (rule == AccessTimes::Always as u8
+                    || inode.atime <= inode.mtime
+                    || inode.atime <= inode.ctime
+                    || now.saturating_sub(inode.atime) > DAY_NS)
         };
-        if !due(seen) || self.options.no_atime || self.writable().is_err() {
+        if !due(seen) || self.writable().is_err() {
             return;
         }
         let _lock = self.locks.write(ino);
@@ -113,13 +147,18 @@ impl Fs {
         let write = |at: u64, bytes: &[u8]| {
             let _lock = self.locks.write(ino);
             let mut inode = self.load_to_change(ino)?;
-            self.write_locked(ino, &mut inode, at, bytes)
+            flags::check_write(&inode, at)?;
+            let append_only = inode.flags & INODE_APPEND_ONLY != 0;
+            Ok((self.met(ino, self.write_locked(ino, &mut inode, at, bytes))?, append_only))
         };
-        let mut done = self.with_room(|| write(at, bytes))?;
+        let (mut done, append_only) = self.with_room(|| write(at, bytes))?;
         // One that ended short is gone on with: there may be more room after compacting.
         while done < bytes.len() {
             match self.with_room(|| write(at + done as u64, &bytes[done..])) {
-                Ok(len) if len > 0 => done += len,
+                Ok((len, _)) if len > 0 => done += len,
+                // The caller repeats the whole write where it may wait. That stores the same bytes at the same place again, so
+                // it does no harm; but what is in an append-only file cannot be written again.
+                Err(Error::WouldFlush) if !append_only => return Err(Error::WouldFlush),
                 _ => break,
             }
         }
@@ -152,8 +191,8 @@ impl Fs {
         small::write(&mut tx, inode, at, &bytes[..len])?;
         self.store(&mut tx, ino, inode)?;
         let lsn = tx.commit()?;
-        if let (true, LONG_WRITE.., Some(bulk)) = (first, bytes.len(), &self.bulk) {
-            bulk.fresh.born(ino, lsn);
+        if let (true, Some(bulk)) = (first, &self.bulk) {
+            bulk.births.note(ino, lsn);
         }
         Ok(len)
     }
@@ -170,6 +209,10 @@ impl Fs {
         let now = self.now();
         (inode.mtime, inode.ctime) = (now, now);
         if size < inode.size {
+            // With a ring the cut is durable at once, and nothing can be brought before it.
+            if let (0, Some(bulk), false) = (size, &self.bulk, self.region.superblock().memory_kind.has_ring()) {
+                bulk.fresh.replace(ino);
+            }
             return self.cut_off(ino, inode, size);
         }
         self.make_room(ino, inode, size)?;
@@ -264,6 +307,8 @@ impl Fs {
     fn try_fallocate(&self, ino: Ino, mode: i32, at: u64, end: u64) -> Result<()> {
         let _lock = self.locks.write(ino);
         let mut inode = self.load_to_change(ino)?;
+        // An append-only file may be given room, nothing else.
+        flags::check_write(&inode, if mode & !KEEP_SIZE == 0 { u64::MAX } else { 0 })?;
         let now = self.now();
         (inode.mtime, inode.ctime) = (now, now);
         if mode == PUNCH_HOLE | KEEP_SIZE {
@@ -359,6 +404,7 @@ impl Fs {
                 let _locks = self.locks.write_many(&[from, to]);
                 let inode = self.load_file(from)?;
                 let mut target = self.load_to_change(to)?;
+                flags::check_write(&target, to_at + done)?;
                 let found = self.read_locked(&inode, from_at + done, &mut buffer[..want])?;
                 source = Some(inode);
                 self.write_locked(to, &mut target, to_at + done, &buffer[..found])
@@ -393,17 +439,48 @@ impl Fs {
     /// Order: the flush covers the data; then a record clears NEW; then the log up to this record is made durable. A
     /// record that clears NEW before the flush completed could outlive the data.
     pub fn fsync_prepare(&self, ino: Ino) -> Result<Lsn> {
-        if let Some(bulk) = &self.bulk {
+        match self.fsync_begin(ino)? {
+            Fsync::Log(lsn) => Ok(lsn),
+            Fsync::Bulk => self.fsync_many(&[ino]).pop().expect("an outcome for each file"),
+        }
+    }
+
+    /// What an fsync of the file has to wait for. Never waits for the bulk device itself.
+    ///
+    /// The promise comes before the look at the tier: a file that is in the region then does not leave it unflushed any more.
+    pub fn fsync_begin(&self, ino: Ino) -> Result<Fsync> {
+        if let Some(bulk) = self.bulk.as_ref().filter(|_| !self.region.is_read_only()) {
+            self.region.promise();
+            if self.has_replaced() {
+                return Ok(Fsync::Bulk);
+            }
             let is_large = {
                 let _lock = self.locks.read(ino);
                 self.load(ino)?.layout == Layout::Extents
             };
-            if is_large {
-                let flushed = bulk.flush(&self.region)?;
+            if is_large && !is_planted(Bug::FsyncSettle) {
+                let Some(flushed) = bulk.all_flushed() else { return Ok(Fsync::Bulk) };
                 self.clear_new(ino, flushed)?;
             }
         }
-        Ok(self.region.last_lsn())
+        if is_planted(Bug::FsyncPosition) {
+            return Ok(Fsync::Log(self.region.durable_lsn()));
+        }
+        Ok(Fsync::Log(self.region.last_lsn()))
+    }
+
+    /// The bulk device's part of many fsyncs, in one flush: for each file the position of the log at which it is durable.
+    pub fn fsync_many(&self, inos: &[Ino]) -> Vec<Result<Lsn>> {
+        let flush = || {
+            self.settle_replaced()?;
+            self.bulk()?.flush(&self.region)
+        };
+        match flush() {
+            Ok(flushed) => {
+                inos.iter().map(|&ino| self.clear_new(ino, flushed).map(|()| self.region.last_lsn())).collect()
+            }
+            Err(error) => vec![Err(error); inos.len()],
+        }
     }
 
     /// Where the file's data are: slots of the region, extents of the bulk device, in the order of the file.

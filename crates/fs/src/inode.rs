@@ -15,10 +15,11 @@ use shoal_format::inode::{
     INO_MAX, INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Inode, InodeSlot, TABLE_FANOUT, TABLE_NODE,
 };
 use shoal_format::superblock::{ROOTS_AT, Roots};
-use shoal_format::{Offset, SlotRef};
+use shoal_format::{FormatError, Offset, SlotRef};
 use shoal_region::{Region, Tx, View};
 use zerocopy::{FromBytes, IntoBytes};
 
+use crate::damage::{Damage, OnDamage};
 use crate::{Error, Fs, Ino, Result};
 
 /// Blocks looked through for free records before the table grows instead.
@@ -31,6 +32,7 @@ pub(crate) struct InodeTable {
     free: Mutex<FreeNumbers>,
     /// Claims there are: whoever has one may hold the place of a record without holding its inode's lock.
     claims: AtomicU64,
+    pub damage: Damage,
 }
 
 /// The free numbers of one block, and the generations of their last users.
@@ -133,7 +135,7 @@ pub(crate) fn load_roots(view: &impl View) -> Result<Roots> {
 }
 
 impl InodeTable {
-    pub fn load(region: &Region) -> Result<InodeTable> {
+    pub fn load(region: &Region, on_damage: Option<OnDamage>) -> Result<InodeTable> {
         let roots = load_roots(region)?;
         let bits = roots.inode_root.get();
         let height = roots.inode_height.get();
@@ -150,6 +152,7 @@ impl InodeTable {
             blocks: AtomicU64::new(roots.inode_blocks.get()),
             free: Mutex::new(FreeNumbers { floor: roots.generation_floor.get(), ..FreeNumbers::default() }),
             claims: AtomicU64::new(0),
+            damage: Damage::new(on_damage),
         })
     }
 
@@ -172,8 +175,9 @@ impl InodeTable {
                 break;
             }
             let index = block / TABLE_FANOUT.pow(level) % TABLE_FANOUT;
-            let bits = view.read_u64(slot.offset() + index * 8)?;
-            slot = SlotRef::from_bits(bits).ok_or_else(|| Error::Corrupt(format!("inode table, block {block}")))?;
+            let damaged =
+                || Error::Corrupt(format!("block {block} of the inode table has no place; run `shoal check`"));
+            slot = child_at(view, slot.offset() + index * 8, level)?.ok_or_else(damaged)?;
         }
         Ok(slot)
     }
@@ -194,28 +198,36 @@ impl InodeTable {
     pub fn read(&self, view: &impl View, ino: Ino) -> Result<InodeSlot> {
         let mut bytes = [0; INODE_RECORD];
         view.read(self.record_at(view, ino)?, &mut bytes)?;
-        Inode::decode(&bytes).map_err(|error| Error::Corrupt(format!("inode {ino}: {error}; run `shoal check`")))
+        Inode::decode(&bytes).map_err(|error| undecodable(ino, error))
     }
 
     /// Calls `each` for every record of one block, as they are between two transactions: their locks are not held. False
-    /// if there is no such block.
+    /// if there is no such block. What does not decode is noted and left out; a caller in search of free records finds none
+    /// there. A block that cannot be reached exists, and nothing in it is free.
     pub fn for_block(&self, region: &Region, block: u64, each: &mut dyn FnMut(Ino, InodeSlot)) -> Result<bool> {
         let mut bytes = [0; INODE_BLOCK as usize];
-        let exists = region.while_still(|| -> Result<bool> {
+        let read = region.while_still(|| -> Result<bool> {
             let slot = self.block_slot(region, block)?;
             if !slot.is_none() {
                 region.read(slot.offset(), &mut bytes)?;
             }
             Ok(!slot.is_none())
-        })?;
-        if !exists {
-            return Ok(false);
+        });
+        match read {
+            Ok(true) => {}
+            Ok(false) => return Ok(false),
+            Err(error @ Error::Corrupt(_)) => {
+                self.damage.note_block(block, &error);
+                return Ok(true);
+            }
+            Err(error) => return Err(error),
         }
         for (index, record) in bytes.chunks_exact(INODE_RECORD).enumerate() {
             let ino = block * INODES_PER_BLOCK + index as u64;
-            let slot = Inode::decode(record.try_into().expect("chunk size"))
-                .map_err(|error| Error::Corrupt(format!("inode {ino}: {error}; run `shoal check`")))?;
-            each(ino, slot);
+            match Inode::decode(record.try_into().expect("chunk size")) {
+                Ok(slot) => each(ino, slot),
+                Err(error) => self.damage.note(ino, &undecodable(ino, error)),
+            }
         }
         Ok(true)
     }
@@ -286,7 +298,8 @@ impl InodeTable {
         let mut at = root.offset();
         for level in (1..height).rev() {
             let place = at + block / TABLE_FANOUT.pow(level) % TABLE_FANOUT * 8;
-            let mut child = SlotRef::from_bits(tx.read_u64(place)?).ok_or(Error::Corrupt("inode table".into()))?;
+            let child = child_at(&tx, place, level)?;
+            let mut child = child.ok_or_else(|| Error::Corrupt("node of the inode table; run `shoal check`".into()))?;
             if child.is_none() {
                 child = new_node(&mut tx)?;
                 tx.write(place, &child.bits().to_le_bytes())?;
@@ -315,6 +328,18 @@ impl InodeTable {
     }
 }
 
+/// The reference at `place`, in a node of this level: none where nothing is, `None` where no reference of the table's is.
+fn child_at(view: &impl View, place: Offset, level: u32) -> Result<Option<SlotRef>> {
+    // A piece of another size is none of the table's: what lies there must not be taken for records.
+    let bytes = if level == 0 { INODE_BLOCK } else { TABLE_NODE };
+    let slot = SlotRef::from_bits(view.read_u64(place)?);
+    Ok(slot.filter(|slot| slot.is_none() || slot.capacity() == bytes))
+}
+
+fn undecodable(ino: Ino, error: FormatError) -> Error {
+    Error::Corrupt(format!("inode {ino}: {error}; run `shoal check`"))
+}
+
 fn new_node(tx: &mut Tx<'_>) -> Result<SlotRef> {
     let node = tx.alloc(TABLE_NODE)?;
     tx.zero(node.offset(), TABLE_NODE)?;
@@ -329,7 +354,7 @@ impl Fs {
     }
 
     pub(crate) fn load_in(&self, view: &impl View, ino: Ino) -> Result<Inode> {
-        match self.table.read(view, ino)? {
+        match self.met(ino, self.table.read(view, ino))? {
             InodeSlot::Used(inode) => Ok(inode),
             InodeSlot::Free { .. } => Err(Error::Stale),
         }

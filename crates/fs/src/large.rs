@@ -6,13 +6,17 @@
 //!   reads as zeros, never as what another file left there (invariant 8).
 //! - NEW is cleared only by a record that commits after a flush covering the block's last write completed.
 //! - Data that may have been promised durable in the region is flushed on the bulk device before the record that lets go
-//!   of the region's copy commits.
-//! - Bytes behind the file's end in its last block are made zero, durably, before a record moves the end over them.
+//!   of the region's copy commits. What counts is what is promised at the commit (`shoal-region`, `sync.rs`).
+//! - Bytes behind the file's end in its last block are made zero, durably, before a record moves the end over them: also
+//!   when the write that moves it overwrites them, for the record may survive and the write not.
+//! - A file is listed as one with NEW blocks before the record that maps them commits, so that whoever settles all files
+//!   behind that record finds it.
 //! - Blocks unmapped by a record are handed to [`crate::bulk`] with its LSN, which reuses them when that is durable.
 //!
 //! Blocks are written in place; the map changes only when blocks come, go or change their flags. Work over many
 //! blocks goes in steps from the end of the range, each a transaction of its own.
-//! Left out: the decision which tier a file belongs to (`file`), free blocks (`bulk`), the map's bytes (`extents`).
+//! Left out: the decision which tier a file belongs to (`file`), free blocks (`bulk`), the map's bytes (`extents`), when NEW
+//! is cleared (`settle`).
 
 use std::sync::atomic::Ordering;
 
@@ -22,8 +26,9 @@ use shoal_format::inode::{CHUNK, INODE_HAS_NEW, INODE_TRUNCATING, Inode, Layout}
 use shoal_format::slot::SlotRef;
 use shoal_region::{Lsn, Tx};
 
-use crate::bulk::{Bulk, Run};
+use crate::bulk::{Bulk, Run, Tail, may_wait};
 use crate::extents::{MapEdit, Mapped, clip, cut, find, goal_before, put, reflag};
+use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Piece, Result, small};
 
 /// Blocks of a file at most: extents hold 32 bits.
@@ -66,6 +71,7 @@ impl<'a> Mapping<'a> {
         };
         let run = self.bulk.reserve(&fs.region, goal, blocks, ahead(inode.size))?;
         self.reserved.push(run);
+        let flags = if is_planted(Bug::FreshNotNew) { flags & !EXTENT_NEW } else { flags };
         let extent = Extent { file_block, blocks: run.blocks, bulk_block: run.first, flags };
         self.extents.push(extent);
         Ok(extent)
@@ -140,12 +146,16 @@ impl Fs {
     fn commit_large(&self, mut tx: Tx<'_>, ino: Ino, before: Layout, inode: &Inode) -> Result<Lsn> {
         self.store(&mut tx, ino, inode)?;
         let lsn = tx.commit()?;
+        self.count_large(before, inode);
+        Ok(lsn)
+    }
+
+    fn count_large(&self, before: Layout, inode: &Inode) {
         match (before == Layout::Extents, inode.layout == Layout::Extents) {
             (false, true) => drop(self.counts.large_files.fetch_add(1, Ordering::Relaxed)),
             (true, false) => drop(self.counts.large_files.fetch_sub(1, Ordering::Relaxed)),
             _ => {}
         }
-        Ok(lsn)
     }
 
     /// Fills `out` from byte `at`; the caller has clipped it to the file's size.
@@ -203,11 +213,21 @@ impl Fs {
 
     /// Writes a prefix of `bytes` (at most 1 MiB) at byte `at` and returns its length. The caller has set the times.
     pub(crate) fn write_large(&self, ino: Ino, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
+        let reaches_behind = at + bytes.len() as u64 > inode.size;
+        let outcome = self.write_blocks(ino, inode, at, bytes);
+        if outcome.is_err() && reaches_behind && !is_planted(Bug::CleanTail) {
+            // Some of it may have gone to the last block, behind the end, where it is nobody's data.
+            self.bulk()?.fresh.set_tail(ino, false);
+        }
+        outcome
+    }
+
+    fn write_blocks(&self, ino: Ino, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
         let bulk = self.bulk()?;
         let first = at / BULK_BLOCK;
         let mut end = (at + bytes.len() as u64).min((first + WRITE_BLOCKS) * BULK_BLOCK);
         let last = end.div_ceil(BULK_BLOCK);
-        self.zero_tail(ino, inode, at)?;
+        self.zero_tail(ino, inode, end)?;
         let mut mapping = Mapping::new(bulk);
         let mut write = 0;
         let mut fresh_tail = false;
@@ -237,12 +257,13 @@ impl Fs {
             let (from, to) = (at.max(extent.file_block * BULK_BLOCK), end.min(extent.end() * BULK_BLOCK));
             let part = &bytes[(from - at) as usize..(to - at) as usize];
             let place = extent.bulk_block * BULK_BLOCK + (from - extent.file_block * BULK_BLOCK);
-            let outcome = if in_place { bulk.write(place, part) } else { write_whole(bulk, &extent, place, part) };
-            if outcome.is_err() && to > inode.size {
-                // The device may hold some of it behind the end.
-                bulk.fresh.set_clean_tail(ino, false);
-            }
+            let outcome = if in_place || is_planted(Bug::PartialBlock) {
+                bulk.write(place, part)
+            } else {
+                write_whole(bulk, &extent, place, part)
+            };
             write = outcome?;
+            bulk.fresh.wrote(ino, write);
             fresh_tail = !in_place;
             if in_place && kept == from {
                 kept = to;
@@ -258,57 +279,68 @@ impl Fs {
                 drop(tx);
                 *inode = Inode { size: before.size.max(kept), ..before };
                 self.commit_large(self.region.begin_reclaim(), ino, before.layout, inode)?;
-                bulk.fresh.set_clean_tail(ino, false);
+                bulk.fresh.set_tail(ino, false);
                 return Ok((kept - at) as usize);
             }
             outcome => outcome?,
         }
-        if !mapping.extents.is_empty() {
+        if !mapping.extents.is_empty() && !is_planted(Bug::HasNewFlag) {
             inode.flags |= INODE_HAS_NEW;
+            bulk.fresh.list(ino);
         }
         inode.size = inode.size.max(end);
-        if let Err(error) = self.commit_large(tx, ino, before.layout, inode) {
-            bulk.fresh.set_clean_tail(ino, false);
-            return Err(error);
-        }
+        self.commit_large(tx, ino, before.layout, inode)?;
         mapping.committed(ino, write);
         if fresh_tail && inode.size == end {
-            bulk.fresh.set_clean_tail(ino, true);
+            bulk.fresh.set_tail(ino, true);
         }
         Ok((end - at) as usize)
     }
 
     /// Before the end moves to `to`: makes the rest of the last block zero. The flush makes the zeros durable before
     /// the record that moves the end: bytes cut off earlier must not come back. A file whose last block this
-    /// process filled needs neither.
+    /// process filled needs neither; nor does one whose zeros were there when the store was opened, once a flush has
+    /// covered what earlier processes wrote.
     pub(crate) fn zero_tail(&self, ino: Ino, inode: &Inode, to: u64) -> Result<()> {
         let within = inode.size % BULK_BLOCK;
         if inode.layout != Layout::Extents || to <= inode.size || within == 0 {
             return Ok(());
         }
         let bulk = self.bulk()?;
-        if bulk.fresh.has_clean_tail(ino) {
+        let tail = bulk.fresh.tail(ino);
+        if tail == Tail::Clean || is_planted(Bug::ZeroTail) {
             return Ok(());
         }
         if let Ok(extent) = self.data_at(inode, inode.size / BULK_BLOCK)? {
             let block = extent.bulk_block + inode.size / BULK_BLOCK - extent.file_block;
-            let zeros = vec![0; (BULK_BLOCK - within) as usize];
-            bulk.write(block * BULK_BLOCK + within, &zeros)?;
-            bulk.flush(&self.region)?;
+            let at = block * BULK_BLOCK + within;
+            let mut rest = vec![0; (BULK_BLOCK - within) as usize];
+            let is_zero =
+                tail == Tail::Untouched && bulk.read(at, &mut rest).is_ok() && rest.iter().all(|&byte| byte == 0);
+            if !is_zero {
+                // Before the write: if it fails, zeros that are not durable may be what is read next.
+                bulk.fresh.set_tail(ino, false);
+                rest.fill(0);
+                bulk.write(at, &rest)?;
+            }
+            if (!is_zero || bulk.last_flushed() == 0) && !is_planted(Bug::ZeroTailFlush) {
+                bulk.flush(&self.region)?;
+            }
         }
-        bulk.fresh.set_clean_tail(ino, true);
+        bulk.fresh.set_tail(ino, true);
         Ok(())
     }
 
     /// Zeroes bytes within blocks that hold data.
-    fn zero_in_place(&self, inode: &Inode, from: u64, to: u64) -> Result<()> {
+    fn zero_in_place(&self, ino: Ino, inode: &Inode, from: u64, to: u64) -> Result<()> {
         let bulk = self.bulk()?;
         let mut at = from;
         while at < to {
             let end = (at / BULK_BLOCK + 1).saturating_mul(BULK_BLOCK).min(to);
             if let Ok(extent) = self.data_at(inode, at / BULK_BLOCK)? {
                 let block = extent.bulk_block + at / BULK_BLOCK - extent.file_block;
-                bulk.write(block * BULK_BLOCK + at % BULK_BLOCK, &vec![0; (end - at) as usize])?;
+                let write = bulk.write(block * BULK_BLOCK + at % BULK_BLOCK, &vec![0; (end - at) as usize])?;
+                bulk.fresh.wrote(ino, write);
             }
             at = end;
         }
@@ -357,7 +389,7 @@ impl Fs {
     pub(crate) fn truncate_large(&self, ino: Ino, inode: &mut Inode, size: u64) -> Result<()> {
         let keep = size.div_ceil(BULK_BLOCK);
         let mut upto = FILE_BLOCKS_MAX;
-        self.bulk()?.fresh.set_clean_tail(ino, false);
+        self.bulk()?.fresh.set_tail(ino, false);
         loop {
             let before = inode.layout;
             let mut tx = self.region.begin_reclaim();
@@ -380,7 +412,7 @@ impl Fs {
             end = end.next_multiple_of(BULK_BLOCK);
         }
         let (first, last) = (at.div_ceil(BULK_BLOCK), end / BULK_BLOCK);
-        self.zero_ends(inode, at, end)?;
+        self.zero_ends(ino, inode, at, end)?;
         let mut upto = last;
         loop {
             let before = inode.layout;
@@ -400,13 +432,21 @@ impl Fs {
     }
 
     /// Zeroes what of `[at, end)` does not fill whole blocks.
-    fn zero_ends(&self, inode: &Inode, at: u64, end: u64) -> Result<()> {
-        let (first, last) = (at.div_ceil(BULK_BLOCK), end / BULK_BLOCK);
-        if first > last {
-            return self.zero_in_place(inode, at, end);
+    fn zero_ends(&self, ino: Ino, inode: &Inode, at: u64, end: u64) -> Result<()> {
+        let fresh = &self.bulk()?.fresh;
+        if end > inode.size && fresh.tail(ino) != Tail::Clean {
+            // Zeros behind the end that no flush covers must not pass for what the device held before.
+            fresh.set_tail(ino, false);
         }
-        self.zero_in_place(inode, at, first * BULK_BLOCK)?;
-        self.zero_in_place(inode, last * BULK_BLOCK, end)
+        let (first, last) = (at.div_ceil(BULK_BLOCK), end / BULK_BLOCK);
+        if is_planted(Bug::PunchEnds) {
+            return Ok(());
+        }
+        if first > last {
+            return self.zero_in_place(ino, inode, at, end);
+        }
+        self.zero_in_place(ino, inode, at, first * BULK_BLOCK)?;
+        self.zero_in_place(ino, inode, last * BULK_BLOCK, end)
     }
 
     /// Backs `[at, end)` with blocks that read as zeros where there are none; with `erase` everything in the range
@@ -429,7 +469,7 @@ impl Fs {
             return Err(Error::NoSpace);
         }
         if erase && inode.layout == Layout::Extents {
-            self.zero_ends(inode, at, end)?;
+            self.zero_ends(ino, inode, at, end)?;
             let (from, to) = (at.div_ceil(BULK_BLOCK), end / BULK_BLOCK);
             self.change_flags(ino, inode, &[(from, to)], |_| EXTENT_UNWRITTEN)?;
         }
@@ -461,7 +501,7 @@ impl Fs {
 
     /// Changes the flags of the extents within `ranges` (ascending), in steps from the end. Ranges leave the list of
     /// what is NEW.
-    fn change_flags(
+    pub(crate) fn change_flags(
         &self,
         ino: Ino,
         inode: &mut Inode,
@@ -494,15 +534,26 @@ impl Fs {
     /// Moves a file's data from the region to the bulk device; size and contents stay.
     ///
     /// Bytes in the region may have been promised durable, so the blocks are flushed before the record that frees the
-    /// slots. Only when nothing of the file is durable yet, as in the middle of a copy, is the flush left out and the
-    /// blocks are NEW.
+    /// slots. Only when nothing of the file can have been promised yet, as in the middle of a copy, is the flush left out
+    /// and the blocks are NEW. That is decided for good under the commit lock: a promise made while the blocks were
+    /// written turns the record down, and the flush is made after all.
     pub(crate) fn move_to_bulk(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
         if matches!(inode.layout, Layout::Empty | Layout::Extents) {
             return Ok(());
         }
         let bulk = self.bulk()?;
-        let unpromised = bulk.fresh.is_unpromised(ino, self.region.durable_lsn());
-        let data_flags = if unpromised { EXTENT_NEW } else { 0 };
+        let by_durable = is_planted(Bug::BirthByDurable);
+        let promised = if by_durable { self.region.durable_lsn() } else { self.region.promised_lsn() };
+        let mut birth = bulk.births.of(ino).filter(|&birth| birth > promised || is_planted(Bug::NeverPromised));
+        if by_durable || is_planted(Bug::NeverPromised) {
+            // The comparison under the commit lock does not see it either.
+            birth = birth.map(|_| Lsn::MAX);
+        }
+        let data_flags = if birth.is_some() { EXTENT_NEW } else { 0 };
+        if birth.is_none() {
+            // Before the blocks are written: there will be a flush.
+            may_wait()?;
+        }
         let chunks = small::chunk_count(inode);
         let chunks_per_block = BULK_BLOCK / CHUNK;
         let blocks = chunks.div_ceil(chunks_per_block);
@@ -540,21 +591,35 @@ impl Fs {
             }
             block = extent.end();
         }
-        if !unpromised && write > 0 {
-            bulk.flush(&self.region)?;
-        }
-        let before = inode.layout;
-        let mut tx = self.region.begin_reclaim();
-        if !small::free_all(&mut tx, inode)? {
-            return Err(Error::FileTooBig);
-        }
-        mapping.store(&mut tx, inode)?;
-        if unpromised && write > 0 {
+        birth = birth.filter(|_| write > 0);
+        let before = *inode;
+        loop {
+            if birth.is_none() && write > 0 && !is_planted(Bug::MoveFlush) {
+                bulk.flush(&self.region)?;
+            }
+            let mut tx = self.region.begin_reclaim();
+            if !small::free_all(&mut tx, inode)? {
+                return Err(Error::FileTooBig);
+            }
+            mapping.store(&mut tx, inode)?;
+            let Some(lsn) = birth else {
+                self.commit_large(tx, ino, before.layout, inode)?;
+                break;
+            };
             inode.flags |= INODE_HAS_NEW;
+            bulk.fresh.list(ino);
+            self.store(&mut tx, ino, inode)?;
+            if tx.commit_unpromised(lsn)?.is_some() {
+                self.count_large(before.layout, inode);
+                break;
+            }
+            *inode = before;
+            birth = None;
+            mapping.extents.iter_mut().for_each(|extent| extent.flags &= !EXTENT_NEW);
         }
-        self.commit_large(tx, ino, before, inode)?;
         mapping.committed(ino, write);
-        bulk.fresh.set_clean_tail(ino, true);
+        bulk.fresh.wrote(ino, write);
+        bulk.fresh.set_tail(ino, true);
         Ok(())
     }
 
@@ -591,78 +656,6 @@ impl Fs {
         }
         let lsn = self.commit_large(tx, ino, before.layout, inode)?;
         self.unmapped(ino, &Inode { layout: Layout::Empty, ..*inode }, lsn, &runs, 0, FILE_BLOCKS_MAX)
-    }
-
-    /// Is there work for [`Fs::settle_new`]?
-    pub(crate) fn has_new(&self) -> bool {
-        self.bulk.as_ref().is_some_and(|bulk| bulk.needs_flush() || !bulk.fresh.is_empty())
-    }
-
-    /// Flushes the bulk device once and clears NEW from everything written before that flush; then makes blocks free
-    /// whose freeing is durable.
-    pub(crate) fn settle_new(&self) -> Result<()> {
-        let Some(bulk) = &self.bulk else { return Ok(()) };
-        let flushed = bulk.flush(&self.region)?;
-        for ino in bulk.fresh.files() {
-            self.clear_new(ino, flushed)?;
-        }
-        bulk.reclaim(&self.region)
-    }
-
-    /// Clears NEW from what of the file a flush up to write `flushed` covers. Under the file's lock the list of such
-    /// ranges cannot change: blocks written after the flush was submitted carry later numbers and stay NEW.
-    pub(crate) fn clear_new(&self, ino: Ino, flushed: u64) -> Result<()> {
-        let bulk = self.bulk()?;
-        let _lock = self.locks.write(ino);
-        let Some(ranges) = bulk.fresh.settled(ino, flushed) else { return Ok(()) };
-        let mut inode = match self.load(ino) {
-            Err(Error::Stale) => {
-                bulk.fresh.forget(ino);
-                return Ok(());
-            }
-            other => other?,
-        };
-        if inode.layout == Layout::Extents {
-            self.change_flags(ino, &mut inode, &ranges, |flags| flags & !EXTENT_NEW)?;
-        } else {
-            bulk.fresh.forget(ino);
-        }
-        if bulk.fresh.is_settled(ino) {
-            self.clear_has_new(ino, &mut inode)?;
-            bulk.fresh.unlist(ino);
-        }
-        Ok(())
-    }
-
-    fn clear_has_new(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
-        if inode.flags & INODE_HAS_NEW == 0 {
-            return Ok(());
-        }
-        inode.flags &= !INODE_HAS_NEW;
-        let mut tx = self.region.begin_reclaim();
-        self.store(&mut tx, ino, inode)?;
-        tx.commit()?;
-        Ok(())
-    }
-
-    /// At recovery, for an inode with `INODE_HAS_NEW`: after a power loss its NEW blocks may hold anything and become
-    /// unwritten; after a crash of the process alone their data are with the device, and the next flush settles them.
-    pub(crate) fn recover_new(&self, ino: Ino) -> Result<()> {
-        let _lock = self.locks.write(ino);
-        let mut inode = self.load(ino)?;
-        if inode.flags & INODE_HAS_NEW == 0 {
-            return Ok(());
-        }
-        let bulk = self.bulk()?;
-        if !self.power_lost {
-            bulk.fresh.add(ino, 0, FILE_BLOCKS_MAX, bulk.note_earlier_write(), bulk.last_submitted());
-            return Ok(());
-        }
-        if inode.layout == Layout::Extents {
-            let unwritten = |flags| if flags & EXTENT_NEW != 0 { EXTENT_UNWRITTEN } else { flags };
-            self.change_flags(ino, &mut inode, &[(0, FILE_BLOCKS_MAX)], unwritten)?;
-        }
-        self.clear_has_new(ino, &mut inode)
     }
 }
 

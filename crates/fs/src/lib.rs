@@ -4,10 +4,12 @@
 //! |---|---|
 //! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space` |
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
-//! | attributes | `attr`, `xattr`, `acl` |
-//! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `extents`, `bulk` |
+//! | attributes | `attr`, `xattr`, `acl`, `flags` |
+//! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk` |
 //! | room: compaction, what is given back | `compact` |
 //! | inodes, locks, references | `inode`, `locks`, `refs` |
+//! | damage met while open; what the checker asks for | `damage`, `repair` |
+//! | rules that tests break one at a time | `planted` |
 //! | transactions, allocator, log | crate `shoal-region` |
 //!
 //! Rules: an operation takes the locks of its inodes, builds one transaction, commits it, and only then lets go of the
@@ -22,37 +24,50 @@ mod acl;
 mod attr;
 mod bulk;
 mod compact;
+mod damage;
 mod dir;
 mod error;
 mod extents;
 mod file;
+mod flags;
+mod host_room;
 mod inode;
 mod large;
 mod lifecycle;
 mod locks;
 mod namespace;
+#[cfg(feature = "planted")]
+pub mod planted;
+#[cfg(not(feature = "planted"))]
+mod planted;
 mod recovery;
 mod refs;
 mod rename;
+mod repair;
+mod settle;
 mod small;
 mod space;
 mod xattr;
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU8, AtomicU64};
 
 use parking_lot::Mutex;
 use shoal_media::{BlockDevice, Clock};
 use shoal_region::Region;
 
 pub use attr::{Attr, Caller, SetAttr, TimeChange};
+pub use bulk::without_flush;
 pub use compact::Compaction;
+pub use damage::OnDamage;
 pub use error::{Error, Result};
-pub use file::Seek;
-pub use lifecycle::{FormatOptions, Options, Parts};
+pub use file::{AccessTimes, Fsync, Seek};
+pub use flags::FileFlags;
+pub use lifecycle::{FormatOptions, HostRoom, Options, Parts, Room};
 pub use namespace::DirEntry;
 pub use rename::RenameMode;
+pub use shoal_region::Failure;
 pub use space::{Piece, Placement, StatFs, Usage};
 pub use xattr::XattrMode;
 
@@ -74,6 +89,9 @@ pub struct Fs {
     pub(crate) bulk: Option<bulk::Bulk>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) options: Options,
+    /// An [`AccessTimes`]; it may change while the store is mounted.
+    pub(crate) access_times: AtomicU8,
+    pub(crate) room: Option<Arc<host_room::RoomCache>>,
     /// The machine went down since the store was last open.
     pub(crate) power_lost: bool,
     /// Serialises renames between directories, so that the tree above them stands still.
@@ -111,7 +129,10 @@ impl Fs {
 
     /// Mounted read-only, or gone read-only after a failed flush.
     pub(crate) fn writable(&self) -> Result<()> {
-        if self.region.is_read_only() || self.region.is_poisoned() { Err(Error::ReadOnly) } else { Ok(()) }
+        if self.region.is_read_only() {
+            return Err(Error::ReadOnly);
+        }
+        self.region.failure().map_or(Ok(()), |failure| Err(Error::Failed(failure)))
     }
 }
 

@@ -5,7 +5,7 @@
 //! this order. Left out: threads and timers (the adapter calls [`Fs::tick`] and [`Fs::checkpoint`]).
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 use shoal_format::inode::{Inode, InodeSlot};
@@ -16,8 +16,12 @@ use shoal_region::{Lsn, Recovery, Region};
 use zerocopy::IntoBytes;
 
 use crate::bulk::Bulk;
+use crate::damage::OnDamage;
+use crate::file::AccessTimes;
+use crate::host_room::{Backoff, RoomCache};
 use crate::inode::{InodeTable, load_roots};
 use crate::locks::LockTable;
+use crate::planted::{Bug, is_planted};
 use crate::refs::RefTable;
 use crate::{BulkDevice, Counts, Error, Fs, Ino, Result, namespace};
 
@@ -28,20 +32,24 @@ pub struct Parts {
     pub clock: Arc<dyn Clock>,
 }
 
-/// Bytes the host has for the bulk device altogether: what the device has taken already, and what is free.
-pub type Room = Arc<dyn Fn() -> u64 + Send + Sync>;
+pub use crate::host_room::{HostRoom, Room};
 
 /// How an open store behaves.
 #[derive(Clone)]
 pub struct Options {
     pub read_only: bool,
-    /// Never update access times.
+    /// Never update access times, until [`Fs::set_access_times`] says otherwise.
     pub no_atime: bool,
     /// An operation is durable at the latest this long after it returned (`logged` memory).
     pub commit_age_ms: u64,
     /// A checkpoint is due when recovery would replay more than this (bytes).
     pub checkpoint_log_bytes: u64,
-    pub bulk_room: Option<Room>,
+    /// Look through all inodes also after a clean shutdown, and finish what is half-done.
+    pub recover: bool,
+    /// Is told of every inode found damaged, once.
+    pub on_damage: Option<OnDamage>,
+    /// Asks what the file systems under the store have left; none: they always have enough.
+    pub room: Option<Room>,
 }
 
 impl Default for Options {
@@ -51,7 +59,9 @@ impl Default for Options {
             no_atime: false,
             commit_age_ms: 1000,
             checkpoint_log_bytes: 256 << 20,
-            bulk_room: None,
+            recover: false,
+            on_damage: None,
+            room: None,
         }
     }
 }
@@ -65,11 +75,18 @@ pub struct FormatOptions {
     pub root_gid: u32,
 }
 
+/// The log's sync by age waits for new contents of files that were cut off and written again, for at most so long.
+const REPLACED_PATIENCE_NS: u64 = 1_000_000_000;
+
 /// When something not yet durable was first noticed.
 #[derive(Default)]
 pub(crate) struct Pace {
     pending: Option<(Lsn, u64)>,
     bulk_since: Option<u64>,
+    /// Up to here the log holds what makes flushed data count: it is synced at once.
+    settled: Lsn,
+    /// Checkpoints that found no room, one after the other.
+    checkpoints: Backoff,
 }
 
 impl Fs {
@@ -99,7 +116,7 @@ impl Fs {
         if !root.is_dir() {
             return Err(Error::Corrupt("the root is no directory; run `shoal check`".into()));
         }
-        if recovery.clean {
+        if recovery.clean && !fs.options.recover {
             let roots = load_roots(&fs.region)?;
             fs.counts.inodes.store(roots.inodes.get(), Relaxed);
             fs.counts.directories.store(roots.directories.get(), Relaxed);
@@ -123,8 +140,14 @@ impl Fs {
             Some(device) if region.superblock().bulk_blocks > 0 => Some(Bulk::load(device, &region)?),
             _ => None,
         };
+        let room = options.room.clone().map(|room| Arc::new(RoomCache::new(room, clock.clone())));
+        let bulk = bulk.map(|bulk| bulk.on_host(room.clone()));
+        region.set_clock(clock.clone());
+        let access_times = if options.no_atime { AccessTimes::Never } else { AccessTimes::Relative };
         Ok(Fs {
-            table: InodeTable::load(&region)?,
+            room,
+            access_times: AtomicU8::new(access_times as u8),
+            table: InodeTable::load(&region, options.on_damage.clone())?,
             locks: LockTable::new(),
             refs: RefTable::new(),
             bulk,
@@ -143,49 +166,99 @@ impl Fs {
 
     /// Background work of a mounted store: commits by age, frees bulk space. Meant to be called ten times a second; a
     /// checkpoint is left to [`Fs::checkpoint`], which takes longer.
+    ///
+    /// A caller with threads gives each device its own, and calls [`Fs::tick_bulk`] in one and [`Fs::tick_log`] in another:
+    /// a bulk device that takes seconds for a flush must not make the log late.
     pub fn tick(&self) -> Result<()> {
+        self.settle_by_age()?;
+        self.tick_log()?;
+        self.reclaim_bulk()
+    }
+
+    /// The bulk device's share of [`Fs::tick`].
+    pub fn tick_bulk(&self) -> Result<()> {
+        self.settle_by_age()?;
+        self.reclaim_bulk()
+    }
+
+    fn reclaim_bulk(&self) -> Result<()> {
+        self.bulk.as_ref().map_or(Ok(()), |bulk| bulk.reclaim(&self.region))
+    }
+
+    /// The log's share of [`Fs::tick`]. Never waits for the bulk device.
+    pub fn tick_log(&self) -> Result<()> {
+        let outcome = self.sync_by_age();
+        // Also of a store that failed: whoever waits gets an answer.
+        self.region.sync_waiting()?;
+        outcome
+    }
+
+    /// For how long the oldest commit that is not durable has been due.
+    fn log_overdue_ns(&self, now: u64) -> Option<u64> {
+        let mut pace = self.pace.lock();
+        let (last, durable) = (self.region.last_lsn(), self.region.durable_lsn());
+        if pace.pending.is_some_and(|(lsn, _)| durable >= lsn) {
+            pace.pending = None;
+        }
+        if pace.pending.is_none() && last > durable {
+            pace.pending = Some((last, now));
+        }
+        // What clears NEW is in the log: without it the data, though flushed, would be zeros after a power loss.
+        if pace.settled > durable {
+            return Some(u64::MAX);
+        }
+        pace.pending.and_then(|(_, since)| self.overdue_ns(now, since))
+    }
+
+    fn sync_by_age(&self) -> Result<()> {
+        self.writable()?;
+        let Some(overdue_ns) = self.log_overdue_ns(self.clock.monotonic_ns()) else { return Ok(()) };
+        if overdue_ns < REPLACED_PATIENCE_NS && self.has_replaced() {
+            // The bulk device's clock is at work: the cut of a file's old contents should not be durable before the contents
+            // that followed it. Everybody else's records wait with it, so not for long.
+            return Ok(());
+        }
+        Ok(self.region.sync()?)
+    }
+
+    /// Flushes the bulk device and clears NEW when the oldest data not settled is old enough, or the log is due that speaks
+    /// of it. The log's next tick makes the records durable that say so.
+    fn settle_by_age(&self) -> Result<()> {
         self.writable()?;
         if let Some(error) = self.noted.lock().take() {
             return Err(error);
         }
         let now = self.clock.monotonic_ns();
-        let age = self.options.commit_age_ms * 1_000_000;
-        // A tick may come late by its own period: act one period early.
-        let due = |since: u64| now.saturating_sub(since) + 150_000_000 >= age;
-        let (log_due, bulk_due) = {
+        let log_due = self.log_overdue_ns(now).is_some();
+        let has_new = self.has_new();
+        {
             let mut pace = self.pace.lock();
-            let (last, durable) = (self.region.last_lsn(), self.region.durable_lsn());
-            if pace.pending.is_some_and(|(lsn, _)| durable >= lsn) {
-                pace.pending = None;
-            }
-            if pace.pending.is_none() && last > durable {
-                pace.pending = Some((last, now));
-            }
-            if pace.bulk_since.is_none() && self.has_new() {
+            if pace.bulk_since.is_none() && has_new {
                 pace.bulk_since = Some(now);
             }
-            let bulk_due = pace.bulk_since.is_some_and(due);
-            if bulk_due {
-                pace.bulk_since = None;
+            let bulk_due = pace.bulk_since.is_some_and(|since| self.overdue_ns(now, since).is_some());
+            if !bulk_due && !(log_due && has_new) {
+                return Ok(());
             }
-            (pace.pending.is_some_and(|(_, since)| due(since)), bulk_due)
-        };
-        if bulk_due {
-            self.settle_new()?;
+            pace.bulk_since = None;
         }
-        // What clears NEW is in the log: without it the data, though flushed, would be zeros after a power loss.
-        if log_due || bulk_due {
-            self.region.sync()?;
-        }
-        if let Some(bulk) = &self.bulk {
-            bulk.reclaim(&self.region)?;
-        }
+        // Vouched for from here on: what leaves the region now is flushed first.
+        self.region.promise();
+        self.settle_new()?;
+        self.pace.lock().settled = self.region.last_lsn();
         Ok(())
     }
 
-    /// Would a checkpoint be worth its work now?
+    /// For how long something that has waited since `since` has been due.
+    fn overdue_ns(&self, now: u64, since: u64) -> Option<u64> {
+        // A tick may come late by its own period: act one period early.
+        (now.saturating_sub(since) + 150_000_000).checked_sub(self.options.commit_age_ms * 1_000_000)
+    }
+
+    /// Would a checkpoint be worth its work now? One that found no room is not tried again at once: each attempt costs a part of
+    /// an image.
     pub fn checkpoint_due(&self) -> bool {
-        if self.writable().is_err() {
+        if self.writable().is_err() || self.pace.lock().checkpoints.waits(self.clock.monotonic_ns()) {
             return false;
         }
         if self.region.superblock().memory_kind.has_ring() {
@@ -193,11 +266,23 @@ impl Fs {
             let held = self.bulk.as_ref().map_or(0, Bulk::held_blocks) * BULK_BLOCK;
             return held > 0 && held > self.usage().bulk_free / 4;
         }
-        self.region.log_bytes() > self.options.checkpoint_log_bytes
+        self.region.log_bytes() > self.options.checkpoint_log_bytes || self.region.wants_checkpoint()
+    }
+
+    /// Checkpoints have failed for lack of room since the last one that succeeded.
+    pub fn checkpoint_lacks_room(&self) -> bool {
+        self.pace.lock().checkpoints.is_failing()
     }
 
     /// Writes the region into the older image, beside running operations. `battery` memory is saved as it stands: they wait.
     pub fn checkpoint(&self) -> Result<()> {
+        let outcome = self.write_checkpoint();
+        let lacks_room = matches!(outcome, Err(Error::NoSpace));
+        self.pace.lock().checkpoints.note(lacks_room, self.clock.monotonic_ns());
+        outcome
+    }
+
+    fn write_checkpoint(&self) -> Result<()> {
         match &self.bulk {
             Some(bulk) if self.region.superblock().memory_kind.has_ring() => {
                 // What was written before the call is in the image with its data.
@@ -212,6 +297,12 @@ impl Fs {
     pub fn sync(&self) -> Result<()> {
         if self.region.is_read_only() {
             return Ok(());
+        }
+        // Before the look at what there is to settle: what is in the region now does not leave it unflushed any more.
+        self.region.promise();
+        if is_planted(Bug::SettleLast) {
+            self.region.sync()?;
+            return self.settle_new();
         }
         self.settle_new()?;
         Ok(self.region.sync()?)

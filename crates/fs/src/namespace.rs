@@ -12,7 +12,8 @@ use shoal_region::{Tx, View};
 
 use crate::dir::{self, Found};
 use crate::locks::WriteGuard;
-use crate::{Attr, Caller, Error, Fs, Ino, Result, SYMLINK_MAX, acl};
+use crate::planted::{Bug, is_planted};
+use crate::{Attr, Caller, Error, Fs, Ino, Result, SYMLINK_MAX, acl, flags};
 
 /// An entry handed out by [`Fs::readdir`].
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +34,12 @@ const DOTS: u64 = 2;
 
 /// Most links an inode may have.
 const LINKS_MAX: u32 = u32::MAX - 1;
+
+/// An inode that lost its last link and is still to be reclaimed.
+pub(crate) struct Gone {
+    ino: Ino,
+    generation: u32,
+}
 
 pub(crate) fn kind_of(mode: u16) -> u8 {
     (mode >> 12) as u8
@@ -62,7 +69,7 @@ impl Fs {
         let ino = match name {
             b"." => parent,
             b".." => dir.parent as Ino,
-            _ => self.find(&self.region, &dir, name)?.ok_or(Error::NotFound)?.ino,
+            _ => self.met(parent, self.find(&self.region, &dir, name))?.ok_or(Error::NotFound)?.ino,
         };
         // Held before the parent's lock is gone: nobody can reclaim it in between.
         if hold {
@@ -99,13 +106,13 @@ impl Fs {
             && inode.nlink == 0
         {
             // Should this fail, the inode stays an orphan: shutdown tries again, and else the next recovery.
-            self.note(self.reclaim(&mut lock, ino, inode));
+            self.note(ino, self.reclaim(&mut lock, ino, inode));
         }
     }
 
-    /// Keeps the first error that nobody waits for, so that the log tells of it.
-    fn note(&self, outcome: Result<()>) {
-        if let Err(error) = outcome {
+    /// Keeps the first error that nobody waits for, so that the log tells of it. Damage is told at once.
+    fn note(&self, ino: Ino, outcome: Result<()>) {
+        if let Err(error) = self.past_damage(ino, outcome) {
             self.noted.lock().get_or_insert(error);
         }
     }
@@ -186,6 +193,7 @@ impl Fs {
         // Held to the end: the default ACL is read through the parent's record.
         let _lock = self.locks.read(parent);
         let dir = self.load_dir(parent)?;
+        flags::check_entry_added(&dir)?;
         let mut tx = self.region.begin();
         let new = self.table.take(&self.region)?;
         let mut inode = self.new_inode(caller, &mut tx, &dir, S_IFREG | (mode & 0o7777) as u16, new.generation())?;
@@ -201,7 +209,14 @@ impl Fs {
         Ok(Attr::new(ino, &inode))
     }
 
-    fn new_inode(&self, caller: &Caller, tx: &mut Tx<'_>, dir: &Inode, mode: u16, generation: u32) -> Result<Inode> {
+    pub(crate) fn new_inode(
+        &self,
+        caller: &Caller,
+        tx: &mut Tx<'_>,
+        dir: &Inode,
+        mode: u16,
+        generation: u32,
+    ) -> Result<Inode> {
         let now = self.now();
         let mut inode = Inode {
             mode,
@@ -249,6 +264,7 @@ impl Fs {
         if dir::lookup(&self.region, &dir, hash, name)?.is_some() {
             return Err(Error::Exists);
         }
+        flags::check_entry_added(&dir)?;
         let is_dir = mode & S_IFMT == S_IFDIR;
         if is_dir && dir.nlink >= LINKS_MAX {
             return Err(Error::TooManyLinks);
@@ -297,6 +313,8 @@ impl Fs {
         if dir::lookup(&self.region, &dir, hash, name)?.is_some() {
             return Err(Error::Exists);
         }
+        flags::check_entry_added(&dir)?;
+        flags::check_change(&inode)?;
         if inode.nlink >= LINKS_MAX {
             return Err(Error::TooManyLinks);
         }
@@ -305,7 +323,7 @@ impl Fs {
         let entry = Dirent { hash, ino: ino as u32, kind: kind_of(inode.mode), name };
         dir::insert(&mut tx, &mut dir, &entry)?;
         (dir.mtime, dir.ctime) = (now, now);
-        inode.nlink += 1;
+        inode.nlink += !is_planted(Bug::LinkCount) as u32;
         inode.ctime = now;
         self.store(&mut tx, parent, &dir)?;
         self.store(&mut tx, ino, &inode)?;
@@ -340,31 +358,48 @@ impl Fs {
             return Err(Error::IsDirectory);
         }
         check_name(name)?;
-        let (mut lock, mut dir, found) = self.lock_entry(parent, name)?;
-        let mut inode = self.load(found.ino)?;
+        let (lock, dir, found) = self.lock_entry(parent, name)?;
+        let inode = match self.load(found.ino) {
+            Err(Error::Corrupt(_)) => return self.unlink_unreadable(parent, dir, name, &found),
+            other => other?,
+        };
         if inode.is_dir() {
             return Err(Error::IsDirectory);
         }
+        flags::check_entry_removed(&dir, &inode)?;
         let now = self.now();
-        let mut tx = self.region.begin_reclaim();
-        dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), &found)?;
-        (dir.mtime, dir.ctime) = (now, now);
-        self.store(&mut tx, parent, &dir)?;
-        self.drop_link(&mut lock, tx, found.ino, &mut inode, now)
+        let gone = self.past_data(found.ino, &mut |leave| {
+            let (mut dir, mut inode) = (dir, inode);
+            let mut tx = self.region.begin_reclaim();
+            dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), &found)?;
+            (dir.mtime, dir.ctime) = (now, now);
+            self.store(&mut tx, parent, &dir)?;
+            self.drop_link_of(tx, found.ino, &mut inode, now, leave)
+        })?;
+        drop(lock);
+        self.reclaim_gone(gone);
+        Ok(())
     }
 
-    /// Takes one link from an inode within `tx`, commits, and reclaims the inode if nothing refers to it any more.
-    pub(crate) fn drop_link(
-        &self,
-        lock: &mut WriteGuard<'_>,
-        mut tx: Tx<'_>,
-        ino: Ino,
-        inode: &mut Inode,
-        now: i64,
-    ) -> Result<()> {
+    /// Removes a name; where damage keeps the data from being freed, the name alone, and the inode stays an orphan.
+    fn past_data(&self, ino: Ino, remove: &mut dyn FnMut(bool) -> Result<Option<Gone>>) -> Result<Option<Gone>> {
+        match self.met(ino, remove(false)) {
+            Err(Error::Corrupt(_)) => remove(true),
+            outcome => outcome,
+        }
+    }
+
+    /// Takes one link from an inode within `tx` and commits. An inode that nothing refers to any more and that owns more
+    /// than goes in the same transaction is returned, for [`Fs::reclaim_gone`].
+    pub(crate) fn drop_link(&self, tx: Tx<'_>, ino: Ino, inode: &mut Inode, now: i64) -> Result<Option<Gone>> {
+        self.drop_link_of(tx, ino, inode, now, false)
+    }
+
+    /// With `leave` an inode without links keeps its data for now.
+    fn drop_link_of(&self, mut tx: Tx<'_>, ino: Ino, inode: &mut Inode, now: i64, leave: bool) -> Result<Option<Gone>> {
         inode.nlink = inode.nlink.saturating_sub(if inode.is_dir() { inode.nlink } else { 1 });
         inode.ctime = now;
-        let gone = inode.nlink == 0 && !self.refs.is_held(ino);
+        let gone = inode.nlink == 0 && !self.refs.is_held(ino) && !leave;
         // What owns few pieces goes in the same transaction.
         if gone && self.free_data_in(&mut tx, inode)? {
             tx.free(inode.xattr)?;
@@ -373,18 +408,29 @@ impl Fs {
             tx.commit()?;
             self.count(inode, -1);
             claim.give_back();
-            return Ok(());
+            return Ok(None);
         }
         self.store(&mut tx, ino, inode)?;
         tx.commit()?;
         if inode.nlink == 0 {
             self.orphans.lock().insert(ino);
         }
-        if gone {
-            // The name is gone whatever happens now; shutdown or recovery reclaims what this cannot.
-            self.note(self.reclaim(lock, ino, *inode));
+        Ok(gone.then_some(Gone { ino, generation: inode.generation }))
+    }
+
+    /// Reclaims what [`Fs::drop_link`] returned. The caller holds no locks: freeing a long file takes many steps, and the
+    /// directory it was in must not wait for them. Until then the inode is an orphan like any other.
+    pub(crate) fn reclaim_gone(&self, gone: Option<Gone>) {
+        let Some(Gone { ino, generation }) = gone else { return };
+        let mut lock = self.locks.write(ino);
+        match self.load(ino) {
+            // Nobody can have found it by a name; but the number may have been freed and taken again.
+            Ok(inode) if inode.nlink == 0 && inode.generation == generation && !self.refs.is_held(ino) => {
+                // The name is gone whatever happens now; shutdown or recovery reclaims what this cannot.
+                self.note(ino, self.reclaim(&mut lock, ino, inode));
+            }
+            _ => {}
         }
-        Ok(())
     }
 
     pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Result<()> {
@@ -394,7 +440,7 @@ impl Fs {
             b".." => return Err(Error::NotEmpty),
             _ => check_name(name)?,
         }
-        let (mut lock, mut dir, found) = self.lock_entry(parent, name)?;
+        let (lock, mut dir, found) = self.lock_entry(parent, name)?;
         let mut inode = self.load(found.ino)?;
         if !inode.is_dir() {
             return Err(Error::NotDirectory);
@@ -402,13 +448,17 @@ impl Fs {
         if inode.size != 0 {
             return Err(Error::NotEmpty);
         }
+        flags::check_entry_removed(&dir, &inode)?;
         let now = self.now();
         let mut tx = self.region.begin_reclaim();
         dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), &found)?;
         dir.nlink -= 1;
         (dir.mtime, dir.ctime) = (now, now);
         self.store(&mut tx, parent, &dir)?;
-        self.drop_link(&mut lock, tx, found.ino, &mut inode, now)
+        let gone = self.drop_link(tx, found.ino, &mut inode, now)?;
+        drop(lock);
+        self.reclaim_gone(gone);
+        Ok(())
     }
 
     /// Hands out entries from `cookie` (0: the beginning) until `emit` returns `false` or none is left.
@@ -424,7 +474,7 @@ impl Fs {
         }
         let mut from = Some(cookie.max(DOTS));
         while let Some(cookie) = from {
-            let (entries, next) = dir::list(&self.region, &dir, cookie)?;
+            let (entries, next) = self.met(ino, dir::list(&self.region, &dir, cookie))?;
             for entry in entries {
                 let listed = DirEntry {
                     ino: entry.ino,
@@ -479,7 +529,7 @@ pub(crate) fn make_root(fs: &Fs, mode: u32, uid: u32, gid: u32) -> Result<()> {
     Ok(())
 }
 
-fn blank_dir() -> Inode {
+pub(crate) fn blank_dir() -> Inode {
     Inode {
         mode: S_IFDIR,
         layout: Layout::Empty,

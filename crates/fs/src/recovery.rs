@@ -6,12 +6,16 @@
 //!   zeros and never as somebody else's bytes;
 //! - inodes are counted anew.
 //!
+//! Damage costs the inode it is in, never the mount (see `damage`): its orphan stays, its truncation is tried again before the
+//! file is changed, and what is NEW in its map is settled in place.
+//!
 //! Each step is a transaction, so a crash during recovery is recovered from in the same way.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Layout};
 
+use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result};
 
 impl Fs {
@@ -34,22 +38,24 @@ impl Fs {
         }
         for (ino, inode) in unfinished {
             if inode.flags & INODE_HAS_NEW != 0 {
-                self.recover_new(ino)?;
+                self.past_damage(ino, self.recover_new(ino))?;
             }
             if inode.flags & INODE_TRUNCATING != 0 {
-                self.finish_truncate(ino)?;
+                self.past_damage(ino, self.finish_truncate(ino))?;
             }
-            if inode.nlink == 0 {
-                self.reclaim_orphan(ino)?;
+            if inode.nlink == 0 && !is_planted(Bug::OrphansStay) {
+                self.past_damage(ino, self.reclaim_orphan(ino))?;
             }
         }
         Ok(())
     }
 
-    /// Reclaims every inode without links that nobody holds; goes on behind one that cannot be, and returns its error.
+    /// Reclaims every inode without links that nobody holds; goes on behind one that cannot be. Damage leaves it an orphan;
+    /// any other error is returned.
     pub(crate) fn reclaim_orphans(&self) -> Result<()> {
         let orphans: Vec<Ino> = self.orphans.lock().iter().copied().collect();
-        orphans.into_iter().map(|ino| self.reclaim_orphan(ino)).fold(Ok(()), Result::and)
+        let reclaim = |ino| self.past_damage(ino, self.reclaim_orphan(ino)).map(drop);
+        orphans.into_iter().map(reclaim).fold(Ok(()), Result::and)
     }
 
     fn reclaim_orphan(&self, ino: Ino) -> Result<()> {

@@ -1,14 +1,22 @@
-//! Rename: replace, refuse to replace, exchange.
+//! Rename: replace, refuse to replace, exchange, leave a whiteout.
 //!
 //! Up to four inodes change: both directories, the inode that moves, the one it displaces. Renames between different
 //! directories are serialised, so that "is the target below the source" cannot change while it is answered.
+//!
+//! Programs replace a file by writing another one and renaming it over the first, and many leave out the fsync in between.
+//! So the record that gives a large file the name of another one commits only when the file's data are durable on the bulk
+//! device: a power loss leaves the old contents or the new ones. The flush goes before the locks; what was
+//! written in between is looked for under them, and the whole begins anew, a few times.
 
 use shoal_format::dir::{Dirent, name_hash};
-use shoal_format::inode::Inode;
+use shoal_format::inode::{Inode, S_IFCHR};
 
 use crate::dir::{self, Found};
-use crate::namespace::{check_name, kind_of};
-use crate::{Error, Fs, Ino, Result};
+use crate::namespace::{Gone, check_name, kind_of};
+use crate::{Caller, Error, Fs, Ino, Result, flags};
+
+/// How often a rename flushes without its locks before it does so under them.
+const FLUSHES_MAX: u32 = 3;
 
 /// What to do about an existing target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,29 +39,78 @@ struct Ends {
 
 impl Fs {
     pub fn rename(&self, from: Ino, name: &[u8], to: Ino, new_name: &[u8], mode: RenameMode) -> Result<()> {
+        self.rename_with(from, name, to, new_name, mode, None)
+    }
+
+    /// The same. For an overlay it leaves a *whiteout* at the old name, at once with the move: a character device 0:0 of the
+    /// caller given, which hides what a layer below has under that name. Not for [`RenameMode::Exchange`].
+    pub fn rename_with(
+        &self,
+        from: Ino,
+        name: &[u8],
+        to: Ino,
+        new_name: &[u8],
+        mode: RenameMode,
+        whiteout: Option<&Caller>,
+    ) -> Result<()> {
         self.writable()?;
+        if whiteout.is_some() && mode == RenameMode::Exchange {
+            return Err(Error::Invalid);
+        }
         for name in [name, new_name] {
             if name == b"." || name == b".." {
                 return Err(Error::Invalid);
             }
             check_name(name)?;
         }
-        self.with_room(|| self.try_rename(from, name, to, new_name, mode))
+        self.with_room(|| self.try_rename(from, name, to, new_name, mode, whiteout))
     }
 
-    fn try_rename(&self, from: Ino, name: &[u8], to: Ino, new_name: &[u8], mode: RenameMode) -> Result<()> {
-        let _across = (from != to).then(|| self.rename.lock());
-        let mut wanted = [from, to, from, from];
-        loop {
-            let mut lock = self.locks.write_many(&wanted);
-            let ends = self.ends(from, name, to, new_name)?;
-            let target = ends.target.map_or(ends.source.ino, |target| target.ino);
-            if !self.locks.try_extend(&mut lock, ends.source.ino) || !self.locks.try_extend(&mut lock, target) {
+    fn try_rename(
+        &self,
+        from: Ino,
+        name: &[u8],
+        to: Ino,
+        new_name: &[u8],
+        mode: RenameMode,
+        whiteout: Option<&Caller>,
+    ) -> Result<()> {
+        let mut flushes = 0;
+        'again: loop {
+            let across = (from != to).then(|| self.rename.lock());
+            let mut wanted = [from, to, from, from];
+            let (lock, ends) = loop {
+                let mut lock = self.locks.write_many(&wanted);
+                let ends = self.ends(from, name, to, new_name)?;
+                let target = ends.target.map_or(ends.source.ino, |target| target.ino);
+                if self.locks.try_extend(&mut lock, ends.source.ino) && self.locks.try_extend(&mut lock, target) {
+                    break (lock, ends);
+                }
                 wanted = [from, to, ends.source.ino, target];
-                continue;
-            }
+            };
             // Whatever the names refer to now is locked.
-            return self.rename_locked(&mut lock, (from, name), (to, new_name), ends, mode);
+            let taking = taking(&ends, mode);
+            for ino in taking.into_iter().flatten() {
+                if self.is_settled(ino, &self.load(ino)?) {
+                    continue;
+                }
+                if flushes < FLUSHES_MAX {
+                    flushes += 1;
+                    drop((lock, across));
+                    self.settle_file(ino)?;
+                    continue 'again;
+                }
+                // Somebody writes without pause.
+                self.settle_file_locked(ino)?;
+            }
+            if let Some(bulk) = &self.bulk {
+                // A file that took a name does not lose it by a later move between the tiers either.
+                taking.into_iter().flatten().for_each(|ino| bulk.births.forget(ino));
+            }
+            let gone = self.rename_locked((from, name), (to, new_name), ends, mode, whiteout)?;
+            drop((lock, across));
+            self.reclaim_gone(gone);
+            return Ok(());
         }
     }
 
@@ -70,12 +127,12 @@ impl Fs {
 
     fn rename_locked(
         &self,
-        lock: &mut crate::locks::WriteGuard<'_>,
         (from, name): (Ino, &[u8]),
         (to, new_name): (Ino, &[u8]),
         ends: Ends,
         mode: RenameMode,
-    ) -> Result<()> {
+        whiteout: Option<&Caller>,
+    ) -> Result<Option<Gone>> {
         let Ends { mut from_dir, mut to_dir, source, target } = ends;
         let mut moved = self.load(source.ino)?;
         let displaced = target.map(|target| self.load(target.ino)).transpose()?;
@@ -92,7 +149,13 @@ impl Fs {
         }
         if target.is_some_and(|target| target.ino == source.ino) {
             // Two names of one inode: POSIX says to do nothing.
-            return Ok(());
+            return Ok(None);
+        }
+        flags::check_entry_removed(&from_dir, &moved)?;
+        let into = to_dir.as_ref().unwrap_or(&from_dir);
+        match &displaced {
+            Some(other) => flags::check_entry_removed(into, other)?,
+            None => flags::check_entry_added(into)?,
         }
         let now = self.now();
         let (hash, new_hash) = (name_hash(self.seed(), name), name_hash(self.seed(), new_name));
@@ -115,7 +178,7 @@ impl Fs {
             self.store(&mut tx, source.ino, &moved)?;
             self.store_dirs(&mut tx, (from, from_dir), to_dir.map(|dir| (to, dir)), now)?;
             tx.commit()?;
-            return Ok(());
+            return Ok(None);
         }
 
         if let Some(other) = &displaced {
@@ -138,7 +201,17 @@ impl Fs {
         }
         // The insertion may have moved the source's entry within the same directory.
         let source_now = dir::lookup(&tx, &from_dir, hash, name)?.ok_or(Error::NotFound)?;
-        dir::remove(&mut tx, &mut from_dir, hash, &source_now)?;
+        let hidden = whiteout.map(|caller| -> Result<_> {
+            let new = self.table.take(&self.region)?;
+            let inode = self.new_inode(caller, &mut tx, &from_dir, S_IFCHR, new.generation())?;
+            self.store(&mut tx, new.ino, &inode)?;
+            dir::replace(&mut tx, &source_now, new.ino, kind_of(S_IFCHR))?;
+            Ok((new, inode))
+        });
+        let hidden = hidden.transpose()?;
+        if hidden.is_none() {
+            dir::remove(&mut tx, &mut from_dir, hash, &source_now)?;
+        }
         if moved.is_dir() {
             from_dir.nlink -= 1;
             to_dir.as_mut().unwrap_or(&mut from_dir).nlink += 1;
@@ -150,13 +223,15 @@ impl Fs {
         moved.ctime = now;
         self.store(&mut tx, source.ino, &moved)?;
         self.store_dirs(&mut tx, (from, from_dir), to_dir.map(|dir| (to, dir)), now)?;
-        match (target, displaced) {
-            (Some(target), Some(mut other)) => self.drop_link(lock, tx, target.ino, &mut other, now),
-            _ => {
-                tx.commit()?;
-                Ok(())
-            }
+        let gone = match (target, displaced) {
+            (Some(target), Some(mut other)) => self.drop_link(tx, target.ino, &mut other, now)?,
+            _ => tx.commit().map(|_| None)?,
+        };
+        if let Some((new, inode)) = hidden {
+            new.keep();
+            self.count(&inode, 1);
         }
+        Ok(gone)
     }
 
     fn store_dirs(
@@ -190,6 +265,17 @@ impl Fs {
             below = self.region.while_still(|| self.load(below))?.parent as Ino;
         }
         Err(Error::Corrupt("the chain of parent directories has a loop; run `shoal check`".into()))
+    }
+}
+
+/// The files that take a name another one has.
+fn taking(ends: &Ends, mode: RenameMode) -> [Option<Ino>; 2] {
+    let (source, target) = (ends.source.ino, ends.target.map(|target| target.ino));
+    match (mode, target) {
+        (RenameMode::NoReplace, _) | (_, None) => [None, None],
+        (_, Some(target)) if target == source => [None, None],
+        (RenameMode::Replace, Some(_)) => [Some(source), None],
+        (RenameMode::Exchange, Some(target)) => [Some(source), Some(target)],
     }
 }
 

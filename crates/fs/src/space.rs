@@ -1,8 +1,10 @@
 //! How full a store is, tier by tier, and where one file's bytes are.
 //!
 //! Owns: [`Usage`], [`StatFs`], [`Placement`]. Rules: `statfs` is derived from `usage`, so that `df` and `shoal df` agree; free
-//! space of the bulk tier is never more than its host has; the reserve counts as free, but not as available, and neither do
-//! free slots that only pieces of one size can have.
+//! space of a tier is never more than its host can still give, and the room of a host that holds both counts once. The
+//! reserve counts as free, but not as available, and neither do free slots that only pieces of one size can have. Available
+//! is what one program can really write: with a bulk device its free space, because a file of more than the threshold can lie
+//! nowhere else; nothing, when the region takes no more files.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -10,7 +12,7 @@ use shoal_format::BULK_BLOCK;
 use shoal_format::dir::NAME_MAX;
 use shoal_format::inode::{INO_MAX, INODE_RECORD, Inode};
 
-use crate::{Attr, Fs, Ino, Result};
+use crate::{Attr, Fs, HostRoom, Ino, Result};
 
 /// What `statfs` reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,10 +34,15 @@ pub struct StatFs {
 pub struct Usage {
     pub region_bytes: u64,
     pub region_fixed: u64,
+    pub region_used: u64,
+    /// Free and backed by room on the host.
     pub region_free: u64,
+    /// Of the free bytes, what only deleting may use.
     pub region_reserve: u64,
-    /// What ordinary operations can have of it, for pieces of any size.
+    /// What ordinary operations can have of it, for pieces of any size, once the region is compacted.
     pub region_usable: u64,
+    /// Of the region's free bytes, those that are only there while the bulk device leaves them: one host has room for either.
+    pub shared_free: u64,
     pub bulk_bytes: u64,
     pub bulk_used: u64,
     /// Free and backed by room on the host.
@@ -83,8 +90,9 @@ impl Fs {
         let mut usage = Usage {
             region_bytes: space.region_bytes,
             region_fixed: space.fixed_bytes,
+            region_used: (space.region_bytes - space.fixed_bytes).saturating_sub(space.free_bytes),
             region_free: space.free_bytes,
-            region_reserve: space.reserve_bytes,
+            region_reserve: space.reserve_bytes.min(space.free_bytes),
             region_usable: space.usable_bytes,
             inodes: self.counts.inodes.load(Relaxed),
             directories: self.counts.directories.load(Relaxed),
@@ -98,9 +106,20 @@ impl Fs {
             usage.bulk_used = bulk.blocks().saturating_sub(free + pending) * BULK_BLOCK;
             usage.bulk_pending = pending * BULK_BLOCK;
             usage.bulk_free = free * BULK_BLOCK;
-            // A sparse bulk file promises no more than its host can give.
-            if let Some(room) = &self.options.bulk_room {
-                usage.bulk_free = usage.bulk_free.min(room().saturating_sub(usage.bulk_used + usage.bulk_pending));
+        }
+        if let Some(room) = &self.room {
+            let (room, log) = (room.now(), self.region.log_growth_bytes());
+            let growth = room.region_growth_bytes(log);
+            let ordinary = (space.free_bytes - usage.region_reserve).min(space.backed_bytes + growth);
+            usage.region_usable = space.usable_bytes.min(space.backed_usable_bytes + growth).min(ordinary);
+            usage.region_free = space.free_bytes.min(ordinary + usage.region_reserve);
+            usage.region_reserve = usage.region_free - ordinary;
+            usage.bulk_free =
+                usage.bulk_free.min(room.bulk_bytes(log).saturating_sub(usage.bulk_used + usage.bulk_pending));
+            if room.shared {
+                let grown = ordinary.saturating_sub(space.backed_bytes);
+                let beside = HostRoom { region: room.region.saturating_sub(usage.bulk_free), ..room };
+                usage.shared_free = grown.saturating_sub(beside.region_growth_bytes(log));
             }
         }
         usage
@@ -109,15 +128,21 @@ impl Fs {
     /// Both tiers together, in units of 4 KiB; agrees with [`Fs::usage`].
     pub fn statfs(&self) -> StatFs {
         let usage = self.usage();
-        let free = usage.region_free + usage.bulk_free + usage.bulk_pending;
+        let free = usage.region_free - usage.shared_free + usage.bulk_free + usage.bulk_pending;
         // The total shrinks with the host's room: what cannot be written is no capacity.
-        let bulk = usage.bulk_used + usage.bulk_free + usage.bulk_pending;
-        let total = usage.region_bytes - usage.region_fixed + bulk;
+        let total = usage.region_used + usage.bulk_used + free;
         // What is in the region can be used by pieces of any size once it is compacted; some goes into inodes and names.
         let usable = usage.region_usable - usage.region_usable / METADATA_SHARE;
-        let ordinary = usable + usage.bulk_free + usage.bulk_pending;
-        let room = (usage.region_free.saturating_sub(usage.region_reserve) / (INODE_RECORD as u64 + 32))
-            .min(INO_MAX - usage.inodes);
+        let bulk = usage.bulk_free + usage.bulk_pending;
+        let ordinary = if usage.bulk_bytes == 0 {
+            usable
+        } else if usable < BLOCK {
+            0
+        } else {
+            bulk
+        };
+        let region = usage.region_free - usage.region_reserve;
+        let room = (region / (INODE_RECORD as u64 + 32)).min(INO_MAX - usage.inodes);
         StatFs {
             block_bytes: BLOCK as u32,
             blocks: total / BLOCK,

@@ -7,7 +7,9 @@ use shoal_format::inode::{Inode, S_IFDIR, S_IFREG};
 use shoal_format::xattr::{self, Attribute, XATTR_NAME_MAX, XATTR_TOTAL_MAX, XATTR_VALUE_MAX};
 use shoal_region::{Tx, View};
 
-use crate::{Error, Fs, Ino, Result, acl};
+use crate::{Error, Fs, Ino, Result, acl, flags};
+
+const S_ISGID: u16 = 0o2000;
 
 /// Whether an attribute may, must or must not exist already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,18 +61,39 @@ impl Fs {
     }
 
     pub fn setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+        self.setxattr_by(ino, name, value, mode, |_| true)
+    }
+
+    /// The same for a caller of whom `may_keep_set_gid` tells whether a file of that group stays set-group-id when he
+    /// sets its access ACL: a change of mode by somebody outside of the group takes the bit away, and so does this.
+    pub fn setxattr_by(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+        may_keep_set_gid: impl Fn(u32) -> bool,
+    ) -> Result<()> {
         self.writable()?;
         if value.len() > XATTR_VALUE_MAX {
             return Err(Error::TooBig);
         }
-        self.with_room(|| self.try_setxattr(ino, name, value, mode))
+        self.with_room(|| self.try_setxattr(ino, name, value, mode, &may_keep_set_gid))
     }
 
-    fn try_setxattr(&self, ino: Ino, name: &[u8], value: &[u8], mode: XattrMode) -> Result<()> {
+    fn try_setxattr(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+        may_keep_set_gid: &dyn Fn(u32) -> bool,
+    ) -> Result<()> {
         let _lock = self.locks.write(ino);
         let mut inode = self.load(ino)?;
         check_name(&inode, name)?;
-        let mut attributes = self.attributes(&self.region, &inode)?;
+        flags::check_change(&inode)?;
+        let mut attributes = self.met(ino, self.attributes(&self.region, &inode))?;
         let place = attributes.iter().position(|(have, _)| have == name);
         match (mode, place) {
             (XattrMode::Create, Some(_)) => return Err(Error::Exists),
@@ -82,6 +105,9 @@ impl Fs {
             acl::DEFAULT => acl::check_default(value, &inode)?,
             _ => true,
         };
+        if name == acl::ACCESS && inode.mode & S_ISGID != 0 && !may_keep_set_gid(inode.gid) {
+            inode.mode &= !S_ISGID;
+        }
         match (place, keep) {
             (Some(place), true) => attributes[place].1 = value.to_vec(),
             (None, true) => attributes.push((name.to_vec(), value.to_vec())),
@@ -99,7 +125,7 @@ impl Fs {
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let _lock = self.locks.read(ino);
         let inode = self.load(ino)?;
-        let attributes = self.attributes(&self.region, &inode)?;
+        let attributes = self.met(ino, self.attributes(&self.region, &inode))?;
         attributes.into_iter().find(|(have, _)| have == name).map(|(_, value)| value).ok_or(Error::NoAttribute)
     }
 
@@ -108,7 +134,7 @@ impl Fs {
         let _lock = self.locks.read(ino);
         let inode = self.load(ino)?;
         let mut out = Vec::new();
-        for (name, _) in self.attributes(&self.region, &inode)? {
+        for (name, _) in self.met(ino, self.attributes(&self.region, &inode))? {
             out.extend_from_slice(&name);
             out.push(0);
         }
@@ -120,7 +146,8 @@ impl Fs {
         let _lock = self.locks.write(ino);
         let mut inode = self.load(ino)?;
         check_name(&inode, name)?;
-        let mut attributes = self.attributes(&self.region, &inode)?;
+        flags::check_change(&inode)?;
+        let mut attributes = self.met(ino, self.attributes(&self.region, &inode))?;
         let place = attributes.iter().position(|(have, _)| have == name).ok_or(Error::NoAttribute)?;
         attributes.remove(place);
         let mut tx = self.region.begin_reclaim();

@@ -17,7 +17,7 @@ use crash::explorer::{Sampling, explore, guard};
 use crash::operation::Operation::{Checkpoint, Forget, Fsync, Sync, Tick, UnlinkHeld};
 use crash::run::{Before, Ground, Run, Workload};
 use crash::store::Setup;
-use crash::{deep, faults, mix, number, workload};
+use crash::{deep, faults, full_host, mix, number, workload};
 use shoal_format::superblock::MemoryKind;
 
 const SEED: u64 = 20_260;
@@ -194,6 +194,16 @@ fn every_call_of_the_media_may_fail_in_every_operation() {
         failed += faults::fail_openings(&ground).unwrap_or_else(|e| panic!("{e}"));
         println!("{}: {failed} failing calls in {:.1} s", kind.name(), start.elapsed().as_secs_f64());
         assert!(failed > 100, "only {failed} calls were made to fail");
+    }
+}
+
+#[test]
+fn a_store_on_a_full_host_can_be_emptied_and_ends_clean() {
+    for setup in [Setup::two_tiers(MemoryKind::Logged), Setup::region_only(MemoryKind::Logged)] {
+        let start = Instant::now();
+        let (hosts, files) = full_host::fill_hosts(&ground(setup)).unwrap_or_else(|e| panic!("{e}"));
+        println!("{hosts} full hosts, {files} files in {:.1} s", start.elapsed().as_secs_f64());
+        assert!(hosts >= 20 && files > 1000, "only {hosts} hosts and {files} files");
     }
 }
 

@@ -8,7 +8,7 @@ mod data_store;
 use data_store::{Kind, Setup, Store};
 use shoal_format::BULK_BLOCK;
 use shoal_format::inode::INODE_HAS_NEW;
-use shoal_fs::{Error, Ino, ROOT, Seek};
+use shoal_fs::{Error, Ino, ROOT, Seek, SetAttr, without_flush};
 use shoal_sim::{Call, Fault, FaultPlan, Limits, Random};
 
 const KEEP_SIZE: i32 = 1;
@@ -613,4 +613,48 @@ fn files_grown_side_by_side_lie_in_few_extents() {
         let pieces = store.fs.placement(ino).unwrap().pieces.len();
         assert!(pieces <= 12, "{pieces} extents");
     }
+}
+
+#[test]
+fn an_operation_that_must_not_flush_is_refused_whole_and_passes_afterwards() {
+    let store = Store::new(Setup { threshold: 64 << 10, kind: Kind::Logged, ..Setup::default() });
+    let body = |ino| {
+        let mut out = vec![0; 300_000];
+        let len = store.fs.read(ino, 0, &mut out).unwrap();
+        out.truncate(len);
+        out
+    };
+    // Promised content that changes its tier, by each operation that can make it.
+    let steps: [&dyn Fn(Ino) -> Result<(), Error>; 4] = [
+        &|ino| store.fs.write(ino, 60_000, &[2; 50_000]).map(drop),
+        &|ino| store.fs.setattr(ino, &SetAttr { size: Some(100_000), ..SetAttr::default() }).map(drop),
+        &|ino| store.fs.fallocate(ino, 0, 0, 100_000),
+        &|ino| store.fs.copy_range(ino, 0, ino, 80_000, 50_000).map(drop),
+    ];
+    for (number, step) in steps.iter().enumerate() {
+        let ino = store.create(format!("promised{number}").as_bytes());
+        store.fs.write(ino, 0, &[1; 60_000]).unwrap();
+        store.fs.fsync(ino, false).unwrap();
+        let before = body(ino);
+        assert_eq!(without_flush(|| step(ino)), Err(Error::WouldFlush), "step {number}");
+        assert_eq!(body(ino), before, "step {number}");
+        store.check_allocated(ino, "refused");
+        step(ino).unwrap();
+        assert!(body(ino).len() >= 100_000, "step {number}");
+        assert_eq!(body(ino)[..50_000], before[..50_000], "step {number}");
+        store.check_allocated(ino, "done");
+        // An append behind bytes that were cut off.
+        store.truncate(ino, 90_001);
+        let append = |ino| store.fs.write(ino, 95_000, &[3; 10]);
+        if matches!(number, 0 | 3) {
+            assert_eq!(without_flush(|| append(ino)), Err(Error::WouldFlush), "step {number}");
+            assert_eq!(body(ino).len(), 90_001, "step {number}");
+            append(ino).unwrap();
+        } else {
+            // These left no data in the last block: there is nothing to flush.
+            assert_eq!(without_flush(|| append(ino)), Ok(10), "step {number}");
+        }
+        assert!(body(ino)[90_001..95_000].iter().all(|&byte| byte == 0), "step {number}");
+    }
+    assert!(!store.fs.region().is_poisoned());
 }

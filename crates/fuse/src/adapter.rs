@@ -4,9 +4,10 @@
 //! opendir and flush are answered ENOSYS once (the kernel then never asks again, and keeps its caches),
 //! create as well (the kernel then sends one MKNOD, and no RELEASE); names that do not exist are cached like those that do.
 //! An open file needs no handle: the kernel's lookup references keep an unlinked inode alive (`hold`/`forget`).
-//! fsync is answered from the log's group commit, by whichever thread leads it; its followers block no thread here.
+//! fsync is answered from the log's group commit, by whichever thread leads it; its followers block no thread here, and a
+//! flush of the bulk device none at all (`syncer`).
 //! Set-id bits are cleared here (HANDLE_KILLPRIV_V2), else the kernel asks for `security.capability` on each write.
-//! Not offered: O_TMPFILE and file-system-wide syncs (`fuser` does not know the requests), ioctls, remote locks
+//! Not offered: O_TMPFILE and file-system-wide syncs (`fuser` does not know the requests), ioctls but chattr's, remote locks
 //! (the kernel's own are enough for one mount).
 
 use std::cell::RefCell;
@@ -23,10 +24,12 @@ use fuser::{
     ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen,
     ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow, WriteFlags,
 };
-use shoal_fs::{Attr, Caller, Fs, Ino, Seek, SetAttr, XattrMode};
+use shoal_fs::{Attr, Caller, FileFlags, Fs, Ino, Seek, SetAttr, XattrMode};
 
-use crate::convert;
 use crate::options::MountOptions;
+use crate::syncer::Syncer;
+use crate::waiters::Waiters;
+use crate::{convert, file_flags, membership};
 
 /// The store has one mount: what the kernel knows stays true until it changes it itself.
 const FOR_EVER: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -44,6 +47,8 @@ const SEEK_HOLE: i32 = 4;
 
 pub(crate) struct Adapter {
     fs: Arc<Fs>,
+    syncer: Syncer,
+    waiters: Waiters,
     /// Set before the first request is served.
     notifier: Arc<OnceLock<Notifier>>,
     default_permissions: bool,
@@ -59,9 +64,17 @@ thread_local! {
 }
 
 impl Adapter {
-    pub fn new(fs: Arc<Fs>, options: &MountOptions, notifier: Arc<OnceLock<Notifier>>) -> Adapter {
+    pub fn new(
+        fs: Arc<Fs>,
+        syncer: Syncer,
+        waiters: Waiters,
+        options: &MountOptions,
+        notifier: Arc<OnceLock<Notifier>>,
+    ) -> Adapter {
         Adapter {
             fs,
+            syncer,
+            waiters,
             notifier,
             default_permissions: options.default_permissions,
             xattrs: options.xattrs,
@@ -101,14 +114,23 @@ impl Adapter {
         Ok(())
     }
 
-    fn sync(&self, ino: Ino, reply: ReplyEmpty) {
-        match self.fs.fsync_prepare(ino) {
-            Ok(lsn) => self
-                .fs
-                .region()
-                .sync_with(lsn, Box::new(move |outcome| finish(reply, outcome.map_err(shoal_fs::Error::from)))),
-            Err(error) => reply.error(convert::errno(&error)),
+    /// Runs `work` and answers its outcome: here, or, when it has to flush the bulk device, in a thread that may wait for that.
+    fn waiting<W, T, A>(&self, work: W, answer: A)
+    where
+        W: Fn(&Fs) -> shoal_fs::Result<T> + Send + 'static,
+        A: FnOnce(shoal_fs::Result<T>) + Send + 'static,
+    {
+        match shoal_fs::without_flush(|| work(&self.fs)) {
+            Err(shoal_fs::Error::WouldFlush) => {
+                let fs = self.fs.clone();
+                self.waiters.run(move || answer(work(&fs)));
+            }
+            outcome => answer(outcome),
         }
+    }
+
+    fn sync(&self, ino: Ino, reply: ReplyEmpty) {
+        self.syncer.fsync(ino, move |outcome| finish(reply, outcome));
     }
 }
 
@@ -158,8 +180,9 @@ fn no_such_name() -> FileAttr {
 impl Filesystem for Adapter {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         let offered = config.capabilities();
+        // Without ASYNC_DIO: the kernel drops cached pages before a direct write, and after one that it waits for. After an
+        // asynchronous one it does not, so that a reader beside it leaves the old bytes in the cache for good.
         let mut wanted = InitFlags::FUSE_ASYNC_READ
-            | InitFlags::FUSE_ASYNC_DIO
             | InitFlags::FUSE_BIG_WRITES
             | InitFlags::FUSE_MAX_PAGES
             | InitFlags::FUSE_DO_READDIRPLUS
@@ -201,6 +224,11 @@ impl Filesystem for Adapter {
         }
         match self.fs.lookup(parent.0, name.as_bytes(), true) {
             Err(shoal_fs::Error::NotFound) => reply.entry(&FOR_EVER, &no_such_name(), Generation(0)),
+            Err(shoal_fs::Error::Corrupt(damage)) => match self.fs.lookup_unreadable(parent.0, name.as_bytes()) {
+                // So that the name can be removed; nothing is cached, and every look at the inode itself is an error.
+                Ok(attr) => reply.entry(&Duration::ZERO, &convert::file_attr(&attr), Generation(0)),
+                Err(_) => self.entry(Err(shoal_fs::Error::Corrupt(damage)), reply),
+            },
             result => self.entry(result, reply),
         }
     }
@@ -246,19 +274,28 @@ impl Filesystem for Adapter {
         // `fuser` drops the flag that says whether the caller has CAP_FSETID; root is who has it.
         let truncated_by_user = size.is_some() && request.uid() != 0;
         if self.kill_set_id && mode.is_none() && (owner_changes || truncated_by_user) {
-            let cleared = self.fs.getattr(ino.0).map(|attr| match owner_changes {
-                true => convert::mode_after_chown(attr.mode),
-                false => convert::mode_after_write(attr.mode),
+            let cleared = self.fs.getattr(ino.0).map(|attr| {
+                // Overlayfs copies a file up by setting its mode, then its owner, and does not mean to clear anything. A
+                // user's chown(2) looks the same, but by root and to the same owner clearing serves nobody.
+                let same = uid.is_none_or(|uid| uid == attr.uid) && gid.is_none_or(|gid| gid == attr.gid);
+                match owner_changes {
+                    true if same && request.uid() == 0 => None,
+                    true => convert::mode_after_chown(attr.mode),
+                    false => convert::mode_after_write(attr.mode),
+                }
             });
             match cleared {
                 Ok(mode) => change.mode = mode.map(|mode| mode & 0o7777),
                 Err(error) => return reply.error(convert::errno(&error)),
             }
         }
-        match self.fs.setattr(ino.0, &change) {
-            Ok(attr) => reply.attr(&FOR_EVER, &convert::file_attr(&attr)),
-            Err(error) => reply.error(convert::errno(&error)),
-        }
+        self.waiting(
+            move |fs| fs.setattr(ino.0, &change),
+            move |outcome| match outcome {
+                Ok(attr) => reply.attr(&FOR_EVER, &convert::file_attr(&attr)),
+                Err(error) => reply.error(convert::errno(&error)),
+            },
+        );
     }
 
     fn readlink(&self, _request: &Request, ino: INodeNo, reply: ReplyData) {
@@ -300,7 +337,7 @@ impl Filesystem for Adapter {
 
     fn rename(
         &self,
-        _request: &Request,
+        request: &Request,
         parent: INodeNo,
         name: &OsStr,
         new_parent: INodeNo,
@@ -308,8 +345,17 @@ impl Filesystem for Adapter {
         flags: RenameFlags,
         reply: ReplyEmpty,
     ) {
-        let Some(mode) = convert::rename_mode(flags) else { return reply.error(Errno::EINVAL) };
-        finish(reply, self.fs.rename(parent.0, name.as_bytes(), new_parent.0, new_name.as_bytes(), mode));
+        let Some((mode, whiteout)) = convert::rename_mode(flags) else { return reply.error(Errno::EINVAL) };
+        let caller = Caller { hold: false, ..caller(request, 0) };
+        let (name, new_name) = (name.as_bytes().to_vec(), new_name.as_bytes().to_vec());
+        // A large file that takes the place of another one is flushed first.
+        self.waiting(
+            move |fs| {
+                let whiteout = whiteout.then_some(&caller);
+                fs.rename_with(parent.0, &name, new_parent.0, &new_name, mode, whiteout)
+            },
+            move |outcome| finish(reply, outcome),
+        );
     }
 
     fn link(&self, _request: &Request, ino: INodeNo, new_parent: INodeNo, new_name: &OsStr, reply: ReplyEntry) {
@@ -373,9 +419,17 @@ impl Filesystem for Adapter {
     ) {
         let cleared =
             if write_flags.contains(WriteFlags::FUSE_WRITE_KILL_SUIDGID) { self.clear_set_id(ino.0) } else { Ok(()) };
-        match cleared.and_then(|()| self.fs.write(ino.0, offset, data)) {
+        let answer = move |outcome: shoal_fs::Result<usize>| match outcome {
             Ok(written) => reply.written(written as u32),
             Err(error) => reply.error(convert::errno(&error)),
+        };
+        match cleared.and_then(|()| shoal_fs::without_flush(|| self.fs.write(ino.0, offset, data))) {
+            Err(shoal_fs::Error::WouldFlush) => {
+                // The request's buffer is this thread's: only who waits pays for a copy.
+                let (fs, data) = (self.fs.clone(), data.to_vec());
+                self.waiters.run(move || answer(fs.write(ino.0, offset, &data)));
+            }
+            outcome => answer(outcome),
         }
     }
 
@@ -418,7 +472,7 @@ impl Filesystem for Adapter {
         mut reply: ReplyDirectoryPlus,
     ) {
         let mut cookie = offset;
-        let mut entries: Vec<(Ino, u64, Vec<u8>)> = Vec::with_capacity(ENTRIES_AT_ONCE);
+        let mut entries: Vec<(Ino, u8, u64, Vec<u8>)> = Vec::with_capacity(ENTRIES_AT_ONCE);
         loop {
             entries.clear();
             // Attributes are looked up afterwards: the engine holds the directory's lock while it calls back. The
@@ -427,21 +481,27 @@ impl Filesystem for Adapter {
                 if entries.len() == ENTRIES_AT_ONCE {
                     return false;
                 }
-                entries.push((entry.ino, entry.next, entry.name.to_vec()));
+                entries.push((entry.ino, entry.kind, entry.next, entry.name.to_vec()));
                 true
             });
             if let Err(error) = outcome {
                 // What is in the buffer carries references the kernel must hear of.
                 return if cookie == offset { reply.error(convert::errno(&error)) } else { reply.ok() };
             }
-            for (ino, next, name) in &entries {
+            for (ino, kind, next, name) in &entries {
                 cookie = *next;
                 // The kernel takes no reference for these two.
                 let counted = name != b"." && name != b"..";
                 let attr = if counted { self.hold(*ino) } else { self.fs.getattr(*ino) };
-                let Ok(attr) = attr else { continue };
+                let (attr, lifetime) = match attr {
+                    Ok(attr) => (attr, FOR_EVER),
+                    Err(shoal_fs::Error::Corrupt(_)) if counted => {
+                        (self.fs.hold_unreadable(*ino, *kind), Duration::ZERO)
+                    }
+                    Err(_) => continue,
+                };
                 let (out, generation) = (convert::file_attr(&attr), Generation(attr.generation.into()));
-                if reply.add(INodeNo(*ino), *next, OsStr::from_bytes(name), &FOR_EVER, &out, generation) {
+                if reply.add(INodeNo(*ino), *next, OsStr::from_bytes(name), &lifetime, &out, generation) {
                     if counted {
                         self.fs.forget(*ino, 1);
                     }
@@ -461,7 +521,7 @@ impl Filesystem for Adapter {
 
     fn setxattr(
         &self,
-        _request: &Request,
+        request: &Request,
         ino: INodeNo,
         name: &OsStr,
         value: &[u8],
@@ -478,7 +538,9 @@ impl Filesystem for Adapter {
             XATTR_REPLACE => XattrMode::Replace,
             _ => return reply.error(Errno::EINVAL),
         };
-        finish(reply, self.fs.setxattr(ino.0, name.as_bytes(), value, mode));
+        // The protocol has a word for this (SETXATTR_EXT), which `fuser` does not read.
+        let keeps = |group| request.uid() == 0 || membership::may_keep_set_gid(request.gid(), request.pid(), group);
+        finish(reply, self.fs.setxattr_by(ino.0, name.as_bytes(), value, mode, keeps));
     }
 
     fn getxattr(&self, _request: &Request, ino: INodeNo, name: &OsStr, size: u32, reply: ReplyXattr) {
@@ -510,16 +572,34 @@ impl Filesystem for Adapter {
 
     fn ioctl(
         &self,
-        _request: &Request,
-        _ino: INodeNo,
+        request: &Request,
+        ino: INodeNo,
         _handle: FileHandle,
         _flags: IoctlFlags,
-        _command: u32,
-        _data: &[u8],
-        _out_size: u32,
+        command: u32,
+        data: &[u8],
+        out_size: u32,
         reply: ReplyIoctl,
     ) {
-        reply.error(Errno::ENOTTY);
+        let outcome = match command {
+            file_flags::GET_FLAGS | file_flags::GET_XFLAGS => {
+                self.fs.file_flags(ino.0).map(|flags| file_flags::answer(command, flags, out_size as usize))
+            }
+            file_flags::SET_FLAGS | file_flags::SET_XFLAGS => {
+                let Some(flags) = file_flags::asked(command, data) else { return reply.error(Errno::EOPNOTSUPP) };
+                // Kernels before 5.13 pass the request on unchecked.
+                let allowed = |old: FileFlags, owner| {
+                    let guards = |flags: FileFlags| (flags.immutable, flags.append_only);
+                    request.uid() == 0 || request.uid() == owner && guards(flags) == guards(old)
+                };
+                self.fs.set_file_flags(ino.0, flags, allowed).map(|()| Vec::new())
+            }
+            _ => return reply.error(Errno::ENOTTY),
+        };
+        match outcome {
+            Ok(data) => reply.ioctl(0, &data),
+            Err(error) => reply.error(convert::errno(&error)),
+        }
     }
 
     fn fallocate(
@@ -533,7 +613,10 @@ impl Filesystem for Adapter {
         reply: ReplyEmpty,
     ) {
         let cleared = self.clear_set_id_unless_root(request, ino.0);
-        finish(reply, cleared.and_then(|()| self.fs.fallocate(ino.0, mode, offset, length)));
+        if cleared.is_err() {
+            return finish(reply, cleared);
+        }
+        self.waiting(move |fs| fs.fallocate(ino.0, mode, offset, length), move |outcome| finish(reply, outcome));
     }
 
     fn lseek(
@@ -573,9 +656,15 @@ impl Filesystem for Adapter {
         // The answer has 32 bits; the caller goes on with the rest.
         let len = len.min(1 << 30);
         let cleared = self.clear_set_id_unless_root(request, to.0);
-        match cleared.and_then(|()| self.fs.copy_range(from.0, from_at, to.0, to_at, len)) {
-            Ok(copied) => reply.written(copied as u32),
-            Err(error) => reply.error(convert::errno(&error)),
+        if let Err(error) = cleared {
+            return reply.error(convert::errno(&error));
         }
+        self.waiting(
+            move |fs| fs.copy_range(from.0, from_at, to.0, to_at, len),
+            move |outcome| match outcome {
+                Ok(copied) => reply.written(copied as u32),
+                Err(error) => reply.error(convert::errno(&error)),
+            },
+        );
     }
 }

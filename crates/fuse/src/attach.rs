@@ -17,10 +17,10 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::mount::UnmountFlags;
+use rustix::mount::{MountFlags, UnmountFlags};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use rustix::process::{getgid, getuid};
 
@@ -30,6 +30,10 @@ use crate::options::MountOptions;
 
 /// Pages dirtied through memory maps are written back for at most so long before a busy mount is cut off.
 const WRITE_BACK_LIMIT: Duration = Duration::from_secs(10);
+
+/// A mount that somebody only looks at in passing (`df`, `stat`) is busy for a moment.
+const PASSERS_BY: Duration = Duration::from_secs(2);
+const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(10);
 
 pub(crate) struct Attached {
     pub device: OwnedFd,
@@ -155,7 +159,7 @@ impl Unmounter {
         if !self.is_mounted().map_err(failed)? {
             return Ok(Unmounted::Gone);
         }
-        match self.try_unmount(UnmountFlags::empty(), &[]) {
+        match while_busy(|| self.try_unmount(UnmountFlags::empty(), &[])) {
             Ok(()) => Ok(Unmounted::Idle),
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
                 self.write_back();
@@ -220,6 +224,19 @@ impl Unmounter {
     }
 }
 
+/// Tries until it is not busy any more, or has been for too long to be in passing.
+fn while_busy(mut unmount: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    let begin = Instant::now();
+    loop {
+        match unmount() {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy && begin.elapsed() < PASSERS_BY => {
+                std::thread::sleep(BETWEEN_ATTEMPTS);
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
 /// Unmounts through the set-uid helper.
 pub(crate) fn unmount_by_fusermount(mountpoint: &Path, flags: &[&str]) -> io::Result<()> {
     let output = Command::new("fusermount3").arg("-u").args(flags).arg("--").arg(mountpoint).output()?;
@@ -231,11 +248,44 @@ pub(crate) fn unmount_by_fusermount(mountpoint: &Path, flags: &[&str]) -> io::Re
     Err(io::Error::new(kind, message))
 }
 
+/// Gives the mount at `mountpoint` the flags of `options`: the kernel then refuses writes to one that is read-only, and has sent
+/// what memory maps hold before it does. FUSE's own options cannot change.
+pub fn remount(mountpoint: &Path, options: &MountOptions) -> io::Result<()> {
+    // Without any of its flags the kernel would keep the rule for access times there was.
+    let relative = options.access_times == shoal_fs::AccessTimes::Relative;
+    let flags = options.flags() | if relative { MountFlags::RELATIME } else { MountFlags::empty() };
+    Ok(rustix::mount::mount_remount(mountpoint, flags, c"")?)
+}
+
 /// Ends the mount at `mountpoint`, whoever made it; `lazy` takes it away although it is in use.
 pub fn unmount_path(mountpoint: &Path, lazy: bool) -> io::Result<()> {
     let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
-    match rustix::mount::unmount(mountpoint, flags | UnmountFlags::NOFOLLOW) {
+    while_busy(|| match rustix::mount::unmount(mountpoint, flags | UnmountFlags::NOFOLLOW) {
         Err(Errno::PERM) => unmount_by_fusermount(mountpoint, if lazy { &["-z"] } else { &[] }),
         outcome => Ok(outcome?),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mount_busy_in_passing_is_tried_again_and_another_refusal_is_final() {
+        let mut attempts = 0;
+        let outcome = while_busy(|| {
+            attempts += 1;
+            if attempts < 4 { Err(Errno::BUSY.into()) } else { Ok(()) }
+        });
+        assert!(outcome.is_ok() && attempts == 4);
+        let mut attempts = 0;
+        let outcome = while_busy(|| {
+            attempts += 1;
+            Err(Errno::INVAL.into())
+        });
+        assert!(outcome.is_err() && attempts == 1);
+        let begin = Instant::now();
+        assert_eq!(while_busy(|| Err(Errno::BUSY.into())).unwrap_err().kind(), io::ErrorKind::ResourceBusy);
+        assert!(begin.elapsed() >= PASSERS_BY);
     }
 }

@@ -89,14 +89,17 @@ pub(crate) fn errno(error: &shoal_fs::Error) -> Errno {
     Errno::from_i32(error.errno())
 }
 
-/// `None` for flags the engine does not know (RENAME_WHITEOUT, or both others at once).
-pub(crate) fn rename_mode(flags: RenameFlags) -> Option<RenameMode> {
-    if flags.is_empty() {
-        Some(RenameMode::Replace)
-    } else if flags == RenameFlags::RENAME_NOREPLACE {
-        Some(RenameMode::NoReplace)
-    } else if flags == RenameFlags::RENAME_EXCHANGE {
-        Some(RenameMode::Exchange)
+/// What to do about the target, and whether the old name becomes a whiteout. `None` for flags that are unknown or exclude
+/// each other: an exchange leaves no name free.
+pub(crate) fn rename_mode(flags: RenameFlags) -> Option<(RenameMode, bool)> {
+    let whiteout = flags.contains(RenameFlags::RENAME_WHITEOUT);
+    let rest = flags.difference(RenameFlags::RENAME_WHITEOUT);
+    if rest.is_empty() {
+        Some((RenameMode::Replace, whiteout))
+    } else if rest == RenameFlags::RENAME_NOREPLACE {
+        Some((RenameMode::NoReplace, whiteout))
+    } else if rest == RenameFlags::RENAME_EXCHANGE && !whiteout {
+        Some((RenameMode::Exchange, false))
     } else {
         None
     }
@@ -202,11 +205,14 @@ mod tests {
     }
 
     #[test]
-    fn rename_flags_are_taken_one_at_a_time() {
-        assert!(matches!(rename_mode(RenameFlags::empty()), Some(RenameMode::Replace)));
-        assert!(matches!(rename_mode(RenameFlags::RENAME_NOREPLACE), Some(RenameMode::NoReplace)));
-        assert!(matches!(rename_mode(RenameFlags::RENAME_EXCHANGE), Some(RenameMode::Exchange)));
-        assert!(rename_mode(RenameFlags::RENAME_WHITEOUT).is_none());
-        assert!(rename_mode(RenameFlags::RENAME_NOREPLACE | RenameFlags::RENAME_EXCHANGE).is_none());
+    fn an_exchange_goes_with_no_other_rename_flag_and_a_whiteout_with_all_others() {
+        let (whiteout, no_replace) = (RenameFlags::RENAME_WHITEOUT, RenameFlags::RENAME_NOREPLACE);
+        assert_eq!(rename_mode(RenameFlags::empty()), Some((RenameMode::Replace, false)));
+        assert_eq!(rename_mode(no_replace), Some((RenameMode::NoReplace, false)));
+        assert_eq!(rename_mode(RenameFlags::RENAME_EXCHANGE), Some((RenameMode::Exchange, false)));
+        assert_eq!(rename_mode(whiteout), Some((RenameMode::Replace, true)));
+        assert_eq!(rename_mode(whiteout | no_replace), Some((RenameMode::NoReplace, true)));
+        assert_eq!(rename_mode(whiteout | RenameFlags::RENAME_EXCHANGE), None);
+        assert_eq!(rename_mode(no_replace | RenameFlags::RENAME_EXCHANGE), None);
     }
 }

@@ -4,10 +4,14 @@
 //! |---|---|
 //! | `adapter` | one method per request: decode, call the engine, reply |
 //! | `convert` | attributes, times, kinds, errors, set-id bits: pure functions |
+//! | `file_flags` | the ioctls of chattr(1): pure functions |
+//! | `membership` | groups and capabilities of the process behind a request |
 //! | `options` | what a mount may be asked for, as kernel flags and option strings |
 //! | `attach` | mount(2), `fusermount3`, unmounting, also of a busy mount |
 //! | `mount_table` | reading the table of mounts |
-//! | `ticker` | the threads behind `Fs::tick` and `Fs::checkpoint` |
+//! | `ticker` | the threads behind `Fs::tick_log`, `Fs::tick_bulk` and `Fs::checkpoint` |
+//! | `syncer` | fsync of large files, whose wait for the bulk device holds up no request thread |
+//! | `waiters` | threads for the other requests that have to wait for a flush of the bulk device |
 //!
 //! Rules: no file-system logic here. The store has exactly one mount, so the kernel may cache names, attributes and
 //! pages for ever; whatever the engine changes on its own must be invalidated (only set-id bits are). The kernel's
@@ -20,9 +24,13 @@
 mod adapter;
 mod attach;
 mod convert;
+mod file_flags;
+mod membership;
 pub mod mount_table;
 mod options;
+mod syncer;
 mod ticker;
+mod waiters;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -30,7 +38,10 @@ use std::sync::{Arc, OnceLock};
 
 use shoal_fs::Fs;
 
-pub use attach::{Unmounted, Unmounter, check_mountpoint, unmount_path};
+use crate::syncer::{Syncer, SyncerThread};
+use crate::waiters::{WaiterThreads, Waiters};
+
+pub use attach::{Unmounted, Unmounter, check_mountpoint, remount, unmount_path};
 pub use options::{Access, MountOptions};
 
 /// Why a mount could not be made, served or ended.
@@ -61,6 +72,8 @@ pub struct Session {
     fs: Arc<Fs>,
     background: fuser::BackgroundSession,
     ticker: ticker::Ticker,
+    waiters: WaiterThreads,
+    syncer: SyncerThread,
     unmounter: Unmounter,
 }
 
@@ -68,7 +81,10 @@ pub struct Session {
 pub fn mount(fs: Arc<Fs>, mountpoint: &Path, options: &MountOptions) -> Result<Session, Error> {
     let attached = attach::attach(mountpoint, options)?;
     let notifier = Arc::new(OnceLock::new());
-    let adapter = adapter::Adapter::new(fs.clone(), options, notifier.clone());
+    let (ticker, bell) = ticker::Ticker::start(&fs).map_err(Error::Thread)?;
+    let (syncer, syncer_thread) = Syncer::start(&fs, bell).map_err(Error::Thread)?;
+    let (waiters, waiter_threads) = Waiters::start().map_err(Error::Thread)?;
+    let adapter = adapter::Adapter::new(fs.clone(), syncer, waiters, options, notifier.clone());
     let unmounter = attached.unmounter;
     let started = fuser::Session::from_fd(adapter, attached.device, options.session_acl(), options.session_config())
         .and_then(|session| {
@@ -81,12 +97,14 @@ pub fn mount(fs: Arc<Fs>, mountpoint: &Path, options: &MountOptions) -> Result<S
         Err(error) => {
             // The device is closed by now, so what is left is a dead mount.
             let _ = unmounter.detach();
+            waiter_threads.stop();
+            syncer_thread.stop();
+            ticker.stop();
             return Err(Error::Connection(error));
         }
     };
-    let ticker = ticker::Ticker::start(&fs).map_err(Error::Thread)?;
     unmounter.read_ahead(options.read_ahead_bytes);
-    Ok(Session { fs, background, ticker, unmounter })
+    Ok(Session { fs, background, ticker, waiters: waiter_threads, syncer: syncer_thread, unmounter })
 }
 
 impl Session {
@@ -98,6 +116,9 @@ impl Session {
     /// Serves until the mount is gone, however it went, then shuts the store down cleanly.
     pub fn wait(self) -> Result<(), Error> {
         let served = self.background.join();
+        // In this order: work that waited is still done, and the syncer leaves answers to the log's clock.
+        self.waiters.stop();
+        self.syncer.stop();
         self.ticker.stop();
         self.fs.shutdown().map_err(Error::Shutdown)?;
         served.map_err(Error::Connection)

@@ -16,8 +16,12 @@ pub struct MountEntry {
     /// `major:minor` of the mounted file system.
     pub device: String,
     pub mountpoint: PathBuf,
+    /// Of this mount, separated by commas.
+    pub options: String,
     pub file_system_type: String,
     pub source: PathBuf,
+    /// Of the file system, whatever mounts it has.
+    pub super_options: String,
 }
 
 /// All mounts this process sees, in the order they were made.
@@ -38,10 +42,13 @@ fn entry(line: &[u8]) -> Option<MountEntry> {
     let mut fields = line.split(|&b| b == b' ');
     let device = String::from_utf8(fields.nth(2)?.to_vec()).ok()?;
     let mountpoint = path(fields.nth(1)?);
+    let options = String::from_utf8(fields.next()?.to_vec()).ok()?;
     // A varying number of optional fields ends with a dash.
     fields.find(|field| *field == b"-")?;
     let file_system_type = String::from_utf8(fields.next()?.to_vec()).ok()?;
-    Some(MountEntry { device, mountpoint, file_system_type, source: path(fields.next()?) })
+    let source = path(fields.next()?);
+    let super_options = String::from_utf8_lossy(fields.next().unwrap_or_default()).into_owned();
+    Some(MountEntry { device, mountpoint, options, file_system_type, source, super_options })
 }
 
 /// Blanks, tabs, line feeds and backslashes are written as `\` and three octal digits.
@@ -81,8 +88,10 @@ mod tests {
             MountEntry {
                 device: "0:45".into(),
                 mountpoint: "/mnt/a b\\".into(),
+                options: "rw,nosuid".into(),
                 file_system_type: FILE_SYSTEM_TYPE.into(),
                 source: "/srv/st,ore".into(),
+                super_options: "rw,user_id=0".into(),
             }
         );
     }

@@ -2,12 +2,17 @@
 //!
 //! Rules: `default_permissions` is on unless it is refused, and POSIX ACLs depend on it (the kernel checks both).
 //! Without a wish for threads there are at least four: a request that waits for a disk must not hold up the others.
+//! Access times are the engine's matter: the kernel does not keep any for FUSE, its flags only show in the table of mounts.
 //! Left out: the fstab syntax, which belongs to the command line.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use rustix::mount::MountFlags;
+use shoal_fs::AccessTimes;
+
+/// The others would be refused; for a mount without root's rights they are left out, except that the engine obeys them.
+const FUSERMOUNT_KNOWS: [&str; 7] = ["ro", "nodev", "nosuid", "noexec", "noatime", "sync", "dirsync"];
 
 /// Who may use the mount, besides the permissions of its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,9 +39,18 @@ pub struct MountOptions {
     pub nodev: bool,
     pub nosuid: bool,
     pub noexec: bool,
-    pub noatime: bool,
+    /// When reads change access times.
+    pub access_times: AccessTimes,
+    /// Access times of directories stay as they are. They do so anyway: this is what the table of mounts says.
+    pub nodiratime: bool,
+    /// Symbolic links on this mount are not followed.
+    pub nosymfollow: bool,
     /// Every write is followed by an fsync.
     pub synchronous: bool,
+    /// Shown in the table of mounts; changes of directories are in the log in any case.
+    pub directories_synchronous: bool,
+    /// The kernel may keep time stamps back.
+    pub lazytime: bool,
     /// Threads that serve requests; 0: as many as suit the machine.
     pub threads: usize,
     /// Every thread reads requests from a descriptor of its own.
@@ -56,8 +70,12 @@ impl MountOptions {
             nodev: false,
             nosuid: false,
             noexec: false,
-            noatime: false,
+            access_times: AccessTimes::Relative,
+            nodiratime: false,
+            nosymfollow: false,
             synchronous: false,
+            directories_synchronous: false,
+            lazytime: false,
             threads: 0,
             clone_fd: false,
             read_ahead_bytes: 1 << 20,
@@ -65,18 +83,27 @@ impl MountOptions {
     }
 
     pub(crate) fn flags(&self) -> MountFlags {
+        self.words().map(|(_, flag)| flag).collect()
+    }
+
+    /// What is asked for, as words and as flags.
+    fn words(&self) -> impl Iterator<Item = (&'static str, MountFlags)> {
         [
-            (self.read_only, MountFlags::RDONLY),
-            (self.nodev, MountFlags::NODEV),
-            (self.nosuid, MountFlags::NOSUID),
-            (self.noexec, MountFlags::NOEXEC),
-            (self.noatime, MountFlags::NOATIME),
-            (self.synchronous, MountFlags::SYNCHRONOUS),
+            (self.read_only, "ro", MountFlags::RDONLY),
+            (self.nodev, "nodev", MountFlags::NODEV),
+            (self.nosuid, "nosuid", MountFlags::NOSUID),
+            (self.noexec, "noexec", MountFlags::NOEXEC),
+            (self.access_times == AccessTimes::Never, "noatime", MountFlags::NOATIME),
+            (self.access_times == AccessTimes::Always, "strictatime", MountFlags::STRICTATIME),
+            (self.nodiratime, "nodiratime", MountFlags::NODIRATIME),
+            (self.nosymfollow, "nosymfollow", MountFlags::NOSYMFOLLOW),
+            (self.synchronous, "sync", MountFlags::SYNCHRONOUS),
+            (self.directories_synchronous, "dirsync", MountFlags::DIRSYNC),
+            (self.lazytime, "lazytime", MountFlags::LAZYTIME),
         ]
         .into_iter()
-        .filter(|(wanted, _)| *wanted)
-        .map(|(_, flag)| flag)
-        .collect()
+        .filter(|(wanted, _, _)| *wanted)
+        .map(|(_, word, flag)| (word, flag))
     }
 
     /// The options that FUSE itself reads in mount(2)'s data.
@@ -94,17 +121,9 @@ impl MountOptions {
     /// Everything as one option list for `fusermount3`, which knows `\` as its escape.
     pub(crate) fn fusermount_list(&self) -> Vec<u8> {
         let mut list = self.data().into_bytes();
-        for (wanted, word) in [
-            (self.read_only, ",ro"),
-            (self.nodev, ",nodev"),
-            (self.nosuid, ",nosuid"),
-            (self.noexec, ",noexec"),
-            (self.noatime, ",noatime"),
-            (self.synchronous, ",sync"),
-        ] {
-            if wanted {
-                list.extend_from_slice(word.as_bytes());
-            }
+        for (word, _) in self.words().filter(|(word, _)| FUSERMOUNT_KNOWS.contains(word)) {
+            list.push(b',');
+            list.extend_from_slice(word.as_bytes());
         }
         list.extend_from_slice(b",fsname=");
         for &byte in self.source.as_os_str().as_bytes() {
@@ -152,15 +171,21 @@ mod tests {
             nodev: true,
             nosuid: true,
             noexec: true,
-            noatime: true,
+            access_times: AccessTimes::Never,
+            nodiratime: true,
+            nosymfollow: true,
             synchronous: true,
+            directories_synchronous: true,
+            lazytime: true,
             ..MountOptions::new("/a,b\\c".into())
         };
-        assert_eq!(all.flags().bits().count_ones(), 6);
+        assert_eq!(all.flags().bits().count_ones(), 10);
+        let strict = MountOptions { access_times: AccessTimes::Always, ..MountOptions::new("/s".into()) };
+        assert_eq!(strict.flags(), MountFlags::STRICTATIME);
         assert_eq!(all.data(), "subtype=shoal,allow_other");
         assert_eq!(
             all.fusermount_list(),
-            br"subtype=shoal,allow_other,ro,nodev,nosuid,noexec,noatime,sync,fsname=/a\,b\\c"
+            br"subtype=shoal,allow_other,ro,nodev,nosuid,noexec,noatime,sync,dirsync,fsname=/a\,b\\c"
         );
     }
 

@@ -1,45 +1,76 @@
 //! The threads that give the engine time for its background work.
 //!
-//! One calls `Fs::tick` about ten times a second: commits by age, deferred frees. Another writes checkpoints when they
-//! are due, which takes as long as it takes and must not hold up the commits. A third one compacts the region while nothing else
-//! goes on. An error is logged when it first
-//! appears and not again until the work went well: the engine poisons itself where it must, and says so to callers.
+//! Each device has its own, so that none is late because another is slow: `log-clock` calls `Fs::tick_log` about ten times a
+//! second (commits by age) and whenever it is rung, `bulk-clock` calls `Fs::tick_bulk` (data of large files, deferred
+//! frees), `checkpoint` writes checkpoints when they are due. Only `log-clock` may become the leader of the log's group
+//! commit for long: it has nothing else to do. `compaction` calls `Fs::compact_tick`, which empties sparse segments of the
+//! region while nothing else goes on.
+//! An error is logged when it first appears and not again until the work went well. The failure that makes the store
+//! read-only is told once, by whoever of them sees it first.
 //! Left out: any policy.
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use shoal_fs::Fs;
+use shoal_fs::{Error, Fs};
 
 /// Between two ticks, and between two looks whether a checkpoint is due.
 const PERIOD: Duration = Duration::from_millis(100);
+const NO_ROOM: &str = "checkpoint: no room in the file system that holds the store; make some there, it is tried again";
 
 pub(crate) struct Ticker {
     threads: Vec<(mpsc::Sender<()>, JoinHandle<()>)>,
 }
 
+/// Wakes a thread before its time.
+#[derive(Clone)]
+pub(crate) struct Bell(mpsc::Sender<()>);
+
+impl Bell {
+    pub fn ring(&self) {
+        // A thread that has ended has nothing left to do.
+        let _ = self.0.send(());
+    }
+}
+
 impl Ticker {
-    /// A store that cannot be written to has no background work.
-    pub fn start(fs: &Arc<Fs>) -> io::Result<Ticker> {
+    /// A store that cannot be written to has no background work. The bell wakes `log-clock`.
+    pub fn start(fs: &Arc<Fs>) -> io::Result<(Ticker, Bell)> {
         if fs.region().is_read_only() {
-            return Ok(Ticker { threads: Vec::new() });
+            return Ok((Ticker { threads: Vec::new() }, Bell(mpsc::channel().0)));
         }
-        let (ticking, checkpointing) = (fs.clone(), fs.clone());
-        let tick = every("ticker", PERIOD, move || ticking.tick().map_err(|e| e.to_string()))?;
-        let checkpoint = every("checkpoint", PERIOD, move || match checkpointing.checkpoint_due() {
-            true => checkpointing.checkpoint().map_err(|e| format!("checkpoint: {e}")),
+        let told = Arc::new(AtomicBool::new(false));
+        let reporting = |work: fn(&Fs) -> Result<(), String>| {
+            let (fs, told) = (fs.clone(), told.clone());
+            move || {
+                let outcome = work(&fs);
+                // Once the store has failed, every error is a consequence.
+                if tell_failure(&fs, &told) { Ok(()) } else { outcome }
+            }
+        };
+        let log = every("log-clock", PERIOD, reporting(|fs| fs.tick_log().map_err(|e| e.to_string())))?;
+        let bulk = every("bulk-clock", PERIOD, reporting(|fs| fs.tick_bulk().map_err(|e| e.to_string())))?;
+        let checkpoint = reporting(|fs| match fs.checkpoint_due() {
+            true => fs.checkpoint().map_err(|e| match e {
+                Error::NoSpace => NO_ROOM.into(),
+                e => format!("checkpoint: {e}"),
+            }),
+            // Waiting for the next attempt is not success.
+            false if fs.checkpoint_lacks_room() => Err(NO_ROOM.into()),
             false => Ok(()),
-        })?;
-        let compacting = fs.clone();
-        let compact =
-            every("compaction", PERIOD, move || compacting.compact_tick().map_err(|e| format!("compaction: {e}")))?;
-        Ok(Ticker { threads: vec![tick, checkpoint, compact] })
+        });
+        let checkpoint = every("checkpoint", PERIOD, checkpoint)?;
+        let compact = reporting(|fs| fs.compact_tick().map_err(|e| format!("compaction: {e}")));
+        let compact = every("compaction", PERIOD, compact)?;
+        let bell = Bell(log.0.clone());
+        Ok((Ticker { threads: vec![compact, checkpoint, bulk, log] }, bell))
     }
 
-    /// Returns when the work under way, if any, is over.
+    /// Returns when the work under way, if any, is over. Every [`Bell`] must be gone.
     pub fn stop(self) {
         for (stop, thread) in self.threads {
             drop(stop);
@@ -49,7 +80,16 @@ impl Ticker {
     }
 }
 
-/// Calls `work` until the sender is dropped.
+/// Logs, once, what made the store read-only. True when it is.
+fn tell_failure(fs: &Fs, told: &AtomicBool) -> bool {
+    let Some(failure) = fs.region().failure() else { return false };
+    if !told.swap(true, Ordering::Relaxed) {
+        tracing::error!("{failure}; {}", failure.consequence());
+    }
+    true
+}
+
+/// Calls `work` until every sender is dropped: once a period, and whenever something is sent.
 fn every(
     name: &str,
     period: Duration,
@@ -58,10 +98,16 @@ fn every(
     let (stop, stopped) = mpsc::channel();
     let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
         let mut failing = false;
-        while stopped.recv_timeout(period) == Err(RecvTimeoutError::Timeout) {
+        // What was sent before the end is still served.
+        while stopped.recv_timeout(period) != Err(RecvTimeoutError::Disconnected) {
+            // One call answers all who rang before it.
+            stopped.try_iter().for_each(drop);
             let outcome = work();
             if let (Err(error), false) = (&outcome, failing) {
                 tracing::error!("background work failed: {error}");
+            }
+            if failing && outcome.is_ok() {
+                tracing::info!("background work goes on");
             }
             failing = outcome.is_err();
         }

@@ -11,13 +11,13 @@ use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
-use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, Result};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Poison, Request, Result};
 
-use crate::{named, sync_parent};
+use crate::planted::{Bug, is_planted};
+use crate::{calls, host_kind, named, sync_parent};
 
 /// Alignment of requests and the unit no crash tears (bytes).
 const BLOCK_BYTES: u32 = 512;
@@ -27,7 +27,7 @@ static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 pub struct FileDevice {
     file: File,
     bytes: u64,
-    poisoned: AtomicBool,
+    poison: Poison,
     name: String,
 }
 
@@ -40,13 +40,15 @@ impl FileDevice {
         }
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(path).map_err(|e| named(path, e))?;
+        let file = calls::create(&options, path).map_err(|e| named(path, e))?;
         let found = file.metadata().map_err(|e| named(path, e))?;
         if !found.is_file() || found.len() != 0 {
             let message = "exists and is not an empty file: choose another path, or remove it first";
             return Err(named(path, io::Error::new(io::ErrorKind::AlreadyExists, message)));
         }
-        file.set_len(bytes).and_then(|()| file.sync_all()).map_err(|e| named(path, e))?;
+        // While it is empty: a file with contents keeps its ways.
+        host_kind::write_in_place(&file);
+        calls::set_len(&file, bytes).and_then(|()| calls::sync_all(&file)).map_err(|e| named(path, e))?;
         sync_parent(path)?;
         Ok(Self::over(file, bytes, path))
     }
@@ -61,7 +63,7 @@ impl FileDevice {
     }
 
     fn over(file: File, bytes: u64, path: &Path) -> FileDevice {
-        FileDevice { file, bytes, poisoned: AtomicBool::new(false), name: format!("bulk file {}", path.display()) }
+        FileDevice { file, bytes, poison: Poison::default(), name: format!("bulk file {}", path.display()) }
     }
 
     fn io_error(&self, source: io::Error) -> MediaError {
@@ -77,16 +79,16 @@ impl FileDevice {
     }
 
     fn refuse_poisoned(&self) -> Result<()> {
-        if self.poisoned.load(Ordering::Acquire) {
-            return Err(MediaError::Poisoned { what: self.name.clone() });
-        }
-        Ok(())
+        self.poison.refuse(&self.name)
     }
 
     fn flush(&self) -> Result<()> {
         self.refuse_poisoned()?;
-        self.file.sync_data().map_err(|e| {
-            self.poisoned.store(true, Ordering::Release);
+        if is_planted(Bug::BulkUnflushed) {
+            return Ok(());
+        }
+        calls::sync_data(&self.file).map_err(|e| {
+            self.poison.set(&e);
             MediaError::Io { what: self.name.clone(), source: Arc::new(e) }
         })
     }
@@ -97,7 +99,7 @@ impl FileDevice {
         if len == 0 {
             return Ok(());
         }
-        match retried(|| fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len)) {
+        match calls::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len) {
             // A hint: whoever cannot follow it keeps the bytes.
             Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
             Err(e) => Err(self.io_error(e.into())),
@@ -110,7 +112,7 @@ impl FileDevice {
         if len == 0 {
             return Ok(());
         }
-        match retried(|| fallocate(&self.file, FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE, at, len)) {
+        match calls::fallocate(&self.file, FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE, at, len) {
             Ok(()) => Ok(()),
             Err(Errno::OPNOTSUPP) => self.store_zeros(at, len),
             Err(e) => Err(self.io_error(e.into())),
@@ -121,7 +123,7 @@ impl FileDevice {
         let end = at + len;
         for piece in (at..end).step_by(ZEROS.len()) {
             let piece_len = (end - piece).min(ZEROS.len() as u64) as usize;
-            self.file.write_all_at(&ZEROS[..piece_len], piece).map_err(|e| self.io_error(e))?;
+            calls::write_all_at(&self.file, &ZEROS[..piece_len], piece).map_err(|e| self.io_error(e))?;
         }
         Ok(())
     }
@@ -149,16 +151,6 @@ impl FileDevice {
     }
 }
 
-/// Repeats a call that a signal interrupted.
-fn retried(mut call: impl FnMut() -> std::result::Result<(), Errno>) -> std::result::Result<(), Errno> {
-    loop {
-        match call() {
-            Err(Errno::INTR) => {}
-            done => return done,
-        }
-    }
-}
-
 impl BlockDevice for FileDevice {
     fn geometry(&self) -> BlockGeometry {
         BlockGeometry { bytes: self.bytes, block_bytes: BLOCK_BYTES, atomic_bytes: BLOCK_BYTES, survives_process: true }
@@ -176,7 +168,7 @@ impl BlockDevice for FileDevice {
     fn write_from(&self, at: u64, bytes: &[u8]) -> Result<()> {
         self.refuse_poisoned()?;
         self.check_range(at, bytes.len() as u64)?;
-        self.file.write_all_at(bytes, at).map_err(|e| self.io_error(e))
+        calls::write_all_at(&self.file, bytes, at).map_err(|e| self.io_error(e))
     }
 }
 

@@ -8,15 +8,15 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use shoal_media::{ImageFile, MediaError, Result};
+use shoal_media::{ImageFile, MediaError, Poison, Result};
 
-use crate::{named, sync_parent};
+use crate::planted::{Bug, is_planted};
+use crate::{calls, host_kind, named, sync_parent};
 
 pub struct HostImage {
     file: File,
-    poisoned: AtomicBool,
+    poison: Poison,
     name: String,
 }
 
@@ -25,7 +25,8 @@ impl HostImage {
     pub fn create(path: &Path) -> io::Result<HostImage> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
-        let file = options.open(path).map_err(|e| named(path, e))?;
+        let file = calls::create(&options, path).map_err(|e| named(path, e))?;
+        host_kind::write_in_place(&file);
         sync_parent(path)?;
         Ok(Self::over(file, path))
     }
@@ -36,7 +37,7 @@ impl HostImage {
     }
 
     fn over(file: File, path: &Path) -> HostImage {
-        HostImage { file, poisoned: AtomicBool::new(false), name: format!("image {}", path.display()) }
+        HostImage { file, poison: Poison::default(), name: format!("image {}", path.display()) }
     }
 
     /// The file, to map it from.
@@ -50,10 +51,7 @@ impl HostImage {
     }
 
     fn refuse_poisoned(&self) -> Result<()> {
-        if self.poisoned.load(Ordering::Acquire) {
-            return Err(MediaError::Poisoned { what: self.name.clone() });
-        }
-        Ok(())
+        self.poison.refuse(&self.name)
     }
 }
 
@@ -74,13 +72,21 @@ impl ImageFile for HostImage {
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
         self.refuse_poisoned()?;
-        self.file.write_all_at(bytes, at).map_err(|e| MediaError::io(self.name.as_str(), e))
+        calls::write_all_at(&self.file, bytes, at).map_err(|e| MediaError::io(self.name.as_str(), e))
+    }
+
+    fn reserve(&self, at: u64, len: u64) -> Result<bool> {
+        self.refuse_poisoned()?;
+        host_kind::allocate(&self.file, at, len).map_err(|e| MediaError::io(self.name.as_str(), e))
     }
 
     fn sync(&self) -> Result<()> {
         self.refuse_poisoned()?;
-        self.file.sync_data().map_err(|e| {
-            self.poisoned.store(true, Ordering::Release);
+        if is_planted(Bug::ImageUnsynced) {
+            return Ok(());
+        }
+        calls::sync_data(&self.file).map_err(|e| {
+            self.poison.set(&e);
             MediaError::Io { what: self.name.clone(), source: std::sync::Arc::new(e) }
         })
     }
@@ -107,6 +113,20 @@ mod tests {
         image.read(1 << 40, &mut out).unwrap();
         assert_eq!(out, [0; 7]);
         assert_eq!(image.file().metadata().unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_reserved_range_has_its_room_and_keeps_its_bytes() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = HostImage::create(&dir.path().join("image")).unwrap();
+        image.write(4096, b"abc").unwrap();
+        if !image.reserve(0, 1 << 20).unwrap() {
+            return println!("SKIP: the file system of {} does not reserve", dir.path().display());
+        }
+        assert!(image.allocated_bytes().unwrap() >= 1 << 20);
+        let mut out = [1; 5];
+        image.read(4094, &mut out).unwrap();
+        assert_eq!(&out, b"\0\0abc");
     }
 
     #[test]

@@ -7,6 +7,8 @@
 //! | `segment_log` | the log of a `logged` store, a directory of segment files |
 //! | `image` | one image of a region at rest, a sparse file |
 //! | `file_device` | bulk storage on a file or a block device |
+//! | `calls` | every call that changes one of these files; `recorder` notes them for tests |
+//! | `host_kind` | what the file system under a store is like: writing in place, reserving room |
 //! | `machine`, `store_lock` | clock, boot id, randomness, free space; one mount per store |
 //!
 //! This is the only crate with `unsafe`. The unsafe operations lie in `map` and `cache_line`; each is one
@@ -14,11 +16,19 @@
 //! A medium that failed to flush refuses further writes (`MediaError::Poisoned`) until it is opened again.
 
 mod cache_line;
+mod calls;
 mod file_device;
+mod host_kind;
 mod image;
 mod machine;
 mod map;
+#[cfg(feature = "planted")]
+pub mod planted;
+#[cfg(not(feature = "planted"))]
+mod planted;
 mod private_map;
+#[cfg(feature = "recorded")]
+pub mod recorder;
 mod segment_files;
 mod segment_log;
 mod shared_map;
@@ -29,9 +39,9 @@ use std::path::Path;
 
 pub use file_device::FileDevice;
 pub use image::HostImage;
-pub use machine::{HostSpace, SystemClock, boot_id, host_free_bytes, memory_total_bytes, random_bytes};
+pub use machine::{HostSpace, SystemClock, boot_id, host_free_bytes, memory_total_bytes, mount_id, random_bytes};
 pub use private_map::PrivateMap;
-pub use segment_log::{SEGMENT_BYTES, SegmentLog};
+pub use segment_log::{SEGMENT_BYTES, SegmentLog, log_bytes_max};
 pub use shared_map::{SharedKind, SharedMap};
 pub use store_lock::StoreLock;
 
@@ -47,5 +57,5 @@ fn named(path: &Path, source: impl Into<io::Error>) -> io::Error {
 /// Makes the directory entry of `path` durable.
 fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    std::fs::File::open(parent).and_then(|dir| dir.sync_all()).map_err(|e| named(parent, e))
+    std::fs::File::open(parent).and_then(|dir| calls::sync_directory(&dir, parent)).map_err(|e| named(parent, e))
 }

@@ -66,6 +66,19 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     Some(out)
 }
 
+/// Identifies the mount a path lies in: the file system mounted again has another number. `None` where the kernel cannot
+/// tell (before Linux 6.8).
+///
+/// A file system that went down without a sync and is mounted again within one boot has lost what a power loss would
+/// have lost. Another view of the same file system (a bind mount, a mount namespace) has another number, too.
+pub fn mount_id(path: &Path) -> io::Result<Option<u64>> {
+    // STATX_MNT_ID_UNIQUE: never used twice in one boot, unlike the number in /proc/self/mountinfo.
+    let unique = rustix::fs::StatxFlags::from_bits_retain(0x4000);
+    let found = rustix::fs::statx(rustix::fs::CWD, path, rustix::fs::AtFlags::empty(), unique);
+    let found = found.map_err(|e| named(path, e))?;
+    Ok((found.stx_mask & unique.bits() != 0).then_some(found.stx_mnt_id))
+}
+
 /// Bytes from the kernel's random generator.
 pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     let mut out = [0; N];
@@ -123,6 +136,14 @@ mod tests {
         assert_eq!(boot_id().unwrap(), boot_id().unwrap());
         assert_ne!(boot_id().unwrap(), [0; 16]);
         assert_ne!(random_bytes::<16>().unwrap(), random_bytes::<16>().unwrap());
+    }
+
+    #[test]
+    fn two_mounts_have_two_numbers_and_one_mount_has_one() {
+        let (root, proc) = (mount_id(Path::new("/")).unwrap(), mount_id(Path::new("/proc")).unwrap());
+        assert_eq!(mount_id(Path::new("/")).unwrap(), root);
+        assert!(root.is_none() || root != proc);
+        assert!(mount_id(Path::new("/no/such/place")).unwrap_err().to_string().contains("/no/such/place"));
     }
 
     #[test]

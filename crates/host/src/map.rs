@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use rustix::mm::{self, Advice, MapFlags, MsyncFlags, ProtFlags};
 
 use crate::PAGE_BYTES;
+#[cfg(feature = "recorded")]
+use crate::recorder::{self, Event, FileId};
 
 /// Bytes one `madvise` call populates: bounds the time the address space is locked for.
 const POPULATE_SLICE_BYTES: usize = 16 << 20;
@@ -22,6 +24,9 @@ const POPULATE_SLICE_BYTES: usize = 16 << 20;
 pub(crate) struct Map {
     base: *mut u8,
     len: usize,
+    /// The file that stores change.
+    #[cfg(feature = "recorded")]
+    file: Option<FileId>,
 }
 
 // SAFETY: the map is plain memory that belongs to this value until it is dropped; nothing in it is bound to a thread.
@@ -37,7 +42,12 @@ impl Map {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         // SAFETY: a null address lets the kernel choose an unused range, so no existing memory is touched.
         let base = unsafe { mm::mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, flags) }?;
-        Ok(Map { base: base.cast(), len })
+        Ok(Map {
+            base: base.cast(),
+            len,
+            #[cfg(feature = "recorded")]
+            file: None,
+        })
     }
 
     /// Maps the first `bytes` of `file`, which must have them.
@@ -46,7 +56,12 @@ impl Map {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a null address lets the kernel choose an unused range, so no existing memory is touched.
         let base = unsafe { mm::mmap(ptr::null_mut(), len, protection, flags, file, 0) }?;
-        Ok(Map { base: base.cast(), len })
+        Ok(Map {
+            base: base.cast(),
+            len,
+            #[cfg(feature = "recorded")]
+            file: (!flags.contains(MapFlags::PRIVATE)).then(|| FileId::of(file)),
+        })
     }
 
     /// Replaces the first `bytes` by a private mapping of the start of `file`, which must have them.
@@ -168,6 +183,7 @@ impl Map {
         // SAFETY: the target is in bounds (checked by `at`) and mapped while `self` lives; the source is a buffer of
         // its own, so they do not overlap; bytes need no alignment.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) }
+        self.note(at, bytes);
     }
 
     #[inline]
@@ -176,6 +192,8 @@ impl Map {
         let target = self.at(at, len);
         // SAFETY: the target is in bounds (checked by `at`) and mapped while `self` lives.
         unsafe { ptr::write_bytes(target, 0, len) }
+        #[cfg(feature = "recorded")]
+        self.note(at, &vec![0; len]);
     }
 
     #[inline]
@@ -190,6 +208,18 @@ impl Map {
         let target: *mut u64 = self.at(at, 8).cast();
         // SAFETY: eight bytes are in bounds (checked by `at`); the store does not need alignment.
         unsafe { ptr::write_unaligned(target, value.to_le()) }
+        self.note(at, &value.to_le_bytes());
+    }
+
+    /// Tells the recorder of a store; nothing without the feature `recorded`.
+    #[inline]
+    pub fn note(&self, at: u64, bytes: &[u8]) {
+        #[cfg(feature = "recorded")]
+        if let Some(file) = self.file {
+            recorder::note(|| Event::Written { file, at, bytes: bytes.to_vec(), mapped: true });
+        }
+        #[cfg(not(feature = "recorded"))]
+        let _ = (at, bytes);
     }
 }
 

@@ -9,27 +9,49 @@
 //! A segment is written full of zeros and made durable under the `new` name before any other name is given to it.
 //! So a `log` or `spare` file has its full length and its blocks at any power loss, stores into its map find room,
 //! and a sync of records writes records only. A file of another name or length stops the open: it is not ours.
+//! On a full host nothing is begun: room is looked for and taken whole before the first zero is written. Errors of making
+//! a segment come as the system gave them, because who asked must tell a lack from a failure.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+#[cfg(test)]
+use parking_lot::Mutex;
 
 use rustix::mm::MapFlags;
 
 use crate::map::Map;
-use crate::named;
+use crate::planted::{Bug, is_planted};
+use crate::{calls, host_kind, named};
 
-/// Spares kept; more are deleted.
-pub(crate) const SPARES_MAX: usize = 4;
+/// Spares kept, on a host with room for them: what a checkpoint of the usual 256 MiB releases, and one held back.
+pub(crate) const SPARES_MAX: usize = 9;
 const ZEROS_BYTES: usize = 1 << 20;
+
+/// A step that may fail, by the call it makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Create,
+    Allocate,
+    Fill,
+    Sync,
+    /// A record stored by `pwrite`.
+    Store,
+}
+
+/// Asked before each step; a test makes it fail, or take its time.
+#[cfg(test)]
+pub(crate) type Hook = Box<dyn FnMut(Step) -> io::Result<()> + Send>;
 
 /// A segment's file and its mapping; what it is called is kept beside it.
 pub(crate) struct Segment {
     pub file: File,
-    pub map: Map,
+    /// Where stores into a map always find room.
+    pub map: Option<Map>,
     /// Appended to since its last sync. Set after the bytes are stored, taken before they are synced.
     pub dirty: AtomicBool,
 }
@@ -51,6 +73,9 @@ pub(crate) struct SegmentFiles {
     directory: File,
     segment_bytes: u64,
     next_number: AtomicU64,
+    mapped: bool,
+    #[cfg(test)]
+    pub before: Mutex<Option<Hook>>,
 }
 
 enum Name {
@@ -78,8 +103,16 @@ impl SegmentFiles {
     /// Opens the directory and everything in it.
     pub fn open(path: &Path, segment_bytes: u64) -> io::Result<(SegmentFiles, Scan)> {
         let directory = File::open(path).map_err(|e| named(path, e))?;
-        let mut files =
-            SegmentFiles { path: path.to_owned(), directory, segment_bytes, next_number: AtomicU64::new(0) };
+        let mapped = host_kind::writes_in_place(&directory);
+        let mut files = SegmentFiles {
+            path: path.to_owned(),
+            directory,
+            segment_bytes,
+            next_number: AtomicU64::new(0),
+            mapped,
+            #[cfg(test)]
+            before: Mutex::new(None),
+        };
         let mut scan = Scan { segments: BTreeMap::new(), spares: Vec::new() };
         for entry in fs::read_dir(path).map_err(|e| named(path, e))? {
             let file_path = entry.map_err(|e| named(path, e))?.path();
@@ -94,10 +127,10 @@ impl SegmentFiles {
                     if scan.spares.len() < SPARES_MAX {
                         scan.spares.push(Spare { number, segment: files.open_segment(&file_path)? });
                     } else {
-                        fs::remove_file(&file_path).map_err(|e| named(&file_path, e))?;
+                        calls::remove_file(&file_path).map_err(|e| named(&file_path, e))?;
                     }
                 }
-                Some(Name::New) => fs::remove_file(&file_path).map_err(|e| named(&file_path, e))?,
+                Some(Name::New) => calls::remove_file(&file_path).map_err(|e| named(&file_path, e))?,
                 Some(Name::Log(_)) | None => {
                     let message = format!("is not a log segment of {segment_bytes} bytes: move it out of the log");
                     return Err(named(&file_path, io::Error::new(io::ErrorKind::InvalidData, message)));
@@ -123,8 +156,23 @@ impl SegmentFiles {
     }
 
     fn map(&self, file: File) -> io::Result<Segment> {
-        let map = Map::of_file(&file, self.segment_bytes, MapFlags::SHARED)?;
+        let map = self.mapped.then(|| Map::of_file(&file, self.segment_bytes, MapFlags::SHARED)).transpose()?;
         Ok(Segment { file, map, dirty: AtomicBool::new(false) })
+    }
+
+    /// Files made in the directory from now on are written in place, if the host can be told so.
+    pub fn write_in_place(&self) {
+        host_kind::write_in_place(&self.directory);
+    }
+
+    /// Goes before each call that may fail.
+    pub fn step(&self, step: Step) -> io::Result<()> {
+        #[cfg(test)]
+        if let Some(before) = &mut *self.before.lock() {
+            return before(step);
+        }
+        let _ = step;
+        Ok(())
     }
 
     /// Makes a spare: zeros, durable, then its name. Gives up between two pieces when `stop` is set.
@@ -132,55 +180,69 @@ impl SegmentFiles {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let temporary = self.path.join(format!("new-{number}"));
         let made = self.fill_segment(&temporary, stop).and_then(|file| {
-            fs::rename(&temporary, self.spare_path(number))?;
-            self.map(file)
+            // The map first: a spare that has its name is counted.
+            let segment = self.map(file)?;
+            calls::rename(&temporary, &self.spare_path(number))?;
+            Ok(segment)
         });
         match made {
             Ok(segment) => Ok(Spare { number, segment }),
             Err(e) => {
                 // At the next open what is left of it goes; here only its space matters.
-                let _ = fs::remove_file(&temporary);
-                Err(named(&temporary, e))
+                let _ = calls::remove_file(&temporary);
+                Err(e)
             }
         }
     }
 
     fn fill_segment(&self, path: &Path, stop: &AtomicBool) -> io::Result<File> {
-        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        self.step(Step::Create)?;
+        // Not even begun on a full host: whoever else writes there must not find what is left taken for a moment.
+        let space = rustix::fs::fstatvfs(&self.directory)?;
+        if space.f_bavail.saturating_mul(space.f_frsize) < self.segment_bytes {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let file = calls::create(OpenOptions::new().read(true).write(true).create_new(true).mode(0o600), path)?;
+        host_kind::write_in_place(&file);
+        self.step(Step::Allocate)?;
+        host_kind::allocate(&file, 0, self.segment_bytes)?;
         let zeros = vec![0; ZEROS_BYTES.min(self.segment_bytes as usize)];
         for at in (0..self.segment_bytes).step_by(zeros.len()) {
             if stop.load(Ordering::Relaxed) {
                 return Err(io::Error::new(io::ErrorKind::Interrupted, "the log is being closed"));
             }
             let len = zeros.len().min((self.segment_bytes - at) as usize);
-            file.write_all_at(&zeros[..len], at)?;
+            self.step(Step::Fill)?;
+            calls::write_all_at(&file, &zeros[..len], at)?;
         }
+        self.step(Step::Sync)?;
         // Length and blocks first, the name afterwards: a name never leads to less than a segment.
-        file.sync_all()?;
+        if !is_planted(Bug::SpareUnsynced) {
+            calls::sync_all(&file)?;
+        }
         Ok(file)
     }
 
     /// Names a spare after the position it is to hold. Durable with `sync_directory`.
     pub fn rename_to_log(&self, number: u64, start: u64) -> io::Result<()> {
         let path = self.spare_path(number);
-        fs::rename(&path, self.log_path(start)).map_err(|e| named(&path, e))
+        calls::rename(&path, &self.log_path(start))
     }
 
     /// Takes the meaning from a segment; returns the spare's number.
     pub fn rename_to_spare(&self, start: u64) -> io::Result<u64> {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let path = self.log_path(start);
-        fs::rename(&path, self.spare_path(number)).map_err(|e| named(&path, e))?;
+        calls::rename(&path, &self.spare_path(number))?;
         Ok(number)
     }
 
     pub fn remove_log(&self, start: u64) -> io::Result<()> {
-        let path = self.log_path(start);
-        fs::remove_file(&path).map_err(|e| named(&path, e))
+        calls::remove_file(&self.log_path(start))
     }
 
     pub fn sync_directory(&self) -> io::Result<()> {
-        self.directory.sync_all()
+        calls::sync_directory(&self.directory, &self.path)
     }
 
     pub fn path(&self) -> &Path {

@@ -2,15 +2,20 @@
 //!
 //! Position p lies in the segment that begins at p rounded down. Rules:
 //! - All segments an append needs are there before its first byte is stored, so a full disk changes nothing.
-//! - Segments are made one ahead by a background thread and recycled from released ones; stale records in them are
-//!   rejected by the record chain. A segment is durable at full length before it gets a name (`segment_files`).
+//! - One spare is held back: an ordinary append leaves it, and finds no room instead. So what frees space in the end, and
+//!   the checkpoint that gives segments back, can always be logged.
+//! - Segments are made ahead by a background thread, as soon as one is taken, and recycled from released ones; stale records
+//!   in them are rejected by the record chain. A segment is durable at full length before it gets a name (`segment_files`).
+//! - A small host bears a short log: beyond `segments_max` an append must wait until something is released.
+//! - Lack of room, descriptors or memory fails the append and nothing else; the end does not move.
 //! - A segment is marked dirty *after* bytes were stored and cleaned *before* it is synced: a byte whose append has
 //!   returned is never missed. Its name was given before, and the directory is synced with it.
 //! - Syncs exclude each other (a second one must not return on the first one's unfinished work), never appends.
 //! - A failed sync or store poisons the log.
 //!
 //! Storing into the map costs a tenth of a `pwrite`, but the sync after it twice as much: callers that sync often
-//! get `pwrite`, the others the map. Both meet in the page cache. What the bytes mean is left to the region.
+//! get `pwrite`, the others the map. Both meet in the page cache. Where the host copies on write a store into a map could end
+//! the process for lack of room, so all get `pwrite`. What the bytes mean is left to the region.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,17 +24,40 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use shoal_media::{LogDevice, MediaError, Result};
+use shoal_media::{LogDevice, MediaError, Poison, Result};
 
-use crate::segment_files::{SPARES_MAX, Segment, SegmentFiles, Spare};
-use crate::{PAGE_BYTES, named, sync_parent};
+use crate::planted::{Bug, is_planted};
+use crate::segment_files::{SPARES_MAX, Segment, SegmentFiles, Spare, Step};
+use crate::{PAGE_BYTES, calls, named, sync_parent};
 
 /// Bytes of a segment, unless the store was made with another size.
 pub const SEGMENT_BYTES: u64 = 32 << 20;
 /// With this many bytes appended between two syncs, storing into the map is cheaper than `pwrite`.
 const MAP_BYTES_MIN: u64 = 64 << 10;
+/// Spares that only urgent appends take.
+const HELD_BACK: usize = 1;
+/// Spares made ahead besides.
+const AHEAD: usize = 1;
+/// The segment being written, the next one and the one held back: with fewer a log cannot go round.
+const SEGMENTS_MIN: u64 = 3;
+/// The log takes no more than this part of its host.
+const HOST_SHARE: u64 = 32;
+/// Between two attempts to make a spare that failed.
+const RETRY_FIRST: Duration = Duration::from_millis(100);
+const RETRY_MAX: Duration = Duration::from_secs(30);
+
+fn segments_max(host_bytes: u64, segment_bytes: u64) -> usize {
+    (host_bytes / HOST_SHARE / segment_bytes).max(SEGMENTS_MIN) as usize
+}
+
+/// On a host of so many bytes a checkpoint should come before the log is longer than this: later the log may have no segment
+/// left, and appends wait.
+pub fn log_bytes_max(host_bytes: u64) -> u64 {
+    (segments_max(host_bytes, SEGMENT_BYTES) as u64 - 2) * SEGMENT_BYTES / 4 * 3
+}
 
 pub struct SegmentLog {
     shared: Arc<Shared>,
@@ -39,13 +67,15 @@ pub struct SegmentLog {
 struct Shared {
     files: SegmentFiles,
     segment_bytes: u64,
+    /// Segments of the log, spares included, beyond which none are made for ordinary appends.
+    segments_max: usize,
     state: Mutex<State>,
     /// Wakes the preparer, and whoever waits for what it prepares.
     changed: Condvar,
     /// Held for the whole of a sync.
     syncing: Mutex<()>,
     directory_dirty: AtomicBool,
-    poisoned: AtomicBool,
+    poison: Poison,
     stop: AtomicBool,
     /// Bytes appended since the last sync that had something to do, and in the interval before it.
     appended_bytes: AtomicU64,
@@ -57,8 +87,13 @@ struct State {
     spares: Vec<SpareSegment>,
     /// Where the next append must begin; unknown until the first one.
     end: Option<u64>,
-    spare_wanted: bool,
     preparing: bool,
+}
+
+impl State {
+    fn count(&self) -> usize {
+        self.segments.len() + self.spares.len()
+    }
 }
 
 struct SpareSegment {
@@ -73,11 +108,18 @@ impl From<Spare> for SpareSegment {
 }
 
 impl SegmentLog {
-    /// Makes the directory of an empty log; it must not exist. `segment_bytes` is a multiple of the page.
+    /// Makes the directory of an empty log, with its first segment and the one held back; it must not exist. `segment_bytes`
+    /// is a multiple of the page.
     pub fn create(directory: &Path, segment_bytes: u64) -> io::Result<SegmentLog> {
         std::fs::DirBuilder::new().mode(0o700).create(directory).map_err(|e| named(directory, e))?;
         sync_parent(directory)?;
-        Self::open(directory, segment_bytes)
+        let log = Self::open(directory, segment_bytes)?;
+        log.shared.files.write_in_place();
+        for _ in 0..1 + HELD_BACK {
+            let spare = log.shared.files.create_spare(&log.shared.stop).map_err(|e| named(directory, e))?;
+            log.shared.state.lock().spares.push(spare.into());
+        }
+        Ok(log)
     }
 
     /// Opens a log with every segment there is; a file that is not one of its own is an error that names it.
@@ -87,25 +129,26 @@ impl SegmentLog {
             return Err(named(directory, io::Error::new(io::ErrorKind::InvalidInput, message)));
         }
         let (files, scan) = SegmentFiles::open(directory, segment_bytes)?;
+        let host_bytes = crate::host_free_bytes(directory)?.total_bytes;
         let state = State {
             segments: scan.segments.into_iter().map(|(start, segment)| (start, Arc::new(segment))).collect(),
             spares: scan.spares.into_iter().map(SpareSegment::from).collect(),
             end: None,
-            spare_wanted: false,
             preparing: false,
         };
         // What an earlier process stored or renamed may not be durable yet: the first sync covers all of it.
         for segment in state.segments.values() {
-            segment.dirty.store(true, Ordering::Release);
+            segment.dirty.store(!is_planted(Bug::ReopenedClean), Ordering::Release);
         }
         let shared = Arc::new(Shared {
             files,
             segment_bytes,
+            segments_max: segments_max(host_bytes, segment_bytes),
             state: Mutex::new(state),
             changed: Condvar::new(),
             syncing: Mutex::new(()),
             directory_dirty: AtomicBool::new(true),
-            poisoned: AtomicBool::new(false),
+            poison: Poison::default(),
             stop: AtomicBool::new(false),
             appended_bytes: AtomicU64::new(0),
             interval_bytes: AtomicU64::new(0),
@@ -118,8 +161,7 @@ impl SegmentLog {
 
     /// Bytes the segment files take, spares included.
     pub fn allocated_bytes(&self) -> u64 {
-        let state = self.shared.state.lock();
-        (state.segments.len() + state.spares.len()) as u64 * self.shared.segment_bytes
+        self.shared.state.lock().count() as u64 * self.shared.segment_bytes
     }
 }
 
@@ -148,34 +190,46 @@ impl Shared {
     }
 
     fn poison(&self, source: io::Error) -> MediaError {
-        self.poisoned.store(true, Ordering::Release);
+        self.poison.set(&source);
         MediaError::Io { what: self.name(), source: Arc::new(source) }
     }
 
     fn refuse_poisoned(&self) -> Result<()> {
-        if self.poisoned.load(Ordering::Acquire) {
-            return Err(MediaError::Poisoned { what: self.name() });
-        }
-        Ok(())
+        // The name is made of the path: not before it is needed.
+        if self.poison.is_set() { self.poison.refuse(&self.name()) } else { Ok(()) }
     }
 
     fn prepare_spares(&self) {
         let mut state = self.state.lock();
+        let mut patience = RETRY_FIRST;
         while !self.stop.load(Ordering::Relaxed) {
-            if !state.spare_wanted {
+            // Before the first append the log is only read, and may belong to a store that is not to be changed.
+            let wanted = state.end.is_some()
+                && state.spares.len() < HELD_BACK + AHEAD
+                && (state.spares.len() < HELD_BACK || state.count() < self.segments_max);
+            if !wanted || state.preparing {
                 self.changed.wait(&mut state);
                 continue;
             }
-            // One attempt for each wish: on a full disk the appender tries again itself and reports it.
-            state.spare_wanted = false;
-            state.preparing = true;
-            let made = MutexGuard::unlocked(&mut state, || self.files.create_spare(&self.stop));
-            state.preparing = false;
-            if let Ok(spare) = made {
-                state.spares.push(spare.into());
+            match self.make_spare(&mut state) {
+                Ok(()) => patience = RETRY_FIRST,
+                // Who needs it at once tries again itself and reports it.
+                Err(_) => {
+                    self.changed.wait_for(&mut state, patience);
+                    patience = (patience * 2).min(RETRY_MAX);
+                }
             }
-            self.changed.notify_all();
         }
+    }
+
+    /// One more spare; the lock is free meanwhile. Nobody else may be making one.
+    fn make_spare(&self, state: &mut MutexGuard<'_, State>) -> io::Result<()> {
+        state.preparing = true;
+        let made = MutexGuard::unlocked(state, || self.files.create_spare(&self.stop));
+        state.preparing = false;
+        self.changed.notify_all();
+        state.spares.push(made?.into());
+        Ok(())
     }
 
     fn check_end(&self, state: &State, position: u64) {
@@ -199,22 +253,22 @@ impl Shared {
     }
 
     /// The segments of [position, position + len), made where they are missing; moves the end.
-    fn segments_for(&self, position: u64, len: u64) -> Result<Vec<(u64, Arc<Segment>)>> {
+    fn segments_for(&self, position: u64, len: u64, urgent: bool) -> Result<Vec<(u64, Arc<Segment>)>> {
         let mut state = self.state.lock();
         self.check_end(&state, position);
         let first = position - position % self.segment_bytes;
         let starts = || (first..position + len).step_by(self.segment_bytes as usize);
         let missing = starts().filter(|start| !state.segments.contains_key(start)).count();
-        while state.spares.len() < missing {
+        let held_back = if urgent || missing == 0 { 0 } else { HELD_BACK };
+        while state.spares.len() < missing + held_back {
             if state.preparing {
                 self.changed.wait(&mut state);
                 continue;
             }
-            state.preparing = true;
-            let made = MutexGuard::unlocked(&mut state, || self.files.create_spare(&self.stop));
-            state.preparing = false;
-            self.changed.notify_all();
-            state.spares.push(made.map_err(|e| self.io_error(e))?.into());
+            if !urgent && state.count() >= self.segments_max {
+                return Err(MediaError::NoSpace { what: self.name() });
+            }
+            self.make_spare(&mut state).map_err(|e| self.io_error(e))?;
         }
         for start in starts() {
             if !state.segments.contains_key(&start) {
@@ -227,15 +281,14 @@ impl Shared {
                 state.segments.insert(start, spare.segment);
             }
         }
-        if missing > 0 && state.spares.is_empty() {
-            state.spare_wanted = true;
+        state.end = Some(position + len);
+        if missing > 0 {
             self.changed.notify_all();
         }
-        state.end = Some(position + len);
         Ok(starts().map(|start| (start, state.segments[&start].clone())).collect())
     }
 
-    fn append(&self, position: u64, bytes: &[u8]) -> Result<()> {
+    fn append(&self, position: u64, bytes: &[u8], urgent: bool) -> Result<()> {
         self.refuse_poisoned()?;
         if bytes.is_empty() {
             return Ok(());
@@ -243,26 +296,49 @@ impl Shared {
         let len = bytes.len() as u64;
         let since = self.appended_bytes.load(Ordering::Relaxed);
         let through_map = since.max(self.interval_bytes.load(Ordering::Relaxed)) >= MAP_BYTES_MIN;
-        if let Some(segment) = self.only_segment_for(position, len) {
-            self.store(&segment, position % self.segment_bytes, bytes, through_map)?;
-        } else {
-            for (start, segment) in self.segments_for(position, len)? {
+        let stored = match self.only_segment_for(position, len) {
+            Some(segment) => self.store(&segment, position % self.segment_bytes, bytes, through_map),
+            None => self.segments_for(position, len, urgent)?.into_iter().try_for_each(|(start, segment)| {
                 let from = position.max(start);
                 let to = (position + len).min(start + self.segment_bytes);
                 let part = &bytes[(from - position) as usize..(to - position) as usize];
-                self.store(&segment, from - start, part, through_map)?;
+                self.store(&segment, from - start, part, through_map)
+            }),
+        };
+        if let Err(error) = stored {
+            if error.is_lack() {
+                // What was stored of it lies behind the end, where anything may be.
+                self.state.lock().end = Some(position);
             }
+            return Err(error);
         }
         self.appended_bytes.fetch_add(len, Ordering::Relaxed);
         Ok(())
     }
 
     fn store(&self, segment: &Segment, at: u64, bytes: &[u8], through_map: bool) -> Result<()> {
-        if through_map {
-            segment.map.write(at, bytes);
-        } else {
-            // The blocks are there: no space is not a possible answer, and after any other the end is unknown.
-            segment.file.write_all_at(bytes, at).map_err(|e| self.poison(e))?;
+        match &segment.map {
+            Some(map) if through_map => {
+                map.write(at, bytes);
+                if is_planted(Bug::MapStoreUnmarked) {
+                    return Ok(());
+                }
+            }
+            _ => {
+                let stored = self.files.step(Step::Store).and_then(|()| calls::write_all_at(&segment.file, bytes, at));
+                stored.map_err(|e| {
+                    // A host that copies on write may have no room for blocks that are there.
+                    let error = self.io_error(e);
+                    // After anything but a lack what the segment holds is unknown.
+                    if !error.is_lack() {
+                        self.poison.set(&error);
+                    }
+                    error
+                })?;
+                if is_planted(Bug::WriteUnmarked) {
+                    return Ok(());
+                }
+            }
         }
         segment.dirty.store(true, Ordering::Release);
         Ok(())
@@ -280,10 +356,11 @@ impl Shared {
         if appended > 0 {
             self.interval_bytes.store(appended, Ordering::Relaxed);
         }
-        for segment in dirty {
-            segment.file.sync_data().map_err(|e| self.poison(e))?;
+        let skipped = if is_planted(Bug::OlderSegmentsUnsynced) { dirty.len().saturating_sub(1) } else { 0 };
+        for segment in dirty.into_iter().skip(skipped) {
+            calls::sync_data(&segment.file).map_err(|e| self.poison(e))?;
         }
-        if self.directory_dirty.swap(false, Ordering::AcqRel) {
+        if self.directory_dirty.swap(false, Ordering::AcqRel) && !is_planted(Bug::DirectoryUnsynced) {
             self.files.sync_directory().map_err(|e| self.poison(e))?;
         }
         Ok(())
@@ -308,7 +385,7 @@ impl Shared {
         let whole = |start: &u64| start.checked_add(self.segment_bytes).is_some_and(|end| end <= position);
         let released: Vec<u64> = state.segments.keys().copied().take_while(whole).collect();
         for start in released {
-            if state.spares.len() < SPARES_MAX {
+            if state.spares.len() < SPARES_MAX.min(self.segments_max - 1) {
                 let number = self.files.rename_to_spare(start).map_err(|e| self.io_error(e))?;
                 let segment = state.segments.remove(&start).expect("listed above");
                 // What it held needs no sync any more.
@@ -325,7 +402,11 @@ impl Shared {
 
 impl LogDevice for SegmentLog {
     fn append(&self, position: u64, bytes: &[u8]) -> Result<()> {
-        self.shared.append(position, bytes)
+        self.shared.append(position, bytes, false)
+    }
+
+    fn append_urgent(&self, position: u64, bytes: &[u8]) -> Result<()> {
+        self.shared.append(position, bytes, true)
     }
 
     fn sync(&self) -> Result<()> {
@@ -338,6 +419,20 @@ impl LogDevice for SegmentLog {
 
     fn release(&self, position: u64) -> Result<()> {
         self.shared.release(position)
+    }
+
+    fn gains_by_release(&self, position: u64) -> bool {
+        let state = self.shared.state.lock();
+        state.segments.first_key_value().is_some_and(|(start, _)| start + self.shared.segment_bytes <= position)
+    }
+
+    fn is_short(&self) -> bool {
+        self.shared.state.lock().spares.len() < HELD_BACK
+    }
+
+    fn growth_bytes(&self) -> u64 {
+        let usual = self.shared.segments_max.min(SPARES_MAX + 1);
+        usual.saturating_sub(self.shared.state.lock().count()) as u64 * self.shared.segment_bytes
     }
 }
 

@@ -1,8 +1,8 @@
 //! A region mapped in place: the file behind `battery` or `dax` memory.
 //!
 //! `battery`: a file on tmpfs or hugetlbfs whose pages are RAM; stores survive this process at once, so
-//! write-back and fence do nothing. Its pages are taken as they are first written: the file system must be
-//! large enough, for a store it has no page for ends the process with SIGBUS.
+//! write-back and fence do nothing. A store the file system has no page for would end the process with SIGBUS, so the
+//! region takes pages (`reserve`) before it uses them: lack of memory is an error of the call that wanted more.
 //! `dax`: a file on persistent memory, mapped with MAP_SYNC so that cache-line write-back and fence make a store
 //! durable without the kernel. Where the file system refuses MAP_SYNC, stores survive a process crash only, and
 //! `sync` (msync) is what makes them durable; `synchronous` tells which of the two it is.
@@ -11,16 +11,15 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use rustix::mm::MapFlags;
-use shoal_media::{MediaError, PersistentMemory, Result};
+use shoal_media::{MediaError, PersistentMemory, Poison, Result};
 
 use crate::cache_line::{self, LINE_BYTES, LineFlush};
 use crate::map::Map;
-use crate::{named, sync_parent};
+use crate::{calls, host_kind, named, sync_parent};
 
 /// From this length on, whole lines are stored past the cache (bytes).
 const STREAM_BYTES_MIN: usize = 256;
@@ -35,10 +34,12 @@ pub enum SharedKind {
 
 pub struct SharedMap {
     map: Map,
+    file: File,
+    kind: SharedKind,
     /// Set for `dax`.
     flush: Option<LineFlush>,
     synchronous: bool,
-    poisoned: AtomicBool,
+    poison: Poison,
     name: String,
 }
 
@@ -48,23 +49,23 @@ impl SharedMap {
     pub fn create(path: &Path, bytes: u64, kind: SharedKind) -> io::Result<SharedMap> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true).mode(0o600);
-        let file = options.open(path).map_err(|e| named(path, e))?;
-        let made = Self::reserve(&file, bytes, kind)
+        let file = calls::create(&options, path).map_err(|e| named(path, e))?;
+        let made = Self::size(&file, bytes, kind)
             .map_err(|e| named(path, e))
-            .and_then(|()| Self::map_file(path, &file, bytes, kind))
+            .and_then(|()| Self::map_file(path, file, bytes, kind))
             .and_then(|map| sync_parent(path).map(|()| map));
         if made.is_err() {
             // The file is ours and empty; leaving it would only stop the next attempt.
-            let _ = std::fs::remove_file(path);
+            let _ = calls::remove_file(path);
         }
         made
     }
 
-    fn reserve(file: &File, bytes: u64, kind: SharedKind) -> io::Result<()> {
-        file.set_len(bytes)?;
+    fn size(file: &File, bytes: u64, kind: SharedKind) -> io::Result<()> {
+        calls::set_len(file, bytes)?;
         match kind {
             SharedKind::Battery => Ok(()),
-            SharedKind::Dax => Ok(rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes)?),
+            SharedKind::Dax => Ok(calls::fallocate(file, FallocateFlags::empty(), 0, bytes)?),
         }
     }
 
@@ -72,16 +73,16 @@ impl SharedMap {
     pub fn open(path: &Path, kind: SharedKind) -> io::Result<SharedMap> {
         let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| named(path, e))?;
         let bytes = file.metadata().map_err(|e| named(path, e))?.len();
-        Self::map_file(path, &file, bytes, kind)
+        Self::map_file(path, file, bytes, kind)
     }
 
-    fn map_file(path: &Path, file: &File, bytes: u64, kind: SharedKind) -> io::Result<SharedMap> {
-        let shared = || Map::of_file(file, bytes, MapFlags::SHARED);
+    fn map_file(path: &Path, file: File, bytes: u64, kind: SharedKind) -> io::Result<SharedMap> {
+        let shared = || Map::of_file(&file, bytes, MapFlags::SHARED);
         let (map, flush, synchronous) = match kind {
             SharedKind::Battery => (shared(), None, true),
             SharedKind::Dax => {
                 let flush = LineFlush::detect().map_err(|e| named(path, e))?;
-                match Map::of_file(file, bytes, MapFlags::SHARED_VALIDATE | MapFlags::SYNC) {
+                match Map::of_file(&file, bytes, MapFlags::SHARED_VALIDATE | MapFlags::SYNC) {
                     Err(e) if refuses_map_sync(&e) => (shared(), Some(flush), false),
                     mapped => (mapped, Some(flush), true),
                 }
@@ -89,7 +90,7 @@ impl SharedMap {
         };
         let name = format!("region file {}", path.display());
         let map = map.map_err(|e| named(path, e))?;
-        Ok(SharedMap { map, flush, synchronous, poisoned: AtomicBool::new(false), name })
+        Ok(SharedMap { map, file, kind, flush, synchronous, poison: Poison::default(), name })
     }
 
     /// Does a fence alone keep the promise of the memory's kind? False for `dax` without MAP_SYNC: call `sync`.
@@ -103,11 +104,9 @@ impl SharedMap {
             self.fence();
             return Ok(());
         }
-        if self.poisoned.load(Ordering::Acquire) {
-            return Err(MediaError::Poisoned { what: self.name.clone() });
-        }
+        self.poison.refuse(&self.name)?;
         self.map.msync().map_err(|e| {
-            self.poisoned.store(true, Ordering::Release);
+            self.poison.set(&e);
             MediaError::Io { what: self.name.clone(), source: std::sync::Arc::new(e) }
         })
     }
@@ -154,6 +153,7 @@ impl PersistentMemory for SharedMap {
         // SAFETY: the target is in bounds (checked by `at`), begins on a line of the page-aligned map, and the
         // length is a multiple of a line; a slice never overlaps the map.
         unsafe { cache_line::stream_lines(target, body) }
+        self.map.note(body_at, body);
         for (part_at, part) in [(at, head), (tail_at, tail)] {
             self.map.write(part_at, part);
             self.write_back(part_at, part.len() as u64);
@@ -165,6 +165,16 @@ impl PersistentMemory for SharedMap {
         if let Some(flush) = self.flush {
             // SAFETY: the range is in bounds (checked by `at`) and mapped while `self` lives.
             unsafe { flush.write_back(start, len as usize) }
+        }
+    }
+
+    fn reserve(&self, at: u64, len: u64) -> Result<bool> {
+        match self.kind {
+            // All of it was taken when the file was created.
+            SharedKind::Dax => Ok(false),
+            SharedKind::Battery => {
+                host_kind::allocate(&self.file, at, len).map_err(|e| MediaError::io(self.name.as_str(), e))
+            }
         }
     }
 

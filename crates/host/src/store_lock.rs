@@ -39,7 +39,11 @@ impl StoreLock {
     pub fn record_owner(&self) -> io::Result<()> {
         let text = format!("{}\n", std::process::id());
         let written = self.file.set_len(0).and_then(|()| self.file.write_all_at(text.as_bytes(), 0));
-        written.map_err(|e| named(&self.path, e))
+        match written {
+            // The number is for a message only: a full host must not keep anybody from the store.
+            Err(e) if matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => Ok(()),
+            written => written.map_err(|e| named(&self.path, e)),
+        }
     }
 }
 

@@ -89,7 +89,9 @@ fn carry_out(memory: &mut [u8], request: DeviceRequest) -> Result<Vec<u8>, Media
             Ok(vec![])
         }
         DeviceRequest::Trim { .. } | DeviceRequest::Flush => Ok(vec![]),
-        DeviceRequest::WriteZeroes { .. } => Err(MediaError::Poisoned { what: "not asked for".into() }),
+        DeviceRequest::WriteZeroes { .. } => {
+            Err(MediaError::Poisoned { what: "disk".into(), cause: "not asked for".into() })
+        }
     }
 }
 

@@ -16,5 +16,12 @@ pub trait ImageFile: Send + Sync {
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<()>;
 
+    /// Takes room for a range, so that writing it later finds some; contents do not change. False where the host cannot
+    /// promise that. A lack of room may leave a part of the range reserved.
+    fn reserve(&self, at: u64, len: u64) -> Result<bool> {
+        let _ = (at, len);
+        Ok(false)
+    }
+
     fn sync(&self) -> Result<()>;
 }

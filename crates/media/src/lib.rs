@@ -13,6 +13,7 @@ mod image;
 mod log;
 mod memory;
 mod planted;
+mod poison;
 
 use std::sync::Arc;
 
@@ -21,6 +22,11 @@ pub use head::Head;
 pub use image::ImageFile;
 pub use log::LogDevice;
 pub use memory::PersistentMemory;
+pub use poison::Poison;
+
+/// Too many open files, in the machine and in the process: the standard library has no kind for them.
+const ENFILE: i32 = 23;
+const EMFILE: i32 = 24;
 
 /// What went wrong at a medium.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -31,12 +37,15 @@ pub enum MediaError {
     /// The medium has no room for more; nothing was changed.
     #[error("{what}: no space left on the device that holds it")]
     NoSpace { what: String },
+    /// The process or the machine lacks something for the moment, such as file descriptors or memory; nothing was changed.
+    #[error("{what}: {source}; try again")]
+    Busy { what: String, source: Arc<std::io::Error> },
     /// The request lies outside the medium or is not aligned to its blocks.
     #[error("{what}: request at byte {at}, {len} bytes, is outside the device or not aligned")]
     OutOfRange { what: String, at: u64, len: u64 },
     /// A flush failed before: the device refuses further writes until it is opened again.
-    #[error("{what}: refuses writes after a failed flush")]
-    Poisoned { what: String },
+    #[error("{what}: refuses writes after a failed flush ({cause})")]
+    Poisoned { what: String, cause: Arc<str> },
 }
 
 impl MediaError {
@@ -45,7 +54,16 @@ impl MediaError {
         if source.kind() == std::io::ErrorKind::StorageFull || source.kind() == std::io::ErrorKind::QuotaExceeded {
             return MediaError::NoSpace { what: what.into() };
         }
-        MediaError::Io { what: what.into(), source: Arc::new(source) }
+        let source = Arc::new(source);
+        if source.kind() == std::io::ErrorKind::OutOfMemory || matches!(source.raw_os_error(), Some(ENFILE | EMFILE)) {
+            return MediaError::Busy { what: what.into(), source };
+        }
+        MediaError::Io { what: what.into(), source }
+    }
+
+    /// The call changed nothing and may succeed later: its medium is as good as before.
+    pub fn is_lack(&self) -> bool {
+        matches!(self, MediaError::NoSpace { .. } | MediaError::Busy { .. })
     }
 }
 

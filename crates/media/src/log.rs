@@ -3,20 +3,29 @@
 //! Owns: the trait [`LogDevice`] with its contract. Positions are bytes since the store was formatted; how they map to files, and
 //! when their space is used again, is the device's business. Records and their chain are the region's.
 
+#[cfg(doc)]
+use crate::MediaError;
 use crate::Result;
 
 /// A log addressed by position: bytes since the store was formatted. Positions only grow.
 ///
 /// Contract:
 /// - `append` stores bytes at `position`, which is the end of the bytes appended before (or where recovery found the
-///   log to end). When it returns, the bytes survive a process crash. An error of kind `NoSpace` leaves the
+///   log to end). When it returns, the bytes survive a process crash. A lack ([`MediaError::is_lack`]) leaves the
 ///   log as it was; after any other error the device is poisoned.
+/// - A device may hold back room from `append`, for `append_urgent` alone: what frees space in the end, and what opening
+///   and closing a store write, must find room when nothing else does.
 /// - `sync` returns when everything appended before the call is durable. After a power loss, bytes appended since may
 ///   be there in any subset, torn at 512 bytes, the rest holding anything (stale bytes of reused space, zeros).
 /// - `sync` may run while another thread appends; two threads never append at the same time.
 /// - After a failed `sync` every further `append` and `sync` fails with `Poisoned`.
 pub trait LogDevice: Send + Sync {
     fn append(&self, position: u64, bytes: &[u8]) -> Result<()>;
+
+    /// As `append`, and may use what is held back.
+    fn append_urgent(&self, position: u64, bytes: &[u8]) -> Result<()> {
+        self.append(position, bytes)
+    }
 
     fn sync(&self) -> Result<()>;
 
@@ -25,4 +34,20 @@ pub trait LogDevice: Send + Sync {
 
     /// Everything before `position` is not needed any more; its space may be reused. Need not be durable.
     fn release(&self, position: u64) -> Result<()>;
+
+    /// Would `release(position)` make room for appends?
+    fn gains_by_release(&self, position: u64) -> bool {
+        let _ = position;
+        true
+    }
+
+    /// Less is held back than should be: the sooner something is released, the better.
+    fn is_short(&self) -> bool {
+        false
+    }
+
+    /// Bytes the log may still take from its host before it makes do with what it has.
+    fn growth_bytes(&self) -> u64 {
+        0
+    }
 }

@@ -3,6 +3,8 @@
 //! Owns: the trait [`PersistentMemory`] with its contract: what a store, a write-back and a fence promise, and what a crash leaves.
 //! Left out: who may touch which bytes when (the region's and the file system's locks).
 
+use crate::Result;
+
 /// A region's memory. Offsets are bytes from its start; an access outside it is a bug and panics.
 ///
 /// Contract:
@@ -38,6 +40,13 @@ pub trait PersistentMemory: Send + Sync {
     fn write_back(&self, at: u64, len: u64);
 
     fn fence(&self);
+
+    /// Takes the memory a range needs, so that stores to it find some; contents do not change. False where nothing has to
+    /// be taken, or the host cannot promise it.
+    fn reserve(&self, at: u64, len: u64) -> Result<bool> {
+        let _ = (at, len);
+        Ok(false)
+    }
 
     /// Makes the first `bytes` independent of the image file they may still be read from, so that the file can be
     /// overwritten. Contents do not change. Called before a checkpoint reuses an image.

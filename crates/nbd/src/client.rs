@@ -9,12 +9,11 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Poison, Request};
 
 use crate::address::Uri;
 use crate::channel::Channel;
@@ -84,7 +83,7 @@ pub(crate) struct Shared {
     request_bytes_max: u32,
     outbox: Arc<Outbox>,
     in_flight: InFlight,
-    poisoned: AtomicBool,
+    poison: Poison,
     flush_may_be_missing: bool,
 }
 
@@ -118,7 +117,7 @@ impl Client {
             outbox: Arc::new(Outbox::new(channel.clone(), usize::MAX, returned)),
             in_flight,
             agreed,
-            poisoned: AtomicBool::new(false),
+            poison: Poison::default(),
             flush_may_be_missing: options.flush_may_be_missing,
         });
         // From here on a drop disconnects.
@@ -261,9 +260,7 @@ impl Shared {
         if matches!(request, Request::Read { .. }) {
             return Ok(());
         }
-        if self.poisoned.load(Ordering::SeqCst) {
-            return Err(MediaError::Poisoned { what: self.name.clone() });
-        }
+        self.poison.refuse(&self.name)?;
         if self.has(FLAG_READ_ONLY) && !matches!(request, Request::Flush) {
             return Err(self.io(io::Error::new(io::ErrorKind::ReadOnlyFilesystem, "the export is read-only")));
         }
@@ -292,8 +289,8 @@ impl Shared {
                 let shared = self.clone();
                 let poison: Completion = Box::new(move |result| {
                     // With a lost connection nothing is known of the device: whoever connects again repeats the flush.
-                    if result.as_ref().is_err_and(|error| Lost::of(error).is_none()) {
-                        shared.poisoned.store(true, Ordering::SeqCst);
+                    if let Some(error) = result.as_ref().err().filter(|error| Lost::of(error).is_none()) {
+                        shared.poison.set(error);
                     }
                     done(result);
                 });

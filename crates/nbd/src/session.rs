@@ -110,6 +110,7 @@ fn device_error(error: &MediaError) -> Failed {
         MediaError::NoSpace { .. } => ENOSPC,
         MediaError::OutOfRange { .. } => EINVAL,
         MediaError::Poisoned { .. } => EIO,
+        MediaError::Busy { .. } => ENOMEM,
         MediaError::Io { source, .. } => match source.kind() {
             io::ErrorKind::OutOfMemory => ENOMEM,
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => EPERM,

@@ -7,13 +7,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, RwLock};
-use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request};
+use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Poison, Request};
 
 use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp};
 use crate::config::Config;
@@ -30,7 +30,7 @@ struct Shared {
     requests: Mutex<HashMap<u64, Completion>>,
     next_ticket: AtomicU64,
     actions: Mutex<Actions>,
-    poisoned: AtomicBool,
+    poison: Poison,
     geometry: BlockGeometry,
     name: String,
 }
@@ -101,7 +101,7 @@ impl Disk {
             requests: Mutex::default(),
             next_ticket: AtomicU64::new(1),
             actions: Mutex::default(),
-            poisoned: AtomicBool::new(false),
+            poison: Poison::default(),
             geometry,
             name: "network RAM disk".into(),
         });
@@ -236,8 +236,7 @@ impl Shared {
     }
 
     fn refuse(&self) -> Option<MediaError> {
-        let poisoned = self.poisoned.load(Ordering::Acquire);
-        poisoned.then(|| MediaError::Poisoned { what: self.name.clone() })
+        self.poison.refuse(&self.name).err()
     }
 }
 
@@ -261,8 +260,8 @@ impl BlockDevice for Disk {
         let done: Completion = if flushes {
             let weak = Arc::downgrade(shared);
             Box::new(move |result| {
-                if let (Err(_), Some(shared)) = (&result, weak.upgrade()) {
-                    shared.poisoned.store(true, Ordering::Release);
+                if let (Err(error), Some(shared)) = (&result, weak.upgrade()) {
+                    shared.poison.set(error);
                 }
                 done(result)
             })

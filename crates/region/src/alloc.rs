@@ -5,8 +5,13 @@
 //! bit when the transaction commits; an abort gives it back. A free clears the persistent bit with the
 //! transaction's record and returns the slot to the volatile state afterwards, still under the commit lock.
 //! Giving a segment to a class is a record of its own: it is harmless if the transaction that wanted it aborts.
-//! The last 1/32 of the segments serve only transactions that free space in the end.
-//! How sparse segments are emptied, and free ones given back to the machine: `drain`.
+//! The bitmaps that lie in their segments are read when a segment is first needed, if the image said how many of its slots
+//! are in use: a mount would else read every segment. Whoever changes a bitmap has read it before ([`Region::check_allocated`]);
+//! whoever empties a segment or takes it from its class, too.
+//! The last 1/32 of the segments serve only transactions that free space in the end; so do the last of those that have room
+//! on the host (`room`). How sparse segments are emptied, and free ones given back to the machine: `drain`.
+
+use std::sync::Arc;
 
 use shoal_format::record::{Entry, RECORD_ALIGN, RECORD_HEADER, RecordKind};
 use shoal_format::segment::{SEGMENT_ENTRY, SEGMENT_ENTRY_BITMAP, SegmentEntry, SegmentUse};
@@ -18,6 +23,7 @@ use zerocopy::IntoBytes;
 
 use crate::drain::{self, Drain, Rest};
 use crate::planted::{Bug, is_planted};
+use crate::room::HELD_BACK;
 use crate::{CommitState, Error, Region, Result, Tx};
 
 /// How full a region is, in bytes.
@@ -31,10 +37,14 @@ pub struct Space {
     pub free_bytes: u64,
     /// What of `free_bytes` can hold pieces of any size once sparse segments are compacted, the reserve left out.
     pub usable_bytes: u64,
+    /// What of `usable_bytes` can be had without more room on the host.
+    pub backed_usable_bytes: u64,
     /// The part of `free_bytes` only unlink and truncate may use.
     pub reserve_bytes: u64,
     /// Bytes up to the last segment ever used: what an image holds.
     pub touched_bytes: u64,
+    /// Of `free_bytes`, what ordinary transactions can have without more room on the host.
+    pub backed_bytes: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -65,8 +75,10 @@ pub(crate) struct Segment {
     hint: u16,
     /// Bits in use, for classes of at most 64 slots.
     word: u64,
-    /// Bits in use, for the others.
+    /// Bits in use, for the others; none while the bitmap is not read.
     words: Option<Box<[u64]>>,
+    /// `free` is what the image said; the bitmap is in the region's memory only.
+    unread: bool,
 }
 
 impl Segment {
@@ -82,11 +94,17 @@ impl Segment {
             hint: 0,
             word: 0,
             words: None,
+            unread: false,
         }
     }
 }
 
+/// How many slots of each segment are in use, for classes whose bitmap lies in the segment; [`UNKNOWN`]: read it.
+pub(crate) type UsedSlots = Vec<u16>;
+pub(crate) const UNKNOWN: u16 = u16::MAX;
+
 pub(crate) struct Allocator {
+    memory: Arc<dyn PersistentMemory>,
     pub segments: Vec<Segment>,
     pub partial: [Vec<u32>; CLASSES],
     pub free_segments: u64,
@@ -99,8 +117,10 @@ pub(crate) struct Allocator {
     pub drain: Drain,
     pub reserve: u64,
     pub cursor: usize,
-    high: u64,
+    pub high: u64,
     fixed: u64,
+    /// Segments with room on the host, from the region's start.
+    pub backed: u64,
 }
 
 fn entry_at(superblock: &Superblock, segment: u64) -> Offset {
@@ -119,6 +139,16 @@ fn bit_of(superblock: &Superblock, slot: SlotRef) -> (Offset, u64) {
     (at, 1 << (index % 64))
 }
 
+fn bitmap_of(memory: &dyn PersistentMemory, segment: usize, slots: u32) -> Box<[u64]> {
+    (0..slots.div_ceil(64) as u64).map(|word| memory.read_u64(segment as u64 * SEGMENT + word * 8)).collect()
+}
+
+/// Bits behind the last slot are in use: no writer sets them.
+fn has_spare_bits(words: &[u64], slots: u32) -> bool {
+    let spare = slots % 64;
+    spare != 0 && words[words.len() - 1] >> spare != 0
+}
+
 /// Marks the segments of the fixed areas in a new region's table.
 pub(crate) fn reserve_fixed(memory: &dyn PersistentMemory, superblock: &Superblock) {
     for segment in 0..superblock.reserved_segments() {
@@ -127,12 +157,13 @@ pub(crate) fn reserve_fixed(memory: &dyn PersistentMemory, superblock: &Superblo
 }
 
 impl Allocator {
-    /// Builds the volatile state from the table.
-    pub fn load(memory: &dyn PersistentMemory, superblock: &Superblock) -> Result<Allocator> {
+    /// Builds the volatile state from the table, and from bitmaps where `used` does not say enough.
+    pub fn load(memory: &Arc<dyn PersistentMemory>, superblock: &Superblock, used: &[u16]) -> Result<Allocator> {
         let fixed = superblock.reserved_segments();
         let mut table = vec![0; (superblock.segment_count * SEGMENT_ENTRY) as usize];
         memory.read(superblock.segment_table, &mut table);
         let mut alloc = Allocator {
+            memory: memory.clone(),
             segments: Vec::with_capacity(superblock.segment_count as usize),
             partial: [const { Vec::new() }; CLASSES],
             free_segments: 0,
@@ -145,6 +176,7 @@ impl Allocator {
             cursor: fixed as usize,
             high: fixed,
             fixed,
+            backed: 0,
         };
         let mut body_left = 0u32;
         for (number, bytes) in table.chunks_exact(SEGMENT_ENTRY as usize).enumerate() {
@@ -173,19 +205,22 @@ impl Allocator {
                 SegmentUse::Slots(class) => {
                     let (slots, _) = class_geometry(class);
                     segment.usage = Usage::Slots(class);
-                    let used = if slots <= 64 {
-                        bitmap.count_ones()
-                    } else {
-                        let words: Box<[u64]> = (0..slots.div_ceil(64) as u64)
-                            .map(|word| memory.read_u64(number as u64 * SEGMENT + word * 8))
-                            .collect();
-                        let spare = slots % 64;
-                        if spare != 0 && words[words.len() - 1] >> spare != 0 {
-                            return damaged("slot bitmap");
+                    let said = used.get(number).map(|&used| used as u32).filter(|&used| used <= slots);
+                    let used = match said {
+                        _ if slots <= 64 => bitmap.count_ones(),
+                        Some(used) => {
+                            segment.unread = true;
+                            used
                         }
-                        let used = words.iter().map(|w| w.count_ones()).sum();
-                        segment.words = Some(words);
-                        used
+                        None => {
+                            let words = bitmap_of(memory.as_ref(), number, slots);
+                            if has_spare_bits(&words, slots) {
+                                return damaged("slot bitmap");
+                            }
+                            let used = words.iter().map(|w| w.count_ones()).sum();
+                            segment.words = Some(words);
+                            used
+                        }
                     };
                     segment.free = (slots - used) as u16;
                     alloc.free_slot_bytes += segment.free as u64 * CLASS_SIZES[class as usize] as u64;
@@ -213,6 +248,45 @@ impl Allocator {
         self.high * SEGMENT
     }
 
+    /// What `load` can be told later of `segments`: slots in use, in transactions or for good.
+    pub fn used_slots(&self, segments: std::ops::Range<usize>) -> impl Iterator<Item = u16> {
+        let end = segments.end.min(self.high as usize);
+        self.segments[segments.start.min(end)..end].iter().map(|segment| match segment.usage {
+            Usage::Slots(class) => class_geometry(class).0 as u16 - segment.free,
+            _ => 0,
+        })
+    }
+
+    /// Reads the bitmap of a segment that has slots, unless it was read before.
+    ///
+    /// No transaction that changes it is under way: it would have read it. What the image said may count slots that were
+    /// in a transaction and never came to be; now they are free.
+    pub fn read_bitmap(&mut self, number: usize) {
+        let segment = &mut self.segments[number];
+        let Usage::Slots(class) = segment.usage else { return };
+        if !std::mem::take(&mut segment.unread) {
+            return;
+        }
+        let (slots, _) = class_geometry(class);
+        let mut words = bitmap_of(self.memory.as_ref(), number, slots);
+        if has_spare_bits(&words, slots) {
+            // Damaged: nothing is allocated from it. The checker names it.
+            words.fill(u64::MAX);
+        }
+        let used: u32 = words.iter().map(|w| w.count_ones()).sum();
+        let (before, free) = (segment.free, slots.saturating_sub(used) as u16);
+        (segment.words, segment.free) = (Some(words), free);
+        let size = CLASS_SIZES[class as usize] as u64;
+        self.free_slot_bytes = self.free_slot_bytes - before as u64 * size + free as u64 * size;
+        self.empty_segments = self.empty_segments + (free as u32 == slots) as u64 - (before as u32 == slots) as u64;
+        let class_used = &mut self.class_used[class as usize];
+        *class_used = *class_used + before as u64 - free as u64;
+        if free > 0 && !segment.listed && !segment.draining {
+            segment.listed = true;
+            self.partial[class as usize].push(number as u32);
+        }
+    }
+
     pub fn take_slot(&mut self, class: u8) -> Option<SlotRef> {
         let (slots, first) = class_geometry(class);
         let size = CLASS_SIZES[class as usize];
@@ -225,6 +299,10 @@ impl Allocator {
                     segment.listed = false;
                 }
                 self.partial[class as usize].pop();
+                continue;
+            }
+            if segment.unread {
+                self.read_bitmap(number as usize);
                 continue;
             }
             let index = match &mut segment.words {
@@ -257,7 +335,8 @@ impl Allocator {
         let number = slot.segment() as usize;
         if slot.is_run() {
             for segment in &mut self.segments[number..number + slot.run_segments() as usize] {
-                *segment = Segment::new(Usage::Free);
+                // If the run's transaction was not committed, the table still gives the segment to the class it had.
+                *segment = Segment { has_bitmap: segment.has_bitmap, ..Segment::new(Usage::Free) };
             }
             self.free_segments += slot.run_segments();
             self.drain.touched += slot.run_segments();
@@ -265,6 +344,7 @@ impl Allocator {
             return;
         }
         let (slots, _) = class_geometry(slot.class());
+        self.read_bitmap(number);
         let (index, segment) = (slot.index(), &mut self.segments[number]);
         let (word, bit) = (index as usize / 64, 1u64 << (index % 64));
         let bits = match &mut segment.words {
@@ -295,32 +375,59 @@ impl Allocator {
         free >= segments + if reclaim { 0 } else { self.reserve }
     }
 
-    /// Next free segment, lowest first from the cursor; when none is left, an empty one of some class.
-    fn take_segment(&mut self) -> Option<usize> {
-        if self.free_segments > 0 {
-            let found = (self.cursor..self.segments.len()).find(|&s| self.is_free(s));
-            let found = found.or_else(|| (0..self.cursor).find(|&s| self.is_free(s)));
-            if let Some(found) = found {
-                self.cursor = found + 1;
-                self.free_segments -= 1;
-                self.leave_rest(found);
-                self.segments[found].usage = Usage::Assigning;
-                return Some(found);
-            }
+    /// Segments before this one have room on the host for such a transaction.
+    pub fn limit(&self, reclaim: bool) -> u64 {
+        let count = self.segments.len() as u64;
+        // With room for all of the region its own reserve is the narrower one.
+        match self.backed >= count || reclaim {
+            true => self.backed.min(count),
+            false => self.backed.saturating_sub(HELD_BACK),
         }
+    }
+
+    /// Next free segment with room on the host, lowest first from the cursor.
+    fn take_segment(&mut self, reclaim: bool) -> Option<usize> {
+        let limit = self.limit(reclaim) as usize;
+        if self.free_segments == 0 {
+            return None;
+        }
+        let free = |s: &usize| self.is_free(*s);
+        let found = (self.cursor..limit).find(free).or_else(|| (0..self.cursor.min(limit)).find(free))?;
+        self.cursor = found + 1;
+        self.free_segments -= 1;
+        self.leave_rest(found);
+        self.segments[found].usage = Usage::Assigning;
+        Some(found)
+    }
+
+    /// The first segment that is free, whether or not it has room.
+    fn first_free(&self) -> Option<u64> {
+        (self.free_segments > 0)
+            .then(|| (0..self.segments.len()).find(|&number| self.is_free(number)))
+            .flatten()
+            .map(|found| found as u64)
+    }
+
+    /// An empty segment of some class, for another one.
+    fn take_empty(&mut self) -> Option<usize> {
         if self.empty_segments == 0 {
             return None;
         }
-        let found = (0..self.segments.len()).find(|&s| self.is_empty_slots(s) && !self.drain.holds(s))?;
+        let found = (0..self.segments.len()).find(|&s| !self.drain.holds(s) && self.is_empty_slots(s))?;
         self.strip(found);
         self.leave_rest(found);
         self.segments[found].usage = Usage::Assigning;
         Some(found)
     }
 
-    pub fn is_empty_slots(&self, segment: usize) -> bool {
-        let segment = &self.segments[segment];
-        matches!(segment.usage, Usage::Slots(class) if segment.free as u32 == class_geometry(class).0)
+    /// Has the segment a class, and no slot in use?
+    pub fn is_empty_slots(&mut self, number: usize) -> bool {
+        let segment = &self.segments[number];
+        let empty = |segment: &Segment| matches!(segment.usage, Usage::Slots(class) if segment.free as u32 == class_geometry(class).0);
+        if empty(segment) && segment.unread {
+            self.read_bitmap(number);
+        }
+        empty(&self.segments[number])
     }
 
     /// Takes an empty segment away from its class.
@@ -349,6 +456,14 @@ impl Allocator {
     }
 }
 
+/// The error for who was refused `segments`, after the region tried to grow.
+fn refused(grown: Result<()>, segments: u64) -> Error {
+    match grown {
+        Ok(()) | Err(Error::NoSpace) => drain::denied(segments),
+        Err(error) => error,
+    }
+}
+
 impl Region {
     /// How full the region is.
     pub fn space(&self) -> Space {
@@ -358,8 +473,12 @@ impl Region {
             fixed_bytes: alloc.fixed * SEGMENT,
             free_bytes: alloc.free_segments * SEGMENT + alloc.free_slot_bytes,
             usable_bytes: alloc.usable_segments() * SEGMENT,
+            backed_usable_bytes: alloc.backed_usable_segments() * SEGMENT,
             reserve_bytes: alloc.reserve * SEGMENT,
             touched_bytes: alloc.used_bytes(),
+            backed_bytes: (alloc.free_segments * SEGMENT + alloc.free_slot_bytes)
+                .saturating_sub((alloc.segments.len() as u64 - alloc.limit(false).max(alloc.high)) * SEGMENT)
+                .saturating_sub(alloc.high.saturating_sub(alloc.limit(false)).min(HELD_BACK) * SEGMENT),
         }
     }
 
@@ -370,27 +489,46 @@ impl Region {
         if let Some(slot) = self.alloc.lock().take_slot(class) {
             return Ok(slot);
         }
-        // Lock order: commit before allocator.
-        let mut state = self.commit.lock();
-        let mut alloc = self.alloc.lock();
-        if let Some(slot) = alloc.take_slot(class) {
-            return Ok(slot);
-        }
-        let taken = if alloc.may_take(1, reclaim) { alloc.take_segment() } else { None };
-        let Some(number) = taken else {
+        self.with_log_room(reclaim, || self.allocate_in_new_segment(class, reclaim))
+    }
+
+    fn allocate_in_new_segment(&self, class: u8, reclaim: bool) -> Result<SlotRef> {
+        let mut grown = Ok(());
+        let (mut state, number) = loop {
+            // Lock order: commit before allocator.
+            let state = self.commit.lock();
+            let mut alloc = self.alloc.lock();
+            if let Some(slot) = alloc.take_slot(class) {
+                return Ok(slot);
+            }
+            if alloc.may_take(1, reclaim) {
+                if let Some(number) = alloc.take_segment(reclaim) {
+                    break (state, number);
+                }
+                // First more room, then what other classes have left over.
+                if let Some(unbacked) = alloc.first_free().filter(|_| grown.is_ok()) {
+                    drop(alloc);
+                    drop(state);
+                    grown = self.grow(unbacked + 1, reclaim);
+                    continue;
+                }
+                if let Some(number) = alloc.take_empty() {
+                    break (state, number);
+                }
+            }
             // What is being emptied must not cost the last slots of a class those who free space. Others come back when it
             // is empty.
             if reclaim {
                 alloc.undrain(class);
             }
-            return alloc.take_slot(class).ok_or_else(|| drain::denied(1));
+            return alloc.take_slot(class).ok_or_else(|| refused(grown, 1));
         };
-        drop(alloc);
         // Nobody else takes this segment: it is neither free nor listed.
-        let assigned = self.log_assignment(&mut state, number as u64, class);
+        let assigned = self.log_assignment(&mut state, number as u64, class, reclaim);
         let mut alloc = self.alloc.lock();
         if let Err(error) = assigned {
-            alloc.segments[number] = Segment::new(Usage::Free);
+            // The table says of it what it said before: `has_bitmap` stays.
+            alloc.segments[number].usage = Usage::Free;
             alloc.drain.touched += 1;
             alloc.cursor = alloc.cursor.min(number);
             alloc.free_segments += 1;
@@ -421,7 +559,7 @@ impl Region {
     }
 
     /// Logs that a segment belongs to a class from now on, with an empty bitmap.
-    fn log_assignment(&self, state: &mut CommitState, number: u64, class: u8) -> Result<()> {
+    fn log_assignment(&self, state: &mut CommitState, number: u64, class: u8, urgent: bool) -> Result<()> {
         let mut record = vec![0; RECORD_HEADER];
         let entry = SegmentEntry::new(SegmentUse::Slots(class));
         Entry::Write { at: entry_at(&self.superblock, number), bytes: entry.as_bytes() }.encode(&mut record);
@@ -432,23 +570,36 @@ impl Region {
         let len = record.len() - RECORD_HEADER;
         let crc = shoal_format::checksum(0, &record[RECORD_HEADER..]);
         record.resize(RECORD_HEADER + len.next_multiple_of(RECORD_ALIGN), 0);
-        self.commit_record(state, RecordKind::Tx, &mut record, len, crc).map(drop)
+        self.commit_record(state, RecordKind::Tx, &mut record, len, crc, urgent).map(drop)
     }
 
     fn allocate_run(&self, segments: u64, reclaim: bool) -> Result<SlotRef> {
         if segments > RUN_SEGMENTS_MAX {
             return Err(Error::TooLarge);
         }
-        let mut alloc = self.alloc.lock();
-        if !alloc.may_take(segments, reclaim) {
-            return Err(drain::denied(segments));
-        }
-        let mut found = alloc.find_run(segments);
-        if found.is_none() {
-            alloc.strip_empty();
-            found = alloc.find_run(segments);
-        }
-        let start = found.ok_or_else(|| drain::denied(segments))?;
+        let mut grown = Ok(());
+        let (mut alloc, start) = loop {
+            let mut alloc = self.alloc.lock();
+            if !alloc.may_take(segments, reclaim) {
+                return Err(refused(grown, segments));
+            }
+            let limit = alloc.limit(reclaim);
+            let mut found = alloc.find_run(segments);
+            if found.is_none_or(|start| start as u64 + segments > limit && grown.is_err()) {
+                alloc.strip_empty();
+                found = alloc.find_run(segments);
+            }
+            let Some(start) = found else { return Err(refused(grown, segments)) };
+            let end = start as u64 + segments;
+            if end <= limit {
+                break (alloc, start);
+            }
+            if grown.is_err() {
+                return Err(refused(grown, segments));
+            }
+            drop(alloc);
+            grown = self.grow(end, reclaim);
+        };
         for number in start..start + segments as usize {
             alloc.leave_rest(number);
             alloc.segments[number].usage = Usage::Run;
@@ -468,10 +619,13 @@ impl Region {
     pub(crate) fn check_allocated(&self, slot: SlotRef) -> Result<()> {
         let number = slot.segment();
         let wrong = || Error::corrupt("slot reference", slot.offset(), slot.bits());
-        let alloc = self.alloc.lock();
+        let mut alloc = self.alloc.lock();
         let last = if slot.is_run() { number + slot.run_segments() } else { number + 1 };
         if last > alloc.segments.len() as u64 {
             return Err(wrong());
+        }
+        if !slot.is_run() {
+            alloc.read_bitmap(number as usize);
         }
         let segment = &alloc.segments[number as usize];
         let ok = match (segment.usage, slot.is_run()) {

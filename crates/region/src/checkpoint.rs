@@ -5,7 +5,7 @@
 //! from the start of the copy, because entries are absolute. Order, each step durable before the next begins:
 //! old anchors of the target gone; pages, sums and stale map; log past the end of the copy (invariant 4); new anchor.
 //! A region with a ring is saved as it stands instead, under one hold of the commit lock: the ring is too short to replay what
-//! changes during a copy. Its image names no boot, so whoever opens a region filled from it ([`restore`]) is told of a power loss.
+//! changes during a copy. Its image names no boot, so whoever opens a region filled from it ([`crate::restore`]) is told of a power loss.
 //! An image file: region bytes, then from `region_bytes` on one CRC32C for every page, then the stale map: which pages of
 //! the *other* image differ from this one, so that the next checkpoint after a mount need not write everything.
 
@@ -17,8 +17,9 @@ use shoal_format::{FormatError, Offset, PAGE, SEGMENT, checksum};
 use shoal_media::{ImageFile, PersistentMemory};
 use zerocopy::IntoBytes;
 
+use crate::alloc::UsedSlots;
 use crate::planted::{Bug, is_planted};
-use crate::{Error, Region, Result};
+use crate::{Error, Region, Result, incarnation};
 
 /// Pages copied under one hold of the commit lock (64 KiB: about 10 us).
 const COPY_PAGES: u64 = 16;
@@ -33,6 +34,8 @@ pub(crate) struct CheckpointState {
     stale: Option<Vec<u64>>,
     /// The image the memory may still read through to.
     mapped: Option<usize>,
+    /// Where the log ended when the last checkpoint found no room; none since one was sealed.
+    pub failed_at: Option<crate::Lsn>,
 }
 
 /// Offset of the page sums in an image file.
@@ -41,12 +44,47 @@ pub(crate) fn sums_at(superblock: &Superblock) -> u64 {
 }
 
 /// Offset of the stale map in an image file.
-fn stale_at(superblock: &Superblock) -> u64 {
+pub(crate) fn stale_at(superblock: &Superblock) -> u64 {
     (superblock.region_bytes + superblock.region_bytes / PAGE * 4).next_multiple_of(PAGE)
 }
 
+/// Offset of the used slots in an image file.
+fn used_at(superblock: &Superblock) -> u64 {
+    let words = (superblock.region_bytes / PAGE).div_ceil(64);
+    (stale_at(superblock) + STALE_HEADER as u64 + words * 8).next_multiple_of(PAGE)
+}
+
+/// Segments whose used slots are counted under one hold of the allocator's lock.
+const COUNT_SEGMENTS: usize = 16 << 10;
+
+/// Header of the used slots: generation (u64), segments (u32), checksum of generation, segments and counts (u32).
+const USED_HEADER: usize = 16;
+
+/// The slots in use when the image with `anchor` was sealed; empty if it does not say.
+///
+/// Right for each segment whose bitmap no later record touches, but for slots of transactions that were never committed.
+pub(crate) fn used_slots(
+    images: &[Arc<dyn ImageFile>; 2],
+    superblock: &Superblock,
+    anchor: &AnchorRecord,
+) -> Result<UsedSlots> {
+    let image = images[newest_image(images)?.0].as_ref();
+    let mut header = [0; USED_HEADER];
+    image.read(used_at(superblock), &mut header)?;
+    let segments = u32::from_le_bytes(header[8..12].try_into().expect("four bytes"));
+    if header[..8] != anchor.generation.get().to_le_bytes() || segments as u64 > superblock.segment_count {
+        return Ok(UsedSlots::new());
+    }
+    let mut counts = vec![0; segments as usize * 2];
+    image.read(used_at(superblock) + USED_HEADER as u64, &mut counts)?;
+    if checksum(checksum(0, &header[..12]), &counts).to_le_bytes() != header[12..16] {
+        return Ok(UsedSlots::new());
+    }
+    Ok(counts.chunks_exact(2).map(|count| u16::from_le_bytes([count[0], count[1]])).collect())
+}
+
 /// Header of the stale map: generation (u64), words (u32), checksum of generation, words and map (u32).
-const STALE_HEADER: usize = 16;
+pub(crate) const STALE_HEADER: usize = 16;
 
 /// Chooses the image to start from: the valid one with the highest generation.
 pub fn newest_image(images: &[Arc<dyn ImageFile>; 2]) -> Result<(usize, Superblock, AnchorRecord)> {
@@ -83,27 +121,6 @@ pub fn newest_image(images: &[Arc<dyn ImageFile>; 2]) -> Result<(usize, Superblo
         }
         (Err(error), Err(_)) => Err(error),
     }
-}
-
-/// Fills the memory of a region with a ring, blank before, from the image that [`newest_image`] chose. `memory` is a region
-/// only when this has returned.
-pub fn restore(image: &dyn ImageFile, anchor: &AnchorRecord, memory: &dyn PersistentMemory) -> Result<()> {
-    let used = anchor.used_bytes.get();
-    if used > memory.len() {
-        return Err(Error::TooSmall { have: memory.len(), need: used });
-    }
-    let mut piece = vec![0; 1 << 20];
-    for at in (0..used).step_by(piece.len()) {
-        let bytes = &mut piece[..(used - at).min(1 << 20) as usize];
-        image.read(at, bytes)?;
-        memory.write(at, bytes);
-    }
-    // In the place its generation gives it: the ring's next anchor must not overwrite the only one.
-    memory.zero(ANCHOR_AT[0], PAGE);
-    memory.write(ANCHOR_AT[(anchor.generation.get() % 2) as usize], anchor.as_bytes());
-    memory.write_back(0, used);
-    memory.fence();
-    Ok(())
 }
 
 /// Compares the fixed areas of a mapped image (superblock, roots, segment table, bulk bitmap) with their sums: what
@@ -147,6 +164,7 @@ impl CheckpointState {
             match newest_image(images) {
                 Ok((current, saved, anchor)) if saved.uuid == superblock.uuid => {
                     (self.current, self.generation) = (Some(current), anchor.generation.get());
+                    incarnation::mark_in_use(images[current].as_ref(), anchor)?;
                 }
                 Ok(_) | Err(Error::NoImage { .. }) => {}
                 Err(error) => return Err(error),
@@ -232,15 +250,25 @@ impl Region {
     fn write_image(&self, clean: bool) -> Result<()> {
         let Some(images) = &self.images else { return Ok(()) };
         self.writable()?;
-        let mut state = self.checkpoint.lock();
+        self.write_image_locked(images, &mut self.checkpoint.lock(), clean)
+    }
+
+    pub(crate) fn write_image_locked(
+        &self,
+        images: &[Arc<dyn ImageFile>; 2],
+        state: &mut CheckpointState,
+        clean: bool,
+    ) -> Result<()> {
+        self.writable()?;
         let mut fresh = Vec::new();
-        let outcome = self.copy_and_seal(images, &mut state, clean, &mut fresh);
+        let outcome = self.copy_and_seal(images, state, clean, &mut fresh);
+        state.failed_at = outcome.is_err().then(|| self.last_lsn());
         if let Err(error) = &outcome {
             // The image is not sealed and the old one still counts: lack of room is no reason to stop.
             if let Error::Media(error) = error
-                && !matches!(error, shoal_media::MediaError::NoSpace { .. })
+                && !error.is_lack()
             {
-                self.poison();
+                self.poison("a checkpoint", error);
             }
             // The pages taken off the dirty map are in no image: the next checkpoint must write them, and the one after
             // it must know them for stale in the other image.
@@ -325,6 +353,9 @@ impl Region {
         let (used_bytes, counted) = (used.into(), generation.into());
         let anchor = AnchorRecord { used_bytes, generation: counted, boot_id, ..anchor }.sealed();
         self.write_stale_map(image, generation, fresh, pages)?;
+        if !ring {
+            self.write_used_slots(image, generation)?;
+        }
         // Pages durable, and the log durable past the end of the copy, before the anchor says so (invariant 4).
         image.sync()?;
         self.sync_to(copied)?;
@@ -336,6 +367,7 @@ impl Region {
         if !ring {
             self.commit.lock().head = replay;
             self.log.release(replay)?;
+            self.releases.fetch_add(1, Ordering::AcqRel);
         }
         Ok(())
     }
@@ -351,5 +383,26 @@ impl Region {
         out.extend_from_slice(&map);
         image.write(stale_at(&self.superblock), &out)?;
         Ok(())
+    }
+
+    /// Counts beside running transactions: a slot is taken before its record and given back after it, so what is counted is
+    /// in use, or about to be, or a record behind the copy's start touches its bitmap.
+    fn write_used_slots(&self, image: &dyn ImageFile, generation: u64) -> Result<()> {
+        let mut counts: Vec<u8> = Vec::new();
+        for first in (0..self.superblock.segment_count as usize).step_by(COUNT_SEGMENTS) {
+            let alloc = self.alloc.lock();
+            let before = counts.len();
+            counts.extend(alloc.used_slots(first..first + COUNT_SEGMENTS).flat_map(u16::to_le_bytes));
+            if counts.len() == before {
+                break;
+            }
+        }
+        let mut out = Vec::with_capacity(USED_HEADER + counts.len());
+        out.extend_from_slice(&generation.to_le_bytes());
+        out.extend_from_slice(&(counts.len() as u32 / 2).to_le_bytes());
+        let crc = checksum(checksum(0, &out), &counts);
+        out.extend_from_slice(&crc.to_le_bytes());
+        out.extend_from_slice(&counts);
+        Ok(image.write(used_at(&self.superblock), &out)?)
     }
 }

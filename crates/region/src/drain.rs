@@ -11,6 +11,10 @@
 //!   a class without surplus has nothing to choose.
 //! - Bytes of free segments are undefined. No reader relies on them, so their memory may go ([`Region::discard_free`]); but
 //!   for the bitmap of a segment that is free only in the volatile state, and of a class for whoever opens the region next.
+//! - What the image said of an unread segment may name too many slots in use, never too few. That is good enough for choosing;
+//!   the bitmap is read before a segment is drained.
+//! - A segment that is emptied behind the room on the host stays with its class: it may be taken from there, but as a free one
+//!   not before there is more room.
 //!
 //! Left out: finding what lies in a segment, and when it is worth the work (the engine above).
 
@@ -24,6 +28,8 @@ use crate::{Error, Region, Result, Tx, View};
 
 /// Segments looked at under one hold of the allocator's lock.
 const SLICE: usize = 16 << 10;
+/// Segments that begin to drain under one hold of that lock: the bitmap of each may have to be read from a disk.
+const BEGIN_SLICE: usize = 32;
 /// Segments whose memory is given back under one hold of the allocator's lock (2 MiB).
 const DISCARD_SLICE: usize = 32;
 
@@ -134,9 +140,9 @@ impl Allocator {
         self.segments[number].rest = Rest::Touched;
     }
 
-    /// Takes all empty segments away from their classes.
+    /// Takes the empty segments away from their classes.
     pub fn strip_empty(&mut self) {
-        for number in 0..self.segments.len() {
+        for number in 0..self.limit(true) as usize {
             if self.is_empty_slots(number) {
                 self.strip(number);
                 self.free_segments += 1;
@@ -146,6 +152,9 @@ impl Allocator {
 
     /// The last slot of a draining segment was freed.
     pub fn drained(&mut self, number: usize) {
+        if number as u64 >= self.limit(true) {
+            return self.undrain_one(number, false);
+        }
         self.drain.draining -= 1;
         self.strip(number);
         self.free_segments += 1;
@@ -180,8 +189,13 @@ impl Allocator {
 
     /// Begins to empty a segment, if it still is what the candidate says.
     fn begin(&mut self, candidate: &Candidate) -> bool {
+        if self.segments[candidate.number].usage != Usage::Slots(candidate.class) {
+            return false;
+        }
+        self.read_bitmap(candidate.number);
         let segment = &mut self.segments[candidate.number];
-        if segment.usage != Usage::Slots(candidate.class) || segment.draining {
+        // Empty ones, as a bitmap may show only when it is read, are there to be taken.
+        if segment.draining || segment.free as u32 == class_geometry(candidate.class).0 {
             return false;
         }
         // The list still names it; `take_slot` passes over it. `listed` stays true as long as it does.
@@ -205,11 +219,37 @@ impl Allocator {
         (self.free_segments + self.empty_segments + self.gainable()).saturating_sub(self.reserve)
     }
 
+    /// Free segments with room on the host for an ordinary transaction.
+    fn free_within_limit(&self) -> u64 {
+        let (limit, count) = (self.limit(false), self.segments.len() as u64);
+        if limit >= count {
+            return self.free_segments;
+        }
+        // Behind the last one ever used all are free.
+        let used_to = self.high.max(limit).min(count);
+        let between = (limit..used_to).filter(|&s| self.segments[s as usize].usage == Usage::Free).count() as u64;
+        self.free_segments.saturating_sub(between + count - used_to)
+    }
+
+    /// Segments an ordinary transaction could have now, without more room on the host.
+    fn available(&self) -> u64 {
+        (self.free_segments + self.empty_segments)
+            .saturating_sub(self.reserve)
+            .min(self.free_within_limit() + self.empty_segments)
+    }
+
+    /// Of [`Allocator::usable_segments`], those that need no more room on the host.
+    pub fn backed_usable_segments(&self) -> u64 {
+        self.usable_segments().min(self.free_within_limit() + self.empty_segments + self.gainable())
+    }
+
     fn has_run(&mut self, segments: u64) -> bool {
-        if self.find_run(segments).is_none() {
+        let limit = self.limit(false);
+        let fits = |start: usize| start as u64 + segments <= limit;
+        if !self.find_run(segments).is_some_and(fits) {
             self.strip_empty();
         }
-        self.find_run(segments).is_some()
+        self.find_run(segments).is_some_and(fits)
     }
 }
 
@@ -234,16 +274,15 @@ impl Region {
         (alloc.gainable(), (alloc.free_segments + alloc.empty_segments).saturating_sub(alloc.reserve))
     }
 
-    /// Could an ordinary transaction have `segments` now, as a run if more than one?
+    /// Could an ordinary transaction have `segments` now, as a run if more than one, without more room on the host?
     pub fn has_room(&self, segments: u64) -> bool {
         let mut alloc = self.alloc.lock();
-        alloc.may_take(segments, false) && (segments <= 1 || alloc.has_run(segments))
+        alloc.available() >= segments && (segments <= 1 || alloc.has_run(segments))
     }
 
-    /// Free and empty segments that an ordinary transaction may take.
+    /// Free and empty segments that an ordinary transaction may take without more room on the host.
     pub fn free_segments(&self) -> u64 {
-        let alloc = self.alloc.lock();
-        (alloc.free_segments + alloc.empty_segments).saturating_sub(alloc.reserve)
+        self.alloc.lock().available()
     }
 
     /// Segments chosen and not yet empty.
@@ -288,9 +327,11 @@ impl Region {
     /// Chooses `segments` neighbours that can be emptied with the fewest bytes moved, and keeps them for whoever calls
     /// [`Region::end_drain`] and allocates a run then.
     pub fn drain_run(&self, segments: u64) -> Option<Victims> {
+        // No run is free, so fewer segments than a run's lie behind the last one used: they may be part of the best place.
+        let _ = self.grow(self.superblock.segment_count, false);
         let mut alloc = self.alloc.lock();
         alloc.strip_empty();
-        let len = segments as usize;
+        let (len, limit) = (segments as usize, alloc.limit(false) as usize);
         let mut free = [0u64; CLASSES];
         for segment in &alloc.segments {
             if let Usage::Slots(class) = segment.usage {
@@ -315,7 +356,7 @@ impl Region {
             (0..CLASSES).all(|class| moved[class] <= room[class])
         };
         let (mut best, mut sum, mut fixed) = (None::<(u64, usize)>, 0, 0);
-        for end in 0..alloc.segments.len() {
+        for end in 0..limit {
             match cost(end) {
                 Some(bytes) => sum += bytes,
                 None => fixed += 1,
@@ -341,7 +382,7 @@ impl Region {
 
     fn begin_drain(&self, chosen: &[Candidate]) -> Victims {
         let mut victims = Victims::default();
-        for part in chosen.chunks(SLICE) {
+        for part in chosen.chunks(BEGIN_SLICE) {
             let mut alloc = self.alloc.lock();
             part.iter().filter(|candidate| alloc.begin(candidate)).for_each(|candidate| victims.add(candidate.number));
         }
@@ -380,7 +421,7 @@ impl Region {
             if from == 0 && alloc.drain.touched == 0 && alloc.empty_segments == 0 {
                 return 0;
             }
-            let (end, mut left) = (alloc.segments.len().min(from + SLICE), DISCARD_SLICE);
+            let (end, mut left, backed) = (alloc.segments.len().min(from + SLICE), DISCARD_SLICE, alloc.limit(true));
             while from < end && left > 0 {
                 if alloc.segments[from].rest == Rest::Resting && alloc.is_free(from) {
                     alloc.segments[from].rest = Rest::Given;
@@ -390,7 +431,7 @@ impl Region {
                     self.memory.discard(from as u64 * SEGMENT + kept, SEGMENT - kept);
                     (bytes, left) = (bytes + SEGMENT - kept, left - 1);
                 } else if alloc.segments[from].rest == Rest::Touched {
-                    if alloc.is_empty_slots(from) && !alloc.drain.holds(from) {
+                    if (from as u64) < backed && !alloc.drain.holds(from) && alloc.is_empty_slots(from) {
                         alloc.strip(from);
                         alloc.free_segments += 1;
                     }

@@ -1,7 +1,10 @@
 //! What can go wrong with a region.
 //!
-//! Owns: [`Error`]. Lack of space and too large a transaction are the caller's to handle; damage names the offset and the value found;
+//! Owns: [`Error`], and [`Failure`], why a region takes no more commits. Lack of space and too large a transaction are the caller's to handle; damage names the offset and the value found;
 //! failures of media come through as they are. Only bugs panic.
+
+use std::fmt;
+use std::sync::Arc;
 
 use shoal_format::FormatError;
 use shoal_media::MediaError;
@@ -15,14 +18,25 @@ pub enum Error {
     TooLarge,
     #[error("{what} at {at:#x} is damaged (value {value:#x}); run `shoal check`")]
     Corrupt { what: &'static str, at: u64, value: u64 },
-    #[error("the store went read-only after a failed flush; unmount it, look after the device, mount again")]
-    Poisoned,
+    #[error("the store is read-only: {0}; unmount it, look after the device, mount again")]
+    Poisoned(Arc<Failure>),
     #[error("the store is mounted read-only")]
     ReadOnly,
     #[error("the memory holds {have} bytes, the region needs {need}")]
     TooSmall { have: u64, need: u64 },
     #[error("the anchor belongs to another store")]
     Foreign,
+    /// A restore has left this region behind: the bulk device has gone on without it. Both numbers count restores.
+    #[error(
+        "the region (restored {region} times) is older than the saved image (restored {image} times): the store has gone \
+         on from an image, without this region"
+    )]
+    RegionOlder { region: u64, image: u64 },
+    #[error(
+        "the saved image (restored {image} times) is not of this region (restored {region} times): the images were put \
+         back from a backup, or have been used elsewhere"
+    )]
+    ImageOlder { region: u64, image: u64 },
     #[error("the log ends at {end}, before the image's seal at {sealed}: log segments are missing or damaged")]
     LogShort { end: u64, sealed: u64 },
     #[error("logged memory needs a log and two images")]
@@ -33,6 +47,43 @@ pub enum Error {
     Format(#[from] FormatError),
     #[error(transparent)]
     Media(#[from] MediaError),
+}
+
+/// The failure that ended a region's commits: the first one, whatever failed afterwards.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// What was under way: "the sync of the log".
+    pub operation: &'static str,
+    /// The device or file, as its medium names it.
+    pub object: String,
+    /// What the medium answered, with the operating system's error number where there is one.
+    pub cause: String,
+    /// By the store's clock (nanoseconds since 1970); 0 where nobody gave the region a clock.
+    pub at_ns: i64,
+}
+
+impl Failure {
+    pub fn new(operation: &'static str, error: &MediaError) -> Failure {
+        let (object, cause) = match error {
+            MediaError::Io { what, source } | MediaError::Busy { what, source } => (what.clone(), source.to_string()),
+            MediaError::Poisoned { what, cause } => (what.clone(), cause.to_string()),
+            MediaError::NoSpace { what } => (what.clone(), "no space left on the device that holds it".into()),
+            MediaError::OutOfRange { what, at, len } => (what.clone(), format!("refused {len} bytes at byte {at}")),
+        };
+        Failure { operation, object, cause, at_ns: 0 }
+    }
+
+    /// What it means for who uses the store, and what to do.
+    pub fn consequence(&self) -> &'static str {
+        "the store is read-only until it is mounted again: what an fsync confirmed before is safe, changes that none \
+         confirmed may be lost; look after the device, then unmount and mount again"
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} failed: {}: {}", self.operation, self.object, self.cause)
+    }
 }
 
 impl Error {

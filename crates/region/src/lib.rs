@@ -10,7 +10,7 @@
 //! 6. After a failed append or flush the region is poisoned: reads go on, commits fail.
 //!
 //! Threads: none of its own. Callers hold their own locks over the bytes they change; the commit lock orders
-//! the rest. Lock order: checkpoint, commit, allocator, sync state.
+//! the rest. Lock order: growing, checkpoint, commit, allocator, sync state.
 
 #![forbid(unsafe_code)]
 
@@ -18,16 +18,19 @@ mod alloc;
 mod checkpoint;
 mod drain;
 mod error;
+mod incarnation;
 #[cfg(feature = "planted")]
 pub mod planted;
 #[cfg(not(feature = "planted"))]
 mod planted;
 mod ring;
+mod room;
+mod seal;
 mod sync;
 mod tx;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Condvar, Mutex};
 use shoal_format::record::{Entries, Entry, RECORD_HEADER, RECORD_PAYLOAD_MAX, RecordHeader, RecordKind, record_bytes};
@@ -35,14 +38,16 @@ use shoal_format::superblock::{
     ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, Geometry, MemoryKind, SUPERBLOCK_AT, Superblock,
 };
 use shoal_format::{Offset, PAGE, SEGMENT};
-use shoal_media::{ImageFile, LogDevice, PersistentMemory};
+use shoal_media::{Clock, ImageFile, LogDevice, PersistentMemory};
 use zerocopy::IntoBytes;
 
 pub use alloc::Space;
-pub use checkpoint::{newest_image, restore};
+pub use checkpoint::newest_image;
 pub use drain::{Victims, take_denied};
-pub use error::{Error, Result};
+pub use error::{Error, Failure, Result};
+pub use incarnation::{compare, place_anchor, restore};
 use planted::{Bug, is_planted};
+pub use seal::write_image;
 pub use tx::{Tx, View};
 
 /// A position in the log: bytes appended since the store was formatted.
@@ -85,6 +90,10 @@ pub struct Region {
     pub(crate) boot_id: [u8; 16],
     pub(crate) commit: Mutex<CommitState>,
     pub(crate) alloc: Mutex<alloc::Allocator>,
+    /// Held while room for more segments is reserved.
+    pub(crate) growing: Mutex<()>,
+    /// Checkpoints that have released log.
+    pub(crate) releases: AtomicU64,
     pub(crate) checkpoint: Mutex<checkpoint::CheckpointState>,
     pub(crate) sync: Mutex<sync::SyncState>,
     pub(crate) synced: Condvar,
@@ -92,7 +101,9 @@ pub struct Region {
     /// End of the log: the LSN of the next record.
     pub(crate) end: AtomicU64,
     pub(crate) durable: AtomicU64,
-    pub(crate) poisoned: AtomicBool,
+    /// Why no commit is taken any more.
+    pub(crate) failure: OnceLock<Arc<Failure>>,
+    clock: OnceLock<Arc<dyn Clock>>,
     read_only: bool,
 }
 
@@ -106,6 +117,10 @@ pub(crate) struct CommitState {
     /// Ring: records from here on may be needed by recovery. Log: start of the newest sealed image's replay.
     pub head: Lsn,
     pub anchor_generation: u64,
+    /// How often this region was restored from an image.
+    pub incarnation: u64,
+    /// What lies before this position was promised to somebody ([`Region::promise`]).
+    pub promised: Lsn,
 }
 
 impl Region {
@@ -118,10 +133,13 @@ impl Region {
         }
         let (memory, nonce) = (&parts.memory, parts.nonce);
         let reserved = superblock.reserved_segments();
+        memory.reserve(0, reserved * SEGMENT)?;
         memory.zero(0, reserved * SEGMENT);
         alloc::reserve_fixed(memory.as_ref(), &superblock);
-        let state = CommitState { end: 0, salt: 0, boot_id: parts.boot_id, head: 0, anchor_generation: 0 };
-        let region = Region::assemble(superblock, parts, state, 0, false)?;
+        let (boot_id, anchor_generation) = (parts.boot_id, 0);
+        let state = CommitState { end: 0, salt: 0, boot_id, head: 0, anchor_generation, incarnation: 0, promised: 0 };
+        let region = Region::assemble(superblock, parts, state, 0, false, &[])?;
+        region.grow(reserved, false)?;
         region.memory.write_back(0, reserved * SEGMENT);
         region.memory.fence();
         if superblock.memory_kind.has_ring() {
@@ -131,7 +149,7 @@ impl Region {
         region.memory.write_through(SUPERBLOCK_AT, &superblock.encode());
         region.memory.fence();
         region.mark_dirty(0, reserved * SEGMENT);
-        region.append_epoch(&mut region.commit.lock(), nonce)?;
+        region.with_log_room(true, || region.append_epoch(&mut region.commit.lock(), nonce))?;
         Ok(region)
     }
 
@@ -151,12 +169,18 @@ impl Region {
 
     /// What a power loss cost has been put right, by records before this call.
     pub fn settle(&self, nonce: [u8; 16]) -> Result<()> {
-        let mut state = self.commit.lock();
-        if state.boot_id == self.boot_id || self.read_only {
-            return Ok(());
-        }
-        state.boot_id = self.boot_id;
-        self.append_epoch(&mut state, nonce)
+        self.with_log_room(true, || {
+            let mut state = self.commit.lock();
+            if state.boot_id == self.boot_id || self.read_only {
+                return Ok(());
+            }
+            let earlier = std::mem::replace(&mut state.boot_id, self.boot_id);
+            let appended = self.append_epoch(&mut state, nonce);
+            if appended.is_err() {
+                state.boot_id = earlier;
+            }
+            appended
+        })
     }
 
     fn open_naming(parts: Parts, read_only: bool, present_boot: bool) -> Result<(Region, Recovery)> {
@@ -174,6 +198,11 @@ impl Region {
         if anchor.uuid != superblock.uuid {
             return Err(Error::Foreign);
         }
+        if let Some(images) = &parts.images
+            && superblock.memory_kind.has_ring()
+        {
+            incarnation::compare(images, &superblock, &anchor)?;
+        }
         let nonce = parts.nonce;
         let log: Arc<dyn LogDevice> = match &parts.log {
             Some(log) => log.clone(),
@@ -187,6 +216,10 @@ impl Region {
                 &superblock,
                 anchor.used_bytes.get(),
             )?;
+        }
+        let mut used = Vec::new();
+        if let (MemoryKind::Logged, Some(images)) = (superblock.memory_kind, &parts.images) {
+            used = checkpoint::used_slots(images, &superblock, &anchor)?;
         }
         let dirty = dirty_bitmap(&superblock, parts.images.is_some());
         if superblock.memory_kind == MemoryKind::Dax && !is_planted(Bug::ReplayFence) {
@@ -205,17 +238,28 @@ impl Region {
         recovery.clean = recovery.records == 0 && recovery.bytes == 0 && anchor.flags.get() & ANCHOR_CLEAN != 0;
         let boot_id = if present_boot { parts.boot_id } else { last_boot };
         let (head, anchor_generation) = (anchor.replay_lsn.get(), anchor.generation.get());
-        let state = CommitState { end, salt, boot_id, head, anchor_generation };
+        let incarnation = anchor.incarnation.get();
+        // Whatever is found may have been promised in an earlier life.
+        let promised = end;
+        let state = CommitState { end, salt, boot_id, head, anchor_generation, incarnation, promised };
         // What was replayed from a log file may still be only in the page cache.
         let durable = if superblock.memory_kind.has_ring() { end } else { anchor.sealed_lsn.get() };
-        let mut region = Region::assemble(superblock, parts, state, durable, read_only)?;
+        // Of what replay touched the image's count says nothing.
+        for (segment, used) in used.iter_mut().enumerate() {
+            let page = segment as u64 * (SEGMENT / PAGE);
+            if dirty[(page / 64) as usize].load(Ordering::Relaxed) >> (page % 64) & 1 == 1 {
+                *used = alloc::UNKNOWN;
+            }
+        }
+        let mut region = Region::assemble(superblock, parts, state, durable, read_only, &used)?;
         region.dirty = dirty;
         if !read_only {
             if superblock.memory_kind.has_ring() {
                 region.advance_ring(&mut region.commit.lock())?;
             }
             region.checkpoint.get_mut().restore(region.images.as_ref(), &superblock, &anchor)?;
-            region.append_epoch(&mut region.commit.lock(), nonce)?;
+            region.back_used()?;
+            region.with_log_room(true, || region.append_epoch(&mut region.commit.lock(), nonce))?;
             // What recovery found lost must stay lost once somebody saw the store without it: a torn epoch record over
             // the remains of the old tail could else complete a record that was cut off there.
             if !is_planted(Bug::EpochSync) {
@@ -231,6 +275,7 @@ impl Region {
         state: CommitState,
         durable: Lsn,
         read_only: bool,
+        used: &[u16],
     ) -> Result<Region> {
         if !superblock.memory_kind.has_ring() && (parts.log.is_none() || parts.images.is_none()) {
             return Err(Error::MissingMedia);
@@ -239,7 +284,7 @@ impl Region {
             Some(log) => log,
             None => Arc::new(ring::RingLog::new(parts.memory.clone(), &superblock)),
         };
-        let alloc = alloc::Allocator::load(parts.memory.as_ref(), &superblock)?;
+        let alloc = alloc::Allocator::load(&parts.memory, &superblock, used)?;
         let end = state.end;
         Ok(Region {
             dirty: dirty_bitmap(&superblock, parts.images.is_some()),
@@ -250,12 +295,15 @@ impl Region {
             boot_id: parts.boot_id,
             commit: Mutex::new(state),
             alloc: Mutex::new(alloc),
+            growing: Mutex::new(()),
+            releases: AtomicU64::new(0),
             checkpoint: Mutex::new(checkpoint::CheckpointState::default()),
             sync: Mutex::new(sync::SyncState::default()),
             synced: Condvar::new(),
             end: AtomicU64::new(end),
             durable: AtomicU64::new(durable),
-            poisoned: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            clock: OnceLock::new(),
             read_only,
         })
     }
@@ -286,7 +334,18 @@ impl Region {
 
     /// A flush failed: commits are refused.
     pub fn is_poisoned(&self) -> bool {
-        self.poisoned.load(Ordering::Acquire)
+        self.failure.get().is_some()
+    }
+
+    /// What failed first, if commits are refused.
+    pub fn failure(&self) -> Option<Arc<Failure>> {
+        self.failure.get().cloned()
+    }
+
+    /// The clock a failure's time is taken from.
+    pub fn set_clock(&self, clock: Arc<dyn Clock>) {
+        // The first one given stays.
+        let _ = self.clock.set(clock);
     }
 
     pub fn is_read_only(&self) -> bool {
@@ -306,18 +365,22 @@ impl Region {
     }
 
     /// A flush failed, of this region's media or of a device its contents speak of: no commit any more (invariant 6).
-    pub fn poison(&self) {
-        self.poisoned.store(true, Ordering::Release);
+    /// `operation` says what was under way. Only the first failure is kept: the others follow from it.
+    pub fn poison(&self, operation: &'static str, error: &shoal_media::MediaError) {
+        self.failure.get_or_init(|| {
+            let at_ns = self.clock.get().map_or(0, |clock| clock.now_ns());
+            Arc::new(Failure { at_ns, ..Failure::new(operation, error) })
+        });
     }
 
     pub(crate) fn writable(&self) -> Result<()> {
         if self.read_only {
             return Err(Error::ReadOnly);
         }
-        if self.is_poisoned() {
-            return Err(Error::Poisoned);
+        match self.failure.get() {
+            Some(failure) => Err(Error::Poisoned(failure.clone())),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     /// Appends a record and applies it. `record` is header space, payload and padding.
@@ -328,6 +391,7 @@ impl Region {
         record: &mut [u8],
         len: usize,
         payload_crc: u32,
+        urgent: bool,
     ) -> Result<Lsn> {
         self.writable()?;
         if self.superblock.memory_kind.has_ring()
@@ -346,9 +410,11 @@ impl Region {
             self.apply_record(kind, &record[RECORD_HEADER..RECORD_HEADER + len])?;
         }
         // Invariant 1: the record is in the log (and, on `dax`, fenced by the ring) before anything is applied.
-        if let Err(error) = self.log.append(state.end, record) {
-            if !matches!(error, shoal_media::MediaError::NoSpace { .. }) {
-                self.poison();
+        let appended =
+            if urgent { self.log.append_urgent(state.end, record) } else { self.log.append(state.end, record) };
+        if let Err(error) = appended {
+            if !error.is_lack() {
+                self.poison("an append to the log", &error);
             }
             return Err(error.into());
         }
@@ -358,6 +424,8 @@ impl Region {
         self.end.store(state.end, Ordering::Release);
         if self.superblock.memory_kind.has_ring() {
             self.durable.store(state.end, Ordering::Release);
+            // Durable at once: whoever sees its effect may rely on it.
+            state.promised = state.end;
         }
         Ok(state.end)
     }
@@ -384,7 +452,7 @@ impl Region {
         record[RECORD_HEADER..RECORD_HEADER + 16].copy_from_slice(&nonce);
         record[RECORD_HEADER + 16..RECORD_HEADER + 32].copy_from_slice(&state.boot_id);
         let crc = shoal_format::checksum(0, &record[RECORD_HEADER..RECORD_HEADER + 32]);
-        self.commit_record(state, RecordKind::Epoch, &mut record, 32, crc).map(drop)
+        self.commit_record(state, RecordKind::Epoch, &mut record, 32, crc, true).map(drop)
     }
 
     /// Moves the ring's head to its end: every record has been applied under the commit lock.
@@ -411,7 +479,8 @@ impl Region {
             flags: flags.into(),
             boot_id: state.boot_id,
             used_bytes: self.alloc.lock().used_bytes().into(),
-            reserved: [0; 44],
+            incarnation: state.incarnation.into(),
+            reserved: [0; 36],
             crc: 0.into(),
         }
         .sealed()

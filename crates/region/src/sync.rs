@@ -2,9 +2,24 @@
 //!
 //! Whoever finds no flush running becomes the leader and flushes; the others either block until a flush covers them or
 //! leave a callback that the leader runs. A failed flush poisons the region and fails all who wait.
+//!
+//! **Promises.** Bytes in the region may be let go of in favour of a copy on another device that is not flushed yet, as long
+//! as nobody was promised them. The durable position does not tell: a flush under way will vouch for everything before
+//! its target, and a flush may begin and end between a look at the position and a commit. So the region keeps what was
+//! promised:
+//! - Before a flush begins, its target becomes promised, under the commit lock ([`Region::promise`]). Every flush goes
+//!   through `lead`: those of [`Region::sync_to`] and [`Region::sync_with`], by age, of a checkpoint, of the shutdown.
+//! - Whoever promises more than the log's flush, as an fsync that also flushes a second device, calls
+//!   [`Region::promise`] before it looks at what there is to flush.
+//! - With a ring a record is durable at its commit, so it is promised there.
+//! - What a mount finds counts as promised.
+//!
+//! [`crate::Tx::commit_unpromised`] compares under the commit lock. It therefore comes either before a promise, whose
+//! maker then finds the new state and flushes what that needs, or behind it, and is refused.
 
 use std::sync::atomic::Ordering;
 
+use crate::planted::{Bug, is_planted};
 use crate::{Error, Lsn, Region, Result};
 
 /// Called with the outcome once the log is durable up to the position asked for.
@@ -24,8 +39,8 @@ impl Region {
             if self.durable_lsn() >= lsn {
                 return Ok(());
             }
-            if self.is_poisoned() {
-                return Err(Error::Poisoned);
+            if let Some(failure) = self.failure() {
+                return Err(Error::Poisoned(failure));
             }
             if state.flushing {
                 self.synced.wait(&mut state);
@@ -33,30 +48,62 @@ impl Region {
             }
             state.flushing = true;
             drop(state);
-            self.lead()?;
+            self.lead(false)?;
         }
     }
 
     /// Calls `done` once everything before `lsn` is durable: at once, from this thread after a flush, or from the
     /// thread that is flushing now.
     pub fn sync_with(&self, lsn: Lsn, done: Done) {
+        if self.sync_later(lsn, done) {
+            // The outcome reaches every waiter, this one included, through its callback.
+            let _ = self.sync_waiting();
+        }
+    }
+
+    /// Leaves `done` for whoever flushes the log next; calls it at once when nothing has to be flushed. True when nobody
+    /// is flushing: then the caller must see to it that somebody calls [`Region::sync_waiting`].
+    ///
+    /// For threads that must not become the leader: a leader flushes as long as callbacks come in, which under load is
+    /// without end.
+    pub fn sync_later(&self, lsn: Lsn, done: Done) -> bool {
         let mut state = self.sync.lock();
         if self.durable_lsn() >= lsn {
             drop(state);
-            return done(Ok(()));
+            done(Ok(()));
+            return false;
         }
-        if self.is_poisoned() {
+        if let Some(failure) = self.failure() {
             drop(state);
-            return done(Err(Error::Poisoned));
+            done(Err(Error::Poisoned(failure)));
+            return false;
         }
         state.waiting.push((lsn, done));
-        if state.flushing {
-            return;
+        !state.flushing
+    }
+
+    /// Flushes for the callbacks that wait, unless somebody is doing it already.
+    pub fn sync_waiting(&self) -> Result<()> {
+        let mut state = self.sync.lock();
+        if state.flushing || state.waiting.is_empty() {
+            return Ok(());
         }
         state.flushing = true;
         drop(state);
-        // The outcome reaches every waiter, this one included, through its callback.
-        let _ = self.lead();
+        self.lead(false).map(drop)
+    }
+
+    /// Flushes once for the callbacks that wait, unless somebody is doing it already. True when others came in
+    /// meanwhile and nobody flushes for them: as for [`Region::sync_later`].
+    pub fn sync_once(&self) -> bool {
+        let mut state = self.sync.lock();
+        if state.flushing || state.waiting.is_empty() {
+            return false;
+        }
+        state.flushing = true;
+        drop(state);
+        // A failure reaches every waiter through its callback.
+        self.lead(true).unwrap_or(false)
     }
 
     /// Makes everything committed before the call durable.
@@ -64,15 +111,32 @@ impl Region {
         self.sync_to(self.last_lsn())
     }
 
-    /// Flushes until no callback is left. The caller has set `flushing`.
-    fn lead(&self) -> Result<()> {
+    /// Promises everything committed before the call: from now on no [`crate::Tx::commit_unpromised`] lets go of any of
+    /// it. Returns its end.
+    pub fn promise(&self) -> Lsn {
+        let mut state = self.commit.lock();
+        state.promised = state.end;
+        state.end
+    }
+
+    /// What lies before this position was promised to somebody. Only a hint: the next promise may come at once.
+    pub fn promised_lsn(&self) -> Lsn {
+        self.commit.lock().promised
+    }
+
+    /// Flushes until no callback is left, or `once`; true when some are left then. The caller has set `flushing`.
+    fn lead(&self, once: bool) -> Result<bool> {
         loop {
-            let target = self.last_lsn();
-            let outcome = self.log.sync().map_err(Error::from);
-            if outcome.is_err() {
-                self.poison();
-            } else {
-                self.durable.fetch_max(target, Ordering::AcqRel);
+            let target = if is_planted(Bug::LatePromise) { self.last_lsn() } else { self.promise() };
+            let outcome = self.log.sync();
+            match &outcome {
+                Ok(()) => drop(self.durable.fetch_max(target, Ordering::AcqRel)),
+                Err(error) => self.poison("the sync of the log", error),
+            }
+            let outcome = outcome.map_err(Error::from);
+            if is_planted(Bug::LatePromise) {
+                let mut state = self.commit.lock();
+                state.promised = state.promised.max(self.durable_lsn());
             }
             let durable = self.durable_lsn();
             let mut state = self.sync.lock();
@@ -81,7 +145,7 @@ impl Region {
                 all.into_iter().partition(|(lsn, _)| *lsn <= durable || outcome.is_err());
             state.waiting = rest;
             let finished = state.waiting.is_empty();
-            if finished {
+            if finished || once {
                 state.flushing = false;
             }
             drop(state);
@@ -89,8 +153,8 @@ impl Region {
             for (_, done) in ready {
                 done(outcome.clone());
             }
-            if finished {
-                return outcome;
+            if finished || once {
+                return outcome.map(|()| !finished);
             }
         }
     }

@@ -9,7 +9,7 @@ use shoal_format::record::{ENTRY_LEN_MAX, Entry, RECORD_ALIGN, RECORD_HEADER, RE
 use shoal_format::{Offset, SlotRef};
 
 use crate::planted::{Bug, is_planted};
-use crate::{Error, Lsn, Region, Result};
+use crate::{CommitState, Error, Lsn, Region, Result};
 
 /// Something region bytes can be read through.
 pub trait View {
@@ -193,17 +193,36 @@ impl<'r> Tx<'r> {
 
     /// Appends the record and applies it. Returns the end of the log behind it: the operation is durable once the
     /// region is durable up to there.
-    pub fn commit(mut self) -> Result<Lsn> {
+    pub fn commit(self) -> Result<Lsn> {
+        Ok(self.commit_if(|_| true)?.expect("nothing was asked"))
+    }
+
+    /// Commits if nothing at or behind the record that ends at `birth` was promised to anybody yet (`sync.rs`); else the
+    /// transaction is undone, and `None` says so. For records that let go of bytes logged by that record or later ones
+    /// while their new copy, on another device, is not durable.
+    pub fn commit_unpromised(self, birth: Lsn) -> Result<Option<Lsn>> {
+        self.commit_if(|state| state.promised < birth)
+    }
+
+    fn commit_if(mut self, may: impl Fn(&CommitState) -> bool) -> Result<Option<Lsn>> {
         let len = self.payload_bytes();
         if len == 0 {
             self.region.writable()?;
-            return Ok(self.region.last_lsn());
+            return Ok(Some(self.region.last_lsn()));
         }
         let record = &mut self.buffers.record;
         let payload_crc = shoal_format::checksum(0, &record[RECORD_HEADER..]);
         record.resize(RECORD_HEADER + len.next_multiple_of(RECORD_ALIGN), 0);
-        let mut state = self.region.commit.lock();
-        let lsn = self.region.commit_record(&mut state, RecordKind::Tx, record, len, payload_crc)?;
+        let (region, urgent) = (self.region, self.reclaim);
+        let committed = region.with_log_room(urgent, || {
+            let mut state = region.commit.lock();
+            if !may(&state) {
+                return Ok(None);
+            }
+            let lsn = region.commit_record(&mut state, RecordKind::Tx, record, len, payload_crc, urgent)?;
+            Ok(Some((lsn, state)))
+        })?;
+        let Some((lsn, _state)) = committed else { return Ok(None) };
         // The allocations are the region's now; the frees become visible under the commit lock, so that nobody
         // can log an allocation of a freed slot before the record that freed it.
         self.buffers.allocated.clear();
@@ -213,7 +232,7 @@ impl<'r> Tx<'r> {
         if !self.buffers.freed.is_empty() {
             self.region.release(&self.buffers.freed);
         }
-        Ok(lsn)
+        Ok(Some(lsn))
     }
 }
 

@@ -8,6 +8,7 @@
 #![cfg(feature = "planted")]
 
 mod machine;
+mod promise;
 
 use machine::media::Plant;
 use machine::{Plan, explore, limits};
@@ -40,6 +41,11 @@ fn hunt(kind: MemoryKind, bug: Option<Bug>, media: Plant, runs: u64) -> Result<C
         // Battery memory loses nothing: only a crash between two stores can tell.
         let stores = kind == MemoryKind::Battery;
         let plan = Plan { seed: 77_000 + run, kind, plant: media, steps: 120, limits: limits(), stores };
+        if bug == Some(Bug::LatePromise) {
+            // It takes two operations at once, and no crash.
+            caught = promise::a_flush_under_way_is_a_promise().err();
+            break;
+        }
         let outcome = explore(&plan);
         states += outcome.states;
         if let Some(failure) = outcome.failure {

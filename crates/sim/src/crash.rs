@@ -169,7 +169,7 @@ impl CrashPoint {
 
 /// Forgets what lived in the process.
 fn close(medium: &mut Medium) {
-    medium.poisoned = false;
+    medium.poisoned = None;
     if let Shape::Log(log) = &mut medium.shape {
         log.end = None;
     }

@@ -4,9 +4,12 @@
 //! use the media. Flush and FUA are what makes a write durable. A trimmed range reads as zeros at once; after a
 //! power loss it may hold its former bytes again (ranges above 1 MiB are zeros for certain, to bound the states).
 
+use std::thread::current;
+
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request, Result};
 
 use crate::fault::Call;
+use crate::turn::{announce, is_watched};
 use crate::world::{Inner, SECTOR_BYTES, Shared};
 
 /// Longest trim or zeroing whose sectors are recorded one by one (bytes).
@@ -40,6 +43,7 @@ impl SimDisk {
     }
 
     fn write(&self, at: u64, bytes: &[u8], fua: bool) -> Result<()> {
+        announce("write");
         let inner = &mut *self.shared.lock();
         inner.media[self.index].refuse_poisoned()?;
         self.check(inner, at, bytes.len() as u64)?;
@@ -57,6 +61,7 @@ impl SimDisk {
     }
 
     fn zero(&self, at: u64, len: u64, what: &'static str, fua: bool) -> Result<()> {
+        announce(what);
         let inner = &mut *self.shared.lock();
         inner.media[self.index].refuse_poisoned()?;
         self.check(inner, at, len)?;
@@ -76,15 +81,24 @@ impl SimDisk {
     }
 
     fn flush(&self) -> Result<()> {
+        announce("flush");
+        // Others may write before it ends.
+        let covered = is_watched().then(|| self.shared.lock().media[self.index].begin_flush(current().id()));
+        if covered.is_some() {
+            announce("flush ends");
+        }
         let inner = &mut *self.shared.lock();
         inner.media[self.index].refuse_poisoned()?;
         let changes = !inner.media[self.index].pending.units().is_empty();
         inner.boundary(self.index, "flush", changes);
         match inner.fault(Call::DiskFlush, self.index) {
             Ok(true) => {}
-            Ok(false) => inner.media[self.index].settle(),
+            Ok(false) => match &covered {
+                Some(units) => inner.media[self.index].end_flush(current().id(), units),
+                None => inner.media[self.index].settle(),
+            },
             Err((error, _)) => {
-                inner.media[self.index].poisoned = true;
+                inner.media[self.index].poisoned = Some(error.to_string().into());
                 return Err(error);
             }
         }

@@ -18,6 +18,7 @@ pub enum Call {
     LogRelease,
     ImageRead,
     ImageWrite,
+    ImageReserve,
     ImageSync,
     DiskRead,
     /// Writes, zeroings and trims.
@@ -28,13 +29,14 @@ pub enum Call {
 }
 
 impl Call {
-    pub const ALL: [Call; 11] = [
+    pub const ALL: [Call; 12] = [
         Call::LogAppend,
         Call::LogSync,
         Call::LogRead,
         Call::LogRelease,
         Call::ImageRead,
         Call::ImageWrite,
+        Call::ImageReserve,
         Call::ImageSync,
         Call::DiskRead,
         Call::DiskWrite,

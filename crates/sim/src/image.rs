@@ -6,7 +6,8 @@
 use shoal_media::{ImageFile, Result};
 
 use crate::fault::Call;
-use crate::world::Shared;
+use crate::turn::announce;
+use crate::world::{Medium, Shape, Shared};
 
 pub struct SimImage {
     shared: Shared,
@@ -24,6 +25,15 @@ impl SimImage {
     }
 }
 
+impl Medium {
+    fn take(&mut self, at: u64, len: u64) -> Result<()> {
+        match &mut self.shape {
+            Shape::Image(taken) => taken.take(&self.name, at, len),
+            _ => unreachable!("an image handle points to an image"),
+        }
+    }
+}
+
 impl ImageFile for SimImage {
     fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
         let inner = &mut *self.shared.lock();
@@ -33,16 +43,28 @@ impl ImageFile for SimImage {
     }
 
     fn write(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        announce("write");
         let inner = &mut *self.shared.lock();
         inner.media[self.index].refuse_poisoned()?;
         inner.boundary(self.index, "write", !bytes.is_empty());
         if !inner.fault(Call::ImageWrite, self.index).map_err(|(error, _)| error)? {
+            inner.media[self.index].take(at, bytes.len() as u64)?;
             inner.media[self.index].write(at, bytes);
         }
         Ok(())
     }
 
+    fn reserve(&self, at: u64, len: u64) -> Result<bool> {
+        let inner = &mut *self.shared.lock();
+        inner.media[self.index].refuse_poisoned()?;
+        if !inner.fault(Call::ImageReserve, self.index).map_err(|(error, _)| error)? {
+            inner.media[self.index].take(at, len)?;
+        }
+        Ok(true)
+    }
+
     fn sync(&self) -> Result<()> {
+        announce("sync");
         let inner = &mut *self.shared.lock();
         inner.media[self.index].refuse_poisoned()?;
         let changes = !inner.media[self.index].pending.units().is_empty();
@@ -51,7 +73,7 @@ impl ImageFile for SimImage {
             Ok(true) => {}
             Ok(false) => inner.media[self.index].settle(),
             Err((error, _)) => {
-                inner.media[self.index].poisoned = true;
+                inner.media[self.index].poisoned = Some(error.to_string().into());
                 return Err(error);
             }
         }

@@ -41,6 +41,8 @@
 //! | `memory`, `log`, `image`, `disk` | the traits of `media` |
 //! | `fault` | calls that fail, once or for good, or lie |
 //! | `mechanical` | disks with an arm and platters, in simulated time |
+//! | `turn` | a thread's say before each of its calls, for schedules of several threads |
+//! | `host` | how much room the file system under the images has |
 //! | `pending`, `pages` | writes in flight by unit; bytes that are shared between snapshots |
 //!
 //! The `logged` memory of a store is [`SimMemory::volatile`]: it belongs to no world and is gone after a crash.
@@ -51,6 +53,7 @@ mod clock;
 mod crash;
 mod disk;
 mod fault;
+mod host;
 mod image;
 mod log;
 pub mod mechanical;
@@ -58,6 +61,7 @@ mod memory;
 mod pages;
 mod pending;
 mod random;
+mod turn;
 mod world;
 
 pub use clock::SimClock;
@@ -69,4 +73,5 @@ pub use log::{SIM_SEGMENT_BYTES, SimLog};
 pub use mechanical::MechanicalDisk;
 pub use memory::{SimMemory, SimMemoryKind};
 pub use random::Random;
+pub use turn::{BeforeCall, before_calls};
 pub use world::World;

@@ -7,10 +7,12 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::thread::current;
 
 use shoal_media::{LogDevice, MediaError, Result};
 
 use crate::fault::{Call, Fault};
+use crate::turn::{announce, is_watched};
 use crate::world::{Inner, Medium, Shape, Shared};
 
 /// Bytes of a segment of the simulated log.
@@ -30,6 +32,29 @@ pub(crate) struct LogShape {
     /// Where the next append must begin; unknown until the first one after opening.
     pub end: Option<u64>,
     spares: VecDeque<Arc<[u8]>>,
+    /// Segments the host has room for. The last one is held back for urgent appends.
+    pub segments_max: Option<u64>,
+}
+
+impl LogShape {
+    /// Segments there are.
+    pub fn count(&self) -> u64 {
+        self.segments.map_or(0, |(first, extent)| (extent - first) / SIM_SEGMENT_BYTES)
+    }
+
+    /// Segments there are once there is one for every byte before `end`.
+    fn count_at(&self, position: u64, end: u64) -> u64 {
+        let (first, extent) = self.segments.unwrap_or((position - position % SIM_SEGMENT_BYTES, 0));
+        (extent.max(end.next_multiple_of(SIM_SEGMENT_BYTES)) - first) / SIM_SEGMENT_BYTES
+    }
+}
+
+impl LogShape {
+    /// End of the segments, end of the appended bytes.
+    fn reach(&self) -> (u64, u64) {
+        // Before the first append after opening the end is unknown; all that is there is durable all the same.
+        (self.segments.map_or(0, |(_, extent)| extent), self.end.unwrap_or(self.high))
+    }
 }
 
 pub struct SimLog {
@@ -86,7 +111,7 @@ impl SimLog {
     ) -> MediaError {
         if fault == Fault::Io {
             let medium = &mut inner.media[self.index];
-            medium.poisoned = true;
+            medium.poisoned = Some(error.to_string().into());
             // The disk gave out halfway.
             let half = &bytes[..bytes.len() / 2];
             extend(medium, position, position + half.len() as u64);
@@ -98,8 +123,9 @@ impl SimLog {
     }
 }
 
-impl LogDevice for SimLog {
-    fn append(&self, position: u64, bytes: &[u8]) -> Result<()> {
+impl SimLog {
+    fn append_with(&self, position: u64, bytes: &[u8], urgent: bool) -> Result<()> {
+        announce("append");
         let inner = &mut *self.shared.lock();
         inner.media[self.index].refuse_poisoned()?;
         if let Some(end) = shape(&mut inner.media[self.index]).end {
@@ -112,6 +138,11 @@ impl LogDevice for SimLog {
         };
         let medium = &mut inner.media[self.index];
         let end = position + bytes.len() as u64;
+        let log = shape(medium);
+        let count = log.count_at(position, end);
+        if log.segments_max.is_some_and(|max| count > log.count() && count > max - u64::from(!urgent)) {
+            return Err(MediaError::NoSpace { what: medium.name.to_string() });
+        }
         if !lie {
             extend(medium, position, end);
             medium.write(position, bytes);
@@ -121,8 +152,40 @@ impl LogDevice for SimLog {
         shape.high = shape.high.max(end);
         Ok(())
     }
+}
+
+impl LogDevice for SimLog {
+    fn append(&self, position: u64, bytes: &[u8]) -> Result<()> {
+        self.append_with(position, bytes, false)
+    }
+
+    fn append_urgent(&self, position: u64, bytes: &[u8]) -> Result<()> {
+        self.append_with(position, bytes, true)
+    }
+
+    fn gains_by_release(&self, position: u64) -> bool {
+        let inner = &mut *self.shared.lock();
+        let log = shape(&mut inner.media[self.index]);
+        log.segments.is_some_and(|(first, extent)| first + SIM_SEGMENT_BYTES <= position.min(extent))
+    }
+
+    fn is_short(&self) -> bool {
+        let inner = &mut *self.shared.lock();
+        let log = shape(&mut inner.media[self.index]);
+        log.segments_max.is_some_and(|max| log.count() >= max)
+    }
 
     fn sync(&self) -> Result<()> {
+        announce("sync");
+        // Others may append before it ends.
+        let covered = is_watched().then(|| {
+            let medium = &mut self.shared.lock().media[self.index];
+            let (units, reach) = (medium.begin_flush(current().id()), shape(medium).reach());
+            (units, reach)
+        });
+        if covered.is_some() {
+            announce("sync ends");
+        }
         let inner = &mut *self.shared.lock();
         inner.media[self.index].refuse_poisoned()?;
         let medium = &mut inner.media[self.index];
@@ -133,16 +196,24 @@ impl LogDevice for SimLog {
             Ok(true) => return Ok(()),
             Ok(false) => {}
             Err((error, _)) => {
-                inner.media[self.index].poisoned = true;
+                inner.media[self.index].poisoned = Some(error.to_string().into());
                 return Err(error);
             }
         }
         let medium = &mut inner.media[self.index];
-        medium.settle();
+        let (extent, end) = match covered {
+            Some((units, reach)) => {
+                medium.end_flush(current().id(), &units);
+                reach
+            }
+            None => {
+                medium.settle();
+                shape(medium).reach()
+            }
+        };
         let shape = shape(medium);
         shape.durable_extent = extent;
-        // Before the first append after opening the end is unknown; all that is there is durable all the same.
-        shape.synced_end = shape.end.unwrap_or(shape.high);
+        shape.synced_end = end;
         Ok(())
     }
 
@@ -160,6 +231,7 @@ impl LogDevice for SimLog {
     }
 
     fn release(&self, position: u64) -> Result<()> {
+        announce("release");
         let inner = &mut *self.shared.lock();
         let medium = &mut inner.media[self.index];
         let Some((mut first, extent)) = shape(medium).segments else { return Ok(()) };

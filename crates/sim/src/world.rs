@@ -16,6 +16,7 @@ use shoal_media::{MediaError, Result};
 use crate::crash::CrashPoint;
 use crate::disk::SimDisk;
 use crate::fault::{self, Call, Fault, FaultPlan, Faults};
+use crate::host::Taken;
 use crate::image::SimImage;
 use crate::log::{LogShape, SimLog};
 use crate::memory::{SimMemory, SimMemoryKind};
@@ -30,7 +31,7 @@ pub(crate) const SECTOR_BYTES: usize = 512;
 pub(crate) enum Shape {
     Memory { bytes: u64, kind: SimMemoryKind },
     Log(LogShape),
-    Image,
+    Image(Taken),
     Disk { bytes: u64 },
 }
 
@@ -44,15 +45,16 @@ pub(crate) struct Medium {
     /// What reads see, and what a process crash leaves.
     pub current: Pages,
     pub pending: Pending,
-    pub poisoned: bool,
+    /// What failed first, when it refuses writes.
+    pub poisoned: Option<Arc<str>>,
 }
 
 impl Medium {
     pub fn refuse_poisoned(&self) -> Result<()> {
-        if self.poisoned {
-            return Err(MediaError::Poisoned { what: self.name.to_string() });
+        match &self.poisoned {
+            Some(cause) => Err(MediaError::Poisoned { what: self.name.to_string(), cause: cause.clone() }),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     pub fn write(&mut self, at: u64, bytes: &[u8]) {
@@ -69,6 +71,18 @@ impl Medium {
     pub fn settle(&mut self) {
         self.durable = self.current.clone();
         self.pending.clear();
+    }
+
+    /// What a flush of `thread` that begins now covers.
+    pub fn begin_flush(&mut self, thread: ThreadId) -> Vec<u64> {
+        self.pending.mark(thread, 0, u64::MAX)
+    }
+
+    /// The flush that covers `units` ends: they become durable as they were when it began.
+    pub fn end_flush(&mut self, thread: ThreadId, units: &[u64]) {
+        for &unit in units {
+            self.pending.settle(thread, unit, &mut self.durable);
+        }
     }
 }
 
@@ -172,7 +186,7 @@ impl World {
             durable: Pages::default(),
             current: Pages::default(),
             pending: Pending::new(unit_bytes),
-            poisoned: false,
+            poisoned: None,
         });
         inner.media.len() - 1
     }
@@ -199,7 +213,7 @@ impl World {
 
     /// Adds an empty image.
     pub fn add_image(&self) -> Arc<SimImage> {
-        let index = self.add("image", is_image, Shape::Image, SECTOR_BYTES);
+        let index = self.add("image", is_image, Shape::Image(Taken::default()), SECTOR_BYTES);
         Arc::new(SimImage::new(self.shared.clone(), index))
     }
 
@@ -245,6 +259,18 @@ impl World {
         match self.find("disk", is_disk, number) {
             (index, Shape::Disk { bytes }) => Arc::new(SimDisk::new(self.shared.clone(), index, bytes)),
             _ => unreachable!("found by its shape"),
+        }
+    }
+
+    /// From now on the host has room for so many segments more in each log, one of them held back, and pages in each image. What
+    /// a log releases it may use again.
+    pub fn fill_host(&self, segments: u64, pages: u64) {
+        for medium in &mut self.inner().media {
+            match &mut medium.shape {
+                Shape::Log(log) => log.segments_max = Some(log.count() + segments),
+                Shape::Image(taken) => taken.left = Some(pages),
+                Shape::Memory { .. } | Shape::Disk { .. } => {}
+            }
         }
     }
 
@@ -308,7 +334,7 @@ fn is_log(shape: &Shape) -> bool {
 }
 
 fn is_image(shape: &Shape) -> bool {
-    matches!(shape, Shape::Image)
+    matches!(shape, Shape::Image(_))
 }
 
 fn is_disk(shape: &Shape) -> bool {

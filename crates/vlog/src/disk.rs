@@ -10,12 +10,12 @@ use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use shoal_format::checksum;
 use shoal_format::vlog::{BLOCK, Entry, PIECES_MAX, Superblock};
-use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request, Result, block};
+use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Poison, Request, Result, block};
 
 use crate::Options;
 use crate::compact::Emptying;
@@ -136,7 +136,7 @@ pub struct VirtualLog {
     /// A block written in part is read, changed and put back with its stripe held.
     stripes: Box<[Mutex<()>]>,
     arrivals: Arrivals,
-    poisoned: AtomicBool,
+    poison: Poison,
 }
 
 impl VirtualLog {
@@ -158,7 +158,7 @@ impl VirtualLog {
             front: Mutex::default(),
             stripes: (0..STRIPES).map(|_| Mutex::new(())).collect(),
             arrivals: Arrivals::default(),
-            poisoned: AtomicBool::new(false),
+            poison: Poison::default(),
         }
     }
 
@@ -194,12 +194,12 @@ impl VirtualLog {
         "virtual-log disk".into()
     }
 
-    pub(crate) fn poison(&self) {
-        self.poisoned.store(true, Ordering::Release);
+    pub(crate) fn poison(&self, cause: impl std::fmt::Display) {
+        self.poison.set(cause);
     }
 
     pub(crate) fn writable(&self) -> Result<()> {
-        if self.poisoned.load(Ordering::Acquire) { Err(MediaError::Poisoned { what: self.name() }) } else { Ok(()) }
+        if self.poison.is_set() { self.poison.refuse(&self.name()) } else { Ok(()) }
     }
 
     /// For so many changes the room that is kept free is enough.
@@ -465,7 +465,7 @@ impl VirtualLog {
             for some in items.chunks(self.items_at_once()) {
                 let written = self.make_room(log).and_then(|()| self.write_items(log, some, &[], By::Request));
                 // After an error the batch stays where it is: reads still find it.
-                written.inspect_err(|_| self.poison())?;
+                written.inspect_err(|error| self.poison(error))?;
             }
             self.front.lock().writing.clear();
         }
@@ -491,7 +491,7 @@ impl VirtualLog {
     pub(crate) fn flush_device(&self, log: &mut Log) -> Result<()> {
         self.writable()?;
         if !is_planted(Bug::FlushEarly) {
-            block::flush(&*self.device).inspect_err(|_| self.poison())?;
+            block::flush(&*self.device).inspect_err(|error| self.poison(error))?;
         }
         self.counts.flushes.fetch_add(1, Ordering::Relaxed);
         (log.unflushed_blocks, log.unflushed_records) = (0, 0);
@@ -526,7 +526,7 @@ impl VirtualLog {
         }
         self.flush_device(log)?;
         self.write_tail(log, root)?;
-        self.poison();
+        self.poison("closed");
         Ok(())
     }
 }

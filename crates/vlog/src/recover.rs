@@ -166,7 +166,7 @@ impl VirtualLog {
         // What was found may be in a cache only, if a process died and not the machine: a power loss could then leave
         // what is written next without the records that allowed it.
         if !is_planted(Bug::FoundUnflushed) {
-            block::flush(&*self.device).inspect_err(|_| self.poison())?;
+            block::flush(&*self.device).inspect_err(|error| self.poison(error))?;
         }
         if clean {
             if !is_planted(Bug::StaleTail) {
@@ -197,7 +197,7 @@ impl VirtualLog {
         log.tail_generation += 1;
         let tail = Tail { generation: log.tail_generation, root, durable: self.state.read().durable };
         self.write_blocks(TAIL_AT[(tail.generation % 2) as usize], &tail.encode(&self.superblock))?;
-        block::flush(&*self.device).inspect_err(|_| self.poison())
+        block::flush(&*self.device).inspect_err(|error| self.poison(error))
     }
 }
 

@@ -124,7 +124,7 @@ impl VirtualLog {
 
     pub(crate) fn write_blocks(&self, at: u32, bytes: &[u8]) -> Result<()> {
         self.counts.written(bytes.len() / BLOCK);
-        block::write(&*self.device, at as u64 * BLOCK as u64, bytes).inspect_err(|_| self.poison())
+        block::write(&*self.device, at as u64 * BLOCK as u64, bytes).inspect_err(|error| self.poison(error))
     }
 
     /// Only to blocks that `also` allows.

@@ -3,32 +3,68 @@
 //! - Ranges of file blocks whose extents are marked NEW, each with the number of the last write that filled it. A flush
 //!   that covers this number lets the mark be cleared. A range never joins one that a flush already submitted covers:
 //!   a file written without pause would otherwise never be settled.
-//! - Files whose last block is known to hold zeros behind the file's end.
-//! - Files all of whose bytes were logged at or behind some position: as long as that is not durable, nobody was
-//!   promised any of them.
+//! - What is known of the bytes behind a file's end in its last block ([`Tail`]).
+//! - The last write into a file, of fresh blocks or in place. Files share the places where it is kept, so it may be later
+//!   than it was, never earlier.
+//! - Files whose old contents were cut off whole, and whose new ones are not settled yet.
 //!
-//! Entries of a file change only under its inode lock. Losing one of the last two kinds only costs a flush.
+//! Entries of a file change only under its inode lock. A forgotten tail only costs a flush.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use shoal_region::Lsn;
 
 use crate::Ino;
+use crate::planted::{Bug, is_planted};
 
 /// Ranges of one file kept apart at most.
 const RANGES_MAX: usize = 8192;
-/// Files remembered at most, for the two kinds that may be forgotten.
-const FILES_MAX: usize = 4096;
+/// Tails remembered at most.
+const TAILS_MAX: usize = 1 << 16;
+/// Places for the last writes of files.
+const WRITES: usize = 1024;
 
 /// Start of a range to its end and the number of the last write into it.
 type Ranges = BTreeMap<u64, (u64, u64)>;
 
+/// What the device holds behind a file's end, in the file's last block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Tail {
+    /// Zeros, or nothing readable after a power loss: the block is NEW, and whoever clears that flushes it before.
+    Clean,
+    /// Perhaps other bytes, or zeros that are not durable: this process cut the file, or a write failed.
+    Ragged,
+    /// What it was when the store was opened: this process put nothing there.
+    Untouched,
+    Unknown,
+}
+
 #[derive(Default)]
+struct Tails {
+    /// Is the file's tail clean, else ragged?
+    known: HashMap<Ino, bool>,
+    /// Some were forgotten: a file that is not listed may have been touched.
+    overflowed: bool,
+}
+
 pub(crate) struct Fresh {
     files: Mutex<HashMap<Ino, Ranges>>,
-    clean_tails: Mutex<HashSet<Ino>>,
-    births: Mutex<HashMap<Ino, Lsn>>,
+    tails: Mutex<Tails>,
+    writes: Box<[AtomicU64]>,
+    replaced: Mutex<HashSet<Ino>>,
+}
+
+impl Default for Fresh {
+    fn default() -> Fresh {
+        Fresh {
+            files: Mutex::default(),
+            tails: Mutex::default(),
+            // Number 1 stands for what an earlier process wrote ([`super::Bulk`]).
+            writes: (0..WRITES).map(|_| AtomicU64::new(1)).collect(),
+            replaced: Mutex::default(),
+        }
+    }
 }
 
 /// Removes `[start, end)` from the ranges.
@@ -61,6 +97,9 @@ impl Fresh {
         cut(ranges, start, end);
         let before = ranges.range(..start).next_back().map(|(&from, &range)| (from, range));
         match before {
+            Some((from, (to, old))) if to == start && is_planted(Bug::JoinSubmitted) => {
+                ranges.insert(from, (end, old));
+            }
             Some((from, (to, old))) if to == start && old > submitted => {
                 ranges.insert(from, (end, write.max(old)));
             }
@@ -77,6 +116,37 @@ impl Fresh {
         }
     }
 
+    /// The file is about to get NEW blocks. Before the record that maps them commits: whoever settles all files behind
+    /// that record must find this one, and then waits for its lock.
+    pub fn list(&self, ino: Ino) {
+        self.files.lock().entry(ino).or_default();
+    }
+
+    /// Write `number` went into the file.
+    pub fn wrote(&self, ino: Ino, number: u64) {
+        self.writes[ino as usize % WRITES].fetch_max(number, Ordering::AcqRel);
+    }
+
+    /// The number of the last write into the file, or a later one.
+    pub fn last_write(&self, ino: Ino) -> u64 {
+        self.writes[ino as usize % WRITES].load(Ordering::Acquire)
+    }
+
+    /// All of the file's contents were cut off: until new ones are settled a power loss must not show their places empty
+    /// if that can be helped.
+    pub fn replace(&self, ino: Ino) {
+        self.replaced.lock().insert(ino);
+    }
+
+    pub fn end_replacement(&self, ino: Ino) {
+        self.replaced.lock().remove(&ino);
+    }
+
+    /// Files whose new contents are to be durable before the record that cut off the old ones is.
+    pub fn replaced(&self) -> Vec<Ino> {
+        self.replaced.lock().iter().copied().collect()
+    }
+
     /// Blocks `[start, end)` are not NEW any more: unmapped or turned unwritten. The file stays listed, so that its
     /// flag is looked after.
     pub fn remove(&self, ino: Ino, start: u64, end: u64) {
@@ -88,7 +158,9 @@ impl Fresh {
     /// The ranges a flush up to write `flushed` covers, ascending; `None` when the file is not listed.
     pub fn settled(&self, ino: Ino, flushed: u64) -> Option<Vec<(u64, u64)>> {
         let files = self.files.lock();
-        let settled = |(&start, &(end, write)): (&u64, &(u64, u64))| (write <= flushed).then_some((start, end));
+        let settled = |(&start, &(end, write)): (&u64, &(u64, u64))| {
+            (write <= flushed || is_planted(Bug::ClearUnflushed)).then_some((start, end))
+        };
         files.get(&ino).map(|ranges| ranges.iter().filter_map(settled).collect())
     }
 
@@ -108,8 +180,7 @@ impl Fresh {
     /// Forgets all about a file.
     pub fn forget(&self, ino: Ino) {
         self.files.lock().remove(&ino);
-        self.clean_tails.lock().remove(&ino);
-        self.births.lock().remove(&ino);
+        self.tails.lock().known.remove(&ino);
     }
 
     pub fn is_empty(&self) -> bool {
@@ -121,34 +192,24 @@ impl Fresh {
         self.files.lock().keys().copied().collect()
     }
 
-    pub fn set_clean_tail(&self, ino: Ino, clean: bool) {
-        let mut tails = self.clean_tails.lock();
-        if !clean {
-            tails.remove(&ino);
-            return;
+    /// What is behind the file's end is clean now, or ragged.
+    pub fn set_tail(&self, ino: Ino, clean: bool) {
+        let mut tails = self.tails.lock();
+        if tails.known.len() >= TAILS_MAX && !tails.known.contains_key(&ino) {
+            tails.known.clear();
+            tails.overflowed = true;
         }
-        if tails.len() >= FILES_MAX {
-            tails.clear();
-        }
-        tails.insert(ino);
+        tails.known.insert(ino, clean);
     }
 
-    pub fn has_clean_tail(&self, ino: Ino) -> bool {
-        self.clean_tails.lock().contains(&ino)
-    }
-
-    /// `ino` was without data before the record that ends at `lsn`.
-    pub fn born(&self, ino: Ino, lsn: Lsn) {
-        let mut births = self.births.lock();
-        if births.len() >= FILES_MAX {
-            births.clear();
+    pub fn tail(&self, ino: Ino) -> Tail {
+        let tails = self.tails.lock();
+        match tails.known.get(&ino) {
+            Some(true) => Tail::Clean,
+            Some(false) => Tail::Ragged,
+            None if tails.overflowed => Tail::Unknown,
+            None => Tail::Untouched,
         }
-        births.insert(ino, lsn);
-    }
-
-    /// Can the file's content not have been promised to anybody, with the log durable up to `durable`?
-    pub fn is_unpromised(&self, ino: Ino, durable: Lsn) -> bool {
-        self.births.lock().get(&ino).is_some_and(|&lsn| lsn > durable)
     }
 }
 

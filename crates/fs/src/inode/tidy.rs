@@ -14,7 +14,7 @@ use shoal_region::{Region, Tx, Victims, View};
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
-use super::{FreeNumbers, HEIGHT_SHIFT, InodeTable, load_roots};
+use super::{FreeNumbers, HEIGHT_SHIFT, InodeTable, child_at, load_roots};
 use crate::Result;
 use crate::locks::LockTable;
 
@@ -38,7 +38,8 @@ impl InodeTable {
         for level in (0..height).rev() {
             let at = way[way.len() - 1].slot.offset();
             let place = at + block / TABLE_FANOUT.pow(level) % TABLE_FANOUT * 8;
-            let slot = SlotRef::from_bits(view.read_u64(place)?).unwrap_or_default();
+            // What is damaged stays as it is.
+            let slot = child_at(view, place, level)?.unwrap_or_default();
             if slot.is_none() {
                 break;
             }

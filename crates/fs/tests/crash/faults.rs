@@ -14,12 +14,13 @@ use super::store::{self, Boot, Store};
 use super::tree::Tree;
 use super::{aftermath, deep};
 
-const CALLS: [Call; 9] = [
+const CALLS: [Call; 10] = [
     Call::LogAppend,
     Call::LogSync,
     Call::LogRelease,
     Call::ImageRead,
     Call::ImageWrite,
+    Call::ImageReserve,
     Call::ImageSync,
     Call::DiskRead,
     Call::DiskWrite,
@@ -29,14 +30,14 @@ const CALLS: [Call; 9] = [
 /// Calls that can report a lack of room.
 fn faults(call: Call) -> &'static [Fault] {
     match call {
-        Call::LogAppend | Call::ImageWrite | Call::DiskWrite => &[Fault::Io, Fault::NoSpace],
+        Call::LogAppend | Call::ImageWrite | Call::ImageReserve | Call::DiskWrite => &[Fault::Io, Fault::NoSpace],
         _ => &[Fault::Io],
     }
 }
 
 /// What a failed medium may turn an operation into.
 fn is_clean(outcome: &Result<(), Error>) -> bool {
-    matches!(outcome, Ok(()) | Err(Error::Io(_) | Error::NoSpace | Error::ReadOnly))
+    matches!(outcome, Ok(()) | Err(Error::Io(_) | Error::NoSpace | Error::ReadOnly | Error::Failed(_)))
 }
 
 /// Fails each call of `operation` and of `last` behind it in turn. Returns how many calls failed.

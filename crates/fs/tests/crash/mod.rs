@@ -10,12 +10,14 @@
 //! | `explorer` | states, the oracle of T3, crashes during recovery |
 //! | `aftermath` | what must still work afterwards: deleting, creating, remounting; the space is back |
 //! | `faults` | failing media calls (T6), and a full store |
+//! | `full_host` | a store on a file system without room |
 //!
 //! A failure names workload, point, state and seed, and the line that runs it again.
 
 pub mod aftermath;
 pub mod explorer;
 pub mod faults;
+pub mod full_host;
 pub mod operation;
 pub mod run;
 pub mod store;

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use shoal_fs::{Error, Fs, Ino, ROOT};
+use shoal_fs::{Error, FileFlags, Fs, Ino, ROOT};
 
 /// One inode under one name.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,6 +20,7 @@ pub struct Entry {
     pub owner: (u32, u32),
     pub size: u64,
     pub times: (i64, i64),
+    pub flags: FileFlags,
     pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// Bytes of a file, target of a link.
     pub content: Vec<u8>,
@@ -93,6 +94,7 @@ fn entry(fs: &Fs, ino: Ino) -> Result<Entry, Error> {
         owner: (attr.uid, attr.gid),
         size: attr.size,
         times: (attr.mtime, attr.ctime),
+        flags: fs.file_flags(ino)?,
         xattrs,
         content,
         bulk,

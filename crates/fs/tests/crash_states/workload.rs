@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use shoal_format::superblock::MemoryKind;
-use shoal_fs::{Caller, Error, Fs, Ino, ROOT, RenameMode, SetAttr, TimeChange, XattrMode};
+use shoal_fs::{Caller, Error, FileFlags, Fs, Ino, ROOT, RenameMode, SetAttr, TimeChange, XattrMode};
 use shoal_sim::{SimClock, WorldState};
 
 use crate::sim_store::{CALLER, FOREIGN, Setup, format, open};
@@ -88,6 +88,12 @@ fn symlink(fs: &Fs, path: &str, len: usize) -> Result<(), Error> {
 fn rename(fs: &Fs, from: &str, to: &str, mode: RenameMode) -> Result<(), Error> {
     let ((from, name), (to, new_name)) = (place(fs, from)?, place(fs, to)?);
     fs.rename(from, name, to, new_name, mode)
+}
+
+/// As overlayfs does it in its upper directory.
+fn rename_leaving_whiteout(fs: &Fs, from: &str, to: &str) -> Result<(), Error> {
+    let ((from, name), (to, new_name)) = (place(fs, from)?, place(fs, to)?);
+    fs.rename_with(from, name, to, new_name, RenameMode::Replace, Some(&CALLER))
 }
 
 fn truncate(fs: &Fs, path: &str, size: u64) -> Result<(), Error> {
@@ -185,6 +191,17 @@ pub const OPERATIONS: &[Operation] = operations! {
     atomic "rename of a directory over another" on "F": |fs| rename(fs, "A/C", "F", R);
     atomic "rename of a full directory" on "B/A": |fs| rename(fs, "A", "B/A", R);
     atomic "rename without replacing" on "B/new": |fs| rename(fs, "A/foo", "B/new", N);
+    atomic "rename within, leaving a whiteout" on "A/new": |fs| rename_leaving_whiteout(fs, "A/foo", "A/new");
+    atomic "rename within a full packed directory, leaving a whiteout" on "D": |fs| {
+        rename_leaving_whiteout(fs, "D/a-file-called-0001", "D/a-much-longer-name-for-a-file")
+    };
+    atomic "rename over a large file, leaving a whiteout" on "A/bar": |fs| rename_leaving_whiteout(fs, "B/foo", "A/bar");
+    atomic "rename of a directory, leaving a whiteout" on "B/C": |fs| rename_leaving_whiteout(fs, "A/C", "B/C");
+    atomic "setting flags" on "A/foo": |fs| {
+        // Not those that keep the oracle from removing the file afterwards.
+        let flags = FileFlags { no_dump: true, no_atime: true, ..FileFlags::default() };
+        fs.set_file_flags(ino(fs, "A/foo")?, flags, |_, _| true)
+    };
     atomic "exchange" on "A/foo": |fs| rename(fs, "A/foo", "B/foo", X);
     atomic "exchange of a file and a directory" on "A/C": |fs| rename(fs, "B/big", "A/C", X);
     steps "append" on "A/foo": |fs| write(fs, "A/foo", 20, 5000, 300);

@@ -12,10 +12,10 @@ use shoal_format::extent::{self, EXTENT_NEW, ExtentNode};
 use shoal_format::inode::{CHUNK, INODE_HAS_NEW, Inode, Layout};
 use shoal_format::superblock::{Geometry, MemoryKind};
 use shoal_format::{BULK_BLOCK, SlotRef};
-use shoal_fs::{Caller, FormatOptions, Fs, Ino, Options, Parts, ROOT, SetAttr};
-use shoal_media::{BlockDevice, BlockGeometry, Completion, ImageFile, PersistentMemory, Request};
+use shoal_fs::{Caller, Error, FormatOptions, Fs, Ino, Options, Parts, ROOT, SetAttr};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, ImageFile, LogDevice, PersistentMemory, Request};
 use shoal_region::View;
-use shoal_sim::{SimClock, SimDisk, SimMemory, SimMemoryKind, World, WorldState};
+use shoal_sim::{SimClock, SimDisk, SimLog, SimMemory, SimMemoryKind, World, WorldState};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -47,6 +47,44 @@ impl Default for Setup {
 struct KeepsTrimmed {
     disk: Arc<SimDisk>,
     trimmed: Arc<AtomicU64>,
+    hook: Option<Hook>,
+}
+
+/// A call of a medium that is about to begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    LogAppend,
+    LogSync,
+    Flush,
+}
+
+/// Called in the middle of operations, so that a test can do something there, or let them wait.
+pub type Hook = Arc<dyn Fn(Moment) + Send + Sync>;
+
+/// A log that calls the hook.
+struct HookedLog {
+    log: Arc<SimLog>,
+    hook: Hook,
+}
+
+impl LogDevice for HookedLog {
+    fn append(&self, position: u64, bytes: &[u8]) -> shoal_media::Result<()> {
+        (self.hook)(Moment::LogAppend);
+        self.log.append(position, bytes)
+    }
+
+    fn sync(&self) -> shoal_media::Result<()> {
+        (self.hook)(Moment::LogSync);
+        self.log.sync()
+    }
+
+    fn read(&self, position: u64, out: &mut [u8]) -> shoal_media::Result<usize> {
+        self.log.read(position, out)
+    }
+
+    fn release(&self, position: u64) -> shoal_media::Result<()> {
+        self.log.release(position)
+    }
 }
 
 impl BlockDevice for KeepsTrimmed {
@@ -60,13 +98,19 @@ impl BlockDevice for KeepsTrimmed {
                 self.trimmed.fetch_add(len, Ordering::Relaxed);
                 done(Ok(Vec::new()))
             }
+            Request::Flush => {
+                if let Some(hook) = &self.hook {
+                    hook(Moment::Flush);
+                }
+                self.disk.submit(Request::Flush, done);
+            }
             other => self.disk.submit(other, done),
         }
     }
 }
 
-fn bulk(setup: Setup, world: &World, trimmed: &Arc<AtomicU64>) -> Option<Arc<dyn BlockDevice>> {
-    let device = || Arc::new(KeepsTrimmed { disk: world.disk(0), trimmed: trimmed.clone() });
+fn bulk(setup: Setup, world: &World, trimmed: &Arc<AtomicU64>, hook: Option<&Hook>) -> Option<Arc<dyn BlockDevice>> {
+    let device = || Arc::new(KeepsTrimmed { disk: world.disk(0), trimmed: trimmed.clone(), hook: hook.cloned() });
     (setup.bulk_blocks > 0).then(|| device() as Arc<dyn BlockDevice>)
 }
 
@@ -101,13 +145,27 @@ fn parts(setup: Setup, world: &World, boot: u8, fresh: bool) -> shoal_region::Pa
 }
 
 fn open(setup: Setup, world: World, boot: u8, read_only: bool) -> Store {
+    try_open(setup, world, boot, read_only).expect("the store opens")
+}
+
+fn try_open(setup: Setup, world: World, boot: u8, read_only: bool) -> Result<Store, Error> {
+    try_open_hooked(setup, world, boot, read_only, None)
+}
+
+fn open_hooked(setup: Setup, world: World, boot: u8, read_only: bool, hook: Option<Hook>) -> Store {
+    try_open_hooked(setup, world, boot, read_only, hook).expect("the store opens")
+}
+
+fn try_open_hooked(setup: Setup, world: World, boot: u8, read_only: bool, hook: Option<Hook>) -> Result<Store, Error> {
     let clock = Arc::new(SimClock::new(1_000_000_000));
-    let region = parts(setup, &world, boot, false);
+    let mut region = parts(setup, &world, boot, false);
+    if let (Some(log), Some(hook)) = (&mut region.log, &hook) {
+        *log = Arc::new(HookedLog { log: world.log(0), hook: hook.clone() });
+    }
     let trimmed = Arc::default();
-    let parts = Parts { region, bulk: bulk(setup, &world, &trimmed), clock: clock.clone() };
-    let (fs, _) =
-        Fs::open(parts, Options { commit_age_ms: 0, read_only, ..Options::default() }).expect("the store opens");
-    Store { setup, world, fs, clock, trimmed, boot }
+    let parts = Parts { region, bulk: bulk(setup, &world, &trimmed, hook.as_ref()), clock: clock.clone() };
+    let (fs, _) = Fs::open(parts, Options { commit_age_ms: 0, read_only, ..Options::default() })?;
+    Ok(Store { setup, world, fs, clock, trimmed, boot })
 }
 
 impl Store {
@@ -135,7 +193,7 @@ impl Store {
             created_ns: 0,
         };
         let region = parts(setup, &world, 1, true);
-        let bulk = bulk(setup, &world, &Arc::default());
+        let bulk = bulk(setup, &world, &Arc::default(), None);
         let format = Parts { region, bulk, clock: Arc::new(SimClock::new(1)) };
         let options = FormatOptions { geometry, root_mode: 0o755, root_uid: 0, root_gid: 0 };
         Fs::format(format, &options).expect("the store is formatted");
@@ -147,14 +205,23 @@ impl Store {
         open(self.setup, state.open(), self.boot + power_lost as u8, false)
     }
 
+    /// The media of `world`, opened as they are.
+    pub fn tried(&self, world: World) -> Result<Store, Error> {
+        try_open(self.setup, world, self.boot, false)
+    }
+
     /// The store as `state` left it, but for the region's memory, which is lost: it comes from the newest image.
     pub fn restored(&self, state: &WorldState) -> Store {
+        self.restored_as(state, 7)
+    }
+
+    /// The same, with these random bits in the incarnation.
+    pub fn restored_as(&self, state: &WorldState, random: u32) -> Store {
         let world = state.open();
         let images: [Arc<dyn ImageFile>; 2] = [world.image(0), world.image(1)];
-        let (index, _, anchor) = shoal_region::newest_image(&images).expect("one image is valid");
         let memory = world.memory(0);
         memory.zero(0, memory.len());
-        shoal_region::restore(images[index].as_ref(), &anchor, memory.as_ref()).expect("restored");
+        shoal_region::restore(&images, memory.as_ref(), 0, random).expect("restored");
         // The boot may be the same: the memory's file was deleted, say.
         open(self.setup, world, self.boot, false)
     }
@@ -166,6 +233,11 @@ impl Store {
 
     pub fn after_process_crash(&self) -> Store {
         self.reopened(&self.world.snapshot().process_crash(), false)
+    }
+
+    /// The same store in a new process, whose media call `hook`.
+    pub fn hooked(&self, hook: Hook) -> Store {
+        open_hooked(self.setup, self.world.snapshot().process_crash().open(), self.boot, false, Some(hook))
     }
 
     pub fn create(&self, name: &[u8]) -> Ino {

@@ -53,7 +53,8 @@ struct Callback {
 impl DuringCopy for Callback {
     fn page_written(&self) {
         let Some(region) = self.region.lock().unwrap().upgrade() else { return };
-        let mut writer = self.writer.lock().unwrap();
+        // A commit that waits for this checkpoint, because the log had no room, holds the writer itself.
+        let Ok(mut writer) = self.writer.try_lock() else { return };
         if writer.during > 0 && writer.random.below(3) == 0 {
             writer.during -= 1;
             if let Err(error) = writer.commit(&region) {

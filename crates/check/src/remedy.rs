@@ -1,0 +1,92 @@
+//! What can be done about a finding: typed, for `shoal check --repair` to carry out through the engine.
+//!
+//! Rules: a remedy is offered only when the finding it answers is certain. While some directory, reference or page of the image
+//! cannot be trusted, what seems unreferenced may be referenced from there: then nothing is freed, attached or counted that
+//! rests on having seen everything. What cannot be decoded is freed first, with its entry; the next check sees the rest.
+//! Left out: doing it, and what opening a store settles by itself (orphans, truncations, the roots' counts).
+
+use shoal_format::SlotRef;
+
+use crate::report::{FindingKind as K, Report};
+
+/// One change that makes a store sounder.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Remedy {
+    /// Removes an entry whose inode is not in use or cannot be read.
+    RemoveEntry {
+        directory: u32,
+        name: Vec<u8>,
+        ino: u32,
+    },
+    /// Frees a record that does not decode; what it owned becomes a leak.
+    FreeRecord {
+        ino: u32,
+    },
+    /// Names an inode that no entry names, in `lost+found`.
+    Attach {
+        ino: u32,
+    },
+    LinkCount {
+        ino: u32,
+        nlink: u32,
+    },
+    /// Corrects `allocated`.
+    Allocated {
+        ino: u32,
+        bytes: u64,
+    },
+    /// Corrects the size of a directory.
+    Entries {
+        directory: u32,
+        entries: u64,
+    },
+    /// Frees pieces that nothing references.
+    FreePieces {
+        pieces: Vec<SlotRef>,
+    },
+    /// Frees bulk blocks that no file maps.
+    FreeBlocks {
+        first: u64,
+        blocks: u64,
+    },
+}
+
+impl std::fmt::Display for Remedy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Remedy::RemoveEntry { directory, name, ino } => {
+                let name = String::from_utf8_lossy(name);
+                write!(f, "remove the entry {name:?} of directory {directory}: inode {ino} is lost")
+            }
+            Remedy::FreeRecord { ino } => write!(f, "free the record of inode {ino}, which does not decode"),
+            Remedy::Attach { ino } => write!(f, "name inode {ino} lost+found/#{ino}"),
+            Remedy::LinkCount { ino, nlink } => write!(f, "set the link count of inode {ino} to {nlink}"),
+            Remedy::Allocated { ino, bytes } => write!(f, "set the allocated bytes of inode {ino} to {bytes}"),
+            Remedy::Entries { directory, entries } => write!(f, "set the size of directory {directory} to {entries}"),
+            Remedy::FreePieces { pieces } => {
+                let bytes: u64 = pieces.iter().map(|piece| piece.capacity()).sum();
+                write!(f, "free {} pieces ({bytes} bytes) that nothing references", pieces.len())
+            }
+            Remedy::FreeBlocks { first, blocks } => write!(f, "free bulk blocks {first} to {}", first + blocks - 1),
+        }
+    }
+}
+
+/// Leaves only what is certain.
+pub(crate) fn keep_certain(report: &mut Report) {
+    let has = |kinds: &[K]| report.errors.iter().any(|finding| kinds.contains(&finding.kind));
+    let partial = report.omitted > 0
+        || has(&[K::PageSum, K::Roots, K::InodeTable, K::Reference, K::WrongClass, K::DoubleUse, K::SegmentEntry]);
+    let names_unread = partial
+        || has(&[K::InodeRecord, K::DirectoryNode, K::DirectoryBucket, K::EntryName, K::EntryTwice, K::RootDirectory]);
+    let data_unread = names_unread || has(&[K::Chunk, K::ExtentMap, K::SegmentRun, K::DirectoryCycle]);
+    let damaged: Vec<u32> =
+        report.errors.iter().filter(|f| f.kind == K::InodeRecord).filter_map(|finding| finding.inode).collect();
+    report.remedies.retain(|remedy| match remedy {
+        // The root is nobody's to free: without it there is nothing to mount.
+        Remedy::FreeRecord { ino } => *ino > 1,
+        Remedy::RemoveEntry { ino, .. } => damaged.contains(ino) || !partial,
+        Remedy::Attach { .. } | Remedy::LinkCount { .. } | Remedy::Entries { .. } => !names_unread,
+        Remedy::Allocated { .. } | Remedy::FreePieces { .. } | Remedy::FreeBlocks { .. } => !data_unread,
+    });
+}

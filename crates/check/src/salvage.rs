@@ -1,0 +1,460 @@
+//! Reads a damaged store as far as it can be read, and hands what it finds to whoever copies it out.
+//!
+//! What it owns: finding every inode and every name that is left, and the bytes of files. Opening is in `salvage/open`, the
+//! contents of one inode in `salvage/contents`.
+//! Rules: the store is never written; nothing is believed that does not decode, and nothing that decodes is given up because
+//! something beside it is damaged. What is lost is told with path, range and reason. Every structure is visited once, so time
+//! and memory follow the bytes that are there. Inodes no name leads to come last, below `lost+found`.
+//! Left out: the directory the copy goes to ([`Sink`]), and judging allocation: a marked bit is no reason to lose a file.
+
+mod contents;
+mod open;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use shoal_format::dir::{BUCKET_BYTES, Bucket, LEVELS_MAX, NODE_BYTES, NODE_FANOUT, NodeRef, name_hash, name_is_valid};
+use shoal_format::inode::{
+    INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Inode, InodeSlot, Layout, ROOT_INO, TABLE_FANOUT, TABLE_NODE,
+};
+use shoal_format::segment::{SEGMENT_ENTRY, SegmentEntry, SegmentUse};
+use shoal_format::slot::{CLASS_SIZES, class_for, class_geometry};
+use shoal_format::superblock::{ROOTS_AT, Roots, Superblock};
+use shoal_format::{Offset, PAGE, SEGMENT, SlotRef};
+use shoal_media::LogDevice;
+use zerocopy::FromBytes;
+
+use crate::region::Region;
+use crate::{CheckError, ImageSource};
+
+/// A store to salvage.
+#[derive(Clone, Copy)]
+pub struct SalvageSource<'a> {
+    pub image: ImageSource<'a>,
+    /// The log, where it is not in the region and can be read.
+    pub log: Option<&'a dyn LogDevice>,
+    /// The bulk device, where there is one and it can be read.
+    pub bulk: Option<&'a dyn BulkData>,
+    /// The machine went down since the store was last in use: data marked NEW counts as lost.
+    pub power_lost: bool,
+}
+
+/// The bytes of a bulk device.
+pub trait BulkData {
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), String>;
+}
+
+/// Something found, to be made in the copy.
+pub struct Item<'a> {
+    /// Below the store's root, without a leading slash; empty for the root itself.
+    pub path: &'a [u8],
+    pub inode: &'a Inode,
+    /// Target of a symbolic link.
+    pub target: &'a [u8],
+    pub attributes: &'a [(Vec<u8>, Vec<u8>)],
+}
+
+/// Something that could not be read, or not be trusted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loss {
+    /// Below the store's root; `None` where it concerns more than one file.
+    pub path: Option<Vec<u8>>,
+    /// Bytes of the file: from, to.
+    pub range: Option<(u64, u64)>,
+    pub why: String,
+}
+
+/// Where the copy goes.
+pub trait Sink {
+    /// Makes an inode; its contents follow. False: it could not be made, and its contents are not sent.
+    fn make(&mut self, item: &Item<'_>) -> bool;
+    /// Bytes of the file made last; what is never sent is a hole.
+    fn data(&mut self, at: u64, bytes: &[u8]);
+    /// The file made last has been sent.
+    fn done(&mut self);
+    /// One more name of a file that was made.
+    fn link(&mut self, path: &[u8], first: &[u8]);
+    fn lost(&mut self, loss: Loss);
+}
+
+/// What was found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Salvaged {
+    pub directories: u64,
+    pub files: u64,
+    /// Symbolic links, devices, sockets and pipes.
+    pub others: u64,
+    /// Names beyond the first of a file.
+    pub links: u64,
+    /// Bytes of file data sent.
+    pub bytes: u64,
+    /// Inodes no name leads to.
+    pub unnamed: u64,
+    pub losses: u64,
+}
+
+/// Copies out what can be read. `None`: there is no superblock to begin with.
+pub fn salvage(
+    source: SalvageSource<'_>,
+    sink: &mut dyn Sink,
+    progress: &mut dyn FnMut(&Salvaged),
+) -> Result<Option<Salvaged>, CheckError> {
+    let mut losses = Vec::new();
+    let Some(opened) = open::open(&source, &mut losses)? else { return Ok(None) };
+    let mut walk = Walk {
+        region: &opened.region,
+        superblock: opened.superblock,
+        wrong_pages: opened.wrong_pages,
+        source,
+        sink,
+        progress,
+        records: HashMap::new(),
+        damaged: BTreeSet::new(),
+        seen: HashMap::new(),
+        found: Salvaged::default(),
+    };
+    losses.into_iter().for_each(|why| walk.lost(None, None, why));
+    walk.find_inodes()?;
+    if walk.records.contains_key(&(ROOT_INO as u32)) {
+        walk.tree(ROOT_INO as u32, Vec::new())?;
+    } else {
+        walk.lost(Some(b""), None, "the root directory cannot be read: its files are below lost+found".into());
+    }
+    walk.unnamed()?;
+    Ok(Some(walk.found))
+}
+
+/// Blocks of the inode table that it does not lead to.
+struct Gap {
+    from: u64,
+    to: u64,
+    /// The reference says that there are none.
+    hole: bool,
+}
+
+struct Walk<'a, 'b> {
+    region: &'a Region<'b>,
+    superblock: Superblock,
+    /// Pages of the image whose sums were wrong.
+    wrong_pages: HashSet<u64>,
+    source: SalvageSource<'a>,
+    sink: &'a mut dyn Sink,
+    progress: &'a mut dyn FnMut(&Salvaged),
+    /// Where each record in use lies.
+    records: HashMap<u32, Offset>,
+    /// Inodes whose record does not decode.
+    damaged: BTreeSet<u32>,
+    /// Inodes that were made, and their first path where they may have another.
+    seen: HashMap<u32, Option<Vec<u8>>>,
+    found: Salvaged,
+}
+
+impl Walk<'_, '_> {
+    fn lost(&mut self, path: Option<&[u8]>, range: Option<(u64, u64)>, why: String) {
+        self.found.losses += 1;
+        self.sink.lost(Loss { path: path.map(<[u8]>::to_vec), range, why });
+    }
+
+    fn fits(&self, slot: SlotRef) -> bool {
+        !slot.is_none() && slot.offset().saturating_add(slot.capacity()) <= self.superblock.region_bytes
+    }
+
+    /// Reads without keeping what was read; zeros behind the region's end.
+    fn read(&self, mut at: Offset, mut out: &mut [u8]) -> Result<(), CheckError> {
+        while !out.is_empty() {
+            let take = ((SEGMENT - at % SEGMENT) as usize).min(out.len());
+            let (part, rest) = out.split_at_mut(take);
+            self.region.peek(at, part)?;
+            (at, out) = (at + take as u64, rest);
+        }
+        Ok(())
+    }
+
+    fn piece(&self, slot: SlotRef) -> Result<Vec<u8>, CheckError> {
+        let mut bytes = vec![0; slot.capacity() as usize];
+        self.read(slot.offset(), &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// A page of `[at, at + len)` whose sum was wrong.
+    fn wrong_page(&self, at: Offset, len: u64) -> Option<u64> {
+        if self.wrong_pages.is_empty() || len == 0 {
+            return None;
+        }
+        (at / PAGE..=(at + len - 1) / PAGE).find(|page| self.wrong_pages.contains(page))
+    }
+
+    /// Collects the records the inode table leads to; where a part of it is gone, blocks that look like its own.
+    fn find_inodes(&mut self) -> Result<(), CheckError> {
+        let mut bytes = [0; size_of::<Roots>()];
+        self.read(ROOTS_AT, &mut bytes)?;
+        let roots = Roots::read_from_bytes(&bytes).expect("size is given");
+        let (height, blocks) = (roots.inode_height.get(), roots.inode_blocks.get());
+        let mut reached = HashSet::new();
+        let mut gaps: Vec<Gap> = Vec::new();
+        match SlotRef::from_bits(roots.inode_root.get()).filter(|slot| slot.capacity() == TABLE_NODE) {
+            Some(root) if (1..=4).contains(&height) && self.fits(root) => {
+                self.node(root, height - 1, 0, blocks, &mut reached, &mut gaps)?;
+            }
+            _ => gaps.push(Gap { from: 0, to: blocks.max(1), hole: false }),
+        }
+        let strays = if gaps.is_empty() { Vec::new() } else { self.stray_blocks(&reached)? };
+        // A table may have holes; so long as no block is left over, they are no loss.
+        if strays.is_empty() && gaps.iter().all(|gap| gap.hole) {
+            return Ok(());
+        }
+        // Blocks that were given back leave holes: what is left over belongs where the table is broken, if there is room for it.
+        let broken: u64 = gaps.iter().filter(|gap| !gap.hole).map(|gap| gap.to - gap.from).sum();
+        gaps.retain(|gap| !gap.hole || broken < strays.len() as u64);
+        let gaps: Vec<(u64, u64)> = gaps.iter().map(|gap| (gap.from, gap.to)).collect();
+        let missing: u64 = gaps.iter().map(|&(from, to)| to - from).sum();
+        self.lost(
+            None,
+            None,
+            format!("{missing} blocks of the inode table cannot be reached; looked for them by hand"),
+        );
+        let is_root = |block: &Offset| -> Result<bool, CheckError> {
+            let slot = self.decode(*block + ROOT_INO * INODE_RECORD as u64)?;
+            Ok(slot.is_some_and(|inode| inode.is_dir() && inode.parent as u64 == ROOT_INO))
+        };
+        let mut rest = Vec::new();
+        let mut known: Vec<(u64, Offset)> = Vec::new();
+        let mut free: Vec<u64> = gaps.iter().flat_map(|&(from, to)| from..to.min(from + 100_000)).collect();
+        for stray in strays {
+            if free.first() == Some(&0) && is_root(&stray)? {
+                free.remove(0);
+                known.push((0, stray));
+            } else {
+                rest.push(stray);
+            }
+        }
+        // Records do not say their numbers. One block for one gap needs no guess; else the numbers are made up, behind all others,
+        // and the inodes come out below lost+found.
+        if let ([number], [stray]) = (&free[..], &rest[..]) {
+            known.push((*number, *stray));
+            rest.clear();
+        }
+        let behind = (blocks.max(1) + self.superblock.segment_count).min((1 << 28) - 1 - rest.len() as u64);
+        known.extend(rest.into_iter().enumerate().map(|(i, stray)| (behind + i as u64, stray)));
+        for (number, at) in known {
+            self.block(number, at)?;
+        }
+        Ok(())
+    }
+
+    fn node(
+        &mut self,
+        slot: SlotRef,
+        level: u32,
+        first: u64,
+        blocks: u64,
+        reached: &mut HashSet<Offset>,
+        gaps: &mut Vec<Gap>,
+    ) -> Result<(), CheckError> {
+        if !reached.insert(slot.offset()) {
+            return Ok(());
+        }
+        if let Some(page) = self.wrong_page(slot.offset(), TABLE_NODE) {
+            self.lost(None, None, format!("the inode table lies in page {page} of the image, whose sum is wrong"));
+        }
+        let step = TABLE_FANOUT.pow(level);
+        for (i, bits) in self.piece(slot)?.chunks_exact(8).enumerate() {
+            let block = first + i as u64 * step;
+            if block >= blocks {
+                break;
+            }
+            let expected = if level == 0 { INODE_BLOCK } else { TABLE_NODE };
+            let bits = u64::from_le_bytes(bits.try_into().expect("eight bytes"));
+            match SlotRef::from_bits(bits).filter(|slot| slot.capacity() == expected && self.fits(*slot)) {
+                Some(slot) if level > 0 => self.node(slot, level - 1, block, blocks, reached, gaps)?,
+                Some(slot) => {
+                    if reached.insert(slot.offset()) {
+                        self.block(block, slot.offset())?;
+                    }
+                }
+                None => gaps.push(Gap { from: block, to: blocks.min(block + step), hole: bits == 0 }),
+            }
+        }
+        Ok(())
+    }
+
+    fn decode(&self, at: Offset) -> Result<Option<Inode>, CheckError> {
+        let mut record = [0; INODE_RECORD];
+        self.read(at, &mut record)?;
+        match Inode::decode(&record) {
+            Ok(InodeSlot::Used(inode)) => Ok(Some(inode)),
+            _ => Ok(None),
+        }
+    }
+
+    fn block(&mut self, number: u64, at: Offset) -> Result<(), CheckError> {
+        let mut bytes = [0; INODE_BLOCK as usize];
+        self.read(at, &mut bytes)?;
+        for (i, record) in bytes.chunks_exact(INODE_RECORD).enumerate() {
+            let ino = (number * INODES_PER_BLOCK) as u32 + i as u32;
+            match Inode::decode(record.try_into().expect("size is given")) {
+                Ok(InodeSlot::Used(_)) if ino != 0 => drop(self.records.insert(ino, at + (i * INODE_RECORD) as u64)),
+                Ok(_) => {}
+                Err(_) => drop(self.damaged.insert(ino)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Allocated pieces of an inode block's size that hold sixteen records and are not part of the table.
+    fn stray_blocks(&self, reached: &HashSet<Offset>) -> Result<Vec<Offset>, CheckError> {
+        let Some(class) = class_for(INODE_BLOCK) else { return Ok(Vec::new()) };
+        let (slots, first) = class_geometry(class);
+        let mut strays = Vec::new();
+        for segment in self.superblock.reserved_segments()..self.superblock.segment_count {
+            let mut entry = [0; 16];
+            self.read(self.superblock.segment_table + segment * SEGMENT_ENTRY, &mut entry)?;
+            // A table entry that does not decode may belong to any class.
+            let bits = match SegmentEntry::decode(&entry) {
+                Ok((SegmentUse::Slots(found), bits)) if found == class => bits,
+                Ok(_) => continue,
+                Err(_) => u64::MAX,
+            };
+            for slot in (0..slots).filter(|slot| bits >> slot & 1 == 1) {
+                let at = segment * SEGMENT + (first + slot * CLASS_SIZES[class as usize]) as u64;
+                let mut bytes = [0; INODE_BLOCK as usize];
+                self.read(at, &mut bytes)?;
+                let records: Vec<_> =
+                    bytes.chunks_exact(INODE_RECORD).map(|r| Inode::decode(r.try_into().expect("size"))).collect();
+                let used = records.iter().any(|record| matches!(record, Ok(InodeSlot::Used(_))));
+                if used && records.iter().filter(|record| record.is_err()).count() < 8 && !reached.contains(&at) {
+                    strays.push(at);
+                }
+            }
+        }
+        Ok(strays)
+    }
+
+    /// Makes an inode and everything below it. Paths wait on a stack: a deep tree must not need a deep one of ours.
+    fn tree(&mut self, top: u32, path: Vec<u8>) -> Result<(), CheckError> {
+        let mut waiting = vec![(top, path)];
+        while let Some((ino, path)) = waiting.pop() {
+            (self.progress)(&self.found);
+            let Some(inode) = self.records.get(&ino).copied().map(|at| self.decode(at)).transpose()?.flatten() else {
+                let why = if self.damaged.contains(&ino) { "does not decode" } else { "is not there" };
+                self.lost(Some(&path), None, format!("the record of inode {ino} {why}"));
+                continue;
+            };
+            if let Some(first) = self.seen.get(&ino) {
+                match first.clone() {
+                    Some(first) if !inode.is_dir() => {
+                        self.found.links += 1;
+                        self.sink.link(&path, &first);
+                    }
+                    _ => self.lost(Some(&path), None, format!("inode {ino} has a name already, and only one link")),
+                }
+                continue;
+            }
+            let first = (inode.nlink > 1 && !inode.is_dir()).then(|| path.clone());
+            self.seen.insert(ino, first);
+            if !self.make(ino, &inode, &path)? || !inode.is_dir() {
+                continue;
+            }
+            let before = waiting.len();
+            self.entries(&inode, &path, &mut waiting)?;
+            waiting[before..].reverse();
+        }
+        Ok(())
+    }
+
+    /// Adds the entries of a directory to `into`.
+    fn entries(&mut self, dir: &Inode, path: &[u8], into: &mut Vec<(u32, Vec<u8>)>) -> Result<(), CheckError> {
+        let mut pieces = vec![(dir.root, dir.layout == Layout::DirHashed, 0)];
+        let mut visited = HashSet::new();
+        if dir.layout == Layout::Empty {
+            return Ok(());
+        }
+        while let Some((slot, is_node, level)) = pieces.pop() {
+            let sized = if is_node { slot.capacity() == NODE_BYTES } else { slot.capacity() <= BUCKET_BYTES as u64 };
+            if !sized || !self.fits(slot) || level > LEVELS_MAX {
+                self.lost(Some(path), None, "a part of the directory is nowhere: the names in it are lost".into());
+                continue;
+            }
+            if !visited.insert(slot.offset()) {
+                continue;
+            }
+            if let Some(page) = self.wrong_page(slot.offset(), slot.capacity()) {
+                let why =
+                    format!("the directory lies in page {page} of the image, whose sum is wrong: names may be, too");
+                self.lost(Some(path), None, why);
+            }
+            let bytes = self.piece(slot)?;
+            if !is_node {
+                self.bucket(&bytes, slot.offset(), path, into);
+                continue;
+            }
+            for i in (0..NODE_FANOUT).rev() {
+                let bits = u64::from_le_bytes(bytes[i * 8..i * 8 + 8].try_into().expect("eight bytes"));
+                match NodeRef::decode(bits) {
+                    Ok(NodeRef::Null) => {}
+                    Ok(NodeRef::Node(next)) => pieces.push((next, true, level + 1)),
+                    Ok(NodeRef::Bucket { slot, .. }) => pieces.push((slot, false, level + 1)),
+                    Err(error) => {
+                        self.lost(Some(path), None, format!("{error}: the names of a part of the directory are lost"));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn bucket(&mut self, bytes: &[u8], at: Offset, path: &[u8], into: &mut Vec<(u32, Vec<u8>)>) {
+        let broken = |error: &dyn std::fmt::Display| format!("{error} (at {at:#x}): names in the directory are lost");
+        let bucket = match Bucket::new(bytes) {
+            Ok(bucket) => bucket,
+            Err(error) => return self.lost(Some(path), None, broken(&error)),
+        };
+        for entry in bucket.entries() {
+            let entry = match entry {
+                Ok((_, entry)) => entry,
+                Err(error) => return self.lost(Some(path), None, broken(&error)),
+            };
+            if entry.ino == 0 {
+                continue;
+            }
+            if !name_is_valid(entry.name) {
+                let name = String::from_utf8_lossy(entry.name);
+                self.lost(Some(path), None, format!("{name:?} is no name an entry may have"));
+                continue;
+            }
+            let mut below = path.to_vec();
+            if !below.is_empty() {
+                below.push(b'/');
+            }
+            below.extend_from_slice(entry.name);
+            if name_hash(self.superblock.hash_seed, entry.name) != entry.hash {
+                self.lost(Some(&below), None, "the name does not fit its hash, and may be another".into());
+            }
+            into.push((entry.ino, below));
+        }
+    }
+
+    /// What no name leads to: directories whose parent is not among them first, so that trees stay together.
+    fn unnamed(&mut self) -> Result<(), CheckError> {
+        let mut left: BTreeMap<u32, Inode> = BTreeMap::new();
+        let unseen: Vec<(u32, Offset)> =
+            self.records.iter().filter(|(ino, _)| !self.seen.contains_key(ino)).map(|(&ino, &at)| (ino, at)).collect();
+        for (ino, at) in unseen {
+            // Without links it was deleted, and only the end of that is missing.
+            if let Some(inode) = self.decode(at)?.filter(|inode| inode.nlink > 0) {
+                left.insert(ino, inode);
+            }
+        }
+        let is_top = |inode: &Inode| !left.get(&inode.parent).is_some_and(|parent| parent.is_dir());
+        let (tops, others): (Vec<_>, Vec<_>) = left.iter().partition(|(_, inode)| inode.is_dir() && is_top(inode));
+        let order: Vec<u32> = tops.into_iter().chain(others).map(|(&ino, _)| ino).collect();
+        for ino in order {
+            if !self.seen.contains_key(&ino) {
+                self.found.unnamed += 1;
+                let path = format!("lost+found/#{ino}").into_bytes();
+                self.lost(Some(&path), None, format!("no name leads to inode {ino}"));
+                self.tree(ino, path)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,212 @@
+//! One inode of a damaged store: its attributes, target and data, as far as they are there.
+//!
+//! Rules: holes stay holes; data marked UNWRITTEN, or NEW after a power loss, is none; bytes in a page whose sum was wrong are
+//! sent as they were found and named, because most of them are right.
+
+use shoal_format::extent::{EXTENT_BYTES, EXTENT_HEADER, EXTENT_NEW, EXTENT_UNWRITTEN, ExtentRecord, IndexRecord};
+use shoal_format::inode::{CHUNK, Inode, Layout, S_IFLNK};
+use shoal_format::{BULK_BLOCK, SlotRef, xattr};
+use zerocopy::FromBytes;
+
+use super::{Item, Walk};
+use crate::CheckError;
+
+/// Bytes of the bulk device read at once.
+const READ_BYTES: u64 = 1 << 20;
+
+impl Walk<'_, '_> {
+    /// Makes an inode with all it holds; false where it could not be made.
+    pub(super) fn make(&mut self, ino: u32, inode: &Inode, path: &[u8]) -> Result<bool, CheckError> {
+        let attributes = self.attributes(inode, path)?;
+        let mut target = Vec::new();
+        if inode.kind() == S_IFLNK {
+            if !self.fits(inode.root) || inode.size == 0 || inode.size > inode.root.capacity() {
+                self.lost(Some(path), None, format!("the target of symbolic link {ino} cannot be read"));
+                return Ok(false);
+            }
+            target.resize(inode.size as usize, 0);
+            self.read(inode.root.offset(), &mut target)?;
+            self.name_wrong_page(path, inode.root, 0, inode.size);
+        }
+        if !self.sink.make(&Item { path, inode, target: &target, attributes: &attributes }) {
+            // The sink has said why.
+            self.found.losses += 1;
+            return Ok(false);
+        }
+        match inode.is_dir() {
+            true => self.found.directories += 1,
+            false if inode.is_file() => self.found.files += 1,
+            false => self.found.others += 1,
+        }
+        if inode.is_file() {
+            match inode.layout {
+                Layout::Direct => self.slot(path, inode, inode.root, 0)?,
+                Layout::Chunked => self.chunks(path, inode)?,
+                Layout::Extents => self.extents(path, inode)?,
+                _ => {}
+            }
+            self.sink.done();
+        }
+        Ok(true)
+    }
+
+    fn attributes(&mut self, inode: &Inode, path: &[u8]) -> Result<Vec<xattr::Attribute>, CheckError> {
+        if inode.xattr.is_none() {
+            return Ok(Vec::new());
+        }
+        if !self.fits(inode.xattr) {
+            self.lost(Some(path), None, "the extended attributes are nowhere".into());
+            return Ok(Vec::new());
+        }
+        match xattr::decode(&self.piece(inode.xattr)?) {
+            Ok(attributes) => {
+                if let Some(page) = self.wrong_page(inode.xattr.offset(), inode.xattr.capacity()) {
+                    self.lost(
+                        Some(path),
+                        None,
+                        format!("the extended attributes lie in page {page}, whose sum is wrong"),
+                    );
+                }
+                Ok(attributes)
+            }
+            Err(error) => {
+                self.lost(Some(path), None, format!("the extended attributes: {error}"));
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    fn name_wrong_page(&mut self, path: &[u8], slot: SlotRef, file_at: u64, len: u64) {
+        if let Some(page) = self.wrong_page(slot.offset(), len) {
+            let why = format!("lies in page {page} of the image, whose sum is wrong; copied as it was found");
+            self.lost(Some(path), Some((file_at, file_at + len)), why);
+        }
+    }
+
+    /// A piece that holds bytes of the file from `file_at`.
+    fn slot(&mut self, path: &[u8], inode: &Inode, slot: SlotRef, file_at: u64) -> Result<(), CheckError> {
+        let len = inode.size.saturating_sub(file_at).min(slot.capacity()).min(CHUNK);
+        if len == 0 {
+            return Ok(());
+        }
+        if !self.fits(slot) {
+            self.lost(Some(path), Some((file_at, file_at + len)), format!("its piece {slot:?} is nowhere"));
+            return Ok(());
+        }
+        let mut bytes = vec![0; len as usize];
+        self.read(slot.offset(), &mut bytes)?;
+        self.name_wrong_page(path, slot, file_at, len);
+        self.found.bytes += len;
+        self.sink.data(file_at, &bytes);
+        Ok(())
+    }
+
+    fn chunks(&mut self, path: &[u8], inode: &Inode) -> Result<(), CheckError> {
+        if !self.fits(inode.root) {
+            self.lost(Some(path), Some((0, inode.size)), "its chunk map is nowhere".into());
+            return Ok(());
+        }
+        if let Some(page) = self.wrong_page(inode.root.offset(), inode.root.capacity()) {
+            self.lost(Some(path), None, format!("its chunk map lies in page {page} of the image, whose sum is wrong"));
+        }
+        let map = self.piece(inode.root)?;
+        for (i, bits) in map.chunks_exact(8).enumerate().take(inode.size.div_ceil(CHUNK) as usize) {
+            let (from, to) = (i as u64 * CHUNK, ((i as u64 + 1) * CHUNK).min(inode.size));
+            let bits = u64::from_le_bytes(bits.try_into().expect("eight bytes"));
+            match SlotRef::from_bits(bits) {
+                Some(slot) if slot.is_none() => {}
+                Some(slot) if slot.capacity() <= CHUNK => self.slot(path, inode, slot, from)?,
+                _ => {
+                    self.lost(Some(path), Some((from, to)), format!("the chunk map says {bits:#x}, which is no piece"))
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn extents(&mut self, path: &[u8], inode: &Inode) -> Result<(), CheckError> {
+        let Some(root) = self.extent_items(path, inode.root)? else { return Ok(()) };
+        let leaves = if root.0 == 0 {
+            vec![root.1]
+        } else {
+            let mut leaves = Vec::new();
+            for item in root.1.chunks_exact(EXTENT_BYTES) {
+                let record = IndexRecord::read_from_bytes(item).expect("size is given");
+                let first = record.file_block.get() as u64 * BULK_BLOCK;
+                match SlotRef::from_bits(record.leaf.get()) {
+                    Some(slot) => leaves.extend(self.extent_items(path, slot)?.filter(|leaf| leaf.0 == 0).map(|l| l.1)),
+                    None => self.lost(Some(path), Some((first, inode.size)), "a leaf of its map is nowhere".into()),
+                }
+            }
+            leaves
+        };
+        let mut from = 0;
+        for leaf in leaves {
+            for item in leaf.chunks_exact(EXTENT_BYTES) {
+                let record = ExtentRecord::read_from_bytes(item).expect("size is given");
+                from = self.extent(path, inode, &record, from)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Kind and items of a node of an extent map.
+    fn extent_items(&mut self, path: &[u8], slot: SlotRef) -> Result<Option<(u32, Vec<u8>)>, CheckError> {
+        if !self.fits(slot) {
+            self.lost(Some(path), None, "a part of its extent map is nowhere: data may read as a hole".into());
+            return Ok(None);
+        }
+        let mut bytes = self.piece(slot)?;
+        let word = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+        let (kind, count) = (word(0), word(4) as usize);
+        if kind > 1 || count > (bytes.len() - EXTENT_HEADER) / EXTENT_BYTES {
+            self.lost(Some(path), None, "a part of its extent map does not decode: data may read as a hole".into());
+            return Ok(None);
+        }
+        if let Some(page) = self.wrong_page(slot.offset(), slot.capacity()) {
+            self.lost(Some(path), None, format!("its extent map lies in page {page} of the image, whose sum is wrong"));
+        }
+        bytes.truncate(EXTENT_HEADER + count * EXTENT_BYTES);
+        Ok(Some((kind, bytes.split_off(EXTENT_HEADER))))
+    }
+
+    /// Sends the data of one extent, which begins at `from` or later (file blocks); returns where it ends.
+    fn extent(&mut self, path: &[u8], inode: &Inode, record: &ExtentRecord, from: u64) -> Result<u64, CheckError> {
+        let (file_block, blocks) = (record.file_block.get() as u64, record.blocks.get() as u64);
+        let word = record.bulk_and_flags.get();
+        let (first, flags) = (word & ((1 << 40) - 1), (word >> 56) as u32);
+        let (start, mut end) = (file_block * BULK_BLOCK, (file_block + blocks).saturating_mul(BULK_BLOCK));
+        if blocks == 0
+            || file_block < from
+            || first + blocks > self.superblock.bulk_blocks
+            || flags & !(EXTENT_NEW | EXTENT_UNWRITTEN) != 0
+        {
+            self.lost(Some(path), Some((start, end)), "an extent of its map is impossible".into());
+            return Ok(from);
+        }
+        end = end.min(inode.size);
+        let no_data = flags & EXTENT_UNWRITTEN != 0 || (flags & EXTENT_NEW != 0 && self.source.power_lost);
+        if no_data || start >= end {
+            return Ok(file_block + blocks);
+        }
+        let Some(bulk) = self.source.bulk else {
+            self.lost(Some(path), Some((start, end)), "the bulk storage cannot be read".into());
+            return Ok(file_block + blocks);
+        };
+        let mut at = start;
+        let mut buffer = vec![0; READ_BYTES.min(end - start) as usize];
+        while at < end {
+            let len = READ_BYTES.min(end - at);
+            let part = &mut buffer[..len as usize];
+            match bulk.read(first * BULK_BLOCK + (at - start), part) {
+                Ok(()) => {
+                    self.found.bytes += len;
+                    self.sink.data(at, part);
+                }
+                Err(why) => self.lost(Some(path), Some((at, at + len)), why),
+            }
+            at += len;
+        }
+        Ok(file_block + blocks)
+    }
+}

@@ -1,0 +1,239 @@
+//! `shoal copy`: a store of its own with the same contents, without the room that the original takes but does not use.
+//!
+//! The original is opened without writing: newest image, log replayed in memory. Its used segments become one image, its
+//! used bulk blocks a sparse file. What a mount would have to finish (orphans, truncations) is finished in the copy, by
+//! opening it once. The description is written last, after a check: an interrupted copy is no store.
+//! The copy has a uuid of its own: of two stores with one uuid either could be given the other's region or bulk device.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, MemoryKind, Superblock};
+use shoal_format::{BULK_BLOCK, PAGE, SEGMENT};
+use shoal_fs::{Fs, Options};
+use shoal_host::{HostImage, SEGMENT_BYTES, SegmentLog, SharedKind, SharedMap};
+use shoal_media::{BlockDevice, PersistentMemory};
+use shoal_region::View;
+
+use crate::args::CopyArgs;
+use crate::failure::{During, Failure, Outcome};
+use crate::memory::MemoryChoice;
+use crate::size::human;
+use crate::store::{self, BulkPlace, Description, Store};
+use crate::{check, place, progress};
+
+/// Bulk blocks copied at a time.
+const COPY_BLOCKS: u64 = 64;
+
+#[derive(Debug, Serialize)]
+struct Report {
+    store: String,
+    copy: String,
+    uuid: String,
+    region_bytes: u64,
+    bulk_bytes: u64,
+    inodes: u64,
+}
+
+pub fn run(args: &CopyArgs) -> Outcome<()> {
+    let place = place::find(&args.store)?;
+    if let Some(mountpoint) = &place.mountpoint
+        && store::is_in_use(&place.store).unwrap_or(true)
+    {
+        return Err(Failure::new(place.store.display(), format!("is mounted on {}", mountpoint.display()))
+            .remedy(format!("run `shoal umount {}` first", mountpoint.display())));
+    }
+    let source = Store::acquire(&place.store, store::LEAVING_PATIENCE)?;
+    let memory = memory_of_copy(&source.description.memory, args)?;
+    let (fs, recovery, media) = source.open(Options { read_only: true, ..Options::default() })?;
+    let (directory, lock) = store::prepare_directory(&args.new, false)?;
+    if directory.starts_with(&source.directory) {
+        return Err(Failure::new(directory.display(), "lies in the store").remedy("name another directory"));
+    }
+    let uuid = if args.keep_uuid { fs.region().superblock().uuid } else { store::new_uuid()? };
+    let superblock = Superblock { uuid, ..*fs.region().superblock() };
+    let bulk = (superblock.bulk_blocks > 0).then(|| BulkPlace::File(store::BULK.into()));
+    let description = Description { version: 1, uuid: store::uuid_text(&uuid), memory, bulk };
+    let copy = Store::assemble(directory.clone(), description.clone(), lock);
+    let made = (|| {
+        let bulk_bytes = match media.parts.bulk.as_deref() {
+            Some(device) if superblock.bulk_blocks > 0 => copy_bulk(&fs, device, &directory, args.json)?,
+            _ => 0,
+        };
+        // What is not yet durable on the original's bulk storage has been read, and is durable in the copy.
+        let whole = !recovery.power_lost;
+        let region_bytes = write_region(&fs, &copy, &superblock, recovery.clean, whole)?;
+        if !recovery.clean { finish(&directory, description.clone(), copy) } else { Ok(copy) }.and_then(|copy| {
+            let checked = check::examine(&copy, true, args.json)?;
+            match checked.errors.first() {
+                None => Ok((copy, checked.counts.inodes, region_bytes, bulk_bytes)),
+                Some(error) => {
+                    let cause = format!("{} errors, the first: {error}", checked.errors.len());
+                    Err(Failure::new(format_args!("copy of {}", source.directory.display()), cause)
+                        .remedy(format!("`shoal check {}` tells whether they are its own", source.directory.display())))
+                }
+            }
+        })
+    })();
+    let (copy, inodes, region_bytes, bulk_bytes) = match made {
+        Ok(made) => made,
+        Err(failure) => {
+            clear(&directory, &description);
+            return Err(failure);
+        }
+    };
+    store::write_description(&directory, &description)?;
+    let report = Report {
+        store: source.directory.display().to_string(),
+        copy: copy.directory.display().to_string(),
+        uuid: description.uuid,
+        region_bytes,
+        bulk_bytes,
+        inodes,
+    };
+    if args.json {
+        crate::print_json(&report);
+    } else {
+        let (region, bulk) = (human(region_bytes), human(bulk_bytes));
+        println!("{}: {inodes} inodes, {region} of memory and {bulk} of large files copied, no errors", report.copy);
+    }
+    Ok(())
+}
+
+fn memory_of_copy(source: &MemoryChoice, args: &CopyArgs) -> Outcome<MemoryChoice> {
+    let mut memory = args.memory.clone().unwrap_or_else(|| source.clone());
+    if memory.kind() != source.kind() {
+        return Err(Failure::new("--memory", "is not the kind of memory the store has").code(2));
+    }
+    if let MemoryChoice::Battery(path) | MemoryChoice::Dax(path) = &mut memory {
+        *path = std::path::absolute(&*path).during(path.display())?;
+        if Some(&*path) == source.path() {
+            let remedy = format!("give the copy's region a place with --memory {}=PATH", source.kind().name());
+            return Err(Failure::new(path.display(), "is the store's own region").remedy(remedy).code(2));
+        }
+        if path.exists() {
+            return Err(Failure::new(path.display(), "exists").remedy("name a new file for the copy's region"));
+        }
+    }
+    Ok(memory)
+}
+
+/// Copies the blocks in use into a sparse file of the copy; how many bytes they are.
+fn copy_bulk(fs: &Fs, device: &dyn BlockDevice, directory: &Path, silent: bool) -> Outcome<u64> {
+    let superblock = fs.region().superblock();
+    let path = directory.join(store::BULK);
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create_new(true).mode(0o600).open(&path).during(path.display())?;
+    file.set_len(superblock.bulk_blocks * BULK_BLOCK).during(path.display())?;
+    let bar = progress::steps(superblock.bulk_blocks, silent).with_message("large files (blocks)");
+    let mut bytes = vec![0; (COPY_BLOCKS * BULK_BLOCK) as usize];
+    let mut used = 0;
+    for first in (0..superblock.bulk_blocks).step_by(COPY_BLOCKS as usize) {
+        let mut bits = [0; 8];
+        fs.region().read(superblock.bulk_bitmap + first / 8, &mut bits).during("bulk bitmap")?;
+        let word = u64::from_le_bytes(bits);
+        let mut block = 0;
+        while block < 64 && word >> block != 0 {
+            block += (word >> block).trailing_zeros() as u64;
+            let run = (!(word >> block)).trailing_zeros() as u64;
+            let at = (first + block) * BULK_BLOCK;
+            let bytes = &mut bytes[..(run * BULK_BLOCK) as usize];
+            device.read_into(at, bytes).during("bulk storage")?;
+            for (page, bytes) in bytes.chunks_exact(PAGE as usize).enumerate() {
+                if bytes.iter().any(|&byte| byte != 0) {
+                    file.write_all_at(bytes, at + page as u64 * PAGE).during(path.display())?;
+                }
+            }
+            used += run * BULK_BLOCK;
+            block += run;
+        }
+        bar.set_position(first);
+    }
+    file.sync_all().during(path.display())?;
+    bar.finish_and_clear();
+    Ok(used)
+}
+
+/// Writes the region as an image (`dax`: in place); how many bytes of it are in use.
+fn write_region(fs: &Fs, copy: &Store, superblock: &Superblock, clean: bool, whole: bool) -> Outcome<u64> {
+    let region = fs.region();
+    let space = region.space();
+    let ring = superblock.ring / PAGE..(superblock.ring + superblock.ring_bytes) / PAGE;
+    let read = |segment: u64, out: &mut [u8]| -> shoal_region::Result<()> {
+        region.read(segment * SEGMENT, out)?;
+        // The ring holds records of the original's log, and the copy's log is empty.
+        for (number, page) in out.chunks_exact_mut(PAGE as usize).enumerate() {
+            if ring.contains(&(segment * (SEGMENT / PAGE) + number as u64)) {
+                page.fill(0);
+            }
+        }
+        Ok(())
+    };
+    let directory = &copy.directory;
+    let images = match superblock.memory_kind {
+        MemoryKind::Dax => None,
+        _ => {
+            let create = |name| HostImage::create(&directory.join(name)).during("image");
+            Some([create(store::IMAGES[0])?, create(store::IMAGES[1])?])
+        }
+    };
+    if superblock.memory_kind == MemoryKind::Logged {
+        SegmentLog::create(&copy.log_path(), SEGMENT_BYTES).during("log")?;
+    }
+    let anchor = AnchorRecord {
+        magic: 0.into(),
+        generation: 1.into(),
+        uuid: superblock.uuid,
+        replay_lsn: 0.into(),
+        sealed_lsn: 0.into(),
+        replay_salt: 0.into(),
+        flags: if clean { ANCHOR_CLEAN } else { 0 }.into(),
+        boot_id: if whole && !clean { copy.period()? } else { [0; 16] },
+        used_bytes: space.touched_bytes.into(),
+        incarnation: 0.into(),
+        reserved: [0; 36],
+        crc: 0.into(),
+    }
+    .sealed();
+    match (&images, copy.description.memory.path()) {
+        (Some([image, _]), _) => shoal_region::write_image(image, superblock, anchor, read).during("image")?,
+        (None, Some(path)) => {
+            let memory = SharedMap::create(path, superblock.region_bytes, SharedKind::Dax).during("memory")?;
+            let mut bytes = vec![0; SEGMENT as usize];
+            for segment in 0..space.touched_bytes / SEGMENT {
+                read(segment, &mut bytes).during("region")?;
+                memory.write_through(segment * SEGMENT, &bytes);
+            }
+            memory.write_through(0, &superblock.encode());
+            memory.fence();
+            shoal_region::place_anchor(&anchor, &memory);
+            memory.sync().during("memory")?;
+        }
+        (None, None) => return Err(Failure::new("memory", "has no place")),
+    }
+    Ok(space.region_bytes - space.fixed_bytes - space.free_bytes)
+}
+
+/// Recovers the copy, as a mount would, and seals it; only the sealed image stays.
+fn finish(directory: &Path, description: Description, mut copy: Store) -> Outcome<Store> {
+    copy.restore = true;
+    let (fs, _, _) = copy.open(Options::default())?;
+    fs.shutdown().during(directory.display())?;
+    drop(fs);
+    if description.memory.kind() != MemoryKind::Dax {
+        let images = copy.open_images()?;
+        let (newest, _, _) = shoal_region::newest_image(&store::shared(&images)).during("image")?;
+        images[1 - newest].file().set_len(0).during("image")?;
+    }
+    Ok(copy)
+}
+
+/// After a failure nothing of the copy stays but its directory.
+fn clear(directory: &Path, description: &Description) {
+    let names = [store::IMAGES[0], store::IMAGES[1], store::BULK];
+    let files = names.iter().map(|name| directory.join(name)).chain(description.memory.path().cloned());
+    files.for_each(|path: PathBuf| drop(fs::remove_file(path)));
+    let _ = fs::remove_dir_all(directory.join("log"));
+}

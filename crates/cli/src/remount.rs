@@ -1,0 +1,136 @@
+//! `shoal mount -o remount,...`: changes a mount as it stands.
+//!
+//! The kernel keeps the mount's flags and refuses writes to one that is read-only; the daemon is told through its control
+//! socket, because it keeps the access times and what is not yet durable. Order: towards read-only the kernel goes first,
+//! so that nothing comes behind the daemon's sync; towards read-write the daemon goes first, which may have opened the
+//! store for reading only. What is not named stays as it is. Options of the daemon and of the FUSE connection (threads,
+//! `noxattr`, `allow_other`, ...) cannot change under a mount: they count from the next mount on.
+//! mount(8) without the helper (`mount -i`) only does the kernel's half.
+
+use std::io;
+use std::path::Path;
+
+use serde::Serialize;
+use shoal_fs::AccessTimes;
+use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE, MountEntry};
+
+use crate::control::{self, Question};
+use crate::failure::{During, Failure, Outcome};
+use crate::mount_options;
+
+#[derive(Debug, Serialize)]
+pub struct Remounted {
+    pub store: String,
+    pub mountpoint: String,
+    /// Writes are refused, and what was written is durable.
+    pub read_only: bool,
+}
+
+pub fn run(directory: &Path, mountpoint: &Path, lists: &[String]) -> Outcome<Remounted> {
+    let mountpoint = mountpoint.canonicalize().during(mountpoint.display())?;
+    let entry = mount_table::mounted_at(&mountpoint).during("table of mounts")?;
+    let entry = entry.filter(|entry| entry.file_system_type == FILE_SYSTEM_TYPE && entry.source == directory);
+    let entry = entry.ok_or_else(|| {
+        Failure::new(mountpoint.display(), format!("{} is not mounted here", directory.display()))
+            .remedy("leave out `remount` to mount it")
+    })?;
+    let options = mount_options::parse(&all_words(&entry, lists), directory, true)
+        .map_err(|error| Failure::new("-o", error).code(2))?;
+    let ask = || {
+        let question =
+            Question::Remount { read_only: options.read_only, access_times: name(options.access_times).into() };
+        let answer = control::ask(directory, &question)?;
+        answer.map(drop).ok_or_else(|| {
+            Failure::new(mountpoint.display(), "nobody serves this mount").remedy("mount the store again")
+        })
+    };
+    if !options.read_only {
+        ask()?;
+    }
+    shoal_fuse::remount(&mountpoint, &options).map_err(|error| refused(&mountpoint, error))?;
+    if options.read_only {
+        ask()?;
+    }
+    Ok(Remounted {
+        store: directory.display().to_string(),
+        mountpoint: mountpoint.display().to_string(),
+        read_only: options.read_only,
+    })
+}
+
+/// The options in force, then those given, which override them.
+fn all_words(entry: &MountEntry, lists: &[String]) -> Vec<String> {
+    let in_force = entry.options.split(',').chain(entry.super_options.split(','));
+    // The table names the two other rules, not this one. The file system's own "rw" says nothing about this mount.
+    let default = if entry.options.split(',').any(|w| w == "relatime" || w == "noatime") { "" } else { "strictatime" };
+    let in_force = std::iter::once(default).chain(in_force.filter(|word| *word != "rw"));
+    let given = lists.iter().flat_map(|list| list.split(','));
+    // What the kernel lists about the connection, and mount(8) hands back.
+    let connections = ["user_id=", "group_id=", "rootmode=", "fd=", "max_read=", "blksize=", "subtype=", "fsname="];
+    in_force
+        .chain(given)
+        .filter(|word| !connections.iter().any(|prefix| word.starts_with(prefix)))
+        .map(String::from)
+        .collect()
+}
+
+fn refused(mountpoint: &Path, error: io::Error) -> Failure {
+    let busy = error.kind() == io::ErrorKind::ResourceBusy;
+    let failure = Failure::new(mountpoint.display(), error);
+    if busy {
+        return failure.remedy(format!(
+            "end the programs that have files open for writing (`fuser -vm {}` lists them)",
+            mountpoint.display()
+        ));
+    }
+    failure
+}
+
+const NAMES: [(&str, AccessTimes); 3] =
+    [("relative", AccessTimes::Relative), ("always", AccessTimes::Always), ("never", AccessTimes::Never)];
+
+fn name(rule: AccessTimes) -> &'static str {
+    NAMES.iter().find(|(_, known)| *known == rule).map_or("", |(name, _)| name)
+}
+
+/// What the daemon does about [`Question::Remount`].
+pub fn answer(fs: &shoal_fs::Fs, directory: &Path, read_only: bool, access_times: &str) -> Outcome<()> {
+    let rule = NAMES.iter().find(|(name, _)| *name == access_times).map(|(_, rule)| *rule);
+    let rule = rule.ok_or_else(|| Failure::new("remount", format!("no rule `{access_times}` for access times")))?;
+    if fs.region().is_read_only() && !read_only {
+        return Err(Failure::new(directory.display(), "the store was opened for reading")
+            .remedy("unmount it, and mount it without `ro`"));
+    }
+    // The kernel refuses the programs' writes; the time stamps are written here.
+    fs.set_access_times(if read_only { AccessTimes::Never } else { rule });
+    if read_only { fs.sync().during(directory.display()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_named_stays() {
+        let entry = MountEntry {
+            device: "0:45".into(),
+            mountpoint: "/m".into(),
+            options: "rw,nosuid,noexec,noatime".into(),
+            file_system_type: FILE_SYSTEM_TYPE.into(),
+            source: "/s".into(),
+            super_options: "rw,dirsync,user_id=0,group_id=0,default_permissions,allow_other".into(),
+        };
+        let parsed = |entry: &MountEntry, list: &str| {
+            mount_options::parse(&all_words(entry, &[list.into()]), Path::new("/s"), true).unwrap()
+        };
+        let options = parsed(&entry, "remount,ro,user_id=0");
+        assert!(options.read_only && options.nosuid && options.noexec && options.directories_synchronous);
+        assert_eq!(options.access_times, AccessTimes::Never);
+        let read_only = MountEntry { options: "ro,nosuid".into(), ..entry };
+        assert!(parsed(&read_only, "remount,dev").read_only);
+        assert_eq!(parsed(&read_only, "remount").access_times, AccessTimes::Always);
+        let options = parsed(&read_only, "remount,rw,suid,relatime");
+        assert!(!options.read_only && !options.nosuid && options.access_times == AccessTimes::Relative);
+        assert!(mount_options::parse(&all_words(&read_only, &["sink".into()]), Path::new("/s"), true).is_err());
+    }
+}

@@ -1,0 +1,283 @@
+//! `battery` stores whose memory goes away and comes back, and host file systems that go down, on real mounts.
+//!
+//! Memory lies on a tmpfs that is unmounted (the file system is not there) or mounted anew (the power was lost). Needs
+//! root and /dev/fuse; every program runs under `timeout`. What is mounted is unmounted at the end, also by a panic.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+struct Scene {
+    dir: tempfile::TempDir,
+}
+
+impl Scene {
+    /// A store with its memory in `ram`, which is an empty directory. `None` without root: nothing can be mounted.
+    fn new(battery: bool) -> Option<Scene> {
+        if !nix::unistd::geteuid().is_root() {
+            println!("skipped: needs root");
+            return None;
+        }
+        let scene = Scene { dir: tempfile::tempdir().unwrap() };
+        ["mnt", "ram", "disk"].iter().for_each(|name| fs::create_dir(scene.at(name)).unwrap());
+        if battery {
+            scene.mount_ram();
+            let memory = format!("battery={}", scene.at("ram/region").display());
+            scene.ok(&[
+                "format",
+                "--memory",
+                &memory,
+                "--memory-size",
+                "16M",
+                "--bulk-size",
+                "16M",
+                &scene.text("store"),
+            ]);
+        }
+        Some(scene)
+    }
+
+    fn at(&self, name: &str) -> PathBuf {
+        self.dir.path().canonicalize().unwrap().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.at(name).to_str().unwrap().into()
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        let mut command = Command::new("timeout");
+        command.arg("60").arg(env!("CARGO_BIN_EXE_shoal")).args(args).stdin(Stdio::null());
+        command.output().unwrap()
+    }
+
+    fn ok(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert!(output.status.success(), "shoal {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn refused(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert_eq!(output.status.code(), Some(1), "shoal {args:?}: {output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    }
+
+    fn mount(&self, options: &[&str]) -> String {
+        self.ok(&[&["mount", "--json", &self.text("store"), &self.text("mnt")][..], options].concat())
+    }
+
+    fn mount_refused(&self, options: &[&str]) -> String {
+        self.refused(&[&["mount", &self.text("store"), &self.text("mnt")][..], options].concat())
+    }
+
+    fn umount(&self) {
+        self.ok(&["umount", &self.text("mnt")]);
+    }
+
+    fn kill(&self) {
+        let pid = fs::read_to_string(self.at("store/pid")).unwrap().lines().next().unwrap().parse().unwrap();
+        let pid = nix::unistd::Pid::from_raw(pid);
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+        let begin = Instant::now();
+        while nix::sys::signal::kill(pid, None).is_ok() {
+            assert!(begin.elapsed() < Duration::from_secs(30), "the daemon does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.ok(&["umount", &self.text("mnt")]);
+    }
+
+    fn mount_ram(&self) {
+        system("mount", &["-t", "tmpfs", "-o", "size=64M", "shoal-test", &self.text("ram")]);
+    }
+
+    /// The memory's file system is not there, and its contents are kept elsewhere.
+    fn take_ram_away(&self) {
+        fs::create_dir_all(self.at("away")).unwrap();
+        system("mount", &["--bind", &self.text("ram"), &self.text("away")]);
+        system("umount", &[&self.text("ram")]);
+    }
+
+    fn bring_ram_back(&self) {
+        system("mount", &["--bind", &self.text("away"), &self.text("ram")]);
+        system("umount", &[&self.text("away")]);
+    }
+
+    fn write(&self, name: &str, byte: u8) {
+        fs::write(self.at("mnt").join(name), vec![byte; 3 << 20]).unwrap();
+    }
+
+    fn holds(&self, name: &str, byte: u8) -> bool {
+        fs::read(self.at("mnt").join(name)).is_ok_and(|bytes| bytes == vec![byte; 3 << 20])
+    }
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        let _ = self.run(&["umount", "--lazy", &self.text("mnt")]);
+        for name in ["ram", "ram", "away", "disk"] {
+            let _ = Command::new("umount").args(["-l", &self.text(name)]).stderr(Stdio::null()).status();
+        }
+    }
+}
+
+fn system(program: &str, args: &[&str]) {
+    let output = Command::new("timeout").arg("60").arg(program).args(args).stdin(Stdio::null()).output().unwrap();
+    assert!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_region_that_comes_back_is_not_taken_for_the_one_restored_meanwhile() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.mount(&[]);
+    scene.write("common", 1);
+    scene.umount();
+    scene.mount(&[]);
+    scene.write("old", 2);
+    scene.kill();
+    scene.take_ram_away();
+    let refused = scene.mount_refused(&[]);
+    assert!(refused.contains("is it mounted?") && refused.contains("--restore"), "{refused}");
+    assert!(refused.contains("lacks everything since 20"), "{refused}");
+    assert!(scene.mount_refused(&["-o", "ro"]).contains("--restore"));
+    // To look at the image makes no region.
+    scene.mount(&["--restore", "-o", "ro"]);
+    assert!(scene.holds("common", 1));
+    scene.umount();
+    assert!(!scene.at("ram/region").exists());
+    scene.mount(&["-o", "noatime,restore"]);
+    assert!(scene.holds("common", 1) && !scene.at("mnt/old").exists());
+    scene.write("new", 3);
+    scene.umount();
+    // What the first region put on the bulk device has been overwritten.
+    scene.bring_ram_back();
+    let refused = scene.mount_refused(&[]);
+    assert!(refused.contains("older than the saved image") && refused.contains("--restore"), "{refused}");
+    assert!(scene.run(&["check", &scene.text("store")]).status.code() == Some(8), "no store to check");
+    // Back to the one that has gone on.
+    scene.take_ram_away();
+    scene.mount(&[]);
+    assert!(scene.holds("new", 3) && scene.holds("common", 1));
+    scene.umount();
+    // Or on from its image, with the first region set aside.
+    scene.bring_ram_back();
+    scene.mount(&["--restore"]);
+    assert!(scene.holds("new", 3) && scene.holds("common", 1) && !scene.at("mnt/old").exists());
+    scene.umount();
+    assert!(scene.at("ram/region.old-1").exists());
+    scene.ok(&["check", &scene.text("store")]);
+    let refused = scene.mount_refused(&["--restore"]);
+    assert!(refused.contains("the region is there"), "{refused}");
+    scene.mount(&[]);
+    scene.umount();
+}
+
+#[test]
+fn an_image_that_lacks_nothing_is_restored_unasked() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.mount(&[]);
+    scene.write("file", 1);
+    scene.umount();
+    system("umount", &[&scene.text("ram")]);
+    scene.mount_ram();
+    scene.mount(&["-o", "ro"]);
+    assert!(scene.holds("file", 1));
+    scene.umount();
+    assert!(!scene.at("ram/region").exists(), "a look makes no region");
+    scene.mount(&[]);
+    assert!(scene.holds("file", 1));
+    scene.umount();
+    assert!(fs::read_to_string(scene.at("store/shoal.log")).unwrap().contains("restored from the image"));
+    // A damaged region is not the store, and is not thrown away either.
+    let region = fs::OpenOptions::new().write(true).open(scene.at("ram/region")).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&region, &[0xee; 8192], 0).unwrap();
+    assert!(scene.mount_refused(&[]).contains("--restore"));
+    scene.mount(&["--restore"]);
+    assert!(scene.holds("file", 1));
+    scene.umount();
+    assert!(scene.at("ram/region.old-1").exists());
+    scene.ok(&["check", &scene.text("store")]);
+}
+
+#[test]
+fn images_put_back_from_a_backup_do_not_meet_a_newer_region() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.mount(&[]);
+    scene.write("file", 1);
+    scene.umount();
+    let backup = scene.at("backup");
+    fs::create_dir(&backup).unwrap();
+    let names = ["image.0", "image.1", "bulk"];
+    let copy =
+        |from: &Path, to: &Path| names.iter().for_each(|name| _ = fs::copy(from.join(name), to.join(name)).unwrap());
+    copy(&scene.at("store"), &backup);
+    fs::remove_file(scene.at("ram/region")).unwrap();
+    scene.mount(&[]);
+    fs::remove_file(scene.at("mnt/file")).unwrap();
+    scene.write("later", 2);
+    scene.umount();
+    copy(&backup, &scene.at("store"));
+    let refused = scene.mount_refused(&[]);
+    assert!(refused.contains("put back from a backup") && refused.contains("--restore"), "{refused}");
+    scene.mount(&["--restore"]);
+    assert!(scene.holds("file", 1));
+    scene.umount();
+}
+
+/// A file system in a file, on a loop device.
+struct Disk<'a> {
+    scene: &'a Scene,
+}
+
+impl Disk<'_> {
+    fn mount(&self) {
+        system("mount", &["-o", "loop", &self.scene.text("disk.img"), &self.scene.text("disk")]);
+    }
+}
+
+#[test]
+fn a_host_file_system_that_went_down_is_a_power_loss() {
+    let Some(scene) = Scene::new(false) else { return };
+    fs::File::create(scene.at("disk.img")).unwrap().set_len(256 << 20).unwrap();
+    system("mkfs.ext4", &["-q", "-F", &scene.text("disk.img")]);
+    let disk = Disk { scene: &scene };
+    disk.mount();
+    // Log and images on this file system, which stays; large files on one that goes down.
+    let bulk = format!("file:{}", scene.text("disk/bulk"));
+    let sizes = ["--memory-size", "64M", "--bulk-size", "64M"];
+    scene.ok(&[&["format", "--bulk", &bulk][..], &sizes, &[&scene.text("store")]].concat());
+    scene.mount(&[]);
+    // Other bytes than zeros, durably, where the next file will lie.
+    scene.write("before", 7);
+    scene.umount();
+    let stale = |scene: &Scene| fs::read(scene.at("disk/bulk")).unwrap().chunks(4096).filter(|b| b[0] == 7).count();
+    assert!(stale(&scene) > 0);
+    scene.mount(&[]);
+    scene.write("lost", 9);
+    scene.kill();
+    shut_down(&scene.at("disk"));
+    system("umount", &[&scene.text("disk")]);
+    disk.mount();
+    let ready: serde_json::Value = serde_json::from_str(&scene.mount(&[])).unwrap();
+    assert_eq!(ready["recovery"]["power_lost"], true, "{ready}");
+    assert!(scene.holds("before", 7));
+    let lost = fs::read(scene.at("mnt/lost")).unwrap();
+    let foreign = lost.iter().find(|&&byte| byte != 9 && byte != 0);
+    assert_eq!(foreign, None, "bytes that are not the file's");
+    // The same mount is no power loss.
+    scene.write("kept", 5);
+    scene.kill();
+    let ready: serde_json::Value = serde_json::from_str(&scene.mount(&[])).unwrap();
+    assert_eq!((&ready["recovery"]["clean"], &ready["recovery"]["power_lost"]), (&false.into(), &false.into()));
+    assert!(scene.holds("kept", 5));
+    scene.umount();
+    scene.ok(&["check", &scene.text("store")]);
+}
+
+/// The file system stops at once, and what was not synced is lost (EXT4_IOC_SHUTDOWN without a log flush).
+fn shut_down(at: &Path) {
+    let script = "import fcntl, os, struct, sys\n\
+                  fcntl.ioctl(os.open(sys.argv[1], os.O_RDONLY), 0x8004587d, struct.pack('I', 2))";
+    system("python3", &["-c", script, at.to_str().unwrap()]);
+}

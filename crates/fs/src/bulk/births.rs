@@ -1,0 +1,88 @@
+//! Which files hold only bytes that were logged behind some position: as long as nobody was promised anything at or behind
+//! it, nobody was promised any of them (`shoal-region`, `sync.rs`).
+//!
+//! A *birth* is the end of a record that wrote the first bytes of a file without data. It stays a true lower bound for as
+//! long as the file lives, and for the next file of the same number too, because a later birth only lies further on.
+//! Rules:
+//! - Every first write notes its birth, also those of files that never grow: one store into a table of fixed size, without a
+//!   lock. Files whose numbers collide take the place of each other; a birth forgotten only costs a flush.
+//! - A place is one word, so that number and position cannot be torn apart. It holds what the place does not say of the number
+//!   (20 bits) and the position, counted from the start of the mount in units of 16 bytes, rounded down (44 bits).
+//!   Positions beyond that are not noted.
+//! - An entry of a file changes only under its inode lock.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use shoal_region::Lsn;
+
+use crate::Ino;
+
+const PLACES: usize = 4096;
+const TAG_SHIFT: u32 = 44;
+/// Unit of a position: 16 bytes, less than any record has; 256 TiB of log in one mount.
+const UNIT_SHIFT: u32 = 4;
+
+pub(crate) struct Births {
+    /// The end of the log when the store was opened.
+    base: Lsn,
+    places: Box<[AtomicU64]>,
+}
+
+impl Births {
+    pub fn new(base: Lsn) -> Births {
+        Births { base, places: (0..PLACES).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    fn place(&self, ino: Ino) -> (&AtomicU64, u64) {
+        (&self.places[ino as usize % PLACES], ino / PLACES as u64)
+    }
+
+    /// `ino` was without data before the record that ends at `lsn`.
+    #[inline]
+    pub fn note(&self, ino: Ino, lsn: Lsn) {
+        let (place, tag) = self.place(ino);
+        let units = lsn.saturating_sub(self.base) >> UNIT_SHIFT;
+        let fits = units >> TAG_SHIFT == 0 && tag >> (64 - TAG_SHIFT) == 0;
+        place.store(if fits { tag << TAG_SHIFT | units } else { 0 }, Relaxed);
+    }
+
+    /// Whatever the file holds counts as promised from now on.
+    pub fn forget(&self, ino: Ino) {
+        if self.of(ino).is_some() {
+            self.place(ino).0.store(0, Relaxed);
+        }
+    }
+
+    /// A position at or behind which all of the file was logged, if one is known.
+    pub fn of(&self, ino: Ino) -> Option<Lsn> {
+        let (place, tag) = self.place(ino);
+        let word = place.load(Relaxed);
+        let units = word & ((1 << TAG_SHIFT) - 1);
+        (word >> TAG_SHIFT == tag && units > 0).then(|| self.base + (units << UNIT_SHIFT))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_birth_is_never_later_than_it_was_and_belongs_to_its_file_alone() {
+        let births = Births::new(1000);
+        births.note(7, 1000 + 5 * 16 + 3);
+        assert_eq!(births.of(7), Some(1000 + 5 * 16));
+        let other = 7 + PLACES as u64;
+        assert_eq!((births.of(other), births.of(8)), (None, None));
+        births.forget(other);
+        assert!(births.of(7).is_some());
+        births.note(other, 2000);
+        assert_eq!((births.of(7), births.of(other)), (None, Some(1992)));
+        births.note(other, 1000 + (1 << 50));
+        assert_eq!(births.of(other), None);
+        let last = shoal_format::inode::INO_MAX;
+        births.note(last, 9000);
+        assert_eq!(births.of(last), Some(9000));
+        births.forget(last);
+        assert_eq!(births.of(last), None);
+    }
+}

@@ -1,0 +1,113 @@
+//! The flags of chattr(1) that Shoal keeps: immutable, append-only, no-dump, no-atime.
+//!
+//! Rules: the kernel knows nothing of them (FUSE does not tell it), so every operation asks here, under the inode's lock. What is
+//! refused is what Linux' own file systems refuse, with the same error; root is no exception. Who may change the
+//! flags is decided by the adapter. Left out: flags that would mean nothing here (compression, journaling, ...).
+
+use shoal_format::inode::{INODE_APPEND_ONLY, INODE_IMMUTABLE, INODE_NO_ATIME, INODE_NO_DUMP, Inode, S_IFDIR, S_IFREG};
+
+use crate::{Error, Fs, Ino, Result, SetAttr, TimeChange};
+
+/// What chattr(1) can say about a file or directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileFlags {
+    /// Nothing changes.
+    pub immutable: bool,
+    /// A file only grows, a directory only gains entries.
+    pub append_only: bool,
+    /// For backup programs.
+    pub no_dump: bool,
+    /// Reads leave the access time alone.
+    pub no_atime: bool,
+}
+
+const BITS: u8 = INODE_IMMUTABLE | INODE_APPEND_ONLY | INODE_NO_DUMP | INODE_NO_ATIME;
+
+impl FileFlags {
+    fn of(inode: &Inode) -> FileFlags {
+        let has = |bit| inode.flags & bit != 0;
+        FileFlags {
+            immutable: has(INODE_IMMUTABLE),
+            append_only: has(INODE_APPEND_ONLY),
+            no_dump: has(INODE_NO_DUMP),
+            no_atime: has(INODE_NO_ATIME),
+        }
+    }
+
+    fn bits(self) -> u8 {
+        [
+            (self.immutable, INODE_IMMUTABLE),
+            (self.append_only, INODE_APPEND_ONLY),
+            (self.no_dump, INODE_NO_DUMP),
+            (self.no_atime, INODE_NO_ATIME),
+        ]
+        .iter()
+        .fold(0, |bits, (set, bit)| if *set { bits | bit } else { bits })
+    }
+}
+
+fn refuse_if(forbidden: bool) -> Result<()> {
+    if forbidden { Err(Error::NotPermitted) } else { Ok(()) }
+}
+
+/// Neither names nor attributes of such an inode change.
+pub(crate) fn check_change(inode: &Inode) -> Result<()> {
+    refuse_if(inode.flags & (INODE_IMMUTABLE | INODE_APPEND_ONLY) != 0)
+}
+
+/// May data be written at `at`?
+pub(crate) fn check_write(inode: &Inode, at: u64) -> Result<()> {
+    refuse_if(inode.flags & INODE_IMMUTABLE != 0 || inode.flags & INODE_APPEND_ONLY != 0 && at < inode.size)
+}
+
+/// May entries be added to the directory?
+pub(crate) fn check_entry_added(dir: &Inode) -> Result<()> {
+    refuse_if(dir.flags & INODE_IMMUTABLE != 0)
+}
+
+/// May the entry that names `inode` be taken from the directory?
+pub(crate) fn check_entry_removed(dir: &Inode, inode: &Inode) -> Result<()> {
+    check_change(dir).and_then(|()| check_change(inode))
+}
+
+/// Of an append-only file the times may be set to the present.
+pub(crate) fn check_setattr(inode: &Inode, change: &SetAttr) -> Result<()> {
+    let now_or_none = |time: Option<TimeChange>| matches!(time, None | Some(TimeChange::Now));
+    let only_touched = change.mode.is_none()
+        && change.uid.is_none()
+        && change.gid.is_none()
+        && change.size.is_none()
+        && now_or_none(change.atime)
+        && now_or_none(change.mtime);
+    if only_touched { check_entry_added(inode) } else { check_change(inode) }
+}
+
+impl Fs {
+    pub fn file_flags(&self, ino: Ino) -> Result<FileFlags> {
+        let _lock = self.locks.read(ino);
+        Ok(FileFlags::of(&self.load(ino)?))
+    }
+
+    /// Replaces the flags, if `allowed` says yes to those there are and the inode's owner.
+    pub fn set_file_flags(
+        &self,
+        ino: Ino,
+        flags: FileFlags,
+        allowed: impl FnOnce(FileFlags, u32) -> bool,
+    ) -> Result<()> {
+        self.writable()?;
+        let _lock = self.locks.write(ino);
+        let mut inode = self.load(ino)?;
+        if !matches!(inode.kind(), S_IFREG | S_IFDIR) {
+            return Err(Error::NotSupported);
+        }
+        refuse_if(!allowed(FileFlags::of(&inode), inode.uid))?;
+        inode.flags = inode.flags & !BITS | flags.bits();
+        inode.ctime = self.now();
+        // Flags can be taken back on a full store: what they protect must be removable.
+        let mut tx = self.region.begin_reclaim();
+        self.store(&mut tx, ino, &inode)?;
+        tx.commit()?;
+        Ok(())
+    }
+}

@@ -1,0 +1,54 @@
+//! Bugs to plant: rules of this crate that a test can break one at a time (docs/design/testing.md, T7).
+//!
+//! Owns: the list of rules. Each bug leaves out one of them. Left out: the switch (`shoal_media::plantable`), the harness
+//! (`tests/planted.rs`), and the rules of the region, which has its own.
+
+shoal_media::plantable! {
+    /// A rule that can be broken.
+    pub enum Bug {
+        /// Blocks with their first data are mapped as if these were durable.
+        FreshNotNew,
+        /// The inode does not say that it has NEW blocks.
+        HasNewFlag,
+        /// NEW is cleared from blocks that no flush has covered.
+        ClearUnflushed,
+        /// A flush is taken to cover what was written while it was under way.
+        FlushCoversLater,
+        /// Blocks written after a flush was submitted count as covered by it, like those they adjoin.
+        JoinSubmitted,
+        /// A file's promised bytes move to the bulk device without a flush.
+        MoveFlush,
+        /// A file begun in this process counts as promised to nobody for ever.
+        NeverPromised,
+        /// A file's birth is compared with what is durable, not with what was promised.
+        BirthByDurable,
+        /// The last block's rest is not zeroed before the end moves over it.
+        ZeroTail,
+        /// The zeros behind the end are not durable before the end moves over them.
+        ZeroTailFlush,
+        /// A block that gets its first data keeps what was around them.
+        PartialBlock,
+        /// The ends of a punched range that fill no block keep their bytes.
+        PunchEnds,
+        /// A write that failed behind the end leaves the last block counted as clean.
+        CleanTail,
+        /// A freed block can be reused before the record that freed it is durable.
+        ReuseAtOnce,
+        /// A freed block is trimmed after it may have its next user.
+        LateTrim,
+        /// A block that the saved image maps can be reused.
+        ReuseSaved,
+        /// Recovery leaves inodes without links.
+        OrphansStay,
+        /// After a power loss recovery takes what is NEW for data.
+        NewIsData,
+        /// A further name is not counted.
+        LinkCount,
+        /// A sync settles the bulk device after the log, not before.
+        SettleLast,
+        /// An fsync does not settle the file on the bulk device.
+        FsyncSettle,
+        /// An fsync waits for what is durable already.
+        FsyncPosition,
+    }
+}

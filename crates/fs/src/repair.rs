@@ -1,0 +1,129 @@
+//! What the checker found and an engine can put right, each as ordinary transactions.
+//!
+//! Rules: a crash between any two of them leaves a store that opens; nothing is believed of what the caller says but what it is
+//! for (a count, a name, a piece nothing references), because the checker has seen the whole store and this code has not.
+//! For a store nobody else uses: the checker's findings are those of a store at rest.
+//! Left out: deciding what to do (`shoal check --repair`).
+
+use shoal_format::SlotRef;
+use shoal_format::dir::{Dirent, name_hash};
+use shoal_format::inode::Inode;
+
+use crate::bulk::Run;
+use crate::namespace::kind_of;
+use crate::{Caller, Error, Fs, Ino, ROOT, Result, dir};
+
+/// Where inodes go that no name leads to.
+const LOST_AND_FOUND: &[u8] = b"lost+found";
+/// Pieces freed in one transaction.
+const PIECES_PER_STEP: usize = 100;
+/// Bulk blocks freed in one transaction: 64 for every 16 bytes of it.
+const BLOCKS_PER_STEP: u64 = 1 << 20;
+
+impl Fs {
+    fn repair_record_of(&self, ino: Ino, change: impl FnOnce(&mut Inode)) -> Result<()> {
+        let _lock = self.locks.write(ino);
+        let mut inode = self.load(ino)?;
+        change(&mut inode);
+        let mut tx = self.region.begin_reclaim();
+        self.store(&mut tx, ino, &inode)?;
+        tx.commit()?;
+        Ok(())
+    }
+
+    pub fn repair_link_count(&self, ino: Ino, nlink: u32) -> Result<()> {
+        self.repair_record_of(ino, |inode| inode.nlink = nlink)
+    }
+
+    pub fn repair_allocated(&self, ino: Ino, bytes: u64) -> Result<()> {
+        self.repair_record_of(ino, |inode| inode.allocated = bytes)
+    }
+
+    /// Corrects a directory's number of entries.
+    pub fn repair_entries(&self, directory: Ino, entries: u64) -> Result<()> {
+        self.repair_record_of(directory, |inode| inode.size = entries)
+    }
+
+    /// Removes an entry, if it still names `ino`. The directory's link count is left to [`Fs::repair_link_count`].
+    pub fn repair_entry(&self, directory: Ino, name: &[u8], ino: Ino) -> Result<()> {
+        let _lock = self.locks.write(directory);
+        let mut dir = self.load_dir(directory)?;
+        let found = self.find(&self.region, &dir, name)?.filter(|found| found.ino == ino).ok_or(Error::NotFound)?;
+        let mut tx = self.region.begin_reclaim();
+        dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), &found)?;
+        self.store(&mut tx, directory, &dir)?;
+        tx.commit()?;
+        Ok(())
+    }
+
+    /// Frees a record that does not decode.
+    pub fn repair_free_record(&self, ino: Ino) -> Result<()> {
+        let _lock = self.locks.write(ino);
+        match self.load(ino) {
+            Err(Error::Corrupt(_)) if ino != ROOT => {}
+            Ok(_) => return Err(Error::Invalid),
+            Err(error) => return Err(error),
+        }
+        let mut tx = self.region.begin_reclaim();
+        self.store_free(&mut tx, ino, 0)?;
+        tx.commit()?;
+        Ok(())
+    }
+
+    /// Names an inode that no entry names `lost+found/#<number>`.
+    pub fn repair_attach(&self, ino: Ino) -> Result<()> {
+        let caller = Caller::default();
+        let home = match self.lookup(ROOT, LOST_AND_FOUND, false) {
+            Err(Error::NotFound) => self.mkdir(&caller, ROOT, LOST_AND_FOUND, 0o700)?.ino,
+            other => other?.ino,
+        };
+        let name = format!("#{ino}").into_bytes();
+        let _lock = self.locks.write_many(&[home, ino]);
+        let (mut dir, mut inode) = (self.load_dir(home)?, self.load(ino)?);
+        if self.find(&self.region, &dir, &name)?.is_some() {
+            return Err(Error::Exists);
+        }
+        let mut tx = self.region.begin();
+        let hash = name_hash(self.seed(), &name);
+        let entry = Dirent { hash, ino: ino as u32, kind: kind_of(inode.mode), name: &name };
+        dir::insert(&mut tx, &mut dir, &entry)?;
+        if inode.is_dir() {
+            inode.parent = home as u32;
+            dir.nlink += 1;
+        } else {
+            inode.nlink = 1;
+        }
+        self.store(&mut tx, home, &dir)?;
+        self.store(&mut tx, ino, &inode)?;
+        tx.commit()?;
+        Ok(())
+    }
+
+    /// Frees pieces that nothing references.
+    pub fn repair_pieces(&self, pieces: &[SlotRef]) -> Result<()> {
+        for step in pieces.chunks(PIECES_PER_STEP) {
+            let mut tx = self.region.begin_reclaim();
+            for &piece in step {
+                tx.free(piece)?;
+            }
+            tx.commit()?;
+        }
+        Ok(())
+    }
+
+    /// Frees blocks of the bulk device that no file maps.
+    pub fn repair_blocks(&self, first: u64, blocks: u64) -> Result<()> {
+        let bulk = self.bulk()?;
+        let end = first.saturating_add(blocks).min(bulk.blocks());
+        let mut at = first;
+        while at < end {
+            let run = Run { first: at, blocks: BLOCKS_PER_STEP.min(end - at) };
+            let mut tx = self.region.begin_reclaim();
+            bulk.mark_free(&mut tx, run)?;
+            let lsn = tx.commit()?;
+            bulk.freed(lsn, &[run]);
+            at = run.end();
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,160 @@
+//! Settling: makes the data of large files durable and clears NEW from what a flush has covered.
+//!
+//! Rules:
+//! - NEW is cleared only by a record that commits after a flush covering the block's last write completed.
+//! - Whoever vouches for files calls [`Region::promise`](shoal_region::Region::promise) first, then settles, then makes the log durable.
+//! - A file whose old contents were cut off whole is settled before the log is flushed for whatever reason, so that the
+//!   record of the cut is not durable before the contents that followed it.
+//! - After a power loss NEW becomes unwritten, before anybody reads.
+//!
+//! Left out: what is NEW, and since which write (`bulk/fresh`); the map (`large`, `extents`).
+
+use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN};
+use shoal_format::inode::{INODE_HAS_NEW, Inode, Layout};
+
+use crate::bulk::Bulk;
+use crate::large::FILE_BLOCKS_MAX;
+use crate::planted::{Bug, is_planted};
+use crate::{Error, Fs, Ino, Result};
+
+impl Fs {
+    /// Is there work for [`Fs::settle_new`]?
+    pub(crate) fn has_new(&self) -> bool {
+        self.bulk.as_ref().is_some_and(|bulk| bulk.needs_flush() || !bulk.fresh.is_empty())
+    }
+
+    /// Flushes the bulk device once and clears NEW from everything written before that flush; then makes blocks free
+    /// whose freeing is durable.
+    pub(crate) fn settle_new(&self) -> Result<()> {
+        let Some(bulk) = &self.bulk else { return Ok(()) };
+        let flushed = bulk.flush(&self.region)?;
+        for ino in bulk.fresh.files() {
+            self.clear_new(ino, flushed)?;
+        }
+        for ino in bulk.fresh.replaced() {
+            end_replacement(bulk, ino, flushed);
+        }
+        bulk.reclaim(&self.region)
+    }
+
+    /// Before the log is flushed for another file's sake: contents that took the place of those cut off must not be
+    /// missing when the cut becomes durable.
+    pub(crate) fn settle_replaced(&self) -> Result<()> {
+        let Some(bulk) = &self.bulk else { return Ok(()) };
+        let flushed = bulk.last_flushed();
+        let replaced: Vec<Ino> =
+            bulk.fresh.replaced().into_iter().filter(|&ino| !end_replacement(bulk, ino, flushed)).collect();
+        if replaced.is_empty() {
+            return Ok(());
+        }
+        let flushed = bulk.flush(&self.region)?;
+        for ino in replaced {
+            self.clear_new(ino, flushed)?;
+            end_replacement(bulk, ino, flushed);
+        }
+        Ok(())
+    }
+
+    /// Are there files whose contents took the place of those cut off and are not durable yet?
+    pub(crate) fn has_replaced(&self) -> bool {
+        let Some(bulk) = &self.bulk else { return false };
+        let flushed = bulk.last_flushed();
+        bulk.fresh.replaced().into_iter().any(|ino| !end_replacement(bulk, ino, flushed))
+    }
+
+    /// Has a flush covered all of a large file's data, and is none of it NEW? The caller holds its lock.
+    pub(crate) fn is_settled(&self, ino: Ino, inode: &Inode) -> bool {
+        let Some(bulk) = &self.bulk else { return true };
+        inode.layout != Layout::Extents
+            || bulk.fresh.is_settled(ino) && bulk.fresh.last_write(ino) <= bulk.last_flushed()
+    }
+
+    /// Makes a large file's data durable and clears NEW. The caller holds no locks.
+    pub(crate) fn settle_file(&self, ino: Ino) -> Result<()> {
+        let flushed = self.bulk()?.flush(&self.region)?;
+        self.clear_new(ino, flushed)
+    }
+
+    /// The same under the file's lock, which the caller holds.
+    pub(crate) fn settle_file_locked(&self, ino: Ino) -> Result<()> {
+        let flushed = self.bulk()?.flush(&self.region)?;
+        self.clear_new_locked(ino, flushed)
+    }
+
+    /// Clears NEW from what of the file a flush up to write `flushed` covers. Under the file's lock the list of such
+    /// ranges cannot change: blocks written after the flush was submitted carry later numbers and stay NEW.
+    pub(crate) fn clear_new(&self, ino: Ino, flushed: u64) -> Result<()> {
+        let _lock = self.locks.write(ino);
+        self.clear_new_locked(ino, flushed)
+    }
+
+    fn clear_new_locked(&self, ino: Ino, flushed: u64) -> Result<()> {
+        let bulk = self.bulk()?;
+        let Some(ranges) = bulk.fresh.settled(ino, flushed) else { return Ok(()) };
+        let mut inode = match self.load(ino) {
+            // Of a record that does not decode nothing can be said, and nothing done to its map.
+            Err(Error::Stale | Error::Corrupt(_)) => {
+                bulk.fresh.forget(ino);
+                return Ok(());
+            }
+            other => other?,
+        };
+        if inode.layout == Layout::Extents {
+            let cleared = self.change_flags(ino, &mut inode, &ranges, |flags| flags & !EXTENT_NEW);
+            if self.past_damage(ino, cleared)?.is_none() {
+                self.settle_in_place(&inode, &ranges, false)?;
+                ranges.iter().for_each(|&(from, to)| bulk.fresh.remove(ino, from, to));
+            }
+        } else {
+            bulk.fresh.forget(ino);
+        }
+        if bulk.fresh.is_settled(ino) {
+            self.clear_has_new(ino, &mut inode)?;
+            bulk.fresh.unlist(ino);
+        }
+        Ok(())
+    }
+
+    fn clear_has_new(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
+        if inode.flags & INODE_HAS_NEW == 0 {
+            return Ok(());
+        }
+        inode.flags &= !INODE_HAS_NEW;
+        let mut tx = self.region.begin_reclaim();
+        self.store(&mut tx, ino, inode)?;
+        tx.commit()?;
+        Ok(())
+    }
+
+    /// At recovery, for an inode with `INODE_HAS_NEW`: after a power loss its NEW blocks may hold anything and become
+    /// unwritten; after a crash of the process alone their data are with the device, and the next flush settles them.
+    pub(crate) fn recover_new(&self, ino: Ino) -> Result<()> {
+        let _lock = self.locks.write(ino);
+        let mut inode = self.load(ino)?;
+        if inode.flags & INODE_HAS_NEW == 0 {
+            return Ok(());
+        }
+        let bulk = self.bulk()?;
+        if !self.power_lost || is_planted(Bug::NewIsData) {
+            bulk.fresh.add(ino, 0, FILE_BLOCKS_MAX, bulk.note_earlier_write(), bulk.last_submitted());
+            return Ok(());
+        }
+        if inode.layout == Layout::Extents {
+            let unwritten = |flags| if flags & EXTENT_NEW != 0 { EXTENT_UNWRITTEN } else { flags };
+            let changed = self.change_flags(ino, &mut inode, &[(0, FILE_BLOCKS_MAX)], unwritten);
+            if self.past_damage(ino, changed)?.is_none() {
+                self.settle_in_place(&inode, &[(0, u64::MAX)], true)?;
+            }
+        }
+        self.clear_has_new(ino, &mut inode)
+    }
+}
+
+/// Takes a file off the list of those replaced if all its data are durable; false if they are not.
+fn end_replacement(bulk: &Bulk, ino: Ino, flushed: u64) -> bool {
+    let settled = bulk.fresh.is_settled(ino) && bulk.fresh.last_write(ino) <= flushed;
+    if settled {
+        bulk.fresh.end_replacement(ino);
+    }
+    settled
+}

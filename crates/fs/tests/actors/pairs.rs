@@ -1,0 +1,104 @@
+//! Pasts and operations, and which pairs of them are tried.
+//!
+//! The threshold is 80 KiB. `F` is in the region and was begun with a long write, as a copy in progress; `G` and `S` are
+//! small, `L` is large and ends within a block.
+
+use crate::crash::operation::Operation::{self, *};
+use crate::crash::store::Setup;
+use shoal_format::superblock::MemoryKind;
+use shoal_fs::RenameMode::Replace;
+
+const KEEP_SIZE: i32 = 1;
+const PUNCH_HOLE: i32 = 2;
+const ZERO_RANGE: i32 = 16;
+
+/// Both tiers, as small as the operations allow: a hundred thousand of them are opened.
+pub fn setup(kind: MemoryKind) -> Setup {
+    Setup { bulk_blocks: 16, region_bytes: 28 << 16, ring_bytes: 128 << 10, ..Setup::two_tiers(kind) }
+}
+
+/// What happened in this process before the two.
+pub struct Past {
+    pub name: &'static str,
+    pub operations: Vec<Operation>,
+}
+
+fn young() -> Vec<Operation> {
+    vec![
+        Create("G"),
+        Write("G", 0, 3000, 2),
+        Create("S"),
+        Write("S", 0, 40_000, 3),
+        Create("L"),
+        Write("L", 0, 150_001, 4),
+        Create("F"),
+        Write("F", 0, 66_000, 1),
+    ]
+}
+
+pub fn pasts() -> Vec<Past> {
+    let and = |more: &[Operation]| young().into_iter().chain(more.iter().cloned()).collect();
+    vec![
+        Past { name: "young", operations: young() },
+        Past { name: "synced", operations: and(&[Sync]) },
+        Past { name: "cut", operations: and(&[Sync, Truncate("L", 140_000), Fsync("L")]) },
+        Past { name: "fresh", operations: and(&[Sync, Write("L", 150_001, 60_000, 5), Fsync("G")]) },
+        Past { name: "freed", operations: and(&[Sync, Truncate("L", 65_536), Write("S", 30_000, 60_000, 6)]) },
+    ]
+}
+
+/// What makes durable.
+pub fn syncing() -> Vec<Operation> {
+    vec![Fsync("G"), Fsync("F"), Fsync("L"), Sync, Tick, Checkpoint]
+}
+
+/// What changes something, each in one step of its tier.
+pub fn changing() -> Vec<Operation> {
+    vec![
+        // Across the threshold, by much and by one byte.
+        Write("F", 66_000, 30_000, 10),
+        Write("F", 81_920, 1, 11),
+        Write("S", 40_000, 60_000, 12),
+        // In place, in both tiers.
+        Write("F", 100, 300, 13),
+        Write("L", 1000, 70_000, 14),
+        // At the cut and at the end.
+        Write("L", 140_000, 3000, 15),
+        Write("L", 150_001, 3000, 16),
+        Write("L", 200_000, 1000, 17),
+        Truncate("L", 140_000),
+        Truncate("L", 30_000),
+        Truncate("L", 200_000),
+        Truncate("L", 0),
+        Truncate("F", 1000),
+        Truncate("F", 100_000),
+        Rename("L", "F", Replace),
+        Rename("F", "L", Replace),
+        Rename("G", "L", Replace),
+        Rename("G", "new", Replace),
+        Unlink("L"),
+        Unlink("F"),
+        Create("new"),
+        Fallocate("L", PUNCH_HOLE | KEEP_SIZE, 0, 131_072),
+        Fallocate("L", ZERO_RANGE, 60_000, 10_000),
+        Fallocate("F", 0, 0, 100_000),
+        Copy("L", 0, "S", 0, 100_000),
+        Copy("F", 0, "L", 150_001, 60_000),
+    ]
+}
+
+/// Every pair of which one makes durable, then every pair of changes; the order of the two is the schedule's.
+pub fn pairs() -> Vec<[Operation; 2]> {
+    let (syncing, changing) = (syncing(), changing());
+    let mut pairs = Vec::new();
+    for change in &changing {
+        pairs.extend(syncing.iter().map(|sync| [sync.clone(), change.clone()]));
+    }
+    for (number, one) in changing.iter().enumerate() {
+        pairs.extend(changing[number..].iter().map(|other| [one.clone(), other.clone()]));
+    }
+    for (number, one) in syncing.iter().enumerate() {
+        pairs.extend(syncing[number..].iter().map(|other| [one.clone(), other.clone()]));
+    }
+    pairs
+}

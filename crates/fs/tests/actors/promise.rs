@@ -1,0 +1,278 @@
+//! Which views a crash at some moment of two operations may leave, and which bytes are promised.
+//!
+//! Views come from running the operations in turn: those of the past in order, then neither, either alone, and both in
+//! either order. Rules:
+//! - The log is a prefix. After a process crash what returned is in the view; after a power loss it is with memory whose
+//!   log is durable at once, else what had returned before an fsync, sync or tick that returned had begun.
+//! - An operation that returned before the other began is in every view that has the other.
+//! - Bytes of the region are in the log. They are promised with it; on the bulk device, only by an fsync of the file, a
+//!   sync or a tick. A file counts as being in the region at some moment when it is in every view of that moment.
+//! - A byte of a file that is large in some view is that of the view, or of a later one (written in place), or of an earlier
+//!   one with the byte there in every view between (not yet written in place), no older than its promise. It is
+//!   zero where no such promise covers it. So bytes that were cut off, and bytes of others, are never allowed.
+
+use shoal_format::superblock::MemoryKind;
+use shoal_fs::Ino;
+
+use super::view::{Candidate, File, Shown, View, unexplained};
+use crate::crash::operation::Operation;
+
+/// A state in turn: so many operations of the past, or the two as well.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    Past(usize),
+    /// Operations in the order in which they were run.
+    One(usize),
+    Both(usize, usize),
+}
+
+impl Turn {
+    fn has(self, actor: usize) -> bool {
+        match self {
+            Turn::Past(_) => false,
+            Turn::One(one) => one == actor,
+            Turn::Both(..) => true,
+        }
+    }
+}
+
+/// What is known at a moment of a schedule.
+#[derive(Clone, Debug, Default)]
+pub struct Moment {
+    pub begun: [bool; 2],
+    /// With whether it succeeded.
+    pub returned: [Option<bool>; 2],
+    /// What was known when it began, and when it returned.
+    at_begin: [Option<Box<Moment>>; 2],
+    at_return: [Option<Box<Moment>>; 2],
+}
+
+impl Moment {
+    pub fn begin(&mut self, actor: usize) {
+        self.begun[actor] = true;
+        self.at_begin[actor] = Some(Box::new(self.clone()));
+    }
+
+    pub fn end(&mut self, actor: usize, ok: bool) {
+        self.returned[actor] = Some(ok);
+        self.at_return[actor] = Some(Box::new(self.clone()));
+    }
+
+    fn returned_ok(&self, actor: usize) -> bool {
+        self.returned[actor] == Some(true)
+    }
+
+    /// Had `first` returned when `second` began?
+    fn precedes(&self, first: usize, second: usize) -> bool {
+        self.at_begin[second].as_ref().is_some_and(|then| then.returned_ok(first))
+    }
+
+    /// May the state be this one, with these operations in it at least?
+    fn allows(&self, turn: Turn, with: [bool; 2]) -> bool {
+        let has = [turn.has(0), turn.has(1)];
+        let complete = (0..2).all(|actor| (has[actor] || !with[actor]) && (!has[actor] || self.begun[actor]));
+        let ordered = match turn {
+            Turn::Both(first, second) => !self.precedes(second, first),
+            Turn::One(one) => !self.precedes(1 - one, one),
+            Turn::Past(_) => true,
+        };
+        complete && ordered
+    }
+}
+
+/// Everything that the operations in turn came to.
+pub struct History {
+    pub kind: MemoryKind,
+    pub operations: [Operation; 2],
+    pub past: Vec<Operation>,
+    /// After each operation of the past; the first is the empty store.
+    pub views: Vec<Shown>,
+    /// Neither succeeded nor failed alike: with which success each of the two ended.
+    pub turns: Vec<(Turn, Shown, [bool; 2])>,
+}
+
+/// Does the operation, once it has returned, make durable what had returned before it began?
+fn syncs(operation: &Operation) -> bool {
+    matches!(operation, Operation::Fsync(_) | Operation::Sync | Operation::Tick | Operation::Checkpoint)
+}
+
+/// Does it promise the file's bytes on the bulk device?
+fn settles(operation: &Operation, view: &View, ino: Ino) -> bool {
+    match operation {
+        Operation::Fsync(path) => view.files.get(path.as_bytes()).is_some_and(|file| file.ino == ino),
+        Operation::Sync | Operation::Tick => true,
+        _ => false,
+    }
+}
+
+impl History {
+    fn all(&self) -> Vec<(Turn, &Shown)> {
+        let past = self.views.iter().enumerate().map(|(k, view)| (Turn::Past(k), view));
+        past.chain(self.turns.iter().map(|(turn, view, _)| (*turn, view))).collect()
+    }
+
+    fn durable_at_once(&self) -> bool {
+        self.kind != MemoryKind::Logged
+    }
+
+    /// Operations that must be in the view, and how much of the past.
+    fn floor(&self, moment: &Moment, power: bool) -> ([bool; 2], usize) {
+        let last = self.views.len() - 1;
+        if !power || self.durable_at_once() {
+            return ([moment.returned_ok(0), moment.returned_ok(1)], last);
+        }
+        let mut with = [false; 2];
+        let mut past = self.past.iter().rposition(syncs).map_or(0, |k| k + 1);
+        for actor in (0..2).filter(|&a| moment.returned_ok(a) && syncs(&self.operations[a])) {
+            past = last;
+            with[1 - actor] |= moment.precedes(1 - actor, actor);
+        }
+        (with, past)
+    }
+
+    /// The views of `moment` from the end of the past on.
+    fn now(&self, moment: &Moment, with: [bool; 2]) -> Vec<&Shown> {
+        let last = self.views.len() - 1;
+        let all = self.all().into_iter();
+        all.filter(|&(turn, _)| turn != Turn::Past(last) || with == [false; 2])
+            .filter(|&(turn, _)| !matches!(turn, Turn::Past(k) if k < last) && moment.allows(turn, with))
+            .map(|(_, view)| view)
+            .collect()
+    }
+
+    /// What is promised of a file: none, or from which state of the past on and with which operations its bytes are.
+    fn promise(&self, moment: &Moment, power: bool, ino: Ino) -> Option<(usize, [bool; 2])> {
+        let last = self.views.len() - 1;
+        if !power {
+            return Some((last, [moment.returned_ok(0), moment.returned_ok(1)]));
+        }
+        let small = |view: &View| view.by_ino(ino).is_some_and(|file| !file.large);
+        // In the past: the last state in which the file was there and its bytes were promised.
+        let mut promised = None;
+        for (k, operation) in self.past.iter().enumerate() {
+            let (before, after) = (&self.views[k], &self.views[k + 1]);
+            if settles(operation, before, ino) || syncs(operation) && small(before) {
+                promised = Some(k);
+            }
+            if self.durable_at_once() && small(after) {
+                promised = Some(k + 1);
+            }
+        }
+        let mut with = [false; 2];
+        for actor in (0..2).filter(|&a| moment.returned_ok(a)) {
+            let operation = &self.operations[actor];
+            let then = moment.at_begin[actor].as_ref().expect("it has begun");
+            let before = [then.returned_ok(0), then.returned_ok(1)];
+            let views = self.now(then, before);
+            if views.iter().all(|view| settles(operation, view, ino))
+                || syncs(operation) && views.iter().all(|v| small(v))
+            {
+                promised = Some(last);
+                (0..2).for_each(|a| with[a] |= before[a]);
+            }
+            if self.durable_at_once() {
+                let then = moment.at_return[actor].as_ref().expect("it has returned");
+                let after = [then.returned_ok(0), then.returned_ok(1)];
+                if self.now(then, after).iter().all(|view| small(view)) {
+                    promised = Some(last);
+                    (0..2).for_each(|a| with[a] |= after[a]);
+                }
+            }
+        }
+        promised.map(|past| (past, with))
+    }
+
+    /// Is what was found after a crash at `moment` allowed?
+    pub fn judge(&self, found: &View, moment: &Moment, power: bool) -> Result<(), String> {
+        let (with, past) = self.floor(moment, power);
+        let mut nearest = String::new();
+        let all = self.all();
+        for &(turn, view) in all.iter().rev() {
+            let in_reach = match turn {
+                Turn::Past(k) => k >= past && with == [false; 2],
+                _ => moment.allows(turn, with) && self.ended_alike(turn, moment),
+            };
+            if !in_reach {
+                continue;
+            }
+            match found.differs(view) {
+                Some(text) => {
+                    nearest = format!("{nearest}\n    not {turn:?}: {text}");
+                    continue;
+                }
+                None => match self.judge_bytes(found, turn, view, moment, power) {
+                    Ok(()) => return Ok(()),
+                    Err(text) => nearest = format!("{nearest}\n    not {turn:?}: {text}"),
+                },
+            }
+        }
+        Err(format!("no order of what had begun explains what is there ({with:?} must be):{nearest}"))
+    }
+
+    /// An operation that failed leaves what it leaves where it fails in turn.
+    fn ended_alike(&self, turn: Turn, moment: &Moment) -> bool {
+        let ok = self.turns.iter().find(|(other, ..)| *other == turn).map_or([true; 2], |(_, _, ok)| *ok);
+        (0..2).all(|actor| !turn.has(actor) || moment.returned[actor].is_none_or(|ended| ended == ok[actor]))
+    }
+
+    fn judge_bytes(&self, found: &View, turn: Turn, view: &View, moment: &Moment, power: bool) -> Result<(), String> {
+        for (name, file) in &found.files {
+            let wanted = &view.files[name];
+            if file.bytes == wanted.bytes {
+                continue;
+            }
+            let promise = self.promise(moment, power, wanted.ino);
+            let (past, with) = promise.unwrap_or((0, [false; 2]));
+            let all = self.all();
+            // Every state the bytes may be of, in order of time where there is one.
+            let reachable: Vec<(Turn, Option<&File>)> = all
+                .iter()
+                .filter(|(other, _)| match *other {
+                    Turn::Past(k) => k >= past && with == [false; 2],
+                    other => moment.allows(other, with),
+                })
+                .map(|(other, view)| (*other, view.by_ino(wanted.ino)))
+                .collect();
+            let loose = wanted.large || reachable.iter().any(|(_, file)| file.is_some_and(|file| file.large));
+            // In which of the past the file must have been as long as a byte of an earlier one is to count.
+            let until = match turn {
+                Turn::Past(k) => k,
+                _ => self.views.len() - 1,
+            };
+            let len = |file: Option<&File>| file.map_or(0, |file| file.bytes.len());
+            let mut candidates = vec![Candidate { bytes: &wanted.bytes, limit: usize::MAX }];
+            for (number, &(other, bytes)) in reachable.iter().enumerate().filter(|_| loose) {
+                let Some(bytes) = bytes else { continue };
+                let limit = match other {
+                    Turn::Past(from) if from <= until => {
+                        let since = reachable[number..].iter();
+                        let past = since.filter(|(other, _)| matches!(*other, Turn::Past(k) if k <= until));
+                        past.map(|&(_, file)| len(file)).min().unwrap_or(0)
+                    }
+                    _ => usize::MAX,
+                };
+                let bytes = &bytes.bytes[..];
+                match candidates.iter_mut().find(|candidate| candidate.bytes == bytes) {
+                    Some(same) => same.limit = same.limit.max(limit),
+                    None => candidates.push(Candidate { bytes, limit }),
+                }
+            }
+            let covered = reachable.iter().map(|&(_, file)| len(file)).min().unwrap_or(0);
+            let zeros_from = match promise {
+                _ if !power || !loose => usize::MAX,
+                None => 0,
+                Some(_) => covered,
+            };
+            if let Some(at) = unexplained(&file.bytes, &candidates, zeros_from) {
+                return Err(format!(
+                    "{} byte {at} is {:#04x} instead of {:#04x}{} (large {loose}, promised {promise:?})",
+                    String::from_utf8_lossy(name),
+                    file.bytes[at],
+                    wanted.bytes[at],
+                    if file.bytes[at..].iter().take(64).all(|&b| b == 0) { ", zeros" } else { "" },
+                ));
+            }
+        }
+        Ok(())
+    }
+}

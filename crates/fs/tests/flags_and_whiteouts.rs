@@ -1,0 +1,274 @@
+//! What chattr's flags refuse, what a rename leaves for an overlay, when reads change access times, and who keeps
+//! set-group-id under an access ACL.
+//!
+//! On a store in simulated memory with both tiers. That each of the changes is whole after a crash is the crash search's part.
+
+mod sim_store;
+
+use std::sync::Arc;
+
+use shoal_format::superblock::MemoryKind;
+use shoal_fs::{AccessTimes, Caller, Error, FileFlags, Fs, Ino, ROOT, RenameMode, SetAttr, TimeChange, XattrMode};
+use shoal_sim::{SimClock, World};
+use sim_store::{CALLER, Setup};
+
+const SETUP: Setup =
+    Setup { kind: MemoryKind::Battery, region_segments: 90, ring_bytes: 512 << 10, bulk_blocks: 24, threshold: 40_000 };
+const IMMUTABLE: FileFlags = FileFlags { immutable: true, append_only: false, no_dump: false, no_atime: false };
+const APPEND_ONLY: FileFlags = FileFlags { immutable: false, append_only: true, no_dump: false, no_atime: false };
+const REFUSED: Error = Error::NotPermitted;
+
+struct Scene {
+    world: World,
+    clock: Arc<SimClock>,
+    fs: Fs,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let world = sim_store::format(&SETUP, 1);
+        let clock = Arc::new(SimClock::new(1_000));
+        let (fs, _) = sim_store::open(&SETUP, &world, 1, 1, &clock).unwrap();
+        Scene { world, clock, fs }
+    }
+
+    fn file(&self, dir: Ino, name: &str, len: usize) -> Ino {
+        let ino = self.fs.mknod(&CALLER, dir, name.as_bytes(), 0o100644, 0).unwrap().ino;
+        self.fs.write(ino, 0, &vec![7; len]).unwrap();
+        ino
+    }
+
+    fn dir(&self, name: &str) -> Ino {
+        self.fs.mkdir(&CALLER, ROOT, name.as_bytes(), 0o755).unwrap().ino
+    }
+
+    fn set(&self, ino: Ino, flags: FileFlags) {
+        self.fs.set_file_flags(ino, flags, |_, _| true).unwrap();
+    }
+
+    /// Ends the store's life and lets the checker look at it.
+    fn end(self) {
+        self.fs.shutdown().unwrap();
+        drop(self.fs);
+        sim_store::check(&SETUP, &self.world, false).unwrap();
+    }
+}
+
+fn size(size: u64) -> SetAttr {
+    SetAttr { size: Some(size), ..SetAttr::default() }
+}
+
+#[test]
+fn nothing_about_an_immutable_file_changes_on_either_tier() {
+    for len in [100, 100_000] {
+        let scene = Scene::new();
+        let fs = &scene.fs;
+        let ino = scene.file(ROOT, "f", len);
+        let other = scene.file(ROOT, "other", 10);
+        scene.set(ino, IMMUTABLE);
+        let before = fs.getattr(ino).unwrap();
+        scene.clock.advance(1_000_000_000);
+        let refused = [
+            fs.write(ino, len as u64, b"x").map(drop),
+            fs.setattr(ino, &size(5)).map(drop),
+            fs.setattr(ino, &size(500_000)).map(drop),
+            fs.setattr(ino, &SetAttr { mode: Some(0o600), ..SetAttr::default() }).map(drop),
+            fs.setattr(ino, &SetAttr { mtime: Some(TimeChange::Now), ..SetAttr::default() }).map(drop),
+            fs.fallocate(ino, 0, 0, 200_000),
+            fs.fallocate(ino, 3, 0, 50),
+            fs.copy_range(other, 0, ino, 0, 10).map(drop),
+            fs.setxattr(ino, b"user.x", b"y", XattrMode::Any),
+            fs.unlink(ROOT, b"f"),
+            fs.link(ino, ROOT, b"g", false).map(drop),
+            fs.rename(ROOT, b"f", ROOT, b"g", RenameMode::Replace),
+            fs.rename(ROOT, b"other", ROOT, b"f", RenameMode::Replace),
+            fs.rename(ROOT, b"other", ROOT, b"f", RenameMode::Exchange),
+        ];
+        for (place, outcome) in refused.iter().enumerate() {
+            assert_eq!(outcome, &Err(REFUSED), "call {place}, {len} bytes");
+        }
+        assert_eq!(fs.getattr(ino).unwrap(), before);
+        assert_eq!(fs.file_flags(ino), Ok(IMMUTABLE));
+        assert_eq!(
+            fs.set_file_flags(ino, FileFlags::default(), |old, owner| {
+                assert_eq!((old, owner), (IMMUTABLE, CALLER.uid));
+                false
+            }),
+            Err(REFUSED)
+        );
+        scene.set(ino, FileFlags::default());
+        fs.write(ino, 0, b"x").unwrap();
+        fs.unlink(ROOT, b"f").unwrap();
+        scene.end();
+    }
+}
+
+#[test]
+fn an_append_only_file_takes_writes_at_its_end_and_keeps_its_names() {
+    let scene = Scene::new();
+    let fs = &scene.fs;
+    let ino = scene.file(ROOT, "f", 1000);
+    scene.set(ino, APPEND_ONLY);
+    // Across the threshold, too.
+    fs.write(ino, 1000, &[8; 60_000]).unwrap();
+    fs.fallocate(ino, 1, 0, 200_000).unwrap();
+    fs.setattr(ino, &SetAttr { atime: Some(TimeChange::Now), ..SetAttr::default() }).unwrap();
+    let refused = [
+        fs.write(ino, 60_999, b"x").map(drop),
+        fs.setattr(ino, &size(0)).map(drop),
+        fs.setattr(ino, &SetAttr { mtime: Some(TimeChange::At(1)), ..SetAttr::default() }).map(drop),
+        fs.fallocate(ino, 3, 0, 50),
+        fs.fallocate(ino, 16, 0, 50),
+        fs.removexattr(ino, b"user.x"),
+        fs.unlink(ROOT, b"f"),
+        fs.link(ino, ROOT, b"g", false).map(drop),
+        fs.rename(ROOT, b"f", ROOT, b"g", RenameMode::NoReplace),
+    ];
+    for (place, outcome) in refused.iter().enumerate() {
+        assert_eq!(outcome, &Err(REFUSED), "call {place}");
+    }
+    assert_eq!(fs.getattr(ino).unwrap().size, 61_000);
+    scene.end();
+}
+
+#[test]
+fn a_directory_keeps_its_entries() {
+    let scene = Scene::new();
+    let fs = &scene.fs;
+    let dir = scene.dir("d");
+    scene.file(dir, "f", 10);
+    let other = scene.file(ROOT, "other", 10);
+    let changes = |fs: &Fs| {
+        [
+            fs.unlink(dir, b"f"),
+            fs.rename(dir, b"f", ROOT, b"f", RenameMode::Replace),
+            fs.rename(ROOT, b"other", dir, b"f", RenameMode::Replace),
+            fs.rename(ROOT, b"d", ROOT, b"e", RenameMode::Replace),
+            fs.rename_with(dir, b"f", ROOT, b"f", RenameMode::Replace, Some(&CALLER)),
+        ]
+    };
+    let additions = |fs: &Fs, n: u8| {
+        [
+            fs.mknod(&CALLER, dir, &[b'n', n], 0o100644, 0).map(drop),
+            fs.mkdir(&CALLER, dir, &[b'm', n], 0o755).map(drop),
+            fs.symlink(&CALLER, dir, &[b's', n], b"f").map(drop),
+            fs.link(other, dir, &[b'l', n], false).map(drop),
+        ]
+    };
+    scene.set(dir, IMMUTABLE);
+    assert_eq!(changes(fs), [const { Err(REFUSED) }; 5]);
+    assert_eq!(additions(fs, b'1'), [const { Err(REFUSED) }; 4]);
+    scene.set(dir, APPEND_ONLY);
+    assert_eq!(changes(fs), [const { Err(REFUSED) }; 5]);
+    assert_eq!(additions(fs, b'2'), [const { Ok(()) }; 4]);
+    fs.rename(ROOT, b"other", dir, b"moved here", RenameMode::NoReplace).unwrap();
+    scene.set(dir, FileFlags::default());
+    fs.unlink(dir, b"f").unwrap();
+    scene.end();
+}
+
+#[test]
+fn flags_survive_and_are_kept_for_files_and_directories_only() {
+    let scene = Scene::new();
+    let ino = scene.file(ROOT, "f", 10);
+    let all = FileFlags { immutable: true, append_only: true, no_dump: true, no_atime: true };
+    scene.set(ino, all);
+    let link = scene.fs.symlink(&CALLER, ROOT, b"s", b"f").unwrap().ino;
+    assert_eq!(scene.fs.set_file_flags(link, IMMUTABLE, |_, _| true), Err(Error::NotSupported));
+    let Scene { world, clock, fs } = scene;
+    // As a process crash leaves it.
+    drop(fs);
+    let (fs, _) = sim_store::open(&SETUP, &world, 1, 2, &clock).unwrap();
+    assert_eq!(fs.file_flags(ino), Ok(all));
+    assert_eq!(fs.unlink(ROOT, b"f"), Err(REFUSED));
+    Scene { world, clock, fs }.end();
+}
+
+#[test]
+fn a_rename_leaves_a_whiteout_where_it_is_asked_to() {
+    let scene = Scene::new();
+    let fs = &scene.fs;
+    let (one, two) = (scene.dir("one"), scene.dir("two"));
+    let root = Caller { uid: 0, gid: 0, ..CALLER };
+    let inodes = || fs.statfs().files - fs.statfs().files_free;
+    for (name, over, len) in [("a", None, 10), ("b", Some(10), 10), ("c", Some(100_000), 10), ("d", Some(10), 100_000)]
+    {
+        for to in [one, two] {
+            let new_name = format!("{name}-new");
+            let ino = scene.file(one, name, len);
+            if let Some(len) = over {
+                scene.file(to, &new_name, len);
+            }
+            let before = inodes();
+            let (name, new_name) = (name.as_bytes(), new_name.as_bytes());
+            fs.rename_with(one, name, to, new_name, RenameMode::Replace, Some(&root)).unwrap();
+            let left = fs.lookup(one, name, false).unwrap();
+            assert_eq!((left.mode, left.rdev, left.nlink, left.uid), (0o020000, 0, 1, 0));
+            assert_eq!(fs.lookup(to, new_name, false).unwrap().ino, ino);
+            assert_eq!(inodes(), before + 1 - u64::from(over.is_some()), "counted");
+            fs.unlink(one, name).unwrap();
+            fs.unlink(to, new_name).unwrap();
+        }
+    }
+    // Directories change their parents' links; what is refused leaves nothing behind.
+    fs.mkdir(&CALLER, one, b"sub", 0o755).unwrap();
+    fs.rename_with(one, b"sub", two, b"sub", RenameMode::NoReplace, Some(&root)).unwrap();
+    assert_eq!((fs.getattr(one).unwrap().nlink, fs.getattr(two).unwrap().nlink), (2, 3));
+    let before = inodes();
+    scene.file(one, "x", 10);
+    let refused = fs.rename_with(one, b"x", two, b"sub", RenameMode::NoReplace, Some(&root));
+    assert_eq!(refused, Err(Error::Exists));
+    let refused = fs.rename_with(one, b"x", two, b"sub", RenameMode::Exchange, Some(&root));
+    assert_eq!(refused, Err(Error::Invalid));
+    assert_eq!(inodes(), before + 1, "x alone");
+    scene.end();
+}
+
+#[test]
+fn access_times_follow_the_rule_in_force() {
+    let scene = Scene::new();
+    let fs = &scene.fs;
+    let ino = scene.file(ROOT, "f", 10);
+    let read = || {
+        scene.clock.advance(1_000_000_000);
+        let before = fs.getattr(ino).unwrap().atime;
+        fs.read(ino, 0, &mut [0; 10]).unwrap();
+        fs.getattr(ino).unwrap().atime > before
+    };
+    fs.set_access_times(AccessTimes::Never);
+    assert!(!read());
+    fs.set_access_times(AccessTimes::Relative);
+    assert!(read(), "the file was written after its access time");
+    assert!(!read(), "newer than the last change");
+    fs.set_access_times(AccessTimes::Always);
+    assert!(read() && read());
+    scene.set(ino, FileFlags { no_atime: true, ..FileFlags::default() });
+    assert!(!read());
+}
+
+#[test]
+fn an_access_acl_from_outside_of_the_group_takes_set_group_id_away() {
+    let entry = |tag: u16, permissions: u16| {
+        [&tag.to_le_bytes()[..], &permissions.to_le_bytes(), &u32::MAX.to_le_bytes()].concat()
+    };
+    let acl = [2u32.to_le_bytes().to_vec(), entry(1, 7), entry(4, 5), entry(0x20, 5)].concat();
+    let scene = Scene::new();
+    let fs = &scene.fs;
+    let ino = scene.file(ROOT, "f", 10);
+    let set_group_id = || {
+        fs.setattr(ino, &SetAttr { mode: Some(0o2755), ..SetAttr::default() }).unwrap();
+    };
+    for (name, member, mode) in [
+        (&b"system.posix_acl_access"[..], false, 0o100755),
+        (b"system.posix_acl_access", true, 0o102755),
+        (b"user.x", false, 0o102755),
+    ] {
+        set_group_id();
+        fs.setxattr_by(ino, name, &acl, XattrMode::Any, |group| {
+            assert_eq!(group, CALLER.gid);
+            member
+        })
+        .unwrap();
+        assert_eq!(fs.getattr(ino).unwrap().mode, mode);
+    }
+}

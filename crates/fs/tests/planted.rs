@@ -1,0 +1,143 @@
+//! Planted bugs (docs/design/testing.md, T7): rules of the file system are broken one at a time, and the crash tests must
+//! notice.
+//!
+//! `cargo test --release -p shoal-fs --features planted --test planted -- --nocapture` prints the table. Each bug has a
+//! hunt, the part of a crash test that is aimed at its rule. A hunt that finds something without a bug fails the test, and
+//! so does a bug that stays unnoticed.
+
+#[allow(dead_code, reason = "a part of the pairs is enough")]
+mod actors;
+#[allow(dead_code, reason = "the other harness uses the rest")]
+#[path = "crash/mod.rs"]
+mod crash;
+mod data_store;
+#[allow(dead_code, reason = "tests of their own, run here for what they find")]
+mod edges;
+#[allow(dead_code, reason = "a part of it is enough")]
+mod saved;
+
+use std::collections::BTreeMap;
+
+use actors::pairs::pasts;
+use actors::run::{Extent, Ground, Only};
+use actors::schedule::Bound;
+use crash::explorer::{Sampling, explore, guard};
+use crash::operation::Operation::{self, *};
+use crash::run::{Before, Run, Workload};
+use crash::store::Setup;
+use shoal_format::superblock::MemoryKind::{self, Logged};
+use shoal_fs::planted::{Bug, plant};
+use shoal_sim::Limits;
+
+const SEED: u64 = 20_261;
+
+/// Where a bug is looked for. Each part of a test reports how many states it visited, or the first failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Hunt {
+    /// Two actors: the past, the operations by number, the blocks of the bulk device.
+    Pair(&'static str, usize, u64),
+    /// One operation after another, by number.
+    Sequence(usize),
+    /// Operations about the end of a file; the ways it began.
+    Edges(&'static str),
+    SavedImage,
+}
+
+fn pair(number: usize) -> [Operation; 2] {
+    match number {
+        0 => [Fsync("G"), Write("L", 200_000, 1000, 17)],
+        1 => [Fsync("L"), Write("L", 200_000, 1000, 17)],
+        2 => [Fsync("G"), Write("F", 66_000, 30_000, 10)],
+        3 => [Fsync("G"), Unlink("L")],
+        4 => [Sync, Create("new")],
+        5 => [Fsync("L"), Create("new")],
+        _ => [Tick, Write("L", 65_536, 60_000, 18)],
+    }
+}
+
+fn sequence(number: usize) -> Vec<Operation> {
+    match number {
+        0 => vec![Unlink("A/foo"), Write("A/C/foo", 0, 300_000, 140)],
+        _ => vec![Link("foo", "new")],
+    }
+}
+
+fn hunt_of(bug: Bug) -> Hunt {
+    match bug {
+        Bug::FreshNotNew | Bug::HasNewFlag | Bug::NewIsData => Hunt::Pair("young", 0, 16),
+        Bug::ClearUnflushed | Bug::FlushCoversLater | Bug::JoinSubmitted => Hunt::Pair("young", 1, 16),
+        Bug::MoveFlush | Bug::NeverPromised | Bug::BirthByDurable => Hunt::Pair("synced", 2, 16),
+        Bug::ZeroTailFlush => Hunt::Pair("cut", 0, 16),
+        Bug::OrphansStay => Hunt::Pair("synced", 3, 16),
+        Bug::SettleLast => Hunt::Pair("young", 4, 16),
+        Bug::FsyncSettle | Bug::FsyncPosition => Hunt::Pair("young", 5, 16),
+        Bug::LateTrim => Hunt::Pair("freed", 6, 6),
+        Bug::ReuseAtOnce => Hunt::Sequence(0),
+        Bug::LinkCount => Hunt::Sequence(1),
+        Bug::ZeroTail => Hunt::Edges("cut within a block"),
+        Bug::PartialBlock => Hunt::Edges("a hole before the last block"),
+        Bug::PunchEnds => Hunt::Edges("blocks"),
+        Bug::CleanTail => Hunt::Edges("a device that fails"),
+        Bug::ReuseSaved => Hunt::SavedImage,
+    }
+}
+
+/// What the hunt finds: how many states it visited, or the failure.
+fn go(hunt: Hunt) -> Result<u64, String> {
+    guard(|| match hunt {
+        Hunt::Pair(past, number, blocks) => {
+            let limits = Limits { subset_units: 3, torn: 1, each: 2, samples: 4 };
+            let bound = Bound { preemptions: 2, schedules: 40 };
+            let extent = Extent { bound, limits, check_every: 1, stores: false };
+            let past = pasts().into_iter().find(|other| other.name == past).expect("there is such a past");
+            let setup = Setup { bulk_blocks: blocks, ..actors::pairs::setup(MemoryKind::Logged) };
+            // Trims are carried out: a late one shows.
+            let ground = Ground::new(setup, SEED, false, &past)?;
+            ground.explore(&pair(number), &extent, &Only::default()).map(|count| count.states)
+        }
+        Hunt::Sequence(number) => {
+            let ground = crash::run::Ground::new(Setup::tight(Logged), SEED, crash::workload::preparation())?;
+            let workload = Workload { before: Before::Mounted, operations: sequence(number), must_succeed: true };
+            explore(&Run::new(&ground, &workload)?, Sampling { every: 1, point: None, state: None })
+        }
+        Hunt::Edges(start) => edges::hunt(start),
+        Hunt::SavedImage => Ok(saved::explore(0)),
+    })
+}
+
+#[test]
+fn every_planted_bug_is_caught() {
+    let hook = std::panic::take_hook();
+    // A broken rule may well end in a failed assertion: that counts as a catch, and its trace is of no use.
+    std::panic::set_hook(Box::new(|_| {}));
+    println!("{:<18} | {:<42} | {:>7} | caught by", "bug", "hunt", "states");
+    let mut hunts: BTreeMap<Hunt, Result<u64, String>> = BTreeMap::new();
+    let mut wrong = Vec::new();
+    for bug in Bug::ALL {
+        let hunt = hunt_of(bug);
+        let sound = hunts.entry(hunt).or_insert_with(|| go(hunt)).clone();
+        plant(Some(bug));
+        let found = go(hunt);
+        plant(None);
+        let (states, by) = match (sound, found) {
+            (Err(failure), _) => {
+                wrong.push(format!("{hunt:?} fails without a bug: {failure}"));
+                ("-".to_owned(), "FAILS WITHOUT IT".to_owned())
+            }
+            (Ok(states), Ok(_)) => {
+                wrong.push(format!("{bug:?} is not caught"));
+                (states.to_string(), "NOT CAUGHT".to_owned())
+            }
+            (Ok(states), Err(failure)) => {
+                // A difference in the bytes says more than one in the names.
+                let mut lines = failure.lines().filter(|line| !line.contains("run it again")).map(str::trim);
+                let last = lines.clone().next_back().unwrap_or_default();
+                let reason = lines.find(|line| line.contains(" byte ")).unwrap_or(last);
+                (states.to_string(), reason.chars().take(110).collect())
+            }
+        };
+        println!("{:<18} | {:<42} | {states:>7} | {by}", format!("{bug:?}"), format!("{hunt:?}"));
+    }
+    std::panic::set_hook(hook);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}

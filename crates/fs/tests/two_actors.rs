@@ -1,0 +1,149 @@
+//! Two operations at once at crash points (docs/design/testing.md, T11).
+//!
+//! Pairs of operations on stores with a past, on the three kinds of memory, in every schedule with few preemptions; at
+//! every media call the machine stops, and every state is opened and compared with what some order of the two explains
+//! and what had been promised. The usual run takes a share of the pairs of changes, chosen by `SHOAL_SEED`;
+//! `SHOAL_DEEP=1` takes all pairs, pasts, more preemptions and more states. A failure prints the line that runs one state again.
+
+mod actors;
+#[allow(dead_code, reason = "the other harness uses the rest")]
+#[path = "crash/mod.rs"]
+mod crash;
+
+use std::time::Instant;
+
+use actors::pairs::{Past, pairs, pasts, setup, syncing};
+use actors::run::{Count, Extent, Ground, Only};
+use actors::schedule::Bound;
+use crash::operation::Operation;
+use crash::{deep, mix, number};
+use shoal_format::superblock::MemoryKind;
+use shoal_sim::Limits;
+
+const SEED: u64 = 20_261;
+const KINDS: [MemoryKind; 3] = [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax];
+/// Failures shown before the rest is not looked at.
+const FAILURES_MAX: u64 = 8;
+
+fn extent() -> Extent {
+    if deep() {
+        let limits = Limits { subset_units: 5, torn: 6, each: 10, samples: 16 };
+        let bound = Bound { preemptions: 3, schedules: 400 };
+        return Extent { bound, limits, check_every: 5, stores: true };
+    }
+    let limits = Limits { subset_units: 3, torn: 1, each: 2, samples: 3 };
+    Extent { bound: Bound { preemptions: 2, schedules: 24 }, limits, check_every: 16, stores: false }
+}
+
+fn name(pair: &[Operation; 2]) -> String {
+    format!("{:?}; {:?}", pair[0], pair[1])
+}
+
+/// Visits the pairs that `wanted` picks, for one kind of memory.
+fn visit(
+    kind: MemoryKind,
+    wanted: &dyn Fn(usize, &Past, &[Operation; 2]) -> bool,
+    only: &Only,
+) -> (Count, Vec<String>) {
+    let start = Instant::now();
+    let (mut count, mut failures, mut tried) = (Count::default(), Vec::new(), 0);
+    let pairs = pairs();
+    for (turn, past) in pasts().iter().enumerate() {
+        let seed = number("SHOAL_SEED").unwrap_or(SEED);
+        let keeps_trimmed = mix(&[seed, turn as u64]).is_multiple_of(2);
+        let ground =
+            Ground::new(setup(kind), seed, keeps_trimmed, past).unwrap_or_else(|e| panic!("{}: {e}", past.name));
+        for (index, pair) in pairs.iter().enumerate() {
+            if !wanted(index, past, pair) || failures.len() as u64 >= number("SHOAL_FAILURES").unwrap_or(FAILURES_MAX) {
+                continue;
+            }
+            tried += 1;
+            match ground.explore(pair, &extent(), only) {
+                Ok(visited) => count += visited,
+                Err(failure) => failures.push(failure),
+            }
+        }
+    }
+    println!(
+        "{}: {} two-actor states ({} of power losses) at {} points of {} schedules of {tried} pairs in {:.1} s",
+        kind.name(),
+        count.states,
+        count.power_losses,
+        count.points,
+        count.schedules,
+        start.elapsed().as_secs_f64(),
+    );
+    (count, failures)
+}
+
+fn explore(kind: MemoryKind, share: u64, least: u64) {
+    let seed = number("SHOAL_SEED").unwrap_or(SEED);
+    let least = if number("SHOAL_SHARE").is_none() { least } else { 0 };
+    let share = number("SHOAL_SHARE").unwrap_or(if deep() { 1 } else { share });
+    let wanted = |index: usize, past: &Past, pair: &[Operation; 2]| {
+        let turn = mix(&[seed, kind as u64, past.operations.len() as u64, index as u64]);
+        // What makes durable is where promises are made.
+        let share = if share == 1 || syncing().contains(&pair[0]) { share } else { 4 * share };
+        pair[0] == Operation::Fsync("G") && past.name == "young" || turn.is_multiple_of(share)
+    };
+    let (count, failures) = visit(kind, &wanted, &Only::default());
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+    assert!(count.states >= least, "only {} states were visited", count.states);
+}
+
+#[test]
+fn two_operations_at_once_on_logged_memory_survive_every_crash() {
+    explore(MemoryKind::Logged, 12, 90_000);
+}
+
+#[test]
+fn two_operations_at_once_on_battery_memory_survive_every_crash() {
+    explore(MemoryKind::Battery, 16, 6_000);
+}
+
+#[test]
+fn two_operations_at_once_on_dax_memory_survive_every_crash() {
+    explore(MemoryKind::Dax, 96, 10_000);
+}
+
+fn one_pair(kind: MemoryKind, past: &str, pair: [Operation; 2]) {
+    let wanted = |_: usize, at: &Past, this: &[Operation; 2]| at.name == past && *this == pair;
+    let (count, failures) = visit(kind, &wanted, &Only::default());
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+    assert!(count.schedules > 2, "only {} schedules", count.schedules);
+}
+
+/// The sync that is under way when the file moves promises its bytes in the region.
+#[test]
+fn a_file_that_moves_to_the_bulk_device_beside_an_fsync_of_another_keeps_what_that_promised() {
+    for kind in KINDS {
+        one_pair(kind, "young", [Operation::Fsync("G"), Operation::Write("F", 66_000, 30_000, 10)]);
+    }
+}
+
+#[test]
+fn bytes_cut_off_do_not_come_back_where_the_file_is_appended_to_at_the_cut() {
+    for kind in KINDS {
+        one_pair(kind, "cut", [Operation::Sync, Operation::Write("L", 140_000, 3000, 15)]);
+    }
+}
+
+/// What a failure's line runs again; without one, the first pair.
+#[test]
+fn single_states_can_be_visited_by_their_names() {
+    let variable = |name: &str| std::env::var(name).ok();
+    let (kind, past, pair) = (variable("SHOAL_KIND"), variable("SHOAL_PAST"), variable("SHOAL_PAIR"));
+    let only =
+        Only { schedule: variable("SHOAL_SCHEDULE"), event: number("SHOAL_EVENT"), state: number("SHOAL_STATE") };
+    let mut states = 0;
+    for memory in KINDS.into_iter().filter(|memory| kind.as_ref().is_none_or(|kind| kind == memory.name())) {
+        let wanted = |index: usize, at: &Past, this: &[Operation; 2]| {
+            past.as_deref().unwrap_or("synced") == at.name
+                && pair.as_ref().map_or(index == 0, |pair| *pair == name(this))
+        };
+        let (count, failures) = visit(memory, &wanted, &only);
+        assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+        states += count.states;
+    }
+    assert!(states > 0, "no such kind, past, pair, schedule, event or state");
+}

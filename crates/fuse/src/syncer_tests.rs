@@ -1,0 +1,384 @@
+//! The syncer and the clocks over a real engine in memory, with devices whose flush takes long or fails.
+//!
+//! Request threads are modelled by four threads that take jobs from one queue, as `fuser`'s take requests.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use shoal_format::BULK_BLOCK;
+use shoal_format::superblock::{Geometry, MemoryKind};
+use shoal_fs::{Caller, Error, FormatOptions, Options, Parts, ROOT};
+use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, ImageFile, LogDevice, Request};
+use shoal_sim::{Call, Fault, FaultPlan, SimDisk, SimLog, SimMemory, World};
+
+use super::*;
+use crate::ticker::Ticker;
+
+const REGION: u64 = 32 << 20;
+const BULK_BLOCKS: u64 = 512;
+const THRESHOLD: u64 = 128 << 10;
+const CALLER: Caller = Caller { uid: 0, gid: 0, umask: 0, hold: false };
+
+struct RealClock(Instant);
+
+impl Clock for RealClock {
+    fn now_ns(&self) -> i64 {
+        1_700_000_000_000_000_000 + self.monotonic_ns() as i64
+    }
+
+    fn monotonic_ns(&self) -> u64 {
+        self.0.elapsed().as_nanos() as u64
+    }
+}
+
+/// A disk whose flush takes some milliseconds.
+struct SlowDisk {
+    disk: Arc<SimDisk>,
+    flush_ms: Arc<AtomicU64>,
+    flushes: Arc<AtomicU64>,
+}
+
+impl BlockDevice for SlowDisk {
+    fn geometry(&self) -> BlockGeometry {
+        self.disk.geometry()
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        if matches!(request, Request::Flush) {
+            self.flushes.fetch_add(1, Ordering::Relaxed);
+            std::thread::sleep(Duration::from_millis(self.flush_ms.load(Ordering::Relaxed)));
+        }
+        self.disk.submit(request, done);
+    }
+}
+
+/// A log whose sync takes some milliseconds.
+struct SlowLog {
+    log: Arc<SimLog>,
+    sync_ms: Arc<AtomicU64>,
+}
+
+impl LogDevice for SlowLog {
+    fn append(&self, position: u64, bytes: &[u8]) -> shoal_media::Result<()> {
+        self.log.append(position, bytes)
+    }
+
+    fn sync(&self) -> shoal_media::Result<()> {
+        std::thread::sleep(Duration::from_millis(self.sync_ms.load(Ordering::Relaxed)));
+        self.log.sync()
+    }
+
+    fn read(&self, position: u64, out: &mut [u8]) -> shoal_media::Result<usize> {
+        self.log.read(position, out)
+    }
+
+    fn release(&self, position: u64) -> shoal_media::Result<()> {
+        self.log.release(position)
+    }
+}
+
+struct Store {
+    world: World,
+    fs: Arc<Fs>,
+    flush_ms: Arc<AtomicU64>,
+    flushes: Arc<AtomicU64>,
+    sync_ms: Arc<AtomicU64>,
+}
+
+/// A new `logged` store with a bulk device; both as fast as memory.
+fn store(commit_age_ms: u64) -> Store {
+    let world = World::new(1);
+    world.add_log();
+    world.add_image();
+    world.add_image();
+    world.add_disk(BULK_BLOCKS * BULK_BLOCK);
+    let (flush_ms, sync_ms, flushes) = (Arc::default(), Arc::default(), Arc::default());
+    let parts = |nonce: u8, fresh: bool| {
+        let images: [Arc<dyn ImageFile>; 2] = [world.image(0), world.image(1)];
+        let memory = if fresh {
+            SimMemory::volatile(REGION, None)
+        } else {
+            let (index, _, anchor) = shoal_region::newest_image(&images).expect("one image is valid");
+            let used = anchor.used_bytes.get().next_multiple_of(4096);
+            SimMemory::volatile(REGION, Some((world.image(index), used)))
+        };
+        let log = Arc::new(SlowLog { log: world.log(0), sync_ms: Arc::clone(&sync_ms) });
+        Parts {
+            region: shoal_region::Parts {
+                memory,
+                log: Some(log),
+                images: Some(images),
+                boot_id: [1; 16],
+                nonce: [nonce; 16],
+            },
+            bulk: Some(Arc::new(SlowDisk {
+                disk: world.disk(0),
+                flush_ms: Arc::clone(&flush_ms),
+                flushes: Arc::clone(&flushes),
+            })),
+            clock: Arc::new(RealClock(Instant::now())),
+        }
+    };
+    let geometry = Geometry {
+        uuid: [7; 16],
+        hash_seed: 7,
+        region_bytes: REGION,
+        bulk_blocks: BULK_BLOCKS,
+        ring_bytes: 0,
+        threshold: THRESHOLD,
+        memory_kind: MemoryKind::Logged,
+        created_ns: 0,
+    };
+    let root = FormatOptions { geometry, root_mode: 0o777, root_uid: 0, root_gid: 0 };
+    Fs::format(parts(1, true), &root).expect("the store is made");
+    let options = Options { commit_age_ms, ..Options::default() };
+    let (fs, _) = Fs::open(parts(2, false), options).expect("the store opens");
+    Store { world, fs: Arc::new(fs), flush_ms, flushes, sync_ms }
+}
+
+impl Store {
+    fn create(&self, name: &str, bytes: usize) -> Ino {
+        let ino = self.fs.mknod(&CALLER, ROOT, name.as_bytes(), 0o100_600, 0).unwrap().ino;
+        self.fs.write(ino, 0, &vec![7; bytes]).unwrap();
+        ino
+    }
+
+    /// Large files with data that no flush covers.
+    fn large_files(&self, count: usize) -> Vec<Ino> {
+        (0..count).map(|i| self.create(&format!("large{i}"), 4 * THRESHOLD as usize)).collect()
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Four request threads.
+struct Requests {
+    queue: Option<Sender<Job>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Requests {
+    fn start() -> Requests {
+        let (queue, jobs) = mpsc::channel::<Job>();
+        let jobs = Arc::new(Mutex::new(jobs));
+        let serve = |jobs: Arc<Mutex<Receiver<Job>>>| {
+            move || {
+                loop {
+                    let job = jobs.lock().unwrap().recv();
+                    let Ok(job) = job else { return };
+                    job();
+                }
+            }
+        };
+        let threads = (0..4).map(|_| std::thread::spawn(serve(jobs.clone()))).collect();
+        Requests { queue: Some(queue), threads }
+    }
+
+    /// Waits until a request that answers through `answer` is answered.
+    fn ask<T: Send + 'static>(&self, request: impl FnOnce(Sender<T>) + Send + 'static) -> T {
+        let (answer, answered) = mpsc::channel();
+        self.queue.as_ref().expect("not stopped").send(Box::new(move || request(answer))).unwrap();
+        answered.recv_timeout(Duration::from_secs(60)).expect("every request is answered")
+    }
+
+    fn fsync(&self, syncer: &Syncer, ino: Ino) -> Result<()> {
+        let syncer = syncer.clone();
+        self.ask(move |answer| syncer.fsync(ino, move |outcome| answer.send(outcome).unwrap()))
+    }
+
+    fn stop(mut self) {
+        self.queue = None;
+        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
+    }
+}
+
+#[test]
+fn requests_that_need_no_flush_pass_fsyncs_of_large_files() {
+    const FLUSH_MS: u64 = 400;
+    let store = store(60_000);
+    let (ticker, bell) = Ticker::start(&store.fs).unwrap();
+    let (syncer, thread) = Syncer::start(&store.fs, bell).unwrap();
+    let requests = Requests::start();
+    let files = store.large_files(8);
+    store.flush_ms.store(FLUSH_MS, Ordering::Relaxed);
+    let over = AtomicBool::new(false);
+    let (mut worst, mut asked) = (Duration::ZERO, 0);
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = files
+            .iter()
+            .map(|&ino| {
+                let (store, syncer, requests) = (&store, &syncer, &requests);
+                scope.spawn(move || {
+                    for round in 0..4 {
+                        store.fs.write(ino, round * 4096, &[round as u8; 4096]).unwrap();
+                        requests.fsync(syncer, ino).unwrap();
+                    }
+                })
+            })
+            .collect();
+        let (store, syncer, requests, over) = (&store, &syncer, &requests, &over);
+        let other = scope.spawn(move || {
+            let (mut worst, mut asked) = (Duration::ZERO, 0);
+            while !over.load(Ordering::Relaxed) {
+                let begin = Instant::now();
+                let fs = store.fs.clone();
+                let name = format!("small{asked}");
+                let ino = requests.ask(move |answer| {
+                    let ino = fs.mknod(&CALLER, ROOT, name.as_bytes(), 0o100_600, 0).unwrap().ino;
+                    fs.write(ino, 0, &[1; 1000]).unwrap();
+                    answer.send(ino).unwrap();
+                });
+                requests.fsync(syncer, ino).unwrap();
+                let fs = store.fs.clone();
+                let read = requests.ask(move |answer| answer.send(fs.read(ino, 0, &mut [0; 1000])).unwrap());
+                assert_eq!(read, Ok(1000));
+                worst = worst.max(begin.elapsed());
+                asked += 1;
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            (worst, asked)
+        });
+        clients.into_iter().for_each(|client| client.join().unwrap());
+        over.store(true, Ordering::Relaxed);
+        (worst, asked) = other.join().unwrap();
+    });
+    println!("create, write, fsync and read of a small file: {worst:?} at most, {asked} times");
+    // Each of them alone takes microseconds; the bound leaves room for a busy machine.
+    assert!(worst < Duration::from_millis(FLUSH_MS / 2), "{worst:?}");
+    assert!(asked > 10);
+    requests.stop();
+    thread.stop();
+    drop(syncer);
+    ticker.stop();
+}
+
+#[test]
+fn one_flush_serves_all_who_wait() {
+    let store = store(60_000);
+    let (ticker, bell) = Ticker::start(&store.fs).unwrap();
+    let (syncer, thread) = Syncer::start(&store.fs, bell).unwrap();
+    let files = store.large_files(16);
+    store.flush_ms.store(100, Ordering::Relaxed);
+    let before = store.flushes.load(Ordering::Relaxed);
+    let (answer, answers) = mpsc::channel();
+    for &ino in &files {
+        let answer = answer.clone();
+        syncer.fsync(ino, move |outcome| answer.send(outcome).unwrap());
+    }
+    // The stop is sent behind them: they are answered all the same.
+    thread.stop();
+    ticker.stop();
+    let outcomes: Vec<_> = answers.try_iter().collect();
+    assert_eq!(outcomes.len(), files.len());
+    assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+    let flushes = store.flushes.load(Ordering::Relaxed) - before;
+    assert!(flushes <= 2, "{flushes} flushes for {} files", files.len());
+    assert!(store.fs.region().durable_lsn() >= store.fs.region().last_lsn());
+    // Asked after the end, the caller does the work.
+    store.fs.write(files[0], 0, &[1; 4096]).unwrap();
+    let answer = answer.clone();
+    syncer.fsync(files[0], move |outcome| answer.send(outcome).unwrap());
+    assert_eq!(answers.try_recv().unwrap(), Ok(()));
+}
+
+#[test]
+fn fsyncs_of_small_files_without_end_do_not_hold_up_those_of_large_ones() {
+    let store = store(60_000);
+    let (ticker, bell) = Ticker::start(&store.fs).unwrap();
+    let (syncer, thread) = Syncer::start(&store.fs, bell).unwrap();
+    let requests = Requests::start();
+    let large = store.large_files(1)[0];
+    store.sync_ms.store(3, Ordering::Relaxed);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for client in 0..4 {
+            let (store, syncer, requests, over) = (&store, &syncer, &requests, &over);
+            scope.spawn(move || {
+                let ino = store.create(&format!("small{client}"), 100);
+                while !over.load(Ordering::Relaxed) {
+                    store.fs.write(ino, 0, &[1; 100]).unwrap();
+                    requests.fsync(syncer, ino).unwrap();
+                }
+            });
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        let begin = Instant::now();
+        let mut last = Ok(());
+        for round in 0..20 {
+            store.fs.write(large, round * 4096, &[1; 4096]).unwrap();
+            let (answer, answered) = mpsc::channel();
+            syncer.fsync(large, move |outcome| drop(answer.send(outcome)));
+            last = answered.recv_timeout(Duration::from_secs(5)).map(Result::unwrap);
+            if last.is_err() {
+                break;
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+        assert_eq!(last, Ok(()), "an fsync of a large file is not answered");
+        println!("20 fsyncs of a large file beside four clients with small ones: {:?}", begin.elapsed());
+    });
+    requests.stop();
+    thread.stop();
+    ticker.stop();
+}
+
+#[test]
+fn a_slow_bulk_device_does_not_make_the_log_late() {
+    const AGE_MS: u64 = 400;
+    let store = store(AGE_MS);
+    let (ticker, bell) = Ticker::start(&store.fs).unwrap();
+    let large = store.large_files(1)[0];
+    store.flush_ms.store(2000, Ordering::Relaxed);
+    let begin = Instant::now();
+    let mut worst = Duration::ZERO;
+    let mut round = 0;
+    while begin.elapsed() < Duration::from_millis(3500) {
+        // The bulk device always has something to flush.
+        store.fs.write(large, 0, &[round as u8; 4096]).unwrap();
+        store.create(&format!("small{round}"), 1000);
+        round += 1;
+        let (lsn, written) = (store.fs.region().last_lsn(), Instant::now());
+        while store.fs.region().durable_lsn() < lsn {
+            assert!(written.elapsed() < Duration::from_secs(20), "the log is never synced");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        worst = worst.max(written.elapsed());
+    }
+    println!("{round} files, durable after {worst:?} at most");
+    assert!(worst < Duration::from_millis(AGE_MS + 500), "{worst:?}");
+    drop(bell);
+    ticker.stop();
+}
+
+#[test]
+fn a_store_that_failed_answers_every_fsync_with_the_first_failure() {
+    for (call, object) in [(Call::DiskFlush, "disk"), (Call::LogSync, "log")] {
+        let store = store(60_000);
+        let (ticker, bell) = Ticker::start(&store.fs).unwrap();
+        let (syncer, thread) = Syncer::start(&store.fs, bell).unwrap();
+        let files = store.large_files(4);
+        let small = store.create("small", 100);
+        store.flush_ms.store(50, Ordering::Relaxed);
+        store.world.fail(FaultPlan { call, nth: 0, for_good: false, fault: Fault::Io });
+        let (answer, answers) = mpsc::channel();
+        for &ino in &files {
+            let answer = answer.clone();
+            syncer.fsync(ino, move |outcome| answer.send(outcome).unwrap());
+        }
+        for _ in &files {
+            let outcome = answers.recv_timeout(Duration::from_secs(10)).expect("everybody is answered");
+            assert!(matches!(outcome, Err(Error::Io(_) | Error::Failed(_))), "{outcome:?}");
+        }
+        let failure = store.fs.region().failure().expect("the store has failed");
+        assert!(failure.object.contains(object) && failure.cause.contains("os error 5"), "{failure}");
+        assert!(failure.at_ns >= 1_700_000_000_000_000_000);
+        let answer = answer.clone();
+        syncer.fsync(small, move |outcome| answer.send(outcome).unwrap());
+        let outcome = answers.recv_timeout(Duration::from_secs(10)).expect("also afterwards");
+        assert_eq!(outcome, Err(Error::Failed(failure.clone())));
+        assert_eq!(store.fs.write(small, 0, b"x"), Err(Error::Failed(failure)));
+        thread.stop();
+        ticker.stop();
+    }
+}

@@ -1,0 +1,105 @@
+//! Threads for requests that have to wait for a flush of the bulk device in their middle.
+//!
+//! Request threads are few, and a bulk device may take seconds for a flush. So a request that might flush (a write, a change
+//! of size, an allocation, a copy, a rename over a file) is tried in its request thread without the right to flush; refused, it is run again here,
+//! with the right to. Requests beyond the number of these threads wait in a queue, not in a request thread.
+//!
+//! Nobody waits in a circle: a thread here holds the inode locks of one operation while it waits for the device, as the
+//! operation's request thread did before; the device's flush needs no lock of the engine and no thread of this crate.
+//! The end: requests end first, then all that is queued is carried out, then the store is shut down.
+//! What still waits in a request thread: a request for an inode whose lock is held here.
+
+use std::io;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+
+/// They wait for the same flush: more of them cost memory, not time.
+const THREADS: usize = 8;
+
+type Work = Box<dyn FnOnce() + Send>;
+
+/// Where work is handed in. One for each who does.
+#[derive(Clone)]
+pub(crate) struct Waiters(Sender<Option<Work>>);
+
+/// The threads behind [`Waiters`].
+pub(crate) struct WaiterThreads {
+    queue: Sender<Option<Work>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Waiters {
+    pub fn start() -> io::Result<(Waiters, WaiterThreads)> {
+        let (queue, work) = mpsc::channel();
+        let work = Arc::new(Mutex::new(work));
+        let mut threads = Vec::new();
+        for number in 0..THREADS {
+            let work = work.clone();
+            let builder = std::thread::Builder::new().name(format!("waiter-{number}"));
+            threads.push(builder.spawn(move || serve(&work))?);
+        }
+        Ok((Waiters(queue.clone()), WaiterThreads { queue, threads }))
+    }
+
+    /// Runs `work` in one of the threads; after their end, here.
+    pub fn run(&self, work: impl FnOnce() + Send + 'static) {
+        if let Err(mpsc::SendError(Some(work))) = self.0.send(Some(Box::new(work))) {
+            work();
+        }
+    }
+}
+
+impl WaiterThreads {
+    /// Returns when everything handed in before is done.
+    pub fn stop(self) {
+        for _ in &self.threads {
+            // One for each thread, behind all the work.
+            let _ = self.queue.send(None);
+        }
+        for thread in self.threads {
+            // A panic in the thread has been reported by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn serve(queue: &Mutex<Receiver<Option<Work>>>) {
+    loop {
+        // Held while waiting for work, never while working.
+        let next = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        match next {
+            Ok(Some(work)) => work(),
+            Ok(None) | Err(mpsc::RecvError) => return,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::time::Duration;
+
+    #[test]
+    fn all_work_handed_in_before_the_end_is_done() {
+        let (waiters, threads) = Waiters::start().unwrap();
+        let done = Arc::new(AtomicU32::new(0));
+        for _ in 0..5 * THREADS {
+            let done = done.clone();
+            waiters.run(move || {
+                std::thread::sleep(Duration::from_millis(2));
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        threads.stop();
+        assert_eq!(done.load(Ordering::Relaxed) as usize, 5 * THREADS);
+        // The threads are gone: done by who asks.
+        let (counted, here) = (done.clone(), std::thread::current().id());
+        waiters.run(move || {
+            assert_eq!(std::thread::current().id(), here);
+            counted.store(0, Ordering::Relaxed);
+        });
+        assert_eq!(done.load(Ordering::Relaxed), 0);
+    }
+}

@@ -1,0 +1,101 @@
+//! The calls that change files: one door, so that tests can record what goes through it.
+//!
+//! Every write, resize, allocation, rename, removal and sync of the store's files goes through a function here, and every store
+//! into a shared map is noted here. Each function is the system call and nothing else; with the feature `recorded` it also tells
+//! the [`crate::recorder`]. A change is recorded after it was made, a sync when it begins and when it ends: so a write that runs
+//! beside a sync never counts as covered by it.
+//! Left out: reads, the store's lock, and what the command line writes (description, process id).
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use rustix::fs::FallocateFlags;
+
+#[cfg(feature = "recorded")]
+use crate::recorder::{self, Event, FileId, Synced};
+
+pub fn write_all_at(file: &File, bytes: &[u8], at: u64) -> io::Result<()> {
+    file.write_all_at(bytes, at)?;
+    #[cfg(feature = "recorded")]
+    recorder::note(|| Event::Written { file: FileId::of(file), at, bytes: bytes.to_vec(), mapped: false });
+    Ok(())
+}
+
+pub fn set_len(file: &File, bytes: u64) -> io::Result<()> {
+    file.set_len(bytes)?;
+    #[cfg(feature = "recorded")]
+    recorder::note(|| Event::Resized { file: FileId::of(file), bytes });
+    Ok(())
+}
+
+/// Allocates, punches or zeroes a range, as `flags` say; a signal does not end it.
+pub fn fallocate(file: &File, flags: FallocateFlags, at: u64, len: u64) -> rustix::io::Result<()> {
+    rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, flags, at, len))?;
+    #[cfg(feature = "recorded")]
+    recorder::note(|| Event::Allocated {
+        file: FileId::of(file),
+        at,
+        len,
+        zeroes: flags.intersects(FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE),
+        keeps_len: flags.contains(FallocateFlags::KEEP_SIZE),
+    });
+    Ok(())
+}
+
+pub fn sync_data(file: &File) -> io::Result<()> {
+    #[cfg(feature = "recorded")]
+    let sync = recorder::sync_begins(|| Synced::File(FileId::of(file)));
+    file.sync_data()?;
+    #[cfg(feature = "recorded")]
+    recorder::sync_ended(sync);
+    Ok(())
+}
+
+pub fn sync_all(file: &File) -> io::Result<()> {
+    #[cfg(feature = "recorded")]
+    let sync = recorder::sync_begins(|| Synced::File(FileId::of(file)));
+    file.sync_all()?;
+    #[cfg(feature = "recorded")]
+    recorder::sync_ended(sync);
+    Ok(())
+}
+
+/// Makes the names in `directory`, which lies at `path`, durable.
+pub fn sync_directory(directory: &File, path: &Path) -> io::Result<()> {
+    #[cfg(feature = "recorded")]
+    let sync = recorder::sync_begins(|| Synced::Directory(path.to_path_buf()));
+    #[cfg(not(feature = "recorded"))]
+    let _ = path;
+    directory.sync_all()?;
+    #[cfg(feature = "recorded")]
+    recorder::sync_ended(sync);
+    Ok(())
+}
+
+/// Opens with `options`, which may create the file.
+pub fn create(options: &OpenOptions, path: &Path) -> io::Result<File> {
+    #[cfg(feature = "recorded")]
+    let existed = path.exists();
+    let file = options.open(path)?;
+    #[cfg(feature = "recorded")]
+    if !existed {
+        recorder::note(|| Event::Created { file: FileId::of(&file), path: path.to_path_buf() });
+    }
+    Ok(file)
+}
+
+pub fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    fs::rename(from, to)?;
+    #[cfg(feature = "recorded")]
+    recorder::note(|| Event::Renamed { from: from.to_path_buf(), to: to.to_path_buf() });
+    Ok(())
+}
+
+pub fn remove_file(path: &Path) -> io::Result<()> {
+    fs::remove_file(path)?;
+    #[cfg(feature = "recorded")]
+    recorder::note(|| Event::Removed { path: path.to_path_buf() });
+    Ok(())
+}

@@ -1,0 +1,162 @@
+//! Tests of the segment log on a host that lacks something: room, descriptors, memory, speed.
+//!
+//! Failures are injected before each step of making a segment and before each `pwrite`. What must hold whatever fails: the
+//! bytes appended before are there, an append that failed changed nothing, the next try works, nothing is poisoned.
+
+use std::sync::atomic::AtomicUsize;
+use std::time::Instant;
+
+use super::*;
+
+const EMFILE: i32 = 24;
+const ENOMEM: i32 = 12;
+const ENOSPC: i32 = 28;
+
+/// Fails the `nth` step from now on, and all behind it when `for_good`; only steps `of` count.
+fn fail(log: &SegmentLog, of: fn(Step) -> bool, nth: usize, for_good: bool, errno: i32) -> Arc<AtomicUsize> {
+    let met = Arc::new(AtomicUsize::new(0));
+    let (hits, mut count) = (met.clone(), 0);
+    *log.shared.files.before.lock() = Some(Box::new(move |step| {
+        if !of(step) {
+            return Ok(());
+        }
+        count += 1;
+        if count - 1 == nth || for_good && count > nth {
+            hits.fetch_add(1, Ordering::Relaxed);
+            return Err(io::Error::from_raw_os_error(errno));
+        }
+        Ok(())
+    }));
+    met
+}
+
+fn heal(log: &SegmentLog) {
+    *log.shared.files.before.lock() = None;
+}
+
+fn making(step: Step) -> bool {
+    step != Step::Store
+}
+
+/// Appends until one fails; returns the end and the error.
+fn append_until_lack(log: &SegmentLog, mut position: u64) -> (u64, MediaError) {
+    loop {
+        let len = 5000;
+        match log.append(position, &pattern(position, len)) {
+            Ok(()) => position += len as u64,
+            Err(error) => return (position, error),
+        }
+        assert!(position < 100 * SEGMENT, "the host is never full");
+    }
+}
+
+#[test]
+fn an_ordinary_append_leaves_the_segment_held_back_and_an_urgent_one_takes_it() {
+    let scratch = Scratch::new();
+    let log = scratch.create();
+    log.append(0, &pattern(0, 100)).unwrap();
+    wait_for_a_spare(&log);
+    fail(&log, making, 0, true, ENOSPC);
+    let (mut end, error) = append_until_lack(&log, 100);
+    assert!(matches!(error, MediaError::NoSpace { .. }), "{error}");
+    assert_eq!((scratch.count("log-"), scratch.count("spare-")), (2, 1));
+    assert!(!log.is_short() && log.gains_by_release(end));
+    log.append_urgent(end, &pattern(end, 5000)).unwrap();
+    end += 5000;
+    assert!(log.is_short());
+    // What frees space finds room for a whole segment more, and then a release gives both kinds room again.
+    while (end + 5000) / SEGMENT == end / SEGMENT {
+        log.append_urgent(end, &pattern(end, 5000)).unwrap();
+        end += 5000;
+    }
+    let error = log.append_urgent(end, &pattern(end, 5000)).unwrap_err();
+    assert!(matches!(error, MediaError::NoSpace { .. }), "{error}");
+    expect(&log, 0, end as usize);
+    log.release(end).unwrap();
+    assert!(!log.is_short() && !log.gains_by_release(end));
+    log.append(end, &pattern(end, 5000)).unwrap();
+    log.sync().unwrap();
+    drop(log);
+    expect(&scratch.open().unwrap(), end / SEGMENT * SEGMENT, (end % SEGMENT) as usize + 5000);
+}
+
+#[test]
+fn a_host_that_is_full_at_any_step_changes_nothing_and_the_next_try_works() {
+    for errno in [ENOSPC, EMFILE, ENOMEM] {
+        for for_good in [false, true] {
+            for nth in 0..8 {
+                let scratch = Scratch::new();
+                let log = scratch.create();
+                let met = fail(&log, making, nth, for_good, errno);
+                let (mut position, mut failures) = (0, 0);
+                // Six segments; a failure may also have met the preparer, and then nobody else.
+                while position < 6 * SEGMENT {
+                    match log.append(position, &pattern(position, 9000)) {
+                        Ok(()) => position += 9000,
+                        Err(error) => {
+                            assert!(error.is_lack(), "step {nth}, errno {errno}: {error}");
+                            failures += 1;
+                            heal(&log);
+                        }
+                    }
+                }
+                assert!(failures <= 1 && (failures == 1 || !for_good), "step {nth}: {failures} failures");
+                assert!(met.load(Ordering::Relaxed) > 0, "step {nth} was never reached");
+                log.sync().unwrap();
+                expect(&log, 0, position as usize);
+                drop(log);
+                expect(&scratch.open().unwrap(), 0, position as usize);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_write_without_room_into_a_segment_that_is_there_is_an_answer() {
+    let scratch = Scratch::new();
+    let log = scratch.create();
+    log.append(0, b"abc").unwrap();
+    fail(&log, |step| step == Step::Store, 0, false, ENOSPC);
+    assert!(matches!(log.append(3, b"def"), Err(MediaError::NoSpace { .. })));
+    // The end has not moved: the same position is taken again.
+    log.append(3, b"ghi").unwrap();
+    log.sync().unwrap();
+    expect_bytes(&log, b"abcghi\0");
+    fail(&log, |step| step == Step::Store, 0, false, 5);
+    assert!(matches!(log.append(6, b"x"), Err(MediaError::Io { .. })));
+    assert!(matches!(log.append(6, b"x"), Err(MediaError::Poisoned { .. })));
+}
+
+#[test]
+fn segments_made_slowly_hold_up_no_append() {
+    let scratch = Scratch::new();
+    let log = scratch.create();
+    log.append(0, b"x").unwrap();
+    wait_for_a_spare(&log);
+    // Made in a quarter of a second each, used up in half a second each.
+    let slow = Duration::from_millis(250);
+    *log.shared.files.before.lock() = Some(Box::new(move |step| {
+        if step == Step::Create {
+            std::thread::sleep(slow);
+        }
+        Ok(())
+    }));
+    let (mut position, mut longest) = (1, Duration::ZERO);
+    let len = SEGMENT as usize / 32;
+    while position < 4 * SEGMENT {
+        let begin = Instant::now();
+        log.append(position, &pattern(position, len)).unwrap();
+        longest = longest.max(begin.elapsed());
+        position += len as u64;
+        std::thread::sleep(Duration::from_millis(16));
+    }
+    assert!(longest < slow / 2, "an append waited {longest:?} for a segment");
+}
+
+#[test]
+fn a_small_host_bears_a_short_log() {
+    assert_eq!(segments_max(400 << 20, SEGMENT_BYTES), 3);
+    assert_eq!(segments_max(100 << 30, SEGMENT_BYTES), 100);
+    assert_eq!(log_bytes_max(400 << 20), 24 << 20);
+    assert!(log_bytes_max(20 << 30) >= 256 << 20, "the usual checkpoint on a usual host");
+}

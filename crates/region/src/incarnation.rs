@@ -1,0 +1,107 @@
+//! Which of a `battery` region and its saved images is the store: they may have parted ways.
+//!
+//! The memory of a region can be absent for a while (its file system is not mounted), and the store go on from its image;
+//! then two regions exist that share one bulk device, and each would show the other's bytes as its own. So a restore
+//! begins a new *incarnation*: its number is in the anchors of the region and of both images, and a region of another
+//! one is refused ([`compare`]). An image that is *clean* holds all that the region held; the mark is taken off before
+//! the first record of a mount, so that whoever finds the region gone knows whether the image lacks anything.
+//!
+//! Rules: images learn of a new incarnation durably before its region can be found ([`restore`] returns then). Marks go
+//! to the second anchor slot, which counts among equal generations; the first one keeps what it held.
+//! Left out: whether to restore, and where the region's file is (the store's directory knows).
+
+use std::sync::Arc;
+
+use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, SUPERBLOCK_AT, Superblock};
+use shoal_format::{FormatError, PAGE};
+use shoal_media::{ImageFile, PersistentMemory};
+use zerocopy::IntoBytes;
+
+use crate::{Error, Result, newest_image};
+
+/// An incarnation is the number of restores and, in so many low bits, random ones: two copies of the images that are both
+/// restored from part ways as well.
+const RANDOM_BITS: u32 = 32;
+
+/// Refuses a region that is not of the incarnation the images are of. Images that hold nothing yet say nothing.
+pub fn compare(images: &[Arc<dyn ImageFile>; 2], superblock: &Superblock, anchor: &AnchorRecord) -> Result<()> {
+    let image = match newest_image(images) {
+        Ok((_, saved, newest)) if saved.uuid == superblock.uuid => newest.incarnation.get(),
+        Ok(_) | Err(Error::NoImage { .. }) => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let region = anchor.incarnation.get();
+    let times = (region >> RANDOM_BITS, image >> RANDOM_BITS);
+    match times {
+        _ if region == image => Ok(()),
+        (region, image) if region < image => Err(Error::RegionOlder { region, image }),
+        (region, image) => Err(Error::ImageOlder { region, image }),
+    }
+}
+
+/// Notes durably that the region is about to change, and the image no longer holds all of it.
+pub(crate) fn mark_in_use(image: &dyn ImageFile, anchor: AnchorRecord) -> Result<()> {
+    if anchor.flags.get() & ANCHOR_CLEAN == 0 {
+        return Ok(());
+    }
+    let flags = (anchor.flags.get() & !ANCHOR_CLEAN).into();
+    write_second(image, AnchorRecord { flags, ..anchor })
+}
+
+fn write_second(image: &dyn ImageFile, anchor: AnchorRecord) -> Result<()> {
+    image.write(ANCHOR_AT[1], anchor.sealed().as_bytes())?;
+    Ok(image.sync()?)
+}
+
+/// Makes memory that has an image's bytes the region the image holds.
+pub fn place_anchor(anchor: &AnchorRecord, memory: &dyn PersistentMemory) {
+    memory.zero(ANCHOR_AT[0], PAGE);
+    // In the place its generation gives it: the ring's next anchor must not overwrite the only one.
+    memory.write(ANCHOR_AT[(anchor.generation.get() % 2) as usize], anchor.as_bytes());
+    memory.write_back(ANCHOR_AT[0], PAGE);
+    memory.fence();
+}
+
+/// Makes memory, blank before, the region the newest image holds, in a new incarnation: behind the image's, and behind
+/// `refused`, that of a region set aside for it. `memory` is the store's region when this has returned, and no other is.
+pub fn restore(
+    images: &[Arc<dyn ImageFile>; 2],
+    memory: &dyn PersistentMemory,
+    refused: u64,
+    random: u32,
+) -> Result<()> {
+    let (newest, superblock, saved) = newest_image(images)?;
+    let used = saved.used_bytes.get();
+    if used > memory.len() {
+        return Err(Error::TooSmall { have: memory.len(), need: used });
+    }
+    let mut piece = vec![0; 1 << 20];
+    for at in (0..used).step_by(piece.len()) {
+        let bytes = &mut piece[..(used - at).min(1 << 20) as usize];
+        images[newest].read(at, bytes)?;
+        memory.write(at, bytes);
+    }
+    memory.write_back(0, used);
+    let times = (saved.incarnation.get().max(refused) >> RANDOM_BITS) + 1;
+    let incarnation = (times << RANDOM_BITS | random as u64).into();
+    place_anchor(&AnchorRecord { incarnation, ..saved }.sealed(), memory);
+    // The newest first: it alone decides. The other one, should the newest be damaged one day, must not speak for the past.
+    for image in [&images[newest], &images[1 - newest]] {
+        if let Some((other, anchor)) = read(image.as_ref())?
+            && other.uuid == superblock.uuid
+        {
+            write_second(image.as_ref(), AnchorRecord { incarnation, ..anchor })?;
+        }
+    }
+    Ok(())
+}
+
+/// An image's superblock and anchor, if it counts.
+fn read(image: &dyn ImageFile) -> Result<Option<(Superblock, AnchorRecord)>> {
+    let mut page = vec![0; PAGE as usize];
+    image.read(SUPERBLOCK_AT, &mut page)?;
+    let superblock = Superblock::decode(&page);
+    image.read(ANCHOR_AT[0], &mut page)?;
+    let both = |s: std::result::Result<Superblock, FormatError>| Some((s.ok()?, AnchorRecord::newest(&page).ok()?));
+    Ok(both(superblock))
+}

@@ -1,0 +1,133 @@
+//! Room on the host: for the log's next segment, and for the images to grow.
+//!
+//! Two promises. An append that finds no room waits for a checkpoint, which gives the log back what recovery does not need any
+//! more, and is tried once more. And a checkpoint never runs out of room half-way: before the region takes a segment behind
+//! all it ever used, room for it is reserved in the memory's file and in both images, some segments ahead. The last
+//! [`HELD_BACK`] of what is reserved serve only transactions that free space in the end; so a full host can be emptied.
+//! Lock order: growing before all others; nobody who holds the commit lock waits here.
+
+use shoal_format::superblock::Superblock;
+use shoal_format::{PAGE, SEGMENT};
+use shoal_media::ImageFile;
+
+use crate::checkpoint::{STALE_HEADER, stale_at, sums_at};
+use crate::{Error, Region, Result};
+
+/// Reserved segments that ordinary transactions leave.
+pub(crate) const HELD_BACK: u64 = 16;
+/// Segments reserved at a time: an eighth of the region, within these bounds.
+const STEP_MIN: u64 = 64;
+const STEP_MAX: u64 = 1024;
+
+fn lack_is_no_space(error: shoal_media::MediaError) -> Error {
+    if error.is_lack() { Error::NoSpace } else { error.into() }
+}
+
+impl Region {
+    /// Runs what appends to the log, and once more after a checkpoint when the log had no room. `attempt` takes the commit lock
+    /// itself, and has changed nothing when it fails so.
+    pub(crate) fn with_log_room<T>(&self, urgent: bool, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+        let seen = self.releases.load(std::sync::atomic::Ordering::Acquire);
+        match attempt() {
+            Err(Error::Media(lack)) if lack.is_lack() => match self.make_log_room(urgent, seen)? {
+                true => attempt(),
+                false => Err(lack.into()),
+            },
+            outcome => outcome,
+        }
+    }
+
+    /// Is it worth trying again? `seen`: releases before the attempt that failed.
+    fn make_log_room(&self, urgent: bool, seen: u64) -> Result<bool> {
+        let Some(images) = self.images.as_ref().filter(|_| !self.superblock.memory_kind.has_ring()) else {
+            return Ok(false);
+        };
+        let mut state = self.checkpoint.lock();
+        if self.releases.load(std::sync::atomic::Ordering::Acquire) != seen {
+            return Ok(true);
+        }
+        let end = self.last_lsn();
+        // An ordinary operation does not repeat what failed when the log was as it is now: on a full host every one would write
+        // half an image in vain.
+        if !self.log.gains_by_release(end) || (!urgent && state.failed_at == Some(end)) {
+            return Ok(false);
+        }
+        match self.write_image_locked(images, &mut state, false) {
+            Ok(()) => Ok(true),
+            Err(Error::Media(lack)) if lack.is_lack() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Appends find less room than they should, and a checkpoint would make some.
+    pub fn wants_checkpoint(&self) -> bool {
+        self.log.is_short() && self.log.gains_by_release(self.last_lsn())
+    }
+
+    /// Appends find less room than they should.
+    pub fn is_log_short(&self) -> bool {
+        self.log.is_short()
+    }
+
+    /// Bytes the log may still take from its host.
+    pub fn log_growth_bytes(&self) -> u64 {
+        self.log.growth_bytes()
+    }
+
+    /// Reserves room up to segment `needed`, and ahead if there is more.
+    pub(crate) fn grow(&self, needed: u64, reclaim: bool) -> Result<()> {
+        let _one_at_a_time = self.growing.lock();
+        let (backed, limit) = {
+            let alloc = self.alloc.lock();
+            (alloc.backed, alloc.limit(reclaim))
+        };
+        if needed <= limit {
+            return Ok(());
+        }
+        let count = self.superblock.segment_count;
+        let step = (needed / 8).clamp(STEP_MIN, STEP_MAX);
+        let least = (needed + if reclaim { 0 } else { HELD_BACK }).min(count);
+        let reserved = match self.reserve_room(backed, (least + step).min(count)) {
+            Err(Error::NoSpace) => self.reserve_room(backed, least).map(|()| least),
+            outcome => outcome.map(|()| (least + step).min(count)),
+        }?;
+        self.alloc.lock().backed = reserved;
+        Ok(())
+    }
+
+    /// After opening: what the region has used must have its room, and something for what frees space. What the host does
+    /// not give now is asked for again when the region grows.
+    pub(crate) fn back_used(&self) -> Result<()> {
+        let high = self.alloc.lock().used_bytes() / SEGMENT;
+        let needed = high.min(self.superblock.segment_count);
+        match self.grow(needed, false) {
+            Err(Error::NoSpace) => match self.grow(needed, true) {
+                Err(Error::NoSpace) => Ok(()),
+                outcome => outcome,
+            },
+            outcome => outcome,
+        }
+    }
+
+    /// Takes the room of segments [from, to).
+    fn reserve_room(&self, from: u64, to: u64) -> Result<()> {
+        if to <= from {
+            return Ok(());
+        }
+        let (at, len) = (from * SEGMENT, (to - from) * SEGMENT);
+        self.memory.reserve(at, len).map_err(lack_is_no_space)?;
+        for image in self.images.iter().flatten() {
+            reserve_in_image(image.as_ref(), &self.superblock, at, len).map_err(lack_is_no_space)?;
+        }
+        Ok(())
+    }
+}
+
+/// The range's pages, their sums, and the stale map up to them.
+fn reserve_in_image(image: &dyn ImageFile, superblock: &Superblock, at: u64, len: u64) -> shoal_media::Result<()> {
+    image.reserve(at, len)?;
+    image.reserve(sums_at(superblock) + at / PAGE * 4, len / PAGE * 4)?;
+    let words = ((at + len) / PAGE).div_ceil(64);
+    image.reserve(stale_at(superblock), STALE_HEADER as u64 + words * 8)?;
+    Ok(())
+}

@@ -1,0 +1,59 @@
+//! A host file system with little room: what images have taken, and when it is full.
+//!
+//! An image takes whole pages, by writing or by reserving them, and keeps them. The log keeps count of its segments itself. From
+//! [`crate::World::fill_host`] on both get no more than was left then; before, the host has room for everything.
+
+use std::collections::BTreeMap;
+
+use shoal_media::{MediaError, Result};
+
+const PAGE: u64 = 4096;
+
+/// The pages an image has on its host, as ranges that neither touch nor overlap, and how many more there are.
+#[derive(Clone, Default)]
+pub(crate) struct Taken {
+    ranges: BTreeMap<u64, u64>,
+    pub left: Option<u64>,
+}
+
+impl Taken {
+    /// Takes the pages of a range of bytes; changes nothing when there are not enough.
+    pub fn take(&mut self, what: &str, at: u64, len: u64) -> Result<()> {
+        if len == 0 {
+            return Ok(());
+        }
+        let (mut from, mut to) = (at / PAGE, (at + len).div_ceil(PAGE));
+        let touched: Vec<(u64, u64)> =
+            self.ranges.range(..=to).rev().take_while(|(_, end)| **end >= from).map(|(a, b)| (*a, *b)).collect();
+        let there: u64 = touched.iter().map(|&(a, b)| b.min(to).saturating_sub(a.max(from))).sum();
+        let wanted = to - from - there;
+        if let Some(left) = &mut self.left {
+            *left = left.checked_sub(wanted).ok_or_else(|| MediaError::NoSpace { what: what.into() })?;
+        }
+        for (a, b) in touched {
+            self.ranges.remove(&a);
+            (from, to) = (from.min(a), to.max(b));
+        }
+        self.ranges.insert(from, to);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_taken_once_and_a_range_that_does_not_fit_takes_none() {
+        let mut taken = Taken { left: Some(4), ..Taken::default() };
+        taken.take("image", 5000, 10).unwrap();
+        taken.take("image", 4096, 4096).unwrap();
+        assert_eq!(taken.left, Some(3));
+        taken.take("image", 3 * PAGE, 1).unwrap();
+        assert!(taken.take("image", 0, 6 * PAGE).is_err());
+        assert_eq!(taken.left, Some(2));
+        taken.take("image", 0, 4 * PAGE).unwrap();
+        assert_eq!((taken.left, taken.ranges.len()), (Some(0), 1));
+        assert!(taken.take("image", 4 * PAGE, 1).is_err());
+    }
+}
