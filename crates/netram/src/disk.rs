@@ -281,6 +281,7 @@ mod tests {
     use shoal_sim::SimClock;
 
     use super::*;
+    use std::sync::atomic::AtomicBool;
     use crate::Policy;
 
     /// A device with a thread that takes its time, and that its drop waits for.
