@@ -265,3 +265,31 @@ fn an_idle_store_with_nothing_to_gain_is_left_alone() {
     assert!(!step.more && step.moved == 0, "{step:?}");
     store.verify(&kept);
 }
+
+/// Room for an eighth of the region is all the host gives: what is deleted there can be used by files of another size.
+#[test]
+fn on_a_full_host_sparse_segments_are_compacted_before_a_creation_fails() {
+    for (percent, idle) in [(95, false), (95, true), (60, false)] {
+        let mut store = Store::new(MemoryKind::Logged, 2048);
+        store.world.fill_host(24, 4096);
+        let mut random = Random::new(percent);
+        let (files, _) = store.fill(|_| 1000);
+        assert!(store.fs.region().space().touched_bytes < 1024 << 16, "the host is full before the region is");
+        let kept = store.delete(files.clone(), percent, &mut random);
+        if idle {
+            store.idle();
+        }
+        let (written, _) = store.fill(|_| 4000);
+        let (first, stored) = (files.len() as u64 * 1000, written.len() as u64 * 4000);
+        let freed = (files.len() - kept.len()) as u64 * 1000;
+        let share = stored as f64 / freed as f64;
+        println!("{percent}% of {first} bytes deleted, idle {idle}: {stored} stored ({:.1}%)", share * 100.0);
+        assert!(share > 0.9, "{percent}%, idle {idle}: {stored} of {freed} bytes");
+        store.verify(&kept);
+        store.verify(&written);
+        store.delete(kept, 100, &mut random);
+        store.delete(written, 100, &mut random);
+        store.fs.shutdown().expect("a full host keeps nobody from ending");
+        store.check();
+    }
+}
