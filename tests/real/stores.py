@@ -157,9 +157,26 @@ class Store:
             )
 
     def pid(self):
-        with open(os.path.join(self.store, "pid")) as file:
-            # The first line; what else the file tells is the daemon's own.
-            return int(file.readline())
+        try:
+            with open(os.path.join(self.store, "pid")) as file:
+                # The first line; what else the file tells is the daemon's own.
+                return int(file.readline())
+        except (FileNotFoundError, ValueError):
+            # On a full host the file cannot be written.
+            return self.lock_owner()
+
+    def lock_owner(self):
+        """The process that holds the store's lock, by the kernel's table."""
+        lock = os.path.join(self.store, "lock")
+        inode = os.stat(lock).st_ino
+        with open("/proc/locks") as table:
+            for line in table:
+                words = line.split()
+                if words[1] == "FLOCK" and int(words[5].split(":")[2]) == inode:
+                    links = [os.path.join(f"/proc/{words[4]}/fd", name) for name in os.listdir(f"/proc/{words[4]}/fd")]
+                    if lock in (os.readlink(link) for link in links if os.path.islink(link)):
+                        return int(words[4])
+        raise ValueError(f"{lock}: nobody holds it")
 
     def alive(self):
         try:

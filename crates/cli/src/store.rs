@@ -314,7 +314,30 @@ pub fn writer(directory: &Path) -> Option<u32> {
 
 /// The process that holds the store's lock, or was the last to hold it.
 pub fn holder(directory: &Path) -> Option<u32> {
-    first_number(&directory.join("lock"))
+    let lock = directory.join("lock");
+    // On a full host the file may be empty; the kernel knows all the same.
+    lock_owner(&lock).or_else(|| first_number(&lock))
+}
+
+/// The process that the kernel lists as the lock's owner.
+fn lock_owner(lock: &Path) -> Option<u32> {
+    let inode = fs::metadata(lock).ok()?.ino();
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    owners(&locks, inode).into_iter().find(|pid| {
+        // The device number may be another one than stat(2) tells (btrfs): the open file decides.
+        let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        open.into_iter().any(|link| fs::read_link(link.path()).is_ok_and(|path| path == lock))
+    })
+}
+
+/// Processes that hold a whole-file lock of an inode of this number, from the text of /proc/locks.
+fn owners(locks: &str, inode: u64) -> Vec<u32> {
+    let owner = |line: &str| -> Option<u32> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = words.get(5)?.rsplit(':').next()?.parse::<u64>().ok()?;
+        (words.get(1) == Some(&"FLOCK") && number == inode).then(|| words[4].parse().ok()).flatten()
+    };
+    locks.lines().filter_map(owner).collect()
 }
 
 /// Is the process gone, or on its way: killed, or giving back what it had?
@@ -491,6 +514,20 @@ pub fn uuid_text(uuid: &[u8; 16]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kernel_names_the_owner_of_a_lock() {
+        let locks = "1: FLOCK  ADVISORY  WRITE 6239 00:2f:257 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 77 00:2f:257 0 EOF\n\
+                     2: POSIX  ADVISORY  WRITE 5 08:01:257 0 EOF\n3: FLOCK ADVISORY READ 9 00:2f:25 0 EOF\n";
+        assert_eq!(owners(locks, 257), [6239]);
+        let dir = tempfile::tempdir().unwrap();
+        let directory = dir.path().canonicalize().unwrap();
+        let held = StoreLock::acquire(&directory).unwrap();
+        fs::write(directory.join("lock"), "").unwrap();
+        assert_eq!(holder(&directory), Some(std::process::id()), "the file is empty, as on a full host");
+        drop(held);
+        assert_eq!(holder(&directory), None);
+    }
 
     #[test]
     fn a_uuid_is_written_in_five_groups() {

@@ -237,7 +237,8 @@ impl Fs {
                 pace.bulk_since = Some(now);
             }
             let bulk_due = pace.bulk_since.is_some_and(|since| self.overdue_ns(now, since).is_some());
-            if !bulk_due && !(log_due && has_new) {
+            let due = bulk_due || log_due && has_new;
+            if !due {
                 return Ok(());
             }
             pace.bulk_since = None;

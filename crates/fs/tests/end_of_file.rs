@@ -1,5 +1,7 @@
-//! Every operation at every alignment about the end of file and the boundaries of chunks and blocks (docs/design/testing.md,
-//! T5), on the three kinds of memory; and writes that fail there. `SHOAL_DEEP=1` leaves no case out.
+//! Every operation at every alignment about the end of file and the boundaries of chunks and blocks (docs/design/testing.md, T5).
+//!
+//! On the three kinds of memory, compared with a plain byte vector, then after a remount, a process crash and power losses;
+//! and writes that fail there. `SHOAL_DEEP=1` leaves no case out.
 
 #[allow(dead_code, reason = "stores and candidates are shared with the tests of two actors")]
 mod actors;

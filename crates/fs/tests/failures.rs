@@ -1,4 +1,7 @@
 //! A flush that fails is explained: the first failure is kept, and every later refusal names it.
+//!
+//! Each call of the media that makes a store read-only is failed in turn, in the simulation. Left out: what the command
+//! line shows of it (`tests/nbd/slow`).
 
 mod data_store;
 

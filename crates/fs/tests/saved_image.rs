@@ -1,5 +1,7 @@
-//! Battery memory that was lost: the store comes back from the image saved last, and large files with it. What is tried,
-//! and what must come back, is in `saved`.
+//! Battery memory that was lost: the store comes back from the image saved last, and large files with it.
+//!
+//! What is tried, and what must come back, is in `saved`. Here as well: a region and an image that have parted ways are
+//! never used together.
 
 mod data_store;
 mod saved;

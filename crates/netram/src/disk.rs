@@ -281,8 +281,8 @@ mod tests {
     use shoal_sim::SimClock;
 
     use super::*;
-    use std::sync::atomic::AtomicBool;
     use crate::Policy;
+    use std::sync::atomic::AtomicBool;
 
     /// A device with a thread that takes its time, and that its drop waits for.
     struct Slow {

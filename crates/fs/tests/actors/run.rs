@@ -1,4 +1,7 @@
 //! One pair of operations on one store: its schedules, its crash points, and every state judged.
+//!
+//! Owns: running a schedule, taking points along it, opening each state and asking `promise` about it. Left out: which
+//! schedules there are (`schedule`), and which pairs (`pairs`).
 
 use std::sync::{Arc, Mutex};
 

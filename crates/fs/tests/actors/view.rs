@@ -1,5 +1,7 @@
-//! What a store shows to its users, as far as two operations at once can be compared with the same ones in turn: names,
-//! sizes, links, modes, bytes. Left out: times and the numbers of inodes that the two create, which depend on the turn.
+//! What a store shows to its users, as far as two operations at once can be compared with the same ones in turn.
+//!
+//! Owns: names, sizes, links, modes and bytes of a store, and their comparison. Left out: times and the numbers of inodes
+//! that the two create, which depend on the turn.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -86,8 +86,10 @@ fn demand(holds: bool, what: &str) -> std::result::Result<(), String> {
     if holds { Ok(()) } else { Err(what.to_owned()) }
 }
 
-/// Who flushes the log.
-const FLUSHES: [(&str, fn(&Region)); 3] = [
+type Flush = (&'static str, fn(&Region));
+
+/// The callers that flush the log.
+const FLUSHES: [Flush; 3] = [
     ("sync", |region| region.sync().expect("synced")),
     ("callback", |region| region.sync_with(region.last_lsn(), Box::new(|outcome| outcome.expect("synced")))),
     ("checkpoint", |region| region.checkpoint().expect("written")),
