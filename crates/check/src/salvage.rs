@@ -202,6 +202,9 @@ impl Walk<'_, '_> {
         if strays.is_empty() && gaps.iter().all(|gap| gap.hole) {
             return Ok(());
         }
+        // Blocks that were given back leave holes: what is left over belongs where the table is broken, if there is room for it.
+        let broken: u64 = gaps.iter().filter(|gap| !gap.hole).map(|gap| gap.to - gap.from).sum();
+        gaps.retain(|gap| !gap.hole || broken < strays.len() as u64);
         let gaps: Vec<(u64, u64)> = gaps.iter().map(|gap| (gap.from, gap.to)).collect();
         let missing: u64 = gaps.iter().map(|&(from, to)| to - from).sum();
         self.lost(

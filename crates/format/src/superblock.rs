@@ -327,8 +327,9 @@ pub struct Roots {
     pub inode_root: U64,
     /// Levels of the inode table above the inode blocks.
     pub inode_height: U32,
-    pub reserved: U32,
-    /// Inode blocks that exist: inode numbers below 16 times this are backed.
+    /// No generation of an inode in a block that was given back is above it.
+    pub generation_floor: U32,
+    /// No inode block from this number on exists; of those below it, empty ones may be absent.
     pub inode_blocks: U64,
     /// Inodes in use when the store was last unmounted cleanly; recovery counts them anew.
     pub inodes: U64,

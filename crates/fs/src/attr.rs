@@ -91,6 +91,10 @@ impl Fs {
     /// Changes attributes, all or none (a change of size may first free data in steps).
     pub fn setattr(&self, ino: Ino, change: &SetAttr) -> Result<Attr> {
         self.writable()?;
+        self.with_room(|| self.try_setattr(ino, change))
+    }
+
+    fn try_setattr(&self, ino: Ino, change: &SetAttr) -> Result<Attr> {
         let _lock = self.locks.write(ino);
         let mut inode = self.load(ino)?;
         flags::check_setattr(&inode, change)?;

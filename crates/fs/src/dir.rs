@@ -1,8 +1,11 @@
 //! Directories: one packed bucket while small, extendible hashing in bounded nodes above that.
 //!
-//! Layout and cookie rules are in `shoal-format::dir`. An insertion appends to a bucket; a removal marks the entry and takes a
-//! node or bucket away when it is empty, so an emptied directory owns nothing. Changes are a few small writes;
-//! only a split or a compaction rewrites a bucket. Callers hold the directory's lock and store its inode.
+//! Layout and cookie rules are in `shoal-format::dir`. An insertion appends to a bucket; a removal marks the entry, joins a
+//! sparse bucket with its neighbour and takes away a node that leads to one bucket only (`shrink`), so a directory is as
+//! large as its entries need, and an emptied one owns nothing. Changes are a few small writes; only a split, a join or a
+//! squeeze rewrites a bucket. Callers hold the directory's lock and store its inode.
+
+mod shrink;
 
 use shoal_format::SlotRef;
 use shoal_format::dir::{
@@ -14,6 +17,7 @@ use shoal_format::slot::{CLASS_SIZES, class_for};
 use shoal_region::{Tx, View};
 
 use crate::{Error, Ino, Result};
+pub(crate) use shrink::relocate_along;
 
 /// Bytes of the first bucket of a small directory.
 const FIRST_BUCKET: u64 = 128;
@@ -295,6 +299,10 @@ pub(crate) fn remove(tx: &mut Tx<'_>, dir: &mut Inode, hash: u64, found: &Found)
         if !last {
             tx.write(found.bucket.offset() + (found.at + ENTRY_INO_AT) as u64, &[0; 5])?;
         }
+        // A bucket with so few entries may find room in its neighbour.
+        if dir.layout == Layout::DirHashed && bucket.live() <= shrink::SPARSE_ENTRIES {
+            return shrink::join(tx, dir, hash);
+        }
         return Ok(());
     }
     let way = (dir.layout == Layout::DirHashed).then(|| descend(tx, dir.root, hash)).transpose()?;
@@ -304,18 +312,9 @@ pub(crate) fn remove(tx: &mut Tx<'_>, dir: &mut Inode, hash: u64, found: &Found)
         (dir.layout, dir.root) = (Layout::Empty, SlotRef::NONE);
         return Ok(());
     };
-    let mut depth = way.depth;
-    for step in way.steps[..way.len].iter().rev() {
-        set_refs(tx, step.node, span(step.index, depth), NodeRef::Null)?;
-        if !is_null(tx, step.node, (0, NODE_FANOUT))? {
-            return Ok(());
-        }
-        tx.free(step.node)?;
-        dir.allocated -= NODE_BYTES;
-        depth = NODE_BITS;
-    }
-    (dir.layout, dir.root) = (Layout::Empty, SlotRef::NONE);
-    Ok(())
+    let last = way.steps[way.len - 1];
+    set_refs(tx, last.node, span(last.index, way.depth), NodeRef::Null)?;
+    shrink::join_behind(tx, dir, way)
 }
 
 /// Lets an entry found by [`lookup`] name another inode.
@@ -348,13 +347,7 @@ pub(crate) fn list(view: &impl View, dir: &Inode, from: u64) -> Result<(Vec<List
             let mut floor = from;
             loop {
                 let way = descend(view, dir.root, hash)?;
-                let last = way.steps[way.len - 1];
-                let (first, len) = if way.bucket.is_none() { (last.index, 1) } else { span(last.index, way.depth) };
-                // The first hash behind this bucket's range: its prefix plus one.
-                let shift = HASH_BITS - NODE_BITS * way.len as u32;
-                let prefix = (hash >> (shift + NODE_BITS)) << NODE_BITS;
-                let next = (prefix + (first + len) as u64) << shift;
-                let next = (next < 1 << HASH_BITS).then_some(next);
+                let next = behind(&way, hash);
                 let entries = if way.bucket.is_none() { Vec::new() } else { list_bucket(view, way.bucket, floor)? };
                 match next {
                     Some(next) if entries.is_empty() => (hash, floor) = (next, next << RANK_BITS),
@@ -364,6 +357,17 @@ pub(crate) fn list(view: &impl View, dir: &Inode, from: u64) -> Result<(Vec<List
         }
         _ => Ok((Vec::new(), None)),
     }
+}
+
+/// The first hash behind the range of the bucket, or of the empty reference, that `hash` led to; `None` at the end.
+fn behind(way: &Way, hash: u64) -> Option<u64> {
+    let last = way.steps[way.len - 1];
+    let (first, len) = if way.bucket.is_none() { (last.index, 1) } else { span(last.index, way.depth) };
+    // The bucket's prefix plus one.
+    let shift = HASH_BITS - NODE_BITS * way.len as u32;
+    let prefix = (hash >> (shift + NODE_BITS)) << NODE_BITS;
+    let next = (prefix + (first + len) as u64) << shift;
+    (next < 1 << HASH_BITS).then_some(next)
 }
 
 fn list_bucket(view: &impl View, slot: SlotRef, from: u64) -> Result<Vec<Listed>> {

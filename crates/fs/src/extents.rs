@@ -152,6 +152,28 @@ fn extent_entry(view: &impl View, node: SlotRef, index: u64, bulk_blocks: u64) -
     Ok(extent)
 }
 
+/// Leaves of the map with this root.
+pub(crate) fn leaf_count(view: &impl View, root: SlotRef) -> Result<u64> {
+    let (is_index, count) = header(view, root)?;
+    Ok(if is_index { count } else { 0 })
+}
+
+/// Moves a leaf out of a draining segment if it is `wanted`; the inode does not change.
+pub(crate) fn relocate_leaf(
+    tx: &mut Tx<'_>,
+    root: SlotRef,
+    index: u64,
+    wanted: impl Fn(SlotRef) -> bool,
+) -> Result<bool> {
+    let (_, leaf) = index_entry(tx, root, index)?;
+    if !wanted(leaf) {
+        return Ok(false);
+    }
+    let Some(new) = tx.relocate(leaf)? else { return Ok(false) };
+    tx.write(item_at(root, index) + 8, &new.bits().to_le_bytes())?;
+    Ok(true)
+}
+
 /// What lies at `block`, under the map with this root (none: everything is a hole).
 pub(crate) fn find(view: &impl View, root: SlotRef, block: u64, bulk_blocks: u64) -> Result<Mapped> {
     let mut until = u64::MAX;

@@ -14,7 +14,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use shoal_format::BULK_BLOCK;
-use shoal_format::inode::{CHUNK, INODE_NO_ATIME, INODE_TRUNCATING, Inode, Layout};
+use shoal_format::inode::{CHUNK, INODE_APPEND_ONLY, INODE_NO_ATIME, INODE_TRUNCATING, Inode, Layout};
 use shoal_region::{Lsn, Tx};
 
 use crate::large::{FILE_BLOCKS_MAX, MOVE_BACK_BYTES};
@@ -144,10 +144,25 @@ impl Fs {
     /// Writes at byte `at`. Fewer bytes than given are written only when space runs out in between.
     pub fn write(&self, ino: Ino, at: u64, bytes: &[u8]) -> Result<usize> {
         self.writable()?;
-        let _lock = self.locks.write(ino);
-        let mut inode = self.load_to_change(ino)?;
-        flags::check_write(&inode, at)?;
-        self.met(ino, self.write_locked(ino, &mut inode, at, bytes))
+        let write = |at: u64, bytes: &[u8]| {
+            let _lock = self.locks.write(ino);
+            let mut inode = self.load_to_change(ino)?;
+            flags::check_write(&inode, at)?;
+            let append_only = inode.flags & INODE_APPEND_ONLY != 0;
+            Ok((self.met(ino, self.write_locked(ino, &mut inode, at, bytes))?, append_only))
+        };
+        let (mut done, append_only) = self.with_room(|| write(at, bytes))?;
+        // One that ended short is gone on with: there may be more room after compacting.
+        while done < bytes.len() {
+            match self.with_room(|| write(at + done as u64, &bytes[done..])) {
+                Ok((len, _)) if len > 0 => done += len,
+                // The caller repeats the whole write where it may wait. That stores the same bytes at the same place again, so
+                // it does no harm; but what is in an append-only file cannot be written again.
+                Err(Error::WouldFlush) if !append_only => return Err(Error::WouldFlush),
+                _ => break,
+            }
+        }
+        Ok(done)
     }
 
     fn write_locked(&self, ino: Ino, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
@@ -286,13 +301,17 @@ impl Fs {
         if !punch && mode & !(KEEP_SIZE | ZERO_RANGE) != 0 {
             return Err(Error::NotSupported);
         }
+        self.with_room(|| self.try_fallocate(ino, mode, at, end))
+    }
+
+    fn try_fallocate(&self, ino: Ino, mode: i32, at: u64, end: u64) -> Result<()> {
         let _lock = self.locks.write(ino);
         let mut inode = self.load_to_change(ino)?;
         // An append-only file may be given room, nothing else.
         flags::check_write(&inode, if mode & !KEEP_SIZE == 0 { u64::MAX } else { 0 })?;
         let now = self.now();
         (inode.mtime, inode.ctime) = (now, now);
-        if punch {
+        if mode == PUNCH_HOLE | KEEP_SIZE {
             return self.punch(ino, &mut inode, at, end);
         }
         let size = if mode & KEEP_SIZE != 0 { inode.size } else { inode.size.max(end) };
@@ -381,7 +400,7 @@ impl Fs {
         let mut source = None;
         while done < len {
             let want = (len - done).min(COPY_BYTES) as usize;
-            let outcome = {
+            let outcome = self.with_room(|| {
                 let _locks = self.locks.write_many(&[from, to]);
                 let inode = self.load_file(from)?;
                 let mut target = self.load_to_change(to)?;
@@ -389,7 +408,7 @@ impl Fs {
                 let found = self.read_locked(&inode, from_at + done, &mut buffer[..want])?;
                 source = Some(inode);
                 self.write_locked(to, &mut target, to_at + done, &buffer[..found])
-            };
+            });
             match outcome {
                 Ok(0) => break,
                 Ok(written) => {

@@ -2,9 +2,12 @@
 //!
 //! Records are plain now; everything that knows how they lie in the region is in this file. Growing the table is a
 //! transaction of its own, so that operations only ever write their own inodes' records. Which numbers are
-//! free is volatile knowledge, gathered from the records a few blocks at a time.
+//! free is volatile knowledge, gathered from the records a few blocks at a time; the lowest known one is given out first, so
+//! that blocks become empty. Empty ones are given back, and what lies in sparse segments is moved, by `tidy`.
 
-use std::collections::HashSet;
+mod tidy;
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
@@ -27,13 +30,27 @@ pub(crate) struct InodeTable {
     root: AtomicU64,
     blocks: AtomicU64,
     free: Mutex<FreeNumbers>,
+    /// Claims there are: whoever has one may hold the place of a record without holding its inode's lock.
+    claims: AtomicU64,
     pub damage: Damage,
+}
+
+/// The free numbers of one block, and the generations of their last users.
+struct FreeOfBlock {
+    mask: u16,
+    last: [u32; INODES_PER_BLOCK as usize],
 }
 
 #[derive(Default)]
 struct FreeNumbers {
-    /// Free numbers and the generation of their last user.
-    known: Vec<(u32, u32)>,
+    /// Blocks with free numbers that are known.
+    known: BTreeMap<u32, FreeOfBlock>,
+    /// Blocks that do not exist, of those below the table's end: as far as known.
+    absent: BTreeSet<u32>,
+    /// Blocks that lost their last inode, to be given back if they still are empty.
+    emptied: BTreeSet<u32>,
+    /// A number in a new block may have had users before, of generations up to this.
+    floor: u32,
     /// First block not yet looked through.
     scanned: u64,
     /// Claimed numbers of blocks not yet looked through: their records must not be believed.
@@ -41,6 +58,33 @@ struct FreeNumbers {
 }
 
 const HEIGHT_SHIFT: u32 = 56;
+const ROOT_MASK: u64 = (1 << HEIGHT_SHIFT) - 1;
+
+impl FreeNumbers {
+    fn add(&mut self, ino: Ino, last: u32) {
+        let (block, index) = ((ino / INODES_PER_BLOCK) as u32, (ino % INODES_PER_BLOCK) as usize);
+        let last = if last == 0 { self.floor } else { last };
+        let known = self.known.entry(block).or_insert(FreeOfBlock { mask: 0, last: [0; INODES_PER_BLOCK as usize] });
+        known.mask |= 1 << index;
+        known.last[index] = last;
+        if known.mask == u16::MAX {
+            self.emptied.insert(block);
+        }
+    }
+
+    /// The lowest free number known, and the generation of its last user.
+    fn take(&mut self) -> Option<(Ino, u32)> {
+        let mut entry = self.known.first_entry()?;
+        let (block, known) = (*entry.key() as Ino, entry.get_mut());
+        let index = known.mask.trailing_zeros() as usize;
+        let last = known.last[index];
+        known.mask &= !(1 << index);
+        if known.mask == 0 {
+            entry.remove();
+        }
+        Some((block * INODES_PER_BLOCK + index as Ino, last))
+    }
+}
 
 /// A number whose record its holder is about to fill or to free. Until it is dropped the table gives it to nobody else,
 /// whatever the record says: a commit and what follows from it are two moments.
@@ -77,9 +121,10 @@ impl Drop for Claim<'_> {
             let mut free = self.table.free.lock();
             free.claimed.remove(&(self.ino as u32));
             if self.free {
-                free.known.push((self.ino as u32, self.last));
+                free.add(self.ino, self.last);
             }
         }
+        self.table.claims.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -105,7 +150,8 @@ impl InodeTable {
         Ok(InodeTable {
             root: AtomicU64::new(bits | (height as u64) << HEIGHT_SHIFT),
             blocks: AtomicU64::new(roots.inode_blocks.get()),
-            free: Mutex::default(),
+            free: Mutex::new(FreeNumbers { floor: roots.generation_floor.get(), ..FreeNumbers::default() }),
+            claims: AtomicU64::new(0),
             damage: Damage::new(on_damage),
         })
     }
@@ -115,20 +161,25 @@ impl InodeTable {
         self.blocks.load(Ordering::Acquire)
     }
 
-    fn block_at(&self, view: &impl View, block: u64) -> Result<Offset> {
+    /// The root node, and the levels of nodes.
+    fn root(&self) -> (SlotRef, u32) {
         let packed = self.root.load(Ordering::Acquire);
-        let mut at = SlotRef::from_bits(packed & ((1 << HEIGHT_SHIFT) - 1)).unwrap_or_default().offset();
-        for level in (0..packed >> HEIGHT_SHIFT).rev() {
-            let index = block / TABLE_FANOUT.pow(level as u32) % TABLE_FANOUT;
-            let bits = view.read_u64(at + index * 8)?;
-            // A piece of another size is none of the table's: what lies there must not be taken for records.
-            let bytes = if level == 0 { INODE_BLOCK } else { TABLE_NODE };
-            let slot = SlotRef::from_bits(bits).filter(|slot| slot.capacity() == bytes);
+        (SlotRef::from_bits(packed & ROOT_MASK).unwrap_or_default(), (packed >> HEIGHT_SHIFT) as u32)
+    }
+
+    /// The slot of a block; none if the block does not exist.
+    fn block_slot(&self, view: &impl View, block: u64) -> Result<SlotRef> {
+        let (mut slot, height) = self.root();
+        for level in (0..height).rev() {
+            if slot.is_none() {
+                break;
+            }
+            let index = block / TABLE_FANOUT.pow(level) % TABLE_FANOUT;
             let damaged =
                 || Error::Corrupt(format!("block {block} of the inode table has no place; run `shoal check`"));
-            at = slot.ok_or_else(damaged)?.offset();
+            slot = child_at(view, slot.offset() + index * 8, level)?.ok_or_else(damaged)?;
         }
-        Ok(at)
+        Ok(slot)
     }
 
     /// Where the record of `ino` lies.
@@ -137,7 +188,11 @@ impl InodeTable {
         if ino == 0 || block >= self.blocks() {
             return Err(Error::Stale);
         }
-        Ok(self.block_at(view, block)? + ino % INODES_PER_BLOCK * INODE_RECORD as u64)
+        let slot = self.block_slot(view, block)?;
+        if slot.is_none() {
+            return Err(Error::Stale);
+        }
+        Ok(slot.offset() + ino % INODES_PER_BLOCK * INODE_RECORD as u64)
     }
 
     pub fn read(&self, view: &impl View, ino: Ino) -> Result<InodeSlot> {
@@ -146,17 +201,26 @@ impl InodeTable {
         Inode::decode(&bytes).map_err(|error| undecodable(ino, error))
     }
 
-    /// Calls `each` for every record of one block, as they are between two transactions: their locks are not held.
-    /// What does not decode is noted and left out; a caller in search of free records finds none there.
-    pub fn for_block(&self, region: &Region, block: u64, each: &mut dyn FnMut(Ino, InodeSlot)) -> Result<()> {
+    /// Calls `each` for every record of one block, as they are between two transactions: their locks are not held. False
+    /// if there is no such block. What does not decode is noted and left out; a caller in search of free records finds none
+    /// there. A block that cannot be reached exists, and nothing in it is free.
+    pub fn for_block(&self, region: &Region, block: u64, each: &mut dyn FnMut(Ino, InodeSlot)) -> Result<bool> {
         let mut bytes = [0; INODE_BLOCK as usize];
-        let read = self.block_at(region, block).and_then(|at| Ok(region.while_still(|| region.read(at, &mut bytes))?));
+        let read = region.while_still(|| -> Result<bool> {
+            let slot = self.block_slot(region, block)?;
+            if !slot.is_none() {
+                region.read(slot.offset(), &mut bytes)?;
+            }
+            Ok(!slot.is_none())
+        });
         match read {
+            Ok(true) => {}
+            Ok(false) => return Ok(false),
             Err(error @ Error::Corrupt(_)) => {
                 self.damage.note_block(block, &error);
-                return Ok(());
+                return Ok(true);
             }
-            other => other?,
+            Err(error) => return Err(error),
         }
         for (index, record) in bytes.chunks_exact(INODE_RECORD).enumerate() {
             let ino = block * INODES_PER_BLOCK + index as u64;
@@ -165,7 +229,7 @@ impl InodeTable {
                 Err(error) => self.damage.note(ino, &undecodable(ino, error)),
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Takes a free number; it returns to the table unless kept. Its record may be written by the taker only.
@@ -177,8 +241,8 @@ impl InodeTable {
         if free.known.is_empty() {
             self.grow(region, &mut free)?;
         }
-        let (ino, last) = free.known.pop().ok_or(Error::NoSpace)?;
-        Ok(self.claim(&mut free, ino as Ino, last, true))
+        let (ino, last) = free.take().ok_or(Error::NoSpace)?;
+        Ok(self.claim(&mut free, ino, last, true))
     }
 
     /// To be called before the commit that frees the record of `ino`.
@@ -191,36 +255,38 @@ impl InodeTable {
         if listed {
             numbers.claimed.insert(ino as u32);
         }
+        self.claims.fetch_add(1, Ordering::Relaxed);
         Claim { table: self, ino, last, free, listed }
     }
 
     fn scan(&self, region: &Region, free: &mut FreeNumbers) -> Result<()> {
         let last = self.blocks().min(free.scanned + SCAN_BLOCKS);
         while free.scanned < last && free.known.is_empty() {
-            let FreeNumbers { known, claimed, scanned } = &mut *free;
-            self.for_block(region, *scanned, &mut |ino, slot| {
+            let block = free.scanned;
+            let exists = self.for_block(region, block, &mut |ino, slot| {
                 if let InodeSlot::Free { generation } = slot
                     && ino != 0
-                    && !claimed.contains(&(ino as u32))
+                    && !free.claimed.contains(&(ino as u32))
                 {
-                    known.push((ino as u32, generation));
+                    free.add(ino, generation);
                 }
             })?;
-            known.reverse();
-            *scanned += 1;
+            if !exists {
+                free.absent.insert(block as u32);
+            }
+            free.scanned += 1;
         }
         Ok(())
     }
 
-    /// Adds one block of 16 records.
+    /// Adds one block of 16 records: one that was given back, or at the end.
     fn grow(&self, region: &Region, free: &mut FreeNumbers) -> Result<()> {
-        let block = self.blocks();
+        let blocks = self.blocks();
+        let block = free.absent.first().map_or(blocks, |&block| block as u64);
         if (block + 1) * INODES_PER_BLOCK > INO_MAX {
             return Err(Error::NoSpace);
         }
-        let packed = self.root.load(Ordering::Acquire);
-        let mut root = SlotRef::from_bits(packed & ((1 << HEIGHT_SHIFT) - 1)).unwrap_or_default();
-        let mut height = (packed >> HEIGHT_SHIFT) as u32;
+        let (mut root, mut height) = self.root();
         let mut tx = region.begin();
         while height == 0 || block >= TABLE_FANOUT.pow(height) {
             let node = new_node(&mut tx)?;
@@ -232,7 +298,8 @@ impl InodeTable {
         let mut at = root.offset();
         for level in (1..height).rev() {
             let place = at + block / TABLE_FANOUT.pow(level) % TABLE_FANOUT * 8;
-            let mut child = SlotRef::from_bits(tx.read_u64(place)?).ok_or(Error::Corrupt("inode table".into()))?;
+            let child = child_at(&tx, place, level)?;
+            let mut child = child.ok_or_else(|| Error::Corrupt("node of the inode table; run `shoal check`".into()))?;
             if child.is_none() {
                 child = new_node(&mut tx)?;
                 tx.write(place, &child.bits().to_le_bytes())?;
@@ -245,18 +312,28 @@ impl InodeTable {
         let mut roots = load_roots(&tx)?;
         roots.inode_root = root.bits().into();
         roots.inode_height = height.into();
-        roots.inode_blocks = (block + 1).into();
+        roots.inode_blocks = blocks.max(block + 1).into();
         tx.write(ROOTS_AT, roots.as_bytes())?;
         tx.commit()?;
         self.root.store(root.bits() | (height as u64) << HEIGHT_SHIFT, Ordering::Release);
-        self.blocks.store(block + 1, Ordering::Release);
+        self.blocks.store(blocks.max(block + 1), Ordering::Release);
+        free.absent.remove(&(block as u32));
         if free.scanned == block {
             free.scanned = block + 1;
         }
         let first = (block * INODES_PER_BLOCK).max(1);
-        free.known.extend((first..(block + 1) * INODES_PER_BLOCK).rev().map(|ino| (ino as u32, 0)));
+        (first..(block + 1) * INODES_PER_BLOCK).for_each(|ino| free.add(ino, 0));
+        free.emptied.remove(&(block as u32));
         Ok(())
     }
+}
+
+/// The reference at `place`, in a node of this level: none where nothing is, `None` where no reference of the table's is.
+fn child_at(view: &impl View, place: Offset, level: u32) -> Result<Option<SlotRef>> {
+    // A piece of another size is none of the table's: what lies there must not be taken for records.
+    let bytes = if level == 0 { INODE_BLOCK } else { TABLE_NODE };
+    let slot = SlotRef::from_bits(view.read_u64(place)?);
+    Ok(slot.filter(|slot| slot.is_none() || slot.capacity() == bytes))
 }
 
 fn undecodable(ino: Ino, error: FormatError) -> Error {

@@ -6,6 +6,7 @@
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
 //! | attributes | `attr`, `xattr`, `acl`, `flags` |
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk` |
+//! | room: compaction, what is given back | `compact` |
 //! | inodes, locks, references | `inode`, `locks`, `refs` |
 //! | damage met while open; what the checker asks for | `damage`, `repair` |
 //! | rules that tests break one at a time | `planted` |
@@ -22,6 +23,7 @@
 mod acl;
 mod attr;
 mod bulk;
+mod compact;
 mod damage;
 mod dir;
 mod error;
@@ -57,6 +59,7 @@ use shoal_region::Region;
 
 pub use attr::{Attr, Caller, SetAttr, TimeChange};
 pub use bulk::without_flush;
+pub use compact::Compaction;
 pub use damage::OnDamage;
 pub use error::{Error, Result};
 pub use file::{AccessTimes, Fsync, Seek};
@@ -94,6 +97,7 @@ pub struct Fs {
     /// Serialises renames between directories, so that the tree above them stands still.
     pub(crate) rename: Mutex<()>,
     pub(crate) pace: Mutex<lifecycle::Pace>,
+    pub(crate) compactor: Mutex<compact::Compactor>,
     pub(crate) counts: Counts,
     /// Inodes without links that are not reclaimed yet.
     pub(crate) orphans: Mutex<HashSet<Ino>>,

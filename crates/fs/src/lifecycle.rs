@@ -156,6 +156,7 @@ impl Fs {
             power_lost,
             rename: Mutex::new(()),
             pace: Mutex::default(),
+            compactor: Mutex::default(),
             counts: Counts::default(),
             orphans: Mutex::default(),
             noted: Mutex::default(),

@@ -26,6 +26,12 @@ pub(crate) struct ReadGuard<'a> {
     _held: order::Held,
 }
 
+/// Exclusive locks on many inodes.
+pub(crate) struct RangeGuard<'a> {
+    _guards: Vec<RwLockWriteGuard<'a, ()>>,
+    _held: order::Held,
+}
+
 fn stripe(ino: Ino) -> usize {
     // Neighbouring numbers, as one directory's files have, go to different stripes.
     ino as usize % STRIPES
@@ -45,6 +51,27 @@ impl LockTable {
         let held = order::Held::begin();
         let number = stripe(ino);
         WriteGuard { held: [Some((number, self.stripes[number].write())), None, None, None], _held: held }
+    }
+
+    /// The exclusive lock of one inode, unless somebody else has it.
+    pub fn try_write(&self, ino: Ino) -> Option<WriteGuard<'_>> {
+        let held = order::Held::begin();
+        let number = stripe(ino);
+        let guard = self.stripes[number].try_write()?;
+        Some(WriteGuard { held: [Some((number, guard)), None, None, None], _held: held })
+    }
+
+    /// The exclusive locks of neighbouring inodes, unless somebody else has one of them.
+    pub fn try_write_range(&self, first: Ino, count: u64) -> Option<RangeGuard<'_>> {
+        let held = order::Held::begin();
+        debug_assert!(count as usize <= STRIPES, "no stripe twice");
+        let guards = (first..first + count).map(|ino| self.stripes[stripe(ino)].try_write()).collect::<Option<_>>()?;
+        Some(RangeGuard { _guards: guards, _held: held })
+    }
+
+    /// The exclusive locks of all inodes, unless somebody else has one: no operation is under way then.
+    pub fn try_write_all(&self) -> Option<RangeGuard<'_>> {
+        self.try_write_range(0, STRIPES as u64)
     }
 
     /// Locks up to four inodes.

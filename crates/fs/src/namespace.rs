@@ -26,6 +26,9 @@ pub struct DirEntry<'a> {
     pub next: u64,
 }
 
+/// What a new inode gets besides its record, within the transaction that creates it.
+type Fill<'a> = &'a dyn Fn(&mut Tx<'_>, &mut Inode) -> Result<()>;
+
 /// Entries handed out before a directory's own: "." and "..".
 const DOTS: u64 = 2;
 
@@ -145,14 +148,14 @@ impl Fs {
         if matches!(mode & S_IFMT, S_IFDIR | S_IFLNK) {
             return Err(Error::Invalid);
         }
-        self.create(caller, parent, name, mode, |_, inode| {
+        self.create(caller, parent, name, mode, &|_, inode| {
             inode.rdev = rdev;
             Ok(())
         })
     }
 
     pub fn mkdir(&self, caller: &Caller, parent: Ino, name: &[u8], mode: u32) -> Result<Attr> {
-        self.create(caller, parent, name, S_IFDIR | (mode & 0o7777) as u16, |_, _| Ok(()))
+        self.create(caller, parent, name, S_IFDIR | (mode & 0o7777) as u16, &|_, _| Ok(()))
     }
 
     pub fn symlink(&self, caller: &Caller, parent: Ino, name: &[u8], target: &[u8]) -> Result<Attr> {
@@ -162,7 +165,7 @@ impl Fs {
         if target.len() > SYMLINK_MAX {
             return Err(Error::NameTooLong);
         }
-        self.create(caller, parent, name, S_IFLNK | 0o777, |tx, inode| {
+        self.create(caller, parent, name, S_IFLNK | 0o777, &|tx, inode| {
             let slot = tx.alloc(target.len() as u64)?;
             tx.write(slot.offset(), target)?;
             (inode.layout, inode.root, inode.size) = (Layout::Direct, slot, target.len() as u64);
@@ -183,6 +186,10 @@ impl Fs {
     /// Creates an unnamed regular file, as `O_TMPFILE` does; [`Fs::link`] can name it. It is always held.
     pub fn tmpfile(&self, caller: &Caller, parent: Ino, mode: u32) -> Result<Attr> {
         self.writable()?;
+        self.with_room(|| self.try_tmpfile(caller, parent, mode))
+    }
+
+    fn try_tmpfile(&self, caller: &Caller, parent: Ino, mode: u32) -> Result<Attr> {
         // Held to the end: the default ACL is read through the parent's record.
         let _lock = self.locks.read(parent);
         let dir = self.load_dir(parent)?;
@@ -241,16 +248,13 @@ impl Fs {
         Ok(inode)
     }
 
-    fn create(
-        &self,
-        caller: &Caller,
-        parent: Ino,
-        name: &[u8],
-        mode: u16,
-        fill: impl FnOnce(&mut Tx<'_>, &mut Inode) -> Result<()>,
-    ) -> Result<Attr> {
+    fn create(&self, caller: &Caller, parent: Ino, name: &[u8], mode: u16, fill: Fill<'_>) -> Result<Attr> {
         self.writable()?;
         check_name(name)?;
+        self.with_room(|| self.try_create(caller, parent, name, mode, fill))
+    }
+
+    fn try_create(&self, caller: &Caller, parent: Ino, name: &[u8], mode: u16, fill: Fill<'_>) -> Result<Attr> {
         let _lock = self.locks.write(parent);
         let mut dir = self.load_dir(parent)?;
         if dir.nlink == 0 {
@@ -292,6 +296,10 @@ impl Fs {
     pub fn link(&self, ino: Ino, parent: Ino, name: &[u8], hold: bool) -> Result<Attr> {
         self.writable()?;
         check_name(name)?;
+        self.with_room(|| self.try_link(ino, parent, name, hold))
+    }
+
+    fn try_link(&self, ino: Ino, parent: Ino, name: &[u8], hold: bool) -> Result<Attr> {
         let _lock = self.locks.write_many(&[parent, ino]);
         let mut inode = self.load(ino)?;
         if inode.is_dir() {

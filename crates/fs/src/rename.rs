@@ -63,6 +63,18 @@ impl Fs {
             }
             check_name(name)?;
         }
+        self.with_room(|| self.try_rename(from, name, to, new_name, mode, whiteout))
+    }
+
+    fn try_rename(
+        &self,
+        from: Ino,
+        name: &[u8],
+        to: Ino,
+        new_name: &[u8],
+        mode: RenameMode,
+        whiteout: Option<&Caller>,
+    ) -> Result<()> {
         let mut flushes = 0;
         'again: loop {
             let across = (from != to).then(|| self.rename.lock());

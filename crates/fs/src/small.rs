@@ -76,6 +76,22 @@ fn set_chunk(tx: &mut Tx<'_>, inode: &mut Inode, chunk: u64, slot: SlotRef) -> R
     Ok(())
 }
 
+/// Moves a chunk's slot out of a draining segment if it is `wanted`; the inode does not change.
+pub(crate) fn relocate_chunk(
+    tx: &mut Tx<'_>,
+    inode: &mut Inode,
+    chunk: u64,
+    wanted: impl Fn(SlotRef) -> bool,
+) -> Result<bool> {
+    let slot = chunk_slot(tx, inode, chunk)?;
+    if slot.is_none() || !wanted(slot) {
+        return Ok(false);
+    }
+    let Some(new) = tx.relocate(slot)? else { return Ok(false) };
+    set_chunk(tx, inode, chunk, new)?;
+    Ok(true)
+}
+
 /// Fills `out` from byte `at`; the caller has clipped it to the file's size.
 pub(crate) fn read(view: &impl View, inode: &Inode, at: u64, out: &mut [u8]) -> Result<()> {
     let mut done = 0;

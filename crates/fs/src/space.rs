@@ -2,8 +2,9 @@
 //!
 //! Owns: [`Usage`], [`StatFs`], [`Placement`]. Rules: `statfs` is derived from `usage`, so that `df` and `shoal df` agree; free
 //! space of a tier is never more than its host can still give, and the room of a host that holds both counts once. The
-//! reserve counts as free, but not as available. Available is what one program can really write: with a bulk device its
-//! free space, because a file of more than the threshold can lie nowhere else; nothing, when the region takes no more files.
+//! reserve counts as free, but not as available, and neither do free slots that only pieces of one size can have. Available
+//! is what one program can really write: with a bulk device its free space, because a file of more than the threshold can lie
+//! nowhere else; nothing, when the region takes no more files.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -38,6 +39,8 @@ pub struct Usage {
     pub region_free: u64,
     /// Of the free bytes, what only deleting may use.
     pub region_reserve: u64,
+    /// What ordinary operations can have of it, for pieces of any size, once the region is compacted.
+    pub region_usable: u64,
     /// Of the region's free bytes, those that are only there while the bulk device leaves them: one host has room for either.
     pub shared_free: u64,
     pub bulk_bytes: u64,
@@ -78,6 +81,8 @@ pub struct Placement {
 }
 
 const BLOCK: u64 = 4096;
+/// One part in so many of the region's free space is expected to become inodes and names.
+const METADATA_SHARE: u64 = 64;
 
 impl Fs {
     pub fn usage(&self) -> Usage {
@@ -88,6 +93,7 @@ impl Fs {
             region_used: (space.region_bytes - space.fixed_bytes).saturating_sub(space.free_bytes),
             region_free: space.free_bytes,
             region_reserve: space.reserve_bytes.min(space.free_bytes),
+            region_usable: space.usable_bytes,
             inodes: self.counts.inodes.load(Relaxed),
             directories: self.counts.directories.load(Relaxed),
             large_files: self.counts.large_files.load(Relaxed),
@@ -105,6 +111,7 @@ impl Fs {
             let (room, log) = (room.now(), self.region.log_growth_bytes());
             let growth = room.region_growth_bytes(log);
             let ordinary = (space.free_bytes - usage.region_reserve).min(space.backed_bytes + growth);
+            usage.region_usable = space.usable_bytes.min(space.backed_usable_bytes + growth).min(ordinary);
             usage.region_free = space.free_bytes.min(ordinary + usage.region_reserve);
             usage.region_reserve = usage.region_free - ordinary;
             usage.bulk_free =
@@ -124,15 +131,17 @@ impl Fs {
         let free = usage.region_free - usage.shared_free + usage.bulk_free + usage.bulk_pending;
         // The total shrinks with the host's room: what cannot be written is no capacity.
         let total = usage.region_used + usage.bulk_used + free;
-        let region = usage.region_free - usage.region_reserve;
+        // What is in the region can be used by pieces of any size once it is compacted; some goes into inodes and names.
+        let usable = usage.region_usable - usage.region_usable / METADATA_SHARE;
         let bulk = usage.bulk_free + usage.bulk_pending;
         let ordinary = if usage.bulk_bytes == 0 {
-            region
-        } else if region < BLOCK {
+            usable
+        } else if usable < BLOCK {
             0
         } else {
             bulk
         };
+        let region = usage.region_free - usage.region_reserve;
         let room = (region / (INODE_RECORD as u64 + 32)).min(INO_MAX - usage.inodes);
         StatFs {
             block_bytes: BLOCK as u32,

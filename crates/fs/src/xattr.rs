@@ -72,12 +72,23 @@ impl Fs {
         name: &[u8],
         value: &[u8],
         mode: XattrMode,
-        may_keep_set_gid: impl FnOnce(u32) -> bool,
+        may_keep_set_gid: impl Fn(u32) -> bool,
     ) -> Result<()> {
         self.writable()?;
         if value.len() > XATTR_VALUE_MAX {
             return Err(Error::TooBig);
         }
+        self.with_room(|| self.try_setxattr(ino, name, value, mode, &may_keep_set_gid))
+    }
+
+    fn try_setxattr(
+        &self,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        mode: XattrMode,
+        may_keep_set_gid: &dyn Fn(u32) -> bool,
+    ) -> Result<()> {
         let _lock = self.locks.write(ino);
         let mut inode = self.load(ino)?;
         check_name(&inode, name)?;

@@ -2,7 +2,7 @@
 //!
 //! A case is a seeded run of operations on a fresh small store, with clean and unclean ends of the process in between,
 //! and a comparison of everything at the end; some stores are so small that they fill up, and must then still be
-//! able to lose everything. A second test lets four threads work beside each other.
+//! able to lose everything. Compaction runs in between, and must not be seen. A second test lets four threads work beside each other.
 //! A failure prints its seed: `SHOAL_SEED=<n> cargo test --release -p shoal-fs --test model`.
 
 mod sim_store;
@@ -98,6 +98,10 @@ impl Case {
                 self.reopen(clean).map_err(|e| at(format!("reopening, clean {clean}: {e}")))?;
             }
             self.walker.step().map_err(at)?;
+            if step % 9 == 8 {
+                self.walker.fs.compact().map_err(|e| at(format!("compacting: {e}")))?;
+                self.walker.fs.region().discard_free();
+            }
             if each {
                 println!("step {step}: {}", self.walker.last);
                 self.verify().map_err(at)?;
@@ -184,6 +188,8 @@ fn four_threads_beside_each_other_agree_with_their_models() {
             let ticker = scope.spawn(|| {
                 while background.load(std::sync::atomic::Ordering::Relaxed) {
                     fs.tick().and_then(|()| fs.checkpoint()).expect("background work");
+                    fs.compact().expect("background work");
+                    fs.region().discard_free();
                     std::thread::yield_now();
                 }
             });

@@ -3,7 +3,8 @@
 //! Each device has its own, so that none is late because another is slow: `log-clock` calls `Fs::tick_log` about ten times a
 //! second (commits by age) and whenever it is rung, `bulk-clock` calls `Fs::tick_bulk` (data of large files, deferred
 //! frees), `checkpoint` writes checkpoints when they are due. Only `log-clock` may become the leader of the log's group
-//! commit for long: it has nothing else to do.
+//! commit for long: it has nothing else to do. `compaction` calls `Fs::compact_tick`, which empties sparse segments of the
+//! region while nothing else goes on.
 //! An error is logged when it first appears and not again until the work went well. The failure that makes the store
 //! read-only is told once, by whoever of them sees it first.
 //! Left out: any policy.
@@ -63,8 +64,10 @@ impl Ticker {
             false => Ok(()),
         });
         let checkpoint = every("checkpoint", PERIOD, checkpoint)?;
+        let compact = reporting(|fs| fs.compact_tick().map_err(|e| format!("compaction: {e}")));
+        let compact = every("compaction", PERIOD, compact)?;
         let bell = Bell(log.0.clone());
-        Ok((Ticker { threads: vec![checkpoint, bulk, log] }, bell))
+        Ok((Ticker { threads: vec![compact, checkpoint, bulk, log] }, bell))
     }
 
     /// Returns when the work under way, if any, is over. Every [`Bell`] must be gone.

@@ -118,6 +118,35 @@ impl Map {
         }
     }
 
+    /// Lets the kernel have the pages of [at, at + bytes) of a private map. Their bytes are lost: zeros, or the file's.
+    pub fn drop_pages(&self, at: u64, bytes: u64) {
+        let len = usize::try_from(bytes).expect("a range within a map fits the address space");
+        let start: *mut c_void = self.at(at, len).cast();
+        // SAFETY: the range lies within this map (checked by `at`); the caller gives up its bytes, and nobody holds a
+        // reference into the map. A refusal leaves the pages as they are.
+        let _ = unsafe { mm::madvise(start, len, Advice::LinuxDontNeed) };
+    }
+
+    /// Pages that take memory of this process or of the page cache.
+    #[cfg(test)]
+    pub fn resident_pages(&self) -> usize {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").expect("the kernel lists this process's maps");
+        let (from, to) = (self.base as usize, self.base as usize + self.len);
+        let (mut within, mut kib) = (false, 0);
+        for line in smaps.lines() {
+            let mut words = line.split_whitespace();
+            let first = words.next().unwrap_or_default();
+            if let Some((start, end)) = first.split_once('-')
+                && let (Ok(start), Ok(end)) = (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16))
+            {
+                within = start < to && end > from;
+            } else if first == "Anonymous:" && within {
+                kib += words.next().and_then(|word| word.parse::<usize>().ok()).unwrap_or(0);
+            }
+        }
+        kib * 1024 / PAGE_BYTES as usize
+    }
+
     /// Writes dirty pages to the file and waits.
     pub fn msync(&self) -> io::Result<()> {
         // SAFETY: the range is exactly this map.

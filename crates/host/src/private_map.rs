@@ -4,6 +4,7 @@
 //! privately over its start. A page becomes ordinary DRAM when it is first stored to; until then the kernel may drop
 //! it and read it again. The image file must therefore not change while pages still come from it:
 //! `detach` copies them all, once, before a checkpoint reuses the file.
+//! Pages the region does not need are dropped (`discard`).
 //! Nothing here outlives the process, so write-back and fence do nothing.
 
 use std::fs::File;
@@ -82,6 +83,12 @@ impl PersistentMemory for PrivateMap {
         }
     }
 
+    /// Over the image, its file's present bytes show again, whatever a checkpoint makes of them: the contract leaves them
+    /// undefined. A store to such a page copies it first, so that it is independent from then on.
+    fn discard(&self, at: u64, len: u64) {
+        self.map.drop_pages(at, len);
+    }
+
     #[inline]
     fn read_u64(&self, at: u64) -> u64 {
         self.map.read_u64(at)
@@ -139,6 +146,32 @@ mod tests {
         for page in (2..64).chain([0]) {
             assert_eq!(byte_at(&memory, page * 4096), 7, "page {page}");
         }
+    }
+
+    /// Pages of the map that take memory.
+    fn resident(memory: &PrivateMap) -> usize {
+        memory.map.resident_pages()
+    }
+
+    #[test]
+    fn discarded_pages_take_no_memory_and_their_neighbours_keep_their_bytes() {
+        let file = image_of(7);
+        let memory = PrivateMap::new(4 * IMAGE, Some((&file, IMAGE))).unwrap();
+        for page in 0..4 * 64 {
+            memory.write_u64(page * 4096, page + 1);
+        }
+        memory.detach(IMAGE);
+        let before = resident(&memory);
+        memory.discard(IMAGE / 2, 2 * IMAGE);
+        let after = resident(&memory);
+        assert!(before >= 4 * 64 && after + 64 <= before, "{before} pages were resident, {after} are");
+        for page in (0..32).chain(160..256) {
+            assert_eq!(memory.read_u64(page * 4096), page + 1, "page {page}");
+        }
+        // What is stored again stays, also when the image below changes.
+        memory.write_u64(IMAGE / 2, 5);
+        file.write_all_at(&vec![1; IMAGE as usize], 0).unwrap();
+        assert_eq!(memory.read_u64(IMAGE / 2), 5);
     }
 
     #[test]

@@ -54,6 +54,12 @@ pub trait PersistentMemory: Send + Sync {
         let _ = bytes;
     }
 
+    /// The bytes of a range are not needed any more: their memory may go to others. What is read there afterwards, until it
+    /// is stored again, is undefined, and may change by itself. Both numbers are multiples of the page.
+    fn discard(&self, at: u64, len: u64) {
+        let _ = (at, len);
+    }
+
     fn read_u64(&self, at: u64) -> u64 {
         let mut word = [0; 8];
         self.read(at, &mut word);

@@ -6,9 +6,10 @@
 //! transaction's record and returns the slot to the volatile state afterwards, still under the commit lock.
 //! Giving a segment to a class is a record of its own: it is harmless if the transaction that wanted it aborts.
 //! The bitmaps that lie in their segments are read when a segment is first needed, if the image said how many of its slots
-//! are in use: a mount would else read every segment. Whoever changes a bitmap has read it before ([`Region::check_allocated`]).
+//! are in use: a mount would else read every segment. Whoever changes a bitmap has read it before ([`Region::check_allocated`]);
+//! whoever empties a segment or takes it from its class, too.
 //! The last 1/32 of the segments serve only transactions that free space in the end; so do the last of those that have room
-//! on the host (`room`).
+//! on the host (`room`). How sparse segments are emptied, and free ones given back to the machine: `drain`.
 
 use std::sync::Arc;
 
@@ -20,6 +21,7 @@ use shoal_format::{Offset, SEGMENT, SlotRef};
 use shoal_media::PersistentMemory;
 use zerocopy::IntoBytes;
 
+use crate::drain::{self, Drain, Rest};
 use crate::planted::{Bug, is_planted};
 use crate::room::HELD_BACK;
 use crate::{CommitState, Error, Region, Result, Tx};
@@ -33,6 +35,10 @@ pub struct Space {
     pub fixed_bytes: u64,
     /// Free segments and free slots, the reserve included.
     pub free_bytes: u64,
+    /// What of `free_bytes` can hold pieces of any size once sparse segments are compacted, the reserve left out.
+    pub usable_bytes: u64,
+    /// What of `usable_bytes` can be had without more room on the host.
+    pub backed_usable_bytes: u64,
     /// The part of `free_bytes` only unlink and truncate may use.
     pub reserve_bytes: u64,
     /// Bytes up to the last segment ever used: what an image holds.
@@ -42,7 +48,7 @@ pub struct Space {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Usage {
+pub(crate) enum Usage {
     Free,
     /// Taken for a class whose record is not in the log yet: the allocator's lock is free meanwhile.
     Assigning,
@@ -51,12 +57,20 @@ enum Usage {
     Reserved,
 }
 
-struct Segment {
-    usage: Usage,
+pub(crate) struct Segment {
+    pub usage: Usage,
     /// In the list of segments with free slots of its class.
-    listed: bool,
+    pub listed: bool,
+    /// Being emptied (`drain`): nothing is allocated here.
+    pub draining: bool,
+    /// Was drained in vain, and no slot was freed here since.
+    pub stuck: bool,
+    /// Whether its memory was given back (`drain`).
+    pub rest: Rest,
+    /// Free here, but of a class in the table still: the bitmap at its start, all zeros, is needed by the next opening.
+    pub has_bitmap: bool,
     /// Free slots.
-    free: u16,
+    pub free: u16,
     /// No word of the bitmap before this one has a free slot.
     hint: u16,
     /// Bits in use, for classes of at most 64 slots.
@@ -67,21 +81,43 @@ struct Segment {
     unread: bool,
 }
 
+impl Segment {
+    pub fn new(usage: Usage) -> Segment {
+        Segment {
+            usage,
+            listed: false,
+            draining: false,
+            stuck: false,
+            rest: Rest::Touched,
+            has_bitmap: false,
+            free: 0,
+            hint: 0,
+            word: 0,
+            words: None,
+            unread: false,
+        }
+    }
+}
+
 /// How many slots of each segment are in use, for classes whose bitmap lies in the segment; [`UNKNOWN`]: read it.
 pub(crate) type UsedSlots = Vec<u16>;
 pub(crate) const UNKNOWN: u16 = u16::MAX;
 
 pub(crate) struct Allocator {
     memory: Arc<dyn PersistentMemory>,
-    segments: Vec<Segment>,
-    partial: [Vec<u32>; CLASSES],
-    free_segments: u64,
+    pub segments: Vec<Segment>,
+    pub partial: [Vec<u32>; CLASSES],
+    pub free_segments: u64,
     /// Segments of some class without a slot in use.
-    empty_segments: u64,
+    pub empty_segments: u64,
     free_slot_bytes: u64,
-    reserve: u64,
-    cursor: usize,
-    high: u64,
+    /// Segments of each class, and slots in use in them.
+    pub class_segments: [u64; CLASSES],
+    pub class_used: [u64; CLASSES],
+    pub drain: Drain,
+    pub reserve: u64,
+    pub cursor: usize,
+    pub high: u64,
     fixed: u64,
     /// Segments with room on the host, from the region's start.
     pub backed: u64,
@@ -133,6 +169,9 @@ impl Allocator {
             free_segments: 0,
             empty_segments: 0,
             free_slot_bytes: 0,
+            class_segments: [0; CLASSES],
+            class_used: [0; CLASSES],
+            drain: Drain::default(),
             reserve: ((superblock.segment_count - fixed) / 32).max(2),
             cursor: fixed as usize,
             high: fixed,
@@ -150,17 +189,13 @@ impl Allocator {
                 return damaged("reserved segment");
             }
             body_left = body_left.saturating_sub(1);
-            let mut segment = Segment {
-                usage: Usage::Free,
-                listed: false,
-                free: 0,
-                hint: 0,
-                word: bitmap,
-                words: None,
-                unread: false,
-            };
+            let mut segment = Segment { word: bitmap, ..Segment::new(Usage::Free) };
             match usage {
-                SegmentUse::Free => alloc.free_segments += 1,
+                SegmentUse::Free => {
+                    // Nobody has stored to it in this life, but for replay.
+                    segment.rest = Rest::Given;
+                    alloc.free_segments += 1;
+                }
                 SegmentUse::Reserved => segment.usage = Usage::Reserved,
                 SegmentUse::RunBody => segment.usage = Usage::Run,
                 SegmentUse::RunHead(run) => {
@@ -190,6 +225,8 @@ impl Allocator {
                     segment.free = (slots - used) as u16;
                     alloc.free_slot_bytes += segment.free as u64 * CLASS_SIZES[class as usize] as u64;
                     alloc.empty_segments += (used == 0) as u64;
+                    alloc.class_segments[class as usize] += 1;
+                    alloc.class_used[class as usize] += used as u64;
                     if segment.free > 0 {
                         segment.listed = true;
                         alloc.partial[class as usize].push(number as u32);
@@ -224,7 +261,7 @@ impl Allocator {
     ///
     /// No transaction that changes it is under way: it would have read it. What the image said may count slots that were
     /// in a transaction and never came to be; now they are free.
-    fn read_bitmap(&mut self, number: usize) {
+    pub fn read_bitmap(&mut self, number: usize) {
         let segment = &mut self.segments[number];
         let Usage::Slots(class) = segment.usage else { return };
         if !std::mem::take(&mut segment.unread) {
@@ -242,20 +279,22 @@ impl Allocator {
         let size = CLASS_SIZES[class as usize] as u64;
         self.free_slot_bytes = self.free_slot_bytes - before as u64 * size + free as u64 * size;
         self.empty_segments = self.empty_segments + (free as u32 == slots) as u64 - (before as u32 == slots) as u64;
-        if free > 0 && !segment.listed {
+        let class_used = &mut self.class_used[class as usize];
+        *class_used = *class_used + before as u64 - free as u64;
+        if free > 0 && !segment.listed && !segment.draining {
             segment.listed = true;
             self.partial[class as usize].push(number as u32);
         }
     }
 
-    fn take_slot(&mut self, class: u8) -> Option<SlotRef> {
+    pub fn take_slot(&mut self, class: u8) -> Option<SlotRef> {
         let (slots, first) = class_geometry(class);
         let size = CLASS_SIZES[class as usize];
         loop {
             let number = *self.partial[class as usize].last()?;
             let segment = &mut self.segments[number as usize];
-            // The list may name segments that were given to another class since.
-            if segment.usage != Usage::Slots(class) || segment.free == 0 {
+            // The list may name segments that were given to another class, or are being emptied, since.
+            if segment.usage != Usage::Slots(class) || segment.free == 0 || segment.draining {
                 if segment.usage == Usage::Slots(class) {
                     segment.listed = false;
                 }
@@ -287,6 +326,7 @@ impl Allocator {
             self.empty_segments -= (segment.free as u32 == slots) as u64;
             segment.free -= 1;
             self.free_slot_bytes -= size as u64;
+            self.class_used[class as usize] += 1;
             return Some(SlotRef::slot(number as u64 * SEGMENT + (first + index * size) as u64, class));
         }
     }
@@ -295,9 +335,11 @@ impl Allocator {
         let number = slot.segment() as usize;
         if slot.is_run() {
             for segment in &mut self.segments[number..number + slot.run_segments() as usize] {
-                segment.usage = Usage::Free;
+                // If the run's transaction was not committed, the table still gives the segment to the class it had.
+                *segment = Segment { has_bitmap: segment.has_bitmap, ..Segment::new(Usage::Free) };
             }
             self.free_segments += slot.run_segments();
+            self.drain.touched += slot.run_segments();
             self.cursor = self.cursor.min(number);
             return;
         }
@@ -313,15 +355,22 @@ impl Allocator {
         *bits &= !bit;
         segment.hint = segment.hint.min(word as u16);
         segment.free += 1;
+        segment.stuck = false;
         self.free_slot_bytes += slot.capacity();
-        self.empty_segments += (segment.free as u32 == slots) as u64;
-        if !segment.listed {
+        self.class_used[slot.class() as usize] -= 1;
+        let emptied = segment.free as u32 == slots;
+        self.empty_segments += emptied as u64;
+        if segment.draining {
+            if emptied {
+                self.drained(number);
+            }
+        } else if !segment.listed {
             segment.listed = true;
             self.partial[slot.class() as usize].push(number as u32);
         }
     }
 
-    fn may_take(&self, segments: u64, reclaim: bool) -> bool {
+    pub fn may_take(&self, segments: u64, reclaim: bool) -> bool {
         let free = self.free_segments + self.empty_segments;
         free >= segments + if reclaim { 0 } else { self.reserve }
     }
@@ -342,10 +391,11 @@ impl Allocator {
         if self.free_segments == 0 {
             return None;
         }
-        let free = |s: &usize| self.segments[*s].usage == Usage::Free;
+        let free = |s: &usize| self.is_free(*s);
         let found = (self.cursor..limit).find(free).or_else(|| (0..self.cursor.min(limit)).find(free))?;
         self.cursor = found + 1;
         self.free_segments -= 1;
+        self.leave_rest(found);
         self.segments[found].usage = Usage::Assigning;
         Some(found)
     }
@@ -353,7 +403,7 @@ impl Allocator {
     /// The first segment that is free, whether or not it has room.
     fn first_free(&self) -> Option<u64> {
         (self.free_segments > 0)
-            .then(|| self.segments.iter().position(|segment| segment.usage == Usage::Free))
+            .then(|| (0..self.segments.len()).find(|&number| self.is_free(number)))
             .flatten()
             .map(|found| found as u64)
     }
@@ -363,13 +413,15 @@ impl Allocator {
         if self.empty_segments == 0 {
             return None;
         }
-        let found = (0..self.segments.len()).find(|&s| self.is_empty_slots(s))?;
+        let found = (0..self.segments.len()).find(|&s| !self.drain.holds(s) && self.is_empty_slots(s))?;
         self.strip(found);
+        self.leave_rest(found);
         self.segments[found].usage = Usage::Assigning;
         Some(found)
     }
 
-    fn is_empty_slots(&mut self, number: usize) -> bool {
+    /// Has the segment a class, and no slot in use?
+    pub fn is_empty_slots(&mut self, number: usize) -> bool {
         let segment = &self.segments[number];
         let empty = |segment: &Segment| matches!(segment.usage, Usage::Slots(class) if segment.free as u32 == class_geometry(class).0);
         if empty(segment) && segment.unread {
@@ -379,25 +431,36 @@ impl Allocator {
     }
 
     /// Takes an empty segment away from its class.
-    fn strip(&mut self, number: usize) {
+    pub fn strip(&mut self, number: usize) {
         let Usage::Slots(class) = self.segments[number].usage else { unreachable!("an empty segment has a class") };
         self.empty_segments -= 1;
+        self.class_segments[class as usize] -= 1;
         self.free_slot_bytes -= class_geometry(class).0 as u64 * CLASS_SIZES[class as usize] as u64;
-        self.segments[number] =
-            Segment { usage: Usage::Free, listed: false, free: 0, hint: 0, word: 0, words: None, unread: false };
-        let list = &mut self.partial[class as usize];
-        list.retain(|&s| s as usize != number);
+        self.drain.touched += 1;
+        let has_bitmap = class_geometry(class).1 > 0;
+        let free = Segment { has_bitmap, ..Segment::new(Usage::Free) };
+        if std::mem::replace(&mut self.segments[number], free).listed {
+            self.partial[class as usize].retain(|&s| s as usize != number);
+        }
     }
 
-    fn find_run(&self, segments: u64) -> Option<usize> {
+    pub fn find_run(&self, segments: u64) -> Option<usize> {
         let mut len = 0;
-        for (number, segment) in self.segments.iter().enumerate() {
-            len = if segment.usage == Usage::Free { len + 1 } else { 0 };
+        for number in 0..self.segments.len() {
+            len = if self.is_free(number) { len + 1 } else { 0 };
             if len == segments {
                 return Some(number + 1 - segments as usize);
             }
         }
         None
+    }
+}
+
+/// The error for who was refused `segments`, after the region tried to grow.
+fn refused(grown: Result<()>, segments: u64) -> Error {
+    match grown {
+        Ok(()) | Err(Error::NoSpace) => drain::denied(segments),
+        Err(error) => error,
     }
 }
 
@@ -409,6 +472,8 @@ impl Region {
             region_bytes: self.superblock.region_bytes,
             fixed_bytes: alloc.fixed * SEGMENT,
             free_bytes: alloc.free_segments * SEGMENT + alloc.free_slot_bytes,
+            usable_bytes: alloc.usable_segments() * SEGMENT,
+            backed_usable_bytes: alloc.backed_usable_segments() * SEGMENT,
             reserve_bytes: alloc.reserve * SEGMENT,
             touched_bytes: alloc.used_bytes(),
             backed_bytes: (alloc.free_segments * SEGMENT + alloc.free_slot_bytes)
@@ -436,30 +501,35 @@ impl Region {
             if let Some(slot) = alloc.take_slot(class) {
                 return Ok(slot);
             }
-            if !alloc.may_take(1, reclaim) {
-                return Err(Error::NoSpace);
-            }
-            if let Some(number) = alloc.take_segment(reclaim) {
-                break (state, number);
-            }
-            // First more room, then what other classes have left over.
-            match alloc.first_free().filter(|_| grown.is_ok()) {
-                Some(unbacked) => {
+            if alloc.may_take(1, reclaim) {
+                if let Some(number) = alloc.take_segment(reclaim) {
+                    break (state, number);
+                }
+                // First more room, then what other classes have left over.
+                if let Some(unbacked) = alloc.first_free().filter(|_| grown.is_ok()) {
                     drop(alloc);
                     drop(state);
                     grown = self.grow(unbacked + 1, reclaim);
+                    continue;
                 }
-                None => match alloc.take_empty() {
-                    Some(number) => break (state, number),
-                    None => return Err(grown.err().unwrap_or(Error::NoSpace)),
-                },
+                if let Some(number) = alloc.take_empty() {
+                    break (state, number);
+                }
             }
+            // What is being emptied must not cost the last slots of a class those who free space. Others come back when it
+            // is empty.
+            if reclaim {
+                alloc.undrain(class);
+            }
+            return alloc.take_slot(class).ok_or_else(|| refused(grown, 1));
         };
         // Nobody else takes this segment: it is neither free nor listed.
         let assigned = self.log_assignment(&mut state, number as u64, class, reclaim);
         let mut alloc = self.alloc.lock();
         if let Err(error) = assigned {
+            // The table says of it what it said before: `has_bitmap` stays.
             alloc.segments[number].usage = Usage::Free;
+            alloc.drain.touched += 1;
             alloc.cursor = alloc.cursor.min(number);
             alloc.free_segments += 1;
             return Err(error);
@@ -467,16 +537,14 @@ impl Region {
         let (slots, _) = class_geometry(class);
         alloc.high = alloc.high.max(number as u64 + 1);
         alloc.empty_segments += 1;
+        alloc.class_segments[class as usize] += 1;
         alloc.free_slot_bytes += slots as u64 * CLASS_SIZES[class as usize] as u64;
         let segment = &mut alloc.segments[number];
         *segment = Segment {
-            usage: Usage::Slots(class),
             listed: true,
             free: slots as u16,
-            hint: 0,
-            word: 0,
             words: (slots > 64).then(|| vec![0; slots.div_ceil(64) as usize].into()),
-            unread: false,
+            ..Segment::new(Usage::Slots(class))
         };
         if slots % 64 != 0 {
             // Bits behind the last slot are never free.
@@ -513,26 +581,29 @@ impl Region {
         let (mut alloc, start) = loop {
             let mut alloc = self.alloc.lock();
             if !alloc.may_take(segments, reclaim) {
-                return Err(Error::NoSpace);
+                return Err(refused(grown, segments));
             }
             let limit = alloc.limit(reclaim);
             let mut found = alloc.find_run(segments);
             if found.is_none_or(|start| start as u64 + segments > limit && grown.is_err()) {
-                let empty: Vec<usize> = (0..alloc.segments.len()).filter(|&s| alloc.is_empty_slots(s)).collect();
-                alloc.free_segments += empty.len() as u64;
-                empty.iter().for_each(|&number| alloc.strip(number));
+                alloc.strip_empty();
                 found = alloc.find_run(segments);
             }
-            let start = found.ok_or(Error::NoSpace)?;
+            let Some(start) = found else { return Err(refused(grown, segments)) };
             let end = start as u64 + segments;
             if end <= limit {
                 break (alloc, start);
             }
-            grown?;
+            if grown.is_err() {
+                return Err(refused(grown, segments));
+            }
             drop(alloc);
             grown = self.grow(end, reclaim);
         };
-        alloc.segments[start..start + segments as usize].iter_mut().for_each(|s| s.usage = Usage::Run);
+        for number in start..start + segments as usize {
+            alloc.leave_rest(number);
+            alloc.segments[number].usage = Usage::Run;
+        }
         alloc.free_segments -= segments;
         alloc.high = alloc.high.max(start as u64 + segments);
         Ok(SlotRef::run(start as u64 * SEGMENT, segments))

@@ -16,6 +16,7 @@
 
 mod alloc;
 mod checkpoint;
+mod drain;
 mod error;
 mod incarnation;
 #[cfg(feature = "planted")]
@@ -42,6 +43,7 @@ use zerocopy::IntoBytes;
 
 pub use alloc::Space;
 pub use checkpoint::newest_image;
+pub use drain::{Victims, take_denied};
 pub use error::{Error, Failure, Result};
 pub use incarnation::{compare, place_anchor, restore};
 use planted::{Bug, is_planted};

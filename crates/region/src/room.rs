@@ -64,6 +64,11 @@ impl Region {
         self.log.is_short() && self.log.gains_by_release(self.last_lsn())
     }
 
+    /// Appends find less room than they should.
+    pub fn is_log_short(&self) -> bool {
+        self.log.is_short()
+    }
+
     /// Bytes the log may still take from its host.
     pub fn log_growth_bytes(&self) -> u64 {
         self.log.growth_bytes()

@@ -92,6 +92,15 @@ impl<'r> Tx<'r> {
         &self.region.superblock
     }
 
+    pub(crate) fn region(&self) -> &'r Region {
+        self.region
+    }
+
+    /// From here on a drop of the transaction gives `slot` back.
+    pub(crate) fn allocated(&mut self, slot: SlotRef) {
+        self.buffers.allocated.push(slot);
+    }
+
     /// Bytes of the record so far, header excluded.
     pub fn payload_bytes(&self) -> usize {
         self.buffers.record.len() - RECORD_HEADER
@@ -157,8 +166,7 @@ impl<'r> Tx<'r> {
     pub fn alloc(&mut self, len: u64) -> Result<SlotRef> {
         self.room(16 + 16 * 256)?;
         let slot = self.region.allocate(len, self.reclaim)?;
-        // From here on a drop of the transaction gives it back.
-        self.buffers.allocated.push(slot);
+        self.allocated(slot);
         crate::alloc::log_allocate(self, slot)?;
         Ok(slot)
     }

@@ -37,6 +37,9 @@ pub struct SimMemory {
     bytes: u64,
 }
 
+/// What discarded memory holds.
+const DISCARDED: u8 = 0xdb;
+
 struct Volatile {
     bytes: Vec<u8>,
     image: Option<Arc<SimImage>>,
@@ -172,6 +175,17 @@ impl PersistentMemory for SimMemory {
             for line in lines {
                 medium.pending.settle(thread, line, &mut medium.durable);
             }
+        }
+    }
+
+    fn discard(&self, at: u64, len: u64) {
+        self.check(at, len);
+        assert!((at | len).is_multiple_of(PAGE_BYTES as u64), "whole pages are discarded");
+        // Bytes that nobody wrote, so that a reader who relies on them shows.
+        if let Backing::Volatile(volatile) = &self.backing {
+            let volatile = &mut *volatile.write();
+            volatile.detach(at, len as usize);
+            volatile.bytes[at as usize..(at + len) as usize].fill(DISCARDED);
         }
     }
 

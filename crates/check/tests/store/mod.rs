@@ -313,7 +313,7 @@ impl Store {
         let roots = Roots {
             inode_root: inode_root.into(),
             inode_height: inode_height.into(),
-            reserved: 0.into(),
+            generation_floor: 0.into(),
             inode_blocks: inode_blocks.into(),
             inodes: self.count(|inode| inode.mode != 0).into(),
             directories: self.count(Inode::is_dir).into(),

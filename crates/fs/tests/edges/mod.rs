@@ -240,14 +240,14 @@ impl Edges {
         apply(&store, operation).map_err(|e| format!("fails: {e}"))?;
         imitate(&mut file, operation);
         equal(&read(&store.fs)?, &file)?;
-        if let Copy(.., len) = operation
-            && *len > 128 << 10
-        {
-            // It goes in steps.
-            let mut half = versions[versions.len() - 1].clone();
-            let Copy(from, from_at, to, at, _) = *operation else { unreachable!("matched above") };
-            imitate(&mut half, &Copy(from, from_at, to, at, 128 << 10));
-            versions.push(half);
+        if let Copy(from, from_at, to, at, len) = *operation {
+            // It goes in steps, and any of them may be the last one that a power loss leaves.
+            let before = versions[versions.len() - 1].clone();
+            for done in (128 << 10..len).step_by(128 << 10) {
+                let mut part = before.clone();
+                imitate(&mut part, &Copy(from, from_at, to, at, done));
+                versions.push(part);
+            }
         }
         versions.push(file.clone());
         if turn / 4 % 2 == 1 {

@@ -1,0 +1,369 @@
+//! Compaction: moves what lies in sparse segments, so that they are free for pieces of any size.
+//!
+//! A *pass* chooses segments ([`shoal_region::Region::drain`]) and looks at every inode in number order for pieces in them,
+//! because nothing leads from a slot to its owner. Each piece is moved by one transaction under its owner's lock (`owners`),
+//! so that a crash at any moment leaves a tree like any other. A pass goes in steps of bounded work and may stop after each.
+//! Two callers:
+//! - [`Fs::compact_tick`], in the background: when much could be gained, while nobody else commits. It also gives back empty
+//!   inode blocks, and the memory of segments that stay free.
+//! - [`Fs::with_room`], around every operation that allocates: one that found no segment lets go of its locks, compacts until
+//!   there is one, and is tried again. It is told of a full store only when that cannot help.
+//!
+//! Rules: no inode lock is waited for, only tried; who runs a pass holds the compactor's lock and no other. Moving takes no
+//! free segment, and what a pass leaves has nothing to gain for the next one; so it comes to an end. Segments that a pass could
+//! not empty are left alone until a slot in them is freed.
+
+mod owners;
+
+use shoal_format::inode::{INODE_BLOCK, InodeSlot, TABLE_FANOUT};
+use shoal_region::{Lsn, Victims};
+
+use crate::{Error, Fs, Ino, Result};
+
+/// Inode blocks, and pieces of one owner, looked at in a step.
+const STEP_BLOCKS: u32 = 64;
+const STEP_LOOKS: u32 = 1024;
+/// Bytes moved in a step.
+const STEP_BYTES: u64 = 256 << 10;
+/// Steps of one tick: bounds what compaction writes to the log (bytes for each 100 ms, with `STEP_BYTES`).
+const TICK_STEPS: u32 = 8;
+/// Nobody else committed for so long: the store is idle.
+const IDLE_NS: u64 = 1_000_000_000;
+/// A segment's memory is given back when it was free for between one and two of these.
+const REST_NS: u64 = 5_000_000_000;
+/// Bytes moved by one pass.
+const PASS_BYTES: u64 = 8 << 20;
+/// Segments a pass empties at least, if there are so many: each pass looks at every inode.
+const PASS_SEGMENTS_MIN: u64 = 32;
+/// Segments made free beyond those asked for: an operation that found one missing may need more.
+const SPARE_SEGMENTS: u64 = 8;
+/// How often an operation is tried again.
+const TRIES: u32 = 12;
+/// Empty inode blocks given back in a step.
+const STEP_EMPTIED: usize = 256;
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Compaction {
+    /// Pieces moved, and their bytes.
+    pub moved: u64,
+    pub bytes: u64,
+    /// Inode blocks given back.
+    pub blocks: u64,
+    /// There is more to do.
+    pub more: bool,
+}
+
+/// What is left of the work a step may do.
+struct Budget {
+    looks: u32,
+    bytes: u64,
+    done: Compaction,
+}
+
+impl Budget {
+    fn new() -> Budget {
+        Budget { looks: STEP_LOOKS, bytes: STEP_BYTES, done: Compaction::default() }
+    }
+
+    /// Counts a look; false when none is left.
+    fn look(&mut self) -> bool {
+        self.looks = self.looks.saturating_sub(1);
+        self.looks > 0 && self.bytes > 0
+    }
+
+    fn moved(&mut self, bytes: u64) {
+        self.bytes = self.bytes.saturating_sub(bytes);
+        self.done.moved += 1;
+        self.done.bytes += bytes;
+    }
+}
+
+/// A pass under way.
+struct Pass {
+    victims: Victims,
+    /// The next block to look at.
+    block: u64,
+    /// Owners found in the block before it, and where to go on in the last of them.
+    owners: Vec<Ino>,
+    position: u64,
+}
+
+/// State of compaction, between steps.
+#[derive(Default)]
+pub(crate) struct Compactor {
+    pass: Option<Pass>,
+    /// End of the log after our own last step, and when it was found moved by others.
+    seen: Lsn,
+    busy_ns: Option<u64>,
+    rested_ns: u64,
+    /// End of the log when nothing was found that a pass could empty.
+    futile: Option<Lsn>,
+}
+
+/// What compacting for an operation has come to.
+#[derive(PartialEq, Eq)]
+enum Outcome {
+    /// There is room.
+    Room,
+    /// There is none, but slots that were being emptied can be had again: one more try.
+    Slots,
+    Nothing,
+}
+
+impl Fs {
+    /// Runs `operation`, and again after making room, if it found none and compaction can help. The caller holds no locks.
+    #[inline]
+    pub(crate) fn with_room<T>(&self, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
+        match operation() {
+            Err(Error::NoSpace) => self.after_making_room(&mut operation),
+            outcome => outcome,
+        }
+    }
+
+    #[cold]
+    fn after_making_room<T>(&self, operation: &mut dyn FnMut() -> Result<T>) -> Result<T> {
+        for _ in 0..TRIES {
+            // Nothing: it was not the region that had no room.
+            let segments = shoal_region::take_denied();
+            if segments == 0 {
+                return Err(Error::NoSpace);
+            }
+            match self.compact_for(segments)? {
+                Outcome::Room => {}
+                Outcome::Slots => return operation(),
+                Outcome::Nothing => return Err(Error::NoSpace),
+            }
+            match operation() {
+                Err(Error::NoSpace) => {}
+                outcome => return outcome,
+            }
+        }
+        Err(Error::NoSpace)
+    }
+
+    /// Compacts until an ordinary transaction can have `segments` (as a run, if more than one).
+    fn compact_for(&self, segments: u64) -> Result<Outcome> {
+        let mut compactor = self.compactor.lock();
+        if self.region.has_room(segments) {
+            // Somebody else made room meanwhile.
+            return Ok(Outcome::Room);
+        }
+        while self.give_back_emptied(STEP_EMPTIED)?.more {}
+        let mut undrained = 0;
+        for stuck in [false, true] {
+            // One pass may be under way, and may have chosen what does not suffice.
+            for _ in 0..2 {
+                if compactor.pass.is_none() && !self.begin_pass(&mut compactor, segments, stuck) {
+                    break;
+                }
+                while compactor.pass.is_some() && self.region.free_segments() < segments + SPARE_SEGMENTS {
+                    undrained += self.pass_step(&mut compactor, &mut Budget::new())?;
+                }
+                if self.region.has_room(segments) {
+                    return Ok(Outcome::Room);
+                }
+            }
+        }
+        undrained += self.end_pass(&mut compactor);
+        if segments > 1
+            && let Some(victims) = self.region.drain_run(segments)
+        {
+            compactor.pass = Some(Pass { victims, block: 0, owners: Vec::new(), position: 0 });
+            while compactor.pass.is_some() {
+                self.pass_step(&mut compactor, &mut Budget::new())?;
+            }
+        }
+        Ok(match self.region.has_room(segments) {
+            true => Outcome::Room,
+            false if undrained > 0 => Outcome::Slots,
+            false => Outcome::Nothing,
+        })
+    }
+
+    /// Background work, meant to be called ten times a second by a thread that may take its time: bounded, and nothing at all
+    /// while others commit or when there is nothing to gain.
+    pub fn compact_tick(&self) -> Result<()> {
+        if self.writable().is_err() {
+            return Ok(());
+        }
+        let now = self.clock.monotonic_ns();
+        let mut compactor = self.compactor.lock();
+        if now.saturating_sub(compactor.rested_ns) >= REST_NS {
+            compactor.rested_ns = now;
+            self.region.discard_free();
+        }
+        // What a full host has left for the log is for those who free space.
+        if self.region.is_log_short() {
+            return Ok(());
+        }
+        for _ in 0..TICK_STEPS {
+            let last = self.region.last_lsn();
+            if compactor.seen != last {
+                (compactor.seen, compactor.busy_ns) = (last, Some(now));
+            }
+            if compactor.busy_ns.is_some_and(|busy| now.saturating_sub(busy) < IDLE_NS) {
+                return Ok(());
+            }
+            compactor.busy_ns = None;
+            let done = match self.step(&mut compactor) {
+                // No room for the log: nothing is lost by waiting.
+                Err(Error::NoSpace) => return Ok(()),
+                done => done?,
+            };
+            compactor.seen = self.region.last_lsn();
+            if !done.more {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// Compacts as far as that goes, however little it gains.
+    pub fn compact(&self) -> Result<Compaction> {
+        self.writable()?;
+        let mut compactor = self.compactor.lock();
+        let mut done = self.give_back_emptied(usize::MAX)?;
+        while compactor.pass.is_some() || self.begin_pass(&mut compactor, u64::MAX, false) {
+            let mut budget = Budget::new();
+            self.pass_step(&mut compactor, &mut budget)?;
+            done.moved += budget.done.moved;
+            done.bytes += budget.done.bytes;
+            done.blocks += budget.done.blocks;
+        }
+        Ok(done)
+    }
+
+    /// One step of compaction, if enough can be gained; `more` says whether another one would find work.
+    pub fn compact_step(&self) -> Result<Compaction> {
+        self.writable()?;
+        self.step(&mut self.compactor.lock())
+    }
+
+    fn step(&self, compactor: &mut Compactor) -> Result<Compaction> {
+        let given = self.give_back_emptied(STEP_EMPTIED)?;
+        if given.blocks > 0 {
+            return Ok(Compaction { more: true, ..given });
+        }
+        if compactor.pass.is_none() {
+            let last = self.region.last_lsn();
+            if compactor.futile == Some(last) || !self.is_worth_compacting() {
+                return Ok(Compaction::default());
+            }
+            if !self.begin_pass(compactor, u64::MAX, false) {
+                compactor.futile = Some(last);
+                return Ok(Compaction::default());
+            }
+        }
+        let mut budget = Budget::new();
+        self.pass_step(compactor, &mut budget)?;
+        Ok(Compaction { more: true, ..budget.done })
+    }
+
+    /// Could enough be gained: 1/32 of the region, or less when little is free?
+    fn is_worth_compacting(&self) -> bool {
+        let (gain, free) = self.region.gainable_segments();
+        let segments = self.region.superblock().segment_count;
+        let least = if free < segments / 8 { segments / 256 } else { segments / 32 };
+        gain >= least.max(4)
+    }
+
+    /// Chooses what a pass is to empty; false if there is nothing.
+    fn begin_pass(&self, compactor: &mut Compactor, segments: u64, stuck: bool) -> bool {
+        let (gain, _) = self.region.gainable_segments();
+        let want = segments.saturating_add(SPARE_SEGMENTS).max(PASS_SEGMENTS_MIN).max(gain / 16);
+        let bytes = PASS_BYTES.max(segments.min(1 << 20) << 16);
+        let victims = self.region.drain(want, bytes, stuck);
+        let begun = !victims.is_empty();
+        if begun {
+            compactor.pass = Some(Pass { victims, block: 0, owners: Vec::new(), position: 0 });
+        }
+        begun
+    }
+
+    /// Ends the pass, if there is one; returns how many segments are not empty and used again.
+    fn end_pass(&self, compactor: &mut Compactor) -> u64 {
+        compactor.pass.take().map_or(0, |pass| self.region.end_drain(&pass.victims))
+    }
+
+    /// Goes on with the pass until the budget is spent or the pass ends; returns what [`Fs::end_pass`] does.
+    fn pass_step(&self, compactor: &mut Compactor, budget: &mut Budget) -> Result<u64> {
+        let Some(pass) = &mut compactor.pass else { return Ok(0) };
+        for _ in 0..STEP_BLOCKS {
+            while let Some(&ino) = pass.owners.last() {
+                match self.move_pieces(ino, pass.position, &pass.victims, budget) {
+                    Ok(Some(position)) => {
+                        pass.position = position;
+                        return Ok(0);
+                    }
+                    // Damage in one inode is no reason to leave the others where they are.
+                    Ok(None) | Err(Error::Corrupt(_)) => (_, pass.position) = (pass.owners.pop(), 0),
+                    Err(error) => return Err(error),
+                }
+                if !budget.look() {
+                    return Ok(0);
+                }
+            }
+            if pass.block >= self.table.blocks() || self.region.draining_segments() == 0 {
+                return Ok(self.end_pass(compactor));
+            }
+            self.look_at_block(pass, budget)?;
+        }
+        Ok(0)
+    }
+
+    /// Finds the owners among the inodes of the next block, and sees to the block itself.
+    fn look_at_block(&self, pass: &mut Pass, budget: &mut Budget) -> Result<()> {
+        let (block, victims) = (pass.block, &pass.victims);
+        pass.block += 1;
+        let (owners, mut used) = (&mut pass.owners, 0);
+        let exists = self.table.for_block(&self.region, block, &mut |ino, slot| {
+            if let InodeSlot::Used(inode) = slot {
+                used += 1;
+                if owners::may_own(&inode, victims) {
+                    owners.push(ino);
+                }
+            }
+        });
+        if exists? && used == 0 {
+            budget.done.blocks += self.table.give_back(&self.region, &self.locks, block)? as u64;
+        }
+        let slot = match self.table.slot_of(&self.region, block) {
+            // A block that cannot be reached stays where it is.
+            Err(Error::Corrupt(_)) => return Ok(()),
+            other => other?,
+        };
+        if victims.contains(slot) && self.table.move_block(&self.region, &self.locks, block, victims)? {
+            budget.moved(INODE_BLOCK);
+        }
+        if (block + 1).is_multiple_of(TABLE_FANOUT) || block + 1 == self.table.blocks() {
+            self.table.tidy_nodes(&self.region, &self.locks, block, victims)?;
+        }
+        Ok(())
+    }
+
+    /// Gives back inode blocks that lost their last inode.
+    fn give_back_emptied(&self, most: usize) -> Result<Compaction> {
+        let mut done = Compaction::default();
+        if !self.table.has_emptied() {
+            return Ok(done);
+        }
+        let blocks = self.table.take_emptied(most);
+        for &block in &blocks {
+            match self.table.give_back(&self.region, &self.locks, block)? {
+                true => done.blocks += 1,
+                // Somebody is in the way; or has taken a number, and then it is not empty.
+                false => self.table.still_emptied(block),
+            }
+        }
+        let mut last = None;
+        for &block in &blocks {
+            let node = block / TABLE_FANOUT;
+            if last.replace(node) != Some(node) {
+                self.table.tidy_nodes(&self.region, &self.locks, block, &Victims::default())?;
+            }
+        }
+        done.more = done.blocks > 0 && blocks.len() == most;
+        Ok(done)
+    }
+}

@@ -1,0 +1,140 @@
+//! What an inode owns, piece by piece, and moving a piece out of a segment that is being emptied.
+//!
+//! One transaction for each piece: a slot of the same class, a copy of all its bytes, the one reference to it, the old slot free.
+//! Contents, sizes and times do not change, so nobody can see a move but by the space it makes. Positions in large owners
+//! (chunks, leaves, hashes) let a long look end after a bounded time and go on later.
+
+use shoal_format::SlotRef;
+use shoal_format::inode::{Inode, Layout};
+use shoal_region::{Tx, Victims};
+
+use super::Budget;
+use crate::{Error, Fs, Ino, Result, dir, extents, small};
+
+/// May the inode own something in these segments? Only a look at its pieces tells for certain.
+pub(super) fn may_own(inode: &Inode, victims: &Victims) -> bool {
+    matches!(inode.layout, Layout::Chunked | Layout::Extents | Layout::DirHashed)
+        || victims.contains(inode.root)
+        || victims.contains(inode.xattr)
+}
+
+impl Fs {
+    /// Moves pieces of `ino` that lie in `victims`, from `position` on (0: the beginning). Returns where to go on when the
+    /// budget is spent, `None` when the inode is done with. One that is in use, or gone, is done with.
+    pub(super) fn move_pieces(
+        &self,
+        ino: Ino,
+        position: u64,
+        victims: &Victims,
+        budget: &mut Budget,
+    ) -> Result<Option<u64>> {
+        let Some(_lock) = self.locks.try_write(ino) else { return Ok(None) };
+        let mut inode = match self.load(ino) {
+            Err(Error::Stale) => return Ok(None),
+            loaded => loaded?,
+        };
+        if position == 0 {
+            self.move_piece(ino, &mut inode, victims, budget, |inode| &mut inode.xattr)?;
+            self.move_piece(ino, &mut inode, victims, budget, |inode| &mut inode.root)?;
+        }
+        match inode.layout {
+            Layout::Chunked => self.move_chunks(&mut inode, position, victims, budget),
+            Layout::Extents => self.move_leaves(&inode, position, victims, budget),
+            Layout::DirHashed => self.move_buckets(ino, &mut inode, position, victims, budget),
+            _ => Ok(None),
+        }
+    }
+
+    fn move_piece(
+        &self,
+        ino: Ino,
+        inode: &mut Inode,
+        victims: &Victims,
+        budget: &mut Budget,
+        piece: impl Fn(&mut Inode) -> &mut SlotRef,
+    ) -> Result<()> {
+        let slot = piece(inode);
+        if slot.is_none() || !victims.contains(*slot) {
+            return Ok(());
+        }
+        let mut tx = self.region.begin_reclaim();
+        if let Some(new) = tx.relocate(*slot)? {
+            *slot = new;
+            self.store(&mut tx, ino, inode)?;
+            tx.commit()?;
+            budget.moved(new.capacity());
+        }
+        Ok(())
+    }
+
+    /// Commits `tx` if it moved something.
+    fn commit_moved(tx: Tx<'_>, moved: bool, bytes: u64, budget: &mut Budget) -> Result<()> {
+        if moved {
+            tx.commit()?;
+            budget.moved(bytes);
+        }
+        Ok(())
+    }
+
+    fn move_chunks(
+        &self,
+        inode: &mut Inode,
+        mut chunk: u64,
+        victims: &Victims,
+        budget: &mut Budget,
+    ) -> Result<Option<u64>> {
+        while chunk < small::chunk_count(inode) {
+            let slot = small::chunk_slot(&self.region, inode, chunk)?;
+            if !slot.is_none() && victims.contains(slot) {
+                let mut tx = self.region.begin_reclaim();
+                let moved = small::relocate_chunk(&mut tx, inode, chunk, |slot| victims.contains(slot))?;
+                Self::commit_moved(tx, moved, slot.capacity(), budget)?;
+            }
+            chunk += 1;
+            if !budget.look() {
+                return Ok(Some(chunk));
+            }
+        }
+        Ok(None)
+    }
+
+    fn move_leaves(&self, inode: &Inode, mut leaf: u64, victims: &Victims, budget: &mut Budget) -> Result<Option<u64>> {
+        let count = extents::leaf_count(&self.region, inode.root)?;
+        while leaf < count {
+            let mut tx = self.region.begin_reclaim();
+            let moved = extents::relocate_leaf(&mut tx, inode.root, leaf, |slot| victims.contains(slot))?;
+            Self::commit_moved(tx, moved, shoal_format::extent::LEAF_BYTES, budget)?;
+            leaf += 1;
+            if !budget.look() {
+                return Ok(Some(leaf));
+            }
+        }
+        Ok(None)
+    }
+
+    fn move_buckets(
+        &self,
+        ino: Ino,
+        inode: &mut Inode,
+        mut hash: u64,
+        victims: &Victims,
+        budget: &mut Budget,
+    ) -> Result<Option<u64>> {
+        loop {
+            let (root, mut tx) = (inode.root, self.region.begin_reclaim());
+            let (moved, next) = dir::relocate_along(&mut tx, inode, hash, |slot| victims.contains(slot))?;
+            if inode.root != root {
+                self.store(&mut tx, ino, inode)?;
+            }
+            let bytes = tx.payload_bytes() as u64;
+            Self::commit_moved(tx, moved, bytes, budget)?;
+            match next {
+                None => return Ok(None),
+                Some(next) => hash = next,
+            }
+            if !budget.look() {
+                return Ok(Some(hash));
+            }
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Directories that lost entries: sparse buckets are joined, nodes with a single bucket go. And moving their pieces.
+//!
+//! The reverse of a split: two neighbours of equal depth under one node become one bucket of a depth less. They are joined
+//! when half a bucket holds both, so that the next insertion does not split them again. An empty neighbour range just
+//! widens the bucket's own. A bucket that is alone under its node takes the node's place in the node above; alone under the
+//! root, it is the directory. Hash order, and with it every cookie, stays.
+
+use shoal_format::SlotRef;
+use shoal_format::dir::{BUCKET_BYTES, BUCKET_HEADER, NODE_BITS, NODE_BYTES, NODE_FANOUT, NodeRef};
+use shoal_format::inode::{Inode, Layout};
+use shoal_region::Tx;
+
+use super::{Buffer, Step, Way, behind, descend, is_null, live_entries, node_ref, set_refs, span, write_bucket};
+use crate::Result;
+
+/// A bucket with more entries is not looked at when one is removed.
+pub(super) const SPARSE_ENTRIES: usize = 8;
+/// Two buckets are joined if the result is at most this long (bytes).
+const JOINED_BYTES: usize = BUCKET_BYTES / 2;
+
+/// Joins the bucket of `hash` with what lies beside it, as far as that goes.
+pub(super) fn join(tx: &mut Tx<'_>, dir: &mut Inode, hash: u64) -> Result<()> {
+    let way = descend(tx, dir.root, hash)?;
+    join_behind(tx, dir, way)
+}
+
+/// As [`join`], for a way whose last reference is a bucket, or was one of depth `way.depth` and is empty now.
+pub(super) fn join_behind(tx: &mut Tx<'_>, dir: &mut Inode, mut way: Way) -> Result<()> {
+    let mut len = way.len;
+    let Step { node, index } = way.steps[len - 1];
+    let mut bucket = match node_ref(tx, node, index)? {
+        NodeRef::Bucket { slot, .. } => slot,
+        _ => SlotRef::NONE,
+    };
+    loop {
+        let Step { node, index } = way.steps[len - 1];
+        if way.depth > 0 {
+            let (first, count) = span(index, way.depth);
+            let beside = first ^ count;
+            let wide = span(index, way.depth - 1);
+            match node_ref(tx, node, beside)? {
+                NodeRef::Null if is_null(tx, node, (beside, count))? => {}
+                NodeRef::Bucket { slot, depth } if depth == way.depth => {
+                    if bucket.is_none() {
+                        bucket = slot;
+                    } else if !merge(tx, bucket, slot)? {
+                        return Ok(());
+                    } else {
+                        tx.free(slot)?;
+                        dir.allocated -= slot.capacity();
+                    }
+                }
+                _ => return Ok(()),
+            }
+            way.depth -= 1;
+            if !bucket.is_none() {
+                set_refs(tx, node, wide, NodeRef::Bucket { slot: bucket, depth: way.depth })?;
+            }
+            continue;
+        }
+        // The bucket, or nothing, is all there is below this node.
+        debug_assert_eq!(span(index, 0), (0, NODE_FANOUT));
+        tx.free(node)?;
+        dir.allocated -= NODE_BYTES;
+        len -= 1;
+        if len == 0 {
+            (dir.layout, dir.root) =
+                if bucket.is_none() { (Layout::Empty, SlotRef::NONE) } else { (Layout::DirPacked, bucket) };
+            return Ok(());
+        }
+        let above = way.steps[len - 1];
+        way.depth = NODE_BITS;
+        let reference =
+            if bucket.is_none() { NodeRef::Null } else { NodeRef::Bucket { slot: bucket, depth: NODE_BITS } };
+        set_refs(tx, above.node, (above.index, 1), reference)?;
+    }
+}
+
+/// Moves the entries of `from` into `to`, if both are sparse.
+fn merge(tx: &mut Tx<'_>, to: SlotRef, from: SlotRef) -> Result<bool> {
+    let (first, second) = (Buffer::read(tx, to)?, Buffer::read(tx, from)?);
+    let (first, second) = (first.bucket(to)?, second.bucket(from)?);
+    if first.live() + second.live() > 4 * SPARSE_ENTRIES {
+        return Ok(false);
+    }
+    let mut entries = live_entries(&first)?;
+    entries.extend(live_entries(&second)?);
+    let bytes = BUCKET_HEADER + entries.iter().map(|entry| entry.encoded_len()).sum::<usize>();
+    if bytes > JOINED_BYTES.min(to.capacity() as usize) {
+        return Ok(false);
+    }
+    write_bucket(tx, to, &entries)?;
+    Ok(true)
+}
+
+/// Moves the pieces on the way to `hash` that are `wanted` out of draining segments; false if there are none. Changes `dir` but
+/// does not store it. Also the next hash to look at. For hashed directories: a packed one is one piece.
+pub(crate) fn relocate_along(
+    tx: &mut Tx<'_>,
+    dir: &mut Inode,
+    hash: u64,
+    wanted: impl Fn(SlotRef) -> bool,
+) -> Result<(bool, Option<u64>)> {
+    let mut way = descend(tx, dir.root, hash)?;
+    let mut moved = false;
+    for level in 0..way.len {
+        let node = way.steps[level].node;
+        if !wanted(node) {
+            continue;
+        }
+        let Some(new) = tx.relocate(node)? else { continue };
+        if level == 0 {
+            dir.root = new;
+        } else {
+            let Step { node, index } = way.steps[level - 1];
+            set_refs(tx, node, (index, 1), NodeRef::Node(new))?;
+        }
+        way.steps[level].node = new;
+        moved = true;
+    }
+    if wanted(way.bucket)
+        && let Some(slot) = tx.relocate(way.bucket)?
+    {
+        let Step { node, index } = way.steps[way.len - 1];
+        set_refs(tx, node, span(index, way.depth), NodeRef::Bucket { slot, depth: way.depth })?;
+        way.bucket = slot;
+        moved = true;
+    }
+    Ok((moved, behind(&way, hash)))
+}
