@@ -133,10 +133,17 @@ pub fn serve(
         pid: std::process::id(),
         recovery: recovered,
     };
-    let accompanied = control::serve(&store.directory, move |question| asked.answer(question))
-        .during("control socket")
-        .and_then(|()| wait_for_signals(signals, &session))
-        .and_then(|()| ready(&report));
+    let listening = match control::serve(&store.directory, move |question| asked.answer(question)) {
+        // A full host has no inode for the socket, and its store must be served all the more.
+        Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
+            warn!(
+                "control socket: {error}; `df`, `inspect` and `status` of this mount work again once there is room and it is remounted"
+            );
+            Ok(())
+        }
+        outcome => outcome.during("control socket"),
+    };
+    let accompanied = listening.and_then(|()| wait_for_signals(signals, &session)).and_then(|()| ready(&report));
     if accompanied.is_err() {
         // Nobody will use this mount; what went wrong is told below.
         let _ = session.unmounter().unmount();

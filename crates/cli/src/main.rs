@@ -51,6 +51,7 @@ mod umount;
 mod vlog_disk;
 
 use std::ffi::OsStr;
+use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -69,7 +70,8 @@ fn main() -> ExitCode {
         run(parse())
     };
     outcome.unwrap_or_else(|failure| {
-        eprintln!("shoal: {failure}");
+        // Standard error may be a log on a full host: that is no reason to end otherwise than it would.
+        let _ = writeln!(std::io::stderr(), "shoal: {failure}");
         ExitCode::from(failure.exit_code())
     })
 }

@@ -28,7 +28,7 @@ use shoal_format::{BULK_BLOCK, Offset};
 use shoal_media::{BlockDevice, block};
 use shoal_region::{Lsn, Region, Tx, View};
 
-use crate::host_room::RoomCache;
+use crate::host_room::{HostRoom, RoomCache};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Result};
 use births::Births;
@@ -171,10 +171,15 @@ impl Bulk {
     /// Takes blocks the host has room for. It keeps its headroom: log and images must still be able to grow, for without them
     /// nothing can be done with the blocks.
     fn take(&self, region: &Region, goal: Option<u64>, want: u64, ahead: u64) -> Option<Run> {
-        let bytes = self.room.as_ref().map(|room| room.now().bulk_bytes(region.log_growth_bytes()));
-        let mut blocks = self.state.lock();
-        let want = bytes.map_or(want, |bytes| want.min((bytes / BULK_BLOCK).saturating_sub(blocks.taken())));
-        if want == 0 { None } else { blocks.take(goal, want, ahead) }
+        let Some(room) = &self.room else { return self.state.lock().take(goal, want, ahead) };
+        let within = |host: HostRoom| {
+            let most = host.bulk_bytes(region.log_growth_bytes()) / BULK_BLOCK;
+            let mut blocks = self.state.lock();
+            let want = want.min(most.saturating_sub(blocks.taken()));
+            if want == 0 { None } else { blocks.take(goal, want, ahead) }
+        };
+        // Somebody may have made room since the host was asked last.
+        within(room.now()).or_else(|| within(room.fresh()))
     }
 
     /// Blocks of the device.

@@ -58,6 +58,13 @@ impl RoomCache {
         RoomCache { ask, clock, last: Mutex::new(None) }
     }
 
+    /// What the host answers this moment: before anything is refused for lack of room.
+    pub fn fresh(&self) -> HostRoom {
+        let room = (self.ask)();
+        *self.last.lock() = Some((self.clock.monotonic_ns(), room));
+        room
+    }
+
     pub fn now(&self) -> HostRoom {
         let now = self.clock.monotonic_ns();
         let mut last = self.last.lock();

@@ -8,7 +8,8 @@
 //!
 //! A segment is written full of zeros and made durable under the `new` name before any other name is given to it.
 //! So a `log` or `spare` file has its full length and its blocks at any power loss, stores into its map find room,
-//! and a sync of records writes records only. A file of another name or length stops the open: it is not ours.
+//! and a sync of records writes records only. A file of another name, or a `log` file of another length, stops the open: it is not
+//! ours, or damaged. A `spare` of another length is left alone.
 //! On a full host nothing is begun: room is looked for and taken whole before the first zero is written. Errors of making
 //! a segment come as the system gave them, because who asked must tell a lack from a failure.
 
@@ -124,6 +125,10 @@ impl SegmentFiles {
                 Some(Name::Spare(number)) => {
                     let next = files.next_number.get_mut();
                     *next = number.saturating_add(1).max(*next);
+                    if !files.is_whole(&file_path) {
+                        // It holds nothing, and no store should be refused for its sake.
+                        continue;
+                    }
                     if scan.spares.len() < SPARES_MAX {
                         scan.spares.push(Spare { number, segment: files.open_segment(&file_path)? });
                     } else {
@@ -138,6 +143,10 @@ impl SegmentFiles {
             }
         }
         Ok((files, scan))
+    }
+
+    fn is_whole(&self, path: &Path) -> bool {
+        fs::metadata(path).is_ok_and(|found| found.is_file() && found.len() == self.segment_bytes)
     }
 
     fn open_segment(&self, path: &Path) -> io::Result<Segment> {

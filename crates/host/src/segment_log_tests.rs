@@ -171,7 +171,6 @@ fn a_foreign_file_or_a_segment_of_another_length_stops_the_open() {
         ("log-0000000000000001", SEGMENT),
         ("log-10000", SEGMENT),
         ("log-000000000001000A", SEGMENT),
-        ("spare-7", 0),
         ("spare-07", SEGMENT),
     ] {
         let path = scratch.path().join(name);
@@ -272,4 +271,18 @@ fn syncs_and_releases_run_beside_appends() {
     drop(log);
     expect(&scratch.open().unwrap(), kept, (end - kept) as usize);
     assert!(scratch.count("spare-") <= SPARES_MAX + 1);
+}
+
+#[test]
+fn a_spare_of_a_wrong_length_is_passed_over() {
+    let scratch = Scratch::new();
+    let log = scratch.create();
+    log.append(0, &pattern(0, 1000)).unwrap();
+    log.sync().unwrap();
+    drop(log);
+    std::fs::write(scratch.path().join("spare-77"), b"short").unwrap();
+    let log = scratch.open().unwrap();
+    expect(&log, 0, 1000);
+    drop(log);
+    assert_eq!(std::fs::read(scratch.path().join("spare-77")).unwrap(), b"short", "it is left as it was found");
 }

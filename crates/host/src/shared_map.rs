@@ -11,8 +11,9 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::mm::MapFlags;
 use shoal_media::{MediaError, PersistentMemory, Poison, Result};
@@ -23,6 +24,9 @@ use crate::{calls, host_kind, named, sync_parent};
 
 /// From this length on, whole lines are stored past the cache (bytes).
 const STREAM_BYTES_MIN: usize = 256;
+
+/// How long a region that another process has open is waited for.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SharedKind {
@@ -77,6 +81,7 @@ impl SharedMap {
     }
 
     fn map_file(path: &Path, file: File, bytes: u64, kind: SharedKind) -> io::Result<SharedMap> {
+        lock_alone(&file).map_err(|e| named(path, e))?;
         let shared = || Map::of_file(&file, bytes, MapFlags::SHARED);
         let (map, flush, synchronous) = match kind {
             SharedKind::Battery => (shared(), None, true),
@@ -109,6 +114,22 @@ impl SharedMap {
             self.poison.set(&e);
             MediaError::Io { what: self.name.clone(), source: std::sync::Arc::new(e) }
         })
+    }
+}
+
+/// One user at a time: the store's own lock does not see a copy of its directory that names the same region. A process that is
+/// ending gives back its locks one after the other, so this one is waited for, briefly.
+fn lock_alone(file: &File) -> io::Result<()> {
+    let begin = Instant::now();
+    loop {
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if begin.elapsed() < LOCK_PATIENCE => std::thread::sleep(Duration::from_millis(5)),
+            Err(Errno::WOULDBLOCK) => {
+                let message = "is in use by another store or process: unmount that one first";
+                return Err(io::Error::new(io::ErrorKind::WouldBlock, message));
+            }
+            outcome => return Ok(outcome?),
+        }
     }
 }
 
@@ -200,6 +221,17 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn a_region_has_one_user_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("region");
+        let first = SharedMap::create(&path, 1 << 20, SharedKind::Battery).unwrap();
+        let refused = SharedMap::open(&path, SharedKind::Battery).map(drop).unwrap_err();
+        assert!(refused.to_string().contains("is in use by another store or process"), "{refused}");
+        drop(first);
+        SharedMap::open(&path, SharedKind::Battery).unwrap();
+    }
 
     #[test]
     fn stores_are_there_when_the_file_is_mapped_again() {

@@ -49,7 +49,7 @@ pub(crate) fn stale_at(superblock: &Superblock) -> u64 {
 }
 
 /// Offset of the used slots in an image file.
-fn used_at(superblock: &Superblock) -> u64 {
+pub(crate) fn used_at(superblock: &Superblock) -> u64 {
     let words = (superblock.region_bytes / PAGE).div_ceil(64);
     (stale_at(superblock) + STALE_HEADER as u64 + words * 8).next_multiple_of(PAGE)
 }
@@ -58,7 +58,7 @@ fn used_at(superblock: &Superblock) -> u64 {
 const COUNT_SEGMENTS: usize = 16 << 10;
 
 /// Header of the used slots: generation (u64), segments (u32), checksum of generation, segments and counts (u32).
-const USED_HEADER: usize = 16;
+pub(crate) const USED_HEADER: usize = 16;
 
 /// The slots in use when the image with `anchor` was sealed; empty if it does not say.
 ///

@@ -10,7 +10,7 @@ use shoal_format::superblock::Superblock;
 use shoal_format::{PAGE, SEGMENT};
 use shoal_media::ImageFile;
 
-use crate::checkpoint::{STALE_HEADER, stale_at, sums_at};
+use crate::checkpoint::{STALE_HEADER, USED_HEADER, stale_at, sums_at, used_at};
 use crate::{Error, Region, Result};
 
 /// Reserved segments that ordinary transactions leave.
@@ -123,11 +123,12 @@ impl Region {
     }
 }
 
-/// The range's pages, their sums, and the stale map up to them.
+/// The range's pages, their sums, and the stale map and the counts of used slots up to them: all that a checkpoint writes.
 fn reserve_in_image(image: &dyn ImageFile, superblock: &Superblock, at: u64, len: u64) -> shoal_media::Result<()> {
     image.reserve(at, len)?;
     image.reserve(sums_at(superblock) + at / PAGE * 4, len / PAGE * 4)?;
     let words = ((at + len) / PAGE).div_ceil(64);
     image.reserve(stale_at(superblock), STALE_HEADER as u64 + words * 8)?;
+    image.reserve(used_at(superblock), USED_HEADER as u64 + (at + len) / SEGMENT * 2)?;
     Ok(())
 }
