@@ -124,7 +124,7 @@ impl Store {
 }
 
 fn mixed(number: u64) -> usize {
-    [100, 700, 1000, 3000, 9000, 20_000][(number * 2_654_435_761 >> 7) as usize % 6]
+    [100, 700, 1000, 3000, 9000, 20_000][((number * 2_654_435_761) >> 7) as usize % 6]
 }
 
 /// Fills, deletes, and writes files of 4,000 bytes; the share of what was said to be available that could be written.

@@ -85,7 +85,7 @@ fn sparse(fs: &Fs, random: &mut Random) -> Result<(), Error> {
         let dir = if number % 9 == 0 { small[random.below(70) as usize] } else { dirs[random.below(2) as usize] };
         let name = format!("a-file-with-a-name-{number}");
         if number % 11 == 0 {
-            fs.symlink(&CALLER, dir, name.as_bytes(), &vec![b'a' + (number % 20) as u8; 200])?;
+            fs.symlink(&CALLER, dir, name.as_bytes(), &[b'a' + (number % 20) as u8; 200])?;
             continue;
         }
         let ino = fs.mknod(&CALLER, dir, name.as_bytes(), 0o644, 0)?.ino;
