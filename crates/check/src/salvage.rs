@@ -1,4 +1,4 @@
-//! Reads a damaged store as far as it can be read, and hands what it finds to whoever copies it out.
+//! Reads a damaged store as far as it can be read, and hands what it finds to its caller.
 //!
 //! What it owns: finding every inode and every name that is left, and the bytes of files. Opening is in `salvage/open`, the
 //! contents of one inode in `salvage/contents`.

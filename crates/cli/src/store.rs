@@ -263,7 +263,7 @@ impl Store {
         let boot = self.period()?;
         let path = self.directory.join(PID);
         match fs::write(&path, format!("{}\n{}\n", std::process::id(), uuid_text(&boot))) {
-            // Whoever asks for the daemon gets no number; that is no reason not to serve the store.
+            // The file only tells the daemon's number; a store is served without it.
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {
                 tracing::warn!("{}: {error}; make room there", path.display());
                 Ok(())

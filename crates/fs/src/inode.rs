@@ -30,7 +30,7 @@ pub(crate) struct InodeTable {
     root: AtomicU64,
     blocks: AtomicU64,
     free: Mutex<FreeNumbers>,
-    /// Claims there are: whoever has one may hold the place of a record without holding its inode's lock.
+    /// Number of open claims. A claim may hold the place of a record without holding its inode's lock.
     claims: AtomicU64,
     pub damage: Damage,
 }

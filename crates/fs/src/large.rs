@@ -9,8 +9,8 @@
 //!   of the region's copy commits. What counts is what is promised at the commit (`shoal-region`, `sync.rs`).
 //! - Bytes behind the file's end in its last block are made zero, durably, before a record moves the end over them: also
 //!   when the write that moves it overwrites them, for the record may survive and the write not.
-//! - A file is listed as one with NEW blocks before the record that maps them commits, so that whoever settles all files
-//!   behind that record finds it.
+//! - A file is listed as having NEW blocks before the record that maps them commits, so that a settling behind that
+//!   record finds it.
 //! - Blocks unmapped by a record are handed to [`crate::bulk`] with its LSN, which reuses them when that is durable.
 //!
 //! Blocks are written in place; the map changes only when blocks come, go or change their flags. Work over many

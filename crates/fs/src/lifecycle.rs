@@ -188,7 +188,7 @@ impl Fs {
     /// The log's share of [`Fs::tick`]. Never waits for the bulk device.
     pub fn tick_log(&self) -> Result<()> {
         let outcome = self.sync_by_age();
-        // Also of a store that failed: whoever waits gets an answer.
+        // Callers that wait get their answer from a failed store, too.
         self.region.sync_waiting()?;
         outcome
     }

@@ -2,7 +2,8 @@
 //!
 //! Rules:
 //! - NEW is cleared only by a record that commits after a flush covering the block's last write completed.
-//! - Whoever vouches for files calls [`Region::promise`](shoal_region::Region::promise) first, then settles, then makes the log durable.
+//! - A caller that vouches for files calls [`Region::promise`](shoal_region::Region::promise) first, then settles, then makes the log
+//!   durable.
 //! - A file whose old contents were cut off whole is settled before the log is flushed for whatever reason, so that the
 //!   record of the cut is not durable before the contents that followed it.
 //! - After a power loss NEW becomes unwritten, before anybody reads.
@@ -81,7 +82,7 @@ impl Fs {
         self.clear_new_locked(ino, flushed)
     }
 
-    /// Clears NEW from what of the file a flush up to write `flushed` covers. Under the file's lock the list of such
+    /// Clears NEW from the file's extents that a flush up to write `flushed` covers. Under the file's lock the list of such
     /// ranges cannot change: blocks written after the flush was submitted carry later numbers and stay NEW.
     pub(crate) fn clear_new(&self, ino: Ino, flushed: u64) -> Result<()> {
         let _lock = self.locks.write(ino);

@@ -81,7 +81,7 @@ pub struct Placement {
 }
 
 const BLOCK: u64 = 4096;
-/// One part in so many of the region's free space is expected to become inodes and names.
+/// The share of the region's free space (1/64) that is expected to become inodes and names.
 const METADATA_SHARE: u64 = 64;
 
 impl Fs {
