@@ -45,6 +45,11 @@ impl Failure {
         self
     }
 
+    /// Somebody else has the object open; the cause says what to do about it.
+    pub fn is_in_use(&self) -> bool {
+        self.cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+
     pub fn code(mut self, code: u8) -> Failure {
         self.code = code;
         self

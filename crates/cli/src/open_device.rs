@@ -41,8 +41,10 @@ pub fn open(description: &Description, opening: Opening) -> Outcome<Device> {
     let kind = match description {
         Description::File(path) => {
             let remedy = "make it first, for example with `truncate -s 1G FILE`";
-            let opened = FileDevice::open(path).map_err(|error| Failure::told(error).remedy(remedy));
-            Kind::File(Arc::new(opened?), description.clone())
+            let file = FileDevice::open(path).map_err(|error| Failure::told(error).remedy(remedy))?;
+            // A copy of a store's directory names the same file, and would write over this store's blocks.
+            file.claim().map_err(|error| Failure::new(path.display(), error))?;
+            Kind::File(Arc::new(file), description.clone())
         }
         Description::Nbd { uri, lost_after } => {
             let link = Link::connect(uri, Contents::Durable, *lost_after).map_err(Failure::told)?;

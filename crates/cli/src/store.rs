@@ -249,11 +249,14 @@ impl Store {
             }
         };
         let opened = open_device::open(&description, Opening::MustExist);
-        opened.map(Some).map_err(|failure| failure.within("bulk storage").remedy(remedy))
+        opened.map(Some).map_err(|failure| {
+            let failure = failure.within("bulk storage");
+            if failure.is_in_use() { failure } else { failure.remedy(remedy) }
+        })
     }
 
-    /// The time in which nothing written can get lost but by a crash of this process: a boot of the machine, and a mount of
-    /// the file systems that hold log and bulk storage. Everything after it counts as after a power loss.
+    /// The time in which nothing written can get lost but by a crash of this process: a boot of the machine, a mount of
+    /// the file systems that hold log and bulk storage, and these very files. Everything else counts as after a power loss.
     pub fn period(&self) -> Outcome<[u8; 16]> {
         period(&[Some(self.log_path()), self.bulk_path()])
     }
@@ -368,13 +371,14 @@ pub fn shared(images: &[Arc<HostImage>; 2]) -> [Arc<dyn ImageFile>; 2] {
     [images[0].clone(), images[1].clone()]
 }
 
-/// The boot's number, and in each half of it the mount of one of the places: for two periods of one boot they differ.
+/// The boot's number, and in each half of it that of one of the places: for two periods of one boot, and for a store and a
+/// snapshot or copy of it, they differ.
 fn period(places: &[Option<PathBuf>; 2]) -> Outcome<[u8; 16]> {
     let mut period = shoal_host::boot_id().during("boot id")?;
     for (half, place) in period.chunks_exact_mut(8).zip(places) {
         let Some(place) = place.as_ref().filter(|place| place.exists()) else { continue };
-        let mount = shoal_host::mount_id(place).during("bulk storage or log")?.unwrap_or(0);
-        half.iter_mut().zip(mount.to_le_bytes()).for_each(|(byte, mount)| *byte ^= mount);
+        let number = shoal_host::place_id(place).during("bulk storage or log")?;
+        half.iter_mut().zip(number.to_le_bytes()).for_each(|(byte, number)| *byte ^= number);
     }
     Ok(period)
 }

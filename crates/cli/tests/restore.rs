@@ -281,3 +281,31 @@ fn shut_down(at: &Path) {
                   fcntl.ioctl(os.open(sys.argv[1], os.O_RDONLY), 0x8004587d, struct.pack('I', 2))";
     system("python3", &["-c", script, at.to_str().unwrap()]);
 }
+
+#[test]
+fn a_copy_of_a_store_does_not_run_beside_it_on_the_same_memory_or_disk() {
+    let Some(scene) = Scene::new(true) else { return };
+    let (store, copy, bulk) = (scene.text("store"), scene.text("copy"), scene.text("bulk"));
+    let beside = |named: &str| {
+        system("cp", &["-a", &store, &copy]);
+        let said = scene.refused(&["mount", &copy, &scene.text("disk")]);
+        let expected = format!("{named} is in use by another store or process: unmount that one first\n");
+        assert!(said.ends_with(&expected), "{said}");
+    };
+    scene.mount(&[]);
+    beside(&format!("{}:", scene.text("ram/region")));
+    scene.umount();
+    for directory in [&store, &copy] {
+        fs::remove_dir_all(directory).unwrap();
+    }
+    let sizes = ["--memory-size", "16M", "--bulk-size", "16M"];
+    scene.ok(&[&["format", "--bulk", &format!("file:{bulk}")][..], &sizes, &[&store]].concat());
+    scene.mount(&[]);
+    scene.write("kept", 4);
+    beside(&format!("{bulk}:"));
+    assert!(scene.holds("kept", 4));
+    // Nothing of it is held when the daemon has ended, however it did.
+    scene.kill();
+    scene.mount(&[]);
+    scene.umount();
+}

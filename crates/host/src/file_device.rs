@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Poison, Request, Result};
 
 use crate::planted::{Bug, is_planted};
+use crate::store_lock::lock_alone;
 use crate::{calls, host_kind, named, sync_parent};
 
 /// Alignment of requests and the unit no crash tears (bytes).
@@ -60,6 +61,11 @@ impl FileDevice {
         // The metadata of a block device has no length; its end can be sought.
         let bytes = file.seek(SeekFrom::End(0)).map_err(|e| named(path, e))?;
         Ok(Self::over(file, bytes - bytes % BLOCK_BYTES as u64, path))
+    }
+
+    /// Keeps every other process that asks for it from the device, as long as this one has it open.
+    pub fn claim(&self) -> io::Result<()> {
+        lock_alone(&self.file)
     }
 
     fn over(file: File, bytes: u64, path: &Path) -> FileDevice {

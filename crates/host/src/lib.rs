@@ -39,7 +39,7 @@ use std::path::Path;
 
 pub use file_device::FileDevice;
 pub use image::HostImage;
-pub use machine::{HostSpace, SystemClock, boot_id, host_free_bytes, memory_total_bytes, mount_id, random_bytes};
+pub use machine::{HostSpace, SystemClock, boot_id, host_free_bytes, memory_total_bytes, place_id, random_bytes};
 pub use private_map::PrivateMap;
 pub use segment_log::{SEGMENT_BYTES, SegmentLog, log_bytes_max};
 pub use shared_map::{SharedKind, SharedMap};

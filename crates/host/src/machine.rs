@@ -66,17 +66,25 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     Some(out)
 }
 
-/// Identifies the mount a path lies in: the file system mounted again has another number. `None` where the kernel cannot
-/// tell (before Linux 6.8).
+/// Identifies a file or directory and the mount it lies in, within one boot.
 ///
 /// A file system that went down without a sync and is mounted again within one boot has lost what a power loss would
-/// have lost. Another view of the same file system (a bind mount, a mount namespace) has another number, too.
-pub fn mount_id(path: &Path) -> io::Result<Option<u64>> {
+/// have lost; its mount has another number, where the kernel can tell (from Linux 6.8 on). A copy of the file or a snapshot of
+/// the subvolume it is in need not hold what was only in the page cache of the original; they have another inode or device
+/// number. Another view of the same file system (a bind mount, a mount namespace) has another mount number, too.
+pub fn place_id(path: &Path) -> io::Result<u64> {
     // STATX_MNT_ID_UNIQUE: never used twice in one boot, unlike the number in /proc/self/mountinfo.
     let unique = rustix::fs::StatxFlags::from_bits_retain(0x4000);
-    let found = rustix::fs::statx(rustix::fs::CWD, path, rustix::fs::AtFlags::empty(), unique);
+    let wanted = unique | rustix::fs::StatxFlags::BASIC_STATS;
+    let found = rustix::fs::statx(rustix::fs::CWD, path, rustix::fs::AtFlags::empty(), wanted);
     let found = found.map_err(|e| named(path, e))?;
-    Ok((found.stx_mask & unique.bits() != 0).then_some(found.stx_mnt_id))
+    let mount = if found.stx_mask & unique.bits() != 0 { found.stx_mnt_id } else { 0 };
+    let device = u64::from(found.stx_dev_major) << 32 | u64::from(found.stx_dev_minor);
+    // An odd factor between the parts: no two of them cancel each other out.
+    let mixed = [mount, device, found.stx_ino]
+        .into_iter()
+        .fold(0u64, |id, part| (id ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(32));
+    Ok(mixed)
 }
 
 /// Bytes from the kernel's random generator.
@@ -139,11 +147,19 @@ mod tests {
     }
 
     #[test]
-    fn two_mounts_have_two_numbers_and_one_mount_has_one() {
-        let (root, proc) = (mount_id(Path::new("/")).unwrap(), mount_id(Path::new("/proc")).unwrap());
-        assert_eq!(mount_id(Path::new("/")).unwrap(), root);
-        assert!(root.is_none() || root != proc);
-        assert!(mount_id(Path::new("/no/such/place")).unwrap_err().to_string().contains("/no/such/place"));
+    fn a_place_has_one_number_and_its_copy_another() {
+        let number = |path: &str| place_id(Path::new(path)).unwrap();
+        assert_eq!(number("/"), number("/"));
+        assert_ne!(number("/"), number("/proc"));
+        let scratch = tempfile::tempdir().unwrap();
+        let (first, copy, moved) = (scratch.path().join("a"), scratch.path().join("b"), scratch.path().join("c"));
+        std::fs::write(&first, "x").unwrap();
+        std::fs::copy(&first, &copy).unwrap();
+        let before = place_id(&first).unwrap();
+        assert_ne!(before, place_id(&copy).unwrap());
+        std::fs::rename(&first, &moved).unwrap();
+        assert_eq!(before, place_id(&moved).unwrap());
+        assert!(place_id(Path::new("/no/such/place")).unwrap_err().to_string().contains("/no/such/place"));
     }
 
     #[test]

@@ -11,22 +11,19 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
-use rustix::fs::{FallocateFlags, FlockOperation, flock};
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use rustix::mm::MapFlags;
 use shoal_media::{MediaError, PersistentMemory, Poison, Result};
 
 use crate::cache_line::{self, LINE_BYTES, LineFlush};
 use crate::map::Map;
+use crate::store_lock::lock_alone;
 use crate::{calls, host_kind, named, sync_parent};
 
 /// From this length on, whole lines are stored past the cache (bytes).
 const STREAM_BYTES_MIN: usize = 256;
-
-/// How long a region that another process has open is waited for.
-const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SharedKind {
@@ -114,22 +111,6 @@ impl SharedMap {
             self.poison.set(&e);
             MediaError::Io { what: self.name.clone(), source: std::sync::Arc::new(e) }
         })
-    }
-}
-
-/// One user at a time: the store's own lock does not see a copy of its directory that names the same region. A process that is
-/// ending gives back its locks one after the other, so this one is waited for, briefly.
-fn lock_alone(file: &File) -> io::Result<()> {
-    let begin = Instant::now();
-    loop {
-        match flock(file, FlockOperation::NonBlockingLockExclusive) {
-            Err(Errno::WOULDBLOCK) if begin.elapsed() < LOCK_PATIENCE => std::thread::sleep(Duration::from_millis(5)),
-            Err(Errno::WOULDBLOCK) => {
-                let message = "is in use by another store or process: unmount that one first";
-                return Err(io::Error::new(io::ErrorKind::WouldBlock, message));
-            }
-            outcome => return Ok(outcome?),
-        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! One user per store: an advisory lock on the file `lock` in the store's directory.
+//! One user per store: an advisory lock on the file `lock` in the store's directory, and on the files outside of it.
 //!
 //! The kernel releases it when the process ends, however it ends. The file holds the process id of its
 //! owner, for the message to whoever comes second; it stays behind, empty of meaning, when the lock is released.
@@ -7,11 +7,15 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use crate::named;
+
+/// How long a region that another process has open is waited for.
+const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 pub struct StoreLock {
     file: File,
@@ -43,6 +47,23 @@ impl StoreLock {
             // The number is for a message only: a full host must not keep anybody from the store.
             Err(e) if matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => Ok(()),
             written => written.map_err(|e| named(&self.path, e)),
+        }
+    }
+}
+
+/// One user at a time of a file outside of the store's directory: the store's own lock does not see a copy of that directory,
+/// which names the same file. A process that is ending gives back its locks one after the other, so this one is waited for,
+/// briefly.
+pub(crate) fn lock_alone(file: &File) -> io::Result<()> {
+    let begin = Instant::now();
+    loop {
+        match flock(file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if begin.elapsed() < LOCK_PATIENCE => std::thread::sleep(Duration::from_millis(5)),
+            Err(Errno::WOULDBLOCK) => {
+                let message = "is in use by another store or process: unmount that one first";
+                return Err(io::Error::new(io::ErrorKind::WouldBlock, message));
+            }
+            outcome => return Ok(outcome?),
         }
     }
 }
