@@ -59,8 +59,7 @@ impl Fs {
     /// Are there files whose contents took the place of those cut off and are not durable yet?
     pub(crate) fn has_replaced(&self) -> bool {
         let Some(bulk) = &self.bulk else { return false };
-        let flushed = bulk.last_flushed();
-        bulk.fresh.replaced().into_iter().any(|ino| !end_replacement(bulk, ino, flushed))
+        bulk.fresh.has_replaced(bulk.last_flushed())
     }
 
     /// Has a flush covered all of a large file's data, and is none of it NEW? The caller holds its lock.

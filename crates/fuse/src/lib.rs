@@ -82,7 +82,7 @@ pub fn mount(fs: Arc<Fs>, mountpoint: &Path, options: &MountOptions) -> Result<S
     let attached = attach::attach(mountpoint, options)?;
     let notifier = Arc::new(OnceLock::new());
     let (ticker, bell) = ticker::Ticker::start(&fs).map_err(Error::Thread)?;
-    let (syncer, syncer_thread) = Syncer::start(&fs, bell).map_err(Error::Thread)?;
+    let (syncer, syncer_thread) = Syncer::start(&fs, bell, options.request_threads()).map_err(Error::Thread)?;
     let (waiters, waiter_threads) = Waiters::start().map_err(Error::Thread)?;
     let adapter = adapter::Adapter::new(fs.clone(), syncer, waiters, options, notifier.clone());
     let unmounter = attached.unmounter;

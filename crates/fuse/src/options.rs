@@ -143,13 +143,18 @@ impl MountOptions {
         }
     }
 
+    /// Threads that serve requests.
+    pub(crate) fn request_threads(&self) -> usize {
+        match self.threads {
+            0 => std::thread::available_parallelism().map_or(4, |n| n.get().max(4)),
+            n => n,
+        }
+    }
+
     pub(crate) fn session_config(&self) -> fuser::Config {
         let mut config = fuser::Config::default();
         config.acl = self.session_acl();
-        config.n_threads = Some(match self.threads {
-            0 => std::thread::available_parallelism().map_or(4, |n| n.get().max(4)),
-            n => n,
-        });
+        config.n_threads = Some(self.request_threads());
         config.clone_fd = self.clone_fd;
         config
     }

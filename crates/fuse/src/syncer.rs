@@ -1,15 +1,19 @@
-//! fsync of large files: their wait for the bulk device takes place in a thread of its own.
+//! fsync of large files: a slow bulk device must not take the threads that serve requests.
 //!
-//! A request thread that waited for a flush could serve nobody meanwhile, and there are few of them. So it only looks
+//! A request thread that waited for a flush could serve nobody meanwhile, and there are few of them. So it first looks
 //! what the fsync needs ([`Fs::fsync_begin`]). What needs the log alone is answered by the log's group commit, whose
-//! leader is a request thread. What needs the bulk device as well goes to the syncer: it takes all that wait, makes one
-//! flush that covers them, clears NEW for each, and leaves the answers to the log's group commit.
+//! leader is a request thread. What needs the bulk device as well is somebody's *turn*, of which there is one:
+//! - Nobody has it, and nobody waits for it: the request thread takes it and flushes itself, because to wake another thread
+//!   may cost a lone client as much as the flush. So at most one request thread waits for the bulk device's flush, and
+//!   none where there are fewer than [`THREADS_MIN`] of them.
+//! - Else the fsync goes to the syncer, a thread of its own. It waits for the turn, takes all that were sent, makes one
+//!   flush that covers them, clears NEW for each, and leaves the answers to the log's group commit.
 //!
 //! Nobody waits in a circle:
-//! - A request thread waits for the syncer never: it sends a message.
-//! - The syncer holds no lock while it flushes but the bulk device's own (`flushing`), whose holders wait for the device
-//!   alone. Then it takes one inode lock at a time. Who holds that lock may wait for the bulk device or for the log's
-//!   leader, neither of which takes inode locks.
+//! - A request thread waits for the turn never: it tries, or sends a message.
+//! - Whoever has the turn holds no lock while it flushes but the bulk device's own (`flushing`), whose holders wait for the
+//!   device alone. Then it takes one inode lock at a time. Who holds that lock may wait for the bulk device or for the
+//!   log's leader, neither of which takes inode locks or the turn. The turn is over before the log's group commit.
 //! - The syncer leads the log for one flush at most: under load a leader goes on for ever. It leaves callbacks, and rings
 //!   the log's clock (`ticker`), whose only work the log is, for those that came in behind that flush.
 //! - The end: the requests end first, then the syncer is stopped, which answers all it was sent; then the log's clock,
@@ -19,13 +23,17 @@
 //! Left out: when data are flushed without an fsync (`ticker`).
 
 use std::io;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use shoal_fs::{Fs, Fsync, Ino, Result};
 
 use crate::ticker::Bell;
+
+/// Request threads, at least, for one of them to flush the bulk device.
+const THREADS_MIN: usize = 4;
 
 /// Called with the outcome of an fsync.
 type Done = Box<dyn FnOnce(Result<()>) + Send>;
@@ -35,11 +43,23 @@ enum Message {
     Stop,
 }
 
+/// Who flushes the bulk device for fsyncs.
+#[derive(Default)]
+struct Turn {
+    taken: Mutex<()>,
+    /// Sent to the syncer, and not yet taken by it. While there are any nobody else takes the turn: a request thread could
+    /// else always be there first.
+    sent: AtomicUsize,
+}
+
 /// Where fsyncs are asked for. One for each who asks.
 #[derive(Clone)]
 pub(crate) struct Syncer {
     fs: Arc<Fs>,
     queue: Sender<Message>,
+    turn: Arc<Turn>,
+    /// May a request thread take the turn?
+    takes_turns: bool,
 }
 
 /// The thread behind a [`Syncer`].
@@ -49,31 +69,50 @@ pub(crate) struct SyncerThread {
 }
 
 impl Syncer {
-    /// `log` wakes the thread that syncs the log.
-    pub fn start(fs: &Arc<Fs>, log: Bell) -> io::Result<(Syncer, SyncerThread)> {
+    /// `log` wakes the thread that syncs the log; `threads` serve requests.
+    pub fn start(fs: &Arc<Fs>, log: Bell, threads: usize) -> io::Result<(Syncer, SyncerThread)> {
         let (queue, messages) = mpsc::channel();
-        let worker = fs.clone();
+        let turn = Arc::new(Turn::default());
+        let (worker, turns) = (fs.clone(), turn.clone());
         let thread =
-            std::thread::Builder::new().name("syncer".into()).spawn(move || serve(&worker, &messages, &log))?;
-        Ok((Syncer { fs: fs.clone(), queue: queue.clone() }, SyncerThread { queue, thread }))
+            std::thread::Builder::new().name("syncer".into()).spawn(move || serve(&worker, &messages, &turns, &log))?;
+        let takes_turns = threads >= THREADS_MIN;
+        Ok((Syncer { fs: fs.clone(), queue: queue.clone(), turn, takes_turns }, SyncerThread { queue, thread }))
     }
 
     /// Makes the file durable and calls `done`: from this thread, from the log's leader, or from the syncer.
     pub fn fsync(&self, ino: Ino, done: impl FnOnce(Result<()>) + Send + 'static) {
         match self.fs.fsync_begin(ino) {
-            Ok(Fsync::Log(lsn)) => {
-                self.fs.region().sync_with(lsn, Box::new(move |outcome| done(outcome.map_err(shoal_fs::Error::from))));
-            }
-            Ok(Fsync::Bulk) => {
-                // After the end of the thread no requests are served: whoever asks nevertheless waits here.
-                if let Err(mpsc::SendError(Message::Fsync(ino, done))) =
-                    self.queue.send(Message::Fsync(ino, Box::new(done)))
-                {
-                    done(self.fs.fsync(ino, false));
+            Ok(Fsync::Log(lsn)) => self.sync_log(lsn, done),
+            Ok(Fsync::Bulk) => match self.flush_here(ino) {
+                Some(Ok(lsn)) => self.sync_log(lsn, done),
+                Some(Err(error)) => done(Err(error)),
+                None => {
+                    self.turn.sent.fetch_add(1, Ordering::AcqRel);
+                    // After the end of the thread no requests are served: whoever asks nevertheless waits here.
+                    if let Err(mpsc::SendError(Message::Fsync(ino, done))) =
+                        self.queue.send(Message::Fsync(ino, Box::new(done)))
+                    {
+                        done(self.fs.fsync(ino, false));
+                    }
                 }
-            }
+            },
             Err(error) => done(Err(error)),
         }
+    }
+
+    fn sync_log(&self, lsn: u64, done: impl FnOnce(Result<()>) + Send + 'static) {
+        self.fs.region().sync_with(lsn, Box::new(move |outcome| done(outcome.map_err(shoal_fs::Error::from))));
+    }
+
+    /// The bulk device's part of an fsync in this thread, if it may and the turn is free: at which position of the log the
+    /// file is durable.
+    fn flush_here(&self, ino: Ino) -> Option<Result<u64>> {
+        if !self.takes_turns || self.turn.sent.load(Ordering::Acquire) > 0 {
+            return None;
+        }
+        let _turn = self.turn.taken.try_lock().ok()?;
+        self.fs.fsync_many(&[ino]).pop()
     }
 }
 
@@ -87,11 +126,13 @@ impl SyncerThread {
     }
 }
 
-fn serve(fs: &Fs, messages: &Receiver<Message>, log: &Bell) {
+fn serve(fs: &Fs, messages: &Receiver<Message>, turn: &Turn, log: &Bell) {
     let mut stopped = false;
     while !stopped {
         // All senders gone means the same as a stop.
         let Ok(first) = messages.recv() else { return };
+        // Whoever comes in while another one has the turn is served by the same flush.
+        let my_turn = turn.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut inos, mut waiting) = (Vec::new(), Vec::new());
         for message in std::iter::once(first).chain(messages.try_iter()) {
             match message {
@@ -102,8 +143,11 @@ fn serve(fs: &Fs, messages: &Receiver<Message>, log: &Bell) {
                 Message::Stop => stopped = true,
             }
         }
+        turn.sent.fetch_sub(inos.len(), Ordering::AcqRel);
+        let outcomes = fs.fsync_many(&inos);
+        drop(my_turn);
         let mut leaderless = false;
-        for (outcome, done) in fs.fsync_many(&inos).into_iter().zip(waiting) {
+        for (outcome, done) in outcomes.into_iter().zip(waiting) {
             match outcome {
                 Ok(lsn) => {
                     let answer = Box::new(move |outcome: std::result::Result<(), _>| {

@@ -198,7 +198,7 @@ fn requests_that_need_no_flush_pass_fsyncs_of_large_files() {
     const FLUSH_MS: u64 = 400;
     let store = store(60_000);
     let (ticker, bell) = Ticker::start(&store.fs).unwrap();
-    let (syncer, thread) = Syncer::start(&store.fs, bell).unwrap();
+    let (syncer, thread) = Syncer::start(&store.fs, bell, 4).unwrap();
     let requests = Requests::start();
     let files = store.large_files(8);
     store.flush_ms.store(FLUSH_MS, Ordering::Relaxed);
@@ -254,10 +254,47 @@ fn requests_that_need_no_flush_pass_fsyncs_of_large_files() {
 }
 
 #[test]
+fn one_request_thread_at_most_waits_for_a_flush() {
+    const FLUSH_MS: u64 = 400;
+    // With fewer threads none does.
+    for (threads, waiting) in [(4, 1), (3, 0)] {
+        let store = store(60_000);
+        let (ticker, bell) = Ticker::start(&store.fs).unwrap();
+        let (syncer, thread) = Syncer::start(&store.fs, bell, threads).unwrap();
+        let files = store.large_files(4);
+        store.flush_ms.store(FLUSH_MS, Ordering::Relaxed);
+        let (answer, answers) = mpsc::channel();
+        let returned: Vec<_> = std::thread::scope(|scope| {
+            let asking: Vec<_> = files
+                .iter()
+                .map(|&ino| {
+                    let (syncer, answer) = (&syncer, answer.clone());
+                    scope.spawn(move || {
+                        let begin = Instant::now();
+                        syncer.fsync(ino, move |outcome| answer.send((outcome, std::thread::current().id())).unwrap());
+                        (begin.elapsed(), std::thread::current().id())
+                    })
+                })
+                .collect();
+            asking.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let slow: Vec<_> = returned.iter().filter(|(time, _)| time.as_millis() as u64 >= FLUSH_MS / 2).collect();
+        assert_eq!(slow.len(), waiting, "{returned:?}");
+        let answered: Vec<_> =
+            files.iter().map(|_| answers.recv_timeout(Duration::from_secs(10)).expect("everybody is answered")).collect();
+        assert!(answered.iter().all(|(outcome, _)| outcome.is_ok()), "{answered:?}");
+        // Who waits is answered without the help of another thread.
+        assert_eq!(answered.iter().filter(|(_, by)| slow.iter().any(|(_, slow)| slow == by)).count(), waiting);
+        thread.stop();
+        ticker.stop();
+    }
+}
+
+#[test]
 fn one_flush_serves_all_who_wait() {
     let store = store(60_000);
     let (ticker, bell) = Ticker::start(&store.fs).unwrap();
-    let (syncer, thread) = Syncer::start(&store.fs, bell).unwrap();
+    let (syncer, thread) = Syncer::start(&store.fs, bell, 4).unwrap();
     let files = store.large_files(16);
     store.flush_ms.store(100, Ordering::Relaxed);
     let before = store.flushes.load(Ordering::Relaxed);
@@ -286,7 +323,7 @@ fn one_flush_serves_all_who_wait() {
 fn fsyncs_of_small_files_without_end_do_not_hold_up_those_of_large_ones() {
     let store = store(60_000);
     let (ticker, bell) = Ticker::start(&store.fs).unwrap();
-    let (syncer, thread) = Syncer::start(&store.fs, bell).unwrap();
+    let (syncer, thread) = Syncer::start(&store.fs, bell, 4).unwrap();
     let requests = Requests::start();
     let large = store.large_files(1)[0];
     store.sync_ms.store(3, Ordering::Relaxed);
@@ -356,7 +393,7 @@ fn a_store_that_failed_answers_every_fsync_with_the_first_failure() {
     for (call, object) in [(Call::DiskFlush, "disk"), (Call::LogSync, "log")] {
         let store = store(60_000);
         let (ticker, bell) = Ticker::start(&store.fs).unwrap();
-        let (syncer, thread) = Syncer::start(&store.fs, bell).unwrap();
+        let (syncer, thread) = Syncer::start(&store.fs, bell, 4).unwrap();
         let files = store.large_files(4);
         let small = store.create("small", 100);
         store.flush_ms.store(50, Ordering::Relaxed);

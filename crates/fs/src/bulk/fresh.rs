@@ -142,6 +142,18 @@ impl Fresh {
         self.replaced.lock().remove(&ino);
     }
 
+    /// Are there replaced files whose contents are not durable by a flush up to write `flushed`? Those whose contents are
+    /// leave the list. Asked by every fsync.
+    pub fn has_replaced(&self, flushed: u64) -> bool {
+        let mut replaced = self.replaced.lock();
+        let durable = |ino: Ino| self.is_settled(ino) && self.last_write(ino) <= flushed;
+        if replaced.iter().any(|&ino| !durable(ino)) {
+            return true;
+        }
+        replaced.clear();
+        false
+    }
+
     /// Files whose new contents are to be durable before the record that cut off the old ones is.
     pub fn replaced(&self) -> Vec<Ino> {
         self.replaced.lock().iter().copied().collect()
