@@ -18,6 +18,7 @@
 mod births;
 mod fresh;
 mod patience;
+mod replaced;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -211,7 +211,7 @@ impl Fs {
         if size < inode.size {
             // With a ring the cut is durable at once, and nothing can be brought before it.
             if let (0, Some(bulk), false) = (size, &self.bulk, self.region.superblock().memory_kind.has_ring()) {
-                bulk.fresh.replace(ino);
+                bulk.fresh.replaced.cut(ino, self.clock.monotonic_ns());
             }
             return self.cut_off(ino, inode, size);
         }

@@ -13,7 +13,6 @@
 use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN};
 use shoal_format::inode::{INODE_HAS_NEW, Inode, Layout};
 
-use crate::bulk::Bulk;
 use crate::large::FILE_BLOCKS_MAX;
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result};
@@ -28,13 +27,12 @@ impl Fs {
     /// whose freeing is durable.
     pub(crate) fn settle_new(&self) -> Result<()> {
         let Some(bulk) = &self.bulk else { return Ok(()) };
+        let now = self.clock.monotonic_ns();
         let flushed = bulk.flush(&self.region)?;
         for ino in bulk.fresh.files() {
             self.clear_new(ino, flushed)?;
         }
-        for ino in bulk.fresh.replaced() {
-            end_replacement(bulk, ino, flushed);
-        }
+        bulk.fresh.replaced.flushed(now);
         bulk.reclaim(&self.region)
     }
 
@@ -42,24 +40,22 @@ impl Fs {
     /// missing when the cut becomes durable.
     pub(crate) fn settle_replaced(&self) -> Result<()> {
         let Some(bulk) = &self.bulk else { return Ok(()) };
-        let flushed = bulk.last_flushed();
-        let replaced: Vec<Ino> =
-            bulk.fresh.replaced().into_iter().filter(|&ino| !end_replacement(bulk, ino, flushed)).collect();
-        if replaced.is_empty() {
-            return Ok(());
+        let now = self.clock.monotonic_ns();
+        let replaced = bulk.fresh.pending(bulk.last_flushed());
+        if !replaced.is_empty() {
+            let flushed = bulk.flush(&self.region)?;
+            for ino in replaced {
+                self.clear_new(ino, flushed)?;
+            }
         }
-        let flushed = bulk.flush(&self.region)?;
-        for ino in replaced {
-            self.clear_new(ino, flushed)?;
-            end_replacement(bulk, ino, flushed);
-        }
+        bulk.fresh.replaced.flushed(now);
         Ok(())
     }
 
     /// Are there files whose contents took the place of those cut off and are not durable yet?
     pub(crate) fn has_replaced(&self) -> bool {
         let Some(bulk) = &self.bulk else { return false };
-        bulk.fresh.has_replaced(bulk.last_flushed())
+        !bulk.fresh.pending(bulk.last_flushed()).is_empty()
     }
 
     /// Has a flush covered all of a large file's data, and is none of it NEW? The caller holds its lock.
@@ -148,13 +144,4 @@ impl Fs {
         }
         self.clear_has_new(ino, &mut inode)
     }
-}
-
-/// Takes a file off the list of those replaced if all its data are durable; false if they are not.
-fn end_replacement(bulk: &Bulk, ino: Ino, flushed: u64) -> bool {
-    let settled = bulk.fresh.is_settled(ino) && bulk.fresh.last_write(ino) <= flushed;
-    if settled {
-        bulk.fresh.end_replacement(ino);
-    }
-    settled
 }

@@ -6,15 +6,16 @@
 //! - What is known of the bytes behind a file's end in its last block ([`Tail`]).
 //! - The last write into a file, of fresh blocks or in place. Files share the places where it is kept, so it may be later
 //!   than it was, never earlier.
-//! - Files whose old contents were cut off whole, and whose new ones are not settled yet.
+//! - Files whose old contents were cut off whole, and whose new ones are not settled yet ([`Replaced`]).
 //!
 //! Entries of a file change only under its inode lock. A forgotten tail only costs a flush.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+use super::replaced::Replaced;
 use crate::Ino;
 use crate::planted::{Bug, is_planted};
 
@@ -52,7 +53,7 @@ pub(crate) struct Fresh {
     files: Mutex<HashMap<Ino, Ranges>>,
     tails: Mutex<Tails>,
     writes: Box<[AtomicU64]>,
-    replaced: Mutex<HashSet<Ino>>,
+    pub replaced: Replaced,
 }
 
 impl Default for Fresh {
@@ -62,7 +63,7 @@ impl Default for Fresh {
             tails: Mutex::default(),
             // Number 1 stands for what an earlier process wrote ([`super::Bulk`]).
             writes: (0..WRITES).map(|_| AtomicU64::new(1)).collect(),
-            replaced: Mutex::default(),
+            replaced: Replaced::default(),
         }
     }
 }
@@ -125,6 +126,7 @@ impl Fresh {
     /// Write `number` went into the file.
     pub fn wrote(&self, ino: Ino, number: u64) {
         self.writes[ino as usize % WRITES].fetch_max(number, Ordering::AcqRel);
+        self.replaced.wrote(ino);
     }
 
     /// The number of the last write into the file, or a later one.
@@ -132,31 +134,9 @@ impl Fresh {
         self.writes[ino as usize % WRITES].load(Ordering::Acquire)
     }
 
-    /// All of the file's contents were cut off: until new ones are settled a power loss must not show their places empty
-    /// if that can be helped.
-    pub fn replace(&self, ino: Ino) {
-        self.replaced.lock().insert(ino);
-    }
-
-    pub fn end_replacement(&self, ino: Ino) {
-        self.replaced.lock().remove(&ino);
-    }
-
-    /// Are there replaced files whose contents are not durable by a flush up to write `flushed`? Those whose contents are
-    /// leave the list. Asked by every fsync.
-    pub fn has_replaced(&self, flushed: u64) -> bool {
-        let mut replaced = self.replaced.lock();
-        let durable = |ino: Ino| self.is_settled(ino) && self.last_write(ino) <= flushed;
-        if replaced.iter().any(|&ino| !durable(ino)) {
-            return true;
-        }
-        replaced.clear();
-        false
-    }
-
-    /// Files whose new contents are to be durable before the record that cut off the old ones is.
-    pub fn replaced(&self) -> Vec<Ino> {
-        self.replaced.lock().iter().copied().collect()
+    /// Files whose new contents are to be durable before the record that cut off the old ones is. Asked by every fsync.
+    pub fn pending(&self, flushed: u64) -> Vec<Ino> {
+        self.replaced.pending(|ino| self.is_settled(ino) && self.last_write(ino) <= flushed)
     }
 
     /// Blocks `[start, end)` are not NEW any more: unmapped or turned unwritten. The file stays listed, so that its

@@ -1,0 +1,120 @@
+//! Files whose old contents were cut off whole, while their new ones are on the way.
+//!
+//! Programs that replace a file without an fsync truncate it, write it anew and close it. The close is not seen, and the new
+//! contents come in several writes, between which any flush may come. So a file stays listed for a while after its cut, and in
+//! that time the log is not flushed for anybody without what was written into it. After that time it is a file like others:
+//! one that is written without end must not cost everybody's fsync a flush without end.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::Ino;
+
+/// For how long after its cut.
+pub(crate) const REPLACEMENT_NS: u64 = 5_000_000_000;
+/// Files listed before those whose time is over are looked for.
+const LISTED_MIN: usize = 1024;
+
+#[derive(Default)]
+struct State {
+    /// Until when they are listed (monotonic ns).
+    until: HashMap<Ino, u64>,
+    /// Those of them that were written to on the bulk device.
+    written: HashSet<Ino>,
+    /// With so many listed, those whose time is over are taken off.
+    prune_at: usize,
+}
+
+#[derive(Default)]
+pub(crate) struct Replaced {
+    state: Mutex<State>,
+    /// Files listed: writes of all others look no further.
+    listed: AtomicUsize,
+}
+
+impl Replaced {
+    /// All contents of a file were cut off at `now_ns`.
+    pub fn cut(&self, ino: Ino, now_ns: u64) {
+        let mut state = self.state.lock();
+        if state.until.len() >= state.prune_at.max(LISTED_MIN) {
+            let State { until, written, .. } = &mut *state;
+            until.retain(|ino, until_ns| *until_ns > now_ns || written.contains(ino));
+            state.prune_at = 2 * state.until.len();
+        }
+        state.until.insert(ino, now_ns + REPLACEMENT_NS);
+        self.listed.store(state.until.len(), Ordering::Release);
+    }
+
+    /// A file was written to on the bulk device. Under its lock, as its cut was.
+    pub fn wrote(&self, ino: Ino) {
+        if self.listed.load(Ordering::Acquire) > 0 {
+            let mut state = self.state.lock();
+            if state.until.contains_key(&ino) {
+                state.written.insert(ino);
+            }
+        }
+    }
+
+    /// Files whose new contents are to be flushed before the log is; `durable` tells of which that is done.
+    pub fn pending(&self, durable: impl Fn(Ino) -> bool) -> Vec<Ino> {
+        if self.listed.load(Ordering::Acquire) == 0 {
+            return vec![];
+        }
+        let mut state = self.state.lock();
+        state.written.retain(|&ino| !durable(ino));
+        state.written.iter().copied().collect()
+    }
+
+    /// A flush that began at `now_ns` has made durable what it covers: those whose time was over are listed no more.
+    pub fn flushed(&self, now_ns: u64) {
+        if self.listed.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let mut state = self.state.lock();
+        let State { until, written, .. } = &mut *state;
+        until.retain(|_, until_ns| *until_ns > now_ns);
+        written.retain(|ino| until.contains_key(ino));
+        self.listed.store(until.len(), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_pending_from_its_write_to_the_flush_and_again_until_its_time_is_over() {
+        let replaced = Replaced::default();
+        let never = |_: Ino| false;
+        replaced.wrote(7);
+        replaced.cut(7, 100);
+        assert!(replaced.pending(never).is_empty(), "nothing was written since its cut");
+        replaced.wrote(7);
+        replaced.wrote(8);
+        assert_eq!(replaced.pending(never), [7]);
+        replaced.flushed(200);
+        assert!(replaced.pending(|ino| ino == 7).is_empty());
+        // The rest of its contents.
+        replaced.wrote(7);
+        assert_eq!(replaced.pending(never), [7]);
+        // It is written to without end.
+        replaced.flushed(100 + REPLACEMENT_NS);
+        assert!(replaced.pending(never).is_empty());
+        replaced.wrote(7);
+        assert!(replaced.pending(never).is_empty());
+    }
+
+    #[test]
+    fn small_files_cut_without_end_are_forgotten() {
+        let replaced = Replaced::default();
+        for number in 0..100_000 {
+            replaced.cut(number, number * 100_000_000);
+        }
+        assert!(replaced.state.lock().until.len() <= 2 * LISTED_MIN);
+        replaced.cut(5, 1 << 60);
+        replaced.wrote(5);
+        assert_eq!(replaced.pending(|_| false), [5]);
+    }
+}
