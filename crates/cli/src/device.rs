@@ -266,9 +266,9 @@ impl Donor {
     }
 }
 
-/// A URI with all its parameters; its own `Display`, meant for messages, leaves those of TLS out.
+/// A URI with all its parameters; its own `Display`, meant for messages, leaves those of TLS and secrets out.
 fn uri_text(uri: &Uri) -> String {
-    let mut text = uri.to_string();
+    let mut text = uri.to_text();
     let mut add = |key: &str, value: &str| {
         text.push(if text.contains('?') { '&' } else { '?' });
         text += &format!("{key}={}", value.replace('%', "%25").replace('&', "%26").replace('?', "%3F"));
@@ -283,6 +283,23 @@ fn uri_text(uri: &Uri) -> String {
 }
 
 impl Description {
+    /// What may be shown to people and written into logs.
+    pub fn without_secrets(mut self) -> Description {
+        let hide = |uri: &mut Uri| *uri = uri.without_secret();
+        match &mut self {
+            Description::File(_) | Description::Vlog(_) => {}
+            Description::Nbd { uri, .. } => hide(uri),
+            Description::Netram(disk) => {
+                for donor in &mut disk.donors {
+                    if let Donor::Uri(uri) = donor {
+                        hide(uri);
+                    }
+                }
+            }
+        }
+        self
+    }
+
     /// The same device for a process in another directory.
     pub fn absolute(mut self) -> std::io::Result<Description> {
         fn fix(path: &mut PathBuf) -> std::io::Result<()> {

@@ -6,6 +6,7 @@
 //! area, zeroed. Pressure is read once a second: while it lasts no new area is granted, and everything that can be
 //! packed is packed at once. Left out: decisions on pressure and the memory itself (`shoal_netram::donor`).
 
+mod guesses;
 mod lender;
 mod names;
 
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
 use serde::Serialize;
-use shoal_nbd::{Listen, Server, ServerOptions, TlsServer};
+use shoal_nbd::{Limits, Listen, Server, ServerOptions, TlsServer};
 use shoal_netram::donor::{Gauge, Marks, Quota, Reading, parse_available, parse_stall};
 use tracing::{debug, info, warn};
 
@@ -28,7 +29,7 @@ use crate::daemon;
 use crate::failure::{During, Failure, Outcome};
 use crate::size::human;
 
-use lender::{Lender, Terms};
+use lender::{Lender, Refused, Terms};
 pub use names::Allow;
 use names::Names;
 
@@ -39,6 +40,13 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long clients may take to get their answers when the process ends.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// Memory for requests of all clients, beside what is lent.
+const REQUESTS_BYTES_MIN: u64 = 64 << 20;
+const REQUESTS_BYTES_MAX: u64 = 256 << 20;
+
+/// Refused clients are told of no more often.
+const TELL_AGAIN: Duration = Duration::from_secs(60);
 
 const PRESSURE: &str = "/proc/pressure/memory";
 const MEMORY: &str = "/proc/meminfo";
@@ -85,10 +93,20 @@ pub fn run(args: &DonateArgs) -> Outcome<()> {
     let terms = Terms { area_bytes: area, compression: args.compress, keep: Duration::from_secs(args.keep) };
     let lender = Arc::new(Lender::new(names, Quota::new(memory), terms));
     let marks = Marks { stall_percent: args.memory_stall, available_percent: args.low_memory };
-    let mut watch = Watch { lender: lender.clone(), gauge: Gauge::new(marks), begin: Instant::now() };
+    let mut watch = Watch {
+        lender: lender.clone(),
+        gauge: Gauge::new(marks),
+        begin: Instant::now(),
+        refused: Refused::default(),
+        told: None,
+    };
     // Before the first client asks.
     watch.look();
-    let options = ServerOptions { tls: tls.clone(), insecure: args.insecure, ..ServerOptions::default() };
+    let limits = Limits {
+        server_bytes: (memory / 4).clamp(REQUESTS_BYTES_MIN, REQUESTS_BYTES_MAX) as usize,
+        ..Limits::default()
+    };
+    let options = ServerOptions { tls: tls.clone(), insecure: args.insecure, limits };
     let server = Server::start(lender.clone(), &args.listen, options).map_err(Failure::told)?;
     let ready = Ready {
         listen: server.address().to_string(),
@@ -138,6 +156,9 @@ struct Watch {
     lender: Arc<Lender>,
     gauge: Gauge,
     begin: Instant,
+    /// What the log has been told of refused clients, and when.
+    refused: Refused,
+    told: Option<Instant>,
 }
 
 impl Watch {
@@ -175,10 +196,23 @@ impl Watch {
                 info!("no memory pressure any more (stalled {stall}, available {free})");
             }
         }
+        self.tell_refused(Instant::now());
         for (name, held_s) in self.lender.revoke_unheld(Instant::now()) {
             info!("area {name:?} taken back: nobody held it for {held_s} s");
         }
         pressed
+    }
+}
+
+impl Watch {
+    /// One line for many: a client that guesses must not fill the log.
+    fn tell_refused(&mut self, now: Instant) {
+        let refused = self.lender.refused();
+        let more = refused.count - self.refused.count;
+        if more > 0 && self.told.is_none_or(|told| now.duration_since(told) >= TELL_AGAIN) {
+            warn!("refused {more} times: no such name, or another secret; the last client was at {}", refused.last);
+            (self.refused, self.told) = (refused, Some(now));
+        }
     }
 }
 

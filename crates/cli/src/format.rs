@@ -227,7 +227,8 @@ fn elsewhere(device: &Device, args: &FormatArgs) -> Outcome<(Option<BulkPlace>, 
     let found = device.block_device().geometry().bytes;
     let wanted = args.bulk_size.map_or(found, |size| size.0);
     if wanted > found {
-        let cause = format!("{} is more than {} has ({})", human(wanted), device.description(), human(found));
+        let cause =
+            format!("{} is more than {} has ({})", human(wanted), device.description().without_secrets(), human(found));
         return Err(Failure::new("--bulk-size", cause).code(2));
     }
     let bytes = wanted / BULK_BLOCK * BULK_BLOCK;

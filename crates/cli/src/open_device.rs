@@ -70,6 +70,16 @@ impl Device {
         }
     }
 
+    /// What it is, in words for anybody.
+    pub fn kind(&self) -> &'static str {
+        match &self.kind {
+            Kind::File(..) => "disk",
+            Kind::Nbd(..) => "network block device",
+            Kind::Netram(_) => "network RAM disk",
+            Kind::Vlog(_) => "virtual-log disk",
+        }
+    }
+
     pub fn block_device(&self) -> Arc<dyn BlockDevice> {
         match &self.kind {
             Kind::File(device, _) => device.clone(),
@@ -87,7 +97,7 @@ impl Device {
             Kind::Vlog(disk) => ("vlog", None, None, Some(disk.report())),
         };
         DeviceReport {
-            device: self.description().to_string(),
+            device: self.description().without_secrets().to_string(),
             kind: kind.into(),
             size_bytes: self.block_device().geometry().bytes,
             connection,
@@ -115,7 +125,8 @@ impl Device {
     pub fn change(&self, change: DonorChange, donor: &str) -> Outcome<String> {
         match &self.kind {
             Kind::Netram(disk) => disk.change(change, donor),
-            _ => Err(Failure::new(self.description(), "has no donors").remedy("name a server of a network RAM disk")),
+            _ => Err(Failure::new(self.description().without_secrets(), "has no donors")
+                .remedy("name a server of a network RAM disk")),
         }
     }
 }

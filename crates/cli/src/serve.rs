@@ -64,7 +64,7 @@ pub fn run(args: &ServeArgs) -> Outcome<()> {
     let server = Arc::new(Mutex::new(Some(server)));
     let control = start_control(&address, args, &device, &server);
     let ready = Ready {
-        device: device.description().to_string(),
+        device: device.description().without_secrets().to_string(),
         name: args.name.clone(),
         uri: uri(&address, &args.name, uses_tls),
         address: address.to_string(),
@@ -100,7 +100,8 @@ pub fn run(args: &ServeArgs) -> Outcome<()> {
 
 fn export(args: &ServeArgs, device: &Device) -> Result<Export, shoal_nbd::export::ExportError> {
     let export = Export::new(args.name.as_str(), device.block_device())?
-        .description(&device.description().to_string())
+        // Any client reads it: no donors' addresses, no paths of this machine.
+        .description(device.kind())
         .multi_conn(true)
         .read_only(args.read_only);
     match device.redundancy() {
@@ -180,7 +181,7 @@ fn uri(address: &Listen, name: &str, tls: bool) -> String {
             shoal_nbd::address::Place::Unix { path }
         }
     };
-    shoal_nbd::Uri { place, name: name.into(), tls, certificates: None, server_name: None }.to_string()
+    shoal_nbd::Uri { place, name: name.into(), tls, certificates: None, server_name: None }.to_text()
 }
 
 #[cfg(test)]

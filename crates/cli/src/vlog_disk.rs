@@ -14,7 +14,7 @@ use std::time::Duration;
 use nix::fcntl::{Flock, FlockArg};
 use serde::{Deserialize, Serialize};
 use shoal_format::vlog::BLOCK;
-use shoal_host::{FileDevice, SystemClock};
+use shoal_host::{Concurrent, FileDevice, SystemClock};
 use shoal_media::BlockDevice;
 use shoal_vlog::{Disk, FormatOptions, Placement, Recovery, VirtualLog};
 use tracing::info;
@@ -41,6 +41,8 @@ struct Description {
 }
 
 pub struct VlogDisk {
+    /// The disk, for clients with many requests on one connection.
+    requests: Arc<Concurrent>,
     disk: Arc<Disk>,
     path: PathBuf,
     over: Option<Device>,
@@ -96,7 +98,8 @@ impl VlogDisk {
         let lock = lock(path)?;
         let remedy = format!("make a disk first: `shoal format vlog:{}`", path.display());
         let (device, over): (Arc<dyn BlockDevice>, _) = match &description {
-            None => (Arc::new(FileDevice::open(path).map_err(Failure::told)?), None),
+            // After a crash the whole log is looked through, many reads at once.
+            None => (Arc::new(Concurrent::new(Arc::new(FileDevice::open(path).map_err(Failure::told)?))), None),
             Some(description) => {
                 let below: device::Description =
                     description.over.parse().map_err(|error: String| Failure::new(path.display(), error))?;
@@ -130,11 +133,13 @@ impl VlogDisk {
                 recovery.lost
             );
         }
-        Ok(VlogDisk { disk: Arc::new(Disk::start(log)), path: path.into(), over, recovery, _lock: lock })
+        let disk = Arc::new(Disk::start(log));
+        let requests = Arc::new(Concurrent::new(disk.clone()));
+        Ok(VlogDisk { requests, disk, path: path.into(), over, recovery, _lock: lock })
     }
 
     pub fn block_device(&self) -> Arc<dyn BlockDevice> {
-        self.disk.clone()
+        self.requests.clone()
     }
 
     pub fn description(&self) -> device::Description {

@@ -170,6 +170,7 @@ fn a_wrong_secret_and_an_unknown_name_are_refused_alike() {
     let donor = Donor::start_in(dir, &listen, &[&options[..], &CALM].concat());
     let told = |name: &str| {
         let error = donor.connect(name).err().unwrap_or_else(|| panic!("{name} was let in"));
+        assert!(!error.contains("sesame"), "{error}");
         let at = error.find("this name").unwrap_or_else(|| panic!("{error}"));
         error[at..].to_string()
     };
@@ -181,8 +182,24 @@ fn a_wrong_secret_and_an_unknown_name_are_refused_alike() {
     write(&client, 0, &[3; 512]).unwrap();
     assert_eq!(block(&donor.client("plain"), 0), [0; 512]);
     assert!(list(&donor.uri(""), &ClientOptions::default()).unwrap().is_empty());
+    until("refused clients are told of", &donor, || donor.log().contains("refused "));
     let log = donor.log();
-    assert!(log.contains("refused a client") && !log.contains("sesame"), "{log}");
+    assert!(log.matches("refused ").count() <= 2 && !log.contains("sesame"), "{log}");
+}
+
+#[test]
+fn a_host_that_guesses_at_secrets_is_slowed_down() {
+    let dir = tempfile::tempdir().unwrap();
+    let guarded = format!("guarded:{}", secret_file(&dir, "secret", "open sesame\n"));
+    let options = ["--memory", "1M", "--allow", &guarded, "--area-size", "512K"];
+    let donor = Donor::start_in(dir, "127.0.0.1:0", &[&options[..], &CALM].concat());
+    let begun = Instant::now();
+    for number in 0..5 {
+        assert!(donor.connect(&format!("guarded:{number}")).is_err());
+    }
+    assert!(begun.elapsed() > Duration::from_secs(1), "five guesses in {:?}", begun.elapsed());
+    // Who knows the secret is let in, a little later.
+    write(&donor.client("guarded:open%20sesame"), 0, &[3; 512]).unwrap();
 }
 
 #[test]

@@ -8,6 +8,7 @@
 //! | `image` | one image of a region at rest, a sparse file |
 //! | `file_device` | bulk storage on a file or a block device |
 //! | `calls` | every call that changes one of these files; `recorder` notes them for tests |
+//! | `concurrent` | threads for requests of a device that takes its time |
 //! | `host_kind` | what the file system under a store is like: writing in place, reserving room |
 //! | `machine`, `store_lock` | clock, boot id, randomness, free space; one mount per store |
 //!
@@ -17,6 +18,7 @@
 
 mod cache_line;
 mod calls;
+mod concurrent;
 mod file_device;
 mod host_kind;
 mod image;
@@ -37,6 +39,7 @@ mod store_lock;
 use std::io;
 use std::path::Path;
 
+pub use concurrent::Concurrent;
 pub use file_device::FileDevice;
 pub use image::HostImage;
 pub use machine::{HostSpace, SystemClock, boot_id, host_free_bytes, memory_total_bytes, place_id, random_bytes};

@@ -45,7 +45,7 @@ impl FromStr for Uri {
     type Err = AddressError;
 
     fn from_str(text: &str) -> Result<Uri, AddressError> {
-        let wrong = |why: &str| AddressError { text: text.to_string(), why: why.to_string() };
+        let wrong = |why: &str| AddressError { text: without_secret(text), why: why.to_string() };
         let (scheme, rest) = text.split_once("://").ok_or_else(|| wrong("expected nbd://HOST/NAME"))?;
         let (tls, unix) = match scheme {
             "nbd" => (false, false),
@@ -92,16 +92,55 @@ impl FromStr for Uri {
     }
 }
 
+/// What stands for a secret in what is shown.
+const HIDDEN: &str = "***";
+
+/// A URI as it was given, which may not be one, without what follows the name in the export's name.
+fn without_secret(text: &str) -> String {
+    let Some(path) = text.find("://").and_then(|at| text[at + 3..].find('/').map(|slash| at + 4 + slash)) else {
+        return text.into();
+    };
+    let (front, path) = text.split_at(path);
+    let (name, query) = path.split_once('?').map_or((path, String::new()), |(name, query)| (name, format!("?{query}")));
+    let colon = [":", "%3A", "%3a"].iter().filter_map(|colon| name.find(colon)).min();
+    colon.map_or_else(|| text.into(), |at| format!("{front}{}:{HIDDEN}{query}", &name[..at]))
+}
+
+impl Uri {
+    /// The same without the secret that may follow the export's name (`NAME:SECRET`): for messages.
+    pub fn without_secret(&self) -> Uri {
+        let name = match self.name.split_once(':') {
+            Some((name, _)) => format!("{name}:{HIDDEN}"),
+            None => self.name.clone(),
+        };
+        Uri { name, ..self.clone() }
+    }
+
+    /// All of it but the parameters of TLS, to connect with. What `Display` writes is for people and tells no secret.
+    pub fn to_text(&self) -> String {
+        Whole(self).to_string()
+    }
+}
+
 impl fmt::Display for Uri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let scheme = if self.tls { "nbds" } else { "nbd" };
-        match &self.place {
+        Whole(&self.without_secret()).fmt(f)
+    }
+}
+
+struct Whole<'a>(&'a Uri);
+
+impl fmt::Display for Whole<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Whole(this) = *self;
+        let scheme = if this.tls { "nbds" } else { "nbd" };
+        match &this.place {
             Place::Tcp { host, port } if host.contains(':') => write!(f, "{scheme}://[{host}]:{port}/")?,
             Place::Tcp { host, port } => write!(f, "{scheme}://{host}:{port}/")?,
             Place::Unix { .. } => write!(f, "{scheme}+unix:///")?,
         }
-        write!(f, "{}", escape(&self.name))?;
-        if let Place::Unix { path } = &self.place {
+        write!(f, "{}", escape(&this.name))?;
+        if let Place::Unix { path } = &this.place {
             write!(f, "?socket={}", escape(&path.to_string_lossy()))?;
         }
         Ok(())
@@ -178,7 +217,7 @@ fn unescape(text: &str) -> Option<String> {
 }
 
 fn escape(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/:".contains(&byte);
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/:*".contains(&byte);
     let escaped = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     text.bytes().map(escaped).collect()
 }
@@ -198,6 +237,19 @@ mod tests {
         assert_eq!((uri.tls, uri.server_name.as_deref()), (true, Some("donor")));
         let uri: Uri = "nbd://[::1]//disk".parse().unwrap();
         assert_eq!((uri.place, uri.name.as_str()), (Place::Tcp { host: "::1".into(), port: PORT }, "/disk"));
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let text = "nbd://donor:7000/me:open%20sesame";
+        let uri: Uri = text.parse().unwrap();
+        assert_eq!(uri.to_text(), text);
+        assert_eq!(uri.to_string(), "nbd://donor:7000/me:***");
+        for wrong in ["nbd://donor:7000/me:open?soket=x", "nbds://donor/me%3Aopen?tls-type=psk", "htp://donor/me:open"]
+        {
+            let shown = wrong.parse::<Uri>().unwrap_err().to_string();
+            assert!(shown.contains("me:***") && !shown.contains("open"), "{shown}");
+        }
     }
 
     #[test]

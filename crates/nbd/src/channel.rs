@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags};
+use rustix::net::{RecvFlags, SendAncillaryBuffer, SendFlags, sockopt};
 
 /// A connected stream socket.
 #[derive(Debug)]
@@ -82,6 +82,7 @@ impl Channel {
         if let Socket::Tcp(stream) = &socket {
             // Replies are small and waited for; an error costs speed only.
             let _ = stream.set_nodelay(true);
+            let _ = notice_vanished_peers(stream);
         }
         Channel { socket, tls: OnceLock::new() }
     }
@@ -244,6 +245,17 @@ impl Channel {
     }
 }
 
+/// A host that was switched off says nothing. Without probes a connection to it would stay open for ever, and what is held
+/// for it with it.
+fn notice_vanished_peers(stream: &TcpStream) -> rustix::io::Result<()> {
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, Duration::from_secs(30))?;
+    sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
+    sockopt::set_tcp_keepcnt(stream, 3)?;
+    // The same for what was sent and is not acknowledged (milliseconds).
+    sockopt::set_tcp_user_timeout(stream, 60_000)
+}
+
 fn remaining(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() {
@@ -277,5 +289,20 @@ impl Write for Blocking<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tcp_connection_is_probed_while_nothing_is_said() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let channel = Channel::new(Socket::Tcp(stream));
+        assert!(sockopt::socket_keepalive(&channel.socket).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&channel.socket).unwrap(), Duration::from_secs(30));
+        assert_eq!(sockopt::tcp_user_timeout(&channel.socket).unwrap(), 60_000);
     }
 }

@@ -5,6 +5,7 @@
 //! with a reason; it is asked again in each step of a handshake, so it must be cheap and must not reserve anything for
 //! good before a device is used. An export lives as long as a connection holds it: its drop is the disconnection.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use shoal_media::{BlockDevice, MediaError};
@@ -170,8 +171,17 @@ impl std::fmt::Debug for Export {
 pub struct Peer {
     /// Address, for messages.
     pub address: String,
+    /// The host it comes from; none for a UNIX socket.
+    pub ip: Option<IpAddr>,
     /// TLS is on, and the client's certificate was checked if the server demands one.
     pub tls: bool,
+}
+
+impl Peer {
+    /// A client of which nothing but its address is known.
+    pub(crate) fn at(address: impl std::fmt::Display) -> Peer {
+        Peer { address: address.to_string(), ..Peer::default() }
+    }
 }
 
 /// Why a catalog does not hand out an export.

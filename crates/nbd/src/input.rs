@@ -5,6 +5,8 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::channel::Channel;
 use crate::watch::Watch;
@@ -15,9 +17,35 @@ const BUFFER_BYTES: usize = 64 << 10;
 pub(crate) struct Input {
     channel: Arc<Channel>,
     watch: Option<Watch>,
+    stall: Option<Stall>,
     buffer: Vec<u8>,
     start: usize,
     end: usize,
+}
+
+/// How long a message may be half there.
+struct Stall {
+    limit: Duration,
+    /// When the first wait in vain ended; said in `told`.
+    since: Option<Instant>,
+    told: Arc<AtomicBool>,
+}
+
+impl Stall {
+    /// After a wait in which nothing came.
+    fn nothing_came(&mut self) -> io::Result<()> {
+        if self.since.get_or_insert_with(Instant::now).elapsed() >= self.limit {
+            return Err(io::Error::new(io::ErrorKind::TimedOut, "a request was half sent for too long"));
+        }
+        self.told.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn something_came(&mut self) {
+        if self.since.take().is_some() {
+            self.told.store(false, Ordering::Relaxed);
+        }
+    }
 }
 
 impl Input {
@@ -25,12 +53,18 @@ impl Input {
     pub(crate) fn new(channel: Arc<Channel>, early: &[u8]) -> Input {
         let mut buffer = vec![0; BUFFER_BYTES.max(early.len())];
         buffer[..early.len()].copy_from_slice(early);
-        Input { channel, watch: None, buffer, start: 0, end: early.len() }
+        Input { channel, watch: None, stall: None, buffer, start: 0, end: early.len() }
     }
 
     /// Watches the socket before sleeping on it, where that pays.
     pub(crate) fn watching(mut self) -> Input {
         self.watch = Watch::new(&self.channel);
+        self
+    }
+
+    /// Ends the connection when a message has been half there for `limit`; `told` says meanwhile that it is.
+    pub(crate) fn stalling(mut self, limit: Duration, told: Arc<AtomicBool>) -> Input {
+        self.stall = Some(Stall { limit, since: None, told });
         self
     }
 
@@ -42,7 +76,8 @@ impl Input {
         while self.end - self.start < N {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
-            let received = wait(&self.channel, &mut self.watch, &mut self.buffer[self.end..], idle)?;
+            let stall = self.stall.as_mut().filter(|_| self.end > 0);
+            let received = wait(&self.channel, &mut self.watch, stall, &mut self.buffer[self.end..], idle)?;
             if received == 0 {
                 return if self.end == 0 { Ok(None) } else { Err(io::ErrorKind::UnexpectedEof.into()) };
             }
@@ -64,7 +99,8 @@ impl Input {
             // The last bytes of a small payload come with the headers behind it in one call.
             let left = out.len() - at;
             if left < BUFFER_BYTES / 4 {
-                (self.start, self.end) = (0, wait(&self.channel, &mut self.watch, &mut self.buffer, idle)?);
+                (self.start, self.end) =
+                    (0, wait(&self.channel, &mut self.watch, self.stall.as_mut(), &mut self.buffer, idle)?);
                 if self.end == 0 {
                     return Err(io::ErrorKind::UnexpectedEof.into());
                 }
@@ -74,7 +110,7 @@ impl Input {
                 at += taken;
                 continue;
             }
-            let received = wait(&self.channel, &mut self.watch, &mut out[at..], idle)?;
+            let received = wait(&self.channel, &mut self.watch, self.stall.as_mut(), &mut out[at..], idle)?;
             if received == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
@@ -103,6 +139,7 @@ impl Input {
 fn wait(
     channel: &Channel,
     watch: &mut Option<Watch>,
+    mut stall: Option<&mut Stall>,
     out: &mut [u8],
     idle: &mut dyn FnMut() -> io::Result<()>,
 ) -> io::Result<usize> {
@@ -114,8 +151,20 @@ fn wait(
     }
     loop {
         match channel.recv(out) {
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => idle()?,
-            other => return other,
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                if let Some(stall) = &mut stall
+                    && error.kind() == io::ErrorKind::WouldBlock
+                {
+                    stall.nothing_came()?;
+                }
+                idle()?;
+            }
+            other => {
+                if let Some(stall) = &mut stall {
+                    stall.something_came();
+                }
+                return other;
+            }
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Linux's network block device protocol: a server for any `BlockDevice`, and a client that is one.
 //!
 //! `wire` has the bytes, `negotiation` the handshake as state machines without I/O, `limits` what a peer may cost.
-//! Server: `export` (what is offered), `server` (listening, connections), `session` (requests). Client: `connect`,
+//! Server: `export` (what is offered), `server` (listening), `guests` (connections), `pool` (their memory), `session`
+//! (requests). Client: `connect`,
 //! `client`, `inflight`, `replies`, `pieces`. Both stand on `channel` (socket, TLS), `input` and `watch`
 //! (receiving) and `outbox` (sending).
 //! Threads: each connection has one that receives and one that sends what nobody could send without waiting.
@@ -14,12 +15,14 @@ mod channel;
 pub mod client;
 pub mod connect;
 pub mod export;
+mod guests;
 mod inflight;
 mod input;
 pub mod limits;
 pub mod negotiation;
 mod outbox;
 mod pieces;
+mod pool;
 pub mod replies;
 pub mod server;
 mod session;

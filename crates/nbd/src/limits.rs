@@ -18,11 +18,19 @@ pub struct Limits {
     /// Buffers of requests in flight on one connection (bytes). At least `REQUEST_BYTES_MAX`; each request counts at
     /// least `REQUEST_COST_BYTES`, so this bounds their number too.
     pub in_flight_bytes: usize,
+    /// The same for all connections together, so that many clients cost no more than a few.
+    pub server_bytes: usize,
     /// Connections at the same time.
     pub connections: usize,
+    /// Of these, before the transmission phase: the oldest gives way to the next.
+    pub handshakes: usize,
+    /// Of these, from one address; UNIX sockets have none.
+    pub address_connections: usize,
+    /// A connection without requests for so long gives way to a new one when there are too many.
+    pub quiet: Duration,
     /// From accept to the transmission phase, TLS included.
     pub handshake: Duration,
-    /// How long a client may leave replies unread before it is disconnected.
+    /// How long a client may leave replies unread, or a request half sent, before it is disconnected.
     pub stalled: Duration,
     /// Extents in one block status reply.
     pub extents: usize,
@@ -40,7 +48,11 @@ impl Default for Limits {
             option_bytes: 64 << 10,
             options: 4096,
             in_flight_bytes: 64 << 20,
+            server_bytes: 256 << 20,
             connections: 256,
+            handshakes: 64,
+            address_connections: 192,
+            quiet: Duration::from_secs(10),
             handshake: Duration::from_secs(10),
             stalled: Duration::from_secs(60),
             extents: 4096,
@@ -52,7 +64,10 @@ impl Limits {
     /// Limits no legal request can be stopped by for good.
     pub fn checked(mut self) -> Limits {
         self.in_flight_bytes = self.in_flight_bytes.max(REQUEST_BYTES_MAX as usize + REQUEST_COST_BYTES);
+        self.server_bytes = self.server_bytes.max(self.in_flight_bytes);
         self.connections = self.connections.max(1);
+        self.handshakes = self.handshakes.max(1);
+        self.address_connections = self.address_connections.max(1);
         self.extents = self.extents.max(1);
         self.options = self.options.max(8);
         self
@@ -67,6 +82,7 @@ mod tests {
     fn a_budget_too_small_for_one_request_is_raised_to_fit_it() {
         let limits = Limits { in_flight_bytes: 1, connections: 0, extents: 0, ..Limits::default() }.checked();
         assert!(limits.in_flight_bytes >= REQUEST_BYTES_MAX as usize + REQUEST_COST_BYTES);
+        assert!(limits.server_bytes >= limits.in_flight_bytes);
         assert_eq!((limits.connections, limits.extents), (1, 1));
     }
 }

@@ -7,16 +7,20 @@
 //! the speed at depth 1. Sending from the receiving thread alone would wait for slow devices and slow peers alike.)
 //! Such a thread calls [`flush_held`] before anything that waits.
 //!
-//! Frames can cost something: `acquire` waits until the costs taken and not yet sent stay within the budget.
+//! Frames can cost something: `acquire` waits until the costs taken and not yet sent stay within the connection's budget, and
+//! all connections' within the server's (`pool`).
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::channel::Channel;
+use crate::pool::Pool;
 use crate::wire::transmission::Head;
 
 /// One message.
@@ -45,6 +49,13 @@ struct State {
     used: usize,
 }
 
+/// The other side reads, or sends, nothing.
+#[derive(Default)]
+struct Stalls {
+    reading: AtomicBool,
+    sending: Arc<AtomicBool>,
+}
+
 /// What is being sent; belongs to the thread that sends.
 #[derive(Default)]
 struct Sending {
@@ -59,6 +70,10 @@ struct Sending {
 pub(crate) struct Outbox {
     channel: Arc<Channel>,
     budget: usize,
+    pool: Option<Arc<Pool>>,
+    /// How long the other side may read nothing; a system call waits no longer than that.
+    stalled: Duration,
+    stalls: Stalls,
     returned: Returned,
     state: Mutex<State>,
     /// The writer waits for a backlog.
@@ -102,6 +117,9 @@ impl Outbox {
         Outbox {
             channel,
             budget,
+            pool: None,
+            stalled: Duration::ZERO,
+            stalls: Stalls::default(),
             returned,
             state: Mutex::default(),
             work: Condvar::new(),
@@ -110,15 +128,45 @@ impl Outbox {
         }
     }
 
+    /// The outbox of one connection of many, whose client may read nothing for `stalled`.
+    pub(crate) fn of_server(mut self, pool: Arc<Pool>, stalled: Duration) -> Arc<Outbox> {
+        self.pool = Some(pool.clone());
+        self.stalled = stalled;
+        let outbox = Arc::new(self);
+        pool.join(Arc::downgrade(&outbox));
+        outbox
+    }
+
+    /// Set by the receiving side while a request is half sent and nothing comes.
+    pub(crate) fn sending_stalls(&self) -> Arc<AtomicBool> {
+        self.stalls.sending.clone()
+    }
+
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.stalls.reading.load(Ordering::Relaxed) || self.stalls.sending.load(Ordering::Relaxed)
+    }
+
+    /// What was acquired and not yet given back.
+    pub(crate) fn used(&self) -> usize {
+        self.state.lock().used
+    }
+
+    /// Ends a connection whose client makes no progress, because others need what it holds.
+    pub(crate) fn end_stalled(&self) {
+        self.fail(io::Error::new(io::ErrorKind::TimedOut, "the other side makes no progress, and others wait"));
+    }
+
     /// Waits until `cost` fits the budget.
     pub(crate) fn acquire(&self, cost: usize) -> io::Result<()> {
         let mut state = self.state.lock();
         let mut holding = true;
+        let mut begun = None;
         loop {
             if let Some((kind, why)) = &state.failure {
                 return Err(io::Error::new(*kind, why.clone()));
             }
-            if state.used == 0 || state.used + cost <= self.budget {
+            let fits = state.used == 0 || state.used + cost <= self.budget;
+            if fits && self.pool.as_ref().is_none_or(|pool| pool.try_take(cost)) {
                 state.used += cost;
                 return Ok(());
             }
@@ -133,7 +181,22 @@ impl Outbox {
                 MutexGuard::unlocked(&mut state, flush_held);
                 continue;
             }
-            self.room.wait(&mut state);
+            match &self.pool {
+                Some(pool) if fits => {
+                    let begun = *begun.get_or_insert_with(Instant::now);
+                    MutexGuard::unlocked(&mut state, || pool.wait(begun));
+                }
+                _ => self.room.wait(&mut state),
+            }
+        }
+    }
+
+    /// Gives back what `acquire` took.
+    fn release(&self, state: &mut State, cost: usize) {
+        state.used -= cost;
+        self.room.notify_all();
+        if let Some(pool) = &self.pool {
+            pool.give(cost);
         }
     }
 
@@ -141,8 +204,7 @@ impl Outbox {
     pub(crate) fn push(self: &Arc<Outbox>, frame: Frame) {
         let mut state = self.state.lock();
         if state.failure.is_some() || state.closed {
-            state.used -= frame.cost;
-            self.room.notify_all();
+            self.release(&mut state, frame.cost);
             drop(state);
             return (self.returned)(frame.tag, frame.body);
         }
@@ -234,14 +296,25 @@ impl Outbox {
     fn pump(&self, wait: bool) {
         let mut sending = self.sending.lock();
         let mut rounds = 0;
+        let mut progress = wait.then(Instant::now);
         loop {
             if sending.is_empty() && !self.next_batch(&mut sending) {
                 return;
             }
             rounds += 1;
             match self.send_some(&mut sending, wait) {
-                Ok(()) if wait || rounds < ROUNDS_MAX => {}
+                Ok(()) if wait => {
+                    progress = Some(Instant::now());
+                    self.stalls.reading.store(false, Ordering::Relaxed);
+                }
+                Ok(()) if rounds < ROUNDS_MAX => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock
+                        && progress.is_some_and(|progress| progress.elapsed() < self.stalled) =>
+                {
+                    self.stalls.reading.store(true, Ordering::Relaxed);
+                }
                 Err(error) if wait || error.kind() != io::ErrorKind::WouldBlock => {
                     drop(sending);
                     return self.fail(error);
@@ -320,8 +393,7 @@ impl Outbox {
 
     fn hand_back(&self, frame: Frame) {
         if frame.cost > 0 {
-            self.state.lock().used -= frame.cost;
-            self.room.notify_all();
+            self.release(&mut self.state.lock(), frame.cost);
         }
         (self.returned)(frame.tag, frame.body);
     }

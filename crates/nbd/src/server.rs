@@ -1,13 +1,12 @@
 //! The server: listens, limits, and runs one connection per pair of threads.
 //!
 //! Blocking threads, no async runtime: a server has tens of connections, each deep in requests, and what counts is the
-//! cost of one request. A listener beyond loopback needs TLS or the owner's word (`insecure`). Connections beyond
-//! the limit are closed unread. Shutting down stops accepting, lets every connection finish what it has taken, and
+//! cost of one request. A listener beyond loopback needs TLS or the owner's word (`insecure`). Connections for which there is
+//! no place (`guests`) are closed unread. Shutting down stops accepting, lets every connection finish what it has taken, and
 //! after a grace period cuts those that are still there.
 
-use std::collections::HashMap;
 use std::io;
-use std::net::TcpListener;
+use std::net::{IpAddr, TcpListener};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -17,15 +16,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
-
 use crate::address::Listen;
 use crate::channel::{Channel, Socket};
 use crate::export::{Catalog, Peer};
+use crate::guests::{Full, Guest, Guests};
 use crate::input::Input;
 use crate::limits::Limits;
 use crate::negotiation::server::{Handshake, Session, Step};
 use crate::outbox::{Outbox, hold_on_this_thread};
+use crate::pool::Pool;
 use crate::session::{Spares, Transmission, invalid_data};
 use crate::tls::TlsServer;
 
@@ -55,6 +54,8 @@ pub struct ServerOptions {
 
 /// How long a refused client is given to read why.
 const FAREWELL: Duration = Duration::from_millis(250);
+/// Longest single wait for a client: after it somebody looks how long the client has made no progress.
+const TICK: Duration = Duration::from_secs(1);
 
 /// What a server has done and does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,6 +64,10 @@ pub struct ServerCounts {
     pub accepted: u64,
     /// Closed unread: too many at once.
     pub turned_away: u64,
+    /// Ended to make place for others.
+    pub gave_way: u64,
+    /// What the requests of all connections hold.
+    pub held_bytes: usize,
     /// Ended before the transmission phase other than by the client's wish.
     pub failed_handshakes: u64,
 }
@@ -78,8 +83,8 @@ struct Shared {
     catalog: Arc<dyn Catalog>,
     options: ServerOptions,
     closing: AtomicBool,
-    open: Mutex<HashMap<u64, Arc<Channel>>>,
-    ended: Condvar,
+    guests: Guests,
+    pool: Arc<Pool>,
     counters: Counters,
 }
 
@@ -117,12 +122,13 @@ impl Server {
             Listen::Unix(path) => (Listener::Unix(bind_unix(path)?), listen.clone()),
         };
         let options = ServerOptions { limits: options.limits.clone().checked(), ..options };
+        let pool = Arc::new(Pool::new(options.limits.server_bytes));
         let shared = Arc::new(Shared {
             catalog,
             options,
             closing: AtomicBool::new(false),
-            open: Mutex::default(),
-            ended: Condvar::new(),
+            guests: Guests::default(),
+            pool,
             counters: Counters::default(),
         });
         let listener = Arc::new(listener);
@@ -145,7 +151,9 @@ impl Server {
     pub fn counts(&self) -> ServerCounts {
         let counters = &self.shared.counters;
         ServerCounts {
-            open: self.shared.open.lock().len(),
+            open: self.shared.guests.open(),
+            held_bytes: self.shared.pool.used(),
+            gave_way: self.shared.guests.ended(),
             accepted: counters.accepted.load(Ordering::Relaxed),
             turned_away: counters.turned_away.load(Ordering::Relaxed),
             failed_handshakes: counters.failed_handshakes.load(Ordering::Relaxed),
@@ -172,14 +180,12 @@ impl Server {
             let _ = std::fs::remove_file(path);
         }
         let deadline = Instant::now() + grace;
-        let mut open = self.shared.open.lock();
-        open.values().for_each(|channel| channel.shutdown_receiving());
-        while !open.is_empty() && !self.shared.ended.wait_until(&mut open, deadline).timed_out() {}
-        let cut = open.len();
-        open.values().for_each(|channel| channel.shutdown());
+        let guests = &self.shared.guests;
+        guests.for_each(Channel::shutdown_receiving);
+        let cut = guests.wait_for_all(deadline);
+        guests.for_each(Channel::shutdown);
         // A device that never completes a request must not hold up its server's owner for ever.
-        let last = Instant::now() + Duration::from_secs(1);
-        while !open.is_empty() && !self.shared.ended.wait_until(&mut open, last).timed_out() {}
+        guests.wait_for_all(Instant::now() + Duration::from_secs(1));
         cut
     }
 }
@@ -224,36 +230,35 @@ fn accept_all(shared: &Arc<Shared>, listener: &Listener) {
     let mut next_id = 0;
     loop {
         let accepted = match listener {
-            Listener::Tcp(listener) => listener.accept().map(|(stream, from)| (Socket::Tcp(stream), from.to_string())),
-            Listener::Unix(listener) => listener.accept().map(|(stream, _)| (Socket::Unix(stream), "unix".to_string())),
+            Listener::Tcp(listener) => listener
+                .accept()
+                .map(|(stream, from)| (Socket::Tcp(stream), Peer { ip: Some(host(from.ip())), ..Peer::at(from) })),
+            Listener::Unix(listener) => listener.accept().map(|(stream, _)| (Socket::Unix(stream), Peer::at("unix"))),
         };
         if shared.closing.load(Ordering::SeqCst) {
             return;
         }
-        let Ok((socket, from)) = accepted else {
+        let Ok((socket, peer)) = accepted else {
             // Out of descriptors, or the client is gone already. Wait a moment rather than spin.
             thread::sleep(Duration::from_millis(10));
             continue;
         };
         let channel = Arc::new(Channel::new(socket));
-        let mut open = shared.open.lock();
-        if open.len() >= shared.options.limits.connections {
-            shared.counters.turned_away.fetch_add(1, Ordering::Relaxed);
-            continue;
-        }
         next_id += 1;
-        open.insert(next_id, channel.clone());
-        drop(open);
+        let admitted = shared.guests.admit(next_id, channel, peer.ip, &shared.options.limits);
+        let Ok(guest) = admitted.map_err(|Full| shared.counters.turned_away.fetch_add(1, Ordering::Relaxed)) else {
+            continue;
+        };
         shared.counters.accepted.fetch_add(1, Ordering::Relaxed);
         let id = next_id;
         let of_thread = shared.clone();
         let run = move || {
             let ended = Ended { shared: of_thread, id };
-            connection(&ended.shared, &channel, from);
+            connection(&ended.shared, &guest, peer);
         };
         if thread::Builder::new().name(format!("nbd-{id}")).spawn(run).is_err() {
             // No thread for it: the client sees the connection close.
-            shared.open.lock().remove(&id);
+            shared.guests.leave(id);
         }
     }
 }
@@ -266,16 +271,18 @@ struct Ended {
 
 impl Drop for Ended {
     fn drop(&mut self) {
-        if let Some(channel) = self.shared.open.lock().remove(&self.id) {
-            channel.shutdown();
-        }
-        self.shared.ended.notify_all();
+        self.shared.guests.leave(self.id);
     }
 }
 
-fn connection(shared: &Shared, channel: &Arc<Channel>, from: String) {
-    let limits = &shared.options.limits;
-    let (session, early) = match shake_hands(shared, channel, from) {
+/// An IPv4 client of a socket that listens for both is the same host.
+fn host(ip: IpAddr) -> IpAddr {
+    ip.to_canonical()
+}
+
+fn connection(shared: &Shared, guest: &Guest, peer: Peer) {
+    let (limits, channel) = (&shared.options.limits, &guest.channel);
+    let (session, early) = match shake_hands(shared, channel, peer) {
         Ok(Some(agreed)) => agreed,
         Ok(None) => return,
         Err(_) => {
@@ -284,24 +291,29 @@ fn connection(shared: &Shared, channel: &Arc<Channel>, from: String) {
             return channel.linger(Instant::now() + FAREWELL);
         }
     };
-    if channel.set_timeouts(None, Some(limits.stalled)).is_err() {
+    guest.serves();
+    let tick = TICK.min(limits.stalled);
+    if channel.set_timeouts(Some(tick), Some(tick)).is_err() {
         return;
     }
-    let spares = Arc::new(Spares::default());
+    let spares = Arc::new(Spares::new(shared.pool.clone()));
     let returned = {
         let spares = spares.clone();
         Box::new(move |_tag, body| spares.give(body))
     };
-    let outbox = Arc::new(Outbox::new(channel.clone(), limits.in_flight_bytes, returned));
+    let outbox = Outbox::new(channel.clone(), limits.in_flight_bytes, returned);
+    let outbox = outbox.of_server(shared.pool.clone(), limits.stalled);
     hold_on_this_thread();
     let writing = {
         let outbox = outbox.clone();
         thread::Builder::new().name("nbd-write".into()).spawn(move || outbox.run_writer())
     };
     let Ok(writing) = writing else { return };
-    let transmission = Transmission { session, outbox: outbox.clone(), spares, limits, closing: &shared.closing };
+    let closing = &shared.closing;
+    let transmission = Transmission { session, outbox: outbox.clone(), spares, limits, guest, closing };
     // However it ended: what was taken is finished and answered as far as the client listens.
-    let _ = transmission.run(Input::new(channel.clone(), &early).watching());
+    let input = Input::new(channel.clone(), &early).watching().stalling(limits.stalled, outbox.sending_stalls());
+    let _ = transmission.run(input);
     outbox.drain();
     outbox.close();
     channel.shutdown();
@@ -309,11 +321,10 @@ fn connection(shared: &Shared, channel: &Arc<Channel>, from: String) {
 }
 
 /// The whole handshake. Returns what was agreed on and the bytes that arrived behind it, or nothing if the client left.
-fn shake_hands(shared: &Shared, channel: &Channel, address: String) -> io::Result<Option<(Session, Vec<u8>)>> {
+fn shake_hands(shared: &Shared, channel: &Channel, peer: Peer) -> io::Result<Option<(Session, Vec<u8>)>> {
     let ServerOptions { tls, limits, .. } = &shared.options;
     let deadline = Instant::now() + limits.handshake;
     let mut out = Vec::new();
-    let peer = Peer { address, tls: false };
     let mut handshake = Handshake::new(&*shared.catalog, limits, peer, tls.is_some(), &mut out);
     let mut input: Vec<u8> = Vec::new();
     let mut chunk = [0; 4096];

@@ -14,10 +14,12 @@ use parking_lot::Mutex;
 use shoal_media::{MediaError, Request};
 
 use crate::export::{BlockStatus, Export};
+use crate::guests::Guest;
 use crate::input::Input;
 use crate::limits::{Limits, REQUEST_BYTES_MAX, REQUEST_COST_BYTES};
 use crate::negotiation::server::Session;
 use crate::outbox::{Frame, Outbox, flush_held};
+use crate::pool::Pool;
 use crate::wire::transmission::*;
 
 /// Buffers kept for the next requests: enough for a deep queue of common sizes.
@@ -25,12 +27,19 @@ const SPARE_BUFFERS_MAX: usize = 64;
 const SPARE_BUFFER_BYTES_MAX: usize = 1 << 20;
 
 /// Buffers of finished requests. They hold this connection's data only.
-#[derive(Default)]
-pub(crate) struct Spares(Mutex<Vec<Vec<u8>>>);
+pub(crate) struct Spares {
+    buffers: Mutex<Vec<Vec<u8>>>,
+    pool: Arc<Pool>,
+}
 
 impl Spares {
+    pub(crate) fn new(pool: Arc<Pool>) -> Spares {
+        Spares { buffers: Mutex::default(), pool }
+    }
+
     fn take(&self, len: usize) -> Vec<u8> {
-        let spare = self.0.lock().pop().unwrap_or_default();
+        let spare = self.buffers.lock().pop().unwrap_or_default();
+        self.pool.unkeep(spare.capacity());
         if spare.capacity() < len {
             return vec![0; len];
         }
@@ -43,10 +52,16 @@ impl Spares {
         if buffer.capacity() == 0 || buffer.capacity() > SPARE_BUFFER_BYTES_MAX {
             return;
         }
-        let mut spares = self.0.lock();
-        if spares.len() < SPARE_BUFFERS_MAX {
+        let mut spares = self.buffers.lock();
+        if spares.len() < SPARE_BUFFERS_MAX && self.pool.keep(buffer.capacity()) {
             spares.push(buffer);
         }
+    }
+}
+
+impl Drop for Spares {
+    fn drop(&mut self) {
+        self.pool.unkeep(self.buffers.get_mut().iter().map(Vec::capacity).sum());
     }
 }
 
@@ -126,6 +141,7 @@ pub(crate) struct Transmission<'a> {
     pub(crate) outbox: Arc<Outbox>,
     pub(crate) spares: Arc<Spares>,
     pub(crate) limits: &'a Limits,
+    pub(crate) guest: &'a Guest,
     pub(crate) closing: &'a AtomicBool,
 }
 
@@ -134,6 +150,7 @@ impl Transmission<'_> {
     pub(crate) fn run(&self, mut input: Input) -> io::Result<()> {
         let outbox = self.outbox.clone();
         let mut idle = move || {
+            self.guest.pauses();
             outbox.flush();
             flush_held();
             Ok(())
@@ -144,6 +161,7 @@ impl Transmission<'_> {
             if header.command == CMD_DISC {
                 return Ok(());
             }
+            self.guest.asks();
             self.request(header, &mut input, &mut idle)?;
         }
     }

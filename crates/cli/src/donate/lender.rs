@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -17,8 +18,9 @@ use shoal_nbd::export::BASE_ALLOCATION;
 use shoal_nbd::wire::handshake::ListEntry;
 use shoal_nbd::{BlockStatus, Catalog, Export, Extent, Peer, Refusal};
 use shoal_netram::donor::{Area, Compacted, Compression, GrantError, Quota, Usage};
-use tracing::{info, warn};
+use tracing::info;
 
+use super::guesses::Guesses;
 use super::names::{DEFAULT, Names};
 use crate::size::human;
 
@@ -52,9 +54,19 @@ impl Lent {
     }
 }
 
+/// Clients turned down.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Refused {
+    pub count: u64,
+    /// Address of the last one.
+    pub last: String,
+}
+
 /// The catalog of a donor.
 pub struct Lender {
     names: Names,
+    guesses: Guesses,
+    refused: Mutex<Refused>,
     quota: Arc<Quota>,
     terms: Terms,
     pressed: Arc<AtomicBool>,
@@ -65,7 +77,16 @@ pub struct Lender {
 
 impl Lender {
     pub fn new(names: Names, quota: Arc<Quota>, terms: Terms) -> Lender {
-        Lender { names, quota, terms, pressed: Arc::default(), closed: AtomicBool::new(false), areas: Mutex::default() }
+        Lender {
+            names,
+            guesses: Guesses::default(),
+            refused: Mutex::default(),
+            quota,
+            terms,
+            pressed: Arc::default(),
+            closed: AtomicBool::new(false),
+            areas: Mutex::default(),
+        }
     }
 
     /// Returns what was set before.
@@ -77,6 +98,35 @@ impl Lender {
             self.quota.drop_spares();
         }
         before
+    }
+
+    /// How many asked for a name that may not borrow, or with another secret.
+    pub fn refused(&self) -> Refused {
+        self.refused.lock().clone()
+    }
+
+    /// The name behind what a client asks for, after the wait that its host's wrong answers have earned it.
+    fn admit<'a>(&self, asked: &'a str, peer: &Peer) -> Result<&'a str, Refusal> {
+        let host = peer.ip.filter(|_| self.names.have_secrets());
+        if let Some(host) = host {
+            let reason = "too many wrong names or secrets from this host; wait a minute";
+            let wait = self.guesses.wait(host, Instant::now());
+            thread::sleep(wait.ok_or_else(|| Refusal::Policy { reason: reason.into() })?);
+        }
+        let admitted = self.names.admit(asked);
+        match host {
+            Some(host) if admitted.is_some() => self.guesses.right(host, Instant::now()),
+            Some(host) => self.guesses.wrong(host, Instant::now()),
+            None => {}
+        }
+        admitted.ok_or_else(|| {
+            // Counted, and not what was asked for: it may be somebody's secret.
+            let mut refused = self.refused.lock();
+            refused.count += 1;
+            refused.last.clone_from(&peer.address);
+            let reason = "this name may not borrow here, or its secret is another; ask the donor's owner";
+            Refusal::Policy { reason: reason.into() }
+        })
     }
 
     /// Takes back what nobody held for as long as the terms say. Returns names and seconds.
@@ -199,12 +249,7 @@ impl Catalog for Lender {
     }
 
     fn find(&self, asked: &str, peer: &Peer) -> Result<Arc<Export>, Refusal> {
-        let Some(name) = self.names.admit(asked) else {
-            // Not what was asked for: it may be somebody's secret.
-            warn!("refused a client at {}: no such name, or another secret", peer.address);
-            let reason = "this name may not borrow here, or its secret is another; ask the donor's owner";
-            return Err(Refusal::Policy { reason: reason.into() });
-        };
+        let name = self.admit(asked, peer)?;
         let mut areas = self.areas.lock();
         if let Some(lent) = areas.get_mut(name) {
             let export = match lent.export.upgrade() {

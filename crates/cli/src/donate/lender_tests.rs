@@ -139,6 +139,7 @@ fn lists_show_names_without_secrets_and_nothing_where_there_are_secrets() {
     let refusals: Vec<String> =
         ["a", "a:wrong", "unknown", "unknown:s3cret"].iter().map(|name| find(&guarded, name).err().unwrap()).collect();
     assert!(refusals.iter().all(|refusal| *refusal == refusals[0]), "{refusals:?}");
+    assert_eq!(guarded.refused().count, 4, "counted, not logged");
     assert_eq!(guarded.quota.granted(), 0, "a refused client reserves nothing");
     let export = find(&guarded, "a:s3cret").unwrap();
     assert!(!format!("{export:?}").contains("s3cret"));

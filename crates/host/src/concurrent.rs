@@ -1,0 +1,191 @@
+//! Many requests at once on a device that carries out each in `submit`.
+//!
+//! A server has one thread that receives for each connection. Where a request takes a millisecond in that thread, a connection
+//! gets a thousand a second, however many it has in flight. [`Concurrent`] hands requests to threads of its own, as soon as it sees
+//! that they take long; a device that answers at once, from memory or because it queues requests itself, is called directly, since
+//! a hand-over costs more than such a request.
+//! Rules: a request is submitted to the device after the caller submitted it and before its completion runs, so a flush covers
+//! what it must. Dropping waits for all requests taken. Left out: order among requests in flight, which nobody promises.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, Request, Result};
+
+/// Requests that take longer are worth a hand-over (ns).
+const SLOW_NS: u64 = 100_000;
+/// As deep as a connection's queue usually is.
+const THREADS_MAX: usize = 32;
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<(Request, Completion)>,
+    /// Threads that wait for a request.
+    idle: usize,
+    threads: Vec<JoinHandle<()>>,
+    stopped: bool,
+}
+
+struct Shared {
+    device: Arc<dyn BlockDevice>,
+    queue: Mutex<Queue>,
+    changed: Condvar,
+    /// Moving average of what `submit` takes (ns).
+    usual_ns: AtomicU64,
+}
+
+impl Shared {
+    fn carry_out(&self, request: Request, done: Completion) {
+        let begun = Instant::now();
+        self.device.submit(request, done);
+        let took = begun.elapsed().as_nanos() as u64;
+        let usual = self.usual_ns.load(Ordering::Relaxed);
+        // Of two threads one may be forgotten: it is an average.
+        self.usual_ns.store(usual - usual / 8 + took / 8, Ordering::Relaxed);
+    }
+
+    fn work(&self) {
+        let mut queue = self.queue.lock();
+        loop {
+            if let Some((request, done)) = queue.waiting.pop_front() {
+                drop(queue);
+                self.carry_out(request, done);
+                queue = self.queue.lock();
+            } else if queue.stopped {
+                return;
+            } else {
+                queue.idle += 1;
+                self.changed.wait(&mut queue);
+                queue.idle -= 1;
+            }
+        }
+    }
+}
+
+/// A device with threads for its requests.
+pub struct Concurrent {
+    shared: Arc<Shared>,
+}
+
+impl Concurrent {
+    pub fn new(device: Arc<dyn BlockDevice>) -> Concurrent {
+        let queue = Mutex::default();
+        let shared = Shared { device, queue, changed: Condvar::new(), usual_ns: AtomicU64::new(0) };
+        Concurrent { shared: Arc::new(shared) }
+    }
+}
+
+impl BlockDevice for Concurrent {
+    fn geometry(&self) -> BlockGeometry {
+        self.shared.device.geometry()
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        if self.shared.usual_ns.load(Ordering::Relaxed) < SLOW_NS {
+            return self.shared.carry_out(request, done);
+        }
+        let mut queue = self.shared.queue.lock();
+        if queue.idle <= queue.waiting.len() && queue.threads.len() < THREADS_MAX {
+            let shared = self.shared.clone();
+            let started = thread::Builder::new().name("request".into()).spawn(move || shared.work());
+            queue.threads.extend(started.ok());
+        }
+        if queue.threads.is_empty() {
+            drop(queue);
+            return self.shared.carry_out(request, done);
+        }
+        queue.waiting.push_back((request, done));
+        drop(queue);
+        self.shared.changed.notify_one();
+    }
+
+    fn read_into(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        self.shared.device.read_into(at, out)
+    }
+
+    fn write_from(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        self.shared.device.write_from(at, bytes)
+    }
+}
+
+impl Drop for Concurrent {
+    fn drop(&mut self) {
+        let threads = {
+            let mut queue = self.shared.queue.lock();
+            queue.stopped = true;
+            std::mem::take(&mut queue.threads)
+        };
+        self.shared.changed.notify_all();
+        for thread in threads {
+            // The last request's completion may drop the device.
+            if thread.thread().id() != thread::current().id() {
+                // A panic in it has been reported.
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Takes its time for each request, and can do many at once.
+    struct Slow {
+        delay: Duration,
+        served: AtomicU64,
+    }
+
+    impl BlockDevice for Slow {
+        fn geometry(&self) -> BlockGeometry {
+            BlockGeometry { bytes: 1 << 20, block_bytes: 512, atomic_bytes: 512, survives_process: false }
+        }
+
+        fn submit(&self, request: Request, done: Completion) {
+            thread::sleep(self.delay);
+            self.served.fetch_add(1, Ordering::SeqCst);
+            let Request::Read { buffer, .. } = request else { panic!("only reads are tested") };
+            done(Ok(buffer));
+        }
+    }
+
+    fn ask(device: &Concurrent, count: u64) -> mpsc::Receiver<()> {
+        let (sender, receiver) = mpsc::channel();
+        for _ in 0..count {
+            let sender = sender.clone();
+            let request = Request::Read { at: 0, buffer: vec![0; 512] };
+            device.submit(request, Box::new(move |_| sender.send(()).unwrap()));
+        }
+        receiver
+    }
+
+    #[test]
+    fn requests_of_a_slow_device_are_carried_out_side_by_side() {
+        let slow = Arc::new(Slow { delay: Duration::from_millis(5), served: AtomicU64::new(0) });
+        let device = Concurrent::new(slow.clone());
+        let begun = Instant::now();
+        let answers = ask(&device, 400);
+        assert_eq!(answers.iter().take(400).count(), 400);
+        let took = begun.elapsed();
+        assert!(took < Duration::from_millis(400 * 5 / 4), "{took:?} for 400 requests of 5 ms");
+        // What was taken is carried out, also when the device goes.
+        let answers = ask(&device, 100);
+        drop(device);
+        assert_eq!((answers.iter().count(), slow.served.load(Ordering::SeqCst)), (100, 500));
+    }
+
+    #[test]
+    fn a_device_that_answers_at_once_is_asked_in_the_callers_thread() {
+        let quick = Arc::new(Slow { delay: Duration::ZERO, served: AtomicU64::new(0) });
+        let device = Concurrent::new(quick);
+        assert_eq!(ask(&device, 1000).iter().take(1000).count(), 1000);
+        assert!(device.shared.queue.lock().threads.len() <= THREADS_MAX);
+    }
+}
