@@ -160,7 +160,7 @@ fn print(report: &Report) {
     println!("mount it with `shoal mount {} MOUNTPOINT`", report.store);
 }
 
-fn memory_bytes(wanted: Option<Size>) -> Outcome<u64> {
+pub fn memory_bytes(wanted: Option<Size>) -> Outcome<u64> {
     let bytes = wanted.map_or_else(|| (shoal_host::memory_total_bytes() / 2).max(MEMORY_BYTES_MIN), |size| size.0);
     if !(MEMORY_BYTES_MIN..=REGION_BYTES_MAX).contains(&bytes) {
         let cause = format!("{} is outside the range allowed", human(bytes));

@@ -1,4 +1,5 @@
-//! `shoal copy` on real stores: the copy holds what the original holds, takes little room, and is a store of its own.
+//! `shoal copy` and `shoal resize` on real stores: a copy holds what the original holds, takes little room, and is a store
+//! of its own; a store of another size holds what it held, also when the change is cut off.
 //!
 //! Stores are filled through a mount, ended cleanly or by SIGKILL, and copied. Needs /dev/fuse; every program runs under
 //! `timeout`, and what is mounted is unmounted at the end.
@@ -227,4 +228,88 @@ fn a_copy_that_is_cut_off_is_no_store() {
     println!("{cut_off} copies were cut off");
     assert!(cut_off > 0);
     scene.ok(&["check", &scene.text("store")]);
+}
+
+#[test]
+fn a_store_of_another_size_holds_what_it_held() {
+    for kind in [&[][..], &["--memory", "battery"]] {
+        let scene = Scene::new(kind);
+        scene.mount("store");
+        scene.fill();
+        // A directory of several levels, chunked files, attributes.
+        fs::create_dir(scene.at("mnt/many")).unwrap();
+        for i in 0..9000 {
+            fs::write(scene.at("mnt/many").join(format!("a name of some length, number {i}")), [1; 30]).unwrap();
+        }
+        fs::write(scene.at("mnt/chunked"), (0..900_000u32).map(|i| (i / 7) as u8).collect::<Vec<_>>()).unwrap();
+        let before = scene.tree();
+        let refused = scene.refused(&["resize", "--memory-size", "1G", &scene.text("store")]);
+        assert!(refused.contains("is mounted on"), "{refused}");
+        scene.kill();
+        let sizes = |memory: &str, bulk: &str| {
+            let words = ["resize", "--json", "--memory-size", memory, "--bulk-size", bulk];
+            scene.ok(&[&words[..], &[&scene.text("store")]].concat());
+            scene.mount("store");
+            assert!(scene.tree() == before, "{kind:?}: {memory} {bulk}");
+            let df: serde_json::Value = serde_json::from_str(&scene.ok(&["df", "--json", &scene.text("mnt")])).unwrap();
+            fs::write(scene.at("mnt/probe"), vec![5; 3 << 20]).unwrap();
+            fs::write(scene.at("mnt/probe small"), vec![5; 3000]).unwrap();
+            fs::remove_file(scene.at("mnt/probe")).unwrap();
+            fs::remove_file(scene.at("mnt/probe small")).unwrap();
+            scene.umount();
+            scene.ok(&["check", &scene.text("store")]);
+            (df["memory"]["size_bytes"].as_u64().unwrap(), df["bulk"]["size_bytes"].as_u64().unwrap())
+        };
+        let (memory, bulk) = sizes("8G", "40G");
+        assert!(memory > 7 << 30 && bulk == 40 << 30);
+        let (memory, bulk) = sizes("32M", "512M");
+        assert!(memory < 32 << 20 && bulk == 512 << 20);
+        if !kind.is_empty() {
+            // Its ring alone takes so much.
+            let refused = scene.refused(&["resize", "--memory-size", "8M", &scene.text("store")]);
+            assert!(refused.contains("raise --memory-size") || refused.contains("give at least"), "{refused}");
+        }
+        let refused = scene.refused(&["resize", "--bulk-size", "1M", &scene.text("store")]);
+        assert!(refused.contains("the last block in use"), "{refused}");
+        scene.ok(&["check", &scene.text("store")]);
+    }
+}
+
+#[test]
+fn a_resize_that_is_cut_off_leaves_the_old_or_the_new_store() {
+    for kind in [&[][..], &["--memory", "battery"]] {
+        let scene = Scene::new(kind);
+        scene.mount("store");
+        scene.fill();
+        let before = scene.tree();
+        scene.umount();
+        let limit = || {
+            let df: serde_json::Value =
+                serde_json::from_str(&scene.ok(&["df", "--json", &scene.text("store")])).unwrap();
+            df["statfs"].to_string()
+        };
+        let first = limit();
+        let mut outcomes = std::collections::BTreeSet::new();
+        for round in 0..8u64 {
+            let size = ["512M", "64M"][round as usize % 2];
+            let mut command = Command::new(env!("CARGO_BIN_EXE_shoal"));
+            command.args(["resize", "--memory-size", size, &scene.text("store")]).stdout(Stdio::null());
+            let mut child = command.spawn().unwrap();
+            std::thread::sleep(Duration::from_millis(2 + round * 12));
+            let _ = child.kill();
+            child.wait().unwrap();
+            outcomes.insert(limit() == first);
+            scene.ok(&["check", &scene.text("store")]);
+            scene.mount("store");
+            assert!(scene.tree() == before, "{kind:?}: round {round}");
+            // Enough for images of both layouts to be written over.
+            fs::write(scene.at("mnt/d1/f1"), vec![1; 97]).unwrap();
+            fs::File::open(scene.at("mnt/d1/f1"))
+                .unwrap()
+                .set_modified(std::time::UNIX_EPOCH + Duration::from_nanos(before[&scene.at("mnt/d1/f1")].4 as u64))
+                .unwrap();
+            scene.umount();
+        }
+        println!("{kind:?}: {outcomes:?}");
+    }
 }

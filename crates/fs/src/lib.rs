@@ -2,7 +2,7 @@
 //!
 //! | layer | files |
 //! |---|---|
-//! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space` |
+//! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space`; `relocate` for one at rest |
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
 //! | attributes | `attr`, `xattr`, `acl`, `flags` |
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk` |
@@ -42,6 +42,7 @@ pub mod planted;
 mod planted;
 mod recovery;
 mod refs;
+mod relocate;
 mod rename;
 mod repair;
 mod settle;
@@ -66,6 +67,7 @@ pub use file::{AccessTimes, Fsync, Seek};
 pub use flags::FileFlags;
 pub use lifecycle::{FormatOptions, HostRoom, Options, Parts, Room};
 pub use namespace::DirEntry;
+pub use relocate::relocate;
 pub use rename::RenameMode;
 pub use shoal_region::Failure;
 pub use space::{Piece, Placement, StatFs, Usage};
