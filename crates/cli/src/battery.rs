@@ -16,7 +16,6 @@ use shoal_host::{HostImage, PrivateMap, SharedKind, SharedMap};
 use shoal_media::{ImageFile, PersistentMemory};
 
 use crate::failure::{During, Failure, Outcome};
-use crate::resize;
 use crate::store::{shared, uuid_text};
 
 /// What the caller wants with the region.
@@ -65,7 +64,6 @@ pub fn open(path: &Path, images: &[Arc<HostImage>; 2], wish: &Wish<'_>) -> Outco
         shoal_region::place_anchor(&anchor, &memory);
         return Ok(Arc::new(memory));
     }
-    resize::drop_other_layout(images, newest, &superblock)?;
     // Under another name until it is whole: a restore that is cut off is begun anew.
     let new = beside(path, "new");
     let _ = fs::remove_file(&new);

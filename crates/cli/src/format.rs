@@ -25,7 +25,7 @@ use crate::size::{Size, human};
 use crate::store::{self, BulkPlace, Description};
 use crate::vlog_disk;
 
-const MEMORY_BYTES_MIN: u64 = 8 << 20;
+pub const MEMORY_BYTES_MIN: u64 = 8 << 20;
 const THRESHOLD_BYTES_MAX: u64 = 64 << 20;
 /// A log ring holds at least a few of the largest records.
 const RING_BYTES: std::ops::RangeInclusive<u64> = 4 << 20..=64 << 20;

@@ -1,36 +1,40 @@
-//! `shoal resize`: other limits for a store that is not mounted.
+//! `shoal resize`: other limits for a store.
 //!
-//! The tables at the front of a region have a size for its limit, so what lies behind them moves: the region is written
-//! anew, in the new layout, into the image that is not current, and the seal of that image is the switch (the higher
-//! generation counts). Before the seal the store is the old one, after it the new one, whole, whenever it is cut off.
-//! Large files stay where they are: their blocks do not move, so bulk storage shrinks to its last block in use.
-//! Order: the store is opened and closed, so that one clean image is all of it; bulk storage grows; a `battery` region is
-//! removed (its clean image restores it); the new image is sealed; the old image and the end of bulk storage go.
+//! A store that is not mounted gets another layout ([`shoal_fs::Relayout`]): its region is written anew into the image that is
+//! not current, and the seal of that image is the switch, so that the store is whole whenever the work is cut off.
+//! Order: check (a damaged store is refused as it is: what cannot be read cannot be moved), open and close, so that one clean
+//! image is all of the store; bulk storage grows; the new image is written and checked; a `battery` region is removed (the next
+//! mount restores it from the image); seal; the old image and the end of bulk storage go.
+//! What is in use may have to move together first: the region is compacted only where the size wanted needs it.
 
 use std::fs;
+use std::path::PathBuf;
 use std::sync::Arc;
 
+use indicatif::ProgressBar;
 use serde::Serialize;
-use shoal_format::segment::{SEGMENT_ENTRY, SegmentEntry, SegmentUse};
-use shoal_format::slot::class_geometry;
-use shoal_format::superblock::{AnchorRecord, Geometry, ROOTS_AT, Superblock};
-use shoal_format::{BULK_BLOCK, PAGE, SEGMENT};
-use shoal_fs::Options;
-use shoal_host::{HostImage, PrivateMap};
-use shoal_media::PersistentMemory;
+use shoal_check::{ImageSource, Source};
+use shoal_format::superblock::{AnchorRecord, Superblock};
+use shoal_format::{BULK_BLOCK, PAGE};
+use shoal_fs::{AtRest, Fs, Limits, Options, Refused, Relayout, Steps};
+use shoal_host::{HostImage, PrivateMap, SEGMENT_BYTES, SegmentLog};
+use shoal_media::{ImageFile, LogDevice};
 
 use crate::args::ResizeArgs;
 use crate::failure::{During, Failure, Outcome};
+use crate::format::{self, MEMORY_BYTES_MIN};
 use crate::memory::MemoryChoice;
-use crate::size::human;
+use crate::size::{exact, human};
 use crate::store::{self, Store};
-use crate::{check, format, place};
+use crate::{check, place, progress};
 
 #[derive(Debug, Serialize)]
 struct Report {
     store: String,
     memory_bytes: u64,
     bulk_bytes: u64,
+    memory_bytes_before: u64,
+    bulk_bytes_before: u64,
 }
 
 pub fn run(args: &ResizeArgs) -> Outcome<()> {
@@ -49,62 +53,7 @@ pub fn run(args: &ResizeArgs) -> Outcome<()> {
         return Err(Failure::new(store.directory.display(), "dax memory has no image to write the new layout into")
             .remedy("format a new store and copy the files"));
     }
-    let (fs, _, media) = store.open(Options::default())?;
-    fs.shutdown().during(store.directory.display())?;
-    store.remove_pid();
-    let device_bytes = media.parts.bulk.as_ref().map(|bulk| bulk.geometry().bytes);
-    drop((fs, media));
-
-    let images = store.open_images()?;
-    let (newest, old, anchor) = shoal_region::newest_image(&store::shared(&images)).during("image")?;
-    let image = Some((images[newest].file(), anchor.used_bytes.get().next_multiple_of(PAGE)));
-    let region: Arc<dyn PersistentMemory> = Arc::new(PrivateMap::new(old.region_bytes, image).during("memory")?);
-    let new = layout(args, &old)?;
-    let plan = Plan::new(region.as_ref(), &old, &new)?;
-    let bulk_file = store.bulk_path().filter(|path| fs::metadata(path).is_ok_and(|m| m.is_file()));
-    let resize_bulk = |bytes: u64| -> Outcome<()> {
-        let Some(path) = &bulk_file else { return Ok(()) };
-        let file = fs::OpenOptions::new().write(true).open(path).during(path.display())?;
-        file.set_len(bytes).and_then(|()| file.sync_all()).during(path.display())
-    };
-    match (&bulk_file, device_bytes) {
-        (Some(_), Some(bytes)) if new.bulk_blocks * BULK_BLOCK > bytes => resize_bulk(new.bulk_blocks * BULK_BLOCK)?,
-        (None, Some(bytes)) if new.bulk_blocks * BULK_BLOCK > bytes => {
-            return Err(Failure::new("--bulk-size", format!("the bulk device has {}", human(bytes))).code(2));
-        }
-        _ => {}
-    }
-    shoal_fs::relocate(region.as_ref(), &plan.places).during(store.directory.display())?;
-    if let MemoryChoice::Battery(path) = &store.description.memory {
-        fs::remove_file(path).during(path.display())?;
-    }
-    let target = &images[1 - newest];
-    target.file().set_len(0).during("image")?;
-    let anchor = AnchorRecord {
-        generation: (anchor.generation.get() + 1).into(),
-        used_bytes: (plan.sources.len() as u64 * SEGMENT).into(),
-        ..anchor
-    };
-    let tables = plan.tables(region.as_ref(), &old, &new);
-    shoal_region::write_image(target.as_ref(), &new, anchor, |segment, out| {
-        match plan.sources[segment as usize] {
-            0 => out.copy_from_slice(&tables[(segment * SEGMENT) as usize..][..SEGMENT as usize]),
-            source => region.read(source * SEGMENT, out),
-        }
-        Ok(())
-    })
-    .during("image")?;
-    drop_other_layout(&images, 1 - newest, &new)?;
-    resize_bulk(new.bulk_blocks * BULK_BLOCK)?;
-    let checked = check::examine(&store, true, args.json)?;
-    if let Some(error) = checked.errors.first() {
-        return Err(Failure::new(store.directory.display(), format!("{} errors: {error}", checked.errors.len())));
-    }
-    let report = Report {
-        store: store.directory.display().to_string(),
-        memory_bytes: new.region_bytes,
-        bulk_bytes: new.bulk_blocks * BULK_BLOCK,
-    };
+    let report = resize(&store, args)?;
     if args.json {
         crate::print_json(&report);
     } else {
@@ -114,108 +63,222 @@ pub fn run(args: &ResizeArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// Empties the image that is not current if it has another layout: a resize was cut off behind its switch.
-pub fn drop_other_layout(images: &[Arc<HostImage>; 2], newest: usize, superblock: &Superblock) -> Outcome<()> {
-    let mut page = [0; PAGE as usize];
-    let other = &images[1 - newest];
-    shoal_media::ImageFile::read(other.as_ref(), 0, &mut page).during("image")?;
-    match Superblock::decode(&page) {
-        Ok(found) if found != *superblock => other.file().set_len(0).during("image"),
+fn resize(store: &Store, args: &ResizeArgs) -> Outcome<Report> {
+    refuse_damaged(store, args.json)?;
+    let mut device_bytes = settle(store, |_| Ok(()))?;
+    let mut rest = Rest::load(store)?;
+    let limits = limits(args, &rest.superblock)?;
+    refuse_small_device(store, &limits, device_bytes)?;
+    let plan = match rest.plan(store, limits)? {
+        Err(Refused::Memory { .. }) => {
+            // Deletions leave segments with a slot or two in use.
+            device_bytes = settle(store, |fs| fs.compact().map(drop))?;
+            rest = Rest::load(store)?;
+            rest.plan(store, limits)?
+        }
+        planned => planned,
+    }
+    .map_err(refused)?;
+    let report = Report {
+        store: store.directory.display().to_string(),
+        memory_bytes: plan.superblock().region_bytes,
+        bulk_bytes: plan.superblock().bulk_blocks * BULK_BLOCK,
+        memory_bytes_before: rest.superblock.region_bytes,
+        bulk_bytes_before: rest.superblock.bulk_blocks * BULK_BLOCK,
+    };
+    let bulk_file = store.bulk_path().filter(|path| fs::metadata(path).is_ok_and(|m| m.is_file()));
+    let give_bulk = |bytes: u64| match &bulk_file {
+        Some(path) => shoal_host::set_length_durably(path, bytes).during("bulk storage"),
+        None => Ok(()),
+    };
+    if *plan.superblock() != rest.superblock {
+        if device_bytes.is_some_and(|bytes| bytes < report.bulk_bytes) {
+            give_bulk(report.bulk_bytes)?;
+        }
+        let random = u32::from_le_bytes(shoal_host::random_bytes().during("random numbers")?);
+        let mut incarnation = rest.anchor.incarnation.get();
+        if let MemoryChoice::Battery(_) = &store.description.memory {
+            // A copy of the region from before, put back by hand, is told apart.
+            incarnation = shoal_region::next_incarnation(incarnation, random);
+        }
+        let mut steps = HostSteps { store, bulk_bytes: report.bulk_bytes, bar: progress::steps(0, args.json) };
+        plan.carry_out(&rest.at_rest(), incarnation, &mut steps).during(store.directory.display())?;
+        steps.bar.finish_and_clear();
+    }
+    // A resize that was cut off may have left more than the store speaks of.
+    if device_bytes.is_some() {
+        give_bulk(report.bulk_bytes)?;
+    }
+    Ok(report)
+}
+
+/// Nothing of a damaged store is changed: a reference that cannot be read cannot be moved, and new sums over bytes that do not
+/// fit the old ones would hide the damage.
+fn refuse_damaged(store: &Store, silent: bool) -> Outcome<()> {
+    let report = check::examine(store, true, silent)?;
+    let Some(error) = report.errors.first() else { return Ok(()) };
+    let (name, count) = (store.directory.display(), report.errors.len());
+    let cause = match count {
+        1 => format!("is damaged: {error}"),
+        _ => format!("is damaged: {error} (and {} more errors)", count - 1),
+    };
+    let remedy =
+        format!("run `shoal check --repair {name}` first; what that leaves, `shoal salvage {name} DIR` copies out");
+    Err(Failure::new(&name, cause).remedy(remedy))
+}
+
+/// Opens the store, does something, and closes it cleanly; returns the size of its bulk device.
+fn settle(store: &Store, work: impl FnOnce(&Fs) -> shoal_fs::Result<()>) -> Outcome<Option<u64>> {
+    let (fs, _, media) = store.open(Options::default())?;
+    let worked = work(&fs);
+    fs.shutdown().during(store.directory.display())?;
+    worked.during(store.directory.display())?;
+    store.remove_pid();
+    if let Some(bulk) = &media.bulk {
+        bulk.close()?;
+    }
+    Ok(media.parts.bulk.as_ref().map(|bulk| bulk.geometry().bytes))
+}
+
+/// A store at rest: its images, and the newest one in private memory.
+struct Rest {
+    images: [Arc<dyn ImageFile>; 2],
+    _files: [Arc<HostImage>; 2],
+    newest: usize,
+    superblock: Superblock,
+    anchor: AnchorRecord,
+    memory: PrivateMap,
+}
+
+impl Rest {
+    fn load(store: &Store) -> Outcome<Rest> {
+        let files = store.open_images()?;
+        let images = store::shared(&files);
+        let (newest, superblock, anchor) = shoal_region::newest_image(&images).during("image")?;
+        let image = Some((files[newest].file(), anchor.used_bytes.get().next_multiple_of(PAGE)));
+        let memory = PrivateMap::new(superblock.region_bytes, image).during("memory")?;
+        Ok(Rest { images, _files: files, newest, superblock, anchor, memory })
+    }
+
+    fn at_rest(&self) -> AtRest<'_> {
+        AtRest { images: &self.images, newest: self.newest, anchor: self.anchor, memory: &self.memory }
+    }
+
+    fn plan(&self, store: &Store, limits: Limits) -> Outcome<Result<Relayout, Refused>> {
+        Relayout::plan(&self.memory, &self.superblock, limits).during(store.directory.display())
+    }
+}
+
+/// What [`shoal_fs::Relayout::carry_out`] leaves to the owner of the media.
+struct HostSteps<'a> {
+    store: &'a Store,
+    /// Of the new layout.
+    bulk_bytes: u64,
+    bar: ProgressBar,
+}
+
+impl Steps for HostSteps<'_> {
+    fn progress(&mut self, what: &'static str, done: u64, total: u64) {
+        if done == 0 {
+            self.bar.set_message(what);
+            self.bar.set_length(total);
+        }
+        self.bar.set_position(done);
+    }
+
+    fn verify(&mut self, candidate: &dyn ImageFile) -> shoal_fs::Result<()> {
+        let failed = |error: &dyn std::fmt::Display| shoal_fs::Error::Io(error.to_string());
+        let log: Option<Box<dyn LogDevice>> = match self.store.description.memory {
+            MemoryChoice::Logged => {
+                Some(Box::new(SegmentLog::open(&self.store.log_path(), SEGMENT_BYTES).map_err(|e| failed(&e))?))
+            }
+            _ => None,
+        };
+        let image = ImageSource::Images([candidate, &Blank]);
+        let bulk_bytes = (self.bulk_bytes > 0).then_some(self.bulk_bytes);
+        let source = Source { image, log: log.as_deref(), bulk_bytes, power_lost: false, sums: true };
+        self.bar.set_message("checking the new layout");
+        let report = shoal_check::check(source, &mut |progress| {
+            self.bar.set_length(progress.total);
+            self.bar.set_position(progress.done);
+        })
+        .map_err(|error| failed(&error))?;
+        match report.errors.first() {
+            None => Ok(()),
+            Some(error) => {
+                let told = format!("the new layout is wrong ({error}); nothing was changed");
+                Err(shoal_fs::Error::Corrupt(told))
+            }
+        }
+    }
+
+    fn before_seal(&mut self) -> shoal_fs::Result<()> {
+        match &self.store.description.memory {
+            // Durably: were it found beside the new image, it would be taken for the store.
+            MemoryChoice::Battery(path) => {
+                shoal_host::remove_durably(path).map_err(|error| shoal_fs::Error::Io(error.to_string()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// An image that was never written.
+struct Blank;
+
+impl ImageFile for Blank {
+    fn read(&self, _: u64, out: &mut [u8]) -> shoal_media::Result<()> {
+        out.fill(0);
+        Ok(())
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> shoal_media::Result<()> {
+        Err(shoal_media::MediaError::io("blank image", std::io::ErrorKind::PermissionDenied.into()))
+    }
+
+    fn sync(&self) -> shoal_media::Result<()> {
+        Ok(())
+    }
+}
+
+fn limits(args: &ResizeArgs, old: &Superblock) -> Outcome<Limits> {
+    if args.bulk_size.is_some() && old.bulk_blocks == 0 {
+        let remedy = "format a store with bulk storage and copy the files";
+        return Err(Failure::new("--bulk-size", "the store has no bulk storage").remedy(remedy).code(2));
+    }
+    let limits = Limits {
+        region_bytes: args.memory_size.map_or(Ok(old.region_bytes), |size| format::memory_bytes(Some(size)))?,
+        bulk_blocks: args.bulk_size.map_or(old.bulk_blocks, |size| size.0 / BULK_BLOCK),
+    };
+    if old.bulk_blocks > 0 && limits.bulk_blocks == 0 {
+        return Err(Failure::new("--bulk-size", "is less than one block of 64 KiB").remedy("give more").code(2));
+    }
+    Ok(limits)
+}
+
+/// A file grows; a device has the size it has.
+fn refuse_small_device(store: &Store, limits: &Limits, device_bytes: Option<u64>) -> Outcome<()> {
+    let file: Option<PathBuf> = store.bulk_path().filter(|path| fs::metadata(path).is_ok_and(|m| m.is_file()));
+    match (file, device_bytes) {
+        (None, Some(bytes)) if limits.bulk_blocks > bytes / BULK_BLOCK => {
+            let cause = format!("the bulk device has {}", exact(bytes / BULK_BLOCK * BULK_BLOCK));
+            Err(Failure::new("--bulk-size", cause).remedy("give at most that, or a larger device first").code(2))
+        }
         _ => Ok(()),
     }
 }
 
-fn layout(args: &ResizeArgs, old: &Superblock) -> Outcome<Superblock> {
-    if args.bulk_size.is_some() && old.bulk_blocks == 0 {
-        return Err(Failure::new("--bulk-size", "the store has no bulk storage").code(2));
-    }
-    let geometry = Geometry {
-        memory_kind: old.memory_kind,
-        uuid: old.uuid,
-        region_bytes: args.memory_size.map_or(Ok(old.region_bytes), |size| format::memory_bytes(Some(size)))?,
-        bulk_blocks: args.bulk_size.map_or(old.bulk_blocks, |size| size.0 / BULK_BLOCK),
-        ring_bytes: old.ring_bytes,
-        threshold: old.threshold,
-        hash_seed: old.hash_seed,
-        created_ns: old.created_ns,
-    };
-    if old.bulk_blocks > 0 && geometry.bulk_blocks == 0 {
-        return Err(Failure::new("--bulk-size", "is less than one block of 64 KiB").code(2));
-    }
-    Superblock::layout(geometry)
-        .map_err(|error| Failure::new("layout", error).remedy("raise --memory-size or lower --bulk-size").code(2))
-}
-
-/// Which segment goes where.
-struct Plan {
-    /// New segment of each old one; 0: not in use.
-    places: Vec<u64>,
-    /// Old segment of each new one; 0: the tables.
-    sources: Vec<u64>,
-}
-
-impl Plan {
-    fn new(region: &dyn PersistentMemory, old: &Superblock, new: &Superblock) -> Outcome<Plan> {
-        let mut places = vec![0; old.segment_count as usize];
-        let mut sources = vec![0; new.reserved_segments() as usize];
-        for segment in 0..old.segment_count {
-            let mut entry = [0; SEGMENT_ENTRY as usize];
-            region.read(old.segment_table + segment * SEGMENT_ENTRY, &mut entry);
-            let (usage, bitmap) = SegmentEntry::decode(&entry).during("segment table")?;
-            let in_use = match usage {
-                SegmentUse::Free | SegmentUse::Reserved => false,
-                SegmentUse::RunHead(_) | SegmentUse::RunBody => true,
-                SegmentUse::Slots(class) => {
-                    let words = class_geometry(class).0.div_ceil(64) as u64;
-                    let used = |word: u64| region.read_u64(segment * SEGMENT + word * 8) != 0;
-                    if words == 1 { bitmap != 0 } else { (0..words).any(used) }
-                }
-            };
-            if in_use {
-                places[segment as usize] = sources.len() as u64;
-                sources.push(segment);
-            }
+fn refused(refused: Refused) -> Failure {
+    match refused {
+        Refused::Memory { used_bytes, least_bytes } => {
+            let cause = format!("{} are in use", human(used_bytes));
+            let least = exact(least_bytes.max(MEMORY_BYTES_MIN));
+            Failure::new("--memory-size", cause).remedy(format!("give at least {least}"))
         }
-        let free = new.segment_count.saturating_sub(sources.len() as u64);
-        let reserve = ((new.segment_count - new.reserved_segments()) / 32).max(2);
-        if free < reserve {
-            let least = (sources.len() as u64 + reserve + 1) * 32 / 31 * SEGMENT;
-            let cause = format!("{} are in use", human(sources.len() as u64 * SEGMENT));
-            return Err(Failure::new("--memory-size", cause).remedy(format!("give at least {}", human(least))));
+        Refused::Bulk { used_bytes, least_bytes } => {
+            let cause = format!("{} are in use, the last of them at {}", human(used_bytes), human(least_bytes));
+            Failure::new("--bulk-size", cause).remedy(format!("give at least {}", exact(least_bytes)))
         }
-        let last = (0..old.bulk_blocks.div_ceil(64)).rev().find_map(|word| {
-            let bits = region.read_u64(old.bulk_bitmap + word * 8);
-            (bits != 0).then(|| word * 64 + 64 - bits.leading_zeros() as u64)
-        });
-        match last {
-            Some(blocks) if blocks > new.bulk_blocks => {
-                let least = blocks * BULK_BLOCK;
-                Err(Failure::new(
-                    "--bulk-size",
-                    format!("the last block in use ends at {} ({least} bytes)", human(least)),
-                )
-                .remedy("give at least so much"))
-            }
-            _ => Ok(Plan { places, sources }),
-        }
-    }
-
-    /// The bytes of the reserved segments; the superblock is put in when they are written.
-    fn tables(&self, region: &dyn PersistentMemory, old: &Superblock, new: &Superblock) -> Vec<u8> {
-        let mut tables = vec![0; (new.reserved_segments() * SEGMENT) as usize];
-        region.read(ROOTS_AT, &mut tables[ROOTS_AT as usize..(ROOTS_AT + PAGE) as usize]);
-        for (segment, &source) in self.sources.iter().enumerate() {
-            let at = (new.segment_table + segment as u64 * SEGMENT_ENTRY) as usize;
-            let entry = &mut tables[at..at + SEGMENT_ENTRY as usize];
-            match source {
-                0 => entry[0] = SegmentEntry::new(SegmentUse::Reserved).kind,
-                source => region.read(old.segment_table + source * SEGMENT_ENTRY, entry),
-            }
-        }
-        let bitmap = (old.bulk_blocks.min(new.bulk_blocks).div_ceil(64) * 8) as usize;
-        if bitmap > 0 {
-            region.read(old.bulk_bitmap, &mut tables[new.bulk_bitmap as usize..][..bitmap]);
-        }
-        tables
+        Refused::Layout(error) => Failure::new("sizes", error).remedy("give others").code(2),
     }
 }

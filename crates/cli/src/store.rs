@@ -33,7 +33,6 @@ use crate::host_room;
 use crate::memory::MemoryChoice;
 use crate::open_device::{self, Device, Opening};
 use crate::place;
-use crate::resize;
 
 pub const DESCRIPTION: &str = "shoal.json";
 /// After umount(8) a daemon takes a moment to write its store; whoever only wants to look waits so long.
@@ -187,9 +186,6 @@ impl Store {
                     let images = self.open_images()?;
                     let (index, superblock, anchor) =
                         shoal_region::newest_image(&shared(&images)).map_err(|error| self.damaged(error))?;
-                    if !read_only {
-                        resize::drop_other_layout(&images, index, &superblock)?;
-                    }
                     let image = Some((images[index].file(), anchor.used_bytes.get().next_multiple_of(PAGE)));
                     let memory =
                         PrivateMap::new(superblock.region_bytes, image).map_err(|error| self.damaged(error))?;

@@ -2,7 +2,7 @@
 //!
 //! | layer | files |
 //! |---|---|
-//! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space`; `relocate` for one at rest |
+//! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space`; `resize` for one at rest |
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
 //! | attributes | `attr`, `xattr`, `acl`, `flags` |
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk` |
@@ -42,9 +42,9 @@ pub mod planted;
 mod planted;
 mod recovery;
 mod refs;
-mod relocate;
 mod rename;
 mod repair;
+mod resize;
 mod settle;
 mod small;
 mod space;
@@ -67,8 +67,8 @@ pub use file::{AccessTimes, Fsync, Seek};
 pub use flags::FileFlags;
 pub use lifecycle::{FormatOptions, HostRoom, Options, Parts, Room};
 pub use namespace::DirEntry;
-pub use relocate::relocate;
 pub use rename::RenameMode;
+pub use resize::{AtRest, Limits, Refused, Relayout, Steps};
 pub use shoal_region::Failure;
 pub use space::{Piece, Placement, StatFs, Usage};
 pub use xattr::XattrMode;

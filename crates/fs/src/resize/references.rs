@@ -1,9 +1,9 @@
-//! Moving the segments of a region at rest: every reference to a piece gets the piece's new place.
+//! Every reference to a piece of a region at rest gets the piece's new place.
 //!
-//! For tools that give a store another size: its tables grow or shrink, and what lies behind them moves. Works on a copy
-//! of the region in memory that nobody else uses; pieces keep their place within their segment, inodes their numbers,
-//! and hashes, extents and contents stay as they are. References are found as in `docs/spec/region.md`, sections 5 to 8:
-//! inode table, inodes, chunk arrays, index records of extents, nodes of directories. Left out: moving the bytes.
+//! Works on a copy of the region in memory that nobody else uses; pieces keep their place within their segment, inodes their
+//! numbers, and hashes, extents and contents stay as they are. References are found as in `docs/spec/region.md`, sections 5 to 8:
+//! inode table, inodes, chunk arrays, index records of extents, nodes of directories. Whatever does not decode is an error,
+//! because what it refers to would be lost. Left out: moving the bytes.
 
 use shoal_format::dir::{NODE_FANOUT, NodeRef};
 use shoal_format::extent::{EXTENT_BYTES, EXTENT_HEADER};
@@ -14,14 +14,29 @@ use shoal_media::PersistentMemory;
 
 use crate::{Error, Result};
 
+/// Levels of nodes an inode table has at most.
+const HEIGHT_MAX: u32 = 4;
+
 /// Rewrites all references of the region in `memory`; `places` has the new segment of each old one, 0 where none is in use.
-pub fn relocate(memory: &dyn PersistentMemory, places: &[u64]) -> Result<()> {
+/// `progress` is told how many of the inode table's nodes below the root are done, and of how many.
+pub(super) fn move_all(
+    memory: &dyn PersistentMemory,
+    places: &[u64],
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<()> {
     let walk = Walk { memory, places };
     let height = memory.read_u64(ROOTS_AT + 8) as u32;
-    if height > 4 {
+    if !(1..=HEIGHT_MAX).contains(&height) {
         return Err(walk.damaged("roots", ROOTS_AT));
     }
-    if height > 0 { walk.table(ROOTS_AT, height) } else { Ok(()) }
+    let root = walk.reference(ROOTS_AT)?;
+    if root.is_none() {
+        return Err(walk.damaged("roots", ROOTS_AT));
+    }
+    (0..TABLE_FANOUT).try_for_each(|entry| {
+        progress(entry, TABLE_FANOUT);
+        walk.table(root.offset() + entry * 8, height - 1)
+    })
 }
 
 struct Walk<'a> {
@@ -53,7 +68,7 @@ impl Walk<'_> {
         Ok(slot)
     }
 
-    /// The inode table below the reference at `at`; level 0 is an inode block.
+    /// The inode table below the reference at `at`; level 0 is an inode block. What was given back is absent.
     fn table(&self, at: Offset, level: u32) -> Result<()> {
         let piece = self.reference(at)?;
         if piece.is_none() {
