@@ -5,7 +5,8 @@
 //! Order: check (a damaged store is refused as it is: what cannot be read cannot be moved), open and close, so that one clean
 //! image is all of the store; bulk storage grows; the new image is written and checked; a `battery` region is removed (the next
 //! mount restores it from the image); seal; the old image and the end of bulk storage go.
-//! What is in use may have to move together first: the region is compacted only where the size wanted needs it.
+//! What is in use may have to move together first, as ordinary work of the file system: the region is compacted, and blocks of
+//! large files move to the front, only where the size wanted needs it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -69,16 +70,25 @@ fn resize(store: &Store, args: &ResizeArgs) -> Outcome<Report> {
     let mut rest = Rest::load(store)?;
     let limits = limits(args, &rest.superblock)?;
     refuse_small_device(store, &limits, device_bytes)?;
-    let plan = match rest.plan(store, limits)? {
-        Err(Refused::Memory { .. }) => {
-            // Deletions leave segments with a slot or two in use.
-            device_bytes = settle(store, |fs| fs.compact().map(drop))?;
-            rest = Rest::load(store)?;
-            rest.plan(store, limits)?
-        }
-        planned => planned,
+    let mut planned = rest.plan(store, limits)?;
+    if let Err(Refused::Memory { .. }) = planned {
+        // Deletions leave segments with a slot or two in use.
+        let waiting = progress::waiting("compacting memory", args.json);
+        device_bytes = settle(store, |fs| fs.compact().map(drop))?;
+        waiting.finish_and_clear();
+        rest = Rest::load(store)?;
+        planned = rest.plan(store, limits)?;
     }
-    .map_err(refused)?;
+    if let Err(Refused::Scattered { end_bytes }) = planned {
+        let blocks = end_bytes / BULK_BLOCK - limits.bulk_blocks;
+        let bar = progress::steps(blocks, args.json).with_message("moving large files (blocks)");
+        device_bytes =
+            settle(store, |fs| fs.gather_bulk(limits.bulk_blocks, &mut |moved| bar.inc(moved)).map(drop))?;
+        bar.finish_and_clear();
+        rest = Rest::load(store)?;
+        planned = rest.plan(store, limits)?;
+    }
+    let plan = planned.map_err(refused)?;
     let report = Report {
         store: store.directory.display().to_string(),
         memory_bytes: plan.superblock().region_bytes,
@@ -275,9 +285,13 @@ fn refused(refused: Refused) -> Failure {
             let least = exact(least_bytes.max(MEMORY_BYTES_MIN));
             Failure::new("--memory-size", cause).remedy(format!("give at least {least}"))
         }
-        Refused::Bulk { used_bytes, least_bytes } => {
-            let cause = format!("{} are in use, the last of them at {}", human(used_bytes), human(least_bytes));
-            Failure::new("--bulk-size", cause).remedy(format!("give at least {}", exact(least_bytes)))
+        Refused::Bulk { used_bytes } => {
+            let cause = format!("{} are in use", human(used_bytes));
+            Failure::new("--bulk-size", cause).remedy(format!("give at least {}", exact(used_bytes)))
+        }
+        Refused::Scattered { end_bytes } => {
+            let cause = format!("a block in use ends at {} and could not be moved", human(end_bytes));
+            Failure::new("--bulk-size", cause).remedy(format!("give at least {}", exact(end_bytes)))
         }
         Refused::Layout(error) => Failure::new("sizes", error).remedy("give others").code(2),
     }

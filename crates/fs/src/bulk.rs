@@ -227,6 +227,21 @@ impl Bulk {
         self.take(region, goal, want, ahead).ok_or(Error::NoSpace)
     }
 
+    /// Takes up to `want` contiguous blocks before `limit`, the longest run there is; `None` when there is none.
+    pub fn reserve_before(&self, region: &Region, limit: u64, want: u64) -> Result<Option<Run>> {
+        let take = || self.state.lock().take_before(limit, want);
+        if let Some(run) = take() {
+            return Ok(Some(run));
+        }
+        // What was freed is free when that is durable; for what an image maps, when there is a newer one.
+        region.sync()?;
+        self.reclaim(region)?;
+        if self.held_blocks() > 0 {
+            self.save(region)?;
+        }
+        Ok(take())
+    }
+
     /// Gives back a reservation whose transaction did not commit.
     pub fn cancel(&self, run: Run) {
         self.state.lock().set(run, false);
@@ -588,6 +603,23 @@ impl Blocks {
             block += bits;
         }
         self.free = if used { self.free - run.blocks } else { self.free + run.blocks };
+    }
+
+    fn take_before(&mut self, limit: u64, want: u64) -> Option<Run> {
+        let mut best: Option<Run> = None;
+        let mut from = 0;
+        while let Some(first) = self.next_free(from).filter(|&first| first < limit) {
+            let run = Run { first, blocks: self.free_len(first, want.min(limit - first)) };
+            if best.is_none_or(|best| best.blocks < run.blocks) {
+                best = Some(run);
+            }
+            if run.blocks == want {
+                break;
+            }
+            from = run.end();
+        }
+        self.set(best?, true);
+        best
     }
 
     fn take(&mut self, goal: Option<u64>, want: u64, ahead: u64) -> Option<Run> {

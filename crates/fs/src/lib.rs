@@ -5,7 +5,7 @@
 //! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space`; `resize` for one at rest |
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
 //! | attributes | `attr`, `xattr`, `acl`, `flags` |
-//! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk` |
+//! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk`, `gather` |
 //! | room: compaction, what is given back | `compact` |
 //! | inodes, locks, references | `inode`, `locks`, `refs` |
 //! | damage met while open; what the checker asks for | `damage`, `repair` |
@@ -30,6 +30,7 @@ mod error;
 mod extents;
 mod file;
 mod flags;
+mod gather;
 mod host_room;
 mod inode;
 mod large;

@@ -7,7 +7,8 @@
 //! Rules: the store was shut down cleanly, so that one image is all of it, and nobody else uses it. It has no damage: a reference
 //! that cannot be read cannot be rewritten, and what it refers to would be lost (the caller checks; what is found all the same
 //! is an error, before anything counts). The new image is verified by the caller before it is sealed.
-//! Left out: media and their sizes, making room beforehand ([`crate::Fs::compact`]).
+//! Left out: media and their sizes, making room beforehand ([`crate::Fs::compact`],
+//! [`crate::Fs::gather_bulk`]).
 
 mod references;
 
@@ -34,9 +35,12 @@ pub enum Refused {
     /// The region is too small for what is in use.
     #[error("{used_bytes} bytes of memory are in use, at least {least_bytes} are needed")]
     Memory { used_bytes: u64, least_bytes: u64 },
-    /// Bulk storage would end before a block in use.
-    #[error("{used_bytes} bytes of bulk storage are in use, the last ends at {least_bytes}")]
-    Bulk { used_bytes: u64, least_bytes: u64 },
+    /// Bulk storage is too small for what is in use.
+    #[error("{used_bytes} bytes of bulk storage are in use")]
+    Bulk { used_bytes: u64 },
+    /// Bulk storage would end before a block in use: the blocks must move together first ([`crate::Fs::gather_bulk`]).
+    #[error("the last block of bulk storage in use ends at {end_bytes}")]
+    Scattered { end_bytes: u64 },
     #[error(transparent)]
     Layout(#[from] FormatError),
 }
@@ -146,9 +150,8 @@ impl Relayout {
             new.segment_count.saturating_sub(new.reserved_segments() + used) >= reserve(new).min(free)
         };
         let (blocks, end) = bulk_in_use(memory, old);
-        if limits.bulk_blocks < end {
-            let (used_bytes, least_bytes) = (blocks * BULK_BLOCK, end * BULK_BLOCK);
-            return Ok(Err(Refused::Bulk { used_bytes, least_bytes }));
+        if limits.bulk_blocks < blocks {
+            return Ok(Err(Refused::Bulk { used_bytes: blocks * BULK_BLOCK }));
         }
         let new = match layout(limits.region_bytes) {
             Ok(new) if fits(&new) => new,
@@ -167,6 +170,9 @@ impl Relayout {
                 }));
             }
         };
+        if limits.bulk_blocks < end {
+            return Ok(Err(Refused::Scattered { end_bytes: end * BULK_BLOCK }));
+        }
         let mut sources = vec![0; new.reserved_segments() as usize];
         let mut places = vec![0; old.segment_count as usize];
         for segment in in_use {
