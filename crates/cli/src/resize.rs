@@ -5,32 +5,35 @@
 //! Order: check (a damaged store is refused as it is: what cannot be read cannot be moved), open and close, so that one clean
 //! image is all of the store; bulk storage grows; the new image is written and checked; a `battery` region is removed (the next
 //! mount restores it from the image); seal; the old image and the end of bulk storage go.
+//! A mounted store is asked through its control socket: within its layout the limits are two numbers in the roots
+//! ([`shoal_fs::Fs::set_limits`]); more than that needs it unmounted.
 //! What is in use may have to move together first, as ordinary work of the file system: the region is compacted, and blocks of
 //! large files move to the front, only where the size wanted needs it.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use indicatif::ProgressBar;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use shoal_check::{ImageSource, Source};
 use shoal_format::superblock::{AnchorRecord, Superblock};
-use shoal_format::{BULK_BLOCK, PAGE};
-use shoal_fs::{AtRest, Fs, Limits, Options, Refused, Relayout, Steps};
+use shoal_format::{BULK_BLOCK, PAGE, SEGMENT};
+use shoal_fs::{AtRest, Beyond, Fs, Limits, Options, Refused, Relayout, Steps};
 use shoal_host::{HostImage, PrivateMap, SEGMENT_BYTES, SegmentLog};
 use shoal_media::{ImageFile, LogDevice};
 
 use crate::args::ResizeArgs;
+use crate::control::{self, Question};
 use crate::failure::{During, Failure, Outcome};
 use crate::format::{self, MEMORY_BYTES_MIN};
 use crate::memory::MemoryChoice;
-use crate::size::{exact, human};
+use crate::size::{Size, exact, human};
 use crate::store::{self, Store};
 use crate::{check, place, progress};
 
-#[derive(Debug, Serialize)]
-struct Report {
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Report {
     store: String,
     memory_bytes: u64,
     bulk_bytes: u64,
@@ -43,18 +46,21 @@ pub fn run(args: &ResizeArgs) -> Outcome<()> {
         return Err(Failure::new("resize", "no size is given").remedy("add --memory-size or --bulk-size").code(2));
     }
     let place = place::find(&args.store)?;
-    if let Some(mountpoint) = &place.mountpoint
-        && store::is_in_use(&place.store).unwrap_or(true)
-    {
-        return Err(Failure::new(place.store.display(), format!("is mounted on {}", mountpoint.display()))
-            .remedy(format!("run `shoal umount {}` first", mountpoint.display())));
-    }
-    let store = Store::acquire(&place.store, store::LEAVING_PATIENCE)?;
-    if matches!(store.description.memory, MemoryChoice::Dax(_)) {
-        return Err(Failure::new(store.directory.display(), "dax memory has no image to write the new layout into")
-            .remedy("format a new store and copy the files"));
-    }
-    let report = resize(&store, args)?;
+    let bytes = |size: Option<Size>| size.map(|size| size.0);
+    let (memory_bytes, bulk_bytes) = (bytes(args.memory_size), bytes(args.bulk_size));
+    let report = match control::ask(&place.store, &Question::Resize { memory_bytes, bulk_bytes })? {
+        Some(value) => serde_json::from_value(value).during("answer of the daemon")?,
+        None => {
+            let store = Store::acquire(&place.store, store::LEAVING_PATIENCE)?;
+            if matches!(store.description.memory, MemoryChoice::Dax(_)) {
+                let cause = "dax memory has no image to write the new layout into";
+                return Err(
+                    Failure::new(store.directory.display(), cause).remedy("format a new store and copy the files")
+                );
+            }
+            resize(&store, args)?
+        }
+    };
     if args.json {
         crate::print_json(&report);
     } else {
@@ -64,9 +70,66 @@ pub fn run(args: &ResizeArgs) -> Outcome<()> {
     Ok(())
 }
 
+/// A mounted store changes its limits within its layout.
+pub fn answer(fs: &Fs, directory: &Path, memory_bytes: Option<u64>, bulk_bytes: Option<u64>) -> Outcome<Report> {
+    let name = directory.display();
+    let before = fs.limits().during(&name)?;
+    if bulk_bytes.is_some() && before.bulk_blocks == 0 {
+        return Err(no_bulk());
+    }
+    let wanted = Limits {
+        region_bytes: memory_bytes.unwrap_or(before.region_bytes),
+        bulk_blocks: bulk_bytes.map_or(before.bulk_blocks, |bytes| bytes / BULK_BLOCK),
+    };
+    let unmount = |most| format!("give at most {}, or unmount it first", exact(most));
+    let refuse = |option, cause: &str, remedy| Err(Failure::new(option, cause.to_string()).remedy(remedy));
+    match fs.set_limits(wanted).during(&name)? {
+        Ok(()) => {}
+        Err(Beyond::MemoryLayout { most }) => {
+            return refuse("--memory-size", "is more than a mounted store can grow to", unmount(most));
+        }
+        Err(Beyond::BulkLayout { most }) => {
+            return refuse("--bulk-size", "is more than a mounted store can grow to", unmount(most));
+        }
+        Err(Beyond::MemoryUsed { used, least }) => {
+            let cause = format!("{} are in use", human(used));
+            return refuse("--memory-size", &cause, format!("give at least {}", exact(least)));
+        }
+        Err(Beyond::BulkUsed { least }) => {
+            let cause = format!("{} are in use", human(least));
+            return refuse("--bulk-size", &cause, format!("give at least {}", exact(least)));
+        }
+    }
+    let after = fs.limits().during(&name)?;
+    Ok(Report {
+        store: name.to_string(),
+        memory_bytes: after.region_bytes,
+        bulk_bytes: after.bulk_blocks * BULK_BLOCK,
+        memory_bytes_before: before.region_bytes,
+        bulk_bytes_before: before.bulk_blocks * BULK_BLOCK,
+    })
+}
+
+fn no_bulk() -> Failure {
+    let remedy = "format a store with bulk storage and copy the files";
+    Failure::new("--bulk-size", "the store has no bulk storage").remedy(remedy).code(2)
+}
+
 fn resize(store: &Store, args: &ResizeArgs) -> Outcome<Report> {
     refuse_damaged(store, args.json)?;
-    let mut device_bytes = settle(store, |_| Ok(()))?;
+    let mut before = None;
+    let mut device_bytes = settle(store, |fs| {
+        let old = fs.limits()?;
+        before = Some(old);
+        // Back to the layout's own size: no other layout is needed, only the limit goes.
+        let layout = fs.region().superblock();
+        let region_bytes =
+            if wants(args.memory_size, layout.region_bytes) { layout.region_bytes } else { old.region_bytes };
+        let bulk_bytes = layout.bulk_blocks * BULK_BLOCK;
+        let bulk_blocks = if wants(args.bulk_size, bulk_bytes) { layout.bulk_blocks } else { old.bulk_blocks };
+        let lifted = Limits { region_bytes, bulk_blocks };
+        if lifted != old { fs.set_limits(lifted).map(drop) } else { Ok(()) }
+    })?;
     let mut rest = Rest::load(store)?;
     let limits = limits(args, &rest.superblock)?;
     refuse_small_device(store, &limits, device_bytes)?;
@@ -82,28 +145,32 @@ fn resize(store: &Store, args: &ResizeArgs) -> Outcome<Report> {
     if let Err(Refused::Scattered { end_bytes }) = planned {
         let blocks = end_bytes / BULK_BLOCK - limits.bulk_blocks;
         let bar = progress::steps(blocks, args.json).with_message("moving large files (blocks)");
-        device_bytes =
-            settle(store, |fs| fs.gather_bulk(limits.bulk_blocks, &mut |moved| bar.inc(moved)).map(drop))?;
+        device_bytes = settle(store, |fs| fs.gather_bulk(limits.bulk_blocks, &mut |moved| bar.inc(moved)).map(drop))?;
         bar.finish_and_clear();
         rest = Rest::load(store)?;
         planned = rest.plan(store, limits)?;
     }
     let plan = planned.map_err(refused)?;
+    let before = before.unwrap_or(limits);
+    // A limit below the layout's that nobody named stays.
+    let kept = |named: Option<Size>, layout: u64, before: u64| if named.is_some() { layout } else { before };
+    let layout = plan.superblock();
     let report = Report {
         store: store.directory.display().to_string(),
-        memory_bytes: plan.superblock().region_bytes,
-        bulk_bytes: plan.superblock().bulk_blocks * BULK_BLOCK,
-        memory_bytes_before: rest.superblock.region_bytes,
-        bulk_bytes_before: rest.superblock.bulk_blocks * BULK_BLOCK,
+        memory_bytes: kept(args.memory_size, layout.region_bytes, before.region_bytes),
+        bulk_bytes: kept(args.bulk_size, layout.bulk_blocks, before.bulk_blocks) * BULK_BLOCK,
+        memory_bytes_before: before.region_bytes,
+        bulk_bytes_before: before.bulk_blocks * BULK_BLOCK,
     };
+    let device_needs = layout.bulk_blocks * BULK_BLOCK;
     let bulk_file = store.bulk_path().filter(|path| fs::metadata(path).is_ok_and(|m| m.is_file()));
     let give_bulk = |bytes: u64| match &bulk_file {
         Some(path) => shoal_host::set_length_durably(path, bytes).during("bulk storage"),
         None => Ok(()),
     };
     if *plan.superblock() != rest.superblock {
-        if device_bytes.is_some_and(|bytes| bytes < report.bulk_bytes) {
-            give_bulk(report.bulk_bytes)?;
+        if device_bytes.is_some_and(|bytes| bytes < device_needs) {
+            give_bulk(device_needs)?;
         }
         let random = u32::from_le_bytes(shoal_host::random_bytes().during("random numbers")?);
         let mut incarnation = rest.anchor.incarnation.get();
@@ -111,13 +178,13 @@ fn resize(store: &Store, args: &ResizeArgs) -> Outcome<Report> {
             // A copy of the region from before, put back by hand, is told apart.
             incarnation = shoal_region::next_incarnation(incarnation, random);
         }
-        let mut steps = HostSteps { store, bulk_bytes: report.bulk_bytes, bar: progress::steps(0, args.json) };
+        let mut steps = HostSteps { store, bulk_bytes: device_needs, bar: progress::steps(0, args.json) };
         plan.carry_out(&rest.at_rest(), incarnation, &mut steps).during(store.directory.display())?;
         steps.bar.finish_and_clear();
     }
     // A resize that was cut off may have left more than the store speaks of.
     if device_bytes.is_some() {
-        give_bulk(report.bulk_bytes)?;
+        give_bulk(device_needs)?;
     }
     Ok(report)
 }
@@ -253,8 +320,7 @@ impl ImageFile for Blank {
 
 fn limits(args: &ResizeArgs, old: &Superblock) -> Outcome<Limits> {
     if args.bulk_size.is_some() && old.bulk_blocks == 0 {
-        let remedy = "format a store with bulk storage and copy the files";
-        return Err(Failure::new("--bulk-size", "the store has no bulk storage").remedy(remedy).code(2));
+        return Err(no_bulk());
     }
     let limits = Limits {
         region_bytes: args.memory_size.map_or(Ok(old.region_bytes), |size| format::memory_bytes(Some(size)))?,
@@ -276,6 +342,11 @@ fn refuse_small_device(store: &Store, limits: &Limits, device_bytes: Option<u64>
         }
         _ => Ok(()),
     }
+}
+
+/// Is this, in whole units, the size wanted?
+fn wants(size: Option<Size>, bytes: u64) -> bool {
+    size.is_some_and(|size| size.0 / SEGMENT == bytes / SEGMENT)
 }
 
 fn refused(refused: Refused) -> Failure {

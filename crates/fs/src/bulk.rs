@@ -68,6 +68,8 @@ struct Blocks {
     /// Freed for good, but mapped by the saved image.
     held: Vec<Run>,
     held_blocks: u64,
+    /// Free blocks that are not given out: a limit below the layout's.
+    withheld: u64,
 }
 
 /// The words of a bulk bitmap; false if `read` finds none.
@@ -189,6 +191,15 @@ impl Bulk {
 
     pub fn free_blocks(&self) -> u64 {
         self.state.lock().free
+    }
+
+    /// Does not give out so many of the free blocks.
+    pub fn withhold(&self, blocks: u64) {
+        self.state.lock().withheld = blocks;
+    }
+
+    pub fn withheld_blocks(&self) -> u64 {
+        self.state.lock().withheld
     }
 
     /// Freed, but not to be reused before the freeing is durable.
@@ -504,6 +515,7 @@ impl Blocks {
             saved: Vec::new(),
             held: Vec::new(),
             held_blocks: 0,
+            withheld: 0,
         }
     }
 
@@ -623,6 +635,10 @@ impl Blocks {
     }
 
     fn take(&mut self, goal: Option<u64>, want: u64, ahead: u64) -> Option<Run> {
+        let want = want.min(self.free.saturating_sub(self.withheld));
+        if want == 0 {
+            return None;
+        }
         if let Some(goal) = goal.filter(|&goal| self.is_free(goal)) {
             let run = Run { first: goal, blocks: self.free_len(goal, want) };
             self.set(run, true);

@@ -2,7 +2,7 @@
 //!
 //! | layer | files |
 //! |---|---|
-//! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space`; `resize` for one at rest |
+//! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space`, `limits`; `resize` for one at rest |
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
 //! | attributes | `attr`, `xattr`, `acl`, `flags` |
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk`, `gather` |
@@ -35,6 +35,7 @@ mod host_room;
 mod inode;
 mod large;
 mod lifecycle;
+mod limits;
 mod locks;
 mod namespace;
 #[cfg(feature = "planted")]
@@ -67,6 +68,7 @@ pub use error::{Error, Result};
 pub use file::{AccessTimes, Fsync, Seek};
 pub use flags::FileFlags;
 pub use lifecycle::{FormatOptions, HostRoom, Options, Parts, Room};
+pub use limits::Beyond;
 pub use namespace::DirEntry;
 pub use rename::RenameMode;
 pub use resize::{AtRest, Limits, Refused, Relayout, Steps};

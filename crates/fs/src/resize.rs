@@ -16,9 +16,10 @@ use std::sync::Arc;
 
 use shoal_format::segment::{SEGMENT_ENTRY, SegmentEntry, SegmentUse};
 use shoal_format::slot::class_geometry;
-use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, Geometry, ROOTS_AT, Superblock};
+use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, Geometry, ROOTS_AT, Roots, Superblock};
 use shoal_format::{BULK_BLOCK, FormatError, PAGE, REGION_BYTES_MAX, SEGMENT};
 use shoal_media::{ImageFile, PersistentMemory};
+use zerocopy::{FromBytes, IntoBytes};
 
 use crate::{Error, Result};
 
@@ -243,6 +244,16 @@ impl Relayout {
         let (old, new) = (&self.old, &self.new);
         let mut tables = vec![0; (new.reserved_segments() * SEGMENT) as usize];
         memory.read(ROOTS_AT, &mut tables[ROOTS_AT as usize..(ROOTS_AT + PAGE) as usize]);
+        // A limit below the layout's is one of the old layout.
+        let roots = &mut tables[ROOTS_AT as usize..ROOTS_AT as usize + size_of::<Roots>()];
+        let mut changed = Roots::read_from_bytes(roots).expect("size is exact");
+        if new.region_bytes != old.region_bytes {
+            changed.withheld_segments = 0.into();
+        }
+        if new.bulk_blocks != old.bulk_blocks {
+            changed.withheld_blocks = 0.into();
+        }
+        roots.copy_from_slice(changed.as_bytes());
         for (segment, &source) in self.sources.iter().enumerate() {
             let at = (new.segment_table + segment as u64 * SEGMENT_ENTRY) as usize;
             let entry = match source {
@@ -271,8 +282,6 @@ struct Sealed<'a> {
 
 impl ImageFile for Sealed<'_> {
     fn read(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
-        use shoal_format::superblock::ANCHOR_AT;
-        use zerocopy::IntoBytes;
         self.image.read(at, out)?;
         let (bytes, from) = (self.anchor.as_bytes(), ANCHOR_AT[0]);
         for (place, byte) in (from..).zip(bytes) {

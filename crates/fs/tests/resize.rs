@@ -207,12 +207,14 @@ fn a_resize_cut_off_at_any_step_leaves_the_old_or_the_new_store() {
                 if !deep() && !edge && index % 211 != 0 {
                     continue;
                 }
-                let limits_of_states = if edge { States::few() } else { States { each: 1, samples: 1, ..States::few() } };
+                let limits_of_states =
+                    if edge { States::few() } else { States { each: 1, samples: 1, ..States::few() } };
                 let crashes = point.power_losses(&limits_of_states).chain([point.process_crash()]);
                 for (number, state) in crashes.enumerate() {
                     let mut media = media.over(state.open());
                     let found = media.limits();
-                    let place = format!("{kind:?}, way {way}, point {index} of {count} ({}), state {number}", point.name());
+                    let place =
+                        format!("{kind:?}, way {way}, point {index} of {count} ({}), state {number}", point.name());
                     assert!(found == old || found == limits, "{place}: {found:?}");
                     (old_ones, new_ones) = (old_ones + (found == old) as u64, new_ones + (found == limits) as u64);
                     let use_it = deep() || states.is_multiple_of(5);
@@ -290,11 +292,12 @@ fn blocks_given_back_stay_absent_and_their_generations_below_those_of_new_files(
         judge(&mut media, &before, false).unwrap();
     }
     let fs = media.open();
-    let used: std::collections::HashMap<_, _> = stale.into_iter().fold(Default::default(), |mut used, (ino, generation)| {
-        let highest: &mut u32 = std::collections::HashMap::entry(&mut used, ino).or_default();
-        *highest = generation.max(*highest);
-        used
-    });
+    let used: std::collections::HashMap<_, _> =
+        stale.into_iter().fold(Default::default(), |mut used, (ino, generation)| {
+            let highest: &mut u32 = std::collections::HashMap::entry(&mut used, ino).or_default();
+            *highest = generation.max(*highest);
+            used
+        });
     for number in 10_000..12_000 {
         let attr = make(&fs, number);
         assert!(used.get(&attr.ino).is_none_or(|&last| attr.generation > last), "{}: {}", attr.ino, attr.generation);

@@ -88,7 +88,9 @@ impl Media {
 
     /// The region of a `battery` store, if there is one.
     fn region(&self) -> Option<Arc<SimMemory>> {
-        (0..self.memories).map(|number| self.world.memory(number)).find(|memory| superblock_of(memory.as_ref()).is_some())
+        (0..self.memories)
+            .map(|number| self.world.memory(number))
+            .find(|memory| superblock_of(memory.as_ref()).is_some())
     }
 
     fn parts(&mut self, memory: Arc<dyn PersistentMemory>) -> Parts {
@@ -113,7 +115,8 @@ impl Media {
             }
             (_, None) => {
                 let images = self.images();
-                let (_, superblock, anchor) = shoal_region::newest_image(&images).map_err(|e| format!("images: {e}"))?;
+                let (_, superblock, anchor) =
+                    shoal_region::newest_image(&images).map_err(|e| format!("images: {e}"))?;
                 if anchor.flags.get() & 1 == 0 {
                     return Err("the region is gone, and its image lacks something".into());
                 }
