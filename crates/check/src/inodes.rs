@@ -112,6 +112,12 @@ pub(crate) fn walk(
         _ if blocks > BLOCKS_MAX.min(TABLE_FANOUT.pow(height)) => {
             Some(format!("{blocks} inode blocks do not fit a table of height {height}"))
         }
+        _ if roots.withheld_segments.get() > state.superblock.segment_count
+            || roots.withheld_blocks.get() > state.superblock.bulk_blocks =>
+        {
+            let (segments, blocks) = (roots.withheld_segments.get(), roots.withheld_blocks.get());
+            Some(format!("{segments} segments and {blocks} bulk blocks are withheld, more than there are"))
+        }
         _ => None,
     };
     if let Some(sentence) = sentence {

@@ -50,6 +50,8 @@ pub enum Command {
     Salvage(SalvageArgs),
     /// Copy a store that is not mounted to another directory, compactly
     Copy(CopyArgs),
+    /// Change the limits of a store that is not mounted
+    Resize(ResizeArgs),
     /// Show how one file is stored
     Inspect(InspectArgs),
     /// Export a block device to NBD clients: a file, or a network RAM disk
@@ -251,6 +253,26 @@ pub struct CopyArgs {
     /// Give the copy the store's own uuid: only where the copy replaces it
     #[arg(long)]
     pub keep_uuid: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    shoal resize --memory-size 8G /srv/store\n  \
+    shoal resize --bulk-size 200G /srv/store\n\n\
+    Large files are not moved: bulk storage shrinks to its last block in use at most. Cut off at any moment it leaves the\n\
+    store with its old or with its new sizes.")]
+pub struct ResizeArgs {
+    /// The store's directory
+    pub store: PathBuf,
+    /// Most that metadata and small files may take
+    #[arg(long, value_name = "SIZE")]
+    pub memory_size: Option<Size>,
+    /// Size of the bulk storage
+    #[arg(long, value_name = "SIZE")]
+    pub bulk_size: Option<Size>,
     /// Report as JSON
     #[arg(long)]
     pub json: bool,

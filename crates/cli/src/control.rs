@@ -41,6 +41,11 @@ pub enum Question {
         read_only: bool,
         access_times: String,
     },
+    /// Other limits within the layout; those not named stay.
+    Resize {
+        memory_bytes: Option<u64>,
+        bulk_bytes: Option<u64>,
+    },
     /// A change of a network RAM disk.
     Donor {
         change: DonorChange,
@@ -134,7 +139,7 @@ pub fn ask_at(path: &Path, what: &str, question: &Question) -> Outcome<Option<se
     };
     let mut line = String::new();
     let mut exchange = || -> io::Result<()> {
-        let syncs = matches!(question, Question::Remount { .. });
+        let syncs = matches!(question, Question::Remount { .. } | Question::Resize { .. });
         stream.set_read_timeout(Some(if syncs { SYNC_PATIENCE } else { PATIENCE }))?;
         let mut text = serde_json::to_string(question)?;
         text.push('\n');

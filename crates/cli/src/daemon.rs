@@ -24,7 +24,7 @@ use crate::open_device::Device;
 use crate::read_only::ReadOnly;
 use crate::status::Report;
 use crate::store::{self, BulkPlace, Description, Store};
-use crate::{df, inspect, remount};
+use crate::{df, inspect, remount, resize};
 
 /// After umount(8) the daemon before this one may still be writing; a store with much to write takes a while.
 const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(60);
@@ -203,6 +203,10 @@ impl Asked {
             }
             Question::Remount { read_only, access_times } => {
                 remount::answer(&self.fs, &self.directory, read_only, &access_times).map(|()| true.into())
+            }
+            Question::Resize { memory_bytes, bulk_bytes } => {
+                resize::answer(&self.fs, &self.directory, memory_bytes, bulk_bytes)
+                    .and_then(|report| serde_json::to_value(report).during("report"))
             }
             Question::Donor { change, donor } => match &self.bulk {
                 Some(bulk) => bulk.change(change, &donor).and_then(|done| {

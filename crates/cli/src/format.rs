@@ -25,7 +25,7 @@ use crate::size::{Size, human};
 use crate::store::{self, BulkPlace, Description};
 use crate::vlog_disk;
 
-const MEMORY_BYTES_MIN: u64 = 8 << 20;
+pub const MEMORY_BYTES_MIN: u64 = 8 << 20;
 const THRESHOLD_BYTES_MAX: u64 = 64 << 20;
 /// A log ring holds at least a few of the largest records.
 const RING_BYTES: std::ops::RangeInclusive<u64> = 4 << 20..=64 << 20;
@@ -160,7 +160,7 @@ fn print(report: &Report) {
     println!("mount it with `shoal mount {} MOUNTPOINT`", report.store);
 }
 
-fn memory_bytes(wanted: Option<Size>) -> Outcome<u64> {
+pub fn memory_bytes(wanted: Option<Size>) -> Outcome<u64> {
     let bytes = wanted.map_or_else(|| (shoal_host::memory_total_bytes() / 2).max(MEMORY_BYTES_MIN), |size| size.0);
     if !(MEMORY_BYTES_MIN..=REGION_BYTES_MAX).contains(&bytes) {
         let cause = format!("{} is outside the range allowed", human(bytes));

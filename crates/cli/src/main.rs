@@ -3,7 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | `args`, `mount_options`, `size`, `memory` | what can be said on the command line |
-//! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `salvage`, `inspect`, `bench`, `donate`, `lab`, `pages` | one command each |
+//! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `resize`, `salvage`, `inspect`, `bench`, `donate`, `lab`, `pages` | one command each |
 //! | `serve`, `status` | a block device for NBD clients, and how it is; a network RAM disk's donors |
 //! | `device`, `open_device`, `nbd_link`, `netram_disk` | what devices are called, and putting them together |
 //! | `daemon`, `control` | the process that serves a mount, and its socket |
@@ -42,6 +42,7 @@ mod place;
 mod progress;
 mod read_only;
 mod remount;
+mod resize;
 mod salvage;
 mod serve;
 mod size;
@@ -109,6 +110,7 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Check(args) => return check::run(args),
         Command::Salvage(args) => return salvage::run(args),
         Command::Copy(args) => copy::run(args)?,
+        Command::Resize(args) => resize::run(args)?,
         Command::Inspect(args) => inspect::run(args)?,
         Command::Serve(args) => serve::run(args)?,
         Command::Status(args) => status::run(args)?,

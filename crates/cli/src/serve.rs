@@ -133,7 +133,7 @@ fn start_control(
                 Ok(done) => Answer::Ok(done.into()),
                 Err(failure) => Answer::Error(failure.to_string()),
             },
-            Question::Df | Question::Inspect { .. } | Question::Remount { .. } => {
+            Question::Df | Question::Inspect { .. } | Question::Remount { .. } | Question::Resize { .. } => {
                 Answer::Error("a device holds no files; ask a store".into())
             }
         })

@@ -47,6 +47,15 @@ pub fn human(bytes: u64) -> String {
     }
 }
 
+/// `bytes` as they can be given on the command line, exactly: `12352K`.
+pub fn exact(bytes: u64) -> String {
+    let fits = |unit: &usize| bytes > 0 && bytes.is_multiple_of(1 << (10 * (unit + 1)));
+    match (0..UNITS.len()).rev().find(fits) {
+        Some(unit) => format!("{}{}", bytes >> (10 * (unit + 1)), UNITS[unit]),
+        None => bytes.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -64,6 +73,13 @@ mod tests {
     fn what_is_no_size_is_refused() {
         for text in ["", "K", "-1", "1.5G", "1X", "1KK", "4 G", "99999999999T", "ß", "1İ"] {
             assert!(text.parse::<Size>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn exact_sizes_are_read_as_what_they_were() {
+        for (bytes, text) in [(0, "0"), (1023, "1023"), (12352 << 10, "12352K"), (1 << 20, "1M"), (3 << 40, "3T")] {
+            assert_eq!((exact(bytes).as_str(), text.parse()), (text, Ok(Size(bytes))));
         }
     }
 

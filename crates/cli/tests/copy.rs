@@ -3,122 +3,15 @@
 //! Stores are filled through a mount, ended cleanly or by SIGKILL, and copied. Needs /dev/fuse; every program runs under
 //! `timeout`, and what is mounted is unmounted at the end.
 
-use std::collections::BTreeMap;
+mod scene;
+
 use std::fs;
-use std::os::unix::fs::{FileExt, MetadataExt};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
-struct Scene {
-    dir: tempfile::TempDir,
-}
-
-impl Scene {
-    fn new(format: &[&str]) -> Scene {
-        let scene = Scene { dir: tempfile::tempdir().unwrap() };
-        fs::create_dir(scene.at("mnt")).unwrap();
-        let place = scene.text("store");
-        let region = format!("battery={}", scene.text("region"));
-        let format = format.iter().map(|word| if *word == "battery" { region.as_str() } else { word });
-        let sizes = ["--memory-size", "64M", "--bulk-size", "1G"];
-        scene.ok(&["format"].into_iter().chain(sizes).chain(format).chain([place.as_str()]).collect::<Vec<_>>());
-        scene
-    }
-
-    fn at(&self, name: &str) -> PathBuf {
-        self.dir.path().canonicalize().unwrap().join(name)
-    }
-
-    fn text(&self, name: &str) -> String {
-        self.at(name).to_str().unwrap().into()
-    }
-
-    fn run(&self, args: &[&str]) -> Output {
-        let mut command = Command::new("timeout");
-        command.arg("60").arg(env!("CARGO_BIN_EXE_shoal")).args(args).stdin(Stdio::null());
-        command.output().unwrap()
-    }
-
-    fn ok(&self, args: &[&str]) -> String {
-        let output = self.run(args);
-        assert!(output.status.success(), "shoal {args:?}: {}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap()
-    }
-
-    fn refused(&self, args: &[&str]) -> String {
-        let output = self.run(args);
-        assert!(!output.status.success(), "shoal {args:?}");
-        String::from_utf8(output.stderr).unwrap()
-    }
-
-    fn mount(&self, store: &str) {
-        self.ok(&["mount", &self.text(store), &self.text("mnt")]);
-    }
-
-    fn umount(&self) {
-        self.ok(&["umount", &self.text("mnt")]);
-    }
-
-    fn kill(&self) {
-        let pid = fs::read_to_string(self.at("store/pid")).unwrap().lines().next().unwrap().parse().unwrap();
-        let pid = nix::unistd::Pid::from_raw(pid);
-        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
-        let begin = Instant::now();
-        while nix::sys::signal::kill(pid, None).is_ok() {
-            assert!(begin.elapsed() < Duration::from_secs(30), "the daemon does not end");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        self.umount();
-    }
-
-    fn fill(&self) {
-        let mnt = self.at("mnt");
-        for i in 0..200 {
-            fs::create_dir_all(mnt.join(format!("d{}", i % 7))).unwrap();
-            fs::write(mnt.join(format!("d{}/f{i}", i % 7)), vec![i as u8; i * 97]).unwrap();
-        }
-        fs::write(mnt.join("large"), vec![7; 5 << 20]).unwrap();
-        fs::hard_link(mnt.join("large"), mnt.join("d1/again")).unwrap();
-        std::os::unix::fs::symlink("d1/f1", mnt.join("link")).unwrap();
-        let sparse = fs::File::create(mnt.join("sparse")).unwrap();
-        sparse.write_all_at(b"far away", 300 << 20).unwrap();
-        // Room that was used and is not any more.
-        fs::write(mnt.join("gone"), vec![9; 40 << 20]).unwrap();
-        fs::remove_file(mnt.join("gone")).unwrap();
-    }
-
-    /// Every path of the mount: inode, mode, links, size, time, and a sum of the contents.
-    fn tree(&self) -> BTreeMap<PathBuf, (u64, u32, u64, u64, i64, u64)> {
-        let mut found = BTreeMap::new();
-        let mut left = vec![self.at("mnt")];
-        while let Some(directory) = left.pop() {
-            for entry in fs::read_dir(directory).unwrap() {
-                let path = entry.unwrap().path();
-                let m = fs::symlink_metadata(&path).unwrap();
-                let sum = if m.is_file() {
-                    fs::read(&path).unwrap().chunks(8192).fold(0u64, |sum, part| {
-                        part.iter()
-                            .fold(sum.rotate_left(5), |sum, &byte| sum.wrapping_mul(31).wrapping_add(byte as u64))
-                    })
-                } else {
-                    0
-                };
-                if m.is_dir() {
-                    left.push(path.clone());
-                }
-                found.insert(path, (m.ino(), m.mode(), m.nlink(), m.len(), m.mtime_nsec(), sum));
-            }
-        }
-        found
-    }
-}
-
-impl Drop for Scene {
-    fn drop(&mut self) {
-        let _ = self.run(&["umount", "--lazy", &self.text("mnt")]);
-    }
-}
+use scene::Scene;
 
 fn room(directory: &Path) -> u64 {
     let blocks = |path: &Path| fs::symlink_metadata(path).unwrap().blocks() * 512;

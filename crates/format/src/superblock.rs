@@ -337,9 +337,13 @@ pub struct Roots {
     pub directories: U64,
     /// Files whose data are on the bulk device.
     pub large_files: U64,
+    /// Free segments that are not given out: a limit below the layout's.
+    pub withheld_segments: U64,
+    /// Free bulk blocks that are not given out.
+    pub withheld_blocks: U64,
 }
 
-const _: () = assert!(size_of::<Roots>() == 48);
+const _: () = assert!(size_of::<Roots>() == 64);
 
 #[cfg(test)]
 mod tests {

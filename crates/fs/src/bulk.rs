@@ -69,6 +69,8 @@ struct Blocks {
     /// Freed for good, but mapped by the saved image.
     held: Vec<Run>,
     held_blocks: u64,
+    /// Free blocks that are not given out: a limit below the layout's.
+    withheld: u64,
 }
 
 /// The words of a bulk bitmap; false if `read` finds none.
@@ -192,6 +194,15 @@ impl Bulk {
         self.state.lock().free
     }
 
+    /// Does not give out so many of the free blocks.
+    pub fn withhold(&self, blocks: u64) {
+        self.state.lock().withheld = blocks;
+    }
+
+    pub fn withheld_blocks(&self) -> u64 {
+        self.state.lock().withheld
+    }
+
     /// Freed, but not to be reused before the freeing is durable.
     pub fn pending_blocks(&self) -> u64 {
         self.state.lock().pending_blocks
@@ -226,6 +237,21 @@ impl Bulk {
             self.save(region)?;
         }
         self.take(region, goal, want, ahead).ok_or(Error::NoSpace)
+    }
+
+    /// Takes up to `want` contiguous blocks before `limit`, the longest run there is; `None` when there is none.
+    pub fn reserve_before(&self, region: &Region, limit: u64, want: u64) -> Result<Option<Run>> {
+        let take = || self.state.lock().take_before(limit, want);
+        if let Some(run) = take() {
+            return Ok(Some(run));
+        }
+        // What was freed is free when that is durable; for what an image maps, when there is a newer one.
+        region.sync()?;
+        self.reclaim(region)?;
+        if self.held_blocks() > 0 {
+            self.save(region)?;
+        }
+        Ok(take())
     }
 
     /// Gives back a reservation whose transaction did not commit.
@@ -490,6 +516,7 @@ impl Blocks {
             saved: Vec::new(),
             held: Vec::new(),
             held_blocks: 0,
+            withheld: 0,
         }
     }
 
@@ -591,7 +618,28 @@ impl Blocks {
         self.free = if used { self.free - run.blocks } else { self.free + run.blocks };
     }
 
+    fn take_before(&mut self, limit: u64, want: u64) -> Option<Run> {
+        let mut best: Option<Run> = None;
+        let mut from = 0;
+        while let Some(first) = self.next_free(from).filter(|&first| first < limit) {
+            let run = Run { first, blocks: self.free_len(first, want.min(limit - first)) };
+            if best.is_none_or(|best| best.blocks < run.blocks) {
+                best = Some(run);
+            }
+            if run.blocks == want {
+                break;
+            }
+            from = run.end();
+        }
+        self.set(best?, true);
+        best
+    }
+
     fn take(&mut self, goal: Option<u64>, want: u64, ahead: u64) -> Option<Run> {
+        let want = want.min(self.free.saturating_sub(self.withheld));
+        if want == 0 {
+            return None;
+        }
         if let Some(goal) = goal.filter(|&goal| self.is_free(goal)) {
             let run = Run { first: goal, blocks: self.free_len(goal, want) };
             self.set(run, true);

@@ -135,6 +135,17 @@ pub(crate) fn load_roots(view: &impl View) -> Result<Roots> {
 }
 
 impl InodeTable {
+    /// Changes the roots in a transaction of its own. The table's growth, which writes them too, waits meanwhile.
+    pub fn change_roots(&self, region: &Region, change: impl FnOnce(&mut Roots)) -> Result<()> {
+        let _growth = self.free.lock();
+        let mut tx = region.begin_reclaim();
+        let mut roots = load_roots(&tx)?;
+        change(&mut roots);
+        tx.write(ROOTS_AT, roots.as_bytes())?;
+        tx.commit()?;
+        Ok(())
+    }
+
     pub fn load(region: &Region, on_damage: Option<OnDamage>) -> Result<InodeTable> {
         let roots = load_roots(region)?;
         let bits = roots.inode_root.get();

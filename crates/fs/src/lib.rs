@@ -2,10 +2,10 @@
 //!
 //! | layer | files |
 //! |---|---|
-//! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space` |
+//! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space`, `limits`; `resize` for one at rest |
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
 //! | attributes | `attr`, `xattr`, `acl`, `flags` |
-//! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk` |
+//! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk`, `gather` |
 //! | room: compaction, what is given back | `compact` |
 //! | inodes, locks, references | `inode`, `locks`, `refs` |
 //! | damage met while open; what the checker asks for | `damage`, `repair` |
@@ -30,10 +30,12 @@ mod error;
 mod extents;
 mod file;
 mod flags;
+mod gather;
 mod host_room;
 mod inode;
 mod large;
 mod lifecycle;
+mod limits;
 mod locks;
 mod namespace;
 #[cfg(feature = "planted")]
@@ -44,6 +46,7 @@ mod recovery;
 mod refs;
 mod rename;
 mod repair;
+mod resize;
 mod settle;
 mod small;
 mod space;
@@ -65,8 +68,10 @@ pub use error::{Error, Result};
 pub use file::{AccessTimes, Fsync, Seek};
 pub use flags::FileFlags;
 pub use lifecycle::{FormatOptions, HostRoom, Options, Parts, Room};
+pub use limits::Beyond;
 pub use namespace::DirEntry;
 pub use rename::RenameMode;
+pub use resize::{AtRest, Limits, Refused, Relayout, Steps};
 pub use shoal_region::Failure;
 pub use space::{Piece, Placement, StatFs, Usage};
 pub use xattr::XattrMode;

@@ -112,6 +112,7 @@ impl Fs {
         let survives = parts.bulk.as_ref().is_none_or(|bulk| bulk.geometry().survives_process);
         recovery.power_lost |= !recovery.clean && !survives;
         let fs = Fs::assemble(region, parts.bulk, parts.clock, options, recovery.power_lost)?;
+        fs.load_limits()?;
         let root = fs.load(crate::ROOT)?;
         if !root.is_dir() {
             return Err(Error::Corrupt("the root is no directory; run `shoal check`".into()));

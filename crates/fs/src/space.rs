@@ -102,10 +102,11 @@ impl Fs {
         };
         if let Some(bulk) = &self.bulk {
             let (free, pending) = (bulk.free_blocks(), bulk.pending_blocks());
-            usage.bulk_bytes = bulk.blocks() * BULK_BLOCK;
+            let withheld = bulk.withheld_blocks().min(free);
+            usage.bulk_bytes = (bulk.blocks() - withheld) * BULK_BLOCK;
             usage.bulk_used = bulk.blocks().saturating_sub(free + pending) * BULK_BLOCK;
             usage.bulk_pending = pending * BULK_BLOCK;
-            usage.bulk_free = free * BULK_BLOCK;
+            usage.bulk_free = (free - withheld) * BULK_BLOCK;
         }
         if let Some(room) = &self.room {
             let (room, log) = (room.now(), self.region.log_growth_bytes());

@@ -80,6 +80,15 @@ impl ImageFile for HostImage {
         host_kind::allocate(&self.file, at, len).map_err(|e| MediaError::io(self.name.as_str(), e))
     }
 
+    fn truncate(&self, bytes: u64) -> Result<()> {
+        self.refuse_poisoned()?;
+        let failed = |e| MediaError::io(self.name.as_str(), e);
+        if self.file.metadata().map_err(failed)?.len() > bytes {
+            calls::set_len(&self.file, bytes).map_err(failed)?;
+        }
+        Ok(())
+    }
+
     fn sync(&self) -> Result<()> {
         self.refuse_poisoned()?;
         if is_planted(Bug::ImageUnsynced) {
@@ -113,6 +122,22 @@ mod tests {
         image.read(1 << 40, &mut out).unwrap();
         assert_eq!(out, [0; 7]);
         assert_eq!(image.file().metadata().unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn what_is_cut_off_reads_as_zeros_and_takes_no_room() {
+        let dir = tempfile::tempdir().unwrap();
+        let image = HostImage::create(&dir.path().join("image")).unwrap();
+        image.write(4094, b"abcd").unwrap();
+        image.write(1 << 20, &[7; 1 << 20]).unwrap();
+        image.truncate(4096).unwrap();
+        image.sync().unwrap();
+        let mut out = [1; 5];
+        image.read(4094, &mut out).unwrap();
+        assert_eq!(&out, b"ab\0\0\0");
+        assert!(image.allocated_bytes().unwrap() <= 64 << 10);
+        image.truncate(1 << 20).unwrap();
+        assert_eq!(image.file().metadata().unwrap().len(), 4096, "it never grows");
     }
 
     #[test]

@@ -57,6 +57,18 @@ fn named(path: &Path, source: impl Into<io::Error>) -> io::Error {
     io::Error::new(source.kind(), format!("{}: {source}", path.display()))
 }
 
+/// Removes a file, and its name durably.
+pub fn remove_durably(path: &Path) -> io::Result<()> {
+    calls::remove_file(path).map_err(|e| named(path, e))?;
+    sync_parent(path)
+}
+
+/// Gives a file another length, durably.
+pub fn set_length_durably(path: &Path, bytes: u64) -> io::Result<()> {
+    let file = std::fs::OpenOptions::new().write(true).open(path).map_err(|e| named(path, e))?;
+    calls::set_len(&file, bytes).and_then(|()| calls::sync_all(&file)).map_err(|e| named(path, e))
+}
+
 /// Makes the directory entry of `path` durable.
 fn sync_parent(path: &Path) -> io::Result<()> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));

@@ -2,7 +2,7 @@
 //!
 //! Owns: the trait [`ImageFile`] with its contract. What lies in an image is the region's business (`docs/spec/region.md`).
 
-use crate::Result;
+use crate::{MediaError, Result};
 
 /// One of the two images of a store: a sparse array of bytes that reads as zeros where nothing was written.
 ///
@@ -21,6 +21,13 @@ pub trait ImageFile: Send + Sync {
     fn reserve(&self, at: u64, len: u64) -> Result<bool> {
         let _ = (at, len);
         Ok(false)
+    }
+
+    /// Cuts off what lies behind `bytes` and gives its room back: it reads as zeros. Until the next sync a power loss may
+    /// leave any part of it. For images that are not in use any more; who only reads refuses.
+    fn truncate(&self, bytes: u64) -> Result<()> {
+        let _ = bytes;
+        Err(MediaError::io("image", std::io::ErrorKind::Unsupported.into()))
     }
 
     fn sync(&self) -> Result<()>;

@@ -116,6 +116,8 @@ pub(crate) struct Allocator {
     pub class_used: [u64; CLASSES],
     pub drain: Drain,
     pub reserve: u64,
+    /// Free segments beside the reserve that ordinary transactions leave: a limit below the layout's.
+    pub withheld: u64,
     pub cursor: usize,
     pub high: u64,
     fixed: u64,
@@ -173,6 +175,7 @@ impl Allocator {
             class_used: [0; CLASSES],
             drain: Drain::default(),
             reserve: ((superblock.segment_count - fixed) / 32).max(2),
+            withheld: 0,
             cursor: fixed as usize,
             high: fixed,
             fixed,
@@ -370,9 +373,14 @@ impl Allocator {
         }
     }
 
+    /// Segments that only transactions may have which free space in the end.
+    pub fn kept(&self) -> u64 {
+        self.reserve + self.withheld
+    }
+
     pub fn may_take(&self, segments: u64, reclaim: bool) -> bool {
         let free = self.free_segments + self.empty_segments;
-        free >= segments + if reclaim { 0 } else { self.reserve }
+        free >= segments + if reclaim { 0 } else { self.kept() }
     }
 
     /// Segments before this one have room on the host for such a transaction.
@@ -468,10 +476,12 @@ impl Region {
     /// How full the region is.
     pub fn space(&self) -> Space {
         let alloc = self.alloc.lock();
+        // What is withheld is no part of the region for now; what was taken of it nevertheless is.
+        let withheld = alloc.withheld.min(alloc.free_segments) * SEGMENT;
         Space {
-            region_bytes: self.superblock.region_bytes,
+            region_bytes: self.superblock.region_bytes - withheld,
             fixed_bytes: alloc.fixed * SEGMENT,
-            free_bytes: alloc.free_segments * SEGMENT + alloc.free_slot_bytes,
+            free_bytes: alloc.free_segments * SEGMENT + alloc.free_slot_bytes - withheld,
             usable_bytes: alloc.usable_segments() * SEGMENT,
             backed_usable_bytes: alloc.backed_usable_segments() * SEGMENT,
             reserve_bytes: alloc.reserve * SEGMENT,
@@ -480,6 +490,17 @@ impl Region {
                 .saturating_sub((alloc.segments.len() as u64 - alloc.limit(false).max(alloc.high)) * SEGMENT)
                 .saturating_sub(alloc.high.saturating_sub(alloc.limit(false)).min(HELD_BACK) * SEGMENT),
         }
+    }
+
+    /// Leaves so many free segments to transactions that free space, beside the reserve.
+    pub fn withhold(&self, segments: u64) {
+        self.alloc.lock().withheld = segments;
+    }
+
+    /// Segments that could be withheld now: free ones, and those compaction could free, without the reserve.
+    pub fn spare_segments(&self) -> u64 {
+        let alloc = self.alloc.lock();
+        (alloc.free_segments + alloc.empty_segments + alloc.gainable()).saturating_sub(alloc.reserve)
     }
 
     pub(crate) fn allocate(&self, len: u64, reclaim: bool) -> Result<SlotRef> {

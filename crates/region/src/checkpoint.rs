@@ -19,6 +19,7 @@ use zerocopy::IntoBytes;
 
 use crate::alloc::UsedSlots;
 use crate::planted::{Bug, is_planted};
+use crate::seal::empty_other_layout;
 use crate::{Error, Region, Result, incarnation};
 
 /// Pages copied under one hold of the commit lock (64 KiB: about 10 us).
@@ -163,6 +164,7 @@ impl CheckpointState {
             // The region is its own truth; the first save of a mount writes a whole image.
             match newest_image(images) {
                 Ok((current, saved, anchor)) if saved.uuid == superblock.uuid => {
+                    empty_other_layout(images[1 - current].as_ref(), superblock)?;
                     (self.current, self.generation) = (Some(current), anchor.generation.get());
                     incarnation::mark_in_use(images[current].as_ref(), anchor)?;
                 }
@@ -174,6 +176,9 @@ impl CheckpointState {
         let (current, _, _) = newest_image(images)?;
         (self.current, self.mapped, self.generation) = (Some(current), Some(current), anchor.generation.get());
         let other = images[1 - current].as_ref();
+        if empty_other_layout(other, superblock)? {
+            return Ok(());
+        }
         let mut page = vec![0; PAGE as usize];
         other.read(ANCHOR_AT[0], &mut page)?;
         let previous = AnchorRecord::newest(&page);

@@ -216,7 +216,7 @@ impl Allocator {
 
     /// Segments that could be had for pieces of any size, the reserve left out.
     pub fn usable_segments(&self) -> u64 {
-        (self.free_segments + self.empty_segments + self.gainable()).saturating_sub(self.reserve)
+        (self.free_segments + self.empty_segments + self.gainable()).saturating_sub(self.kept())
     }
 
     /// Free segments with room on the host for an ordinary transaction.
@@ -234,7 +234,7 @@ impl Allocator {
     /// Segments an ordinary transaction could have now, without more room on the host.
     fn available(&self) -> u64 {
         (self.free_segments + self.empty_segments)
-            .saturating_sub(self.reserve)
+            .saturating_sub(self.kept())
             .min(self.free_within_limit() + self.empty_segments)
     }
 
@@ -271,7 +271,7 @@ impl Region {
     /// Segments that compaction could free at most, free ones not counted; and segments free now, the reserve left out.
     pub fn gainable_segments(&self) -> (u64, u64) {
         let alloc = self.alloc.lock();
-        (alloc.gainable(), (alloc.free_segments + alloc.empty_segments).saturating_sub(alloc.reserve))
+        (alloc.gainable(), (alloc.free_segments + alloc.empty_segments).saturating_sub(alloc.kept()))
     }
 
     /// Could an ordinary transaction have `segments` now, as a run if more than one, without more room on the host?

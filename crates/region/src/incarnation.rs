@@ -17,11 +17,17 @@ use shoal_format::{FormatError, PAGE};
 use shoal_media::{ImageFile, PersistentMemory};
 use zerocopy::IntoBytes;
 
+use crate::seal::empty_other_layout;
 use crate::{Error, Result, newest_image};
 
 /// An incarnation is the number of restores and, in so many low bits, random ones: two copies of the images that are both
 /// restored from part ways as well.
 const RANDOM_BITS: u32 = 32;
+
+/// The incarnation behind `last`.
+pub fn next_incarnation(last: u64, random: u32) -> u64 {
+    ((last >> RANDOM_BITS) + 1) << RANDOM_BITS | random as u64
+}
 
 /// Refuses a region that is not of the incarnation the images are of. Images that hold nothing yet say nothing.
 pub fn compare(images: &[Arc<dyn ImageFile>; 2], superblock: &Superblock, anchor: &AnchorRecord) -> Result<()> {
@@ -82,13 +88,13 @@ pub fn restore(
         memory.write(at, bytes);
     }
     memory.write_back(0, used);
-    let times = (saved.incarnation.get().max(refused) >> RANDOM_BITS) + 1;
-    let incarnation = (times << RANDOM_BITS | random as u64).into();
+    let incarnation = next_incarnation(saved.incarnation.get().max(refused), random).into();
     place_anchor(&AnchorRecord { incarnation, ..saved }.sealed(), memory);
     // The newest first: it alone decides. The other one, should the newest be damaged one day, must not speak for the past.
     for image in [&images[newest], &images[1 - newest]] {
         if let Some((other, anchor)) = read(image.as_ref())?
             && other.uuid == superblock.uuid
+            && !empty_other_layout(image.as_ref(), &superblock)?
         {
             write_second(image.as_ref(), AnchorRecord { incarnation, ..anchor })?;
         }

@@ -45,9 +45,9 @@ pub use alloc::Space;
 pub use checkpoint::newest_image;
 pub use drain::{Victims, take_denied};
 pub use error::{Error, Failure, Result};
-pub use incarnation::{compare, place_anchor, restore};
+pub use incarnation::{compare, next_incarnation, place_anchor, restore};
 use planted::{Bug, is_planted};
-pub use seal::write_image;
+pub use seal::{empty_image, seal_image, write_image, write_pages};
 pub use tx::{Tx, View};
 
 /// A position in the log: bytes appended since the store was formatted.

@@ -1,7 +1,10 @@
-//! Writing an image from bytes at rest: for tools that make a store from another one.
+//! Writing an image from bytes at rest: for tools that make a store from another one, or give it another layout.
 //!
 //! Order as in a checkpoint: pages and sums durable before the anchor that makes the image count. Pages of zeros are not
-//! written, so that the image is as sparse as its contents allow. Left out: what the pages hold, and where they come from.
+//! written, so that the image is as sparse as its contents allow.
+//! An image may be one of *another layout*: the superblock in it differs from that of the image that counts. Its pages and sums
+//! mean nothing then, and it is emptied before it is used. To be known for that at any moment, its superblock is durable before
+//! the first other page is written, and is the last thing that goes. Left out: what the pages hold, and where they come from.
 
 use shoal_format::superblock::{ANCHOR_AT, AnchorRecord, SUPERBLOCK_AT, Superblock};
 use shoal_format::{PAGE, SEGMENT, checksum};
@@ -17,10 +20,21 @@ pub fn write_image(
     image: &dyn ImageFile,
     superblock: &Superblock,
     anchor: AnchorRecord,
+    read: impl FnMut(u64, &mut [u8]) -> Result<()>,
+) -> Result<()> {
+    write_pages(image, superblock, anchor.used_bytes.get(), read)?;
+    seal_image(image, anchor)
+}
+
+/// All of [`write_image`] but the anchor: durable, and it does not count yet.
+pub fn write_pages(
+    image: &dyn ImageFile,
+    superblock: &Superblock,
+    used_bytes: u64,
     mut read: impl FnMut(u64, &mut [u8]) -> Result<()>,
 ) -> Result<()> {
     let mut bytes = vec![0; SEGMENT as usize];
-    for segment in 0..anchor.used_bytes.get() / SEGMENT {
+    for segment in 0..used_bytes / SEGMENT {
         read(segment, &mut bytes)?;
         if segment == 0 {
             bytes[SUPERBLOCK_AT as usize..PAGE as usize].fill(0);
@@ -33,15 +47,43 @@ pub fn write_image(
             }
             let at = segment * SEGMENT + number as u64 * PAGE;
             image.write(at, page)?;
+            if at == SUPERBLOCK_AT {
+                image.sync()?;
+            }
             image.write(sums_at(superblock) + at / PAGE * 4, &checksum(0, page).to_le_bytes())?;
         }
     }
     // A mount maps all of the used bytes, which must be there.
-    let last = anchor.used_bytes.get() - 1;
+    let last = used_bytes - 1;
     let mut byte = [0];
     image.read(last, &mut byte)?;
     image.write(last, &byte)?;
-    image.sync()?;
+    Ok(image.sync()?)
+}
+
+/// Makes an image count whose pages are durable.
+pub fn seal_image(image: &dyn ImageFile, anchor: AnchorRecord) -> Result<()> {
     image.write(ANCHOR_AT[0], anchor.sealed().as_bytes())?;
     Ok(image.sync()?)
+}
+
+/// Makes an image blank, durably. Cut off at any moment it is an image that does not count, and is of its layout still.
+pub fn empty_image(image: &dyn ImageFile) -> Result<()> {
+    image.write(ANCHOR_AT[0], &vec![0; PAGE as usize])?;
+    image.sync()?;
+    image.truncate(PAGE)?;
+    image.sync()?;
+    image.truncate(0)?;
+    Ok(image.sync()?)
+}
+
+/// Empties an image beside the one that counts if it has another layout than `superblock`: a change of the layout was cut off.
+pub(crate) fn empty_other_layout(image: &dyn ImageFile, superblock: &Superblock) -> Result<bool> {
+    let mut page = vec![0; PAGE as usize];
+    image.read(SUPERBLOCK_AT, &mut page)?;
+    let other = Superblock::decode(&page).is_ok_and(|found| found != *superblock);
+    if other {
+        empty_image(image)?;
+    }
+    Ok(other)
 }

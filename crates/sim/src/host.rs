@@ -37,11 +37,36 @@ impl Taken {
         self.ranges.insert(from, to);
         Ok(())
     }
+
+    /// Gives back the pages from byte `from` on.
+    pub fn give_back(&mut self, from: u64) {
+        let first = from.div_ceil(PAGE);
+        let mut given = 0;
+        self.ranges.retain(|start, end| {
+            let kept = (*end).min(first.max(*start));
+            given += *end - kept;
+            *end = kept;
+            *end > *start
+        });
+        if let Some(left) = &mut self.left {
+            *left += given;
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_given_back_can_be_taken_again() {
+        let mut taken = Taken { left: Some(4), ..Taken::default() };
+        taken.take("image", 0, 4 * PAGE).unwrap();
+        taken.give_back(PAGE + 1);
+        assert_eq!((taken.left, taken.ranges.clone().into_iter().next()), (Some(2), Some((0, 2))));
+        taken.give_back(0);
+        assert_eq!((taken.left, taken.ranges.len()), (Some(4), 0));
+    }
 
     #[test]
     fn pages_are_taken_once_and_a_range_that_does_not_fit_takes_none() {

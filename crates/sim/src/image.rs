@@ -32,6 +32,16 @@ impl Medium {
             _ => unreachable!("an image handle points to an image"),
         }
     }
+
+    fn cut(&mut self, from: u64) {
+        let end = self.current.end();
+        if end > from {
+            self.zero(from, end - from);
+        }
+        if let Shape::Image(taken) = &mut self.shape {
+            taken.give_back(from);
+        }
+    }
 }
 
 impl ImageFile for SimImage {
@@ -61,6 +71,18 @@ impl ImageFile for SimImage {
             inner.media[self.index].take(at, len)?;
         }
         Ok(true)
+    }
+
+    fn truncate(&self, bytes: u64) -> Result<()> {
+        announce("truncate");
+        let inner = &mut *self.shared.lock();
+        inner.media[self.index].refuse_poisoned()?;
+        inner.boundary(self.index, "truncate", true);
+        // Counted with the writes: it is one to a reader.
+        if !inner.fault(Call::ImageWrite, self.index).map_err(|(error, _)| error)? {
+            inner.media[self.index].cut(bytes);
+        }
+        Ok(())
     }
 
     fn sync(&self) -> Result<()> {

@@ -59,6 +59,11 @@ impl Pages {
         }
     }
 
+    /// A bound of the bytes ever written.
+    pub fn end(&self) -> u64 {
+        self.chunks.last_key_value().map_or(0, |(last, _)| (last + 1) * CHUNK_BYTES)
+    }
+
     pub fn bytes(&self, at: u64, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
         self.read(at, &mut out);

@@ -318,6 +318,8 @@ impl Store {
             inodes: self.count(|inode| inode.mode != 0).into(),
             directories: self.count(Inode::is_dir).into(),
             large_files: self.count(|inode| inode.layout == Layout::Extents).into(),
+            withheld_segments: 0.into(),
+            withheld_blocks: 0.into(),
         };
         self.write(ROOTS_AT, roots.as_bytes());
     }

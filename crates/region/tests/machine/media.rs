@@ -153,6 +153,10 @@ impl ImageFile for PlantedImage {
         Ok(())
     }
 
+    fn truncate(&self, bytes: u64) -> Result<()> {
+        self.inner.truncate(bytes)
+    }
+
     fn sync(&self) -> Result<()> {
         let pages = self.pages.swap(false, Ordering::Relaxed);
         let sealed = self.sealed.load(Ordering::Relaxed);
