@@ -280,8 +280,10 @@ fn one_request_thread_at_most_waits_for_a_flush() {
         });
         let slow: Vec<_> = returned.iter().filter(|(time, _)| time.as_millis() as u64 >= FLUSH_MS / 2).collect();
         assert_eq!(slow.len(), waiting, "{returned:?}");
-        let answered: Vec<_> =
-            files.iter().map(|_| answers.recv_timeout(Duration::from_secs(10)).expect("everybody is answered")).collect();
+        let answered: Vec<_> = files
+            .iter()
+            .map(|_| answers.recv_timeout(Duration::from_secs(10)).expect("everybody is answered"))
+            .collect();
         assert!(answered.iter().all(|(outcome, _)| outcome.is_ok()), "{answered:?}");
         // Who waits is answered without the help of another thread.
         assert_eq!(answered.iter().filter(|(_, by)| slow.iter().any(|(_, slow)| slow == by)).count(), waiting);
