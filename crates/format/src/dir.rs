@@ -71,6 +71,19 @@ pub fn bucket_header(used: usize, live: usize) -> [u8; BUCKET_HEADER] {
     header
 }
 
+/// Used bytes and live entries, of the header of a bucket in a slot of `capacity` bytes.
+pub fn bucket_counts(header: &[u8; BUCKET_HEADER], capacity: usize) -> Result<(usize, usize), FormatError> {
+    let what = "directory bucket";
+    let (used, live) = (u16_at(header, 0) as usize, u16_at(header, 2) as usize);
+    if used < BUCKET_HEADER || used > capacity {
+        return Err(FormatError::Range { what, field: "used bytes", found: used as u64 });
+    }
+    if live > (used - BUCKET_HEADER) / ENTRY_HEADER {
+        return Err(FormatError::Range { what, field: "entries", found: live as u64 });
+    }
+    Ok((used, live))
+}
+
 /// A bucket's bytes, validated as far as its header goes.
 #[derive(Clone, Copy)]
 pub struct Bucket<'a> {
@@ -81,17 +94,10 @@ pub struct Bucket<'a> {
 impl<'a> Bucket<'a> {
     /// `bytes` is the whole slot.
     pub fn new(bytes: &'a [u8]) -> Result<Bucket<'a>, FormatError> {
-        let what = "directory bucket";
-        if bytes.len() < BUCKET_HEADER {
-            return Err(FormatError::Short { what, expected: BUCKET_HEADER, found: bytes.len() });
-        }
-        let (used, live) = (u16_at(bytes, 0) as usize, u16_at(bytes, 2) as usize);
-        if used < BUCKET_HEADER || used > bytes.len() {
-            return Err(FormatError::Range { what, field: "used bytes", found: used as u64 });
-        }
-        if live > (used - BUCKET_HEADER) / ENTRY_HEADER {
-            return Err(FormatError::Range { what, field: "entries", found: live as u64 });
-        }
+        let Some(header) = bytes.first_chunk() else {
+            return Err(FormatError::Short { what: "directory bucket", expected: BUCKET_HEADER, found: bytes.len() });
+        };
+        let (used, live) = bucket_counts(header, bytes.len())?;
         Ok(Bucket { bytes: &bytes[..used], live })
     }
 
@@ -103,6 +109,27 @@ impl<'a> Bucket<'a> {
     /// Entries that are not removed.
     pub fn live(&self) -> usize {
         self.live
+    }
+
+    /// The entry of that name, if it is there and not removed, with its position in the slot. As a look through
+    /// [`Bucket::entries`] up to it.
+    pub fn find(&self, hash: u64, name: &[u8]) -> Result<Option<(usize, Dirent<'a>)>, FormatError> {
+        let (mut rest, hash) = (&self.bytes[BUCKET_HEADER..], hash.to_le_bytes());
+        while !rest.is_empty() {
+            let entry = rest.split_first_chunk::<ENTRY_HEADER>();
+            let named =
+                entry.and_then(|(head, rest)| Some((head, rest.split_at_checked(head[ENTRY_HEADER - 1] as usize)?)));
+            let Some((head, (entry_name, behind))) = named else {
+                return self.entries().find_map(Result::err).map_or(Ok(None), Err);
+            };
+            if head[..8] == hash && head[ENTRY_INO_AT..ENTRY_INO_AT + 4] != [0; 4] && entry_name == name {
+                let found =
+                    Dirent { hash: u64_at(head, 0), ino: u32_at(head, ENTRY_INO_AT), kind: head[12], name: entry_name };
+                return Ok(Some((self.bytes.len() - rest.len(), found)));
+            }
+            rest = behind;
+        }
+        Ok(None)
     }
 
     /// All entries, removed ones included, each with its position in the slot.
@@ -216,8 +243,22 @@ mod tests {
         let bucket = Bucket::new(&bytes).unwrap();
         let back: Vec<_> = bucket.entries().map(|e| e.unwrap().1).collect();
         assert_eq!(back, entries);
+        let long = [b'x'; 255];
+        for (name, entry) in
+            [(&b"alpha"[..], Some(entries[0])), (b"gone", None), (&long, Some(entries[2])), (b"x", None)]
+        {
+            for hash in [5, 6, 1 << 59] {
+                let through =
+                    bucket.entries().map(Result::unwrap).find(|(_, e)| e.hash == hash && e.ino != 0 && e.name == name);
+                assert_eq!(bucket.find(hash, name), Ok(through));
+                assert_eq!(through.map(|(_, e)| e), entry.filter(|e| e.hash == hash));
+            }
+        }
         bytes[0] -= 1;
-        assert!(Bucket::new(&bytes).unwrap().entries().any(|e| e.is_err()));
+        let torn = Bucket::new(&bytes).unwrap();
+        let error = torn.entries().find_map(Result::err).expect("the last entry is torn");
+        assert_eq!(torn.find(1 << 59, &long), Err(error));
+        assert_eq!(torn.find(5, b"alpha"), Ok(Some((BUCKET_HEADER, entries[0]))));
         bytes[1] = 0xff;
         assert!(Bucket::new(&bytes).is_err());
     }

@@ -186,6 +186,7 @@ impl<'a> Entries<'a> {
 impl<'a> Iterator for Entries<'a> {
     type Item = Result<Entry<'a>, FormatError>;
 
+    #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         if self.payload.is_empty() {
             return None;

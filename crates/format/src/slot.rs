@@ -76,53 +76,75 @@ impl SlotRef {
     }
 
     /// From stored bits. `None` when no writer writes such bits; zero decodes to [`SlotRef::NONE`].
+    #[inline]
     pub fn from_bits(bits: u64) -> Option<SlotRef> {
         let reference = SlotRef(bits);
         if bits == 0 {
             return Some(reference);
         }
         let within = reference.offset() % SEGMENT;
-        let ok = if reference.class() == CLASS_RUN {
-            let segments = bits >> 46;
-            within == 0 && (1..=RUN_SEGMENTS_MAX).contains(&segments)
-        } else {
-            if reference.class() as usize >= CLASSES || bits >> 46 != 0 {
-                return None;
+        // A slot's bits end with its class.
+        let ok = match CLASS_SIZES.get((bits >> 40) as usize) {
+            Some(&size) => {
+                let (slots, first) = class_geometry(reference.class());
+                let behind = (within as u32).wrapping_sub(first);
+                behind / size < slots && behind % size == 0
             }
-            let (slots, first) = class_geometry(reference.class());
-            let size = CLASS_SIZES[reference.class() as usize];
-            let within = within as u32;
-            within >= first && (within - first).is_multiple_of(size) && (within - first) / size < slots
+            None => {
+                let segments = bits >> 46;
+                reference.is_run() && within == 0 && (1..=RUN_SEGMENTS_MAX).contains(&segments)
+            }
         };
         (ok && reference.offset() >= SEGMENT).then_some(reference)
     }
 
+    /// As [`SlotRef::from_bits`] and no other class but this one: the divisor is known, so this is faster.
+    #[inline]
+    pub fn from_bits_of<const CLASS: u8>(bits: u64) -> Option<SlotRef> {
+        let (slots, first) = const { class_geometry(CLASS) };
+        let size = const { CLASS_SIZES[CLASS as usize] };
+        let reference = SlotRef(bits);
+        let behind = ((reference.offset() % SEGMENT) as u32).wrapping_sub(first);
+        let ok = bits >> 40 == CLASS as u64
+            && behind / size < slots
+            && behind.is_multiple_of(size)
+            && reference.offset() >= SEGMENT;
+        (ok || bits == 0).then_some(reference)
+    }
+
+    #[inline]
     pub fn bits(self) -> u64 {
         self.0
     }
 
+    #[inline]
     pub fn is_none(self) -> bool {
         self.0 == 0
     }
 
+    #[inline]
     pub fn offset(self) -> Offset {
         self.0 & (REGION_BYTES_MAX - 1)
     }
 
+    #[inline]
     pub fn class(self) -> u8 {
         (self.0 >> 40) as u8 & 63
     }
 
+    #[inline]
     pub fn is_run(self) -> bool {
         self.class() == CLASS_RUN
     }
 
     /// Segments of a run; zero for a slot.
+    #[inline]
     pub fn run_segments(self) -> u64 {
         self.0 >> 46
     }
 
     /// Bytes the piece can hold; zero for [`SlotRef::NONE`].
+    #[inline]
     pub fn capacity(self) -> u64 {
         if self.is_none() {
             0
@@ -184,6 +206,13 @@ mod tests {
             assert_eq!(SlotRef::from_bits(r.bits()), Some(r));
             assert_eq!(r.index(), slots - 1);
             assert_eq!(SlotRef::from_bits(r.bits() + 1), None);
+        }
+        for bits in (0..1 << 17).flat_map(|at| (0..64).map(move |class| at | class << 40)).chain([1 << 46, u64::MAX]) {
+            let of = |class| SlotRef::from_bits(bits).filter(|r| r.is_none() || r.class() == class);
+            assert_eq!(SlotRef::from_bits_of::<0>(bits), of(0), "{bits:#x}");
+            assert_eq!(SlotRef::from_bits_of::<19>(bits), of(19), "{bits:#x}");
+            assert_eq!(SlotRef::from_bits_of::<24>(bits), of(24), "{bits:#x}");
+            assert_eq!(SlotRef::from_bits_of::<32>(bits), of(32), "{bits:#x}");
         }
         let run = SlotRef::run(2 * SEGMENT, 5);
         assert_eq!(SlotRef::from_bits(run.bits()), Some(run));

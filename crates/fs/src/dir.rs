@@ -9,8 +9,8 @@ mod shrink;
 
 use shoal_format::SlotRef;
 use shoal_format::dir::{
-    BUCKET_BYTES, BUCKET_HEADER, Bucket, Dirent, ENTRY_HEADER, ENTRY_INO_AT, HASH_BITS, LEVELS_MAX, NODE_BITS,
-    NODE_BYTES, NODE_FANOUT, NodeRef, bucket_header, node_index,
+    BUCKET_BYTES, BUCKET_HEADER, Bucket, Dirent, ENTRY_INO_AT, HASH_BITS, LEVELS_MAX, NODE_BITS, NODE_BYTES,
+    NODE_FANOUT, NodeRef, bucket_counts, bucket_header, node_index,
 };
 use shoal_format::inode::{Inode, Layout};
 use shoal_format::slot::{CLASS_SIZES, class_for};
@@ -29,8 +29,9 @@ pub(crate) struct Found {
     /// File type, as the entry has it.
     pub kind: u8,
     bucket: SlotRef,
-    /// Position of the entry in its bucket.
+    /// Position of the entry in its bucket, and of what comes behind it.
     at: usize,
+    end: usize,
 }
 
 /// One node on the way down and the index taken in it.
@@ -54,10 +55,7 @@ struct Buffer([u8; BUCKET_BYTES]);
 impl Buffer {
     fn read(view: &impl View, slot: SlotRef) -> Result<Buffer> {
         let mut buffer = Buffer([0; BUCKET_BYTES]);
-        let len = slot.capacity() as usize;
-        if !(BUCKET_HEADER..=BUCKET_BYTES).contains(&len) {
-            return Err(Error::Corrupt(format!("directory bucket {slot:?}")));
-        }
+        let len = bucket_len(slot)?;
         view.read(slot.offset(), &mut buffer.0[..len])?;
         Ok(buffer)
     }
@@ -65,6 +63,22 @@ impl Buffer {
     fn bucket(&self, slot: SlotRef) -> Result<Bucket<'_>> {
         Ok(Bucket::new(&self.0[..slot.capacity() as usize])?)
     }
+}
+
+fn bucket_len(slot: SlotRef) -> Result<usize> {
+    let len = slot.capacity() as usize;
+    if (BUCKET_HEADER..=BUCKET_BYTES).contains(&len) {
+        Ok(len)
+    } else {
+        Err(Error::Corrupt(format!("directory bucket {slot:?}")))
+    }
+}
+
+/// Used bytes and live entries: a change at the end needs no more of a bucket.
+fn counts(view: &impl View, slot: SlotRef) -> Result<(usize, usize)> {
+    let (mut header, len) = ([0; BUCKET_HEADER], bucket_len(slot)?);
+    view.read(slot.offset(), &mut header)?;
+    Ok(bucket_counts(&header, len)?)
 }
 
 fn node_ref(view: &impl View, node: SlotRef, index: usize) -> Result<NodeRef> {
@@ -104,13 +118,14 @@ pub(crate) fn lookup(view: &impl View, dir: &Inode, hash: u64, name: &[u8]) -> R
         return Ok(None);
     }
     let buffer = Buffer::read(view, bucket)?;
-    for entry in buffer.bucket(bucket)?.entries() {
-        let (at, entry) = entry?;
-        if entry.hash == hash && entry.ino != 0 && entry.name == name {
-            return Ok(Some(Found { ino: entry.ino as Ino, kind: entry.kind, bucket, at }));
-        }
-    }
-    Ok(None)
+    let found = buffer.bucket(bucket)?.find(hash, name)?;
+    Ok(found.map(|(at, entry)| Found {
+        ino: entry.ino as Ino,
+        kind: entry.kind,
+        bucket,
+        at,
+        end: at + entry.encoded_len(),
+    }))
 }
 
 /// Adds an entry that is not there yet. Changes `dir` (root, layout, size, allocated) but does not store it.
@@ -138,17 +153,17 @@ fn start_packed(tx: &mut Tx<'_>, dir: &mut Inode) -> Result<bool> {
 
 /// Appends to a bucket if it fits, after squeezing out removed entries if need be.
 fn append(tx: &mut Tx<'_>, slot: SlotRef, entry: &Dirent<'_>) -> Result<bool> {
-    let buffer = Buffer::read(tx, slot)?;
-    let bucket = buffer.bucket(slot)?;
+    let (used, live) = counts(tx, slot)?;
     let len = entry.encoded_len();
-    if bucket.used() + len <= slot.capacity() as usize {
+    if used + len <= slot.capacity() as usize {
         let mut bytes = Vec::with_capacity(len);
         entry.encode(&mut bytes);
-        tx.write(slot.offset() + bucket.used() as u64, &bytes)?;
-        tx.write(slot.offset(), &bucket_header(bucket.used() + len, bucket.live() + 1))?;
+        tx.write(slot.offset() + used as u64, &bytes)?;
+        tx.write(slot.offset(), &bucket_header(used + len, live + 1))?;
         return Ok(true);
     }
-    let mut entries = live_entries(&bucket)?;
+    let buffer = Buffer::read(tx, slot)?;
+    let mut entries = live_entries(&buffer.bucket(slot)?)?;
     let live: usize = entries.iter().map(|e| e.encoded_len()).sum();
     if BUCKET_HEADER + live + len > slot.capacity() as usize {
         return Ok(false);
@@ -288,19 +303,17 @@ fn split(tx: &mut Tx<'_>, dir: &mut Inode, way: &Way) -> Result<()> {
 
 /// Removes an entry found by [`lookup`] under the same lock. Changes `dir` but does not store it.
 pub(crate) fn remove(tx: &mut Tx<'_>, dir: &mut Inode, hash: u64, found: &Found) -> Result<()> {
-    let buffer = Buffer::read(tx, found.bucket)?;
-    let bucket = buffer.bucket(found.bucket)?;
+    let (used, live) = counts(tx, found.bucket)?;
     dir.size = dir.size.saturating_sub(1);
-    if bucket.live() > 1 {
-        let name_len = buffer.0[found.at + ENTRY_HEADER - 1] as usize;
-        let last = found.at + ENTRY_HEADER + name_len == bucket.used();
-        let used = if last { found.at } else { bucket.used() };
-        tx.write(found.bucket.offset(), &bucket_header(used, bucket.live() - 1))?;
+    if live > 1 {
+        let last = found.end == used;
+        let used = if last { found.at } else { used };
+        tx.write(found.bucket.offset(), &bucket_header(used, live - 1))?;
         if !last {
             tx.write(found.bucket.offset() + (found.at + ENTRY_INO_AT) as u64, &[0; 5])?;
         }
         // A bucket with so few entries may find room in its neighbour.
-        if dir.layout == Layout::DirHashed && bucket.live() <= shrink::SPARSE_ENTRIES {
+        if dir.layout == Layout::DirHashed && live <= shrink::SPARSE_ENTRIES {
             return shrink::join(tx, dir, hash);
         }
         return Ok(());

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use shoal_format::inode::{
     INO_MAX, INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Inode, InodeSlot, TABLE_FANOUT, TABLE_NODE,
 };
+use shoal_format::slot::{CLASS_SIZES, class_for};
 use shoal_format::superblock::{ROOTS_AT, Roots};
 use shoal_format::{FormatError, Offset, SlotRef};
 use shoal_region::{Region, Tx, View};
@@ -55,6 +56,16 @@ struct FreeNumbers {
     scanned: u64,
     /// Claimed numbers of blocks not yet looked through: their records must not be believed.
     claimed: HashSet<u32>,
+}
+
+const BLOCK_CLASS: u8 = class_of(INODE_BLOCK);
+const NODE_CLASS: u8 = class_of(TABLE_NODE);
+
+/// The class of slots that are just so long.
+const fn class_of(bytes: u64) -> u8 {
+    let Some(class) = class_for(bytes) else { panic!("no slot is so long") };
+    assert!(CLASS_SIZES[class as usize] as u64 == bytes);
+    class
 }
 
 const HEIGHT_SHIFT: u32 = 56;
@@ -119,7 +130,9 @@ impl Drop for Claim<'_> {
     fn drop(&mut self) {
         if self.free || self.listed {
             let mut free = self.table.free.lock();
-            free.claimed.remove(&(self.ino as u32));
+            if self.listed {
+                free.claimed.remove(&(self.ino as u32));
+            }
             if self.free {
                 free.add(self.ino, self.last);
             }
@@ -175,7 +188,8 @@ impl InodeTable {
     /// The root node, and the levels of nodes.
     fn root(&self) -> (SlotRef, u32) {
         let packed = self.root.load(Ordering::Acquire);
-        (SlotRef::from_bits(packed & ROOT_MASK).unwrap_or_default(), (packed >> HEIGHT_SHIFT) as u32)
+        let root = SlotRef::from_bits_of::<NODE_CLASS>(packed & ROOT_MASK);
+        (root.unwrap_or_default(), (packed >> HEIGHT_SHIFT) as u32)
     }
 
     /// The slot of a block; none if the block does not exist.
@@ -185,7 +199,7 @@ impl InodeTable {
             if slot.is_none() {
                 break;
             }
-            let index = block / TABLE_FANOUT.pow(level) % TABLE_FANOUT;
+            let index = index_at(block, level);
             let damaged =
                 || Error::Corrupt(format!("block {block} of the inode table has no place; run `shoal check`"));
             slot = child_at(view, slot.offset() + index * 8, level)?.ok_or_else(damaged)?;
@@ -308,7 +322,7 @@ impl InodeTable {
         }
         let mut at = root.offset();
         for level in (1..height).rev() {
-            let place = at + block / TABLE_FANOUT.pow(level) % TABLE_FANOUT * 8;
+            let place = at + index_at(block, level) * 8;
             let child = child_at(&tx, place, level)?;
             let mut child = child.ok_or_else(|| Error::Corrupt("node of the inode table; run `shoal check`".into()))?;
             if child.is_none() {
@@ -332,19 +346,26 @@ impl InodeTable {
         if free.scanned == block {
             free.scanned = block + 1;
         }
-        let first = (block * INODES_PER_BLOCK).max(1);
-        (first..(block + 1) * INODES_PER_BLOCK).for_each(|ino| free.add(ino, 0));
-        free.emptied.remove(&(block as u32));
+        // Number 0 is nobody's.
+        let mask = if block == 0 { u16::MAX - 1 } else { u16::MAX };
+        let last = [free.floor; INODES_PER_BLOCK as usize];
+        free.known.insert(block as u32, FreeOfBlock { mask, last });
         Ok(())
     }
 }
 
+/// Where in a node of this level the way to a block goes on.
+fn index_at(block: u64, level: u32) -> u64 {
+    // A power of two: a shift instead of a division on the way to every record.
+    (block >> (TABLE_FANOUT.ilog2() * level)) % TABLE_FANOUT
+}
+
 /// The reference at `place`, in a node of this level: none where nothing is, `None` where no reference of the table's is.
+#[inline]
 fn child_at(view: &impl View, place: Offset, level: u32) -> Result<Option<SlotRef>> {
     // A piece of another size is none of the table's: what lies there must not be taken for records.
-    let bytes = if level == 0 { INODE_BLOCK } else { TABLE_NODE };
-    let slot = SlotRef::from_bits(view.read_u64(place)?);
-    Ok(slot.filter(|slot| slot.is_none() || slot.capacity() == bytes))
+    let bits = view.read_u64(place)?;
+    Ok(if level == 0 { SlotRef::from_bits_of::<BLOCK_CLASS>(bits) } else { SlotRef::from_bits_of::<NODE_CLASS>(bits) })
 }
 
 fn undecodable(ino: Ino, error: FormatError) -> Error {
