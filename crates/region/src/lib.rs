@@ -26,6 +26,7 @@ mod planted;
 mod ring;
 mod room;
 mod seal;
+mod standby;
 mod sync;
 mod tx;
 
