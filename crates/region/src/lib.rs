@@ -19,6 +19,7 @@ mod checkpoint;
 mod drain;
 mod error;
 mod incarnation;
+mod log_end;
 #[cfg(feature = "planted")]
 pub mod planted;
 #[cfg(not(feature = "planted"))]
@@ -47,6 +48,7 @@ pub use checkpoint::newest_image;
 pub use drain::{Victims, take_denied};
 pub use error::{Error, Failure, Result};
 pub use incarnation::{compare, place_anchor, restore};
+pub use log_end::ring_end;
 use planted::{Bug, is_planted};
 pub use seal::write_image;
 pub use tx::{Tx, View};
@@ -231,10 +233,16 @@ impl Region {
             parts.memory.write_back(superblock.ring, superblock.ring_bytes);
             parts.memory.fence();
         }
+        if superblock.memory_kind.has_ring() {
+            ring_end(&parts.memory, &superblock, &anchor)?;
+        }
         let (end, salt, last_boot, mut recovery) =
-            replay(&superblock, &anchor, parts.memory.as_ref(), log.as_ref(), &dirty, parts.boot_id)?;
+            replay(&superblock, &anchor, Some(parts.memory.as_ref()), log.as_ref(), &dirty, parts.boot_id)?;
         if end < anchor.sealed_lsn.get() {
             return Err(Error::LogShort { end, sealed: anchor.sealed_lsn.get() });
+        }
+        if !superblock.memory_kind.has_ring() && !recovery.power_lost {
+            log_end::refuse_gap(log.as_ref(), end, salt)?;
         }
         recovery.clean = recovery.records == 0 && recovery.bytes == 0 && anchor.flags.get() & ANCHOR_CLEAN != 0;
         let boot_id = if present_boot { parts.boot_id } else { last_boot };
@@ -522,11 +530,11 @@ fn apply(memory: &dyn PersistentMemory, entry: &Entry<'_>) {
 }
 
 /// Replays the log from the anchor until the chain breaks. Returns the end, the last header checksum, the boot
-/// the log names last, what was done.
+/// the log names last, what was done. Without `memory` nothing is applied.
 fn replay(
     superblock: &Superblock,
     anchor: &AnchorRecord,
-    memory: &dyn PersistentMemory,
+    memory: Option<&dyn PersistentMemory>,
     log: &dyn LogDevice,
     dirty: &[AtomicU64],
     boot_id: [u8; 16],
@@ -562,15 +570,17 @@ fn replay(
                 for entry in Entries::new(payload, superblock.region_bytes) {
                     entry?;
                 }
-                for entry in Entries::new(payload, superblock.region_bytes) {
-                    let entry = entry?;
-                    apply(memory, &entry);
-                    let (at, len) = entry.range();
-                    if !is_planted(Bug::ReplayDirty) {
-                        mark_dirty(dirty, at, len);
+                recovery.records += 1;
+                if let Some(memory) = memory {
+                    for entry in Entries::new(payload, superblock.region_bytes) {
+                        let entry = entry?;
+                        apply(memory, &entry);
+                        let (at, len) = entry.range();
+                        if !is_planted(Bug::ReplayDirty) {
+                            mark_dirty(dirty, at, len);
+                        }
                     }
                 }
-                recovery.records += 1;
             }
         }
         lsn += header.total();

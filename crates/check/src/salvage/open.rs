@@ -10,8 +10,9 @@ use shoal_format::{PAGE, SEGMENT};
 
 use super::SalvageSource;
 use crate::region::{Base, Region};
+use crate::replay::{self, Gap};
 use crate::report::{FindingKind, Report};
-use crate::{CheckError, ImageSource, Source, open, replay};
+use crate::{CheckError, ImageSource, Source, open};
 
 pub(super) struct Opened<'a> {
     pub superblock: Superblock,
@@ -48,7 +49,7 @@ pub(super) fn open<'a>(source: &SalvageSource<'a>, losses: &mut Vec<String>) -> 
         }
         let anchor = match anchor {
             Ok(anchor) if anchor.uuid == any.uuid => {
-                faults.extend(try_replay(source, &any, &anchor, base)?.1.map(|why| format!("{name}: {why}")));
+                faults.extend(try_replay(source, &any, &anchor, base)?.1.iter().map(|why| format!("{name}: {why}")));
                 Some(anchor)
             }
             Ok(_) => continue,
@@ -97,22 +98,36 @@ fn try_replay<'a>(
     superblock: &Superblock,
     anchor: &AnchorRecord,
     base: Base<'a>,
-) -> Result<(Region<'a>, Option<String>), CheckError> {
+) -> Result<(Region<'a>, Vec<String>), CheckError> {
     let used = match base {
         Base::Image(_) => anchor.used_bytes.get().min(superblock.region_bytes),
         Base::Memory(memory) => superblock.region_bytes.min(memory.len()),
     };
     let mut region = Region::new(base, superblock.region_bytes, used);
-    let mut report = Report::default();
-    let media = Source { image: source.image, log: source.log, bulk_bytes: None, power_lost: false, sums: false };
-    if source.log.is_none() && !superblock.memory_kind.has_ring() {
-        return Ok((region, Some("there is no log: what was done after the image was written is lost".into())));
+    let power_lost = source.power_lost;
+    let media = Source { image: source.image, log: source.log, bulk_bytes: None, power_lost, sums: false };
+    let ring = superblock.memory_kind.has_ring();
+    if source.log.is_none() && !ring {
+        return Ok((region, vec!["there is no log: what was done after the image was written is lost".into()]));
     }
-    if replay::replay(&media, superblock, anchor, &mut region, &mut report, &mut |_| {})? {
-        return Ok((region, None));
-    }
-    let why = report.errors.first().map_or_else(String::new, |finding| finding.sentence.clone());
-    Ok((region, Some(why)))
+    let (gaps, cut) = replay::replay_past_gaps(&media, superblock, anchor, &mut region)?;
+    let name = |gap: &Gap| {
+        let Gap { at, next } = gap;
+        match (ring, power_lost) {
+            (true, _) => format!(
+                "a record of the log is damaged at position {at}, and {next} is the next that counts; what lies between them is \
+                 taken from the region as it stands"
+            ),
+            (false, false) => format!(
+                "a record of the log is damaged at position {at}, and left out: what it changed may be wrong or missing"
+            ),
+            (false, true) => format!(
+                "the log breaks off at position {at}, and records that follow from {next} on are left out: lost with the power, or \
+                 damaged"
+            ),
+        }
+    };
+    Ok((region, gaps.iter().map(name).chain(cut).collect()))
 }
 
 fn wrong_pages(

@@ -134,7 +134,7 @@ impl Scene {
         while let Some(path) = paths.pop() {
             if path.is_dir() {
                 paths.extend(fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
-            } else if path.exists() && !["lock", "shoal.log"].iter().any(|name| path.ends_with(name)) {
+            } else if path.is_file() && !["lock", "shoal.log"].iter().any(|name| path.ends_with(name)) {
                 let bytes = fs::read(&path).unwrap();
                 sums.insert(path, shoal_format::checksum(bytes.len() as u32, &bytes));
             }
