@@ -120,3 +120,20 @@ fn a_wrong_page_of_the_newest_image_is_not_sealed_as_right() {
     file.read_exact_at(&mut sum, scene.head(newest).0.region_bytes + at / PAGE * 4).unwrap();
     assert_ne!(u32::from_le_bytes(sum), checksum(0, &page));
 }
+
+#[test]
+fn a_missing_image_is_named_with_what_can_be_done() {
+    let (scene, tree) = two_images();
+    let (newest, _) = scene.images();
+    fs::rename(scene.at(newest), scene.at("away")).unwrap();
+    for args in [&["mount", "store", "mnt"][..], &["df", "store"]] {
+        let refused = scene.exits(1, args);
+        assert!(refused.contains("image.") && refused.contains("shoal salvage"), "{refused}");
+    }
+    // The other image, and the log since it was written, hold everything.
+    scene.exits(0, &["salvage", "store", "copy"]);
+    assert!(damaged_media::read_tree(&scene.at("copy")) == tree);
+    fs::rename(scene.at("away"), scene.at(newest)).unwrap();
+    scene.mount();
+    scene.umount();
+}

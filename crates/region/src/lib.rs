@@ -160,14 +160,19 @@ impl Region {
     ///
     /// For `logged` memory `parts.memory` must hold the image that [`newest_image`] chose.
     pub fn open(parts: Parts, read_only: bool) -> Result<(Region, Recovery)> {
-        Region::open_naming(parts, read_only, true)
+        Region::open_naming(parts, read_only, true, None)
     }
 
     /// As [`Region::open`], but after a power loss the log goes on naming the earlier boot until [`Region::settle`]. A
     /// caller with something to put right after a power loss would else, when its process ends in the middle of
     /// that, be told by the next opening that no power loss had been.
     pub fn open_unsettled(parts: Parts, read_only: bool) -> Result<(Region, Recovery)> {
-        Region::open_naming(parts, read_only, false)
+        Region::open_naming(parts, read_only, false, None)
+    }
+
+    /// As [`Region::open_unsettled`]; a log that names `also` is of the present boot, too: an earlier program called it so.
+    pub fn open_unsettled_of(parts: Parts, read_only: bool, also: Option<[u8; 16]>) -> Result<(Region, Recovery)> {
+        Region::open_naming(parts, read_only, false, also)
     }
 
     /// What a power loss cost has been put right, by records before this call.
@@ -186,7 +191,12 @@ impl Region {
         })
     }
 
-    fn open_naming(parts: Parts, read_only: bool, present_boot: bool) -> Result<(Region, Recovery)> {
+    fn open_naming(
+        parts: Parts,
+        read_only: bool,
+        present_boot: bool,
+        also: Option<[u8; 16]>,
+    ) -> Result<(Region, Recovery)> {
         let mut page = vec![0; PAGE as usize];
         if parts.memory.len() < 4 * PAGE {
             return Err(Error::TooSmall { have: parts.memory.len(), need: 4 * PAGE });
@@ -241,6 +251,7 @@ impl Region {
         if end < anchor.sealed_lsn.get() {
             return Err(Error::LogShort { end, sealed: anchor.sealed_lsn.get() });
         }
+        recovery.power_lost &= also != Some(last_boot);
         if !superblock.memory_kind.has_ring() && !recovery.power_lost {
             log_end::refuse_gap(log.as_ref(), end, salt)?;
         }
