@@ -82,13 +82,13 @@ pub(crate) struct Gap {
 }
 
 /// As [`replay`], past damaged records: for whoever wants all that is left. What a ring holds before a gap is left
-/// out: it has been applied in place, and later records with it. Returns the gaps, and what ends it before its time.
+/// out: it has been applied in place, and later records with it. Returns the gaps, what ends it before its time, and the end.
 pub(crate) fn replay_past_gaps(
     source: &Source<'_>,
     superblock: &Superblock,
     anchor: &AnchorRecord,
     region: &mut Region<'_>,
-) -> Result<(Vec<Gap>, Option<String>), CheckError> {
+) -> Result<(Vec<Gap>, Option<String>, u64), CheckError> {
     let start = anchor.replay_lsn.get();
     let ring = superblock.memory_kind.has_ring();
     let place = match source.log {
@@ -119,14 +119,14 @@ pub(crate) fn replay_past_gaps(
             if header.record_kind() == RecordKind::Tx
                 && let Err(sentence) = apply(&payload, superblock, region)?
             {
-                return Ok((gaps, Some(format!("record at lsn {lsn}: {sentence}"))));
+                return Ok((gaps, Some(format!("record at lsn {lsn}: {sentence}")), lsn));
             }
             (lsn, salt) = (lsn.saturating_add(header.total()), header.crc.get());
         }
     }
     let sealed = anchor.sealed_lsn.get();
     let cut = format!("log ends at {end} before the image's seal {sealed}: part of the log is missing");
-    Ok((gaps, (end < sealed).then_some(cut)))
+    Ok((gaps, (end < sealed).then_some(cut), end))
 }
 
 fn apply(payload: &[u8], superblock: &Superblock, region: &mut Region<'_>) -> Result<Result<(), String>, CheckError> {

@@ -137,3 +137,92 @@ fn a_missing_image_is_named_with_what_can_be_done() {
     scene.mount();
     scene.umount();
 }
+
+/// What `salvage` makes of the store, and what it says.
+fn salvaged(scene: &Scene, code: i32) -> (Tree, String) {
+    let before = scene.sums();
+    let told = scene.exits(code, &["salvage", "store", "copy"]);
+    assert!(scene.sums() == before, "salvage writes nothing into the store");
+    let tree = damaged_media::read_tree(&scene.at("copy"));
+    fs::remove_dir_all(scene.at("copy")).unwrap();
+    (tree, told)
+}
+
+#[test]
+fn salvage_takes_from_the_other_image_what_the_newest_has_lost() {
+    let (scene, _) = two_images();
+    scene.mount();
+    // In the newest image alone, and in the log.
+    scene.write("dir/late", vec![b'!'; 9000]);
+    let tree = scene.tree();
+    scene.umount();
+    let (newest, _) = scene.images();
+    fs::copy(scene.at(newest), scene.at("whole")).unwrap();
+    let damages: [(&str, fn(&Scene, &str)); 6] = [
+        ("a bit of an old page", |scene, image| scene.flip(image, scene.find(image, &[b'D'; 9000]) + 77)),
+        ("a bit of a page the other has not", |scene, image| scene.flip(image, scene.find(image, &[b'!'; 9000]) + 77)),
+        ("pages of zeros", |scene, image| {
+            let at = scene.find(image, &[b'C'; 9000]) / PAGE * PAGE;
+            scene.open(image).write_all_at(&vec![0; 12288], at).unwrap();
+        }),
+        ("the inode table", |scene, image| {
+            scene.open(image).write_all_at(&vec![0xee; 4096], 5 * 65536 / PAGE * PAGE).unwrap();
+        }),
+        ("cut within its pages", |scene, image| scene.open(image).set_len(1_500_000).unwrap()),
+        ("cut to nothing", |scene, image| scene.open(image).set_len(0).unwrap()),
+    ];
+    for (what, damage) in damages {
+        damage(&scene, newest);
+        let (copy, told) = salvaged(&scene, 0);
+        assert!(copy == tree, "{what}: {told}");
+        fs::copy(scene.at("whole"), scene.at(newest)).unwrap();
+    }
+    // Without the log only what the other image has, too, is certain.
+    fs::rename(scene.at("store/log"), scene.at("log")).unwrap();
+    scene.flip(newest, scene.find(newest, &[b'D'; 9000]) + 77);
+    scene.flip(newest, scene.find(newest, &[b'!'; 9000]) + 77);
+    let (copy, told) = salvaged(&scene, 4);
+    assert!(told.contains("dir/late: bytes") && !told.contains("dir/f3:"), "{told}");
+    assert_eq!(tree.iter().filter(|(path, bytes)| copy.get(*path) != Some(*bytes)).count(), 1, "{told}");
+    fs::copy(scene.at("whole"), scene.at(newest)).unwrap();
+    // What is missing altogether comes from the older image, and is named.
+    scene.open(newest).set_len(1_500_000).unwrap();
+    let (copy, told) = salvaged(&scene, 4);
+    assert!(told.contains("taken from the older image") && told.contains("ends at byte 1500000"), "{told}");
+    let other = tree.iter().filter(|(path, bytes)| copy.get(*path) != Some(*bytes));
+    assert!(
+        other.clone().all(|(path, _)| path.ends_with("late")),
+        "{:?}",
+        other.map(|(path, _)| path).collect::<Vec<_>>()
+    );
+}
+
+#[test]
+fn salvage_says_what_is_missing_of_the_log() {
+    let scene = Scene::logged();
+    scene.mount();
+    for number in 0..50 {
+        scene.write(&format!("f{number}"), vec![number; 3000]);
+    }
+    scene.kill();
+    let segment = || {
+        let mut paths = fs::read_dir(scene.at("store/log")).unwrap().map(|entry| entry.unwrap().path());
+        paths.find(|path| path.file_name().unwrap().to_str().unwrap().starts_with("log-")).unwrap()
+    };
+    let whole = fs::read(segment()).unwrap();
+    // Behind the records: none is missing that could be known, but the file is not what it was.
+    fs::write(segment(), &whole[..40_000]).unwrap();
+    let (_, told) = salvaged(&scene, 4);
+    assert!(told.contains("has 40000 of 33554432 bytes"), "{told}");
+    let refused = scene.exits(1, &["mount", "store", "mnt"]);
+    assert!(refused.contains("shoal salvage"), "{refused}");
+    fs::write(segment(), &whole).unwrap();
+    // A hole in the middle.
+    let later = scene.at("store/log").join(format!("log-{:016x}", 2 * (32u64 << 20)));
+    fs::write(&later, vec![0; 32 << 20]).unwrap();
+    let (_, told) = salvaged(&scene, 4);
+    assert!(told.contains("the log's segment from position 33554432 on is missing"), "{told}");
+    fs::remove_file(&later).unwrap();
+    let (_, told) = salvaged(&scene, 0);
+    assert!(told.contains("nothing is lost"), "{told}");
+}
