@@ -23,6 +23,7 @@ mod remedy;
 mod replay;
 mod report;
 mod salvage;
+mod standby;
 
 use shoal_media::{ImageFile, LogDevice, MediaError, PersistentMemory};
 

@@ -9,7 +9,7 @@ use shoal_format::{FormatError, PAGE, checksum};
 
 use crate::region::{Base, Region};
 use crate::report::{FindingKind, Report};
-use crate::{CheckError, ImageSource, Progress, Source, Stage};
+use crate::{CheckError, ImageSource, Progress, Source, Stage, standby};
 
 /// Pages verified between two reports of progress.
 const BATCH_PAGES: u64 = 256;
@@ -30,6 +30,7 @@ pub(crate) fn open<'a>(
     report: &mut Report,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Option<Opened<'a>>, CheckError> {
+    let mut other = None;
     let (base, anchor) = match source.image {
         ImageSource::Images(images) => {
             let anchors = [anchor(Base::Image(images[0]))?, anchor(Base::Image(images[1]))?];
@@ -47,6 +48,7 @@ pub(crate) fn open<'a>(
                     report.note(FindingKind::NoAnchor, None, Some(ANCHOR_AT[0]), sentence);
                 }
             }
+            other = Some((1 - newest, Base::Image(images[1 - newest]), anchors[1 - newest].clone()));
             (Base::Image(images[newest]), anchors[newest].clone())
         }
         ImageSource::Memory(memory) => {
@@ -85,6 +87,11 @@ pub(crate) fn open<'a>(
     };
     if source.sums && matches!(base, Base::Image(_)) {
         verify_sums(&base, &superblock, stored_bytes, report, progress)?;
+    }
+    if source.sums
+        && let Some((number, base, others)) = &other
+    {
+        standby::examine(*base, *number, others, &superblock, report, progress)?;
     }
     let region = Region::new(base, superblock.region_bytes, stored_bytes);
     Ok(Some(Opened { superblock, anchor, region }))

@@ -54,6 +54,10 @@ impl<'a> Region<'a> {
         Region { base, region_bytes, stored_bytes, groups: (0..groups).map(|_| OnceCell::new()).collect() }
     }
 
+    pub(crate) fn is_image(&self) -> bool {
+        matches!(self.base, Base::Image(_))
+    }
+
     fn kept(&self, segment: usize) -> &Kept {
         &self.groups[segment / GROUP].get_or_init(|| (0..GROUP).map(|_| OnceCell::new()).collect())[segment % GROUP]
     }

@@ -5,6 +5,7 @@
 //! change. The ring is read as the medium holds it, so that no entry can forge the records behind it.
 //! Left out: finishing intents (truncations, orphans), which the next mount does.
 
+use shoal_format::gap::{GAP_BYTES_MAX, next_in_ring, next_of_chain};
 use shoal_format::record::{Entries, Entry, RECORD_HEADER, RecordHeader, RecordKind};
 use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, ROOTS_AT, Superblock};
 use shoal_media::LogDevice;
@@ -56,12 +57,76 @@ pub(crate) fn replay(
     report.log_bytes = lsn - start;
     report.clean = anchor.flags.get() & ANCHOR_CLEAN != 0 && transactions == 0;
     let sealed = anchor.sealed_lsn.get();
+    if let Some(next) = reader.gap(region, lsn, salt)? {
+        let next = next.lsn.get();
+        let sentence = format!("the log breaks off at {lsn}, and records that belong to it follow from {next} on");
+        // Of a tail that was not synced a power loss takes what it likes.
+        if superblock.memory_kind.has_ring() || !source.power_lost {
+            report.error(FindingKind::LogCut, None, Some(lsn), sentence + ": a record is damaged");
+            return Ok(false);
+        }
+        report.note(FindingKind::LogCut, None, Some(lsn), sentence + ": lost with the power, or damaged");
+    }
     if lsn < sealed {
         let sentence = format!("log ends at {lsn} before the image's seal {sealed}: part of the log is missing");
         report.error(FindingKind::LogCut, None, Some(lsn), sentence);
         return Ok(false);
     }
     Ok(true)
+}
+
+/// Where a damaged log breaks off, and where it goes on.
+pub(crate) struct Gap {
+    pub at: u64,
+    pub next: u64,
+}
+
+/// As [`replay`], past damaged records: for whoever wants all that is left. What a ring holds before a gap is left
+/// out: it has been applied in place, and later records with it. Returns the gaps, what ends it before its time, and the end.
+pub(crate) fn replay_past_gaps(
+    source: &Source<'_>,
+    superblock: &Superblock,
+    anchor: &AnchorRecord,
+    region: &mut Region<'_>,
+) -> Result<(Vec<Gap>, Option<String>, u64), CheckError> {
+    let start = anchor.replay_lsn.get();
+    let ring = superblock.memory_kind.has_ring();
+    let place = match source.log {
+        _ if ring => Place::Ring(*superblock, start),
+        Some(log) => Place::Device(log),
+        None => return Err(CheckError::LogMissing),
+    };
+    let mut reader = Reader { place, buffer: Vec::new(), at: start, ahead: AHEAD_FIRST };
+    let mut parts = vec![(start, anchor.replay_salt.get())];
+    let mut gaps = Vec::new();
+    let mut end = start;
+    loop {
+        let (mut lsn, mut salt) = parts[parts.len() - 1];
+        while let Some((header, _)) = reader.record(region, lsn, salt)? {
+            (lsn, salt) = (lsn.saturating_add(header.total()), header.crc.get());
+        }
+        end = end.max(lsn);
+        let Some(next) = reader.gap(region, lsn, salt)? else { break };
+        gaps.push(Gap { at: lsn, next: next.lsn.get() });
+        if !ring && source.power_lost {
+            break;
+        }
+        parts.push((next.lsn.get(), next.salt.get()));
+    }
+    let first = if ring { parts.len() - 1 } else { 0 };
+    for &(mut lsn, mut salt) in &parts[first..] {
+        while let Some((header, payload)) = reader.record(region, lsn, salt)? {
+            if header.record_kind() == RecordKind::Tx
+                && let Err(sentence) = apply(&payload, superblock, region)?
+            {
+                return Ok((gaps, Some(format!("record at lsn {lsn}: {sentence}")), lsn));
+            }
+            (lsn, salt) = (lsn.saturating_add(header.total()), header.crc.get());
+        }
+    }
+    let sealed = anchor.sealed_lsn.get();
+    let cut = format!("log ends at {end} before the image's seal {sealed}: part of the log is missing");
+    Ok((gaps, (end < sealed).then_some(cut), end))
 }
 
 fn apply(payload: &[u8], superblock: &Superblock, region: &mut Region<'_>) -> Result<Result<(), String>, CheckError> {
@@ -116,6 +181,20 @@ impl Reader<'_> {
         let bytes = self.bytes(region, lsn, RECORD_HEADER + len)?;
         let Some(payload) = bytes.get(RECORD_HEADER..RECORD_HEADER + len) else { return Ok(None) };
         Ok(header.check_payload(payload).is_ok().then(|| (header, payload.to_vec())))
+    }
+
+    /// The record that shows that the log does not end at `lsn`, where one with `salt` was expected.
+    fn gap(&mut self, region: &Region<'_>, lsn: u64, salt: u32) -> Result<Option<RecordHeader>, CheckError> {
+        let turn = match &self.place {
+            Place::Device(_) => None,
+            // What the ring of an image holds is no log.
+            Place::Ring(..) if region.is_image() => return Ok(None),
+            Place::Ring(superblock, _) => Some(superblock.ring_bytes),
+        };
+        let len = turn.map_or(GAP_BYTES_MAX, |turn| turn as usize);
+        self.fill(region, lsn, len)?;
+        let next = turn.and_then(|turn| next_in_ring(&self.buffer, lsn, turn));
+        Ok(next.or_else(|| next_of_chain(&self.buffer, lsn, salt)))
     }
 
     /// Up to `len` bytes from `position`; fewer only at the end of the log.

@@ -9,6 +9,7 @@
 
 mod contents;
 mod open;
+mod pages;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -19,9 +20,11 @@ use shoal_format::inode::{
 use shoal_format::segment::{SEGMENT_ENTRY, SegmentEntry, SegmentUse};
 use shoal_format::slot::{CLASS_SIZES, class_for, class_geometry};
 use shoal_format::superblock::{ROOTS_AT, Roots, Superblock};
-use shoal_format::{Offset, PAGE, SEGMENT, SlotRef};
+use shoal_format::{Offset, SEGMENT, SlotRef};
 use shoal_media::LogDevice;
 use zerocopy::FromBytes;
+
+use pages::{BadPage, BadPages};
 
 use crate::region::Region;
 use crate::{CheckError, ImageSource};
@@ -103,7 +106,7 @@ pub fn salvage(
     let mut walk = Walk {
         region: &opened.region,
         superblock: opened.superblock,
-        wrong_pages: opened.wrong_pages,
+        bad_pages: opened.bad_pages,
         source,
         sink,
         progress,
@@ -134,8 +137,8 @@ struct Gap {
 struct Walk<'a, 'b> {
     region: &'a Region<'b>,
     superblock: Superblock,
-    /// Pages of the image whose sums were wrong.
-    wrong_pages: HashSet<u64>,
+    /// Pages of the image that are not known to be right.
+    bad_pages: BadPages,
     source: SalvageSource<'a>,
     sink: &'a mut dyn Sink,
     progress: &'a mut dyn FnMut(&Salvaged),
@@ -175,12 +178,9 @@ impl Walk<'_, '_> {
         Ok(bytes)
     }
 
-    /// A page of `[at, at + len)` whose sum was wrong.
-    fn wrong_page(&self, at: Offset, len: u64) -> Option<u64> {
-        if self.wrong_pages.is_empty() || len == 0 {
-            return None;
-        }
-        (at / PAGE..=(at + len - 1) / PAGE).find(|page| self.wrong_pages.contains(page))
+    /// A page of `[at, at + len)` that is not known to be right.
+    fn bad_page(&self, at: Offset, len: u64) -> Option<BadPage> {
+        self.bad_pages.first_in(at, len)
     }
 
     /// Collects the records the inode table leads to; where a part of it is gone, blocks that look like its own.
@@ -253,8 +253,8 @@ impl Walk<'_, '_> {
         if !reached.insert(slot.offset()) {
             return Ok(());
         }
-        if let Some(page) = self.wrong_page(slot.offset(), TABLE_NODE) {
-            self.lost(None, None, format!("the inode table lies in page {page} of the image, whose sum is wrong"));
+        if let Some(page) = self.bad_page(slot.offset(), TABLE_NODE) {
+            self.lost(None, None, format!("the inode table lies in {page}"));
         }
         let step = TABLE_FANOUT.pow(level);
         for (i, bits) in self.piece(slot)?.chunks_exact(8).enumerate() {
@@ -377,9 +377,8 @@ impl Walk<'_, '_> {
             if !visited.insert(slot.offset()) {
                 continue;
             }
-            if let Some(page) = self.wrong_page(slot.offset(), slot.capacity()) {
-                let why =
-                    format!("the directory lies in page {page} of the image, whose sum is wrong: names may be, too");
+            if let Some(page) = self.bad_page(slot.offset(), slot.capacity()) {
+                let why = format!("the directory lies in {page}: names may be, too");
                 self.lost(Some(path), None, why);
             }
             let bytes = self.piece(slot)?;

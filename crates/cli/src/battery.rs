@@ -29,7 +29,7 @@ pub struct Wish<'a> {
 /// What lies where the region should be.
 enum Found {
     Nothing,
-    Region(SharedMap),
+    Region(Arc<dyn PersistentMemory>),
     /// Damaged, or not the one the images are of; with its incarnation.
     Refused(Failure, u64),
 }
@@ -37,7 +37,7 @@ enum Found {
 pub fn open(path: &Path, images: &[Arc<HostImage>; 2], wish: &Wish<'_>) -> Outcome<Arc<dyn PersistentMemory>> {
     let files = shared(images);
     let refused = match (find(path, &files, wish.uuid)?, wish.restore) {
-        (Found::Region(memory), false) => return Ok(Arc::new(memory)),
+        (Found::Region(memory), false) => return Ok(memory),
         (Found::Refused(failure, _), false) => return Err(failure),
         (Found::Region(_), true) => {
             return Err(Failure::new(path.display(), "the region is there, and it is newer than the saved image")
@@ -124,6 +124,13 @@ fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], uuid: &str) -> Outcome<Fo
         Ok(anchor) => anchor,
         Err(error) => return damaged(error.into()),
     };
+    let memory: Arc<dyn PersistentMemory> = Arc::new(memory);
+    // Old records over newer bytes would be no state of the store.
+    if let Err(error) = shoal_region::ring_end(&memory, &superblock, &anchor) {
+        let salvage = "copy out with `shoal salvage` what can be read, which is nearly everything";
+        let failure = Failure::new(path.display(), error).remedy(format!("{salvage}, or {restore}"));
+        return Ok(Found::Refused(failure, anchor.incarnation.get()));
+    }
     use shoal_region::Error::{ImageOlder, RegionOlder};
     Ok(match shoal_region::compare(images, &superblock, &anchor) {
         Ok(()) => Found::Region(memory),

@@ -91,13 +91,15 @@ fn salvage(args: &SalvageArgs) -> Outcome<Report> {
     let images = store_images(&directory);
     let images = ImageSource::Images([&images[0], &images[1]]);
     let log = media::ReadLog::open(&directory.join(LOG));
+    let log_faults = log.as_ref().map(media::ReadLog::faults).unwrap_or_default();
     let log: Option<&dyn LogDevice> = log.as_ref().map(|log| log as &dyn LogDevice);
     let memory = description.memory.path().and_then(|path| media::ReadMemory::open(path));
-    let mut before = Vec::new();
+    let unnamed = |why| Lost { path: None, from: None, to: None, why };
+    let mut before: Vec<Lost> = log_faults.into_iter().map(unnamed).collect();
     let bulk = match bulk(&directory, &description) {
         Ok(bulk) => bulk,
         Err(why) => {
-            before.push(Lost { path: None, from: None, to: None, why });
+            before.push(unnamed(why));
             None
         }
     };

@@ -153,6 +153,7 @@ impl Store {
                 self.bulk_path().filter(|bulk| fs::metadata(bulk).is_ok_and(|m| m.is_file())),
             ));
         }
+        options.earlier_boot_id = Some(shoal_host::boot_id().during("boot id")?);
         let parts = Parts {
             region: media.parts.region.clone(),
             bulk: media.parts.bulk.clone(),
@@ -189,7 +190,7 @@ impl Store {
                     let image = Some((images[index].file(), anchor.used_bytes.get().next_multiple_of(PAGE)));
                     let memory =
                         PrivateMap::new(superblock.region_bytes, image).map_err(|error| self.damaged(error))?;
-                    let log = SegmentLog::open(&self.log_path(), SEGMENT_BYTES).during("log")?;
+                    let log = SegmentLog::open(&self.log_path(), SEGMENT_BYTES).map_err(|error| self.damaged(error))?;
                     (Arc::new(memory), Some(Arc::new(log)), Some(shared(&images)))
                 }
                 MemoryChoice::Battery(path) => {
@@ -211,7 +212,13 @@ impl Store {
     }
 
     pub fn open_images(&self) -> Outcome<[Arc<HostImage>; 2]> {
-        let open = |name| HostImage::open(&self.directory.join(name)).map(Arc::new).during("image");
+        let store = self.directory.display();
+        let open = |name| {
+            HostImage::open(&self.directory.join(name)).map(Arc::new).map_err(|error| {
+                Failure::new("image", error)
+                    .remedy(format!("bring it back; `shoal salvage {store} DIR` copies out what the other image holds"))
+            })
+        };
         Ok([open(IMAGES[0])?, open(IMAGES[1])?])
     }
 
@@ -290,7 +297,9 @@ impl Store {
 pub fn power_was_lost(directory: &Path, bulk: Option<PathBuf>) -> bool {
     let Ok(text) = fs::read_to_string(directory.join(PID)) else { return false };
     let now = period(&[Some(directory.join(LOG)), bulk]).map(|id| uuid_text(&id)).unwrap_or_default();
-    text.lines().nth(1).is_some_and(|boot| boot != now)
+    // An earlier program named the boot alone.
+    let earlier = shoal_host::boot_id().map(|id| uuid_text(&id)).unwrap_or_default();
+    text.lines().nth(1).is_some_and(|boot| boot != now && boot != earlier)
 }
 
 /// Takes the lock of a store's directory.

@@ -10,6 +10,7 @@
 
 pub mod dir;
 pub mod extent;
+pub mod gap;
 pub mod inode;
 pub mod ram;
 pub mod record;

@@ -50,6 +50,8 @@ pub struct Options {
     pub on_damage: Option<OnDamage>,
     /// Asks what the file systems under the store have left; none: they always have enough.
     pub room: Option<Room>,
+    /// What an earlier program called the present boot: a log that names it saw no power loss either.
+    pub earlier_boot_id: Option<[u8; 16]>,
 }
 
 impl Default for Options {
@@ -62,6 +64,7 @@ impl Default for Options {
             recover: false,
             on_damage: None,
             room: None,
+            earlier_boot_id: None,
         }
     }
 }
@@ -107,7 +110,8 @@ impl Fs {
         }
         Bulk::check(parts.bulk.as_deref(), Superblock::decode(&page)?.bulk_blocks)?;
         let nonce = parts.region.nonce;
-        let (region, mut recovery) = Region::open_unsettled(parts.region, options.read_only)?;
+        let (region, mut recovery) =
+            Region::open_unsettled_of(parts.region, options.read_only, options.earlier_boot_id)?;
         // A device with a cache in the process that died has lost what a power loss would have lost.
         let survives = parts.bulk.as_ref().is_none_or(|bulk| bulk.geometry().survives_process);
         recovery.power_lost |= !recovery.clean && !survives;

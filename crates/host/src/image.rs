@@ -89,6 +89,10 @@ impl ImageFile for HostImage {
         Ok(())
     }
 
+    fn stored_bytes(&self) -> Result<Option<u64>> {
+        self.file.metadata().map(|found| Some(found.len())).map_err(|e| MediaError::io(self.name.as_str(), e))
+    }
+
     fn sync(&self) -> Result<()> {
         self.refuse_poisoned()?;
         if is_planted(Bug::ImageUnsynced) {

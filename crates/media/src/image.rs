@@ -31,4 +31,9 @@ pub trait ImageFile: Send + Sync {
     }
 
     fn sync(&self) -> Result<()>;
+
+    /// Bytes up to the last one that was ever written, where the medium knows.
+    fn stored_bytes(&self) -> Result<Option<u64>> {
+        Ok(None)
+    }
 }

@@ -20,7 +20,7 @@ use zerocopy::IntoBytes;
 use crate::alloc::UsedSlots;
 use crate::planted::{Bug, is_planted};
 use crate::seal::empty_other_layout;
-use crate::{Error, Region, Result, incarnation};
+use crate::{Error, Region, Result, incarnation, standby};
 
 /// Pages copied under one hold of the commit lock (64 KiB: about 10 us).
 const COPY_PAGES: u64 = 16;
@@ -35,6 +35,8 @@ pub(crate) struct CheckpointState {
     stale: Option<Vec<u64>>,
     /// The image the memory may still read through to.
     mapped: Option<usize>,
+    /// Images this mount has written: what they hold is known. Of the others it is not ([`standby`]).
+    written: [bool; 2],
     /// Where the log ended when the last checkpoint found no room; none since one was sealed.
     pub failed_at: Option<crate::Lsn>,
 }
@@ -302,6 +304,7 @@ impl Region {
             }
             state.mapped = None;
         }
+        self.distrust_standby(images, state, target);
         // The target must not pass for valid while it is written.
         if !is_planted(Bug::Invalidation) {
             image.write(ANCHOR_AT[0], &vec![0; PAGE as usize])?;
@@ -339,8 +342,13 @@ impl Region {
                 self.memory.read(first * PAGE, bytes);
             }
             image.write(first * PAGE, bytes)?;
-            let sums: Vec<u8> =
-                bytes.chunks_exact(PAGE as usize).flat_map(|page| checksum(0, page).to_le_bytes()).collect();
+            // What memory has from an image of an earlier mount may have decayed there.
+            let inherits = |page: u64| {
+                !ring
+                    && state.current.is_some_and(|current| !state.written[current])
+                    && fresh[(page / 64) as usize] >> (page % 64) & 1 == 0
+            };
+            let sums = standby::inherited_sums(images[1 - target].as_ref(), &self.superblock, first, bytes, inherits);
             image.write(sums_at(&self.superblock) + first * 4, &sums)?;
         }
         let copied = self.last_lsn();
@@ -368,6 +376,7 @@ impl Region {
         image.sync()?;
 
         (state.current, state.generation) = (Some(target), generation);
+        state.written[target] = true;
         state.stale = Some(std::mem::take(fresh));
         if !ring {
             self.commit.lock().head = replay;
@@ -375,6 +384,22 @@ impl Region {
             self.releases.fetch_add(1, Ordering::AcqRel);
         }
         Ok(())
+    }
+
+    /// Adds to the stale pages of an image that an earlier mount wrote those that are not what they should be.
+    fn distrust_standby(&self, images: &[Arc<dyn ImageFile>; 2], state: &mut CheckpointState, target: usize) {
+        if state.written[target] || is_planted(Bug::StaleMap) || is_planted(Bug::FailedPages) {
+            return;
+        }
+        let Some(stale) = &state.stale else { return };
+        let bit = |map: &[u64], page: u64| map[(page / 64) as usize] >> (page % 64) & 1 == 1;
+        let dirty = |page: u64| self.dirty[(page / 64) as usize].load(Ordering::Relaxed) >> (page % 64) & 1 == 1;
+        let leave = |page: u64| page != ANCHOR_AT[0] / PAGE && !bit(stale, page) && !dirty(page);
+        let pages = self.alloc.lock().used_bytes() / PAGE;
+        let mut unsound = stale.clone();
+        let mark = |page: u64| unsound[(page / 64) as usize] |= 1 << (page % 64);
+        standby::mark_unsound(images, target, &self.superblock, pages, leave, mark);
+        state.stale = Some(unsound);
     }
 
     fn write_stale_map(&self, image: &dyn ImageFile, generation: u64, fresh: &[u64], pages: u64) -> Result<()> {

@@ -39,6 +39,9 @@ pub enum Error {
     ImageOlder { region: u64, image: u64 },
     #[error("the log ends at {end}, before the image's seal at {sealed}: log segments are missing or damaged")]
     LogShort { end: u64, sealed: u64 },
+    /// A record in the middle of the log does not count: what follows it would be given up in silence.
+    #[error("the log is damaged at position {at}: records that belong to it follow from {next} on, and would be lost")]
+    LogGap { at: u64, next: u64 },
     #[error("logged memory needs a log and two images")]
     MissingMedia,
     #[error("neither image is valid (image 0: {first}; image 1: {second})")]

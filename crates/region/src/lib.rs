@@ -19,6 +19,7 @@ mod checkpoint;
 mod drain;
 mod error;
 mod incarnation;
+mod log_end;
 #[cfg(feature = "planted")]
 pub mod planted;
 #[cfg(not(feature = "planted"))]
@@ -26,6 +27,7 @@ mod planted;
 mod ring;
 mod room;
 mod seal;
+mod standby;
 mod sync;
 mod tx;
 
@@ -46,6 +48,7 @@ pub use checkpoint::newest_image;
 pub use drain::{Victims, take_denied};
 pub use error::{Error, Failure, Result};
 pub use incarnation::{compare, next_incarnation, place_anchor, restore};
+pub use log_end::ring_end;
 use planted::{Bug, is_planted};
 pub use seal::{empty_image, seal_image, write_image, write_pages};
 pub use tx::{Tx, View};
@@ -157,14 +160,19 @@ impl Region {
     ///
     /// For `logged` memory `parts.memory` must hold the image that [`newest_image`] chose.
     pub fn open(parts: Parts, read_only: bool) -> Result<(Region, Recovery)> {
-        Region::open_naming(parts, read_only, true)
+        Region::open_naming(parts, read_only, true, None)
     }
 
     /// As [`Region::open`], but after a power loss the log goes on naming the earlier boot until [`Region::settle`]. A
     /// caller with something to put right after a power loss would else, when its process ends in the middle of
     /// that, be told by the next opening that no power loss had been.
     pub fn open_unsettled(parts: Parts, read_only: bool) -> Result<(Region, Recovery)> {
-        Region::open_naming(parts, read_only, false)
+        Region::open_naming(parts, read_only, false, None)
+    }
+
+    /// As [`Region::open_unsettled`]; a log that names `also` is of the present boot, too: an earlier program called it so.
+    pub fn open_unsettled_of(parts: Parts, read_only: bool, also: Option<[u8; 16]>) -> Result<(Region, Recovery)> {
+        Region::open_naming(parts, read_only, false, also)
     }
 
     /// What a power loss cost has been put right, by records before this call.
@@ -183,7 +191,12 @@ impl Region {
         })
     }
 
-    fn open_naming(parts: Parts, read_only: bool, present_boot: bool) -> Result<(Region, Recovery)> {
+    fn open_naming(
+        parts: Parts,
+        read_only: bool,
+        present_boot: bool,
+        also: Option<[u8; 16]>,
+    ) -> Result<(Region, Recovery)> {
         let mut page = vec![0; PAGE as usize];
         if parts.memory.len() < 4 * PAGE {
             return Err(Error::TooSmall { have: parts.memory.len(), need: 4 * PAGE });
@@ -230,10 +243,17 @@ impl Region {
             parts.memory.write_back(superblock.ring, superblock.ring_bytes);
             parts.memory.fence();
         }
+        if superblock.memory_kind.has_ring() {
+            ring_end(&parts.memory, &superblock, &anchor)?;
+        }
         let (end, salt, last_boot, mut recovery) =
-            replay(&superblock, &anchor, parts.memory.as_ref(), log.as_ref(), &dirty, parts.boot_id)?;
+            replay(&superblock, &anchor, Some(parts.memory.as_ref()), log.as_ref(), &dirty, parts.boot_id)?;
         if end < anchor.sealed_lsn.get() {
             return Err(Error::LogShort { end, sealed: anchor.sealed_lsn.get() });
+        }
+        recovery.power_lost &= also != Some(last_boot);
+        if !superblock.memory_kind.has_ring() && !recovery.power_lost {
+            log_end::refuse_gap(log.as_ref(), end, salt)?;
         }
         recovery.clean = recovery.records == 0 && recovery.bytes == 0 && anchor.flags.get() & ANCHOR_CLEAN != 0;
         let boot_id = if present_boot { parts.boot_id } else { last_boot };
@@ -521,11 +541,11 @@ fn apply(memory: &dyn PersistentMemory, entry: &Entry<'_>) {
 }
 
 /// Replays the log from the anchor until the chain breaks. Returns the end, the last header checksum, the boot
-/// the log names last, what was done.
+/// the log names last, what was done. Without `memory` nothing is applied.
 fn replay(
     superblock: &Superblock,
     anchor: &AnchorRecord,
-    memory: &dyn PersistentMemory,
+    memory: Option<&dyn PersistentMemory>,
     log: &dyn LogDevice,
     dirty: &[AtomicU64],
     boot_id: [u8; 16],
@@ -561,15 +581,17 @@ fn replay(
                 for entry in Entries::new(payload, superblock.region_bytes) {
                     entry?;
                 }
-                for entry in Entries::new(payload, superblock.region_bytes) {
-                    let entry = entry?;
-                    apply(memory, &entry);
-                    let (at, len) = entry.range();
-                    if !is_planted(Bug::ReplayDirty) {
-                        mark_dirty(dirty, at, len);
+                recovery.records += 1;
+                if let Some(memory) = memory {
+                    for entry in Entries::new(payload, superblock.region_bytes) {
+                        let entry = entry?;
+                        apply(memory, &entry);
+                        let (at, len) = entry.range();
+                        if !is_planted(Bug::ReplayDirty) {
+                            mark_dirty(dirty, at, len);
+                        }
                     }
                 }
-                recovery.records += 1;
             }
         }
         lsn += header.total();

@@ -26,7 +26,7 @@ impl Walk<'_, '_> {
             }
             target.resize(inode.size as usize, 0);
             self.read(inode.root.offset(), &mut target)?;
-            self.name_wrong_page(path, inode.root, 0, inode.size);
+            self.name_bad_page(path, inode.root, 0, inode.size);
         }
         if !self.sink.make(&Item { path, inode, target: &target, attributes: &attributes }) {
             // The sink has said why.
@@ -60,12 +60,8 @@ impl Walk<'_, '_> {
         }
         match xattr::decode(&self.piece(inode.xattr)?) {
             Ok(attributes) => {
-                if let Some(page) = self.wrong_page(inode.xattr.offset(), inode.xattr.capacity()) {
-                    self.lost(
-                        Some(path),
-                        None,
-                        format!("the extended attributes lie in page {page}, whose sum is wrong"),
-                    );
+                if let Some(page) = self.bad_page(inode.xattr.offset(), inode.xattr.capacity()) {
+                    self.lost(Some(path), None, format!("the extended attributes lie in {page}"));
                 }
                 Ok(attributes)
             }
@@ -76,9 +72,9 @@ impl Walk<'_, '_> {
         }
     }
 
-    fn name_wrong_page(&mut self, path: &[u8], slot: SlotRef, file_at: u64, len: u64) {
-        if let Some(page) = self.wrong_page(slot.offset(), len) {
-            let why = format!("lies in page {page} of the image, whose sum is wrong; copied as it was found");
+    fn name_bad_page(&mut self, path: &[u8], slot: SlotRef, file_at: u64, len: u64) {
+        if let Some(page) = self.bad_page(slot.offset(), len) {
+            let why = format!("lies in {page}; copied as it was found");
             self.lost(Some(path), Some((file_at, file_at + len)), why);
         }
     }
@@ -95,7 +91,7 @@ impl Walk<'_, '_> {
         }
         let mut bytes = vec![0; len as usize];
         self.read(slot.offset(), &mut bytes)?;
-        self.name_wrong_page(path, slot, file_at, len);
+        self.name_bad_page(path, slot, file_at, len);
         self.found.bytes += len;
         self.sink.data(file_at, &bytes);
         Ok(())
@@ -106,8 +102,8 @@ impl Walk<'_, '_> {
             self.lost(Some(path), Some((0, inode.size)), "its chunk map is nowhere".into());
             return Ok(());
         }
-        if let Some(page) = self.wrong_page(inode.root.offset(), inode.root.capacity()) {
-            self.lost(Some(path), None, format!("its chunk map lies in page {page} of the image, whose sum is wrong"));
+        if let Some(page) = self.bad_page(inode.root.offset(), inode.root.capacity()) {
+            self.lost(Some(path), None, format!("its chunk map lies in {page}"));
         }
         let map = self.piece(inode.root)?;
         for (i, bits) in map.chunks_exact(8).enumerate().take(inode.size.div_ceil(CHUNK) as usize) {
@@ -163,8 +159,8 @@ impl Walk<'_, '_> {
             self.lost(Some(path), None, "a part of its extent map does not decode: data may read as a hole".into());
             return Ok(None);
         }
-        if let Some(page) = self.wrong_page(slot.offset(), slot.capacity()) {
-            self.lost(Some(path), None, format!("its extent map lies in page {page} of the image, whose sum is wrong"));
+        if let Some(page) = self.bad_page(slot.offset(), slot.capacity()) {
+            self.lost(Some(path), None, format!("its extent map lies in {page}"));
         }
         bytes.truncate(EXTENT_HEADER + count * EXTENT_BYTES);
         Ok(Some((kind, bytes.split_off(EXTENT_HEADER))))

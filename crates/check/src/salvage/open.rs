@@ -1,22 +1,47 @@
 //! Finds the region of a damaged store: the best image there is, and as much of the log as follows from it.
 //!
-//! Rules: an image that replays up to its seal is better than a newer one that does not; one with an anchor better than one
-//! without; a superblock may come from the other image, because both hold the same.
-
-use std::collections::HashSet;
+//! Rules: the newest image that replays up to its seal is the store; an older one stands for it only if the newest is damaged.
+//! An older image that replays past the newest one's seal has all that the newest had. One with an anchor is better than one
+//! without; a superblock may come from the other image, because both hold the same. Single pages are `pages`' business.
 
 use shoal_format::superblock::{AnchorRecord, Superblock};
 use shoal_format::{PAGE, SEGMENT};
 
 use super::SalvageSource;
+use super::pages::{self, BadPages};
 use crate::region::{Base, Region};
-use crate::report::{FindingKind, Report};
-use crate::{CheckError, ImageSource, Source, open, replay};
+use crate::replay::{self, Gap};
+use crate::{CheckError, ImageSource, Source};
 
 pub(super) struct Opened<'a> {
     pub superblock: Superblock,
     pub region: Region<'a>,
-    pub wrong_pages: HashSet<u64>,
+    pub bad_pages: BadPages,
+}
+
+/// An image, or the region in place, and what is wrong with it as a whole.
+struct Candidate<'a> {
+    base: Base<'a>,
+    name: &'static str,
+    anchor: Option<AnchorRecord>,
+    /// What loses data, in words.
+    faults: Vec<String>,
+    /// It has no superblock of its own.
+    headless: bool,
+    /// Bytes it still has, where its end is missing.
+    cut: Option<u64>,
+    /// Where the log ends that follows from it.
+    end: u64,
+}
+
+impl Candidate<'_> {
+    fn is_sound(&self) -> bool {
+        self.faults.is_empty() && !self.headless
+    }
+
+    fn sealed(&self) -> Option<u64> {
+        self.anchor.as_ref().map(|anchor| anchor.sealed_lsn.get())
+    }
 }
 
 pub(super) fn open<'a>(source: &SalvageSource<'a>, losses: &mut Vec<String>) -> Result<Option<Opened<'a>>, CheckError> {
@@ -37,50 +62,83 @@ pub(super) fn open<'a>(source: &SalvageSource<'a>, losses: &mut Vec<String>) -> 
         found.push((base, name, superblock, anchor));
     }
     let Some(any) = any_superblock else { return Ok(None) };
-    let generation = |anchor: &Result<AnchorRecord, _>| anchor.as_ref().map_or(0, |anchor| anchor.generation.get());
-    // The newest first; one without an anchor last.
-    found.sort_by_key(|(_, _, _, anchor)| std::cmp::Reverse(generation(anchor)));
-    let mut best: Option<(Base<'a>, &str, Option<AnchorRecord>, Vec<String>)> = None;
+    let mut candidates = Vec::new();
     for (base, name, superblock, anchor) in found {
-        let mut faults = Vec::new();
+        let (mut faults, mut end, mut cut) = (Vec::new(), 0, None);
+        let headless = superblock.is_err();
         if let Err(error) = &superblock {
             faults.push(format!("{name}: {error}"));
         }
         let anchor = match anchor {
             Ok(anchor) if anchor.uuid == any.uuid => {
-                faults.extend(try_replay(source, &any, &anchor, base)?.1.map(|why| format!("{name}: {why}")));
+                let (_, why, reached) = replayed(source, &any, &anchor, base, &[])?;
+                faults.extend(why.iter().map(|why| format!("{name}: {why}")));
+                end = reached;
+                cut = pages::cut(&base, &any, &anchor)?;
+                faults.extend(cut.map(|bytes| format!("{name} ends at byte {bytes}: what lay behind is missing")));
                 Some(anchor)
             }
             Ok(_) => continue,
+            // Zeros are an image that never was written.
+            Err(_) if headless => continue,
             Err(error) => {
                 faults.push(format!("{name} has no anchor, so the log cannot be replayed over it: {error}"));
                 None
             }
         };
-        let sound = faults.is_empty();
-        // Zeros are an image that never was written.
-        let blank = anchor.is_none() && superblock.is_err();
-        if sound || (best.is_none() && !blank) {
-            if let Some((_, _, _, faults)) = &best {
-                losses.extend(faults.iter().cloned());
-                losses.push(format!("{name} is taken instead, though it is older: later changes are missing"));
-            }
-            best = Some((base, name, anchor, faults));
-        }
-        if sound {
-            break;
-        }
+        candidates.push(Candidate { base, name, anchor, faults, headless, cut, end });
     }
-    let Some((base, _, anchor, faults)) = best else { return Ok(None) };
-    losses.extend(faults);
-    let (region, wrong_pages) = match &anchor {
-        Some(anchor) => {
-            let wrong = wrong_pages(&base, &any, anchor, losses)?;
-            (try_replay(source, &any, anchor, base)?.0, wrong)
-        }
-        None => (Region::new(base, any.region_bytes, any.region_bytes.min(stored(&base, &any))), HashSet::new()),
+    let generation = |candidate: &Candidate<'_>| candidate.anchor.as_ref().map_or(0, |anchor| anchor.generation.get());
+    // The newest first; one without an anchor last.
+    candidates.sort_by_key(|candidate| std::cmp::Reverse(generation(candidate)));
+    let mut candidates = candidates.into_iter();
+    let Some(newest) = candidates.next() else { return Ok(None) };
+    let other = candidates.next();
+    let (chosen, other) = choose(newest, other, losses);
+    let Some(anchor) = chosen.anchor else {
+        losses.extend(chosen.faults);
+        let region = Region::new(chosen.base, any.region_bytes, any.region_bytes.min(stored(&chosen.base, &any)));
+        return Ok(Some(Opened { superblock: any, region, bad_pages: BadPages::default() }));
     };
-    Ok(Some(Opened { superblock: any, region, wrong_pages }))
+    losses.extend(chosen.faults);
+    // What the other image says of a page, at rest and after its log.
+    let rest = other.as_ref().map(|other| other.base);
+    let mut found = pages::mend(chosen.base, chosen.cut, &any, &anchor, rest)?;
+    let (mut region, _, end) = replayed(source, &any, &anchor, chosen.base, &found.pages)?;
+    if let Some(Candidate { base, anchor: Some(anchor), faults, end: reached, .. }) = &other
+        && !found.bad.is_empty()
+        && faults.is_empty()
+        && *reached == end
+    {
+        let (replayed, ..) = replayed(source, &any, anchor, *base, &[])?;
+        pages::take_replayed(&mut region, &replayed, *base, &any, &mut found.bad)?;
+    }
+    losses.extend(found.bad.sentence());
+    Ok(Some(Opened { superblock: any, region, bad_pages: found.bad }))
+}
+
+/// Which of two images is the store, and which may help it out. Says what is missing because of that.
+fn choose<'a>(
+    mut newest: Candidate<'a>,
+    other: Option<Candidate<'a>>,
+    losses: &mut Vec<String>,
+) -> (Candidate<'a>, Option<Candidate<'a>>) {
+    let Some(mut other) = other else { return (newest, None) };
+    if newest.is_sound() || !other.is_sound() {
+        return (newest, Some(other));
+    }
+    if newest.sealed().is_some_and(|sealed| other.end >= sealed) {
+        // The log since the older image was written holds all of it.
+        return (other, Some(newest));
+    }
+    if newest.faults.len() == 1 && newest.headless {
+        newest.faults.clear();
+        return (newest, Some(other));
+    }
+    losses.append(&mut newest.faults);
+    let taken = format!("{} is taken instead, though it is older: later changes are missing", other.name);
+    other.faults.push(taken);
+    (other, None)
 }
 
 /// Bytes a medium without an anchor may hold.
@@ -91,49 +149,46 @@ fn stored(base: &Base<'_>, superblock: &Superblock) -> u64 {
     }
 }
 
-/// The region after as much of the log as counts, and what is wrong with that.
-fn try_replay<'a>(
+/// The region after as much of the log as counts, what is wrong with that, and where the log ends. `patches` are pages that
+/// are better than those of `base`.
+fn replayed<'a>(
     source: &SalvageSource<'a>,
     superblock: &Superblock,
     anchor: &AnchorRecord,
     base: Base<'a>,
-) -> Result<(Region<'a>, Option<String>), CheckError> {
+    patches: &[(u64, Vec<u8>)],
+) -> Result<(Region<'a>, Vec<String>, u64), CheckError> {
     let used = match base {
         Base::Image(_) => anchor.used_bytes.get().min(superblock.region_bytes),
         Base::Memory(memory) => superblock.region_bytes.min(memory.len()),
     };
     let mut region = Region::new(base, superblock.region_bytes, used);
-    let mut report = Report::default();
-    let media = Source { image: source.image, log: source.log, bulk_bytes: None, power_lost: false, sums: false };
-    if source.log.is_none() && !superblock.memory_kind.has_ring() {
-        return Ok((region, Some("there is no log: what was done after the image was written is lost".into())));
+    for (page, bytes) in patches {
+        region.write(page * PAGE, bytes)?;
     }
-    if replay::replay(&media, superblock, anchor, &mut region, &mut report, &mut |_| {})? {
-        return Ok((region, None));
+    let power_lost = source.power_lost;
+    let media = Source { image: source.image, log: source.log, bulk_bytes: None, power_lost, sums: false };
+    let ring = superblock.memory_kind.has_ring();
+    if source.log.is_none() && !ring {
+        let why = "there is no log: what was done after the image was written is lost".into();
+        return Ok((region, vec![why], anchor.replay_lsn.get()));
     }
-    let why = report.errors.first().map_or_else(String::new, |finding| finding.sentence.clone());
-    Ok((region, Some(why)))
-}
-
-fn wrong_pages(
-    base: &Base<'_>,
-    superblock: &Superblock,
-    anchor: &AnchorRecord,
-    losses: &mut Vec<String>,
-) -> Result<HashSet<u64>, CheckError> {
-    let mut report = Report::default();
-    if matches!(base, Base::Image(_)) {
-        let used = anchor.used_bytes.get().min(superblock.region_bytes);
-        open::verify_sums(base, superblock, used, &mut report, &mut |_| {})?;
-    }
-    let wrong: HashSet<u64> = report
-        .errors
-        .iter()
-        .filter(|finding| finding.kind == FindingKind::PageSum)
-        .filter_map(|finding| finding.offset.map(|at| at / PAGE))
-        .collect();
-    if !wrong.is_empty() {
-        losses.push(format!("{} pages of the image have wrong checksums; what lies in them is named", wrong.len()));
-    }
-    Ok(wrong)
+    let (gaps, cut, end) = replay::replay_past_gaps(&media, superblock, anchor, &mut region)?;
+    let name = |gap: &Gap| {
+        let Gap { at, next } = gap;
+        match (ring, power_lost) {
+            (true, _) => format!(
+                "a record of the log is damaged at position {at}, and {next} is the next that counts; what lies between them is \
+                 taken from the region as it stands"
+            ),
+            (false, false) => format!(
+                "a record of the log is damaged at position {at}, and left out: what it changed may be wrong or missing"
+            ),
+            (false, true) => format!(
+                "the log breaks off at position {at}, and records that follow from {next} on are left out: lost with the power, or \
+                 damaged"
+            ),
+        }
+    };
+    Ok((region, gaps.iter().map(name).chain(cut).collect(), end))
 }

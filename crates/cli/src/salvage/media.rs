@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use nix::fcntl::{Flock, FlockArg};
 use shoal_check::BulkData;
+use shoal_host::SEGMENT_BYTES;
 use shoal_media::{BlockDevice, ImageFile, LogDevice, MediaError, PersistentMemory, Result, block};
 
 fn refused<T>() -> Result<T> {
@@ -58,6 +59,10 @@ impl ImageFile for ReadImage {
             None => out.fill(0),
         }
         Ok(())
+    }
+
+    fn stored_bytes(&self) -> Result<Option<u64>> {
+        Ok(self.0.as_ref().and_then(|file| file.metadata().ok()).map(|found| found.len()))
     }
 
     fn write(&self, _: u64, _: &[u8]) -> Result<()> {
@@ -114,6 +119,31 @@ impl ReadLog {
             }
         }
         (!segments.is_empty()).then_some(ReadLog(segments))
+    }
+}
+
+impl ReadLog {
+    /// What is missing of the files that should be there, in words. Segments are of one length, without gaps.
+    pub fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        let mut next = None;
+        for (&start, path) in &self.0 {
+            let name = path.display();
+            match std::fs::metadata(path).map(|found| found.len()) {
+                Ok(SEGMENT_BYTES) => {}
+                Ok(len) => {
+                    faults.push(format!("{name} has {len} of {SEGMENT_BYTES} bytes: later changes may be missing"));
+                }
+                Err(error) => faults.push(format!("{name}: {error}: later changes may be missing")),
+            }
+            if next.is_some_and(|next| start > next) {
+                let missing = next.unwrap_or(0);
+                faults
+                    .push(format!("the log's segment from position {missing} on is missing, and later ones are there"));
+            }
+            next = Some(start + SEGMENT_BYTES);
+        }
+        faults
     }
 }
 

@@ -1,0 +1,160 @@
+//! Single pages of an image that are damaged, and what the other image has for them.
+//!
+//! Rules: a page of the other image that has the sum which the damaged one should have is that page. Where the other image
+//! replays to the same end of the log, its page is what the damaged one would be then. Any other older page is used only
+//! where nothing is left of the newer one, and what lies in it is named.
+
+use std::collections::BTreeMap;
+
+use shoal_format::superblock::{AnchorRecord, Superblock};
+use shoal_format::{PAGE, checksum};
+
+use crate::region::{Base, Region};
+use crate::report::{FindingKind, Report};
+use crate::{CheckError, open};
+
+/// What a page that is not right holds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Content {
+    /// What was found, with a wrong sum.
+    Found,
+    /// What the older image has.
+    Older,
+}
+
+/// Pages whose contents are not known to be right.
+#[derive(Default)]
+pub(super) struct BadPages(BTreeMap<u64, Content>);
+
+/// One of them, as it is named.
+pub(super) struct BadPage(u64, Content);
+
+impl std::fmt::Display for BadPage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.1 {
+            Content::Found => write!(f, "page {} of the image, whose sum is wrong", self.0),
+            Content::Older => write!(f, "page {}, which is missing and taken from the older image", self.0),
+        }
+    }
+}
+
+impl BadPages {
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The first of them in `[at, at + len)`.
+    pub fn first_in(&self, at: u64, len: u64) -> Option<BadPage> {
+        if self.0.is_empty() || len == 0 {
+            return None;
+        }
+        self.0.range(at / PAGE..=(at + len - 1) / PAGE).next().map(|(&page, &content)| BadPage(page, content))
+    }
+
+    /// How many there are, in words.
+    pub fn sentence(&self) -> Vec<String> {
+        let count = |wanted| self.0.values().filter(|&&content| content == wanted).count();
+        let found = count(Content::Found);
+        let older = count(Content::Older);
+        let mut sentences = Vec::new();
+        if found > 0 {
+            sentences.push(format!("{found} pages of the image have wrong checksums; what lies in them is named"));
+        }
+        if older > 0 {
+            sentences.push(format!("{older} missing pages are taken from the older image; what lies in them is named"));
+        }
+        sentences
+    }
+}
+
+/// What becomes of an image's damaged pages before its log is replayed.
+pub(super) struct Mended {
+    /// Pages from the other image.
+    pub pages: Vec<(u64, Vec<u8>)>,
+    pub bad: BadPages,
+}
+
+/// Bytes the image has, if its end is missing.
+pub(super) fn cut(base: &Base<'_>, superblock: &Superblock, anchor: &AnchorRecord) -> Result<Option<u64>, CheckError> {
+    let Base::Image(image) = base else { return Ok(None) };
+    let pages = anchor.used_bytes.get().min(superblock.region_bytes).div_ceil(PAGE);
+    // The sum of the last page that was written is followed by the stale map.
+    let whole = superblock.region_bytes.next_multiple_of(PAGE) + if pages > 0 { 4 } else { 0 };
+    Ok(image.stored_bytes()?.filter(|&stored| stored < whole))
+}
+
+fn sum(base: &Base<'_>, superblock: &Superblock, page: u64) -> Result<u32, CheckError> {
+    let mut sum = [0; 4];
+    base.read(superblock.region_bytes.next_multiple_of(PAGE) + page * 4, &mut sum)?;
+    Ok(u32::from_le_bytes(sum))
+}
+
+/// Finds the damaged pages of the image `base`, and what `other` has for them.
+pub(super) fn mend(
+    base: Base<'_>,
+    cut: Option<u64>,
+    superblock: &Superblock,
+    anchor: &AnchorRecord,
+    other: Option<Base<'_>>,
+) -> Result<Mended, CheckError> {
+    let mut mended = Mended { pages: Vec::new(), bad: BadPages::default() };
+    if !matches!(base, Base::Image(_)) {
+        return Ok(mended);
+    }
+    let used = anchor.used_bytes.get().min(superblock.region_bytes);
+    // An image that was cut has no sums.
+    let wrong: Vec<u64> = match cut {
+        Some(bytes) => (bytes / PAGE..used.div_ceil(PAGE)).collect(),
+        None => {
+            let mut report = Report::default();
+            open::verify_sums(&base, superblock, used, &mut report, &mut |_| {})?;
+            let sums = report.errors.iter().filter(|finding| finding.kind == FindingKind::PageSum);
+            sums.filter_map(|finding| finding.offset.map(|at| at / PAGE)).collect()
+        }
+    };
+    let mut bytes = vec![0; PAGE as usize];
+    for page in wrong.into_iter().filter(|&page| page != 1) {
+        base.read(page * PAGE, &mut bytes)?;
+        let gone = cut.is_some() || bytes.iter().all(|&byte| byte == 0);
+        let mut content = Content::Found;
+        if let Some(other) = &other {
+            other.read(page * PAGE, &mut bytes)?;
+            let found = checksum(0, &bytes);
+            if cut.is_none() && found == sum(&base, superblock, page)? {
+                mended.pages.push((page, bytes.clone()));
+                continue;
+            }
+            if gone && found == sum(other, superblock, page)? {
+                mended.pages.push((page, bytes.clone()));
+                content = Content::Older;
+            }
+        }
+        mended.bad.0.insert(page, content);
+    }
+    Ok(mended)
+}
+
+/// Takes pages that are still bad from another region that was replayed to the same end, from an image where their sums are right.
+pub(super) fn take_replayed(
+    region: &mut Region<'_>,
+    other: &Region<'_>,
+    image: Base<'_>,
+    superblock: &Superblock,
+    bad: &mut BadPages,
+) -> Result<(), CheckError> {
+    let mut bytes = vec![0; PAGE as usize];
+    let mut left = BTreeMap::new();
+    for (page, content) in std::mem::take(&mut bad.0) {
+        image.read(page * PAGE, &mut bytes)?;
+        let expected = sum(&image, superblock, page)?;
+        let blank = expected == 0 && bytes.iter().all(|&byte| byte == 0);
+        if blank || checksum(0, &bytes) == expected {
+            other.peek(page * PAGE, &mut bytes)?;
+            region.write(page * PAGE, &bytes)?;
+        } else {
+            left.insert(page, content);
+        }
+    }
+    bad.0 = left;
+    Ok(())
+}

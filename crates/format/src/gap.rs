@@ -1,0 +1,160 @@
+//! What lies behind the end of a log: nothing, or records that belong to it, so that the end is damage.
+//!
+//! The chain of records ends at the first one that does not count. A crash leaves such an end where it interrupted an append;
+//! a flipped bit makes one in the middle, and all that follows would be given up in silence. Two proofs tell them apart:
+//! - *The chain goes on*: a record follows whose salt is the checksum of the header that stood at the end. The header is there, or follows
+//!   from the payload: its other fields are known. No append begins before the one before it has returned, so a process
+//!   crash never leaves that. A power loss may, in a log whose end was not synced.
+//! - *A record of the present turn follows*, in a ring, where each record is durable before the next is begun. Its position is
+//!   its own and not one a turn ago.
+//!
+//! Rules: bytes that only look like a record, within the payload of an intact one of an earlier turn, are passed over.
+
+use zerocopy::FromBytes;
+
+use crate::checksum;
+use crate::record::{RECORD_ALIGN, RECORD_HEADER, RECORD_MAGIC, RECORD_PAYLOAD_MAX, RecordHeader, RecordKind};
+
+/// Bytes behind the end within which a record must follow that continues the chain.
+pub const GAP_BYTES_MAX: usize = RECORD_PAYLOAD_MAX + 2 * RECORD_HEADER;
+
+/// A whole header at the start of `bytes`, of a record at any position and of any chain.
+fn header(bytes: &[u8]) -> Option<RecordHeader> {
+    if !bytes.starts_with(&RECORD_MAGIC.to_le_bytes()) {
+        return None;
+    }
+    let (header, _) = RecordHeader::read_from_prefix(bytes).ok()?;
+    RecordHeader::decode(bytes, header.lsn.get(), header.salt.get()).ok()
+}
+
+/// The same with its payload.
+fn record(bytes: &[u8]) -> Option<RecordHeader> {
+    let header = header(bytes)?;
+    let payload = bytes.get(RECORD_HEADER..RECORD_HEADER + header.len.get() as usize)?;
+    header.check_payload(payload).is_ok().then_some(header)
+}
+
+/// Finds the record that continues the chain behind a record that does not count. `bytes` is the log from `end` on, where a record with
+/// `salt` was expected: [`GAP_BYTES_MAX`] of them, or as many as there are.
+pub fn next_of_chain(bytes: &[u8], end: u64, salt: u32) -> Option<RecordHeader> {
+    if let Ok(damaged) = RecordHeader::decode(bytes, end, salt) {
+        // Its header is whole, and says where the next one is.
+        let next = header(bytes.get(damaged.total() as usize..)?)?;
+        return (next.lsn.get() == end + damaged.total() && next.salt.get() == damaged.crc.get()).then_some(next);
+    }
+    for at in (RECORD_HEADER..bytes.len().min(GAP_BYTES_MAX)).step_by(RECORD_ALIGN) {
+        let Some(next) = header(&bytes[at..]).filter(|next| next.lsn.get() == end + at as u64) else { continue };
+        let longest = at - RECORD_HEADER;
+        let lengths = longest.saturating_sub(RECORD_ALIGN - 1)..=longest;
+        let linked = |len: usize| {
+            let sum = checksum(0, &bytes[RECORD_HEADER..RECORD_HEADER + len]);
+            [RecordKind::Tx, RecordKind::Epoch]
+                .into_iter()
+                .any(|kind| RecordHeader::new(kind, end, salt, len, sum).crc == next.salt)
+        };
+        if lengths.into_iter().any(linked) {
+            return Some(next);
+        }
+    }
+    None
+}
+
+/// Finds the first whole record of the present turn behind the end of a ring's log. `bytes` is what may be log from `end` on, at
+/// most a turn of `ring_bytes`.
+pub fn next_in_ring(bytes: &[u8], end: u64, ring_bytes: u64) -> Option<RecordHeader> {
+    let mut at = 0;
+    while at + RECORD_HEADER <= bytes.len() {
+        let Some(found) = header(&bytes[at..]) else {
+            at += RECORD_ALIGN;
+            continue;
+        };
+        let (position, lsn) = (end + at as u64, found.lsn.get());
+        let earlier = lsn < position && (position - lsn).is_multiple_of(ring_bytes.max(1));
+        let whole = (lsn == position || earlier) && record(&bytes[at..]).is_some();
+        match whole {
+            true if lsn == position => return Some(found),
+            true => at += found.total() as usize,
+            false => at += RECORD_ALIGN,
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use zerocopy::IntoBytes;
+
+    use super::*;
+
+    /// Records with these payload lengths, from `lsn` on, and their positions.
+    fn log(lsn: u64, lens: &[usize]) -> (Vec<u8>, Vec<u64>) {
+        let (mut bytes, mut salt, mut positions) = (Vec::new(), 77, Vec::new());
+        for (i, &len) in lens.iter().enumerate() {
+            let payload: Vec<u8> = (0..len).map(|at| (at * 31 + i) as u8).collect();
+            positions.push(lsn + bytes.len() as u64);
+            let header = RecordHeader::new(RecordKind::Tx, positions[i], salt, len, checksum(0, &payload));
+            salt = header.crc.get();
+            bytes.extend_from_slice(header.as_bytes());
+            bytes.extend_from_slice(&payload);
+            bytes.resize(bytes.len().next_multiple_of(RECORD_ALIGN), 0);
+        }
+        (bytes, positions)
+    }
+
+    #[test]
+    fn every_flipped_bit_of_a_record_with_a_successor_is_told_from_an_end() {
+        for len in [0, 1, 7, 8, 61] {
+            let (bytes, positions) = log(4096, &[len, 20, 3]);
+            let record = RECORD_HEADER + len;
+            for bit in 0..record * 8 {
+                let mut bytes = bytes.clone();
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                let next = next_of_chain(&bytes, 4096, 77).map(|header| header.lsn.get());
+                assert_eq!(next, Some(positions[1]), "payload of {len}, bit {bit}");
+                assert_eq!(next_in_ring(&bytes, 4096, 1 << 20).map(|header| header.lsn.get()), next);
+            }
+        }
+    }
+
+    #[test]
+    fn an_append_that_was_cut_off_is_an_end() {
+        let (bytes, positions) = log(4096, &[100, 50, 8]);
+        for cut in 0..bytes.len() {
+            let mut torn = bytes[..cut].to_vec();
+            torn.resize(bytes.len(), 0);
+            // The padding of a record is zeros as well.
+            let mut ends = Vec::new();
+            for (i, &at) in positions.iter().enumerate() {
+                let whole = record(&torn[(at - 4096) as usize..]);
+                ends.push((
+                    at,
+                    if i == 0 { 77 } else { header(&bytes[(positions[i - 1] - 4096) as usize..]).unwrap().crc.get() },
+                ));
+                if whole.is_none() {
+                    break;
+                }
+            }
+            let (end, salt) = ends[ends.len() - 1];
+            let from = (end - 4096) as usize;
+            if record(&torn[from..]).is_some() {
+                continue;
+            }
+            assert_eq!(next_of_chain(&torn[from..], end, salt), None, "cut at {cut}");
+            assert_eq!(next_in_ring(&torn[from..], end, 1 << 20), None, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn records_of_another_chain_or_an_earlier_turn_are_no_proof() {
+        let (old, _) = log(4096, &[100, 50, 8]);
+        assert_eq!(next_of_chain(&old, 4096, 78), None, "the tail of an abandoned chain");
+        let ring = 1 << 16;
+        assert_eq!(next_in_ring(&old, 4096 + ring, ring), None, "of the turn before");
+        // A payload of the turn before that holds what looks like a record of the present one.
+        let (forged, _) = log(4096 + ring + RECORD_HEADER as u64, &[8]);
+        let outer = RecordHeader::new(RecordKind::Tx, 4096, 77, forged.len(), checksum(0, &forged));
+        let bytes = [outer.as_bytes(), &forged].concat();
+        assert_eq!(next_in_ring(&bytes, 4096 + ring, ring), None);
+        assert!(next_in_ring(&bytes[RECORD_HEADER..], 4096 + ring + RECORD_HEADER as u64, ring).is_some());
+    }
+}

@@ -1,0 +1,45 @@
+//! Where the log ends, and whether it may end there.
+//!
+//! Replay stops at the first record that does not count. What tells a cut-off append from damage in the middle of the log is in
+//! `shoal_format::gap`; here the bytes behind the end are read, and a log that goes on is refused. A ring is walked to its end before
+//! anything is applied: it lies in the store's own memory, and old records over newer bytes would be no state of the store.
+//! Left out: reading on behind the damage, which is a salvage's business.
+
+use shoal_format::gap::{GAP_BYTES_MAX, next_in_ring, next_of_chain};
+use shoal_format::superblock::{AnchorRecord, Superblock};
+use shoal_media::{LogDevice, PersistentMemory};
+
+use crate::ring::RingLog;
+use crate::{Error, Lsn, Result, replay};
+
+/// Where the log of a region in place ends; an error if that is no end.
+pub fn ring_end(
+    memory: &std::sync::Arc<dyn PersistentMemory>,
+    superblock: &Superblock,
+    anchor: &AnchorRecord,
+) -> Result<Lsn> {
+    let log = RingLog::new(memory.clone(), superblock);
+    let (end, salt, ..) = replay(superblock, anchor, None, &log, &[], [0; 16])?;
+    // At most one turn of the ring is log.
+    let limit = anchor.replay_lsn.get().saturating_add(superblock.ring_bytes);
+    let mut bytes = vec![0; limit.saturating_sub(end) as usize];
+    let len = log.read(end, &mut bytes)?;
+    let next =
+        next_in_ring(&bytes[..len], end, superblock.ring_bytes).or_else(|| next_of_chain(&bytes[..len], end, salt));
+    next.map_or(Ok(end), |next| Err(Error::LogGap { at: end, next: next.lsn.get() }))
+}
+
+/// Refuses a log on a device that goes on behind its end. Not after a power loss, which takes what it likes of a tail that was not
+/// synced.
+pub(crate) fn refuse_gap(log: &dyn LogDevice, end: Lsn, salt: u32) -> Result<()> {
+    let mut bytes = vec![0; GAP_BYTES_MAX];
+    let mut len = 0;
+    while len < bytes.len() {
+        match log.read(end + len as u64, &mut bytes[len..])? {
+            0 => break,
+            read => len += read,
+        }
+    }
+    let next = next_of_chain(&bytes[..len], end, salt);
+    next.map_or(Ok(()), |next| Err(Error::LogGap { at: end, next: next.lsn.get() }))
+}

@@ -1,0 +1,104 @@
+//! What an image holds before a checkpoint adds to it: pages are left in place only if they are known to be right.
+//!
+//! A checkpoint writes what changed since its target was written last, and leaves the rest. Between two mounts, anything may
+//! have happened to the rest: a cut file, a decayed sector, an older copy put back. So before the first checkpoint of a mount
+//! into an image every page it would leave is compared with the sum that the *current* image has for it; a page of another
+//! sum is written anew. Later checkpoints of the same mount trust what this one wrote.
+//! A page of the current image itself may have decayed. Copied with a fresh sum it would pass for sound everywhere; it keeps its old
+//! one ([`inherited_sums`]), so that a checker still finds it.
+//!
+//! Cost: reading the target once in a mount, in the thread that writes the checkpoint; nothing at mount. No lock of the
+//! region's is held but that of checkpoints.
+
+use std::sync::Arc;
+
+use shoal_format::superblock::{ANCHOR_AT, Superblock};
+use shoal_format::{PAGE, checksum};
+use shoal_media::ImageFile;
+
+use crate::checkpoint::sums_at;
+
+/// Pages read at once (1 MiB).
+const BATCH_PAGES: u64 = 256;
+
+fn sum_of(sums: &[u8], page: usize) -> u32 {
+    u32::from_le_bytes(sums[page * 4..page * 4 + 4].try_into().expect("four bytes"))
+}
+
+/// Calls `mark` for each of the first `pages` pages of image `target` that does not have the bytes the other image's sums
+/// name, or cannot be read; `leave` says which pages would be left as they are.
+pub(crate) fn mark_unsound(
+    images: &[Arc<dyn ImageFile>; 2],
+    target: usize,
+    superblock: &Superblock,
+    pages: u64,
+    leave: impl Fn(u64) -> bool,
+    mut mark: impl FnMut(u64),
+) {
+    let (image, current) = (images[target].as_ref(), images[1 - target].as_ref());
+    let mut bytes = vec![0; (BATCH_PAGES * PAGE) as usize];
+    let (mut own, mut named) = (vec![0; BATCH_PAGES as usize * 4], vec![0; BATCH_PAGES as usize * 4]);
+    for first in (0..pages).step_by(BATCH_PAGES as usize) {
+        let count = BATCH_PAGES.min(pages - first);
+        let left = || (first..first + count).filter(|&page| leave(page));
+        if left().next().is_none() {
+            continue;
+        }
+        let bytes = &mut bytes[..(count * PAGE) as usize];
+        let (own, named) = (&mut own[..count as usize * 4], &mut named[..count as usize * 4]);
+        let read = image
+            .read(first * PAGE, bytes)
+            .and_then(|()| image.read(sums_at(superblock) + first * 4, own))
+            .and_then(|()| current.read(sums_at(superblock) + first * 4, named));
+        for page in left() {
+            let at = (page - first) as usize;
+            let found = &bytes[at * PAGE as usize..][..PAGE as usize];
+            let (own, named) = (sum_of(own, at), sum_of(named, at));
+            let sound = match named {
+                // Never written to the one image, and not to the other.
+                0 if own == 0 => found.iter().all(|&byte| byte == 0),
+                _ => own == named && checksum(0, found) == named,
+            };
+            if read.is_err() || !sound {
+                mark(page);
+            }
+        }
+    }
+}
+
+/// The sums of `bytes`, pages from `first` on, as they go to the next image. `unchanged` says which pages memory has from the
+/// image `current` and nobody has changed since: of those whose sum there is wrong it is kept.
+pub(crate) fn inherited_sums(
+    current: &dyn ImageFile,
+    superblock: &Superblock,
+    first: u64,
+    bytes: &[u8],
+    unchanged: impl Fn(u64) -> bool,
+) -> Vec<u8> {
+    let mut sums: Vec<u8> =
+        bytes.chunks_exact(PAGE as usize).flat_map(|page| checksum(0, page).to_le_bytes()).collect();
+    let count = sums.len() / 4;
+    if !(first..first + count as u64).any(&unchanged) {
+        return sums;
+    }
+    let mut named = vec![0; sums.len()];
+    if current.read(sums_at(superblock) + first * 4, &mut named).is_err() {
+        return sums;
+    }
+    let mut page = vec![0; PAGE as usize];
+    for at in (0..count).filter(|&at| unchanged(first + at as u64)) {
+        let number = first + at as u64;
+        let named_sum = sum_of(&named, at);
+        if named_sum == sum_of(&sums, at) || number == ANCHOR_AT[0] / PAGE {
+            continue;
+        }
+        // Memory that was discarded has other bytes than the image, and nothing is wrong with either.
+        let decayed = current.read(number * PAGE, &mut page).is_ok()
+            && checksum(0, &page) != named_sum
+            && (named_sum != 0 || page.iter().any(|&byte| byte != 0));
+        if decayed {
+            sums[at * 4..at * 4 + 4].copy_from_slice(&named[at * 4..at * 4 + 4]);
+        }
+    }
+    sums
+}
