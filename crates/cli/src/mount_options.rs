@@ -1,8 +1,10 @@
 //! The fstab-style option list: `-o ro,noatime,threads=8`.
 //!
 //! Options meant for mount(8), systemd or the boot scripts are accepted and ignored, and so are those whose subject
-//! does not exist here: mandatory locks, inode versions, the kernel's messages about mounts. An option nobody knows is an
-//! error that names it, because a mount with other properties than asked for is worse than none.
+//! does not exist here: mandatory locks, inode versions, the kernel's messages about mounts. Words of ext4 are accepted where
+//! they ask for what a store does anyway: `acl`, `user_xattr`, `discard` (freed blocks are always trimmed),
+//! `errors=remount-ro`, `data=ordered` and the weaker `data=writeback`. An option nobody knows, or one that asks for what is
+//! not done, is an error that names it, because a mount with other properties than asked for is worse than none.
 
 use std::path::Path;
 
@@ -13,7 +15,10 @@ use shoal_fuse::{Access, MountOptions};
 pub const RESTORE: &str = "restore";
 
 /// Words that say what is so anyway, or that others act on.
-const IGNORED: [&str; 32] = [
+const IGNORED: [&str; 35] = [
+    "acl",
+    "user_xattr",
+    "discard",
     "remount",
     "defaults",
     "rw",
@@ -85,6 +90,22 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
             let text = value.ok_or("mount option `read_ahead` needs a value, such as `read_ahead=1M`")?;
             options.read_ahead_bytes = text.parse::<crate::size::Size>()?.0;
             return Ok(());
+        }
+        "errors" => {
+            return match value {
+                Some("remount-ro") => Ok(()),
+                _ => Err(format!(
+                    "mount option `{word}`: a store whose storage failed is read-only; leave the option out, or use `errors=remount-ro`"
+                )),
+            };
+        }
+        "data" => {
+            return match value {
+                Some("ordered" | "writeback") => Ok(()),
+                _ => Err(format!(
+                    "mount option `{word}`: data of large files are written once, before what refers to them; leave the option out, or use `data=ordered`"
+                )),
+            };
         }
         // Everything that begins so is for whoever reads fstab.
         _ if name.starts_with("x-") || name.starts_with("X-") || name == "comment" || name == "user" => return Ok(()),
@@ -186,6 +207,17 @@ mod tests {
         assert_eq!(none.access_times, AccessTimes::Relative);
         assert_eq!(parsed("noatime,relatime").access_times, AccessTimes::Relative);
         assert!(is_remount(&["rw".into(), "noatime,remount,ro".into()]) && !is_remount(&["rw,x-remount".into()]));
+    }
+
+    #[test]
+    fn words_of_ext4_are_taken_only_where_they_are_kept() {
+        parsed("acl,user_xattr,discard,errors=remount-ro,data=ordered,data=writeback");
+        for word in
+            ["noacl", "nouser_xattr", "nodiscard", "errors=panic", "errors=continue", "errors", "data=journal", "data"]
+        {
+            let error = parse(&[word.to_string()], Path::new("/s"), true).unwrap_err();
+            assert!(error.contains(&format!("`{word}`")), "{word}: {error}");
+        }
     }
 
     #[test]

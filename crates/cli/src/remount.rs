@@ -4,7 +4,8 @@
 //! socket, because it keeps the access times and what is not yet durable. Order: towards read-only the kernel goes first,
 //! so that nothing comes behind the daemon's sync; towards read-write the daemon goes first, which may have opened the
 //! store for reading only. What is not named stays as it is. Options of the daemon and of the FUSE connection (threads,
-//! `noxattr`, `allow_other`, ...) cannot change under a mount: they count from the next mount on.
+//! `noxattr`, `allow_other`, ...) cannot change under a mount: they count from the next mount on. One that is named gets a
+//! line of warning, not an error, because mount(8) hands over the whole line of fstab with any remount.
 //! mount(8) without the helper (`mount -i`) only does the kernel's half.
 
 use std::io;
@@ -36,6 +37,12 @@ pub fn run(directory: &Path, mountpoint: &Path, lists: &[String]) -> Outcome<Rem
     })?;
     let options = mount_options::parse(&all_words(&entry, lists), directory, true)
         .map_err(|error| Failure::new("-o", error).code(2))?;
+    for word in unchangeable(&entry, lists) {
+        eprintln!(
+            "shoal: {}: `{word}` cannot change while the store is mounted; it counts from the next mount on",
+            mountpoint.display()
+        );
+    }
     let ask = || {
         let question =
             Question::Remount { read_only: options.read_only, access_times: name(options.access_times).into() };
@@ -70,6 +77,23 @@ fn all_words(entry: &MountEntry, lists: &[String]) -> Vec<String> {
     in_force
         .chain(given)
         .filter(|word| !connections.iter().any(|prefix| word.starts_with(prefix)))
+        .map(String::from)
+        .collect()
+}
+
+/// The options given that a remount does not change, unless the table of mounts says that they are in force.
+fn unchangeable(entry: &MountEntry, lists: &[String]) -> Vec<String> {
+    let in_force = |word: &str| entry.super_options.split(',').any(|known| known == word);
+    let given = lists.iter().flat_map(|list| list.split(','));
+    given
+        .filter(|word| match word.split('=').next().unwrap_or_default() {
+            "threads" | "read_ahead" | "xattr" | "noxattr" | "clone_fd" | "noclone_fd" | mount_options::RESTORE => true,
+            "allow_other" | "allow_root" => !in_force("allow_other"),
+            "noallow_other" => in_force("allow_other"),
+            "default_permissions" => !in_force("default_permissions"),
+            "nodefault_permissions" => in_force("default_permissions"),
+            _ => false,
+        })
         .map(String::from)
         .collect()
 }
@@ -120,6 +144,10 @@ mod tests {
             source: "/s".into(),
             super_options: "rw,dirsync,user_id=0,group_id=0,default_permissions,allow_other".into(),
         };
+        assert_eq!(unchangeable(&entry, &["remount,ro,noatime,allow_other,default_permissions".into()]), [""; 0]);
+        let asked = "remount,threads=2,noxattr,noallow_other,nodefault_permissions,nosuid";
+        let warned = ["threads=2", "noxattr", "noallow_other", "nodefault_permissions"];
+        assert_eq!(unchangeable(&entry, &[asked.into()]), warned);
         let parsed = |entry: &MountEntry, list: &str| {
             mount_options::parse(&all_words(entry, &[list.into()]), Path::new("/s"), true).unwrap()
         };
