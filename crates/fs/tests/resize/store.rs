@@ -166,12 +166,12 @@ impl Media {
         shoal_region::newest_image(&self.images()).unwrap().1
     }
 
-    /// The image that does not count, if it has another layout.
+    /// The image that does not count, if it has another layout or none.
     pub fn image_of_another_layout(&self) -> Option<usize> {
         let (newest, superblock, _) = shoal_region::newest_image(&self.images()).ok()?;
         let mut page = [0; PAGE as usize];
         self.images()[1 - newest].read(SUPERBLOCK_AT, &mut page).unwrap();
-        Superblock::decode(&page).is_ok_and(|found| found != superblock).then_some(1 - newest)
+        (!Superblock::decode(&page).is_ok_and(|found| found == superblock)).then_some(1 - newest)
     }
 
     pub fn is_blank(&self, image: usize) -> bool {
