@@ -50,7 +50,7 @@ pub enum Command {
     Salvage(SalvageArgs),
     /// Copy a store that is not mounted to another directory, compactly
     Copy(CopyArgs),
-    /// Change the limits of a store that is not mounted
+    /// Change the limits of a store, mounted or not
     Resize(ResizeArgs),
     /// Show how one file is stored
     Inspect(InspectArgs),
@@ -262,15 +262,17 @@ pub struct CopyArgs {
 #[command(after_help = "Examples:\n  \
     shoal resize --memory-size 8G /srv/store\n  \
     shoal resize --bulk-size 200G /srv/store\n\n\
-    Large files are not moved: bulk storage shrinks to its last block in use at most. Cut off at any moment it leaves the\n\
-    store with its old or with its new sizes.")]
+    A store that is not mounted can have any size that holds what is in use; a refusal names the smallest. It is checked\n\
+    first, and a damaged one is refused as it is. Cut off at any moment, the store has its old or its new sizes.\n\n\
+    A mounted store changes its limits at once, up to the sizes it was formatted or last resized with while unmounted.\n\
+    `dax` memory has limits of a mounted store only.")]
 pub struct ResizeArgs {
-    /// The store's directory
+    /// The store's directory, or where it is mounted
     pub store: PathBuf,
     /// Most that metadata and small files may take
     #[arg(long, value_name = "SIZE")]
     pub memory_size: Option<Size>,
-    /// Size of the bulk storage
+    /// Most that large files may take
     #[arg(long, value_name = "SIZE")]
     pub bulk_size: Option<Size>,
     /// Report as JSON

@@ -166,6 +166,20 @@ impl Media {
         shoal_region::newest_image(&self.images()).unwrap().1
     }
 
+    /// The image that does not count, if it has another layout or none.
+    pub fn image_of_another_layout(&self) -> Option<usize> {
+        let (newest, superblock, _) = shoal_region::newest_image(&self.images()).ok()?;
+        let mut page = [0; PAGE as usize];
+        self.images()[1 - newest].read(SUPERBLOCK_AT, &mut page).unwrap();
+        (!Superblock::decode(&page).is_ok_and(|found| found == superblock)).then_some(1 - newest)
+    }
+
+    pub fn is_blank(&self, image: usize) -> bool {
+        let mut bytes = vec![0; 16 << 20];
+        self.images()[image].read(0, &mut bytes).unwrap();
+        bytes.iter().all(|&byte| byte == 0)
+    }
+
     pub fn limits(&self) -> Limits {
         let superblock = self.superblock();
         Limits { region_bytes: superblock.region_bytes, bulk_blocks: superblock.bulk_blocks }
