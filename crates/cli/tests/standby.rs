@@ -222,7 +222,15 @@ fn salvage_says_what_is_missing_of_the_log() {
     fs::write(&later, vec![0; 32 << 20]).unwrap();
     let (_, told) = salvaged(&scene, 4);
     assert!(told.contains("the log's segment from position 33554432 on is missing"), "{told}");
+    // Where the log ends is a segment that is there: it is its own end, and the other file no part of it.
     fs::remove_file(&later).unwrap();
+    let first = segment();
+    fs::rename(&first, scene.at("first")).unwrap();
+    fs::write(&later, vec![0; 32 << 20]).unwrap();
+    let refused = scene.exits(1, &["mount", "store", "mnt"]);
+    assert!(refused.contains("shoal salvage"), "{refused}");
+    fs::remove_file(&later).unwrap();
+    fs::rename(scene.at("first"), &first).unwrap();
     let (_, told) = salvaged(&scene, 0);
     assert!(told.contains("nothing is lost"), "{told}");
 }
