@@ -1,4 +1,6 @@
-//! Older copies of a `battery` store's parts, put back by hand: a region and images that do not belong together are refused.
+//! Older copies of a `battery` store's parts, put back by hand.
+//!
+//! A region and images that do not belong together are refused, by this program and by those before it.
 
 mod damaged_media;
 
