@@ -24,6 +24,8 @@ pub struct Wish<'a> {
     pub restore: bool,
     /// The store's, in words.
     pub uuid: &'a str,
+    /// Nothing is left of a process that served the store: it was unmounted.
+    pub unmounted: bool,
 }
 
 /// What lies where the region should be.
@@ -56,6 +58,12 @@ pub fn open(path: &Path, images: &[Arc<HostImage>; 2], wish: &Wish<'_>) -> Outco
         let cause = format!("the region is gone, and the saved image lacks everything since {since}");
         return Err(Failure::new(path.display(), cause).remedy(
             "bring the memory's file system back (is it mounted?), or mount with --restore to go on from the image",
+        ));
+    }
+    if !wish.restore && !wish.unmounted {
+        let cause = "the region is gone, and the saved image is older than the store's last mount, which had no end";
+        return Err(Failure::new(path.display(), cause).remedy(
+            "bring the memory's file system and the newest images back, or mount with --restore to go on from this image",
         ));
     }
     if wish.read_only {
@@ -126,16 +134,19 @@ fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], uuid: &str) -> Outcome<Fo
     };
     let memory: Arc<dyn PersistentMemory> = Arc::new(memory);
     // Old records over newer bytes would be no state of the store.
-    if let Err(error) = shoal_region::ring_end(&memory, &superblock, &anchor) {
-        let salvage = "copy out with `shoal salvage` what can be read, which is nearly everything";
-        let failure = Failure::new(path.display(), error).remedy(format!("{salvage}, or {restore}"));
-        return Ok(Found::Refused(failure, anchor.incarnation.get()));
-    }
-    use shoal_region::Error::{ImageOlder, RegionOlder};
-    Ok(match shoal_region::compare(images, &superblock, &anchor) {
+    let end = match shoal_region::ring_end(&memory, &superblock, &anchor) {
+        Ok(end) => end,
+        Err(error) => {
+            let salvage = "copy out with `shoal salvage` what can be read, which is nearly everything";
+            let failure = Failure::new(path.display(), error).remedy(format!("{salvage}, or {restore}"));
+            return Ok(Found::Refused(failure, anchor.incarnation.get()));
+        }
+    };
+    use shoal_region::Error::{ImageBehind, ImageOlder, RegionBehind, RegionOlder};
+    Ok(match shoal_region::compare(images, &superblock, &anchor, end) {
         Ok(()) => Found::Region(memory),
-        Err(error @ (RegionOlder { .. } | ImageOlder { .. })) => {
-            let missing = if matches!(error, RegionOlder { .. }) {
+        Err(error @ (RegionOlder { .. } | ImageOlder { .. } | RegionBehind { .. } | ImageBehind { .. })) => {
+            let missing = if matches!(error, RegionOlder { .. } | RegionBehind { .. }) {
                 "bring the newer region back (did its file system cover it?)"
             } else {
                 "put the newer images back"

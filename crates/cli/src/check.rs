@@ -80,7 +80,12 @@ pub fn examine(store: &Store, sums: bool, silent: bool) -> Outcome<Report> {
         }
         MemoryChoice::Battery(path) => {
             // A region that a restore has left behind is sound in itself, and still not the store.
-            let wish = battery::Wish { read_only: true, restore: false, uuid: &store.description.uuid };
+            let wish = battery::Wish {
+                read_only: true,
+                restore: false,
+                uuid: &store.description.uuid,
+                unmounted: store.was_unmounted(),
+            };
             let memory = battery::open(path, &store.open_images()?, &wish)?;
             run(ImageSource::Memory(memory.as_ref()), None)?
         }

@@ -9,10 +9,14 @@ mod media;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use serde::Serialize;
 use shoal_check::{BulkData, ImageSource, SalvageSource, Salvaged};
-use shoal_media::{LogDevice, PersistentMemory};
+use shoal_format::PAGE;
+use shoal_format::superblock::{ANCHOR_AT, AnchorRecord, SUPERBLOCK_AT, Superblock};
+use shoal_media::{ImageFile, LogDevice, PersistentMemory};
+use shoal_region::Error::LogGap;
 
 use crate::args::SalvageArgs;
 use crate::failure::{During, EXIT_OPERATIONAL, Failure, Outcome};
@@ -89,13 +93,17 @@ fn salvage(args: &SalvageArgs) -> Outcome<Report> {
     let description = describe(&directory)?;
     let target = prepare(&args.target, &directory)?;
     let images = store_images(&directory);
+    let older = description.memory.path().and_then(|path| media::ReadMemory::open(path)).and_then(|memory| {
+        let [first, second] = store_images(&directory);
+        disagreement(Arc::new(memory), [Arc::new(first), Arc::new(second)])
+    });
     let images = ImageSource::Images([&images[0], &images[1]]);
     let log = media::ReadLog::open(&directory.join(LOG));
     let log_faults = log.as_ref().map(media::ReadLog::faults).unwrap_or_default();
     let log: Option<&dyn LogDevice> = log.as_ref().map(|log| log as &dyn LogDevice);
     let memory = description.memory.path().and_then(|path| media::ReadMemory::open(path));
     let unnamed = |why| Lost { path: None, from: None, to: None, why };
-    let mut before: Vec<Lost> = log_faults.into_iter().map(unnamed).collect();
+    let mut before: Vec<Lost> = log_faults.into_iter().chain(older).map(unnamed).collect();
     let bulk = match bulk(&directory, &description) {
         Ok(bulk) => bulk,
         Err(why) => {
@@ -145,6 +153,24 @@ fn salvage(args: &SalvageArgs) -> Outcome<Report> {
         unnamed: found.unnamed,
         lost,
     })
+}
+
+/// Why a region is not the one its saved images are of, if so.
+fn disagreement(memory: Arc<dyn PersistentMemory>, images: [Arc<dyn ImageFile>; 2]) -> Option<String> {
+    if memory.len() < 4 * PAGE {
+        return None;
+    }
+    let mut page = [0; PAGE as usize];
+    memory.read(SUPERBLOCK_AT, &mut page);
+    let superblock = Superblock::decode(&page).ok().filter(|superblock| memory.len() >= superblock.region_bytes)?;
+    memory.read(ANCHOR_AT[0], &mut page);
+    let anchor = AnchorRecord::newest(&page).ok()?;
+    let end = match shoal_region::ring_end(&memory, &superblock, &anchor) {
+        Err(LogGap { next, .. }) => next,
+        end => end.ok()?,
+    };
+    let error = shoal_region::compare(&images, &superblock, &anchor, end).err()?;
+    Some(format!("{error}; large files may have the bytes of others, and changes may be missing"))
 }
 
 /// The description, or what `format` would have written, where it is gone.

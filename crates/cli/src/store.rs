@@ -195,7 +195,12 @@ impl Store {
                 }
                 MemoryChoice::Battery(path) => {
                     let images = self.open_images()?;
-                    let wish = battery::Wish { read_only, restore: self.restore, uuid: &self.description.uuid };
+                    let wish = battery::Wish {
+                        read_only,
+                        restore: self.restore,
+                        uuid: &self.description.uuid,
+                        unmounted: self.was_unmounted(),
+                    };
                     (battery::open(path, &images, &wish)?, None, Some(shared(&images)))
                 }
                 MemoryChoice::Dax(path) => {
@@ -280,6 +285,11 @@ impl Store {
             }
             written => written.during(path.display()),
         }
+    }
+
+    /// No process that served the store was cut off.
+    pub fn was_unmounted(&self) -> bool {
+        !self.directory.join(PID).exists()
     }
 
     pub fn remove_pid(&self) {

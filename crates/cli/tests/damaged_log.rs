@@ -1,4 +1,6 @@
 //! A damaged record in the middle of the log: refused and named, never taken for the log's end.
+//!
+//! In the ring of a `battery` region, and in the log files of `logged` memory, after the process was killed.
 
 mod damaged_media;
 

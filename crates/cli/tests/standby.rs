@@ -10,6 +10,9 @@ use std::os::unix::fs::FileExt;
 use damaged_media::{Scene, Tree};
 use shoal_format::{PAGE, checksum};
 
+/// Its name, and how an image gets it.
+type Damage = (&'static str, fn(&Scene, &str));
+
 /// A store that both images hold nearly all of, unmounted, and what is in it.
 fn two_images() -> (Scene, Tree) {
     let scene = Scene::logged();
@@ -45,7 +48,7 @@ fn goes_on(scene: &Scene, tree: &Tree, what: &str) {
 #[test]
 fn damage_of_the_standby_image_does_not_go_live() {
     let (scene, tree) = two_images();
-    let damages: [(&str, fn(&Scene, &str)); 6] = [
+    let damages: [Damage; 6] = [
         ("cut to nothing", |scene, image| scene.open(image).set_len(0).unwrap()),
         ("cut within its pages", |scene, image| scene.open(image).set_len(1_500_000).unwrap()),
         ("cut within its sums", |scene, image| {
@@ -158,7 +161,7 @@ fn salvage_takes_from_the_other_image_what_the_newest_has_lost() {
     scene.umount();
     let (newest, _) = scene.images();
     fs::copy(scene.at(newest), scene.at("whole")).unwrap();
-    let damages: [(&str, fn(&Scene, &str)); 6] = [
+    let damages: [Damage; 6] = [
         ("a bit of an old page", |scene, image| scene.flip(image, scene.find(image, &[b'D'; 9000]) + 77)),
         ("a bit of a page the other has not", |scene, image| scene.flip(image, scene.find(image, &[b'!'; 9000]) + 77)),
         ("pages of zeros", |scene, image| {
@@ -222,7 +225,15 @@ fn salvage_says_what_is_missing_of_the_log() {
     fs::write(&later, vec![0; 32 << 20]).unwrap();
     let (_, told) = salvaged(&scene, 4);
     assert!(told.contains("the log's segment from position 33554432 on is missing"), "{told}");
+    // Where the log ends is a segment that is there: it is its own end, and the other file no part of it.
     fs::remove_file(&later).unwrap();
+    let first = segment();
+    fs::rename(&first, scene.at("first")).unwrap();
+    fs::write(&later, vec![0; 32 << 20]).unwrap();
+    let refused = scene.exits(1, &["mount", "store", "mnt"]);
+    assert!(refused.contains("shoal salvage"), "{refused}");
+    fs::remove_file(&later).unwrap();
+    fs::rename(scene.at("first"), &first).unwrap();
     let (_, told) = salvaged(&scene, 0);
     assert!(told.contains("nothing is lost"), "{told}");
 }

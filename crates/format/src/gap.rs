@@ -42,7 +42,11 @@ pub fn next_of_chain(bytes: &[u8], end: u64, salt: u32) -> Option<RecordHeader> 
         let next = header(bytes.get(damaged.total() as usize..)?)?;
         return (next.lsn.get() == end + damaged.total() && next.salt.get() == damaged.crc.get()).then_some(next);
     }
-    for at in (RECORD_HEADER..bytes.len().min(GAP_BYTES_MAX)).step_by(RECORD_ALIGN) {
+    let bytes = &bytes[..bytes.len().min(GAP_BYTES_MAX)];
+    let mut from = RECORD_HEADER;
+    while let Some(skip) = bytes.get(from..).and_then(next_magic) {
+        let at = from + skip;
+        from = at + RECORD_ALIGN;
         let Some(next) = header(&bytes[at..]).filter(|next| next.lsn.get() == end + at as u64) else { continue };
         let longest = at - RECORD_HEADER;
         let lengths = longest.saturating_sub(RECORD_ALIGN - 1)..=longest;
@@ -59,11 +63,26 @@ pub fn next_of_chain(bytes: &[u8], end: u64, salt: u32) -> Option<RecordHeader> 
     None
 }
 
+/// Offset of the next magic number at an aligned place. A mount looks through the whole ring: most of it block by block.
+fn next_magic(bytes: &[u8]) -> Option<usize> {
+    const BLOCK: usize = 64 * RECORD_ALIGN;
+    let is_magic = |word: &[u8]| u32::from_le_bytes(word[..4].try_into().expect("four bytes")) == RECORD_MAGIC;
+    for (number, block) in bytes.chunks(BLOCK).enumerate() {
+        let any = block.chunks_exact(RECORD_ALIGN).fold(false, |any, word| any | is_magic(word));
+        if any {
+            let word = block.chunks_exact(RECORD_ALIGN).position(is_magic)?;
+            return Some(number * BLOCK + word * RECORD_ALIGN);
+        }
+    }
+    None
+}
+
 /// Finds the first whole record of the present turn behind the end of a ring's log. `bytes` is what may be log from `end` on, at
 /// most a turn of `ring_bytes`.
 pub fn next_in_ring(bytes: &[u8], end: u64, ring_bytes: u64) -> Option<RecordHeader> {
     let mut at = 0;
-    while at + RECORD_HEADER <= bytes.len() {
+    while let Some(skip) = next_magic(&bytes[at..]) {
+        at += skip;
         let Some(found) = header(&bytes[at..]) else {
             at += RECORD_ALIGN;
             continue;
@@ -73,7 +92,7 @@ pub fn next_in_ring(bytes: &[u8], end: u64, ring_bytes: u64) -> Option<RecordHea
         let whole = (lsn == position || earlier) && record(&bytes[at..]).is_some();
         match whole {
             true if lsn == position => return Some(found),
-            true => at += found.total() as usize,
+            true => at = (at + found.total() as usize).min(bytes.len()),
             false => at += RECORD_ALIGN,
         }
     }

@@ -14,8 +14,11 @@ pub const SUPERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"SHOALRGN");
 pub const ANCHOR_MAGIC: u64 = u64::from_le_bytes(*b"SHOALANC");
 /// The format version this crate reads and writes.
 pub const VERSION: u32 = 1;
+/// Incompatible feature: region and images agree on an incarnation, and an image says whether it lacks anything. Who does
+/// not keep these up to date must not open the region.
+pub const FEATURE_INCARNATION: u64 = 1;
 /// Incompatible features this crate understands.
-pub const FEATURES_INCOMPAT: u64 = 0;
+pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION;
 
 pub const SUPERBLOCK_AT: Offset = 0;
 /// Offsets of the two anchor slots.
@@ -77,6 +80,8 @@ const _: () = assert!(std::mem::offset_of!(SuperblockRecord, crc) == 140);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Superblock {
     pub memory_kind: MemoryKind,
+    /// Incompatible features the region has, all of them known.
+    pub features: u64,
     pub uuid: [u8; 16],
     /// Bytes of the region's address space: the limit, not what is in use.
     pub region_bytes: u64,
@@ -120,6 +125,7 @@ impl Superblock {
         let ring_bytes = if geometry.memory_kind.has_ring() { geometry.ring_bytes / PAGE * PAGE } else { 0 };
         let superblock = Superblock {
             memory_kind: geometry.memory_kind,
+            features: if geometry.memory_kind == MemoryKind::Battery { FEATURE_INCARNATION } else { 0 },
             uuid: geometry.uuid,
             region_bytes,
             segment_table: SEGMENT_TABLE_AT,
@@ -182,7 +188,7 @@ impl Superblock {
             version: VERSION.into(),
             memory_kind: (self.memory_kind as u32).into(),
             features_compat: 0.into(),
-            features_incompat: FEATURES_INCOMPAT.into(),
+            features_incompat: self.features.into(),
             uuid: self.uuid,
             region_bytes: self.region_bytes.into(),
             segment_table: self.segment_table.into(),
@@ -229,6 +235,7 @@ impl Superblock {
         };
         let superblock = Superblock {
             memory_kind,
+            features: record.features_incompat.get(),
             uuid: record.uuid,
             region_bytes: record.region_bytes.get(),
             segment_table: record.segment_table.get(),

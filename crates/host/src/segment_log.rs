@@ -417,6 +417,13 @@ impl LogDevice for SegmentLog {
         self.shared.read(position, out)
     }
 
+    fn resumes_behind(&self, position: u64) -> Option<u64> {
+        let state = self.shared.state.lock();
+        let start = position - position % self.shared.segment_bytes;
+        let (&next, _) = state.segments.range(start..).next()?;
+        (next != start).then_some(next)
+    }
+
     fn release(&self, position: u64) -> Result<()> {
         self.shared.release(position)
     }

@@ -32,6 +32,12 @@ pub trait LogDevice: Send + Sync {
     /// Reads up to `out.len()` bytes from `position`; returns how many exist there (0 at the end of all segments).
     fn read(&self, position: u64, out: &mut [u8]) -> Result<usize>;
 
+    /// The next position behind `position` that exists, if `position` itself does not.
+    fn resumes_behind(&self, position: u64) -> Option<u64> {
+        let _ = position;
+        None
+    }
+
     /// Everything before `position` is not needed any more; its space may be reused. Need not be durable.
     fn release(&self, position: u64) -> Result<()>;
 

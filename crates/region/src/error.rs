@@ -37,6 +37,17 @@ pub enum Error {
          back from a backup, or have been used elsewhere"
     )]
     ImageOlder { region: u64, image: u64 },
+    /// Positions of the log: where the region's ends, and up to where the image has everything.
+    #[error(
+        "the region ends at log position {end}, and the saved image has all up to {saved}: the region is an older copy, put \
+         back"
+    )]
+    RegionBehind { end: u64, saved: u64 },
+    #[error(
+        "the saved image ends at log position {saved} and claims to lack nothing, and the region goes on to {end}: the images \
+         are an older copy, put back from a backup"
+    )]
+    ImageBehind { end: u64, saved: u64 },
     #[error("the log ends at {end}, before the image's seal at {sealed}: log segments are missing or damaged")]
     LogShort { end: u64, sealed: u64 },
     /// A record in the middle of the log does not count: what follows it would be given up in silence.

@@ -3,22 +3,24 @@
 //! The memory of a region can be absent for a while (its file system is not mounted), and the store go on from its image;
 //! then two regions exist that share one bulk device, and each would show the other's bytes as its own. So a restore
 //! begins a new *incarnation*: its number is in the anchors of the region and of both images, and a region of another
-//! one is refused ([`compare`]). An image that is *clean* holds all that the region held; the mark is taken off before
+//! one is refused ([`compare`]), and so is one whose log ends where the image says it cannot: an older copy that was put back. An image that is *clean* holds all that the region held; the mark is taken off before
 //! the first record of a mount, so that whoever finds the region gone knows whether the image lacks anything.
 //!
 //! Rules: images learn of a new incarnation durably before its region can be found ([`restore`] returns then). Marks go
 //! to the second anchor slot, which counts among equal generations; the first one keeps what it held.
 //! Left out: whether to restore, and where the region's file is (the store's directory knows).
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 
-use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, SUPERBLOCK_AT, Superblock};
-use shoal_format::{FormatError, PAGE};
+use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, FEATURE_INCARNATION, SUPERBLOCK_AT, Superblock};
+use shoal_format::{FormatError, PAGE, checksum};
 use shoal_media::{ImageFile, PersistentMemory};
 use zerocopy::IntoBytes;
 
+use crate::checkpoint::sums_at;
 use crate::seal::empty_other_layout;
-use crate::{Error, Result, newest_image};
+use crate::{Error, Lsn, Result, newest_image};
 
 /// An incarnation is the number of restores and, in so many low bits, random ones: two copies of the images that are both
 /// restored from part ways as well.
@@ -29,19 +31,32 @@ pub fn next_incarnation(last: u64, random: u32) -> u64 {
     ((last >> RANDOM_BITS) + 1) << RANDOM_BITS | random as u64
 }
 
-/// Refuses a region that is not of the incarnation the images are of. Images that hold nothing yet say nothing.
-pub fn compare(images: &[Arc<dyn ImageFile>; 2], superblock: &Superblock, anchor: &AnchorRecord) -> Result<()> {
-    let image = match newest_image(images) {
-        Ok((_, saved, newest)) if saved.uuid == superblock.uuid => newest.incarnation.get(),
+/// Refuses a region that is not of the incarnation the images are of, or not at a position they leave possible; `end` is where
+/// its log ends. Images that hold nothing yet say nothing.
+pub fn compare(
+    images: &[Arc<dyn ImageFile>; 2],
+    superblock: &Superblock,
+    anchor: &AnchorRecord,
+    end: Lsn,
+) -> Result<()> {
+    let newest = match newest_image(images) {
+        Ok((_, saved, newest)) if saved.uuid == superblock.uuid => newest,
         Ok(_) | Err(Error::NoImage { .. }) => return Ok(()),
         Err(error) => return Err(error),
     };
-    let region = anchor.incarnation.get();
-    let times = (region >> RANDOM_BITS, image >> RANDOM_BITS);
-    match times {
-        _ if region == image => Ok(()),
-        (region, image) if region < image => Err(Error::RegionOlder { region, image }),
-        (region, image) => Err(Error::ImageOlder { region, image }),
+    let (region, image) = (anchor.incarnation.get(), newest.incarnation.get());
+    if region != image {
+        let (region, image) = (region >> RANDOM_BITS, image >> RANDOM_BITS);
+        let older = region < image;
+        return Err(if older { Error::RegionOlder { region, image } } else { Error::ImageOlder { region, image } });
+    }
+    let saved = newest.replay_lsn.get();
+    // An older program does not take the mark off an image that falls behind.
+    let marked = superblock.features & FEATURE_INCARNATION != 0 && newest.flags.get() & ANCHOR_CLEAN != 0;
+    match end.cmp(&saved) {
+        Ordering::Less => Err(Error::RegionBehind { end, saved }),
+        Ordering::Greater if marked => Err(Error::ImageBehind { end, saved }),
+        _ => Ok(()),
     }
 }
 
@@ -57,6 +72,16 @@ pub(crate) fn mark_in_use(image: &dyn ImageFile, anchor: AnchorRecord) -> Result
 fn write_second(image: &dyn ImageFile, anchor: AnchorRecord) -> Result<()> {
     image.write(ANCHOR_AT[1], anchor.sealed().as_bytes())?;
     Ok(image.sync()?)
+}
+
+/// Puts a superblock into an image, with the sum of its page; a sync is still to come.
+fn write_superblock(image: &dyn ImageFile, superblock: &Superblock) -> Result<()> {
+    let mut page = vec![0; PAGE as usize];
+    image.read(SUPERBLOCK_AT, &mut page)?;
+    let record = superblock.encode();
+    page[..record.len()].copy_from_slice(&record);
+    image.write(SUPERBLOCK_AT, &record)?;
+    Ok(image.write(sums_at(superblock), &checksum(0, &page).to_le_bytes())?)
 }
 
 /// Makes memory that has an image's bytes the region the image holds.
@@ -87,6 +112,9 @@ pub fn restore(
         images[newest].read(at, bytes)?;
         memory.write(at, bytes);
     }
+    // A program that knows nothing of incarnations must open neither the region nor what was left behind for it.
+    let marked = Superblock { features: superblock.features | FEATURE_INCARNATION, ..superblock };
+    memory.write(SUPERBLOCK_AT, &marked.encode());
     memory.write_back(0, used);
     let incarnation = next_incarnation(saved.incarnation.get().max(refused), random).into();
     place_anchor(&AnchorRecord { incarnation, ..saved }.sealed(), memory);
@@ -96,6 +124,7 @@ pub fn restore(
             && other.uuid == superblock.uuid
             && !empty_other_layout(image.as_ref(), &superblock)?
         {
+            write_superblock(image.as_ref(), &marked)?;
             write_second(image.as_ref(), AnchorRecord { incarnation, ..anchor })?;
         }
     }

@@ -211,10 +211,9 @@ impl Region {
         if anchor.uuid != superblock.uuid {
             return Err(Error::Foreign);
         }
-        if let Some(images) = &parts.images
-            && superblock.memory_kind.has_ring()
-        {
-            incarnation::compare(images, &superblock, &anchor)?;
+        if superblock.memory_kind.has_ring() {
+            let end = ring_end(&parts.memory, &superblock, &anchor)?;
+            parts.images.iter().try_for_each(|images| incarnation::compare(images, &superblock, &anchor, end))?;
         }
         let nonce = parts.nonce;
         let log: Arc<dyn LogDevice> = match &parts.log {
@@ -243,14 +242,12 @@ impl Region {
             parts.memory.write_back(superblock.ring, superblock.ring_bytes);
             parts.memory.fence();
         }
-        if superblock.memory_kind.has_ring() {
-            ring_end(&parts.memory, &superblock, &anchor)?;
-        }
         let (end, salt, last_boot, mut recovery) =
             replay(&superblock, &anchor, Some(parts.memory.as_ref()), log.as_ref(), &dirty, parts.boot_id)?;
         if end < anchor.sealed_lsn.get() {
             return Err(Error::LogShort { end, sealed: anchor.sealed_lsn.get() });
         }
+        log_end::refuse_hole(log.as_ref(), end)?;
         recovery.power_lost &= also != Some(last_boot);
         if !superblock.memory_kind.has_ring() && !recovery.power_lost {
             log_end::refuse_gap(log.as_ref(), end, salt)?;

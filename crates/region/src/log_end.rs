@@ -43,3 +43,8 @@ pub(crate) fn refuse_gap(log: &dyn LogDevice, end: Lsn, salt: u32) -> Result<()>
     let next = next_of_chain(&bytes[..len], end, salt);
     next.map_or(Ok(()), |next| Err(Error::LogGap { at: end, next: next.lsn.get() }))
 }
+
+/// Refuses a log of which a part is missing: its segments are made one behind the other.
+pub(crate) fn refuse_hole(log: &dyn LogDevice, end: Lsn) -> Result<()> {
+    log.resumes_behind(end).map_or(Ok(()), |next| Err(Error::LogGap { at: end, next }))
+}

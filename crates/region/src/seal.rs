@@ -81,7 +81,9 @@ pub fn empty_image(image: &dyn ImageFile) -> Result<()> {
 pub(crate) fn empty_other_layout(image: &dyn ImageFile, superblock: &Superblock) -> Result<bool> {
     let mut page = vec![0; PAGE as usize];
     image.read(SUPERBLOCK_AT, &mut page)?;
-    let other = Superblock::decode(&page).is_ok_and(|found| found != *superblock);
+    // Features may have been added to one of them since.
+    let same_features = |found| Superblock { features: superblock.features, ..found };
+    let other = Superblock::decode(&page).is_ok_and(|found| same_features(found) != *superblock);
     if other {
         empty_image(image)?;
     }

@@ -1,4 +1,6 @@
 //! Which boot a log names, and what that says about a power loss.
+//!
+//! An earlier program named the boot in another way; its name counts as well.
 
 use std::sync::Arc;
 

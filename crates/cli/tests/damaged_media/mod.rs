@@ -150,13 +150,15 @@ impl Drop for Scene {
     }
 }
 
+/// What is below `top`; what cannot be read has the error for its contents.
 pub fn read_tree(top: &Path) -> Tree {
     let mut tree = Tree::new();
     let mut folders = vec![top.to_path_buf()];
     while let Some(folder) = folders.pop() {
-        for path in fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()) {
+        let Ok(entries) = fs::read_dir(&folder) else { continue };
+        for path in entries.map_while(|entry| Some(entry.ok()?.path())) {
             let name = path.strip_prefix(top).unwrap().to_path_buf();
-            if fs::symlink_metadata(&path).unwrap().is_dir() {
+            if fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_dir()) {
                 tree.insert(name, None);
                 folders.push(path);
             } else {

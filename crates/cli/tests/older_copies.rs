@@ -1,0 +1,134 @@
+//! Older copies of a `battery` store's parts, put back by hand.
+//!
+//! A region and images that do not belong together are refused, by this program and by those before it.
+
+mod damaged_media;
+
+use std::fs;
+
+use damaged_media::Scene;
+use shoal_format::superblock::FEATURE_INCARNATION;
+
+const FILES: [&str; 3] = ["store/image.0", "store/image.1", "region"];
+
+fn keep(scene: &Scene) {
+    fs::create_dir(scene.at("kept")).unwrap();
+    fs::create_dir(scene.at("kept/store")).unwrap();
+    FILES.iter().for_each(|name| put(scene, name, &format!("kept/{name}")));
+}
+
+fn put(scene: &Scene, from: &str, to: &str) {
+    fs::copy(scene.at(from), scene.at(to)).unwrap();
+}
+
+fn put_back(scene: &Scene, names: &[&str]) {
+    names.iter().for_each(|name| put(scene, &format!("kept/{name}"), name));
+}
+
+/// A store that was saved, and kept so.
+fn kept() -> Scene {
+    let scene = Scene::battery();
+    scene.mount();
+    scene.write("common", "1");
+    scene.umount();
+    keep(&scene);
+    scene.mount();
+    scene.write("later", "2");
+    scene
+}
+
+fn is_refused(scene: &Scene, sentence: &str) {
+    let before = scene.sums();
+    for args in [&["mount", "store", "mnt"][..], &["mount", "-o", "ro", "store", "mnt"]] {
+        let refused = scene.exits(1, args);
+        assert!(refused.contains(sentence) && refused.contains("--restore"), "{refused}");
+    }
+    scene.exits(8, &["check", "store"]);
+    scene.exits(8, &["check", "--repair", "store"]);
+    assert!(scene.sums() == before, "a refusal changes nothing");
+}
+
+#[test]
+fn an_older_copy_of_the_region_is_refused() {
+    for clean in [true, false] {
+        let scene = kept();
+        if clean {
+            scene.umount();
+        } else {
+            scene.kill();
+            // Saved once more after the copy was made.
+            scene.mount();
+            scene.umount();
+            scene.mount();
+            scene.kill();
+        }
+        put(&scene, "region", "newer");
+        put_back(&scene, &["region"]);
+        is_refused(&scene, "the region is an older copy");
+        let told = scene.exits(4, &["salvage", "store", "copy"]);
+        assert!(told.contains("the region is an older copy"), "{told}");
+        put(&scene, "newer", "region");
+        scene.mount();
+        assert!(scene.at("mnt/later").exists() && scene.at("mnt/common").exists());
+        scene.umount();
+        put_back(&scene, &["region"]);
+        scene.ok(&["mount", "--restore", "store", "mnt"]);
+        assert!(scene.at("mnt/later").exists() && scene.at("mnt/common").exists());
+        scene.umount();
+        assert!(scene.at("region.old-1").exists());
+    }
+}
+
+#[test]
+fn older_copies_of_the_images_are_refused() {
+    for clean in [true, false] {
+        let scene = kept();
+        if clean {
+            scene.umount()
+        } else {
+            scene.kill()
+        }
+        put(&scene, "store/image.0", "newer.0");
+        put(&scene, "store/image.1", "newer.1");
+        put_back(&scene, &FILES[..2]);
+        is_refused(&scene, "the images are an older copy");
+        let told = scene.exits(4, &["salvage", "store", "copy"]);
+        assert!(told.contains("the images are an older copy") && scene.at("copy/later").exists(), "{told}");
+        put(&scene, "newer.0", "store/image.0");
+        put(&scene, "newer.1", "store/image.1");
+        scene.mount();
+        assert!(scene.at("mnt/later").exists());
+        scene.umount();
+        scene.ok(&["check", "store"]);
+    }
+}
+
+#[test]
+fn images_from_before_a_mount_that_was_cut_off_are_not_restored_unasked() {
+    let scene = kept();
+    scene.kill();
+    put_back(&scene, &FILES[..2]);
+    fs::remove_file(scene.at("region")).unwrap();
+    let refused = scene.exits(1, &["mount", "store", "mnt"]);
+    assert!(refused.contains("older than the store's last mount") && refused.contains("--restore"), "{refused}");
+    scene.ok(&["mount", "--restore", "store", "mnt"]);
+    assert!(scene.at("mnt/common").exists() && !scene.at("mnt/later").exists());
+    scene.umount();
+}
+
+#[test]
+fn an_older_program_is_told_not_to_open_a_battery_region() {
+    let scene = kept();
+    scene.umount();
+    for name in FILES {
+        assert_eq!(scene.head(name).0.features, FEATURE_INCARNATION, "{name}");
+    }
+    fs::remove_file(scene.at("region")).unwrap();
+    scene.mount();
+    scene.umount();
+    for name in FILES {
+        assert_eq!(scene.head(name).0.features, FEATURE_INCARNATION, "{name}");
+    }
+    scene.ok(&["check", "store"]);
+    assert_eq!(Scene::logged().head("store/image.0").0.features, 0);
+}
