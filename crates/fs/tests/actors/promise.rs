@@ -67,6 +67,11 @@ impl Moment {
         self.at_begin[second].as_ref().is_some_and(|then| then.returned_ok(first))
     }
 
+    /// Was `other` under way when `actor` returned?
+    fn returned_amid(&self, actor: usize, other: usize) -> bool {
+        self.at_return[actor].as_ref().is_some_and(|then| then.begun[other] && then.returned[other].is_none())
+    }
+
     /// May the state be this one, with these operations in it at least?
     fn allows(&self, turn: Turn, with: [bool; 2]) -> bool {
         let has = [turn.has(0), turn.has(1)];
@@ -115,6 +120,13 @@ impl History {
         self.kind != MemoryKind::Logged
     }
 
+    /// Has the operation returned, and does that promise what it is to promise? Each clock ticks in one thread: of two ticks at
+    /// once, which are made here only, the second leaves to the first what that one has begun.
+    fn vouches(&self, actor: usize, moment: &Moment) -> bool {
+        let ticks = self.operations.iter().all(|operation| matches!(operation, Operation::Tick));
+        moment.returned_ok(actor) && !(ticks && moment.returned_amid(actor, 1 - actor))
+    }
+
     /// Operations that must be in the view, and how much of the past.
     fn floor(&self, moment: &Moment, power: bool) -> ([bool; 2], usize) {
         let last = self.views.len() - 1;
@@ -123,7 +135,7 @@ impl History {
         }
         let mut with = [false; 2];
         let mut past = self.past.iter().rposition(syncs).map_or(0, |k| k + 1);
-        for actor in (0..2).filter(|&a| moment.returned_ok(a) && syncs(&self.operations[a])) {
+        for actor in (0..2).filter(|&a| self.vouches(a, moment) && syncs(&self.operations[a])) {
             past = last;
             with[1 - actor] |= moment.precedes(1 - actor, actor);
         }
@@ -159,7 +171,7 @@ impl History {
             }
         }
         let mut with = [false; 2];
-        for actor in (0..2).filter(|&a| moment.returned_ok(a)) {
+        for actor in (0..2).filter(|&a| self.vouches(a, moment)) {
             let operation = &self.operations[actor];
             let then = moment.at_begin[actor].as_ref().expect("it has begun");
             let before = [then.returned_ok(0), then.returned_ok(1)];
