@@ -54,6 +54,7 @@ pub enum DonorChange {
     Add,
     Drain,
     Lost,
+    Forget,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

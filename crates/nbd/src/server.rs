@@ -26,7 +26,7 @@ use crate::input::Input;
 use crate::limits::Limits;
 use crate::negotiation::server::{Handshake, Session, Step};
 use crate::outbox::{Outbox, hold_on_this_thread};
-use crate::session::{Spares, Transmission, invalid_data};
+use crate::session::{Goodbye, Spares, Transmission, invalid_data};
 use crate::tls::TlsServer;
 
 /// A server that cannot be started.
@@ -287,6 +287,12 @@ fn connection(shared: &Shared, channel: &Arc<Channel>, from: String) {
     if channel.set_timeouts(None, Some(limits.stalled)).is_err() {
         return;
     }
+    let mut session = session;
+    // Dropped last: what the connection had sent is done then.
+    let mut ticket = session.ticket.take();
+    if ticket.as_ref().is_some_and(|ticket| !ticket.attach(channel)) {
+        return;
+    }
     let spares = Arc::new(Spares::default());
     let returned = {
         let spares = spares.clone();
@@ -301,11 +307,15 @@ fn connection(shared: &Shared, channel: &Arc<Channel>, from: String) {
     let Ok(writing) = writing else { return };
     let transmission = Transmission { session, outbox: outbox.clone(), spares, limits, closing: &shared.closing };
     // However it ended: what was taken is finished and answered as far as the client listens.
-    let _ = transmission.run(Input::new(channel.clone(), &early).watching());
+    let ended = transmission.run(Input::new(channel.clone(), &early).watching());
+    if let Some(ticket) = &mut ticket {
+        ticket.said_goodbye = matches!(ended, Ok(Goodbye::Said));
+    }
     outbox.drain();
     outbox.close();
     channel.shutdown();
     let _ = writing.join();
+    drop(ticket);
 }
 
 /// The whole handshake. Returns what was agreed on and the bytes that arrived behind it, or nothing if the client left.
