@@ -50,6 +50,8 @@ pub enum Standing {
     /// It belongs to the disk and was away when the disk was opened: what only it knows was not there then, and does not
     /// count any more.
     Away,
+    /// It will belong to the disk as soon as it knows so.
+    Joins,
 }
 
 /// Which donors count: kept on every donor, changed with the epoch.
@@ -160,6 +162,7 @@ impl DiskSuperblock {
                 0 => Standing::Gone,
                 1 => Standing::Counts,
                 2 => Standing::Away,
+                3 => Standing::Joins,
                 other => return Err(FormatError::Range { what, field: "standing", found: other.into() }),
             };
             donors.push(DonorPlace { standing, born: place.u32() });

@@ -136,8 +136,7 @@ pub(crate) async fn cleaner(core: Arc<Core>) {
     }
 }
 
-/// Moves the live blocks of a claimed group into the cleaner's cache. What cannot be read stays where it is, unless it is
-/// gone for good: then it is lost.
+/// Moves the live blocks of a claimed group into the cleaner's cache. What cannot be read stays where it is.
 pub(crate) async fn empty(core: &Arc<Core>, index: u32) {
     let before = core.lock().groups[index as usize].live;
     let lists = entries(core, index).await;
@@ -172,10 +171,9 @@ pub(crate) async fn empty(core: &Arc<Core>, index: u32) {
                     place(core, at, entry, &bytes).await;
                     continue;
                 }
-                let state = &mut *core.lock();
-                let gone = matches!(block, read::Fetched::Bad) && state.is_gone(at, unit);
-                if gone || is_planted(Bug::LossAtOnce) {
-                    state.note_lost(at, entry.block);
+                let is_note = matches!(entry.block, ram::TRIMMED | ram::LOST);
+                if !is_note && is_planted(Bug::LossAtOnce) {
+                    core.lock().note_lost(&[(entry.block, at)], false);
                 }
             }
             row = end;
@@ -235,36 +233,39 @@ async fn place(core: &Arc<Core>, at: Location, entry: UnitEntry, bytes: &[u8]) {
 }
 
 impl State {
-    /// The block at this place is gone for good.
-    fn note_lost(&mut self, at: Location, block: u32) {
-        match block {
-            ram::TRIMMED if self.lives(block, at) => {
-                // What the list hid is not known any more: all that holds nothing is hidden anew.
-                self.trim_unmapped();
-                self.kill_note(at);
-            }
-            ram::LOST if self.lives(block, at) => {
-                let all: Vec<u32> = self.lost_blocks.iter().copied().collect();
-                self.note_losses(&all);
-                self.kill_note(at);
-            }
-            ram::TRIMMED | ram::LOST => {}
-            block if self.is_at(block, at) => {
+    /// Blocks at these places are gone for good; with `notes`, lists of trimmed and lost ranges are, too.
+    pub fn note_lost(&mut self, lost: &[(u32, Location)], notes: bool) {
+        let mut blocks: Vec<u32> = Vec::new();
+        for &(block, at) in lost {
+            if self.is_at(block, at) {
                 self.lost_blocks.insert(block);
-                // Before the block is dead: who frees its group waits for the note, too.
-                self.note_losses(&[block]);
+                blocks.push(block);
+            }
+        }
+        if notes {
+            // What the lists said is not known any more: all that holds nothing is hidden anew, all that is lost noted anew.
+            self.trim_unmapped();
+            blocks = self.lost_blocks.iter().copied().collect();
+            blocks.sort_unstable();
+        }
+        // Before the blocks are dead: who frees their group waits for the note, too.
+        self.note_losses(&blocks);
+        for &(block, at) in lost {
+            if self.is_at(block, at) {
                 self.unmap(block);
             }
-            _ => {}
         }
     }
 
-    /// Those of the blocks that are lost are to be written down, again.
+    /// Those of the blocks that are lost are to be written down, again. In order.
     fn note_losses(&mut self, blocks: &[u32]) {
         let sequence = self.next_sequence;
         self.next_sequence += 1;
-        for &first in blocks.iter().filter(|block| self.lost_blocks.contains(block)) {
-            self.losses.push(ram::TrimmedRange { first, count: 1, sequence });
+        for &block in blocks.iter().filter(|block| self.lost_blocks.contains(block)) {
+            match self.losses.last_mut() {
+                Some(last) if last.sequence == sequence && last.first + last.count == block => last.count += 1,
+                _ => self.losses.push(ram::TrimmedRange { first: block, count: 1, sequence }),
+            }
             self.trims_origin = self.trims_origin.min(sequence);
         }
         self.wake();

@@ -104,7 +104,7 @@ impl Engine {
                 _ => {}
             }
         }
-        let counting = newest.donors.iter().filter(|place| place.standing != Standing::Gone).count();
+        let counting = newest.donors.iter().filter(|place| counts(place)).count();
         // One that was away at an opening before is no help in finding out what is on the disk.
         let helps = |(info, place): &(&Option<DonorInfo>, &ram::DonorPlace)| {
             info.is_some() && place.standing == Standing::Counts
@@ -122,7 +122,7 @@ impl Engine {
             donor.stale = place.standing == Standing::Away;
             donor.missing_since_ns = now_ns;
             donor.state = match (place.standing, there) {
-                (Standing::Gone, _) => DonorState::Lost,
+                (Standing::Gone | Standing::Joins, _) => DonorState::Lost,
                 (_, false) => DonorState::Missing,
                 (Standing::Away, true) => DonorState::Returning,
                 (Standing::Counts, true) => DonorState::Active,
@@ -376,14 +376,15 @@ fn merge(newest: &DiskSuperblock, all: &[&DiskSuperblock], parity: usize) -> Vec
         let born = said(number).map(|place| place.born).max().unwrap_or(0);
         let standing = said(number).filter(|place| place.born == born).map(|place| place.standing);
         let rank = |standing: &Standing| match standing {
-            Standing::Counts => 0,
-            Standing::Away => 1,
-            Standing::Gone => 2,
+            Standing::Joins => 0,
+            Standing::Counts => 1,
+            Standing::Away => 2,
+            Standing::Gone => 3,
         };
         ram::DonorPlace { standing: standing.max_by_key(rank).unwrap_or_default(), born }
     };
     let merged: Vec<ram::DonorPlace> = (0..places).map(strictest).collect();
-    let counting = merged.iter().filter(|place| place.standing != Standing::Gone).count();
+    let counting = merged.iter().filter(|place| counts(place)).count();
     let is_there = |number: &usize| {
         let own = |superblock: &&&DiskSuperblock| {
             superblock.donor as usize == *number && superblock.donors[*number].born == merged[*number].born
@@ -403,8 +404,11 @@ fn merge(newest: &DiskSuperblock, all: &[&DiskSuperblock], parity: usize) -> Vec
 /// Is a donor with this superblock still one of the disk's?
 fn belongs(own: &DiskSuperblock, newest: &DiskSuperblock) -> bool {
     let birth = |superblock: &DiskSuperblock| superblock.donors.get(own.donor as usize).map(|place| place.born);
-    let standing = newest.donors.get(own.donor as usize).map_or(Standing::Gone, |place| place.standing);
-    standing != Standing::Gone && birth(own) == birth(newest)
+    newest.donors.get(own.donor as usize).is_some_and(counts) && birth(own) == birth(newest)
+}
+
+fn counts(place: &ram::DonorPlace) -> bool {
+    matches!(place.standing, Standing::Counts | Standing::Away)
 }
 
 fn too_many() -> DiskError {

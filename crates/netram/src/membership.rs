@@ -21,7 +21,7 @@ use crate::api::{DonorId, DonorInfo, DonorOp, NotBack, Purpose, Trouble};
 use crate::donors::{Donor, DonorState, Erase};
 use crate::planted::{Bug, is_planted};
 use crate::scan;
-use crate::state::{Group, Member, State};
+use crate::state::{Group, Location, Member, State};
 use crate::task::{Answer, Asked, Core, Op};
 use crate::write::abandon;
 
@@ -156,7 +156,41 @@ pub(crate) fn forget(core: &Arc<Core>, state: &mut State, number: DonorId) {
     if donor.state == DonorState::Missing {
         donor.state = DonorState::Forgotten;
         donor.release();
+        lose_what_is_gone(state);
         try_again(state);
+    }
+}
+
+/// Blocks that no donor can give back any more are lost. Nothing but donors given up for good counts: others may come back.
+fn lose_what_is_gone(state: &mut State) {
+    let mut lost: Vec<(u32, Location)> = Vec::new();
+    for block in 0..state.blocks as u32 {
+        if let Some((at, _)) = state.find(block).filter(|&(at, _)| state.is_beyond_parity(at)) {
+            lost.push((block, at));
+        }
+    }
+    let mut notes = Vec::new();
+    for (index, group) in state.groups.iter().enumerate() {
+        let places = group.notes.iter().map(|&(unit, row)| Location { group: index as u32, unit, row });
+        notes.extend(places.filter(|&at| state.is_beyond_parity(at)));
+    }
+    state.note_lost(&lost, !notes.is_empty());
+    for at in notes {
+        state.kill_note(at);
+    }
+}
+
+impl State {
+    /// Is more of this block's row on donors given up for good than parity could give back?
+    fn is_beyond_parity(&self, at: Location) -> bool {
+        let group = &self.groups[at.group as usize];
+        if group.memory.is_some() || !self.is_gone(at, at.unit) {
+            return false;
+        }
+        let filled = |&unit: &usize| at.row < group.covered(unit) as usize;
+        let missing = (0..group.data).filter(filled).filter(|&unit| self.is_gone(at, unit)).count().max(1);
+        let parity = (group.data..group.members.len()).filter(|&unit| !self.is_gone(at, unit)).count();
+        missing > parity
     }
 }
 

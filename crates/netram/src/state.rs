@@ -728,15 +728,12 @@ impl State {
     pub fn superblock(&self, donor: usize) -> DiskSuperblock {
         let policy = Policy::ALL.iter().position(|&policy| policy == self.config.policy).expect("all are listed");
         let place = |donor: &Donor| {
-            if donor.state == DonorState::Joining && donor.blank {
-                // Nothing is said of it yet.
-                return DonorPlace::default();
-            }
-            let joins = donor.state == DonorState::Joining && !donor.blank;
-            let standing = match donor.counts() || joins {
-                true if donor.stale => Standing::Away,
-                true => Standing::Counts,
-                false => Standing::Gone,
+            let standing = match donor.state {
+                DonorState::Joining if donor.blank => Standing::Joins,
+                DonorState::Joining => Standing::Counts,
+                _ if !donor.counts() => Standing::Gone,
+                _ if donor.stale => Standing::Away,
+                _ => Standing::Counts,
             };
             DonorPlace { standing, born: donor.born }
         };

@@ -124,6 +124,13 @@ fn hiccups_are_no_losses() {
 }
 
 #[test]
+fn what_is_given_up_fails_to_be_read_for_ever() {
+    let failed: u64 = lives("forgetting", 60, world::unkind::forgetting).into_iter().sum();
+    println!("{failed} reads failed");
+    assert!(failed > 0, "nothing was lost that could be told");
+}
+
+#[test]
 fn in_an_unkind_world_a_flushed_block_is_what_was_written_or_its_read_fails() {
     let mut faults = std::collections::BTreeMap::new();
     for life in lives("everything", 100, world::unkind::everything) {

@@ -62,6 +62,8 @@ pub struct Unkind {
     next: u64,
     /// Bits have flipped: reads may fail for good.
     pub damaged: bool,
+    /// The disk cannot be opened any more: more donors are dead or not caught up than there is parity.
+    pub over: bool,
     /// What was played, to tell that something was.
     pub faults: BTreeMap<&'static str, u64>,
 }
@@ -268,7 +270,11 @@ impl World {
                     // None of them is dead: it is tried again.
                     match self.unkind.next_due() {
                         Some(_) => self.trouble_step()?,
-                        None => return Err(Self::fault("too few donors to open, and none will come back".into())),
+                        None => {
+                            // One is dead, and another one was not taken back completely before the client died.
+                            self.unkind.over = true;
+                            return Ok(());
+                        }
                     }
                     continue;
                 }
@@ -421,6 +427,95 @@ pub fn everything(seed: u64) -> Result<BTreeMap<&'static str, u64>, DiskError> {
     life(seed ^ 0xa11, Kinds { late: true, hiccups: true, flips, changes: !seed.is_multiple_of(3) })
 }
 
+/// More donors die at once than parity covers, and are given up: what they held is told, now and after restarts. Returns the
+/// number of reads that failed.
+pub fn forgetting(seed: u64) -> Result<u64, DiskError> {
+    let mut random = Random::new(seed ^ 0xf043e7);
+    let (mut config, donors) = random_config(&mut random);
+    while !config.policy.is_redundant() {
+        config.policy = Policy::ALL[random.below(7) as usize];
+    }
+    config.patience_ms = 1000;
+    let parity = config.parity as usize;
+    let block = config.block_bytes as usize / SECTOR;
+    let mut world = World::new(seed, config, donors.max(parity + 1) + parity + 1, 120_000)?;
+    world.unkind.is_on = true;
+    // No more than the donors that are left can hold.
+    for _ in 0..60 {
+        world.random_request(block)?;
+        while world.in_flight() > 6 && world.step()? {}
+    }
+    world.flush()?;
+    world.rest()?;
+    let victims: Vec<_> = world.counting().into_iter().take(parity + 1).collect();
+    for &victim in &victims {
+        world.kill(victim);
+        let now = world.now;
+        world.engine().lost(victim, now);
+        world.collect()?;
+    }
+    for _ in 0..40 {
+        while world.step()? {}
+        world.tick(50_000_000)?;
+    }
+    for &victim in &victims {
+        let now = world.now;
+        world.engine().forget(victim, now)?;
+        world.collect()?;
+    }
+    world.flush()?;
+    world.rest()?;
+    let mut failed = world.count_lost(block)?;
+    let before = failed;
+    let still = |donor: &shoal_netram::DonorStatus| donor.state == DonorState::Forgotten;
+    if world.engine().status().donors.iter().any(still) {
+        // There is no room to rebuild everything else without them.
+        return Ok(failed);
+    }
+    // What is written anew, or trimmed, is there again.
+    let total = world.sectors();
+    for at in (0..total / 2 / block * block).step_by(block) {
+        match world.random.below(8) {
+            0 => world.write(at, block, false)?,
+            1 => world.trim(at, block, true)?,
+            _ => {}
+        }
+        world.settle()?;
+    }
+    world.flush()?;
+    world.settle()?;
+    for _ in 0..2 {
+        // The lists move like all that is live.
+        world.rest()?;
+        world.client_dies();
+        let given: Vec<usize> = (0..world.donors.len()).filter(|&n| world.donors[n].alive).collect();
+        world.open(&given)?;
+        world.pin()?;
+        let now_failed = world.count_lost(block)?;
+        if now_failed > before {
+            return Err(World::fault(format!("{now_failed} blocks fail after a restart, {before} before")));
+        }
+        failed += now_failed;
+    }
+    Ok(failed)
+}
+
+impl World {
+    /// Reads each block; those that are lost fail, all others must be right.
+    fn count_lost(&mut self, block: usize) -> Result<u64, DiskError> {
+        for at in (0..self.sectors() / block * block).step_by(block) {
+            self.read(at, block)?;
+        }
+        self.settle()?;
+        let errors = std::mem::take(&mut self.errors);
+        let expected = |error: &DiskError| matches!(error, DiskError::Lost { .. } | DiskError::NoSpace);
+        match errors.iter().find(|error| !expected(error)) {
+            Some(error) => Err(error.clone()),
+            None => Ok(errors.len() as u64),
+        }
+    }
+}
+
 fn life(seed: u64, kinds: Kinds) -> Result<BTreeMap<&'static str, u64>, DiskError> {
     let mut random = Random::new(seed);
     let (mut config, donors) = random_config(&mut random);
@@ -448,6 +543,10 @@ fn life(seed: u64, kinds: Kinds) -> Result<BTreeMap<&'static str, u64>, DiskErro
         }
         if world.random.below(12) == 0 {
             world.trouble(kinds).map_err(at)?;
+            if world.unkind.over {
+                world.count("life over");
+                return Ok(std::mem::take(&mut world.unkind.faults));
+            }
         }
         match world.random.below(60) {
             0 => world.settle().map_err(at)?,
@@ -473,6 +572,10 @@ fn life(seed: u64, kinds: Kinds) -> Result<BTreeMap<&'static str, u64>, DiskErro
     check(world.check_all())?;
     world.errors.clear();
     world.reopen()?;
+    if world.unkind.over {
+        world.count("life over");
+        return Ok(std::mem::take(&mut world.unkind.faults));
+    }
     world.heal()?;
     world.errors.clear();
     check(world.check_all())?;
