@@ -329,7 +329,7 @@ pub struct InspectArgs {
     dedicated-parity=yes, idle-cleaning=no\n  \
     name=NAME, secret=FILE   what donors know this client by\n  \
     tls-certificates=DIR     talk to donors through TLS\n  \
-    lost-after=SECONDS       a donor that is away so long is lost (5)\n  \
+    lost-after=SECONDS       a donor that is away so long is done without (5)\n  \
     new=yes          make a new disk, whatever the donors hold")]
 pub struct ServeArgs {
     /// `file:PATH`, an NBD URI, or `netram:DONOR,DONOR,...?OPTIONS`; a donor is `unix:PATH`, `HOST:PORT` or an NBD URI
@@ -349,6 +349,9 @@ pub struct ServeArgs {
     /// Refuse writes
     #[arg(long)]
     pub read_only: bool,
+    /// Take a network RAM disk from the client that has it open; that one stops
+    #[arg(long)]
+    pub takeover: bool,
     /// Say as JSON where it is served
     #[arg(long)]
     pub json: bool,
@@ -373,8 +376,10 @@ pub enum DonorCommand {
     Add(DonorArgs),
     /// Move everything off a donor, then use it no more
     Drain(DonorArgs),
-    /// Give up a donor at once, and rebuild what it held
+    /// Use a donor no more and rebuild what it held from the others; what they cannot give back waits for its return
     Lost(DonorArgs),
+    /// Give up a donor that will not come back: what only it held is lost, and reads of it fail for ever
+    Forget(DonorArgs),
 }
 
 #[derive(Debug, Args)]

@@ -51,6 +51,8 @@ pub struct Netram {
     pub lost_after: Duration,
     /// Make a new disk, whatever the donors hold.
     pub new: bool,
+    /// Take the disk from the client that has it open. Never part of the text.
+    pub takeover: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,6 +138,7 @@ fn parse_netram(text: &str) -> Result<Netram, String> {
         certificates: None,
         lost_after: DONOR_LOST_AFTER,
         new: false,
+        takeover: false,
     };
     for option in options.split('&').filter(|option| !option.is_empty()) {
         let (key, value) = option.split_once('=').ok_or_else(|| format!("{option}: write KEY=VALUE"))?;

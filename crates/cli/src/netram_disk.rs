@@ -4,11 +4,14 @@
 //! ones join it; several disks, another disk than the one asked for, or none where one must be, are errors that name
 //! the donor.
 //! Rules: a donor that refuses us (wrong secret, no room) is an error, one that cannot be reached is missing, which
-//! the disk's redundancy may allow; a new disk needs all. One process of this user opens a disk at a time. A donor
-//! under memory pressure is drained while another could take its blocks. Left out: where blocks go (`shoal_netram`),
-//! reconnecting (`nbd_link`).
+//! the disk's redundancy may allow; a new disk needs all. One client has a disk open at a time (`lease`). A donor
+//! under memory pressure is drained while another could take its blocks. Donors that went away are taken back when they
+//! can be reached again (`keeper`). Left out: where blocks go (`shoal_netram`), short breaks of connections (`nbd_link`).
 
-use std::collections::BTreeMap;
+mod keeper;
+mod lease;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::Path;
 use std::sync::{Arc, Weak};
@@ -17,8 +20,8 @@ use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
 use shoal_host::SystemClock;
 use shoal_media::BlockDevice;
-use shoal_nbd::ConnectError;
-use shoal_netram::{Disk, DonorId, DonorInfo, DonorState, Status, identify};
+use shoal_nbd::{Claim, ClientId, ConnectError};
+use shoal_netram::{Disk, DonorId, DonorInfo, DonorState, DonorStatus, Status, identify};
 use tracing::{info, warn};
 
 use crate::control::DonorChange;
@@ -32,14 +35,27 @@ use crate::store::{new_uuid, uuid_text};
 /// The unit donors are read and written in (bytes).
 const SECTOR_BYTES: u32 = shoal_netram::SECTOR_BYTES;
 
+/// Requests that need a donor that is away wait for so many times `lost-after`.
+const PATIENCE: u32 = 6;
+
 pub struct NetramDisk {
+    inner: Arc<Inner>,
+    keeper: keeper::Keeper,
+    _lock: Option<Flock<File>>,
+}
+
+/// What the disk and its keeper share.
+struct Inner {
     disk: Arc<Disk>,
     uuid: [u8; 16],
+    /// What this client is to donors.
+    client: ClientId,
     /// As it is to be opened again.
     description: Mutex<Netram>,
     export: String,
     members: Arc<Mutex<BTreeMap<String, Member>>>,
-    _lock: Option<Flock<File>>,
+    /// Donors that are not to be taken back.
+    dismissed: Mutex<BTreeSet<String>>,
 }
 
 /// A donor as this process knows it.
@@ -101,6 +117,16 @@ impl NetramDisk {
             },
         };
         let lock = lock(&uuid)?;
+        let client = lease::client_id(lock.as_deref())?;
+        // Whoever has the disk open is found out before anything is written, and has stopped before anything is read.
+        let reached = lease::claim(reached, client, &uuid, wanted.takeover)?;
+        let reached: Vec<&Reached> = reached.iter().collect();
+        if !is_new && which_disk(wanted, &reached)? != Some(uuid) {
+            return Err(Failure::new(
+                format!("network RAM disk {}", uuid_text(&uuid)),
+                "is not on its donors any more",
+            ));
+        }
         for one in &reached {
             if is_new {
                 one.wipe()?;
@@ -108,7 +134,10 @@ impl NetramDisk {
             // What a blank donor holds of an older disk is gone with the first write.
             one.link.belongs_to(uuid, !is_new && one.disk() == Some(uuid));
         }
-        let config = shoal_netram::Config { uuid, ..wanted.config.clone() };
+        lease::renew_all(reached.iter().map(|one| &*one.link), &uuid, client, false);
+        // A donor that is away is waited for longer than it takes to notice that it is: most come back.
+        let patience_ms = (wanted.lost_after * PATIENCE).as_millis().try_into().unwrap_or(u32::MAX);
+        let config = shoal_netram::Config { uuid, patience_ms, ..wanted.config.clone() };
         for error in missing().filter(|_| !is_new) {
             warn!("{error}; opening the disk without it");
         }
@@ -133,28 +162,47 @@ impl NetramDisk {
         let mut description = Netram { uuid: Some(uuid), new: false, ..wanted.clone() };
         description.config.policy = policy;
         let description = Mutex::new(description);
-        let netram = NetramDisk { disk, uuid, description, export, members: Arc::default(), _lock: lock };
+        let (members, dismissed) = (Arc::default(), Mutex::default());
+        let inner = Arc::new(Inner { disk, uuid, client, description, export, members, dismissed });
         for one in reached {
-            netram.join(&one.donor.to_string(), one.link.clone());
+            inner.join(&one.donor.to_string(), one.link.clone());
         }
-        Ok(netram)
+        let keeper = keeper::Keeper::start(&inner).during("thread of the network RAM disk")?;
+        Ok(NetramDisk { inner, keeper, _lock: lock })
     }
 
     pub fn description(&self) -> Netram {
-        self.description.lock().clone()
+        self.inner.description.lock().clone()
     }
 
     pub fn block_device(&self) -> Arc<dyn BlockDevice> {
-        self.disk.clone()
+        self.inner.disk.clone()
     }
 
+    pub fn change(&self, change: DonorChange, name: &str) -> Outcome<String> {
+        self.inner.change(change, name)
+    }
+
+    pub fn report(&self) -> DiskReport {
+        self.inner.report()
+    }
+
+    /// Nobody has the disk open any more.
+    pub fn close(&self) {
+        self.keeper.stop();
+        let links: Vec<Arc<Link>> = self.inner.members.lock().values().map(|member| member.link.clone()).collect();
+        lease::renew_all(links.iter().map(|link| &**link), &self.inner.uuid, self.inner.client, true);
+    }
+}
+
+impl Inner {
     /// Tells the disk what happens to this donor from here on.
     fn join(&self, name: &str, link: Arc<Link>) {
         let lost = {
             let (disk, name) = (Arc::downgrade(&self.disk), name.to_string());
             move || {
                 if let Some((disk, id)) = find(&disk, &name) {
-                    warn!("donor {name} is lost");
+                    warn!("donor {name} cannot be reached; going on without it");
                     disk.lost(id);
                 }
             }
@@ -172,12 +220,28 @@ impl NetramDisk {
                 }
             }
         };
+        let taken_over = {
+            let disk = Arc::downgrade(&self.disk);
+            move || {
+                if let Some(disk) = disk.upgrade() {
+                    warn!("another client has taken the disk over; stopping");
+                    disk.taken_over();
+                }
+            }
+        };
         // First, so that what the watch is told at once has a place.
         self.members.lock().insert(name.to_string(), Member { link: link.clone(), under_pressure: false });
-        link.watch(Watch { lost: Some(Box::new(lost)), pressure: Some(Box::new(pressure)) });
+        link.watch(Watch {
+            lost: Some(Box::new(lost)),
+            taken_over: Some(Box::new(taken_over)),
+            pressure: Some(Box::new(pressure)),
+        });
     }
 
-    pub fn change(&self, change: DonorChange, name: &str) -> Outcome<String> {
+    fn change(&self, change: DonorChange, name: &str) -> Outcome<String> {
+        if change == DonorChange::Forget {
+            return self.forget(name);
+        }
         let donor: Donor = name.parse().map_err(|error: String| Failure::told(error))?;
         let name = donor.to_string();
         let known = find(&Arc::downgrade(&self.disk), &name);
@@ -190,7 +254,8 @@ impl NetramDisk {
                 if known.is_some() {
                     return Err(Failure::new(format_args!("donor {name}"), "is in use by this disk already"));
                 }
-                let one = reach(&donor, &self.description(), &self.export).map_err(NotReached::into_failure)?;
+                let description = self.description.lock().clone();
+                let one = reach(&donor, &description, &self.export).map_err(NotReached::into_failure)?;
                 if let Some(other) = one.disk().filter(|uuid| *uuid != self.uuid) {
                     return Err(Failure::new(
                         format_args!("donor {name}"),
@@ -198,10 +263,9 @@ impl NetramDisk {
                     )
                     .remedy("use another name there (name=NAME), or let its owner restart it"));
                 }
-                one.wipe()?;
-                one.link.belongs_to(self.uuid, false);
-                self.disk.add(one.info(), one.device());
-                self.join(&name, one.link.clone());
+                one.link.claim(Claim::Open(self.client)).map_err(|error| lease::refused(&one.donor, &error))?;
+                self.dismissed.lock().remove(&name);
+                self.take_in(&one)?;
                 let donors = &mut self.description.lock().donors;
                 if !donors.contains(&donor) {
                     donors.push(donor);
@@ -210,18 +274,51 @@ impl NetramDisk {
             }
             DonorChange::Drain => {
                 let (disk, id) = known.ok_or_else(unknown)?;
+                self.dismissed.lock().insert(name.clone());
                 disk.drain(id);
                 Ok(format!("donor {name} is being emptied; `shoal status` shows when it is drained"))
             }
             DonorChange::Lost => {
                 let (disk, id) = known.ok_or_else(unknown)?;
+                self.dismissed.lock().insert(name.clone());
                 disk.lost(id);
-                Ok(format!("donor {name} is given up; what it held is rebuilt on the others"))
+                Ok(format!("donor {name} is used no more; what it held is rebuilt from the others"))
             }
+            DonorChange::Forget => unreachable!("it was done above"),
         }
     }
 
-    pub fn report(&self) -> DiskReport {
+    /// Takes in a donor whose contents do not matter.
+    fn take_in(&self, one: &Reached) -> Outcome<()> {
+        one.wipe()?;
+        one.link.belongs_to(self.uuid, false);
+        let name = one.donor.to_string();
+        self.disk.add(one.info(), one.device()).map_err(|error| Failure::new(format_args!("donor {name}"), error))?;
+        lease::renew_all([&*one.link], &self.uuid, self.client, false);
+        self.join(&name, one.link.clone());
+        Ok(())
+    }
+
+    /// An administrator's word that a donor will not come back.
+    fn forget(&self, name: &str) -> Outcome<String> {
+        let status = self.disk.status();
+        let named = |donor: &DonorStatus| donor.name == name || donor.name.split(' ').next() == Some(name);
+        let gone = |state| matches!(state, DonorState::Lost | DonorState::Drained | DonorState::Forgotten);
+        let found = status.donors.iter().rposition(|donor| named(donor) && !gone(donor.state));
+        let id = found.ok_or_else(|| {
+            Failure::new(format_args!("donor {name}"), "is none of this disk's")
+                .remedy("name one as `shoal status` does")
+        })?;
+        let before = status.blocks_lost;
+        self.dismissed.lock().insert(status.donors[id].name.clone());
+        self.disk.forget(id as DonorId).map_err(|error| Failure::new(format_args!("donor {name}"), error))?;
+        Ok(format!(
+            "donor {name} is forgotten: what only it held is lost, and reads of it fail ({before} blocks were lost \
+             before; `shoal status` counts them)"
+        ))
+    }
+
+    fn report(&self) -> DiskReport {
         let status = self.disk.status();
         let members = self.members.lock();
         let donors = status.donors.iter().map(|donor| {
@@ -287,6 +384,9 @@ fn state_name(state: DonorState) -> &'static str {
         DonorState::Joining => "joining",
         DonorState::Active => "active",
         DonorState::Draining => "draining",
+        DonorState::Returning => "returning",
+        DonorState::Missing => "missing",
+        DonorState::Forgotten => "forgotten",
         DonorState::Drained => "drained",
         DonorState::Lost => "lost",
     }
@@ -295,7 +395,10 @@ fn state_name(state: DonorState) -> &'static str {
 /// The donor of this name that is in use. One that left may have had the same name.
 fn find(disk: &Weak<Disk>, name: &str) -> Option<(Arc<Disk>, DonorId)> {
     let disk = disk.upgrade()?;
-    let in_use = |state| matches!(state, DonorState::Joining | DonorState::Active | DonorState::Draining);
+    let in_use = |state| {
+        use DonorState::{Active, Draining, Joining, Returning};
+        matches!(state, Joining | Active | Draining | Returning)
+    };
     let id = disk.status().donors.iter().rposition(|donor| donor.name == name && in_use(donor.state))?;
     Some((disk, id as DonorId))
 }

@@ -110,7 +110,11 @@ impl Device {
     pub fn close(&self) -> Outcome<()> {
         match &self.kind {
             Kind::Vlog(disk) => disk.close(),
-            Kind::File(..) | Kind::Nbd(..) | Kind::Netram(_) => Ok(()),
+            Kind::Netram(disk) => {
+                disk.close();
+                Ok(())
+            }
+            Kind::File(..) | Kind::Nbd(..) => Ok(()),
         }
     }
 

@@ -47,7 +47,14 @@ struct Ready {
 pub fn run(args: &ServeArgs) -> Outcome<()> {
     let description: Description = args.device.parse().map_err(|error: String| Failure::told(error).code(2))?;
     // Status and changes name donors as any directory has them.
-    let description = description.absolute().during(&args.device)?;
+    let mut description = description.absolute().during(&args.device)?;
+    match &mut description {
+        Description::Netram(wanted) => wanted.takeover = args.takeover,
+        _ if args.takeover => {
+            return Err(Failure::new("--takeover", "only a network RAM disk can be taken over").code(2));
+        }
+        _ => {}
+    }
     let signals: SigSet = ENDING_SIGNALS.into_iter().collect();
     signals.thread_block().during("signals")?;
     daemon::start_log();

@@ -515,7 +515,7 @@ fn donors_that_will_not_do_are_named_with_what_to_do() {
     assert!(error.contains("donor3") && error.contains("a new disk needs all"), "{error}");
     let degraded = scene.serve(&pair(2, 3, "policy=mirrored"), "disk", &[]);
     let disk = scene.status(&at)["device"]["disk"].clone();
-    assert_eq!(disk["donors"].as_array().unwrap().iter().filter(|donor| donor["state"] == "lost").count(), 1);
+    assert_eq!(disk["donors"].as_array().unwrap().iter().filter(|donor| donor["state"] == "missing").count(), 1);
     degraded.stop();
     // Overwritten on purpose, the two become another disk.
     scene.serve(&pair(1, 2, "policy=mirrored&new=yes"), "disk", &[]).stop();

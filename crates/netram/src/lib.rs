@@ -12,6 +12,8 @@
 //! | `write`, `read` | requests |
 //! | `clean`, `repair`, `scan` | background work: gaining room, restoring redundancy, rebuilding the table |
 //! | `parity` | XOR and Reed-Solomon over rows |
+//! | `donors` | donors: where they stand, what of them is free |
+//! | `membership` | donors that go away, come back, join and are forgotten; epochs; erasing |
 //! | `task` | jobs that wait for donors and conditions |
 //! | `planted` | bugs to plant in tests |
 //! | `status` | counters and the picture of a moment |
@@ -25,7 +27,9 @@ mod clean;
 mod config;
 mod disk;
 pub mod donor;
+mod donors;
 mod engine;
+mod membership;
 mod parity;
 #[cfg(feature = "planted")]
 pub mod planted;
@@ -39,9 +43,10 @@ mod status;
 mod task;
 mod write;
 
-pub use api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, Purpose};
+pub use api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, NotBack, Purpose, Trouble};
 pub use config::{Config, Plan, Policy};
 pub use disk::{Disk, DonorDevice};
+pub use donors::DonorState;
 pub use engine::{Engine, SECTOR_BYTES, identify};
-pub use state::DonorState;
+pub use shoal_format::ram::SUPERBLOCK_BYTES;
 pub use status::{Counts, DonorStatus, RepairStatus, Status, Traffic};

@@ -32,5 +32,29 @@ shoal_media::plantable! {
         AbandonEarly,
         /// What replaced a block that was dead before it was safe does not wait for both.
         DropDead,
+        /// The cleaner does not compare checksums.
+        CleanUnchecked,
+        /// A read does not ask whether the block is lost.
+        LostZeros,
+        /// A unit that a late write may still reach is used again.
+        TaintedReused,
+        /// The scan believes a unit that knows less than its parity.
+        OldUnit,
+        /// What cannot be had at the moment is given up.
+        LossAtOnce,
+        /// Opening does not wait until enough donors have been looked at.
+        OpenEarly,
+        /// Losses are not read when the disk is opened.
+        LossForgotten,
+        /// What a donor knows that was away at an opening counts at the next one.
+        StaleCounts,
+        /// A donor is a source again while its units list what nobody has seen.
+        NewsKept,
+        /// What was written in part when the client died counts.
+        TornCounts,
+        /// A flush does not cover what opening found without parity.
+        FoundUnprotected,
+        /// Lists of trims are dropped while an older copy is still to be erased.
+        TrimDropped,
     }
 }

@@ -89,3 +89,52 @@ fn a_donor_that_is_away_for_one_restart_brings_nothing_back() {
         seeds(0, 50).map(|seed| restless(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"))).sum();
     println!("{restarts} restarts");
 }
+
+/// Runs lives, and tells all that fail before it fails itself.
+fn lives<T>(name: &str, many: u64, life: impl Fn(u64) -> Result<T, DiskError> + std::panic::RefUnwindSafe) -> Vec<T> {
+    let first = std::env::var("SHOAL_FIRST").map_or(0, |first| first.parse().expect("SHOAL_FIRST is a number"));
+    let many = std::env::var("SHOAL_SEEDS").map_or(many, |many| many.parse().expect("SHOAL_SEEDS is a number"));
+    let (mut lived, mut failed) = (Vec::new(), 0);
+    for seed in seeds(first, many) {
+        match std::panic::catch_unwind(|| life(seed)) {
+            Ok(Ok(told)) => lived.push(told),
+            Ok(Err(error)) => {
+                failed += 1;
+                println!("{name}: seed {seed}: {error:.800}");
+            }
+            Err(_) => {
+                failed += 1;
+                println!("{name}: seed {seed}: panic");
+            }
+        }
+    }
+    println!("{name}: {} lives, {failed} of them failed", lived.len() + failed);
+    assert_eq!(failed, 0, "{name}");
+    lived
+}
+
+#[test]
+fn late_and_repeated_delivery_changes_nothing() {
+    lives("late", 100, world::unkind::late);
+}
+
+#[test]
+fn hiccups_are_no_losses() {
+    lives("hiccups", 100, world::unkind::hiccups);
+}
+
+#[test]
+fn what_is_given_up_fails_to_be_read_for_ever() {
+    let failed: u64 = lives("forgetting", 60, world::unkind::forgetting).into_iter().sum();
+    println!("{failed} reads failed");
+    assert!(failed > 0, "nothing was lost that could be told");
+}
+
+#[test]
+fn in_an_unkind_world_a_flushed_block_is_what_was_written_or_its_read_fails() {
+    let mut faults = std::collections::BTreeMap::new();
+    for life in lives("everything", 100, world::unkind::everything) {
+        life.into_iter().for_each(|(fault, many)| *faults.entry(fault).or_insert(0) += many);
+    }
+    println!("{faults:?}");
+}

@@ -97,6 +97,7 @@ impl Setup<'_> {
             bytes: Some(self.blocks * u64::from(self.block_bytes)),
             idle_cleaning: false,
             timeout_ms: self.timeout_ms,
+            patience_ms: Config::default().patience_ms,
         };
         let donors = self.donors + usize::from(is_striped);
         let plan = config.plan(donors).map_err(ModelError::Refused)?;
