@@ -220,8 +220,11 @@ impl World {
         let Some(engine) = &mut self.engine else { return Ok(()) };
         match engine.back(info.clone(), &front, fenced, now) {
             Ok(number) => self.numbers[number as usize] = donor,
-            Err(why) => {
-                assert_eq!(why, NotBack::Stranger, "everything was answered");
+            Err(NotBack::Later) => {
+                self.donors[donor].trouble.away = true;
+                self.unkind.at(self.now + LATE_NS, Event::Settled(donor));
+            }
+            Err(NotBack::Stranger) => {
                 // Excluded meanwhile: it is wiped and joins as another.
                 self.donors[donor].bytes[..FRONT].fill(0);
                 let number = self.engine().add(info, now)? as usize;
