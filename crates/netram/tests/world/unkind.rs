@@ -110,9 +110,7 @@ impl World {
         while !ops.is_empty() {
             let op = ops.swap_remove(self.random.below(ops.len() as u64) as usize);
             let late = self.random.below(3);
-            if late == 0 {
-                let _ = self.carry_out(donor, op);
-            } else if late == 1 && self.donors[donor].trouble.fenced {
+            if late == 0 || (late == 1 && self.donors[donor].trouble.fenced) {
                 let _ = self.carry_out(donor, op);
             } else if late == 1 {
                 let due = self.now + 1 + self.random.below(LATE_NS);
