@@ -32,7 +32,8 @@ impl State {
         let idle = self.config.idle_cleaning && self.now_ns.saturating_sub(self.last_request_ns) > IDLE_NS;
         let short = !self.has_room(GROUPS_AHEAD);
         self.narrow &= !self.has_room(1);
-        if !short && !(idle && self.victims_changed) {
+        let looks = short || (idle && self.victims_changed);
+        if !looks {
             return None;
         }
         let found = self.find_victim(short);

@@ -26,8 +26,6 @@ shoal_media::plantable! {
         ServeEarly,
         /// A block of a missing unit counts although the rest of its row is not there.
         MissingRow,
-        /// A dead group that lost a unit does not count, though what took its blocks' place is not safe.
-        DeadForgotten,
         /// Units of a lost donor's group in memory are freed while writes to them are on their way.
         AbandonEarly,
         /// What replaced a block that was dead before it was safe does not wait for both.
@@ -38,8 +36,6 @@ shoal_media::plantable! {
         LostZeros,
         /// A unit that a late write may still reach is used again.
         TaintedReused,
-        /// The scan believes a unit that knows less than its parity.
-        OldUnit,
         /// What cannot be had at the moment is given up.
         LossAtOnce,
         /// Opening does not wait until enough donors have been looked at.

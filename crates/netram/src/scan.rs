@@ -159,13 +159,18 @@ pub(crate) async fn scan(core: Arc<Core>) {
         if !is_note && newest.get(&entry.block).is_some_and(|&(sequence, _, _)| sequence > entry.sequence) {
             continue;
         }
-        let bytes = look_at(&core, at, entry).await;
+        let found = look_at(&core, at, entry, is_note).await;
         if !is_note {
-            bytes.map(|_| newest.insert(entry.block, (entry.sequence, at, entry.crc)));
+            if !matches!(found, read::Fetched::Bad) {
+                newest.insert(entry.block, (entry.sequence, at, entry.crc));
+            }
             continue;
         }
         // Lists of trimmed and lost ranges are blocks like any other; they are applied by their sequence.
-        let ranges = bytes.as_ref().and_then(|bytes| ram::decode_trimmed(bytes).ok());
+        let ranges = match found {
+            read::Fetched::Good(bytes) => ram::decode_trimmed(&bytes).ok(),
+            _ => None,
+        };
         if ranges.is_none() {
             let group = &mut core.lock().groups[at.group as usize];
             group.notes.retain(|&place| place != (at.unit, at.row));
@@ -222,19 +227,18 @@ pub(crate) async fn scan(core: Arc<Core>) {
     state.serve_when_known(&core);
 }
 
-/// A block that opening needs. One that cannot be read at the moment is waited for, for as long as the disk's patience lasts;
-/// `None`: it is not there. What was flushed is there: no more donors are missing than there is parity.
-async fn look_at(core: &Arc<Core>, at: Location, entry: UnitEntry) -> Option<Vec<u8>> {
+/// A block that opening needs; nothing if it is not there. One that cannot be read at the moment is waited for. A list of ranges is
+/// waited for as long as it takes, because without it old blocks would count again; of another block it is enough to know
+/// that it may be there (`Unanswered`): reads of it fail, until they do not.
+async fn look_at(core: &Arc<Core>, at: Location, entry: UnitEntry, is_note: bool) -> read::Fetched {
     let until = {
         let state = core.lock();
         state.now_ns + state.patience_ns()
     };
     loop {
         match read::fetch(core, at, entry.crc, Purpose::Upkeep).await {
-            read::Fetched::Good(bytes) => return Some(bytes),
-            read::Fetched::Bad => return None,
-            read::Fetched::Unanswered if core.lock().now_ns > until => return None,
-            read::Fetched::Unanswered => pause(core, AGAIN_NS).await,
+            read::Fetched::Unanswered if is_note || core.lock().now_ns <= until => pause(core, AGAIN_NS).await,
+            other => return other,
         }
     }
 }
@@ -310,7 +314,7 @@ fn enter(
         };
         let mut list = own.to_vec();
         // The unit is missing, or an older version of it took its place.
-        if !members[unit].exists() || (listed.starts_with(own) && !is_planted(Bug::OldUnit)) {
+        if !members[unit].exists() || listed.starts_with(own) {
             list.extend((own.len()..listed.len()).take_while(|&row| there(row)).map(|row| listed[row]));
         }
         own_rows.push(own.len() as u8);

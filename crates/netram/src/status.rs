@@ -6,7 +6,6 @@
 use crate::api::Purpose;
 use crate::config::Policy;
 use crate::donors::DonorState;
-use crate::planted::{Bug, is_planted};
 use crate::state::State;
 
 /// Traffic with donors for one purpose.
@@ -113,7 +112,7 @@ impl State {
         // A dead group counts while what took its blocks' place is not safe.
         let degraded = groups().filter(|group| {
             group.memory.is_none()
-                && (group.live > 0 || (group.killed > horizon && !is_planted(Bug::DeadForgotten)))
+                && (group.live > 0 || group.killed > horizon)
                 && (group.incomplete.is_some()
                     || group.members.iter().any(|member| member.exists() && member.count > 0 && lost(member.donor)))
         });

@@ -123,6 +123,42 @@ fn hiccups_are_no_losses() {
     lives("hiccups", 100, world::unkind::hiccups);
 }
 
+/// Places of donors are used again, and what is not used any more is let go of.
+#[test]
+fn donors_come_and_go_by_the_thousand() {
+    let config = Config { block_bytes: 512, buffer_blocks: 2, uuid: [7; 16], ..Config::default() };
+    let mut world = World::new(7, config, 3, 120_000).expect("a disk");
+    let cycles = if std::env::var("SHOAL_DEEP").is_ok() { 20_000 } else { 2000 };
+    for cycle in 0..cycles {
+        let at = cycle % 100;
+        world.write(at, 1, true).expect("taken");
+        world.join(60_000);
+        world.collect().expect("goes on");
+        world.settle().expect("answered");
+        let number = world.numbers.iter().rposition(|&donor| donor == world.donors.len() - 1).expect("it joined");
+        match cycle % 2 {
+            0 => world.kill(number as u16),
+            _ => {
+                let now = world.now;
+                world.engine().drain(number as u16, now);
+                world.collect().expect("goes on");
+            }
+        }
+        world.write(100 + at, 1, true).expect("taken");
+        world.rest().expect("in order");
+        world.tick(50_000_000).expect("goes on");
+        world.settle().expect("answered");
+        // Its memory is not needed any more.
+        world.donors.last_mut().expect("it joined").bytes.truncate(world::FRONT);
+    }
+    let status = world.engine().status();
+    assert!(status.donors.len() < 16, "{} places", status.donors.len());
+    assert_eq!(world.errors, []);
+    world.check_all().expect("what was written");
+    let all: Vec<usize> = (0..3).collect();
+    world.restart(&all).expect("found again");
+}
+
 #[test]
 fn what_is_given_up_fails_to_be_read_for_ever() {
     let failed: u64 = lives("forgetting", 60, world::unkind::forgetting).into_iter().sum();

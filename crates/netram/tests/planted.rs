@@ -31,11 +31,16 @@ fn every_planted_bug_is_caught() {
                 stormy(seed)?;
                 restless(seed)
             };
-            match std::panic::catch_unwind(lives) {
-                Ok(Ok(_)) => None,
-                Ok(Err(error)) => Some((seed, error.to_string())),
-                Err(_) => Some((seed, "panic".to_string())),
-            }
+            let caught = match std::panic::catch_unwind(lives) {
+                Ok(Ok(_)) => return None,
+                Ok(Err(error)) => (seed, error.to_string()),
+                Err(_) => (seed, "panic".to_string()),
+            };
+            // It must be the bug that failed.
+            plant(None);
+            let sound = matches!(std::panic::catch_unwind(lives), Ok(Ok(_)));
+            plant(Some(bug));
+            sound.then_some(caught)
         });
         plant(None);
         match caught {

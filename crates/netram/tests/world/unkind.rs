@@ -18,6 +18,8 @@ use super::{FRONT, Flight, SECTOR, World, random_config};
 
 /// How long a client waits for a donor before it is away (ns).
 const PATIENCE_NS: u64 = 500_000_000;
+/// Servers write in pages (bytes).
+const PAGE: u64 = 4096;
 /// In order again after so long (ns).
 const HEAL_NS: u64 = 400_000_000_000;
 /// A request of a dead connection is carried out at most so late (ns).
@@ -91,10 +93,10 @@ impl World {
         match op {
             DonorOp::Read { .. } if now < trouble.refuses_reads_until => refused("Input/output error"),
             DonorOp::Write { at, bytes } if now < trouble.refuses_writes_until => {
-                // Some of it may have arrived.
-                let sectors = (bytes.len() / SECTOR) as u64;
-                let some = self.random.below(2) * self.random.below(sectors + 1);
-                let bytes = bytes[..some as usize * SECTOR].to_vec();
+                // Some of it may have arrived: whole pages of the file or the memory behind the donor.
+                let end = at + self.random.below(2) * self.random.below(bytes.len() as u64 + 1);
+                let some = (end / PAGE * PAGE).saturating_sub(at) as usize;
+                let bytes = bytes[..some].to_vec();
                 let _ = self.carry_out(donor, DonorOp::Write { at, bytes });
                 refused("No space left on device")
             }
@@ -108,9 +110,7 @@ impl World {
         while !ops.is_empty() {
             let op = ops.swap_remove(self.random.below(ops.len() as u64) as usize);
             let late = self.random.below(3);
-            if late == 0 {
-                let _ = self.carry_out(donor, op);
-            } else if late == 1 && self.donors[donor].trouble.fenced {
+            if late == 0 || (late == 1 && self.donors[donor].trouble.fenced) {
                 let _ = self.carry_out(donor, op);
             } else if late == 1 {
                 let due = self.now + 1 + self.random.below(LATE_NS);
@@ -220,8 +220,11 @@ impl World {
         let Some(engine) = &mut self.engine else { return Ok(()) };
         match engine.back(info.clone(), &front, fenced, now) {
             Ok(number) => self.numbers[number as usize] = donor,
-            Err(why) => {
-                assert_eq!(why, NotBack::Stranger, "everything was answered");
+            Err(NotBack::Later) => {
+                self.donors[donor].trouble.away = true;
+                self.unkind.at(self.now + LATE_NS, Event::Settled(donor));
+            }
+            Err(NotBack::Stranger) => {
                 // Excluded meanwhile: it is wiped and joins as another.
                 self.donors[donor].bytes[..FRONT].fill(0);
                 let number = self.engine().add(info, now)? as usize;
