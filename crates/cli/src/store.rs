@@ -39,6 +39,8 @@ pub const DESCRIPTION: &str = "shoal.json";
 pub const LEAVING_PATIENCE: Duration = Duration::from_secs(10);
 /// The daemon of a mounted store that looks alive for so long is.
 const LIFE_SIGN: Duration = Duration::from_millis(200);
+/// The description while it is being written.
+pub const DESCRIPTION_NEW: &str = "shoal.json.new";
 const DESCRIPTION_VERSION: u32 = 1;
 pub const IMAGES: [&str; 2] = ["image.0", "image.1"];
 pub const LOG: &str = "log";
@@ -47,7 +49,7 @@ pub const DAEMON_LOG: &str = "shoal.log";
 const PID: &str = "pid";
 /// Everything a store's directory may hold.
 const OWN_NAMES: [&str; 11] =
-    [DESCRIPTION, "shoal.json.new", IMAGES[0], IMAGES[1], LOG, BULK, DAEMON_LOG, "shoal.log.1", PID, "lock", "control"];
+    [DESCRIPTION, DESCRIPTION_NEW, IMAGES[0], IMAGES[1], LOG, BULK, DAEMON_LOG, "shoal.log.1", PID, "lock", "control"];
 
 /// The store's description file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -453,7 +455,7 @@ pub fn create_media(
 
 /// Makes the directory a store, at once or not at all.
 pub fn write_description(directory: &Path, description: &Description) -> Outcome<()> {
-    let (new, path) = (directory.join("shoal.json.new"), directory.join(DESCRIPTION));
+    let (new, path) = (directory.join(DESCRIPTION_NEW), directory.join(DESCRIPTION));
     let mut text = serde_json::to_string_pretty(description).during(path.display())?;
     text.push('\n');
     let write = || -> io::Result<()> {
