@@ -78,6 +78,13 @@ pub struct Store {
     _lock: StoreLock,
 }
 
+/// A description that cannot be read, while the files of the store may be whole.
+fn unreadable(directory: &Path, error: Box<dyn std::error::Error + Send + Sync>) -> Failure {
+    let store = directory.display();
+    Failure::new(directory.join(DESCRIPTION).display(), error)
+        .remedy(format!("correct it or bring it back; `shoal salvage {store} DIR` copies out what can be read"))
+}
+
 /// A store's media, opened.
 pub struct Media {
     pub parts: Parts,
@@ -95,9 +102,10 @@ impl Store {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
                 Failure::new(directory.display(), "not a store").remedy("make one with `shoal format`")
             }
-            _ => Failure::new(path.display(), error),
+            _ => unreadable(directory, error.into()),
         })?;
-        let description: Description = serde_json::from_str(&text).during(path.display())?;
+        let description: Description =
+            serde_json::from_str(&text).map_err(|error| unreadable(directory, error.into()))?;
         if description.version != DESCRIPTION_VERSION {
             let cause = format!("version {}, this program knows version {DESCRIPTION_VERSION}", description.version);
             return Err(Failure::new(path.display(), cause).remedy("use a newer shoal"));
@@ -206,7 +214,8 @@ impl Store {
                     (battery::open(path, &images, &wish)?, None, Some(shared(&images)))
                 }
                 MemoryChoice::Dax(path) => {
-                    let memory = SharedMap::open(path, SharedKind::Dax).during("memory")?;
+                    let open = if read_only { SharedMap::open_aside } else { SharedMap::open };
+                    let memory = open(path, SharedKind::Dax).during("memory")?;
                     survives_power_loss = memory.synchronous();
                     (Arc::new(memory), None, None)
                 }
