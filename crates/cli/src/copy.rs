@@ -1,5 +1,6 @@
 //! `shoal copy`: a store of its own with the same contents, without the room that the original takes but does not use.
 //!
+//! A damaged original is refused: its pages would get new sums, and the copy would look sound.
 //! The original is opened without writing: newest image, log replayed in memory. Its used segments become one image, its
 //! used bulk blocks a sparse file. What a mount would have to finish (orphans, truncations) is finished in the copy, by
 //! opening it once. The description is written last, after a check: an interrupted copy is no store.
@@ -49,6 +50,7 @@ pub fn run(args: &CopyArgs) -> Outcome<()> {
     let source = Store::acquire(&place.store, store::LEAVING_PATIENCE)?;
     let memory = memory_of_copy(&source.description.memory, args)?;
     refuse_place(&args.new, &source.directory)?;
+    check::refuse_damaged(&source, args.json)?;
     let (fs, recovery, media) = source.open(Options { read_only: true, ..Options::default() })?;
     let made_here = missing(&args.new);
     let (directory, lock) = store::prepare_directory(&args.new, false).inspect_err(|_| remove_empty(&made_here))?;
@@ -84,8 +86,7 @@ pub fn run(args: &CopyArgs) -> Outcome<()> {
             return Err(failure);
         }
     };
-    store::write_description(&directory, &description)
-        .inspect_err(|_| clear(&directory, &description, &made_here))?;
+    store::write_description(&directory, &description).inspect_err(|_| clear(&directory, &description, &made_here))?;
     let report = Report {
         store: source.directory.display().to_string(),
         copy: copy.directory.display().to_string(),
