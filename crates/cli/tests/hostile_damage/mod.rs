@@ -190,7 +190,8 @@ pub fn damage(scene: &Scene, targets: &Targets, kind: Kind, seed: u64) -> String
     match kind {
         Kind::Truncated => {
             let len = fs::metadata(scene.at(&name)).unwrap().len();
-            let kept = [0, 100, PAGE, len / 2, len.saturating_sub(1), len.saturating_sub(PAGE)][random.below(6) as usize];
+            let kept =
+                [0, 100, PAGE, len / 2, len.saturating_sub(1), len.saturating_sub(PAGE)][random.below(6) as usize];
             scene.open(&name).set_len(kept.min(len)).unwrap();
             return format!("{name} is cut to {kept} bytes");
         }
