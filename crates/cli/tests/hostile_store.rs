@@ -371,5 +371,5 @@ fn no_damage_makes_a_look_write_or_a_remedy_lose_what_can_be_read() {
     }
     println!("{tally:?}");
     assert!(failed.is_empty(), "{} failures, each told above: {failed:#?}", failed.len());
-    assert!(tally["found"] > tally["sound"] / 4, "{tally:?}");
+    assert!(!wanted.is_empty() || tally["found"] > tally["sound"] / 4, "{tally:?}");
 }
