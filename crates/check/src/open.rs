@@ -81,18 +81,19 @@ pub(crate) fn open<'a>(
     if !fits(&superblock, &anchor, source, report) {
         return Ok(None);
     }
-    let stored_bytes = match base {
-        Base::Image(_) => anchor.used_bytes.get(),
-        Base::Memory(_) => superblock.region_bytes,
-    };
     if source.sums && matches!(base, Base::Image(_)) {
-        verify_sums(&base, &superblock, stored_bytes, report, progress)?;
+        verify_sums(&base, &superblock, anchor.used_bytes.get(), report, progress)?;
     }
     if source.sums
         && let Some((number, base, others)) = &other
     {
         standby::examine(*base, *number, others, &superblock, report, progress)?;
     }
+    let stored_bytes = match base {
+        // What lies behind the end of the file is zeros, whatever the anchor says: it need not be read.
+        Base::Image(_) => anchor.used_bytes.get().min(base.stored_bytes()?),
+        Base::Memory(_) => superblock.region_bytes,
+    };
     let region = Region::new(base, superblock.region_bytes, stored_bytes);
     Ok(Some(Opened { superblock, anchor, region }))
 }
@@ -140,13 +141,15 @@ pub(crate) fn verify_sums(
 ) -> Result<(), CheckError> {
     let sums_at = superblock.region_bytes.next_multiple_of(PAGE);
     let pages = used_bytes.div_ceil(PAGE);
+    // A page behind the end of the file is zeros, and so is its sum, which lies behind all pages: nothing to compare.
+    let stored_pages = pages.min(base.stored_bytes()?.div_ceil(PAGE));
     let mut bytes = vec![0; (BATCH_PAGES * PAGE) as usize];
     let mut sums = vec![0; (BATCH_PAGES * 4) as usize];
     let mut wrong = 0;
     let mut unwritten = 0;
     let mut first = 0;
-    while first < pages {
-        let count = BATCH_PAGES.min(pages - first);
+    while first < stored_pages {
+        let count = BATCH_PAGES.min(stored_pages - first);
         let (bytes, sums) = (&mut bytes[..(count * PAGE) as usize], &mut sums[..(count * 4) as usize]);
         base.read(first * PAGE, bytes)?;
         base.read(sums_at + first * 4, sums)?;
@@ -168,8 +171,8 @@ pub(crate) fn verify_sums(
             }
         }
         first += count;
-        progress(Progress { stage: Stage::Sums, done: first * PAGE, total: pages * PAGE });
-        if unwritten >= UNWRITTEN_PAGES_MAX && first < pages {
+        progress(Progress { stage: Stage::Sums, done: first * PAGE, total: stored_pages * PAGE });
+        if unwritten >= UNWRITTEN_PAGES_MAX && first < stored_pages {
             let sentence = format!("{unwritten} pages in a row were never written; the pages behind were not verified");
             report.note(FindingKind::PageSum, None, Some(first * PAGE), sentence);
             break;
@@ -179,6 +182,11 @@ pub(crate) fn verify_sums(
             report.error(FindingKind::PageSum, None, Some(first * PAGE), sentence);
             break;
         }
+    }
+    let behind = pages - stored_pages;
+    if behind >= UNWRITTEN_PAGES_MAX {
+        let sentence = format!("the last {behind} of {pages} pages in use lie behind the end of the image");
+        report.note(FindingKind::PageSum, None, Some(stored_pages * PAGE), sentence);
     }
     Ok(())
 }

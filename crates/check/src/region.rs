@@ -34,6 +34,14 @@ impl Base<'_> {
         }
         Ok(())
     }
+
+    /// Bytes up to the last one that is there, as far as the medium knows; what lies behind reads as zeros.
+    pub(crate) fn stored_bytes(&self) -> Result<u64, CheckError> {
+        Ok(match self {
+            Base::Image(image) => image.stored_bytes()?.unwrap_or(u64::MAX),
+            Base::Memory(memory) => memory.len(),
+        })
+    }
 }
 
 /// A kept segment; an empty box stands for zeros.

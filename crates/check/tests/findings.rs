@@ -210,6 +210,28 @@ fn roots_and_table_nodes_out_of_range_are_found() {
 }
 
 #[test]
+fn more_space_withheld_than_there_is_is_found() {
+    let (segments, blocks) = (ROOTS_AT + 48, ROOTS_AT + 56);
+    let fits = |s: &mut Store| {
+        s.write(segments, &s.superblock.segment_count.to_le_bytes());
+        s.write(blocks, &s.superblock.bulk_blocks.to_le_bytes());
+    };
+    let mut store = Store::sample(MemoryKind::Logged);
+    fits(&mut store);
+    assert_eq!(store.check().errors, [], "all of it may be withheld");
+    for at in [segments, blocks] {
+        for more in [1, u64::MAX / 2] {
+            let report = gives(K::Roots, |s| {
+                fits(s);
+                s.write(at, &(s.word(at) + more).to_le_bytes());
+            });
+            let roots = report.errors.iter().find(|finding| finding.kind == K::Roots).unwrap().to_string();
+            assert!(roots.contains("are withheld, more than there are"), "{roots}");
+        }
+    }
+}
+
+#[test]
 fn a_damaged_segment_table_is_found() {
     let attributes = |s: &Store| s.inodes[&SMALL].xattr.segment();
     gives(K::SegmentEntry, |s| s.write(s.superblock.segment_table + 16 * 40, &[9]));

@@ -3,7 +3,8 @@
 //! The memory may be gone for good (its battery did not hold), or only not there now (its file system is not mounted).
 //! Nobody can tell which, so only an image that holds all of the region is restored unasked; any other choice is the
 //! operator's (`--restore`). A region set aside for an image is kept under another name. Which of region and image is
-//! the store is judged by `shoal_region::compare`; a look without writing (`-o ro`, `df`) never makes a region.
+//! the store is judged by `shoal_region::compare`; a look without writing (`-o ro`, `df`) never makes a region,
+//! and changes none.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -38,7 +39,7 @@ enum Found {
 
 pub fn open(path: &Path, images: &[Arc<HostImage>; 2], wish: &Wish<'_>) -> Outcome<Arc<dyn PersistentMemory>> {
     let files = shared(images);
-    let refused = match (find(path, &files, wish.uuid)?, wish.restore) {
+    let refused = match (find(path, &files, wish)?, wish.restore) {
         (Found::Region(memory), false) => return Ok(memory),
         (Found::Refused(failure, _), false) => return Err(failure),
         (Found::Region(_), true) => {
@@ -95,7 +96,8 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
-fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], uuid: &str) -> Outcome<Found> {
+fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], wish: &Wish<'_>) -> Outcome<Found> {
+    let uuid = wish.uuid;
     match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => return Err(Failure::new(path.display(), "is a directory, not a region")),
         Ok(_) => {}
@@ -106,7 +108,9 @@ fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], uuid: &str) -> Outcome<Fo
     let damaged = |cause: Box<dyn std::error::Error + Send + Sync>| {
         Ok(Found::Refused(Failure::new(path.display(), cause).remedy(restore), 0))
     };
-    let memory = match SharedMap::open(path, SharedKind::Battery) {
+    // A log that must be replayed to be read is replayed aside.
+    let open = if wish.read_only { SharedMap::open_aside } else { SharedMap::open };
+    let memory = match open(path, SharedKind::Battery) {
         Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => return damaged(error.into()),
         memory => memory.during("memory")?,
     };

@@ -98,6 +98,21 @@ pub fn examine(store: &Store, sums: bool, silent: bool) -> Outcome<Report> {
     Ok(report)
 }
 
+/// For who writes a store's bytes anew: a reference that cannot be read cannot be moved, and new sums over bytes that do not fit
+/// the old ones would hide the damage.
+pub fn refuse_damaged(store: &Store, silent: bool) -> Outcome<()> {
+    let report = examine(store, true, silent)?;
+    let Some(error) = report.errors.first() else { return Ok(()) };
+    let (name, count) = (store.directory.display(), report.errors.len());
+    let cause = match count {
+        1 => format!("is damaged: {error}"),
+        _ => format!("is damaged: {error} (and {} more errors)", count - 1),
+    };
+    let remedy =
+        format!("run `shoal check --repair {name}` first; what that leaves, `shoal salvage {name} DIR` copies out");
+    Err(Failure::new(&name, cause).remedy(remedy))
+}
+
 fn stage_name(stage: Stage) -> &'static str {
     match stage {
         Stage::Sums => "checksums",

@@ -1,11 +1,13 @@
 //! `shoal copy`: a store of its own with the same contents, without the room that the original takes but does not use.
 //!
+//! A damaged original is refused: its pages would get new sums, and the copy would look sound.
 //! The original is opened without writing: newest image, log replayed in memory. Its used segments become one image, its
 //! used bulk blocks a sparse file. What a mount would have to finish (orphans, truncations) is finished in the copy, by
 //! opening it once. The description is written last, after a check: an interrupted copy is no store.
 //! The copy has a uuid of its own: of two stores with one uuid either could be given the other's region or bulk device.
 
 use std::fs::{self, OpenOptions};
+use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -47,11 +49,11 @@ pub fn run(args: &CopyArgs) -> Outcome<()> {
     }
     let source = Store::acquire(&place.store, store::LEAVING_PATIENCE)?;
     let memory = memory_of_copy(&source.description.memory, args)?;
+    refuse_place(&args.new, &source.directory)?;
+    check::refuse_damaged(&source, args.json)?;
     let (fs, recovery, media) = source.open(Options { read_only: true, ..Options::default() })?;
-    let (directory, lock) = store::prepare_directory(&args.new, false)?;
-    if directory.starts_with(&source.directory) {
-        return Err(Failure::new(directory.display(), "lies in the store").remedy("name another directory"));
-    }
+    let made_here = missing(&args.new);
+    let (directory, lock) = store::prepare_directory(&args.new, false).inspect_err(|_| remove_empty(&made_here))?;
     let uuid = if args.keep_uuid { fs.region().superblock().uuid } else { store::new_uuid()? };
     let superblock = Superblock { uuid, ..*fs.region().superblock() };
     let bulk = (superblock.bulk_blocks > 0).then(|| BulkPlace::File(store::BULK.into()));
@@ -80,11 +82,11 @@ pub fn run(args: &CopyArgs) -> Outcome<()> {
     let (copy, inodes, region_bytes, bulk_bytes) = match made {
         Ok(made) => made,
         Err(failure) => {
-            clear(&directory, &description);
+            clear(&directory, &description, &made_here);
             return Err(failure);
         }
     };
-    store::write_description(&directory, &description)?;
+    store::write_description(&directory, &description).inspect_err(|_| clear(&directory, &description, &made_here))?;
     let report = Report {
         store: source.directory.display().to_string(),
         copy: copy.directory.display().to_string(),
@@ -100,6 +102,40 @@ pub fn run(args: &CopyArgs) -> Outcome<()> {
         println!("{}: {inodes} inodes, {region} of memory and {bulk} of large files copied, no errors", report.copy);
     }
     Ok(())
+}
+
+/// Before anything is made: a copy goes into a directory that is empty or does not exist, and not into its own original.
+fn refuse_place(new: &Path, source: &Path) -> Outcome<()> {
+    let absolute = std::path::absolute(new).during(new.display())?;
+    if absolute.ancestors().any(|above| above.canonicalize().is_ok_and(|above| above == source)) {
+        return Err(Failure::new(new.display(), "lies in the store").remedy("name another directory"));
+    }
+    let entries = match fs::read_dir(&absolute) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => {
+            let remedy = "name a directory that is empty or does not exist yet";
+            return Err(Failure::new(new.display(), error).remedy(remedy));
+        }
+    };
+    for entry in entries {
+        // The lock of an earlier attempt is nothing to lose.
+        if entry.during(new.display())?.file_name() != "lock" {
+            return Err(Failure::new(new.display(), "is not empty").remedy("name an empty or a new directory"));
+        }
+    }
+    Ok(())
+}
+
+/// The directories on this path that are not there yet, the innermost first.
+fn missing(path: &Path) -> Vec<PathBuf> {
+    let Ok(absolute) = std::path::absolute(path) else { return Vec::new() };
+    absolute.ancestors().take_while(|above| !above.exists()).map(Path::to_path_buf).collect()
+}
+
+/// Removes directories that this copy made, as far as nobody put anything into them.
+fn remove_empty(made_here: &[PathBuf]) {
+    made_here.iter().for_each(|directory| drop(fs::remove_dir(directory)));
 }
 
 fn memory_of_copy(source: &MemoryChoice, args: &CopyArgs) -> Outcome<MemoryChoice> {
@@ -230,10 +266,14 @@ fn finish(directory: &Path, description: Description, mut copy: Store) -> Outcom
     Ok(copy)
 }
 
-/// After a failure nothing of the copy stays but its directory.
-fn clear(directory: &Path, description: &Description) {
-    let names = [store::IMAGES[0], store::IMAGES[1], store::BULK];
+/// After a failure nothing of the copy stays, unless its directory was there before.
+fn clear(directory: &Path, description: &Description, made_here: &[PathBuf]) {
+    let names = [store::IMAGES[0], store::IMAGES[1], store::BULK, store::DESCRIPTION_NEW];
     let files = names.iter().map(|name| directory.join(name)).chain(description.memory.path().cloned());
     files.for_each(|path: PathBuf| drop(fs::remove_file(path)));
-    let _ = fs::remove_dir_all(directory.join("log"));
+    let _ = fs::remove_dir_all(directory.join(store::LOG));
+    if !made_here.is_empty() {
+        let _ = fs::remove_file(directory.join("lock"));
+    }
+    remove_empty(made_here);
 }

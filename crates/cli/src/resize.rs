@@ -116,7 +116,7 @@ fn no_bulk() -> Failure {
 }
 
 fn resize(store: &Store, args: &ResizeArgs) -> Outcome<Report> {
-    refuse_damaged(store, args.json)?;
+    check::refuse_damaged(store, args.json)?;
     let mut before = None;
     let mut device_bytes = settle(store, |fs| {
         let old = fs.limits()?;
@@ -187,21 +187,6 @@ fn resize(store: &Store, args: &ResizeArgs) -> Outcome<Report> {
         give_bulk(device_needs)?;
     }
     Ok(report)
-}
-
-/// Nothing of a damaged store is changed: a reference that cannot be read cannot be moved, and new sums over bytes that do not
-/// fit the old ones would hide the damage.
-fn refuse_damaged(store: &Store, silent: bool) -> Outcome<()> {
-    let report = check::examine(store, true, silent)?;
-    let Some(error) = report.errors.first() else { return Ok(()) };
-    let (name, count) = (store.directory.display(), report.errors.len());
-    let cause = match count {
-        1 => format!("is damaged: {error}"),
-        _ => format!("is damaged: {error} (and {} more errors)", count - 1),
-    };
-    let remedy =
-        format!("run `shoal check --repair {name}` first; what that leaves, `shoal salvage {name} DIR` copies out");
-    Err(Failure::new(&name, cause).remedy(remedy))
 }
 
 /// Opens the store, does something, and closes it cleanly; returns the size of its bulk device.

@@ -39,6 +39,8 @@ pub const DESCRIPTION: &str = "shoal.json";
 pub const LEAVING_PATIENCE: Duration = Duration::from_secs(10);
 /// The daemon of a mounted store that looks alive for so long is.
 const LIFE_SIGN: Duration = Duration::from_millis(200);
+/// The description while it is being written.
+pub const DESCRIPTION_NEW: &str = "shoal.json.new";
 const DESCRIPTION_VERSION: u32 = 1;
 pub const IMAGES: [&str; 2] = ["image.0", "image.1"];
 pub const LOG: &str = "log";
@@ -47,7 +49,7 @@ pub const DAEMON_LOG: &str = "shoal.log";
 const PID: &str = "pid";
 /// Everything a store's directory may hold.
 const OWN_NAMES: [&str; 11] =
-    [DESCRIPTION, "shoal.json.new", IMAGES[0], IMAGES[1], LOG, BULK, DAEMON_LOG, "shoal.log.1", PID, "lock", "control"];
+    [DESCRIPTION, DESCRIPTION_NEW, IMAGES[0], IMAGES[1], LOG, BULK, DAEMON_LOG, "shoal.log.1", PID, "lock", "control"];
 
 /// The store's description file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,6 +78,13 @@ pub struct Store {
     _lock: StoreLock,
 }
 
+/// A description that cannot be read, while the files of the store may be whole.
+fn unreadable(directory: &Path, error: Box<dyn std::error::Error + Send + Sync>) -> Failure {
+    let store = directory.display();
+    Failure::new(directory.join(DESCRIPTION).display(), error)
+        .remedy(format!("correct it or bring it back; `shoal salvage {store} DIR` copies out what can be read"))
+}
+
 /// A store's media, opened.
 pub struct Media {
     pub parts: Parts,
@@ -93,9 +102,10 @@ impl Store {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
                 Failure::new(directory.display(), "not a store").remedy("make one with `shoal format`")
             }
-            _ => Failure::new(path.display(), error),
+            _ => unreadable(directory, error.into()),
         })?;
-        let description: Description = serde_json::from_str(&text).during(path.display())?;
+        let description: Description =
+            serde_json::from_str(&text).map_err(|error| unreadable(directory, error.into()))?;
         if description.version != DESCRIPTION_VERSION {
             let cause = format!("version {}, this program knows version {DESCRIPTION_VERSION}", description.version);
             return Err(Failure::new(path.display(), cause).remedy("use a newer shoal"));
@@ -204,7 +214,8 @@ impl Store {
                     (battery::open(path, &images, &wish)?, None, Some(shared(&images)))
                 }
                 MemoryChoice::Dax(path) => {
-                    let memory = SharedMap::open(path, SharedKind::Dax).during("memory")?;
+                    let open = if read_only { SharedMap::open_aside } else { SharedMap::open };
+                    let memory = open(path, SharedKind::Dax).during("memory")?;
                     survives_power_loss = memory.synchronous();
                     (Arc::new(memory), None, None)
                 }
@@ -453,7 +464,7 @@ pub fn create_media(
 
 /// Makes the directory a store, at once or not at all.
 pub fn write_description(directory: &Path, description: &Description) -> Outcome<()> {
-    let (new, path) = (directory.join("shoal.json.new"), directory.join(DESCRIPTION));
+    let (new, path) = (directory.join(DESCRIPTION_NEW), directory.join(DESCRIPTION));
     let mut text = serde_json::to_string_pretty(description).during(path.display())?;
     text.push('\n');
     let write = || -> io::Result<()> {

@@ -6,7 +6,7 @@
 mod scene;
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -41,7 +41,9 @@ fn a_copy_holds_the_same_in_little_room_and_is_a_store_of_its_own() {
     assert_eq!(report["inodes"], 7 + 200 + 4);
     let (took, needs) = (room_without_log(&scene.at("copy")), (5 << 20) + (2 << 20) + 200 * 97 * 100);
     assert!(took < needs, "the copy takes {took} bytes for {needs}");
-    assert!(scene.refused(&["copy", &scene.text("store"), &scene.text("copy")]).contains("--force"));
+    let refused = scene.refused(&["copy", &scene.text("store"), &scene.text("copy")]);
+    assert!(refused.contains("is not empty; name an empty or a new directory"), "{refused}");
+    assert!(!refused.contains("--force"), "`copy` has no such option: {refused}");
     let uuid = |store: &str| -> serde_json::Value {
         let text = fs::read_to_string(scene.at(store).join("shoal.json")).unwrap();
         serde_json::from_str::<serde_json::Value>(&text).unwrap()["uuid"].clone()
@@ -91,6 +93,47 @@ fn what_a_crash_left_is_finished_in_the_copy_alone() {
         scene.umount();
         scene.ok(&["check", &scene.text("copy")]);
     }
+}
+
+#[test]
+fn a_refused_copy_leaves_nothing_behind() {
+    let scene = Scene::new(&[]);
+    scene.mount("store");
+    fs::write(scene.at("mnt/large"), vec![7; 3 << 20]).unwrap();
+    fs::create_dir(scene.at("mnt/dir")).unwrap();
+    scene.umount();
+    let names = |directory: &Path| {
+        let mut names: Vec<_> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let (top, store) = (names(&scene.at("")), names(&scene.at("store")));
+    let refused = scene.refused(&["copy", &scene.text("store"), &scene.text("store/new/copy")]);
+    assert!(refused.contains("lies in the store; name another directory"), "{refused}");
+    assert_eq!(names(&scene.at("store")), store, "nothing is made in the store");
+    fs::write(scene.at("file"), "x").unwrap();
+    scene.refused(&["copy", &scene.text("store"), &scene.text("file")]);
+    scene.refused(&["copy", &scene.text("store"), &scene.text("file/copy")]);
+    fs::remove_file(scene.at("file")).unwrap();
+    // Damage that a mount does not look at, and that the check of the copy finds: the links of a file.
+    let json = scene.ok(&["inspect", "--json", &scene.text("store"), "/large"]);
+    let at = serde_json::from_str::<serde_json::Value>(&json).unwrap()["record_at"].as_u64().unwrap();
+    for image in ["store/image.0", "store/image.1"] {
+        let file = fs::File::options().read(true).write(true).open(scene.at(image)).unwrap();
+        let mut record = [0; shoal_format::inode::INODE_RECORD];
+        file.read_exact_at(&mut record, at).unwrap();
+        let decoded = shoal_format::inode::Inode::decode(&record);
+        let Ok(shoal_format::inode::InodeSlot::Used(mut inode)) = decoded else { continue };
+        inode.nlink = 9;
+        file.write_all_at(&inode.encode(), at).unwrap();
+    }
+    let refused = scene.refused(&["copy", &scene.text("store"), &scene.text("new/copy")]);
+    assert!(refused.contains("link"), "{refused}");
+    assert_eq!(names(&scene.at("")), top, "the directories made for the copy are gone");
+    // A directory that was there stays, and can be used again.
+    fs::create_dir(scene.at("there")).unwrap();
+    scene.refused(&["copy", &scene.text("store"), &scene.text("there")]);
+    assert!(names(&scene.at("there")).iter().all(|name| name == "lock"));
 }
 
 #[test]

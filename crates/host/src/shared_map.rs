@@ -40,6 +40,8 @@ pub struct SharedMap {
     /// Set for `dax`.
     flush: Option<LineFlush>,
     synchronous: bool,
+    /// Writes do not reach the file.
+    aside: bool,
     poison: Poison,
     name: String,
 }
@@ -77,6 +79,18 @@ impl SharedMap {
         Self::map_file(path, file, bytes, kind)
     }
 
+    /// Maps an existing file so that what is written stays in this process: for who only looks, and must replay a log to see
+    /// what is there. Nobody else may have the file meanwhile.
+    pub fn open_aside(path: &Path, kind: SharedKind) -> io::Result<SharedMap> {
+        let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| named(path, e))?;
+        let bytes = file.metadata().map_err(|e| named(path, e))?.len();
+        lock_alone(&file).map_err(|e| named(path, e))?;
+        let map = Map::of_file(&file, bytes, MapFlags::PRIVATE | MapFlags::NORESERVE).map_err(|e| named(path, e))?;
+        let name = format!("region file {}", path.display());
+        let poison = Poison::default();
+        Ok(SharedMap { map, file, kind, flush: None, synchronous: true, aside: true, poison, name })
+    }
+
     fn map_file(path: &Path, file: File, bytes: u64, kind: SharedKind) -> io::Result<SharedMap> {
         lock_alone(&file).map_err(|e| named(path, e))?;
         let shared = || Map::of_file(&file, bytes, MapFlags::SHARED);
@@ -92,7 +106,7 @@ impl SharedMap {
         };
         let name = format!("region file {}", path.display());
         let map = map.map_err(|e| named(path, e))?;
-        Ok(SharedMap { map, file, kind, flush, synchronous, poison: Poison::default(), name })
+        Ok(SharedMap { map, file, kind, flush, synchronous, aside: false, poison: Poison::default(), name })
     }
 
     /// Does a fence alone keep the promise of the memory's kind? False for `dax` without MAP_SYNC: call `sync`.
@@ -171,6 +185,9 @@ impl PersistentMemory for SharedMap {
     }
 
     fn reserve(&self, at: u64, len: u64) -> Result<bool> {
+        if self.aside {
+            return Ok(false);
+        }
         match self.kind {
             // All of it was taken when the file was created.
             SharedKind::Dax => Ok(false),
@@ -199,7 +216,7 @@ impl PersistentMemory for SharedMap {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use super::*;
 
@@ -262,6 +279,36 @@ mod tests {
         let mut out = [0; 1000];
         map.read(100, &mut out);
         assert_eq!(out, [5; 1000]);
+    }
+
+    #[test]
+    fn what_is_written_aside_does_not_reach_the_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("region");
+        let bytes = 64 << 10;
+        SharedMap::create(&path, bytes, SharedKind::Battery).unwrap().write_through(100, b"found");
+        let seen = || {
+            let found = std::fs::metadata(&path).unwrap();
+            (found.mtime(), found.mtime_nsec(), found.len(), found.blocks())
+        };
+        let before = seen();
+        let map = SharedMap::open_aside(&path, SharedKind::Battery).unwrap();
+        let mut out = [0; 5];
+        map.read(100, &mut out);
+        assert_eq!(&out, b"found");
+        map.write(100, b"aside");
+        map.write_through(8192, &[7; 5000]);
+        map.zero(16384, 4096);
+        assert!(!map.reserve(0, bytes).unwrap());
+        map.fence();
+        map.sync().unwrap();
+        map.read(100, &mut out);
+        assert_eq!(&out, b"aside");
+        assert!(SharedMap::open(&path, SharedKind::Battery).is_err(), "nobody else may have the file");
+        drop(map);
+        assert_eq!(seen(), before);
+        SharedMap::open(&path, SharedKind::Battery).unwrap().read(100, &mut out);
+        assert_eq!(&out, b"found");
     }
 
     #[test]

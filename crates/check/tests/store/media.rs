@@ -16,6 +16,10 @@ impl ImageFile for Image {
         Ok(())
     }
 
+    fn stored_bytes(&self) -> Result<Option<u64>> {
+        Ok(Some(self.0.len() as u64))
+    }
+
     fn write(&self, _: u64, _: &[u8]) -> Result<()> {
         panic!("the checker writes")
     }
