@@ -110,7 +110,9 @@ impl Media {
                 region.read(PAGE, &mut page);
                 let anchor = shoal_format::superblock::AnchorRecord::newest(&page).map_err(|e| e.to_string())?;
                 let superblock = superblock_of(region.as_ref()).ok_or("no superblock")?;
-                shoal_region::compare(&self.images(), &superblock, &anchor).map_err(|e| format!("parted: {e}"))?;
+                let region: Arc<dyn PersistentMemory> = region;
+                let end = shoal_region::ring_end(&region, &superblock, &anchor).map_err(|e| format!("ring: {e}"))?;
+                shoal_region::compare(&self.images(), &superblock, &anchor, end).map_err(|e| format!("parted: {e}"))?;
                 region
             }
             (_, None) => {
