@@ -201,9 +201,9 @@ fn a_resize_with_a_fault_at_any_system_call_leaves_the_old_or_the_new_store() {
                     // Of the calls that are many a sample.
                     nth += match (deep, call) {
                         (true, _) => 1,
-                        (_, "pwrite64") => 331 + 100 * turn as u64,
+                        (_, "pwrite64") => 531 + 100 * turn as u64,
                         (_, "fdatasync" | "ftruncate") if turn == 0 => 1,
-                        _ => 4,
+                        _ => 7,
                     };
                 }
             }
