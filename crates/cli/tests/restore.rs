@@ -3,10 +3,11 @@
 //! Memory lies on a tmpfs that is unmounted (the file system is not there) or mounted anew (the power was lost). Needs
 //! root and /dev/fuse; every program runs under `timeout`. What is mounted is unmounted at the end, also by a panic.
 
+mod killed;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 struct Scene {
     dir: tempfile::TempDir,
@@ -77,14 +78,7 @@ impl Scene {
     }
 
     fn kill(&self) {
-        let pid = fs::read_to_string(self.at("store/pid")).unwrap().lines().next().unwrap().parse().unwrap();
-        let pid = nix::unistd::Pid::from_raw(pid);
-        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
-        let begin = Instant::now();
-        while nix::sys::signal::kill(pid, None).is_ok() {
-            assert!(begin.elapsed() < Duration::from_secs(30), "the daemon does not end");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        killed::kill_daemon(&self.at("store"));
         self.ok(&["umount", &self.text("mnt")]);
     }
 
