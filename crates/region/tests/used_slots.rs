@@ -98,8 +98,8 @@ fn a_mount_reads_no_bitmap_that_nothing_asks_for() {
     let (region, memory) = open(&world, 3, true);
     assert_eq!(of_class(&memory.read.lock().unwrap()), 0, "bitmaps read by the mount");
     // How far ahead room is reserved on the host is of this mount alone.
-    let Space { backed_bytes, backed_usable_bytes, .. } = space;
-    assert_eq!(Space { backed_bytes, backed_usable_bytes, ..region.space() }, space);
+    let Space { backed_bytes, backed_usable_bytes, reserved_bytes, .. } = space;
+    assert_eq!(Space { backed_bytes, backed_usable_bytes, reserved_bytes, ..region.space() }, space);
     let mut tx = region.begin();
     tx.free(slots[0]).unwrap();
     tx.commit().unwrap();
