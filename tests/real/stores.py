@@ -72,6 +72,30 @@ def run(argv, timeout_s=CALL_TIMEOUT_S, env=None):
         return code, out.read().decode(errors="replace"), err.read().decode(errors="replace")
 
 
+# How a host file system of each kind is made in a file or device.
+MKFS = {
+    "ext4": ["mkfs.ext4", "-q", "-F"],
+    "xfs": ["mkfs.xfs", "-q", "-f"],
+    "btrfs": ["mkfs.btrfs", "-q", "-f"],
+}
+
+
+def system(*argv):
+    """A command that must succeed."""
+    code, out, err = run(list(argv), 60)
+    if code != 0:
+        raise ShoalError(f"{' '.join(argv)}: exit {code}: {(out + err).strip()}")
+
+
+def unmount(path):
+    """Unmounts, and waits for passers-by, who keep a mount busy for a moment. Is it unmounted?"""
+    for _ in range(100):
+        if not is_mounted(path) or run(["umount", path], 30)[0] == 0:
+            return True
+        time.sleep(0.1)
+    return False
+
+
 def is_mounted(mountpoint):
     """From the kernel's table: stat() of a dead or hanging mount would fail or block."""
     with open("/proc/self/mountinfo", errors="surrogateescape") as table:

@@ -81,8 +81,8 @@ pub(crate) struct Gap {
     pub next: u64,
 }
 
-/// As [`replay`], past damaged records: for whoever wants all that is left. What a ring holds before a gap is left
-/// out: it has been applied in place, and later records with it. Returns the gaps, what ends it before its time, and the end.
+/// As [`replay`], but goes on behind damaged records, for a salvage. Records of a ring before a gap are left
+/// out: they have been applied in place, and later records with them. Returns the gaps, what ends it before its time, and the end.
 pub(crate) fn replay_past_gaps(
     source: &Source<'_>,
     superblock: &Superblock,

@@ -202,9 +202,7 @@ impl Watch {
         }
         pressed
     }
-}
 
-impl Watch {
     /// One line for many: a client that guesses must not fill the log.
     fn tell_refused(&mut self, now: Instant) {
         let refused = self.lender.refused();

@@ -21,7 +21,7 @@ use shoal_format::superblock::{AnchorRecord, Superblock};
 use shoal_format::{BULK_BLOCK, PAGE, SEGMENT};
 use shoal_fs::{AtRest, Beyond, Fs, Limits, Options, Refused, Relayout, Steps};
 use shoal_host::{HostImage, PrivateMap, SEGMENT_BYTES, SegmentLog};
-use shoal_media::{ImageFile, LogDevice};
+use shoal_media::{BlankImage, ImageFile, LogDevice};
 
 use crate::args::ResizeArgs;
 use crate::control::{self, Question};
@@ -163,9 +163,8 @@ fn resize(store: &Store, args: &ResizeArgs) -> Outcome<Report> {
         bulk_bytes_before: before.bulk_blocks * BULK_BLOCK,
     };
     let device_needs = layout.bulk_blocks * BULK_BLOCK;
-    let bulk_file = store.bulk_path().filter(|path| fs::metadata(path).is_ok_and(|m| m.is_file()));
-    let give_bulk = |bytes: u64| match &bulk_file {
-        Some(path) => shoal_host::set_length_durably(path, bytes).during("bulk storage"),
+    let give_bulk = |bytes: u64| match bulk_file(store) {
+        Some(path) => shoal_host::set_length_durably(&path, bytes).during("bulk storage"),
         None => Ok(()),
     };
     if *plan.superblock() != rest.superblock {
@@ -256,7 +255,7 @@ impl Steps for HostSteps<'_> {
             }
             _ => None,
         };
-        let image = ImageSource::Images([candidate, &Blank]);
+        let image = ImageSource::Images([candidate, &BlankImage]);
         let bulk_bytes = (self.bulk_bytes > 0).then_some(self.bulk_bytes);
         let source = Source { image, log: log.as_deref(), bulk_bytes, power_lost: false, sums: true };
         self.bar.set_message("checking the new layout");
@@ -285,24 +284,6 @@ impl Steps for HostSteps<'_> {
     }
 }
 
-/// An image that was never written.
-struct Blank;
-
-impl ImageFile for Blank {
-    fn read(&self, _: u64, out: &mut [u8]) -> shoal_media::Result<()> {
-        out.fill(0);
-        Ok(())
-    }
-
-    fn write(&self, _: u64, _: &[u8]) -> shoal_media::Result<()> {
-        Err(shoal_media::MediaError::io("blank image", std::io::ErrorKind::PermissionDenied.into()))
-    }
-
-    fn sync(&self) -> shoal_media::Result<()> {
-        Ok(())
-    }
-}
-
 fn limits(args: &ResizeArgs, old: &Superblock) -> Outcome<Limits> {
     if args.bulk_size.is_some() && old.bulk_blocks == 0 {
         return Err(no_bulk());
@@ -317,10 +298,14 @@ fn limits(args: &ResizeArgs, old: &Superblock) -> Outcome<Limits> {
     Ok(limits)
 }
 
+/// Bulk storage that is a file, whose length can change.
+fn bulk_file(store: &Store) -> Option<PathBuf> {
+    store.bulk_path().filter(|path| fs::metadata(path).is_ok_and(|m| m.is_file()))
+}
+
 /// A file grows; a device has the size it has.
 fn refuse_small_device(store: &Store, limits: &Limits, device_bytes: Option<u64>) -> Outcome<()> {
-    let file: Option<PathBuf> = store.bulk_path().filter(|path| fs::metadata(path).is_ok_and(|m| m.is_file()));
-    match (file, device_bytes) {
+    match (bulk_file(store), device_bytes) {
         (None, Some(bytes)) if limits.bulk_blocks > bytes / BULK_BLOCK => {
             let cause = format!("the bulk device has {}", exact(bytes / BULK_BLOCK * BULK_BLOCK));
             Err(Failure::new("--bulk-size", cause).remedy("give at most that, or a larger device first").code(2))

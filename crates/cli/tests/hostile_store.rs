@@ -206,7 +206,7 @@ impl Base {
         }
     }
 
-    /// Lengths and times of all files: whoever writes to one is seen at once.
+    /// Lengths and times of all files. A write to any of them shows here.
     fn touched(&self) -> Vec<(String, u64, i64, i64, u64)> {
         let seen = |name: String| {
             let meta = fs::metadata(self.scene.at(&name)).unwrap();

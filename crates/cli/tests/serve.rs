@@ -245,6 +245,9 @@ fn wrong_command_lines_and_places_are_told_in_one_line() {
     assert!(error.contains("--insecure"), "{error}");
     let served = scene.serve(&device, "sock", &[]);
     let error = scene.fails(1, &["serve", &device, "--nbd", &at]);
+    assert!(error.contains("is in use by another store or process"), "{error}");
+    let other = scene.sparse("other", MIB);
+    let error = scene.fails(1, &["serve", &other, "--nbd", &at]);
     assert!(error.contains("a server is listening there already"), "{error}");
     let error = scene.fails(1, &["donor", "drain", &at, "unix:/a"]);
     assert!(error.contains("has no donors"), "{error}");

@@ -1,4 +1,4 @@
-//! Damage in the image that does not count (the standby): it must not go live, and whoever looks is told.
+//! Damage in the image that does not count (the standby) must not go live, and `shoal check` must report it.
 //!
 //! A checkpoint writes into the standby only what changed, so what lies in it must be known to be right.
 

@@ -194,7 +194,7 @@ impl Bulk {
         self.state.lock().free
     }
 
-    /// Does not give out so many of the free blocks.
+    /// Keeps this many free blocks from being allocated.
     pub fn withhold(&self, blocks: u64) {
         self.state.lock().withheld = blocks;
     }

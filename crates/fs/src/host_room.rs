@@ -1,8 +1,8 @@
 //! What the file systems under a store have left, and how that bounds the store.
 //!
 //! Owns: [`HostRoom`], its cache, and the back-off of checkpoints that find no room. Rules: the host is asked at most every
-//! [`AGE_NS`]; what the store has written itself since does not count twice, because bulk room is what the device has taken and
-//! what is free together. Left out: asking (the caller of `Fs::open` does).
+//! [`AGE_NS`], and anew once the region has grown; what the store has written itself since does not count twice, because bulk
+//! room is what the device has taken and what is free together. Left out: asking (the caller of `Fs::open` does).
 
 use std::sync::Arc;
 
@@ -50,7 +50,14 @@ const AGE_NS: u64 = 100_000_000;
 pub(crate) struct RoomCache {
     ask: Room,
     clock: Arc<dyn Clock>,
-    last: Mutex<Option<(u64, HostRoom)>>,
+    last: Mutex<Option<Answer>>,
+}
+
+struct Answer {
+    at_ns: u64,
+    /// What the region had reserved on the host then (bytes), if that was looked at.
+    reserved: Option<u64>,
+    room: HostRoom,
 }
 
 impl RoomCache {
@@ -60,22 +67,35 @@ impl RoomCache {
 
     /// What the host answers this moment: before anything is refused for lack of room.
     pub fn fresh(&self) -> HostRoom {
-        let room = (self.ask)();
-        *self.last.lock() = Some((self.clock.monotonic_ns(), room));
-        room
+        self.ask(&mut self.last.lock(), None)
     }
 
     pub fn now(&self) -> HostRoom {
-        let now = self.clock.monotonic_ns();
         let mut last = self.last.lock();
-        match *last {
-            Some((at, room)) if now.saturating_sub(at) < AGE_NS => room,
-            _ => {
-                let room = (self.ask)();
-                *last = Some((now, room));
-                room
-            }
+        match &*last {
+            Some(answer) if self.holds(answer) => answer.room,
+            _ => self.ask(&mut last, None),
         }
+    }
+
+    /// What the host has beside the bytes that the region has `reserved` there: an answer from before the region grew would
+    /// count them twice.
+    pub fn beside(&self, reserved: u64) -> HostRoom {
+        let mut last = self.last.lock();
+        match &*last {
+            Some(answer) if self.holds(answer) && answer.reserved == Some(reserved) => answer.room,
+            _ => self.ask(&mut last, Some(reserved)),
+        }
+    }
+
+    fn holds(&self, answer: &Answer) -> bool {
+        self.clock.monotonic_ns().saturating_sub(answer.at_ns) < AGE_NS
+    }
+
+    fn ask(&self, last: &mut Option<Answer>, reserved: Option<u64>) -> HostRoom {
+        let room = (self.ask)();
+        *last = Some(Answer { at_ns: self.clock.monotonic_ns(), reserved, room });
+        room
     }
 }
 
@@ -159,6 +179,8 @@ mod tests {
         clock.0.fetch_add(AGE_NS, Ordering::Relaxed);
         assert_eq!([cache.now().region, cache.now().region], [1, 1]);
         assert_eq!(asked.load(Ordering::Relaxed), 2);
+        // A region that has grown takes no answer from before.
+        assert_eq!([cache.beside(10), cache.beside(10), cache.beside(20), cache.now()].map(|room| room.region), [2, 2, 3, 3]);
     }
 
     #[test]

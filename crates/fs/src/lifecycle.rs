@@ -110,8 +110,7 @@ impl Fs {
         }
         Bulk::check(parts.bulk.as_deref(), Superblock::decode(&page)?.bulk_blocks)?;
         let nonce = parts.region.nonce;
-        let (region, mut recovery) =
-            Region::open_unsettled_of(parts.region, options.read_only, options.earlier_boot_id)?;
+        let (region, mut recovery) = Region::open_unsettled(parts.region, options.read_only, options.earlier_boot_id)?;
         // A device with a cache in the process that died has lost what a power loss would have lost.
         let survives = parts.bulk.as_ref().is_none_or(|bulk| bulk.geometry().survives_process);
         recovery.power_lost |= !recovery.clean && !survives;

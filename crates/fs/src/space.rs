@@ -109,7 +109,7 @@ impl Fs {
             usage.bulk_free = (free - withheld) * BULK_BLOCK;
         }
         if let Some(room) = &self.room {
-            let (room, log) = (room.now(), self.region.log_growth_bytes());
+            let (room, log) = (room.beside(space.reserved_bytes), self.region.log_growth_bytes());
             let growth = room.region_growth_bytes(log);
             let ordinary = (space.free_bytes - usage.region_reserve).min(space.backed_bytes + growth);
             usage.region_usable = space.usable_bytes.min(space.backed_usable_bytes + growth).min(ordinary);

@@ -11,7 +11,7 @@
 //!
 //! Nobody waits in a circle:
 //! - A request thread waits for the turn never: it tries, or sends a message.
-//! - Whoever has the turn holds no lock while it flushes but the bulk device's own (`flushing`), whose holders wait for the
+//! - The thread with the turn holds one lock while it flushes, the bulk device's own (`flushing`), whose holders wait for the
 //!   device alone. Then it takes one inode lock at a time. Who holds that lock may wait for the bulk device or for the
 //!   log's leader, neither of which takes inode locks or the turn. The turn is over before the log's group commit.
 //! - The syncer leads the log for one flush at most: under load a leader goes on for ever. It leaves callbacks, and rings
@@ -89,7 +89,7 @@ impl Syncer {
                 Some(Err(error)) => done(Err(error)),
                 None => {
                     self.turn.sent.fetch_add(1, Ordering::AcqRel);
-                    // After the end of the thread no requests are served: whoever asks nevertheless waits here.
+                    // The syncer has ended, and no requests are served any more: a late fsync is carried out here.
                     if let Err(mpsc::SendError(Message::Fsync(ino, done))) =
                         self.queue.send(Message::Fsync(ino, Box::new(done)))
                     {
@@ -131,7 +131,7 @@ fn serve(fs: &Fs, messages: &Receiver<Message>, turn: &Turn, log: &Bell) {
     while !stopped {
         // All senders gone means the same as a stop.
         let Ok(first) = messages.recv() else { return };
-        // Whoever comes in while another one has the turn is served by the same flush.
+        // One flush serves all fsyncs that arrive while another thread has the turn.
         let my_turn = turn.taken.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut inos, mut waiting) = (Vec::new(), Vec::new());
         for message in std::iter::once(first).chain(messages.try_iter()) {

@@ -37,3 +37,25 @@ pub trait ImageFile: Send + Sync {
         Ok(None)
     }
 }
+
+/// An image that was never written, for a reader that asks for both; it refuses to be written.
+pub struct BlankImage;
+
+fn refuse_blank() -> Result<()> {
+    Err(MediaError::io("blank image", std::io::ErrorKind::PermissionDenied.into()))
+}
+
+impl ImageFile for BlankImage {
+    fn read(&self, _: u64, out: &mut [u8]) -> Result<()> {
+        out.fill(0);
+        Ok(())
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> Result<()> {
+        refuse_blank()
+    }
+
+    fn sync(&self) -> Result<()> {
+        refuse_blank()
+    }
+}

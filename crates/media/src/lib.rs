@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 pub use block::{BlockDevice, BlockGeometry, Completion, Request, flush, read, trim, write, write_zeroes};
 pub use head::Head;
-pub use image::ImageFile;
+pub use image::{BlankImage, ImageFile};
 pub use log::LogDevice;
 pub use memory::PersistentMemory;
 pub use poison::Poison;

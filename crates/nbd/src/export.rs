@@ -180,7 +180,7 @@ impl std::fmt::Debug for Export {
 pub struct Peer {
     /// Address, for messages.
     pub address: String,
-    /// The host it comes from; none for a UNIX socket.
+    /// The host it comes from, an IPv4 one always as such; none for a UNIX socket.
     pub ip: Option<IpAddr>,
     /// TLS is on, and the client's certificate was checked if the server demands one.
     pub tls: bool,

@@ -89,7 +89,7 @@ impl Guests {
     pub(crate) fn admit(
         &self,
         id: u64,
-        channel: Arc<Channel>,
+        channel: &Arc<Channel>,
         ip: Option<IpAddr>,
         limits: &Limits,
     ) -> Result<Arc<Guest>, Full> {
@@ -107,7 +107,7 @@ impl Guests {
             let quiet = quietest(&open, limits, |_| true);
             self.end(&mut open, Some(quiet.ok_or(Full)?));
         }
-        let guest = Arc::new(Guest::new(channel, ip));
+        let guest = Arc::new(Guest::new(channel.clone(), ip));
         open.insert(id, guest.clone());
         Ok(guest)
     }

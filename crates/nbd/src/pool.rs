@@ -1,8 +1,8 @@
 //! Memory of a whole server: what the requests of all its connections may hold together.
 //!
 //! A connection takes from the pool what it takes from its own budget, and waits while the pool is empty. A client that
-//! neither reads its replies nor finishes its request could keep the others waiting for ever; so whoever has waited for
-//! [`PATIENCE`] ends, of the connections whose client makes no progress, the one that holds most. Buffers kept for later requests
+//! neither reads its replies nor finishes its request could keep the others waiting for ever. So a request that has waited for
+//! [`PATIENCE`] ends one of the connections whose client makes no progress: the one that holds most. Buffers kept for later requests
 //! count separately and are simply not kept when there are too many.
 
 use std::sync::Weak;

@@ -6,7 +6,7 @@
 //! after a grace period cuts those that are still there.
 
 use std::io;
-use std::net::{IpAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -230,9 +230,9 @@ fn accept_all(shared: &Arc<Shared>, listener: &Listener) {
     let mut next_id = 0;
     loop {
         let accepted = match listener {
-            Listener::Tcp(listener) => listener
-                .accept()
-                .map(|(stream, from)| (Socket::Tcp(stream), Peer { ip: Some(host(from.ip())), ..Peer::at(from) })),
+            Listener::Tcp(listener) => listener.accept().map(|(stream, from)| {
+                (Socket::Tcp(stream), Peer { ip: Some(from.ip().to_canonical()), ..Peer::at(from) })
+            }),
             Listener::Unix(listener) => listener.accept().map(|(stream, _)| (Socket::Unix(stream), Peer::at("unix"))),
         };
         if shared.closing.load(Ordering::SeqCst) {
@@ -245,7 +245,8 @@ fn accept_all(shared: &Arc<Shared>, listener: &Listener) {
         };
         let channel = Arc::new(Channel::new(socket));
         next_id += 1;
-        let admitted = shared.guests.admit(next_id, channel, peer.ip, &shared.options.limits);
+        // Counted before the channel is dropped: a client that sees the end may ask for the count.
+        let admitted = shared.guests.admit(next_id, &channel, peer.ip, &shared.options.limits);
         let Ok(guest) = admitted.map_err(|Full| shared.counters.turned_away.fetch_add(1, Ordering::Relaxed)) else {
             continue;
         };
@@ -273,11 +274,6 @@ impl Drop for Ended {
     fn drop(&mut self) {
         self.shared.guests.leave(self.id);
     }
-}
-
-/// An IPv4 client of a socket that listens for both is the same host.
-fn host(ip: IpAddr) -> IpAddr {
-    ip.to_canonical()
 }
 
 fn connection(shared: &Shared, guest: &Guest, peer: Peer) {

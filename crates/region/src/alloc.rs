@@ -45,6 +45,8 @@ pub struct Space {
     pub touched_bytes: u64,
     /// Of `free_bytes`, what ordinary transactions can have without more room on the host.
     pub backed_bytes: u64,
+    /// The part of the region that has its room on the host.
+    pub reserved_bytes: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -489,6 +491,7 @@ impl Region {
             backed_bytes: (alloc.free_segments * SEGMENT + alloc.free_slot_bytes)
                 .saturating_sub((alloc.segments.len() as u64 - alloc.limit(false).max(alloc.high)) * SEGMENT)
                 .saturating_sub(alloc.high.saturating_sub(alloc.limit(false)).min(HELD_BACK) * SEGMENT),
+            reserved_bytes: alloc.backed.min(alloc.segments.len() as u64) * SEGMENT,
         }
     }
 

@@ -165,13 +165,9 @@ impl Region {
 
     /// As [`Region::open`], but after a power loss the log goes on naming the earlier boot until [`Region::settle`]. A
     /// caller with something to put right after a power loss would else, when its process ends in the middle of
-    /// that, be told by the next opening that no power loss had been.
-    pub fn open_unsettled(parts: Parts, read_only: bool) -> Result<(Region, Recovery)> {
-        Region::open_naming(parts, read_only, false, None)
-    }
-
-    /// As [`Region::open_unsettled`]; a log that names `also` is of the present boot, too: an earlier program called it so.
-    pub fn open_unsettled_of(parts: Parts, read_only: bool, also: Option<[u8; 16]>) -> Result<(Region, Recovery)> {
+    /// that, be told by the next opening that no power loss had been. `also` is another name of the present boot, which an
+    /// earlier program gave it.
+    pub fn open_unsettled(parts: Parts, read_only: bool, also: Option<[u8; 16]>) -> Result<(Region, Recovery)> {
         Region::open_naming(parts, read_only, false, also)
     }
 

@@ -20,6 +20,8 @@ shoal_media::plantable! {
         Invalidation,
         /// A checkpoint writes only pages changed since the last one, which went to the other image.
         StaleMap,
+        /// Pages of an earlier mount are left in an image without being compared with their sums.
+        Unverified,
         /// Pages that a failed checkpoint took off the list are written by no later one.
         FailedPages,
         /// Pages that replay changes are not written by the next checkpoint.

@@ -19,8 +19,10 @@ use shoal_region::planted::{Bug, plant};
 const RUNS: u64 = 40;
 
 /// Rules without which no state goes wrong, and why they are kept.
-const NEEDLESS: [(Bug, &str); 1] =
-    [(Bug::Detach, "a page still read from an image is only ever overwritten with its own bytes")];
+const NEEDLESS: [(Bug, &str); 2] = [
+    (Bug::Detach, "a page still read from an image is only ever overwritten with its own bytes"),
+    (Bug::Unverified, "only damage between two mounts tells, which no crash makes; `shoal` has tests with damage"),
+];
 /// Runs tried with those.
 const NEEDLESS_RUNS: u64 = 6;
 
@@ -33,7 +35,8 @@ struct Catch {
 }
 
 fn hunt(kind: MemoryKind, bug: Option<Bug>, media: Plant, runs: u64) -> Result<Catch, u64> {
-    plant(bug);
+    // Torn pages under an old anchor are also found by comparing them: one net is taken away to see the other.
+    plant(bug.or((media == Plant::InvalidationSync).then_some(Bug::Unverified)));
     let mut states = 0;
     let mut caught = None;
     let first = FIRST_RUNS.iter().find(|(rare, _)| Some(*rare) == bug).map_or(0, |(_, first)| *first);
@@ -80,31 +83,31 @@ fn every_planted_bug_is_caught() {
     let hook = std::panic::take_hook();
     // A broken rule may well end in a failed assertion: that counts as a catch, and its trace is of no use.
     std::panic::set_hook(Box::new(|_| {}));
-    let mut rows = Vec::new();
+    println!("{:<52} | {:<8} | {:>9} | caught by", "bug", "memory", "states");
+    let mut unnoticed = Vec::new();
+    // Told one by one: a time-out then says which one took its time.
+    let mut tell = |name: String, kind: MemoryKind, outcome: Result<Catch, u64>, needless: Option<&str>| match outcome {
+        Ok(Catch { by, states }) => {
+            // The innermost reason; where and how the crash came about is in front of it.
+            let reason: String = by.rsplit("): ").next().unwrap_or(&by).chars().take(100).collect();
+            println!("{name:<52} | {:<8} | {states:>9} | {reason}", kind.name());
+        }
+        Err(states) => match needless {
+            Some(why) => println!("{name:<52} | {:<8} | {states:>9} | needless: {why}", kind.name()),
+            None => {
+                println!("{name:<52} | {:<8} | {states:>9} | NOT CAUGHT", kind.name());
+                unnoticed.push(name);
+            }
+        },
+    };
     for (name, kind, planted) in media {
-        rows.push((name.to_owned(), kind, hunt(kind, None, planted, RUNS), None));
+        tell(name.to_owned(), kind, hunt(kind, None, planted, RUNS), None);
     }
     for bug in Bug::ALL {
         let needless = NEEDLESS.iter().find(|(needless, _)| *needless == bug).map(|(_, why)| *why);
         let runs = if needless.is_some() { NEEDLESS_RUNS } else { RUNS };
-        rows.push((format!("{bug:?}"), kind_of(bug), hunt(kind_of(bug), Some(bug), Plant::None, runs), needless));
+        tell(format!("{bug:?}"), kind_of(bug), hunt(kind_of(bug), Some(bug), Plant::None, runs), needless);
     }
     std::panic::set_hook(hook);
-    println!("{:<52} | {:<8} | {:>9} | caught by", "bug", "memory", "states");
-    let mut unnoticed = Vec::new();
-    for (name, kind, outcome, needless) in &rows {
-        match (outcome, needless) {
-            (Ok(Catch { by, states }), _) => {
-                // The innermost reason; where and how the crash came about is in front of it.
-                let reason: String = by.rsplit("): ").next().unwrap_or(by).chars().take(100).collect();
-                println!("{name:<52} | {:<8} | {states:>9} | {reason}", kind.name());
-            }
-            (Err(states), Some(why)) => println!("{name:<52} | {:<8} | {states:>9} | needless: {why}", kind.name()),
-            (Err(states), None) => {
-                println!("{name:<52} | {:<8} | {states:>9} | NOT CAUGHT", kind.name());
-                unnoticed.push(name);
-            }
-        }
-    }
     assert!(unnoticed.is_empty(), "not caught: {unnoticed:?}");
 }

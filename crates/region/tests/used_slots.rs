@@ -3,14 +3,16 @@
 //! The region's memory counts which segments are touched. Slots are freed and allocated in an order that a seed gives,
 //! over mounts that were ended cleanly and others that were cut off, with transactions abandoned on the way.
 
+mod logged;
+
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
+use logged::{images, parts};
 use shoal_format::slot::class_geometry;
-use shoal_format::superblock::{Geometry, MemoryKind};
 use shoal_format::{PAGE, SEGMENT, SlotRef};
 use shoal_media::{ImageFile, PersistentMemory};
-use shoal_region::{Parts, Region, Space, View, newest_image};
+use shoal_region::{Region, Space, View, newest_image};
 use shoal_sim::{Random, SimMemory, World};
 
 const SEGMENTS: u64 = 96;
@@ -53,10 +55,6 @@ impl PersistentMemory for Noted {
     }
 }
 
-fn images(world: &World) -> [Arc<dyn ImageFile>; 2] {
-    [world.image(0), world.image(1)]
-}
-
 /// `hints`: the image may say how many slots are in use.
 fn open(world: &World, boot: u8, hints: bool) -> (Region, Arc<Noted>) {
     let (newest, superblock, anchor) = newest_image(&images(world)).unwrap();
@@ -69,39 +67,14 @@ fn open(world: &World, boot: u8, hints: bool) -> (Region, Arc<Noted>) {
     let used = anchor.used_bytes.get().next_multiple_of(PAGE);
     let inner = SimMemory::volatile(SEGMENTS * SEGMENT, Some((world.image(newest), used)));
     let memory = Arc::new(Noted { inner, read: Mutex::default() });
-    let parts = Parts {
-        memory: memory.clone(),
-        log: Some(world.log(0)),
-        images: Some(images(world)),
-        boot_id: [boot; 16],
-        nonce: [boot; 16],
-    };
+    let parts = parts(world, memory.clone(), boot);
     (Region::open(parts, false).unwrap().0, memory)
 }
 
 fn new_world() -> World {
-    let world = World::new(1);
-    world.add_log();
-    world.add_image();
-    world.add_image();
-    let geometry = Geometry {
-        memory_kind: MemoryKind::Logged,
-        uuid: [7; 16],
-        region_bytes: SEGMENTS * SEGMENT,
-        bulk_blocks: 0,
-        ring_bytes: 4096,
-        threshold: 1 << 20,
-        hash_seed: 1,
-        created_ns: 1,
-    };
-    let parts = Parts {
-        memory: SimMemory::volatile(SEGMENTS * SEGMENT, None),
-        log: Some(world.log(0)),
-        images: Some(images(&world)),
-        boot_id: [1; 16],
-        nonce: [1; 16],
-    };
-    Region::create(geometry, parts).unwrap().shutdown().unwrap();
+    let world = logged::world();
+    let parts = parts(&world, SimMemory::volatile(SEGMENTS * SEGMENT, None), 1);
+    Region::create(logged::geometry(SEGMENTS * SEGMENT, 4096), parts).unwrap().shutdown().unwrap();
     world
 }
 
@@ -125,8 +98,8 @@ fn a_mount_reads_no_bitmap_that_nothing_asks_for() {
     let (region, memory) = open(&world, 3, true);
     assert_eq!(of_class(&memory.read.lock().unwrap()), 0, "bitmaps read by the mount");
     // How far ahead room is reserved on the host is of this mount alone.
-    let Space { backed_bytes, backed_usable_bytes, .. } = space;
-    assert_eq!(Space { backed_bytes, backed_usable_bytes, ..region.space() }, space);
+    let Space { backed_bytes, backed_usable_bytes, reserved_bytes, .. } = space;
+    assert_eq!(Space { backed_bytes, backed_usable_bytes, reserved_bytes, ..region.space() }, space);
     let mut tx = region.begin();
     tx.free(slots[0]).unwrap();
     tx.commit().unwrap();

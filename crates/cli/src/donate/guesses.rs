@@ -1,7 +1,7 @@
 //! How fast a host may guess at names and secrets.
 //!
-//! After a wrong answer the next one of that host waits, for longer each time, right or wrong: whoever could tell a right one by
-//! how soon it is answered would guess as fast as before. The hosts of others wait for nothing, nor do clients of a UNIX socket, which is
+//! After a wrong answer the next guess of that host waits, longer each time, before it is looked at. A right guess waits as well:
+//! if it were answered sooner, silence would mean "wrong", and a guesser need not wait for it. The hosts of others wait for nothing, nor do clients of a UNIX socket, which is
 //! open to its owner alone. A host that has several guesses waiting is told to come back later. Hosts are forgotten a minute
 //! after their last wrong answer.
 

@@ -5,12 +5,14 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
+#[path = "../killed/mod.rs"]
+mod killed;
+
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 use shoal_format::PAGE;
 use shoal_format::superblock::{AnchorRecord, Superblock};
@@ -76,14 +78,8 @@ impl Scene {
 
     /// Ends the daemon as a crash of its process would.
     pub fn kill(&self) {
-        let text = fs::read_to_string(self.at("store/pid")).unwrap();
-        let pid = nix::unistd::Pid::from_raw(text.lines().next().unwrap().parse().unwrap());
-        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
-        let begin = Instant::now();
-        while nix::sys::signal::kill(pid, None).is_ok() {
-            assert!(begin.elapsed() < Duration::from_secs(30), "the daemon does not end");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        killed::wait_for_log(&self.at("store"));
+        killed::kill_daemon(&self.at("store"));
         self.umount();
     }
 

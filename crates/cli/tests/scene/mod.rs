@@ -4,12 +4,14 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+#[path = "../killed/mod.rs"]
+mod killed;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
 
 pub type Tree = BTreeMap<PathBuf, (u64, u32, u64, u64, i64, u64)>;
 
@@ -64,14 +66,7 @@ impl Scene {
     }
 
     pub fn kill(&self) {
-        let pid = fs::read_to_string(self.at("store/pid")).unwrap().lines().next().unwrap().parse().unwrap();
-        let pid = nix::unistd::Pid::from_raw(pid);
-        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
-        let begin = Instant::now();
-        while nix::sys::signal::kill(pid, None).is_ok() {
-            assert!(begin.elapsed() < Duration::from_secs(30), "the daemon does not end");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        killed::kill_daemon(&self.at("store"));
         self.umount();
     }
 

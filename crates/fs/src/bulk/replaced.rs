@@ -12,9 +12,9 @@ use parking_lot::Mutex;
 
 use crate::Ino;
 
-/// For how long after its cut.
-pub(crate) const REPLACEMENT_NS: u64 = 5_000_000_000;
-/// Files listed before those whose time is over are looked for.
+/// How long a file stays listed after its cut.
+const REPLACEMENT_NS: u64 = 5_000_000_000;
+/// Below this number of listed files, expired ones are not looked for.
 const LISTED_MIN: usize = 1024;
 
 #[derive(Default)]

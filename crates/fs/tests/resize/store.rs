@@ -110,7 +110,9 @@ impl Media {
                 region.read(PAGE, &mut page);
                 let anchor = shoal_format::superblock::AnchorRecord::newest(&page).map_err(|e| e.to_string())?;
                 let superblock = superblock_of(region.as_ref()).ok_or("no superblock")?;
-                shoal_region::compare(&self.images(), &superblock, &anchor).map_err(|e| format!("parted: {e}"))?;
+                let region: Arc<dyn PersistentMemory> = region;
+                let end = shoal_region::ring_end(&region, &superblock, &anchor).map_err(|e| format!("ring: {e}"))?;
+                shoal_region::compare(&self.images(), &superblock, &anchor, end).map_err(|e| format!("parted: {e}"))?;
                 region
             }
             (_, None) => {
@@ -213,28 +215,13 @@ struct SimSteps<'a> {
     media: &'a Media,
 }
 
-struct Blank;
-
-impl ImageFile for Blank {
-    fn read(&self, _: u64, out: &mut [u8]) -> shoal_media::Result<()> {
-        out.fill(0);
-        Ok(())
-    }
-
-    fn write(&self, _: u64, _: &[u8]) -> shoal_media::Result<()> {
-        unreachable!("nobody writes a blank image")
-    }
-
-    fn sync(&self) -> shoal_media::Result<()> {
-        unreachable!("nobody syncs a blank image")
-    }
-}
-
 impl Steps for SimSteps<'_> {
     fn verify(&mut self, candidate: &dyn ImageFile) -> shoal_fs::Result<()> {
         let log = self.media.world.log(0);
         let log = (self.media.kind == MemoryKind::Logged).then_some(&*log as &dyn shoal_media::LogDevice);
-        self.media.judge(ImageSource::Images([candidate, &Blank]), log).map_err(shoal_fs::Error::Corrupt)
+        self.media
+            .judge(ImageSource::Images([candidate, &shoal_media::BlankImage]), log)
+            .map_err(shoal_fs::Error::Corrupt)
     }
 
     fn before_seal(&mut self) -> shoal_fs::Result<()> {
