@@ -143,12 +143,15 @@ impl Core {
         self.state.lock()
     }
 
-    /// Asks a donor; the operation is on its way when this returns. One that is away has answered already.
+    /// Asks a donor; the operation is on its way when this returns. One that is away has answered already. After a takeover
+    /// only reads for requests are answered, with an error.
     pub fn op(self: &Arc<Core>, state: &mut State, donor: DonorId, op: DonorOp, purpose: Purpose) -> Op {
         state.schedule.last_ticket += 1;
         let ticket = state.schedule.last_ticket;
         let stopped = state.failure == Some(DiskError::TakenOver);
-        if donor == NOBODY || stopped || state.donors[donor as usize].is_absent() {
+        if stopped && purpose != Purpose::Read {
+            // Never answered: background work stops here. Told that the donor is away, it would ask again at once, for ever.
+        } else if donor == NOBODY || stopped || state.donors[donor as usize].is_absent() {
             let error = DonorError::new(Trouble::Away, "the donor is not there");
             state.schedule.answers.insert(ticket, Err(error));
         } else {
