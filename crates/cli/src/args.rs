@@ -80,9 +80,13 @@ pub enum Command {
     shoal format --memory-size 4G --bulk-size 100G /srv/store\n  \
     shoal format --memory battery=/dev/shm/store.region --bulk none /srv/store\n  \
     shoal format --bulk nbd://server/disk /srv/store\n  \
-    shoal format --bulk 'netram:hosta:7000,hostb:7000,hostc:7000?policy=adaptive' /srv/store")]
+    shoal format 'netram:hosta:7000,hostb:7000,hostc:7000?policy=adaptive'\n  \
+    shoal format --bulk netram:hosta:7000,hostb:7000,hostc:7000 /srv/store\n\n\
+    A device that --bulk or --over names is opened, not made: make it first, by a command of its own.\n\
+    shoal-serve(1) lists the options of a network RAM disk.")]
 pub struct FormatArgs {
-    /// Directory that will be the store, made if it does not exist; or vlog:PATH, to make a virtual-log disk
+    /// Directory that will be the store, made if it does not exist; or vlog:PATH, to make a virtual-log disk; or
+    /// netram:DONOR,DONOR,...?OPTIONS, to make a network RAM disk
     pub store: PathBuf,
     /// Of vlog:PATH: device below, `file:PATH`, `device:PATH`, an NBD URI or `netram:...` [default: PATH itself]
     ///
@@ -120,7 +124,7 @@ pub struct FormatArgs {
     /// Files longer than this are large (0 to 64M)
     #[arg(long, value_name = "SIZE", default_value = "1M")]
     pub threshold: Size,
-    /// Replace a store that exists: everything in it is lost
+    /// Replace a store or disk that exists: everything in it is lost
     #[arg(long)]
     pub force: bool,
     /// Report as JSON
@@ -329,8 +333,9 @@ pub struct InspectArgs {
     dedicated-parity=yes, idle-cleaning=no\n  \
     name=NAME, secret=FILE   what donors know this client by\n  \
     tls-certificates=DIR     talk to donors through TLS\n  \
-    lost-after=SECONDS       a donor that is away so long is done without (5)\n  \
-    new=yes          make a new disk, whatever the donors hold")]
+    lost-after=SECONDS       a donor that is away so long is done without (5)\n\n\
+    A network RAM disk is made by `shoal format netram:...`; policy to dedicated-parity are its own from then on. A disk that is\n\
+    not on its donors any more is an error, never an empty disk.")]
 pub struct ServeArgs {
     /// `file:PATH`, an NBD URI, or `netram:DONOR,DONOR,...?OPTIONS`; a donor is `unix:PATH`, `HOST:PORT` or an NBD URI
     pub device: String,

@@ -1,13 +1,14 @@
 //! A network RAM disk put together: connections to its donors, the disk over them, and what is said about both.
 //!
-//! Owns the decision between opening and making a disk: donors that carry the superblock of one disk open it, blank
-//! ones join it; several disks, another disk than the one asked for, or none where one must be, are errors that name
-//! the donor.
-//! Rules: a donor that refuses us (wrong secret, no room) is an error, one that cannot be reached is missing, which
-//! the disk's redundancy may allow; a new disk needs all. One client has a disk open at a time (`lease`). A donor
+//! Owns the decision which disk is there: donors that carry the superblock of one disk open it, blank
+//! ones join it; several disks, another disk than the one asked for, or none at all, are errors that name
+//! the donors.
+//! Rules: opening never makes a disk (`format` does). A donor that refuses us (wrong secret, no room) is an error, one that cannot be
+//! reached is missing, which the disk's redundancy may allow. One client has a disk open at a time (`lease`). A donor
 //! under memory pressure is drained while another could take its blocks. Donors that went away are taken back when they
 //! can be reached again (`keeper`). Left out: where blocks go (`shoal_netram`), short breaks of connections (`nbd_link`).
 
+mod format;
 mod keeper;
 mod lease;
 
@@ -28,9 +29,10 @@ use crate::control::DonorChange;
 use crate::device::{Donor, Netram};
 use crate::failure::{During, Failure, Outcome};
 use crate::nbd_link::{Contents, FRONT_BYTES, Link, Watch};
-use crate::open_device::Opening;
 use crate::status::{self, Counts, DiskReport, DonorReport, Groups, Rebuild, Redundancy};
-use crate::store::{new_uuid, uuid_text};
+use crate::store::uuid_text;
+
+pub use format::format;
 
 /// The unit donors are read and written in (bytes).
 const SECTOR_BYTES: u32 = shoal_netram::SECTOR_BYTES;
@@ -92,74 +94,49 @@ impl Reached {
 }
 
 impl NetramDisk {
-    pub fn open(wanted: &Netram, opening: Opening) -> Outcome<NetramDisk> {
+    pub fn open(wanted: &Netram) -> Outcome<NetramDisk> {
         let export = export_name(wanted)?;
         let tried = reach_all(wanted, &export)?;
         let reached: Vec<&Reached> = tried.iter().filter_map(|(_, reached)| reached.as_ref().ok()).collect();
         let missing = || tried.iter().filter_map(|(_, reached)| reached.as_ref().err());
         let found = which_disk(wanted, &reached)?;
-        let may_create = opening == Opening::MayCreate && wanted.uuid.is_none();
-        let (uuid, is_new) = match found {
-            Some(uuid) => (uuid, false),
-            None if !may_create => {
-                let uuid = wanted.uuid.as_ref().map_or(String::new(), |uuid| format!(" {}", uuid_text(uuid)));
-                let cause = match missing().next() {
-                    Some(error) => format!("no donor that can be reached holds it; {error}"),
-                    None => "none of its donors holds it any more: their memory is gone, and the disk with it".into(),
-                };
-                return Err(Failure::new(format!("network RAM disk{uuid}"), cause));
-            }
-            None => match missing().next() {
-                Some(error) => {
-                    return Err(Failure::told(format!("{error}; a new disk needs all of its donors")));
-                }
-                None => (new_uuid()?, true),
-            },
-        };
+        let uuid = found.ok_or_else(|| absent(wanted, missing().next()))?;
         let lock = lock(&uuid)?;
         let client = lease::client_id(lock.as_deref())?;
         // Whoever has the disk open is found out before anything is written, and has stopped before anything is read.
         let reached = lease::claim(reached, client, &uuid, wanted.takeover)?;
         let reached: Vec<&Reached> = reached.iter().collect();
-        if !is_new && which_disk(wanted, &reached)? != Some(uuid) {
+        if which_disk(wanted, &reached)? != Some(uuid) {
             return Err(Failure::new(
                 format!("network RAM disk {}", uuid_text(&uuid)),
                 "is not on its donors any more",
             ));
         }
         for one in &reached {
-            if is_new {
-                one.wipe()?;
-            }
             // What a blank donor holds of an older disk is gone with the first write.
-            one.link.belongs_to(uuid, !is_new && one.disk() == Some(uuid));
+            one.link.belongs_to(uuid, one.disk() == Some(uuid));
         }
         lease::renew_all(reached.iter().map(|one| &*one.link), &uuid, client, false);
         // A donor that is away is waited for longer than it takes to notice that it is: most come back.
         let patience_ms = (wanted.lost_after * PATIENCE).as_millis().try_into().unwrap_or(u32::MAX);
         let config = shoal_netram::Config { uuid, patience_ms, ..wanted.config.clone() };
-        for error in missing().filter(|_| !is_new) {
+        for error in missing() {
             warn!("{error}; opening the disk without it");
         }
-        let clock = Arc::new(SystemClock::new());
-        let disk = if is_new {
-            Disk::create(&config, reached.iter().map(|one| (one.info(), one.device())).collect(), clock)
-        } else {
-            let donors = reached.iter().map(|one| ((one.info(), one.device()), one.front.clone()));
-            Disk::open(&config, donors.collect(), clock)
-        };
+        let donors = reached.iter().map(|one| ((one.info(), one.device()), one.front.clone()));
+        let disk = Disk::open(&config, donors.collect(), Arc::new(SystemClock::new()));
         let disk = Arc::new(disk.map_err(|error| {
-            let failure = Failure::new(format_args!("network RAM disk {}", uuid_text(&uuid)), error);
-            let more = "name more of its donors, or new=yes for a new disk in their place; everything on it is lost";
-            if is_new { failure } else { failure.remedy(more) }
+            let more = "name more of its donors, or make a new disk in their place with `shoal format --force netram:...`; \
+                        everything on this one is lost then";
+            Failure::new(format_args!("network RAM disk {}", uuid_text(&uuid)), error).remedy(more)
         })?);
         let policy = disk.status().policy;
-        if !is_new && policy != wanted.config.policy {
+        if policy != wanted.config.policy {
             warn!("the disk was made with policy={}, and keeps it", policy.name());
         }
-        info!("network RAM disk {} {}", uuid_text(&uuid), if is_new { "made" } else { "opened" });
-        // From here on it is this disk, not a new one.
-        let mut description = Netram { uuid: Some(uuid), new: false, ..wanted.clone() };
+        info!("network RAM disk {} opened", uuid_text(&uuid));
+        // From here on it is this disk, and no other.
+        let mut description = Netram { uuid: Some(uuid), ..wanted.clone() };
         description.config.policy = policy;
         let description = Mutex::new(description);
         let (members, dismissed) = (Arc::default(), Mutex::default());
@@ -497,11 +474,30 @@ fn reach_all(wanted: &Netram, export: &str) -> Outcome<Tried> {
     Ok(all)
 }
 
-/// The disk that the donors carry, unless a new one is wanted.
+/// No donor that can be reached holds the disk. `away`: what is known of one that cannot be.
+fn absent(wanted: &Netram, away: Option<&String>) -> Failure {
+    let donors: Vec<String> = wanted.donors.iter().map(|donor| donor.clone().without_secret().to_string()).collect();
+    let donors = donors.join(", ");
+    let what = match &wanted.uuid {
+        Some(uuid) => format!("network RAM disk {} on {donors}", uuid_text(uuid)),
+        None => format!("network RAM disk on {donors}"),
+    };
+    let (cause, remedy) = match (away, &wanted.uuid) {
+        (Some(away), _) => (format!("no donor that can be reached holds it; {away}"), "bring its donors back"),
+        (None, Some(_)) => (
+            "none of its donors holds it any more: their memory is gone, and the disk with it".into(),
+            "make a new, empty one with `shoal format netram:...`",
+        ),
+        (None, None) => (
+            "none of the donors holds a disk: none was made there, or their memory is gone, as after a restart".into(),
+            "make a new, empty one with `shoal format netram:...`",
+        ),
+    };
+    Failure::new(what, cause).remedy(remedy)
+}
+
+/// The disk that the donors carry.
 fn which_disk(wanted: &Netram, reached: &[&Reached]) -> Outcome<Option<[u8; 16]>> {
-    if wanted.new {
-        return Ok(None);
-    }
     let found: Vec<(&Reached, [u8; 16])> = reached.iter().filter_map(|one| Some((*one, one.disk()?))).collect();
     let expected = match (wanted.uuid, found.first()) {
         (Some(uuid), _) => uuid,
@@ -513,7 +509,7 @@ fn which_disk(wanted: &Netram, reached: &[&Reached]) -> Outcome<Option<[u8; 16]>
             format_args!("donor {}", one.donor),
             format!("belongs to network RAM disk {}, not to {}", uuid_text(other), uuid_text(&expected)),
         )
-        .remedy("leave it out, or add new=yes to overwrite whatever the donors hold")),
+        .remedy("leave it out, or make a new disk on all of them with `shoal format --force netram:...`")),
         None => Ok(found.first().map(|_| expected)),
     }
 }
@@ -545,6 +541,7 @@ fn lock(uuid: &[u8; 16]) -> Outcome<Option<Flock<File>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::new_uuid;
 
     fn secret(text: &str) -> (tempfile::TempDir, Netram) {
         let dir = tempfile::tempdir().unwrap();

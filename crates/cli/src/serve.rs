@@ -23,7 +23,7 @@ use crate::control::{self, Answer, Question};
 use crate::daemon;
 use crate::device::Description;
 use crate::failure::{During, Failure, Outcome};
-use crate::open_device::{self, Device, Opening};
+use crate::open_device::{self, Device};
 use crate::size::human;
 use crate::status::{ExportReport, Report, control_path};
 
@@ -60,7 +60,7 @@ pub fn run(args: &ServeArgs) -> Outcome<()> {
     daemon::start_log();
     daemon::abort_on_panic();
     let tls = args.tls_certificates.as_deref().map(TlsServer::from_directory).transpose().map_err(Failure::told)?;
-    let device = Arc::new(open_device::open(&description, Opening::MayCreate)?);
+    let device = Arc::new(open_device::open(&description)?);
     let block_device = device.block_device();
     let size_bytes = block_device.geometry().bytes;
     let export = export(args, &device).during("--name")?;

@@ -68,7 +68,7 @@ impl Engine {
         };
         if let Some(other) = found.iter().position(|one| one.as_ref().is_some_and(|one| one.uuid != newest.uuid)) {
             let name = &donors[other].0.name;
-            return wrong(format!("donor {name} belongs to another disk; leave it out, or erase it with `new=yes`"));
+            return wrong(format!("donor {name} belongs to another disk; leave it out"));
         }
         let config = Config {
             policy: Policy::ALL[newest.policy as usize],
