@@ -436,7 +436,8 @@ pub struct BenchArgs {
     shoal donate --memory 16G --area-size 4G --listen 127.0.0.1:10809 --compress lz4\n  \
     shoal donate --memory 8G --listen 0.0.0.0:10809 --tls-certificates /etc/shoal/tls --allow db:/etc/shoal/db.secret\n\n\
     Clients ask for the export NAME, or NAME:SECRET where the name has a secret; without a name they get `default`.\n\
-    The metadata context shoal:pressure is 1 while this machine needs its memory itself.\n\
+    The metadata context shoal:pressure is 1 while this machine needs its memory itself, and for ten seconds more. A disk\n\
+    then moves what is here to its other donors, if it fits there, and comes back when the pressure has ended.\n\
     Stays in the foreground and logs to standard error (SHOAL_LOG=debug makes it talkative); SIGTERM ends it, and\n\
     everything lent is zeroed.")]
 pub struct DonateArgs {
@@ -471,7 +472,8 @@ pub struct DonateArgs {
     /// Memory pressure begins when less than this is available (percent)
     #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = crate::donate::percent)]
     pub low_memory: f64,
-    /// Memory pressure begins when tasks stood still for want of memory for more than this (percent of ten seconds)
+    /// It also begins when tasks stood still for want of memory for more than this (percent of ten seconds) while less
+    /// than four times --low-memory is available
     #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = crate::donate::percent)]
     pub memory_stall: f64,
     /// Tell in JSON, on one line, when it is ready

@@ -29,6 +29,7 @@ use crate::control::DonorChange;
 use crate::device::{Donor, Netram};
 use crate::failure::{During, Failure, Outcome};
 use crate::nbd_link::{Contents, FRONT_BYTES, Link, Watch};
+use crate::size::human;
 use crate::status::{self, Counts, DiskReport, DonorReport, Groups, Rebuild, Redundancy};
 use crate::store::uuid_text;
 
@@ -192,8 +193,11 @@ impl Inner {
                 {
                     member.under_pressure = on;
                 }
-                if on && let Some((disk, id)) = find(&disk, &name) {
-                    give_back(&disk, id, &name);
+                if on
+                    && let Some((disk, id)) = find(&disk, &name)
+                    && !give_back(&disk, id, &name)
+                {
+                    warn!("donor {name} needs its memory itself, but the others cannot do without it; add a donor");
                 }
             }
         };
@@ -251,6 +255,16 @@ impl Inner {
             }
             DonorChange::Drain => {
                 let (disk, id) = known.ok_or_else(unknown)?;
+                let room = disk.drain_room(id);
+                if !room.fits() {
+                    let cause = format!(
+                        "cannot be emptied: {} are stored, and the other donors have room for {} without it",
+                        human(room.stored_bytes),
+                        human(room.room_bytes)
+                    );
+                    return Err(Failure::new(format_args!("donor {name}"), cause)
+                        .remedy("add a donor first (`shoal donor add`), or trim what is not needed"));
+                }
                 self.dismissed.lock().insert(name.clone());
                 disk.drain(id);
                 Ok(format!("donor {name} is being emptied; `shoal status` shows when it is drained"))
@@ -380,24 +394,21 @@ fn find(disk: &Weak<Disk>, name: &str) -> Option<(Arc<Disk>, DonorId)> {
     Some((disk, id as DonorId))
 }
 
-/// Gives a donor its memory back, if the others suffice for what the policy needs.
-fn give_back(disk: &Disk, id: DonorId, name: &str) {
+/// Gives a donor its memory back, if what is stored fits on the others. False if not.
+fn give_back(disk: &Disk, id: DonorId, name: &str) -> bool {
     let status = disk.status();
-    let active = status.donors.iter().filter(|donor| donor.state == DonorState::Active).count();
-    let free: u64 = status
-        .donors
-        .iter()
-        .enumerate()
-        .filter(|(other, donor)| *other != id as usize && donor.state == DonorState::Active)
-        .map(|(_, donor)| donor.bytes.saturating_sub(donor.used_bytes))
-        .sum();
-    let needs = status.donors.get(id as usize).map_or(0, |donor| donor.used_bytes);
-    if active > status.parity_units + 1 && free > needs {
+    let is_active = |donor: &DonorStatus| donor.state == DonorState::Active;
+    let active = status.donors.iter().filter(|donor| is_active(donor)).count();
+    if !status.donors.get(id as usize).is_some_and(is_active) {
+        // It is being emptied already, or does not hold anything yet.
+        return true;
+    }
+    let fits = active > status.parity_units + 1 && disk.drain_room(id).fits();
+    if fits {
         warn!("donor {name} needs its memory itself: it is being emptied");
         disk.drain(id);
-    } else {
-        warn!("donor {name} needs its memory itself, but the others cannot do without it; add a donor");
     }
+    fits
 }
 
 /// What this client asks donors for: its name, with its secret if it has one.

@@ -18,6 +18,7 @@ use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Poi
 use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, NotBack, Trouble};
 use crate::config::Config;
 use crate::engine::{Engine, SECTOR_BYTES};
+use crate::room::DrainRoom;
 use crate::status::Status;
 
 /// Between two looks at time-outs and idle gaps.
@@ -119,6 +120,11 @@ impl Disk {
     /// The donor is gone: its data is rebuilt on the others.
     pub fn lost(&self, donor: DonorId) {
         self.shared.with(|engine, now| engine.lost(donor, now));
+    }
+
+    /// Would what is stored fit without this donor?
+    pub fn drain_room(&self, donor: DonorId) -> DrainRoom {
+        self.shared.engine.lock().drain_room(donor)
     }
 
     /// Everything is moved off the donor; then it is not used any more.

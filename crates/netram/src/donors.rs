@@ -229,6 +229,7 @@ impl State {
 
     /// Looks whether enough donors are there at all.
     pub fn count_donors(&mut self) {
+        self.measure_room();
         let there = self.donors.iter().filter(|donor| donor.state == DonorState::Active).count();
         self.few_since_ns = match there < self.plan.parity + 1 {
             true => Some(self.few_since_ns.unwrap_or(self.now_ns)),

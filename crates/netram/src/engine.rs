@@ -16,6 +16,7 @@ use crate::donors::DonorState;
 use crate::membership;
 use crate::read;
 use crate::repair::{self, REPAIRERS};
+use crate::room::{self, DrainRoom};
 use crate::scan;
 use crate::state::State;
 use crate::status::Status;
@@ -156,6 +157,7 @@ impl Engine {
             schedule.spawn(membership::excluder(core.clone()));
             schedule.spawn(membership::eraser(core.clone()));
             schedule.spawn(repair::guardian(core.clone()));
+            schedule.spawn(room::leveler(core.clone()));
             for _ in 0..REPAIRERS {
                 schedule.spawn(repair::repairer(core.clone()));
             }
@@ -307,7 +309,13 @@ impl Engine {
         Ok(id)
     }
 
-    /// Everything is moved off a donor; then it is not used any more.
+    /// Would what is stored fit without this donor?
+    pub fn drain_room(&self, donor: DonorId) -> DrainRoom {
+        self.core.lock().drain_room(donor)
+    }
+
+    /// Everything is moved off a donor; then it is not used any more. Ask [`Engine::drain_room`] first: without room elsewhere the
+    /// donor stays in use.
     pub fn drain(&mut self, donor: DonorId, now_ns: u64) {
         {
             let state = &mut *self.core.lock();

@@ -11,6 +11,7 @@
 //! | `state` | donors, groups, block table, caches |
 //! | `write`, `read` | requests |
 //! | `clean`, `repair`, `scan` | background work: gaining room, restoring redundancy, rebuilding the table |
+//! | `room` | what fits without a donor, and evening donors out |
 //! | `parity` | XOR and Reed-Solomon over rows |
 //! | `donors` | donors: where they stand, what of them is free |
 //! | `membership` | donors that go away, come back, join and are forgotten; epochs; erasing |
@@ -37,6 +38,7 @@ pub mod planted;
 mod planted;
 mod read;
 mod repair;
+mod room;
 mod scan;
 mod state;
 mod status;
@@ -48,5 +50,6 @@ pub use config::{Config, Plan, Policy};
 pub use disk::{Disk, DonorDevice};
 pub use donors::DonorState;
 pub use engine::{Engine, SECTOR_BYTES, identify};
+pub use room::DrainRoom;
 pub use shoal_format::ram::SUPERBLOCK_BYTES;
 pub use status::{Counts, DonorStatus, RepairStatus, Status, Traffic};

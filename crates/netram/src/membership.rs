@@ -196,7 +196,7 @@ impl State {
 
 /// Something has changed for the better: what could not be done is tried again.
 pub(crate) fn try_again(state: &mut State) {
-    state.stuck = false;
+    (state.stuck, state.level_at_ns) = (false, 0);
     state.returns += 1;
     (state.retry_at_ns, state.retry_delay_ns) = (None, RETRY_NS);
     for index in 0..state.groups.len() as u32 {

@@ -12,7 +12,7 @@ use shoal_format::ram::{SLOTS_BYTES, UnitEntry, UnitHeader};
 use crate::api::{DonorId, DonorOp, Purpose};
 use crate::clean::empty;
 use crate::donors::DonorState;
-use crate::membership::{needs_repair, new_epoch, requeue, retry_later};
+use crate::membership::{needs_repair, new_epoch, requeue, retry_later, try_again};
 use crate::parity;
 use crate::planted::{Bug, is_planted};
 use crate::state::{Member, State};
@@ -64,7 +64,7 @@ pub(crate) async fn repairer(core: Arc<Core>) {
             })
             .await;
         if ours {
-            repair(&core, index).await;
+            repair(&core, index, None).await;
             core.lock().release(index);
         }
         let state = &mut *core.lock();
@@ -77,8 +77,15 @@ pub(crate) async fn repairer(core: Arc<Core>) {
     }
 }
 
-/// Brings a claimed group's units onto donors that count.
-async fn repair(core: &Arc<Core>, index: u32) {
+/// Moves the unit of a claimed group that is on a donor to another one. False if there was no room, or it could not be had.
+pub(crate) async fn move_off(core: &Arc<Core>, index: u32, from: DonorId) -> bool {
+    repair(core, index, Some(from)).await;
+    let state = core.lock();
+    !state.groups[index as usize].members.iter().any(|member| member.exists() && member.donor == from)
+}
+
+/// Brings a claimed group's units onto donors that count. `from`: it is to leave this one, too, if another has room.
+async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
     loop {
         let (incomplete, dead) = {
             let group = &core.lock().groups[index as usize];
@@ -96,7 +103,8 @@ async fn repair(core: &Arc<Core>, index: u32) {
             let group = &state.groups[index as usize];
             let leaves = |member: &Member| {
                 let state = state.donors[member.donor as usize].state;
-                member.exists() && !matches!(state, DonorState::Active | DonorState::Returning)
+                let stays = matches!(state, DonorState::Active | DonorState::Returning) && from != Some(member.donor);
+                member.exists() && !stays
             };
             let Some(place) = group.members.iter().position(leaves) else { return };
             let member = group.members[place];
@@ -108,17 +116,21 @@ async fn repair(core: &Arc<Core>, index: u32) {
             let mut members = group.members.clone();
             if is_planted(Bug::SharedDonor) {
                 members.clear();
-            } else {
+            } else if from != Some(member.donor) {
                 members.remove(place);
             }
             (place, member, state.take_unit_beside(&members))
         };
+        let moves = from == Some(member.donor);
         let Some(target) = target else {
+            if moves {
+                return;
+            }
             empty(core, index).await;
             return;
         };
         let draining = core.lock().donors[member.donor as usize].state == DonorState::Draining;
-        let copy = if draining { copy(core, member).await } else { None };
+        let copy = if draining || moves { copy(core, member).await } else { None };
         let bytes = match copy {
             Some(bytes) => Some(bytes),
             None => rebuild(core, index, place).await,
@@ -136,6 +148,9 @@ async fn repair(core: &Arc<Core>, index: u32) {
         let Some(bytes) = bytes else {
             // Beyond what parity can give back: what is live elsewhere in the group is saved.
             core.lock().give_back(target);
+            if moves {
+                return;
+            }
             empty(core, index).await;
             return;
         };
@@ -330,6 +345,8 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
                 donor.state = DonorState::Active;
             }
             state.count_donors();
+            // There is room again: its own.
+            try_again(state);
             state.wake();
             return;
         }

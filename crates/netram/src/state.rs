@@ -22,6 +22,7 @@ use crate::api::{Action, DiskError, DonorId, DonorOp, Purpose};
 use crate::config::{Config, Plan, Policy};
 use crate::donors::{Donor, DonorState};
 use crate::planted::{Bug, is_planted};
+use crate::room::groups_of;
 use crate::status::Counts;
 use crate::task::Schedule;
 
@@ -204,6 +205,11 @@ pub(crate) struct State {
     pub retry_delay_ns: u64,
     /// Something died since the last look for a group to clean.
     pub victims_changed: bool,
+    /// Blocks that the donors that are there can hold.
+    pub room_blocks: u64,
+    /// Where the next unit to move for evenness is looked for, and when.
+    pub level_from: usize,
+    pub level_at_ns: u64,
     pub repair_total: u64,
     pub repair_done: u64,
     pub repair_began_ns: u64,
@@ -261,6 +267,9 @@ impl State {
             retry_at_ns: None,
             retry_delay_ns: 1_000_000_000,
             victims_changed: true,
+            room_blocks: u64::MAX,
+            level_from: 0,
+            level_at_ns: 0,
             repair_total: 0,
             repair_done: 0,
             repair_began_ns: 0,
@@ -294,15 +303,9 @@ impl State {
 
     /// Groups of full width the donors could hold together.
     pub fn groups_max(&self) -> u64 {
-        let width = (self.plan.data + self.plan.parity) as u64;
+        let width = self.plan.data + self.plan.parity;
         let units: Vec<u64> = self.donors.iter().map(|donor| donor.units as u64).collect();
-        let fits = |groups: u64| units.iter().map(|&units| units.min(groups)).sum::<u64>() >= groups * width;
-        let (mut low, mut high) = (0, units.iter().sum::<u64>() / width);
-        while low < high {
-            let middle = (low + high).div_ceil(2);
-            if fits(middle) { low = middle } else { high = middle - 1 }
-        }
-        low
+        groups_of(&units, width)
     }
 
     /// Groups that no data is promised to: open ones, and room to clean in.

@@ -388,6 +388,10 @@ async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Re
                     if let Some(error) = state.gives_up(begun) {
                         return Some(Some(Placed::Failed(error)));
                     }
+                    if state.is_beyond_room(block) {
+                        // A donor that may come back may bring room.
+                        return (!state.expects()).then_some(Some(Placed::Failed(DiskError::NoSpace)));
+                    }
                     if !whole && state.find(block) != seen {
                         return Some(None);
                     }

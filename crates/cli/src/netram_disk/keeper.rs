@@ -16,7 +16,7 @@ use shoal_nbd::{Claim, TAKEN_OVER};
 use shoal_netram::{DonorState, NotBack};
 use tracing::{debug, info, warn};
 
-use super::{Inner, NotReached, Reached, lease, reach};
+use super::{Inner, NotReached, Reached, find, give_back, lease, reach};
 use crate::device::Donor;
 use crate::nbd_link::Link;
 
@@ -72,6 +72,7 @@ fn keep(inner: &Weak<Inner>, stop: &Stop) {
         let Some(inner) = inner.upgrade() else { return };
         inner.renew();
         inner.let_go();
+        inner.relieve();
         for donor in inner.absent() {
             if *stop.stopped.lock() {
                 return;
@@ -123,6 +124,19 @@ impl Inner {
                 let _ = receiver.recv_timeout(Duration::from_secs(10));
             }
             info!("donor {name} is not used any more");
+        }
+    }
+
+    /// Donors that need their memory themselves are emptied as soon as the others have room: that may come later.
+    fn relieve(&self) {
+        let members = self.members.lock();
+        let pressed: Vec<String> =
+            members.iter().filter(|(_, member)| member.under_pressure).map(|(name, _)| name.clone()).collect();
+        drop(members);
+        for name in pressed {
+            if let Some((disk, id)) = find(&Arc::downgrade(&self.disk), &name) {
+                give_back(&disk, id, &name);
+            }
         }
     }
 
