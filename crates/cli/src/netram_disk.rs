@@ -16,6 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::Path;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
@@ -38,6 +39,8 @@ pub use format::format;
 /// The unit donors are read and written in (bytes).
 const SECTOR_BYTES: u32 = shoal_netram::SECTOR_BYTES;
 
+/// Changes of who belongs to the disk are known to its donors after a few round trips.
+const SETTLING: Duration = Duration::from_secs(3);
 /// Requests that need a donor that is away wait for so many times `lost-after`.
 const PATIENCE: u32 = 6;
 
@@ -246,6 +249,11 @@ impl Inner {
                 }
                 one.link.claim(Claim::Open(self.client)).map_err(|error| lease::refused(&one.donor, &error))?;
                 self.dismissed.lock().remove(&name);
+                // While the donors learn of a former change, the number of one that left cannot be another's yet.
+                let begun = Instant::now();
+                while !self.disk.status().epoch_stored && begun.elapsed() < SETTLING {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
                 self.take_in(&one)?;
                 let donors = &mut self.description.lock().donors;
                 if !donors.contains(&donor) {
