@@ -273,14 +273,16 @@ impl Inner {
                     return Err(Failure::new(format_args!("donor {name}"), cause)
                         .remedy("add a donor first (`shoal donor add`), or trim what is not needed"));
                 }
-                self.dismissed.lock().insert(name.clone());
+                let mut dismissed = self.dismissed.lock();
                 disk.drain(id);
+                dismissed.insert(name.clone());
                 Ok(format!("donor {name} is being emptied; `shoal status` shows when it is drained"))
             }
             DonorChange::Lost => {
                 let (disk, id) = known.ok_or_else(unknown)?;
-                self.dismissed.lock().insert(name.clone());
+                let mut dismissed = self.dismissed.lock();
                 disk.lost(id);
+                dismissed.insert(name.clone());
                 Ok(format!("donor {name} is used no more; what it held is rebuilt from the others"))
             }
             DonorChange::Forget => unreachable!("it was done above"),
@@ -309,7 +311,8 @@ impl Inner {
                 .remedy("name one as `shoal status` does")
         })?;
         let before = status.blocks_lost;
-        self.dismissed.lock().insert(status.donors[id].name.clone());
+        let mut dismissed = self.dismissed.lock();
+        dismissed.insert(status.donors[id].name.clone());
         self.disk.forget(id as DonorId).map_err(|error| Failure::new(format_args!("donor {name}"), error))?;
         Ok(format!(
             "donor {name} is forgotten: what only it held is lost, and reads of it fail ({before} blocks were lost \

@@ -73,6 +73,7 @@ fn keep(inner: &Weak<Inner>, stop: &Stop) {
         inner.renew();
         inner.let_go();
         inner.relieve();
+        inner.keep_the_undrained();
         for donor in inner.absent() {
             if *stop.stopped.lock() {
                 return;
@@ -137,6 +138,20 @@ impl Inner {
             if let Some((disk, id)) = find(&Arc::downgrade(&self.disk), &name) {
                 give_back(&disk, id, &name);
             }
+        }
+    }
+
+    /// A drain that was given up for want of room leaves its donor in use: it is taken back like the others when it was away.
+    fn keep_the_undrained(&self) {
+        // First, so that nobody is sent away between the look and the change.
+        let mut dismissed = self.dismissed.lock();
+        let status = self.disk.status();
+        let is_active = |name: &String| {
+            let named = status.donors.iter().filter(|donor| donor.name == *name);
+            named.map(|donor| donor.state).any(|state| state == DonorState::Active)
+        };
+        if status.ready {
+            dismissed.retain(|name| !is_active(name));
         }
     }
 
