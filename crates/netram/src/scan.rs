@@ -7,12 +7,13 @@
 //! computed (a late write may have put an older version in the place of a unit that had grown). Of several copies the highest
 //! sequence counts. What cannot be read at the moment is waited for, not left out. Then groups that miss a unit are repaired.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use shoal_format::ram::{self, LOST, TRIMMED, UnitEntry, UnitHeader};
 
-use crate::api::{DonorId, DonorOp, Purpose};
+use crate::api::{DonorId, Purpose};
+use crate::doubt::{self, Doubt};
 use crate::membership::{self, miss};
 use crate::planted::{Bug, is_planted};
 use crate::read;
@@ -48,10 +49,10 @@ pub(crate) async fn pause(core: &Arc<Core>, ns: u64) {
 
 /// The headers of all units of a donor that are this disk's and this donor's. `None`: it cannot be reached any more.
 pub(crate) async fn headers(core: &Arc<Core>, number: DonorId) -> Option<Vec<(u32, UnitHeader)>> {
-    let (units, born, uuid) = {
+    let (units, born, uuid, header_bytes) = {
         let state = core.lock();
         let donor = &state.donors[number as usize];
-        (donor.units, donor.born, state.config.uuid)
+        (donor.units, donor.born, state.config.uuid, state.header_bytes)
     };
     let mut found = Vec::new();
     for first in (0..units).step_by(AT_ONCE) {
@@ -60,7 +61,7 @@ pub(crate) async fn headers(core: &Arc<Core>, number: DonorId) -> Option<Vec<(u3
             let ops: Vec<(u32, Op)> = {
                 let state = &mut *core.lock();
                 let mut ask = |unit: u32| {
-                    let op = DonorOp::Read { at: state.unit_at(unit), len: state.header_bytes as u32 };
+                    let op = state.heads_op(unit);
                     (unit, core.op(state, number, op, Purpose::Upkeep))
                 };
                 wanted.drain(..).map(&mut ask).collect()
@@ -68,11 +69,12 @@ pub(crate) async fn headers(core: &Arc<Core>, number: DonorId) -> Option<Vec<(u3
             for (unit, op) in ops {
                 match op.await {
                     Ok(bytes) => {
-                        let header = UnitHeader::decode(&bytes).ok().filter(|header| header.uuid == uuid);
+                        let its_own = |header: &UnitHeader| header.donor == number && header.born == born;
                         let ours = |header: &UnitHeader| {
-                            (header.donor == number && header.born == born) || is_planted(Bug::StaleUnits)
+                            header.uuid == uuid && (its_own(header) || is_planted(Bug::StaleUnits))
                         };
-                        found.extend(header.filter(ours).map(|header| (unit, header)));
+                        let header = UnitHeader::newest(&bytes, header_bytes, ours);
+                        found.extend(header.map(|header| (unit, header)));
                     }
                     Err(_) => wanted.push(unit),
                 }
@@ -125,6 +127,9 @@ pub(crate) async fn scan(core: Arc<Core>) {
     core.until(|state| look(&core, state).then_some(())).await;
     let mut newest: HashMap<u32, (u64, Location, u32)> = HashMap::new();
     let mut entries: Vec<(Location, UnitEntry)> = Vec::new();
+    // The blocks of each group, in the order of their places.
+    let mut listed: Vec<Vec<u32>> = Vec::new();
+    let horizon;
     {
         let state = &mut *core.lock();
         let mut groups: HashMap<u64, Vec<Found>> = HashMap::new();
@@ -139,10 +144,10 @@ pub(crate) async fn scan(core: Arc<Core>) {
         }
         let mut ids: Vec<u64> = groups.keys().copied().collect();
         ids.sort_unstable();
-        let horizon = groups.values().flatten().map(|found| found.header.horizon).max().unwrap_or(0);
+        horizon = groups.values().flatten().map(|found| found.header.horizon).max().unwrap_or(0);
         for id in ids {
             let found = groups.remove(&id).expect("listed");
-            enter(state, id, found, horizon, &mut newest, &mut entries);
+            listed.extend(enter(state, id, found, horizon, &mut newest, &mut entries));
         }
         for (number, donor) in state.donors.iter_mut().enumerate() {
             if let Some(used) = used.get(&(number as DonorId)) {
@@ -154,6 +159,8 @@ pub(crate) async fn scan(core: Arc<Core>) {
     // What may not have been safe when the client died may have been written in part. It counts if it is there.
     let mut trimmed: Vec<ram::TrimmedRange> = Vec::new();
     let mut lost: Vec<ram::TrimmedRange> = Vec::new();
+    let mut doubts: BTreeMap<u32, Doubt> = BTreeMap::new();
+    entries.sort_by_key(|(_, entry)| entry.sequence);
     for (at, entry) in entries {
         let is_note = entry.block == TRIMMED || entry.block == LOST;
         if !is_note && newest.get(&entry.block).is_some_and(|&(sequence, _, _)| sequence > entry.sequence) {
@@ -161,8 +168,22 @@ pub(crate) async fn scan(core: Arc<Core>) {
         }
         let found = look_at(&core, at, entry, is_note).await;
         if !is_note {
+            if !matches!(found, read::Fetched::Good(_)) {
+                doubts.entry(entry.block).or_default().meets(entry.sequence);
+            }
             if !matches!(found, read::Fetched::Bad) {
-                newest.insert(entry.block, (entry.sequence, at, entry.crc));
+                let before = newest.insert(entry.block, (entry.sequence, at, entry.crc));
+                if let Some(doubt) = doubts.get_mut(&entry.block) {
+                    let is_doubted = matches!(found, read::Fetched::Unanswered);
+                    let copy = doubt::Found { sequence: entry.sequence, at, crc: entry.crc, is_doubted };
+                    let present = std::mem::replace(&mut doubt.present, is_doubted.then_some(copy));
+                    let certain =
+                        before.map(|(sequence, at, crc)| doubt::Found { sequence, at, crc, is_doubted: false });
+                    match is_doubted {
+                        true => doubt.older.extend(present.or(certain)),
+                        false => doubt.older.clear(),
+                    }
+                }
             }
             continue;
         }
@@ -184,6 +205,12 @@ pub(crate) async fn scan(core: Arc<Core>) {
     for ram::TrimmedRange { first, count, sequence } in lost {
         state.next_sequence = state.next_sequence.max(sequence + 1);
         for block in (first..first.saturating_add(count).min(last)).filter(|_| !is_planted(Bug::LossForgotten)) {
+            if let Some(doubt) = doubts.get_mut(&block) {
+                doubt.was_lost = true;
+                if doubt.ends_before(sequence) {
+                    doubts.remove(&block);
+                }
+            }
             if newest.get(&block).is_none_or(|&(at, _, _)| at < sequence) {
                 newest.remove(&block);
                 let known = gone.entry(block).or_default();
@@ -197,6 +224,9 @@ pub(crate) async fn scan(core: Arc<Core>) {
             if newest.get(&block).is_some_and(|&(at, _, _)| at < sequence) {
                 newest.remove(&block);
             }
+            if doubts.get_mut(&block).is_some_and(|doubt| doubt.ends_before(sequence)) {
+                doubts.remove(&block);
+            }
             if gone.get(&block).is_some_and(|&at| at < sequence) {
                 gone.remove(&block);
             }
@@ -206,17 +236,24 @@ pub(crate) async fn scan(core: Arc<Core>) {
     let mut blocks: Vec<_> = newest.into_iter().collect();
     blocks.sort_unstable_by_key(|&(block, _)| block);
     let mut unprotected = HashSet::new();
-    for (block, (_, at, crc)) in blocks {
+    let mut alone: HashSet<u32> = HashSet::new();
+    for (block, (sequence, at, crc)) in blocks {
         state.enter(block, at, crc);
         let group = &state.groups[at.group as usize];
-        if group.members.len() > group.data && at.row >= group.covered(at.unit) as usize {
+        // A parity that was not safe may have been written in part.
+        let covered = at.row < group.covered(at.unit) as usize && sequence < horizon;
+        if group.members.len() > group.data && !covered {
             unprotected.insert((at.group, group.id));
+            alone.insert(block);
         }
     }
+    alone.extend(doubts.keys());
+    (state.doubts, state.first_group) = (doubts, state.next_group);
     state.unprotected = unprotected.into_iter().collect();
-    for index in 0..state.groups.len() as u32 {
-        state.groups[index as usize].killed = 0;
-        state.file(index);
+    for (index, blocks) in listed.into_iter().enumerate() {
+        let held = blocks.iter().any(|block| alone.contains(block)) && !is_planted(Bug::FoundFreed);
+        state.groups[index].held = held;
+        state.file(index as u32);
     }
     // What the others do not know did not exist from here on.
     for donor in &mut state.donors {
@@ -243,7 +280,7 @@ async fn look_at(core: &Arc<Core>, at: Location, entry: UnitEntry, is_note: bool
     }
 }
 
-/// Enters a group's units, remembers its blocks where they are the newest, and lists what is to be looked at.
+/// Enters a group's units, remembers its blocks where they are the newest, and lists what is to be looked at. Returns its blocks.
 fn enter(
     state: &mut State,
     id: u64,
@@ -251,14 +288,14 @@ fn enter(
     horizon: u64,
     newest: &mut HashMap<u32, (u64, Location, u32)>,
     entries: &mut Vec<(Location, UnitEntry)>,
-) {
+) -> Option<Vec<u32>> {
     let first_of = |header: &UnitHeader| header.lists.iter().flatten().map(|entry| entry.sequence).min().unwrap_or(0);
     let first_found = found.iter().map(|found| first_of(&found.header)).min().unwrap_or(0);
     let (data, parity) = (found[0].header.data as usize, found[0].header.parity as usize);
     if data > state.plan.data || data == 0 {
         let stray = |found: &Found| (Member { donor: found.donor, unit: found.unit, count: 1 }, first_found);
         state.strays.extend(found.iter().map(stray));
-        return;
+        return None;
     }
     let mut members = vec![Member::NONE; data + parity];
     let known = |all: &[Vec<UnitEntry>]| all.iter().map(Vec::len).sum::<usize>();
@@ -323,6 +360,9 @@ fn enter(
     }
     let used = all.iter().any(|list| !list.is_empty());
     whole &= (data..data + parity).all(|place| members[place].exists()) || !used;
+    // It is written anew elsewhere: its parity may have been written in part.
+    whole &= parity == 0 || all.iter().flatten().all(|entry| entry.sequence < horizon);
+    let blocks = all.iter().flatten().map(|entry| entry.block).collect();
     let mut first_sequence = u64::MAX;
     let (mut live, mut notes) = (0, Vec::new());
     for (unit, list) in all.iter().enumerate() {
@@ -347,7 +387,7 @@ fn enter(
     let covered = |unit: usize| parity_lists.as_ref().map_or(0, |all: &Vec<Vec<UnitEntry>>| all[unit].len() as u8);
     let incomplete = (!whole).then(|| {
         let covered = (0..data).map(covered).collect();
-        Box::new(Incomplete { covered, own: own_rows, lists: all, has_news: false })
+        Box::new(Incomplete { covered, own: own_rows, lists: all })
     });
     state.groups.push(Group {
         id,
@@ -356,10 +396,12 @@ fn enter(
         live,
         first_sequence,
         killed: 0,
+        held: false,
         busy: false,
         memory: None,
         incomplete,
         notes,
         hopeless: false,
     });
+    Some(blocks)
 }

@@ -26,7 +26,7 @@ fn quiet(seed: u64) -> Result<u64, DiskError> {
     let mut random = Random::new(seed);
     let (config, donors) = random_config(&mut random);
     let block = config.block_bytes as usize / world::SECTOR;
-    let mut world = World::new(seed, config, donors, 120_000)?;
+    let mut world = World::new(seed, config, donors, 132_000)?;
     for _ in 0..300 {
         world.random_request(block)?;
         if world.in_flight() > 8 {
@@ -127,7 +127,7 @@ fn hiccups_are_no_losses() {
 #[test]
 fn donors_come_and_go_by_the_thousand() {
     let config = Config { block_bytes: 512, buffer_blocks: 2, uuid: [7; 16], ..Config::default() };
-    let mut world = World::new(7, config, 3, 120_000).expect("a disk");
+    let mut world = World::new(7, config, 3, 132_000).expect("a disk");
     let cycles = if std::env::var("SHOAL_DEEP").is_ok() { 20_000 } else { 2000 };
     for cycle in 0..cycles {
         let at = cycle % 100;
