@@ -50,6 +50,8 @@ pub(crate) struct Donor {
     pub erasing: Vec<Erase>,
     /// Headers that list more than is known, as they are to be.
     pub cuts: VecDeque<(u32, UnitHeader)>,
+    /// The unit whose header is being made shorter.
+    pub cutting: Option<u32>,
     /// Units that a write may still reach from a connection that is over: not used again before the disk is opened anew.
     pub tainted: HashSet<u32>,
     /// Lowest sequence in them.
@@ -157,6 +159,7 @@ impl State {
             erase: VecDeque::new(),
             erasing: Vec::new(),
             cuts: VecDeque::new(),
+            cutting: None,
             tainted: HashSet::new(),
             tainted_sequence: u64::MAX,
             unknown: HashSet::new(),

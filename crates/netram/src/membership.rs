@@ -21,7 +21,7 @@ use crate::api::{DonorId, DonorInfo, DonorOp, NotBack, Purpose, Trouble};
 use crate::donors::{Donor, DonorState, Erase};
 use crate::planted::{Bug, is_planted};
 use crate::scan;
-use crate::state::{Location, Member, State};
+use crate::state::{Group, Location, Member, State};
 use crate::task::{Answer, Asked, Core, Op};
 use crate::write::abandon;
 
@@ -428,7 +428,9 @@ pub(crate) async fn eraser(core: Arc<Core>) {
                 for (number, donor) in state.donors.iter_mut().enumerate() {
                     let there = !donor.is_absent() && now >= donor.refused_until_ns;
                     while there && donor.erasing.len() < ERASES_AT_ONCE {
-                        let Some(erase) = donor.erase.pop_front() else { break };
+                        let is_due = |erase: &Erase| donor.cutting != Some(erase.unit);
+                        let Some(place) = donor.erase.iter().position(is_due) else { break };
+                        let erase = donor.erase.remove(place).expect("it is there");
                         donor.erasing.push(erase);
                         batch.push((number as DonorId, erase));
                     }
@@ -522,27 +524,25 @@ async fn graft(core: Arc<Core>, number: DonorId) {
 
 /// Makes the next header shorter that lists more than is known; false when there is none, or the donor is not there.
 async fn cut(core: &Arc<Core>, number: DonorId, gone: &impl Fn(&State) -> bool) -> bool {
-    let is_at = |state: &State, index: usize, unit: u32, header: &UnitHeader| {
-        let group = &state.groups[index];
-        let member = group.members.get(header.member as usize).filter(|_| group.id == header.group);
-        member.is_some_and(|member| member.donor == number && member.unit == unit)
+    let (unit, header) = {
+        let state = &mut *core.lock();
+        let cuts = &state.donors[number as usize].cuts;
+        let Some((unit, header)) = cuts.front().filter(|_| !gone(state)).cloned() else { return false };
+        let is_at = |group: &Group| {
+            let member = group.members.get(header.member as usize).filter(|_| group.id == header.group);
+            member.is_some_and(|member| member.donor == number && member.unit == unit)
+        };
+        if !state.groups.iter().any(is_at) {
+            // It has been freed.
+            state.donors[number as usize].cuts.pop_front();
+            return true;
+        }
+        // Not erased meanwhile: the header would be there again.
+        state.donors[number as usize].cutting = Some(unit);
+        (unit, header)
     };
-    // Nobody may free the unit meanwhile: its header would be there again.
-    let claimed = core
-        .until(|state| {
-            let donor = &state.donors[number as usize];
-            let Some((unit, header)) = donor.cuts.front().filter(|_| !gone(state)).cloned() else { return Some(None) };
-            let index = (0..state.groups.len()).find(|&index| is_at(state, index, unit, &header));
-            if index.is_some_and(|index| state.groups[index].busy) {
-                return None;
-            }
-            index.into_iter().for_each(|index| state.claim(index as u32));
-            Some(Some((index, unit, header)))
-        })
-        .await;
-    let Some((index, unit, header)) = claimed else { return false };
     let mut done = true;
-    for slot in (0..HEADER_SLOTS).filter(|_| index.is_some()) {
+    for slot in 0..HEADER_SLOTS {
         let op = {
             let state = &mut *core.lock();
             let op = state.cut_op(unit, slot, &header);
@@ -552,11 +552,12 @@ async fn cut(core: &Arc<Core>, number: DonorId, gone: &impl Fn(&State) -> bool) 
     }
     {
         let state = &mut *core.lock();
-        index.into_iter().for_each(|index| state.release(index as u32));
-        let cuts = &mut state.donors[number as usize].cuts;
-        if done && cuts.front().is_some_and(|(first, _)| *first == unit) {
-            cuts.pop_front();
+        let donor = &mut state.donors[number as usize];
+        donor.cutting = None;
+        if done && donor.cuts.front().is_some_and(|(first, _)| *first == unit) {
+            donor.cuts.pop_front();
         }
+        state.wake();
     }
     if !done {
         scan::pause(core, REFUSED_NS).await;

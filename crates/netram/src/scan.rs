@@ -13,6 +13,7 @@ use std::sync::Arc;
 use shoal_format::ram::{self, LOST, TRIMMED, UnitEntry, UnitHeader};
 
 use crate::api::{DonorId, Purpose};
+use crate::donors::{Donor, DonorState};
 use crate::doubt::{self, Doubt};
 use crate::membership::{self, miss};
 use crate::planted::{Bug, is_planted};
@@ -123,8 +124,19 @@ fn look(core: &Arc<Core>, state: &mut State) -> bool {
     enough && state.opening.looking.is_empty()
 }
 
+/// Looks at the donors; once more, if one comes back that is needed.
 pub(crate) async fn scan(core: Arc<Core>) {
-    core.until(|state| look(&core, state).then_some(())).await;
+    while !map(&core).await {
+        let state = &mut *core.lock();
+        state.forget_groups();
+        state.opening = Opening::default();
+        state.donors.iter_mut().filter(|donor| !donor.stale).for_each(|donor| donor.scanned = false);
+    }
+}
+
+/// Makes the map from what the donors hold; false if it is to be tried again.
+async fn map(core: &Arc<Core>) -> bool {
+    core.until(|state| look(core, state).then_some(())).await;
     let mut newest: HashMap<u32, (u64, Location, u32)> = HashMap::new();
     let mut entries: Vec<(Location, UnitEntry)> = Vec::new();
     // The blocks of each group, in the order of their places.
@@ -166,7 +178,7 @@ pub(crate) async fn scan(core: Arc<Core>) {
         if !is_note && newest.get(&entry.block).is_some_and(|&(sequence, _, _)| sequence > entry.sequence) {
             continue;
         }
-        let found = look_at(&core, at, entry, is_note).await;
+        let Some(found) = look_at(core, at, entry, is_note).await else { return false };
         if !is_note {
             if !matches!(found, read::Fetched::Good(_)) {
                 doubts.entry(entry.block).or_default().meets(entry.sequence);
@@ -258,24 +270,35 @@ pub(crate) async fn scan(core: Arc<Core>) {
     // What the others do not know did not exist from here on.
     for donor in &mut state.donors {
         donor.stale |= donor.counts() && !donor.scanned && !is_planted(Bug::StaleCounts);
+        if !donor.scanned && matches!(donor.state, DonorState::Active | DonorState::Draining) {
+            // It came while the others were looked at.
+            donor.state = DonorState::Returning;
+        }
     }
     repair::after_scan(state);
     membership::new_epoch(state, false);
-    state.serve_when_known(&core);
+    state.serve_when_known(core);
+    true
 }
 
 /// A block that opening needs; nothing if it is not there. One that cannot be read at the moment is waited for. A list of ranges is
 /// waited for as long as it takes, because without it old blocks would count again; of another block it is enough to know
-/// that it may be there (`Unanswered`): reads of it fail, until they do not.
-async fn look_at(core: &Arc<Core>, at: Location, entry: UnitEntry, is_note: bool) -> read::Fetched {
+/// that it may be there (`Unanswered`): reads of it fail, until they do not. `None`: a donor came that may have it.
+async fn look_at(core: &Arc<Core>, at: Location, entry: UnitEntry, is_note: bool) -> Option<read::Fetched> {
     let until = {
         let state = core.lock();
         state.now_ns + state.patience_ns()
     };
     loop {
         match read::fetch(core, at, entry.crc, Purpose::Upkeep).await {
-            read::Fetched::Unanswered if is_note || core.lock().now_ns <= until => pause(core, AGAIN_NS).await,
-            other => return other,
+            read::Fetched::Unanswered if is_note || core.lock().now_ns <= until => {
+                pause(core, AGAIN_NS).await;
+                let came = |donor: &Donor| donor.counts() && !donor.is_absent() && !donor.stale && !donor.scanned;
+                if core.lock().donors.iter().any(came) {
+                    return None;
+                }
+            }
+            other => return Some(other),
         }
     }
 }

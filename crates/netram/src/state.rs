@@ -477,6 +477,13 @@ impl State {
         self.caches[self.cleaning()].group.is_some() || self.width(0) > self.plan.parity
     }
 
+    /// Opening begins anew.
+    pub fn forget_groups(&mut self) {
+        self.groups.clear();
+        self.unused_groups.clear();
+        self.strays.clear();
+    }
+
     pub fn insert_group(&mut self, group: Group) -> u32 {
         match self.unused_groups.pop() {
             Some(index) => {
