@@ -49,7 +49,8 @@ impl State {
         let pays = |&(live, index): &(u32, u32)| live * 4 <= capacity(index) * 3;
         if short {
             // What is dead already is enough; it will be free when what took its place is safe.
-            if self.dying.len() >= GROUPS_AHEAD {
+            let dies = |&&(_, index): &&(u64, u32)| !self.groups[index as usize].held;
+            if self.dying.iter().filter(dies).take(GROUPS_AHEAD).count() == GROUPS_AHEAD {
                 return None;
             }
             // Before anybody has to wait, only where it pays.

@@ -210,7 +210,9 @@ impl World {
                         self.flights.insert((due, self.next_flight), Flight { ticket, donor, op });
                         self.next_flight += 1;
                         if self.next_flight > FLIGHTS_MAX {
-                            return Err(Self::fault(format!("{FLIGHTS_MAX} operations in one life: work without end")));
+                            let status = self.engine().status();
+                            let text = format!("{FLIGHTS_MAX} operations in one life: work without end: {status:?}");
+                            return Err(Self::fault(text));
                         }
                     }
                     Action::Complete { ticket, result } => self.complete(ticket, result)?,
