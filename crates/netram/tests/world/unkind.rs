@@ -318,7 +318,7 @@ impl World {
         }
         let begin = self.now;
         loop {
-            while self.step()? {}
+            self.some_steps()?;
             let status = self.engine().status();
             let away = |state| !matches!(state, DonorState::Active | DonorState::Lost | DonorState::Drained);
             let away = (0..status.donors.len()).filter(|&n| away(status.donors[n].state));
