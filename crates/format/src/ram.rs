@@ -1,10 +1,12 @@
 //! What the network RAM disk writes to its donors: the superblock and the headers of units.
 //!
 //! A donor begins with [`SUPERBLOCK_BYTES`]: two slots of 2048 bytes, written by turns, of which the valid one with the higher epoch
-//! counts; then the lease of the client that has the disk open. Behind them lie *units* of one size: a header and `buffer` blocks. A unit is written as a whole, from its start, and says what
-//! it is: group, place in the group, and for each block its number, its write sequence and its CRC32C. A data unit lists
-//! its own blocks, a parity unit those of all data units, so that any one missing unit is described by another.
-//! The block with the highest write sequence counts. A unit whose header does not decode is free.
+//! counts; then the lease of the client that has the disk open. Behind them lie *units* of one size: two slots for a header, and
+//! `buffer` blocks. A header says what the unit is: group, place in the group, and for each block its number, its write
+//! sequence and its CRC32C. A unit that grows gets its next header in the other slot; the valid one that lists more counts, unless
+//! one was cut. A
+//! data unit lists its own blocks, a parity unit those of all data units, so that any one missing unit is described by another.
+//! The block with the highest write sequence counts. A unit none of whose headers decodes is free.
 
 use crate::{FormatError, checksum};
 
@@ -22,6 +24,8 @@ const UNIT_MAGIC: u64 = u64::from_le_bytes(*b"ShoalUnt");
 const VERSION: u32 = 2;
 /// Fixed part of a unit's header.
 const UNIT_HEADER: usize = 64;
+/// Headers a unit has room for.
+pub const HEADER_SLOTS: usize = 2;
 /// Bytes of one entry.
 const ENTRY_BYTES: usize = 16;
 /// Donors of a disk at the same time. The place of one that is gone is used again, under another birth.
@@ -103,11 +107,6 @@ impl Reader<'_> {
 }
 
 impl DiskSuperblock {
-    /// Where in the superblock's bytes the slot of an epoch lies.
-    pub fn slot_at(epoch: u64) -> usize {
-        (epoch % 2) as usize * SLOT_BYTES
-    }
-
     /// One slot.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![0; 4];
@@ -205,14 +204,20 @@ impl DiskSuperblock {
 
     /// The newest valid slot of a donor's first [`SUPERBLOCK_BYTES`].
     pub fn decode(bytes: &[u8]) -> Result<DiskSuperblock, FormatError> {
+        Self::newest(bytes).map(|(_, superblock)| superblock)
+    }
+
+    /// The same, and which slot it is.
+    pub fn newest(bytes: &[u8]) -> Result<(usize, DiskSuperblock), FormatError> {
         if bytes.len() < SLOTS_BYTES {
             let (expected, found) = (SLOTS_BYTES, bytes.len());
             return Err(FormatError::Short { what: "superblock of a network RAM disk", expected, found });
         }
         let slots = [Self::decode_slot(&bytes[..SLOT_BYTES]), Self::decode_slot(&bytes[SLOT_BYTES..SLOTS_BYTES])];
         match slots {
-            [Ok(a), Ok(b)] => Ok(if a.epoch > b.epoch { a } else { b }),
-            [Ok(a), Err(_)] | [Err(_), Ok(a)] => Ok(a),
+            [Ok(a), Ok(b)] => Ok(if a.epoch > b.epoch { (0, a) } else { (1, b) }),
+            [Ok(a), Err(_)] => Ok((0, a)),
+            [Err(_), Ok(b)] => Ok((1, b)),
             [Err(a), Err(b)] => Err(if matches!(a, FormatError::Magic { .. }) { b } else { a }),
         }
     }
@@ -240,6 +245,8 @@ pub struct UnitHeader {
     pub born: u32,
     /// Every entry with a lower sequence, of whatever group, was safe when this was written.
     pub horizon: u64,
+    /// How often the lists were made shorter since.
+    pub cut: u32,
     /// Place in the group: data units first, then parity.
     pub member: u8,
     pub data: u8,
@@ -252,6 +259,18 @@ impl UnitHeader {
     /// Bytes to reserve for any header of a disk, a multiple of 512.
     pub fn bytes(data: usize, buffer_blocks: usize) -> usize {
         (UNIT_HEADER + data + data * buffer_blocks * ENTRY_BYTES).next_multiple_of(512)
+    }
+
+    /// The header of a unit that counts, from all its slots of `room` bytes each: of those that are `ours` the one that was cut more
+    /// often, else the one that lists more.
+    pub fn newest(slots: &[u8], room: usize, ours: impl Fn(&UnitHeader) -> bool) -> Option<UnitHeader> {
+        let valid = slots.chunks_exact(room).take(HEADER_SLOTS).filter_map(|slot| UnitHeader::decode(slot).ok());
+        valid.filter(ours).max_by_key(|header| (header.group, header.cut, header.listed()))
+    }
+
+    /// Blocks in all lists.
+    pub fn listed(&self) -> usize {
+        self.lists.iter().map(Vec::len).sum()
     }
 
     pub fn is_parity(&self) -> bool {
@@ -270,6 +289,7 @@ impl UnitHeader {
         out.extend_from_slice(&self.donor.to_le_bytes());
         out.extend_from_slice(&self.born.to_le_bytes());
         out.extend_from_slice(&self.horizon.to_le_bytes());
+        out.extend_from_slice(&self.cut.to_le_bytes());
         out.resize(start + UNIT_HEADER, 0);
         out.extend(self.lists.iter().map(|list| list.len() as u8));
         for entry in self.lists.iter().flatten() {
@@ -302,7 +322,7 @@ impl UnitHeader {
         }
         let (uuid, group) = (reader.take(), reader.u64());
         let (member, data, parity, count) = (reader.u8(), reader.u8(), reader.u8(), reader.u8());
-        let (donor, born, horizon) = (reader.u16(), reader.u32(), reader.u64());
+        let (donor, born, horizon, cut) = (reader.u16(), reader.u32(), reader.u64(), reader.u32());
         let expected = if member < data { 1 } else { data };
         if count != expected || member >= data.saturating_add(parity) {
             return Err(FormatError::Range { what, field: "member", found: member.into() });
@@ -316,7 +336,7 @@ impl UnitHeader {
         let mut reader = Reader(&bytes[UNIT_HEADER + count as usize..]);
         let mut entry = || UnitEntry { block: reader.u32(), crc: reader.u32(), sequence: reader.u64() };
         let lists = counts.iter().map(|&count| (0..count).map(|_| entry()).collect()).collect();
-        Ok(UnitHeader { uuid, group, donor, born, horizon, member, data, parity, lists })
+        Ok(UnitHeader { uuid, group, donor, born, horizon, cut, member, data, parity, lists })
     }
 }
 
@@ -434,6 +454,7 @@ mod tests {
             donor: 5,
             born: 70_000,
             horizon: 1 << 40,
+            cut: 0,
             member,
             data: 3,
             parity: 1,
@@ -447,12 +468,12 @@ mod tests {
             (superblock(), DiskSuperblock { epoch: 8, donors: vec![place(1); DONORS_MAX], ..superblock() });
         let mut bytes = vec![0; SUPERBLOCK_BYTES];
         assert!(matches!(DiskSuperblock::decode(&bytes), Err(FormatError::Magic { .. })));
-        for one in [&new, &old] {
-            let at = DiskSuperblock::slot_at(one.epoch);
+        for (slot, one) in [&new, &old].into_iter().enumerate() {
+            let at = slot * SLOT_BYTES;
             bytes[at..at + SLOT_BYTES].copy_from_slice(&one.encode());
         }
-        assert_eq!(DiskSuperblock::decode(&bytes).unwrap(), new);
-        let at = DiskSuperblock::slot_at(8);
+        assert_eq!(DiskSuperblock::newest(&bytes).unwrap(), (0, new));
+        let at = 0;
         for bit in 0..SLOT_BYTES * 8 {
             bytes[at + bit / 8] ^= 1 << (bit % 8);
             assert_eq!(DiskSuperblock::decode(&bytes).unwrap(), old, "bit {bit}");
@@ -479,6 +500,35 @@ mod tests {
                 assert!(UnitHeader::decode(&bytes[..len]).is_err(), "{len} bytes");
             }
         }
+    }
+
+    #[test]
+    fn of_two_headers_the_one_that_lists_more_counts_and_a_torn_one_does_not() {
+        let room = UnitHeader::bytes(3, 8);
+        let longer = header(0);
+        let mut shorter = header(0);
+        shorter.lists[0].pop();
+        let slots = |first: &UnitHeader, second: &UnitHeader| {
+            let mut bytes = vec![];
+            first.encode(room, &mut bytes);
+            second.encode(room, &mut bytes);
+            bytes
+        };
+        for mut bytes in [slots(&longer, &shorter), slots(&shorter, &longer)] {
+            let newest = |bytes: &[u8]| UnitHeader::newest(bytes, room, |header| header.born == 70_000);
+            assert_eq!(newest(&bytes), Some(longer.clone()));
+            let torn = if UnitHeader::decode(&bytes[..room]).unwrap() == longer { 0 } else { room };
+            bytes[torn + room - 1] ^= 1;
+            assert_eq!(newest(&bytes), Some(shorter.clone()));
+            bytes[room - torn] ^= 1;
+            assert_eq!(newest(&bytes), None);
+        }
+        let cut = UnitHeader { cut: 1, ..shorter.clone() };
+        assert_eq!(UnitHeader::newest(&slots(&longer, &cut), room, |_| true), Some(cut));
+        // One of a former birth is as none.
+        let former = UnitHeader { born: 1, ..longer };
+        let bytes = slots(&former, &shorter);
+        assert_eq!(UnitHeader::newest(&bytes, room, |header| header.born == 70_000), Some(shorter));
     }
 
     #[test]

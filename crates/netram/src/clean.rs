@@ -9,7 +9,7 @@ use std::sync::Arc;
 use shoal_format::checksum;
 use shoal_format::ram::{self, UnitEntry, UnitHeader};
 
-use crate::api::{DonorOp, Purpose};
+use crate::api::Purpose;
 use crate::donors::DonorState;
 use crate::membership::retry_later;
 use crate::planted::{Bug, is_planted};
@@ -49,7 +49,8 @@ impl State {
         let pays = |&(live, index): &(u32, u32)| live * 4 <= capacity(index) * 3;
         if short {
             // What is dead already is enough; it will be free when what took its place is safe.
-            if self.dying.len() >= GROUPS_AHEAD {
+            let dies = |&&(_, index): &&(u64, u32)| !self.groups[index as usize].held;
+            if self.dying.iter().filter(dies).take(GROUPS_AHEAD).count() == GROUPS_AHEAD {
                 return None;
             }
             // Before anybody has to wait, only where it pays.
@@ -297,18 +298,18 @@ pub(crate) async fn entries(core: &Arc<Core>, index: u32) -> Vec<Vec<UnitEntry>>
 }
 
 async fn header(core: &Arc<Core>, index: u32, place: usize) -> Option<UnitHeader> {
-    let (id, op) = {
+    let (id, members, op) = {
         let state = &mut *core.lock();
         let group = &state.groups[index as usize];
-        let (id, member) = (group.id, group.members[place]);
+        let (id, members, member) = (group.id, group.members.clone(), group.members[place]);
         if !member.exists() {
             return None;
         }
-        let op = DonorOp::Read { at: state.unit_at(member.unit), len: state.header_bytes as u32 };
-        (id, core.op(state, member.donor, op, Purpose::Upkeep))
+        let op = state.heads_op(member.unit);
+        (id, members, core.op(state, member.donor, op, Purpose::Upkeep))
     };
-    let header = UnitHeader::decode(&op.await.ok()?).ok()?;
-    (header.group == id && header.member as usize == place).then_some(header)
+    let bytes = op.await.ok()?;
+    core.lock().sealed_header(&bytes, id, &members, place)
 }
 
 /// Frees dead groups. Runs as long as the disk.
@@ -317,13 +318,12 @@ pub(crate) async fn reaper(core: Arc<Core>) {
         let index = core
             .until(|state| {
                 let horizon = state.horizon();
-                // Found dead at opening: what took its place may have been found without its parity, until repair is through.
-                let opened = state.repair_safe || state.stuck;
-                let due = |&(killed, _): &(u64, u32)| {
-                    (state.ready && killed <= horizon && (killed > 0 || opened)) || is_planted(Bug::FreeEarly)
+                let groups = &state.groups;
+                let due = |&&(killed, index): &&(u64, u32)| {
+                    let held = groups[index as usize].held;
+                    (state.ready && killed <= horizon && !held) || is_planted(Bug::FreeEarly)
                 };
-                let first = state.dying.range((1, 0)..).next().copied().filter(due);
-                let (killed, index) = first.or_else(|| state.dying.first().copied().filter(due))?;
+                let (killed, index) = state.dying.iter().find(due).copied()?;
                 state.dying.remove(&(killed, index));
                 Some(index)
             })
@@ -352,8 +352,8 @@ pub(crate) async fn trimmer(core: Arc<Core>) {
         let member = core.until(|state| state.next_to_trim()).await;
         let trimming = {
             let state = &mut *core.lock();
-            let (at, len) = (state.unit_at(member.unit) + 512, state.unit_bytes() as u64 - 512);
-            core.op(state, member.donor, DonorOp::Trim { at, len }, Purpose::Upkeep)
+            let op = state.trim_op(member.unit);
+            core.op(state, member.donor, op, Purpose::Upkeep)
         };
         // Waited for, because the next write of the unit must not be overtaken.
         let failed = join(vec![trimming]).await;

@@ -6,7 +6,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use shoal_format::ram::{DONORS_MAX, SUPERBLOCK_BYTES};
+use shoal_format::ram::{DONORS_MAX, SUPERBLOCK_BYTES, UnitHeader};
 
 use crate::api::{DiskError, DonorId, DonorInfo};
 use crate::state::{Group, Member, State};
@@ -48,6 +48,10 @@ pub(crate) struct Donor {
     /// Units to be erased, and those being erased.
     pub erase: VecDeque<Erase>,
     pub erasing: Vec<Erase>,
+    /// Headers that list more than is known, as they are to be.
+    pub cuts: VecDeque<(u32, UnitHeader)>,
+    /// The unit whose header is being made shorter.
+    pub cutting: Option<u32>,
     /// Units that a write may still reach from a connection that is over: not used again before the disk is opened anew.
     pub tainted: HashSet<u32>,
     /// Lowest sequence in them.
@@ -62,8 +66,8 @@ pub(crate) struct Donor {
     pub blank: bool,
     /// The epoch of the superblock it has.
     pub epoch: u64,
-    /// Slots of its superblock that a write may still reach from a connection that is over.
-    pub bad_slots: [bool; 2],
+    /// The slot of its superblock that it has.
+    pub slot: Option<usize>,
     /// It was away when the disk was opened, and nothing of what it holds was looked at since.
     pub stale: bool,
     /// Its units have been looked at.
@@ -100,6 +104,7 @@ impl Donor {
         self.blank_units.clear();
         self.erase.clear();
         self.erasing.clear();
+        self.cuts.clear();
         self.tainted.clear();
         self.unknown.clear();
         self.tainted_sequence = u64::MAX;
@@ -153,6 +158,8 @@ impl State {
             blank_units: (0..units).rev().collect(),
             erase: VecDeque::new(),
             erasing: Vec::new(),
+            cuts: VecDeque::new(),
+            cutting: None,
             tainted: HashSet::new(),
             tainted_sequence: u64::MAX,
             unknown: HashSet::new(),
@@ -161,7 +168,7 @@ impl State {
             born,
             blank: true,
             epoch: 0,
-            bad_slots: [false; 2],
+            slot: None,
             stale: false,
             scanned: true,
             visit: 0,

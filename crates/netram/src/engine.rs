@@ -13,6 +13,7 @@ use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, NotBack};
 use crate::clean;
 use crate::config::{Config, Policy};
 use crate::donors::DonorState;
+use crate::doubt;
 use crate::membership;
 use crate::read;
 use crate::repair::{self, REPAIRERS};
@@ -56,10 +57,10 @@ impl Engine {
     /// Donors that hold nothing of this disk join it empty.
     pub fn open(config: &Config, donors: Vec<(DonorInfo, Option<Vec<u8>>)>, now_ns: u64) -> Result<Engine, DiskError> {
         let wrong = |text: String| Err(DiskError::Config(text));
-        let found: Vec<Option<DiskSuperblock>> = donors
+        let (slots, found): (Vec<Option<usize>>, Vec<Option<DiskSuperblock>>) = donors
             .iter()
-            .map(|(_, bytes)| bytes.as_ref().and_then(|bytes| DiskSuperblock::decode(bytes).ok()))
-            .collect();
+            .map(|(_, bytes)| bytes.as_ref().and_then(|bytes| DiskSuperblock::newest(bytes).ok()).unzip())
+            .unzip();
         let Some(mut newest) = found.iter().flatten().max_by_key(|superblock| superblock.epoch).cloned() else {
             return match donors.iter().all(|(_, bytes)| bytes.is_some()) {
                 true => wrong("no donor holds a disk; create one".into()),
@@ -91,7 +92,8 @@ impl Engine {
         let all: Vec<&DiskSuperblock> = found.iter().flatten().collect();
         newest.donors = merge(&newest, &all, plan.parity);
         let mut present: Vec<Option<DonorInfo>> = vec![None; newest.donors.len()];
-        for ((info, bytes), superblock) in donors.into_iter().zip(&found) {
+        let mut known: Vec<(u64, Option<usize>)> = vec![(0, None); newest.donors.len()];
+        for (((info, bytes), superblock), slot) in donors.into_iter().zip(&found).zip(slots) {
             match superblock {
                 Some(own) if belongs(own, &newest) => {
                     let place = &mut present[own.donor as usize];
@@ -99,6 +101,7 @@ impl Engine {
                         return wrong(format!("donor {} is given twice", info.name));
                     }
                     *place = Some(info);
+                    known[own.donor as usize] = (own.epoch, slot);
                 }
                 // Stale, or never part of it; one that cannot be reached is not given a place.
                 _ if bytes.is_some() => blank.push(info),
@@ -120,6 +123,7 @@ impl Engine {
             let info = info.unwrap_or(DonorInfo { name, bytes: 0 });
             let mut donor = state.new_donor(info, place.born);
             (donor.blank, donor.scanned) = (false, false);
+            (donor.epoch, donor.slot) = known[number];
             donor.stale = place.standing == Standing::Away;
             donor.missing_since_ns = now_ns;
             donor.state = match (place.standing, there) {
@@ -158,6 +162,7 @@ impl Engine {
             schedule.spawn(membership::eraser(core.clone()));
             schedule.spawn(repair::guardian(core.clone()));
             schedule.spawn(room::leveler(core.clone()));
+            schedule.spawn(doubt::settler(core.clone()));
             for _ in 0..REPAIRERS {
                 schedule.spawn(repair::repairer(core.clone()));
             }

@@ -9,9 +9,11 @@
 //! | `config` | policies and what they mean in numbers |
 //! | `engine` | creating, opening, events in, actions out |
 //! | `state` | donors, groups, block table, caches |
+//! | `unit` | where units are, and how one grows |
 //! | `write`, `read` | requests |
 //! | `clean`, `repair`, `scan` | background work: gaining room, restoring redundancy, rebuilding the table |
 //! | `room` | what fits without a donor, and evening donors out |
+//! | `doubt` | what was on its way when the former client died |
 //! | `parity` | XOR and Reed-Solomon over rows |
 //! | `donors` | donors: where they stand, what of them is free |
 //! | `membership` | donors that go away, come back, join and are forgotten; epochs; erasing |
@@ -29,6 +31,7 @@ mod config;
 mod disk;
 pub mod donor;
 mod donors;
+mod doubt;
 mod engine;
 mod membership;
 mod parity;
@@ -43,6 +46,7 @@ mod scan;
 mod state;
 mod status;
 mod task;
+mod unit;
 mod write;
 
 pub use api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, NotBack, Purpose, Trouble};

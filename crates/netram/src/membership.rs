@@ -15,7 +15,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use shoal_format::ram::{DiskSuperblock, SLOTS_BYTES, UnitHeader};
+use shoal_format::ram::{DiskSuperblock, HEADER_SLOTS, SLOTS_BYTES, UnitEntry, UnitHeader};
 
 use crate::api::{DonorId, DonorInfo, DonorOp, NotBack, Purpose, Trouble};
 use crate::donors::{Donor, DonorState, Erase};
@@ -56,11 +56,9 @@ pub(crate) fn answered(core: &Arc<Core>, state: &mut State, asked: Asked, result
             if !is_planted(Bug::TaintedReused) {
                 donor.tainted.extend(asked.unit);
             }
-            asked.slot.into_iter().for_each(|slot| donor.bad_slots[slot.min(1)] = true);
         }
         Trouble::Away => {
             donor.unknown.extend(asked.unit);
-            asked.slot.into_iter().for_each(|slot| donor.bad_slots[slot.min(1)] = true);
             miss(core, state, asked.donor);
         }
     }
@@ -111,8 +109,8 @@ pub(crate) fn back(
     superblock: &[u8],
     fenced: bool,
 ) -> Result<DonorId, NotBack> {
-    let own = DiskSuperblock::decode(superblock).ok().filter(|own| own.uuid == state.config.uuid);
-    let own = own.ok_or(NotBack::Stranger)?;
+    let own = DiskSuperblock::newest(superblock).ok().filter(|(_, own)| own.uuid == state.config.uuid);
+    let (slot, own) = own.ok_or(NotBack::Stranger)?;
     let number = own.donor;
     let units = state.units_of(&info);
     let is_asked = state.schedule.is_asked(number);
@@ -125,12 +123,10 @@ pub(crate) fn back(
     if donor.state != DonorState::Missing || is_asked || (donor.scanned && donor.units != units) {
         return Err(NotBack::Later);
     }
-    (donor.info, donor.units, donor.epoch) = (info, units, own.epoch);
+    (donor.info, donor.units, donor.epoch, donor.slot) = (info, units, own.epoch, Some(slot));
     (donor.refusals, donor.refused_until_ns) = (0, 0);
     let unknown = std::mem::take(&mut donor.unknown);
-    if fenced {
-        donor.bad_slots = [false; 2];
-    } else if !is_planted(Bug::TaintedReused) {
+    if !fenced && !is_planted(Bug::TaintedReused) {
         donor.tainted.extend(unknown);
     }
     donor.state = match (donor.scanned || !state.ready, donor.stale) {
@@ -165,7 +161,8 @@ pub(crate) fn forget(core: &Arc<Core>, state: &mut State, number: DonorId) {
 fn lose_what_is_gone(state: &mut State) {
     let mut lost: Vec<(u32, Location)> = Vec::new();
     for block in 0..state.blocks as u32 {
-        if let Some((at, _)) = state.find(block).filter(|&(at, _)| state.is_beyond_parity(at)) {
+        let gone = |&(at, _): &(Location, u32)| state.is_beyond_parity(at) && !state.is_doubted(block, at);
+        if let Some((at, _)) = state.find(block).filter(gone) {
             lost.push((block, at));
         }
     }
@@ -327,14 +324,18 @@ pub(crate) async fn herald(core: Arc<Core>) {
         let (epoch, ops) = {
             let state = &mut *core.lock();
             let epoch = state.epoch;
-            let mut ops: Vec<Op> = Vec::new();
+            let (mut ops, mut places): (Vec<Op>, Vec<usize>) = (Vec::new(), Vec::new());
             for &number in &targets {
                 let slot = state.superblock(number).encode();
                 let donor = &state.donors[number];
-                let usual = (epoch % 2) as usize;
-                // A late write of an older epoch may come into a bad slot.
-                let place = if donor.bad_slots[usual] && !donor.bad_slots[1 - usual] { 1 - usual } else { usual };
+                // Never over the newest one: the write may be done in part.
+                let place = match donor.slot {
+                    Some(newest) if is_planted(Bug::SlotOverwritten) => newest,
+                    Some(newest) => 1 - newest,
+                    None => 0,
+                };
                 let at = place * slot.len();
+                places.push(place);
                 let op = match donor.blank {
                     // Also over whatever the other slot holds.
                     true => {
@@ -346,15 +347,16 @@ pub(crate) async fn herald(core: Arc<Core>) {
                 };
                 ops.push(core.op(state, number as DonorId, op, Purpose::Upkeep));
             }
-            (epoch, ops)
+            (epoch, ops.into_iter().zip(places))
         };
-        for (number, op) in targets.into_iter().zip(ops) {
+        for (number, (op, place)) in targets.into_iter().zip(ops) {
             let stored = op.await.is_ok();
             let state = &mut *core.lock();
             let donor = &mut state.donors[number];
             if !stored || donor.is_absent() {
                 continue;
             }
+            donor.slot = Some(place);
             if donor.state == DonorState::Joining && donor.blank {
                 donor.blank = false;
                 new_epoch(state, true);
@@ -426,7 +428,9 @@ pub(crate) async fn eraser(core: Arc<Core>) {
                 for (number, donor) in state.donors.iter_mut().enumerate() {
                     let there = !donor.is_absent() && now >= donor.refused_until_ns;
                     while there && donor.erasing.len() < ERASES_AT_ONCE {
-                        let Some(erase) = donor.erase.pop_front() else { break };
+                        let is_due = |erase: &Erase| donor.cutting != Some(erase.unit);
+                        let Some(place) = donor.erase.iter().position(is_due) else { break };
+                        let erase = donor.erase.remove(place).expect("it is there");
                         donor.erasing.push(erase);
                         batch.push((number as DonorId, erase));
                     }
@@ -436,10 +440,9 @@ pub(crate) async fn eraser(core: Arc<Core>) {
             .await;
         let state = &mut *core.lock();
         for (number, erase) in batch {
-            let at = state.unit_at(erase.unit);
             let op = match is_planted(Bug::NoErase) {
-                true => DonorOp::Read { at, len: 512 },
-                false => DonorOp::Write { at, bytes: vec![0; 512] },
+                true => state.heads_op(erase.unit),
+                false => state.erase_op(erase.unit),
             };
             let op = core.op(state, number, op, Purpose::Upkeep);
             let core = core.clone();
@@ -504,16 +507,11 @@ async fn graft(core: Arc<Core>, number: DonorId) {
         donor.scanned = true;
         try_again(state);
     }
+    while cut(&core, number, &gone).await {}
     let erased = core
         .until(|state| {
             let donor = &state.donors[number as usize];
-            // Units that list more than is known are of use now, and must be gone before the donor is a source again.
-            let news = |group: &Group| {
-                let has_news = group.incomplete.as_ref().is_some_and(|found| found.has_news);
-                has_news && group.members.iter().any(|member| member.exists() && member.donor == number)
-            };
             let clean = donor.erase.is_empty() && donor.erasing.is_empty();
-            let clean = clean && !state.groups.iter().any(|group| group.id != 0 && news(group));
             (gone(state) || clean).then_some(!gone(state))
         })
         .await;
@@ -522,6 +520,49 @@ async fn graft(core: Arc<Core>, number: DonorId) {
         state.donors[number as usize].stale = false;
         new_epoch(state, false);
     }
+}
+
+/// Makes the next header shorter that lists more than is known; false when there is none, or the donor is not there.
+async fn cut(core: &Arc<Core>, number: DonorId, gone: &impl Fn(&State) -> bool) -> bool {
+    let (unit, header) = {
+        let state = &mut *core.lock();
+        let cuts = &state.donors[number as usize].cuts;
+        let Some((unit, header)) = cuts.front().filter(|_| !gone(state)).cloned() else { return false };
+        let is_at = |group: &Group| {
+            let member = group.members.get(header.member as usize).filter(|_| group.id == header.group);
+            member.is_some_and(|member| member.donor == number && member.unit == unit)
+        };
+        if !state.groups.iter().any(is_at) {
+            // It has been freed.
+            state.donors[number as usize].cuts.pop_front();
+            return true;
+        }
+        // Not erased meanwhile: the header would be there again.
+        state.donors[number as usize].cutting = Some(unit);
+        (unit, header)
+    };
+    let mut done = true;
+    for slot in 0..HEADER_SLOTS {
+        let op = {
+            let state = &mut *core.lock();
+            let op = state.cut_op(unit, slot, &header);
+            core.op(state, number, op, Purpose::Upkeep)
+        };
+        done = done && op.await.is_ok();
+    }
+    {
+        let state = &mut *core.lock();
+        let donor = &mut state.donors[number as usize];
+        donor.cutting = None;
+        if done && donor.cuts.front().is_some_and(|(first, _)| *first == unit) {
+            donor.cuts.pop_front();
+        }
+        state.wake();
+    }
+    if !done {
+        scan::pause(core, REFUSED_NS).await;
+    }
+    true
 }
 
 /// Is this unit the one its group misses? The group knows only what was there when the disk was opened, and no more counts.
@@ -543,20 +584,40 @@ fn take_back(state: &mut State, number: DonorId, unit: u32, header: &UnitHeader,
         if known.is_empty() || !header.lists[0].starts_with(known) {
             return false;
         }
-        found.own[place] = rows as u8;
-        found.has_news |= header.lists[0].len() > known.len() && !is_planted(Bug::NewsKept);
+        found.own[place] = known.len() as u8;
         group.members[place] = Member { donor: number, unit, count: known.len() as u8 };
+        if header.lists[0].len() > known.len() {
+            let header = UnitHeader { lists: vec![known.clone()], cut: header.cut + 1, ..header.clone() };
+            state.cut_later(number, unit, header);
+        }
     } else {
         let same = header.lists.iter().zip(&found.lists).all(|(own, known)| own.iter().zip(known).all(|(a, b)| a == b));
-        let lens: Vec<u8> = header.lists.iter().map(|list| list.len() as u8).collect();
+        // Rows with blocks that are not known are of no use.
+        let news = |(own, known): (&Vec<UnitEntry>, &Vec<UnitEntry>)| (own.len() > known.len()).then_some(known.len());
+        let rows = header.lists.iter().zip(&found.lists).filter_map(news).min().unwrap_or(usize::MAX);
+        let lists: Vec<Vec<UnitEntry>> =
+            header.lists.iter().map(|list| list.iter().take(rows).copied().collect()).collect();
+        let lens: Vec<u8> = lists.iter().map(|list| list.len() as u8).collect();
         let others = group.members[group.data..].iter().any(Member::exists);
-        if !same || (others && lens != found.covered) {
+        let count = lens.iter().copied().max().unwrap_or(0);
+        if !same || count == 0 || (others && lens != found.covered) {
             return false;
         }
-        let news = |(own, known): (&Vec<_>, &Vec<_>)| own.len() > known.len();
-        found.has_news |= header.lists.iter().zip(&found.lists).any(news) && !is_planted(Bug::NewsKept);
         found.covered = lens;
-        group.members[place] = Member { donor: number, unit, count: rows as u8 };
+        group.members[place] = Member { donor: number, unit, count };
+        if lists != header.lists {
+            let header = UnitHeader { lists, cut: header.cut + 1, ..header.clone() };
+            state.cut_later(number, unit, header);
+        }
     }
     true
+}
+
+impl State {
+    /// What a unit lists that nobody has seen must be gone before its donor is a source again.
+    fn cut_later(&mut self, number: DonorId, unit: u32, header: UnitHeader) {
+        if !is_planted(Bug::NewsKept) {
+            self.donors[number as usize].cuts.push_back((unit, header));
+        }
+    }
 }

@@ -50,6 +50,16 @@ shoal_media::plantable! {
         TornCounts,
         /// A flush does not cover what opening found without parity.
         FoundUnprotected,
+        /// Older copies of what opening found without parity are freed at once.
+        FoundFreed,
+        /// Headers call entries safe that are not there.
+        DoubtForgotten,
+        /// What a doubted copy replaced does not take its place again.
+        NoStepBack,
+        /// A superblock is written over the newest one.
+        SlotOverwritten,
+        /// A unit that grows is written over its newest header.
+        HeaderOverwritten,
         /// Lists of trims are dropped while an older copy is still to be erased.
         TrimDropped,
     }

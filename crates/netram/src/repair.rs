@@ -17,6 +17,7 @@ use crate::parity;
 use crate::planted::{Bug, is_planted};
 use crate::state::{Member, State};
 use crate::task::{Core, Op};
+use crate::unit::Head;
 use crate::write::{join, send};
 
 /// Groups repaired at the same time.
@@ -40,6 +41,9 @@ pub(crate) async fn guardian(core: Arc<Core>) {
         if crate::write::flush(&core).await.is_ok() {
             let state = &mut *core.lock();
             state.repair_safe = done(state);
+            if state.repair_safe {
+                state.groups.iter_mut().for_each(|group| group.held = false);
+            }
             state.wake();
         }
     }
@@ -130,22 +134,12 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
             return;
         };
         let draining = core.lock().donors[member.donor as usize].state == DonorState::Draining;
-        let copy = if draining || moves { copy(core, member).await } else { None };
-        let bytes = match copy {
-            Some(bytes) => Some(bytes),
+        let copy = if draining || moves { copy(core, index, place).await } else { None };
+        let unit = match copy {
+            Some(unit) => Some(unit),
             None => rebuild(core, index, place).await,
         };
-        // The header names the donor it is on.
-        let bytes = bytes.and_then(|mut bytes| {
-            let header_bytes = core.lock().header_bytes;
-            let header = UnitHeader::decode(bytes.get(..header_bytes)?).ok()?;
-            let mut head = Vec::with_capacity(header_bytes);
-            let born = core.lock().donors[target.donor as usize].born;
-            UnitHeader { donor: target.donor, born, ..header }.encode(header_bytes, &mut head);
-            bytes[..header_bytes].copy_from_slice(&head);
-            Some(bytes)
-        });
-        let Some(bytes) = bytes else {
+        let Some((header, blocks)) = unit else {
             // Beyond what parity can give back: what is live elsewhere in the group is saved.
             core.lock().give_back(target);
             if moves {
@@ -156,8 +150,11 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
         };
         let write = {
             let state = &mut *core.lock();
-            let op = DonorOp::Write { at: state.unit_at(target.unit), bytes };
-            core.op(state, target.donor, op, Purpose::Repair)
+            // The header names the donor it is on.
+            let born = state.donors[target.donor as usize].born;
+            let header = UnitHeader { donor: target.donor, born, ..header };
+            let version = state.version(target.unit, &Head::default(), &header, &blocks);
+            core.op(state, target.donor, version.op, Purpose::Repair)
         };
         let failed = join(vec![write]).await;
         let state = &mut *core.lock();
@@ -171,28 +168,36 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
     }
 }
 
-/// A whole unit as it is, if it is as it was written.
-async fn copy(core: &Arc<Core>, member: Member) -> Option<Vec<u8>> {
-    let (op, header_bytes, block_bytes) = {
+/// A data unit as it is, if it is as it was written. Of a parity unit nothing says what its blocks must be.
+async fn copy(core: &Arc<Core>, index: u32, place: usize) -> Option<(UnitHeader, Vec<u8>)> {
+    let (id, data, members, op) = {
         let state = &mut *core.lock();
-        let len = state.header_bytes + member.count as usize * state.block_bytes;
-        let op = DonorOp::Read { at: state.unit_at(member.unit), len: len as u32 };
-        (core.op(state, member.donor, op, Purpose::Repair), state.header_bytes, state.block_bytes)
+        let group = &state.groups[index as usize];
+        let (id, data, members) = (group.id, group.data, group.members.clone());
+        let op = whole_unit(state, members[place]);
+        (id, data, members, core.op(state, op.0, op.1, Purpose::Repair))
     };
     let bytes = op.await.ok()?;
-    let header = UnitHeader::decode(bytes.get(..header_bytes)?).ok()?;
-    // Of a parity unit nothing says what its blocks must be.
+    let state = core.lock();
+    let header = state.sealed_header(&bytes, id, &members, place).filter(|_| place < data)?;
+    let blocks = &bytes[state.heads_bytes()..];
     let right = |(entry, block): (&UnitEntry, &[u8])| shoal_format::checksum(0, block) == entry.crc;
-    let whole = !header.is_parity() && header.lists[0].len() == member.count as usize;
-    (whole && header.lists[0].iter().zip(bytes[header_bytes..].chunks_exact(block_bytes)).all(right)).then_some(bytes)
+    let right = header.lists[0].iter().zip(blocks.chunks_exact(state.block_bytes)).all(right);
+    right.then(|| (header, blocks.to_vec()))
+}
+
+/// Reads both headers and all blocks.
+fn whole_unit(state: &State, member: Member) -> (DonorId, DonorOp) {
+    let len = (state.heads_bytes() + member.count as usize * state.block_bytes) as u32;
+    (member.donor, DonorOp::Read { at: state.unit_at(member.unit), len })
 }
 
 /// Computes a lost unit from the others of its group.
-async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<Vec<u8>> {
-    let (data, members, block_bytes, header_bytes, uuid, id) = {
+async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<(UnitHeader, Vec<u8>)> {
+    let (data, members, block_bytes, heads_bytes, uuid, id) = {
         let state = core.lock();
         let group = &state.groups[index as usize];
-        (group.data, group.members.clone(), state.block_bytes, state.header_bytes, state.config.uuid, group.id)
+        (group.data, group.members.clone(), state.block_bytes, state.heads_bytes(), state.config.uuid, group.id)
     };
     // Whole units of all that is left, at the same time.
     let ops: Vec<Option<Op>> = {
@@ -201,9 +206,8 @@ async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<Vec<u8>> 
             let there = other != place && member.exists() && member.count > 0;
             let there = there && !state.donors[member.donor as usize].is_absent();
             there.then(|| {
-                let len = (header_bytes + member.count as usize * block_bytes) as u32;
-                let op = DonorOp::Read { at: state.unit_at(member.unit), len };
-                core.op(state, member.donor, op, Purpose::Repair)
+                let (donor, op) = whole_unit(state, *member);
+                core.op(state, donor, op, Purpose::Repair)
             })
         };
         members.iter().enumerate().map(&mut ask).collect()
@@ -218,20 +222,16 @@ async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<Vec<u8>> 
     let headers: Vec<Option<UnitHeader>> = units
         .iter()
         .enumerate()
-        .map(|(other, unit)| {
-            let header = UnitHeader::decode(unit.as_ref()?.get(..header_bytes)?).ok()?;
-            (header.group == id && header.member as usize == other).then_some(header)
-        })
+        .map(|(other, unit)| core.lock().sealed_header(unit.as_ref()?, id, &members, other))
         .collect();
     let block = |unit: usize, row: usize| -> Option<&[u8]> {
         let header = headers[unit].as_ref()?;
-        let bytes = units[unit].as_ref()?.get(header_bytes + row * block_bytes..)?.get(..block_bytes)?;
+        let bytes = units[unit].as_ref()?.get(heads_bytes + row * block_bytes..)?.get(..block_bytes)?;
         let right = |entry: &UnitEntry| shoal_format::checksum(0, bytes) == entry.crc;
         (unit >= data || header.lists[0].get(row).is_some_and(right)).then_some(bytes)
     };
     let parities = members.len() - data;
     let rows = members[place].count as usize;
-    let mut out = Vec::new();
     // Another parity unit knows what a missing data unit held.
     let known = || headers[data..].iter().flatten().next().map(|header| header.lists.clone());
     let lists: Vec<Vec<UnitEntry>> = if place < data {
@@ -273,6 +273,7 @@ async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<Vec<u8>> 
         donor: 0,
         born: 0,
         horizon: 0,
+        cut: 0,
         member: place as u8,
         data: data as u8,
         parity: parities as u8,
@@ -285,10 +286,8 @@ async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<Vec<u8>> 
             return None;
         }
     }
-    header.encode(header_bytes, &mut out);
-    out.extend_from_slice(&blocks);
     core.lock().counts.reconstructed += rows as u64;
-    Some(out)
+    Some((header, blocks))
 }
 
 /// Moves everything off a donor; it is not used any more afterwards.

@@ -7,12 +7,14 @@
 //! computed (a late write may have put an older version in the place of a unit that had grown). Of several copies the highest
 //! sequence counts. What cannot be read at the moment is waited for, not left out. Then groups that miss a unit are repaired.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use shoal_format::ram::{self, LOST, TRIMMED, UnitEntry, UnitHeader};
 
-use crate::api::{DonorId, DonorOp, Purpose};
+use crate::api::{DonorId, Purpose};
+use crate::donors::{Donor, DonorState};
+use crate::doubt::{self, Doubt};
 use crate::membership::{self, miss};
 use crate::planted::{Bug, is_planted};
 use crate::read;
@@ -48,10 +50,10 @@ pub(crate) async fn pause(core: &Arc<Core>, ns: u64) {
 
 /// The headers of all units of a donor that are this disk's and this donor's. `None`: it cannot be reached any more.
 pub(crate) async fn headers(core: &Arc<Core>, number: DonorId) -> Option<Vec<(u32, UnitHeader)>> {
-    let (units, born, uuid) = {
+    let (units, born, uuid, header_bytes) = {
         let state = core.lock();
         let donor = &state.donors[number as usize];
-        (donor.units, donor.born, state.config.uuid)
+        (donor.units, donor.born, state.config.uuid, state.header_bytes)
     };
     let mut found = Vec::new();
     for first in (0..units).step_by(AT_ONCE) {
@@ -60,7 +62,7 @@ pub(crate) async fn headers(core: &Arc<Core>, number: DonorId) -> Option<Vec<(u3
             let ops: Vec<(u32, Op)> = {
                 let state = &mut *core.lock();
                 let mut ask = |unit: u32| {
-                    let op = DonorOp::Read { at: state.unit_at(unit), len: state.header_bytes as u32 };
+                    let op = state.heads_op(unit);
                     (unit, core.op(state, number, op, Purpose::Upkeep))
                 };
                 wanted.drain(..).map(&mut ask).collect()
@@ -68,11 +70,12 @@ pub(crate) async fn headers(core: &Arc<Core>, number: DonorId) -> Option<Vec<(u3
             for (unit, op) in ops {
                 match op.await {
                     Ok(bytes) => {
-                        let header = UnitHeader::decode(&bytes).ok().filter(|header| header.uuid == uuid);
+                        let its_own = |header: &UnitHeader| header.donor == number && header.born == born;
                         let ours = |header: &UnitHeader| {
-                            (header.donor == number && header.born == born) || is_planted(Bug::StaleUnits)
+                            header.uuid == uuid && (its_own(header) || is_planted(Bug::StaleUnits))
                         };
-                        found.extend(header.filter(ours).map(|header| (unit, header)));
+                        let header = UnitHeader::newest(&bytes, header_bytes, ours);
+                        found.extend(header.map(|header| (unit, header)));
                     }
                     Err(_) => wanted.push(unit),
                 }
@@ -121,10 +124,24 @@ fn look(core: &Arc<Core>, state: &mut State) -> bool {
     enough && state.opening.looking.is_empty()
 }
 
+/// Looks at the donors; once more, if one comes back that is needed.
 pub(crate) async fn scan(core: Arc<Core>) {
-    core.until(|state| look(&core, state).then_some(())).await;
+    while !map(&core).await {
+        let state = &mut *core.lock();
+        state.forget_groups();
+        state.opening = Opening::default();
+        state.donors.iter_mut().filter(|donor| !donor.stale).for_each(|donor| donor.scanned = false);
+    }
+}
+
+/// Makes the map from what the donors hold; false if it is to be tried again.
+async fn map(core: &Arc<Core>) -> bool {
+    core.until(|state| look(core, state).then_some(())).await;
     let mut newest: HashMap<u32, (u64, Location, u32)> = HashMap::new();
     let mut entries: Vec<(Location, UnitEntry)> = Vec::new();
+    // The blocks of each group, in the order of their places.
+    let mut listed: Vec<Vec<u32>> = Vec::new();
+    let horizon;
     {
         let state = &mut *core.lock();
         let mut groups: HashMap<u64, Vec<Found>> = HashMap::new();
@@ -139,10 +156,10 @@ pub(crate) async fn scan(core: Arc<Core>) {
         }
         let mut ids: Vec<u64> = groups.keys().copied().collect();
         ids.sort_unstable();
-        let horizon = groups.values().flatten().map(|found| found.header.horizon).max().unwrap_or(0);
+        horizon = groups.values().flatten().map(|found| found.header.horizon).max().unwrap_or(0);
         for id in ids {
             let found = groups.remove(&id).expect("listed");
-            enter(state, id, found, horizon, &mut newest, &mut entries);
+            listed.extend(enter(state, id, found, horizon, &mut newest, &mut entries));
         }
         for (number, donor) in state.donors.iter_mut().enumerate() {
             if let Some(used) = used.get(&(number as DonorId)) {
@@ -154,15 +171,31 @@ pub(crate) async fn scan(core: Arc<Core>) {
     // What may not have been safe when the client died may have been written in part. It counts if it is there.
     let mut trimmed: Vec<ram::TrimmedRange> = Vec::new();
     let mut lost: Vec<ram::TrimmedRange> = Vec::new();
+    let mut doubts: BTreeMap<u32, Doubt> = BTreeMap::new();
+    entries.sort_by_key(|(_, entry)| entry.sequence);
     for (at, entry) in entries {
         let is_note = entry.block == TRIMMED || entry.block == LOST;
         if !is_note && newest.get(&entry.block).is_some_and(|&(sequence, _, _)| sequence > entry.sequence) {
             continue;
         }
-        let found = look_at(&core, at, entry, is_note).await;
+        let Some(found) = look_at(core, at, entry, is_note).await else { return false };
         if !is_note {
+            if !matches!(found, read::Fetched::Good(_)) {
+                doubts.entry(entry.block).or_default().meets(entry.sequence);
+            }
             if !matches!(found, read::Fetched::Bad) {
-                newest.insert(entry.block, (entry.sequence, at, entry.crc));
+                let before = newest.insert(entry.block, (entry.sequence, at, entry.crc));
+                if let Some(doubt) = doubts.get_mut(&entry.block) {
+                    let is_doubted = matches!(found, read::Fetched::Unanswered);
+                    let copy = doubt::Found { sequence: entry.sequence, at, crc: entry.crc, is_doubted };
+                    let present = std::mem::replace(&mut doubt.present, is_doubted.then_some(copy));
+                    let certain =
+                        before.map(|(sequence, at, crc)| doubt::Found { sequence, at, crc, is_doubted: false });
+                    match is_doubted {
+                        true => doubt.older.extend(present.or(certain)),
+                        false => doubt.older.clear(),
+                    }
+                }
             }
             continue;
         }
@@ -184,6 +217,12 @@ pub(crate) async fn scan(core: Arc<Core>) {
     for ram::TrimmedRange { first, count, sequence } in lost {
         state.next_sequence = state.next_sequence.max(sequence + 1);
         for block in (first..first.saturating_add(count).min(last)).filter(|_| !is_planted(Bug::LossForgotten)) {
+            if let Some(doubt) = doubts.get_mut(&block) {
+                doubt.was_lost = true;
+                if doubt.ends_before(sequence) {
+                    doubts.remove(&block);
+                }
+            }
             if newest.get(&block).is_none_or(|&(at, _, _)| at < sequence) {
                 newest.remove(&block);
                 let known = gone.entry(block).or_default();
@@ -197,6 +236,9 @@ pub(crate) async fn scan(core: Arc<Core>) {
             if newest.get(&block).is_some_and(|&(at, _, _)| at < sequence) {
                 newest.remove(&block);
             }
+            if doubts.get_mut(&block).is_some_and(|doubt| doubt.ends_before(sequence)) {
+                doubts.remove(&block);
+            }
             if gone.get(&block).is_some_and(|&at| at < sequence) {
                 gone.remove(&block);
             }
@@ -206,44 +248,62 @@ pub(crate) async fn scan(core: Arc<Core>) {
     let mut blocks: Vec<_> = newest.into_iter().collect();
     blocks.sort_unstable_by_key(|&(block, _)| block);
     let mut unprotected = HashSet::new();
-    for (block, (_, at, crc)) in blocks {
+    let mut alone: HashSet<u32> = HashSet::new();
+    for (block, (sequence, at, crc)) in blocks {
         state.enter(block, at, crc);
         let group = &state.groups[at.group as usize];
-        if group.members.len() > group.data && at.row >= group.covered(at.unit) as usize {
+        // A parity that was not safe may have been written in part.
+        let covered = at.row < group.covered(at.unit) as usize && sequence < horizon;
+        if group.members.len() > group.data && !covered {
             unprotected.insert((at.group, group.id));
+            alone.insert(block);
         }
     }
+    alone.extend(doubts.keys());
+    (state.doubts, state.first_group) = (doubts, state.next_group);
     state.unprotected = unprotected.into_iter().collect();
-    for index in 0..state.groups.len() as u32 {
-        state.groups[index as usize].killed = 0;
-        state.file(index);
+    for (index, blocks) in listed.into_iter().enumerate() {
+        let held = blocks.iter().any(|block| alone.contains(block)) && !is_planted(Bug::FoundFreed);
+        state.groups[index].held = held;
+        state.file(index as u32);
     }
     // What the others do not know did not exist from here on.
     for donor in &mut state.donors {
         donor.stale |= donor.counts() && !donor.scanned && !is_planted(Bug::StaleCounts);
+        if !donor.scanned && matches!(donor.state, DonorState::Active | DonorState::Draining) {
+            // It came while the others were looked at.
+            donor.state = DonorState::Returning;
+        }
     }
     repair::after_scan(state);
     membership::new_epoch(state, false);
-    state.serve_when_known(&core);
+    state.serve_when_known(core);
+    true
 }
 
 /// A block that opening needs; nothing if it is not there. One that cannot be read at the moment is waited for. A list of ranges is
 /// waited for as long as it takes, because without it old blocks would count again; of another block it is enough to know
-/// that it may be there (`Unanswered`): reads of it fail, until they do not.
-async fn look_at(core: &Arc<Core>, at: Location, entry: UnitEntry, is_note: bool) -> read::Fetched {
+/// that it may be there (`Unanswered`): reads of it fail, until they do not. `None`: a donor came that may have it.
+async fn look_at(core: &Arc<Core>, at: Location, entry: UnitEntry, is_note: bool) -> Option<read::Fetched> {
     let until = {
         let state = core.lock();
         state.now_ns + state.patience_ns()
     };
     loop {
         match read::fetch(core, at, entry.crc, Purpose::Upkeep).await {
-            read::Fetched::Unanswered if is_note || core.lock().now_ns <= until => pause(core, AGAIN_NS).await,
-            other => return other,
+            read::Fetched::Unanswered if is_note || core.lock().now_ns <= until => {
+                pause(core, AGAIN_NS).await;
+                let came = |donor: &Donor| donor.counts() && !donor.is_absent() && !donor.stale && !donor.scanned;
+                if core.lock().donors.iter().any(came) {
+                    return None;
+                }
+            }
+            other => return Some(other),
         }
     }
 }
 
-/// Enters a group's units, remembers its blocks where they are the newest, and lists what is to be looked at.
+/// Enters a group's units, remembers its blocks where they are the newest, and lists what is to be looked at. Returns its blocks.
 fn enter(
     state: &mut State,
     id: u64,
@@ -251,14 +311,14 @@ fn enter(
     horizon: u64,
     newest: &mut HashMap<u32, (u64, Location, u32)>,
     entries: &mut Vec<(Location, UnitEntry)>,
-) {
+) -> Option<Vec<u32>> {
     let first_of = |header: &UnitHeader| header.lists.iter().flatten().map(|entry| entry.sequence).min().unwrap_or(0);
     let first_found = found.iter().map(|found| first_of(&found.header)).min().unwrap_or(0);
     let (data, parity) = (found[0].header.data as usize, found[0].header.parity as usize);
     if data > state.plan.data || data == 0 {
         let stray = |found: &Found| (Member { donor: found.donor, unit: found.unit, count: 1 }, first_found);
         state.strays.extend(found.iter().map(stray));
-        return;
+        return None;
     }
     let mut members = vec![Member::NONE; data + parity];
     let known = |all: &[Vec<UnitEntry>]| all.iter().map(Vec::len).sum::<usize>();
@@ -323,6 +383,9 @@ fn enter(
     }
     let used = all.iter().any(|list| !list.is_empty());
     whole &= (data..data + parity).all(|place| members[place].exists()) || !used;
+    // It is written anew elsewhere: its parity may have been written in part.
+    whole &= parity == 0 || all.iter().flatten().all(|entry| entry.sequence < horizon);
+    let blocks = all.iter().flatten().map(|entry| entry.block).collect();
     let mut first_sequence = u64::MAX;
     let (mut live, mut notes) = (0, Vec::new());
     for (unit, list) in all.iter().enumerate() {
@@ -347,7 +410,7 @@ fn enter(
     let covered = |unit: usize| parity_lists.as_ref().map_or(0, |all: &Vec<Vec<UnitEntry>>| all[unit].len() as u8);
     let incomplete = (!whole).then(|| {
         let covered = (0..data).map(covered).collect();
-        Box::new(Incomplete { covered, own: own_rows, lists: all, has_news: false })
+        Box::new(Incomplete { covered, own: own_rows, lists: all })
     });
     state.groups.push(Group {
         id,
@@ -356,10 +419,12 @@ fn enter(
         live,
         first_sequence,
         killed: 0,
+        held: false,
         busy: false,
         memory: None,
         incomplete,
         notes,
         hopeless: false,
     });
+    Some(blocks)
 }

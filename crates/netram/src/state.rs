@@ -4,27 +4,27 @@
 //! Rules:
 //! - A location is a group, one of its data units and a row. A block of an open group is in memory until the group is sealed.
 //! - *Stored*: the donor has answered. *Safe*: stored, and its group's parity covers it. A flush waits for safe blocks.
-//! - A unit is written as a whole, so what a donor holds of it is always one version. While a group grows, data units are
+//! - A unit that grows keeps its former version until the new one is there (`unit`). While a group grows, data units are
 //!   stored before the parity that covers them: the parity on the donors never speaks of blocks that are not there.
 //! - A group whose blocks are all dead is freed only when what took their place is safe, and its headers are erased
 //!   before its units are used again. What cannot be erased yet is kept in mind (`Donor::erase`): until then lists of trims stay.
 //!
 //! Left out: everything that waits (`write`, `read`, `clean`, `repair`, `scan`).
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
 use shoal_format::checksum;
-use shoal_format::ram::{
-    DiskSuperblock, DonorPlace, LOST, SUPERBLOCK_BYTES, Standing, TRIMMED, TrimmedRange, UnitEntry, UnitHeader,
-};
+use shoal_format::ram::{DiskSuperblock, DonorPlace, LOST, Standing, TRIMMED, TrimmedRange, UnitEntry, UnitHeader};
 
 use crate::api::{Action, DiskError, DonorId, DonorOp, Purpose};
 use crate::config::{Config, Plan, Policy};
 use crate::donors::{Donor, DonorState};
+use crate::doubt::Doubt;
 use crate::planted::{Bug, is_planted};
 use crate::room::groups_of;
 use crate::status::Counts;
 use crate::task::Schedule;
+use crate::unit::Head;
 
 /// Units of each donor that only cleaning and repair may take.
 pub(crate) const RESERVE_UNITS: usize = 4;
@@ -61,6 +61,8 @@ pub(crate) struct Group {
     pub first_sequence: u64,
     /// No block with this sequence or a higher one took the place of one of this group.
     pub killed: u64,
+    /// It has older copies of what opening found without parity: kept until repair is through.
+    pub held: bool,
     /// A job works on it: not to be cleaned, freed or moved.
     pub busy: bool,
     pub memory: Option<Box<Memory>>,
@@ -79,8 +81,6 @@ pub(crate) struct Incomplete {
     pub own: Vec<u8>,
     /// What counts of each data unit.
     pub lists: Vec<Vec<UnitEntry>>,
-    /// A unit of a donor that was away lists more than that.
-    pub has_news: bool,
 }
 
 impl Group {
@@ -106,6 +106,8 @@ pub(crate) struct Memory {
     pub lists: Vec<Vec<UnitEntry>>,
     /// For each block the sequence up to which a flush waits for it.
     pub origins: Vec<Vec<u64>>,
+    /// Of each unit, parity too: the header on its donor.
+    pub heads: Vec<Head>,
     /// Blocks of each unit that are on their way or there.
     pub sent: Vec<u8>,
     pub stored: Vec<u8>,
@@ -155,6 +157,7 @@ pub(crate) struct State {
     pub next_born: u32,
     pub blocks: u64,
     pub block_bytes: usize,
+    /// Room of one header.
     pub header_bytes: usize,
     pub donors: Vec<Donor>,
     /// For each block its location + 1 in the low half, its checksum in the high half; 0: reads as zeros.
@@ -196,6 +199,10 @@ pub(crate) struct State {
     pub strays: Vec<(Member, u64)>,
     /// Groups (place and number) found at opening with blocks that no parity covers: a flush waits until they are elsewhere.
     pub unprotected: Vec<(u32, u64)>,
+    /// Blocks with entries that opening found and that may not be there.
+    pub doubts: BTreeMap<u32, Doubt>,
+    /// Groups from this number on were not there when the disk was opened.
+    pub first_group: u64,
     /// Grows when a donor comes back, joins or is forgotten: what could not be done is tried again.
     pub returns: u64,
     /// Since when too few donors are there to write to.
@@ -262,6 +269,8 @@ impl State {
             repair_queue: VecDeque::new(),
             strays: Vec::new(),
             unprotected: Vec::new(),
+            doubts: BTreeMap::new(),
+            first_group: 0,
             returns: 0,
             few_since_ns: None,
             retry_at_ns: None,
@@ -286,19 +295,6 @@ impl State {
     /// Something a condition reads has changed.
     pub fn wake(&mut self) {
         self.schedule.changed = true;
-    }
-
-    pub fn unit_bytes(&self) -> usize {
-        self.header_bytes + self.plan.buffer * self.block_bytes
-    }
-
-    pub fn unit_at(&self, unit: u32) -> u64 {
-        SUPERBLOCK_BYTES as u64 + unit as u64 * self.unit_bytes() as u64
-    }
-
-    /// Offset of a block on its donor.
-    pub fn row_at(&self, member: Member, row: usize) -> u64 {
-        self.unit_at(member.unit) + (self.header_bytes + row * self.block_bytes) as u64
     }
 
     /// Groups of full width the donors could hold together.
@@ -424,8 +420,11 @@ impl State {
 
     /// Is anything of what opening found still without parity?
     pub fn has_unprotected(&mut self) -> bool {
-        let groups = &self.groups;
-        let still = |&(index, id): &(u32, u64)| groups[index as usize].id == id && groups[index as usize].live > 0;
+        let (groups, horizon) = (&self.groups, self.horizon());
+        let still = |&(index, id): &(u32, u64)| {
+            let group = &groups[index as usize];
+            group.id == id && (group.live > 0 || group.killed > horizon)
+        };
         self.unprotected.retain(still);
         !self.unprotected.is_empty() && !is_planted(Bug::FoundUnprotected)
     }
@@ -481,6 +480,13 @@ impl State {
         self.caches[self.cleaning()].group.is_some() || self.width(0) > self.plan.parity
     }
 
+    /// Opening begins anew.
+    pub fn forget_groups(&mut self) {
+        self.groups.clear();
+        self.unused_groups.clear();
+        self.strays.clear();
+    }
+
     pub fn insert_group(&mut self, group: Group) -> u32 {
         match self.unused_groups.pop() {
             Some(index) => {
@@ -503,6 +509,7 @@ impl State {
             live: 0,
             first_sequence: 0,
             killed: 0,
+            held: false,
             busy: false,
             memory: None,
             incomplete: None,
@@ -558,6 +565,7 @@ impl State {
             buffers: vec![unit; data],
             lists: vec![Vec::new(); data],
             origins: vec![Vec::new(); data],
+            heads: vec![Head::default(); width],
             sent: vec![0; data],
             stored: vec![0; data],
             safe: vec![0; data],
@@ -579,6 +587,7 @@ impl State {
             live: 0,
             first_sequence: u64::MAX,
             killed: 0,
+            held: false,
             busy: false,
             memory: Some(Box::new(memory)),
             incomplete: None,
@@ -704,28 +713,6 @@ impl State {
         let members: Vec<Member> =
             unused.iter().map(|&unit| std::mem::replace(&mut group.members[unit], Member::NONE)).collect();
         members.into_iter().for_each(|member| self.give_back(member));
-    }
-
-    /// A unit's bytes as they are now.
-    pub fn unit_bytes_of(&self, group: &Group, memory: &Memory, member: usize) -> Vec<u8> {
-        let mut out = Vec::with_capacity(self.unit_bytes());
-        self.header(group, member, vec![memory.lists[member].clone()]).encode(self.header_bytes, &mut out);
-        out.extend_from_slice(&memory.buffers[member]);
-        out
-    }
-
-    pub fn header(&self, group: &Group, member: usize, lists: Vec<Vec<UnitEntry>>) -> UnitHeader {
-        UnitHeader {
-            uuid: self.config.uuid,
-            group: group.id,
-            donor: group.members[member].donor,
-            born: self.donors[group.members[member].donor as usize].born,
-            horizon: self.horizon().min(self.next_sequence),
-            member: member as u8,
-            data: group.data as u8,
-            parity: (group.members.len() - group.data) as u8,
-            lists,
-        }
     }
 
     pub fn superblock(&self, donor: usize) -> DiskSuperblock {

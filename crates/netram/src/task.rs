@@ -48,8 +48,6 @@ pub(crate) struct Asked {
     pub writes: bool,
     /// The unit it changes, if it does.
     pub unit: Option<u32>,
-    /// The slot of the superblock it changes.
-    pub slot: Option<usize>,
 }
 
 impl Schedule {
@@ -162,8 +160,7 @@ impl Core {
             };
             let front = SUPERBLOCK_BYTES as u64;
             let unit = (writes && at >= front).then(|| ((at - front) / state.unit_bytes() as u64) as u32);
-            let slot = (writes && at < front).then(|| (at / (front / 4)) as usize);
-            state.schedule.asked.insert(ticket, Asked { donor, writes, unit, slot });
+            state.schedule.asked.insert(ticket, Asked { donor, writes, unit });
             state.actions.push(Action::Donor { ticket, donor, op, purpose });
         }
         Op { core: self.clone(), ticket }

@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use shoal_format::ram;
 
-use crate::api::{Action, DiskError, DonorOp, Purpose};
+use crate::api::{Action, DiskError, DonorId, Purpose};
 use crate::parity;
 use crate::planted::{Bug, is_planted};
 use crate::read;
 use crate::state::{Location, Member, Memory, State};
 use crate::task::{Core, Op};
+use crate::unit::{Head, Version};
 
 impl State {
     pub fn complete(&mut self, ticket: u64, result: Result<Vec<u8>, DiskError>) {
@@ -81,7 +82,7 @@ async fn send_all(core: &Arc<Core>, index: u32) {
     loop {
         let Some((data, fresh_parity)) = send_data(core, index) else { return };
         let counts: Vec<u8> = data.1;
-        let mut failed = join(data.0).await;
+        let mut failed = arrive(core, index, data.0).await;
         if is_planted(Bug::FlushEarly) {
             let state = &mut *core.lock();
             if let Some(memory) = &mut state.groups[index as usize].memory {
@@ -96,7 +97,7 @@ async fn send_all(core: &Arc<Core>, index: u32) {
             None => None,
         };
         let with_parity = parity.is_some();
-        failed |= join(parity.unwrap_or_default()).await;
+        failed |= arrive(core, index, parity.unwrap_or_default()).await;
         let mut state = core.lock();
         let state = &mut *state;
         if failed {
@@ -133,7 +134,23 @@ async fn send_all(core: &Arc<Core>, index: u32) {
 }
 
 /// Data units that have grown; with their parity, if nothing of the group is on the donors yet.
-type Sending = ((Vec<Op>, Vec<u8>), Option<Vec<Op>>);
+type Sending = ((Vec<Sent>, Vec<u8>), Option<Vec<Sent>>);
+
+/// A unit on its way, its place in the group, and its head when it has arrived.
+type Sent = (Op, usize, Head);
+
+/// Waits for all; true if any failed.
+async fn arrive(core: &Arc<Core>, index: u32, sent: Vec<Sent>) -> bool {
+    let mut failed = false;
+    for (op, place, head) in sent {
+        let stored = op.await.is_ok();
+        failed |= !stored;
+        if let (true, Some(memory)) = (stored, &mut core.lock().groups[index as usize].memory) {
+            memory.heads[place] = head;
+        }
+    }
+    failed
+}
 
 fn send_data(core: &Arc<Core>, index: u32) -> Option<Sending> {
     let mut state = core.lock();
@@ -145,23 +162,22 @@ fn send_data(core: &Arc<Core>, index: u32) -> Option<Sending> {
     let counts: Vec<u8> = memory.lists.iter().map(|list| list.len() as u8).collect();
     let grown: Vec<usize> = (0..group.data).filter(|&unit| counts[unit] > memory.sent[unit]).collect();
     let writes: Vec<_> =
-        grown.iter().map(|&unit| (group.members[unit], state.unit_bytes_of(group, memory, unit))).collect();
+        grown.iter().map(|&unit| (unit, group.members[unit].donor, state.data_version(group, memory, unit))).collect();
     let blocks: u64 = grown.iter().map(|&unit| (counts[unit] - memory.sent[unit]) as u64).sum();
     let sent = if purpose == Purpose::Clean { &mut state.counts.cleaned_data } else { &mut state.counts.sent_data };
     *sent += blocks;
     state.groups[index as usize].memory.as_mut().expect("looked at above").sent.copy_from_slice(&counts);
-    let ops = writes.into_iter().map(|(member, bytes)| {
-        let op = DonorOp::Write { at: state.unit_at(member.unit), bytes };
-        core.op(state, member.donor, op, purpose)
-    });
-    let ops: Vec<Op> = ops.collect();
+    let ops: Vec<Sent> = writes
+        .into_iter()
+        .map(|(place, donor, version)| (core.op(state, donor, version.op, purpose), place, version.head))
+        .collect();
     let parity = ((fresh || is_planted(Bug::ParityFirst)) && wanted && state.plan.parity > 0)
         .then(|| parity_ops(core, state, index, &counts));
     Some(((ops, counts), parity))
 }
 
 /// Parity of all that is stored, if it is wanted and covers less so far.
-fn send_parity(core: &Arc<Core>, index: u32, counts: &[u8]) -> Option<Vec<Op>> {
+fn send_parity(core: &Arc<Core>, index: u32, counts: &[u8]) -> Option<Vec<Sent>> {
     let mut state = core.lock();
     let state = &mut *state;
     let memory = state.groups[index as usize].memory.as_ref()?;
@@ -171,7 +187,7 @@ fn send_parity(core: &Arc<Core>, index: u32, counts: &[u8]) -> Option<Vec<Op>> {
     Some(parity_ops(core, state, index, counts))
 }
 
-fn parity_ops(core: &Arc<Core>, state: &mut State, index: u32, counts: &[u8]) -> Vec<Op> {
+fn parity_ops(core: &Arc<Core>, state: &mut State, index: u32, counts: &[u8]) -> Vec<Sent> {
     let block_bytes = state.block_bytes;
     let group = &state.groups[index as usize];
     let memory = group.memory.as_ref().expect("it is being sent");
@@ -193,19 +209,18 @@ fn parity_ops(core: &Arc<Core>, state: &mut State, index: u32, counts: &[u8]) ->
     let covered = memory.safe.iter().copied().max().unwrap_or(0) as usize;
     let mut writes = Vec::new();
     for (place, blocks) in blocks.into_iter().enumerate() {
-        let mut bytes = Vec::with_capacity(state.unit_bytes());
-        state.header(group, data + place, lists.clone()).encode(state.header_bytes, &mut bytes);
-        bytes.extend_from_slice(&blocks);
-        writes.push((group.members[data + place], bytes));
+        let place = data + place;
+        let header = state.header(group, place, lists.clone());
+        let version = state.version(group.members[place].unit, &memory.heads[place], &header, &blocks);
+        writes.push((place, group.members[place].donor, version));
     }
     let sent = if purpose == Purpose::Clean { &mut state.counts.cleaned_parity } else { &mut state.counts.sent_parity };
     *sent += (parity * (rows - covered.min(rows)).max(1)) as u64;
     for place in data..data + parity {
         state.groups[index as usize].members[place].count = rows as u8;
     }
-    let op = |(member, bytes): (crate::state::Member, Vec<u8>)| {
-        let op = DonorOp::Write { at: state.unit_at(member.unit), bytes };
-        core.op(state, member.donor, op, purpose)
+    let op = |(place, donor, version): (usize, DonorId, Version)| {
+        (core.op(state, donor, version.op, purpose), place, version.head)
     };
     writes.into_iter().map(op).collect()
 }
@@ -327,9 +342,12 @@ pub(crate) fn revive(core: &Arc<Core>, state: &mut State, index: u32) -> bool {
         taken.push((place, Member { unit, ..member }));
     }
     let group = &mut state.groups[index as usize];
-    taken.into_iter().for_each(|(place, member)| group.members[place] = member);
     let first_sequence = group.first_sequence;
     let memory = group.memory.as_mut().expect("an abandoned group keeps its memory");
+    for (place, member) in taken {
+        group.members[place] = member;
+        memory.heads[place] = Head::default();
+    }
     (memory.abandoned, memory.again) = (false, true);
     memory.sent.fill(0);
     memory.stored.fill(0);
@@ -510,7 +528,7 @@ async fn zero_range(core: &Arc<Core>, at: u64, len: u64, fua: bool) -> Result<()
 impl State {
     /// An entry for `block` was dead before it was safe, and will never be sent. What it replaced may be freed only when what
     /// replaced it is safe: that takes over the origin, and is sent, because a flush may wait for it.
-    fn inherit(&mut self, core: &Arc<Core>, block: u32, origin: u64) {
+    pub fn inherit(&mut self, core: &Arc<Core>, block: u32, origin: u64) {
         let heirs: Vec<(u32, usize, usize)> = match (block < ram::LOST).then(|| self.find(block)).flatten() {
             Some((at, _)) => vec![(at.group, at.unit, at.row)],
             None => {

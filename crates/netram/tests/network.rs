@@ -26,7 +26,7 @@ fn quiet(seed: u64) -> Result<u64, DiskError> {
     let mut random = Random::new(seed);
     let (config, donors) = random_config(&mut random);
     let block = config.block_bytes as usize / world::SECTOR;
-    let mut world = World::new(seed, config, donors, 120_000)?;
+    let mut world = World::new(seed, config, donors, 132_000)?;
     for _ in 0..300 {
         world.random_request(block)?;
         if world.in_flight() > 8 {
@@ -58,7 +58,7 @@ fn without_faults_the_disk_behaves_like_memory() {
 fn a_burst_waits_for_what_is_on_the_way() {
     for policy in Policy::ALL {
         let config = Config { policy, uuid: [7; 16], block_bytes: 512, buffer_blocks: 2, ..Config::default() };
-        let mut world = World::new(7, config, 4, 400_000).expect("a disk");
+        let mut world = World::new(7, config, 4, 640_000).expect("a disk");
         for _ in 0..3 {
             for at in (0..600).step_by(20) {
                 world.write(at, 20, false).expect("taken");
@@ -127,12 +127,12 @@ fn hiccups_are_no_losses() {
 #[test]
 fn donors_come_and_go_by_the_thousand() {
     let config = Config { block_bytes: 512, buffer_blocks: 2, uuid: [7; 16], ..Config::default() };
-    let mut world = World::new(7, config, 3, 120_000).expect("a disk");
+    let mut world = World::new(7, config, 3, 180_000).expect("a disk");
     let cycles = if std::env::var("SHOAL_DEEP").is_ok() { 20_000 } else { 2000 };
     for cycle in 0..cycles {
         let at = cycle % 100;
         world.write(at, 1, true).expect("taken");
-        world.join(60_000);
+        world.join(80_000);
         world.collect().expect("goes on");
         world.settle().expect("answered");
         let number = world.numbers.iter().rposition(|&donor| donor == world.donors.len() - 1).expect("it joined");

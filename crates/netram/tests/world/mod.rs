@@ -3,7 +3,8 @@
 //! The model knows for each sector every value that was ever written to it, in order, and up to where a flush or a read has
 //! promised one. A value is a number; a sector is filled with it. Rules: with a running client a read returns the last
 //! value acknowledged, or one in flight at the same time. After the client's restart a sector holds the last promised
-//! value or a later one, and whatever it holds then stays. Nothing is ever a value of another sector.
+//! value or a later one, and whatever it holds then stays (if more donors are there than parity covers: else the client cannot
+//! write, so it cannot say what it has not seen). Nothing is ever a value of another sector.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
@@ -57,6 +58,8 @@ struct Sector {
     acknowledged: usize,
     /// Index of the value a flush made safe.
     promised: usize,
+    /// Newer values that a client did not find, which found too few donors to write down that they do not count.
+    later: Vec<u64>,
 }
 
 enum Pending {
@@ -102,6 +105,8 @@ pub struct World {
     /// At the next restart.
     pub meanwhile: Option<Meanwhile>,
     pub unkind: unkind::Unkind,
+    /// Sectors may have `later` values.
+    unsettled: bool,
 }
 
 /// What comes while a new client still looks for what is where.
@@ -140,6 +145,7 @@ impl World {
             slow_writes: false,
             meanwhile: None,
             unkind: unkind::Unkind::default(),
+            unsettled: false,
         };
         for _ in 0..donors {
             world.new_donor(donor_bytes);
@@ -148,7 +154,7 @@ impl World {
         let engine = Engine::create(&world.config, infos, world.now)?;
         world.numbers = (0..donors).collect();
         world.sectors =
-            vec![Sector { values: vec![0], acknowledged: 1, promised: 0 }; engine.bytes() as usize / SECTOR];
+            vec![Sector { values: vec![0], acknowledged: 1, ..Sector::default() }; engine.bytes() as usize / SECTOR];
         world.engine = Some(engine);
         world.collect()?;
         world.settle()?;
@@ -204,7 +210,9 @@ impl World {
                         self.flights.insert((due, self.next_flight), Flight { ticket, donor, op });
                         self.next_flight += 1;
                         if self.next_flight > FLIGHTS_MAX {
-                            return Err(Self::fault(format!("{FLIGHTS_MAX} operations in one life: work without end")));
+                            let status = self.engine().status();
+                            let text = format!("{FLIGHTS_MAX} operations in one life: work without end: {status:?}");
+                            return Err(Self::fault(text));
                         }
                     }
                     Action::Complete { ticket, result } => self.complete(ticket, result)?,
@@ -223,8 +231,9 @@ impl World {
                 if let Pending::Pin { at, sectors } = pending {
                     // Whatever it holds, it is one of those.
                     for sector in &mut self.sectors[at..at + sectors] {
-                        let values = sector.values.split_off(sector.promised);
-                        *sector = Sector { values, acknowledged: 1, promised: 0 };
+                        let mut values = sector.values.split_off(sector.promised);
+                        values.append(&mut sector.later);
+                        *sector = Sector { values, acknowledged: 1, ..Sector::default() };
                     }
                     return if self.unkind.is_on { Ok(()) } else { Err(error) };
                 }
@@ -234,19 +243,25 @@ impl World {
         };
         match pending {
             Pending::Pin { at, .. } => {
+                let is_known = self.is_known();
+                self.unsettled |= !is_known;
                 for (n, bytes) in buffer.chunks_exact(SECTOR).enumerate() {
                     let value = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
                     let sector = &mut self.sectors[at + n];
                     let mut allowed = sector.values.split_off(sector.promised);
+                    allowed.append(&mut sector.later);
                     let Some(place) = allowed.iter().position(|&one| bytes == fill(value) && one == value) else {
                         let text = format!("sector {} holds {value} after the restart, allowed {allowed:?}", at + n);
                         return Err(Self::fault(text));
                     };
                     // What was not flushed may go again until it is, as from a disk's own cache; but nothing newer may come.
-                    allowed.truncate(place + 1);
+                    let mut later = allowed.split_off(place + 1);
+                    if is_known {
+                        later.clear();
+                    }
                     let first = if self.unkind.is_on { 0 } else { place };
                     let values = allowed.split_off(first);
-                    *sector = Sector { acknowledged: values.len(), values, promised: 0 };
+                    *sector = Sector { acknowledged: values.len(), values, promised: 0, later };
                 }
             }
             Pending::Write { at, sectors } => {
@@ -350,6 +365,16 @@ impl World {
         Ok(true)
     }
 
+    /// Lets things happen, but not for ever without a tick: a donor may knock again and again.
+    fn some_steps(&mut self) -> Result<(), DiskError> {
+        for _ in 0..1000 {
+            if !self.step()? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     fn carry_out(&mut self, donor: usize, op: DonorOp) -> Result<Vec<u8>, DonorError> {
         let donor = &mut self.donors[donor];
         if !donor.alive {
@@ -375,14 +400,26 @@ impl World {
         self.now += by_ns;
         let now = self.now;
         self.engine().tick(now);
+        if self.unsettled && self.is_known() {
+            self.unsettled = false;
+            self.sectors.iter_mut().for_each(|sector| sector.later.clear());
+        }
         self.collect()
+    }
+
+    /// Do enough donors know who was away when this client opened the disk? With as few as there is parity it can be read, but
+    /// the next client may find others.
+    fn is_known(&mut self) -> bool {
+        let quorum = self.config.parity as usize + 1;
+        let enough = self.counting().len() >= quorum || !self.config.policy.is_redundant();
+        enough && self.engine().status().epoch_stored
     }
 
     /// Runs until nothing is in flight and every request is answered.
     pub fn settle(&mut self) -> Result<(), DiskError> {
         let begin = self.now;
         loop {
-            while self.step()? {}
+            self.some_steps()?;
             if self.pending.is_empty() && self.engine().is_ready() {
                 return Ok(());
             }
@@ -484,7 +521,7 @@ impl World {
                 self.kill(donor);
                 self.engine().lost(donor, now);
             }
-            Some(Meanwhile::Join) => self.join(120_000),
+            Some(Meanwhile::Join) => self.join(132_000),
             None => {}
         }
         self.collect()

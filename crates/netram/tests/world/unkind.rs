@@ -18,8 +18,6 @@ use super::{FRONT, Flight, SECTOR, World, random_config};
 
 /// How long a client waits for a donor before it is away (ns).
 const PATIENCE_NS: u64 = 500_000_000;
-/// Servers write in pages (bytes).
-const PAGE: u64 = 4096;
 /// In order again after so long (ns).
 const HEAL_NS: u64 = 400_000_000_000;
 /// A request of a dead connection is carried out at most so late (ns).
@@ -93,14 +91,29 @@ impl World {
         match op {
             DonorOp::Read { .. } if now < trouble.refuses_reads_until => refused("Input/output error"),
             DonorOp::Write { at, bytes } if now < trouble.refuses_writes_until => {
-                // Some of it may have arrived: whole pages of the file or the memory behind the donor.
-                let end = at + self.random.below(2) * self.random.below(bytes.len() as u64 + 1);
-                let some = (end / PAGE * PAGE).saturating_sub(at) as usize;
-                let bytes = bytes[..some].to_vec();
-                let _ = self.carry_out(donor, DonorOp::Write { at, bytes });
+                self.tear(donor, at, &bytes);
                 refused("No space left on device")
             }
             op => self.carry_out(donor, op),
+        }
+    }
+
+    /// A server did some of a write: none of it, what comes before any byte, or any of its sectors.
+    fn tear(&mut self, donor: usize, at: u64, bytes: &[u8]) {
+        let mut put = |from: usize, to: usize| {
+            let memory = &mut self.donors[donor].bytes[at as usize..][..bytes.len()];
+            memory[from..to].copy_from_slice(&bytes[from..to]);
+        };
+        match self.random.below(4) {
+            0 => {}
+            1 | 2 => put(0, self.random.below(bytes.len() as u64 + 1) as usize),
+            _ => {
+                for from in (0..bytes.len()).step_by(SECTOR) {
+                    if self.random.below(2) == 0 {
+                        put(from, (from + SECTOR).min(bytes.len()));
+                    }
+                }
+            }
         }
     }
 
@@ -305,7 +318,7 @@ impl World {
         }
         let begin = self.now;
         loop {
-            while self.step()? {}
+            self.some_steps()?;
             let status = self.engine().status();
             let away = |state| !matches!(state, DonorState::Active | DonorState::Lost | DonorState::Drained);
             let away = (0..status.donors.len()).filter(|&n| away(status.donors[n].state));
@@ -314,9 +327,19 @@ impl World {
                 self.numbers.get(*number).is_none_or(|&n| !self.donors.get(n).is_some_and(|d| d.alive))
             };
             let (dead, away): (Vec<usize>, Vec<usize>) = away.partition(is_dead);
-            let full = self.unkind.damaged || status.groups_degraded == 0 || !dead.is_empty() || status.full;
+            let expected = dead.iter().any(|&number| status.donors[number].state == DonorState::Missing);
+            let full = self.unkind.damaged || status.groups_degraded == 0 || (status.full && !expected);
             if away.is_empty() && status.ready && full {
                 return self.settle();
+            }
+            if away.is_empty() && status.ready && expected && self.now - begin > HEAL_NS / 2 {
+                // What was on its way to it may be there: only an administrator can say that it is not.
+                self.count("dead donor is forgotten");
+                for number in dead {
+                    let now = self.now;
+                    self.engine().forget(number as u16, now)?;
+                    self.collect()?;
+                }
             }
             if self.now - begin > HEAL_NS {
                 return Err(Self::fault(format!("not in order again: {status:?}")));
@@ -384,7 +407,7 @@ impl World {
                 }
             }
             88..91 if kinds.changes => {
-                self.join(120_000);
+                self.join(132_000);
                 let fenced = self.random.below(2) == 0;
                 self.donors.last_mut().expect("just joined").trouble.fenced = fenced;
                 self.count("donor joins");
@@ -441,7 +464,7 @@ pub fn forgetting(seed: u64) -> Result<u64, DiskError> {
     config.patience_ms = 1000;
     let parity = config.parity as usize;
     let block = config.block_bytes as usize / SECTOR;
-    let mut world = World::new(seed, config, donors.max(parity + 1) + parity + 1, 120_000)?;
+    let mut world = World::new(seed, config, donors.max(parity + 1) + parity + 1, 132_000)?;
     world.unkind.is_on = true;
     // No more than the donors that are left can hold.
     for _ in 0..60 {
@@ -527,7 +550,7 @@ fn life(seed: u64, kinds: Kinds) -> Result<BTreeMap<&'static str, u64>, DiskErro
     }
     config.patience_ms = 3000;
     let block = config.block_bytes as usize / SECTOR;
-    let mut world = World::new(seed, config, donors, 120_000)?;
+    let mut world = World::new(seed, config, donors, 132_000)?;
     world.unkind.is_on = true;
     let ours = random.below(3);
     for donor in &mut world.donors {
