@@ -74,20 +74,22 @@ pub fn examine(store: &Store, sums: bool, silent: bool) -> Outcome<Report> {
             let log: Arc<dyn LogDevice> = Arc::new(SegmentLog::open(&store.log_path(), SEGMENT_BYTES).during("log")?);
             run(ImageSource::Images([images[0].as_ref(), images[1].as_ref()]), Some(log.as_ref()))?
         }
-        MemoryChoice::Battery(path) if !path.exists() => {
-            let images = store.open_images()?;
-            run(ImageSource::Images([images[0].as_ref(), images[1].as_ref()]), None)?
-        }
         MemoryChoice::Battery(path) => {
-            // A region that a restore has left behind is sound in itself, and still not the store.
+            // What a mount would refuse is not the store, sound as it may be in itself.
             let wish = battery::Wish {
                 read_only: true,
                 restore: false,
                 uuid: &store.description.uuid,
                 unmounted: store.was_unmounted(),
             };
-            let memory = battery::open(path, &store.open_images()?, &wish)?;
-            run(ImageSource::Memory(memory.as_ref()), None)?
+            let images = store.open_images()?;
+            if path.exists() {
+                let memory = battery::open(path, &images, &wish)?;
+                run(ImageSource::Memory(memory.as_ref()), None)?
+            } else {
+                battery::image_in_place_of(path, &images, &wish)?;
+                run(ImageSource::Images([images[0].as_ref(), images[1].as_ref()]), None)?
+            }
         }
         MemoryChoice::Dax(path) => {
             let memory = SharedMap::open(path, SharedKind::Dax).during("memory")?;

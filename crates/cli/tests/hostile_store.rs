@@ -154,7 +154,10 @@ impl Base {
         let whole = things(&scene.at("mnt"));
         assert!(whole.len() >= 200);
         if killed {
-            scene.kill()
+            scene.kill();
+            if !battery {
+                fs::write(scene.at("store/log/new-77"), "a segment half made").unwrap();
+            }
         } else {
             scene.umount()
         }

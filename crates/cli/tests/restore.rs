@@ -135,6 +135,9 @@ fn a_region_that_comes_back_is_not_taken_for_the_one_restored_meanwhile() {
     assert!(refused.contains("is it mounted?") && refused.contains("--restore"), "{refused}");
     assert!(refused.contains("lacks everything since 20"), "{refused}");
     assert!(scene.mount_refused(&["-o", "ro"]).contains("--restore"));
+    let checked = scene.run(&["check", &scene.text("store")]);
+    assert!(checked.status.code() == Some(8), "the image is not the store");
+    assert!(String::from_utf8_lossy(&checked.stderr).contains("is it mounted?"));
     // To look at the image makes no region.
     scene.mount(&["--restore", "-o", "ro"]);
     assert!(scene.holds("common", 1));
@@ -175,6 +178,7 @@ fn an_image_that_lacks_nothing_is_restored_unasked() {
     scene.umount();
     system("umount", &[&scene.text("ram")]);
     scene.mount_ram();
+    scene.ok(&["check", &scene.text("store")]);
     scene.mount(&["-o", "ro"]);
     assert!(scene.holds("file", 1));
     scene.umount();
