@@ -180,7 +180,10 @@ mod tests {
         assert_eq!([cache.now().region, cache.now().region], [1, 1]);
         assert_eq!(asked.load(Ordering::Relaxed), 2);
         // A region that has grown takes no answer from before.
-        assert_eq!([cache.beside(10), cache.beside(10), cache.beside(20), cache.now()].map(|room| room.region), [2, 2, 3, 3]);
+        assert_eq!(
+            [cache.beside(10), cache.beside(10), cache.beside(20), cache.now()].map(|room| room.region),
+            [2, 2, 3, 3]
+        );
     }
 
     #[test]

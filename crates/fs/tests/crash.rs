@@ -18,7 +18,7 @@ fn deep() -> bool {
 }
 
 fn limits() -> Limits {
-    if deep() { Limits::default() } else { Limits { subset_units: 2, torn: 2, each: 3, samples: 4 } }
+    if deep() { Limits::default() } else { Limits { subset_units: 2, torn: 1, each: 3, samples: 3 } }
 }
 
 /// All operations, or the one asked for.
@@ -34,8 +34,12 @@ fn report(what: &str, kind: MemoryKind, explorer: &Explorer, start: std::time::I
 fn singles(kind: MemoryKind, points: usize) {
     let start = std::time::Instant::now();
     let mut explorer = Explorer::new(kind, limits(), if deep() { usize::MAX } else { points });
-    for operation in operations() {
-        for sync in [Sync::None, Sync::File, Sync::All] {
+    for (turn, operation) in operations().into_iter().enumerate() {
+        for (number, sync) in [Sync::None, Sync::File, Sync::All].into_iter().enumerate() {
+            // `enumeration` visits these in full; the usual run takes turns here, one way to sync for each operation.
+            if !deep() && std::env::var_os("SHOAL_OP").is_none() && !(turn + number + kind as usize).is_multiple_of(3) {
+                continue;
+            }
             if let Err(error) = explorer.explore(&[operation], sync) {
                 panic!("{error}\nagain with SHOAL_OP={:?}", operation.name);
             }
@@ -56,25 +60,25 @@ fn singles(kind: MemoryKind, points: usize) {
 
 #[test]
 fn single_operations_on_logged_memory_survive_every_crash() {
-    singles(MemoryKind::Logged, 16);
+    singles(MemoryKind::Logged, 8);
 }
 
 #[test]
 fn single_operations_on_dax_memory_survive_every_crash() {
-    singles(MemoryKind::Dax, 8);
+    singles(MemoryKind::Dax, 5);
 }
 
 #[test]
 fn single_operations_on_battery_memory_survive_every_crash() {
-    singles(MemoryKind::Battery, 10);
+    singles(MemoryKind::Battery, 5);
 }
 
 #[test]
 fn random_sequences_survive_every_crash() {
     for kind in [MemoryKind::Logged, MemoryKind::Dax, MemoryKind::Battery] {
         let start = std::time::Instant::now();
-        let mut explorer = Explorer::new(kind, limits(), 20);
-        for seed in 0..if deep() { 2000 } else { 15 } {
+        let mut explorer = Explorer::new(kind, limits(), if deep() { usize::MAX } else { 10 });
+        for seed in 0..if deep() { 2000 } else { 12 } {
             let mut random = Random::new(seed);
             let sequence: Vec<&Operation> =
                 (0..6).map(|_| &OPERATIONS[random.below(OPERATIONS.len() as u64) as usize]).collect();
