@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use scene::{Scene, Tree};
 use serde_json::Value;
+use shoal_sim::Budget;
 
 const KINDS: [&[&str]; 2] = [&[], &["--memory", "battery"]];
 
@@ -195,7 +196,9 @@ fn a_resize_with_a_fault_at_any_system_call_leaves_the_old_or_the_new_store() {
                     _ => (1, 7),
                 };
                 let mut nth = begin;
-                loop {
+                // Two kinds of memory, three faults, six calls.
+                let budget = Budget::of_a_part(36);
+                while !budget.is_spent() {
                     aside.put_back();
                     let Some(output) = with_fault(&scene, "128M", call, nth, fault) else { break };
                     let context = format!("{kind:?}: {fault} at {call} {nth}");
