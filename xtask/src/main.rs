@@ -15,6 +15,7 @@ mod layouts;
 mod links;
 mod load;
 mod model;
+mod names;
 mod sources;
 mod verify;
 
@@ -61,6 +62,7 @@ fn check() -> Result<(), String> {
     report("file lengths and headers", sources::lengths(&root));
     report("unsafe code only in host", sources::unsafe_code(&root));
     report("links between pages", links::check(&root));
+    report("names on the pages", names::check(&root));
     report("layout tables", layouts::check(&root));
     // In the profile of the tests: what its build scripts and macros need is built already.
     let clippy = ["clippy", "--quiet", "--profile", "ci", "--workspace", "--all-targets", "--", "-D", "warnings"];
