@@ -8,7 +8,7 @@ mod repair;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use shoal_check::{Finding, ImageSource, Progress, Report, Source, Stage};
+use shoal_check::{Finding, FindingKind, ImageSource, Progress, Report, Source, Stage};
 use shoal_host::{SEGMENT_BYTES, SegmentLog, SharedKind, SharedMap};
 use shoal_media::LogDevice;
 
@@ -87,8 +87,13 @@ pub fn examine(store: &Store, sums: bool, silent: bool) -> Outcome<Report> {
                 let memory = battery::open(path, &images, &wish)?;
                 run(ImageSource::Memory(memory.as_ref()), None)?
             } else {
-                battery::image_in_place_of(path, &images, &wish)?;
-                run(ImageSource::Images([images[0].as_ref(), images[1].as_ref()]), None)?
+                let mut report = run(ImageSource::Images([images[0].as_ref(), images[1].as_ref()]), None)?;
+                if let Err(failure) = battery::image_in_place_of(path, &images, &wish) {
+                    let sentence = failure.to_string();
+                    let gone = FindingKind::RegionGone;
+                    report.errors.push(Finding { kind: gone, inode: None, path: None, offset: None, sentence });
+                }
+                report
             }
         }
         MemoryChoice::Dax(path) => {
@@ -150,7 +155,12 @@ fn print(report: &Report, args: &CheckArgs) {
         human(c.small_bytes),
         human(c.large_bytes)
     );
-    let state = if report.clean { "unmounted cleanly" } else { "not unmounted cleanly; the next mount recovers it" };
+    let gone = report.errors.iter().any(|finding| finding.kind == FindingKind::RegionGone);
+    let state = match (report.clean, gone) {
+        (true, _) => "unmounted cleanly",
+        (false, true) => "not unmounted cleanly",
+        (false, false) => "not unmounted cleanly; the next mount recovers it",
+    };
     match report.errors.len() {
         0 => println!("no errors; {state}"),
         1 => println!("1 error; {state}"),
