@@ -1,4 +1,4 @@
-//! The direction of dependencies: which workspace crate may use which (docs/design.md, section 1).
+//! The direction of dependencies: which workspace crate may use which (ARCHITECTURE.md).
 //!
 //! `format` and `media` are the ground; building blocks stand on them; engines stand on building blocks and never on
 //! each other; adapters stand on engines. The table below is the rule, `cargo metadata` the fact. A crate that the
@@ -17,11 +17,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("shoal-host", &["shoal-media"]),
     ("shoal-sim", &["shoal-media"]),
     ("shoal-region", &["shoal-format", "shoal-media"]),
-    ("shoal-writeback", &["shoal-media"]),
     ("shoal-check", &["shoal-format", "shoal-media"]),
-    ("shoal-fs", &["shoal-format", "shoal-media", "shoal-region", "shoal-writeback"]),
-    ("shoal-vlog", &["shoal-format", "shoal-media", "shoal-writeback"]),
-    ("shoal-netram", &["shoal-format", "shoal-media", "shoal-writeback"]),
+    ("shoal-fs", &["shoal-format", "shoal-media", "shoal-region"]),
+    ("shoal-vlog", &["shoal-format", "shoal-media"]),
+    ("shoal-netram", &["shoal-format", "shoal-media"]),
     ("shoal-nbd", &["shoal-format", "shoal-media"]),
     ("shoal-fuse", &["shoal-format", "shoal-media", "shoal-fs"]),
     ("shoal-lab", ASSEMBLY),
@@ -36,7 +35,6 @@ const ASSEMBLY: &[&str] = &[
     "shoal-host",
     "shoal-sim",
     "shoal-region",
-    "shoal-writeback",
     "shoal-check",
     "shoal-fs",
     "shoal-vlog",

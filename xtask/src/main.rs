@@ -3,7 +3,8 @@
 //! - `check` runs what every commit must pass: format, lints, direction of dependencies, file lengths, `unsafe` in one
 //!   crate, links between pages, layout tables against the code. All of them run even if one fails; each finding is a
 //!   line that names its file.
-//! - `deep` runs the tests again with `SHOAL_DEEP=1`: the long searches.
+//! - `deep` runs the tests again with `SHOAL_DEEP=1`: the long searches, each for some minutes (`--seconds`, 0 for as long as it takes)
+//!   and with another seed for each `SHOAL_SEED`.
 //! - `load` and `verify` are the two halves of the kill -9 test (`tests/real/kill9`).
 //!
 //! Left out: the tests themselves, and everything that needs a mount.
@@ -14,19 +15,20 @@ mod layouts;
 mod links;
 mod load;
 mod model;
+mod names;
 mod sources;
 mod verify;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-const USAGE: &str = "usage: cargo xtask check | deep | load OPTIONS | verify OPTIONS";
+const USAGE: &str = "usage: cargo xtask check | deep [--seconds N] | load OPTIONS | verify OPTIONS";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match arguments.first().map(String::as_str) {
         Some("check") => check(),
-        Some("deep") => deep(),
+        Some("deep") => deep(&arguments[1..]),
         Some("load") => load::main(&arguments[1..]),
         Some("verify") => verify::main(&arguments[1..]),
         _ => Err(USAGE.to_string()),
@@ -60,6 +62,7 @@ fn check() -> Result<(), String> {
     report("file lengths and headers", sources::lengths(&root));
     report("unsafe code only in host", sources::unsafe_code(&root));
     report("links between pages", links::check(&root));
+    report("names on the pages", names::check(&root));
     report("layout tables", layouts::check(&root));
     // In the profile of the tests: what its build scripts and macros need is built already.
     let clippy = ["clippy", "--quiet", "--profile", "ci", "--workspace", "--all-targets", "--", "-D", "warnings"];
@@ -68,14 +71,36 @@ fn check() -> Result<(), String> {
     if failed > 0 { Err("the project's checks found something; see the lines above".into()) } else { Ok(()) }
 }
 
-fn deep() -> Result<(), String> {
-    let status = Command::new("cargo")
-        .args(["test", "--release", "--workspace"])
-        .env("SHOAL_DEEP", "1")
-        .current_dir(root())
-        .status()
-        .map_err(|error| format!("cargo: cannot be started ({error}); install a Rust toolchain"))?;
-    if status.success() { Ok(()) } else { Err(format!("the deep tests failed ({status}); see above")) }
+/// What a long search may take, unless it is told.
+const DEEP_SECONDS: u64 = 120;
+
+fn deep(arguments: &[String]) -> Result<(), String> {
+    let seconds = match arguments {
+        [] => DEEP_SECONDS,
+        [option, seconds] if option == "--seconds" => {
+            seconds.parse().map_err(|_| format!("--seconds {seconds}: give a number of seconds, 0 for no limit"))?
+        }
+        _ => return Err(USAGE.into()),
+    };
+    let mut failed = Vec::new();
+    // In the profile of the tests: what they need is built already.
+    for more in
+        [&["--workspace", "--no-fail-fast"][..], &["-p", "shoal-fs", "--features", "recorded", "--test", "recorded"]]
+    {
+        let mut command = Command::new("cargo");
+        command.args(["test", "--profile", "ci"]).args(more).args(["--", "--nocapture"]);
+        command.env("SHOAL_DEEP", "1").current_dir(root());
+        if seconds > 0 {
+            command.env("SHOAL_DEEP_SECONDS", seconds.to_string());
+        }
+        let status = command
+            .status()
+            .map_err(|error| format!("cargo: cannot be started ({error}); install a Rust toolchain"))?;
+        if !status.success() {
+            failed.push(status.to_string());
+        }
+    }
+    if failed.is_empty() { Ok(()) } else { Err(format!("the deep tests failed ({}); see above", failed.join(", "))) }
 }
 
 /// Runs a command whose failure is one finding; its output goes straight to the terminal.

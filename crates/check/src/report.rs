@@ -18,6 +18,8 @@ pub enum FindingKind {
     Superblock,
     /// The anchor contradicts the superblock.
     Anchor,
+    /// The memory's region is gone, and the images lack what was done since. Found by the caller, who knows where it should be.
+    RegionGone,
     /// A page of the image does not have the checksum it was written with.
     PageSum,
     /// The log ends before the anchor's seal.

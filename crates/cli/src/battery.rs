@@ -49,11 +49,42 @@ pub fn open(path: &Path, images: &[Arc<HostImage>; 2], wish: &Wish<'_>) -> Outco
         (Found::Nothing, _) => None,
         (Found::Refused(_, incarnation), true) => Some(incarnation),
     };
-    let lost = |cause: &dyn std::fmt::Display| {
-        Failure::new(path.display(), format!("the region is gone, and there is no saved image: {cause}"))
-            .remedy("if its file system is not mounted, mount it first")
-    };
-    let (newest, superblock, anchor) = shoal_region::newest_image(&files).map_err(|error| lost(&error))?;
+    let (newest, superblock, anchor) = image_in_place_of(path, images, wish)?;
+    if wish.read_only {
+        let image = Some((images[newest].file(), anchor.used_bytes.get().next_multiple_of(PAGE)));
+        let memory = PrivateMap::new(superblock.region_bytes, image).during("memory")?;
+        shoal_region::place_anchor(&anchor, &memory);
+        return Ok(Arc::new(memory));
+    }
+    // Under another name until it is whole: a restore that is cut off is begun anew.
+    let new = beside(path, "new");
+    let _ = fs::remove_file(&new);
+    let memory = SharedMap::create(&new, superblock.region_bytes, SharedKind::Battery).during("memory")?;
+    let random = u32::from_le_bytes(shoal_host::random_bytes().during("random numbers")?);
+    shoal_region::restore(&files, &memory, refused.unwrap_or(0), random).map_err(|error| no_image(path, error))?;
+    if refused.is_some() {
+        let kept = (1..).map(|n| beside(path, &format!("old-{n}"))).find(|kept| !kept.exists()).unwrap_or_default();
+        fs::rename(path, &kept).during(path.display())?;
+        tracing::warn!("{}: the region that was there is kept as {}", path.display(), kept.display());
+    }
+    fs::rename(&new, path).during(path.display())?;
+    tracing::warn!("{}: restored from the image saved last", path.display());
+    Ok(Arc::new(memory))
+}
+
+fn no_image(path: &Path, cause: shoal_region::Error) -> Failure {
+    Failure::new(path.display(), format!("the region is gone, and there is no saved image: {cause}"))
+        .remedy("if its file system is not mounted, mount it first")
+}
+
+/// The image a region that is gone may be restored from: which of the two, its superblock, its anchor.
+pub fn image_in_place_of(
+    path: &Path,
+    images: &[Arc<HostImage>; 2],
+    wish: &Wish<'_>,
+) -> Outcome<(usize, Superblock, AnchorRecord)> {
+    let (newest, superblock, anchor) =
+        shoal_region::newest_image(&shared(images)).map_err(|error| no_image(path, error))?;
     if !wish.restore && anchor.flags.get() & ANCHOR_CLEAN == 0 {
         let since = images[newest].file().metadata().and_then(|m| m.modified()).map(time_text).unwrap_or_default();
         let cause = format!("the region is gone, and the saved image lacks everything since {since}");
@@ -67,26 +98,7 @@ pub fn open(path: &Path, images: &[Arc<HostImage>; 2], wish: &Wish<'_>) -> Outco
             "bring the memory's file system and the newest images back, or mount with --restore to go on from this image",
         ));
     }
-    if wish.read_only {
-        let image = Some((images[newest].file(), anchor.used_bytes.get().next_multiple_of(PAGE)));
-        let memory = PrivateMap::new(superblock.region_bytes, image).during("memory")?;
-        shoal_region::place_anchor(&anchor, &memory);
-        return Ok(Arc::new(memory));
-    }
-    // Under another name until it is whole: a restore that is cut off is begun anew.
-    let new = beside(path, "new");
-    let _ = fs::remove_file(&new);
-    let memory = SharedMap::create(&new, superblock.region_bytes, SharedKind::Battery).during("memory")?;
-    let random = u32::from_le_bytes(shoal_host::random_bytes().during("random numbers")?);
-    shoal_region::restore(&files, &memory, refused.unwrap_or(0), random).map_err(|error| lost(&error))?;
-    if refused.is_some() {
-        let kept = (1..).map(|n| beside(path, &format!("old-{n}"))).find(|kept| !kept.exists()).unwrap_or_default();
-        fs::rename(path, &kept).during(path.display())?;
-        tracing::warn!("{}: the region that was there is kept as {}", path.display(), kept.display());
-    }
-    fs::rename(&new, path).during(path.display())?;
-    tracing::warn!("{}: restored from the image saved last", path.display());
-    Ok(Arc::new(memory))
+    Ok((newest, superblock, anchor))
 }
 
 fn beside(path: &Path, ending: &str) -> PathBuf {

@@ -8,7 +8,7 @@ mod repair;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use shoal_check::{Finding, ImageSource, Progress, Report, Source, Stage};
+use shoal_check::{Finding, FindingKind, ImageSource, Progress, Report, Source, Stage};
 use shoal_host::{SEGMENT_BYTES, SegmentLog, SharedKind, SharedMap};
 use shoal_media::LogDevice;
 
@@ -74,20 +74,27 @@ pub fn examine(store: &Store, sums: bool, silent: bool) -> Outcome<Report> {
             let log: Arc<dyn LogDevice> = Arc::new(SegmentLog::open(&store.log_path(), SEGMENT_BYTES).during("log")?);
             run(ImageSource::Images([images[0].as_ref(), images[1].as_ref()]), Some(log.as_ref()))?
         }
-        MemoryChoice::Battery(path) if !path.exists() => {
-            let images = store.open_images()?;
-            run(ImageSource::Images([images[0].as_ref(), images[1].as_ref()]), None)?
-        }
         MemoryChoice::Battery(path) => {
-            // A region that a restore has left behind is sound in itself, and still not the store.
+            // What a mount would refuse is not the store, sound as it may be in itself.
             let wish = battery::Wish {
                 read_only: true,
                 restore: false,
                 uuid: &store.description.uuid,
                 unmounted: store.was_unmounted(),
             };
-            let memory = battery::open(path, &store.open_images()?, &wish)?;
-            run(ImageSource::Memory(memory.as_ref()), None)?
+            let images = store.open_images()?;
+            if path.exists() {
+                let memory = battery::open(path, &images, &wish)?;
+                run(ImageSource::Memory(memory.as_ref()), None)?
+            } else {
+                let mut report = run(ImageSource::Images([images[0].as_ref(), images[1].as_ref()]), None)?;
+                if let Err(failure) = battery::image_in_place_of(path, &images, &wish) {
+                    let sentence = failure.to_string();
+                    let gone = FindingKind::RegionGone;
+                    report.errors.push(Finding { kind: gone, inode: None, path: None, offset: None, sentence });
+                }
+                report
+            }
         }
         MemoryChoice::Dax(path) => {
             let memory = SharedMap::open(path, SharedKind::Dax).during("memory")?;
@@ -148,7 +155,12 @@ fn print(report: &Report, args: &CheckArgs) {
         human(c.small_bytes),
         human(c.large_bytes)
     );
-    let state = if report.clean { "unmounted cleanly" } else { "not unmounted cleanly; the next mount recovers it" };
+    let gone = report.errors.iter().any(|finding| finding.kind == FindingKind::RegionGone);
+    let state = match (report.clean, gone) {
+        (true, _) => "unmounted cleanly",
+        (false, true) => "not unmounted cleanly",
+        (false, false) => "not unmounted cleanly; the next mount recovers it",
+    };
     match report.errors.len() {
         0 => println!("no errors; {state}"),
         1 => println!("1 error; {state}"),

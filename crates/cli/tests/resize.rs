@@ -153,7 +153,7 @@ fn a_store_of_another_size_holds_what_it_held() {
 }
 
 /// The resize command with a fault at the n-th call of a kind; `None` when there are not so many.
-fn with_fault(scene: &Scene, size: &str, call: &str, nth: u64, fault: &str) -> Option<Output> {
+fn with_fault(scene: &Scene, size: &str, call: &str, nth: usize, fault: &str) -> Option<Output> {
     let log = scene.at("strace.log");
     let mut command = Command::new("timeout");
     command.args(["60", "strace", "-f", "-o"]).arg(&log).arg("-e").arg(format!("trace={call}"));
@@ -179,15 +179,24 @@ fn a_resize_with_a_fault_at_any_system_call_leaves_the_old_or_the_new_store() {
     if !has_strace() {
         return;
     }
-    let deep = std::env::var_os("SHOAL_DEEP").is_some();
-    for kind in KINDS {
+    // Thousands of calls take hours: a run that is to end takes the sample, from another place for each seed.
+    let deep = std::env::var_os("SHOAL_DEEP").is_some() && std::env::var_os("SHOAL_DEEP_SECONDS").is_none();
+    let seed = std::env::var("SHOAL_SEED").map_or(0, |seed| seed.parse().expect("SHOAL_SEED is a number"));
+    for (first, kind) in KINDS.into_iter().enumerate() {
         let (scene, before) = filled(kind);
         let aside = Aside::new(&scene);
         let old = sizes_of(&scene, "store");
         let (mut tried, mut found) = (0, BTreeSet::new());
         for (turn, fault) in ["signal=SIGKILL", "error=ENOSPC", "error=EIO"].into_iter().enumerate() {
             for call in ["fdatasync", "fsync", "ftruncate", "unlink", "fallocate", "pwrite64"] {
-                let mut nth = 1;
+                // Of calls that are many a sample; the kinds of memory begin at different ones.
+                let (begin, step) = match call {
+                    _ if deep => (1, 1),
+                    "pwrite64" => (1 + (seed + first) % 500, 931 + 100 * turn),
+                    "fdatasync" | "ftruncate" if turn == 0 => (1 + first, KINDS.len()),
+                    _ => (1, 7),
+                };
+                let mut nth = begin;
                 loop {
                     aside.put_back();
                     let Some(output) = with_fault(&scene, "128M", call, nth, fault) else { break };
@@ -198,13 +207,7 @@ fn a_resize_with_a_fault_at_any_system_call_leaves_the_old_or_the_new_store() {
                     found.insert(sizes);
                     judge(&scene, &before, &context);
                     tried += 1;
-                    // Of the calls that are many a sample.
-                    nth += match (deep, call) {
-                        (true, _) => 1,
-                        (_, "pwrite64") => 531 + 100 * turn as u64,
-                        (_, "fdatasync" | "ftruncate") if turn == 0 => 1,
-                        _ => 7,
-                    };
+                    nth += step;
                 }
             }
         }

@@ -90,12 +90,12 @@ impl Scene {
     fn take_ram_away(&self) {
         fs::create_dir_all(self.at("away")).unwrap();
         system("mount", &["--bind", &self.text("ram"), &self.text("away")]);
-        system("umount", &[&self.text("ram")]);
+        unmount(&self.text("ram"));
     }
 
     fn bring_ram_back(&self) {
         system("mount", &["--bind", &self.text("away"), &self.text("ram")]);
-        system("umount", &[&self.text("away")]);
+        unmount(&self.text("away"));
     }
 
     fn write(&self, name: &str, byte: u8) {
@@ -114,6 +114,18 @@ impl Drop for Scene {
             let _ = Command::new("umount").args(["-l", &self.text(name)]).stderr(Stdio::null()).status();
         }
     }
+}
+
+/// Waits out whoever looks at all mounts for a moment, as `df` does.
+fn unmount(place: &str) {
+    for _ in 0..200 {
+        let status = Command::new("umount").arg(place).stdin(Stdio::null()).stderr(Stdio::null()).status().unwrap();
+        if status.success() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    panic!("{place} stays busy");
 }
 
 fn system(program: &str, args: &[&str]) {
@@ -135,6 +147,9 @@ fn a_region_that_comes_back_is_not_taken_for_the_one_restored_meanwhile() {
     assert!(refused.contains("is it mounted?") && refused.contains("--restore"), "{refused}");
     assert!(refused.contains("lacks everything since 20"), "{refused}");
     assert!(scene.mount_refused(&["-o", "ro"]).contains("--restore"));
+    let checked = scene.run(&["check", &scene.text("store")]);
+    assert!(checked.status.code() == Some(4), "the image is not the store");
+    assert!(String::from_utf8_lossy(&checked.stdout).contains("is it mounted?"));
     // To look at the image makes no region.
     scene.mount(&["--restore", "-o", "ro"]);
     assert!(scene.holds("common", 1));
@@ -173,8 +188,9 @@ fn an_image_that_lacks_nothing_is_restored_unasked() {
     scene.mount(&[]);
     scene.write("file", 1);
     scene.umount();
-    system("umount", &[&scene.text("ram")]);
+    unmount(&scene.text("ram"));
     scene.mount_ram();
+    scene.ok(&["check", &scene.text("store")]);
     scene.mount(&["-o", "ro"]);
     assert!(scene.holds("file", 1));
     scene.umount();
@@ -251,7 +267,7 @@ fn a_host_file_system_that_went_down_is_a_power_loss() {
     scene.write("lost", 9);
     scene.kill();
     shut_down(&scene.at("disk"));
-    system("umount", &[&scene.text("disk")]);
+    unmount(&scene.text("disk"));
     disk.mount();
     let ready: serde_json::Value = serde_json::from_str(&scene.mount(&[])).unwrap();
     assert_eq!(ready["recovery"]["power_lost"], true, "{ready}");

@@ -30,7 +30,7 @@ pub struct RecordHeader {
     pub lsn: U64,
     /// `crc` of the record before it in the log.
     pub salt: U32,
-    /// 0 transaction, 1 epoch (first record after a mount), 2 wrap (rest of the ring is unused).
+    /// A [`RecordKind`].
     pub kind: U32,
     pub payload_crc: U32,
     /// CRC32C of the 28 bytes before it.

@@ -19,6 +19,7 @@ use crash::run::{Before, Ground, Run, Workload};
 use crash::store::Setup;
 use crash::{deep, faults, full_host, mix, number, workload};
 use shoal_format::superblock::MemoryKind;
+use shoal_sim::{Budget, Random};
 
 const SEED: u64 = 20_260;
 const KINDS: [MemoryKind; 3] = [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax];
@@ -89,7 +90,12 @@ fn visit(ground: &Ground, workloads: &[Workload], share: Share) -> u64 {
     let start = Instant::now();
     let (mut states, mut failures) = (0, Vec::new());
     let mut visited = 0;
-    for (index, workload) in workloads.iter().enumerate() {
+    let mut order: Vec<usize> = (0..workloads.len()).collect();
+    if deep() {
+        order = Random::new(ground.seed).shuffled(order);
+    }
+    for index in Budget::of_a_search().within(order) {
+        let workload = &workloads[index];
         // The seed decides, so that another one visits others.
         if !deep() && !mix(&[ground.seed, index as u64]).is_multiple_of(share.workloads) {
             continue;
@@ -185,7 +191,7 @@ fn every_call_of_the_media_may_fail_in_every_operation() {
     for kind in KINDS {
         let start = Instant::now();
         let (ground, mut failed) = (ground(Setup::two_tiers(kind)), 0);
-        for (index, step) in workload::operations().iter().enumerate() {
+        for (index, step) in Budget::of_a_search().within(workload::operations().iter().enumerate()) {
             let behind = [Fsync(step.file), Checkpoint, Tick];
             for (_, last) in behind.into_iter().enumerate().filter(|(turn, _)| deep() || index % 3 == *turn) {
                 failed += faults::fail_each(&ground, &step.operation, &last).unwrap_or_else(|e| panic!("{e}"));

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Fs, ROOT};
-use shoal_sim::{Random, SimClock, World};
+use shoal_sim::{Budget, Random, SimClock, World};
 use sim_store::{CALLER, Setup, check, format, open};
 use tree::steps::Walker;
 
@@ -136,7 +136,7 @@ fn random_operations_agree_with_a_plain_model() {
     let deep = if std::env::var_os("SHOAL_DEEP").is_some() { 10 } else { 1 };
     let seeds = only.map_or(1..CASES * deep + 1, |seed| seed..seed + 1);
     let mut refused = 0;
-    for seed in seeds {
+    for seed in Budget::of_a_search().within(seeds) {
         let outcome = Case::new(seed).and_then(|mut case| {
             let outcome = case.run(only.is_some());
             refused += case.walker.refused;

@@ -35,7 +35,7 @@ use shoal_host::planted::{Bug, plant};
 use shoal_host::recorder::{self, Event};
 use shoal_host::{FileDevice, HostImage, PrivateMap, SegmentLog};
 use shoal_media::{BlockDevice, ImageFile};
-use shoal_sim::{Random, SimClock};
+use shoal_sim::{Budget, Random, SimClock};
 use tempfile::TempDir;
 use tree::{State, Tree, identify};
 
@@ -318,7 +318,7 @@ fn every_prefix_of_what_the_real_media_do_is_recovered() {
     let mut counts = Counts::default();
     let only = std::env::var("SHOAL_SEED").ok().map(|seed| seed.parse().expect("SHOAL_SEED is a number"));
     let (seeds, every) = if deep() { (200, 1) } else { (SEEDS, usize::MAX) };
-    for seed in only.map_or(0..seeds, |only| only..only + 1) {
+    for seed in Budget::of_a_search().within(only.map_or(0..seeds, |only| only..only + 1)) {
         run(seed, every, &mut counts).unwrap_or_else(|e| panic!("{e}\nagain with SHOAL_SEED={seed}"));
     }
     let seconds = start.elapsed().as_secs_f64();

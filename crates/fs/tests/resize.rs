@@ -19,7 +19,7 @@ use shoal_format::superblock::MemoryKind;
 use shoal_format::{BULK_BLOCK, SEGMENT};
 use shoal_fs::{Caller, Error, Fs, Limits, ROOT, Refused};
 use shoal_media::PersistentMemory;
-use shoal_sim::{Call, Fault, FaultPlan, Limits as States, Random};
+use shoal_sim::{Budget, Call, Fault, FaultPlan, Limits as States, Random};
 use store::{Media, Setup};
 use tree::Tree;
 
@@ -216,7 +216,7 @@ fn a_resize_cut_off_at_any_step_leaves_the_old_or_the_new_store() {
             for (index, point) in points.into_iter().enumerate() {
                 // Pages are written one like the other; what comes before and behind them is visited whole.
                 let edge = index < 4 || index + 8 > count || point.name().contains("sync");
-                if !deep() && !edge && index % 311 != 0 {
+                if !edge && index % if deep() { 23 } else { 311 } != 0 {
                     continue;
                 }
                 let limits_of_states =
@@ -327,7 +327,7 @@ fn damage_is_refused_or_costs_nothing() {
         let (media, _) = small_store(kind, 300, seed());
         let rested = media.world.snapshot();
         let mut random = Random::new(seed());
-        for round in 0..if deep() { 4000 } else { 250 } {
+        for round in Budget::of_a_search().within(0..if deep() { 4000 } else { 250 }) {
             let mut media = media.over(rested.process_crash().open());
             let (_, flipped) = media.image_memory().unwrap();
             // Half of them in what is dense: roots and tables.

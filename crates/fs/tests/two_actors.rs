@@ -18,7 +18,7 @@ use actors::schedule::Bound;
 use crash::operation::Operation;
 use crash::{deep, mix, number};
 use shoal_format::superblock::MemoryKind;
-use shoal_sim::Limits;
+use shoal_sim::{Budget, Limits, Random};
 
 const SEED: u64 = 20_261;
 const KINDS: [MemoryKind; 3] = [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax];
@@ -47,14 +47,19 @@ fn visit(
 ) -> (Count, Vec<String>) {
     let start = Instant::now();
     let (mut count, mut failures, mut tried) = (Count::default(), Vec::new(), 0);
-    let pairs = pairs();
-    for (turn, past) in pasts().iter().enumerate() {
-        let seed = number("SHOAL_SEED").unwrap_or(SEED);
+    let (pairs, pasts) = (pairs(), pasts());
+    let seed = number("SHOAL_SEED").unwrap_or(SEED);
+    for (turn, past) in pasts.iter().enumerate() {
         let keeps_trimmed = mix(&[seed, turn as u64]).is_multiple_of(2);
         let ground =
             Ground::new(setup(kind), seed, keeps_trimmed, past).unwrap_or_else(|e| panic!("{}: {e}", past.name));
-        for (index, pair) in pairs.iter().enumerate() {
-            if !wanted(index, past, pair) || failures.len() as u64 >= number("SHOAL_FAILURES").unwrap_or(FAILURES_MAX) {
+        let mut chosen: Vec<_> = pairs.iter().enumerate().filter(|(index, pair)| wanted(*index, past, pair)).collect();
+        if deep() {
+            chosen = Random::new(seed).shuffled(chosen);
+        }
+        // Each past has its part of the time.
+        for (_, pair) in Budget::of_a_part(pasts.len() as u32).within(chosen) {
+            if failures.len() as u64 >= number("SHOAL_FAILURES").unwrap_or(FAILURES_MAX) {
                 continue;
             }
             tried += 1;

@@ -4,12 +4,12 @@
 //! |---|---|
 //! | `log-<16 hex digits>` | the segment that begins at this log position |
 //! | `spare-<n>` | a whole segment without meaning, ready for any position |
-//! | `new-<n>` | a spare in the making; removed when the log is opened |
+//! | `new-<n>` | a spare in the making; what a killed process left of one is removed when the log takes or makes a segment |
 //!
 //! A segment is written full of zeros and made durable under the `new` name before any other name is given to it.
 //! So a `log` or `spare` file has its full length and its blocks at any power loss, stores into its map find room,
 //! and a sync of records writes records only. A file of another name, or a `log` file of another length, stops the open: it is not
-//! ours, or damaged. A `spare` of another length is left alone.
+//! ours, or damaged. A `spare` of another length is left alone. Opening changes nothing: a log may be opened only to be read.
 //! On a full host nothing is begun: room is looked for and taken whole before the first zero is written. Errors of making
 //! a segment come as the system gave them, because who asked must tell a lack from a failure.
 
@@ -20,9 +20,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-#[cfg(test)]
 use parking_lot::Mutex;
-
 use rustix::mm::MapFlags;
 
 use crate::map::Map;
@@ -75,6 +73,8 @@ pub(crate) struct SegmentFiles {
     segment_bytes: u64,
     next_number: AtomicU64,
     mapped: bool,
+    /// Half-made spares, and whole ones beyond those kept, found when the log was opened.
+    leftovers: Mutex<Vec<PathBuf>>,
     #[cfg(test)]
     pub before: Mutex<Option<Hook>>,
 }
@@ -82,7 +82,7 @@ pub(crate) struct SegmentFiles {
 enum Name {
     Log(u64),
     Spare(u64),
-    New,
+    New(u64),
 }
 
 fn parse_name(name: &str) -> Option<Name> {
@@ -95,7 +95,7 @@ fn parse_name(name: &str) -> Option<Name> {
     match prefix {
         _ if number.to_string() != digits => None,
         "spare" => Some(Name::Spare(number)),
-        "new" => Some(Name::New),
+        "new" => Some(Name::New(number)),
         _ => None,
     }
 }
@@ -111,6 +111,7 @@ impl SegmentFiles {
             segment_bytes,
             next_number: AtomicU64::new(0),
             mapped,
+            leftovers: Mutex::default(),
             #[cfg(test)]
             before: Mutex::new(None),
         };
@@ -123,19 +124,20 @@ impl SegmentFiles {
                     scan.segments.insert(start, files.open_segment(&file_path)?);
                 }
                 Some(Name::Spare(number)) => {
-                    let next = files.next_number.get_mut();
-                    *next = number.saturating_add(1).max(*next);
-                    if !files.is_whole(&file_path) {
-                        // It holds nothing, and no store should be refused for its sake.
-                        continue;
-                    }
-                    if scan.spares.len() < SPARES_MAX {
-                        scan.spares.push(Spare { number, segment: files.open_segment(&file_path)? });
-                    } else {
-                        calls::remove_file(&file_path).map_err(|e| named(&file_path, e))?;
+                    files.number_after(number);
+                    // One of another length holds nothing, and no store should be refused for its sake.
+                    if files.is_whole(&file_path) {
+                        if scan.spares.len() < SPARES_MAX {
+                            scan.spares.push(Spare { number, segment: files.open_segment(&file_path)? });
+                        } else {
+                            files.leftovers.get_mut().push(file_path);
+                        }
                     }
                 }
-                Some(Name::New) => calls::remove_file(&file_path).map_err(|e| named(&file_path, e))?,
+                Some(Name::New(number)) => {
+                    files.number_after(number);
+                    files.leftovers.get_mut().push(file_path);
+                }
                 Some(Name::Log(_)) | None => {
                     let message = format!("is not a log segment of {segment_bytes} bytes: move it out of the log");
                     return Err(named(&file_path, io::Error::new(io::ErrorKind::InvalidData, message)));
@@ -143,6 +145,19 @@ impl SegmentFiles {
             }
         }
         Ok((files, scan))
+    }
+
+    /// No spare is given a number up to `found` any more.
+    fn number_after(&mut self, found: u64) {
+        let next = self.next_number.get_mut();
+        *next = found.saturating_add(1).max(*next);
+    }
+
+    /// Gives the host the room of what opening found and nobody needs. What cannot be removed is found by the next opening.
+    pub fn remove_leftovers(&self) {
+        for path in std::mem::take(&mut *self.leftovers.lock()) {
+            let _ = calls::remove_file(&path);
+        }
     }
 
     fn is_whole(&self, path: &Path) -> bool {
@@ -186,6 +201,7 @@ impl SegmentFiles {
 
     /// Makes a spare: zeros, durable, then its name. Gives up between two pieces when `stop` is set.
     pub fn create_spare(&self, stop: &AtomicBool) -> io::Result<Spare> {
+        self.remove_leftovers();
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let temporary = self.path.join(format!("new-{number}"));
         let made = self.fill_segment(&temporary, stop).and_then(|file| {
@@ -197,7 +213,7 @@ impl SegmentFiles {
         match made {
             Ok(segment) => Ok(Spare { number, segment }),
             Err(e) => {
-                // At the next open what is left of it goes; here only its space matters.
+                // What cannot be removed is a leftover for the next process; here only its space matters.
                 let _ = calls::remove_file(&temporary);
                 Err(e)
             }

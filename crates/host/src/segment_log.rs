@@ -204,7 +204,11 @@ impl Shared {
         let mut patience = RETRY_FIRST;
         while !self.stop.load(Ordering::Relaxed) {
             // Before the first append the log is only read, and may belong to a store that is not to be changed.
-            let wanted = state.end.is_some()
+            let appending = state.end.is_some();
+            if appending {
+                MutexGuard::unlocked(&mut state, || self.files.remove_leftovers());
+            }
+            let wanted = appending
                 && state.spares.len() < HELD_BACK + AHEAD
                 && (state.spares.len() < HELD_BACK || state.count() < self.segments_max);
             if !wanted || state.preparing {

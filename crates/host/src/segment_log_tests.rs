@@ -179,11 +179,28 @@ fn a_foreign_file_or_a_segment_of_another_length_stops_the_open() {
         assert!(error.to_string().contains(name), "{error}");
         std::fs::remove_file(&path).unwrap();
     }
-    std::fs::write(scratch.path().join("new-3"), "half").unwrap();
-    scratch.open().unwrap();
-    assert_eq!(scratch.count("new-"), 0);
     assert!(SegmentLog::open(&scratch.path(), 1000).is_err());
     assert!(SegmentLog::create(&scratch.path(), SEGMENT).is_err(), "an existing log is not created over");
+}
+
+#[test]
+fn what_a_killed_process_left_of_a_spare_goes_when_a_segment_is_taken() {
+    let scratch = Scratch::new();
+    drop(scratch.create());
+    std::fs::write(scratch.path().join("new-3"), "half").unwrap();
+    let log = scratch.open().unwrap();
+    log.read(0, &mut [0]).unwrap();
+    drop(log);
+    assert_eq!(scratch.count("new-"), 1, "reading a log changes nothing");
+    let log = scratch.open().unwrap();
+    log.append(0, b"abc").unwrap();
+    for _ in 0..1000 {
+        if scratch.count("new-") == 0 {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("a half-made spare is still there");
 }
 
 #[test]

@@ -8,15 +8,14 @@ use crate::Result;
 /// A region's memory. Offsets are bytes from its start; an access outside it is a bug and panics.
 ///
 /// Contract:
-/// - `write` and `fill` are ordinary stores: visible to `read` at once, in program order. On a persistent medium they
+/// - `write` and `zero` are ordinary stores: visible to `read` at once, in program order. On a persistent medium they
 ///   may become durable at any time, in any order, in units of 8 aligned bytes, until written back.
 /// - `write_back` starts the write-back of the cache lines of a range; `fence` returns when every line written back
 ///   before it (by this thread) is durable. `write_through` is a store and a write-back of the same bytes.
 /// - After a process crash all stores are there, for memory that outlives the process. After a power loss a
 ///   fenced line is there; any subset of the others may be, each torn at 8 bytes.
 /// - For memory that does not outlive the process (the DRAM of `logged` memory) write-back and fence do nothing.
-/// - Accesses that overlap must not run at the same time; the caller's locks see to that. `word_or`/`word_and`
-///   are read-modify-write of an aligned word and are not atomic either.
+/// - Accesses that overlap must not run at the same time; the caller's locks see to that. `write_u64` is no exception.
 pub trait PersistentMemory: Send + Sync {
     /// Bytes.
     fn len(&self) -> u64;

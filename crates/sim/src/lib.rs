@@ -42,6 +42,7 @@
 //! | `fault` | calls that fail, once or for good, or lie |
 //! | `mechanical` | disks with an arm and platters, in simulated time |
 //! | `turn` | a thread's say before each of its calls, for schedules of several threads |
+//! | `budget` | how long a search may take |
 //! | `host` | how much room the file system under the images has |
 //! | `pending`, `pages` | writes in flight by unit; bytes that are shared between snapshots |
 //!
@@ -49,6 +50,7 @@
 
 #![forbid(unsafe_code)]
 
+mod budget;
 mod clock;
 mod crash;
 mod disk;
@@ -64,6 +66,7 @@ mod random;
 mod turn;
 mod world;
 
+pub use budget::Budget;
 pub use clock::SimClock;
 pub use crash::{CrashPoint, Limits, WorldState};
 pub use disk::SimDisk;

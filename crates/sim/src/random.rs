@@ -30,4 +30,13 @@ impl Random {
             chunk.copy_from_slice(&self.next_u64().to_le_bytes()[..chunk.len()]);
         }
     }
+
+    /// The items in another order.
+    pub fn shuffled<T>(&mut self, items: impl IntoIterator<Item = T>) -> Vec<T> {
+        let mut items: Vec<T> = items.into_iter().collect();
+        for end in (1..items.len()).rev() {
+            items.swap(end, self.below(end as u64 + 1) as usize);
+        }
+        items
+    }
 }

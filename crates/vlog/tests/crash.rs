@@ -7,14 +7,14 @@
 mod common;
 
 use common::{Kind, Plan, Tried, enumerate};
-use shoal_sim::Limits;
+use shoal_sim::{Budget, Limits};
 
 fn visit_seeds(kind: Kind, mut seeds: std::ops::Range<u64>) {
     let mut tried = Tried::default();
     if std::env::var_os("SHOAL_DEEP").is_some() {
         seeds.end += 500;
     }
-    for seed in seeds {
+    for seed in Budget::of_a_search().within(seeds) {
         // Young disks, and disks whose compactor is at work.
         let warm_up = [0, 40, 160, 400][seed as usize % 4];
         let limits = Limits { subset_units: 4, torn: 4, each: 10, samples: 12 };

@@ -22,7 +22,7 @@ use media::Plant;
 use model::State;
 use shoal_format::superblock::MemoryKind;
 use shoal_region::Error;
-use shoal_sim::{CrashPoint, Limits, Random, WorldState};
+use shoal_sim::{Budget, CrashPoint, Limits, Random, WorldState};
 use store::{Boot, Store};
 
 /// What is run.
@@ -279,9 +279,13 @@ pub fn deep() -> u64 {
 }
 
 /// The seeds of a run: `count` from `first`, or the one in `SHOAL_SEED`.
-pub fn seeds(first: u64, count: u64) -> Vec<u64> {
-    match std::env::var("SHOAL_SEED") {
-        Ok(seed) => vec![seed.parse().expect("SHOAL_SEED is a number")],
-        Err(_) => (first..first + count * deep()).collect(),
-    }
+pub fn seeds(first: u64, count: u64) -> impl Iterator<Item = u64> {
+    let seeds = match std::env::var("SHOAL_SEED") {
+        Ok(seed) => {
+            let seed = seed.parse().expect("SHOAL_SEED is a number");
+            seed..seed + 1
+        }
+        Err(_) => first..first + count * deep(),
+    };
+    Budget::of_a_search().within(seeds)
 }
