@@ -248,13 +248,14 @@ impl Inner {
                     .remedy("use another name there (name=NAME), or let its owner restart it"));
                 }
                 one.link.claim(Claim::Open(self.client)).map_err(|error| lease::refused(&one.donor, &error))?;
-                self.dismissed.lock().remove(&name);
                 // While the donors learn of a former change, the number of one that left cannot be another's yet.
                 let begun = Instant::now();
                 while !self.disk.status().epoch_stored && begun.elapsed() < SETTLING {
                     std::thread::sleep(Duration::from_millis(2));
                 }
                 self.take_in(&one)?;
+                // Not before: the keeper would take it back meanwhile.
+                self.dismissed.lock().remove(&name);
                 let donors = &mut self.description.lock().donors;
                 if !donors.contains(&donor) {
                     donors.push(donor);
