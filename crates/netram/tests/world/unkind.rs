@@ -534,10 +534,11 @@ impl World {
         }
         self.settle()?;
         let errors = std::mem::take(&mut self.errors);
-        let expected = |error: &DiskError| matches!(error, DiskError::Lost { .. } | DiskError::NoSpace);
-        match errors.iter().find(|error| !expected(error)) {
+        let is_lost = |error: &&DiskError| matches!(error, DiskError::Lost { .. });
+        // Writes before this may have found no room.
+        match errors.iter().find(|error| !is_lost(error) && **error != DiskError::NoSpace) {
             Some(error) => Err(error.clone()),
-            None => Ok(errors.len() as u64),
+            None => Ok(errors.iter().filter(is_lost).count() as u64),
         }
     }
 }
