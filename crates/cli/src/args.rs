@@ -80,9 +80,13 @@ pub enum Command {
     shoal format --memory-size 4G --bulk-size 100G /srv/store\n  \
     shoal format --memory battery=/dev/shm/store.region --bulk none /srv/store\n  \
     shoal format --bulk nbd://server/disk /srv/store\n  \
-    shoal format --bulk 'netram:hosta:7000,hostb:7000,hostc:7000?policy=adaptive' /srv/store")]
+    shoal format 'netram:hosta:7000,hostb:7000,hostc:7000?policy=adaptive'\n  \
+    shoal format --bulk netram:hosta:7000,hostb:7000,hostc:7000 /srv/store\n\n\
+    A device that --bulk or --over names is opened, not made: make it first, by a command of its own.\n\
+    shoal-serve(1) lists the options of a network RAM disk.")]
 pub struct FormatArgs {
-    /// Directory that will be the store, made if it does not exist; or vlog:PATH, to make a virtual-log disk
+    /// Directory that will be the store, made if it does not exist; or vlog:PATH, to make a virtual-log disk; or
+    /// netram:DONOR,DONOR,...?OPTIONS, to make a network RAM disk
     pub store: PathBuf,
     /// Of vlog:PATH: device below, `file:PATH`, `device:PATH`, an NBD URI or `netram:...` [default: PATH itself]
     ///
@@ -120,7 +124,7 @@ pub struct FormatArgs {
     /// Files longer than this are large (0 to 64M)
     #[arg(long, value_name = "SIZE", default_value = "1M")]
     pub threshold: Size,
-    /// Replace a store that exists: everything in it is lost
+    /// Replace a store or disk that exists: everything in it is lost
     #[arg(long)]
     pub force: bool,
     /// Report as JSON
@@ -329,8 +333,9 @@ pub struct InspectArgs {
     dedicated-parity=yes, idle-cleaning=no\n  \
     name=NAME, secret=FILE   what donors know this client by\n  \
     tls-certificates=DIR     talk to donors through TLS\n  \
-    lost-after=SECONDS       a donor that is away so long is lost (5)\n  \
-    new=yes          make a new disk, whatever the donors hold")]
+    lost-after=SECONDS       a donor that is away so long is done without (5)\n\n\
+    A network RAM disk is made by `shoal format netram:...`; policy to dedicated-parity are its own from then on. A disk that is\n\
+    not on its donors any more is an error, never an empty disk.")]
 pub struct ServeArgs {
     /// `file:PATH`, an NBD URI, or `netram:DONOR,DONOR,...?OPTIONS`; a donor is `unix:PATH`, `HOST:PORT` or an NBD URI
     pub device: String,
@@ -349,6 +354,9 @@ pub struct ServeArgs {
     /// Refuse writes
     #[arg(long)]
     pub read_only: bool,
+    /// Take a network RAM disk from the client that has it open; that one stops
+    #[arg(long)]
+    pub takeover: bool,
     /// Say as JSON where it is served
     #[arg(long)]
     pub json: bool,
@@ -373,8 +381,10 @@ pub enum DonorCommand {
     Add(DonorArgs),
     /// Move everything off a donor, then use it no more
     Drain(DonorArgs),
-    /// Give up a donor at once, and rebuild what it held
+    /// Use a donor no more and rebuild what it held from the others; what they cannot give back waits for its return
     Lost(DonorArgs),
+    /// Give up a donor that will not come back: what only it held is lost, and reads of it fail for ever
+    Forget(DonorArgs),
 }
 
 #[derive(Debug, Args)]
@@ -426,7 +436,8 @@ pub struct BenchArgs {
     shoal donate --memory 16G --area-size 4G --listen 127.0.0.1:10809 --compress lz4\n  \
     shoal donate --memory 8G --listen 0.0.0.0:10809 --tls-certificates /etc/shoal/tls --allow db:/etc/shoal/db.secret\n\n\
     Clients ask for the export NAME, or NAME:SECRET where the name has a secret; without a name they get `default`.\n\
-    The metadata context shoal:pressure is 1 while this machine needs its memory itself.\n\
+    The metadata context shoal:pressure is 1 while this machine needs its memory itself, and for ten seconds more. A disk\n\
+    then moves what is here to its other donors, if it fits there, and comes back when the pressure has ended.\n\
     Stays in the foreground and logs to standard error (SHOAL_LOG=debug makes it talkative); SIGTERM ends it, and\n\
     everything lent is zeroed.")]
 pub struct DonateArgs {
@@ -461,7 +472,8 @@ pub struct DonateArgs {
     /// Memory pressure begins when less than this is available (percent)
     #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = crate::donate::percent)]
     pub low_memory: f64,
-    /// Memory pressure begins when tasks stood still for want of memory for more than this (percent of ten seconds)
+    /// It also begins when tasks stood still for want of memory for more than this (percent of ten seconds) while less
+    /// than four times --low-memory is available
     #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = crate::donate::percent)]
     pub memory_stall: f64,
     /// Tell in JSON, on one line, when it is ready

@@ -59,6 +59,7 @@ pub enum DonorChange {
     Add,
     Drain,
     Lost,
+    Forget,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

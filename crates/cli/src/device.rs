@@ -41,7 +41,7 @@ pub struct Netram {
     pub donors: Vec<Donor>,
     /// Without its uuid.
     pub config: Config,
-    /// The disk that must be there; none is made then.
+    /// The disk that must be there; any, if `None`.
     pub uuid: Option<[u8; 16]>,
     /// What this client calls itself to donors.
     pub name: String,
@@ -49,8 +49,8 @@ pub struct Netram {
     pub secret: Option<PathBuf>,
     pub certificates: Option<PathBuf>,
     pub lost_after: Duration,
-    /// Make a new disk, whatever the donors hold.
-    pub new: bool,
+    /// Take the disk from the client that has it open. Never part of the text.
+    pub takeover: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -135,7 +135,7 @@ fn parse_netram(text: &str) -> Result<Netram, String> {
         secret: None,
         certificates: None,
         lost_after: DONOR_LOST_AFTER,
-        new: false,
+        takeover: false,
     };
     for option in options.split('&').filter(|option| !option.is_empty()) {
         let (key, value) = option.split_once('=').ok_or_else(|| format!("{option}: write KEY=VALUE"))?;
@@ -179,13 +179,12 @@ impl Netram {
             "secret" => self.secret = Some(value.into()),
             "tls-certificates" => self.certificates = Some(value.into()),
             "lost-after" => self.lost_after = seconds(value)?,
-            "new" => self.new = yes(key, value)?,
+            "new" => return Err(format!("new={value}: disks are made with `shoal format netram:...`")),
             "uuid" => self.uuid = Some(uuid(value).ok_or_else(|| format!("uuid={value}: not a uuid"))?),
             _ => {
                 return Err(format!(
                     "{key}: no option of a network RAM disk; known are policy, streams, parity, buffer, block, width, \
-                     spare, size, timeout, dedicated-parity, idle-cleaning, name, secret, tls-certificates, lost-after, new, \
-                     uuid"
+                     spare, size, timeout, dedicated-parity, idle-cleaning, name, secret, tls-certificates, lost-after, uuid"
                 ));
             }
         }
@@ -237,6 +236,14 @@ impl fmt::Display for Donor {
 }
 
 impl Donor {
+    /// As it may be shown to people.
+    pub fn without_secret(self) -> Donor {
+        match self {
+            Donor::Uri(uri) => Donor::Uri(uri.without_secret()),
+            other => other,
+        }
+    }
+
     /// Where it is. `export` is asked for unless the donor's own URI names one.
     pub fn uri(&self, export: &str, certificates: Option<&Path>) -> Uri {
         let bare = |place| Uri {
@@ -290,11 +297,8 @@ impl Description {
             Description::File(_) | Description::Vlog(_) => {}
             Description::Nbd { uri, .. } => hide(uri),
             Description::Netram(disk) => {
-                for donor in &mut disk.donors {
-                    if let Donor::Uri(uri) = donor {
-                        hide(uri);
-                    }
-                }
+                let donors = std::mem::take(&mut disk.donors);
+                disk.donors = donors.into_iter().map(Donor::without_secret).collect();
             }
         }
         self
@@ -379,7 +383,6 @@ impl fmt::Display for Netram {
             add("tls-certificates", true, &path.display());
         }
         add("lost-after", self.lost_after != DONOR_LOST_AFTER, &self.lost_after.as_secs_f64());
-        add("new", self.new, &word(self.new));
         if let Some(uuid) = &self.uuid {
             add("uuid", true, &crate::store::uuid_text(uuid));
         }
@@ -402,7 +405,7 @@ mod tests {
     fn donors_of_all_kinds_and_every_option_are_read_and_written_back() {
         let text = "netram:unix:/run/a,donor:7000,nbd+unix:///x?socket=/run/b%2Cc?policy=mirrored&streams=3&parity=2&\
                     buffer=16&block=8192&width=3&spare=30&size=1G&timeout=9&dedicated-parity=yes&idle-cleaning=no&\
-                    name=me&secret=/s&tls-certificates=/c&lost-after=0.5&new=yes&uuid=00010203-0405-0607-0809-0a0b0c0d0eff";
+                    name=me&secret=/s&tls-certificates=/c&lost-after=0.5&uuid=00010203-0405-0607-0809-0a0b0c0d0eff";
         let disk = netram(text);
         assert_eq!(disk.donors.len(), 3);
         assert_eq!(disk.donors[0], Donor::Unix("/run/a".into()));
@@ -413,7 +416,7 @@ mod tests {
         assert_eq!((config.policy, config.streams, config.parity), (Policy::Mirrored, 3, 2));
         assert_eq!((config.buffer_blocks, config.block_bytes, config.width), (16, 8192, 3));
         assert_eq!((config.spare_percent, config.bytes, config.timeout_ms), (30, Some(1 << 30), 9));
-        assert!(config.dedicated_parity && !config.idle_cleaning && disk.new);
+        assert!(config.dedicated_parity && !config.idle_cleaning);
         assert_eq!((disk.name.as_str(), disk.lost_after), ("me", Duration::from_millis(500)));
         assert_eq!(disk.uuid.unwrap()[15], 255);
         assert_eq!(netram(&disk.to_string()), disk);
@@ -452,7 +455,8 @@ mod tests {
             ("netram:a:1,b:2?policy=best", "choose one of none"),
             ("netram:a:1,b:2?streams=many", "streams=many"),
             ("netram:a:1,b:2?streams=9", "streams=9: 1 to 8"),
-            ("netram:a:1,b:2?new", "write KEY=VALUE"),
+            ("netram:a:1,b:2?spare", "write KEY=VALUE"),
+            ("netram:a:1,b:2?new=yes", "made with `shoal format netram:...`"),
             ("netram:a:1,b:2?secret=/s", "add name=NAME"),
             ("netram:a:1", "needs 2 donors at least, 1 given"),
             ("netram:a:1,b:2?policy=mirrored&parity=2", "needs 3 donors at least, 2 given"),

@@ -19,7 +19,8 @@ use crate::args::{BulkChoice, FormatArgs};
 use crate::device;
 use crate::failure::{During, Failure, Outcome};
 use crate::memory::kind_name;
-use crate::open_device::{self, Device, Opening};
+use crate::netram_disk;
+use crate::open_device::{self, Device};
 use crate::overwrite;
 use crate::size::{Size, human};
 use crate::store::{self, BulkPlace, Description};
@@ -46,6 +47,9 @@ struct Report {
 pub fn run(args: &FormatArgs) -> Outcome<()> {
     if let Some(path) = args.store.to_str().and_then(|store| store.strip_prefix("vlog:")) {
         return vlog_disk::format(args, Path::new(path));
+    }
+    if let Some(text) = args.store.to_str().filter(|store| store.starts_with("netram:")) {
+        return netram_disk::format(args, text);
     }
     if args.over.is_some() || args.size.is_some() {
         let cause = "makes a virtual-log disk, not a store";
@@ -92,7 +96,7 @@ pub fn run(args: &FormatArgs) -> Outcome<()> {
     let device = match (device, &bulk) {
         (None, Some(BulkPlace::File(file))) => {
             let description = device::Description::File(directory.join(file));
-            let opened = open_device::open(&description, Opening::MustExist);
+            let opened = open_device::open(&description);
             Some(Arc::new(opened.map_err(|failure| failure.within("bulk storage"))?))
         }
         (device, _) => device,
@@ -213,7 +217,7 @@ fn prepare_bulk(directory: &Path, args: &FormatArgs) -> Outcome<(Option<BulkPlac
 /// Opens a device elsewhere; one that holds something is not overwritten by mistake.
 fn open_empty(description: &device::Description, args: &FormatArgs) -> Outcome<Device> {
     let description = description.clone().absolute().during("--bulk")?;
-    let opened = open_device::open(&description, Opening::MayCreate);
+    let opened = open_device::open(&description);
     let device = opened.map_err(|failure| failure.within("bulk storage"))?;
     let block_device = device.block_device();
     overwrite::refuse_if_not_empty(&*block_device, description, args.force)?;

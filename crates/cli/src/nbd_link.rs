@@ -1,9 +1,13 @@
 //! A block device on an NBD server that is connected to again when the connection is lost.
 //!
 //! Owns the patience: for `lost_after` the server is tried to be reached; what was in flight is repeated on the new
-//! connection (all requests are idempotent), what comes meanwhile waits. After that, or when another server answers,
+//! connection, what comes meanwhile waits. After that, or when another server answers,
 //! every request fails and goes on failing. A server that stays but stops answering counts as lost in the same time.
 //! Rules:
+//! - A change may be repeated on a new connection only if the old one can bring nothing any more: a request of a dead connection
+//!   may be carried out long after a newer one. A donor of ours is told whose the connection is ([`Link::claim`]) and
+//!   ends older ones first. At other donors a change in flight when the connection breaks is answered with
+//!   [`Trouble::Uncertain`]: its owner uses another place. A device that only this link uses gets it again, in order.
 //! - A donor's server that was restarted has lost its memory: the disk's superblock must still be there
 //!   (`Contents::Donor`).
 //! - Of any other server only what a flush covered may be relied on: completed writes are kept until then and
@@ -24,7 +28,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
-use shoal_nbd::{Client, ClientOptions, ConnectError, Lost, Uri};
+use shoal_nbd::{Claim, Client, ClientId, ClientOptions, ConnectError, Lost, TAKEN_OVER, Uri};
+use shoal_netram::{DonorError, Trouble};
 
 /// The context of a donor that is short of memory.
 pub const PRESSURE: &str = "shoal:pressure";
@@ -38,7 +43,7 @@ const REPEATED_AT_ONCE: usize = 64;
 /// Beyond so many bytes of them no more are added.
 const REPEATED_BYTES: u64 = 1 << 20;
 /// Bytes at a donor's start that tell whose it is.
-pub const FRONT_BYTES: usize = 4096;
+pub const FRONT_BYTES: usize = shoal_netram::SUPERBLOCK_BYTES;
 
 /// What a server must still hold after it was connected to again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +58,8 @@ pub enum Contents {
 #[derive(Default)]
 pub struct Watch {
     pub lost: Option<Box<dyn Fn() + Send + Sync>>,
+    /// Another client has the donor now.
+    pub taken_over: Option<Box<dyn Fn() + Send + Sync>>,
     pub pressure: Option<Box<dyn Fn(bool) + Send + Sync>>,
 }
 
@@ -129,6 +136,10 @@ struct State {
     disk: Option<[u8; 16]>,
     wrote: bool,
     under_pressure: bool,
+    /// Whose the connections are.
+    client_id: Option<ClientId>,
+    /// The server ends older connections first.
+    is_fenced: bool,
 }
 
 struct Shared {
@@ -204,6 +215,31 @@ impl Link {
         state.wrote = is_there;
     }
 
+    /// Says whose this link is from now on. An error says that it is another client's, or what went wrong.
+    pub fn claim(&self, claim: Claim) -> Result<(), ConnectError> {
+        let options = ClientOptions { claim: Some(claim), ..self.shared.client_options.clone() };
+        let client = Client::connect(&self.shared.uri, &options)?;
+        let mut state = self.shared.state.lock();
+        state.client_id = Some(claim.client());
+        state.is_fenced = client.is_claimed();
+        let former = state.client.replace(Arc::new(client));
+        state.generation += 1;
+        drop(state);
+        drop(former);
+        Ok(())
+    }
+
+    /// Is the server short of memory? Asks it.
+    pub fn is_pressed(&self) -> bool {
+        let client = self.shared.state.lock().client.clone();
+        client.is_some_and(|client| self.shared.pressure(&client) == Some(true))
+    }
+
+    /// Does the server end older connections before a newer one transmits?
+    pub fn is_fenced(&self) -> bool {
+        self.shared.state.lock().is_fenced
+    }
+
     /// Can a flush make anything durable? Some servers know none.
     pub fn can_flush(&self) -> bool {
         let client = self.shared.state.lock().client.clone();
@@ -255,6 +291,8 @@ impl Drop for Link {
 enum Refused {
     /// Try again.
     Unreachable(String),
+    /// Another client has it.
+    TakenOver,
     /// Another server, or one that lost what it held.
     Other(String),
 }
@@ -262,6 +300,12 @@ enum Refused {
 impl Shared {
     fn error(&self, kind: io::ErrorKind, why: impl Into<String>) -> MediaError {
         MediaError::io(self.name.clone(), io::Error::new(kind, why.into()))
+    }
+
+    /// What the engine of a network RAM disk makes of a failure.
+    fn donor_error(&self, trouble: Trouble, why: impl Into<String>) -> MediaError {
+        let why = why.into();
+        MediaError::io(self.name.clone(), io::Error::new(io::ErrorKind::NotConnected, DonorError::new(trouble, why)))
     }
 
     fn start(self: &Arc<Self>, operation: Operation, request: Option<Request>) {
@@ -292,7 +336,12 @@ impl Shared {
                 if state.generation == generation {
                     self.take_down(&mut state);
                 }
+                let repeats = self.contents == Contents::Durable || state.is_fenced;
                 drop(state);
+                if !repeats && operation.again.changes_data() {
+                    let error = self.donor_error(Trouble::Uncertain, "the connection broke");
+                    return (operation.done)(Err(error));
+                }
                 self.start(operation, None);
             }
             Err(error) => {
@@ -312,7 +361,8 @@ impl Shared {
     fn succeeded(self: &Arc<Self>, generation: u64, operation: Operation, buffer: Vec<u8>) {
         let mut state = self.state.lock();
         let is_over = state.generation != generation || state.client.is_none();
-        if is_over && operation.again.changes_data() && state.failed.is_none() {
+        // A donor's memory has it; of other servers only what a flush covered may be relied on.
+        if is_over && self.contents == Contents::Durable && operation.again.changes_data() && state.failed.is_none() {
             // Too late to be among what the next connection begins with.
             drop(state);
             return self.start(operation, None);
@@ -394,8 +444,16 @@ impl Shared {
             match client {
                 Some(client) => self.look(&client),
                 None => {
-                    if let Err(error) = self.reconnect() {
-                        self.fail(error);
+                    if let Err((error, taken_over)) = self.reconnect() {
+                        let why = error.to_string();
+                        self.fail(match self.contents {
+                            Contents::Donor => self.donor_error(Trouble::Away, why),
+                            Contents::Durable => error,
+                        });
+                        let told = self.watch.get().and_then(|watch| watch.taken_over.as_ref());
+                        if let Some(told) = told.filter(|_| taken_over) {
+                            told();
+                        }
                         if let Some(lost) = self.watch.get().and_then(|watch| watch.lost.as_ref()) {
                             lost();
                         }
@@ -406,31 +464,36 @@ impl Shared {
         }
     }
 
-    /// Asks for the server's state of memory.
+    /// Tells of changes of the server's state of memory.
     fn look(&self, client: &Client) {
         // Before anybody can be told nothing is asked: a state that is known already is told no more.
         let Some(told) = self.watch.get().and_then(|watch| watch.pressure.as_ref()) else { return };
-        if !client.export().contexts.iter().any(|context| context.name == PRESSURE) {
-            return;
-        }
-        let block = u64::from(self.geometry.block_bytes);
-        let len = (FRONT_BYTES as u64).max(block).min(self.geometry.bytes) as u32;
-        // An error is the connection's, which is seen elsewhere.
-        let Ok(extents) = client.block_status(PRESSURE, 0, len, true) else { return };
-        let now = extents.iter().any(|extent| extent.flags & UNDER_PRESSURE != 0);
+        let Some(now) = self.pressure(client) else { return };
         let before = std::mem::replace(&mut self.state.lock().under_pressure, now);
         if now != before {
             told(now);
         }
     }
 
-    fn reconnect(self: &Arc<Self>) -> Result<(), MediaError> {
+    fn pressure(&self, client: &Client) -> Option<bool> {
+        if !client.export().contexts.iter().any(|context| context.name == PRESSURE) {
+            return None;
+        }
+        let block = u64::from(self.geometry.block_bytes);
+        let len = (FRONT_BYTES as u64).max(block).min(self.geometry.bytes) as u32;
+        // An error is the connection's, which is seen elsewhere.
+        let extents = client.block_status(PRESSURE, 0, len, true).ok()?;
+        Some(extents.iter().any(|extent| extent.flags & UNDER_PRESSURE != 0))
+    }
+
+    /// An error is the end; with whether another client is the reason.
+    fn reconnect(self: &Arc<Self>) -> Result<(), (MediaError, bool)> {
         let mut why = String::from("closed by the server");
         loop {
             let deadline = {
                 let mut state = self.state.lock();
                 if state.closing {
-                    return Err(self.error(io::ErrorKind::NotConnected, "closed"));
+                    return Err((self.error(io::ErrorKind::NotConnected, "closed"), false));
                 }
                 let since = state.waiting.iter().map(|operation| operation.started).min();
                 let down = *state.down_since.get_or_insert_with(Instant::now);
@@ -439,7 +502,7 @@ impl Shared {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let why = format!("no connection for {:.1} s: {why}", self.lost_after.as_secs_f64());
-                return Err(self.error(io::ErrorKind::TimedOut, why));
+                return Err((self.error(io::ErrorKind::TimedOut, why), false));
             }
             match self.connect_again(left) {
                 Ok(client) => {
@@ -455,7 +518,8 @@ impl Shared {
                     }
                     return Ok(());
                 }
-                Err(Refused::Other(why)) => return Err(self.error(io::ErrorKind::NotConnected, why)),
+                Err(Refused::Other(why)) => return Err((self.error(io::ErrorKind::NotConnected, why), false)),
+                Err(Refused::TakenOver) => return Err((self.error(io::ErrorKind::NotConnected, TAKEN_OVER), true)),
                 Err(Refused::Unreachable(cause)) => why = cause,
             }
             let mut state = self.state.lock();
@@ -466,12 +530,23 @@ impl Shared {
     }
 
     fn connect_again(&self, left: Duration) -> Result<Client, Refused> {
+        let (client_id, was_fenced) = {
+            let state = self.state.lock();
+            (state.client_id, state.is_fenced)
+        };
         let options = ClientOptions {
             connect_timeout: left.min(self.client_options.connect_timeout),
+            claim: client_id.map(Claim::Again),
             ..self.client_options.clone()
         };
         let unreachable = |error: &dyn std::fmt::Display| Refused::Unreachable(error.to_string());
-        let client = Client::connect(&self.uri, &options).map_err(|error| unreachable(&error))?;
+        let client = Client::connect(&self.uri, &options).map_err(|error| match error.to_string() {
+            why if why.contains(TAKEN_OVER) => Refused::TakenOver,
+            why => Refused::Unreachable(why),
+        })?;
+        if was_fenced && !client.is_claimed() {
+            return Err(Refused::Other("another server answers: it does not know clients".into()));
+        }
         let found = client.geometry();
         if found.bytes != self.geometry.bytes || found.block_bytes > self.geometry.block_bytes {
             let (found, expected) = (found.bytes, self.geometry.bytes);

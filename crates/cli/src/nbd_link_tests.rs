@@ -148,6 +148,7 @@ fn serve(socket: &Path, disk: &Arc<Disk>, pressure: &Arc<AtomicU32>, late: &Arc<
     let (hangs, fails) = (AtomicBool::new(false), AtomicBool::new(false));
     let cache = Arc::new(Cache { disk: disk.clone(), current, late, hangs, fails, stuck: Mutex::default() });
     let export = Export::new("", cache.clone()).unwrap().context(Arc::new(Pressure(pressure.clone()))).unwrap();
+    let export = export.clients(Arc::default());
     let listen = Listen::Unix(socket.to_path_buf());
     (Server::start(Arc::new(vec![Arc::new(export)]), &listen, ServerOptions::default()).unwrap(), cache)
 }
@@ -178,9 +179,11 @@ fn requests_wait_for_a_server_that_comes_back() {
 }
 
 #[test]
-fn what_was_in_flight_is_repeated_on_the_new_connection() {
+fn what_was_in_flight_is_repeated_on_the_new_connection_if_the_server_ends_older_ones_first() {
     let mut world = World::new();
     let link = world.link(Contents::Donor, LOST_AFTER);
+    link.claim(Claim::Open([1; 16])).unwrap();
+    assert!(link.is_fenced());
     world.cache().hangs.store(true, Ordering::SeqCst);
     std::thread::scope(|scope| {
         let write = scope.spawn(|| link.write_from(1024, &[9; 512]));
@@ -191,6 +194,46 @@ fn what_was_in_flight_is_repeated_on_the_new_connection() {
         write.join().unwrap().unwrap();
     });
     assert_eq!(world.cache().current.lock()[1024], 9);
+}
+
+#[test]
+fn a_change_that_a_dead_connection_may_still_bring_is_not_repeated() {
+    let mut world = World::new();
+    // Any other server: it was not told whose the connection is.
+    let link = world.link(Contents::Donor, LOST_AFTER);
+    assert!(!link.is_fenced());
+    world.cache().hangs.store(true, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        let write = scope.spawn(|| link.write_from(1024, &[9; 512]));
+        let read = scope.spawn(|| read_byte(&link, 1024));
+        std::thread::sleep(Duration::from_millis(100));
+        world.kill();
+        world.start();
+        let Err(MediaError::Io { source, .. }) = write.join().unwrap() else { panic!("it was repeated") };
+        let own = source.get_ref().unwrap().downcast_ref::<DonorError>().unwrap();
+        assert_eq!(own.trouble, Trouble::Uncertain);
+        assert_eq!(read.join().unwrap().unwrap(), 0, "reading again changes nothing");
+    });
+    assert_eq!(world.cache().current.lock()[1024], 0);
+}
+
+#[test]
+fn a_client_that_another_one_has_followed_is_told() {
+    let world = World::new();
+    let first = world.link(Contents::Donor, LOST_AFTER);
+    first.claim(Claim::Open([1; 16])).unwrap();
+    let (sender, told) = mpsc::channel();
+    let tell = move || sender.send(()).unwrap_or_default();
+    first.watch(Watch { taken_over: Some(Box::new(tell)), ..Watch::default() });
+    let second = world.link(Contents::Donor, LOST_AFTER);
+    let refused = second.claim(Claim::Open([2; 16])).unwrap_err();
+    assert!(refused.to_string().contains("--takeover"), "{refused}");
+    first.write_from(0, &[1; 512]).unwrap();
+    second.claim(Claim::Seize([2; 16])).unwrap();
+    second.write_from(0, &[2; 512]).unwrap();
+    assert!(first.write_from(0, &[3; 512]).is_err());
+    told.recv_timeout(LOST_AFTER).unwrap();
+    assert_eq!(read_byte(&second, 0).unwrap(), 2);
 }
 
 #[test]
@@ -229,7 +272,7 @@ fn a_server_that_stays_away_fails_every_request_for_good() {
     let tell = move || {
         lost.fetch_add(1, Ordering::SeqCst);
     };
-    link.watch(Watch { lost: Some(Box::new(tell)), pressure: None });
+    link.watch(Watch { lost: Some(Box::new(tell)), ..Watch::default() });
     world.kill();
     let begin = Instant::now();
     let error = read_byte(&link, 0).unwrap_err().to_string();
@@ -383,7 +426,7 @@ fn a_servers_pressure_is_told_when_it_changes() {
     let (sender, receiver) = mpsc::channel();
     let sender = Mutex::new(sender);
     let tell = move |on: bool| sender.lock().send(on).unwrap_or_default();
-    link.watch(Watch { lost: None, pressure: Some(Box::new(tell)) });
+    link.watch(Watch { pressure: Some(Box::new(tell)), ..Watch::default() });
     assert!(receiver.recv_timeout(Duration::from_secs(5)).unwrap());
     world.pressure.store(0, Ordering::SeqCst);
     assert!(!receiver.recv_timeout(Duration::from_secs(5)).unwrap());

@@ -1,45 +1,67 @@
 //! A network RAM disk put together: connections to its donors, the disk over them, and what is said about both.
 //!
-//! Owns the decision between opening and making a disk: donors that carry the superblock of one disk open it, blank
-//! ones join it; several disks, another disk than the one asked for, or none where one must be, are errors that name
-//! the donor.
-//! Rules: a donor that refuses us (wrong secret, no room) is an error, one that cannot be reached is missing, which
-//! the disk's redundancy may allow; a new disk needs all. One process of this user opens a disk at a time. A donor
-//! under memory pressure is drained while another could take its blocks. Left out: where blocks go (`shoal_netram`),
-//! reconnecting (`nbd_link`).
+//! Owns the decision which disk is there: donors that carry the superblock of one disk open it, blank
+//! ones join it; several disks, another disk than the one asked for, or none at all, are errors that name
+//! the donors.
+//! Rules: opening never makes a disk (`format` does). A donor that refuses us (wrong secret, no room) is an error, one that cannot be
+//! reached is missing, which the disk's redundancy may allow. One client has a disk open at a time (`lease`). A donor
+//! under memory pressure is drained while another could take its blocks. Donors that went away are taken back when they
+//! can be reached again (`keeper`). Left out: where blocks go (`shoal_netram`), short breaks of connections (`nbd_link`).
 
-use std::collections::BTreeMap;
+mod format;
+mod keeper;
+mod lease;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::path::Path;
 use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
 use parking_lot::Mutex;
 use shoal_host::SystemClock;
 use shoal_media::BlockDevice;
-use shoal_nbd::ConnectError;
-use shoal_netram::{Disk, DonorId, DonorInfo, DonorState, Status, identify};
+use shoal_nbd::{Claim, ClientId, ConnectError};
+use shoal_netram::{Disk, DonorId, DonorInfo, DonorState, DonorStatus, Status, identify};
 use tracing::{info, warn};
 
 use crate::control::DonorChange;
 use crate::device::{Donor, Netram};
 use crate::failure::{During, Failure, Outcome};
 use crate::nbd_link::{Contents, FRONT_BYTES, Link, Watch};
-use crate::open_device::Opening;
+use crate::size::human;
 use crate::status::{self, Counts, DiskReport, DonorReport, Groups, Rebuild, Redundancy};
-use crate::store::{new_uuid, uuid_text};
+use crate::store::uuid_text;
+
+pub use format::format;
 
 /// The unit donors are read and written in (bytes).
 const SECTOR_BYTES: u32 = shoal_netram::SECTOR_BYTES;
 
+/// Changes of who belongs to the disk are known to its donors after a few round trips.
+const SETTLING: Duration = Duration::from_secs(3);
+/// Requests that need a donor that is away wait for so many times `lost-after`.
+const PATIENCE: u32 = 6;
+
 pub struct NetramDisk {
+    inner: Arc<Inner>,
+    keeper: keeper::Keeper,
+    _lock: Option<Flock<File>>,
+}
+
+/// What the disk and its keeper share.
+struct Inner {
     disk: Arc<Disk>,
     uuid: [u8; 16],
+    /// What this client is to donors.
+    client: ClientId,
     /// As it is to be opened again.
     description: Mutex<Netram>,
     export: String,
     members: Arc<Mutex<BTreeMap<String, Member>>>,
-    _lock: Option<Flock<File>>,
+    /// Donors that are not to be taken back.
+    dismissed: Mutex<BTreeSet<String>>,
 }
 
 /// A donor as this process knows it.
@@ -76,85 +98,92 @@ impl Reached {
 }
 
 impl NetramDisk {
-    pub fn open(wanted: &Netram, opening: Opening) -> Outcome<NetramDisk> {
+    pub fn open(wanted: &Netram) -> Outcome<NetramDisk> {
         let export = export_name(wanted)?;
         let tried = reach_all(wanted, &export)?;
         let reached: Vec<&Reached> = tried.iter().filter_map(|(_, reached)| reached.as_ref().ok()).collect();
         let missing = || tried.iter().filter_map(|(_, reached)| reached.as_ref().err());
         let found = which_disk(wanted, &reached)?;
-        let may_create = opening == Opening::MayCreate && wanted.uuid.is_none();
-        let (uuid, is_new) = match found {
-            Some(uuid) => (uuid, false),
-            None if !may_create => {
-                let uuid = wanted.uuid.as_ref().map_or(String::new(), |uuid| format!(" {}", uuid_text(uuid)));
-                let cause = match missing().next() {
-                    Some(error) => format!("no donor that can be reached holds it; {error}"),
-                    None => "none of its donors holds it any more: their memory is gone, and the disk with it".into(),
-                };
-                return Err(Failure::new(format!("network RAM disk{uuid}"), cause));
-            }
-            None => match missing().next() {
-                Some(error) => {
-                    return Err(Failure::told(format!("{error}; a new disk needs all of its donors")));
-                }
-                None => (new_uuid()?, true),
-            },
-        };
+        let uuid = found.ok_or_else(|| absent(wanted, missing().next()))?;
         let lock = lock(&uuid)?;
-        for one in &reached {
-            if is_new {
-                one.wipe()?;
-            }
-            // What a blank donor holds of an older disk is gone with the first write.
-            one.link.belongs_to(uuid, !is_new && one.disk() == Some(uuid));
+        let client = lease::client_id(lock.as_deref())?;
+        // Whoever has the disk open is found out before anything is written, and has stopped before anything is read.
+        let reached = lease::claim(reached, client, &uuid, wanted.takeover)?;
+        let reached: Vec<&Reached> = reached.iter().collect();
+        if which_disk(wanted, &reached)? != Some(uuid) {
+            return Err(Failure::new(
+                format!("network RAM disk {}", uuid_text(&uuid)),
+                "is not on its donors any more",
+            ));
         }
-        let config = shoal_netram::Config { uuid, ..wanted.config.clone() };
-        for error in missing().filter(|_| !is_new) {
+        for one in &reached {
+            // What a blank donor holds of an older disk is gone with the first write.
+            one.link.belongs_to(uuid, one.disk() == Some(uuid));
+        }
+        lease::renew_all(reached.iter().map(|one| &*one.link), &uuid, client, false);
+        // A donor that is away is waited for longer than it takes to notice that it is: most come back.
+        let patience_ms = (wanted.lost_after * PATIENCE).as_millis().try_into().unwrap_or(u32::MAX);
+        let config = shoal_netram::Config { uuid, patience_ms, ..wanted.config.clone() };
+        for error in missing() {
             warn!("{error}; opening the disk without it");
         }
-        let clock = Arc::new(SystemClock::new());
-        let disk = if is_new {
-            Disk::create(&config, reached.iter().map(|one| (one.info(), one.device())).collect(), clock)
-        } else {
-            let donors = reached.iter().map(|one| ((one.info(), one.device()), one.front.clone()));
-            Disk::open(&config, donors.collect(), clock)
-        };
+        let donors = reached.iter().map(|one| ((one.info(), one.device()), one.front.clone()));
+        let disk = Disk::open(&config, donors.collect(), Arc::new(SystemClock::new()));
         let disk = Arc::new(disk.map_err(|error| {
-            let failure = Failure::new(format_args!("network RAM disk {}", uuid_text(&uuid)), error);
-            let more = "name more of its donors, or new=yes for a new disk in their place; everything on it is lost";
-            if is_new { failure } else { failure.remedy(more) }
+            let more = "name more of its donors, or make a new disk in their place with `shoal format --force netram:...`; \
+                        everything on this one is lost then";
+            Failure::new(format_args!("network RAM disk {}", uuid_text(&uuid)), error).remedy(more)
         })?);
         let policy = disk.status().policy;
-        if !is_new && policy != wanted.config.policy {
+        if policy != wanted.config.policy {
             warn!("the disk was made with policy={}, and keeps it", policy.name());
         }
-        info!("network RAM disk {} {}", uuid_text(&uuid), if is_new { "made" } else { "opened" });
-        // From here on it is this disk, not a new one.
-        let mut description = Netram { uuid: Some(uuid), new: false, ..wanted.clone() };
+        info!("network RAM disk {} opened", uuid_text(&uuid));
+        // From here on it is this disk, and no other.
+        let mut description = Netram { uuid: Some(uuid), ..wanted.clone() };
         description.config.policy = policy;
         let description = Mutex::new(description);
-        let netram = NetramDisk { disk, uuid, description, export, members: Arc::default(), _lock: lock };
+        let (members, dismissed) = (Arc::default(), Mutex::default());
+        let inner = Arc::new(Inner { disk, uuid, client, description, export, members, dismissed });
         for one in reached {
-            netram.join(&one.donor.to_string(), one.link.clone());
+            inner.join(&one.donor.to_string(), one.link.clone());
         }
-        Ok(netram)
+        let keeper = keeper::Keeper::start(&inner).during("thread of the network RAM disk")?;
+        Ok(NetramDisk { inner, keeper, _lock: lock })
     }
 
     pub fn description(&self) -> Netram {
-        self.description.lock().clone()
+        self.inner.description.lock().clone()
     }
 
     pub fn block_device(&self) -> Arc<dyn BlockDevice> {
-        self.disk.clone()
+        self.inner.disk.clone()
     }
 
+    pub fn change(&self, change: DonorChange, name: &str) -> Outcome<String> {
+        self.inner.change(change, name)
+    }
+
+    pub fn report(&self) -> DiskReport {
+        self.inner.report()
+    }
+
+    /// Nobody has the disk open any more.
+    pub fn close(&self) {
+        self.keeper.stop();
+        let links: Vec<Arc<Link>> = self.inner.members.lock().values().map(|member| member.link.clone()).collect();
+        lease::renew_all(links.iter().map(|link| &**link), &self.inner.uuid, self.inner.client, true);
+    }
+}
+
+impl Inner {
     /// Tells the disk what happens to this donor from here on.
     fn join(&self, name: &str, link: Arc<Link>) {
         let lost = {
             let (disk, name) = (Arc::downgrade(&self.disk), name.to_string());
             move || {
                 if let Some((disk, id)) = find(&disk, &name) {
-                    warn!("donor {name} is lost");
+                    warn!("donor {name} cannot be reached; going on without it");
                     disk.lost(id);
                 }
             }
@@ -167,17 +196,36 @@ impl NetramDisk {
                 {
                     member.under_pressure = on;
                 }
-                if on && let Some((disk, id)) = find(&disk, &name) {
-                    give_back(&disk, id, &name);
+                if on
+                    && let Some((disk, id)) = find(&disk, &name)
+                    && !give_back(&disk, id, &name)
+                {
+                    warn!("donor {name} needs its memory itself, but the others cannot do without it; add a donor");
+                }
+            }
+        };
+        let taken_over = {
+            let disk = Arc::downgrade(&self.disk);
+            move || {
+                if let Some(disk) = disk.upgrade() {
+                    warn!("another client has taken the disk over; stopping");
+                    disk.taken_over();
                 }
             }
         };
         // First, so that what the watch is told at once has a place.
         self.members.lock().insert(name.to_string(), Member { link: link.clone(), under_pressure: false });
-        link.watch(Watch { lost: Some(Box::new(lost)), pressure: Some(Box::new(pressure)) });
+        link.watch(Watch {
+            lost: Some(Box::new(lost)),
+            taken_over: Some(Box::new(taken_over)),
+            pressure: Some(Box::new(pressure)),
+        });
     }
 
-    pub fn change(&self, change: DonorChange, name: &str) -> Outcome<String> {
+    fn change(&self, change: DonorChange, name: &str) -> Outcome<String> {
+        if change == DonorChange::Forget {
+            return self.forget(name);
+        }
         let donor: Donor = name.parse().map_err(|error: String| Failure::told(error))?;
         let name = donor.to_string();
         let known = find(&Arc::downgrade(&self.disk), &name);
@@ -190,7 +238,8 @@ impl NetramDisk {
                 if known.is_some() {
                     return Err(Failure::new(format_args!("donor {name}"), "is in use by this disk already"));
                 }
-                let one = reach(&donor, &self.description(), &self.export).map_err(NotReached::into_failure)?;
+                let description = self.description.lock().clone();
+                let one = reach(&donor, &description, &self.export).map_err(NotReached::into_failure)?;
                 if let Some(other) = one.disk().filter(|uuid| *uuid != self.uuid) {
                     return Err(Failure::new(
                         format_args!("donor {name}"),
@@ -198,10 +247,15 @@ impl NetramDisk {
                     )
                     .remedy("use another name there (name=NAME), or let its owner restart it"));
                 }
-                one.wipe()?;
-                one.link.belongs_to(self.uuid, false);
-                self.disk.add(one.info(), one.device());
-                self.join(&name, one.link.clone());
+                one.link.claim(Claim::Open(self.client)).map_err(|error| lease::refused(&one.donor, &error))?;
+                // While the donors learn of a former change, the number of one that left cannot be another's yet.
+                let begun = Instant::now();
+                while !self.disk.status().epoch_stored && begun.elapsed() < SETTLING {
+                    std::thread::sleep(Duration::from_millis(2));
+                }
+                self.take_in(&one)?;
+                // Not before: the keeper would take it back meanwhile.
+                self.dismissed.lock().remove(&name);
                 let donors = &mut self.description.lock().donors;
                 if !donors.contains(&donor) {
                     donors.push(donor);
@@ -210,18 +264,64 @@ impl NetramDisk {
             }
             DonorChange::Drain => {
                 let (disk, id) = known.ok_or_else(unknown)?;
+                let room = disk.drain_room(id);
+                if !room.fits() {
+                    let cause = format!(
+                        "cannot be emptied: {} are stored, and the other donors have room for {} without it",
+                        human(room.stored_bytes),
+                        human(room.room_bytes)
+                    );
+                    return Err(Failure::new(format_args!("donor {name}"), cause)
+                        .remedy("add a donor first (`shoal donor add`), or trim what is not needed"));
+                }
+                let mut dismissed = self.dismissed.lock();
                 disk.drain(id);
+                dismissed.insert(name.clone());
                 Ok(format!("donor {name} is being emptied; `shoal status` shows when it is drained"))
             }
             DonorChange::Lost => {
                 let (disk, id) = known.ok_or_else(unknown)?;
+                let mut dismissed = self.dismissed.lock();
                 disk.lost(id);
-                Ok(format!("donor {name} is given up; what it held is rebuilt on the others"))
+                dismissed.insert(name.clone());
+                Ok(format!("donor {name} is used no more; what it held is rebuilt from the others"))
             }
+            DonorChange::Forget => unreachable!("it was done above"),
         }
     }
 
-    pub fn report(&self) -> DiskReport {
+    /// Takes in a donor whose contents do not matter.
+    fn take_in(&self, one: &Reached) -> Outcome<()> {
+        one.wipe()?;
+        one.link.belongs_to(self.uuid, false);
+        let name = one.donor.to_string();
+        self.disk.add(one.info(), one.device()).map_err(|error| Failure::new(format_args!("donor {name}"), error))?;
+        lease::renew_all([&*one.link], &self.uuid, self.client, false);
+        self.join(&name, one.link.clone());
+        Ok(())
+    }
+
+    /// An administrator's word that a donor will not come back.
+    fn forget(&self, name: &str) -> Outcome<String> {
+        let status = self.disk.status();
+        let named = |donor: &DonorStatus| donor.name == name || donor.name.split(' ').next() == Some(name);
+        let gone = |state| matches!(state, DonorState::Lost | DonorState::Drained | DonorState::Forgotten);
+        let found = status.donors.iter().rposition(|donor| named(donor) && !gone(donor.state));
+        let id = found.ok_or_else(|| {
+            Failure::new(format_args!("donor {name}"), "is none of this disk's")
+                .remedy("name one as `shoal status` does")
+        })?;
+        let before = status.blocks_lost;
+        let mut dismissed = self.dismissed.lock();
+        dismissed.insert(status.donors[id].name.clone());
+        self.disk.forget(id as DonorId).map_err(|error| Failure::new(format_args!("donor {name}"), error))?;
+        Ok(format!(
+            "donor {name} is forgotten: what only it held is lost, and reads of it fail ({before} blocks were lost \
+             before; `shoal status` counts them)"
+        ))
+    }
+
+    fn report(&self) -> DiskReport {
         let status = self.disk.status();
         let members = self.members.lock();
         let donors = status.donors.iter().map(|donor| {
@@ -287,6 +387,9 @@ fn state_name(state: DonorState) -> &'static str {
         DonorState::Joining => "joining",
         DonorState::Active => "active",
         DonorState::Draining => "draining",
+        DonorState::Returning => "returning",
+        DonorState::Missing => "missing",
+        DonorState::Forgotten => "forgotten",
         DonorState::Drained => "drained",
         DonorState::Lost => "lost",
     }
@@ -295,29 +398,29 @@ fn state_name(state: DonorState) -> &'static str {
 /// The donor of this name that is in use. One that left may have had the same name.
 fn find(disk: &Weak<Disk>, name: &str) -> Option<(Arc<Disk>, DonorId)> {
     let disk = disk.upgrade()?;
-    let in_use = |state| matches!(state, DonorState::Joining | DonorState::Active | DonorState::Draining);
+    let in_use = |state| {
+        use DonorState::{Active, Draining, Joining, Returning};
+        matches!(state, Joining | Active | Draining | Returning)
+    };
     let id = disk.status().donors.iter().rposition(|donor| donor.name == name && in_use(donor.state))?;
     Some((disk, id as DonorId))
 }
 
-/// Gives a donor its memory back, if the others suffice for what the policy needs.
-fn give_back(disk: &Disk, id: DonorId, name: &str) {
+/// Gives a donor its memory back, if what is stored fits on the others. False if not.
+fn give_back(disk: &Disk, id: DonorId, name: &str) -> bool {
     let status = disk.status();
-    let active = status.donors.iter().filter(|donor| donor.state == DonorState::Active).count();
-    let free: u64 = status
-        .donors
-        .iter()
-        .enumerate()
-        .filter(|(other, donor)| *other != id as usize && donor.state == DonorState::Active)
-        .map(|(_, donor)| donor.bytes.saturating_sub(donor.used_bytes))
-        .sum();
-    let needs = status.donors.get(id as usize).map_or(0, |donor| donor.used_bytes);
-    if active > status.parity_units + 1 && free > needs {
+    let is_active = |donor: &DonorStatus| donor.state == DonorState::Active;
+    let active = status.donors.iter().filter(|donor| is_active(donor)).count();
+    if !status.donors.get(id as usize).is_some_and(is_active) {
+        // It is being emptied already, or does not hold anything yet.
+        return true;
+    }
+    let fits = active > status.parity_units + 1 && disk.drain_room(id).fits();
+    if fits {
         warn!("donor {name} needs its memory itself: it is being emptied");
         disk.drain(id);
-    } else {
-        warn!("donor {name} needs its memory itself, but the others cannot do without it; add a donor");
     }
+    fits
 }
 
 /// What this client asks donors for: its name, with its secret if it has one.
@@ -394,11 +497,30 @@ fn reach_all(wanted: &Netram, export: &str) -> Outcome<Tried> {
     Ok(all)
 }
 
-/// The disk that the donors carry, unless a new one is wanted.
+/// No donor that can be reached holds the disk. `away`: what is known of one that cannot be.
+fn absent(wanted: &Netram, away: Option<&String>) -> Failure {
+    let donors: Vec<String> = wanted.donors.iter().map(|donor| donor.clone().without_secret().to_string()).collect();
+    let donors = donors.join(", ");
+    let what = match &wanted.uuid {
+        Some(uuid) => format!("network RAM disk {} on {donors}", uuid_text(uuid)),
+        None => format!("network RAM disk on {donors}"),
+    };
+    let (cause, remedy) = match (away, &wanted.uuid) {
+        (Some(away), _) => (format!("no donor that can be reached holds it; {away}"), "bring its donors back"),
+        (None, Some(_)) => (
+            "none of its donors holds it any more: their memory is gone, and the disk with it".into(),
+            "make a new, empty one with `shoal format netram:...`",
+        ),
+        (None, None) => (
+            "none of the donors holds a disk: none was made there, or their memory is gone, as after a restart".into(),
+            "make a new, empty one with `shoal format netram:...`",
+        ),
+    };
+    Failure::new(what, cause).remedy(remedy)
+}
+
+/// The disk that the donors carry.
 fn which_disk(wanted: &Netram, reached: &[&Reached]) -> Outcome<Option<[u8; 16]>> {
-    if wanted.new {
-        return Ok(None);
-    }
     let found: Vec<(&Reached, [u8; 16])> = reached.iter().filter_map(|one| Some((*one, one.disk()?))).collect();
     let expected = match (wanted.uuid, found.first()) {
         (Some(uuid), _) => uuid,
@@ -410,7 +532,7 @@ fn which_disk(wanted: &Netram, reached: &[&Reached]) -> Outcome<Option<[u8; 16]>
             format_args!("donor {}", one.donor),
             format!("belongs to network RAM disk {}, not to {}", uuid_text(other), uuid_text(&expected)),
         )
-        .remedy("leave it out, or add new=yes to overwrite whatever the donors hold")),
+        .remedy("leave it out, or make a new disk on all of them with `shoal format --force netram:...`")),
         None => Ok(found.first().map(|_| expected)),
     }
 }
@@ -442,6 +564,7 @@ fn lock(uuid: &[u8; 16]) -> Outcome<Option<Flock<File>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::new_uuid;
 
     fn secret(text: &str) -> (tempfile::TempDir, Netram) {
         let dir = tempfile::tempdir().unwrap();

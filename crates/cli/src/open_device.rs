@@ -2,8 +2,8 @@
 //!
 //! Owns the choice among a file, a connection to an NBD server, a network RAM disk and a virtual-log disk; each is a `BlockDevice` of its
 //! own.
-//! Rules: an error names the device and what to do; only `Opening::MayCreate` makes a network RAM disk, because a disk
-//! that a store was formatted on and that is not there any more must not come back empty.
+//! Rules: an error names the device and what to do; nothing is made here. A disk that is not there any more (the donors of a network RAM
+//! disk forget when they restart) must not come back empty: only `shoal format` makes disks.
 
 use std::sync::Arc;
 
@@ -19,12 +19,6 @@ use crate::netram_disk::NetramDisk;
 use crate::status::DeviceReport;
 use crate::vlog_disk::VlogDisk;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Opening {
-    MayCreate,
-    MustExist,
-}
-
 /// An open device.
 pub struct Device {
     kind: Kind,
@@ -37,7 +31,7 @@ enum Kind {
     Vlog(Arc<VlogDisk>),
 }
 
-pub fn open(description: &Description, opening: Opening) -> Outcome<Device> {
+pub fn open(description: &Description) -> Outcome<Device> {
     let kind = match description {
         Description::File(path) => {
             let remedy = "make it first, for example with `truncate -s 1G FILE`";
@@ -54,7 +48,7 @@ pub fn open(description: &Description, opening: Opening) -> Outcome<Device> {
             }
             Kind::Nbd(Arc::new(link), description.clone())
         }
-        Description::Netram(wanted) => Kind::Netram(Arc::new(NetramDisk::open(wanted, opening)?)),
+        Description::Netram(wanted) => Kind::Netram(Arc::new(NetramDisk::open(wanted)?)),
         Description::Vlog(path) => Kind::Vlog(Arc::new(VlogDisk::open(path)?)),
     };
     Ok(Device { kind })
@@ -110,7 +104,11 @@ impl Device {
     pub fn close(&self) -> Outcome<()> {
         match &self.kind {
             Kind::Vlog(disk) => disk.close(),
-            Kind::File(..) | Kind::Nbd(..) | Kind::Netram(_) => Ok(()),
+            Kind::Netram(disk) => {
+                disk.close();
+                Ok(())
+            }
+            Kind::File(..) | Kind::Nbd(..) => Ok(()),
         }
     }
 

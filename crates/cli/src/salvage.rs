@@ -219,8 +219,7 @@ fn bulk(directory: &Path, description: &Description) -> Result<Option<Bulk>, Str
         }
         Some(BulkPlace::Device(text)) if text.starts_with("nbd") => {
             let device = text.parse().map_err(|error: String| lost(&error))?;
-            let opening = crate::open_device::Opening::MustExist;
-            let device = crate::open_device::open(&device, opening).map_err(|failure| lost(&failure))?;
+            let device = crate::open_device::open(&device).map_err(|failure| lost(&failure))?;
             Ok(Some(Box::new(media::BlockBulk(device.block_device()))))
         }
         Some(BulkPlace::Device(text)) => Err(lost(&format!(

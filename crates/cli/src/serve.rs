@@ -23,7 +23,7 @@ use crate::control::{self, Answer, Question};
 use crate::daemon;
 use crate::device::Description;
 use crate::failure::{During, Failure, Outcome};
-use crate::open_device::{self, Device, Opening};
+use crate::open_device::{self, Device};
 use crate::size::human;
 use crate::status::{ExportReport, Report, control_path};
 
@@ -47,13 +47,20 @@ struct Ready {
 pub fn run(args: &ServeArgs) -> Outcome<()> {
     let description: Description = args.device.parse().map_err(|error: String| Failure::told(error).code(2))?;
     // Status and changes name donors as any directory has them.
-    let description = description.absolute().during(&args.device)?;
+    let mut description = description.absolute().during(&args.device)?;
+    match &mut description {
+        Description::Netram(wanted) => wanted.takeover = args.takeover,
+        _ if args.takeover => {
+            return Err(Failure::new("--takeover", "only a network RAM disk can be taken over").code(2));
+        }
+        _ => {}
+    }
     let signals: SigSet = ENDING_SIGNALS.into_iter().collect();
     signals.thread_block().during("signals")?;
     daemon::start_log();
     daemon::abort_on_panic();
     let tls = args.tls_certificates.as_deref().map(TlsServer::from_directory).transpose().map_err(Failure::told)?;
-    let device = Arc::new(open_device::open(&description, Opening::MayCreate)?);
+    let device = Arc::new(open_device::open(&description)?);
     let block_device = device.block_device();
     let size_bytes = block_device.geometry().bytes;
     let export = export(args, &device).during("--name")?;

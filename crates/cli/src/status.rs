@@ -178,6 +178,7 @@ pub fn run_donor(command: &DonorCommand) -> Outcome<()> {
         DonorCommand::Add(args) => (DonorChange::Add, args),
         DonorCommand::Drain(args) => (DonorChange::Drain, args),
         DonorCommand::Lost(args) => (DonorChange::Lost, args),
+        DonorCommand::Forget(args) => (DonorChange::Forget, args),
     };
     // The server has a directory of its own.
     let donor = match donor.strip_prefix("unix:") {

@@ -31,7 +31,7 @@ use crate::device;
 use crate::failure::{During, Failure, Outcome};
 use crate::host_room;
 use crate::memory::MemoryChoice;
-use crate::open_device::{self, Device, Opening};
+use crate::open_device::{self, Device};
 use crate::place;
 
 pub const DESCRIPTION: &str = "shoal.json";
@@ -271,7 +271,7 @@ impl Store {
                 (parsed, format!("start its server again, or correct `bulk` in {file}"))
             }
         };
-        let opened = open_device::open(&description, Opening::MustExist);
+        let opened = open_device::open(&description);
         opened.map(Some).map_err(|failure| {
             let failure = failure.within("bulk storage");
             if failure.is_in_use() { failure } else { failure.remedy(remedy) }

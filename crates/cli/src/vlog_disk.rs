@@ -22,7 +22,7 @@ use tracing::info;
 use crate::args::FormatArgs;
 use crate::device;
 use crate::failure::{During, Failure, Outcome};
-use crate::open_device::{self, Device, Opening};
+use crate::open_device::{self, Device};
 use crate::overwrite;
 use crate::size::human;
 use crate::status::VlogReport;
@@ -103,7 +103,7 @@ impl VlogDisk {
             Some(description) => {
                 let below: device::Description =
                     description.over.parse().map_err(|error: String| Failure::new(path.display(), error))?;
-                let over = open_device::open(&below, Opening::MustExist);
+                let over = open_device::open(&below);
                 let over = over.map_err(|failure| failure.within(&format!("device below {}", path.display())))?;
                 (over.block_device(), Some(over))
             }
@@ -200,7 +200,7 @@ pub fn format(args: &FormatArgs, path: &Path) -> Outcome<()> {
                     return Err(Failure::new(over, "is a virtual-log disk itself").remedy("name the device below it"));
                 }
                 device::Description::File(below) => device_at(args, below)?,
-                _ => open_device::open(over, Opening::MayCreate)?.block_device(),
+                _ => open_device::open(over)?.block_device(),
             }
         }
     };

@@ -137,6 +137,11 @@ impl Scene {
         self.ok(&["format", "--memory-size", "64M", "--bulk", bulk, &self.text("store")]);
     }
 
+    /// Makes a network RAM disk.
+    fn make(&self, device: &str) {
+        self.ok(&["format", device]);
+    }
+
     fn mount(&self) {
         assert!(Path::new("/dev/fuse").exists(), "/dev/fuse is missing: this test needs FUSE");
         self.ok(&["mount", &self.text("store"), &self.text("mnt")]);
@@ -392,12 +397,15 @@ fn a_network_ram_disk_survives_the_death_of_a_donor_under_writes() {
     let scene = Scene::new();
     let mut donors = donors(&scene, 4);
     let device = format!("netram:{}?lost-after=1", donors.list);
+    scene.make(&device);
     let served = scene.serve(&device, "disk", &[]);
     let at = format!("unix:{}", scene.text("disk"));
     let client = connect(&served, &["shoal:redundancy"]);
     let status = scene.status(&at);
     assert_eq!(status["device"]["disk"]["donors"].as_array().unwrap().len(), 4);
-    assert_eq!(status["device"]["disk"]["redundancy"]["state"], "full");
+    wait_until("the disk to be looked through", || {
+        scene.status(&at)["device"]["disk"]["redundancy"]["state"] == "full"
+    });
     assert_eq!(redundancy(&client), 0);
     let block = 16384;
     let blocks = 8 * MIB / block;
@@ -437,10 +445,71 @@ fn a_network_ram_disk_survives_the_death_of_a_donor_under_writes() {
 }
 
 #[test]
+fn a_disk_is_made_by_format_alone_and_an_absent_one_is_never_replaced_by_an_empty_one() {
+    let scene = Scene::new();
+    let lend = |name: &str| {
+        let at = format!("unix:{}", scene.text(name));
+        scene.start(&["donate", "--memory", "16M", "--listen", &at, "--json"])
+    };
+    let mut lenders = ["a", "b", "c"].map(lend);
+    let list = ["a", "b", "c"].map(|name| format!("unix:{}", scene.text(name))).join(",");
+    let (device, at) = (format!("netram:{list}"), format!("unix:{}", scene.text("disk")));
+    let absent = |error: &str| {
+        let named = ["a", "b", "c"].iter().all(|name| error.contains(&scene.text(name)));
+        assert!(named && error.contains("`shoal format netram:...`"), "{error}");
+    };
+    absent(&scene.fails(1, &["serve", &device, "--nbd", &at]));
+    let error = scene.fails(1, &["format", "--memory-size", "64M", "--bulk", &device, &scene.text("store")]);
+    assert!(error.contains("bulk storage"), "{error}");
+    absent(&error);
+    assert!(!scene.path("store").exists(), "a format refused leaves nothing behind");
+    let error = scene.fails(2, &["format", "--size", "1G", &device]);
+    assert!(error.contains("size=SIZE"), "{error}");
+    let error = scene.fails(2, &["serve", &format!("{device}?new=yes"), "--nbd", &at]);
+    assert!(error.contains("shoal format netram:"), "{error}");
+    let made: Value = serde_json::from_str(&scene.ok(&["format", "--json", &device])).unwrap();
+    let uuid = made["uuid"].as_str().unwrap();
+    assert_eq!((&made["donors"], &made["parity"]), (&3.into(), &1.into()));
+    let error = scene.fails(1, &["format", &device]);
+    assert!(error.contains(&format!("holds network RAM disk {uuid}")) && error.contains("--force"), "{error}");
+    let served = scene.serve(made["device"].as_str().unwrap(), "disk", &[]);
+    assert_eq!(served.ready["size_bytes"], made["size_bytes"]);
+    let client = connect(&served, &[]);
+    write(&client, 0, &pattern(1, 1 << 20)).unwrap();
+    flush(&client).unwrap();
+    let error = scene.fails(1, &["format", "--force", &device]);
+    assert!(error.contains("another client has this area open"), "{error}");
+    let mut back = vec![0; 1 << 20];
+    read(&client, 0, &mut back).unwrap();
+    assert!(back == pattern(1, 1 << 20));
+    drop(client);
+    served.stop();
+    // All of the cluster starts again: nothing is left, and that is said.
+    lenders.into_iter().for_each(Served::kill);
+    lenders = ["a", "b", "c"].map(lend);
+    absent(&scene.fails(1, &["serve", &device, "--nbd", &at]));
+    let error = scene.fails(1, &["serve", made["device"].as_str().unwrap(), "--nbd", &at]);
+    absent(&error);
+    assert!(error.contains(uuid) && error.contains("their memory is gone"), "{error}");
+    scene.make(&device);
+    scene.ok(&["format", "--force", &device]);
+    let served = scene.serve(&device, "disk", &[]);
+    read(&connect(&served, &[]), 0, &mut back).unwrap();
+    assert!(back.iter().all(|&byte| byte == 0));
+    // Some of the donors are away as well: those are named.
+    served.stop();
+    lenders.into_iter().take(2).for_each(Served::kill);
+    let error = scene.fails(1, &["serve", &device, "--nbd", &at]);
+    assert!(error.contains("too few donors") || error.contains("no donor that can be reached"), "{error}");
+}
+
+#[test]
 fn without_redundancy_the_loss_of_a_donor_is_told_and_what_is_there_is_read() {
     let scene = Scene::new();
     let mut donors = donors(&scene, 2);
-    let served = scene.serve(&format!("netram:{}?policy=none&lost-after=0.5", donors.list), "disk", &[]);
+    let device = format!("netram:{}?policy=none&lost-after=0.5", donors.list);
+    scene.make(&device);
+    let served = scene.serve(&device, "disk", &[]);
     let client = connect(&served, &["shoal:redundancy"]);
     assert_eq!(redundancy(&client), 1, "a loss would lose data");
     for i in 0..64 {
@@ -471,7 +540,9 @@ fn donors_join_are_emptied_and_given_up_while_the_disk_is_served() {
     let donors = donors(&scene, 3);
     let more = scene.sparse("more", DONOR_BYTES);
     let _more = scene.serve(&more, "donor-more", &[]);
-    let served = scene.serve(&format!("netram:{}?size=8M", donors.list), "disk", &[]);
+    let device = format!("netram:{}?size=8M", donors.list);
+    scene.make(&device);
+    let served = scene.serve(&device, "disk", &[]);
     let at = format!("unix:{}", scene.text("disk"));
     let client = connect(&served, &[]);
     write(&client, 0, &pattern(1, 4 << 20)).unwrap();
@@ -505,29 +576,35 @@ fn donors_that_will_not_do_are_named_with_what_to_do() {
     let donor = |list: &str, i: usize| list.split(',').nth(i).unwrap().to_string();
     let list = donors.list.clone();
     let pair = |a: usize, b: usize, more: &str| format!("netram:{},{}?{more}", donor(&list, a), donor(&list, b));
+    scene.make(&pair(0, 1, "policy=mirrored"));
     let served = scene.serve(&pair(0, 1, "policy=mirrored"), "disk", &[]);
     let error = scene.fails(1, &["serve", &pair(0, 1, "policy=mirrored"), "--nbd", &format!("{at}2")]);
     assert!(error.contains("another process on this machine has it open"), "{error}");
     served.stop();
-    scene.serve(&pair(2, 3, "policy=mirrored"), "disk", &[]).stop();
+    scene.make(&pair(2, 3, "policy=mirrored"));
     let error = scene.fails(1, &["serve", &pair(1, 2, "policy=mirrored"), "--nbd", &at]);
-    assert!(error.contains("donor2: belongs to network RAM disk") && error.contains("new=yes"), "{error}");
+    assert!(error.contains("donor2: belongs to network RAM disk") && error.contains("format --force"), "{error}");
+    let error = scene.fails(1, &["format", &pair(1, 2, "policy=mirrored")]);
+    assert!(error.contains("donor1: holds network RAM disk") && error.contains("--force"), "{error}");
     // A server that is away is missing; a new disk needs all.
     donors.servers[3].take().unwrap().kill();
-    let error = scene.fails(1, &["serve", &pair(0, 3, "policy=mirrored&new=yes"), "--nbd", &at]);
+    let error = scene.fails(1, &["format", "--force", &pair(0, 3, "policy=mirrored")]);
     assert!(error.contains("donor3") && error.contains("a new disk needs all"), "{error}");
     let degraded = scene.serve(&pair(2, 3, "policy=mirrored"), "disk", &[]);
     let disk = scene.status(&at)["device"]["disk"].clone();
-    assert_eq!(disk["donors"].as_array().unwrap().iter().filter(|donor| donor["state"] == "lost").count(), 1);
+    assert_eq!(disk["donors"].as_array().unwrap().iter().filter(|donor| donor["state"] == "missing").count(), 1);
     degraded.stop();
     // Overwritten on purpose, the two become another disk.
-    scene.serve(&pair(1, 2, "policy=mirrored&new=yes"), "disk", &[]).stop();
+    scene.ok(&["format", "--force", &pair(1, 2, "policy=mirrored")]);
     scene.serve(&pair(1, 2, "policy=mirrored"), "disk", &[]).stop();
     let small = scene.sparse("small", 64 << 10);
     let _small = scene.serve(&small, "tiny", &[]);
-    let both = format!("netram:unix:{},{}?new=yes", scene.text("tiny"), donor(&list, 0));
-    let error = scene.fails(1, &["serve", &both, "--nbd", &at]);
+    let both = format!("netram:unix:{},{}", scene.text("tiny"), donor(&list, 0));
+    let error = scene.fails(1, &["format", "--force", &both]);
     assert!(error.contains("does not fit"), "{error}");
+    // What was refused has not touched the donor: it still holds its disk.
+    let error = scene.fails(1, &["format", &both]);
+    assert!(error.contains("donor0: holds network RAM disk"), "{error}");
 }
 
 #[test]
@@ -545,9 +622,13 @@ fn a_donor_with_a_secret_lends_to_who_knows_it() {
     let _donors = (lend("a"), lend("b"));
     let list = format!("netram:unix:{},unix:{}", scene.text("a"), scene.text("b"));
     let at = format!("unix:{}", scene.text("disk"));
-    let error = scene.fails(1, &["serve", &list, "--nbd", &at]);
-    assert!(error.contains(&scene.text("a")) && error.contains("secret"), "{error}");
-    let served = scene.serve(&format!("{list}?name=me&secret={}", scene.text("secret")), "disk", &[]);
+    for command in [&["serve", &list, "--nbd", &at][..], &["format", &list]] {
+        let error = scene.fails(1, command);
+        assert!(error.contains(&scene.text("a")) && error.contains("secret"), "{error}");
+    }
+    let device = format!("{list}?name=me&secret={}", scene.text("secret"));
+    scene.make(&device);
+    let served = scene.serve(&device, "disk", &[]);
     let client = connect(&served, &[]);
     write(&client, 0, &pattern(1, 1 << 20)).unwrap();
     flush(&client).unwrap();
@@ -566,7 +647,9 @@ fn a_store_keeps_its_large_files_in_the_memory_of_donors() {
     };
     let mut lenders: Vec<Served> = ["a", "b", "c"].map(lend).into();
     let list: Vec<String> = ["a", "b", "c"].map(|name| format!("unix:{}", scene.text(name))).into();
-    scene.format(&format!("netram:{}?lost-after=1", list.join(",")));
+    let device = format!("netram:{}?lost-after=1", list.join(","));
+    scene.make(&device);
+    scene.format(&device);
     scene.mount();
     let file = scene.path("mnt").join("large");
     let bytes = pattern(6, 4 << 20);

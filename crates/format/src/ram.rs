@@ -1,26 +1,62 @@
 //! What the network RAM disk writes to its donors: the superblock and the headers of units.
 //!
-//! A donor begins with [`SUPERBLOCK_BYTES`]: two slots of 2048 bytes, written by turns; the valid one with the higher epoch
-//! counts. Behind it lie *units* of one size: a header and `buffer` blocks. A unit is written as a whole, from its start, and says what
-//! it is: group, place in the group, and for each block its number, its write sequence and its CRC32C. A data unit lists
-//! its own blocks, a parity unit those of all data units, so that any one missing unit is described by another.
-//! The block with the highest write sequence counts. A unit whose header does not decode is free.
+//! A donor begins with [`SUPERBLOCK_BYTES`]: two slots of 2048 bytes, written by turns, of which the valid one with the higher epoch
+//! counts; then the lease of the client that has the disk open. Behind them lie *units* of one size: two slots for a header, and
+//! `buffer` blocks. A header says what the unit is: group, place in the group, and for each block its number, its write
+//! sequence and its CRC32C. A unit that grows gets its next header in the other slot; the valid one that lists more counts, unless
+//! one was cut. A
+//! data unit lists its own blocks, a parity unit those of all data units, so that any one missing unit is described by another.
+//! The block with the highest write sequence counts. A unit none of whose headers decodes is free.
 
 use crate::{FormatError, checksum};
 
-pub const SUPERBLOCK_BYTES: usize = 4096;
+/// What units begin behind (bytes).
+pub const SUPERBLOCK_BYTES: usize = 8192;
 const SLOT_BYTES: usize = 2048;
+/// Both slots (bytes).
+pub const SLOTS_BYTES: usize = 2 * SLOT_BYTES;
+/// Where the lease is, and its length (bytes).
+pub const LEASE_AT: usize = SLOTS_BYTES;
+pub const LEASE_BYTES: usize = 512;
+const LEASE_MAGIC: u64 = u64::from_le_bytes(*b"ShoalLse");
 const SUPERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"ShoalRam");
 const UNIT_MAGIC: u64 = u64::from_le_bytes(*b"ShoalUnt");
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Fixed part of a unit's header.
 const UNIT_HEADER: usize = 64;
+/// Headers a unit has room for.
+pub const HEADER_SLOTS: usize = 2;
 /// Bytes of one entry.
 const ENTRY_BYTES: usize = 16;
-/// Donors a disk may have had in its life.
-pub const DONORS_MAX: usize = 1024;
+/// Donors of a disk at the same time. The place of one that is gone is used again, under another birth.
+pub const DONORS_MAX: usize = 256;
+/// Bytes of a donor's place in a superblock.
+const PLACE_BYTES: usize = 5;
 /// The block number of an entry whose block lists trimmed ranges.
 pub const TRIMMED: u32 = u32::MAX;
+/// The block number of an entry whose block lists ranges whose data is lost for good.
+pub const LOST: u32 = u32::MAX - 1;
+
+/// What a superblock says about one donor.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DonorPlace {
+    pub standing: Standing,
+    /// Counts the donors the disk ever had: units written under another birth are not this donor's.
+    pub born: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// It does not belong to the disk, or no more.
+    #[default]
+    Gone,
+    Counts,
+    /// It belongs to the disk and was away when the disk was opened: what only it knows was not there then, and does not
+    /// count any more.
+    Away,
+    /// It will belong to the disk as soon as it knows so.
+    Joins,
+}
 
 /// Which donors count: kept on every donor, changed with the epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,8 +77,7 @@ pub struct DiskSuperblock {
     pub block_bytes: u32,
     /// Size of the disk in blocks.
     pub blocks: u64,
-    /// For each donor the disk ever had: does it still count?
-    pub donors: Vec<bool>,
+    pub donors: Vec<DonorPlace>,
 }
 
 struct Reader<'a>(&'a [u8]);
@@ -72,11 +107,6 @@ impl Reader<'_> {
 }
 
 impl DiskSuperblock {
-    /// Where in the superblock's bytes the slot of an epoch lies.
-    pub fn slot_at(epoch: u64) -> usize {
-        (epoch % 2) as usize * SLOT_BYTES
-    }
-
     /// One slot.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![0; 4];
@@ -90,7 +120,11 @@ impl DiskSuperblock {
         out.extend_from_slice(&(self.donors.len() as u16).to_le_bytes());
         out.extend_from_slice(&self.block_bytes.to_le_bytes());
         out.extend_from_slice(&self.blocks.to_le_bytes());
-        out.extend(self.donors.iter().map(|&counts| counts as u8));
+        for place in &self.donors {
+            out.push(place.standing as u8);
+            out.extend_from_slice(&place.born.to_le_bytes());
+        }
+        assert!(out.len() <= SLOT_BYTES, "there are at most {DONORS_MAX} donors");
         out.resize(SLOT_BYTES, 0);
         let crc = checksum(0, &out[4..]);
         out[..4].copy_from_slice(&crc.to_le_bytes());
@@ -120,7 +154,18 @@ impl DiskSuperblock {
         if count as usize > DONORS_MAX || donor >= count {
             return Err(FormatError::Range { what, field: "donors", found: count.into() });
         }
-        let donors = reader.0[..count as usize].iter().map(|&counts| counts != 0).collect();
+        let mut donors = Vec::with_capacity(count as usize);
+        for place in reader.0[..count as usize * PLACE_BYTES].chunks_exact(PLACE_BYTES) {
+            let mut place = Reader(place);
+            let standing = match place.u8() {
+                0 => Standing::Gone,
+                1 => Standing::Counts,
+                2 => Standing::Away,
+                3 => Standing::Joins,
+                other => return Err(FormatError::Range { what, field: "standing", found: other.into() }),
+            };
+            donors.push(DonorPlace { standing, born: place.u32() });
+        }
         let superblock = DiskSuperblock {
             uuid,
             epoch,
@@ -151,7 +196,7 @@ impl DiskSuperblock {
         if !(1..=16).contains(&self.data) || self.parity > 4 || self.policy > 6 || !(1..=8).contains(&self.streams) {
             return bad("plan", u32::from_le_bytes([self.policy, self.data, self.parity, self.streams]).into());
         }
-        if self.blocks >= u32::MAX as u64 {
+        if self.blocks >= LOST as u64 {
             return bad("blocks", self.blocks);
         }
         Ok(())
@@ -159,14 +204,20 @@ impl DiskSuperblock {
 
     /// The newest valid slot of a donor's first [`SUPERBLOCK_BYTES`].
     pub fn decode(bytes: &[u8]) -> Result<DiskSuperblock, FormatError> {
-        if bytes.len() < SUPERBLOCK_BYTES {
-            let (expected, found) = (SUPERBLOCK_BYTES, bytes.len());
+        Self::newest(bytes).map(|(_, superblock)| superblock)
+    }
+
+    /// The same, and which slot it is.
+    pub fn newest(bytes: &[u8]) -> Result<(usize, DiskSuperblock), FormatError> {
+        if bytes.len() < SLOTS_BYTES {
+            let (expected, found) = (SLOTS_BYTES, bytes.len());
             return Err(FormatError::Short { what: "superblock of a network RAM disk", expected, found });
         }
-        let slots = [Self::decode_slot(&bytes[..SLOT_BYTES]), Self::decode_slot(&bytes[SLOT_BYTES..SUPERBLOCK_BYTES])];
+        let slots = [Self::decode_slot(&bytes[..SLOT_BYTES]), Self::decode_slot(&bytes[SLOT_BYTES..SLOTS_BYTES])];
         match slots {
-            [Ok(a), Ok(b)] => Ok(if a.epoch > b.epoch { a } else { b }),
-            [Ok(a), Err(_)] | [Err(_), Ok(a)] => Ok(a),
+            [Ok(a), Ok(b)] => Ok(if a.epoch > b.epoch { (0, a) } else { (1, b) }),
+            [Ok(a), Err(_)] => Ok((0, a)),
+            [Err(_), Ok(b)] => Ok((1, b)),
             [Err(a), Err(b)] => Err(if matches!(a, FormatError::Magic { .. }) { b } else { a }),
         }
     }
@@ -190,6 +241,12 @@ pub struct UnitHeader {
     pub group: u64,
     /// The donor it was written to. A donor that comes back after it was given up is a new one, and its old units count no more.
     pub donor: u16,
+    /// The donor's birth: its number may have been another's before.
+    pub born: u32,
+    /// Every entry with a lower sequence, of whatever group, was safe when this was written.
+    pub horizon: u64,
+    /// How often the lists were made shorter since.
+    pub cut: u32,
     /// Place in the group: data units first, then parity.
     pub member: u8,
     pub data: u8,
@@ -202,6 +259,18 @@ impl UnitHeader {
     /// Bytes to reserve for any header of a disk, a multiple of 512.
     pub fn bytes(data: usize, buffer_blocks: usize) -> usize {
         (UNIT_HEADER + data + data * buffer_blocks * ENTRY_BYTES).next_multiple_of(512)
+    }
+
+    /// The header of a unit that counts, from all its slots of `room` bytes each: of those that are `ours` the one that was cut more
+    /// often, else the one that lists more.
+    pub fn newest(slots: &[u8], room: usize, ours: impl Fn(&UnitHeader) -> bool) -> Option<UnitHeader> {
+        let valid = slots.chunks_exact(room).take(HEADER_SLOTS).filter_map(|slot| UnitHeader::decode(slot).ok());
+        valid.filter(ours).max_by_key(|header| (header.group, header.cut, header.listed()))
+    }
+
+    /// Blocks in all lists.
+    pub fn listed(&self) -> usize {
+        self.lists.iter().map(Vec::len).sum()
     }
 
     pub fn is_parity(&self) -> bool {
@@ -218,6 +287,9 @@ impl UnitHeader {
         out.extend_from_slice(&self.group.to_le_bytes());
         out.extend_from_slice(&[self.member, self.data, self.parity, self.lists.len() as u8]);
         out.extend_from_slice(&self.donor.to_le_bytes());
+        out.extend_from_slice(&self.born.to_le_bytes());
+        out.extend_from_slice(&self.horizon.to_le_bytes());
+        out.extend_from_slice(&self.cut.to_le_bytes());
         out.resize(start + UNIT_HEADER, 0);
         out.extend(self.lists.iter().map(|list| list.len() as u8));
         for entry in self.lists.iter().flatten() {
@@ -250,7 +322,7 @@ impl UnitHeader {
         }
         let (uuid, group) = (reader.take(), reader.u64());
         let (member, data, parity, count) = (reader.u8(), reader.u8(), reader.u8(), reader.u8());
-        let donor = reader.u16();
+        let (donor, born, horizon, cut) = (reader.u16(), reader.u32(), reader.u64(), reader.u32());
         let expected = if member < data { 1 } else { data };
         if count != expected || member >= data.saturating_add(parity) {
             return Err(FormatError::Range { what, field: "member", found: member.into() });
@@ -264,7 +336,45 @@ impl UnitHeader {
         let mut reader = Reader(&bytes[UNIT_HEADER + count as usize..]);
         let mut entry = || UnitEntry { block: reader.u32(), crc: reader.u32(), sequence: reader.u64() };
         let lists = counts.iter().map(|&count| (0..count).map(|_| entry()).collect()).collect();
-        Ok(UnitHeader { uuid, group, donor, member, data, parity, lists })
+        Ok(UnitHeader { uuid, group, donor, born, horizon, cut, member, data, parity, lists })
+    }
+}
+
+/// Who has a disk open, on donors that know no clients of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    pub uuid: [u8; 16],
+    pub client: [u8; 16],
+    /// Grows with every renewal.
+    pub renewed: u64,
+    /// Its client has closed the disk.
+    pub released: bool,
+}
+
+impl Lease {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![0; 4];
+        out.extend_from_slice(&LEASE_MAGIC.to_le_bytes());
+        out.extend_from_slice(&VERSION.to_le_bytes());
+        out.extend_from_slice(&self.uuid);
+        out.extend_from_slice(&self.client);
+        out.extend_from_slice(&self.renewed.to_le_bytes());
+        out.push(self.released as u8);
+        out.resize(LEASE_BYTES, 0);
+        let crc = checksum(0, &out[4..]);
+        out[..4].copy_from_slice(&crc.to_le_bytes());
+        out
+    }
+
+    /// Nothing where there is no lease.
+    pub fn decode(bytes: &[u8]) -> Option<Lease> {
+        let bytes = bytes.get(..LEASE_BYTES)?;
+        let mut reader = Reader(bytes);
+        let (crc, magic, version) = (reader.u32(), reader.u64(), reader.u32());
+        if magic != LEASE_MAGIC || version != VERSION || crc != checksum(0, &bytes[4..]) {
+            return None;
+        }
+        Some(Lease { uuid: reader.take(), client: reader.take(), renewed: reader.u64(), released: reader.u8() != 0 })
     }
 }
 
@@ -322,8 +432,13 @@ mod tests {
             flags: 0,
             block_bytes: 4096,
             blocks: 1000,
-            donors: vec![true, false, true, true],
+            donors: [1, 0, 2, 1].map(place).to_vec(),
         }
+    }
+
+    fn place(standing: u8) -> DonorPlace {
+        let standing = [Standing::Gone, Standing::Counts, Standing::Away][standing as usize];
+        DonorPlace { standing, born: standing as u32 * 1000 }
     }
 
     fn header(member: u8) -> UnitHeader {
@@ -333,20 +448,32 @@ mod tests {
         } else {
             vec![(0..8).map(entry).collect(), vec![], (20..23).map(entry).collect()]
         };
-        UnitHeader { uuid: [1; 16], group: 99, donor: 5, member, data: 3, parity: 1, lists }
+        UnitHeader {
+            uuid: [1; 16],
+            group: 99,
+            donor: 5,
+            born: 70_000,
+            horizon: 1 << 40,
+            cut: 0,
+            member,
+            data: 3,
+            parity: 1,
+            lists,
+        }
     }
 
     #[test]
     fn the_superblock_with_the_higher_epoch_counts_and_no_bit_may_flip() {
-        let (old, new) = (superblock(), DiskSuperblock { epoch: 8, donors: vec![true; 4], ..superblock() });
+        let (old, new) =
+            (superblock(), DiskSuperblock { epoch: 8, donors: vec![place(1); DONORS_MAX], ..superblock() });
         let mut bytes = vec![0; SUPERBLOCK_BYTES];
         assert!(matches!(DiskSuperblock::decode(&bytes), Err(FormatError::Magic { .. })));
-        for one in [&new, &old] {
-            let at = DiskSuperblock::slot_at(one.epoch);
+        for (slot, one) in [&new, &old].into_iter().enumerate() {
+            let at = slot * SLOT_BYTES;
             bytes[at..at + SLOT_BYTES].copy_from_slice(&one.encode());
         }
-        assert_eq!(DiskSuperblock::decode(&bytes).unwrap(), new);
-        let at = DiskSuperblock::slot_at(8);
+        assert_eq!(DiskSuperblock::newest(&bytes).unwrap(), (0, new));
+        let at = 0;
         for bit in 0..SLOT_BYTES * 8 {
             bytes[at + bit / 8] ^= 1 << (bit % 8);
             assert_eq!(DiskSuperblock::decode(&bytes).unwrap(), old, "bit {bit}");
@@ -376,6 +503,35 @@ mod tests {
     }
 
     #[test]
+    fn of_two_headers_the_one_that_lists_more_counts_and_a_torn_one_does_not() {
+        let room = UnitHeader::bytes(3, 8);
+        let longer = header(0);
+        let mut shorter = header(0);
+        shorter.lists[0].pop();
+        let slots = |first: &UnitHeader, second: &UnitHeader| {
+            let mut bytes = vec![];
+            first.encode(room, &mut bytes);
+            second.encode(room, &mut bytes);
+            bytes
+        };
+        for mut bytes in [slots(&longer, &shorter), slots(&shorter, &longer)] {
+            let newest = |bytes: &[u8]| UnitHeader::newest(bytes, room, |header| header.born == 70_000);
+            assert_eq!(newest(&bytes), Some(longer.clone()));
+            let torn = if UnitHeader::decode(&bytes[..room]).unwrap() == longer { 0 } else { room };
+            bytes[torn + room - 1] ^= 1;
+            assert_eq!(newest(&bytes), Some(shorter.clone()));
+            bytes[room - torn] ^= 1;
+            assert_eq!(newest(&bytes), None);
+        }
+        let cut = UnitHeader { cut: 1, ..shorter.clone() };
+        assert_eq!(UnitHeader::newest(&slots(&longer, &cut), room, |_| true), Some(cut));
+        // One of a former birth is as none.
+        let former = UnitHeader { born: 1, ..longer };
+        let bytes = slots(&former, &shorter);
+        assert_eq!(UnitHeader::newest(&bytes, room, |header| header.born == 70_000), Some(shorter));
+    }
+
+    #[test]
     fn forged_lengths_are_errors() {
         let room = UnitHeader::bytes(3, 8);
         for (at, value) in [(40, 9), (41, 200), (43, 7), (64, 255)] {
@@ -386,6 +542,19 @@ mod tests {
             bytes[..4].copy_from_slice(&crc.to_le_bytes());
             assert!(UnitHeader::decode(&bytes).is_err(), "byte {at}");
         }
+    }
+
+    #[test]
+    fn leases_come_back_and_no_bit_may_flip() {
+        let lease = Lease { uuid: [1; 16], client: [2; 16], renewed: 1 << 40, released: true };
+        let mut bytes = lease.encode();
+        assert_eq!((bytes.len(), Lease::decode(&bytes)), (LEASE_BYTES, Some(lease)));
+        for bit in 0..LEASE_BYTES * 8 {
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(Lease::decode(&bytes), None, "bit {bit}");
+            bytes[bit / 8] ^= 1 << (bit % 8);
+        }
+        assert_eq!((Lease::decode(&bytes[1..]), Lease::decode(&[0; LEASE_BYTES])), (None, None));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Poison, Re
 
 use crate::address::Uri;
 use crate::channel::Channel;
+use crate::clients::Claim;
 use crate::connect::{ConnectError, shake_hands};
 use crate::inflight::{Done, Entry, Expect, InFlight, Statuses};
 use crate::input::Input;
@@ -27,6 +28,9 @@ use crate::pieces;
 use crate::replies::Replies;
 use crate::tls::TlsClient;
 use crate::wire::transmission::*;
+
+/// A request may be unanswered for so many time-outs while others are answered.
+const BUSY_TIMEOUTS_MAX: u32 = 10;
 
 /// Inside the `MediaError::Io` of every request that a lost connection took with it.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -56,6 +60,8 @@ pub struct ClientOptions {
     pub tls: Option<TlsClient>,
     /// Metadata contexts to ask for. Those the server does not have are left out.
     pub contexts: Vec<String>,
+    /// Whose the connection is; see [`Claim`].
+    pub claim: Option<Claim>,
     /// What the device's owner knows about torn writes; the protocol promises nothing (bytes).
     pub atomic_bytes: u32,
     /// Let a flush succeed on a server that knows none: its owner says it has no cache that could lose writes.
@@ -69,6 +75,7 @@ impl Default for ClientOptions {
             request_timeout: Duration::from_secs(30),
             tls: None,
             contexts: vec![],
+            claim: None,
             atomic_bytes: 1,
             flush_may_be_missing: false,
         }
@@ -85,6 +92,7 @@ pub(crate) struct Shared {
     in_flight: InFlight,
     poison: Poison,
     flush_may_be_missing: bool,
+    is_claimed: bool,
 }
 
 /// A connection to an export. Dropping it disconnects; requests in flight then fail.
@@ -97,11 +105,17 @@ pub struct Client {
 impl Client {
     pub fn connect(uri: &Uri, options: &ClientOptions) -> Result<Client, ConnectError> {
         let name = uri.to_string();
-        let wish = Wish { name: uri.name.clone(), contexts: options.contexts.clone(), tls: uri.tls, list: false };
+        let claim = options.claim.map(Claim::context);
+        let contexts = options.contexts.iter().chain(&claim).cloned().collect();
+        let wish = Wish { name: uri.name.clone(), contexts, tls: uri.tls, list: false };
         let (channel, step, early) = shake_hands(uri, wish, options)?;
-        let Step::Agreed(agreed) = step else {
+        let Step::Agreed(mut agreed) = step else {
             unreachable!("a handshake that asks for an export ends with one or with an error")
         };
+        // No requests are made of this one.
+        let contexts = agreed.contexts.len();
+        agreed.contexts.retain(|context| Some(&context.name) != claim.as_ref());
+        let is_claimed = agreed.contexts.len() < contexts;
         let io = |source| ConnectError::Io { uri: name.clone(), source };
         let tick = (options.request_timeout / 4).clamp(Duration::from_millis(10), Duration::from_secs(1));
         channel.set_timeouts(Some(tick), Some(options.request_timeout)).map_err(io)?;
@@ -119,6 +133,7 @@ impl Client {
             agreed,
             poison: Poison::default(),
             flush_may_be_missing: options.flush_may_be_missing,
+            is_claimed,
         });
         // From here on a drop disconnects.
         let mut client = Client { shared: shared.clone(), channel: channel.clone(), threads: vec![] };
@@ -136,6 +151,11 @@ impl Client {
     /// What the server said about the export.
     pub fn export(&self) -> &Agreed {
         &self.shared.agreed
+    }
+
+    /// Does the server know whose the connection is? Then nothing that older ones sent can come any more.
+    pub fn is_claimed(&self) -> bool {
+        self.shared.is_claimed
     }
 
     /// Why the connection is over, once it is.
@@ -394,8 +414,13 @@ fn receive_all(shared: &Arc<Shared>, mut input: Input, timeout: Duration, tick: 
             return Ok(());
         }
         looked = Instant::now();
+        // A server that answers others is busy, not gone; but none is busy for ever.
+        let progress = shared.in_flight.answered().map_or(Duration::MAX, |answered| answered.elapsed());
         match shared.in_flight.oldest() {
-            Some(oldest) if oldest.elapsed() > timeout => {
+            Some(oldest)
+                if oldest.elapsed() > timeout
+                    && (progress > timeout || oldest.elapsed() > BUSY_TIMEOUTS_MAX * timeout) =>
+            {
                 let message = format!("no answer within {} ms", timeout.as_millis());
                 Err(io::Error::new(io::ErrorKind::TimedOut, message))
             }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use shoal_media::{BlockDevice, MediaError};
 
+use crate::clients::Clients;
 use crate::limits::REQUEST_BYTES_MAX;
 use crate::wire::TEXT_BYTES_MAX;
 use crate::wire::handshake::{BlockSizes, ListEntry};
@@ -68,6 +69,7 @@ pub struct Export {
     multi_conn: bool,
     rotational: bool,
     contexts: Vec<Arc<dyn BlockStatus>>,
+    pub(crate) clients: Option<Arc<Clients>>,
 }
 
 impl Export {
@@ -93,6 +95,7 @@ impl Export {
             multi_conn: false,
             rotational: false,
             contexts: vec![Arc::new(Allocated)],
+            clients: None,
         })
     }
 
@@ -116,6 +119,12 @@ impl Export {
 
     pub fn rotational(mut self, yes: bool) -> Export {
         self.rotational = yes;
+        self
+    }
+
+    /// One client at a time, among those that say who they are.
+    pub fn clients(mut self, clients: Arc<Clients>) -> Export {
+        self.clients = Some(clients);
         self
     }
 

@@ -78,6 +78,10 @@ struct Slots {
     slots: Vec<Slot>,
     free: Vec<u32>,
     lost: Option<MediaError>,
+    /// When the last answer came.
+    answered: Option<Instant>,
+    /// Answers since that was looked at.
+    is_moving: bool,
 }
 
 impl Slots {
@@ -168,8 +172,12 @@ impl InFlight {
         let over = {
             let mut slots = self.0.lock();
             let Some(entry) = slots.entry(cookie) else { return };
+            let unanswered = entry.outcome.is_none();
             change(entry);
-            if entry.is_over() { slots.take(cookie) } else { None }
+            let answered = unanswered && entry.outcome.is_some();
+            let is_over = entry.is_over();
+            slots.is_moving |= answered;
+            if is_over { slots.take(cookie) } else { None }
         };
         if let Some(entry) = over {
             entry.complete();
@@ -195,6 +203,15 @@ impl InFlight {
 
     pub(crate) fn lost(&self) -> Option<MediaError> {
         self.0.lock().lost.clone()
+    }
+
+    /// When answers were last seen to come, as well as those who ask know it.
+    pub(crate) fn answered(&self) -> Option<Instant> {
+        let mut slots = self.0.lock();
+        if std::mem::take(&mut slots.is_moving) {
+            slots.answered = Some(Instant::now());
+        }
+        slots.answered
     }
 
     /// When the oldest unanswered request was made.

@@ -1,8 +1,8 @@
 //! Linux's network block device protocol: a server for any `BlockDevice`, and a client that is one.
 //!
 //! `wire` has the bytes, `negotiation` the handshake as state machines without I/O, `limits` what a peer may cost.
-//! Server: `export` (what is offered), `server` (listening), `guests` (connections), `pool` (their memory), `session`
-//! (requests). Client: `connect`,
+//! Server: `export` (what is offered), `clients` (which client has it), `server` (listening), `guests` (connections), `pool`
+//! (their memory), `session` (requests). Client: `connect`,
 //! `client`, `inflight`, `replies`, `pieces`. Both stand on `channel` (socket, TLS), `input` and `watch`
 //! (receiving) and `outbox` (sending).
 //! Threads: each connection has one that receives and one that sends what nobody could send without waiting.
@@ -13,6 +13,7 @@
 pub mod address;
 mod channel;
 pub mod client;
+mod clients;
 pub mod connect;
 pub mod export;
 mod guests;
@@ -32,6 +33,7 @@ pub mod wire;
 
 pub use address::{Listen, Uri};
 pub use client::{Client, ClientOptions, Lost};
+pub use clients::{Claim, ClientId, Clients, TAKEN_OVER};
 pub use connect::{ConnectError, list};
 pub use export::{BlockStatus, Catalog, Export, Peer, Refusal};
 pub use limits::Limits;

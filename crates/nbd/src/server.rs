@@ -25,7 +25,7 @@ use crate::limits::Limits;
 use crate::negotiation::server::{Handshake, Session, Step};
 use crate::outbox::{Outbox, hold_on_this_thread};
 use crate::pool::Pool;
-use crate::session::{Spares, Transmission, invalid_data};
+use crate::session::{Goodbye, Spares, Transmission, invalid_data};
 use crate::tls::TlsServer;
 
 /// A server that cannot be started.
@@ -292,6 +292,12 @@ fn connection(shared: &Shared, guest: &Guest, peer: Peer) {
     if channel.set_timeouts(Some(tick), Some(tick)).is_err() {
         return;
     }
+    let mut session = session;
+    // Dropped last: what the connection had sent is done then.
+    let mut ticket = session.ticket.take();
+    if ticket.as_ref().is_some_and(|ticket| !ticket.attach(channel)) {
+        return;
+    }
     let spares = Arc::new(Spares::new(shared.pool.clone()));
     let returned = {
         let spares = spares.clone();
@@ -309,11 +315,15 @@ fn connection(shared: &Shared, guest: &Guest, peer: Peer) {
     let transmission = Transmission { session, outbox: outbox.clone(), spares, limits, guest, closing };
     // However it ended: what was taken is finished and answered as far as the client listens.
     let input = Input::new(channel.clone(), &early).watching().stalling(limits.stalled, outbox.sending_stalls());
-    let _ = transmission.run(input);
+    let ended = transmission.run(input);
+    if let Some(ticket) = &mut ticket {
+        ticket.said_goodbye = matches!(ended, Ok(Goodbye::Said));
+    }
     outbox.drain();
     outbox.close();
     channel.shutdown();
     let _ = writing.join();
+    drop(ticket);
 }
 
 /// The whole handshake. Returns what was agreed on and the bytes that arrived behind it, or nothing if the client left.

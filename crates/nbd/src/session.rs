@@ -145,9 +145,16 @@ pub(crate) struct Transmission<'a> {
     pub(crate) closing: &'a AtomicBool,
 }
 
+/// How a client left.
+pub(crate) enum Goodbye {
+    Said,
+    /// The connection just ended.
+    Missing,
+}
+
 impl Transmission<'_> {
     /// Serves until the client ends it, breaks the protocol, or the server closes.
-    pub(crate) fn run(&self, mut input: Input) -> io::Result<()> {
+    pub(crate) fn run(&self, mut input: Input) -> io::Result<Goodbye> {
         let outbox = self.outbox.clone();
         let mut idle = move || {
             self.guest.pauses();
@@ -156,10 +163,10 @@ impl Transmission<'_> {
             Ok(())
         };
         loop {
-            let Some(header) = input.header::<REQUEST_BYTES>(&mut idle)? else { return Ok(()) };
+            let Some(header) = input.header::<REQUEST_BYTES>(&mut idle)? else { return Ok(Goodbye::Missing) };
             let header = RequestHeader::decode(&header).map_err(invalid_data)?;
             if header.command == CMD_DISC {
-                return Ok(());
+                return Ok(Goodbye::Said);
             }
             self.guest.asks();
             self.request(header, &mut input, &mut idle)?;

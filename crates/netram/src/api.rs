@@ -3,7 +3,7 @@
 //! Owns: the vocabulary. Every donor operation and every request carries a ticket; the answer names it. Left out: who carries
 //! operations out (`disk` over real devices, the simulation over a model of time).
 
-/// Place of a donor in the engine's table; never reused within the life of a disk.
+/// Place of a donor in the engine's table. The place of one that is gone may become another's.
 pub type DonorId = u16;
 
 /// A donor as the engine gets to know it.
@@ -33,12 +33,29 @@ pub enum DonorOp {
     },
 }
 
-/// Why a donor did not do it. The engine takes every failure for the loss of the donor: whoever carries operations out retries
-/// what can be retried.
+/// What is known of an operation that was not answered with success.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// The donor answered that it could not. A write may have been done in part; the donor is there.
+    Refused,
+    /// The connection broke; the donor is there again. The operation was carried out, or was not, or still may be.
+    Uncertain,
+    /// The donor cannot be reached. It may come back ([`crate::Engine::back`]).
+    Away,
+}
+
+/// Why a donor did not do it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub struct DonorError {
+    pub trouble: Trouble,
     pub why: String,
+}
+
+impl DonorError {
+    pub fn new(trouble: Trouble, why: impl Into<String>) -> DonorError {
+        DonorError { trouble, why: why.into() }
+    }
 }
 
 /// What an operation on a donor is for.
@@ -54,6 +71,15 @@ pub enum Purpose {
     Repair,
     /// Superblocks, scanning, freeing of units.
     Upkeep,
+}
+
+/// Why a donor that can be reached is not taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotBack {
+    /// It is one of the disk's; not all it was asked before is answered yet, or it is not away at all.
+    Later,
+    /// It is none of the disk's, or no more.
+    Stranger,
 }
 
 /// What the engine wants done.
@@ -73,10 +99,14 @@ pub enum DiskError {
     OutOfRange { at: u64, len: u64 },
     #[error("no room on the donors for redundancy and data; add a donor with `shoal donor add`, or trim")]
     NoSpace,
-    #[error("the data of block {block} is on donors that are lost ({donors})")]
+    #[error("the data of block {block} is not to be had ({donors})")]
     Unavailable { block: u64, donors: String },
+    #[error("the data of block {block} is lost: a donor it was on was forgotten; write it anew, or trim it")]
+    Lost { block: u64 },
     #[error("too few donors are left to store data: {have} of {need}")]
     TooFewDonors { have: usize, need: usize },
+    #[error("another client has taken the disk over; this one has stopped")]
+    TakenOver,
     #[error("{0}")]
     Config(String),
 }

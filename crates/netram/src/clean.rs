@@ -9,13 +9,14 @@ use std::sync::Arc;
 use shoal_format::checksum;
 use shoal_format::ram::{self, UnitEntry, UnitHeader};
 
-use crate::api::{DonorOp, Purpose};
+use crate::api::Purpose;
+use crate::donors::DonorState;
+use crate::membership::retry_later;
 use crate::planted::{Bug, is_planted};
 use crate::read;
-use crate::repair::donor_lost;
-use crate::state::{Location, Member, Memory, State};
-use crate::task::{Core, Op};
-use crate::write::{join, send, write_trims};
+use crate::state::{Location, Member, Memory, NOTE_UNITS, RESERVE_UNITS, State};
+use crate::task::Core;
+use crate::write::{join, revive, send, write_trims};
 
 /// Groups that should be free to open before a writer has to wait.
 const GROUPS_AHEAD: usize = 4;
@@ -24,25 +25,39 @@ const IDLE_NS: u64 = 200_000_000;
 
 impl State {
     /// The group to clean now, if any.
-    fn next_victim(&self) -> Option<u32> {
+    fn next_victim(&mut self) -> Option<u32> {
         if !self.ready || self.stuck {
             return None;
         }
+        let idle = self.config.idle_cleaning && self.now_ns.saturating_sub(self.last_request_ns) > IDLE_NS;
+        let short = !self.has_room(GROUPS_AHEAD);
+        self.narrow &= !self.has_room(1);
+        let looks = short || (idle && self.victims_changed);
+        if !looks {
+            return None;
+        }
+        let found = self.find_victim(short);
+        // Nothing to find until something dies.
+        self.victims_changed &= found.is_some() || short;
+        found
+    }
+
+    fn find_victim(&self, short: bool) -> Option<u32> {
         let capacity = |index: u32| (self.groups[index as usize].data * self.plan.buffer) as u32;
         let half_dead = || self.by_live.iter().copied().filter(|&(live, index)| live < capacity(index));
         let gains = || half_dead().next().filter(|&(live, _)| self.gives_a_group(live, half_dead(), &capacity));
         let pays = |&(live, index): &(u32, u32)| live * 4 <= capacity(index) * 3;
-        if !self.has_room(GROUPS_AHEAD) {
+        if short {
             // What is dead already is enough; it will be free when what took its place is safe.
-            if self.dying.len() >= GROUPS_AHEAD {
+            let dies = |&&(_, index): &&(u64, u32)| !self.groups[index as usize].held;
+            if self.dying.iter().filter(dies).take(GROUPS_AHEAD).count() == GROUPS_AHEAD {
                 return None;
             }
             // Before anybody has to wait, only where it pays.
             let found = gains().filter(|found| pays(found) || !self.has_room(1));
             return found.map(|(_, victim)| victim);
         }
-        let idle = self.config.idle_cleaning && self.now_ns.saturating_sub(self.last_request_ns) > IDLE_NS;
-        if idle { gains().filter(pays).map(|(_, victim)| victim) } else { None }
+        gains().filter(pays).map(|(_, victim)| victim)
     }
 
     /// Would cleaning make room in the end? Not if all dead blocks together are less than a new group, unless the next victim's
@@ -61,7 +76,7 @@ impl State {
         if live <= room {
             return true;
         }
-        let width = (self.plan.data + self.plan.parity).min(self.active_donors());
+        let width = self.width(NOTE_UNITS);
         let wanted = slots(width.saturating_sub(self.plan.parity));
         let mut dead = room;
         half_dead.map(|(live, index)| capacity(index) - live).any(|more| {
@@ -73,6 +88,10 @@ impl State {
     /// Somebody waits for room and nothing is on its way: whether anything more can be done, sends what waits in caches, else
     /// says that there is no room. True if there is something to do now.
     pub fn unstick(&mut self, core: &Arc<Core>) -> bool {
+        // Who is away or refuses may make room.
+        if self.expects() || self.takers() < self.plan.parity + 1 {
+            return false;
+        }
         let asked = std::mem::take(&mut self.asked);
         if !self.room_wanted || self.stuck || !self.schedule.is_quiet() {
             return false;
@@ -89,10 +108,13 @@ impl State {
             memory.is_some_and(|memory| memory.unsafe_from != u64::MAX && !memory.abandoned && !memory.sending)
         };
         let waiting: Vec<u32> = self.in_memory.iter().copied().filter(waiting).collect();
-        if waiting.is_empty() && !self.trims.is_empty() && self.has_room_to_clean() {
+        if waiting.is_empty() && !(self.trims.is_empty() && self.losses.is_empty()) && self.has_room_to_clean() {
             // Groups that trims killed are freed when the trims are safe, and nobody may ever ask for a flush.
             let core = core.clone();
             self.schedule.spawn(async move { drop(write_trims(&core).await) });
+        } else if waiting.is_empty() && self.in_memory.clone().into_iter().any(|index| revive(core, self, index)) {
+        } else if waiting.is_empty() && !self.narrow && self.width(RESERVE_UNITS) > self.plan.parity {
+            self.narrow = true;
         } else if waiting.is_empty() {
             self.stuck = true;
         }
@@ -136,26 +158,24 @@ pub(crate) async fn empty(core: &Arc<Core>, index: u32) {
                 state.counts.cleaned_read += (end - first) as u64;
                 (end, core.read(state, member, first..end, Purpose::Clean))
             };
-            let donor = op.donor;
-            let answer = op.await;
-            if answer.is_err() {
-                donor_lost(core, donor);
-            }
-            let bytes = answer.unwrap_or_default();
+            let bytes = op.await.unwrap_or_default();
             let block_bytes = core.lock().block_bytes;
             for (n, row) in (row..end).enumerate() {
                 let found = bytes.get(n * block_bytes..(n + 1) * block_bytes);
                 let at = Location { group: index, unit, row };
                 let entry = list[row];
-                let block = match found.filter(|found| checksum(0, found) == entry.crc) {
-                    Some(found) => Some(found.to_vec()),
-                    None => read::reconstruct(core, at, Purpose::Clean)
-                        .await
-                        .filter(|found| checksum(0, found) == entry.crc),
+                let right = |found: &&[u8]| checksum(0, found) == entry.crc || is_planted(Bug::CleanUnchecked);
+                let block = match found.filter(right) {
+                    Some(found) => read::Fetched::Good(found.to_vec()),
+                    None => read::fetch(core, at, entry.crc, Purpose::Clean).await,
                 };
-                match block {
-                    Some(bytes) => place(core, at, entry, &bytes).await,
-                    None => core.lock().note_lost(at, entry.block),
+                if let read::Fetched::Good(bytes) = block {
+                    place(core, at, entry, &bytes).await;
+                    continue;
+                }
+                let is_note = matches!(entry.block, ram::TRIMMED | ram::LOST);
+                if !is_note && is_planted(Bug::LossAtOnce) {
+                    core.lock().note_lost(&[(entry.block, at)], false);
                 }
             }
             row = end;
@@ -165,18 +185,32 @@ pub(crate) async fn empty(core: &Arc<Core>, index: u32) {
     state.counts.groups_cleaned += 1;
     let group = &mut state.groups[index as usize];
     group.hopeless = group.live > 0 && group.live == before && !state.stuck;
+    if group.hopeless {
+        retry_later(state);
+    }
 }
 
 async fn place(core: &Arc<Core>, at: Location, entry: UnitEntry, bytes: &[u8]) {
+    if entry.block == ram::LOST {
+        let state = &mut *core.lock();
+        if state.lives(entry.block, at) {
+            let ranges = ram::decode_trimmed(bytes).unwrap_or_default();
+            let blocks = ranges.iter().flat_map(|range| range.first..range.first.saturating_add(range.count));
+            let blocks: Vec<u32> = blocks.collect();
+            state.note_losses(&blocks);
+            state.kill_note(at);
+        }
+        return;
+    }
     if entry.block == ram::TRIMMED {
         let state = &mut *core.lock();
         if !state.lives(entry.block, at) {
             return;
         }
-        // A list nobody could read says nothing; one older than every group has nothing left to hide.
+        // A list nobody could read says nothing; one older than everything has nothing left to hide.
         let mut ranges = ram::decode_trimmed(bytes).unwrap_or_default();
-        let oldest = state.groups.iter().filter(|group| group.id != 0).map(|group| group.first_sequence).min();
-        ranges.retain(|range| oldest.is_some_and(|oldest| oldest < range.sequence));
+        let oldest = if is_planted(Bug::TrimDropped) { u64::MAX } else { state.oldest_sequence() };
+        ranges.retain(|range| oldest < range.sequence);
         if !ranges.is_empty() {
             state.trims_origin = state.trims_origin.min(state.next_sequence);
             state.next_sequence += 1;
@@ -201,14 +235,42 @@ async fn place(core: &Arc<Core>, at: Location, entry: UnitEntry, bytes: &[u8]) {
 }
 
 impl State {
-    /// The block at this place is gone.
-    fn note_lost(&mut self, at: Location, block: u32) {
-        if block == ram::TRIMMED {
-            self.kill_note(at);
-        } else if self.is_at(block, at) {
-            self.lost_blocks.insert(block);
-            self.unmap(block);
+    /// Blocks at these places are gone for good; with `notes`, lists of trimmed and lost ranges are, too.
+    pub fn note_lost(&mut self, lost: &[(u32, Location)], notes: bool) {
+        let mut blocks: Vec<u32> = Vec::new();
+        for &(block, at) in lost {
+            if self.is_at(block, at) {
+                self.lost_blocks.insert(block);
+                blocks.push(block);
+            }
         }
+        if notes {
+            // What the lists said is not known any more: all that holds nothing is hidden anew, all that is lost noted anew.
+            self.trim_unmapped();
+            blocks = self.lost_blocks.iter().copied().collect();
+            blocks.sort_unstable();
+        }
+        // Before the blocks are dead: who frees their group waits for the note, too.
+        self.note_losses(&blocks);
+        for &(block, at) in lost {
+            if self.is_at(block, at) {
+                self.unmap(block);
+            }
+        }
+    }
+
+    /// Those of the blocks that are lost are to be written down, again. In order.
+    fn note_losses(&mut self, blocks: &[u32]) {
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        for &block in blocks.iter().filter(|block| self.lost_blocks.contains(block)) {
+            match self.losses.last_mut() {
+                Some(last) if last.sequence == sequence && last.first + last.count == block => last.count += 1,
+                _ => self.losses.push(ram::TrimmedRange { first: block, count: 1, sequence }),
+            }
+            self.trims_origin = self.trims_origin.min(sequence);
+        }
+        self.wake();
     }
 }
 
@@ -236,26 +298,18 @@ pub(crate) async fn entries(core: &Arc<Core>, index: u32) -> Vec<Vec<UnitEntry>>
 }
 
 async fn header(core: &Arc<Core>, index: u32, place: usize) -> Option<UnitHeader> {
-    let (id, op) = {
+    let (id, members, op) = {
         let state = &mut *core.lock();
         let group = &state.groups[index as usize];
-        let (id, member) = (group.id, group.members[place]);
+        let (id, members, member) = (group.id, group.members.clone(), group.members[place]);
         if !member.exists() {
             return None;
         }
-        let op = DonorOp::Read { at: state.unit_at(member.unit), len: state.header_bytes as u32 };
-        (id, core.op(state, member.donor, op, Purpose::Upkeep))
+        let op = state.heads_op(member.unit);
+        (id, members, core.op(state, member.donor, op, Purpose::Upkeep))
     };
-    let donor = op.donor;
-    match op.await {
-        Ok(bytes) => {
-            UnitHeader::decode(&bytes).ok().filter(|found| found.group == id && found.member as usize == place)
-        }
-        Err(_) => {
-            donor_lost(core, donor);
-            None
-        }
-    }
+    let bytes = op.await.ok()?;
+    core.lock().sealed_header(&bytes, id, &members, place)
 }
 
 /// Frees dead groups. Runs as long as the disk.
@@ -263,45 +317,31 @@ pub(crate) async fn reaper(core: Arc<Core>) {
     loop {
         let index = core
             .until(|state| {
-                if state.dying.is_empty() || !state.epoch_stored {
-                    return None;
-                }
                 let horizon = state.horizon();
-                // Found dead at opening: what took its place may have been found without its parity, until repair is through.
-                let opened = state.repair_safe || state.stuck;
-                let place = state.dying.iter().position(|&index| {
-                    let killed = state.groups[index as usize].killed;
-                    (killed <= horizon && (killed > 0 || opened)) || is_planted(Bug::FreeEarly)
-                })?;
-                Some(state.dying.swap_remove(place))
+                let groups = &state.groups;
+                let due = |&&(killed, index): &&(u64, u32)| {
+                    let held = groups[index as usize].held;
+                    (state.ready && killed <= horizon && !held) || is_planted(Bug::FreeEarly)
+                };
+                let (killed, index) = state.dying.iter().find(due).copied()?;
+                state.dying.remove(&(killed, index));
+                Some(index)
             })
             .await;
         let state = &mut *core.lock();
-        state.groups[index as usize].busy = true;
-        let freeing = core.clone();
-        state.schedule.spawn(async move { free(&freeing, index).await });
+        free(state, index);
     }
 }
 
-/// Erases the headers of a dead group, then gives its units back.
-async fn free(core: &Arc<Core>, index: u32) {
-    let (members, erasing) = {
-        let state = &mut *core.lock();
-        let members = state.groups[index as usize].members.clone();
-        let mut erasing: Vec<Op> = Vec::new();
-        for &member in members.iter().filter(|member| member.exists() && member.count > 0) {
-            erasing.push(erase(core, state, member));
+/// The group's units are to be erased, and free then.
+fn free(state: &mut State, index: u32) {
+    let group = state.remove_group(index);
+    for member in group.members {
+        match member.exists() && member.count > 0 {
+            true => state.erase_later(member, group.first_sequence),
+            false if member.exists() => state.give_back(member),
+            false => {}
         }
-        (members, erasing)
-    };
-    join(core, erasing).await;
-    let state = &mut *core.lock();
-    state.remove_group(index);
-    for member in members {
-        if member.exists() && member.count > 0 && !state.donors[member.donor as usize].is_lost() {
-            state.donors[member.donor as usize].untrimmed.insert(member.unit);
-        }
-        state.give_back(member);
     }
 }
 
@@ -312,16 +352,18 @@ pub(crate) async fn trimmer(core: Arc<Core>) {
         let member = core.until(|state| state.next_to_trim()).await;
         let trimming = {
             let state = &mut *core.lock();
-            let (at, len) = (state.unit_at(member.unit) + 512, state.unit_bytes() as u64 - 512);
-            core.op(state, member.donor, DonorOp::Trim { at, len }, Purpose::Upkeep)
+            let op = state.trim_op(member.unit);
+            core.op(state, member.donor, op, Purpose::Upkeep)
         };
         // Waited for, because the next write of the unit must not be overtaken.
-        join(&core, vec![trimming]).await;
+        let failed = join(vec![trimming]).await;
         let state = &mut *core.lock();
-        let donor = &mut state.donors[member.donor as usize];
-        if !donor.is_lost() {
+        if failed {
+            // It may be late.
+            state.erase_later(member, u64::MAX);
+        } else if !state.donors[member.donor as usize].is_final() {
             // Taken last, after those that have memory.
-            donor.free.insert(0, member.unit);
+            state.donors[member.donor as usize].blank_units.push(member.unit);
             state.wake();
         }
     }
@@ -333,21 +375,9 @@ impl State {
         if !self.ready || self.now_ns.saturating_sub(self.last_request_ns) <= IDLE_NS {
             return None;
         }
-        for (number, donor) in self.donors.iter_mut().enumerate() {
-            while let Some(unit) = donor.untrimmed.pop_first() {
-                if let Some(place) = donor.free.iter().position(|&free| free == unit) {
-                    donor.free.remove(place);
-                    return Some(Member { donor: number as u16, unit, count: 0 });
-                }
-            }
-        }
-        None
+        let there = |&number: &usize| self.takes(number) || self.donors[number].state == DonorState::Draining;
+        let number = (0..self.donors.len()).filter(there).find(|&number| !self.donors[number].free.is_empty())?;
+        let unit = self.donors[number].free.pop_front().expect("it has one");
+        Some(Member { donor: number as u16, unit, count: 0 })
     }
-}
-
-/// Makes a unit free for whoever reads its donor.
-pub(crate) fn erase(core: &Arc<Core>, state: &mut State, member: Member) -> Op {
-    let op = DonorOp::Write { at: state.unit_at(member.unit), bytes: vec![0; 512] };
-    let op = if is_planted(Bug::NoErase) { DonorOp::Read { at: state.unit_at(member.unit), len: 512 } } else { op };
-    core.op(state, member.donor, op, Purpose::Upkeep)
 }

@@ -91,6 +91,8 @@ pub struct Config {
     pub idle_cleaning: bool,
     /// Send what has waited in a cache for so long (ms); 0: only when the cache is full or a flush comes.
     pub timeout_ms: u32,
+    /// Requests wait so long for donors that are away before they fail (ms).
+    pub patience_ms: u32,
 }
 
 impl Default for Config {
@@ -108,6 +110,7 @@ impl Default for Config {
             bytes: None,
             idle_cleaning: true,
             timeout_ms: 1000,
+            patience_ms: 60_000,
         }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! Owns: the lock around the engine, the tickets of requests, and a thread that lets time go on. Rules: no donor is called and no
 //! request completed while the engine is locked; actions are carried out by one thread at a time, so that donors that
-//! complete at once cannot nest without end. After a failed flush the disk refuses writes. Left out: finding donors and connecting
-//! again (the donors' own: an error from one is its end).
+//! complete at once cannot nest without end. After a failed flush the disk refuses writes. A device's error is the donor's
+//! refusal, unless it has a [`DonorError`] inside that says more. Left out: finding donors and connecting again (their owner's).
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -15,9 +15,10 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, RwLock};
 use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Poison, Request};
 
-use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp};
+use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, NotBack, Trouble};
 use crate::config::Config;
 use crate::engine::{Engine, SECTOR_BYTES};
+use crate::room::DrainRoom;
 use crate::status::Status;
 
 /// Between two looks at time-outs and idle gaps.
@@ -121,23 +122,90 @@ impl Disk {
         self.shared.with(|engine, now| engine.lost(donor, now));
     }
 
+    /// Would what is stored fit without this donor?
+    pub fn drain_room(&self, donor: DonorId) -> DrainRoom {
+        self.shared.engine.lock().drain_room(donor)
+    }
+
     /// Everything is moved off the donor; then it is not used any more.
     pub fn drain(&self, donor: DonorId) {
         self.shared.with(|engine, now| engine.drain(donor, now));
     }
 
     /// One more donor, empty.
-    pub fn add(&self, info: DonorInfo, device: Arc<dyn BlockDevice>) -> DonorId {
-        let id = {
+    pub fn add(&self, info: DonorInfo, device: Arc<dyn BlockDevice>) -> Result<DonorId, DiskError> {
+        let (id, former) = {
             // Before anybody can ask it.
             let mut donors = self.shared.donors.write();
             let mut engine = self.shared.engine.lock();
-            donors.push(Some(device));
-            engine.add(info, self.shared.clock.monotonic_ns())
+            let id = engine.add(info, self.shared.clock.monotonic_ns())?;
+            (id, put(&mut donors, id, device))
         };
+        // Its drop may wait for threads that ask for other donors.
+        drop(former);
         self.shared.with(|_, _| ());
-        id
+        Ok(id)
     }
+
+    /// A donor that was away is there again; see [`Engine::back`].
+    pub fn back(
+        &self,
+        info: DonorInfo,
+        device: Arc<dyn BlockDevice>,
+        superblock: &[u8],
+        fenced: bool,
+    ) -> Result<DonorId, NotBack> {
+        let (id, former) = {
+            let mut donors = self.shared.donors.write();
+            let mut engine = self.shared.engine.lock();
+            let id = engine.back(info, superblock, fenced, self.shared.clock.monotonic_ns())?;
+            (id, put(&mut donors, id, device))
+        };
+        drop(former);
+        self.shared.with(|_, _| ());
+        Ok(id)
+    }
+
+    /// The donor is given up for good: what only it holds is lost.
+    pub fn forget(&self, donor: DonorId) -> Result<(), DiskError> {
+        self.shared.with(|engine, now| engine.forget(donor, now))
+    }
+
+    /// Another client has the disk now.
+    pub fn taken_over(&self) {
+        self.shared.with(|engine, now| engine.taken_over(now));
+    }
+
+    /// Donors that are not used any more are let go of.
+    fn release(shared: &Shared) {
+        let vacant = shared.engine.lock().vacant();
+        let held = |donors: &[Option<Arc<dyn BlockDevice>>], number: DonorId| {
+            donors.get(number as usize).is_some_and(Option::is_some)
+        };
+        if !vacant.iter().any(|&number| held(&shared.donors.read(), number)) {
+            return;
+        }
+        let former: Vec<_> = {
+            let mut donors = shared.donors.write();
+            // Once more: a place may have been taken meanwhile.
+            let vacant = shared.engine.lock().vacant();
+            vacant.into_iter().filter_map(|number| donors.get_mut(number as usize).and_then(Option::take)).collect()
+        };
+        drop(former);
+    }
+}
+
+/// Puts a donor's device at its place; returns the one that was there.
+fn put(
+    donors: &mut Vec<Option<Arc<dyn BlockDevice>>>,
+    id: DonorId,
+    device: Arc<dyn BlockDevice>,
+) -> Option<Arc<dyn BlockDevice>> {
+    let place = id as usize;
+    if donors.len() <= place {
+        donors.resize_with(place + 1, || None);
+    }
+    donors[place].replace(device)
 }
 
 impl Drop for Disk {
@@ -161,7 +229,17 @@ fn tick(shared: &Weak<Shared>, stop: &Stop) {
         stop.changed.wait_for(&mut stopped, TICK);
         let Some(shared) = shared.upgrade() else { return };
         shared.with(|engine, now| engine.tick(now));
+        Disk::release(&shared);
     }
+}
+
+/// What a device's error says of the donor: its own words, if whoever connects to it found some, else that it answered so.
+fn trouble_of(error: &MediaError) -> DonorError {
+    let own = match error {
+        MediaError::Io { source, .. } => source.get_ref().and_then(|inner| inner.downcast_ref::<DonorError>()),
+        _ => None,
+    };
+    own.cloned().unwrap_or_else(|| DonorError::new(Trouble::Refused, error.to_string()))
 }
 
 impl Shared {
@@ -220,7 +298,7 @@ impl Shared {
         let Some(device) = donors.get(donor as usize).and_then(Option::as_ref) else {
             drop(donors);
             let why = "the donor is not there".to_string();
-            shared.with(|engine, now| engine.done(ticket, Err(DonorError { why }), now));
+            shared.with(|engine, now| engine.done(ticket, Err(DonorError::new(Trouble::Away, why)), now));
             return;
         };
         let request = match op {
@@ -229,7 +307,7 @@ impl Shared {
             DonorOp::Trim { at, len } => Request::Trim { at, len },
         };
         let done = move |result: Result<Vec<u8>, MediaError>| {
-            let answer = result.map_err(|error| DonorError { why: error.to_string() });
+            let answer = result.map_err(|error| trouble_of(&error));
             shared.with(|engine, now| engine.done(ticket, answer, now));
         };
         device.submit(request, Box::new(done));

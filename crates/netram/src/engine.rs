@@ -6,16 +6,20 @@
 
 use std::sync::Arc;
 
-use shoal_format::ram::{DiskSuperblock, SUPERBLOCK_BYTES};
+use shoal_format::ram::{self, DiskSuperblock, SUPERBLOCK_BYTES, Standing};
 use shoal_media::Request;
 
-use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo};
+use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, NotBack};
 use crate::clean;
 use crate::config::{Config, Policy};
+use crate::donors::DonorState;
+use crate::doubt;
+use crate::membership;
 use crate::read;
 use crate::repair::{self, REPAIRERS};
+use crate::room::{self, DrainRoom};
 use crate::scan;
-use crate::state::{DonorState, State};
+use crate::state::State;
 use crate::status::Status;
 use crate::task::{Core, Jobs};
 use crate::write;
@@ -40,7 +44,7 @@ impl Engine {
         let plan = config.plan(donors.len())?;
         let mut state = State::new(config, plan, now_ns);
         for donor in donors {
-            state.add_donor(donor);
+            state.add_donor(donor).ok_or_else(too_many)?;
         }
         let blocks = blocks(&state)?;
         state.set_blocks(blocks);
@@ -53,16 +57,20 @@ impl Engine {
     /// Donors that hold nothing of this disk join it empty.
     pub fn open(config: &Config, donors: Vec<(DonorInfo, Option<Vec<u8>>)>, now_ns: u64) -> Result<Engine, DiskError> {
         let wrong = |text: String| Err(DiskError::Config(text));
-        let found: Vec<Option<DiskSuperblock>> = donors
+        let (slots, found): (Vec<Option<usize>>, Vec<Option<DiskSuperblock>>) = donors
             .iter()
-            .map(|(_, bytes)| bytes.as_ref().and_then(|bytes| DiskSuperblock::decode(bytes).ok()))
-            .collect();
-        let Some(newest) = found.iter().flatten().max_by_key(|superblock| superblock.epoch).cloned() else {
-            return wrong("no donor holds a disk; create one".into());
+            .map(|(_, bytes)| bytes.as_ref().and_then(|bytes| DiskSuperblock::newest(bytes).ok()).unzip())
+            .unzip();
+        let Some(mut newest) = found.iter().flatten().max_by_key(|superblock| superblock.epoch).cloned() else {
+            return match donors.iter().all(|(_, bytes)| bytes.is_some()) {
+                true => wrong("no donor holds a disk; create one".into()),
+                // Perhaps one of those that are away.
+                false => Err(DiskError::TooFewDonors { have: 0, need: 1 }),
+            };
         };
         if let Some(other) = found.iter().position(|one| one.as_ref().is_some_and(|one| one.uuid != newest.uuid)) {
             let name = &donors[other].0.name;
-            return wrong(format!("donor {name} belongs to another disk; leave it out, or erase it with `new=yes`"));
+            return wrong(format!("donor {name} belongs to another disk; leave it out"));
         }
         let config = Config {
             policy: Policy::ALL[newest.policy as usize],
@@ -79,43 +87,64 @@ impl Engine {
         plan.data = newest.data as usize;
         let mut state = State::new(&config, plan, now_ns);
         state.epoch = newest.epoch;
+        state.next_born = newest.donors.iter().map(|place| place.born).max().unwrap_or(0) + 1;
         let mut blank = Vec::new();
+        let all: Vec<&DiskSuperblock> = found.iter().flatten().collect();
+        newest.donors = merge(&newest, &all, plan.parity);
         let mut present: Vec<Option<DonorInfo>> = vec![None; newest.donors.len()];
-        for ((info, bytes), superblock) in donors.into_iter().zip(&found) {
+        let mut known: Vec<(u64, Option<usize>)> = vec![(0, None); newest.donors.len()];
+        for (((info, bytes), superblock), slot) in donors.into_iter().zip(&found).zip(slots) {
             match superblock {
-                Some(own) if newest.donors.get(own.donor as usize) == Some(&true) => {
+                Some(own) if belongs(own, &newest) => {
                     let place = &mut present[own.donor as usize];
                     if place.is_some() {
                         return wrong(format!("donor {} is given twice", info.name));
                     }
                     *place = Some(info);
+                    known[own.donor as usize] = (own.epoch, slot);
                 }
                 // Stale, or never part of it; one that cannot be reached is not given a place.
                 _ if bytes.is_some() => blank.push(info),
                 _ => {}
             }
         }
-        let missing = present.iter().zip(&newest.donors).filter(|(info, counts)| info.is_none() && **counts).count();
-        let allowed = plan.parity;
-        if missing > allowed {
-            let have = newest.donors.iter().filter(|&&counts| counts).count() - missing;
-            return Err(DiskError::TooFewDonors { have, need: have + missing - allowed });
+        let counting = newest.donors.iter().filter(|place| counts(place)).count();
+        // One that was away at an opening before is no help in finding out what is on the disk.
+        let helps = |(info, place): &(&Option<DonorInfo>, &ram::DonorPlace)| {
+            info.is_some() && place.standing == Standing::Counts
+        };
+        let have = present.iter().zip(&newest.donors).filter(helps).count();
+        if counting - have > plan.parity {
+            return Err(DiskError::TooFewDonors { have, need: counting - plan.parity });
         }
-        for info in present {
+        for (number, (info, place)) in present.into_iter().zip(&newest.donors).enumerate() {
             let there = info.is_some();
-            let name = "a donor that is not there".to_string();
-            let id = state.add_donor(info.unwrap_or(DonorInfo { name, bytes: 0 }));
-            if !there {
-                state.donors[id as usize].state = DonorState::Lost;
-            }
+            let name = format!("#{number} (not there)");
+            let info = info.unwrap_or(DonorInfo { name, bytes: 0 });
+            let mut donor = state.new_donor(info, place.born);
+            (donor.blank, donor.scanned) = (false, false);
+            (donor.epoch, donor.slot) = known[number];
+            donor.stale = place.standing == Standing::Away;
+            donor.missing_since_ns = now_ns;
+            donor.state = match (place.standing, there) {
+                (Standing::Gone | Standing::Joins, _) => DonorState::Lost,
+                (_, false) => DonorState::Missing,
+                (Standing::Away, true) => DonorState::Returning,
+                (Standing::Counts, true) => DonorState::Active,
+            };
+            state.donors.push(donor);
         }
         state.set_blocks(newest.blocks);
-        for donor in &mut state.donors {
-            donor.blank = false;
-        }
+        // The places of those that are gone are not used again before the map is there.
         for info in blank {
-            let id = state.add_donor(info);
-            state.donors[id as usize].state = DonorState::Joining;
+            if state.donors.len() >= ram::DONORS_MAX {
+                return Err(too_many());
+            }
+            let born = state.next_born;
+            state.next_born += 1;
+            let donor = state.new_donor(info, born);
+            state.donors.push(donor);
+            state.donors.last_mut().expect("just added").state = DonorState::Joining;
         }
         let core = Core::new(state);
         core.lock().schedule.spawn(scan::scan(core.clone()));
@@ -128,8 +157,12 @@ impl Engine {
             schedule.spawn(clean::cleaner(core.clone()));
             schedule.spawn(clean::reaper(core.clone()));
             schedule.spawn(clean::trimmer(core.clone()));
-            schedule.spawn(repair::herald(core.clone()));
+            schedule.spawn(membership::herald(core.clone()));
+            schedule.spawn(membership::excluder(core.clone()));
+            schedule.spawn(membership::eraser(core.clone()));
             schedule.spawn(repair::guardian(core.clone()));
+            schedule.spawn(room::leveler(core.clone()));
+            schedule.spawn(doubt::settler(core.clone()));
             for _ in 0..REPAIRERS {
                 schedule.spawn(repair::repairer(core.clone()));
             }
@@ -179,7 +212,9 @@ impl Engine {
             }
             let core = self.core.clone();
             state.schedule.spawn(async move {
-                core.until(|state| state.ready.then_some(())).await;
+                if let Err(error) = core.until(|state| state.serves(now_ns)).await {
+                    return core.lock().complete(ticket, Err(error));
+                }
                 match request {
                     Request::Read { at, buffer } => read::read(core, ticket, at, buffer).await,
                     Request::Write { at, buffer, fua } => write::write(core, ticket, at, buffer, fua).await,
@@ -200,41 +235,92 @@ impl Engine {
         {
             let state = &mut *self.core.lock();
             state.now_ns = now_ns;
+            if let Some(asked) = state.schedule.take_asked(ticket) {
+                membership::answered(&self.core, state, asked, &result);
+            }
             state.schedule.answer(ticket, result);
         }
         self.run();
     }
 
-    /// A donor is gone for good. Its operations in flight must still be answered, with errors.
+    /// A donor cannot be reached. Its operations in flight must still be answered, with [`crate::Trouble::Away`].
     pub fn lost(&mut self, donor: DonorId, now_ns: u64) {
         self.core.lock().now_ns = now_ns;
-        repair::lose(&self.core, &mut self.core.lock(), donor);
+        membership::miss(&self.core, &mut self.core.lock(), donor);
         self.run();
     }
 
-    /// A donor joins, empty.
-    pub fn add(&mut self, donor: DonorInfo, now_ns: u64) -> DonorId {
+    /// A donor is there again. `superblock`: its first bytes; `fenced`: nothing that was sent to it before can reach it
+    /// any more. Returns its number.
+    pub fn back(&mut self, info: DonorInfo, superblock: &[u8], fenced: bool, now_ns: u64) -> Result<DonorId, NotBack> {
         let id = {
             let state = &mut *self.core.lock();
             state.now_ns = now_ns;
-            let id = state.add_donor(donor);
-            state.donors[id as usize].state = DonorState::Joining;
-            (state.stuck, state.failure) = (false, None);
-            // What found no place before may find one now.
-            for lost in 0..id {
-                if state.donors[lost as usize].is_lost() {
-                    repair::queue(state, lost);
-                }
-            }
-            repair::new_epoch(state);
-            state.wake();
-            id
+            membership::back(&self.core, state, info, superblock, fenced)
         };
         self.run();
         id
     }
 
-    /// Everything is moved off a donor; then it is not used any more.
+    /// A donor is given up for good: what only it holds is lost. Not while the disk is being opened: what is lost could not be
+    /// told from what never was.
+    pub fn forget(&mut self, donor: DonorId, now_ns: u64) -> Result<(), DiskError> {
+        {
+            let state = &mut *self.core.lock();
+            state.now_ns = now_ns;
+            if !state.ready {
+                return Err(DiskError::Config("the disk is still being opened; wait, or bring donors back".into()));
+            }
+            membership::forget(&self.core, state, donor);
+        }
+        self.run();
+        Ok(())
+    }
+
+    /// Donors that are not used any more and have nothing to answer.
+    pub fn vacant(&self) -> Vec<DonorId> {
+        let state = self.core.lock();
+        let vacant = |&number: &usize| {
+            matches!(state.donors[number].state, DonorState::Lost | DonorState::Drained)
+                && !state.schedule.is_asked(number as DonorId)
+        };
+        (0..state.donors.len()).filter(vacant).map(|number| number as DonorId).collect()
+    }
+
+    /// Another client has the disk now: nothing is sent to donors any more, every request fails.
+    pub fn taken_over(&mut self, now_ns: u64) {
+        {
+            let state = &mut *self.core.lock();
+            state.now_ns = now_ns;
+            state.failure = Some(DiskError::TakenOver);
+            state.wake();
+        }
+        self.run();
+    }
+
+    /// A donor joins, empty.
+    pub fn add(&mut self, donor: DonorInfo, now_ns: u64) -> Result<DonorId, DiskError> {
+        let id = {
+            let state = &mut *self.core.lock();
+            state.now_ns = now_ns;
+            let id = state.add_donor(donor).ok_or_else(too_many)?;
+            state.donors[id as usize].state = DonorState::Joining;
+            membership::try_again(state);
+            membership::new_epoch(state, true);
+            state.wake();
+            id
+        };
+        self.run();
+        Ok(id)
+    }
+
+    /// Would what is stored fit without this donor?
+    pub fn drain_room(&self, donor: DonorId) -> DrainRoom {
+        self.core.lock().drain_room(donor)
+    }
+
+    /// Everything is moved off a donor; then it is not used any more. Ask [`Engine::drain_room`] first: without room elsewhere the
+    /// donor stays in use.
     pub fn drain(&mut self, donor: DonorId, now_ns: u64) {
         {
             let state = &mut *self.core.lock();
@@ -249,6 +335,7 @@ impl Engine {
         {
             let state = &mut *self.core.lock();
             state.now_ns = now_ns;
+            membership::tick(state);
             let timeout_ns = state.config.timeout_ms as u64 * 1_000_000;
             if timeout_ns > 0 && state.ready {
                 let waited = |index: &u32| {
@@ -261,7 +348,9 @@ impl Engine {
                 for index in overdue {
                     write::send(&self.core, state, index, true);
                 }
-                if !state.trims.is_empty() && now_ns.saturating_sub(state.last_request_ns) >= timeout_ns {
+                if !(state.trims.is_empty() && state.losses.is_empty())
+                    && now_ns.saturating_sub(state.last_request_ns) >= timeout_ns
+                {
                     let core = self.core.clone();
                     state.schedule.spawn(async move {
                         // An error is the next flush's to report.
@@ -287,6 +376,57 @@ impl Engine {
     pub fn status(&self) -> Status {
         self.core.lock().status()
     }
+}
+
+/// Who belongs to the disk, by what all superblocks say together. The one with the highest epoch alone does not do: a client that
+/// died while it opened the disk may have written it to one donor only, before another client went on without that donor.
+/// Who is gone is gone for ever, and a later birth ends an earlier one. Who was away for one may have been taken back
+/// since; it is treated as if it were not, if the disk can be opened like that.
+fn merge(newest: &DiskSuperblock, all: &[&DiskSuperblock], parity: usize) -> Vec<ram::DonorPlace> {
+    let places = all.iter().map(|superblock| superblock.donors.len()).max().unwrap_or(0);
+    let said = |number: usize| all.iter().filter_map(move |superblock| superblock.donors.get(number).copied());
+    let strictest = |number: usize| {
+        let born = said(number).map(|place| place.born).max().unwrap_or(0);
+        let standing = said(number).filter(|place| place.born == born).map(|place| place.standing);
+        let rank = |standing: &Standing| match standing {
+            Standing::Joins => 0,
+            Standing::Counts => 1,
+            Standing::Away => 2,
+            Standing::Gone => 3,
+        };
+        ram::DonorPlace { standing: standing.max_by_key(rank).unwrap_or_default(), born }
+    };
+    let merged: Vec<ram::DonorPlace> = (0..places).map(strictest).collect();
+    let counting = merged.iter().filter(|place| counts(place)).count();
+    let is_there = |number: &usize| {
+        let own = |superblock: &&&DiskSuperblock| {
+            superblock.donor as usize == *number && superblock.donors[*number].born == merged[*number].born
+        };
+        merged[*number].standing == Standing::Counts && all.iter().any(|superblock| own(&superblock))
+    };
+    if (0..places).filter(is_there).count() + parity >= counting {
+        return merged;
+    }
+    let lenient = |(number, place): (usize, &ram::DonorPlace)| match newest.donors.get(number) {
+        Some(last) if place.standing == Standing::Away && last.born == place.born => *last,
+        _ => *place,
+    };
+    merged.iter().enumerate().map(lenient).collect()
+}
+
+/// Is a donor with this superblock still one of the disk's?
+fn belongs(own: &DiskSuperblock, newest: &DiskSuperblock) -> bool {
+    let birth = |superblock: &DiskSuperblock| superblock.donors.get(own.donor as usize).map(|place| place.born);
+    newest.donors.get(own.donor as usize).is_some_and(counts) && birth(own) == birth(newest)
+}
+
+fn counts(place: &ram::DonorPlace) -> bool {
+    matches!(place.standing, Standing::Counts | Standing::Away)
+}
+
+fn too_many() -> DiskError {
+    let most = ram::DONORS_MAX;
+    DiskError::Config(format!("a disk has at most {most} donors; drain one that is not needed first"))
 }
 
 /// Size of a new disk in blocks.

@@ -9,9 +9,14 @@
 //! | `config` | policies and what they mean in numbers |
 //! | `engine` | creating, opening, events in, actions out |
 //! | `state` | donors, groups, block table, caches |
+//! | `unit` | where units are, and how one grows |
 //! | `write`, `read` | requests |
 //! | `clean`, `repair`, `scan` | background work: gaining room, restoring redundancy, rebuilding the table |
+//! | `room` | what fits without a donor, and evening donors out |
+//! | `doubt` | what was on its way when the former client died |
 //! | `parity` | XOR and Reed-Solomon over rows |
+//! | `donors` | donors: where they stand, what of them is free |
+//! | `membership` | donors that go away, come back, join and are forgotten; epochs; erasing |
 //! | `task` | jobs that wait for donors and conditions |
 //! | `planted` | bugs to plant in tests |
 //! | `status` | counters and the picture of a moment |
@@ -25,7 +30,10 @@ mod clean;
 mod config;
 mod disk;
 pub mod donor;
+mod donors;
+mod doubt;
 mod engine;
+mod membership;
 mod parity;
 #[cfg(feature = "planted")]
 pub mod planted;
@@ -33,15 +41,19 @@ pub mod planted;
 mod planted;
 mod read;
 mod repair;
+mod room;
 mod scan;
 mod state;
 mod status;
 mod task;
+mod unit;
 mod write;
 
-pub use api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, Purpose};
+pub use api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, NotBack, Purpose, Trouble};
 pub use config::{Config, Plan, Policy};
 pub use disk::{Disk, DonorDevice};
+pub use donors::DonorState;
 pub use engine::{Engine, SECTOR_BYTES, identify};
-pub use state::DonorState;
+pub use room::DrainRoom;
+pub use shoal_format::ram::SUPERBLOCK_BYTES;
 pub use status::{Counts, DonorStatus, RepairStatus, Status, Traffic};

@@ -26,11 +26,41 @@ shoal_media::plantable! {
         ServeEarly,
         /// A block of a missing unit counts although the rest of its row is not there.
         MissingRow,
-        /// A dead group that lost a unit does not count, though what took its blocks' place is not safe.
-        DeadForgotten,
         /// Units of a lost donor's group in memory are freed while writes to them are on their way.
         AbandonEarly,
         /// What replaced a block that was dead before it was safe does not wait for both.
         DropDead,
+        /// The cleaner does not compare checksums.
+        CleanUnchecked,
+        /// A read does not ask whether the block is lost.
+        LostZeros,
+        /// A unit that a late write may still reach is used again.
+        TaintedReused,
+        /// What cannot be had at the moment is given up.
+        LossAtOnce,
+        /// Opening does not wait until enough donors have been looked at.
+        OpenEarly,
+        /// Losses are not read when the disk is opened.
+        LossForgotten,
+        /// What a donor knows that was away at an opening counts at the next one.
+        StaleCounts,
+        /// A donor is a source again while its units list what nobody has seen.
+        NewsKept,
+        /// What was written in part when the client died counts.
+        TornCounts,
+        /// A flush does not cover what opening found without parity.
+        FoundUnprotected,
+        /// Older copies of what opening found without parity are freed at once.
+        FoundFreed,
+        /// Headers call entries safe that are not there.
+        DoubtForgotten,
+        /// What a doubted copy replaced does not take its place again.
+        NoStepBack,
+        /// A superblock is written over the newest one.
+        SlotOverwritten,
+        /// A unit that grows is written over its newest header.
+        HeaderOverwritten,
+        /// Lists of trims are dropped while an older copy is still to be erased.
+        TrimDropped,
     }
 }

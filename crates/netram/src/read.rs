@@ -1,18 +1,25 @@
 //! Reading: from a cache, from the donor, or from what is left of the row when the donor is lost.
 //!
 //! Rules: every block read from a donor is compared with the checksum in the block table; one that does not match is taken from
-//! parity, or looked up again if it has moved meanwhile. Nothing wrong is ever returned. Left out: the donors' answers (`task`).
+//! parity, or looked up again if it has moved meanwhile. Nothing wrong is ever returned. What is on donors that are away is waited
+//! for, for as long as the disk's patience lasts; then the read fails, and the next one tries again. Left out: the donors' answers
+//! (`task`).
 
 use std::sync::Arc;
 
 use shoal_format::checksum;
 
 use crate::api::{DiskError, Purpose};
+use crate::donors::DonorState;
 use crate::parity;
 use crate::planted::{Bug, is_planted};
-use crate::repair::donor_lost;
+use crate::scan::pause;
 use crate::state::{Location, Member, State};
 use crate::task::{Core, Op};
+
+/// How often a block is asked for that a donor refuses, and after what time (ns).
+const TRIES: usize = 4;
+const AGAIN_NS: u64 = 100_000_000;
 
 /// Blocks of a request that lie side by side on one donor.
 struct Run {
@@ -43,16 +50,10 @@ async fn read_range(core: &Arc<Core>, at: u64, buffer: &mut [u8]) -> Result<(), 
         return Ok(());
     }
     let first = (at / block_bytes) as u32;
-    let runs = start(core, first, buffer);
-    let mut failed = Ok(());
+    let (runs, mut failed) = start(core, first, buffer);
     for run in runs {
         // After an error too: an answer that nobody takes would be kept.
-        let donor = run.op.donor;
-        let answer = run.op.await;
-        if answer.is_err() {
-            donor_lost(core, donor);
-        }
-        let bytes = answer.unwrap_or_default();
+        let bytes = run.op.await.unwrap_or_default();
         for (n, &crc) in run.crcs.iter().enumerate() {
             let number = run.first + n as u32;
             let out = &mut buffer[((number - first) as u64 * block_bytes) as usize..][..block_bytes as usize];
@@ -70,14 +71,18 @@ async fn read_range(core: &Arc<Core>, at: u64, buffer: &mut [u8]) -> Result<(), 
 }
 
 /// Copies what is in memory, asks donors for the rest.
-fn start(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> Vec<Run> {
+fn start(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> (Vec<Run>, Result<(), DiskError>) {
     let state = &mut *core.lock();
+    let mut failed = Ok(());
     let mut runs: Vec<Run> = Vec::new();
     let mut asked: Vec<(Member, usize, u32, Vec<u32>)> = Vec::new();
     for (n, out) in buffer.chunks_exact_mut(state.block_bytes).enumerate() {
         let number = first + n as u32;
         state.counts.blocks_read += 1;
         let Some((at, crc)) = state.find(number) else {
+            if state.is_lost(number) && failed.is_ok() {
+                failed = Err(DiskError::Lost { block: number as u64 });
+            }
             out.fill(0);
             continue;
         };
@@ -99,100 +104,207 @@ fn start(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> Vec<Run> {
         let op = core.read(state, member, row..row + crcs.len(), Purpose::Read);
         runs.push(Run { op, first, crcs });
     }
-    runs
+    (runs, failed)
+}
+
+impl State {
+    pub fn is_lost(&self, block: u32) -> bool {
+        !self.lost_blocks.is_empty() && self.lost_blocks.contains(&block) && !is_planted(Bug::LostZeros)
+    }
 }
 
 /// One block, by whatever way there is; and where it was.
 pub(crate) async fn block(core: &Arc<Core>, number: u32) -> Result<(Vec<u8>, Option<(Location, u32)>), DiskError> {
-    let mut last = None;
+    let mut tries = 0;
     loop {
-        let (found, op) = {
+        let (found, returns) = {
             let state = &mut *core.lock();
-            if state.lost_blocks.contains(&number) {
-                return Err(unavailable(state, number));
+            if let Some(error) = &state.failure {
+                return Err(error.clone());
+            }
+            if state.is_lost(number) {
+                return Err(DiskError::Lost { block: number as u64 });
             }
             let Some((at, crc)) = state.find(number) else { return Ok((vec![0; state.block_bytes], None)) };
             if let Some(bytes) = state.in_memory(at) {
                 return Ok((bytes.to_vec(), Some((at, crc))));
             }
-            if last == Some((at, crc)) {
-                // It has not moved: it is really not to be had.
-                return Err(unavailable(state, number));
-            }
-            let member = state.groups[at.group as usize].members[at.unit];
-            ((at, crc), core.read(state, member, at.row..at.row + 1, Purpose::Read))
+            ((at, crc), state.returns)
         };
-        let donor = op.donor;
-        match op.await {
-            Ok(bytes) if checksum(0, &bytes) == found.1 => return Ok((bytes, Some(found))),
-            Ok(_) => {}
-            Err(_) => donor_lost(core, donor),
-        }
-        if let Some(bytes) = reconstruct(core, found.0, Purpose::Read).await
-            && checksum(0, &bytes) == found.1
-        {
+        let fetched = fetch(core, found.0, found.1, Purpose::Read).await;
+        if let Fetched::Good(bytes) = fetched {
             return Ok((bytes, Some(found)));
         }
-        last = Some(found);
+        // Moved, or somebody came back: it may be had now.
+        let changed = core
+            .until(|state| {
+                let changed = state.find(number) != Some(found) || state.returns != returns || state.failure.is_some();
+                let waits = matches!(fetched, Fetched::Unanswered) && state.is_anybody_awaited();
+                (changed || !waits).then_some(changed)
+            })
+            .await;
+        if changed {
+            continue;
+        }
+        tries += 1;
+        // It has not moved: it is really not to be had. A donor that refuses may change its mind.
+        let away = core.lock().donors.iter().any(|donor| donor.counts() && donor.is_absent());
+        if away || tries >= TRIES || (tries > 1 && matches!(fetched, Fetched::Bad)) {
+            return Err(unavailable(&core.lock(), number));
+        }
+        if matches!(fetched, Fetched::Unanswered) {
+            pause(core, AGAIN_NS).await;
+        }
     }
 }
 
 fn unavailable(state: &State, number: u32) -> DiskError {
-    let lost = state.donors.iter().filter(|donor| donor.is_lost()).map(|donor| donor.info.name.as_str());
-    let lost: Vec<&str> = lost.collect();
-    let donors = if lost.is_empty() { "a donor holds other bytes than it was sent".into() } else { lost.join(", ") };
+    let away = |donor: &&crate::donors::Donor| matches!(donor.state, DonorState::Missing | DonorState::Forgotten);
+    let away = state.donors.iter().filter(away).map(|donor| format!("{} is away", donor.info.name));
+    let away: Vec<String> = away.collect();
+    let donors = if away.is_empty() { "a donor holds other bytes than it was sent".into() } else { away.join(", ") };
     DiskError::Unavailable { block: number as u64, donors }
 }
 
-/// A block of a sealed group from the rest of its row. The caller checks what it gets.
-pub(crate) async fn reconstruct(core: &Arc<Core>, at: Location, purpose: Purpose) -> Option<Vec<u8>> {
-    let (data, ops) = {
+/// What became of looking for a block.
+pub(crate) enum Fetched {
+    Good(Vec<u8>),
+    /// Everybody who may have something of it has answered: it is not to be had.
+    Bad,
+    /// Somebody is away, or refuses.
+    Unanswered,
+}
+
+/// A block of a sealed group, from where it is or from the rest of its row.
+pub(crate) async fn fetch(core: &Arc<Core>, at: Location, crc: u32, purpose: Purpose) -> Fetched {
+    let own = {
         let state = &mut *core.lock();
         let group = &state.groups[at.group as usize];
-        if group.id == 0 || group.memory.is_some() || group.members.len() == group.data {
-            return None;
+        if group.id == 0 || group.memory.is_some() {
+            return Fetched::Unanswered;
+        }
+        let there = group.members[at.unit].exists() && at.row < group.own(at.unit) as usize;
+        let member = group.members[at.unit];
+        there.then(|| core.read(state, member, at.row..at.row + 1, purpose))
+    };
+    let mut answered = {
+        let state = core.lock();
+        let group = &state.groups[at.group as usize];
+        // One that is there and does not have the row will never have it.
+        group.members.get(at.unit).is_some_and(Member::exists) || !state.may_come(at, at.unit)
+    };
+    if let Some(own) = own {
+        match own.await {
+            Ok(bytes) if checksum(0, &bytes) == crc => return Fetched::Good(bytes),
+            Ok(_) => {}
+            Err(_) => answered = false,
+        }
+    }
+    match reconstruct(core, at, crc, purpose).await {
+        Fetched::Bad if !answered && core.lock().may_come(at, at.unit) => Fetched::Unanswered,
+        other => other,
+    }
+}
+
+impl State {
+    /// May what this unit holds still be had from somebody?
+    fn may_come(&self, at: Location, unit: usize) -> bool {
+        let group = &self.groups[at.group as usize];
+        let Some(member) = group.members.get(unit).filter(|_| group.id != 0) else { return true };
+        match member.exists() {
+            true => !self.donors[member.donor as usize].is_final(),
+            // It may be on a donor nobody has looked at yet.
+            false => self.donors.iter().any(|donor| donor.counts() && !donor.scanned && !donor.is_final()),
+        }
+    }
+
+    /// Is what this unit holds gone for good?
+    pub fn is_gone(&self, at: Location, unit: usize) -> bool {
+        let group = &self.groups[at.group as usize];
+        let Some(member) = group.members.get(unit).filter(|_| group.id != 0) else { return false };
+        match member.exists() {
+            true => self.donors[member.donor as usize].is_final(),
+            // It may be on a donor that nobody has looked at yet, or that was taken for another.
+            false => false,
+        }
+    }
+
+    /// Is a donor away, and not for too long yet?
+    fn is_anybody_awaited(&self) -> bool {
+        let patience_ns = self.config.patience_ms as u64 * 1_000_000;
+        self.donors.iter().any(|donor| match donor.state {
+            DonorState::Missing => self.now_ns.saturating_sub(donor.missing_since_ns) < patience_ns,
+            DonorState::Returning => !donor.scanned,
+            _ => false,
+        })
+    }
+}
+
+/// A block of a sealed group from the rest of its row.
+pub(crate) async fn reconstruct(core: &Arc<Core>, at: Location, crc: u32, purpose: Purpose) -> Fetched {
+    let (data, ops, mut answered) = {
+        let state = &mut *core.lock();
+        let group = &state.groups[at.group as usize];
+        if group.id == 0 || group.memory.is_some() {
+            return Fetched::Unanswered;
+        }
+        if group.members.len() == group.data {
+            return Fetched::Bad;
         }
         let data = group.data;
-        let counts: Vec<u8> = (0..data).map(|unit| group.covered(unit)).collect();
+        let covered: Vec<u8> = (0..data).map(|unit| group.covered(unit)).collect();
+        let own: Vec<u8> = (0..data).map(|unit| group.own(unit)).collect();
         let members = group.members.clone();
         let mut ops: Vec<(bool, Option<Op>)> = Vec::new();
+        let mut answered = true;
         for (unit, &member) in members.iter().enumerate() {
             // A data unit without a block in this row counts as zeros.
-            let empty = at.row >= counts.get(unit).copied().unwrap_or(member.count) as usize;
-            let there = unit != at.unit && !empty && member.exists();
-            let there = there && !state.donors[member.donor as usize].is_lost();
+            let empty = at.row >= covered.get(unit).copied().unwrap_or(member.count) as usize;
+            let has = member.exists() && at.row < own.get(unit).copied().unwrap_or(member.count) as usize;
+            let there = unit != at.unit && !empty && has && !state.donors[member.donor as usize].is_absent();
+            answered &= there || empty || unit == at.unit || !state.may_come(at, unit) || (member.exists() && !has);
             ops.push((empty, there.then(|| core.read(state, member, at.row..at.row + 1, purpose))));
         }
-        (data, ops)
+        (data, ops, answered)
     };
     let block_bytes = core.lock().block_bytes;
     let mut row = Vec::new();
     for (unit, (empty, op)) in ops.into_iter().enumerate() {
         row.push(match op {
             Some(op) => {
-                let donor = op.donor;
-                match op.await {
-                    Ok(bytes) => Some(bytes),
-                    Err(_) => {
-                        donor_lost(core, donor);
-                        None
-                    }
-                }
+                let bytes = op.await.ok();
+                answered &= bytes.is_some();
+                bytes
             }
             None => (empty && unit < data && unit != at.unit).then(|| vec![0; block_bytes]),
         });
     }
     let parity = row.split_off(data);
-    let restored = parity::decode(at.unit, &row, &parity)?;
-    core.lock().counts.reconstructed += 1;
-    Some(restored)
+    let right = |found: &Vec<u8>| checksum(0, found) == crc;
+    let mut restored = parity::decode(at.unit, &row, &parity).filter(right);
+    // With more parity than needed, one of the others may be the one that is wrong.
+    for wrong in (0..data).filter(|&unit| parity.len() > 1 && unit != at.unit) {
+        if restored.is_none() && row[wrong].is_some() {
+            let mut others = row.clone();
+            others[wrong] = None;
+            restored = parity::decode(at.unit, &others, &parity).filter(right);
+        }
+    }
+    match restored {
+        Some(bytes) => {
+            core.lock().counts.reconstructed += 1;
+            Fetched::Good(bytes)
+        }
+        None if answered => Fetched::Bad,
+        None => Fetched::Unanswered,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use shoal_media::Request;
 
-    use crate::api::{Action, DonorError, DonorInfo, DonorOp};
+    use crate::api::{Action, DonorError, DonorInfo, DonorOp, Trouble};
     use crate::{Config, Engine, Policy};
 
     const BLOCK: usize = 512;
@@ -215,7 +327,7 @@ mod tests {
                 };
                 let bytes = &mut donors[donor as usize];
                 let answer = match op {
-                    DonorOp::Read { .. } if reads_fail => Err(DonorError { why: "gone".into() }),
+                    DonorOp::Read { .. } if reads_fail => Err(DonorError::new(Trouble::Refused, "gone")),
                     DonorOp::Read { at, len } => Ok(bytes[at as usize..][..len as usize].to_vec()),
                     DonorOp::Write { at, bytes: new } => {
                         bytes[at as usize..][..new.len()].copy_from_slice(&new);
@@ -239,7 +351,13 @@ mod tests {
         engine.submit(1, Request::Write { at: 0, buffer: vec![1; 64 * BLOCK], fua: true }, 0);
         assert_eq!(serve(&mut engine, &mut donors, false), [true]);
         engine.submit(2, Request::Read { at: 0, buffer: vec![0; 64 * BLOCK] }, 0);
-        assert_eq!(serve(&mut engine, &mut donors, true), [false]);
+        // A donor that refuses is asked again for a moment.
+        let mut answers = (0..100).map(|tick| {
+            let complete = serve(&mut engine, &mut donors, true);
+            engine.tick(tick * 50_000_000);
+            complete
+        });
+        assert_eq!(answers.find(|complete| !complete.is_empty()), Some(vec![false]));
         assert_eq!(engine.answers_untaken(), 0);
     }
 }

@@ -1,176 +1,33 @@
-//! Losing, draining and adding donors: redundancy is restored on the donors that are left.
+//! Restoring redundancy: units of donors that are not there are rebuilt on others, and a donor that is to leave is emptied.
 //!
-//! Rules: a donor that failed once is lost for good; the others learn so by a new epoch before anything is freed, so that a stale
-//! donor that comes back is known for what it is. A unit of a lost donor is computed anew and put on a donor that
-//! holds nothing of its group; where there is none, the group's live blocks go into narrower groups. Two units of a group
-//! never share a donor. Left out: finding donors again (who carries out operations), stale ones at opening (`scan`).
+//! Rules: a unit that is not where it is to stay is computed anew, or copied, and put on a donor that holds nothing of its
+//! group; where there is none, the group's live blocks go into narrower groups. What cannot be had at the moment stays as it is,
+//! and is tried again. Two units of a group never share a donor. What is rebuilt was compared with its checksums.
+//! Left out: who is there (`membership`), stale donors at opening (`scan`).
 
 use std::sync::Arc;
 
-use shoal_format::ram::{DiskSuperblock, SUPERBLOCK_BYTES, UnitEntry, UnitHeader};
+use shoal_format::ram::{SLOTS_BYTES, UnitEntry, UnitHeader};
 
-use crate::api::{DiskError, DonorId, DonorOp, Purpose};
-use crate::clean::{empty, erase};
+use crate::api::{DonorId, DonorOp, Purpose};
+use crate::clean::empty;
+use crate::donors::DonorState;
+use crate::membership::{needs_repair, new_epoch, requeue, retry_later, try_again};
 use crate::parity;
 use crate::planted::{Bug, is_planted};
-use crate::state::{Donor, DonorState, Member, State};
+use crate::state::{Member, State};
 use crate::task::{Core, Op};
-use crate::write::{abandon, join, send};
+use crate::unit::Head;
+use crate::write::{join, send};
 
 /// Groups repaired at the same time.
 pub(crate) const REPAIRERS: usize = 8;
 
-/// A donor failed: from now on it holds nothing.
-pub(crate) fn donor_lost(core: &Arc<Core>, donor: DonorId) {
-    lose(core, &mut core.lock(), donor);
-}
-
-pub(crate) fn lose(core: &Arc<Core>, state: &mut State, donor: DonorId) {
-    let Some(lost) = state.donors.get_mut(donor as usize) else { return };
-    if !lost.counts() {
-        lost.state = DonorState::Lost;
-        lost.free.clear();
-        return;
-    }
-    lost.state = DonorState::Lost;
-    lost.free.clear();
-    lost.untrimmed.clear();
-    for index in state.in_memory.clone() {
-        let group = &state.groups[index as usize];
-        if group.members.iter().any(|member| member.exists() && member.donor == donor) {
-            abandon(core, state, index);
-        }
-    }
-    let need = state.plan.parity + 1;
-    let have = state.active_donors();
-    if have < need && state.ready {
-        state.failure = Some(DiskError::TooFewDonors { have, need });
-    }
-    new_epoch(state);
-    queue(state, donor);
-}
-
-/// Groups with a unit on this donor wait for repair.
-pub(crate) fn queue(state: &mut State, donor: DonorId) {
-    if state.repair_done == state.repair_total {
-        (state.repair_done, state.repair_total, state.repair_began_ns) = (0, 0, state.now_ns);
-    }
-    state.repair_safe = false;
-    for (index, group) in state.groups.iter().enumerate() {
-        let there = group.members.iter().any(|member| member.exists() && member.donor == donor);
-        if group.id != 0 && group.memory.is_none() && there {
-            state.repair_queue.push_back((index as u32, group.id));
-            state.repair_total += 1;
-        }
-    }
-    state.wake();
-}
-
-/// Every donor is to learn which ones count.
-pub(crate) fn new_epoch(state: &mut State) {
-    state.epoch += 1;
-    state.epoch_stored = false;
-    state.wake();
-}
-
-/// Writes superblocks: one epoch after the other, because a late write must not undo a newer one. Runs as long as the disk.
-pub(crate) async fn herald(core: Arc<Core>) {
-    loop {
-        let (epoch, joining, targets) = core
-            .until(|state| {
-                if state.epoch_stored {
-                    return None;
-                }
-                // Whoever joins must know its number before the others count it.
-                let with = |wanted: &dyn Fn(&Donor) -> bool| -> Vec<usize> {
-                    (0..state.donors.len()).filter(|&n| wanted(&state.donors[n])).collect()
-                };
-                let joining = with(&|donor| donor.state == DonorState::Joining);
-                match joining.is_empty() {
-                    true => Some((state.epoch, false, with(&Donor::counts))),
-                    false => Some((state.epoch, true, joining)),
-                }
-            })
-            .await;
-        let ops: Vec<Op> = {
-            let state = &mut *core.lock();
-            let mut ops = Vec::new();
-            for &donor in &targets {
-                let slot = state.superblock(donor).encode();
-                let at = DiskSuperblock::slot_at(epoch);
-                let op = match state.donors[donor].blank {
-                    // Also over whatever the other slot holds.
-                    true => {
-                        let mut bytes = vec![0; SUPERBLOCK_BYTES];
-                        bytes[at..at + slot.len()].copy_from_slice(&slot);
-                        DonorOp::Write { at: 0, bytes }
-                    }
-                    false => DonorOp::Write { at: at as u64, bytes: slot },
-                };
-                ops.push(core.op(state, donor as DonorId, op, Purpose::Upkeep));
-            }
-            ops
-        };
-        // A failure here is a further loss, with an epoch of its own.
-        join(&core, ops).await;
-        let state = &mut *core.lock();
-        for donor in targets {
-            let donor = &mut state.donors[donor];
-            donor.blank = false;
-            if donor.state == DonorState::Joining {
-                donor.state = DonorState::Active;
-            }
-        }
-        if joining {
-            state.epoch += 1;
-        }
-        state.epoch_stored = state.epoch == epoch;
-        state.wake();
-    }
-}
-
-impl State {
-    /// Requests are served when the donors know the present epoch: before, a disk could not be found again, or a donor that
-    /// is missing now could come back after the client's next death with what nobody has seen.
-    pub fn serve_when_known(&mut self, core: &Arc<Core>) {
-        let core = core.clone();
-        self.schedule.spawn(async move {
-            core.until(|state| (state.epoch_stored || is_planted(Bug::ServeEarly)).then_some(())).await;
-            let state = &mut *core.lock();
-            state.ready = true;
-            state.wake();
-        });
-    }
-}
-
 /// Puts right what opening found: stray units, groups that miss units, donors that are not there.
-pub(crate) fn after_scan(core: &Arc<Core>, state: &mut State) {
-    let strays = std::mem::take(&mut state.strays);
-    let erasing: Vec<(Member, Op)> = strays.into_iter().map(|member| (member, erase(core, state, member))).collect();
-    for (member, _) in &erasing {
-        state.donors[member.donor as usize].free.retain(|&unit| unit != member.unit);
+pub(crate) fn after_scan(state: &mut State) {
+    for (member, first_sequence) in std::mem::take(&mut state.strays) {
+        state.erase_later(member, first_sequence);
     }
-    let core_of_job = core.clone();
-    state.schedule.spawn(async move {
-        for (member, op) in erasing {
-            if !join(&core_of_job, vec![op]).await {
-                core_of_job.lock().give_back(member);
-            }
-        }
-    });
-    for lost in 0..state.donors.len() {
-        if state.donors[lost].is_lost() {
-            queue(state, lost as DonorId);
-        }
-    }
-    let incomplete = state.groups.iter().enumerate().filter(|(_, group)| group.incomplete.is_some());
-    let incomplete: Vec<(u32, u64)> = incomplete.map(|(index, group)| (index as u32, group.id)).collect();
-    state.repair_total += incomplete.len() as u64;
-    state.repair_began_ns = state.now_ns;
-    state.repair_queue.extend(incomplete);
-    state.repair_safe = false;
-    new_epoch(state);
-    state.wake();
 }
 
 /// Repair is over only when what it moved is safe. Runs as long as the disk.
@@ -184,6 +41,9 @@ pub(crate) async fn guardian(core: Arc<Core>) {
         if crate::write::flush(&core).await.is_ok() {
             let state = &mut *core.lock();
             state.repair_safe = done(state);
+            if state.repair_safe {
+                state.groups.iter_mut().for_each(|group| group.held = false);
+            }
             state.wake();
         }
     }
@@ -208,17 +68,28 @@ pub(crate) async fn repairer(core: Arc<Core>) {
             })
             .await;
         if ours {
-            repair(&core, index).await;
+            repair(&core, index, None).await;
             core.lock().release(index);
         }
         let state = &mut *core.lock();
+        let group = &state.groups[index as usize];
+        if ours && group.id == id && group.live > 0 && needs_repair(state, index as usize) {
+            retry_later(state);
+        }
         state.repair_done += 1;
         state.wake();
     }
 }
 
-/// Brings a claimed group's units onto donors that count.
-async fn repair(core: &Arc<Core>, index: u32) {
+/// Moves the unit of a claimed group that is on a donor to another one. False if there was no room, or it could not be had.
+pub(crate) async fn move_off(core: &Arc<Core>, index: u32, from: DonorId) -> bool {
+    repair(core, index, Some(from)).await;
+    let state = core.lock();
+    !state.groups[index as usize].members.iter().any(|member| member.exists() && member.donor == from)
+}
+
+/// Brings a claimed group's units onto donors that count. `from`: it is to leave this one, too, if another has room.
+async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
     loop {
         let (incomplete, dead) = {
             let group = &core.lock().groups[index as usize];
@@ -234,8 +105,11 @@ async fn repair(core: &Arc<Core>, index: u32) {
         let (place, member, target) = {
             let state = &mut *core.lock();
             let group = &state.groups[index as usize];
-            let leaves =
-                |member: &Member| member.exists() && state.donors[member.donor as usize].state != DonorState::Active;
+            let leaves = |member: &Member| {
+                let state = state.donors[member.donor as usize].state;
+                let stays = matches!(state, DonorState::Active | DonorState::Returning) && from != Some(member.donor);
+                member.exists() && !stays
+            };
             let Some(place) = group.members.iter().position(leaves) else { return };
             let member = group.members[place];
             if member.count == 0 {
@@ -246,89 +120,94 @@ async fn repair(core: &Arc<Core>, index: u32) {
             let mut members = group.members.clone();
             if is_planted(Bug::SharedDonor) {
                 members.clear();
-            } else {
+            } else if from != Some(member.donor) {
                 members.remove(place);
             }
             (place, member, state.take_unit_beside(&members))
         };
+        let moves = from == Some(member.donor);
         let Some(target) = target else {
+            if moves {
+                return;
+            }
             empty(core, index).await;
             return;
         };
         let draining = core.lock().donors[member.donor as usize].state == DonorState::Draining;
-        let copy = if draining { copy(core, member).await } else { None };
-        let bytes = match copy {
-            Some(bytes) => Some(bytes),
+        let copy = if draining || moves { copy(core, index, place).await } else { None };
+        let unit = match copy {
+            Some(unit) => Some(unit),
             None => rebuild(core, index, place).await,
         };
-        // The header names the donor it is on.
-        let bytes = bytes.and_then(|mut bytes| {
-            let header_bytes = core.lock().header_bytes;
-            let header = UnitHeader::decode(bytes.get(..header_bytes)?).ok()?;
-            let mut head = Vec::with_capacity(header_bytes);
-            UnitHeader { donor: target.donor, ..header }.encode(header_bytes, &mut head);
-            bytes[..header_bytes].copy_from_slice(&head);
-            Some(bytes)
-        });
-        let Some(bytes) = bytes else {
+        let Some((header, blocks)) = unit else {
             // Beyond what parity can give back: what is live elsewhere in the group is saved.
             core.lock().give_back(target);
+            if moves {
+                return;
+            }
             empty(core, index).await;
             return;
         };
         let write = {
             let state = &mut *core.lock();
-            let op = DonorOp::Write { at: state.unit_at(target.unit), bytes };
-            core.op(state, target.donor, op, Purpose::Repair)
+            // The header names the donor it is on.
+            let born = state.donors[target.donor as usize].born;
+            let header = UnitHeader { donor: target.donor, born, ..header };
+            let version = state.version(target.unit, &Head::default(), &header, &blocks);
+            core.op(state, target.donor, version.op, Purpose::Repair)
         };
-        if join(core, vec![write]).await {
-            continue;
-        }
-        let erasing = {
-            let state = &mut *core.lock();
+        let failed = join(vec![write]).await;
+        let state = &mut *core.lock();
+        let first_sequence = state.groups[index as usize].first_sequence;
+        if failed {
+            state.erase_later(target, first_sequence);
+        } else {
             state.groups[index as usize].members[place] = Member { count: member.count, ..target };
-            let there = !state.donors[member.donor as usize].is_lost();
-            there.then(|| erase(core, state, member))
-        };
-        join(core, erasing.into_iter().collect()).await;
+            state.erase_later(member, first_sequence);
+        }
     }
 }
 
-/// A whole unit as it is.
-async fn copy(core: &Arc<Core>, member: Member) -> Option<Vec<u8>> {
-    let op = {
+/// A data unit as it is, if it is as it was written. Of a parity unit nothing says what its blocks must be.
+async fn copy(core: &Arc<Core>, index: u32, place: usize) -> Option<(UnitHeader, Vec<u8>)> {
+    let (id, data, members, op) = {
         let state = &mut *core.lock();
-        let len = state.header_bytes + member.count as usize * state.block_bytes;
-        let op = DonorOp::Read { at: state.unit_at(member.unit), len: len as u32 };
-        core.op(state, member.donor, op, Purpose::Repair)
+        let group = &state.groups[index as usize];
+        let (id, data, members) = (group.id, group.data, group.members.clone());
+        let op = whole_unit(state, members[place]);
+        (id, data, members, core.op(state, op.0, op.1, Purpose::Repair))
     };
-    let donor = op.donor;
-    match op.await {
-        Ok(bytes) => Some(bytes),
-        Err(_) => {
-            donor_lost(core, donor);
-            None
-        }
-    }
+    let bytes = op.await.ok()?;
+    let state = core.lock();
+    let header = state.sealed_header(&bytes, id, &members, place).filter(|_| place < data)?;
+    let blocks = &bytes[state.heads_bytes()..];
+    let right = |(entry, block): (&UnitEntry, &[u8])| shoal_format::checksum(0, block) == entry.crc;
+    let right = header.lists[0].iter().zip(blocks.chunks_exact(state.block_bytes)).all(right);
+    right.then(|| (header, blocks.to_vec()))
+}
+
+/// Reads both headers and all blocks.
+fn whole_unit(state: &State, member: Member) -> (DonorId, DonorOp) {
+    let len = (state.heads_bytes() + member.count as usize * state.block_bytes) as u32;
+    (member.donor, DonorOp::Read { at: state.unit_at(member.unit), len })
 }
 
 /// Computes a lost unit from the others of its group.
-async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<Vec<u8>> {
-    let (data, members, block_bytes, header_bytes, uuid, id) = {
+async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<(UnitHeader, Vec<u8>)> {
+    let (data, members, block_bytes, heads_bytes, uuid, id) = {
         let state = core.lock();
         let group = &state.groups[index as usize];
-        (group.data, group.members.clone(), state.block_bytes, state.header_bytes, state.config.uuid, group.id)
+        (group.data, group.members.clone(), state.block_bytes, state.heads_bytes(), state.config.uuid, group.id)
     };
     // Whole units of all that is left, at the same time.
     let ops: Vec<Option<Op>> = {
         let state = &mut *core.lock();
         let mut ask = |(other, member): (usize, &Member)| {
             let there = other != place && member.exists() && member.count > 0;
-            let there = there && !state.donors[member.donor as usize].is_lost();
+            let there = there && !state.donors[member.donor as usize].is_absent();
             there.then(|| {
-                let len = (header_bytes + member.count as usize * block_bytes) as u32;
-                let op = DonorOp::Read { at: state.unit_at(member.unit), len };
-                core.op(state, member.donor, op, Purpose::Repair)
+                let (donor, op) = whole_unit(state, *member);
+                core.op(state, donor, op, Purpose::Repair)
             })
         };
         members.iter().enumerate().map(&mut ask).collect()
@@ -336,32 +215,23 @@ async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<Vec<u8>> 
     let mut units: Vec<Option<Vec<u8>>> = Vec::new();
     for op in ops {
         units.push(match op {
-            Some(op) => {
-                let donor = op.donor;
-                let answer = op.await;
-                if answer.is_err() {
-                    donor_lost(core, donor);
-                }
-                answer.ok()
-            }
+            Some(op) => op.await.ok(),
             None => None,
         });
     }
     let headers: Vec<Option<UnitHeader>> = units
         .iter()
         .enumerate()
-        .map(|(other, unit)| {
-            let header = UnitHeader::decode(unit.as_ref()?.get(..header_bytes)?).ok()?;
-            (header.group == id && header.member as usize == other).then_some(header)
-        })
+        .map(|(other, unit)| core.lock().sealed_header(unit.as_ref()?, id, &members, other))
         .collect();
     let block = |unit: usize, row: usize| -> Option<&[u8]> {
-        headers[unit].as_ref()?;
-        units[unit].as_ref()?.get(header_bytes + row * block_bytes..)?.get(..block_bytes)
+        let header = headers[unit].as_ref()?;
+        let bytes = units[unit].as_ref()?.get(heads_bytes + row * block_bytes..)?.get(..block_bytes)?;
+        let right = |entry: &UnitEntry| shoal_format::checksum(0, bytes) == entry.crc;
+        (unit >= data || header.lists[0].get(row).is_some_and(right)).then_some(bytes)
     };
     let parities = members.len() - data;
     let rows = members[place].count as usize;
-    let mut out = Vec::new();
     // Another parity unit knows what a missing data unit held.
     let known = || headers[data..].iter().flatten().next().map(|header| header.lists.clone());
     let lists: Vec<Vec<UnitEntry>> = if place < data {
@@ -397,8 +267,18 @@ async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<Vec<u8>> 
             blocks.extend_from_slice(&parity::encode(&whole, parities, block_bytes)[place - data]);
         }
     }
-    let header =
-        UnitHeader { uuid, group: id, donor: 0, member: place as u8, data: data as u8, parity: parities as u8, lists };
+    let header = UnitHeader {
+        uuid,
+        group: id,
+        donor: 0,
+        born: 0,
+        horizon: 0,
+        cut: 0,
+        member: place as u8,
+        data: data as u8,
+        parity: parities as u8,
+        lists,
+    };
     // What parity gives back is compared with what was written.
     if place < data {
         let right = |(entry, block): (&UnitEntry, &[u8])| shoal_format::checksum(0, block) == entry.crc;
@@ -406,10 +286,8 @@ async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<Vec<u8>> 
             return None;
         }
     }
-    header.encode(header_bytes, &mut out);
-    out.extend_from_slice(&blocks);
     core.lock().counts.reconstructed += rows as u64;
-    Some(out)
+    Some((header, blocks))
 }
 
 /// Moves everything off a donor; it is not used any more afterwards.
@@ -422,6 +300,7 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
             return;
         }
         state.donors[donor as usize].state = DonorState::Draining;
+        state.count_donors();
         let on_it = |state: &State, index: u32| {
             state.groups[index as usize].members.iter().any(|member| member.exists() && member.donor == donor)
         };
@@ -437,52 +316,69 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
             }
         }
     }
+    let over = move |state: &State| state.donors[donor as usize].is_final();
     loop {
         let left = {
             let state = &mut *core.lock();
-            queue(state, donor);
+            requeue(state);
             state.groups.iter().any(|group| {
                 group.id != 0 && group.members.iter().any(|member| member.exists() && member.donor == donor)
             })
         };
-        if !left || core.lock().donors[donor as usize].is_lost() {
+        if !left || over(&core.lock()) {
             break;
         }
         // Until what was queued is through; then what was on its way at the time is sealed, too.
         core.until(|state| {
             let settled = state.repair_queue.is_empty() && state.repair_done == state.repair_total;
-            (settled || state.donors[donor as usize].is_lost()).then_some(())
+            (settled || over(state)).then_some(())
         })
         .await;
         let blocked = core.lock().stuck;
         if blocked {
             // No room anywhere else: it stays in use as it is.
             let state = &mut *core.lock();
-            state.donors[donor as usize].state = DonorState::Active;
+            let donor = &mut state.donors[donor as usize];
+            donor.drains = false;
+            if donor.state == DonorState::Draining {
+                donor.state = DonorState::Active;
+            }
+            state.count_donors();
+            // There is room again: its own.
+            try_again(state);
             state.wake();
             return;
         }
         // Emptied groups become free when their blocks are safe elsewhere.
-        let _ = crate::write::flush(&core).await;
+        if crate::write::flush(&core).await.is_err() {
+            crate::scan::pause(&core, 1_000_000_000).await;
+        }
+        let retries = core.lock().returns;
         core.until(|state| {
+            let there = |member: &Member| member.exists() && member.donor == donor;
             let on_its_way = state.groups.iter().any(|group| {
-                let there = group.members.iter().any(|member| member.exists() && member.donor == donor);
+                let there = group.members.iter().any(there);
                 group.id != 0 && there && (group.memory.is_some() || group.busy || group.live == 0)
             });
-            (!on_its_way || state.stuck || state.donors[donor as usize].is_lost()).then_some(())
+            // What could not be moved waits for the next try.
+            let waits = on_its_way || (state.retry_at_ns.is_some() && state.returns == retries);
+            (!waits || state.stuck || over(state)).then_some(())
         })
         .await;
     }
     let erasing = {
         let state = &mut *core.lock();
-        if state.donors[donor as usize].is_lost() {
+        // One that went away meanwhile is excluded by itself: nothing refers to it.
+        if state.donors[donor as usize].state != DonorState::Draining {
             return;
         }
+        let op = DonorOp::Write { at: 0, bytes: vec![0; SLOTS_BYTES] };
+        let op = core.op(state, donor, op, Purpose::Upkeep);
         state.donors[donor as usize].state = DonorState::Drained;
-        state.donors[donor as usize].free.clear();
-        new_epoch(state);
-        let op = DonorOp::Write { at: 0, bytes: vec![0; SUPERBLOCK_BYTES] };
-        core.op(state, donor, op, Purpose::Upkeep)
+        state.donors[donor as usize].release();
+        new_epoch(state, true);
+        state.count_donors();
+        op
     };
     // It is empty already; a failure changes nothing.
     let _ = erasing.await;

@@ -1,24 +1,32 @@
 //! Opening a disk that is on its donors: the block table is rebuilt from the headers of the units.
 //!
-//! Rules: the superblock with the highest epoch says which donors count; one it does not count, or whose own epoch is older and
-//! which is missing from it, is blank. A block counts if its own unit lists it; a block of a missing unit counts if the parity
-//! unit lists it and every other block that parity unit lists in the row is there, because only then the row can be computed.
-//! Of several copies the highest sequence counts. Then groups that miss a unit are repaired.
+//! Rules: the superblock with the highest epoch says which donors count; one it does not count, or whose own birth is another,
+//! is blank. All of them but as many as there is parity must have been looked at completely, and none of these may have been
+//! away at an opening before: then every flushed block has been met. A block counts if its own unit lists it; a block that its
+//! unit does not have counts if the parity unit lists it and enough of the row is there, because only then the row can be
+//! computed (a late write may have put an older version in the place of a unit that had grown). Of several copies the highest
+//! sequence counts. What cannot be read at the moment is waited for, not left out. Then groups that miss a unit are repaired.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use shoal_format::ram::{self, TRIMMED, UnitEntry, UnitHeader};
+use shoal_format::ram::{self, LOST, TRIMMED, UnitEntry, UnitHeader};
 
-use crate::api::{DonorId, DonorOp, Purpose};
+use crate::api::{DonorId, Purpose};
+use crate::donors::{Donor, DonorState};
+use crate::doubt::{self, Doubt};
+use crate::membership::{self, miss};
 use crate::planted::{Bug, is_planted};
 use crate::read;
-use crate::repair::{self, donor_lost};
-use crate::state::{Group, Incomplete, Location, Member};
+use crate::repair;
+use crate::state::{Group, Incomplete, Location, Member, State};
 use crate::task::{Core, Op};
 
 /// Headers asked for at the same time, of each donor.
 const AT_ONCE: usize = 32;
+/// How often a header that a donor refuses is asked for again, and after what time (ns).
+const TRIES: usize = 20;
+const AGAIN_NS: u64 = 100_000_000;
 
 /// A unit that was found.
 struct Found {
@@ -27,106 +35,290 @@ struct Found {
     header: UnitHeader,
 }
 
-pub(crate) async fn scan(core: Arc<Core>) {
-    let donors: Vec<DonorId> = {
+/// What opening has found so far.
+#[derive(Default)]
+pub(crate) struct Opening {
+    looking: HashSet<DonorId>,
+    found: HashMap<DonorId, Vec<(u32, UnitHeader)>>,
+}
+
+/// Waits for a moment.
+pub(crate) async fn pause(core: &Arc<Core>, ns: u64) {
+    let until = core.lock().now_ns + ns;
+    core.until(move |state| (state.now_ns >= until).then_some(())).await;
+}
+
+/// The headers of all units of a donor that are this disk's and this donor's. `None`: it cannot be reached any more.
+pub(crate) async fn headers(core: &Arc<Core>, number: DonorId) -> Option<Vec<(u32, UnitHeader)>> {
+    let (units, born, uuid, header_bytes) = {
         let state = core.lock();
-        (0..state.donors.len()).filter(|&n| state.donors[n].counts()).map(|n| n as DonorId).collect()
+        let donor = &state.donors[number as usize];
+        (donor.units, donor.born, state.config.uuid, state.header_bytes)
     };
-    let mut groups: HashMap<u64, Vec<Found>> = HashMap::new();
-    let most = donors.iter().map(|&donor| core.lock().donors[donor as usize].units).max().unwrap_or(0);
-    for first in (0..most).step_by(AT_ONCE) {
-        let ops: Vec<(u32, Op)> = {
-            let state = &mut *core.lock();
-            let mut ops = Vec::new();
-            for &donor in &donors {
-                for unit in first..(first + AT_ONCE as u32).min(state.donors[donor as usize].units) {
-                    let op = DonorOp::Read { at: state.unit_at(unit), len: state.header_bytes as u32 };
-                    ops.push((unit, core.op(state, donor, op, Purpose::Upkeep)));
-                }
-            }
-            ops
-        };
-        for (unit, op) in ops {
-            let donor = op.donor;
-            match op.await {
-                Ok(bytes) => {
-                    let header = UnitHeader::decode(&bytes).ok();
-                    if let Some(header) = header.filter(|header| {
-                        header.uuid == core.lock().config.uuid && (header.donor == donor || is_planted(Bug::StaleUnits))
-                    }) {
-                        groups.entry(header.group).or_default().push(Found { donor, unit, header });
+    let mut found = Vec::new();
+    for first in (0..units).step_by(AT_ONCE) {
+        let mut wanted: Vec<u32> = (first..(first + AT_ONCE as u32).min(units)).collect();
+        for tried in 0.. {
+            let ops: Vec<(u32, Op)> = {
+                let state = &mut *core.lock();
+                let mut ask = |unit: u32| {
+                    let op = state.heads_op(unit);
+                    (unit, core.op(state, number, op, Purpose::Upkeep))
+                };
+                wanted.drain(..).map(&mut ask).collect()
+            };
+            for (unit, op) in ops {
+                match op.await {
+                    Ok(bytes) => {
+                        let its_own = |header: &UnitHeader| header.donor == number && header.born == born;
+                        let ours = |header: &UnitHeader| {
+                            header.uuid == uuid && (its_own(header) || is_planted(Bug::StaleUnits))
+                        };
+                        let header = UnitHeader::newest(&bytes, header_bytes, ours);
+                        found.extend(header.map(|header| (unit, header)));
                     }
+                    Err(_) => wanted.push(unit),
                 }
-                Err(_) => donor_lost(&core, donor),
             }
+            if core.lock().donors[number as usize].is_absent() {
+                return None;
+            }
+            if wanted.is_empty() {
+                break;
+            }
+            if tried == TRIES {
+                // Nothing that is left out may be taken for nothing.
+                miss(core, &mut core.lock(), number);
+                return None;
+            }
+            pause(core, AGAIN_NS).await;
         }
     }
-    let mut ids: Vec<u64> = groups.keys().copied().collect();
-    ids.sort_unstable();
+    Some(found)
+}
+
+/// Starts looking at donors that came; true when enough has been seen, and nothing is being looked at.
+fn look(core: &Arc<Core>, state: &mut State) -> bool {
+    for number in 0..state.donors.len() {
+        let donor = &state.donors[number];
+        let wanted = donor.counts() && !donor.is_absent() && !donor.stale && !donor.scanned;
+        if !wanted || !state.opening.looking.insert(number as DonorId) {
+            continue;
+        }
+        let core = core.clone();
+        state.schedule.spawn(async move {
+            let number = number as DonorId;
+            let found = headers(&core, number).await;
+            let state = &mut *core.lock();
+            state.opening.looking.remove(&number);
+            if let Some(found) = found {
+                state.opening.found.insert(number, found);
+                state.donors[number as usize].scanned = true;
+            }
+            state.wake();
+        });
+    }
+    let counting = state.donors.iter().filter(|donor| donor.counts()).count();
+    let seen = state.donors.iter().filter(|donor| donor.counts() && donor.scanned && !donor.stale).count();
+    let enough = seen + state.plan.parity >= counting || is_planted(Bug::OpenEarly);
+    enough && state.opening.looking.is_empty()
+}
+
+/// Looks at the donors; once more, if one comes back that is needed.
+pub(crate) async fn scan(core: Arc<Core>) {
+    while !map(&core).await {
+        let state = &mut *core.lock();
+        state.forget_groups();
+        state.opening = Opening::default();
+        state.donors.iter_mut().filter(|donor| !donor.stale).for_each(|donor| donor.scanned = false);
+    }
+}
+
+/// Makes the map from what the donors hold; false if it is to be tried again.
+async fn map(core: &Arc<Core>) -> bool {
+    core.until(|state| look(core, state).then_some(())).await;
     let mut newest: HashMap<u32, (u64, Location, u32)> = HashMap::new();
-    let mut trims: Vec<(Location, UnitEntry)> = Vec::new();
-    let mut taken: HashSet<(DonorId, u32)> = HashSet::new();
+    let mut entries: Vec<(Location, UnitEntry)> = Vec::new();
+    // The blocks of each group, in the order of their places.
+    let mut listed: Vec<Vec<u32>> = Vec::new();
+    let horizon;
     {
         let state = &mut *core.lock();
+        let mut groups: HashMap<u64, Vec<Found>> = HashMap::new();
+        let mut found: Vec<_> = std::mem::take(&mut state.opening.found).into_iter().collect();
+        found.sort_unstable_by_key(|&(donor, _)| donor);
+        let mut used: HashMap<DonorId, HashSet<u32>> = HashMap::new();
+        for (donor, units) in found {
+            used.insert(donor, units.iter().map(|&(unit, _)| unit).collect());
+            for (unit, header) in units {
+                groups.entry(header.group).or_default().push(Found { donor, unit, header });
+            }
+        }
+        let mut ids: Vec<u64> = groups.keys().copied().collect();
+        ids.sort_unstable();
+        horizon = groups.values().flatten().map(|found| found.header.horizon).max().unwrap_or(0);
         for id in ids {
             let found = groups.remove(&id).expect("listed");
-            enter(state, id, found, &mut newest, &mut trims, &mut taken);
+            listed.extend(enter(state, id, found, horizon, &mut newest, &mut entries));
         }
         for (number, donor) in state.donors.iter_mut().enumerate() {
-            donor.free.retain(|&unit| !taken.contains(&(number as DonorId, unit)));
+            if let Some(used) = used.get(&(number as DonorId)) {
+                donor.blank_units.clear();
+                donor.free = (0..donor.units).rev().filter(|unit| !used.contains(unit)).collect();
+            }
         }
     }
-    // Lists of trimmed ranges are blocks like any other: read, then applied by their sequence.
+    // What may not have been safe when the client died may have been written in part. It counts if it is there.
     let mut trimmed: Vec<ram::TrimmedRange> = Vec::new();
-    for (at, entry) in trims {
-        let op = {
-            let state = &mut *core.lock();
-            let member = state.groups[at.group as usize].members[at.unit];
-            core.read(state, member, at.row..at.row + 1, Purpose::Upkeep)
+    let mut lost: Vec<ram::TrimmedRange> = Vec::new();
+    let mut doubts: BTreeMap<u32, Doubt> = BTreeMap::new();
+    entries.sort_by_key(|(_, entry)| entry.sequence);
+    for (at, entry) in entries {
+        let is_note = entry.block == TRIMMED || entry.block == LOST;
+        if !is_note && newest.get(&entry.block).is_some_and(|&(sequence, _, _)| sequence > entry.sequence) {
+            continue;
+        }
+        let Some(found) = look_at(core, at, entry, is_note).await else { return false };
+        if !is_note {
+            if !matches!(found, read::Fetched::Good(_)) {
+                doubts.entry(entry.block).or_default().meets(entry.sequence);
+            }
+            if !matches!(found, read::Fetched::Bad) {
+                let before = newest.insert(entry.block, (entry.sequence, at, entry.crc));
+                if let Some(doubt) = doubts.get_mut(&entry.block) {
+                    let is_doubted = matches!(found, read::Fetched::Unanswered);
+                    let copy = doubt::Found { sequence: entry.sequence, at, crc: entry.crc, is_doubted };
+                    let present = std::mem::replace(&mut doubt.present, is_doubted.then_some(copy));
+                    let certain =
+                        before.map(|(sequence, at, crc)| doubt::Found { sequence, at, crc, is_doubted: false });
+                    match is_doubted {
+                        true => doubt.older.extend(present.or(certain)),
+                        false => doubt.older.clear(),
+                    }
+                }
+            }
+            continue;
+        }
+        // Lists of trimmed and lost ranges are blocks like any other; they are applied by their sequence.
+        let ranges = match found {
+            read::Fetched::Good(bytes) => ram::decode_trimmed(&bytes).ok(),
+            _ => None,
         };
-        let right = |bytes: &Vec<u8>| shoal_format::checksum(0, bytes) == entry.crc;
-        let bytes = match op.await.ok().filter(right) {
-            Some(bytes) => Some(bytes),
-            None => read::reconstruct(&core, at, Purpose::Upkeep).await.filter(right),
-        };
-        trimmed.extend(bytes.and_then(|bytes| ram::decode_trimmed(&bytes).ok()).unwrap_or_default());
+        if ranges.is_none() {
+            let group = &mut core.lock().groups[at.group as usize];
+            group.notes.retain(|&place| place != (at.unit, at.row));
+            group.live -= 1;
+        }
+        if entry.block == LOST { &mut lost } else { &mut trimmed }.extend(ranges.unwrap_or_default());
     }
     let state = &mut *core.lock();
+    let last = state.blocks as u32;
+    let mut gone: HashMap<u32, u64> = HashMap::new();
+    for ram::TrimmedRange { first, count, sequence } in lost {
+        state.next_sequence = state.next_sequence.max(sequence + 1);
+        for block in (first..first.saturating_add(count).min(last)).filter(|_| !is_planted(Bug::LossForgotten)) {
+            if let Some(doubt) = doubts.get_mut(&block) {
+                doubt.was_lost = true;
+                if doubt.ends_before(sequence) {
+                    doubts.remove(&block);
+                }
+            }
+            if newest.get(&block).is_none_or(|&(at, _, _)| at < sequence) {
+                newest.remove(&block);
+                let known = gone.entry(block).or_default();
+                *known = sequence.max(*known);
+            }
+        }
+    }
     for ram::TrimmedRange { first, count, sequence } in trimmed {
         state.next_sequence = state.next_sequence.max(sequence + 1);
-        for block in first..first.saturating_add(count).min(state.blocks as u32) {
+        for block in first..first.saturating_add(count).min(last) {
             if newest.get(&block).is_some_and(|&(at, _, _)| at < sequence) {
                 newest.remove(&block);
             }
+            if doubts.get_mut(&block).is_some_and(|doubt| doubt.ends_before(sequence)) {
+                doubts.remove(&block);
+            }
+            if gone.get(&block).is_some_and(|&at| at < sequence) {
+                gone.remove(&block);
+            }
         }
     }
+    state.lost_blocks = gone.into_keys().filter(|block| !newest.contains_key(block)).collect();
     let mut blocks: Vec<_> = newest.into_iter().collect();
     blocks.sort_unstable_by_key(|&(block, _)| block);
-    for (block, (_, at, crc)) in blocks {
+    let mut unprotected = HashSet::new();
+    let mut alone: HashSet<u32> = HashSet::new();
+    for (block, (sequence, at, crc)) in blocks {
         state.enter(block, at, crc);
+        let group = &state.groups[at.group as usize];
+        // A parity that was not safe may have been written in part.
+        let covered = at.row < group.covered(at.unit) as usize && sequence < horizon;
+        if group.members.len() > group.data && !covered {
+            unprotected.insert((at.group, group.id));
+            alone.insert(block);
+        }
     }
-    for index in 0..state.groups.len() as u32 {
-        state.groups[index as usize].killed = 0;
-        state.file(index);
+    alone.extend(doubts.keys());
+    (state.doubts, state.first_group) = (doubts, state.next_group);
+    state.unprotected = unprotected.into_iter().collect();
+    for (index, blocks) in listed.into_iter().enumerate() {
+        let held = blocks.iter().any(|block| alone.contains(block)) && !is_planted(Bug::FoundFreed);
+        state.groups[index].held = held;
+        state.file(index as u32);
     }
-    repair::after_scan(&core, state);
-    state.serve_when_known(&core);
+    // What the others do not know did not exist from here on.
+    for donor in &mut state.donors {
+        donor.stale |= donor.counts() && !donor.scanned && !is_planted(Bug::StaleCounts);
+        if !donor.scanned && matches!(donor.state, DonorState::Active | DonorState::Draining) {
+            // It came while the others were looked at.
+            donor.state = DonorState::Returning;
+        }
+    }
+    repair::after_scan(state);
+    membership::new_epoch(state, false);
+    state.serve_when_known(core);
+    true
 }
 
-/// Enters a group's units and remembers its blocks where they are the newest.
+/// A block that opening needs; nothing if it is not there. One that cannot be read at the moment is waited for. A list of ranges is
+/// waited for as long as it takes, because without it old blocks would count again; of another block it is enough to know
+/// that it may be there (`Unanswered`): reads of it fail, until they do not. `None`: a donor came that may have it.
+async fn look_at(core: &Arc<Core>, at: Location, entry: UnitEntry, is_note: bool) -> Option<read::Fetched> {
+    let until = {
+        let state = core.lock();
+        state.now_ns + state.patience_ns()
+    };
+    loop {
+        match read::fetch(core, at, entry.crc, Purpose::Upkeep).await {
+            read::Fetched::Unanswered if is_note || core.lock().now_ns <= until => {
+                pause(core, AGAIN_NS).await;
+                let came = |donor: &Donor| donor.counts() && !donor.is_absent() && !donor.stale && !donor.scanned;
+                if core.lock().donors.iter().any(came) {
+                    return None;
+                }
+            }
+            other => return Some(other),
+        }
+    }
+}
+
+/// Enters a group's units, remembers its blocks where they are the newest, and lists what is to be looked at. Returns its blocks.
 fn enter(
-    state: &mut crate::state::State,
+    state: &mut State,
     id: u64,
     found: Vec<Found>,
+    horizon: u64,
     newest: &mut HashMap<u32, (u64, Location, u32)>,
-    trims: &mut Vec<(Location, UnitEntry)>,
-    taken: &mut HashSet<(DonorId, u32)>,
-) {
+    entries: &mut Vec<(Location, UnitEntry)>,
+) -> Option<Vec<u32>> {
+    let first_of = |header: &UnitHeader| header.lists.iter().flatten().map(|entry| entry.sequence).min().unwrap_or(0);
+    let first_found = found.iter().map(|found| first_of(&found.header)).min().unwrap_or(0);
     let (data, parity) = (found[0].header.data as usize, found[0].header.parity as usize);
     if data > state.plan.data || data == 0 {
-        let stray = |found: &Found| Member { donor: found.donor, unit: found.unit, count: 1 };
+        let stray = |found: &Found| (Member { donor: found.donor, unit: found.unit, count: 1 }, first_found);
         state.strays.extend(found.iter().map(stray));
-        return;
+        return None;
     }
     let mut members = vec![Member::NONE; data + parity];
     let known = |all: &[Vec<UnitEntry>]| all.iter().map(Vec::len).sum::<usize>();
@@ -137,75 +329,79 @@ fn enter(
         let rows = header.lists.iter().map(Vec::len).max().unwrap_or(0);
         let member = Member { donor, unit, count: rows as u8 };
         if !fits || rows > state.plan.buffer {
-            state.strays.push(member);
+            state.strays.push((member, first_found));
             continue;
         }
         // Moved to another donor, and the old copy was not erased yet: the one that knows more counts.
         let better = known(&header.lists) > known(&best[place]);
         if members[place].exists() && !better {
-            state.strays.push(member);
+            state.strays.push((member, first_found));
             continue;
         }
         let other = std::mem::replace(&mut members[place], member);
-        state.strays.extend(other.exists().then_some(other));
+        state.strays.extend(other.exists().then_some((other, first_found)));
         best[place] = header.lists;
     }
     // Parity units that know less than the others are of an older version: they do not fit together.
     let most = (data..data + parity).max_by_key(|&place| known(&best[place])).map(|place| best[place].clone());
     for place in data..data + parity {
         if members[place].exists() && Some(&best[place]) != most.as_ref() {
-            state.strays.push(std::mem::replace(&mut members[place], Member::NONE));
+            state.strays.push((std::mem::replace(&mut members[place], Member::NONE), first_found));
         }
     }
     let parity_lists = most.filter(|_| members[data..].iter().any(Member::exists));
     let lists: Vec<Option<Vec<UnitEntry>>> =
         (0..data).map(|unit| members[unit].exists().then(|| best[unit][0].clone())).collect();
-    for member in members.iter().filter(|member| member.exists()) {
-        taken.insert((member.donor, member.unit));
-    }
     let index = state.groups.len() as u32;
     let mut all: Vec<Vec<UnitEntry>> = Vec::new();
+    let mut own_rows: Vec<u8> = Vec::new();
     let mut whole = true;
+    let parities = members[data..].iter().filter(|member| member.exists()).count();
+    // Computable only where not more of the row is missing than there is parity for it.
+    let there = |row: usize| {
+        let missing = |other: &usize| {
+            let expected = parity_lists.as_ref().and_then(|all| all[*other].get(row));
+            expected.is_some() && lists[*other].as_ref().and_then(|own| own.get(row)) != expected
+        };
+        (0..data).filter(missing).count() <= parities || is_planted(Bug::MissingRow)
+    };
     for unit in 0..data {
-        let own = lists[unit].clone();
-        let listed = parity_lists.as_ref().map(|all| all[unit].clone()).unwrap_or_default();
-        all.push(match own {
-            Some(own) => {
-                whole &= parity == 0 || own == listed;
-                own
-            }
-            None => {
-                // Computable only where not more of the row is missing than there is parity for it.
-                let parities = members[data..].iter().filter(|member| member.exists()).count();
-                let there = |row: usize| {
-                    let missing = |other: &usize| {
-                        let expected = parity_lists.as_ref().and_then(|all| all[*other].get(row));
-                        expected.is_some() && lists[*other].as_ref().and_then(|own| own.get(row)) != expected
-                    };
-                    (0..data).filter(missing).count() <= parities || is_planted(Bug::MissingRow)
-                };
-                let rows = (0..listed.len()).take_while(|&row| there(row)).count();
-                whole &= listed.is_empty();
-                members[unit].count = rows as u8;
-                listed[..rows].to_vec()
-            }
-        });
+        let own = lists[unit].as_deref().unwrap_or_default();
+        let listed = parity_lists.as_ref().map(|all| &all[unit][..]).unwrap_or_default();
+        whole &= match members[unit].exists() {
+            true => parity == 0 || own == listed,
+            false => listed.is_empty(),
+        };
+        let mut list = own.to_vec();
+        // The unit is missing, or an older version of it took its place.
+        if !members[unit].exists() || listed.starts_with(own) {
+            list.extend((own.len()..listed.len()).take_while(|&row| there(row)).map(|row| listed[row]));
+        }
+        own_rows.push(own.len() as u8);
+        members[unit].count = list.len() as u8;
+        all.push(list);
     }
     let used = all.iter().any(|list| !list.is_empty());
     whole &= (data..data + parity).all(|place| members[place].exists()) || !used;
+    // It is written anew elsewhere: its parity may have been written in part.
+    whole &= parity == 0 || all.iter().flatten().all(|entry| entry.sequence < horizon);
+    let blocks = all.iter().flatten().map(|entry| entry.block).collect();
     let mut first_sequence = u64::MAX;
-    let mut live = 0;
+    let (mut live, mut notes) = (0, Vec::new());
     for (unit, list) in all.iter().enumerate() {
         for (row, entry) in list.iter().enumerate() {
             let at = Location { group: index, unit, row };
             first_sequence = first_sequence.min(entry.sequence);
             state.next_sequence = state.next_sequence.max(entry.sequence + 1);
-            if entry.block == TRIMMED {
-                trims.push((at, *entry));
+            if entry.block == TRIMMED || entry.block == LOST {
+                notes.push((unit, row));
                 live += 1;
-            } else if (entry.block as u64) < state.blocks
-                && newest.get(&entry.block).is_none_or(|&(sequence, _, _)| sequence < entry.sequence)
-            {
+                entries.push((at, *entry));
+            } else if (entry.block as u64) >= state.blocks {
+                continue;
+            } else if entry.sequence >= horizon && !is_planted(Bug::TornCounts) {
+                entries.push((at, *entry));
+            } else if newest.get(&entry.block).is_none_or(|&(sequence, _, _)| sequence < entry.sequence) {
                 newest.insert(entry.block, (entry.sequence, at, entry.crc));
             }
         }
@@ -214,7 +410,7 @@ fn enter(
     let covered = |unit: usize| parity_lists.as_ref().map_or(0, |all: &Vec<Vec<UnitEntry>>| all[unit].len() as u8);
     let incomplete = (!whole).then(|| {
         let covered = (0..data).map(covered).collect();
-        Box::new(Incomplete { covered, lists: all })
+        Box::new(Incomplete { covered, own: own_rows, lists: all })
     });
     state.groups.push(Group {
         id,
@@ -223,10 +419,12 @@ fn enter(
         live,
         first_sequence,
         killed: 0,
+        held: false,
         busy: false,
         memory: None,
         incomplete,
-        notes: trims.iter().filter(|(at, _)| at.group == index).map(|(at, _)| (at.unit, at.row)).collect(),
+        notes,
         hopeless: false,
     });
+    Some(blocks)
 }

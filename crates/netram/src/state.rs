@@ -4,62 +4,34 @@
 //! Rules:
 //! - A location is a group, one of its data units and a row. A block of an open group is in memory until the group is sealed.
 //! - *Stored*: the donor has answered. *Safe*: stored, and its group's parity covers it. A flush waits for safe blocks.
-//! - A unit is written as a whole, so what a donor holds of it is always one version. While a group grows, data units are
+//! - A unit that grows keeps its former version until the new one is there (`unit`). While a group grows, data units are
 //!   stored before the parity that covers them: the parity on the donors never speaks of blocks that are not there.
 //! - A group whose blocks are all dead is freed only when what took their place is safe, and its headers are erased
-//!   before its units are used again.
+//!   before its units are used again. What cannot be erased yet is kept in mind (`Donor::erase`): until then lists of trims stay.
 //!
 //! Left out: everything that waits (`write`, `read`, `clean`, `repair`, `scan`).
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
 use shoal_format::checksum;
-use shoal_format::ram::{DiskSuperblock, SUPERBLOCK_BYTES, TRIMMED, TrimmedRange, UnitEntry, UnitHeader};
+use shoal_format::ram::{DiskSuperblock, DonorPlace, LOST, Standing, TRIMMED, TrimmedRange, UnitEntry, UnitHeader};
 
-use crate::api::{Action, DiskError, DonorId, DonorInfo, DonorOp, Purpose};
+use crate::api::{Action, DiskError, DonorId, DonorOp, Purpose};
 use crate::config::{Config, Plan, Policy};
+use crate::donors::{Donor, DonorState};
+use crate::doubt::Doubt;
+use crate::planted::{Bug, is_planted};
+use crate::room::groups_of;
 use crate::status::Counts;
 use crate::task::Schedule;
+use crate::unit::Head;
 
 /// Units of each donor that only cleaning and repair may take.
-const RESERVE_UNITS: usize = 4;
+pub(crate) const RESERVE_UNITS: usize = 4;
+/// Those of them that only lists of ranges may take: dead groups become free when these are written.
+pub(crate) const NOTE_UNITS: usize = 1;
 /// Groups in memory beyond the caches, on their way to donors.
 const GROUPS_ON_THE_WAY: usize = 24;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DonorState {
-    Active,
-    /// Does not know yet that it belongs to the disk; takes nothing.
-    Joining,
-    /// Being emptied; takes nothing new.
-    Draining,
-    /// Empty, and not used any more.
-    Drained,
-    Lost,
-}
-
-pub(crate) struct Donor {
-    pub info: DonorInfo,
-    pub units: u32,
-    /// Free units, the next one to take last.
-    pub free: Vec<u32>,
-    /// Units that were freed and may still take the donor's memory; some of them are in use again.
-    pub untrimmed: BTreeSet<u32>,
-    pub state: DonorState,
-    /// Its superblock may be anything.
-    pub blank: bool,
-}
-
-impl Donor {
-    pub fn is_lost(&self) -> bool {
-        self.state == DonorState::Lost
-    }
-
-    /// Does it hold anything of the disk?
-    pub fn counts(&self) -> bool {
-        matches!(self.state, DonorState::Active | DonorState::Draining)
-    }
-}
 
 /// A unit of a group. `unit` is `u32::MAX` where there is none: never used, or lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,6 +61,8 @@ pub(crate) struct Group {
     pub first_sequence: u64,
     /// No block with this sequence or a higher one took the place of one of this group.
     pub killed: u64,
+    /// It has older copies of what opening found without parity: kept until repair is through.
+    pub held: bool,
     /// A job works on it: not to be cleaned, freed or moved.
     pub busy: bool,
     pub memory: Option<Box<Memory>>,
@@ -103,6 +77,8 @@ pub(crate) struct Group {
 pub(crate) struct Incomplete {
     /// Blocks of each data unit that the parity covers.
     pub covered: Vec<u8>,
+    /// Blocks that each data unit holds itself.
+    pub own: Vec<u8>,
     /// What counts of each data unit.
     pub lists: Vec<Vec<UnitEntry>>,
 }
@@ -111,6 +87,15 @@ impl Group {
     /// Blocks of a data unit that the parity covers.
     pub fn covered(&self, unit: usize) -> u8 {
         self.incomplete.as_ref().map_or(self.members[unit].count, |found| found.covered[unit])
+    }
+
+    pub fn is_abandoned(&self) -> bool {
+        self.memory.as_ref().is_some_and(|memory| memory.abandoned)
+    }
+
+    /// Blocks that a data unit holds itself.
+    pub fn own(&self, unit: usize) -> u8 {
+        self.incomplete.as_ref().map_or(self.members[unit].count, |found| found.own[unit])
     }
 }
 
@@ -121,6 +106,8 @@ pub(crate) struct Memory {
     pub lists: Vec<Vec<UnitEntry>>,
     /// For each block the sequence up to which a flush waits for it.
     pub origins: Vec<Vec<u64>>,
+    /// Of each unit, parity too: the header on its donor.
+    pub heads: Vec<Head>,
     /// Blocks of each unit that are on their way or there.
     pub sent: Vec<u8>,
     pub stored: Vec<u8>,
@@ -132,8 +119,10 @@ pub(crate) struct Memory {
     pub sending: bool,
     /// What is there is to be made safe.
     pub parity_wanted: bool,
-    /// A donor of it was lost: its live blocks go into other groups.
+    /// A donor did not take its part: its live blocks go into other groups.
     pub abandoned: bool,
+    /// All of it is sent once more, its parity too.
+    pub again: bool,
     pub purpose: Purpose,
     /// Since when something of it is not safe.
     pub unsafe_since_ns: u64,
@@ -161,10 +150,14 @@ pub(crate) struct State {
     pub config: Config,
     pub plan: Plan,
     pub epoch: u64,
-    /// Every donor has the present epoch: only then a stale one is known for what it is.
+    /// Enough donors have the present epoch: no set of donors that can be opened without them knows an older one alone.
     pub epoch_stored: bool,
+    /// The present epoch changes who belongs to the disk.
+    pub epoch_changes: bool,
+    pub next_born: u32,
     pub blocks: u64,
     pub block_bytes: usize,
+    /// Room of one header.
     pub header_bytes: usize,
     pub donors: Vec<Donor>,
     /// For each block its location + 1 in the low half, its checksum in the high half; 0: reads as zeros.
@@ -175,7 +168,8 @@ pub(crate) struct State {
     pub caches: Vec<Cache>,
     /// Sealed groups by live blocks.
     pub by_live: BTreeSet<(u32, u32)>,
-    pub dying: Vec<u32>,
+    /// Dead groups, by the sequence that killed their last block.
+    pub dying: BTreeSet<(u64, u32)>,
     /// Groups with a memory.
     pub in_memory: Vec<u32>,
     pub next_sequence: u64,
@@ -183,21 +177,46 @@ pub(crate) struct State {
     /// Trimmed ranges not yet written down.
     pub trims: Vec<TrimmedRange>,
     pub trims_origin: u64,
+    /// The same for blocks whose data is lost.
+    pub losses: Vec<TrimmedRange>,
     pub now_ns: u64,
     pub last_request_ns: u64,
     /// Somebody found no room since this was last cleared.
     pub room_wanted: bool,
     /// Whoever waits for room was asked again, with nothing on its way.
     pub asked: bool,
+    /// New groups go to the donors that have room, however few: nothing else would make some.
+    pub narrow: bool,
     /// There is no room, and nothing on its way that would make some.
     pub stuck: bool,
     /// The map is complete: requests are served.
     pub ready: bool,
+    pub opening: crate::scan::Opening,
     pub failure: Option<DiskError>,
     /// Groups that lost a unit, or are to leave a donor: place and number.
     pub repair_queue: VecDeque<(u32, u64)>,
     /// Units with headers that count no more, to be erased after opening.
-    pub strays: Vec<Member>,
+    pub strays: Vec<(Member, u64)>,
+    /// Groups (place and number) found at opening with blocks that no parity covers: a flush waits until they are elsewhere.
+    pub unprotected: Vec<(u32, u64)>,
+    /// Blocks with entries that opening found and that may not be there.
+    pub doubts: BTreeMap<u32, Doubt>,
+    /// Groups from this number on were not there when the disk was opened.
+    pub first_group: u64,
+    /// Grows when a donor comes back, joins or is forgotten: what could not be done is tried again.
+    pub returns: u64,
+    /// Since when too few donors are there to write to.
+    pub few_since_ns: Option<u64>,
+    /// When what repair could not do is tried again.
+    pub retry_at_ns: Option<u64>,
+    pub retry_delay_ns: u64,
+    /// Something died since the last look for a group to clean.
+    pub victims_changed: bool,
+    /// Blocks that the donors that are there can hold.
+    pub room_blocks: u64,
+    /// Where the next unit to move for evenness is looked for, and when.
+    pub level_from: usize,
+    pub level_at_ns: u64,
     pub repair_total: u64,
     pub repair_done: u64,
     pub repair_began_ns: u64,
@@ -220,6 +239,8 @@ impl State {
         State {
             epoch: 1,
             epoch_stored: false,
+            epoch_changes: false,
+            next_born: 1,
             blocks: 0,
             block_bytes: config.block_bytes as usize,
             header_bytes: UnitHeader::bytes(plan.data, plan.buffer),
@@ -229,21 +250,35 @@ impl State {
             unused_groups: Vec::new(),
             caches: vec![Cache::default(); caches],
             by_live: BTreeSet::new(),
-            dying: Vec::new(),
+            dying: BTreeSet::new(),
             in_memory: Vec::new(),
             next_sequence: 1,
             next_group: 1,
             trims: Vec::new(),
             trims_origin: u64::MAX,
+            losses: Vec::new(),
             now_ns,
             last_request_ns: now_ns,
             room_wanted: false,
             asked: false,
+            narrow: false,
             stuck: false,
             ready: false,
+            opening: Default::default(),
             failure: None,
             repair_queue: VecDeque::new(),
             strays: Vec::new(),
+            unprotected: Vec::new(),
+            doubts: BTreeMap::new(),
+            first_group: 0,
+            returns: 0,
+            few_since_ns: None,
+            retry_at_ns: None,
+            retry_delay_ns: 1_000_000_000,
+            victims_changed: true,
+            room_blocks: u64::MAX,
+            level_from: 0,
+            level_at_ns: 0,
             repair_total: 0,
             repair_done: 0,
             repair_began_ns: 0,
@@ -262,39 +297,11 @@ impl State {
         self.schedule.changed = true;
     }
 
-    pub fn unit_bytes(&self) -> usize {
-        self.header_bytes + self.plan.buffer * self.block_bytes
-    }
-
-    pub fn unit_at(&self, unit: u32) -> u64 {
-        SUPERBLOCK_BYTES as u64 + unit as u64 * self.unit_bytes() as u64
-    }
-
-    /// Offset of a block on its donor.
-    pub fn row_at(&self, member: Member, row: usize) -> u64 {
-        self.unit_at(member.unit) + (self.header_bytes + row * self.block_bytes) as u64
-    }
-
-    pub fn add_donor(&mut self, info: DonorInfo) -> DonorId {
-        let room = info.bytes.saturating_sub(SUPERBLOCK_BYTES as u64) / self.unit_bytes() as u64;
-        let units = room.min(u32::MAX as u64 - 1) as u32;
-        let state = DonorState::Active;
-        let free = (0..units).rev().collect();
-        self.donors.push(Donor { info, units, free, untrimmed: BTreeSet::new(), state, blank: true });
-        (self.donors.len() - 1) as DonorId
-    }
-
     /// Groups of full width the donors could hold together.
     pub fn groups_max(&self) -> u64 {
-        let width = (self.plan.data + self.plan.parity) as u64;
+        let width = self.plan.data + self.plan.parity;
         let units: Vec<u64> = self.donors.iter().map(|donor| donor.units as u64).collect();
-        let fits = |groups: u64| units.iter().map(|&units| units.min(groups)).sum::<u64>() >= groups * width;
-        let (mut low, mut high) = (0, units.iter().sum::<u64>() / width);
-        while low < high {
-            let middle = (low + high).div_ceil(2);
-            if fits(middle) { low = middle } else { high = middle - 1 }
-        }
-        low
+        groups_of(&units, width)
     }
 
     /// Groups that no data is promised to: open ones, and room to clean in.
@@ -358,6 +365,7 @@ impl State {
     /// One block of the group is dead.
     pub fn kill(&mut self, index: u32) {
         let sequence = self.next_sequence;
+        self.victims_changed = true;
         let group = &mut self.groups[index as usize];
         let live = group.live;
         (group.live, group.killed) = (live - 1, sequence);
@@ -370,7 +378,7 @@ impl State {
     /// Does the block of this entry still count there?
     pub fn lives(&self, block: u32, at: Location) -> bool {
         match block {
-            TRIMMED => self.groups[at.group as usize].notes.contains(&(at.unit, at.row)),
+            TRIMMED | LOST => self.groups[at.group as usize].notes.contains(&(at.unit, at.row)),
             block => self.is_at(block, at),
         }
     }
@@ -388,8 +396,9 @@ impl State {
     pub fn file(&mut self, index: u32) {
         let group = &self.groups[index as usize];
         debug_assert!(group.memory.is_none() && !group.busy);
+        self.victims_changed = true;
         match group.live {
-            0 => self.dying.push(index),
+            0 => drop(self.dying.insert((group.killed, index))),
             _ if group.hopeless => {}
             live => drop(self.by_live.insert((live, index))),
         }
@@ -398,9 +407,9 @@ impl State {
 
     /// Takes a sealed group away from cleaner and reaper.
     pub fn claim(&mut self, index: u32) {
-        let live = self.groups[index as usize].live;
-        self.by_live.remove(&(live, index));
-        self.dying.retain(|&other| other != index);
+        let group = &self.groups[index as usize];
+        self.by_live.remove(&(group.live, index));
+        self.dying.remove(&(group.killed, index));
         self.groups[index as usize].busy = true;
     }
 
@@ -409,27 +418,33 @@ impl State {
         self.file(index);
     }
 
+    /// Is anything of what opening found still without parity?
+    pub fn has_unprotected(&mut self) -> bool {
+        let (groups, horizon) = (&self.groups, self.horizon());
+        let still = |&(index, id): &(u32, u64)| {
+            let group = &groups[index as usize];
+            group.id == id && (group.live > 0 || group.killed > horizon)
+        };
+        self.unprotected.retain(still);
+        !self.unprotected.is_empty() && !is_planted(Bug::FoundUnprotected)
+    }
+
     /// Every block with a lower origin is safe.
     pub fn horizon(&self) -> u64 {
         let memories = self.in_memory.iter().filter_map(|&index| self.groups[index as usize].memory.as_ref());
         memories.map(|memory| memory.unsafe_from).min().unwrap_or(u64::MAX).min(self.trims_origin)
     }
 
-    pub fn active_donors(&self) -> usize {
-        self.donors.iter().filter(|donor| donor.state == DonorState::Active).count()
-    }
-
     /// Takes a unit on each of `count` donors, the emptiest ones, above `reserve` units of each.
     fn take_units(&mut self, count: usize, reserve: usize) -> Option<Vec<Member>> {
         let turn = self.next_group as usize;
         let donors = self.donors.len();
-        let mut order: Vec<usize> = (0..donors)
-            .filter(|&n| self.donors[n].state == DonorState::Active && self.donors[n].free.len() > reserve)
-            .collect();
+        let mut order: Vec<usize> =
+            (0..donors).filter(|&n| self.takes(n) && self.donors[n].free_units() > reserve).collect();
         if order.len() < count {
             return None;
         }
-        order.sort_by_key(|&n| (usize::MAX - self.donors[n].free.len(), (n + turn) % donors));
+        order.sort_by_key(|&n| (usize::MAX - self.donors[n].free_units(), (n + turn) % donors));
         order.truncate(count);
         // Parity is what comes last.
         order.sort_unstable();
@@ -437,7 +452,7 @@ impl State {
             order.rotate_left(turn % count);
         }
         let take = |n: usize| {
-            let unit = self.donors[n].free.pop().expect("there is a free unit");
+            let unit = self.donors[n].take().expect("there is a free unit");
             Member { donor: n as DonorId, unit, count: 0 }
         };
         Some(order.into_iter().map(take).collect())
@@ -446,35 +461,30 @@ impl State {
     /// A free unit on a donor that has none of the group's.
     pub fn take_unit_beside(&mut self, members: &[Member]) -> Option<Member> {
         let taken = |n: usize| members.iter().any(|member| member.exists() && member.donor as usize == n);
-        let active = |donor: &Donor| donor.state == DonorState::Active && !donor.free.is_empty();
-        let candidates = (0..self.donors.len()).filter(|&n| active(&self.donors[n]) && !taken(n));
-        let donor = candidates.max_by_key(|&n| self.donors[n].free.len())?;
-        let unit = self.donors[donor].free.pop().expect("there is a free unit");
+        let candidates =
+            (0..self.donors.len()).filter(|&n| self.takes(n) && self.donors[n].free_units() > NOTE_UNITS && !taken(n));
+        let donor = candidates.max_by_key(|&n| self.donors[n].free_units())?;
+        let unit = self.donors[donor].take().expect("there is a free unit");
         Some(Member { donor: donor as DonorId, unit, count: 0 })
     }
 
     /// Are there `groups` groups to open, beyond what is kept for cleaning?
     pub fn has_room(&self, groups: usize) -> bool {
-        let width = (self.plan.data + self.plan.parity).min(self.active_donors());
-        let roomy = |donor: &&Donor| donor.state == DonorState::Active && donor.free.len() >= RESERVE_UNITS + groups;
-        self.donors.iter().filter(roomy).count() >= width
+        let width = (self.plan.data + self.plan.parity).min(self.takers());
+        let roomy = |&n: &usize| self.takes(n) && self.donors[n].free_units() >= RESERVE_UNITS + groups;
+        (0..self.donors.len()).filter(roomy).count() >= width
     }
 
     /// Can the cleaner go on?
     pub fn has_room_to_clean(&self) -> bool {
-        let width = (self.plan.data + self.plan.parity).min(self.active_donors());
-        let open = |donor: &&Donor| donor.state == DonorState::Active && !donor.free.is_empty();
-        self.caches[self.cleaning()].group.is_some()
-            || (width > self.plan.parity && self.donors.iter().filter(open).count() >= width)
+        self.caches[self.cleaning()].group.is_some() || self.width(0) > self.plan.parity
     }
 
-    pub fn give_back(&mut self, member: Member) {
-        let donor = &mut self.donors[member.donor as usize];
-        if member.exists() && !donor.is_lost() {
-            donor.free.push(member.unit);
-            self.stuck = false;
-        }
-        self.wake();
+    /// Opening begins anew.
+    pub fn forget_groups(&mut self) {
+        self.groups.clear();
+        self.unused_groups.clear();
+        self.strays.clear();
     }
 
     pub fn insert_group(&mut self, group: Group) -> u32 {
@@ -499,6 +509,7 @@ impl State {
             live: 0,
             first_sequence: 0,
             killed: 0,
+            held: false,
             busy: false,
             memory: None,
             incomplete: None,
@@ -514,19 +525,39 @@ impl State {
         self.caches.len() - 1
     }
 
+    /// May a request go on that came at `begun_ns`?
+    pub fn serves(&self, begun_ns: u64) -> Option<Result<(), DiskError>> {
+        if let Some(error) = &self.failure {
+            return Some(Err(error.clone()));
+        }
+        let (need, have) = (self.plan.parity + 1, self.healthy_donors());
+        let long = self.now_ns.saturating_sub(begun_ns) > self.patience_ns();
+        match self.ready {
+            true => Some(Ok(())),
+            false => long.then_some(Err(DiskError::TooFewDonors { have, need })),
+        }
+    }
+
     /// Opens a group for a cache. `None`: no room, or too many groups are on their way.
-    fn open(&mut self, cache: usize) -> Option<u32> {
+    fn open(&mut self, cache: usize, for_note: bool) -> Option<u32> {
         let cleaning = cache == self.cleaning();
         let on_the_way = self.in_memory.len() >= self.caches.len() + GROUPS_ON_THE_WAY;
         if on_the_way && !cleaning {
             return None;
         }
         let parity = self.plan.parity;
-        let width = (self.plan.data + parity).min(self.active_donors());
+        let reserve = match (cleaning, for_note) {
+            (true, true) => 0,
+            (true, false) => NOTE_UNITS,
+            (false, _) => RESERVE_UNITS,
+        };
+        let width = match cleaning || self.narrow {
+            true => self.width(reserve),
+            false => (self.plan.data + parity).min(self.takers()),
+        };
         if width < parity + 1 {
             return None;
         }
-        let reserve = if cleaning { 0 } else { RESERVE_UNITS };
         let members = self.take_units(width, reserve)?;
         let data = width - parity;
         let unit = Vec::with_capacity(self.plan.buffer * self.block_bytes);
@@ -534,6 +565,7 @@ impl State {
             buffers: vec![unit; data],
             lists: vec![Vec::new(); data],
             origins: vec![Vec::new(); data],
+            heads: vec![Head::default(); width],
             sent: vec![0; data],
             stored: vec![0; data],
             safe: vec![0; data],
@@ -542,6 +574,7 @@ impl State {
             sending: false,
             parity_wanted: false,
             abandoned: false,
+            again: false,
             purpose: if cleaning { Purpose::Clean } else { Purpose::Write },
             unsafe_since_ns: self.now_ns,
         };
@@ -554,6 +587,7 @@ impl State {
             live: 0,
             first_sequence: u64::MAX,
             killed: 0,
+            held: false,
             busy: false,
             memory: Some(Box::new(memory)),
             incomplete: None,
@@ -586,13 +620,14 @@ impl State {
     /// `None`: no room now. Returns the place, and whether the group is full.
     pub fn place(&mut self, block: u32, bytes: &[u8], cache: usize, origin: Option<u64>) -> Option<(Location, bool)> {
         let crc = checksum(0, bytes);
-        if block != TRIMMED && origin.is_none() && self.absorb(block, bytes, crc) {
+        let is_note = block == TRIMMED || block == LOST;
+        if !is_note && origin.is_none() && self.absorb(block, bytes, crc) {
             let (at, _) = self.find(block).expect("it was absorbed where it is");
             return Some((at, false));
         }
         let index = match self.caches[cache].group {
             Some(index) => index,
-            None => match self.open(cache) {
+            None => match self.open(cache, is_note) {
                 Some(index) => index,
                 None => {
                     self.room_wanted = true;
@@ -621,7 +656,7 @@ impl State {
         let full = unit + 1 == group.data && row + 1 == buffer;
         memory.full |= full;
         let at = Location { group: index, unit, row };
-        if block == TRIMMED {
+        if is_note {
             self.groups[index as usize].notes.push((unit, row));
         } else {
             if !self.unmap(block) {
@@ -680,28 +715,18 @@ impl State {
         members.into_iter().for_each(|member| self.give_back(member));
     }
 
-    /// A unit's bytes as they are now.
-    pub fn unit_bytes_of(&self, group: &Group, memory: &Memory, member: usize) -> Vec<u8> {
-        let mut out = Vec::with_capacity(self.unit_bytes());
-        self.header(group, member, vec![memory.lists[member].clone()]).encode(self.header_bytes, &mut out);
-        out.extend_from_slice(&memory.buffers[member]);
-        out
-    }
-
-    pub fn header(&self, group: &Group, member: usize, lists: Vec<Vec<UnitEntry>>) -> UnitHeader {
-        UnitHeader {
-            uuid: self.config.uuid,
-            group: group.id,
-            donor: group.members[member].donor,
-            member: member as u8,
-            data: group.data as u8,
-            parity: (group.members.len() - group.data) as u8,
-            lists,
-        }
-    }
-
     pub fn superblock(&self, donor: usize) -> DiskSuperblock {
         let policy = Policy::ALL.iter().position(|&policy| policy == self.config.policy).expect("all are listed");
+        let place = |donor: &Donor| {
+            let standing = match donor.state {
+                DonorState::Joining if donor.blank => Standing::Joins,
+                DonorState::Joining => Standing::Counts,
+                _ if !donor.counts() => Standing::Gone,
+                _ if donor.stale => Standing::Away,
+                _ => Standing::Counts,
+            };
+            DonorPlace { standing, born: donor.born }
+        };
         DiskSuperblock {
             uuid: self.config.uuid,
             epoch: self.epoch,
@@ -714,7 +739,7 @@ impl State {
             flags: self.config.dedicated_parity as u8,
             block_bytes: self.config.block_bytes,
             blocks: self.blocks,
-            donors: self.donors.iter().map(Donor::counts).collect(),
+            donors: self.donors.iter().map(place).collect(),
         }
     }
 

@@ -5,8 +5,8 @@
 
 use crate::api::Purpose;
 use crate::config::Policy;
-use crate::planted::{Bug, is_planted};
-use crate::state::{DonorState, State};
+use crate::donors::DonorState;
+use crate::state::State;
 
 /// Traffic with donors for one purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,6 +86,8 @@ pub struct Status {
     /// Blocks of data that would be lost with one more donor, beyond what the policy accepts.
     pub blocks_unprotected: u64,
     pub blocks_lost: u64,
+    /// Somebody found no room, and nothing is on its way that would make some.
+    pub full: bool,
     pub repair: Option<RepairStatus>,
     pub counts: Counts,
     /// Memory of the block table (bytes).
@@ -99,15 +101,18 @@ impl State {
             name: donor.info.name.clone(),
             state: donor.state,
             bytes: donor.info.bytes,
-            used_bytes: if donor.is_lost() { 0 } else { (donor.units as u64 - donor.free.len() as u64) * unit_bytes },
+            used_bytes: match donor.is_final() {
+                true => 0,
+                false => (donor.units as u64 - donor.free_units() as u64) * unit_bytes,
+            },
         });
         let groups = || self.groups.iter().filter(|group| group.id != 0);
-        let lost = |donor: u16| self.donors[donor as usize].is_lost();
+        let lost = |donor: u16| self.donors[donor as usize].is_absent();
         let horizon = self.horizon();
         // A dead group counts while what took its blocks' place is not safe.
         let degraded = groups().filter(|group| {
             group.memory.is_none()
-                && (group.live > 0 || (group.killed > horizon && !is_planted(Bug::DeadForgotten)))
+                && (group.live > 0 || group.killed > horizon)
                 && (group.incomplete.is_some()
                     || group.members.iter().any(|member| member.exists() && member.count > 0 && lost(member.donor)))
         });
@@ -135,6 +140,7 @@ impl State {
             groups_degraded,
             blocks_unprotected,
             blocks_lost: self.lost_blocks.len() as u64,
+            full: self.stuck,
             repair,
             counts: self.counts,
             table_bytes: self.blocks * 8,

@@ -13,7 +13,9 @@ use std::task::{Context, Poll, Waker};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::api::{Action, DonorError, DonorId, DonorOp, Purpose};
+use shoal_format::ram::SUPERBLOCK_BYTES;
+
+use crate::api::{Action, DiskError, DonorError, DonorId, DonorOp, Purpose, Trouble};
 use crate::state::{Member, State};
 
 pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -36,6 +38,16 @@ pub(crate) struct Schedule {
     last_ticket: u64,
     waiting: std::collections::HashMap<u64, u64>,
     answers: std::collections::HashMap<u64, Answer>,
+    asked: std::collections::HashMap<u64, Asked>,
+}
+
+/// An operation that a donor has not answered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub donor: DonorId,
+    pub writes: bool,
+    /// The unit it changes, if it does.
+    pub unit: Option<u32>,
 }
 
 impl Schedule {
@@ -46,6 +58,16 @@ impl Schedule {
     /// Is no operation on its way?
     pub fn is_quiet(&self) -> bool {
         self.waiting.is_empty()
+    }
+
+    /// Has this donor still something to answer?
+    pub fn is_asked(&self, donor: DonorId) -> bool {
+        self.asked.values().any(|asked| asked.donor == donor)
+    }
+
+    /// What the answer to come belongs to.
+    pub fn take_asked(&mut self, ticket: u64) -> Option<Asked> {
+        self.asked.remove(&ticket)
     }
 
     /// Answers that no job has taken.
@@ -70,7 +92,6 @@ pub(crate) const NOBODY: DonorId = DonorId::MAX;
 pub(crate) struct Op {
     core: Arc<Core>,
     ticket: u64,
-    pub donor: DonorId,
 }
 
 impl Future for Op {
@@ -120,17 +141,29 @@ impl Core {
         self.state.lock()
     }
 
-    /// Asks a donor; the operation is on its way when this returns. One that is lost has answered already.
+    /// Asks a donor; the operation is on its way when this returns. One that is away has answered already. After a takeover
+    /// only reads for requests are answered, with an error.
     pub fn op(self: &Arc<Core>, state: &mut State, donor: DonorId, op: DonorOp, purpose: Purpose) -> Op {
         state.schedule.last_ticket += 1;
         let ticket = state.schedule.last_ticket;
-        if donor == NOBODY || state.donors[donor as usize].is_lost() {
-            state.schedule.answers.insert(ticket, Err(DonorError { why: "the donor is lost".into() }));
+        let stopped = state.failure == Some(DiskError::TakenOver);
+        if stopped && purpose != Purpose::Read {
+            // Never answered: background work stops here. Told that the donor is away, it would ask again at once, for ever.
+        } else if donor == NOBODY || stopped || state.donors[donor as usize].is_absent() {
+            let error = DonorError::new(Trouble::Away, "the donor is not there");
+            state.schedule.answers.insert(ticket, Err(error));
         } else {
             state.count_op(&op, purpose);
+            let (at, writes) = match &op {
+                DonorOp::Read { at, .. } => (*at, false),
+                DonorOp::Write { at, .. } | DonorOp::Trim { at, .. } => (*at, true),
+            };
+            let front = SUPERBLOCK_BYTES as u64;
+            let unit = (writes && at >= front).then(|| ((at - front) / state.unit_bytes() as u64) as u32);
+            state.schedule.asked.insert(ticket, Asked { donor, writes, unit });
             state.actions.push(Action::Donor { ticket, donor, op, purpose });
         }
-        Op { core: self.clone(), ticket, donor }
+        Op { core: self.clone(), ticket }
     }
 
     /// Reads blocks of a unit; of one that does not exist the answer is an error.

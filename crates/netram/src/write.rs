@@ -1,20 +1,20 @@
 //! Writing: into a cache, from there to donors; flushes, trims, and what happens to a group whose donor is lost meanwhile.
 //!
-//! Rules: a request that finds no room waits, in the order of arrival; a group that never was on the donors is sent with its
-//! parity at once, one that grows sends data first. A failed operation is the loss of its donor, and the group's live blocks go
-//! into other groups: they are still in memory. Left out: which donors and groups (`state`).
+//! Rules: a request that finds no room, or too few donors, waits, in the order of arrival, for as long as the disk's patience
+//! lasts; a group that never was on the donors is sent with its parity at once, one that grows sends data first. When an
+//! operation fails, the group's live blocks go into other groups: they are still in memory. Left out: which donors and groups (`state`).
 
 use std::sync::Arc;
 
 use shoal_format::ram;
 
-use crate::api::{Action, DiskError, DonorOp, Purpose};
+use crate::api::{Action, DiskError, DonorId, Purpose};
 use crate::parity;
 use crate::planted::{Bug, is_planted};
 use crate::read;
-use crate::repair::donor_lost;
-use crate::state::{Location, Memory, State};
+use crate::state::{Location, Member, Memory, State};
 use crate::task::{Core, Op};
+use crate::unit::{Head, Version};
 
 impl State {
     pub fn complete(&mut self, ticket: u64, result: Result<Vec<u8>, DiskError>) {
@@ -82,7 +82,7 @@ async fn send_all(core: &Arc<Core>, index: u32) {
     loop {
         let Some((data, fresh_parity)) = send_data(core, index) else { return };
         let counts: Vec<u8> = data.1;
-        let mut failed = join(core, data.0).await;
+        let mut failed = arrive(core, index, data.0).await;
         if is_planted(Bug::FlushEarly) {
             let state = &mut *core.lock();
             if let Some(memory) = &mut state.groups[index as usize].memory {
@@ -97,7 +97,7 @@ async fn send_all(core: &Arc<Core>, index: u32) {
             None => None,
         };
         let with_parity = parity.is_some();
-        failed |= join(core, parity.unwrap_or_default()).await;
+        failed |= arrive(core, index, parity.unwrap_or_default()).await;
         let mut state = core.lock();
         let state = &mut *state;
         if failed {
@@ -111,6 +111,7 @@ async fn send_all(core: &Arc<Core>, index: u32) {
             return;
         }
         memory.arrived(&counts, with_parity || !redundant);
+        memory.again &= !with_parity && redundant;
         state.wake();
         let memory = state.groups[index as usize].memory.as_mut().expect("it is being sent");
         let lens: Vec<u8> = memory.lists.iter().map(|list| list.len() as u8).collect();
@@ -133,45 +134,60 @@ async fn send_all(core: &Arc<Core>, index: u32) {
 }
 
 /// Data units that have grown; with their parity, if nothing of the group is on the donors yet.
-type Sending = ((Vec<Op>, Vec<u8>), Option<Vec<Op>>);
+type Sending = ((Vec<Sent>, Vec<u8>), Option<Vec<Sent>>);
+
+/// A unit on its way, its place in the group, and its head when it has arrived.
+type Sent = (Op, usize, Head);
+
+/// Waits for all; true if any failed.
+async fn arrive(core: &Arc<Core>, index: u32, sent: Vec<Sent>) -> bool {
+    let mut failed = false;
+    for (op, place, head) in sent {
+        let stored = op.await.is_ok();
+        failed |= !stored;
+        if let (true, Some(memory)) = (stored, &mut core.lock().groups[index as usize].memory) {
+            memory.heads[place] = head;
+        }
+    }
+    failed
+}
 
 fn send_data(core: &Arc<Core>, index: u32) -> Option<Sending> {
     let mut state = core.lock();
     let state = &mut *state;
     let group = &state.groups[index as usize];
     let memory = group.memory.as_ref()?;
-    let fresh = memory.sent.iter().all(|&sent| sent == 0);
+    let fresh = memory.sent.iter().chain(&memory.safe).all(|&count| count == 0);
     let (purpose, wanted) = (memory.purpose, memory.parity_wanted);
     let counts: Vec<u8> = memory.lists.iter().map(|list| list.len() as u8).collect();
     let grown: Vec<usize> = (0..group.data).filter(|&unit| counts[unit] > memory.sent[unit]).collect();
     let writes: Vec<_> =
-        grown.iter().map(|&unit| (group.members[unit], state.unit_bytes_of(group, memory, unit))).collect();
+        grown.iter().map(|&unit| (unit, group.members[unit].donor, state.data_version(group, memory, unit))).collect();
     let blocks: u64 = grown.iter().map(|&unit| (counts[unit] - memory.sent[unit]) as u64).sum();
     let sent = if purpose == Purpose::Clean { &mut state.counts.cleaned_data } else { &mut state.counts.sent_data };
     *sent += blocks;
     state.groups[index as usize].memory.as_mut().expect("looked at above").sent.copy_from_slice(&counts);
-    let ops = writes.into_iter().map(|(member, bytes)| {
-        let op = DonorOp::Write { at: state.unit_at(member.unit), bytes };
-        core.op(state, member.donor, op, purpose)
-    });
-    let ops: Vec<Op> = ops.collect();
+    let ops: Vec<Sent> = writes
+        .into_iter()
+        .map(|(place, donor, version)| (core.op(state, donor, version.op, purpose), place, version.head))
+        .collect();
     let parity = ((fresh || is_planted(Bug::ParityFirst)) && wanted && state.plan.parity > 0)
         .then(|| parity_ops(core, state, index, &counts));
     Some(((ops, counts), parity))
 }
 
 /// Parity of all that is stored, if it is wanted and covers less so far.
-fn send_parity(core: &Arc<Core>, index: u32, counts: &[u8]) -> Option<Vec<Op>> {
+fn send_parity(core: &Arc<Core>, index: u32, counts: &[u8]) -> Option<Vec<Sent>> {
     let mut state = core.lock();
     let state = &mut *state;
     let memory = state.groups[index as usize].memory.as_ref()?;
-    if !memory.parity_wanted || state.plan.parity == 0 || memory.safe == counts {
+    if !memory.parity_wanted || state.plan.parity == 0 || (memory.safe == counts && !memory.again) {
         return None;
     }
     Some(parity_ops(core, state, index, counts))
 }
 
-fn parity_ops(core: &Arc<Core>, state: &mut State, index: u32, counts: &[u8]) -> Vec<Op> {
+fn parity_ops(core: &Arc<Core>, state: &mut State, index: u32, counts: &[u8]) -> Vec<Sent> {
     let block_bytes = state.block_bytes;
     let group = &state.groups[index as usize];
     let memory = group.memory.as_ref().expect("it is being sent");
@@ -193,32 +209,27 @@ fn parity_ops(core: &Arc<Core>, state: &mut State, index: u32, counts: &[u8]) ->
     let covered = memory.safe.iter().copied().max().unwrap_or(0) as usize;
     let mut writes = Vec::new();
     for (place, blocks) in blocks.into_iter().enumerate() {
-        let mut bytes = Vec::with_capacity(state.unit_bytes());
-        state.header(group, data + place, lists.clone()).encode(state.header_bytes, &mut bytes);
-        bytes.extend_from_slice(&blocks);
-        writes.push((group.members[data + place], bytes));
+        let place = data + place;
+        let header = state.header(group, place, lists.clone());
+        let version = state.version(group.members[place].unit, &memory.heads[place], &header, &blocks);
+        writes.push((place, group.members[place].donor, version));
     }
     let sent = if purpose == Purpose::Clean { &mut state.counts.cleaned_parity } else { &mut state.counts.sent_parity };
     *sent += (parity * (rows - covered.min(rows)).max(1)) as u64;
     for place in data..data + parity {
         state.groups[index as usize].members[place].count = rows as u8;
     }
-    let op = |(member, bytes): (crate::state::Member, Vec<u8>)| {
-        let op = DonorOp::Write { at: state.unit_at(member.unit), bytes };
-        core.op(state, member.donor, op, purpose)
+    let op = |(place, donor, version): (usize, DonorId, Version)| {
+        (core.op(state, donor, version.op, purpose), place, version.head)
     };
     writes.into_iter().map(op).collect()
 }
 
-/// Waits for all; true if any failed. Their donors are lost then.
-pub(crate) async fn join(core: &Arc<Core>, ops: Vec<Op>) -> bool {
+/// Waits for all; true if any failed.
+pub(crate) async fn join(ops: Vec<Op>) -> bool {
     let mut failed = false;
     for op in ops {
-        let donor = op.donor;
-        if op.await.is_err() {
-            failed = true;
-            donor_lost(core, donor);
-        }
+        failed |= op.await.is_err();
     }
     failed
 }
@@ -231,7 +242,7 @@ fn seal(state: &mut State, index: u32) {
     state.file(index);
 }
 
-/// Moves the live blocks of a group in memory into others, because one of its donors is lost.
+/// Moves the live blocks of a group in memory into others, because one of its donors did not take them.
 pub(crate) fn abandon(core: &Arc<Core>, state: &mut State, index: u32) {
     for cache in &mut state.caches {
         if cache.group == Some(index) {
@@ -254,6 +265,9 @@ pub(crate) fn abandon(core: &Arc<Core>, state: &mut State, index: u32) {
         .await;
         let entries: Vec<_> = {
             let state = core.lock();
+            if !state.groups[index as usize].is_abandoned() {
+                return;
+            }
             let memory = state.groups[index as usize].memory.as_ref().expect("an abandoned group keeps its memory");
             let unit = |(unit, list): (usize, &Vec<ram::UnitEntry>)| {
                 list.iter().enumerate().map(move |(row, entry)| (unit, row, *entry)).collect::<Vec<_>>()
@@ -265,27 +279,33 @@ pub(crate) fn abandon(core: &Arc<Core>, state: &mut State, index: u32) {
             let heir = core.clone();
             let full = core
                 .until(|state| {
-                    let trimmed = entry.block == ram::TRIMMED;
+                    if !state.groups[index as usize].is_abandoned() {
+                        return Some(Err(()));
+                    }
+                    let is_note = matches!(entry.block, ram::TRIMMED | ram::LOST);
                     let memory = state.groups[index as usize].memory.as_ref()?;
                     let (origin, safe) = (memory.origins[unit][row], row < memory.safe[unit] as usize);
                     if !state.lives(entry.block, at) {
                         if !safe && !is_planted(Bug::DropDead) {
                             state.inherit(&heir, entry.block, origin);
                         }
-                        return Some(None);
+                        return Some(Ok(None));
                     }
                     let bytes = state.in_memory(at)?.to_vec();
                     let cleaning = state.cleaning();
                     // Without room it waits, and stays readable here; flushes say so meanwhile.
                     let (placed, full) = state.place(entry.block, &bytes, cleaning, Some(origin))?;
-                    if trimmed {
+                    if is_note {
                         state.kill_note(at);
                     }
-                    Some(full.then_some(placed.group))
+                    Some(Ok(full.then_some(placed.group)))
                 })
                 .await;
-            if let Some(full) = full {
-                send(&core, &mut core.lock(), full, true);
+            match full {
+                Ok(Some(full)) => send(&core, &mut core.lock(), full, true),
+                Ok(None) => {}
+                // It is sent once more as it is.
+                Err(()) => return,
             }
         }
         let state = &mut *core.lock();
@@ -295,6 +315,48 @@ pub(crate) fn abandon(core: &Arc<Core>, state: &mut State, index: u32) {
         send_cleaned(&core, state);
         state.wake();
     });
+}
+
+/// Sends an abandoned group once more as it is, if its donors take it now: there is no room to move its blocks to. A unit that a
+/// late write may reach is left for another one. True if it is on its way.
+pub(crate) fn revive(core: &Arc<Core>, state: &mut State, index: u32) -> bool {
+    let group = &state.groups[index as usize];
+    if !group.is_abandoned() || group.memory.as_ref().is_some_and(|memory| memory.sending) {
+        return false;
+    }
+    let members: Vec<_> = group.members.iter().copied().enumerate().filter(|(_, member)| member.exists()).collect();
+    if !members.iter().all(|(_, member)| state.takes(member.donor as usize)) {
+        return false;
+    }
+    let tainted = |state: &State, member: &Member| {
+        let donor = &state.donors[member.donor as usize];
+        donor.tainted.contains(&member.unit)
+    };
+    let left: Vec<_> = members.into_iter().filter(|(_, member)| tainted(state, member)).collect();
+    let mut taken = Vec::new();
+    for &(place, member) in &left {
+        let Some(unit) = state.donors[member.donor as usize].take() else {
+            taken.into_iter().for_each(|(_, member)| state.give_back(member));
+            return false;
+        };
+        taken.push((place, Member { unit, ..member }));
+    }
+    let group = &mut state.groups[index as usize];
+    let first_sequence = group.first_sequence;
+    let memory = group.memory.as_mut().expect("an abandoned group keeps its memory");
+    for (place, member) in taken {
+        group.members[place] = member;
+        memory.heads[place] = Head::default();
+    }
+    (memory.abandoned, memory.again) = (false, true);
+    memory.sent.fill(0);
+    memory.stored.fill(0);
+    for (_, member) in left {
+        state.erase_later(member, first_sequence);
+    }
+    send(core, state, index, true);
+    state.wake();
+    true
 }
 
 /// Moved blocks may be waited for by flushes: they must not wait for the cleaner's cache to fill.
@@ -317,7 +379,10 @@ enum Placed {
 }
 
 async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Result<(), DiskError> {
-    let block_bytes = core.lock().block_bytes as u64;
+    let (block_bytes, begun) = {
+        let state = core.lock();
+        (state.block_bytes as u64, state.now_ns)
+    };
     let end = at + buffer.len() as u64;
     let mut places = Vec::new();
     let mut cache = None;
@@ -338,8 +403,12 @@ async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Re
             let bytes = if whole { piece } else { &merged };
             let placed = core
                 .until(|state| {
-                    if let Some(error) = &state.failure {
-                        return Some(Some(Placed::Failed(error.clone())));
+                    if let Some(error) = state.gives_up(begun) {
+                        return Some(Some(Placed::Failed(error)));
+                    }
+                    if state.is_beyond_room(block) {
+                        // A donor that may come back may bring room.
+                        return (!state.expects()).then_some(Some(Placed::Failed(DiskError::NoSpace)));
                     }
                     if !whole && state.find(block) != seen {
                         return Some(None);
@@ -390,17 +459,18 @@ async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Re
         return flush(core).await;
     }
     if !cached {
-        core.until(|state| places.iter().all(|&(at, id)| reached(state, at, id, parity_at_once)).then_some(())).await;
+        let there = |state: &State| places.iter().all(|&(at, id)| reached(state, at, id, parity_at_once));
+        return core.until(|state| there(state).then_some(Ok(())).or_else(|| state.gives_up(begun).map(Err))).await;
     }
     Ok(())
 }
 
 /// Makes everything written before safe.
 pub(crate) async fn flush(core: &Arc<Core>) -> Result<(), DiskError> {
-    let target = {
+    let (target, begun) = {
         let mut state = core.lock();
         state.counts.flushes += 1;
-        state.next_sequence
+        (state.next_sequence, state.now_ns)
     };
     if !is_planted(Bug::TrimForgotten) {
         write_trims(core).await?;
@@ -414,9 +484,12 @@ pub(crate) async fn flush(core: &Arc<Core>) -> Result<(), DiskError> {
             }
         }
     }
-    core.until(|state| match &state.failure {
-        Some(error) => Some(Err(error.clone())),
-        None if state.horizon() >= target => Some(Ok(())),
+    core.until(|state| match state.gives_up(begun) {
+        None if state.horizon() >= target && !state.has_unprotected() => Some(Ok(())),
+        None if state.now_ns.saturating_sub(begun) > state.patience_ns() && state.has_unprotected() => {
+            Some(Err(DiskError::NoSpace))
+        }
+        Some(error) => Some(Err(error)),
         None if is_planted(Bug::TrimForgotten) && state.trims_origin < target => Some(Ok(())),
         // Blocks of a lost donor's group found no other place.
         None => state.stuck.then_some(Err(DiskError::NoSpace)),
@@ -455,12 +528,12 @@ async fn zero_range(core: &Arc<Core>, at: u64, len: u64, fua: bool) -> Result<()
 impl State {
     /// An entry for `block` was dead before it was safe, and will never be sent. What it replaced may be freed only when what
     /// replaced it is safe: that takes over the origin, and is sent, because a flush may wait for it.
-    fn inherit(&mut self, core: &Arc<Core>, block: u32, origin: u64) {
-        let heirs: Vec<(u32, usize, usize)> = match self.find(block).filter(|_| block != ram::TRIMMED) {
+    pub fn inherit(&mut self, core: &Arc<Core>, block: u32, origin: u64) {
+        let heirs: Vec<(u32, usize, usize)> = match (block < ram::LOST).then(|| self.find(block)).flatten() {
             Some((at, _)) => vec![(at.group, at.unit, at.row)],
             None => {
                 // A trim replaced it, noted or on its way with a list.
-                if !self.trims.is_empty() {
+                if !self.trims.is_empty() || !self.losses.is_empty() {
                     self.trims_origin = self.trims_origin.min(origin);
                     let core = core.clone();
                     self.schedule.spawn(async move {
@@ -488,8 +561,7 @@ impl State {
         self.next_sequence += 1;
         let mut run: Option<ram::TrimmedRange> = None;
         for block in first..end {
-            self.lost_blocks.remove(&block);
-            if self.unmap(block) {
+            if self.unmap(block) | self.lost_blocks.remove(&block) {
                 // There may be something to clean now.
                 self.stuck = false;
                 run = match run {
@@ -511,26 +583,54 @@ impl State {
     }
 }
 
-/// Writes the noted trims into blocks of their own.
+impl State {
+    /// Everything that holds nothing is noted as trimmed.
+    pub fn trim_unmapped(&mut self) {
+        let origin = self.next_sequence;
+        self.next_sequence += 1;
+        let mut first = None;
+        for block in 0..self.blocks as u32 + 1 {
+            let holds_nothing =
+                (block as u64) < self.blocks && self.find(block).is_none() && !self.lost_blocks.contains(&block);
+            match (first, holds_nothing) {
+                (None, true) => first = Some(block),
+                (Some(begin), false) => {
+                    let range = ram::TrimmedRange { first: begin, count: block - begin, sequence: origin };
+                    self.trims.push(range);
+                    first = None;
+                }
+                _ => {}
+            }
+        }
+        self.trims_origin = self.trims_origin.min(origin);
+        self.wake();
+    }
+}
+
+/// Writes the noted trims and losses into blocks of their own.
 pub(crate) async fn write_trims(core: &Arc<Core>) -> Result<(), DiskError> {
+    let begun = core.lock().now_ns;
     loop {
         let full = core
             .until(|state| {
-                if let Some(error) = &state.failure {
-                    return Some(Err(error.clone()));
-                }
-                if state.trims.is_empty() {
+                let kind = if state.losses.is_empty() { ram::TRIMMED } else { ram::LOST };
+                let noted = if kind == ram::LOST { &state.losses } else { &state.trims };
+                if noted.is_empty() {
                     return Some(Ok(None));
                 }
-                let count = state.trims.len().min(ram::trimmed_max(state.block_bytes));
+                if let Some(error) = state.gives_up(begun) {
+                    return Some(Err(error));
+                }
+                let count = noted.len().min(ram::trimmed_max(state.block_bytes));
                 let mut bytes = vec![0; state.block_bytes];
-                ram::encode_trimmed(&state.trims[..count], &mut bytes);
+                ram::encode_trimmed(&noted[..count], &mut bytes);
                 let (cache, origin) = (state.cleaning(), state.trims_origin);
-                let Some((at, full)) = state.place(ram::TRIMMED, &bytes, cache, Some(origin)) else {
+                let Some((at, full)) = state.place(kind, &bytes, cache, Some(origin)) else {
                     return state.stuck.then_some(Err(DiskError::NoSpace));
                 };
-                state.trims.drain(..count);
-                if state.trims.is_empty() {
+                let noted = if kind == ram::LOST { &mut state.losses } else { &mut state.trims };
+                noted.drain(..count);
+                if state.trims.is_empty() && state.losses.is_empty() {
                     state.trims_origin = u64::MAX;
                     state.wake();
                 }

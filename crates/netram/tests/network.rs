@@ -26,7 +26,7 @@ fn quiet(seed: u64) -> Result<u64, DiskError> {
     let mut random = Random::new(seed);
     let (config, donors) = random_config(&mut random);
     let block = config.block_bytes as usize / world::SECTOR;
-    let mut world = World::new(seed, config, donors, 120_000)?;
+    let mut world = World::new(seed, config, donors, 132_000)?;
     for _ in 0..300 {
         world.random_request(block)?;
         if world.in_flight() > 8 {
@@ -58,7 +58,7 @@ fn without_faults_the_disk_behaves_like_memory() {
 fn a_burst_waits_for_what_is_on_the_way() {
     for policy in Policy::ALL {
         let config = Config { policy, uuid: [7; 16], block_bytes: 512, buffer_blocks: 2, ..Config::default() };
-        let mut world = World::new(7, config, 4, 400_000).expect("a disk");
+        let mut world = World::new(7, config, 4, 640_000).expect("a disk");
         for _ in 0..3 {
             for at in (0..600).step_by(20) {
                 world.write(at, 20, false).expect("taken");
@@ -88,4 +88,89 @@ fn a_donor_that_is_away_for_one_restart_brings_nothing_back() {
     let restarts: u64 =
         seeds(0, 50).map(|seed| restless(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"))).sum();
     println!("{restarts} restarts");
+}
+
+/// Runs lives, and tells all that fail before it fails itself.
+fn lives<T>(name: &str, many: u64, life: impl Fn(u64) -> Result<T, DiskError> + std::panic::RefUnwindSafe) -> Vec<T> {
+    let first = std::env::var("SHOAL_FIRST").map_or(0, |first| first.parse().expect("SHOAL_FIRST is a number"));
+    let many = std::env::var("SHOAL_SEEDS").map_or(many, |many| many.parse().expect("SHOAL_SEEDS is a number"));
+    let (mut lived, mut failed) = (Vec::new(), 0);
+    for seed in seeds(first, many) {
+        match std::panic::catch_unwind(|| life(seed)) {
+            Ok(Ok(told)) => lived.push(told),
+            Ok(Err(error)) => {
+                failed += 1;
+                println!("{name}: seed {seed}: {error:.800}");
+            }
+            Err(_) => {
+                failed += 1;
+                println!("{name}: seed {seed}: panic");
+            }
+        }
+    }
+    println!("{name}: {} lives, {failed} of them failed", lived.len() + failed);
+    assert_eq!(failed, 0, "{name}");
+    lived
+}
+
+#[test]
+fn late_and_repeated_delivery_changes_nothing() {
+    lives("late", 100, world::unkind::late);
+}
+
+#[test]
+fn hiccups_are_no_losses() {
+    lives("hiccups", 100, world::unkind::hiccups);
+}
+
+/// Places of donors are used again, and what is not used any more is let go of.
+#[test]
+fn donors_come_and_go_by_the_thousand() {
+    let config = Config { block_bytes: 512, buffer_blocks: 2, uuid: [7; 16], ..Config::default() };
+    let mut world = World::new(7, config, 3, 180_000).expect("a disk");
+    let cycles = if std::env::var("SHOAL_DEEP").is_ok() { 20_000 } else { 2000 };
+    for cycle in 0..cycles {
+        let at = cycle % 100;
+        world.write(at, 1, true).expect("taken");
+        world.join(80_000);
+        world.collect().expect("goes on");
+        world.settle().expect("answered");
+        let number = world.numbers.iter().rposition(|&donor| donor == world.donors.len() - 1).expect("it joined");
+        match cycle % 2 {
+            0 => world.kill(number as u16),
+            _ => {
+                let now = world.now;
+                world.engine().drain(number as u16, now);
+                world.collect().expect("goes on");
+            }
+        }
+        world.write(100 + at, 1, true).expect("taken");
+        world.rest().expect("in order");
+        world.tick(50_000_000).expect("goes on");
+        world.settle().expect("answered");
+        // Its memory is not needed any more.
+        world.donors.last_mut().expect("it joined").bytes.truncate(world::FRONT);
+    }
+    let status = world.engine().status();
+    assert!(status.donors.len() < 16, "{} places", status.donors.len());
+    assert_eq!(world.errors, []);
+    world.check_all().expect("what was written");
+    let all: Vec<usize> = (0..3).collect();
+    world.restart(&all).expect("found again");
+}
+
+#[test]
+fn what_is_given_up_fails_to_be_read_for_ever() {
+    let failed: u64 = lives("forgetting", 60, world::unkind::forgetting).into_iter().sum();
+    println!("{failed} reads failed");
+    assert!(failed > 0, "nothing was lost that could be told");
+}
+
+#[test]
+fn in_an_unkind_world_a_flushed_block_is_what_was_written_or_its_read_fails() {
+    let mut faults = std::collections::BTreeMap::new();
+    for life in lives("everything", 100, world::unkind::everything) {
+        life.into_iter().for_each(|(fault, many)| *faults.entry(fault).or_insert(0) += many);
+    }
+    println!("{faults:?}");
 }

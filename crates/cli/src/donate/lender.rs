@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use shoal_media::MediaError;
 use shoal_nbd::export::BASE_ALLOCATION;
 use shoal_nbd::wire::handshake::ListEntry;
-use shoal_nbd::{BlockStatus, Catalog, Export, Extent, Peer, Refusal};
+use shoal_nbd::{BlockStatus, Catalog, Clients, Export, Extent, Peer, Refusal};
 use shoal_netram::donor::{Area, Compacted, Compression, GrantError, Quota, Usage};
 use tracing::info;
 
@@ -43,6 +43,7 @@ pub struct Terms {
 
 struct Lent {
     area: Arc<Area>,
+    clients: Arc<Clients>,
     export: Weak<Export>,
     /// First seen without a connection.
     unheld: Option<Instant>,
@@ -225,9 +226,9 @@ impl Lender {
         })
     }
 
-    fn export(&self, name: &str, area: &Arc<Area>) -> Result<Arc<Export>, Refusal> {
+    fn export(&self, name: &str, area: &Arc<Area>, clients: &Arc<Clients>) -> Result<Arc<Export>, Refusal> {
         let export = Export::new(name, area.clone())
-            .map(|export| export.multi_conn(true).fast_zero(true))
+            .map(|export| export.multi_conn(true).fast_zero(true).clients(clients.clone()))
             .and_then(|export| export.context(Arc::new(Allocation(area.clone()))))
             .and_then(|export| export.context(Arc::new(Pressure(self.pressed.clone()))));
         export.map(Arc::new).map_err(|error| Refusal::Policy { reason: error.to_string() })
@@ -254,15 +255,16 @@ impl Catalog for Lender {
         if let Some(lent) = areas.get_mut(name) {
             let export = match lent.export.upgrade() {
                 Some(export) => export,
-                None => self.export(name, &lent.area)?,
+                None => self.export(name, &lent.area, &lent.clients)?,
             };
             lent.export = Arc::downgrade(&export);
             lent.unheld = None;
             return Ok(export);
         }
         let area = Arc::new(self.grant(name, &mut areas)?);
-        let export = self.export(name, &area)?;
-        areas.insert(name.into(), Lent { area, export: Arc::downgrade(&export), unheld: None });
+        let clients = Arc::new(Clients::default());
+        let export = self.export(name, &area, &clients)?;
+        areas.insert(name.into(), Lent { area, clients, export: Arc::downgrade(&export), unheld: None });
         info!("area {name:?} of {} granted to a client at {}", human(self.terms.area_bytes), peer.address);
         Ok(export)
     }

@@ -4,7 +4,7 @@
 //! all of them ([`measure_all`]). Rules: extra space is what the storage donors hold beyond the disk, in percent of it, headers and
 //! parity not counted; before the figures begin the disk is filled, unless told otherwise.
 
-use shoal_format::ram::{SUPERBLOCK_BYTES, UnitHeader};
+use shoal_format::ram::{HEADER_SLOTS, SUPERBLOCK_BYTES, UnitHeader};
 use shoal_netram::{Config, Policy, Purpose};
 
 use super::model::{Cost, Model, ModelError, Pace};
@@ -97,11 +97,12 @@ impl Setup<'_> {
             bytes: Some(self.blocks * u64::from(self.block_bytes)),
             idle_cleaning: false,
             timeout_ms: self.timeout_ms,
+            patience_ms: Config::default().patience_ms,
         };
         let donors = self.donors + usize::from(is_striped);
         let plan = config.plan(donors).map_err(ModelError::Refused)?;
-        let unit_bytes =
-            UnitHeader::bytes(plan.data, plan.buffer) as u64 + plan.buffer as u64 * u64::from(self.block_bytes);
+        let unit_bytes = HEADER_SLOTS as u64 * UnitHeader::bytes(plan.data, plan.buffer) as u64
+            + plan.buffer as u64 * u64::from(self.block_bytes);
         let data_blocks = match room {
             Room::Extra(percent) => self.blocks * (100 + u64::from(percent)) / 100,
             Room::Plenty => self.blocks * PLENTY,

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use super::HandshakeError;
+use crate::clients::{Claim, Ticket};
 use crate::export::{BlockStatus, Catalog, Export, Peer, Refusal};
 use crate::limits::{Limits, OPTION_SKIP_BYTES_MAX};
 use crate::wire::handshake::*;
@@ -30,7 +31,12 @@ pub struct Session {
     pub export: Arc<Export>,
     pub structured: bool,
     pub contexts: Contexts,
+    /// Of a connection that said whose it is.
+    pub(crate) ticket: Option<Ticket>,
 }
+
+/// The id of the context that says whose a connection is; no requests are made of it.
+const CLAIM_ID: u32 = 1 << 30;
 
 /// Selected contexts with their ids.
 pub type Contexts = Vec<(u32, Arc<dyn BlockStatus>)>;
@@ -64,6 +70,8 @@ pub struct Handshake<'a> {
     structured: bool,
     /// Of the last SET_META_CONTEXT: the export's name and the contexts.
     contexts: Option<(String, Contexts)>,
+    /// Whose the connection is, if it said so.
+    claim: Option<Claim>,
     options: u32,
 }
 
@@ -91,6 +99,7 @@ impl<'a> Handshake<'a> {
             zeroes: true,
             structured: false,
             contexts: None,
+            claim: None,
             options: 0,
         }
     }
@@ -105,6 +114,7 @@ impl<'a> Handshake<'a> {
         self.peer.tls = true;
         self.structured = false;
         self.contexts = None;
+        self.claim = None;
     }
 
     /// Consumes at most one message; returns how many bytes of the input that was.
@@ -233,7 +243,14 @@ impl<'a> Handshake<'a> {
         if option == OPT_INFO {
             return Ok(Step::More);
         }
-        Ok(Step::Transmission(self.session(export, &request.name)))
+        // The last step: older connections end here.
+        let clients = export.clients.clone();
+        let ticket = match (self.claim.take(), clients) {
+            (Some(claim), Some(clients)) => Some(clients.admit(claim).map_err(|why| (REP_ERR_POLICY, why))?),
+            _ => None,
+        };
+        let session = self.session(export, &request.name);
+        Ok(Step::Transmission(Session { ticket, ..session }))
     }
 
     fn meta_context(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) -> Result<Step, Refused> {
@@ -241,6 +258,7 @@ impl<'a> Handshake<'a> {
         if set {
             // Also when it fails: a client must not go on with contexts it tried to replace.
             self.contexts = None;
+            self.claim = None;
         }
         if !self.structured {
             return Err((REP_ERR_INVALID, "negotiate structured replies first".into()));
@@ -249,7 +267,16 @@ impl<'a> Handshake<'a> {
         if request.queries.iter().any(|query| query.find(':').is_none_or(|at| at == 0)) {
             return Err((REP_ERR_INVALID, "a query is `namespace:leaf`".into()));
         }
-        let contexts = self.find(&request.name)?.matching(&request.queries, !set);
+        let export = self.find(&request.name)?;
+        if set && export.clients.is_some() {
+            let claim = request.queries.iter().find_map(|query| Claim::parse(query));
+            if let Some(claim) = claim {
+                let reply = MetaContext { id: CLAIM_ID, name: claim.context() };
+                encode_option_reply(option, REP_META_CONTEXT, &reply.encode(), out);
+            }
+            self.claim = claim;
+        }
+        let contexts = export.matching(&request.queries, !set);
         for (id, context) in &contexts {
             let id = if set { *id } else { 0 };
             let reply = MetaContext { id, name: context.context().to_string() };
@@ -290,7 +317,7 @@ impl<'a> Handshake<'a> {
     fn session(&mut self, export: Arc<Export>, name: &str) -> Session {
         // Contexts count only for the export they were asked for.
         let contexts = self.contexts.take().filter(|(of, _)| of == name).map(|(_, contexts)| contexts);
-        Session { export, structured: self.structured, contexts: contexts.unwrap_or_default() }
+        Session { export, structured: self.structured, contexts: contexts.unwrap_or_default(), ticket: None }
     }
 }
 

@@ -1,9 +1,11 @@
 //! When a machine needs its memory itself.
 //!
-//! Numbers in, a decision out. Two signs count, and one of them is enough: how much of the last ten seconds some task
-//! stood still for want of memory (the kernel's pressure stall information, PSI), and how much memory is available. A
-//! machine is pressed above the mark of a sign and free again only well on the other side of it, so that a donor
-//! does not refuse and grant in turn. A sign that cannot be read is none. Left out: reading /proc, and what to do.
+//! Numbers in, a decision out. Two signs are looked at together: how much memory is available, and how much of the last ten
+//! seconds some task stood still for want of memory (the kernel's pressure stall information, PSI). Little memory is enough by itself.
+//! Stalls count only where memory is not ample: the kernel also stalls tasks while it reclaims page cache, with nearly all of the
+//! memory available, and what is lent is not to blame for that. A machine is pressed at once, and free again when both signs were well
+//! on the other side of their marks for `CALM_READINGS` readings, so that a donor does not refuse and grant in turn. A sign that
+//! cannot be read is none; stalls then count alone. Left out: reading /proc, and what to do.
 
 /// Where pressure begins.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,6 +29,10 @@ pub struct Reading {
     pub available_percent: Option<f64>,
 }
 
+/// Stalls count while less than so many times the mark of available memory is available.
+const AMPLE: f64 = 4.0;
+/// So many readings in a row without a sign end pressure.
+pub const CALM_READINGS: u32 = 10;
 /// Stalls end pressure below this part of their mark, and available memory ends it above its mark divided by this.
 const RELEASE: f64 = 0.5;
 
@@ -36,11 +42,14 @@ pub struct Gauge {
     marks: Marks,
     stalled: bool,
     short: bool,
+    pressed: bool,
+    /// Readings without a sign since the last one with one.
+    calm: u32,
 }
 
 impl Gauge {
     pub fn new(marks: Marks) -> Gauge {
-        Gauge { marks, stalled: false, short: false }
+        Gauge { marks, stalled: false, short: false, pressed: false, calm: 0 }
     }
 
     /// Whether the machine is pressed now.
@@ -53,7 +62,12 @@ impl Gauge {
             let mark = self.marks.available_percent;
             available < if self.short { mark / RELEASE } else { mark }
         });
-        self.stalled || self.short
+        let ample =
+            reading.available_percent.is_some_and(|available| available >= self.marks.available_percent * AMPLE);
+        let sign = self.short || (self.stalled && !ample);
+        self.calm = if sign { 0 } else { self.calm.saturating_add(1) };
+        self.pressed = sign || (self.pressed && self.calm < CALM_READINGS);
+        self.pressed
     }
 }
 
@@ -86,27 +100,54 @@ mod tests {
         Reading { available_percent: Some(percent), ..Reading::default() }
     }
 
-    #[test]
-    fn pressure_by_stalls_begins_above_its_mark_and_ends_at_half_of_it() {
-        let mut gauge = Gauge::new(Marks::default());
-        let seen = [0.0, 10.0, 10.01, 9.0, 5.01, 5.0, 9.0, 10.5].map(|percent| gauge.observe(stall(percent)));
-        assert_eq!(seen, [false, false, true, true, true, false, false, true]);
+    /// What a gauge says of the same reading, for as long as pressure needs to end.
+    fn settled(gauge: &mut Gauge, reading: Reading) -> bool {
+        (0..CALM_READINGS).map(|_| gauge.observe(reading)).last().unwrap()
     }
 
     #[test]
-    fn pressure_by_available_memory_begins_below_its_mark_and_ends_at_twice_of_it() {
+    fn stalls_begin_pressure_above_their_mark_and_end_it_at_half_of_it() {
         let mut gauge = Gauge::new(Marks::default());
-        let seen = [50.0, 5.0, 4.9, 6.0, 9.9, 10.0, 6.0, 1.0].map(|percent| gauge.observe(available(percent)));
-        assert_eq!(seen, [false, false, true, true, true, false, false, true]);
+        assert_eq!([0.0, 10.0, 10.01].map(|percent| gauge.observe(stall(percent))), [false, false, true]);
+        let seen = [9.0, 5.01, 5.0, 9.0, 10.5].map(|percent| settled(&mut gauge, stall(percent)));
+        assert_eq!(seen, [true, true, false, false, true]);
     }
 
     #[test]
-    fn one_sign_is_enough_and_a_missing_one_is_none() {
+    fn little_memory_begins_pressure_below_its_mark_and_ends_it_at_twice_of_it() {
         let mut gauge = Gauge::new(Marks::default());
-        assert!(!gauge.observe(Reading::default()));
-        assert!(gauge.observe(Reading { stall_percent: Some(0.0), available_percent: Some(1.0) }));
-        assert!(gauge.observe(Reading { stall_percent: Some(80.0), available_percent: Some(90.0) }));
-        assert!(!gauge.observe(Reading::default()), "pressure nobody can see has ended");
+        assert_eq!([50.0, 5.0, 4.9].map(|percent| gauge.observe(available(percent))), [false, false, true]);
+        let seen = [6.0, 9.9, 10.0, 6.0, 1.0].map(|percent| settled(&mut gauge, available(percent)));
+        assert_eq!(seen, [true, true, false, false, true]);
+    }
+
+    #[test]
+    fn stalls_count_only_where_memory_is_not_ample() {
+        let both = |stall, available| Reading { stall_percent: Some(stall), available_percent: Some(available) };
+        let mut gauge = Gauge::new(Marks::default());
+        assert!(!gauge.observe(both(80.0, 95.0)), "the kernel reclaims page cache");
+        assert!(!gauge.observe(both(80.0, 20.0)));
+        assert!(gauge.observe(both(80.0, 19.9)));
+        assert!(!settled(&mut gauge, both(80.0, 95.0)), "the pressure is gone, whatever stalls");
+        assert!(gauge.observe(both(0.0, 1.0)), "little memory is enough");
+        assert!(!settled(&mut gauge, Reading::default()), "pressure nobody can see has ended");
+    }
+
+    #[test]
+    fn pressure_ends_only_when_every_reading_for_a_while_is_calm() {
+        let mut gauge = Gauge::new(Marks::default());
+        let calm = available(50.0);
+        assert!(gauge.observe(available(1.0)));
+        for _ in 1..CALM_READINGS {
+            assert!(gauge.observe(calm));
+        }
+        // Once more, and it is counted from the beginning.
+        assert!(gauge.observe(available(1.0)));
+        for _ in 1..CALM_READINGS {
+            assert!(gauge.observe(calm));
+        }
+        assert!(!gauge.observe(calm));
+        assert!(!gauge.observe(calm));
     }
 
     #[test]

@@ -3,11 +3,13 @@
 //! The model knows for each sector every value that was ever written to it, in order, and up to where a flush or a read has
 //! promised one. A value is a number; a sector is filled with it. Rules: with a running client a read returns the last
 //! value acknowledged, or one in flight at the same time. After the client's restart a sector holds the last promised
-//! value or a later one, and whatever it holds then stays. Nothing is ever a value of another sector.
+//! value or a later one, and whatever it holds then stays (if more donors are there than parity covers: else the client cannot
+//! write, so it cannot say what it has not seen). Nothing is ever a value of another sector.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod storm;
+pub mod unkind;
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -16,6 +18,8 @@ use shoal_netram::{Action, Config, DiskError, DonorError, DonorId, DonorInfo, Do
 use shoal_sim::Random;
 
 pub const SECTOR: usize = 512;
+/// What a donor begins with.
+pub const FRONT: usize = shoal_netram::SUPERBLOCK_BYTES;
 /// After so much simulated time without an answer a request hangs.
 const HANG_NS: u64 = 120_000_000_000;
 /// Operations on donors in one life; thirty times what is usual.
@@ -29,6 +33,14 @@ pub struct Donor {
     pub alive: bool,
     /// Answers only from this time on (partition).
     pub silent_until: u64,
+    /// What the unkind world does to it.
+    pub trouble: unkind::Trouble,
+}
+
+impl Donor {
+    pub fn is_there(&self) -> bool {
+        self.alive && !self.trouble.stopped && !self.trouble.away
+    }
 }
 
 struct Flight {
@@ -46,12 +58,27 @@ struct Sector {
     acknowledged: usize,
     /// Index of the value a flush made safe.
     promised: usize,
+    /// Newer values that a client did not find, which found too few donors to write down that they do not count.
+    later: Vec<u64>,
 }
 
 enum Pending {
-    Write { at: usize, sectors: usize },
-    Read { at: usize, before: Vec<usize> },
-    Flush { target: Vec<usize> },
+    Write {
+        at: usize,
+        sectors: usize,
+    },
+    Read {
+        at: usize,
+        before: Vec<usize>,
+    },
+    Flush {
+        target: Vec<usize>,
+    },
+    /// What a new client finds is what counts from then on.
+    Pin {
+        at: usize,
+        sectors: usize,
+    },
 }
 
 pub struct World {
@@ -77,6 +104,9 @@ pub struct World {
     pub slow_writes: bool,
     /// At the next restart.
     pub meanwhile: Option<Meanwhile>,
+    pub unkind: unkind::Unkind,
+    /// Sectors may have `later` values.
+    unsettled: bool,
 }
 
 /// What comes while a new client still looks for what is where.
@@ -114,6 +144,8 @@ impl World {
             streams: vec![0; 3],
             slow_writes: false,
             meanwhile: None,
+            unkind: unkind::Unkind::default(),
+            unsettled: false,
         };
         for _ in 0..donors {
             world.new_donor(donor_bytes);
@@ -122,7 +154,7 @@ impl World {
         let engine = Engine::create(&world.config, infos, world.now)?;
         world.numbers = (0..donors).collect();
         world.sectors =
-            vec![Sector { values: vec![0], acknowledged: 1, promised: 0 }; engine.bytes() as usize / SECTOR];
+            vec![Sector { values: vec![0], acknowledged: 1, ..Sector::default() }; engine.bytes() as usize / SECTOR];
         world.engine = Some(engine);
         world.collect()?;
         world.settle()?;
@@ -134,7 +166,13 @@ impl World {
         // What its memory held before must not matter.
         let mut memory = vec![0; bytes as usize];
         self.random.fill(&mut memory);
-        self.donors.push(Donor { name, bytes: memory, alive: true, silent_until: 0 });
+        self.donors.push(Donor {
+            name,
+            bytes: memory,
+            alive: true,
+            silent_until: 0,
+            trouble: unkind::Trouble::default(),
+        });
         self.donors.len() - 1
     }
 
@@ -165,12 +203,16 @@ impl World {
                 match action {
                     Action::Donor { ticket, donor, op, .. } => {
                         let donor = self.numbers[donor as usize];
-                        let late = self.random.below(self.latency_ns) + 1;
+                        let slow = self.slow_writes && matches!(op, DonorOp::Write { .. }) && self.is_pinning();
+                        let late = self.random.below(self.latency_ns * self.donors[donor].trouble.slow()) + 1;
+                        let late = late + if slow { 100 * self.latency_ns } else { 0 };
                         let due = (self.now + late).max(self.donors[donor].silent_until);
                         self.flights.insert((due, self.next_flight), Flight { ticket, donor, op });
                         self.next_flight += 1;
                         if self.next_flight > FLIGHTS_MAX {
-                            return Err(Self::fault(format!("{FLIGHTS_MAX} operations in one life: work without end")));
+                            let status = self.engine().status();
+                            let text = format!("{FLIGHTS_MAX} operations in one life: work without end: {status:?}");
+                            return Err(Self::fault(text));
                         }
                     }
                     Action::Complete { ticket, result } => self.complete(ticket, result)?,
@@ -186,11 +228,42 @@ impl World {
         let buffer = match result {
             Ok(buffer) => buffer,
             Err(error) => {
+                if let Pending::Pin { at, sectors } = pending {
+                    // Whatever it holds, it is one of those.
+                    for sector in &mut self.sectors[at..at + sectors] {
+                        let mut values = sector.values.split_off(sector.promised);
+                        values.append(&mut sector.later);
+                        *sector = Sector { values, acknowledged: 1, ..Sector::default() };
+                    }
+                    return if self.unkind.is_on { Ok(()) } else { Err(error) };
+                }
                 self.errors.push(error);
                 return Ok(());
             }
         };
         match pending {
+            Pending::Pin { at, .. } => {
+                let is_known = self.is_known();
+                self.unsettled |= !is_known;
+                for (n, bytes) in buffer.chunks_exact(SECTOR).enumerate() {
+                    let value = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+                    let sector = &mut self.sectors[at + n];
+                    let mut allowed = sector.values.split_off(sector.promised);
+                    allowed.append(&mut sector.later);
+                    let Some(place) = allowed.iter().position(|&one| bytes == fill(value) && one == value) else {
+                        let text = format!("sector {} holds {value} after the restart, allowed {allowed:?}", at + n);
+                        return Err(Self::fault(text));
+                    };
+                    // What was not flushed may go again until it is, as from a disk's own cache; but nothing newer may come.
+                    let mut later = allowed.split_off(place + 1);
+                    if is_known {
+                        later.clear();
+                    }
+                    let first = if self.unkind.is_on { 0 } else { place };
+                    let values = allowed.split_off(first);
+                    *sector = Sector { acknowledged: values.len(), values, promised: 0, later };
+                }
+            }
             Pending::Write { at, sectors } => {
                 for sector in &mut self.sectors[at..at + sectors] {
                     sector.acknowledged = sector.values.len();
@@ -278,20 +351,34 @@ impl World {
 
     /// Lets the next thing happen; false when nothing is on its way.
     pub fn step(&mut self) -> Result<bool, DiskError> {
-        let Some((&(due, number), _)) = self.flights.first_key_value() else { return Ok(false) };
+        let next = self.flights.first_key_value().map(|(&key, _)| key);
+        if self.unkind.next_due().is_some_and(|due| next.is_none_or(|(flight, _)| due <= flight)) {
+            return self.trouble_step().map(|()| true);
+        }
+        let Some((due, number)) = next else { return Ok(false) };
         let flight = self.flights.remove(&(due, number)).expect("it is the first");
         self.now = self.now.max(due);
-        let result = self.carry_out(flight.donor, flight.op);
+        let result = self.answer(flight.donor, flight.op);
         let now = self.now;
         self.engine().done(flight.ticket, result, now);
         self.collect()?;
         Ok(true)
     }
 
+    /// Lets things happen, but not for ever without a tick: a donor may knock again and again.
+    fn some_steps(&mut self) -> Result<(), DiskError> {
+        for _ in 0..1000 {
+            if !self.step()? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
     fn carry_out(&mut self, donor: usize, op: DonorOp) -> Result<Vec<u8>, DonorError> {
         let donor = &mut self.donors[donor];
         if !donor.alive {
-            return Err(DonorError { why: format!("{} is gone", donor.name) });
+            return Err(DonorError::new(shoal_netram::Trouble::Away, format!("{} is gone", donor.name)));
         }
         match op {
             DonorOp::Read { at, len } => match donor.bytes.get(at as usize..at as usize + len as usize) {
@@ -313,14 +400,26 @@ impl World {
         self.now += by_ns;
         let now = self.now;
         self.engine().tick(now);
+        if self.unsettled && self.is_known() {
+            self.unsettled = false;
+            self.sectors.iter_mut().for_each(|sector| sector.later.clear());
+        }
         self.collect()
+    }
+
+    /// Do enough donors know who was away when this client opened the disk? With as few as there is parity it can be read, but
+    /// the next client may find others.
+    fn is_known(&mut self) -> bool {
+        let quorum = self.config.parity as usize + 1;
+        let enough = self.counting().len() >= quorum || !self.config.policy.is_redundant();
+        enough && self.engine().status().epoch_stored
     }
 
     /// Runs until nothing is in flight and every request is answered.
     pub fn settle(&mut self) -> Result<(), DiskError> {
         let begin = self.now;
         loop {
-            while self.step()? {}
+            self.some_steps()?;
             if self.pending.is_empty() && self.engine().is_ready() {
                 return Ok(());
             }
@@ -349,6 +448,10 @@ impl World {
     pub fn is_healthy(&mut self) -> bool {
         let status = self.engine().status();
         let unnoticed = self.counting().iter().any(|&number| !self.donors[self.numbers[number as usize]].alive);
+        let away = |donor: &shoal_netram::DonorStatus| {
+            matches!(donor.state, DonorState::Missing | DonorState::Returning | DonorState::Forgotten)
+        };
+        let unnoticed = unnoticed || status.donors.iter().any(away);
         status.repair.is_none() && status.groups_degraded == 0 && status.ready && status.epoch_stored && !unnoticed
     }
 
@@ -363,8 +466,9 @@ impl World {
     pub fn join(&mut self, bytes: u64) {
         let donor = self.new_donor(bytes);
         let (info, now) = (self.info(donor), self.now);
-        self.numbers.push(donor);
-        self.engine().add(info, now);
+        let number = self.engine().add(info, now).expect("there are not many donors") as usize;
+        self.numbers.resize(self.numbers.len().max(number + 1), usize::MAX);
+        self.numbers[number] = donor;
     }
 
     /// A donor's machine dies: its memory is gone. What is on its way to it is answered with an error, sooner or later.
@@ -373,20 +477,34 @@ impl World {
         self.donors[donor].alive = false;
     }
 
-    /// The client dies: of what is on its way, any part is carried out. It comes back with the donors given.
-    pub fn restart(&mut self, given: &[usize]) -> Result<(), DiskError> {
+    /// The client dies: of what is on its way, any part is carried out.
+    fn client_dies(&mut self) {
         self.engine = None;
         let flights = std::mem::take(&mut self.flights);
+        self.pending.clear();
+        if self.unkind.is_on {
+            return self.leave_behind(flights.into_values().collect());
+        }
         for (_, flight) in flights {
             if self.random.below(2) == 0 {
                 // The dead client does not hear the answer.
                 let _ = self.carry_out(flight.donor, flight.op);
             }
         }
-        self.pending.clear();
+    }
+
+    /// The client dies, and comes back with the donors given.
+    pub fn restart(&mut self, given: &[usize]) -> Result<(), DiskError> {
+        self.client_dies();
+        self.open(given)?;
+        self.pin()
+    }
+
+    /// A client opens the disk on the donors given.
+    fn open(&mut self, given: &[usize]) -> Result<(), DiskError> {
         let donors = given.iter().map(|&n| {
             let donor = &self.donors[n];
-            (self.info(n), donor.alive.then(|| donor.bytes[..4096].to_vec()))
+            (self.info(n), donor.is_there().then(|| donor.bytes[..FRONT].to_vec()))
         });
         let donors: Vec<_> = donors.collect();
         let engine = Engine::open(&self.config, donors, self.now)?;
@@ -403,63 +521,34 @@ impl World {
                 self.kill(donor);
                 self.engine().lost(donor, now);
             }
-            Some(Meanwhile::Join) => self.join(120_000),
+            Some(Meanwhile::Join) => self.join(132_000),
             None => {}
         }
-        self.pin()
+        self.collect()
     }
 
     /// Reads everything: what a restart left is what counts from now on.
     fn pin(&mut self) -> Result<(), DiskError> {
         for at in (0..self.sectors.len()).step_by(64) {
-            let count = (self.sectors.len() - at).min(64);
-            let ticket = self.next_ticket;
-            self.next_ticket += 1;
-            let request = Request::Read { at: (at * SECTOR) as u64, buffer: vec![0; count * SECTOR] };
-            let now = self.now;
-            self.engine().submit(ticket, request, now);
-            let mut answer = None;
-            while answer.is_none() {
-                for action in self.engine().actions() {
-                    match action {
-                        Action::Complete { result, .. } => answer = Some(result),
-                        Action::Donor { ticket, donor, op, .. } => {
-                            let donor = self.numbers[donor as usize];
-                            let slow = matches!(op, DonorOp::Write { .. }) && self.slow_writes;
-                            let late = if slow { 100 * self.latency_ns } else { 0 };
-                            let due = self.now + 1 + late + self.random.below(self.latency_ns);
-                            self.flights.insert((due, self.next_flight), Flight { ticket, donor, op });
-                            self.next_flight += 1;
-                        }
-                    }
-                }
-                if answer.is_none() && !self.step_silently() {
-                    return Err(Self::fault("a read after the restart hangs".into()));
-                }
+            let sectors = (self.sectors.len() - at).min(64);
+            let request = Request::Read { at: (at * SECTOR) as u64, buffer: vec![0; sectors * SECTOR] };
+            self.submit(request, Pending::Pin { at, sectors })?;
+        }
+        let begin = self.now;
+        while self.is_pinning() {
+            if self.now - begin > HANG_NS {
+                let status = self.engine().status();
+                return Err(Self::fault(format!("a read after the restart hangs: {status:?}")));
             }
-            let buffer = answer.expect("just got it")?;
-            for (n, bytes) in buffer.chunks_exact(SECTOR).enumerate() {
-                let value = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
-                let sector = &mut self.sectors[at + n];
-                let allowed = &sector.values[sector.promised..];
-                if bytes != fill(value) || !allowed.contains(&value) {
-                    let text = format!("sector {} holds {value} after the restart, allowed {allowed:?}", at + n);
-                    return Err(Self::fault(text));
-                }
-                *sector = Sector { values: vec![value], acknowledged: 1, promised: 0 };
+            if !self.step()? {
+                self.tick(50_000_000)?;
             }
         }
-        self.collect()
+        Ok(())
     }
 
-    fn step_silently(&mut self) -> bool {
-        let Some((&key, _)) = self.flights.first_key_value() else { return false };
-        let flight = self.flights.remove(&key).expect("it is the first");
-        self.now = self.now.max(key.0);
-        let result = self.carry_out(flight.donor, flight.op);
-        let now = self.now;
-        self.engine().done(flight.ticket, result, now);
-        true
+    fn is_pinning(&self) -> bool {
+        self.pending.values().any(|(_, pending)| matches!(pending, Pending::Pin { .. }))
     }
 
     /// Reads all sectors and compares.

@@ -18,7 +18,7 @@ pub fn stormy(seed: u64) -> Result<u64, DiskError> {
     let block = config.block_bytes as usize / SECTOR;
     let parity = config.parity as usize;
     let spare = random.below(3) as usize;
-    let mut world = World::new(seed, config, donors, 120_000)?;
+    let mut world = World::new(seed, config, donors, 132_000)?;
     let need = world.counting().len().min(parity + 1) + 1;
     let mut deaths = 0;
     for step in 0..400 {
@@ -43,7 +43,7 @@ pub fn stormy(seed: u64) -> Result<u64, DiskError> {
                 }
             }
             4..6 => {
-                world.join(120_000);
+                world.join(132_000);
                 world.collect()?;
             }
             6..8 => {
@@ -103,7 +103,7 @@ pub fn restless(seed: u64) -> Result<u64, DiskError> {
     }
     let block = config.block_bytes as usize / SECTOR;
     let need = config.parity as usize + 1;
-    let mut world = World::new(seed, config, donors + 1, 120_000)?;
+    let mut world = World::new(seed, config, donors + 1, 132_000)?;
     world.slow_writes = true;
     let mut restarts = 0;
     for _ in 0..12 {

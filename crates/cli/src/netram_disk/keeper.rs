@@ -1,0 +1,227 @@
+//! Keeps a network RAM disk's donors: takes back those that can be reached again, lets go of those that are not needed any more,
+//! and renews the lease.
+//!
+//! Rules: once a second. A donor that still holds what it held is taken back as it was; one that came back empty joins anew. One
+//! that holds something else, or cannot be told, is left alone. A donor an administrator has sent away stays away; one that
+//! was emptied because it needed its memory comes back when it does not any more.
+
+use std::io;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use shoal_media::{BlockDevice, Request};
+use shoal_nbd::{Claim, TAKEN_OVER};
+use shoal_netram::{DonorState, NotBack};
+use tracing::{debug, info, warn};
+
+use super::{Inner, NotReached, Reached, find, give_back, lease, reach};
+use crate::device::Donor;
+use crate::nbd_link::Link;
+
+const EVERY: Duration = Duration::from_secs(1);
+
+#[derive(Default)]
+struct Stop {
+    stopped: Mutex<bool>,
+    changed: Condvar,
+}
+
+pub(super) struct Keeper {
+    stop: Arc<Stop>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Keeper {
+    pub(super) fn start(inner: &Arc<Inner>) -> io::Result<Keeper> {
+        let stop = Arc::new(Stop::default());
+        let (of_thread, inner) = (stop.clone(), Arc::downgrade(inner));
+        let run = move || keep(&inner, &of_thread);
+        let thread = std::thread::Builder::new().name("netram-keeper".into()).spawn(run)?;
+        Ok(Keeper { stop, thread: Mutex::new(Some(thread)) })
+    }
+
+    pub(super) fn stop(&self) {
+        *self.stop.stopped.lock() = true;
+        self.stop.changed.notify_all();
+        if let Some(thread) = self.thread.lock().take() {
+            // A panic there has been reported.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn keep(inner: &Weak<Inner>, stop: &Stop) {
+    loop {
+        {
+            let mut stopped = stop.stopped.lock();
+            if !*stopped {
+                stop.changed.wait_for(&mut stopped, EVERY);
+            }
+            if *stopped {
+                return;
+            }
+        }
+        let Some(inner) = inner.upgrade() else { return };
+        inner.renew();
+        inner.let_go();
+        inner.relieve();
+        inner.keep_the_undrained();
+        for donor in inner.absent() {
+            if *stop.stopped.lock() {
+                return;
+            }
+            inner.take_back(&donor);
+        }
+    }
+}
+
+impl Inner {
+    fn links(&self) -> Vec<Arc<Link>> {
+        self.members.lock().values().map(|member| member.link.clone()).collect()
+    }
+
+    fn renew(&self) {
+        let links = self.links();
+        if links.iter().any(|link| lease::is_anothers(link, self.client)) {
+            warn!("another client has taken the disk over; stopping");
+            return self.disk.taken_over();
+        }
+        lease::renew_all(links.iter().map(|link| &**link), &self.uuid, self.client, false);
+    }
+
+    /// Connections to donors that are not used any more end, and what they lent is theirs again.
+    fn let_go(&self) {
+        let status = self.disk.status();
+        let states = |name: &str| {
+            let named = status.donors.iter().filter(|donor| donor.name == name);
+            named.map(|donor| donor.state).collect::<Vec<_>>()
+        };
+        let is_over = |name: &str| {
+            let gone =
+                |state: &DonorState| matches!(state, DonorState::Lost | DonorState::Drained | DonorState::Forgotten);
+            states(name).iter().all(gone)
+        };
+        let over: Vec<(String, Arc<Link>)> = {
+            let mut members = self.members.lock();
+            let names: Vec<String> = members.keys().filter(|name| is_over(name)).cloned().collect();
+            names.into_iter().filter_map(|name| members.remove(&name).map(|member| (name, member.link))).collect()
+        };
+        for (name, link) in over {
+            if states(&name).contains(&DonorState::Drained) && link.state() == "connected" {
+                let (sender, receiver) = std::sync::mpsc::channel();
+                let done = Box::new(move |result: Result<Vec<u8>, _>| {
+                    // Nobody waits for ever.
+                    let _ = sender.send(result.is_ok());
+                });
+                link.submit(Request::Trim { at: 0, len: link.geometry().bytes }, done);
+                let _ = receiver.recv_timeout(Duration::from_secs(10));
+            }
+            info!("donor {name} is not used any more");
+        }
+    }
+
+    /// Donors that need their memory themselves are emptied as soon as the others have room: that may come later.
+    fn relieve(&self) {
+        let members = self.members.lock();
+        let pressed: Vec<String> =
+            members.iter().filter(|(_, member)| member.under_pressure).map(|(name, _)| name.clone()).collect();
+        drop(members);
+        for name in pressed {
+            if let Some((disk, id)) = find(&Arc::downgrade(&self.disk), &name) {
+                give_back(&disk, id, &name);
+            }
+        }
+    }
+
+    /// A drain that was given up for want of room leaves its donor in use: it is taken back like the others when it was away.
+    fn keep_the_undrained(&self) {
+        // First, so that nobody is sent away between the look and the change.
+        let mut dismissed = self.dismissed.lock();
+        let status = self.disk.status();
+        let is_active = |name: &String| {
+            let named = status.donors.iter().filter(|donor| donor.name == *name);
+            named.map(|donor| donor.state).any(|state| state == DonorState::Active)
+        };
+        if status.ready {
+            dismissed.retain(|name| !is_active(name));
+        }
+    }
+
+    /// Donors that were named and are not there.
+    fn absent(&self) -> Vec<Donor> {
+        let status = self.disk.status();
+        let here = |name: &str| {
+            use DonorState::{Active, Draining, Joining, Returning};
+            let named = status.donors.iter().filter(|donor| donor.name == name);
+            named.map(|donor| donor.state).any(|state| matches!(state, Active | Draining | Joining | Returning))
+        };
+        let dismissed = self.dismissed.lock();
+        let donors = self.description.lock().donors.clone();
+        let away = |donor: &Donor| {
+            let name = donor.to_string();
+            !here(&name) && !dismissed.contains(&name)
+        };
+        donors.into_iter().filter(away).collect()
+    }
+
+    fn take_back(&self, donor: &Donor) {
+        let description = self.description.lock().clone();
+        let one = match reach(donor, &description, &self.export) {
+            Ok(one) => one,
+            Err(NotReached::Away(error)) => return debug!("{error}"),
+            Err(NotReached::Unfit(failure)) => return debug!("{failure}"),
+        };
+        if let Err(error) = one.link.claim(Claim::Again(self.client)) {
+            if error.to_string().contains(TAKEN_OVER) {
+                warn!("another client has taken the disk over; stopping");
+                self.disk.taken_over();
+            }
+            return debug!("donor {donor}: {error}");
+        }
+        if lease::is_anothers(&one.link, self.client) {
+            // Written by another client since, or left by one of a former disk.
+            return debug!("donor {donor}: another client's lease");
+        }
+        if !one.link.is_fenced() {
+            // What it was sent through connections that are over arrives first.
+            std::thread::sleep(lease::WATCHED);
+        }
+        let Ok(front) = one.link.front() else { return };
+        let one = Reached { front, ..one };
+        let name = donor.to_string();
+        match self.disk.back(one.info(), one.device(), &one.front, one.link.is_fenced()) {
+            Ok(_) => {
+                one.link.belongs_to(self.uuid, true);
+                lease::renew_all([&*one.link], &self.uuid, self.client, false);
+                self.join(&name, one.link.clone());
+                info!("donor {name} is back, with what it held");
+            }
+            Err(NotBack::Later) => {}
+            Err(NotBack::Stranger) => self.welcome(&one),
+        }
+    }
+
+    /// A donor that holds nothing that counts, if that is certain.
+    fn welcome(&self, one: &Reached) {
+        let name = one.donor.to_string();
+        let is_blank = one.front.iter().all(|&byte| byte == 0);
+        if !is_blank && one.disk() != Some(self.uuid) {
+            return debug!("donor {name} holds something else; `shoal donor add` takes it in");
+        }
+        if one.link.is_pressed() {
+            return;
+        }
+        match self.take_in(one) {
+            Ok(()) => info!("donor {name} is back, empty"),
+            Err(failure) => warn!("{failure}"),
+        }
+    }
+}

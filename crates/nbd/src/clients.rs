@@ -1,0 +1,223 @@
+//! Which client an export is for: one at a time, and one connection of it at a time.
+//!
+//! A connection may name its client when it asks for contexts: `shoal:open=ID` to become the client, `shoal:again=ID` to go on
+//! being it after a connection broke, `shoal:seize=ID` to take the export over. Servers that know none of this answer as
+//! for any unknown context.
+//! Rules: before a connection that names a client transmits, every older one that did is closed, and what it had sent is done or
+//! never will be (a *fence*): so a client may repeat what it had in flight. A client keeps the export while it is connected, and
+//! for `KEPT` after a connection that broke; then another one may open it. A client that another one has followed is told so.
+//! IDs with the same first half belong to one lock: whoever has it proves that the others with it are dead.
+//! Left out: connections that name no client.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::channel::Channel;
+
+pub type ClientId = [u8; 16];
+
+/// How long a client whose connection broke may take to come back before another may have its export.
+const KEPT: Duration = Duration::from_secs(10);
+/// How long an older connection may take to finish what it was sent.
+const FENCE: Duration = Duration::from_secs(8);
+/// In the refusal of a client that another one has followed.
+pub const TAKEN_OVER: &str = "another client has taken this area over";
+
+/// What a connection wants to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    Open(ClientId),
+    Again(ClientId),
+    Seize(ClientId),
+}
+
+impl Claim {
+    pub fn client(self) -> ClientId {
+        let (Claim::Open(client) | Claim::Again(client) | Claim::Seize(client)) = self;
+        client
+    }
+
+    /// The context that says it.
+    pub fn context(self) -> String {
+        let verb = match self {
+            Claim::Open(_) => "open",
+            Claim::Again(_) => "again",
+            Claim::Seize(_) => "seize",
+        };
+        let digits: String = self.client().iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("shoal:{verb}={digits}")
+    }
+
+    pub fn parse(context: &str) -> Option<Claim> {
+        let (verb, digits) = context.strip_prefix("shoal:")?.split_once('=')?;
+        if digits.len() != 32 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
+            return None;
+        }
+        let mut client = [0; 16];
+        for (byte, pair) in client.iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
+            *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+        }
+        match verb {
+            "open" => Some(Claim::Open(client)),
+            "again" => Some(Claim::Again(client)),
+            "seize" => Some(Claim::Seize(client)),
+            _ => None,
+        }
+    }
+}
+
+struct Connection {
+    number: u64,
+    client: ClientId,
+    /// From when its requests are taken.
+    channel: Option<Arc<Channel>>,
+    /// To be closed as soon as there is something to close.
+    is_over: bool,
+}
+
+#[derive(Default)]
+struct State {
+    holder: Option<ClientId>,
+    /// When its last connection broke.
+    broke: Option<Instant>,
+    connections: Vec<Connection>,
+    last_number: u64,
+}
+
+/// The clients of one export.
+#[derive(Default)]
+pub struct Clients {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Clients {
+    /// Lets a connection in after all older ones are over; an error says why not.
+    pub(crate) fn admit(self: &Arc<Self>, claim: Claim) -> Result<Ticket, String> {
+        let client = claim.client();
+        let mut state = self.state.lock();
+        if let Some(holder) = state.holder.filter(|holder| *holder != client) {
+            let connected = state.connections.iter().any(|connection| connection.client == holder);
+            let kept = state.broke.is_some_and(|broke| broke.elapsed() < KEPT);
+            match claim {
+                Claim::Again(_) => return Err(TAKEN_OVER.into()),
+                Claim::Open(_) if (connected || kept) && holder[..8] != client[..8] => {
+                    return Err(
+                        "another client has this area open; stop it, or take its disk over with --takeover".into()
+                    );
+                }
+                Claim::Open(_) | Claim::Seize(_) => {}
+            }
+        }
+        state.holder = Some(client);
+        state.broke = None;
+        state.last_number += 1;
+        let number = state.last_number;
+        for connection in &mut state.connections {
+            connection.is_over = true;
+            connection.channel.iter().for_each(|channel| channel.shutdown());
+        }
+        state.connections.push(Connection { number, client, channel: None, is_over: false });
+        let ticket = Ticket { clients: self.clone(), number, said_goodbye: false };
+        let deadline = Instant::now() + FENCE;
+        while state.connections.iter().any(|connection| connection.number < number) {
+            if self.changed.wait_until(&mut state, deadline).timed_out() {
+                drop(state);
+                return Err("an older connection of this area does not end; try again".into());
+            }
+        }
+        drop(state);
+        Ok(ticket)
+    }
+}
+
+/// A connection's place among the clients; its end is the end of what it had sent.
+pub(crate) struct Ticket {
+    clients: Arc<Clients>,
+    number: u64,
+    pub(crate) said_goodbye: bool,
+}
+
+impl Ticket {
+    /// False if a newer connection has come meanwhile.
+    pub(crate) fn attach(&self, channel: &Arc<Channel>) -> bool {
+        let mut state = self.clients.state.lock();
+        let own = state.connections.iter_mut().find(|connection| connection.number == self.number);
+        own.is_some_and(|own| {
+            own.channel = Some(channel.clone());
+            !own.is_over
+        })
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let mut state = self.clients.state.lock();
+        let Some(place) = state.connections.iter().position(|connection| connection.number == self.number) else {
+            return;
+        };
+        let own = state.connections.swap_remove(place);
+        if state.holder == Some(own.client) && !own.is_over {
+            state.broke = (!self.said_goodbye).then(Instant::now);
+        }
+        drop(state);
+        self.clients.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(lock: u8, client: u8) -> ClientId {
+        let mut id = [client; 16];
+        id[..8].fill(lock);
+        id
+    }
+
+    #[test]
+    fn claims_are_read_as_they_are_written_and_nothing_else_is_one() {
+        for claim in [Claim::Open(id(1, 2)), Claim::Again(id(3, 4)), Claim::Seize(id(255, 0))] {
+            assert_eq!(Claim::parse(&claim.context()), Some(claim));
+        }
+        for text in ["shoal:pressure", "shoal:open=12", "base:open=00", "shoal:open=zz", "open="] {
+            assert_eq!(Claim::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_client_keeps_its_export_until_it_says_goodbye_or_another_one_seizes_it() {
+        let clients = Arc::new(Clients::default());
+        let mut first = clients.admit(Claim::Open(id(1, 1))).unwrap();
+        assert!(clients.admit(Claim::Open(id(2, 2))).is_err_and(|why| why.contains("--takeover")));
+        drop(first);
+        // It broke: for a while it may come back.
+        assert!(clients.admit(Claim::Open(id(2, 2))).is_err());
+        first = clients.admit(Claim::Again(id(1, 1))).unwrap();
+        first.said_goodbye = true;
+        drop(first);
+        let second = clients.admit(Claim::Open(id(2, 2))).unwrap();
+        assert!(clients.admit(Claim::Again(id(1, 1))).is_err_and(|why| why == TAKEN_OVER));
+        drop(second);
+        drop(clients.admit(Claim::Seize(id(3, 3))).unwrap());
+        assert!(clients.admit(Claim::Again(id(2, 2))).is_err_and(|why| why == TAKEN_OVER));
+        // Of one lock: the former one is dead.
+        drop(clients.admit(Claim::Open(id(3, 4))).unwrap());
+    }
+
+    #[test]
+    fn a_newer_connection_waits_for_the_end_of_the_older_one() {
+        let clients = Arc::new(Clients::default());
+        let older = clients.admit(Claim::Open(id(1, 1))).unwrap();
+        let newer = {
+            let clients = clients.clone();
+            std::thread::spawn(move || clients.admit(Claim::Again(id(1, 1))).map(|ticket| ticket.number))
+        };
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!newer.is_finished());
+        drop(older);
+        assert_eq!(newer.join().unwrap(), Ok(2));
+    }
+}

@@ -1,0 +1,187 @@
+//! Copies that opening found listed and that may not be there: they were on their way when the former client died.
+//!
+//! A copy that was not known to be safe is read at opening. Where nobody can tell at the moment, it counts, because it may have
+//! been flushed; what it replaced is kept, and takes its place when it turns out that it is not there. Either way the block is
+//! written anew: a later opening would take the entry for safe, because much has been since. Rules: until what is written anew
+//! is safe, no header says that entries as old as the doubted ones were safe. Left out: what counts at opening (`scan`).
+
+use std::sync::Arc;
+
+use shoal_format::ram::TrimmedRange;
+
+use crate::api::Purpose;
+use crate::membership::retry_later;
+use crate::planted::{Bug, is_planted};
+use crate::read::{Fetched, fetch};
+use crate::state::{Location, State};
+use crate::task::Core;
+use crate::write::send;
+
+/// A copy of a block.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    pub sequence: u64,
+    pub at: Location,
+    pub crc: u32,
+    pub is_doubted: bool,
+}
+
+/// What is not sure of a block.
+#[derive(Default)]
+pub(crate) struct Doubt {
+    /// Lowest and highest sequence of entries that are not there, or perhaps not.
+    pub from: u64,
+    pub to: u64,
+    /// The copy that counts, if nobody could tell whether it is there.
+    pub present: Option<Found>,
+    /// What counts when it is not there, the newest last.
+    pub older: Vec<Found>,
+    /// Before these, its data was lost.
+    pub was_lost: bool,
+    /// The number of returns when it was last tried.
+    tried: Option<u64>,
+}
+
+impl Doubt {
+    /// There is an entry that is not there, or perhaps not. Entries come in the order of their sequences.
+    pub fn meets(&mut self, sequence: u64) {
+        self.from = if self.from == 0 { sequence } else { self.from.min(sequence) };
+        self.to = self.to.max(sequence);
+    }
+
+    /// Copies with a lower sequence do not count. True if nothing is left that is not sure.
+    pub fn ends_before(&mut self, sequence: u64) -> bool {
+        self.older.retain(|copy| copy.sequence > sequence);
+        self.to < sequence
+    }
+}
+
+impl State {
+    /// Every entry with a lower sequence was safe, or does not count.
+    pub fn sure_horizon(&self) -> u64 {
+        let doubts = self.doubts.values().map(|doubt| doubt.from).min().unwrap_or(u64::MAX);
+        let doubts = if is_planted(Bug::DoubtForgotten) { u64::MAX } else { doubts };
+        self.horizon().min(self.next_sequence).min(doubts)
+    }
+
+    /// Is it not sure that the block is there?
+    pub fn is_doubted(&self, block: u32, at: Location) -> bool {
+        let present = self.doubts.get(&block).and_then(|doubt| doubt.present);
+        present.is_some_and(|copy| copy.at == at)
+    }
+
+    fn next_doubt(&mut self) -> Option<u32> {
+        let returns = self.returns;
+        if !self.ready || self.failure.is_some() {
+            return None;
+        }
+        let (block, doubt) = self.doubts.iter_mut().find(|(_, doubt)| doubt.tried != Some(returns))?;
+        doubt.tried = Some(returns);
+        Some(*block)
+    }
+
+    /// The copy that counted is not there: the one before it counts again.
+    fn step_back(&mut self, block: u32) {
+        self.unmap(block);
+        let Some(doubt) = self.doubts.get_mut(&block) else { return };
+        let copy = doubt.older.pop();
+        doubt.present = copy.filter(|copy| copy.is_doubted);
+        doubt.tried = None;
+        match copy {
+            Some(copy) => self.enter_again(block, copy),
+            None if doubt.was_lost => drop(self.lost_blocks.insert(block)),
+            None => {}
+        }
+        self.wake();
+    }
+
+    fn enter_again(&mut self, block: u32, copy: Found) {
+        let index = copy.at.group;
+        let group = &self.groups[index as usize];
+        let filed = group.memory.is_none() && !group.busy;
+        self.by_live.remove(&(group.live, index));
+        self.dying.remove(&(group.killed, index));
+        self.enter(block, copy.at, copy.crc);
+        if filed {
+            self.file(index);
+        }
+    }
+
+    /// The block has no copy that counts: a note says so, instead of one.
+    fn note_doubt(&mut self, core: &Arc<Core>, block: u32, from: u64) {
+        let sequence = self.next_sequence;
+        self.next_sequence += 1;
+        let range = TrimmedRange { first: block, count: 1, sequence };
+        let noted = if self.lost_blocks.contains(&block) { &mut self.losses } else { &mut self.trims };
+        noted.push(range);
+        self.inherit(core, block, from);
+    }
+}
+
+/// Runs as long as the disk.
+pub(crate) async fn settler(core: Arc<Core>) {
+    loop {
+        let block = core.until(State::next_doubt).await;
+        settle(&core, block).await;
+    }
+}
+
+async fn settle(core: &Arc<Core>, block: u32) {
+    let (at, crc, from) = {
+        let state = &mut *core.lock();
+        let Some(from) = state.doubts.get(&block).map(|doubt| doubt.from) else { return };
+        let found = state.find(block);
+        let in_memory = found.is_some_and(|(at, _)| state.groups[at.group as usize].memory.is_some());
+        let is_new = found.is_some_and(|(at, _)| state.groups[at.group as usize].id >= state.first_group);
+        match found {
+            // Written, or moved, since.
+            Some(_) if in_memory || is_new => {
+                if in_memory {
+                    state.inherit(core, block, from);
+                }
+                state.doubts.remove(&block);
+                return;
+            }
+            Some((at, crc)) => (at, crc, from),
+            None => {
+                state.note_doubt(core, block, from);
+                state.doubts.remove(&block);
+                return;
+            }
+        }
+    };
+    let bytes = match fetch(core, at, crc, Purpose::Repair).await {
+        Fetched::Good(bytes) => bytes,
+        Fetched::Unanswered => return retry_later(&mut core.lock()),
+        Fetched::Bad => {
+            let state = &mut *core.lock();
+            match (state.is_at(block, at), state.is_doubted(block, at)) {
+                (true, true) if !is_planted(Bug::NoStepBack) => state.step_back(block),
+                (true, true) => retry_later(state),
+                // Damaged: there is nothing to write anew.
+                (true, false) => drop(state.doubts.remove(&block)),
+                (false, _) => retry_later(state),
+            }
+            return;
+        }
+    };
+    let placed = core
+        .until(|state| {
+            if !state.is_at(block, at) {
+                return Some(None);
+            }
+            let cache = state.cleaning();
+            let placed = state.place(block, &bytes, cache, Some(from));
+            if placed.is_some() {
+                state.doubts.remove(&block);
+            }
+            placed.map(Some).or(state.stuck.then_some(None))
+        })
+        .await;
+    let state = &mut *core.lock();
+    match placed {
+        Some((placed, full)) if full => send(core, state, placed.group, true),
+        Some(_) => {}
+        None => retry_later(state),
+    }
+}

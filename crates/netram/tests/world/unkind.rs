@@ -1,0 +1,610 @@
+//! A network and machines that are not kind: late and repeated delivery, donors that stop and go on, errors that go away, more
+//! losses at once than parity covers that heal later, slow donors, flipped bits, crashes while opening.
+//!
+//! What TCP and processes do to one donor is played here as whoever carries operations out (`nbd_link`) sees it. A connection that
+//! breaks leaves its requests in a socket buffer: each of them is carried out at once, up to 300 ms later, or never. A donor of
+//! ours settles that before a newer connection transmits (`fenced`). A donor that is stopped for longer than the client's
+//! patience is away for it, and comes back with all it held.
+//!
+//! The rule: a flushed block is read back as written, or its read fails; it is never zeros and never old. When everything has
+//! healed, every read succeeds.
+
+use std::collections::BTreeMap;
+
+use shoal_netram::{DiskError, DonorError, DonorOp, DonorState, NotBack, Policy, Trouble as Why};
+use shoal_sim::Random;
+
+use super::{FRONT, Flight, SECTOR, World, random_config};
+
+/// How long a client waits for a donor before it is away (ns).
+const PATIENCE_NS: u64 = 500_000_000;
+/// In order again after so long (ns).
+const HEAL_NS: u64 = 400_000_000_000;
+/// A request of a dead connection is carried out at most so late (ns).
+const LATE_NS: u64 = 300_000_000;
+
+/// What happens to one donor.
+#[derive(Clone, Default)]
+pub struct Trouble {
+    /// One of ours: what older connections brought is settled before a newer one transmits.
+    pub fenced: bool,
+    pub stopped: bool,
+    /// The client has given up waiting.
+    pub away: bool,
+    refuses_writes_until: u64,
+    refuses_reads_until: u64,
+    slow: u64,
+    /// Requests in the buffers of connections that are over.
+    buffered: Vec<DonorOp>,
+}
+
+impl Trouble {
+    pub fn slow(&self) -> u64 {
+        self.slow.max(1)
+    }
+}
+
+enum Event {
+    /// A request of a dead connection.
+    Late(usize, DonorOp),
+    /// The client's patience with a stopped donor is over.
+    GivenUp(usize, u64),
+    /// A stopped donor goes on.
+    GoesOn(usize, u64),
+    /// What a donor that knows no clients was sent by dead connections has arrived.
+    Settled(usize),
+}
+
+#[derive(Default)]
+pub struct Unkind {
+    pub is_on: bool,
+    events: BTreeMap<(u64, u64), Event>,
+    next: u64,
+    /// Bits have flipped: reads may fail for good.
+    pub damaged: bool,
+    /// The disk cannot be opened any more: more donors are dead or not caught up than there is parity.
+    pub over: bool,
+    /// What was played, to tell that something was.
+    pub faults: BTreeMap<&'static str, u64>,
+}
+
+impl Unkind {
+    pub fn next_due(&self) -> Option<u64> {
+        self.events.first_key_value().map(|(&(due, _), _)| due)
+    }
+
+    fn at(&mut self, due: u64, event: Event) {
+        self.next += 1;
+        self.events.insert((due, self.next), event);
+    }
+}
+
+impl World {
+    /// Carries out an operation as the donor is at the moment.
+    pub(super) fn answer(&mut self, donor: usize, op: DonorOp) -> Result<Vec<u8>, DonorError> {
+        let now = self.now;
+        let trouble = &self.donors[donor].trouble;
+        if trouble.away || !self.donors[donor].alive {
+            return Err(DonorError::new(Why::Away, "not to be reached"));
+        }
+        let refused = |why: &str| Err(DonorError::new(Why::Refused, why));
+        match op {
+            DonorOp::Read { .. } if now < trouble.refuses_reads_until => refused("Input/output error"),
+            DonorOp::Write { at, bytes } if now < trouble.refuses_writes_until => {
+                self.tear(donor, at, &bytes);
+                refused("No space left on device")
+            }
+            op => self.carry_out(donor, op),
+        }
+    }
+
+    /// A server did some of a write: none of it, what comes before any byte, or any of its sectors.
+    fn tear(&mut self, donor: usize, at: u64, bytes: &[u8]) {
+        let mut put = |from: usize, to: usize| {
+            let memory = &mut self.donors[donor].bytes[at as usize..][..bytes.len()];
+            memory[from..to].copy_from_slice(&bytes[from..to]);
+        };
+        match self.random.below(4) {
+            0 => {}
+            1 | 2 => put(0, self.random.below(bytes.len() as u64 + 1) as usize),
+            _ => {
+                for from in (0..bytes.len()).step_by(SECTOR) {
+                    if self.random.below(2) == 0 {
+                        put(from, (from + SECTOR).min(bytes.len()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// What is in the buffers of connections that are over.
+    fn settle_buffers(&mut self, donor: usize, ops: Vec<DonorOp>) {
+        let mut ops = ops;
+        while !ops.is_empty() {
+            let op = ops.swap_remove(self.random.below(ops.len() as u64) as usize);
+            let late = self.random.below(3);
+            if late == 0 || (late == 1 && self.donors[donor].trouble.fenced) {
+                let _ = self.carry_out(donor, op);
+            } else if late == 1 {
+                let due = self.now + 1 + self.random.below(LATE_NS);
+                self.unkind.at(due, Event::Late(donor, op));
+            }
+        }
+    }
+
+    fn take_flights(&mut self, donor: usize) -> Vec<Flight> {
+        let keys: Vec<_> =
+            self.flights.iter().filter(|(_, flight)| flight.donor == donor).map(|(&key, _)| key).collect();
+        keys.into_iter().filter_map(|key| self.flights.remove(&key)).collect()
+    }
+
+    /// The connection to a donor breaks, and there is another one at once. What was in flight is repeated where that is safe.
+    pub fn sever(&mut self, donor: usize) -> Result<(), DiskError> {
+        if self.donors[donor].trouble.stopped {
+            return Ok(());
+        }
+        let flights = self.take_flights(donor);
+        self.settle_buffers(donor, flights.iter().map(|flight| flight.op.clone()).collect());
+        let fenced = self.donors[donor].trouble.fenced;
+        let now = self.now;
+        let (repeated, uncertain): (Vec<_>, Vec<_>) =
+            flights.into_iter().partition(|flight| fenced || matches!(flight.op, DonorOp::Read { .. }));
+        for flight in uncertain {
+            let error = DonorError::new(Why::Uncertain, "the connection broke");
+            self.engine().done(flight.ticket, Err(error), now);
+        }
+        for flight in repeated {
+            let due = self.now + 1_000_000 + self.random.below(self.latency_ns);
+            self.flights.insert((due, self.next_flight), flight);
+            self.next_flight += 1;
+        }
+        self.collect()
+    }
+
+    /// The donor's process stops for a while.
+    pub fn stop(&mut self, donor: usize, for_ns: u64) {
+        if self.donors[donor].trouble.stopped {
+            return;
+        }
+        self.donors[donor].trouble.stopped = true;
+        let until = self.now + for_ns;
+        self.donors[donor].silent_until = until;
+        for flight in self.take_flights(donor) {
+            self.flights.insert((until + 1 + self.random.below(self.latency_ns), self.next_flight), flight);
+            self.next_flight += 1;
+        }
+        if for_ns > PATIENCE_NS {
+            self.unkind.at(self.now + PATIENCE_NS, Event::GivenUp(donor, until));
+        }
+        self.unkind.at(until, Event::GoesOn(donor, until));
+    }
+
+    pub(super) fn trouble_step(&mut self) -> Result<(), DiskError> {
+        let ((due, _), event) = self.unkind.events.pop_first().expect("asked before");
+        self.now = self.now.max(due);
+        match event {
+            Event::Late(donor, op) => {
+                let _ = self.carry_out(donor, op);
+            }
+            Event::GivenUp(donor, _) => {
+                self.donors[donor].trouble.away = true;
+                let flights = self.take_flights(donor);
+                let now = self.now;
+                for flight in flights {
+                    self.donors[donor].trouble.buffered.push(flight.op);
+                    if let Some(engine) = &mut self.engine {
+                        engine.done(flight.ticket, Err(DonorError::new(Why::Away, "no answer")), now);
+                    }
+                }
+                if self.engine.is_some() {
+                    if let Some(number) = self.numbers.iter().rposition(|&other| other == donor) {
+                        self.engine().lost(number as u16, now);
+                    }
+                    self.collect()?;
+                }
+            }
+            Event::GoesOn(donor, _) => {
+                let ops = std::mem::take(&mut self.donors[donor].trouble.buffered);
+                self.settle_buffers(donor, ops);
+                self.donors[donor].trouble.stopped = false;
+                if self.donors[donor].trouble.away {
+                    match self.donors[donor].trouble.fenced {
+                        true => self.come_back(donor)?,
+                        // It is not used before that.
+                        false => self.unkind.at(self.now + LATE_NS + 1, Event::Settled(donor)),
+                    }
+                }
+            }
+            Event::Settled(donor) if self.donors[donor].trouble.stopped => {}
+            Event::Settled(donor) => self.come_back(donor)?,
+        }
+        Ok(())
+    }
+
+    /// The client has reached a donor again that was away.
+    fn come_back(&mut self, donor: usize) -> Result<(), DiskError> {
+        let was_away = std::mem::take(&mut self.donors[donor].trouble.away);
+        if !was_away || !self.donors[donor].alive {
+            return Ok(());
+        }
+        let (info, now) = (self.info(donor), self.now);
+        let fenced = self.donors[donor].trouble.fenced;
+        let front = self.donors[donor].bytes[..FRONT].to_vec();
+        let Some(engine) = &mut self.engine else { return Ok(()) };
+        match engine.back(info.clone(), &front, fenced, now) {
+            Ok(number) => self.numbers[number as usize] = donor,
+            Err(NotBack::Later) => {
+                self.donors[donor].trouble.away = true;
+                self.unkind.at(self.now + LATE_NS, Event::Settled(donor));
+            }
+            Err(NotBack::Stranger) => {
+                // Excluded meanwhile: it is wiped and joins as another.
+                self.donors[donor].bytes[..FRONT].fill(0);
+                let number = self.engine().add(info, now)? as usize;
+                self.numbers.resize(self.numbers.len().max(number + 1), usize::MAX);
+                self.numbers[number] = donor;
+            }
+        }
+        self.collect()
+    }
+
+    /// The client is dead: what it had on its way.
+    pub(super) fn leave_behind(&mut self, flights: Vec<Flight>) {
+        for donor in 0..self.donors.len() {
+            let ops = flights.iter().filter(|flight| flight.donor == donor).map(|flight| flight.op.clone()).collect();
+            if self.donors[donor].trouble.stopped {
+                self.donors[donor].trouble.buffered.extend::<Vec<_>>(ops);
+                self.donors[donor].trouble.away = true;
+            } else {
+                self.settle_buffers(donor, ops);
+            }
+        }
+    }
+
+    fn count(&mut self, fault: &'static str) {
+        *self.unkind.faults.entry(fault).or_default() += 1;
+    }
+
+    /// The client dies, and another one opens the disk as soon as enough donors are there; sometimes it dies while it does.
+    pub fn reopen(&mut self) -> Result<(), DiskError> {
+        self.client_dies();
+        self.count("client dies");
+        loop {
+            if self.donors.iter().any(|donor| !donor.trouble.fenced) {
+                // The lease of the dead client runs out: what it sent to a server that knows no clients has arrived.
+                let until = self.now + LATE_NS + 1;
+                while self.unkind.next_due().is_some_and(|due| due <= until) {
+                    self.trouble_step()?;
+                }
+                self.now = self.now.max(until);
+            }
+            let given: Vec<usize> = (0..self.donors.len()).filter(|&n| self.donors[n].alive).collect();
+            match self.open(&given) {
+                Ok(()) => {}
+                Err(DiskError::TooFewDonors { .. }) => {
+                    self.count("too few donors to open");
+                    // None of them is dead: it is tried again.
+                    match self.unkind.next_due() {
+                        Some(_) => self.trouble_step()?,
+                        None => {
+                            // One is dead, and another one was not taken back completely before the client died.
+                            self.unkind.over = true;
+                            return Ok(());
+                        }
+                    }
+                    continue;
+                }
+                Err(error) => return Err(error),
+            }
+            if self.random.below(4) > 0 {
+                return self.pin();
+            }
+            self.count("dies while opening");
+            for _ in 0..self.random.below(60) {
+                if !self.step()? {
+                    self.tick(50_000_000)?;
+                }
+            }
+            self.client_dies();
+        }
+    }
+
+    /// Everything that may come back is back, and in order.
+    pub fn heal(&mut self) -> Result<(), DiskError> {
+        for donor in &mut self.donors {
+            donor.trouble.refuses_reads_until = 0;
+            donor.trouble.refuses_writes_until = 0;
+            donor.trouble.slow = 1;
+        }
+        let begin = self.now;
+        loop {
+            self.some_steps()?;
+            let status = self.engine().status();
+            let away = |state| !matches!(state, DonorState::Active | DonorState::Lost | DonorState::Drained);
+            let away = (0..status.donors.len()).filter(|&n| away(status.donors[n].state));
+            // One that is dead stays away where there is no room to rebuild what it held.
+            let is_dead = |number: &usize| {
+                self.numbers.get(*number).is_none_or(|&n| !self.donors.get(n).is_some_and(|d| d.alive))
+            };
+            let (dead, away): (Vec<usize>, Vec<usize>) = away.partition(is_dead);
+            let expected = dead.iter().any(|&number| status.donors[number].state == DonorState::Missing);
+            let full = self.unkind.damaged || status.groups_degraded == 0 || (status.full && !expected);
+            if away.is_empty() && status.ready && full {
+                return self.settle();
+            }
+            if away.is_empty() && status.ready && expected && self.now - begin > HEAL_NS / 2 {
+                // What was on its way to it may be there: only an administrator can say that it is not.
+                self.count("dead donor is forgotten");
+                for number in dead {
+                    let now = self.now;
+                    self.engine().forget(number as u16, now)?;
+                    self.collect()?;
+                }
+            }
+            if self.now - begin > HEAL_NS {
+                return Err(Self::fault(format!("not in order again: {status:?}")));
+            }
+            self.tick(50_000_000)?;
+        }
+    }
+
+    fn any_donor(&mut self) -> usize {
+        let alive: Vec<usize> = (0..self.donors.len()).filter(|&n| self.donors[n].alive).collect();
+        alive[self.random.below(alive.len() as u64) as usize]
+    }
+
+    /// Something happens.
+    fn trouble(&mut self, kinds: Kinds) -> Result<(), DiskError> {
+        let several = 1 + self.random.below(3);
+        match self.random.below(100) {
+            0..24 if kinds.late => {
+                let donor = self.any_donor();
+                self.count("connection breaks");
+                self.sever(donor)?;
+            }
+            24..36 if kinds.late => self.reopen()?,
+            36..56 if kinds.hiccups => {
+                for _ in 0..several {
+                    let donor = self.any_donor();
+                    let until = self.now + self.random.below(300_000_000);
+                    let trouble = &mut self.donors[donor].trouble;
+                    match self.random.below(2) {
+                        0 => trouble.refuses_writes_until = until,
+                        _ => trouble.refuses_reads_until = until,
+                    }
+                    self.count("donor refuses");
+                }
+            }
+            56..72 if kinds.hiccups => {
+                for _ in 0..several {
+                    let donor = self.any_donor();
+                    let for_ns = self.random.below(4 * PATIENCE_NS);
+                    self.count(if for_ns > PATIENCE_NS { "donor goes away" } else { "donor stops" });
+                    self.stop(donor, for_ns);
+                }
+            }
+            72..80 if kinds.hiccups => {
+                let donor = self.any_donor();
+                self.donors[donor].trouble.slow = 1 + self.random.below(20);
+                self.count("donor is slow");
+            }
+            80..84 if kinds.flips => {
+                let donor = self.any_donor();
+                let (at, bit) = (self.random.below(self.donors[donor].bytes.len() as u64), self.random.below(8));
+                self.donors[donor].bytes[at as usize] ^= 1 << bit;
+                self.unkind.damaged = true;
+                self.count("bit flips");
+            }
+            84..88 if kinds.changes => {
+                let healthy = self.is_healthy();
+                let counting = self.counting();
+                if healthy && counting.len() > self.config.parity as usize + 2 {
+                    let donor = counting[self.random.below(counting.len() as u64) as usize];
+                    let now = self.now;
+                    self.count("donor is drained");
+                    self.engine().drain(donor, now);
+                    self.collect()?;
+                }
+            }
+            88..91 if kinds.changes => {
+                self.join(132_000);
+                let fenced = self.random.below(2) == 0;
+                self.donors.last_mut().expect("just joined").trouble.fenced = fenced;
+                self.count("donor joins");
+                self.collect()?;
+            }
+            91..94 if kinds.changes => {
+                // For good; what it held can be had from the others.
+                let counting = self.counting();
+                if self.is_healthy() && counting.len() > self.config.parity as usize + 2 {
+                    let victim = counting[self.random.below(counting.len() as u64) as usize];
+                    self.count("donor dies");
+                    self.kill(victim);
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// What a life is about.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Kinds {
+    late: bool,
+    hiccups: bool,
+    flips: bool,
+    changes: bool,
+}
+
+/// Only late and repeated delivery, after reconnections and deaths of the client.
+pub fn late(seed: u64) -> Result<u64, DiskError> {
+    life(seed ^ 0x1a7e, Kinds { late: true, ..Kinds::default() }).map(|faults| faults.values().sum())
+}
+
+/// Only what goes away again: refusals, and donors that stop and go on, more at once than parity covers.
+pub fn hiccups(seed: u64) -> Result<u64, DiskError> {
+    life(seed ^ 0x41cc, Kinds { hiccups: true, ..Kinds::default() }).map(|faults| faults.values().sum())
+}
+
+/// All of it.
+pub fn everything(seed: u64) -> Result<BTreeMap<&'static str, u64>, DiskError> {
+    let flips = seed.is_multiple_of(4);
+    life(seed ^ 0xa11, Kinds { late: true, hiccups: true, flips, changes: !seed.is_multiple_of(3) })
+}
+
+/// More donors die at once than parity covers, and are given up: what they held is told, now and after restarts. Returns the
+/// number of reads that failed.
+pub fn forgetting(seed: u64) -> Result<u64, DiskError> {
+    let mut random = Random::new(seed ^ 0xf043e7);
+    let (mut config, donors) = random_config(&mut random);
+    while !config.policy.is_redundant() {
+        config.policy = Policy::ALL[random.below(7) as usize];
+    }
+    config.patience_ms = 1000;
+    let parity = config.parity as usize;
+    let block = config.block_bytes as usize / SECTOR;
+    let mut world = World::new(seed, config, donors.max(parity + 1) + parity + 1, 132_000)?;
+    world.unkind.is_on = true;
+    // No more than the donors that are left can hold.
+    for _ in 0..60 {
+        world.random_request(block)?;
+        while world.in_flight() > 6 && world.step()? {}
+    }
+    world.flush()?;
+    world.rest()?;
+    let victims: Vec<_> = world.counting().into_iter().take(parity + 1).collect();
+    for &victim in &victims {
+        world.kill(victim);
+        let now = world.now;
+        world.engine().lost(victim, now);
+        world.collect()?;
+    }
+    for _ in 0..40 {
+        while world.step()? {}
+        world.tick(50_000_000)?;
+    }
+    for &victim in &victims {
+        let now = world.now;
+        world.engine().forget(victim, now)?;
+        world.collect()?;
+    }
+    world.flush()?;
+    world.rest()?;
+    let mut failed = world.count_lost(block)?;
+    let before = failed;
+    let still = |donor: &shoal_netram::DonorStatus| donor.state == DonorState::Forgotten;
+    if world.engine().status().donors.iter().any(still) {
+        // There is no room to rebuild everything else without them.
+        return Ok(failed);
+    }
+    // What is written anew, or trimmed, is there again.
+    let total = world.sectors();
+    for at in (0..total / 2 / block * block).step_by(block) {
+        match world.random.below(8) {
+            0 => world.write(at, block, false)?,
+            1 => world.trim(at, block, true)?,
+            _ => {}
+        }
+        world.settle()?;
+    }
+    world.flush()?;
+    world.settle()?;
+    for _ in 0..2 {
+        // The lists move like all that is live.
+        world.rest()?;
+        world.client_dies();
+        let given: Vec<usize> = (0..world.donors.len()).filter(|&n| world.donors[n].alive).collect();
+        world.open(&given)?;
+        world.pin()?;
+        let now_failed = world.count_lost(block)?;
+        if now_failed > before {
+            return Err(World::fault(format!("{now_failed} blocks fail after a restart, {before} before")));
+        }
+        failed += now_failed;
+    }
+    Ok(failed)
+}
+
+impl World {
+    /// Reads each block; those that are lost fail, all others must be right.
+    fn count_lost(&mut self, block: usize) -> Result<u64, DiskError> {
+        for at in (0..self.sectors() / block * block).step_by(block) {
+            self.read(at, block)?;
+        }
+        self.settle()?;
+        let errors = std::mem::take(&mut self.errors);
+        let is_lost = |error: &&DiskError| matches!(error, DiskError::Lost { .. });
+        // Writes before this may have found no room.
+        match errors.iter().find(|error| !is_lost(error) && **error != DiskError::NoSpace) {
+            Some(error) => Err(error.clone()),
+            None => Ok(errors.iter().filter(is_lost).count() as u64),
+        }
+    }
+}
+
+fn life(seed: u64, kinds: Kinds) -> Result<BTreeMap<&'static str, u64>, DiskError> {
+    let mut random = Random::new(seed);
+    let (mut config, donors) = random_config(&mut random);
+    while !config.policy.is_redundant() {
+        config.policy = Policy::ALL[random.below(7) as usize];
+    }
+    config.patience_ms = 3000;
+    let block = config.block_bytes as usize / SECTOR;
+    let mut world = World::new(seed, config, donors, 132_000)?;
+    world.unkind.is_on = true;
+    let ours = random.below(3);
+    for donor in &mut world.donors {
+        donor.trouble.fenced = ours == 0 || (ours == 1 && random.below(2) == 0);
+    }
+    for step in 0..300 {
+        let at = |error: DiskError| DiskError::Config(format!("step {step}: {error}"));
+        world.random_request(block)?;
+        for _ in 0..1000 {
+            if world.in_flight() <= 6 || !world.step().map_err(at)? {
+                break;
+            }
+        }
+        if world.random.below(8) == 0 {
+            world.tick(30_000_000).map_err(at)?;
+        }
+        if world.random.below(12) == 0 {
+            world.trouble(kinds).map_err(at)?;
+            if world.unkind.over {
+                world.count("life over");
+                return Ok(std::mem::take(&mut world.unkind.faults));
+            }
+        }
+        match world.random.below(60) {
+            0 => world.settle().map_err(at)?,
+            1 => world.rest().map_err(at)?,
+            2 if !world.unkind.damaged => world.heal().map_err(at)?,
+            _ => {}
+        }
+        world.errors.retain(|error| {
+            use DiskError::{NoSpace, TooFewDonors, Unavailable};
+            !matches!(error, NoSpace | TooFewDonors { .. } | Unavailable { .. })
+        });
+        if !world.errors.is_empty() {
+            return Err(at(world.errors.remove(0)));
+        }
+    }
+    let damaged = world.unkind.damaged;
+    world.heal()?;
+    world.errors.clear();
+    let check = |result: Result<(), DiskError>| match result {
+        Err(DiskError::Unavailable { .. }) if damaged => Ok(()),
+        other => other,
+    };
+    check(world.check_all())?;
+    world.errors.clear();
+    world.reopen()?;
+    if world.unkind.over {
+        world.count("life over");
+        return Ok(std::mem::take(&mut world.unkind.faults));
+    }
+    world.heal()?;
+    world.errors.clear();
+    check(world.check_all())?;
+    Ok(std::mem::take(&mut world.unkind.faults))
+}
