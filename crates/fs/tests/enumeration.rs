@@ -101,7 +101,13 @@ fn visit(ground: &Ground, workloads: &[Workload], share: Share) -> u64 {
             continue;
         }
         visited += 1;
-        let sampling = Sampling { every: if deep() { 1 } else { share.states }, point: None, state: None };
+        // All states of one workload can take half an hour: a run that is to end takes an eighth of what the usual one leaves out.
+        let every = match (deep(), Budget::of_a_search().is_limited()) {
+            (true, false) => 1,
+            (true, true) => share.states.div_ceil(8),
+            (false, _) => share.states,
+        };
+        let sampling = Sampling { every, point: None, state: None };
         match guard(|| Run::new(ground, workload)).and_then(|run| explore(&run, sampling)) {
             Ok(visited) => states += visited,
             Err(failure) => failures.push(failure),

@@ -153,9 +153,14 @@ impl SegmentFiles {
         *next = found.saturating_add(1).max(*next);
     }
 
+    pub fn has_leftovers(&self) -> bool {
+        !self.leftovers.lock().is_empty()
+    }
+
     /// Gives the host the room of what opening found and nobody needs. What cannot be removed is found by the next opening.
     pub fn remove_leftovers(&self) {
-        for path in std::mem::take(&mut *self.leftovers.lock()) {
+        let found = std::mem::take(&mut *self.leftovers.lock());
+        for path in found {
             let _ = calls::remove_file(&path);
         }
     }

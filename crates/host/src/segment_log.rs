@@ -205,8 +205,10 @@ impl Shared {
         while !self.stop.load(Ordering::Relaxed) {
             // Before the first append the log is only read, and may belong to a store that is not to be changed.
             let appending = state.end.is_some();
-            if appending {
+            if appending && self.files.has_leftovers() {
                 MutexGuard::unlocked(&mut state, || self.files.remove_leftovers());
+                // The log may have been closed meanwhile.
+                continue;
             }
             let wanted = appending
                 && state.spares.len() < HELD_BACK + AHEAD

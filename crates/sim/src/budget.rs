@@ -1,6 +1,4 @@
 //! How long a long search may take.
-//!
-//! Owns: [`Budget`], which ends a search between two items. Left out: which items come first (`Random::shuffled`).
 
 use std::time::{Duration, Instant};
 
@@ -20,6 +18,10 @@ impl Budget {
         let seconds = std::env::var("SHOAL_DEEP_SECONDS").ok();
         let seconds = seconds.map(|text| text.parse().expect("SHOAL_DEEP_SECONDS is a number"));
         Budget { until: seconds.map(|seconds| Instant::now() + Duration::from_secs(seconds) / parts) }
+    }
+
+    pub fn is_limited(&self) -> bool {
+        self.until.is_some()
     }
 
     pub fn is_spent(&self) -> bool {
