@@ -1,4 +1,6 @@
 //! How long a long search may take.
+//!
+//! Owns: [`Budget`], which ends a search between two items. Left out: which items come first (`Random::shuffled`).
 
 use std::time::{Duration, Instant};
 
