@@ -15,6 +15,9 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 MIB = 1 << 20
+SHOAL = os.environ.get("SHOAL", os.path.join(ROOT, "target/release/shoal"))
+# nbdsh's module belongs to the system's Python.
+SYSTEM_PYTHON = dict(os.environ, PATH="/usr/bin:" + os.environ["PATH"])
 TESTS = []
 
 
@@ -185,6 +188,26 @@ def same(one, two, count=None):
             if not x:
                 return
             left -= len(x)
+
+
+def donate(world, name, size="64M", *more):
+    path = world.path(name)
+    return Process(world, SHOAL, "donate", "--memory", size, "--listen", f"unix:{path}", *more, ready=path)
+
+
+def donors(world, count, size="64M", *more):
+    """Donors of our own: texts for `netram:`, and their processes."""
+    names = [f"donor{number}" for number in range(count)]
+    return [f"unix:{world.path(name)}" for name in names], [donate(world, name, size, *more) for name in names]
+
+
+def status(path):
+    """Of the network RAM disk that is served there."""
+    return json.loads(run(SHOAL, "status", "--json", f"unix:{path}"))["device"]["disk"]
+
+
+def states(path):
+    return [donor["state"] for donor in status(path)["donors"]]
 
 
 def nbdkit(world, *arguments, tcp=False):

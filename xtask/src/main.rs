@@ -1,10 +1,9 @@
 //! `cargo xtask`: the project's own checks.
 //!
 //! - `check` runs what every commit must pass: format, lints, direction of dependencies, file lengths, `unsafe` in one
-//!   crate, links between pages, layout tables against the code. All of them run even if one fails; each finding is a
+//!   crate, links between pages, names on them and layout tables against the code. All of them run even if one fails; each finding is a
 //!   line that names its file.
-//! - `deep` runs the tests again with `SHOAL_DEEP=1`: the long searches, each for some minutes (`--seconds`, 0 for as long as it takes)
-//!   and with another seed for each `SHOAL_SEED`.
+//! - `deep` runs the tests again with `SHOAL_DEEP=1`: the long searches, each for some minutes (`--seconds`, 0 for as long as it takes).
 //! - `load` and `verify` are the two halves of the kill -9 test (`tests/real/kill9`).
 //!
 //! Left out: the tests themselves, and everything that needs a mount.

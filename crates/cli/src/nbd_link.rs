@@ -540,9 +540,9 @@ impl Shared {
             ..self.client_options.clone()
         };
         let unreachable = |error: &dyn std::fmt::Display| Refused::Unreachable(error.to_string());
-        let client = Client::connect(&self.uri, &options).map_err(|error| match error.to_string() {
-            why if why.contains(TAKEN_OVER) => Refused::TakenOver,
-            why => Refused::Unreachable(why),
+        let client = Client::connect(&self.uri, &options).map_err(|error| match error.is_taken_over() {
+            true => Refused::TakenOver,
+            false => unreachable(&error),
         })?;
         if was_fenced && !client.is_claimed() {
             return Err(Refused::Other("another server answers: it does not know clients".into()));

@@ -107,7 +107,7 @@ impl NetramDisk {
         let uuid = found.ok_or_else(|| absent(wanted, missing().next()))?;
         let lock = lock(&uuid)?;
         let client = lease::client_id(lock.as_deref())?;
-        // Whoever has the disk open is found out before anything is written, and has stopped before anything is read.
+        // A client that has the disk open is noticed before anything is written, and has stopped before anything is read.
         let reached = lease::claim(reached, client, &uuid, wanted.takeover)?;
         let reached: Vec<&Reached> = reached.iter().collect();
         if which_disk(wanted, &reached)? != Some(uuid) {
@@ -171,12 +171,19 @@ impl NetramDisk {
     /// Nobody has the disk open any more.
     pub fn close(&self) {
         self.keeper.stop();
-        let links: Vec<Arc<Link>> = self.inner.members.lock().values().map(|member| member.link.clone()).collect();
-        lease::renew_all(links.iter().map(|link| &**link), &self.inner.uuid, self.inner.client, true);
+        self.inner.renew_leases(true);
     }
 }
 
 impl Inner {
+    fn links(&self) -> Vec<Arc<Link>> {
+        self.members.lock().values().map(|member| member.link.clone()).collect()
+    }
+
+    fn renew_leases(&self, released: bool) {
+        lease::renew_all(self.links().iter().map(|link| &**link), &self.uuid, self.client, released);
+    }
+
     /// Tells the disk what happens to this donor from here on.
     fn join(&self, name: &str, link: Arc<Link>) {
         let lost = {
@@ -208,8 +215,7 @@ impl Inner {
             let disk = Arc::downgrade(&self.disk);
             move || {
                 if let Some(disk) = disk.upgrade() {
-                    warn!("another client has taken the disk over; stopping");
-                    disk.taken_over();
+                    stop(&disk);
                 }
             }
         };
@@ -305,8 +311,7 @@ impl Inner {
     fn forget(&self, name: &str) -> Outcome<String> {
         let status = self.disk.status();
         let named = |donor: &DonorStatus| donor.name == name || donor.name.split(' ').next() == Some(name);
-        let gone = |state| matches!(state, DonorState::Lost | DonorState::Drained | DonorState::Forgotten);
-        let found = status.donors.iter().rposition(|donor| named(donor) && !gone(donor.state));
+        let found = status.donors.iter().rposition(|donor| named(donor) && !donor.state.is_final());
         let id = found.ok_or_else(|| {
             Failure::new(format_args!("donor {name}"), "is none of this disk's")
                 .remedy("name one as `shoal status` does")
@@ -398,12 +403,15 @@ fn state_name(state: DonorState) -> &'static str {
 /// The donor of this name that is in use. One that left may have had the same name.
 fn find(disk: &Weak<Disk>, name: &str) -> Option<(Arc<Disk>, DonorId)> {
     let disk = disk.upgrade()?;
-    let in_use = |state| {
-        use DonorState::{Active, Draining, Joining, Returning};
-        matches!(state, Joining | Active | Draining | Returning)
-    };
-    let id = disk.status().donors.iter().rposition(|donor| donor.name == name && in_use(donor.state))?;
+    let in_use = |donor: &DonorStatus| donor.name == name && donor.state.is_in_use();
+    let id = disk.status().donors.iter().rposition(in_use)?;
     Some((disk, id as DonorId))
+}
+
+/// Another client has the disk.
+fn stop(disk: &Disk) {
+    warn!("another client has taken the disk over; stopping");
+    disk.taken_over();
 }
 
 /// Gives a donor its memory back, if what is stored fits on the others. False if not.

@@ -116,10 +116,15 @@ impl Drop for Scene {
     }
 }
 
-/// Waits out whoever looks at all mounts for a moment, as `df` does.
+/// Tries again while the mount is busy: a passing `df` holds every mount for a moment.
 fn unmount(place: &str) {
     for _ in 0..200 {
-        let status = Command::new("umount").arg(place).stdin(Stdio::null()).stderr(Stdio::null()).status().unwrap();
+        let status = Command::new("timeout")
+            .args(["60", "umount", place])
+            .stdin(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .unwrap();
         if status.success() {
             return;
         }

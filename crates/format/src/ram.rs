@@ -37,6 +37,11 @@ pub const TRIMMED: u32 = u32::MAX;
 /// The block number of an entry whose block lists ranges whose data is lost for good.
 pub const LOST: u32 = u32::MAX - 1;
 
+/// Does an entry with this block number list ranges, and is no block of the disk?
+pub fn is_note(block: u32) -> bool {
+    matches!(block, TRIMMED | LOST)
+}
+
 /// What a superblock says about one donor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DonorPlace {

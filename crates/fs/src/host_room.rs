@@ -71,20 +71,21 @@ impl RoomCache {
     }
 
     pub fn now(&self) -> HostRoom {
-        let mut last = self.last.lock();
-        match &*last {
-            Some(answer) if self.holds(answer) => answer.room,
-            _ => self.ask(&mut last, None),
-        }
+        self.answer(None)
     }
 
     /// What the host has beside the bytes that the region has `reserved` there: an answer from before the region grew would
     /// count them twice.
     pub fn beside(&self, reserved: u64) -> HostRoom {
+        self.answer(Some(reserved))
+    }
+
+    fn answer(&self, reserved: Option<u64>) -> HostRoom {
         let mut last = self.last.lock();
+        let fits = |answer: &Answer| reserved.is_none() || answer.reserved == reserved;
         match &*last {
-            Some(answer) if self.holds(answer) && answer.reserved == Some(reserved) => answer.room,
-            _ => self.ask(&mut last, Some(reserved)),
+            Some(answer) if self.holds(answer) && fits(answer) => answer.room,
+            _ => self.ask(&mut last, reserved),
         }
     }
 

@@ -46,7 +46,7 @@ fn singles(kind: MemoryKind, points: usize) {
     }
     for (turn, operation) in budget.within(turns) {
         for (number, sync) in [Sync::None, Sync::File, Sync::All].into_iter().enumerate() {
-            // `enumeration` visits these in full; the usual run takes turns here, one way to sync for each operation.
+            // The usual run takes turns: one way to sync for each operation. `enumeration` has a share of all of them, too.
             if !deep() && std::env::var_os("SHOAL_OP").is_none() && !(turn + number + kind as usize).is_multiple_of(3) {
                 continue;
             }

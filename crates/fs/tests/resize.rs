@@ -126,7 +126,7 @@ fn setups() -> [Setup; 3] {
 
 #[test]
 fn stores_go_up_and_down_and_keep_what_they_hold() {
-    for seed in seed()..seed() + if deep() { 40 } else { 2 } {
+    for seed in Budget::of_a_search().within(seed()..seed() + if deep() { 40 } else { 2 }) {
         for setup in setups() {
             println!("seed {seed}, {setup:?}");
             let mut media = Media::format(setup, seed);

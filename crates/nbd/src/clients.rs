@@ -6,7 +6,7 @@
 //! Rules: before a connection that names a client transmits, every older one that did is closed, and what it had sent is done or
 //! never will be (a *fence*): so a client may repeat what it had in flight. A client keeps the export while it is connected, and
 //! for `KEPT` after a connection that broke; then another one may open it. A client that another one has followed is told so.
-//! IDs with the same first half belong to one lock: whoever has it proves that the others with it are dead.
+//! IDs with the same first half belong to one lock: its holder proves that other clients with such IDs are dead.
 //! Left out: connections that name no client.
 
 use std::sync::Arc;

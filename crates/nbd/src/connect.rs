@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use crate::address::{Place, Uri};
 use crate::channel::{Channel, Socket};
 use crate::client::ClientOptions;
+use crate::clients::TAKEN_OVER;
 use crate::negotiation::HandshakeError;
 use crate::negotiation::client::{Handshake, Step, Wish};
 use crate::tls::{TlsClient, TlsError};
@@ -30,6 +31,13 @@ pub enum ConnectError {
     Tls { uri: String, source: TlsError },
     #[error("{uri}: no certificates to check the server with; add ?tls-certificates=DIRECTORY")]
     NoTrust { uri: String },
+}
+
+impl ConnectError {
+    /// Has another client followed this one? (The protocol has no number for it, only the words.)
+    pub fn is_taken_over(&self) -> bool {
+        matches!(self, ConnectError::Handshake { source, .. } if source.to_string().contains(TAKEN_OVER))
+    }
 }
 
 /// The exports of a server; the URI's own name does not matter.

@@ -19,7 +19,7 @@ use crate::task::Core;
 use crate::write::{join, revive, send, write_trims};
 
 /// Groups that should be free to open before a writer has to wait.
-const GROUPS_AHEAD: usize = 4;
+pub(crate) const GROUPS_AHEAD: usize = 4;
 /// Without a request for so long the disk is idle (ns).
 const IDLE_NS: u64 = 200_000_000;
 
@@ -98,7 +98,7 @@ impl State {
         }
         self.room_wanted = false;
         if !asked {
-            // Who wanted room may have got it since: whoever still waits says so again.
+            // Who wanted room may have got it since: a request that still waits says so again.
             self.asked = true;
             self.wake();
             return true;
@@ -108,21 +108,32 @@ impl State {
             memory.is_some_and(|memory| memory.unsafe_from != u64::MAX && !memory.abandoned && !memory.sending)
         };
         let waiting: Vec<u32> = self.in_memory.iter().copied().filter(waiting).collect();
-        if waiting.is_empty() && !(self.trims.is_empty() && self.losses.is_empty()) && self.has_room_to_clean() {
-            // Groups that trims killed are freed when the trims are safe, and nobody may ever ask for a flush.
-            let core = core.clone();
-            self.schedule.spawn(async move { drop(write_trims(&core).await) });
-        } else if waiting.is_empty() && self.in_memory.clone().into_iter().any(|index| revive(core, self, index)) {
-        } else if waiting.is_empty() && !self.narrow && self.width(RESERVE_UNITS) > self.plan.parity {
-            self.narrow = true;
-        } else if waiting.is_empty() {
-            self.stuck = true;
+        if waiting.is_empty() {
+            self.last_resort(core);
         }
         for index in waiting {
             send(core, self, index, true);
         }
         self.wake();
         true
+    }
+
+    /// Nothing waits to be sent: the first of these that is possible.
+    fn last_resort(&mut self, core: &Arc<Core>) {
+        let has_notes = !(self.trims.is_empty() && self.losses.is_empty());
+        if has_notes && self.has_room_to_clean() {
+            // Groups that trims killed are freed when the trims are safe, and nobody may ever ask for a flush.
+            let core = core.clone();
+            self.schedule.spawn(async move { drop(write_trims(&core).await) });
+            return;
+        }
+        if self.in_memory.clone().into_iter().any(|index| revive(core, self, index)) {
+            return;
+        }
+        match !self.narrow && self.width(RESERVE_UNITS) > self.plan.parity {
+            true => self.narrow = true,
+            false => self.stuck = true,
+        }
     }
 }
 
@@ -173,8 +184,7 @@ pub(crate) async fn empty(core: &Arc<Core>, index: u32) {
                     place(core, at, entry, &bytes).await;
                     continue;
                 }
-                let is_note = matches!(entry.block, ram::TRIMMED | ram::LOST);
-                if !is_note && is_planted(Bug::LossAtOnce) {
+                if !ram::is_note(entry.block) && is_planted(Bug::LossAtOnce) {
                     core.lock().note_lost(&[(entry.block, at)], false);
                 }
             }

@@ -233,7 +233,7 @@ fn tick(shared: &Weak<Shared>, stop: &Stop) {
     }
 }
 
-/// What a device's error says of the donor: its own words, if whoever connects to it found some, else that it answered so.
+/// What a device's error says of the donor: the [`DonorError`] its connection put inside, else that the donor refused.
 fn trouble_of(error: &MediaError) -> DonorError {
     let own = match error {
         MediaError::Io { source, .. } => source.get_ref().and_then(|inner| inner.downcast_ref::<DonorError>()),

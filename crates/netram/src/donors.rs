@@ -1,4 +1,4 @@
-//! Donors as the engine knows them: where they stand, what of them is free, and whether they can be written to now.
+//! The engine's view of its donors: their states, their free units, and whether they can be written to now.
 //!
 //! Rules: a donor that is away keeps everything that is known of it, because it may come back as it was. A unit that was written
 //! is erased before it is used again; one that a write may still reach from a dead connection is not used again at all.
@@ -9,7 +9,7 @@ use std::collections::{HashSet, VecDeque};
 use shoal_format::ram::{DONORS_MAX, SUPERBLOCK_BYTES, UnitHeader};
 
 use crate::api::{DiskError, DonorId, DonorInfo};
-use crate::state::{Group, Member, State};
+use crate::state::{Member, State};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DonorState {
@@ -80,16 +80,42 @@ pub(crate) struct Donor {
     pub missing_since_ns: u64,
 }
 
+impl DonorState {
+    /// Will nothing of the donor ever be back?
+    pub fn is_final(self) -> bool {
+        matches!(self, DonorState::Lost | DonorState::Drained | DonorState::Forgotten)
+    }
+
+    /// Is the donor there, and one of the disk's or about to be?
+    pub fn is_in_use(self) -> bool {
+        matches!(self, DonorState::Active | DonorState::Joining | DonorState::Returning | DonorState::Draining)
+    }
+}
+
 impl Donor {
     /// Nothing can be asked of it.
     pub fn is_absent(&self) -> bool {
-        use DonorState::{Drained, Forgotten, Lost, Missing};
-        matches!(self.state, Lost | Missing | Drained | Forgotten)
+        !self.state.is_in_use()
     }
 
     /// Will nothing of it ever be back?
     pub fn is_final(&self) -> bool {
-        matches!(self.state, DonorState::Lost | DonorState::Drained | DonorState::Forgotten)
+        self.state.is_final()
+    }
+
+    /// Does the disk refer to it no more? Its place is free when what it was asked is answered.
+    pub fn is_over(&self) -> bool {
+        matches!(self.state, DonorState::Lost | DonorState::Drained)
+    }
+
+    /// May units stay on it?
+    pub fn keeps(&self) -> bool {
+        matches!(self.state, DonorState::Active | DonorState::Returning)
+    }
+
+    /// Could opening look at its units, and has not?
+    pub fn is_unseen(&self) -> bool {
+        self.counts() && !self.is_absent() && !self.stale && !self.scanned
     }
 
     /// Does it hold anything of the disk?
@@ -180,12 +206,11 @@ impl State {
 
     /// May another donor take this place? Nothing speaks of the last one any more.
     fn is_vacant(&self, place: usize) -> bool {
-        let named =
-            |group: &Group| group.members.iter().any(|member| member.exists() && member.donor as usize == place);
-        matches!(self.donors[place].state, DonorState::Lost | DonorState::Drained)
+        let number = place as DonorId;
+        self.donors[place].is_over()
             && self.epoch_stored
-            && !self.schedule.is_asked(place as DonorId)
-            && !self.groups.iter().any(named)
+            && !self.schedule.is_asked(number)
+            && !self.groups.iter().any(|group| group.is_on(number))
     }
 
     /// Can new units be put on it now?
@@ -198,10 +223,15 @@ impl State {
         (0..self.donors.len()).filter(|&donor| self.takes(donor)).count()
     }
 
-    /// Donors a group could spread over now that leaves so many units of each.
+    /// Can a unit be put on it now that leaves `reserve` free ones?
+    pub fn is_roomy(&self, donor: usize, reserve: usize) -> bool {
+        self.takes(donor) && self.donors[donor].free_units() > reserve
+    }
+
+    /// Donors a group could spread over now that leaves `reserve` free units on each.
     pub fn width(&self, reserve: usize) -> usize {
-        let roomy = |&n: &usize| self.takes(n) && self.donors[n].free_units() > reserve;
-        (self.plan.data + self.plan.parity).min((0..self.donors.len()).filter(roomy).count())
+        let roomy = (0..self.donors.len()).filter(|&n| self.is_roomy(n, reserve)).count();
+        (self.plan.data + self.plan.parity).min(roomy)
     }
 
     /// Donors that store what they are sent.
@@ -213,17 +243,24 @@ impl State {
         self.config.patience_ms as u64 * 1_000_000
     }
 
-    /// Is a donor away, or does one refuse, that may be expected back?
-    pub fn expects(&self) -> bool {
+    /// Is a donor away that is expected back?
+    pub fn awaits(&self) -> bool {
         self.donors.iter().any(|donor| match donor.state {
             DonorState::Missing => self.now_ns.saturating_sub(donor.missing_since_ns) < self.patience_ns(),
             DonorState::Returning => !donor.scanned,
-            DonorState::Lost | DonorState::Drained | DonorState::Forgotten => false,
-            _ => donor.refusals > 0 && self.now_ns < donor.refused_until_ns,
+            _ => false,
         })
     }
 
-    /// Why whoever has waited since `begun_ns` to write waits no longer.
+    /// The same, or does one refuse writes for the moment?
+    pub fn expects(&self) -> bool {
+        use DonorState::{Active, Draining, Joining};
+        let refuses = |donor: &Donor| donor.refusals > 0 && self.now_ns < donor.refused_until_ns;
+        let is_here = |donor: &Donor| matches!(donor.state, Active | Draining | Joining);
+        self.awaits() || self.donors.iter().any(|donor| is_here(donor) && refuses(donor))
+    }
+
+    /// Why a write that has waited since `begun_ns` waits no longer.
     pub fn gives_up(&self, begun_ns: u64) -> Option<DiskError> {
         if let Some(error) = &self.failure {
             return Some(error.clone());

@@ -280,10 +280,7 @@ impl Engine {
     /// Donors that are not used any more and have nothing to answer.
     pub fn vacant(&self) -> Vec<DonorId> {
         let state = self.core.lock();
-        let vacant = |&number: &usize| {
-            matches!(state.donors[number].state, DonorState::Lost | DonorState::Drained)
-                && !state.schedule.is_asked(number as DonorId)
-        };
+        let vacant = |&number: &usize| state.donors[number].is_over() && !state.schedule.is_asked(number as DonorId);
         (0..state.donors.len()).filter(vacant).map(|number| number as DonorId).collect()
     }
 

@@ -5,8 +5,8 @@
 //!   suffice for that, and it is taken back as it was when it returns. Only when nothing of the disk refers to it any more
 //!   does an epoch exclude it. So no epoch ever commits a loss; only [`forget`], an administrator's word, does.
 //! - A write that a donor refuses is done elsewhere. The donor gets nothing new for a moment and goes on being read.
-//! - An epoch that changes who belongs to the disk counts when one donor more than there is parity knows it: whoever opens the
-//!   disk later needs all donors but as many as there is parity, so it meets one that knows.
+//! - An epoch that changes membership counts once *parity + 1* donors have stored it. A later opening needs all donors but
+//!   *parity*, so it meets one that has.
 //! - A donor that was away while the disk was opened is *stale*: what only it knows did not exist for the client since. It is looked
 //!   at when it returns ([`graft`]); until then its superblocks elsewhere say that it is no source.
 //!
@@ -85,7 +85,7 @@ pub(crate) fn miss(core: &Arc<Core>, state: &mut State, number: DonorId) {
 fn leave(core: &Arc<Core>, state: &mut State, number: DonorId) {
     for index in state.in_memory.clone() {
         let group = &state.groups[index as usize];
-        if group.members.iter().any(|member| member.exists() && member.donor == number) {
+        if group.is_on(number) {
             abandon(core, state, index);
         }
     }
@@ -116,8 +116,7 @@ pub(crate) fn back(
     let is_asked = state.schedule.is_asked(number);
     let donor = state.donors.get_mut(number as usize).ok_or(NotBack::Stranger)?;
     let born = own.donors.get(number as usize).map(|place| place.born);
-    if born != Some(donor.born) || matches!(donor.state, DonorState::Lost | DonorState::Drained | DonorState::Forgotten)
-    {
+    if born != Some(donor.born) || donor.is_final() {
         return Err(NotBack::Stranger);
     }
     if donor.state != DonorState::Missing || is_asked || (donor.scanned && donor.units != units) {
@@ -210,10 +209,7 @@ pub(crate) fn try_again(state: &mut State) {
 /// Does the group miss a unit, or is one where it is not to stay?
 pub(crate) fn needs_repair(state: &State, index: usize) -> bool {
     let group = &state.groups[index];
-    let stays = |member: &Member| {
-        matches!(state.donors[member.donor as usize].state, DonorState::Active | DonorState::Returning)
-    };
-    let leaves = |member: &Member| member.exists() && !stays(member);
+    let leaves = |member: &Member| member.exists() && !state.donors[member.donor as usize].keeps();
     group.id != 0 && group.memory.is_none() && (group.incomplete.is_some() || group.members.iter().any(leaves))
 }
 
@@ -314,7 +310,7 @@ pub(crate) async fn herald(core: Arc<Core>) {
                 let with = |wanted: &dyn Fn(&Donor) -> bool| -> Vec<usize> {
                     (0..state.donors.len()).filter(|&n| wanted(&state.donors[n])).collect()
                 };
-                // Whoever joins must know its number before the others count it.
+                // A joining donor must have stored its number before the others count it.
                 let joining = with(&|donor| donor.state == DonorState::Joining && donor.blank && ready(donor));
                 let behind = || with(&|donor| hears(donor) && donor.epoch < state.epoch && ready(donor));
                 let targets = if joining.is_empty() { behind() } else { joining };
@@ -407,11 +403,8 @@ fn to_exclude(state: &mut State) -> Option<DonorId> {
     let gone = |donor: &Donor| matches!(donor.state, DonorState::Missing | DonorState::Forgotten);
     let is_free = |number: usize| {
         let scanned = state.donors[number].scanned;
-        let named = |member: &Member| member.exists() && member.donor as usize == number;
-        !state
-            .groups
-            .iter()
-            .any(|group| group.id != 0 && (group.members.iter().any(named) || (!scanned && group.incomplete.is_some())))
+        let named = |group: &Group| group.is_on(number as DonorId) || (!scanned && group.incomplete.is_some());
+        !state.groups.iter().any(|group| group.id != 0 && named(group))
     };
     (0..state.donors.len())
         .find(|&number| gone(&state.donors[number]) && is_free(number))

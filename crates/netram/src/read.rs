@@ -139,7 +139,7 @@ pub(crate) async fn block(core: &Arc<Core>, number: u32) -> Result<(Vec<u8>, Opt
         let changed = core
             .until(|state| {
                 let changed = state.find(number) != Some(found) || state.returns != returns || state.failure.is_some();
-                let waits = matches!(fetched, Fetched::Unanswered) && state.is_anybody_awaited();
+                let waits = matches!(fetched, Fetched::Unanswered) && state.awaits();
                 (changed || !waits).then_some(changed)
             })
             .await;
@@ -222,21 +222,8 @@ impl State {
     pub fn is_gone(&self, at: Location, unit: usize) -> bool {
         let group = &self.groups[at.group as usize];
         let Some(member) = group.members.get(unit).filter(|_| group.id != 0) else { return false };
-        match member.exists() {
-            true => self.donors[member.donor as usize].is_final(),
-            // It may be on a donor that nobody has looked at yet, or that was taken for another.
-            false => false,
-        }
-    }
-
-    /// Is a donor away, and not for too long yet?
-    fn is_anybody_awaited(&self) -> bool {
-        let patience_ns = self.config.patience_ms as u64 * 1_000_000;
-        self.donors.iter().any(|donor| match donor.state {
-            DonorState::Missing => self.now_ns.saturating_sub(donor.missing_since_ns) < patience_ns,
-            DonorState::Returning => !donor.scanned,
-            _ => false,
-        })
+        // One that does not exist may be on a donor that nobody has looked at yet, or that was taken for another.
+        member.exists() && self.donors[member.donor as usize].is_final()
     }
 }
 

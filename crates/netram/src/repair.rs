@@ -85,7 +85,7 @@ pub(crate) async fn repairer(core: Arc<Core>) {
 pub(crate) async fn move_off(core: &Arc<Core>, index: u32, from: DonorId) -> bool {
     repair(core, index, Some(from)).await;
     let state = core.lock();
-    !state.groups[index as usize].members.iter().any(|member| member.exists() && member.donor == from)
+    !state.groups[index as usize].is_on(from)
 }
 
 /// Brings a claimed group's units onto donors that count. `from`: it is to leave this one, too, if another has room.
@@ -106,8 +106,7 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
             let state = &mut *core.lock();
             let group = &state.groups[index as usize];
             let leaves = |member: &Member| {
-                let state = state.donors[member.donor as usize].state;
-                let stays = matches!(state, DonorState::Active | DonorState::Returning) && from != Some(member.donor);
+                let stays = state.donors[member.donor as usize].keeps() && from != Some(member.donor);
                 member.exists() && !stays
             };
             let Some(place) = group.members.iter().position(leaves) else { return };
@@ -181,9 +180,13 @@ async fn copy(core: &Arc<Core>, index: u32, place: usize) -> Option<(UnitHeader,
     let state = core.lock();
     let header = state.sealed_header(&bytes, id, &members, place).filter(|_| place < data)?;
     let blocks = &bytes[state.heads_bytes()..];
+    are_right(&header.lists[0], blocks, state.block_bytes).then(|| (header, blocks.to_vec()))
+}
+
+/// Are these the blocks that the list says?
+fn are_right(list: &[UnitEntry], blocks: &[u8], block_bytes: usize) -> bool {
     let right = |(entry, block): (&UnitEntry, &[u8])| shoal_format::checksum(0, block) == entry.crc;
-    let right = header.lists[0].iter().zip(blocks.chunks_exact(state.block_bytes)).all(right);
-    right.then(|| (header, blocks.to_vec()))
+    list.iter().zip(blocks.chunks_exact(block_bytes)).all(right)
 }
 
 /// Reads both headers and all blocks.
@@ -281,8 +284,8 @@ async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<(UnitHead
     };
     // What parity gives back is compared with what was written.
     if place < data {
-        let right = |(entry, block): (&UnitEntry, &[u8])| shoal_format::checksum(0, block) == entry.crc;
-        if header.lists[0].len() != rows || !header.lists[0].iter().zip(blocks.chunks_exact(block_bytes)).all(right) {
+        let list = &header.lists[0];
+        if list.len() != rows || !are_right(list, &blocks, block_bytes) {
             return None;
         }
     }
@@ -301,11 +304,8 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
         }
         state.donors[donor as usize].state = DonorState::Draining;
         state.count_donors();
-        let on_it = |state: &State, index: u32| {
-            state.groups[index as usize].members.iter().any(|member| member.exists() && member.donor == donor)
-        };
         for index in state.in_memory.clone() {
-            if on_it(state, index) {
+            if state.groups[index as usize].is_on(donor) {
                 for cache in &mut state.caches {
                     if cache.group == Some(index) {
                         cache.group = None;
@@ -321,9 +321,7 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
         let left = {
             let state = &mut *core.lock();
             requeue(state);
-            state.groups.iter().any(|group| {
-                group.id != 0 && group.members.iter().any(|member| member.exists() && member.donor == donor)
-            })
+            state.groups.iter().any(|group| group.id != 0 && group.is_on(donor))
         };
         if !left || over(&core.lock()) {
             break;
@@ -355,10 +353,9 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
         }
         let retries = core.lock().returns;
         core.until(|state| {
-            let there = |member: &Member| member.exists() && member.donor == donor;
             let on_its_way = state.groups.iter().any(|group| {
-                let there = group.members.iter().any(there);
-                group.id != 0 && there && (group.memory.is_some() || group.busy || group.live == 0)
+                let moves = group.memory.is_some() || group.busy || group.live == 0;
+                group.id != 0 && moves && group.is_on(donor)
             });
             // What could not be moved waits for the next try.
             let waits = on_its_way || (state.retry_at_ns.is_some() && state.returns == retries);

@@ -14,10 +14,11 @@
 use std::sync::Arc;
 
 use crate::api::DonorId;
+use crate::clean::GROUPS_AHEAD;
 use crate::donors::{Donor, DonorState};
 use crate::membership::needs_repair;
 use crate::repair;
-use crate::state::{Group, State};
+use crate::state::State;
 use crate::task::Core;
 
 /// Donors whose free units differ by less are even.
@@ -29,8 +30,6 @@ const FAILED_NS: u64 = 50_000_000;
 /// Where the donors cannot hold the whole disk, so much of their room holds data (percent): cleaning in less of a rest than that
 /// makes no room in the end.
 const TIGHT_PERCENT: u64 = 95;
-/// Groups there should be room for.
-const GROUPS_AHEAD: usize = 4;
 
 /// What is to fit on the other donors when one leaves, and what does (bytes of data).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,14 +90,11 @@ impl State {
         if self.donors[empty].free_units() < room(&self.donors[full]) + UNEVEN_UNITS {
             return None;
         }
-        let on = |group: &Group, donor: usize| {
-            group.members.iter().any(|member| member.exists() && member.donor as usize == donor)
-        };
         let moves = |index: &usize| {
             let group = &self.groups[*index];
             let rests =
                 group.id != 0 && group.live > 0 && group.memory.is_none() && !group.busy && !needs_repair(self, *index);
-            rests && on(group, full) && !on(group, empty)
+            rests && group.is_on(full as DonorId) && !group.is_on(empty as DonorId)
         };
         // Where the last search ended: the groups before it have been moved.
         let groups = self.groups.len();

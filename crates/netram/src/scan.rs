@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use shoal_format::ram::{self, LOST, TRIMMED, UnitEntry, UnitHeader};
+use shoal_format::ram::{self, LOST, UnitEntry, UnitHeader};
 
 use crate::api::{DonorId, Purpose};
 use crate::donors::{Donor, DonorState};
@@ -100,9 +100,7 @@ pub(crate) async fn headers(core: &Arc<Core>, number: DonorId) -> Option<Vec<(u3
 /// Starts looking at donors that came; true when enough has been seen, and nothing is being looked at.
 fn look(core: &Arc<Core>, state: &mut State) -> bool {
     for number in 0..state.donors.len() {
-        let donor = &state.donors[number];
-        let wanted = donor.counts() && !donor.is_absent() && !donor.stale && !donor.scanned;
-        if !wanted || !state.opening.looking.insert(number as DonorId) {
+        if !state.donors[number].is_unseen() || !state.opening.looking.insert(number as DonorId) {
             continue;
         }
         let core = core.clone();
@@ -174,7 +172,7 @@ async fn map(core: &Arc<Core>) -> bool {
     let mut doubts: BTreeMap<u32, Doubt> = BTreeMap::new();
     entries.sort_by_key(|(_, entry)| entry.sequence);
     for (at, entry) in entries {
-        let is_note = entry.block == TRIMMED || entry.block == LOST;
+        let is_note = ram::is_note(entry.block);
         if !is_note && newest.get(&entry.block).is_some_and(|&(sequence, _, _)| sequence > entry.sequence) {
             continue;
         }
@@ -293,8 +291,7 @@ async fn look_at(core: &Arc<Core>, at: Location, entry: UnitEntry, is_note: bool
         match read::fetch(core, at, entry.crc, Purpose::Upkeep).await {
             read::Fetched::Unanswered if is_note || core.lock().now_ns <= until => {
                 pause(core, AGAIN_NS).await;
-                let came = |donor: &Donor| donor.counts() && !donor.is_absent() && !donor.stale && !donor.scanned;
-                if core.lock().donors.iter().any(came) {
+                if core.lock().donors.iter().any(Donor::is_unseen) {
                     return None;
                 }
             }
@@ -393,7 +390,7 @@ fn enter(
             let at = Location { group: index, unit, row };
             first_sequence = first_sequence.min(entry.sequence);
             state.next_sequence = state.next_sequence.max(entry.sequence + 1);
-            if entry.block == TRIMMED || entry.block == LOST {
+            if ram::is_note(entry.block) {
                 notes.push((unit, row));
                 live += 1;
                 entries.push((at, *entry));

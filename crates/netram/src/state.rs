@@ -14,7 +14,9 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
 use shoal_format::checksum;
-use shoal_format::ram::{DiskSuperblock, DonorPlace, LOST, Standing, TRIMMED, TrimmedRange, UnitEntry, UnitHeader};
+use shoal_format::ram::{
+    self, DiskSuperblock, DonorPlace, LOST, Standing, TRIMMED, TrimmedRange, UnitEntry, UnitHeader,
+};
 
 use crate::api::{Action, DiskError, DonorId, DonorOp, Purpose};
 use crate::config::{Config, Plan, Policy};
@@ -47,6 +49,10 @@ impl Member {
 
     pub fn exists(&self) -> bool {
         self.unit != u32::MAX
+    }
+
+    pub fn is_on(&self, donor: DonorId) -> bool {
+        self.exists() && self.donor == donor
     }
 }
 
@@ -84,6 +90,11 @@ pub(crate) struct Incomplete {
 }
 
 impl Group {
+    /// Has this donor a unit of the group?
+    pub fn is_on(&self, donor: DonorId) -> bool {
+        self.members.iter().any(|member| member.is_on(donor))
+    }
+
     /// Blocks of a data unit that the parity covers.
     pub fn covered(&self, unit: usize) -> u8 {
         self.incomplete.as_ref().map_or(self.members[unit].count, |found| found.covered[unit])
@@ -439,8 +450,7 @@ impl State {
     fn take_units(&mut self, count: usize, reserve: usize) -> Option<Vec<Member>> {
         let turn = self.next_group as usize;
         let donors = self.donors.len();
-        let mut order: Vec<usize> =
-            (0..donors).filter(|&n| self.takes(n) && self.donors[n].free_units() > reserve).collect();
+        let mut order: Vec<usize> = (0..donors).filter(|&n| self.is_roomy(n, reserve)).collect();
         if order.len() < count {
             return None;
         }
@@ -460,9 +470,8 @@ impl State {
 
     /// A free unit on a donor that has none of the group's.
     pub fn take_unit_beside(&mut self, members: &[Member]) -> Option<Member> {
-        let taken = |n: usize| members.iter().any(|member| member.exists() && member.donor as usize == n);
-        let candidates =
-            (0..self.donors.len()).filter(|&n| self.takes(n) && self.donors[n].free_units() > NOTE_UNITS && !taken(n));
+        let taken = |n: usize| members.iter().any(|member| member.is_on(n as DonorId));
+        let candidates = (0..self.donors.len()).filter(|&n| self.is_roomy(n, NOTE_UNITS) && !taken(n));
         let donor = candidates.max_by_key(|&n| self.donors[n].free_units())?;
         let unit = self.donors[donor].take().expect("there is a free unit");
         Some(Member { donor: donor as DonorId, unit, count: 0 })
@@ -471,8 +480,7 @@ impl State {
     /// Are there `groups` groups to open, beyond what is kept for cleaning?
     pub fn has_room(&self, groups: usize) -> bool {
         let width = (self.plan.data + self.plan.parity).min(self.takers());
-        let roomy = |&n: &usize| self.takes(n) && self.donors[n].free_units() >= RESERVE_UNITS + groups;
-        (0..self.donors.len()).filter(roomy).count() >= width
+        (0..self.donors.len()).filter(|&n| self.is_roomy(n, RESERVE_UNITS + groups - 1)).count() >= width
     }
 
     /// Can the cleaner go on?
@@ -620,7 +628,7 @@ impl State {
     /// `None`: no room now. Returns the place, and whether the group is full.
     pub fn place(&mut self, block: u32, bytes: &[u8], cache: usize, origin: Option<u64>) -> Option<(Location, bool)> {
         let crc = checksum(0, bytes);
-        let is_note = block == TRIMMED || block == LOST;
+        let is_note = ram::is_note(block);
         if !is_note && origin.is_none() && self.absorb(block, bytes, crc) {
             let (at, _) = self.find(block).expect("it was absorbed where it is");
             return Some((at, false));

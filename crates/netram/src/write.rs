@@ -282,7 +282,7 @@ pub(crate) fn abandon(core: &Arc<Core>, state: &mut State, index: u32) {
                     if !state.groups[index as usize].is_abandoned() {
                         return Some(Err(()));
                     }
-                    let is_note = matches!(entry.block, ram::TRIMMED | ram::LOST);
+                    let is_note = ram::is_note(entry.block);
                     let memory = state.groups[index as usize].memory.as_ref()?;
                     let (origin, safe) = (memory.origins[unit][row], row < memory.safe[unit] as usize);
                     if !state.lives(entry.block, at) {

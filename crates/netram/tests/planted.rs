@@ -13,7 +13,7 @@ use world::unkind::{everything, forgetting, hiccups, late};
 const SEEDS: u64 = 1000;
 /// Seeds of lives that show a rare bug; they are tried first.
 const TELLING: [u64; 8] = [1846, 510, 533, 44, 23, 38, 1, 9];
-/// Bugs that some hundred lives have not shown so far: the deep run hunts them, and whoever asks for one.
+/// Bugs that some hundred lives have not shown so far. The deep run hunts them; `SHOAL_BUG` hunts one.
 const RARE: [Bug; 9] = [
     Bug::ParityFirst,
     Bug::OpenEarly,

@@ -1,7 +1,7 @@
 //! `shoal format netram:DONOR,DONOR,...?OPTIONS`: makes a network RAM disk.
 //!
-//! Rules: this is the only way to make one; whoever serves or mounts a disk opens what is there, because donors that restarted hold
-//! nothing, and an empty disk in place of a full one would be a silent loss. All donors must be there, and each must be told. A
+//! Rules: this is the only way to make one. Serving and mounting open what is there: donors that restarted hold nothing, and an
+//! empty disk in place of a full one would be a silent loss. All donors must be there, and each must be told. A
 //! donor that holds something is overwritten only with `--force`, one that a client has open never. What cannot be made at all
 //! is refused before a donor is written to; what fails later leaves the donors blank.
 
@@ -89,7 +89,7 @@ fn make(wanted: &Netram, force: bool) -> Outcome<Made> {
         // What is half made would be in the way of the next attempt; a donor that cannot be written to holds nothing.
         reached.iter().for_each(|one| drop(one.wipe()));
     }
-    // Whoever opens it next need not wait for this client.
+    // The next client need not wait for this one.
     lease::renew_all(reached.iter().map(|one| &*one.link), &uuid, client, true);
     let size_bytes = made?;
     let named = Description::Netram(Box::new(Netram { uuid: Some(uuid), ..wanted.clone() }));

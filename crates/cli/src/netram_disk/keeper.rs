@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use shoal_media::{BlockDevice, Request};
-use shoal_nbd::{Claim, TAKEN_OVER};
+use shoal_nbd::Claim;
 use shoal_netram::{DonorState, NotBack};
 use tracing::{debug, info, warn};
 
-use super::{Inner, NotReached, Reached, find, give_back, lease, reach};
+use super::{Inner, NotReached, Reached, find, give_back, lease, reach, stop};
 use crate::device::Donor;
 use crate::nbd_link::Link;
 
@@ -84,17 +84,11 @@ fn keep(inner: &Weak<Inner>, stop: &Stop) {
 }
 
 impl Inner {
-    fn links(&self) -> Vec<Arc<Link>> {
-        self.members.lock().values().map(|member| member.link.clone()).collect()
-    }
-
     fn renew(&self) {
-        let links = self.links();
-        if links.iter().any(|link| lease::is_anothers(link, self.client)) {
-            warn!("another client has taken the disk over; stopping");
-            return self.disk.taken_over();
+        if self.links().iter().any(|link| lease::is_anothers(link, self.client)) {
+            return stop(&self.disk);
         }
-        lease::renew_all(links.iter().map(|link| &**link), &self.uuid, self.client, false);
+        self.renew_leases(false);
     }
 
     /// Connections to donors that are not used any more end, and what they lent is theirs again.
@@ -104,11 +98,7 @@ impl Inner {
             let named = status.donors.iter().filter(|donor| donor.name == name);
             named.map(|donor| donor.state).collect::<Vec<_>>()
         };
-        let is_over = |name: &str| {
-            let gone =
-                |state: &DonorState| matches!(state, DonorState::Lost | DonorState::Drained | DonorState::Forgotten);
-            states(name).iter().all(gone)
-        };
+        let is_over = |name: &str| states(name).into_iter().all(DonorState::is_final);
         let over: Vec<(String, Arc<Link>)> = {
             let mut members = self.members.lock();
             let names: Vec<String> = members.keys().filter(|name| is_over(name)).cloned().collect();
@@ -146,10 +136,8 @@ impl Inner {
         // First, so that nobody is sent away between the look and the change.
         let mut dismissed = self.dismissed.lock();
         let status = self.disk.status();
-        let is_active = |name: &String| {
-            let named = status.donors.iter().filter(|donor| donor.name == *name);
-            named.map(|donor| donor.state).any(|state| state == DonorState::Active)
-        };
+        let is_active =
+            |name: &String| status.donors.iter().any(|donor| donor.name == *name && donor.state == DonorState::Active);
         if status.ready {
             dismissed.retain(|name| !is_active(name));
         }
@@ -158,11 +146,7 @@ impl Inner {
     /// Donors that were named and are not there.
     fn absent(&self) -> Vec<Donor> {
         let status = self.disk.status();
-        let here = |name: &str| {
-            use DonorState::{Active, Draining, Joining, Returning};
-            let named = status.donors.iter().filter(|donor| donor.name == name);
-            named.map(|donor| donor.state).any(|state| matches!(state, Active | Draining | Joining | Returning))
-        };
+        let here = |name: &str| status.donors.iter().any(|donor| donor.name == name && donor.state.is_in_use());
         let dismissed = self.dismissed.lock();
         let donors = self.description.lock().donors.clone();
         let away = |donor: &Donor| {
@@ -180,9 +164,8 @@ impl Inner {
             Err(NotReached::Unfit(failure)) => return debug!("{failure}"),
         };
         if let Err(error) = one.link.claim(Claim::Again(self.client)) {
-            if error.to_string().contains(TAKEN_OVER) {
-                warn!("another client has taken the disk over; stopping");
-                self.disk.taken_over();
+            if error.is_taken_over() {
+                stop(&self.disk);
             }
             return debug!("donor {donor}: {error}");
         }

@@ -78,7 +78,6 @@ impl Scene {
 
     /// Ends the daemon as a crash of its process would.
     pub fn kill(&self) {
-        killed::wait_for_log(&self.at("store"));
         killed::kill_daemon(&self.at("store"));
         self.umount();
     }
