@@ -20,6 +20,10 @@ SHOAL = os.environ.get("SHOAL", os.path.join(ROOT, "target/release/shoal"))
 SYSTEM_PYTHON = dict(os.environ, PATH="/usr/bin:" + os.environ["PATH"])
 TESTS = []
 
+# Whoever ends the test, its mounts and servers end with it.
+if "SHOAL_ALONE" not in os.environ:
+    os.execv(os.path.join(ROOT, "tests", "alone"), ["alone", *sys.orig_argv])
+
 
 class Skip(Exception):
     """A program is missing."""

@@ -17,6 +17,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 CALL_TIMEOUT_S = 120
 
+# Whoever ends the test, its mounts and daemons end with it.
+if "SHOAL_ALONE" not in os.environ:
+    os.execv(os.path.join(ROOT, "tests", "alone"), ["alone", *sys.orig_argv])
+
 
 # A time-out from outside must not leave mounts behind: exit through the `finally` clauses.
 def leave(*_):
