@@ -355,9 +355,9 @@ fn no_damage_makes_a_look_write_or_a_remedy_lose_what_can_be_read() {
         let budget = Budget::of_a_part(8);
         let base = Base::new(number & 1 == 1, number & 2 == 0, number & 4 == 4);
         for (place, &kind) in KINDS.iter().enumerate() {
-            let seeds = match (place as u64 + number) % 3 {
+            let seeds = match (place as u64 + number) % 4 {
                 _ if deep || !wanted.is_empty() => 1..=12,
-                // Each kind for a store in three.
+                // Each kind for a store in four.
                 0 => number + 1..=number + 1,
                 _ => continue,
             };

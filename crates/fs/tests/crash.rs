@@ -69,25 +69,25 @@ fn singles(kind: MemoryKind, points: usize) {
 
 #[test]
 fn single_operations_on_logged_memory_survive_every_crash() {
-    singles(MemoryKind::Logged, 8);
+    singles(MemoryKind::Logged, 6);
 }
 
 #[test]
 fn single_operations_on_dax_memory_survive_every_crash() {
-    singles(MemoryKind::Dax, 5);
+    singles(MemoryKind::Dax, 4);
 }
 
 #[test]
 fn single_operations_on_battery_memory_survive_every_crash() {
-    singles(MemoryKind::Battery, 5);
+    singles(MemoryKind::Battery, 4);
 }
 
 #[test]
 fn random_sequences_survive_every_crash() {
     for kind in [MemoryKind::Logged, MemoryKind::Dax, MemoryKind::Battery] {
         let start = std::time::Instant::now();
-        let mut explorer = Explorer::new(kind, limits(), if deep() { usize::MAX } else { 10 });
-        for seed in Budget::of_a_search().within(0..if deep() { 2000 } else { 12 }) {
+        let mut explorer = Explorer::new(kind, limits(), if deep() { usize::MAX } else { 6 });
+        for seed in Budget::of_a_search().within(0..if deep() { 2000 } else { 8 }) {
             let mut random = Random::new(seed);
             let sequence: Vec<&Operation> =
                 (0..6).map(|_| &OPERATIONS[random.below(OPERATIONS.len() as u64) as usize]).collect();

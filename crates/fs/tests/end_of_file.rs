@@ -31,12 +31,12 @@ fn explore(kind: MemoryKind, every: u64) {
 
 #[test]
 fn operations_about_the_end_of_file_keep_its_bytes_on_logged_memory() {
-    explore(MemoryKind::Logged, 4);
+    explore(MemoryKind::Logged, 6);
 }
 
 #[test]
 fn operations_about_the_end_of_file_keep_its_bytes_on_battery_memory() {
-    explore(MemoryKind::Battery, 8);
+    explore(MemoryKind::Battery, 12);
 }
 
 #[test]

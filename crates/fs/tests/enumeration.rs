@@ -153,12 +153,12 @@ fn enumerate(kind: MemoryKind, share: Share) {
 
 #[test]
 fn every_operation_on_logged_memory_survives_every_crash() {
-    enumerate(MemoryKind::Logged, Share { workloads: 8, states: 12 });
+    enumerate(MemoryKind::Logged, Share { workloads: 12, states: 12 });
 }
 
 #[test]
 fn every_operation_on_battery_memory_survives_every_crash() {
-    enumerate(MemoryKind::Battery, Share { workloads: 8, states: 12 });
+    enumerate(MemoryKind::Battery, Share { workloads: 12, states: 12 });
 }
 
 #[test]

@@ -223,7 +223,7 @@ fn a_resize_cut_off_at_any_step_leaves_the_old_or_the_new_store() {
                     if edge { States::few() } else { States { each: 1, samples: 1, ..States::few() } };
                 let crashes = point.power_losses(&limits_of_states).chain([point.process_crash()]);
                 for (number, state) in crashes.enumerate() {
-                    if !deep() && (index + number) % 2 != 0 {
+                    if !deep() && (index + number) % 3 != 0 {
                         continue;
                     }
                     let mut media = media.over(state.open());
