@@ -1,9 +1,11 @@
 //! Cleaning: live blocks of half-dead groups go into new ones, and the units of dead groups become free.
 //!
-//! Rules: the group with the fewest live blocks first ("most redundant first"); one group after the other, so that cleaning in an
-//! idle gap can stop between two. A dead group is freed when everything that took its blocks' place is safe; its headers
+//! Rules: the group with the fewest live blocks first ("most redundant first"). In an idle gap one group after the other, so that
+//! cleaning can stop between two; when room is short several at once, because each waits for donors four times, but only as many as
+//! the room that is kept for cleaning can take: half-emptied groups give no room. A dead group is freed when everything that took its blocks' place is safe; its headers
 //! are erased before its units are taken again. Left out: which donor takes the new group (`state`).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use shoal_format::checksum;
@@ -15,11 +17,13 @@ use crate::membership::retry_later;
 use crate::planted::{Bug, is_planted};
 use crate::read;
 use crate::state::{Location, Member, Memory, NOTE_UNITS, RESERVE_UNITS, State};
-use crate::task::Core;
+use crate::task::{Core, Op};
 use crate::write::{join, revive, send, write_trims};
 
 /// Groups that should be free to open before a writer has to wait.
 pub(crate) const GROUPS_AHEAD: usize = 4;
+/// Groups that are emptied at once at most.
+const VICTIMS_MAX: usize = 16;
 /// Without a request for so long the disk is idle (ns).
 const IDLE_NS: u64 = 200_000_000;
 
@@ -33,7 +37,7 @@ impl State {
         let short = !self.has_room(GROUPS_AHEAD);
         self.narrow &= !self.has_room(1);
         let looks = short || (idle && self.victims_changed);
-        if !looks {
+        if !looks || (!self.victims.is_empty() && !(short && self.victims.len() < VICTIMS_MAX)) {
             return None;
         }
         let found = self.find_victim(short);
@@ -55,9 +59,29 @@ impl State {
             }
             // Before anybody has to wait, only where it pays.
             let found = gains().filter(|found| pays(found) || !self.has_room(1));
+            let found = found.filter(|&(live, _)| self.victims.is_empty() || self.fits_beside_victims(live));
             return found.map(|(_, victim)| victim);
         }
         gains().filter(pays).map(|(_, victim)| victim)
+    }
+
+    /// Is there room for so many blocks and for what is live in the groups that are being emptied? Without units that
+    /// writers may take, and without one that repair may need.
+    fn fits_beside_victims(&self, live: u32) -> bool {
+        let width = (self.plan.data + self.plan.parity).min(self.takers());
+        let roomy = |groups: usize| (0..self.donors.len()).filter(|&n| self.is_roomy(n, NOTE_UNITS + groups)).count();
+        let groups = (1..RESERVE_UNITS - NOTE_UNITS).take_while(|&groups| roomy(groups) >= width).count() as u32;
+        let slots = (width.saturating_sub(self.plan.parity) * self.plan.buffer) as u32;
+        let moving: u32 = self.victims.iter().map(|&index| self.groups[index as usize].live).sum();
+        live + moving <= groups * slots + self.room_in_cleaning()
+    }
+
+    /// Blocks that the cleaner's open group can still take.
+    fn room_in_cleaning(&self) -> u32 {
+        let Some(index) = self.caches[self.cleaning()].group else { return 0 };
+        let group = &self.groups[index as usize];
+        let taken = |memory: &Memory| memory.lists.iter().map(Vec::len).sum::<usize>();
+        group.memory.as_ref().map_or(0, |memory| (group.data * self.plan.buffer - taken(memory)) as u32)
     }
 
     /// Would cleaning make room in the end? Not if all dead blocks together are less than a new group, unless the next victim's
@@ -68,16 +92,11 @@ impl State {
         half_dead: impl Iterator<Item = (u32, u32)>,
         capacity: &impl Fn(u32) -> u32,
     ) -> bool {
-        let slots = |data: usize| (data * self.plan.buffer) as u32;
-        let open = self.caches[self.cleaning()].group.map(|index| &self.groups[index as usize]);
-        let taken = |memory: &Memory| memory.lists.iter().map(Vec::len).sum::<usize>() as u32;
-        let room = open.and_then(|group| group.memory.as_ref().map(|memory| slots(group.data) - taken(memory)));
-        let room = room.unwrap_or(0);
+        let room = self.room_in_cleaning();
         if live <= room {
             return true;
         }
-        let width = self.width(NOTE_UNITS);
-        let wanted = slots(width.saturating_sub(self.plan.parity));
+        let wanted = (self.width(NOTE_UNITS).saturating_sub(self.plan.parity) * self.plan.buffer) as u32;
         let mut dead = room;
         half_dead.map(|(live, index)| capacity(index) - live).any(|more| {
             dead += more;
@@ -140,55 +159,72 @@ impl State {
 /// Runs as long as the disk.
 pub(crate) async fn cleaner(core: Arc<Core>) {
     loop {
-        let victim = core.until(|state| state.next_victim()).await;
-        core.lock().claim(victim);
-        empty(&core, victim).await;
-        core.lock().release(victim);
-        // Lists of trims go where its blocks went: alone in a group they would be the next victim.
-        let _ = write_trims(&core).await;
+        let cleaning = core.clone();
+        core.until(|state| {
+            let victim = state.next_victim()?;
+            state.claim(victim);
+            state.victims.push(victim);
+            let core = cleaning.clone();
+            state.schedule.spawn(async move { clean(&core, victim).await });
+            Some(())
+        })
+        .await;
     }
+}
+
+async fn clean(core: &Arc<Core>, victim: u32) {
+    empty(core, victim).await;
+    {
+        let state = &mut *core.lock();
+        state.victims.retain(|&other| other != victim);
+        state.release(victim);
+    }
+    // Lists of trims go where its blocks went: alone in a group they would be the next victim.
+    let _ = write_trims(core).await;
 }
 
 /// Moves the live blocks of a claimed group into the cleaner's cache. What cannot be read stays where it is.
 pub(crate) async fn empty(core: &Arc<Core>, index: u32) {
     let before = core.lock().groups[index as usize].live;
     let lists = entries(core, index).await;
-    for (unit, list) in lists.into_iter().enumerate() {
-        let mut row = 0;
-        while row < list.len() {
-            let (end, op) = {
-                let state = &mut *core.lock();
-                let lives = |row: usize| {
-                    let entry: UnitEntry = list[row];
-                    state.lives(entry.block, Location { group: index, unit, row })
-                };
-                let Some(first) = (row..list.len()).find(|&row| lives(row)) else { break };
-                let end = (first..list.len()).find(|&row| !lives(row)).unwrap_or(list.len());
-                row = first;
-                let member = state.groups[index as usize].members[unit];
-                state.counts.cleaned_read += (end - first) as u64;
-                (end, core.read(state, member, first..end, Purpose::Clean))
-            };
-            let bytes = op.await.unwrap_or_default();
-            let block_bytes = core.lock().block_bytes;
-            for (n, row) in (row..end).enumerate() {
-                let found = bytes.get(n * block_bytes..(n + 1) * block_bytes);
-                let at = Location { group: index, unit, row };
-                let entry = list[row];
-                let right = |found: &&[u8]| checksum(0, found) == entry.crc || is_planted(Bug::CleanUnchecked);
-                let block = match found.filter(right) {
-                    Some(found) => read::Fetched::Good(found.to_vec()),
-                    None => read::fetch(core, at, entry.crc, Purpose::Clean).await,
-                };
-                if let read::Fetched::Good(bytes) = block {
-                    place(core, at, entry, &bytes).await;
-                    continue;
-                }
-                if !ram::is_note(entry.block) && is_planted(Bug::LossAtOnce) {
-                    core.lock().note_lost(&[(entry.block, at)], false);
-                }
+    // All that lives is read at once.
+    let reads: Vec<(usize, Range<usize>, Op)> = {
+        let state = &mut *core.lock();
+        let mut runs = Vec::new();
+        for (unit, list) in lists.iter().enumerate() {
+            let lives = |&row: &usize| state.lives(list[row].block, Location { group: index, unit, row });
+            let mut row = 0;
+            while let Some(first) = (row..list.len()).find(lives) {
+                row = (first..list.len()).find(|row| !lives(row)).unwrap_or(list.len());
+                runs.push((unit, first..row));
             }
-            row = end;
+        }
+        let read = |(unit, rows): (usize, Range<usize>)| {
+            let member = state.groups[index as usize].members[unit];
+            state.counts.cleaned_read += rows.len() as u64;
+            (unit, rows.clone(), core.read(state, member, rows, Purpose::Clean))
+        };
+        runs.into_iter().map(read).collect()
+    };
+    let block_bytes = core.lock().block_bytes;
+    for (unit, rows, op) in reads {
+        let bytes = op.await.unwrap_or_default();
+        for (n, row) in rows.enumerate() {
+            let found = bytes.get(n * block_bytes..(n + 1) * block_bytes);
+            let at = Location { group: index, unit, row };
+            let entry: UnitEntry = lists[unit][row];
+            let right = |found: &&[u8]| checksum(0, found) == entry.crc || is_planted(Bug::CleanUnchecked);
+            let block = match found.filter(right) {
+                Some(found) => read::Fetched::Good(found.to_vec()),
+                None => read::fetch(core, at, entry.crc, Purpose::Clean).await,
+            };
+            if let read::Fetched::Good(bytes) = block {
+                place(core, at, entry, &bytes).await;
+                continue;
+            }
+            if !ram::is_note(entry.block) && is_planted(Bug::LossAtOnce) {
+                core.lock().note_lost(&[(entry.block, at)], false);
+            }
         }
     }
     let state = &mut *core.lock();
