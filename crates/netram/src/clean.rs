@@ -37,7 +37,8 @@ impl State {
         let short = !self.has_room(GROUPS_AHEAD);
         self.narrow &= !self.has_room(1);
         let looks = short || (idle && self.victims_changed);
-        if !looks || (!self.victims.is_empty() && !(short && self.victims.len() < VICTIMS_MAX)) {
+        let more = self.victims.is_empty() || (short && self.victims.len() < VICTIMS_MAX);
+        if !looks || !more {
             return None;
         }
         let found = self.find_victim(short);

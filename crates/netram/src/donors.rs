@@ -74,6 +74,8 @@ pub(crate) struct Donor {
     pub scanned: bool,
     /// Counts its returns.
     pub visit: u64,
+    /// When it last answered.
+    pub answered_ns: u64,
     /// It refused writes: none are sent until then.
     pub refused_until_ns: u64,
     pub refusals: u32,
@@ -198,6 +200,7 @@ impl State {
             stale: false,
             scanned: true,
             visit: 0,
+            answered_ns: 0,
             refused_until_ns: 0,
             refusals: 0,
             missing_since_ns: 0,

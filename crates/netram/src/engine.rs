@@ -332,6 +332,7 @@ impl Engine {
         {
             let state = &mut *self.core.lock();
             state.now_ns = now_ns;
+            state.schedule.tick();
             membership::tick(state);
             let timeout_ns = state.config.timeout_ms as u64 * 1_000_000;
             if timeout_ns > 0 && state.ready {

@@ -38,6 +38,7 @@ const RETRY_MAX_NS: u64 = 64_000_000_000;
 pub(crate) fn answered(core: &Arc<Core>, state: &mut State, asked: Asked, result: &Answer) {
     let now = state.now_ns;
     let donor = &mut state.donors[asked.donor as usize];
+    donor.answered_ns = now;
     let Err(error) = result else {
         if asked.writes && donor.refusals > 0 && now >= donor.refused_until_ns {
             donor.refusals = 0;

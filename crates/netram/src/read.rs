@@ -2,11 +2,15 @@
 //!
 //! Rules: every block read from a donor is compared with the checksum in the block table; one that does not match is taken from
 //! parity, or looked up again if it has moved meanwhile. Nothing wrong is ever returned. What is on donors that are away is waited
-//! for, for as long as the disk's patience lasts; then the read fails, and the next one tries again. Left out: the donors' answers
-//! (`task`).
+//! for, for as long as the disk's patience lasts; then the read fails, and the next one tries again. A donor that is late is not
+//! waited for: its blocks are computed from the others, and the first answer counts. Left out: the donors' answers (`task`).
 
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 
+use parking_lot::Mutex;
 use shoal_format::checksum;
 
 use crate::api::{DiskError, Purpose};
@@ -15,15 +19,24 @@ use crate::parity;
 use crate::planted::{Bug, is_planted};
 use crate::scan::pause;
 use crate::state::{Location, Member, State};
-use crate::task::{Core, Op};
+use crate::task::{Answer, Core, Op, all};
 
 /// How often a block is asked for that a donor refuses, and after what time (ns).
 const TRIES: usize = 4;
 const AGAIN_NS: u64 = 100_000_000;
 
+/// A donor that has answered nothing for so long, or this request not for so long (ns), is late.
+const SILENT_NS: u64 = 50_000_000;
+const LATE_NS: u64 = 500_000_000;
+/// Reads that ask other donors at the same time: where all are slow, more work would make them slower.
+const HEDGES_MAX: usize = 32;
+/// Parts of one request that are waited for at the same time.
+const AT_ONCE: usize = 64;
+
 /// Blocks of a request that lie side by side on one donor.
 struct Run {
     op: Op,
+    at: Location,
     first: u32,
     crcs: Vec<u32>,
 }
@@ -36,38 +49,110 @@ pub(crate) async fn read(core: Arc<Core>, ticket: u64, at: u64, mut buffer: Vec<
 async fn read_range(core: &Arc<Core>, at: u64, buffer: &mut [u8]) -> Result<(), DiskError> {
     let block_bytes = core.lock().block_bytes as u64;
     let end = at + buffer.len() as u64;
+    let (first, last) = (at / block_bytes, end.div_ceil(block_bytes));
     if !at.is_multiple_of(block_bytes) || !end.is_multiple_of(block_bytes) {
-        let mut position = at;
-        while position < end {
-            let number = position / block_bytes;
-            let to = ((number + 1) * block_bytes).min(end);
-            let (bytes, _) = block(core, number as u32).await?;
-            let from = (position % block_bytes) as usize;
-            buffer[(position - at) as usize..(to - at) as usize]
-                .copy_from_slice(&bytes[from..from + (to - position) as usize]);
-            position = to;
-        }
+        let mut whole = vec![0; ((last - first) * block_bytes) as usize];
+        read_blocks(core, first as u32, &mut whole).await?;
+        buffer.copy_from_slice(&whole[(at - first * block_bytes) as usize..][..buffer.len()]);
         return Ok(());
     }
-    let first = (at / block_bytes) as u32;
+    read_blocks(core, first as u32, buffer).await
+}
+
+async fn read_blocks(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> Result<(), DiskError> {
+    let block_bytes = core.lock().block_bytes;
     let (runs, mut failed) = start(core, first, buffer);
-    for run in runs {
-        // After an error too: an answer that nobody takes would be kept.
-        let bytes = run.op.await.unwrap_or_default();
-        for (n, &crc) in run.crcs.iter().enumerate() {
-            let number = run.first + n as u32;
-            let out = &mut buffer[((number - first) as u64 * block_bytes) as usize..][..block_bytes as usize];
-            match bytes.get(n * block_bytes as usize..(n + 1) * block_bytes as usize) {
-                Some(found) if checksum(0, found) == crc || is_planted(Bug::NoChecksum) => out.copy_from_slice(found),
-                _ if failed.is_err() => {}
-                _ => match block(core, number).await {
-                    Ok((found, _)) => out.copy_from_slice(&found),
-                    Err(error) => failed = Err(error),
-                },
+    let mut runs = runs.into_iter().peekable();
+    let mut missing = Vec::new();
+    while runs.peek().is_some() {
+        let answers = all(runs.by_ref().take(AT_ONCE).map(|run| async move {
+            let bytes = answer(core, run.op, run.at, &run.crcs).await.unwrap_or_default();
+            (run.first, run.crcs, bytes)
+        }));
+        for (begin, crcs, bytes) in answers.await {
+            for (n, crc) in crcs.into_iter().enumerate() {
+                let number = begin + n as u32;
+                match bytes.get(n * block_bytes..(n + 1) * block_bytes) {
+                    Some(found) if checksum(0, found) == crc || is_planted(Bug::NoChecksum) => {
+                        buffer[(number - first) as usize * block_bytes..][..block_bytes].copy_from_slice(found)
+                    }
+                    _ => missing.push(number),
+                }
+            }
+        }
+    }
+    for numbers in missing.chunks(AT_ONCE) {
+        if failed.is_err() {
+            break;
+        }
+        for (&number, found) in numbers.iter().zip(all(numbers.iter().map(|&number| block(core, number))).await) {
+            match found {
+                Ok((found, _)) => {
+                    buffer[(number - first) as usize * block_bytes..][..block_bytes].copy_from_slice(&found)
+                }
+                Err(error) => failed = failed.and(Err(error)),
             }
         }
     }
     failed
+}
+
+/// What a donor answers when it is asked for blocks from `at` on. If it is late and the other donors are faster, these blocks as
+/// they follow from theirs.
+async fn answer(core: &Arc<Core>, mut op: Op, at: Location, crcs: &[u32]) -> Answer {
+    let (asked_ns, redundant) = {
+        let state = core.lock();
+        (state.now_ns, state.plan.parity > 0)
+    };
+    let mut late = std::pin::pin!(core.until_late(|state| {
+        let member = state.groups[at.group as usize].members.get(at.unit);
+        let Some(member) = member.filter(|member| redundant && member.exists()) else { return false };
+        let waited = |since: u64| state.now_ns.saturating_sub(since);
+        let silent = waited(asked_ns.max(state.donors[member.donor as usize].answered_ns)) > SILENT_NS;
+        (waited(asked_ns) > LATE_NS || silent) && state.hedges < HEDGES_MAX
+    }));
+    let in_time = poll_fn(|context| match Pin::new(&mut op).poll(context) {
+        Poll::Ready(answer) => Poll::Ready(Some(answer)),
+        Poll::Pending => late.as_mut().poll(context).map(|()| None),
+    });
+    if let Some(answer) = in_time.await {
+        return answer;
+    }
+    let found: Arc<Mutex<Option<Vec<Fetched>>>> = Arc::default();
+    let (hedging, hedge, wanted) = (core.clone(), found.clone(), crcs.to_vec());
+    {
+        let state = &mut *core.lock();
+        state.hedges += 1;
+        // A job of its own: nobody else would take what the donors answer when this one was faster.
+        state.schedule.spawn(async move {
+            let rows = wanted.into_iter().enumerate();
+            let blocks = all(rows.map(|(n, crc)| {
+                let at = Location { row: at.row + n, ..at };
+                reconstruct(&hedging, at, crc, Purpose::Read)
+            }));
+            let blocks = blocks.await;
+            *hedge.lock() = Some(blocks);
+            let state = &mut *hedging.lock();
+            state.hedges -= 1;
+            state.wake();
+        });
+    }
+    let mut is_there = std::pin::pin!(core.until(|_| found.lock().is_some().then_some(())));
+    let first = poll_fn(|context| match Pin::new(&mut op).poll(context) {
+        Poll::Ready(answer) => Poll::Ready(Some(answer)),
+        Poll::Pending => is_there.as_mut().poll(context).map(|()| None),
+    });
+    if let Some(answer) = first.await {
+        return answer;
+    }
+    let blocks = found.lock().take().expect("it was seen there");
+    let mut good = Vec::new();
+    for block in blocks {
+        let Fetched::Good(bytes) = block else { return op.await };
+        good.extend(bytes);
+    }
+    core.lock().schedule.spawn(async move { drop(op.await) });
+    Ok(good)
 }
 
 /// Copies what is in memory, asks donors for the rest.
@@ -75,7 +160,7 @@ fn start(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> (Vec<Run>, Result<(
     let state = &mut *core.lock();
     let mut failed = Ok(());
     let mut runs: Vec<Run> = Vec::new();
-    let mut asked: Vec<(Member, usize, u32, Vec<u32>)> = Vec::new();
+    let mut asked: Vec<(Member, Location, u32, Vec<u32>)> = Vec::new();
     for (n, out) in buffer.chunks_exact_mut(state.block_bytes).enumerate() {
         let number = first + n as u32;
         state.counts.blocks_read += 1;
@@ -92,17 +177,17 @@ fn start(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> (Vec<Run>, Result<(
         }
         let member = state.groups[at.group as usize].members[at.unit];
         match asked.last_mut() {
-            Some((last, row, begin, crcs))
-                if *last == member && *row + crcs.len() == at.row && *begin + crcs.len() as u32 == number =>
+            Some((last, from, begin, crcs))
+                if *last == member && from.row + crcs.len() == at.row && *begin + crcs.len() as u32 == number =>
             {
                 crcs.push(crc)
             }
-            _ => asked.push((member, at.row, number, vec![crc])),
+            _ => asked.push((member, at, number, vec![crc])),
         }
     }
-    for (member, row, first, crcs) in asked {
-        let op = core.read(state, member, row..row + crcs.len(), Purpose::Read);
-        runs.push(Run { op, first, crcs });
+    for (member, at, first, crcs) in asked {
+        let op = core.read(state, member, at.row..at.row + crcs.len(), Purpose::Read);
+        runs.push(Run { op, at, first, crcs });
     }
     (runs, failed)
 }
@@ -194,7 +279,8 @@ pub(crate) async fn fetch(core: &Arc<Core>, at: Location, crc: u32, purpose: Pur
         group.members.get(at.unit).is_some_and(Member::exists) || !state.may_come(at, at.unit)
     };
     if let Some(own) = own {
-        match own.await {
+        let own = if purpose == Purpose::Read { answer(core, own, at, &[crc]).await } else { own.await };
+        match own {
             Ok(bytes) if checksum(0, &bytes) == crc => return Fetched::Good(bytes),
             Ok(_) => {}
             Err(_) => answered = false,

@@ -221,6 +221,8 @@ pub(crate) struct State {
     /// When what repair could not do is tried again.
     pub retry_at_ns: Option<u64>,
     pub retry_delay_ns: u64,
+    /// Reads that ask other donors because one is late.
+    pub hedges: usize,
     /// Groups that the cleaner empties.
     pub victims: Vec<u32>,
     /// Something died since the last look for a group to clean.
@@ -288,6 +290,7 @@ impl State {
             few_since_ns: None,
             retry_at_ns: None,
             retry_delay_ns: 1_000_000_000,
+            hedges: 0,
             victims: Vec::new(),
             victims_changed: true,
             room_blocks: u64::MAX,

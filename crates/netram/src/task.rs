@@ -33,6 +33,8 @@ pub(crate) struct Schedule {
     last_job: u64,
     ready: Vec<u64>,
     watchers: Vec<u64>,
+    tick_watchers: Vec<u64>,
+    ticks: u64,
     pub(crate) changed: bool,
     spawned: Vec<Job>,
     last_ticket: u64,
@@ -53,6 +55,12 @@ pub(crate) struct Asked {
 impl Schedule {
     pub fn spawn(&mut self, job: impl Future<Output = ()> + Send + 'static) {
         self.spawned.push(Box::pin(job));
+    }
+
+    /// Time has gone on.
+    pub fn tick(&mut self) {
+        self.ticks += 1;
+        self.ready.append(&mut self.tick_watchers);
     }
 
     /// Is no operation on its way?
@@ -110,6 +118,22 @@ impl Future for Op {
     }
 }
 
+/// Runs all futures at the same time; their results in the same order.
+pub(crate) async fn all<F: Future>(futures: impl IntoIterator<Item = F>) -> Vec<F::Output> {
+    let mut running: Vec<_> = futures.into_iter().map(Box::pin).map(Some).collect();
+    let mut results: Vec<Option<F::Output>> = running.iter().map(|_| None).collect();
+    std::future::poll_fn(|context| {
+        for (future, result) in running.iter_mut().zip(&mut results) {
+            if let Some(Poll::Ready(value)) = future.as_mut().map(|future| future.as_mut().poll(context)) {
+                (*future, *result) = (None, Some(value));
+            }
+        }
+        if running.iter().all(Option::is_none) { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    results.into_iter().map(|result| result.expect("each has ended")).collect()
+}
+
 struct Until<C> {
     core: Arc<Core>,
     condition: C,
@@ -129,6 +153,34 @@ impl<T, C: FnMut(&mut State) -> Option<T> + Unpin> Future for Until<C> {
                 Poll::Pending
             }
         }
+    }
+}
+
+/// The same for what only time makes true.
+struct UntilLate<C> {
+    core: Arc<Core>,
+    condition: C,
+    /// The tick after which it was asked.
+    asked: Option<u64>,
+}
+
+impl<C: FnMut(&State) -> bool + Unpin> Future for UntilLate<C> {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        let mut state = this.core.state.lock();
+        let ticks = state.schedule.ticks;
+        if this.asked == Some(ticks) {
+            return Poll::Pending;
+        }
+        this.asked = Some(ticks);
+        if (this.condition)(&state) {
+            return Poll::Ready(());
+        }
+        let job = state.schedule.current;
+        state.schedule.tick_watchers.push(job);
+        Poll::Pending
     }
 }
 
@@ -181,6 +233,11 @@ impl Core {
         condition: impl FnMut(&mut State) -> Option<T> + Unpin,
     ) -> impl Future<Output = T> {
         Until { core: self.clone(), condition }
+    }
+
+    /// Waits until `condition` holds; it is asked again after every tick only, since very many jobs may wait.
+    pub fn until_late(self: &Arc<Core>, condition: impl FnMut(&State) -> bool + Unpin) -> impl Future<Output = ()> {
+        UntilLate { core: self.clone(), condition, asked: None }
     }
 }
 
