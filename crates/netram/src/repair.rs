@@ -348,13 +348,17 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
             return;
         }
         // Emptied groups become free when their blocks are safe elsewhere.
+        let safe_from = core.lock().next_sequence;
         if crate::write::flush(&core).await.is_err() {
             crate::scan::pause(&core, 1_000_000_000).await;
+            continue;
         }
         let retries = core.lock().returns;
         core.until(|state| {
             let on_its_way = state.groups.iter().any(|group| {
-                let moves = group.memory.is_some() || group.busy || group.live == 0;
+                // What died since waits for a flush that nobody else may ask for.
+                let dies = group.live == 0 && group.killed <= safe_from;
+                let moves = group.memory.is_some() || group.busy || dies;
                 group.id != 0 && moves && group.is_on(donor)
             });
             // What could not be moved waits for the next try.
