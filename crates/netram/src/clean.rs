@@ -54,7 +54,7 @@ impl State {
         let pays = |&(live, index): &(u32, u32)| live * 4 <= capacity(index) * 3;
         if short {
             // What is dead already is enough; it will be free when what took its place is safe.
-            let dies = |&&(_, index): &&(u64, u32)| !self.groups[index as usize].held;
+            let dies = |&&(_, index): &&(u64, u32)| self.groups[index as usize].held == 0;
             if self.dying.iter().filter(dies).take(GROUPS_AHEAD).count() == GROUPS_AHEAD {
                 return None;
             }
@@ -364,10 +364,11 @@ pub(crate) async fn reaper(core: Arc<Core>) {
     loop {
         let index = core
             .until(|state| {
+                state.has_unprotected();
                 let horizon = state.horizon();
                 let groups = &state.groups;
                 let due = |&&(killed, index): &&(u64, u32)| {
-                    let held = groups[index as usize].held;
+                    let held = groups[index as usize].held > 0;
                     (state.ready && killed <= horizon && !held) || is_planted(Bug::FreeEarly)
                 };
                 let (killed, index) = state.dying.iter().find(due).copied()?;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use shoal_format::ram::TrimmedRange;
 
 use crate::api::Purpose;
+use crate::found::Unprotected;
 use crate::membership::retry_later;
 use crate::planted::{Bug, is_planted};
 use crate::read::{Fetched, fetch};
@@ -61,7 +62,7 @@ impl State {
     pub fn sure_horizon(&self) -> u64 {
         let doubts = self.doubts.values().map(|doubt| doubt.from).min().unwrap_or(u64::MAX);
         let doubts = if is_planted(Bug::DoubtForgotten) { u64::MAX } else { doubts };
-        self.horizon().min(self.next_sequence).min(doubts)
+        self.horizon().min(self.next_sequence).min(doubts).min(self.found_horizon())
     }
 
     /// Is it not sure that the block is there?
@@ -88,7 +89,14 @@ impl State {
         doubt.present = copy.filter(|copy| copy.is_doubted);
         doubt.tried = None;
         match copy {
-            Some(copy) => self.enter_again(block, copy),
+            Some(copy) => {
+                self.enter_again(block, copy);
+                let group = &self.groups[copy.at.group as usize];
+                let (index, id) = (copy.at.group, group.id);
+                if group.members.len() > group.data {
+                    self.found.groups.push(Unprotected { index, id, is_unsure: true, holds: Vec::new() });
+                }
+            }
             None if doubt.was_lost => drop(self.lost_blocks.insert(block)),
             None => {}
         }

@@ -33,6 +33,7 @@ pub mod donor;
 mod donors;
 mod doubt;
 mod engine;
+mod found;
 mod membership;
 mod parity;
 #[cfg(feature = "planted")]

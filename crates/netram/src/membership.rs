@@ -226,9 +226,12 @@ pub(crate) fn requeue(state: &mut State) {
         state.repair_total -= state.repair_queue.len() as u64;
     }
     state.repair_queue.clear();
-    for index in 0..state.groups.len() {
-        if needs_repair(state, index) {
-            state.repair_queue.push_back((index as u32, state.groups[index].id));
+    // What is not safe first: it keeps other groups from being free.
+    for incomplete in [true, false] {
+        for index in 0..state.groups.len() {
+            if state.groups[index].incomplete.is_some() == incomplete && needs_repair(state, index) {
+                state.repair_queue.push_back((index as u32, state.groups[index].id));
+            }
         }
     }
     state.repair_total += state.repair_queue.len() as u64;

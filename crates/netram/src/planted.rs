@@ -52,6 +52,8 @@ shoal_media::plantable! {
         FoundUnprotected,
         /// Older copies of what opening found without parity are freed at once.
         FoundFreed,
+        /// Headers call entries safe that opening has only seen.
+        FoundSure,
         /// Headers call entries safe that are not there.
         DoubtForgotten,
         /// What a doubted copy replaced does not take its place again.

@@ -41,8 +41,8 @@ pub(crate) async fn guardian(core: Arc<Core>) {
         if crate::write::flush(&core).await.is_ok() {
             let state = &mut *core.lock();
             state.repair_safe = done(state);
-            if state.repair_safe {
-                state.groups.iter_mut().for_each(|group| group.held = false);
+            if state.repair_safe && state.doubts.is_empty() {
+                state.let_go_of_doubted();
             }
             state.wake();
         }
@@ -147,15 +147,25 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
             empty(core, index).await;
             return;
         };
+        let heads;
         let write = {
             let state = &mut *core.lock();
             // The header names the donor it is on.
             let born = state.donors[target.donor as usize].born;
             let header = UnitHeader { donor: target.donor, born, ..header };
             let version = state.version(target.unit, &Head::default(), &header, &blocks);
-            core.op(state, target.donor, version.op, Purpose::Repair)
+            // Its blocks first: where the former unit is still there, too, opening must not take this one if it is there in part.
+            let DonorOp::Write { at, mut bytes } = version.op else { unreachable!("a version is a write") };
+            let blocks = bytes.split_off(state.heads_bytes());
+            let blocks = DonorOp::Write { at: at + bytes.len() as u64, bytes: blocks };
+            heads = DonorOp::Write { at, bytes };
+            core.op(state, target.donor, blocks, Purpose::Repair)
         };
-        let failed = join(vec![write]).await;
+        let mut failed = join(vec![write]).await;
+        if !failed {
+            let write = core.op(&mut core.lock(), target.donor, heads, Purpose::Repair);
+            failed = join(vec![write]).await;
+        }
         let state = &mut *core.lock();
         let first_sequence = state.groups[index as usize].first_sequence;
         if failed {
@@ -348,13 +358,17 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
             return;
         }
         // Emptied groups become free when their blocks are safe elsewhere.
+        let safe_from = core.lock().next_sequence;
         if crate::write::flush(&core).await.is_err() {
             crate::scan::pause(&core, 1_000_000_000).await;
+            continue;
         }
         let retries = core.lock().returns;
         core.until(|state| {
             let on_its_way = state.groups.iter().any(|group| {
-                let moves = group.memory.is_some() || group.busy || group.live == 0;
+                // What died since waits for a flush that nobody else may ask for.
+                let dies = group.live == 0 && group.killed <= safe_from;
+                let moves = group.memory.is_some() || group.busy || dies;
                 group.id != 0 && moves && group.is_on(donor)
             });
             // What could not be moved waits for the next try.

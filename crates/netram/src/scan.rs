@@ -10,11 +10,13 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
+use shoal_format::checksum;
 use shoal_format::ram::{self, LOST, UnitEntry, UnitHeader};
 
 use crate::api::{DonorId, Purpose};
 use crate::donors::{Donor, DonorState};
 use crate::doubt::{self, Doubt};
+use crate::found::{FoundUnsafe, Unprotected};
 use crate::membership::{self, miss};
 use crate::planted::{Bug, is_planted};
 use crate::read;
@@ -170,13 +172,17 @@ async fn map(core: &Arc<Core>) -> bool {
     let mut trimmed: Vec<ram::TrimmedRange> = Vec::new();
     let mut lost: Vec<ram::TrimmedRange> = Vec::new();
     let mut doubts: BTreeMap<u32, Doubt> = BTreeMap::new();
+    let mut unsafe_groups: BTreeMap<u32, Unprotected> = BTreeMap::new();
+    // In which group what counts of a block is, if it is not safe.
+    let mut homes: HashMap<u32, u32> = HashMap::new();
+    let mut patience = None;
     entries.sort_by_key(|(_, entry)| entry.sequence);
     for (at, entry) in entries {
         let is_note = ram::is_note(entry.block);
         if !is_note && newest.get(&entry.block).is_some_and(|&(sequence, _, _)| sequence > entry.sequence) {
             continue;
         }
-        let Some(found) = look_at(core, at, entry, is_note).await else { return false };
+        let Some(found) = look_at(core, at, entry, is_note, &mut patience).await else { return false };
         if !is_note {
             if !matches!(found, read::Fetched::Good(_)) {
                 doubts.entry(entry.block).or_default().meets(entry.sequence);
@@ -202,10 +208,17 @@ async fn map(core: &Arc<Core>) -> bool {
             read::Fetched::Good(bytes) => ram::decode_trimmed(&bytes).ok(),
             _ => None,
         };
+        let state = &mut *core.lock();
         if ranges.is_none() {
-            let group = &mut core.lock().groups[at.group as usize];
+            let group = &mut state.groups[at.group as usize];
             group.notes.retain(|&place| place != (at.unit, at.row));
             group.live -= 1;
+        } else if state.is_unsafe(at, entry.sequence, horizon) {
+            state.found_unsafe(at, entry.sequence, horizon, &mut unsafe_groups);
+            for range in ranges.iter().flatten() {
+                let end = range.first.saturating_add(range.count).min(state.blocks as u32);
+                homes.extend((range.first..end).map(|block| (block, at.group)));
+            }
         }
         if entry.block == LOST { &mut lost } else { &mut trimmed }.extend(ranges.unwrap_or_default());
     }
@@ -245,26 +258,30 @@ async fn map(core: &Arc<Core>) -> bool {
     state.lost_blocks = gone.into_keys().filter(|block| !newest.contains_key(block)).collect();
     let mut blocks: Vec<_> = newest.into_iter().collect();
     blocks.sort_unstable_by_key(|&(block, _)| block);
-    let mut unprotected = HashSet::new();
-    let mut alone: HashSet<u32> = HashSet::new();
     for (block, (sequence, at, crc)) in blocks {
         state.enter(block, at, crc);
-        let group = &state.groups[at.group as usize];
-        // A parity that was not safe may have been written in part.
-        let covered = at.row < group.covered(at.unit) as usize && sequence < horizon;
-        if group.members.len() > group.data && !covered {
-            unprotected.insert((at.group, group.id));
-            alone.insert(block);
+        homes.remove(&block);
+        if state.is_unsafe(at, sequence, horizon) {
+            state.found_unsafe(at, sequence, horizon, &mut unsafe_groups);
+            homes.insert(block, at.group);
         }
     }
-    alone.extend(doubts.keys());
-    (state.doubts, state.first_group) = (doubts, state.next_group);
-    state.unprotected = unprotected.into_iter().collect();
+    let mut held_by_doubts = Vec::new();
     for (index, blocks) in listed.into_iter().enumerate() {
-        let held = blocks.iter().any(|block| alone.contains(block)) && !is_planted(Bug::FoundFreed);
-        state.groups[index].held = held;
+        let held = (index as u32, state.groups[index].id);
+        let by: HashSet<u32> = blocks.iter().filter_map(|block| homes.get(block).copied()).collect();
+        for by in by.into_iter().filter(|_| !is_planted(Bug::FoundFreed)) {
+            unsafe_groups.get_mut(&by).expect("entered above").holds.push(held);
+            state.groups[index].held += 1;
+        }
+        if blocks.iter().any(|block| doubts.contains_key(block)) && !is_planted(Bug::FoundFreed) {
+            held_by_doubts.push(held);
+            state.groups[index].held += 1;
+        }
         state.file(index as u32);
     }
+    (state.doubts, state.first_group) = (doubts, state.next_group);
+    state.found = FoundUnsafe { groups: unsafe_groups.into_values().collect(), held_by_doubts, horizon };
     // What the others do not know did not exist from here on.
     for donor in &mut state.donors {
         donor.stale |= donor.counts() && !donor.scanned && !is_planted(Bug::StaleCounts);
@@ -279,24 +296,76 @@ async fn map(core: &Arc<Core>) -> bool {
     true
 }
 
-/// A block that opening needs; nothing if it is not there. One that cannot be read at the moment is waited for. A list of ranges is
-/// waited for as long as it takes, because without it old blocks would count again; of another block it is enough to know
-/// that it may be there (`Unanswered`): reads of it fail, until they do not. `None`: a donor came that may have it.
-async fn look_at(core: &Arc<Core>, at: Location, entry: UnitEntry, is_note: bool) -> Option<read::Fetched> {
-    let until = {
-        let state = core.lock();
-        state.now_ns + state.patience_ns()
-    };
+/// A block that opening needs; nothing if it is not there. One that cannot be read at the moment is waited for, all of them together
+/// for as long as the disk's patience lasts. Of a block it is enough to know then that it may be there (`Unanswered`): reads of it
+/// fail, until they do not. A list of ranges that may have been flushed is waited for as long as it takes, because without it old
+/// blocks would count again. `None`: a donor came that may have it.
+async fn look_at(
+    core: &Arc<Core>,
+    at: Location,
+    entry: UnitEntry,
+    is_note: bool,
+    patience: &mut Option<u64>,
+) -> Option<read::Fetched> {
     loop {
         match read::fetch(core, at, entry.crc, Purpose::Upkeep).await {
-            read::Fetched::Unanswered if is_note || core.lock().now_ns <= until => {
-                pause(core, AGAIN_NS).await;
-                if core.lock().donors.iter().any(Donor::is_unseen) {
-                    return None;
-                }
-            }
+            read::Fetched::Unanswered => {}
             other => return Some(other),
         }
+        let until = {
+            let state = core.lock();
+            *patience.get_or_insert(state.now_ns + state.patience_ns())
+        };
+        if core.lock().now_ns > until {
+            if !is_note {
+                return Some(read::Fetched::Unanswered);
+            }
+            if is_torn(core, at).await {
+                return Some(read::Fetched::Bad);
+            }
+        }
+        pause(core, AGAIN_NS).await;
+        if core.lock().donors.iter().any(Donor::is_unseen) {
+            return None;
+        }
+    }
+}
+
+/// Is a unit there that lists a block of this row, and has not got it? Then the group was still being written when the client died, and
+/// nothing of the row was flushed: a flush waits for all units, a unit that grows keeps what it has, and parity lists what
+/// a unit has grown by only when that is there. What repair moves has no header before its blocks are there.
+async fn is_torn(core: &Arc<Core>, at: Location) -> bool {
+    let asked: Vec<(u32, Op)> = {
+        let state = &mut *core.lock();
+        let group = &state.groups[at.group as usize];
+        let Some(found) = &group.incomplete else { return false };
+        let lists =
+            |&unit: &usize| at.row < found.own[unit].into() && (unit == at.unit || at.row < found.covered[unit].into());
+        let units: Vec<_> = (0..group.data).filter(lists).filter(|&unit| group.members[unit].exists()).collect();
+        let crcs: Vec<_> = units.into_iter().map(|unit| (group.members[unit], found.lists[unit][at.row].crc)).collect();
+        crcs.into_iter()
+            .map(|(member, crc)| (crc, core.read(state, member, at.row..at.row + 1, Purpose::Upkeep)))
+            .collect()
+    };
+    let mut torn = false;
+    for (crc, op) in asked {
+        torn |= op.await.is_ok_and(|bytes| checksum(0, &bytes) != crc);
+    }
+    torn
+}
+
+impl State {
+    /// May what was found there not be had any more with the next loss? A parity that nobody knew to be safe may be there in part.
+    fn is_unsafe(&self, at: Location, sequence: u64, horizon: u64) -> bool {
+        let group = &self.groups[at.group as usize];
+        let covered = at.row < group.covered(at.unit) as usize && sequence < horizon;
+        group.members.len() > group.data && !covered
+    }
+
+    fn found_unsafe(&self, at: Location, sequence: u64, horizon: u64, found: &mut BTreeMap<u32, Unprotected>) {
+        let group = &self.groups[at.group as usize];
+        let new = || Unprotected { index: at.group, id: group.id, is_unsure: false, holds: Vec::new() };
+        found.entry(at.group).or_insert_with(new).is_unsure |= sequence >= horizon;
     }
 }
 
@@ -416,7 +485,7 @@ fn enter(
         live,
         first_sequence,
         killed: 0,
-        held: false,
+        held: 0,
         busy: false,
         memory: None,
         incomplete,

@@ -22,7 +22,6 @@ use crate::api::{Action, DiskError, DonorId, DonorOp, Purpose};
 use crate::config::{Config, Plan, Policy};
 use crate::donors::{Donor, DonorState};
 use crate::doubt::Doubt;
-use crate::planted::{Bug, is_planted};
 use crate::room::groups_of;
 use crate::status::Counts;
 use crate::task::Schedule;
@@ -67,8 +66,8 @@ pub(crate) struct Group {
     pub first_sequence: u64,
     /// No block with this sequence or a higher one took the place of one of this group.
     pub killed: u64,
-    /// It has older copies of what opening found without parity: kept until repair is through.
-    pub held: bool,
+    /// So many times it is kept because it has older copies of what opening found and is not safe yet (`found`).
+    pub held: u32,
     /// A job works on it: not to be cleaned, freed or moved.
     pub busy: bool,
     pub memory: Option<Box<Memory>>,
@@ -208,8 +207,8 @@ pub(crate) struct State {
     pub repair_queue: VecDeque<(u32, u64)>,
     /// Units with headers that count no more, to be erased after opening.
     pub strays: Vec<(Member, u64)>,
-    /// Groups (place and number) found at opening with blocks that no parity covers: a flush waits until they are elsewhere.
-    pub unprotected: Vec<(u32, u64)>,
+    /// What opening found and is not safe.
+    pub found: crate::found::FoundUnsafe,
     /// Blocks with entries that opening found and that may not be there.
     pub doubts: BTreeMap<u32, Doubt>,
     /// Groups from this number on were not there when the disk was opened.
@@ -283,7 +282,7 @@ impl State {
             failure: None,
             repair_queue: VecDeque::new(),
             strays: Vec::new(),
-            unprotected: Vec::new(),
+            found: Default::default(),
             doubts: BTreeMap::new(),
             first_group: 0,
             returns: 0,
@@ -435,17 +434,6 @@ impl State {
         self.file(index);
     }
 
-    /// Is anything of what opening found still without parity?
-    pub fn has_unprotected(&mut self) -> bool {
-        let (groups, horizon) = (&self.groups, self.horizon());
-        let still = |&(index, id): &(u32, u64)| {
-            let group = &groups[index as usize];
-            group.id == id && (group.live > 0 || group.killed > horizon)
-        };
-        self.unprotected.retain(still);
-        !self.unprotected.is_empty() && !is_planted(Bug::FoundUnprotected)
-    }
-
     /// Every block with a lower origin is safe.
     pub fn horizon(&self) -> u64 {
         let memories = self.in_memory.iter().filter_map(|&index| self.groups[index as usize].memory.as_ref());
@@ -523,7 +511,7 @@ impl State {
             live: 0,
             first_sequence: 0,
             killed: 0,
-            held: false,
+            held: 0,
             busy: false,
             memory: None,
             incomplete: None,
@@ -601,7 +589,7 @@ impl State {
             live: 0,
             first_sequence: u64::MAX,
             killed: 0,
-            held: false,
+            held: 0,
             busy: false,
             memory: Some(Box::new(memory)),
             incomplete: None,

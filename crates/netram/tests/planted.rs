@@ -12,7 +12,7 @@ use world::unkind::{everything, forgetting, hiccups, late};
 /// Lives tried for each bug, of each kind.
 const SEEDS: u64 = 1000;
 /// Seeds of lives that show a rare bug; they are tried first.
-const TELLING: [u64; 8] = [1846, 510, 533, 44, 23, 38, 1, 9];
+const TELLING: [u64; 9] = [2856, 1846, 510, 533, 44, 23, 38, 1, 9];
 /// Bugs that some hundred lives have not shown so far. The deep run hunts them; `SHOAL_BUG` hunts one.
 const RARE: [Bug; 9] = [
     Bug::ParityFirst,

@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 
-use shoal_netram::{DiskError, DonorError, DonorOp, DonorState, NotBack, Policy, Trouble as Why};
+use shoal_netram::{DiskError, DonorError, DonorId, DonorOp, DonorState, NotBack, Policy, Trouble as Why};
 use shoal_sim::Random;
 
 use super::{FRONT, Flight, SECTOR, World, random_config};
@@ -197,8 +197,8 @@ impl World {
                     }
                 }
                 if self.engine.is_some() {
-                    if let Some(number) = self.numbers.iter().rposition(|&other| other == donor) {
-                        self.engine().lost(number as u16, now);
+                    if let Some(number) = self.number_of(donor) {
+                        self.engine().lost(number, now);
                     }
                     self.collect()?;
                 }
@@ -219,6 +219,15 @@ impl World {
             Event::Settled(donor) => self.come_back(donor)?,
         }
         Ok(())
+    }
+
+    /// The number under which the disk uses this donor. One that came back as another had an older number, and numbers of donors
+    /// that are gone are given away again.
+    fn number_of(&mut self, donor: usize) -> Option<DonorId> {
+        let status = self.engine().status();
+        let used =
+            |number: &usize| status.donors[*number].state.is_in_use() && self.numbers.get(*number) == Some(&donor);
+        (0..status.donors.len()).find(used).map(|number| number as DonorId)
     }
 
     /// The client has reached a donor again that was away.
