@@ -66,15 +66,16 @@ impl State {
         gains().filter(pays).map(|(_, victim)| victim)
     }
 
-    /// Is there room for so many blocks and for what is live in the groups that are being emptied? Without units that
-    /// writers may take, and without one that repair may need.
+    /// May a group with so many live blocks be emptied beside others? There must be room for all that moves, without units that
+    /// writers may take, and without one that repair may need; and all of them together must give more groups than they take.
     fn fits_beside_victims(&self, live: u32) -> bool {
         let width = (self.plan.data + self.plan.parity).min(self.takers());
-        let roomy = |groups: usize| (0..self.donors.len()).filter(|&n| self.is_roomy(n, NOTE_UNITS + groups)).count();
-        let groups = (1..RESERVE_UNITS - NOTE_UNITS).take_while(|&groups| roomy(groups) >= width).count() as u32;
         let slots = (width.saturating_sub(self.plan.parity) * self.plan.buffer) as u32;
-        let moving: u32 = self.victims.iter().map(|&index| self.groups[index as usize].live).sum();
-        live + moving <= groups * slots + self.room_in_cleaning()
+        let roomy = |groups: usize| (0..self.donors.len()).filter(|&n| self.is_roomy(n, NOTE_UNITS + groups)).count();
+        let kept = (1..RESERVE_UNITS - NOTE_UNITS).take_while(|&groups| roomy(groups) >= width).count();
+        let moving = live + self.victims.iter().map(|&index| self.groups[index as usize].live).sum::<u32>();
+        let taken = moving.saturating_sub(self.room_in_cleaning()).div_ceil(slots.max(1)) as usize;
+        taken <= kept && taken <= self.victims.len()
     }
 
     /// Blocks that the cleaner's open group can still take.

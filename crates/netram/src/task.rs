@@ -5,6 +5,7 @@
 //! changes something a condition reads calls [`State::wake`]. There is no thread, no clock and no real waker: the
 //! engine polls what became ready when an event comes in, in a fixed order.
 
+use std::collections::HashSet;
 use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
@@ -255,6 +256,9 @@ impl Jobs {
                 if std::mem::take(&mut schedule.changed) {
                     ready.append(&mut schedule.watchers);
                 }
+                // A job that waits for several things is there several times; each poll would enter it as often again.
+                let mut seen = HashSet::with_capacity(ready.len());
+                ready.retain(|&job| seen.insert(job));
                 (std::mem::take(&mut schedule.spawned), ready)
             };
             if spawned.is_empty() && ready.is_empty() {
