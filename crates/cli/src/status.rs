@@ -82,7 +82,11 @@ pub struct VlogReport {
     pub damaged_blocks: u64,
     /// Of the device below.
     pub flushes: u64,
+    /// Of the map, completed.
+    pub checkpoints: u64,
     pub opened_clean: bool,
+    /// False: all of the log was looked through.
+    pub opened_checkpoint: bool,
     pub recovery_seconds: f64,
     pub recovery_read_bytes: u64,
 }
@@ -262,6 +266,7 @@ fn text(report: &Report) -> String {
 fn vlog_text(vlog: &VlogReport) -> String {
     let over = vlog.over.as_ref().map_or(String::new(), |over| format!("over         {over}\n"));
     let found = if vlog.opened_clean { "its end was written down" } else { "after a crash" };
+    let from = if vlog.opened_checkpoint { " from a checkpoint" } else { "" };
     let damaged = match vlog.damaged_blocks {
         0 => String::new(),
         blocks => {
@@ -273,7 +278,8 @@ fn vlog_text(vlog: &VlogReport) -> String {
          written      {}, {} to the device below ({:.2} times), {} of that moved by the compactor\n\
          compactor    {} segments emptied\n\
          memory       {} for the map, {} beside it\n\
-         opened       {found}: {} read in {:.2} s\n{damaged}",
+         checkpoints  {} of the map completed\n\
+         opened       {found}{from}: {} read in {:.2} s\n{damaged}",
         human(vlog.log_bytes),
         human(vlog.used_bytes),
         vlog.free_segments,
@@ -285,6 +291,7 @@ fn vlog_text(vlog: &VlogReport) -> String {
         vlog.segments_emptied,
         human(vlog.map_bytes),
         human(vlog.beside_bytes),
+        vlog.checkpoints,
         human(vlog.recovery_read_bytes),
         vlog.recovery_seconds,
     )

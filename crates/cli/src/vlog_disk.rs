@@ -3,20 +3,22 @@
 //! PATH is the device the disk lies on itself (a file, a block device), or a small file that `shoal format vlog:PATH --over DEVICE`
 //! wrote and that names that device. Owns making, finding, locking and opening it, and the report of its state.
 //! Rules: one process of this machine opens a disk at a time; a device that holds something is not overwritten without `--force`; closing
-//! is what spares the next opening a scan, so whoever is done with a disk closes it. Left out: where blocks go (`shoal_vlog`).
+//! is what spares the next opening most of its work, so whoever is done with a disk closes it. Left out: where blocks go (`shoal_vlog`).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::fcntl::{Flock, FlockArg};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use shoal_format::FormatError;
 use shoal_format::vlog::BLOCK;
 use shoal_host::{Concurrent, FileDevice, SystemClock};
 use shoal_media::BlockDevice;
-use shoal_vlog::{Disk, FormatOptions, Placement, Recovery, VirtualLog};
+use shoal_vlog::{Disk, FormatOptions, Placement, Progress, Recovery, VirtualLog, VlogError};
 use tracing::info;
 
 use crate::args::FormatArgs;
@@ -30,6 +32,8 @@ use crate::store::{new_uuid, uuid_text};
 
 /// A description is no longer than this (bytes).
 const DESCRIPTION_BYTES_MAX: u64 = 64 << 10;
+/// Between two lines on how far opening is.
+const TELL_EVERY: Duration = Duration::from_secs(3);
 
 /// What a description file holds.
 #[derive(Debug, Serialize, Deserialize)]
@@ -92,47 +96,91 @@ fn lock(path: &Path) -> Outcome<Flock<File>> {
     })
 }
 
+/// Tells how far opening is, when it takes long.
+fn watch(path: &Path) -> Arc<dyn Fn(Progress) + Send + Sync> {
+    let path = path.to_path_buf();
+    let told = Mutex::new(Instant::now());
+    Arc::new(move |progress: Progress| {
+        let mut told = told.lock();
+        if told.elapsed() < TELL_EVERY {
+            return;
+        }
+        *told = Instant::now();
+        let (done, total) = (progress.done, progress.total);
+        let percent = done * 100 / total.max(1);
+        if progress.checkpoint {
+            info!("vlog:{}: reading the map: {percent}%", path.display());
+        } else {
+            info!("vlog:{}: looking through the log: {percent}%, {done} of {total} segments", path.display());
+        }
+    })
+}
+
+/// Tells how a disk was opened.
+fn tell(path: &Path, log: &VirtualLog, recovery: &Recovery) {
+    let seconds = recovery.took_ns as f64 / 1e9;
+    let Recovery { records, unsure, lost, .. } = recovery;
+    let read = human(recovery.blocks_read * BLOCK as u64);
+    let from = match (recovery.checkpoint, log.status().has_checkpoints) {
+        (true, _) => "its checkpoint and ",
+        (false, true) => "its checkpoint cannot be used; all of its log, ",
+        (false, false) => "",
+    };
+    if recovery.clean {
+        info!("vlog:{}: {from}{records} records read in {seconds:.2} s ({read})", path.display());
+        return;
+    }
+    info!(
+        "vlog:{}: was not closed; {from}{records} records found by reading {read} in {seconds:.2} s, {unsure} of them not surely \
+         durable; {lost} blocks lost writes that were never flushed",
+        path.display()
+    );
+    if !log.status().has_checkpoints {
+        info!(
+            "vlog:{}: was made by an earlier version, so that the whole log is looked through after a crash; copy it to a new disk \
+             to have checkpoints",
+            path.display()
+        );
+    }
+}
+
 impl VlogDisk {
     pub fn open(path: &Path) -> Outcome<VlogDisk> {
         let description = described(path)?;
         let lock = lock(path)?;
         let remedy = format!("make a disk first: `shoal format vlog:{}`", path.display());
         let (device, over): (Arc<dyn BlockDevice>, _) = match &description {
-            // After a crash the whole log is looked through, many reads at once.
-            None => (Arc::new(Concurrent::new(Arc::new(FileDevice::open(path).map_err(Failure::told)?))), None),
+            // Opening reads much, many reads at once.
+            None => {
+                let device = FileDevice::open(path).map_err(Failure::told)?;
+                (Arc::new(Concurrent::for_short_requests(Arc::new(device))), None)
+            }
             Some(description) => {
                 let below: device::Description =
                     description.over.parse().map_err(|error: String| Failure::new(path.display(), error))?;
                 let over = open_device::open(&below);
                 let over = over.map_err(|failure| failure.within(&format!("device below {}", path.display())))?;
-                (over.block_device(), Some(over))
+                (Arc::new(Concurrent::for_short_requests(over.block_device())), Some(over))
             }
         };
-        let opened = VirtualLog::open(device, Arc::new(SystemClock::new()), shoal_vlog::Options::default());
+        let options = shoal_vlog::Options { watch: Some(watch(path)), ..shoal_vlog::Options::default() };
+        let opened = VirtualLog::open(device, Arc::new(SystemClock::new()), options);
         let (log, recovery) = opened.map_err(|error| {
-            let is_no_disk = matches!(error, shoal_vlog::VlogError::Format(_));
-            let failure = Failure::new(path.display(), error);
-            if is_no_disk { failure.remedy(remedy) } else { failure }
+            let remedy = match error {
+                VlogError::Format(FormatError::Version { .. }) => {
+                    "open it with the version of shoal that made it, or a newer one"
+                }
+                VlogError::Format(_) => &remedy,
+                _ => return Failure::new(path.display(), error),
+            };
+            Failure::new(path.display(), error).remedy(remedy)
         })?;
         let wanted = description.map(|description| description.uuid);
         if wanted.is_some_and(|uuid| uuid != uuid_text(&log.uuid())) {
             return Err(Failure::new(path.display(), "another virtual-log disk is on the device now")
                 .remedy(format!("it is {}; make the file anew, or bring the device back", uuid_text(&log.uuid()))));
         }
-        let seconds = recovery.took_ns as f64 / 1e9;
-        if recovery.clean {
-            info!("vlog:{}: {} records read in {seconds:.2} s", path.display(), recovery.records);
-        } else {
-            info!(
-                "vlog:{}: was not closed; {} records found by reading {} in {seconds:.2} s, {} of them not surely durable; \
-                 {} blocks lost writes that were never flushed",
-                path.display(),
-                recovery.records,
-                human(recovery.blocks_read * BLOCK as u64),
-                recovery.unsure,
-                recovery.lost
-            );
-        }
+        tell(path, &log, &recovery);
         let disk = Arc::new(Disk::start(log));
         let requests = Arc::new(Concurrent::new(disk.clone()));
         Ok(VlogDisk { requests, disk, path: path.into(), over, recovery, _lock: lock })
@@ -146,7 +194,7 @@ impl VlogDisk {
         device::Description::Vlog(self.path.clone())
     }
 
-    /// After the last request. Without it the next opening scans the log.
+    /// After the last request. Without it the next opening has to find the end of the log.
     pub fn close(&self) -> Outcome<()> {
         self.disk.log().close().during(format_args!("closing vlog:{}", self.path.display()))?;
         self.over.as_ref().map_or(Ok(()), Device::close)
@@ -170,7 +218,9 @@ impl VlogDisk {
             segments_emptied: status.emptied,
             damaged_blocks: status.damaged_blocks,
             flushes: status.flushes,
+            checkpoints: status.checkpoints,
             opened_clean: self.recovery.clean,
+            opened_checkpoint: self.recovery.checkpoint,
             recovery_seconds: Duration::from_nanos(self.recovery.took_ns).as_secs_f64(),
             recovery_read_bytes: self.recovery.blocks_read * BLOCK as u64,
         }
@@ -185,7 +235,7 @@ pub fn format(args: &FormatArgs, path: &Path) -> Outcome<()> {
         salt: u64::from_le_bytes(shoal_host::random_bytes().during("random numbers")?),
         placement: Placement::Segments { blocks: segment_blocks(args)? },
         spare_percent: args.spare,
-        bytes: None,
+        ..FormatOptions::default()
     };
     let over = args.over.clone().map(|over| over.absolute().during("--over")).transpose()?;
     let over = over.filter(|over| *over != device::Description::File(path.clone()));

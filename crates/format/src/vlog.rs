@@ -1,11 +1,14 @@
-//! What a virtual-log disk writes to the device below it: superblock, tail record, log records.
+//! What a virtual-log disk writes to the device below it: superblock, tail record, log records; the checkpoint of the map is in [`map`].
 //!
 //! The device is counted in blocks of 4096 bytes. Blocks 0 and 1 hold the superblock twice, blocks 2 and 3 the tail record by turns;
-//! everything behind is the log. A log record is one block that holds *pieces* of the map, each the whole state of
+//! behind them is the log, and behind the log the map area, if there is one. A log record is one block that holds *pieces* of the map, each the whole state of
 //! 8 logical blocks, and says which of their entries it changed. It names its own place, so that a copy of it elsewhere
 //! is no record, and links to older records, so that all that count are reached from the newest.
 
+pub mod map;
+
 use crate::{FormatError, checksum, u16_at, u32_at, u64_at};
+use map::Area;
 
 /// Bytes of a block, logical or physical.
 pub const BLOCK: usize = 4096;
@@ -28,6 +31,8 @@ const SUPERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVLg");
 const TAIL_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVTl");
 const RECORD_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVRc");
 const VERSION: u32 = 1;
+/// Version of the superblock of a disk with a map area; an older program refuses it.
+const VERSION_MAP: u32 = 2;
 const PIECES_AT: usize = 48;
 const PIECE_HEAD: usize = 5;
 const LINKS_AT: usize = PIECES_AT + PIECES_MAX * PIECE_HEAD;
@@ -51,6 +56,8 @@ pub struct Superblock {
     pub physical_blocks: u32,
     /// Blocks of a segment; 0: data and records are written to any free block.
     pub segment_blocks: u32,
+    /// Where checkpoints of the map are; none on a disk without segments, or made by an earlier version.
+    pub area: Option<Area>,
 }
 
 /// What is known of the end of the log.
@@ -62,6 +69,17 @@ pub struct Tail {
     pub root: Option<Link>,
     /// Records up to this number are durable, and blocks they left may have been used again.
     pub durable: u64,
+    /// The newest checkpoint that is complete.
+    pub checkpoint: Option<Checkpoint>,
+}
+
+/// A checkpoint of the map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// It holds what all records up to this number say, and may hold what later ones say.
+    pub number: u64,
+    /// Which directory and which list are its own: 0 or 1.
+    pub side: u8,
 }
 
 /// A reference to a record.
@@ -116,7 +134,8 @@ fn sealed(mut block: Vec<u8>) -> Vec<u8> {
     block
 }
 
-fn opened(what: &'static str, magic: u64, block: &[u8]) -> Result<(), FormatError> {
+/// Checks a block whose checksum has no salt; returns its version, which is at most `newest`.
+fn opened(what: &'static str, magic: u64, newest: u32, block: &[u8]) -> Result<u32, FormatError> {
     if block.len() < BLOCK {
         return Err(FormatError::Short { what, expected: BLOCK, found: block.len() });
     }
@@ -129,44 +148,86 @@ fn opened(what: &'static str, magic: u64, block: &[u8]) -> Result<(), FormatErro
         return Err(FormatError::Checksum { what, expected, found });
     }
     let found = u32_at(block, 4);
+    if !(1..=newest).contains(&found) {
+        return Err(FormatError::Version { what, expected: newest, found });
+    }
+    Ok(found)
+}
+
+/// Checks a block whose checksum goes over the salt first.
+fn opened_salted(what: &'static str, magic: u64, block: &[u8], superblock: &Superblock) -> Result<(), FormatError> {
+    if block.len() < BLOCK {
+        return Err(FormatError::Short { what, expected: BLOCK, found: block.len() });
+    }
+    let found = u64_at(block, 8);
+    if found != magic {
+        return Err(FormatError::Magic { what, expected: magic, found });
+    }
+    let (expected, found) = (u32_at(block, 0), salted(block, superblock));
+    if expected != found {
+        return Err(FormatError::Checksum { what, expected, found });
+    }
+    let found = u32_at(block, 4);
     if found != VERSION {
         return Err(FormatError::Version { what, expected: VERSION, found });
     }
     Ok(())
 }
 
-fn head(magic: u64) -> Vec<u8> {
-    let mut out = vec![0; 4];
-    out.extend_from_slice(&VERSION.to_le_bytes());
+/// The salt is not stored: it goes into the checksum, so that a block gives it away to nobody.
+fn salted(block: &[u8], superblock: &Superblock) -> u32 {
+    checksum(checksum(0, &superblock.salt.to_le_bytes()), &block[4..BLOCK])
+}
+
+fn sealed_salted(mut block: Vec<u8>, superblock: &Superblock) -> Vec<u8> {
+    block.resize(BLOCK, 0);
+    let crc = salted(&block, superblock);
+    block[..4].copy_from_slice(&crc.to_le_bytes());
+    block
+}
+
+fn head(magic: u64, version: u32) -> Vec<u8> {
+    let mut out = Vec::with_capacity(BLOCK);
+    out.extend_from_slice(&[0; 4]);
+    out.extend_from_slice(&version.to_le_bytes());
     out.extend_from_slice(&magic.to_le_bytes());
     out
 }
 
 impl Superblock {
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = head(SUPERBLOCK_MAGIC);
+        let version = if self.area.is_some() { VERSION_MAP } else { VERSION };
+        let mut out = head(SUPERBLOCK_MAGIC, version);
         out.extend_from_slice(&self.uuid);
         out.extend_from_slice(&self.salt.to_le_bytes());
         for value in [self.logical_blocks, self.physical_blocks, self.segment_blocks] {
             out.extend_from_slice(&value.to_le_bytes());
+        }
+        if let Some(area) = &self.area {
+            for value in [area.at, area.map_pieces, area.list_blocks] {
+                out.extend_from_slice(&value.to_le_bytes());
+            }
         }
         sealed(out)
     }
 
     pub fn decode(block: &[u8]) -> Result<Superblock, FormatError> {
         let what = "superblock of a virtual-log disk";
-        opened(what, SUPERBLOCK_MAGIC, block)?;
+        let version = opened(what, SUPERBLOCK_MAGIC, VERSION_MAP, block)?;
+        let area = Area { at: u32_at(block, 52), map_pieces: u32_at(block, 56), list_blocks: u32_at(block, 60) };
         let superblock = Superblock {
             uuid: block[16..32].try_into().expect("sixteen bytes"),
             salt: u64_at(block, 32),
             logical_blocks: u32_at(block, 40),
             physical_blocks: u32_at(block, 44),
             segment_blocks: u32_at(block, 48),
+            area: (version == VERSION_MAP).then_some(area),
         };
         let Superblock { logical_blocks, physical_blocks, segment_blocks, .. } = superblock;
         if physical_blocks <= LOG_AT || logical_blocks == 0 || logical_blocks >= physical_blocks - LOG_AT {
             return Err(FormatError::Range { what, field: "blocks", found: logical_blocks.into() });
         }
+        superblock.check_area(what)?;
         if segment_blocks != 0 && (!(32..=32768).contains(&segment_blocks) || superblock.segments() < 2) {
             return Err(FormatError::Range { what, field: "segment", found: segment_blocks.into() });
         }
@@ -175,7 +236,12 @@ impl Superblock {
 
     /// Whole segments of the log.
     pub fn segments(&self) -> u32 {
-        (self.physical_blocks - LOG_AT).checked_div(self.segment_blocks).unwrap_or(0)
+        (self.log_end() - LOG_AT).checked_div(self.segment_blocks).unwrap_or(0)
+    }
+
+    /// The log ends before this block.
+    pub fn log_end(&self) -> u32 {
+        self.area.as_ref().map_or(self.physical_blocks, |area| area.at)
     }
 
     /// Pieces of the map.
@@ -186,19 +252,22 @@ impl Superblock {
 
 impl Tail {
     pub fn encode(&self, superblock: &Superblock) -> Vec<u8> {
-        let mut out = head(TAIL_MAGIC);
+        let mut out = head(TAIL_MAGIC, VERSION);
         out.extend_from_slice(&superblock.salt.to_le_bytes());
         out.extend_from_slice(&self.generation.to_le_bytes());
         let root = self.root.unwrap_or_default();
         out.extend_from_slice(&root.seq.to_le_bytes());
         out.extend_from_slice(&root.at.to_le_bytes());
         out.extend_from_slice(&self.durable.to_le_bytes());
+        let checkpoint = self.checkpoint.unwrap_or(Checkpoint { number: 0, side: 0 });
+        out.extend_from_slice(&checkpoint.number.to_le_bytes());
+        out.push(checkpoint.side);
         sealed(out)
     }
 
     pub fn decode(block: &[u8], superblock: &Superblock) -> Result<Tail, FormatError> {
         let what = "tail record of a virtual-log disk";
-        opened(what, TAIL_MAGIC, block)?;
+        opened(what, TAIL_MAGIC, VERSION, block)?;
         if u64_at(block, 16) != superblock.salt {
             return Err(FormatError::Range { what, field: "disk", found: u64_at(block, 16) });
         }
@@ -208,15 +277,19 @@ impl Tail {
             return Err(FormatError::Range { what, field: "number", found: durable.max(root.seq) });
         }
         let root = (root.at != 0).then_some(root);
-        Ok(Tail { generation: u64_at(block, 24), root, durable })
+        let (number, side) = (u64_at(block, 52), block[60]);
+        if number > durable || side > 1 || (number > 0 && superblock.area.is_none()) {
+            return Err(FormatError::Range { what, field: "checkpoint", found: number });
+        }
+        let checkpoint = (number > 0).then_some(Checkpoint { number, side });
+        Ok(Tail { generation: u64_at(block, 24), root, durable, checkpoint })
     }
 }
 
 impl Record {
     pub fn encode(&self, superblock: &Superblock) -> Vec<u8> {
         debug_assert!(self.pieces.len() <= PIECES_MAX && self.links.len() <= LINKS_MAX);
-        let mut out = head(RECORD_MAGIC);
-        // The salt is not stored: it goes into the checksum, so that a record gives it away to nobody.
+        let mut out = head(RECORD_MAGIC, VERSION);
         out.extend_from_slice(&self.seq.to_le_bytes());
         out.extend_from_slice(&self.durable.to_le_bytes());
         out.extend_from_slice(&self.at.to_le_bytes());
@@ -238,34 +311,13 @@ impl Record {
             out.extend_from_slice(&entry.at.to_le_bytes());
             out.extend_from_slice(&entry.crc.to_le_bytes());
         }
-        out.resize(BLOCK, 0);
-        let crc = Record::checksum(&out, superblock);
-        out[..4].copy_from_slice(&crc.to_le_bytes());
-        out
-    }
-
-    fn checksum(block: &[u8], superblock: &Superblock) -> u32 {
-        checksum(checksum(0, &superblock.salt.to_le_bytes()), &block[4..BLOCK])
+        sealed_salted(out, superblock)
     }
 
     /// `at` is the block it was read from.
     pub fn decode(block: &[u8], at: u32, superblock: &Superblock) -> Result<Record, FormatError> {
         let what = "log record";
-        if block.len() < BLOCK {
-            return Err(FormatError::Short { what, expected: BLOCK, found: block.len() });
-        }
-        let found = u64_at(block, 8);
-        if found != RECORD_MAGIC {
-            return Err(FormatError::Magic { what, expected: RECORD_MAGIC, found });
-        }
-        let (expected, found) = (u32_at(block, 0), Record::checksum(block, superblock));
-        if expected != found {
-            return Err(FormatError::Checksum { what, expected, found });
-        }
-        let found = u32_at(block, 4);
-        if found != VERSION {
-            return Err(FormatError::Version { what, expected: VERSION, found });
-        }
+        opened_salted(what, RECORD_MAGIC, block, superblock)?;
         let bad = |field, found: u64| Err(FormatError::Range { what, field, found });
         let (seq, durable) = (u64_at(block, 16), u64_at(block, 24));
         if u32_at(block, 32) != at {
@@ -301,7 +353,7 @@ impl Record {
             let first = ENTRIES_AT + n * PIECE_BYTES;
             for (entry, at) in piece.entries.iter_mut().zip((first..).step_by(ENTRY_BYTES)) {
                 *entry = Entry { at: u32_at(block, at), crc: u32_at(block, at + 4) };
-                if entry.at != 0 && !(LOG_AT..superblock.physical_blocks).contains(&entry.at) {
+                if entry.at != 0 && !(LOG_AT..superblock.log_end()).contains(&entry.at) {
                     return bad("entry", entry.at.into());
                 }
             }
@@ -310,7 +362,7 @@ impl Record {
         for n in 0..links {
             let at = LINKS_AT + n * LINK_BYTES;
             let link = Link { at: u32_at(block, at), seq: u64_at(block, at + 4) };
-            if !(LOG_AT..superblock.physical_blocks).contains(&link.at) || link.seq >= seq {
+            if !(LOG_AT..superblock.log_end()).contains(&link.at) || link.seq >= seq {
                 return bad("link", link.at.into());
             }
             record.links.push(link);
@@ -324,7 +376,14 @@ mod tests {
     use super::*;
 
     fn superblock() -> Superblock {
-        Superblock { uuid: [7; 16], salt: 99, logical_blocks: 1000, physical_blocks: 1500, segment_blocks: 64 }
+        Superblock {
+            uuid: [7; 16],
+            salt: 99,
+            logical_blocks: 1000,
+            physical_blocks: 1500,
+            segment_blocks: 64,
+            area: None,
+        }
     }
 
     fn record() -> Record {
@@ -363,7 +422,7 @@ mod tests {
         assert_eq!((disk.segments(), disk.pieces()), (23, 125));
         assert_eq!(Record::decode(&record().encode(&disk), 500, &disk).unwrap(), record());
         for root in [None, Some(Link { at: 44, seq: 3 })] {
-            let tail = Tail { generation: 8, root, durable: 3 };
+            let tail = Tail { generation: 8, root, durable: 3, checkpoint: None };
             assert_eq!(Tail::decode(&tail.encode(&disk), &disk).unwrap(), tail);
             no_bit_may_flip(tail.encode(&disk), |bytes| Tail::decode(bytes, &disk));
         }
@@ -377,7 +436,10 @@ mod tests {
         let bytes = record().encode(&disk);
         assert!(matches!(Record::decode(&bytes, 501, &disk), Err(FormatError::Range { field: "place", .. })));
         assert!(matches!(Record::decode(&bytes, 500, &other), Err(FormatError::Checksum { .. })));
-        assert!(Tail::decode(&Tail { generation: 1, root: None, durable: 0 }.encode(&disk), &other).is_err());
+        assert!(
+            Tail::decode(&Tail { generation: 1, root: None, durable: 0, checkpoint: None }.encode(&disk), &other)
+                .is_err()
+        );
     }
 
     #[test]

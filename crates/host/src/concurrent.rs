@@ -18,6 +18,8 @@ use shoal_media::{BlockDevice, BlockGeometry, Completion, Request, Result};
 
 /// Requests that take longer are worth a hand-over (ns).
 const SLOW_NS: u64 = 100_000;
+/// The same where the caller has nothing else to do, and many requests: a hand-over takes this long at most (ns).
+const SHORT_NS: u64 = 20_000;
 /// As deep as a connection's queue usually is.
 const THREADS_MAX: usize = 32;
 
@@ -36,6 +38,7 @@ struct Shared {
     changed: Condvar,
     /// Moving average of what `submit` takes (ns).
     usual_ns: AtomicU64,
+    slow_ns: u64,
 }
 
 impl Shared {
@@ -73,8 +76,17 @@ pub struct Concurrent {
 
 impl Concurrent {
     pub fn new(device: Arc<dyn BlockDevice>) -> Concurrent {
+        Concurrent::with(device, SLOW_NS)
+    }
+
+    /// Also requests that take as long as a read of a fast disk are handed over.
+    pub fn for_short_requests(device: Arc<dyn BlockDevice>) -> Concurrent {
+        Concurrent::with(device, SHORT_NS)
+    }
+
+    fn with(device: Arc<dyn BlockDevice>, slow_ns: u64) -> Concurrent {
         let queue = Mutex::default();
-        let shared = Shared { device, queue, changed: Condvar::new(), usual_ns: AtomicU64::new(0) };
+        let shared = Shared { device, queue, changed: Condvar::new(), usual_ns: AtomicU64::new(0), slow_ns };
         Concurrent { shared: Arc::new(shared) }
     }
 }
@@ -85,7 +97,7 @@ impl BlockDevice for Concurrent {
     }
 
     fn submit(&self, request: Request, done: Completion) {
-        if self.shared.usual_ns.load(Ordering::Relaxed) < SLOW_NS {
+        if self.shared.usual_ns.load(Ordering::Relaxed) < self.shared.slow_ns {
             return self.shared.carry_out(request, done);
         }
         let mut queue = self.shared.queue.lock();

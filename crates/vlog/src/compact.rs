@@ -55,7 +55,7 @@ impl VirtualLog {
         let mut log = self.lock();
         match self.options.head.clone() {
             Some(head) => self.step_anywhere(&mut log, &*head),
-            None => self.step_segment(&mut log, false),
+            None => Ok(self.checkpoint_step(&mut log)? || self.step_segment(&mut log, false)?),
         }
     }
 
@@ -118,7 +118,7 @@ impl VirtualLog {
         while emptying.moves.len() < most
             && let Some((logical, entry)) = emptying.todo.pop_front()
         {
-            if self.state.read().map[logical as usize] != entry {
+            if self.state.read().map.get(logical) != entry {
                 continue;
             }
             let from = (entry.at - emptying.image_at) as usize * BLOCK;
@@ -249,7 +249,7 @@ impl VirtualLog {
                 for (n, entry) in piece.entries.iter().enumerate() {
                     let logical = piece.index * PIECE_BLOCKS + n as u32;
                     let listed = piece.changed >> n & 1 == 1 && blocks.contains(&entry.at);
-                    if listed && state.map.get(logical as usize).is_some_and(|now| now == entry) {
+                    if listed && state.map.find(logical).is_some_and(|now| now == *entry) {
                         found.push_back((logical, *entry));
                     }
                 }
@@ -261,9 +261,7 @@ impl VirtualLog {
         let (_, counting) = state.space.count(&blocks);
         // Some are missing only if a record cannot be read.
         if found.len() + records < counting {
-            let in_range = |(_, entry): &(usize, &Entry)| blocks.contains(&entry.at);
-            let all = state.map.iter().enumerate().filter(in_range).map(|(logical, entry)| (logical as u32, *entry));
-            return all.collect();
+            return state.map.iter().filter(|(_, entry)| blocks.contains(&entry.at)).collect();
         }
         found
     }

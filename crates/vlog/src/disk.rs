@@ -14,10 +14,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
 use shoal_format::checksum;
-use shoal_format::vlog::{BLOCK, Entry, PIECES_MAX, Superblock};
+use shoal_format::vlog::{BLOCK, Checkpoint, Entry, PIECES_MAX, Superblock};
 use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Poison, Request, Result, block};
 
 use crate::Options;
+use crate::checkpoint::Checkpoints;
 use crate::compact::Emptying;
 use crate::idle::Arrivals;
 use crate::planted::{Bug, is_planted};
@@ -65,6 +66,10 @@ pub(crate) struct Log {
     /// First blocks of segments and tracks that cannot be emptied.
     pub stuck: HashSet<u32>,
     pub tail_generation: u64,
+    /// What the tail record says of checkpoints.
+    pub complete: Option<Checkpoint>,
+    /// Of a disk with a map area.
+    pub checkpoints: Option<Checkpoints>,
     /// Of a disk with a head, once they were needed.
     pub tracks: Vec<Range<u32>>,
 }
@@ -76,6 +81,7 @@ pub(crate) struct Counts {
     pub moved: AtomicU64,
     pub emptied: AtomicU64,
     pub damaged: AtomicU64,
+    pub checkpoints: AtomicU64,
     flushes: AtomicU64,
 }
 
@@ -114,6 +120,10 @@ pub struct Status {
     pub damaged_blocks: u64,
     /// Flushes of the device below.
     pub flushes: u64,
+    /// Checkpoints completed.
+    pub checkpoints: u64,
+    /// False on a disk that has no room for any.
+    pub has_checkpoints: bool,
 }
 
 impl Status {
@@ -187,6 +197,8 @@ impl VirtualLog {
             emptied: count(&self.counts.emptied),
             damaged_blocks: count(&self.counts.damaged),
             flushes: count(&self.counts.flushes),
+            checkpoints: count(&self.counts.checkpoints),
+            has_checkpoints: self.superblock.area.is_some(),
         }
     }
 
@@ -265,7 +277,7 @@ impl VirtualLog {
         }
         {
             let state = self.state.read();
-            entries.iter_mut().zip(&state.map[first as usize..]).for_each(|(entry, &mapped)| entry.1 = mapped);
+            entries.iter_mut().zip(state.map.from(first)).for_each(|(entry, mapped)| entry.1 = mapped);
         }
         let mut n = 0;
         while n < entries.len() {
@@ -307,7 +319,7 @@ impl VirtualLog {
             Some(Change::Data(data)) => out.copy_from_slice(&data),
             Some(Change::Nowhere) => out.fill(0),
             None => {
-                let entry = self.state.read().map[logical as usize];
+                let entry = self.state.read().map.get(logical);
                 if entry.at == 0 {
                     out.fill(0);
                     return Ok(());
@@ -387,7 +399,7 @@ impl VirtualLog {
             let part = ((BLOCK - within) as u64).min(end - from);
             if part == BLOCK as u64 {
                 let _stripe = self.stripe(logical);
-                if self.held(logical).is_some() || self.state.read().map[logical as usize].at != 0 {
+                if self.held(logical).is_some() || self.state.read().map.get(logical).at != 0 {
                     self.put(logical, Change::Nowhere);
                 }
             } else if exact {
@@ -500,6 +512,7 @@ impl VirtualLog {
         state.announced = if is_planted(Bug::FreeUnannounced) { log.written } else { log.says };
         let announced = state.announced;
         state.space.announced(announced);
+        state.space.names_flushed();
         Ok(())
     }
 

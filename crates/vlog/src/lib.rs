@@ -8,11 +8,15 @@
 //! | module | owns |
 //! |---|---|
 //! | `disk` | the device: requests, batches, flushes |
-//! | `state` | map, pieces, live records, and what a record changes in them |
+//! | `entries` | the map in memory |
+//! | `state` | pieces, live records, and what a record changes in them |
 //! | `space` | which blocks are free, and when a block that was left is free again |
 //! | `write` | from a batch to records and data on the device |
 //! | `compact`, `tracks` | gaining room, a block at a time: segments, tracks |
-//! | `recover` | formatting, opening: from the tail record, else by a scan |
+//! | `recover` | formatting, opening: from the tail record or a checkpoint, else by a scan |
+//! | `search` | the map as it comes together from records |
+//! | `checkpoint`, `load` | checkpoints of the map: writing them, reading them |
+//! | `read` | many reads in flight |
 //! | `idle` | gaps between requests, and the thread that uses them |
 //! | `planted` | bugs to plant in tests |
 //!
@@ -26,14 +30,19 @@
 
 #![forbid(unsafe_code)]
 
+mod checkpoint;
 mod compact;
 mod disk;
+mod entries;
 mod idle;
+mod load;
 #[cfg(feature = "planted")]
 pub mod planted;
 #[cfg(not(feature = "planted"))]
 mod planted;
+mod read;
 mod recover;
+mod search;
 mod space;
 mod state;
 mod tracks;
@@ -48,6 +57,7 @@ use shoal_media::{Head, MediaError};
 pub use disk::{Status, VirtualLog};
 pub use idle::Disk;
 pub use recover::{Recovery, identify};
+pub use search::Progress;
 
 /// Bytes of a block.
 pub const BLOCK_BYTES: u32 = BLOCK as u32;
@@ -92,6 +102,8 @@ pub struct FormatOptions {
     pub spare_percent: u8,
     /// Size of the disk; all that `spare_percent` leaves if not given.
     pub bytes: Option<u64>,
+    /// Pieces of a map block; 0: no checkpoints, as earlier versions made disks. With [`Placement::Anywhere`] there are none anyway.
+    pub map_pieces: u32,
 }
 
 impl Default for FormatOptions {
@@ -102,6 +114,7 @@ impl Default for FormatOptions {
             placement: Placement::Segments { blocks: 256 },
             spare_percent: SPARE_PERCENT,
             bytes: None,
+            map_pieces: checkpoint::MAP_PIECES,
         }
     }
 }
@@ -127,4 +140,6 @@ pub struct Options {
     /// The head of the device below, for a disk with [`Placement::Anywhere`].
     pub head: Option<Arc<dyn Head>>,
     pub choice: Choice,
+    /// Told now and then while the log is looked through.
+    pub watch: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
 }

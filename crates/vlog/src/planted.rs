@@ -30,5 +30,21 @@ shoal_media::plantable! {
         NoJump,
         /// What is read is not compared with its checksum.
         NoChecksum,
+        /// A segment is opened before the list that names it is durable.
+        NamesUnflushed,
+        /// A segment that is opened is not named.
+        SegmentUnnamed,
+        /// The segment that is open when a round begins is not named in its list.
+        OpenUnnamed,
+        /// Recovery does not look at the list of a round that has begun.
+        ListIgnored,
+        /// A map block is written over its version that counts.
+        MapInPlace,
+        /// A round leaves out map blocks that have changed.
+        DirtyForgotten,
+        /// A checkpoint counts before what it refers to is durable.
+        CheckpointUnflushed,
+        /// Any version of a map block is taken that is whole.
+        AnyVersion,
     }
 }

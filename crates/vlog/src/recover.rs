@@ -1,21 +1,29 @@
-//! Formatting, and opening: from the tail record, else by a scan.
+//! Formatting, and opening: from a checkpoint or the tail record, else by a scan.
 //!
-//! A disk that was closed has a tail record: it names the newest log record, and all that count are reached from it. While a disk
-//! is open the tail record says so; then the log is scanned: in segments the records alone, each says where the next one is.
+//! A disk with a map area has a checkpoint: it is read, and then the records of the segments that its lists name. Without one the
+//! tail record of a disk that was closed names the newest log record, and all that count are reached from it. Where neither can be
+//! trusted the log is scanned: in segments the records alone, each says where the next one is.
 //! Records up to the highest number that any of them calls durable are the base. Those behind it may have survived without
 //! their data: of these only the entries they changed are believed, and only if the data has the right checksum.
 //! Rules: what was believed is written down and made durable, and then announced, before the disk is used: until then nothing that the
 //! base refers to is overwritten. Numbers go on far behind the last one seen, because a torn record may hide later ones.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::sync::{Arc, mpsc};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
-use shoal_format::vlog::{BLOCK, Entry, LOG_AT, Link, PIECE_BLOCKS, Record, SUPERBLOCK_AT, Superblock, TAIL_AT, Tail};
-use shoal_media::{BlockDevice, Clock, Request, Result, block};
+use shoal_format::checksum;
+use shoal_format::vlog::map::{Area, Directory, List, MAP_PIECES_MAX};
+use shoal_format::vlog::{
+    BLOCK, Checkpoint, LOG_AT, Link, PIECE_BLOCKS, Record, SUPERBLOCK_AT, Superblock, TAIL_AT, Tail,
+};
+use shoal_media::{BlockDevice, Clock, Result, block};
 
-use crate::disk::{Log, VirtualLog, is_intact};
+use crate::checkpoint::{Checkpoints, list_blocks, quota};
+use crate::disk::{Log, VirtualLog};
 use crate::planted::{Bug, is_planted};
-use crate::state::{Header, State};
+use crate::read::{Read, read_each};
+use crate::search::{Found, Search};
+use crate::state::State;
 use crate::write::By;
 use crate::{FormatOptions, Options, Placement, SPARE_PERCENT_MIN, VlogError};
 
@@ -25,18 +33,16 @@ const SEGMENTS_MIN: u32 = 12;
 /// Without segments nothing has to be emptied for a write to find room.
 const SPARE_ANYWHERE_MIN: u8 = 3;
 /// More records than can lie behind the last one that was durable.
-const HIDDEN_MAX: u64 = 1 << 14;
-/// Reads in flight.
-const READS: usize = 64;
-/// Blocks read at once where all are looked at.
-const RUN_BLOCKS: u32 = 256;
+pub(crate) const HIDDEN_MAX: u64 = 1 << 14;
 
 /// What opening a disk took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
     /// The disk had been closed.
     pub clean: bool,
-    /// Blocks of the log that were read to find records.
+    /// A checkpoint was read, and the log behind it only.
+    pub checkpoint: bool,
+    /// Blocks that were read to find the map.
     pub blocks_read: u64,
     /// Records found.
     pub records: u64,
@@ -62,29 +68,49 @@ fn read_block(device: &dyn BlockDevice, at: u32) -> Result<Vec<u8>> {
 fn plan(bytes: u64, options: &FormatOptions) -> std::result::Result<Superblock, VlogError> {
     let physical_blocks = (bytes / BLOCK as u64).min(u32::MAX as u64) as u32;
     let spare = options.spare_percent;
-    let (segment_blocks, usable, need, least) = match options.placement {
+    let (segment_blocks, least) = match options.placement {
         Placement::Segments { blocks } => {
             if !blocks.is_power_of_two() || !(32..=4096).contains(&blocks) {
                 let why = format!("{blocks} blocks; a power of two from 32 to 4096");
                 return Err(VlogError::Option { what: "segment", why });
             }
-            let segments = physical_blocks.saturating_sub(LOG_AT) / blocks;
-            (
-                blocks,
-                segments.saturating_sub(EXTRA_SEGMENTS) * blocks,
-                LOG_AT + SEGMENTS_MIN * blocks,
-                SPARE_PERCENT_MIN,
-            )
+            (blocks, SPARE_PERCENT_MIN)
         }
-        Placement::Anywhere => (0, physical_blocks.saturating_sub(LOG_AT), LOG_AT + 96, SPARE_ANYWHERE_MIN),
+        Placement::Anywhere => (0, SPARE_ANYWHERE_MIN),
     };
     if !(least..=90).contains(&spare) {
         return Err(VlogError::Option { what: "spare", why: format!("{spare} percent; {least} to 90") });
     }
-    if physical_blocks < need {
-        return Err(VlogError::TooSmall { have: bytes, need: need as u64 * BLOCK as u64 });
+    if options.map_pieces > MAP_PIECES_MAX {
+        let why = format!("{} pieces; up to {MAP_PIECES_MAX}", options.map_pieces);
+        return Err(VlogError::Option { what: "map block", why });
     }
-    let most = (usable as u64 * (100 - spare) as u64 / 100) as u32;
+    // Segments of a log of so many blocks, and data on it at most.
+    let divide = |log: u64| {
+        let segments = (log / segment_blocks.max(1) as u64) as u32;
+        let usable = match segment_blocks {
+            0 => log,
+            blocks => segments.saturating_sub(EXTRA_SEGMENTS) as u64 * blocks as u64,
+        };
+        (segments, (usable * (100 - spare) as u64 / 100) as u32)
+    };
+    let has_area = segment_blocks > 0 && options.map_pieces > 0;
+    let area_for = |log: u64| {
+        let (segments, most) = divide(log);
+        if has_area { Superblock::area_blocks(most, options.map_pieces, list_blocks(segments)) } else { 0 }
+    };
+    let log_min = if segment_blocks > 0 { SEGMENTS_MIN as u64 * segment_blocks as u64 } else { 96 };
+    let log_and_area = (physical_blocks as u64).saturating_sub(LOG_AT as u64);
+    // The area of a log that leaves no room for one is more than enough.
+    let log = log_and_area.saturating_sub(area_for(log_and_area));
+    if log < log_min {
+        let mut need = log_min;
+        while need - area_for(need) < log_min {
+            need += 1;
+        }
+        return Err(VlogError::TooSmall { have: bytes, need: (LOG_AT as u64 + need) * BLOCK as u64 });
+    }
+    let (segments, most) = divide(log);
     let logical_blocks = match options.bytes {
         None => most,
         Some(wanted) if wanted.is_multiple_of(BLOCK as u64) && (1..=most as u64).contains(&(wanted / BLOCK as u64)) => {
@@ -95,7 +121,31 @@ fn plan(bytes: u64, options: &FormatOptions) -> std::result::Result<Superblock, 
             return Err(VlogError::Option { what: "size", why });
         }
     };
-    Ok(Superblock { uuid: options.uuid, salt: options.salt, logical_blocks, physical_blocks, segment_blocks })
+    let area = has_area.then(|| Area {
+        at: LOG_AT + log as u32,
+        map_pieces: options.map_pieces,
+        list_blocks: list_blocks(segments),
+    });
+    let (uuid, salt) = (options.uuid, options.salt);
+    Ok(Superblock { uuid, salt, logical_blocks, physical_blocks, segment_blocks, area })
+}
+
+/// The first checkpoint of a new disk: nothing is mapped, and the first segment may hold records.
+fn format_area(device: &dyn BlockDevice, superblock: &Superblock, number: u64) -> Result<Option<Checkpoint>> {
+    if superblock.area.is_none() {
+        return Ok(None);
+    }
+    let complete = Checkpoint { number, side: 0 };
+    for index in 0..superblock.directory_blocks() {
+        let at = superblock.directory_at(complete.side, index);
+        block::write(device, at as u64 * BLOCK as u64, &Directory::new(number, index).encode(superblock))?;
+    }
+    let list = List { number, after: 0, index: 0, segments: vec![0] };
+    for copy in 0..2 {
+        let at = superblock.list_at(complete.side, copy, 0);
+        block::write(device, at as u64 * BLOCK as u64, &list.encode(superblock))?;
+    }
+    Ok(Some(complete))
 }
 
 impl VirtualLog {
@@ -113,8 +163,10 @@ impl VirtualLog {
         let record = state.record(LOG_AT, 1, &[]);
         block::write(device, at(LOG_AT), &record.encode(&superblock))?;
         let root = Some(Link { at: LOG_AT, seq: record.seq });
+        let checkpoint = format_area(device, &superblock, record.seq)?;
         block::write(device, at(TAIL_AT[0]), &[0; BLOCK])?;
-        block::write(device, at(TAIL_AT[1]), &Tail { generation: 1, root, durable: record.seq }.encode(&superblock))?;
+        let tail = Tail { generation: 1, root, durable: record.seq, checkpoint };
+        block::write(device, at(TAIL_AT[1]), &tail.encode(&superblock))?;
         block::flush(device)?;
         for copy in SUPERBLOCK_AT {
             block::write(device, at(copy), &superblock.encode())?;
@@ -132,29 +184,66 @@ impl VirtualLog {
         let began = clock.monotonic_ns();
         let superblock = read_superblock(&*device, options.head.is_some())?;
         let tail = read_tail(&*device, &superblock)?;
-        let mut search = Search::new(&*device, superblock);
-        let root = tail.and_then(|tail| tail.root);
+        let mut search = Search::new(&*device, superblock, options.watch.clone());
+        let closed_at = tail.and_then(|tail| tail.root);
+        let complete = tail.and_then(|tail| tail.checkpoint);
+        let durable = tail.map_or(0, |tail| tail.durable.max(closed_at.map_or(0, |root| root.seq)));
+        search.durable = durable;
         let mut recovery = Recovery::default();
-        let walked = match root {
-            Some(root) => search.walk(root)?,
+        let loaded = match complete {
+            Some(complete) => search.load(complete)?,
+            None => None,
+        };
+        let (walked, clean);
+        if let Some(loaded) = &loaded {
+            search.scan_listed(loaded)?;
+            walked = false;
+        } else {
+            search = search.again();
+            walked = match closed_at.filter(|_| superblock.area.is_none()) {
+                Some(root) => search.walk(root)?,
+                None => false,
+            };
+            if !walked {
+                search = search.again();
+                search.durable = durable;
+                search.scan()?;
+            }
+        }
+        clean = match closed_at {
+            Some(root) => walked || superblock.area.is_some() && search.ends_with(root)?,
             None => false,
         };
-        if !walked {
-            search = Search { blocks_read: search.blocks_read, ..Search::new(&*device, superblock) };
-            search.durable = tail.map_or(0, |tail| tail.durable);
-            search.scan()?;
-        }
-        (recovery.clean, recovery.blocks_read, recovery.records) = (walked, search.blocks_read, search.records);
-        let (mut state, later) = search.into_state(root.filter(|_| walked))?;
-        let tail_generation = tail.map_or(1, |tail| tail.generation);
-        if !walked {
+        (recovery.clean, recovery.checkpoint) = (clean, loaded.is_some());
+        (recovery.blocks_read, recovery.records) = (search.blocks_read, search.records);
+        let number = complete.filter(|_| loaded.is_some()).map(|complete| complete.number);
+        let Found { mut state, later } = search.into_found(closed_at.filter(|_| clean), number)?;
+        if !clean {
             recovery.unsure = later.len() as u64;
         }
         let changes = believe(&*device, &mut state, later, &mut recovery)?;
-        let written = state.next_seq - 1;
-        let log = Log { written, says: state.durable, tail_generation, ..Log::default() };
+        let checkpoints = superblock.area.map(|_| match loaded {
+            None => Checkpoints::new(&superblock),
+            Some(mut loaded) => {
+                state.space.rename(0);
+                state.space.named(&loaded.named);
+                if let Some(round) = &mut loaded.checkpoints.round {
+                    round.pending = state.take_dirty();
+                    round.quota = quota(&superblock, round.pending.count());
+                }
+                loaded.checkpoints
+            }
+        });
+        let log = Log {
+            written: state.next_seq - 1,
+            says: state.durable,
+            tail_generation: tail.map_or(1, |tail| tail.generation),
+            complete: complete.filter(|_| number.is_some()),
+            checkpoints,
+            ..Log::default()
+        };
         let disk = VirtualLog::assemble(device, clock.clone(), options, state, log);
-        disk.settle(&changes, walked)?;
+        disk.settle(&changes, clean)?;
         recovery.took_ns = clock.monotonic_ns().saturating_sub(began);
         Ok((disk, recovery))
     }
@@ -168,10 +257,13 @@ impl VirtualLog {
         if !is_planted(Bug::FoundUnflushed) {
             block::flush(&*self.device).inspect_err(|error| self.poison(error))?;
         }
+        self.state.write().space.names_flushed();
+        if log.checkpoints.is_some() {
+            self.write_tails(log)?;
+        } else if clean && !is_planted(Bug::StaleTail) {
+            self.write_tail(log, None)?;
+        }
         if clean {
-            if !is_planted(Bug::StaleTail) {
-                self.write_tail(log, None)?;
-            }
             return Ok(());
         }
         if is_planted(Bug::NoSettle) {
@@ -181,6 +273,7 @@ impl VirtualLog {
             state.space.announced(announced);
             return Ok(());
         }
+        self.with_checkpoints(log, |log, checkpoints| self.name_for_settling(log, checkpoints))?;
         self.state.write().space.open_any();
         self.write_items(log, &[], pieces, By::Compactor)?;
         if is_planted(Bug::SettleUnflushed) {
@@ -192,10 +285,36 @@ impl VirtualLog {
         self.flush_device(log)
     }
 
+    /// The segment that recovery opens is named; if there is no room left in the list, the checkpoint is given up instead.
+    fn name_for_settling(&self, log: &mut Log, checkpoints: &mut Checkpoints) -> Result<()> {
+        if self.state.write().space.named_first() {
+            return Ok(());
+        }
+        if checkpoints.listing.as_ref().is_none_or(|listing| listing.used >= self.superblock.list_blocks()) {
+            return self.forget_checkpoint(log, checkpoints);
+        }
+        let names = self.state.read().space.unnamed(1);
+        self.append_names(checkpoints, names)?;
+        block::flush(&*self.device).inspect_err(|error| self.poison(error))?;
+        self.state.write().space.names_flushed();
+        Ok(())
+    }
+
+    /// The disk is open, says the tail record in both places: should one be damaged, the other one spares the scan that would follow
+    /// from an older record.
+    pub(crate) fn write_tails(&self, log: &mut Log) -> Result<()> {
+        if is_planted(Bug::StaleTail) {
+            return Ok(());
+        }
+        self.write_tail(log, None)?;
+        self.write_tail(log, None)
+    }
+
     /// `root`: the disk is closed; without: it is open.
     pub(crate) fn write_tail(&self, log: &mut Log, root: Option<Link>) -> Result<()> {
         log.tail_generation += 1;
-        let tail = Tail { generation: log.tail_generation, root, durable: self.state.read().durable };
+        let (generation, durable, checkpoint) = (log.tail_generation, self.state.read().durable, log.complete);
+        let tail = Tail { generation, root, durable, checkpoint };
         self.write_blocks(TAIL_AT[(tail.generation % 2) as usize], &tail.encode(&self.superblock))?;
         block::flush(&*self.device).inspect_err(|error| self.poison(error))
     }
@@ -235,207 +354,20 @@ fn read_tail(device: &dyn BlockDevice, superblock: &Superblock) -> Result<Option
     Ok(newest)
 }
 
-/// Blocks read at once, in any order; the results in the order asked for.
-fn read_many(device: &dyn BlockDevice, blocks: &[u32]) -> Result<Vec<Vec<u8>>> {
-    let (sender, receiver) = mpsc::channel();
-    for (n, &at) in blocks.iter().enumerate() {
-        let sender = sender.clone();
-        let request = Request::Read { at: at as u64 * BLOCK as u64, buffer: vec![0; BLOCK] };
-        // The receiver waits below.
-        device.submit(request, Box::new(move |result| drop(sender.send((n, result)))));
+/// Of blocks that records behind the base refer to: the checksums of what is there.
+fn sums_of(device: &dyn BlockDevice, later: &BTreeMap<u64, Record>) -> Result<HashMap<u32, Result<u32>>> {
+    let mut places = BTreeSet::new();
+    for piece in later.values().flat_map(|record| &record.pieces) {
+        let changed =
+            piece.entries.iter().enumerate().filter(|(n, entry)| piece.changed >> n & 1 == 1 && entry.at != 0);
+        places.extend(changed.map(|(_, entry)| entry.at));
     }
-    drop(sender);
-    let mut results = vec![Vec::new(); blocks.len()];
-    for (n, result) in receiver {
-        results[n] = result?;
-    }
-    Ok(results)
-}
-
-/// The map as it comes together.
-struct Search<'a> {
-    device: &'a dyn BlockDevice,
-    superblock: Superblock,
-    map: Vec<Entry>,
-    /// For each piece the number of the record its state was taken from.
-    taken_from: Vec<u64>,
-    /// Records that are durable, by number.
-    headers: BTreeMap<u64, Header>,
-    /// Records that nobody has called durable so far.
-    later: BTreeMap<u64, Record>,
-    durable: u64,
-    blocks_read: u64,
-    records: u64,
-}
-
-impl<'a> Search<'a> {
-    fn new(device: &'a dyn BlockDevice, superblock: Superblock) -> Search<'a> {
-        Search {
-            device,
-            superblock,
-            map: vec![Entry::default(); superblock.logical_blocks as usize],
-            taken_from: vec![0; superblock.pieces() as usize],
-            headers: BTreeMap::new(),
-            later: BTreeMap::new(),
-            durable: 0,
-            blocks_read: 0,
-            records: 0,
-        }
-    }
-
-    fn decode(&self, bytes: &[u8], at: u32) -> Option<Record> {
-        Record::decode(bytes, at, &self.superblock).ok()
-    }
-
-    fn add(&mut self, record: Record) {
-        self.records += 1;
-        self.durable = self.durable.max(record.durable);
-        self.later.insert(record.seq, record);
-        while let Some(first) = self.later.first_entry()
-            && *first.key() <= self.durable
-        {
-            let record = first.remove();
-            self.take(record);
-        }
-    }
-
-    /// The record is durable: its pieces count unless a newer one has them.
-    fn take(&mut self, record: Record) {
-        let mut counts = record.pieces.is_empty();
-        for piece in &record.pieces {
-            let newest = &mut self.taken_from[piece.index as usize];
-            if *newest < record.seq {
-                *newest = record.seq;
-                counts = true;
-                let first = (piece.index * PIECE_BLOCKS) as usize;
-                self.map[first..].iter_mut().zip(&piece.entries).for_each(|(entry, found)| *entry = *found);
-            }
-        }
-        if counts {
-            let pieces = record.pieces.iter().map(|piece| piece.index).collect();
-            let header = Header { at: record.at, mapped: record.mapped, pieces, links: record.links };
-            self.headers.insert(record.seq, header);
-        }
-    }
-
-    /// Follows the links from the newest record; false if pieces are missing.
-    fn walk(&mut self, root: Link) -> Result<bool> {
-        self.durable = root.seq;
-        let (mut wave, mut seen) = (vec![root], HashSet::from([root]));
-        let mut mapped = None;
-        while !wave.is_empty() {
-            let rest = wave.split_off(wave.len().min(READS));
-            let blocks: Vec<u32> = wave.iter().map(|link| link.at).collect();
-            if blocks.iter().any(|at| !(LOG_AT..self.superblock.physical_blocks).contains(at)) {
-                return Ok(false);
-            }
-            let read = read_many(self.device, &blocks)?;
-            self.blocks_read += blocks.len() as u64;
-            let links = std::mem::replace(&mut wave, rest);
-            for (link, bytes) in links.into_iter().zip(read) {
-                // Another number: the record meant did not count any more.
-                let Some(record) = self.decode(&bytes, link.at).filter(|record| record.seq == link.seq) else {
-                    continue;
-                };
-                if link == root {
-                    mapped = Some(record.mapped);
-                }
-                wave.extend(record.links.iter().copied().filter(|link| seen.insert(*link)));
-                self.add(record);
-            }
-        }
-        let found = self.taken_from.iter().filter(|&&seq| seq > 0).count();
-        Ok(mapped == Some(found as u32))
-    }
-
-    fn scan(&mut self) -> Result<()> {
-        if self.superblock.segment_blocks == 0 { self.scan_all() } else { self.scan_segments() }
-    }
-
-    /// Every block may be a record.
-    fn scan_all(&mut self) -> Result<()> {
-        let mut at = LOG_AT;
-        while at < self.superblock.physical_blocks {
-            let run = RUN_BLOCKS.min(self.superblock.physical_blocks - at);
-            let mut bytes = vec![0; run as usize * BLOCK];
-            block::read(self.device, at as u64 * BLOCK as u64, &mut bytes)?;
-            self.blocks_read += run as u64;
-            for (at, block) in (at..).zip(bytes.chunks_exact(BLOCK)) {
-                if let Some(record) = self.decode(block, at) {
-                    self.add(record);
-                }
-            }
-            at += run;
-        }
-        Ok(())
-    }
-
-    /// Only the records: each says where the next one of its segment is.
-    fn scan_segments(&mut self) -> Result<()> {
-        let size = self.superblock.segment_blocks;
-        let mut waiting = (0..self.superblock.segments()).map(|n| (LOG_AT + n * size, 0u64));
-        let mut wave: Vec<(u32, u64)> = waiting.by_ref().take(READS).collect();
-        while !wave.is_empty() {
-            let blocks: Vec<u32> = wave.iter().map(|&(at, _)| at).collect();
-            let read = read_many(self.device, &blocks)?;
-            self.blocks_read += blocks.len() as u64;
-            let mut next = Vec::with_capacity(READS);
-            for ((at, last), bytes) in wave.into_iter().zip(read) {
-                let Some(record) = self.decode(&bytes, at) else { continue };
-                // A lower number: the segment's former life.
-                if record.seq <= last {
-                    continue;
-                }
-                let end = LOG_AT + ((at - LOG_AT) / size + 1) * size;
-                let following = at.saturating_add(record.skip as u32);
-                if record.skip > 0 && following < end {
-                    next.push((following, record.seq));
-                }
-                self.add(record);
-            }
-            next.extend(waiting.by_ref().take(READS - next.len()));
-            wave = next;
-        }
-        Ok(())
-    }
-
-    /// The base, and the records behind it.
-    fn into_state(mut self, root: Option<Link>) -> std::result::Result<(State, BTreeMap<u64, Record>), VlogError> {
-        let mapped = self.headers.values().next_back().map_or(0, |header| header.mapped);
-        let found = self.taken_from.iter().filter(|&&seq| seq > 0).count() as u32;
-        if found < mapped {
-            return Err(VlogError::Damaged { lost: mapped - found, mapped });
-        }
-        let last = [self.headers.keys().next_back(), self.later.keys().next_back()].into_iter().flatten().max();
-        let last = last.copied().unwrap_or(0).max(self.durable);
-        let mut state = State::new(self.superblock);
-        let take = |state: &mut State, at: u32| {
-            if state.space.is_used(at) {
-                return Err(VlogError::Twice { at });
-            }
-            state.space.take(at);
-            Ok(())
-        };
-        for (&seq, header) in &self.headers {
-            let counts = header.pieces.iter().any(|&piece| self.taken_from[piece as usize] == seq);
-            if counts || root.is_some_and(|root| root.seq == seq) {
-                take(&mut state, header.at)?;
-                state.found(seq, header, |piece| self.taken_from[piece as usize] == seq);
-            }
-        }
-        self.headers = BTreeMap::new();
-        for entry in self.map.iter().filter(|entry| entry.at != 0) {
-            take(&mut state, entry.at)?;
-        }
-        state.map = self.map;
-        state.link_up(root);
-        state.durable = self.durable;
-        state.announced = self.durable;
-        let hidden = if root.is_some() || is_planted(Bug::NoJump) { 0 } else { HIDDEN_MAX };
-        state.next_seq = last + 1 + hidden;
-        state.space.settle();
-        Ok((state, self.later))
-    }
+    let mut sums = HashMap::with_capacity(places.len());
+    read_each(device, places.into_iter().map(|at| Read { at, blocks: 1, what: () }), |read, bytes| {
+        sums.insert(read.at, bytes.map(|bytes| checksum(0, &bytes)));
+        Ok(None)
+    })?;
+    Ok(sums)
 }
 
 /// Applies what can be believed of records behind the base; returns the pieces they change.
@@ -448,6 +380,7 @@ fn believe(
     let mut pieces = BTreeSet::new();
     let mut lost = HashSet::new();
     let seq = state.next_seq;
+    let sums = sums_of(device, &later)?;
     for record in later.values() {
         // It may have been flushed: nobody may overwrite it before what it says is written anew.
         if !state.space.is_used(record.at) {
@@ -463,13 +396,20 @@ fn believe(
                 if !changed || logical >= state.superblock.logical_blocks {
                     continue;
                 }
-                if state.map[logical as usize] == entry {
+                if state.map.get(logical) == entry {
                     continue;
                 }
                 // A place that the base uses is none of an unflushed write's.
-                let possible = entry.at == 0 || !state.space.is_used(entry.at);
+                let is_free = |at: u32| state.space.blocks().contains(&at) && !state.space.is_used(at);
+                let possible = entry.at == 0 || is_free(entry.at);
                 let sure = entry.at == 0 || is_planted(Bug::NoVerify);
-                if !possible || !sure && !is_intact(&read_block(device, entry.at)?, &entry) {
+                let is_intact = || match sums.get(&entry.at) {
+                    // It may have been flushed: nobody knows that it is lost.
+                    Some(Err(error)) => Err(error.clone()),
+                    Some(Ok(sum)) => Ok(*sum == entry.crc || is_planted(Bug::NoChecksum)),
+                    None => Ok(false),
+                };
+                if !possible || !sure && !is_intact()? {
                     lost.insert(logical);
                     continue;
                 }

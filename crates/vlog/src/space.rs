@@ -37,6 +37,27 @@ struct Segments {
     /// How many wait for an announcement.
     waiting: usize,
     open: Option<Open>,
+    /// Of each segment, whether a list names it; empty: none need be named.
+    named: Vec<Named>,
+    /// Named since the last flush.
+    unflushed: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Named {
+    No,
+    /// The list is written.
+    Written,
+    Durable,
+}
+
+/// Is the segment opened next named in a durable list?
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Naming {
+    Done,
+    /// It is, but not the one behind it.
+    Soon,
+    Now,
 }
 
 #[derive(Clone, Copy)]
@@ -67,6 +88,8 @@ impl Space {
             free: (0..count).collect(),
             waiting: 0,
             open: None,
+            named: Vec::new(),
+            unflushed: Vec::new(),
         });
         let end = if count > 0 { LOG_AT + count * superblock.segment_blocks } else { superblock.physical_blocks };
         Space {
@@ -136,6 +159,20 @@ impl Space {
         }
     }
 
+    /// While a disk is opened, before anything is left: takes a block; false if it was taken already.
+    pub fn take_found(&mut self, block: u32) -> bool {
+        let (word, bit) = (&mut self.used[block as usize / 64], 1 << (block % 64));
+        if *word & bit != 0 {
+            return false;
+        }
+        *word |= bit;
+        self.used_blocks += 1;
+        if let Some(segments) = &mut self.segments {
+            segments.used[((block - LOG_AT) / segments.blocks) as usize] += 1;
+        }
+        true
+    }
+
     /// The block does not count any more once record `seq` does.
     pub fn leave(&mut self, block: u32, seq: u64) {
         debug_assert!(self.is_used(block), "block {block} left while free");
@@ -186,12 +223,13 @@ impl Space {
     /// record and data. `None` when no segment may be opened.
     pub fn room(&mut self, compacting: bool, seq: u64) -> Option<(u32, u32)> {
         let segments = self.segments.as_mut().expect("a disk with segments");
-        if segments.open.is_none_or(|open| open.written + 2 > segments.blocks) {
+        if segments.opens_next() {
             let keep = if compacting { RESERVED_SEGMENTS - 1 } else { RESERVED_SEGMENTS };
             if segments.free.len() <= keep {
                 return None;
             }
             segments.close(seq);
+            segments.assert_named();
             segments.open = segments.free.pop_front().map(|segment| Open { segment, written: 0 });
         }
         let open = segments.open?;
@@ -202,8 +240,82 @@ impl Space {
     pub fn open_any(&mut self) -> bool {
         let Some(segments) = &mut self.segments else { return false };
         segments.shut();
+        segments.assert_named();
         segments.open = segments.free.pop_front().map(|segment| Open { segment, written: 0 });
         segments.open.is_some()
+    }
+
+    // Which segments are named in a list.
+
+    /// Does the next chunk open a segment?
+    pub fn opens_next(&self) -> bool {
+        self.segments.as_ref().is_some_and(Segments::opens_next)
+    }
+
+    pub fn naming(&self) -> Naming {
+        let Some(segments) = self.segments.as_ref().filter(|segments| !segments.named.is_empty()) else {
+            return Naming::Done;
+        };
+        let mut first = segments.free.iter().map(|&segment| segments.named[segment as usize]);
+        match (first.next(), first.next()) {
+            (Some(Named::No | Named::Written), _) => Naming::Now,
+            (_, Some(Named::No)) => Naming::Soon,
+            _ => Naming::Done,
+        }
+    }
+
+    /// Free segments that no list names.
+    pub fn unnamed(&self, most: usize) -> Vec<u32> {
+        let Some(segments) = &self.segments else { return vec![] };
+        let unnamed = segments.free.iter().filter(|&&segment| segments.named.get(segment as usize) == Some(&Named::No));
+        unnamed.copied().take(most).collect()
+    }
+
+    /// A new list begins: what it must name first.
+    pub fn rename(&mut self, most: usize) -> Vec<u32> {
+        let Some(segments) = &mut self.segments else { return vec![] };
+        segments.named = vec![Named::No; segments.used.len()];
+        segments.unflushed.clear();
+        let open = segments.open.map(|open| open.segment).filter(|_| !is_planted(Bug::OpenUnnamed));
+        open.into_iter().chain(segments.free.iter().copied()).take(most).collect()
+    }
+
+    pub fn named(&mut self, names: &[u32]) {
+        let Some(segments) = &mut self.segments else { return };
+        for &name in names {
+            if let Some(named) = segments.named.get_mut(name as usize) {
+                *named = Named::Written;
+                segments.unflushed.push(name);
+            }
+        }
+    }
+
+    pub fn names_flushed(&mut self) {
+        let Some(segments) = &mut self.segments else { return };
+        for name in segments.unflushed.drain(..) {
+            segments.named[name as usize] = Named::Durable;
+        }
+    }
+
+    /// No segment need be named any more.
+    pub fn name_nothing(&mut self) {
+        if let Some(segments) = &mut self.segments {
+            (segments.named, segments.unflushed) = (Vec::new(), Vec::new());
+        }
+    }
+
+    /// For recovery: the first free segment that is named durably will be opened next; false if there is none.
+    pub fn named_first(&mut self) -> bool {
+        let Some(segments) = &mut self.segments else { return true };
+        if segments.named.is_empty() {
+            return true;
+        }
+        let is_named = |&segment: &u32| segments.named[segment as usize] == Named::Durable;
+        let Some(place) = segments.free.iter().position(is_named) else { return false };
+        let first = segments.free.remove(place);
+        segments.free.extend(first);
+        segments.free.rotate_right(1);
+        true
     }
 
     /// Blocks of the open segment are written to, in order.
@@ -227,6 +339,19 @@ impl Space {
 }
 
 impl Segments {
+    fn opens_next(&self) -> bool {
+        self.open.is_none_or(|open| open.written + 2 > self.blocks)
+    }
+
+    /// What recovery does not look for must not be written.
+    fn assert_named(&self) {
+        if let Some(&first) = self.free.front()
+            && let Some(&named) = self.named.get(first as usize)
+        {
+            assert!(named == Named::Durable || is_planted(Bug::NamesUnflushed), "segment {first} is {named:?}");
+        }
+    }
+
     fn is_waiting(&self, number: u32) -> bool {
         let (used, left) = (self.used[number as usize], self.left[number as usize]);
         used > 0 && used == left && self.open.is_none_or(|open| open.segment != number)
@@ -267,7 +392,14 @@ mod tests {
     use super::*;
 
     fn superblock(segment_blocks: u32) -> Superblock {
-        Superblock { uuid: [0; 16], salt: 0, logical_blocks: 40, physical_blocks: LOG_AT + 100, segment_blocks }
+        Superblock {
+            uuid: [0; 16],
+            salt: 0,
+            logical_blocks: 40,
+            physical_blocks: LOG_AT + 100,
+            segment_blocks,
+            area: None,
+        }
     }
 
     #[test]

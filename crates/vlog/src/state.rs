@@ -8,19 +8,26 @@ use std::collections::{HashMap, HashSet};
 
 use shoal_format::vlog::{Entry, LINKS_MAX, Link, PIECE_BLOCKS, PIECES_MAX, Piece, Record, Superblock};
 
+use crate::checkpoint::Bits;
+use crate::entries::Map;
 use crate::planted::{Bug, is_planted};
 use crate::space::Space;
 
 pub(crate) struct State {
     pub superblock: Superblock,
-    pub map: Vec<Entry>,
+    pub map: Map,
     pub space: Space,
     /// For each piece the record that holds it; 0: it never existed, all its blocks are nowhere.
     piece_at: Vec<u32>,
     mapped: u32,
     records: HashMap<u32, Live>,
-    /// Records that count and that no other one links to, the newest last.
+    /// Records that count and that no other one links to, the newest last. A disk with checkpoints needs no links.
     unlinked: Vec<Link>,
+    /// With checkpoints: the newest record, and its block if it holds no pieces. It is left when there is a newer one.
+    last: Option<Link>,
+    bare: Option<u32>,
+    /// Map blocks that changed since a round began.
+    dirty: Bits,
     /// Records that had few pieces left when they were put here.
     sparse: Vec<u32>,
     pub next_seq: u64,
@@ -45,7 +52,6 @@ struct Live {
 /// What is remembered of a record that was read.
 pub(crate) struct Header {
     pub at: u32,
-    pub mapped: u32,
     pub pieces: Vec<u32>,
     pub links: Vec<Link>,
 }
@@ -76,14 +82,25 @@ impl Changed {
 }
 
 impl State {
+    /// Of a new disk.
     pub fn new(superblock: Superblock) -> State {
+        let map = Map::new(superblock.logical_blocks);
+        let piece_at = vec![0; superblock.pieces() as usize];
+        State { map, piece_at, ..State::empty(superblock) }
+    }
+
+    /// Of a disk whose map is yet to come.
+    pub fn empty(superblock: Superblock) -> State {
         State {
-            map: vec![Entry::default(); superblock.logical_blocks as usize],
+            map: Map::default(),
             space: Space::new(&superblock),
-            piece_at: vec![0; superblock.pieces() as usize],
+            piece_at: if superblock.area.is_none() { vec![0; superblock.pieces() as usize] } else { Vec::new() },
             mapped: 0,
             records: HashMap::new(),
             unlinked: Vec::new(),
+            last: None,
+            bare: None,
+            dirty: Bits::new(superblock.map_blocks()),
             sparse: Vec::new(),
             next_seq: 1,
             durable: 0,
@@ -98,16 +115,23 @@ impl State {
 
     /// Bytes of memory for the map, and for all that is kept beside it.
     pub fn memory(&self) -> (u64, u64) {
-        let record = (size_of::<Live>() + 8 + PIECES_MAX * 4 + LINKS_MAX / 4 * size_of::<Link>()) as u64;
+        let links = if self.has_links() { LINKS_MAX / 4 * size_of::<Link>() } else { 0 };
+        // An allocation takes its header and what it is rounded up by; of the table up to half is empty.
+        let record = (PIECES_MAX * 4 + 16 + links) as u64;
+        let slot = (size_of::<(u32, Live)>() + 1) as u64 * 8 / 7;
         let beside = self.piece_at.len() as u64 * 4
             + self.superblock.physical_blocks as u64 / 4
-            + self.records.len() as u64 * record;
-        ((self.map.len() * size_of::<Entry>()) as u64, beside)
+            + self.superblock.segments() as u64 * 17
+            + self.superblock.map_blocks() as u64 * 4
+            + 4 * self.dirty.bytes()
+            + self.records.len() as u64 * record
+            + self.records.capacity() as u64 * slot;
+        (self.map.bytes(), beside)
     }
 
     /// Gives a logical block another place and leaves the old one. `seq`: the last record of this change.
     pub fn put(&mut self, logical: u32, entry: Entry, seq: u64) {
-        let old = std::mem::replace(&mut self.map[logical as usize], entry);
+        let old = self.map.replace(logical, entry);
         if old.at != 0 {
             self.space.leave(old.at, seq);
         }
@@ -133,25 +157,57 @@ impl State {
             self.supersede(index, seq);
             self.mapped += (self.piece_at[index as usize] == 0) as u32;
             self.piece_at[index as usize] = at;
+            self.mark_dirty(index);
             live.newest |= 1 << n;
-            pieces.push(Piece { index, changed: mask, entries: self.entries(index) });
+            pieces.push(Piece { index, changed: mask, entries: self.map.piece(index) });
         }
         if !pieces.is_empty() && pieces.len() <= SPARSE as usize {
             self.sparse.push(at);
         }
-        let links = self.take_links(seq);
+        let links = if self.has_links() { self.take_links(seq) } else { vec![] };
         live.links = links.clone().into();
         self.records.insert(at, live);
-        self.unlinked.push(Link { at, seq });
+        if self.has_links() {
+            self.unlinked.push(Link { at, seq });
+        } else {
+            let before = if pieces.is_empty() { self.bare.replace(at) } else { self.bare.take() };
+            before.into_iter().for_each(|before| self.drop_record(before, seq));
+            self.last = Some(Link { at, seq });
+        }
         Record { at, seq, durable: self.durable, skip, mapped: self.mapped, pieces, links }
     }
 
-    fn entries(&self, index: u32) -> [Entry; PIECE_BLOCKS as usize] {
-        let first = (index * PIECE_BLOCKS) as usize;
-        let mut entries = [Entry::default(); PIECE_BLOCKS as usize];
-        let have = self.map.len().min(first + PIECE_BLOCKS as usize) - first;
-        entries[..have].copy_from_slice(&self.map[first..first + have]);
-        entries
+    /// Without a map area all records that count are to be reached from the newest.
+    fn has_links(&self) -> bool {
+        self.superblock.area.is_none()
+    }
+
+    /// The record that holds a piece; 0: none ever did.
+    pub fn record_of(&self, index: u32) -> u32 {
+        self.piece_at[index as usize]
+    }
+
+    /// The map block of a piece is not what the last round has written.
+    pub fn mark_dirty(&mut self, index: u32) {
+        if let Some(area) = self.superblock.area {
+            self.dirty.set(index / area.map_pieces, true);
+        }
+    }
+
+    pub fn all_dirty(&mut self) {
+        (0..self.superblock.map_blocks()).for_each(|block| self.dirty.set(block, true));
+    }
+
+    /// What changed so far is somebody else's matter from now on.
+    pub fn take_dirty(&mut self) -> Bits {
+        if is_planted(Bug::DirtyForgotten) {
+            // Every other one only: else rounds would write nothing at all.
+            let mut some = Bits::new(self.superblock.map_blocks());
+            (0..self.superblock.map_blocks()).step_by(2).for_each(|n| some.set(n, self.dirty.get(n)));
+            self.dirty = Bits::new(self.superblock.map_blocks());
+            return some;
+        }
+        std::mem::replace(&mut self.dirty, Bits::new(self.superblock.map_blocks()))
     }
 
     fn add_sparse(&mut self, changed: &mut Vec<Changed>) {
@@ -216,6 +272,9 @@ impl State {
 
     /// The newest record, if all that count are reached from it.
     pub fn root(&mut self) -> Option<Link> {
+        if !self.has_links() {
+            return self.last;
+        }
         let mut unlinked = std::mem::take(&mut self.unlinked);
         unlinked.retain(|link| self.counts(link));
         self.unlinked = unlinked;
@@ -260,6 +319,35 @@ impl State {
             self.sparse.push(header.at);
         }
         self.records.insert(header.at, live);
+    }
+
+    /// While a disk with checkpoints is opened: all of the map at once. Records are what holds pieces, and the newest one if the
+    /// disk was closed; returns their blocks. `None` if a record is said to hold more pieces than it can.
+    pub fn loaded(&mut self, map: Map, piece_at: Vec<u32>, last: Option<Link>) -> Option<Vec<u32>> {
+        (self.map, self.piece_at, self.last) = (map, piece_at, last);
+        let mut held: Vec<(u32, u32)> =
+            (0u32..).zip(&self.piece_at).filter(|&(_, &at)| at != 0).map(|(index, &at)| (at, index)).collect();
+        held.sort_unstable();
+        self.mapped = held.len() as u32;
+        self.records.reserve(held.chunk_by(|a, b| a.0 == b.0).count());
+        for group in held.chunk_by(|a, b| a.0 == b.0) {
+            if group.len() > PIECES_MAX {
+                return None;
+            }
+            let (at, newest) = (group[0].0, u64::MAX >> (64 - group.len()));
+            let pieces = group.iter().map(|&(_, index)| index).collect();
+            self.records.insert(at, Live { seq: 0, newest, pieces, links: [].into() });
+            if group.len() <= SPARSE as usize {
+                self.sparse.push(at);
+            }
+        }
+        if let Some(last) = last
+            && !self.records.contains_key(&last.at)
+        {
+            self.records.insert(last.at, Live { seq: last.seq, newest: 0, pieces: [].into(), links: [].into() });
+            self.bare = Some(last.at);
+        }
+        Some(self.records.keys().copied().collect())
     }
 
     /// After all were found: which of them no other one links to. `root` is kept for its links if nothing else.

@@ -78,7 +78,7 @@ impl VirtualLog {
 
     fn place_one(&self, log: &Log, head: &dyn Head, emptying: &mut Emptying, item: Item) -> Result<()> {
         let (Change::Data(data), Some(from)) = (&item.change, item.from) else { return Ok(()) };
-        if self.state.read().map[item.logical as usize] != from {
+        if self.state.read().map.get(item.logical) != from {
             return Ok(());
         }
         let tries = if self.has_room_to_move() { 2 } else { 0 };
@@ -105,7 +105,7 @@ impl VirtualLog {
         let mut wanted = Vec::with_capacity(placed.len());
         for (logical, from, entry) in placed {
             let mut state = self.state.write();
-            if state.map[logical as usize] != from && !is_planted(Bug::MoveStale) {
+            if state.map.get(logical) != from && !is_planted(Bug::MoveStale) {
                 // Written in the meantime.
                 state.space.free(entry.at);
                 continue;
@@ -155,9 +155,7 @@ impl VirtualLog {
         if holes - (track.len() - used) < used + used / PIECES_MAX + 2 {
             return Ok(false);
         }
-        let in_track = |(_, entry): &(usize, &Entry)| track.contains(&entry.at);
-        let todo =
-            state.map.iter().enumerate().filter(in_track).map(|(logical, entry)| (logical as u32, *entry)).collect();
+        let todo = state.map.iter().filter(|(_, entry)| track.contains(&entry.at)).collect();
         log.emptying = Some(Emptying { blocks: track.clone(), todo, ..Emptying::default() });
         Ok(true)
     }

@@ -29,7 +29,7 @@ pub(crate) struct Item {
 
 impl Item {
     fn still_wanted(&self, state: &State) -> bool {
-        is_planted(Bug::MoveStale) || self.from.is_none_or(|from| state.map[self.logical as usize] == from)
+        is_planted(Bug::MoveStale) || self.from.is_none_or(|from| state.map.get(self.logical) == from)
     }
 
     fn data(&self) -> Option<&Arc<[u8]>> {
@@ -82,6 +82,7 @@ impl VirtualLog {
     /// With neither changes nor pieces: a bare record.
     fn write_segments(&self, log: &mut Log, mut items: &[Item], mut rewritten: &[u32], by: By) -> Result<()> {
         loop {
+            self.prepare_opening(log)?;
             let chunk = {
                 let mut state = self.state.write();
                 let seq = state.next_seq;

@@ -31,6 +31,11 @@ fn segments() {
 }
 
 #[test]
+fn segments_of_earlier_versions() {
+    visit_seeds(Kind::Earlier, 200..228);
+}
+
+#[test]
 fn anywhere() {
     visit_seeds(Kind::Anywhere, 100..128);
 }

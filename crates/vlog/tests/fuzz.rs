@@ -6,7 +6,8 @@
 mod common;
 
 use common::{BLOCK, Kind, Life, ask};
-use shoal_format::vlog::{Link, Record, Superblock, TAIL_AT, Tail};
+use shoal_format::vlog::map::{Directory, List, MapPiece, decode_map, encode_map};
+use shoal_format::vlog::{Checkpoint, Link, Record, Superblock, TAIL_AT, Tail};
 use shoal_media::{BlockDevice, Request};
 use shoal_sim::{Random, World};
 
@@ -24,7 +25,7 @@ fn used(kind: Kind, seed: u64) -> Vec<u8> {
     bytes
 }
 
-fn use_it(kind: Kind, bytes: &[u8], random: &mut Random) -> bool {
+fn use_it(kind: Kind, bytes: &[u8], random: &mut Random, hides: bool) -> bool {
     let world = World::new(1);
     let device = world.add_disk(bytes.len() as u64);
     device.write_from(0, bytes).unwrap();
@@ -42,8 +43,9 @@ fn use_it(kind: Kind, bytes: &[u8], random: &mut Random) -> bool {
     }
     if disk.close().is_ok() {
         drop(disk);
-        // What was closed can be opened.
-        kind.open(device).unwrap();
+        // What was closed can be opened, unless it hides records that come to light later.
+        let again = kind.open(device);
+        assert!(hides || again.is_ok(), "{:?}", again.err());
     }
     true
 }
@@ -52,7 +54,7 @@ fn use_it(kind: Kind, bytes: &[u8], random: &mut Random) -> bool {
 fn changed_bytes_are_survived() {
     let (mut opened, mut tried) = (0, 0);
     for seed in 0..40 {
-        let kind = if seed % 3 == 0 { Kind::Anywhere } else { Kind::Segments };
+        let kind = Kind::of(seed);
         let clean = used(kind, seed);
         let mut random = Random::new(seed);
         for _ in 0..12 {
@@ -63,7 +65,7 @@ fn changed_bytes_are_survived() {
                 random.fill(&mut bytes[at..end]);
             }
             tried += 1;
-            opened += use_it(kind, &bytes, &mut random) as u32;
+            opened += use_it(kind, &bytes, &mut random, false) as u32;
         }
     }
     assert!(opened > tried / 3, "{opened} of {tried} could be opened");
@@ -72,7 +74,7 @@ fn changed_bytes_are_survived() {
 #[test]
 fn forged_records_are_survived() {
     for seed in 100..160 {
-        let kind = if seed % 3 == 0 { Kind::Anywhere } else { Kind::Segments };
+        let kind = Kind::of(seed);
         let mut bytes = used(kind, seed);
         let mut random = Random::new(seed);
         let superblock = Superblock::decode(&bytes[..BLOCK]).unwrap();
@@ -98,10 +100,64 @@ fn forged_records_are_survived() {
         }
         if random.below(3) == 0 {
             let root = Some(Link { at: 4 + random.below(blocks as u64 - 4) as u32, seq: random.below(100) });
-            let tail = Tail { generation: 1 << 40, root, durable: random.below(1000) };
+            let tail = Tail { generation: 1 << 40, root, durable: random.below(1000), checkpoint: None };
             let at = TAIL_AT[0] as usize * BLOCK;
             bytes[at..at + BLOCK].copy_from_slice(&tail.encode(&superblock));
         }
-        use_it(kind, &bytes, &mut random);
+        use_it(kind, &bytes, &mut random, false);
     }
+}
+
+/// Map blocks that say something else, named by a directory that has their checksums; and lists.
+#[test]
+fn forged_checkpoints_are_survived() {
+    let (mut opened, mut loaded) = (0, 0);
+    for seed in 200..320u64 {
+        let kind = if seed % 4 == 0 { Kind::Larger } else { Kind::Segments };
+        let mut bytes = used(kind, seed);
+        let mut random = Random::new(seed);
+        let superblock = Superblock::decode(&bytes[..BLOCK]).unwrap();
+        let place = |at: u32| at as usize * BLOCK..(at as usize + 1) * BLOCK;
+        let tails = TAIL_AT.iter().filter_map(|&at| Tail::decode(&bytes[place(at)], &superblock).ok());
+        let tail = tails.max_by_key(|tail| tail.generation).unwrap();
+        let Checkpoint { number, side } = tail.checkpoint.unwrap();
+        let at = superblock.directory_at(side, 0);
+        let mut directory = Directory::decode(&bytes[place(at)], &superblock).unwrap();
+        assert_eq!(directory.number, number);
+        let within = superblock.segments() as u64 * superblock.segment_blocks as u64;
+        let mut block = || 4 + random.below(within) as u32;
+        for index in 0..superblock.map_blocks() {
+            let (slot, sum) = directory.get(index as usize).unwrap_or((0, 0));
+            let at = superblock.map_at(slot, index);
+            let mut pieces: Vec<MapPiece> = vec![];
+            let _ = decode_map(&superblock, &bytes[place(at)], index, sum, |_, piece| pieces.push(piece));
+            pieces.resize(4, MapPiece::default());
+            let piece = &mut pieces[index as usize % 4];
+            match seed % 5 {
+                0 => piece.entries[seed as usize % 8].at = block(),
+                1 => piece.record = block(),
+                2 => piece.record = 4,
+                3 => *piece = MapPiece::default(),
+                _ => piece.entries[1].crc ^= 1,
+            }
+            let (block, sum) = encode_map(&superblock, number, index, &pieces);
+            bytes[place(at)].copy_from_slice(&block);
+            directory.set(index as usize, slot, sum);
+        }
+        bytes[place(at)].copy_from_slice(&directory.encode(&superblock));
+        if seed % 3 == 0 {
+            let segments = vec![seed as u32 % superblock.segments(); 1000];
+            let list = List { number, after: seed, index: 0, segments };
+            (0..2).for_each(|copy| {
+                bytes[place(superblock.list_at(side, copy, 0))].copy_from_slice(&list.encode(&superblock))
+            });
+        }
+        let world = World::new(1);
+        let device = world.add_disk(bytes.len() as u64);
+        device.write_from(0, &bytes).unwrap();
+        loaded += kind.open(device).is_ok_and(|(_, recovery)| recovery.checkpoint) as u32;
+        // A list that leaves out segments hides what is in them.
+        opened += use_it(kind, &bytes, &mut random, seed % 3 == 0) as u32;
+    }
+    assert!(opened > 20 && loaded > 20, "{opened} could be opened, {loaded} of them from the checkpoint");
 }

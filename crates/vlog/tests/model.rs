@@ -27,7 +27,7 @@ fn life(kind: Kind, seed: u64) -> (World, Life) {
 #[test]
 fn random_requests_agree_with_an_array() {
     for seed in 0..300 {
-        let kind = if seed % 3 == 0 { Kind::Anywhere } else { Kind::Segments };
+        let kind = Kind::of(seed);
         let (_world, mut life) = life(kind, seed);
         for step in 0..150 {
             life.step();
@@ -56,7 +56,7 @@ fn room_is_found_in_long_lives_too() {
 #[test]
 fn crashes_follow_each_other() {
     for seed in 1000..1120 {
-        let kind = if seed % 3 == 0 { Kind::Anywhere } else { Kind::Segments };
+        let kind = Kind::of(seed);
         let (mut world, mut life) = life(kind, seed);
         for round in 0..12 {
             for _ in 0..life.random.below(60) {
@@ -104,7 +104,7 @@ fn fill_and_write(disk: &VirtualLog, writes: u64) -> f64 {
 #[test]
 fn the_compactor_comes_to_rest() {
     for seed in 0..200 {
-        let kind = if seed % 2 == 0 { Kind::Anywhere } else { Kind::Segments };
+        let kind = Kind::of(seed);
         let (_world, mut life) = life(kind, seed);
         if seed % 4 < 2 {
             fill_and_write(&life.disk, 600 + 13 * seed);
@@ -366,7 +366,7 @@ fn after_a_failed_flush_nothing_is_written_and_what_is_there_is_read() {
 fn after_a_failed_write_of_the_compactor_what_is_there_is_read() {
     let mut failed = 0;
     for seed in 0..60 {
-        let kind = if seed % 3 == 0 { Kind::Anywhere } else { Kind::Segments };
+        let kind = Kind::of(seed);
         let (world, mut life) = life(kind, seed);
         (0..200).for_each(|_| life.step());
         world.fail(FaultPlan { call: Call::DiskWrite, nth: seed % 5, for_good: true, fault: Fault::Io });

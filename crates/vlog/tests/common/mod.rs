@@ -10,6 +10,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use shoal_format::vlog::map::List;
+use shoal_format::vlog::{LOG_AT, Superblock, TAIL_AT};
 use shoal_media::{BlockDevice, Head, MediaError, Request};
 use shoal_sim::{CrashPoint, Limits, Random, SimClock, World};
 use shoal_vlog::{Choice, FormatOptions, Options, Placement, VirtualLog, VlogError};
@@ -42,33 +44,55 @@ impl Head for Sweep {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// With checkpoints, of map blocks small enough that there are some.
     Segments,
+    /// With more segments between two checkpoints than are free on a disk that is full.
+    Larger,
+    /// Without, as earlier versions made it.
+    Earlier,
     Anywhere,
 }
 
 impl Kind {
+    /// One of them for each seed, disks with checkpoints most often.
+    pub fn of(seed: u64) -> Kind {
+        match seed % 12 {
+            0 | 3 | 6 | 9 => Kind::Anywhere,
+            4 | 10 => Kind::Earlier,
+            7 => Kind::Larger,
+            _ => Kind::Segments,
+        }
+    }
+
+    pub fn has_checkpoints(self) -> bool {
+        matches!(self, Kind::Segments | Kind::Larger)
+    }
+
     /// Blocks of the device below.
     pub fn blocks(self) -> u64 {
         match self {
-            Kind::Segments => 4 + 12 * 32,
+            Kind::Segments => 4 + 12 * 32 + 48,
+            Kind::Larger => 4 + 40 * 32 + 112,
+            Kind::Earlier => 4 + 12 * 32,
             Kind::Anywhere => 160,
         }
     }
 
     pub fn format(self, salt: u64) -> FormatOptions {
         let placement = match self {
-            Kind::Segments => Placement::Segments { blocks: 32 },
+            Kind::Segments | Kind::Larger | Kind::Earlier => Placement::Segments { blocks: 32 },
             Kind::Anywhere => Placement::Anywhere,
         };
-        FormatOptions { uuid: [9; 16], salt, placement, ..FormatOptions::default() }
+        let map_pieces = if self.has_checkpoints() { 4 } else { 0 };
+        FormatOptions { uuid: [9; 16], salt, placement, map_pieces, ..FormatOptions::default() }
     }
 
     pub fn options(self) -> Options {
         let head: Option<Arc<dyn Head>> = match self {
-            Kind::Segments => None,
+            Kind::Segments | Kind::Larger | Kind::Earlier => None,
             Kind::Anywhere => Some(Arc::new(Sweep { blocks: self.blocks(), at: std::sync::Mutex::new(7) })),
         };
-        Options { head, choice: Choice::CostBenefit }
+        Options { head, choice: Choice::CostBenefit, watch: None }
     }
 
     pub fn open(self, device: Arc<dyn BlockDevice>) -> Result<(VirtualLog, shoal_vlog::Recovery), VlogError> {
@@ -306,7 +330,10 @@ pub fn read_all(disk: &VirtualLog) -> Result<Vec<Content>, String> {
 
 /// Opens the disk as a crash left it and compares it with the model, `done` operations after its beginning.
 pub fn judge(kind: Kind, world: &World, model: &Model, done: u64) -> Result<(VirtualLog, Vec<Content>), String> {
-    let (disk, _) = kind.open(world.disk(0)).map_err(|error| format!("opening: {error}"))?;
+    let (disk, recovery) = kind.open(world.disk(0)).map_err(|error| format!("opening: {error}"))?;
+    if kind.has_checkpoints() && !recovery.checkpoint {
+        return Err("no crash may cost the checkpoint".into());
+    }
     let contents = read_all(&disk)?;
     for (block, content) in contents.iter().enumerate() {
         if !model.allows(block, content, done) {
@@ -395,4 +422,119 @@ fn judge_points(
         }
     }
     Ok(())
+}
+
+/// A life with checkpoints that ends in a crash, and the device as it was some time before. Then, one after the other, each block of
+/// the map area and each tail record is changed, zeroed, or is what it was at that time. Counts how often the log was scanned.
+pub fn damage(seed: u64) -> Result<u32, String> {
+    let kind = Kind::Segments;
+    let world = World::new(seed);
+    let device = world.add_disk(kind.blocks() * BLOCK as u64);
+    let mut life = Life::new(kind, device.clone(), seed);
+    let image = || {
+        let mut bytes = vec![0; device.geometry().bytes as usize];
+        device.read_into(0, &mut bytes).map(|()| bytes).map_err(|error| error.to_string())
+    };
+    let mut images = vec![];
+    for _ in 0..4 {
+        for _ in 0..20 + life.random.below(80) {
+            life.step();
+        }
+        images.push(image()?);
+    }
+    ask(&life.disk, Request::Flush).map_err(|error| error.to_string())?;
+    life.model.done += 1;
+    life.model.flushes.push(life.model.done);
+    let now = image()?;
+    let superblock = Superblock::decode(&now[..BLOCK]).map_err(|error| error.to_string())?;
+    let area = superblock.log_end()..superblock.physical_blocks;
+    let mut scanned = 0;
+    for block in TAIL_AT.into_iter().chain(area) {
+        let place = block as usize * BLOCK..(block as usize + 1) * BLOCK;
+        let mut flipped = now[place.clone()].to_vec();
+        flipped[life.random.below(BLOCK as u64) as usize] ^= 1 << life.random.below(8);
+        let older = images.iter().map(|image| image[place.clone()].to_vec());
+        for damaged in older.chain([flipped, vec![0; BLOCK]]).filter(|bytes| *bytes != now[place.clone()]) {
+            let world = World::new(seed);
+            let device = world.add_disk(now.len() as u64);
+            device.write_from(0, &now).map_err(|error| error.to_string())?;
+            device.write_from(place.start as u64, &damaged).map_err(|error| error.to_string())?;
+            let (disk, recovery) = kind.open(device).map_err(|error| format!("block {block}: {error}"))?;
+            scanned += !recovery.checkpoint as u32;
+            let contents = read_all(&disk)?;
+            for (n, content) in contents.iter().enumerate() {
+                if !life.model.allows(n, content, life.model.done) {
+                    return Err(format!("block {block} damaged: block {n} holds {content:?}"));
+                }
+            }
+        }
+    }
+    Ok(scanned)
+}
+
+/// A device that sees whether each segment is named in a durable list before it is written to.
+struct Witness {
+    inner: Arc<dyn BlockDevice>,
+    superblock: Superblock,
+    lists: std::sync::Mutex<Lists>,
+}
+
+#[derive(Default)]
+struct Lists {
+    newest: u64,
+    written: Vec<(u64, u32)>,
+    durable: std::collections::HashSet<(u64, u32)>,
+    broken: Option<String>,
+    opened: u64,
+}
+
+impl Witness {
+    fn sees(&self, at: u64, bytes: &[u8]) {
+        let mut lists = self.lists.lock().unwrap();
+        for (block, bytes) in ((at / BLOCK as u64) as u32..).zip(bytes.chunks_exact(BLOCK)) {
+            if block >= self.superblock.log_end() {
+                let Ok(list) = List::decode(bytes, &self.superblock) else { continue };
+                lists.newest = lists.newest.max(list.number);
+                lists.written.extend(list.segments.iter().map(|&segment| (list.number, segment)));
+            } else if block >= LOG_AT && (block - LOG_AT).is_multiple_of(self.superblock.segment_blocks) {
+                let segment = (block - LOG_AT) / self.superblock.segment_blocks;
+                lists.opened += 1;
+                // The first record of a new disk is written before there is a list.
+                if lists.newest > 0 && !lists.durable.contains(&(lists.newest, segment)) {
+                    lists.broken = Some(format!("segment {segment} is not in the durable list {}", lists.newest));
+                }
+            }
+        }
+    }
+}
+
+impl BlockDevice for Witness {
+    fn geometry(&self) -> shoal_media::BlockGeometry {
+        self.inner.geometry()
+    }
+
+    fn submit(&self, request: Request, done: shoal_media::Completion) {
+        match &request {
+            Request::Write { at, buffer, .. } => self.sees(*at, buffer),
+            Request::Flush => {
+                let mut lists = self.lists.lock().unwrap();
+                let written = std::mem::take(&mut lists.written);
+                lists.durable.extend(written);
+            }
+            _ => {}
+        }
+        self.inner.submit(request, done);
+    }
+}
+
+/// A long life, seen by a witness. Returns how many segments were opened.
+pub fn name_in_time(kind: Kind, seed: u64) -> Result<u64, String> {
+    let world = World::new(seed);
+    let (inner, scratch) = (world.add_disk(kind.blocks() * BLOCK as u64), world.add_disk(kind.blocks() * BLOCK as u64));
+    let superblock = VirtualLog::format(&*scratch, &kind.format(seed)).map_err(|error| error.to_string())?;
+    let witness = Arc::new(Witness { inner, superblock, lists: std::sync::Mutex::default() });
+    let mut life = Life::new(kind, witness.clone(), seed);
+    (0..1500).for_each(|_| life.step());
+    let lists = witness.lists.lock().unwrap();
+    lists.broken.clone().map_or(Ok(lists.opened), Err)
 }
