@@ -78,6 +78,10 @@ impl State {
         }
         let width = self.width(NOTE_UNITS);
         let wanted = slots(width.saturating_sub(self.plan.parity));
+        if wanted == 0 {
+            // No group can be opened now. When one can, it is asked again whether that pays.
+            return false;
+        }
         let mut dead = room;
         half_dead.map(|(live, index)| capacity(index) - live).any(|more| {
             dead += more;
