@@ -167,6 +167,12 @@ fn what_is_given_up_fails_to_be_read_for_ever() {
 }
 
 #[test]
+fn at_whatever_step_a_client_dies_the_next_one_finds_what_was_flushed() {
+    let deaths: u64 = lives("brief", 2000, world::brief::brief).into_iter().sum();
+    println!("{deaths} deaths");
+}
+
+#[test]
 fn in_an_unkind_world_a_flushed_block_is_what_was_written_or_its_read_fails() {
     let mut faults = std::collections::BTreeMap::new();
     for life in lives("everything", 100, world::unkind::everything) {
