@@ -148,11 +148,16 @@ impl Donor {
     }
 
     /// Lowest sequence of what its units list that are still to be erased.
-    pub fn pending_sequence(&self) -> u64 {
+    fn pending_sequence(&self) -> u64 {
+        self.erasing_sequence().min(self.tainted_sequence)
+    }
+
+    /// The same without units that nothing but a late write could bring back.
+    pub fn erasing_sequence(&self) -> u64 {
         let pending = self.erase.iter().chain(&self.erasing).map(|erase| erase.first_sequence).min();
         // What a donor that was not looked at holds is not known.
         let unseen = if self.counts() && !self.is_final() && !self.scanned { 0 } else { u64::MAX };
-        pending.unwrap_or(u64::MAX).min(self.tainted_sequence).min(unseen)
+        pending.unwrap_or(u64::MAX).min(unseen)
     }
 }
 

@@ -83,7 +83,7 @@ impl State {
         if self.found.torn_notes.is_empty() {
             return u64::MAX;
         }
-        let pending = self.donors.iter().map(Donor::pending_sequence).min().unwrap_or(u64::MAX);
+        let pending = self.donors.iter().map(Donor::erasing_sequence).min().unwrap_or(u64::MAX);
         let is_there =
             |&&(index, id, sequence): &&(u32, u64, u64)| self.groups[index as usize].id == id || pending <= sequence;
         self.found.torn_notes.iter().filter(is_there).map(|&(_, _, sequence)| sequence).min().unwrap_or(u64::MAX)
