@@ -99,6 +99,10 @@ impl State {
             return true;
         }
         let wanted = (self.width(NOTE_UNITS).saturating_sub(self.plan.parity) * self.plan.buffer) as u32;
+        if wanted == 0 {
+            // No group can be opened now. When one can, it is asked again whether that pays.
+            return false;
+        }
         let mut dead = room;
         half_dead.map(|(live, index)| capacity(index) - live).any(|more| {
             dead += more;

@@ -6,7 +6,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use shoal_format::ram::{DONORS_MAX, SUPERBLOCK_BYTES, UnitHeader};
+use shoal_format::ram::{DONORS_MAX, DiskSuperblock, SUPERBLOCK_BYTES, UnitHeader};
 
 use crate::api::{DiskError, DonorId, DonorInfo};
 use crate::state::{Member, State};
@@ -64,6 +64,8 @@ pub(crate) struct Donor {
     pub born: u32,
     /// Its superblock may be anything.
     pub blank: bool,
+    /// It joins, and so many donors know its birth that any later opening meets one of them.
+    pub announced: bool,
     /// The epoch of the superblock it has.
     pub epoch: u64,
     /// The slot of its superblock that it has.
@@ -149,10 +151,15 @@ impl Donor {
 
     /// Lowest sequence of what its units list that are still to be erased.
     fn pending_sequence(&self) -> u64 {
+        self.erasing_sequence().min(self.tainted_sequence)
+    }
+
+    /// The same without units that nothing but a late write could bring back.
+    pub fn erasing_sequence(&self) -> u64 {
         let pending = self.erase.iter().chain(&self.erasing).map(|erase| erase.first_sequence).min();
         // What a donor that was not looked at holds is not known.
         let unseen = if self.counts() && !self.is_final() && !self.scanned { 0 } else { u64::MAX };
-        pending.unwrap_or(u64::MAX).min(self.tainted_sequence).min(unseen)
+        pending.unwrap_or(u64::MAX).min(unseen)
     }
 }
 
@@ -177,6 +184,12 @@ impl State {
         Some(place.unwrap_or(self.donors.len() - 1) as DonorId)
     }
 
+    /// A birth is never used again.
+    pub fn knows_births(&mut self, superblock: &DiskSuperblock) {
+        let last = superblock.donors.iter().map(|place| place.born).max().unwrap_or(0);
+        self.next_born = self.next_born.max(last + 1);
+    }
+
     pub fn new_donor(&self, info: DonorInfo, born: u32) -> Donor {
         let units = self.units_of(&info);
         Donor {
@@ -195,6 +208,7 @@ impl State {
             drains: false,
             born,
             blank: true,
+            announced: false,
             epoch: 0,
             slot: None,
             stale: false,

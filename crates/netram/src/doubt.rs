@@ -2,8 +2,7 @@
 //!
 //! A copy that was not known to be safe is read at opening. Where nobody can tell at the moment, it counts, because it may have
 //! been flushed; what it replaced is kept, and takes its place when it turns out that it is not there. Either way the block is
-//! written anew: a later opening would take the entry for safe, because much has been since. Rules: until what is written anew
-//! is safe, no header says that entries as old as the doubted ones were safe. Left out: what counts at opening (`scan`).
+//! written anew: a later opening would take the entry for safe, because much has been since. Left out: what counts at opening (`scan`).
 
 use std::sync::Arc;
 
@@ -58,13 +57,6 @@ impl Doubt {
 }
 
 impl State {
-    /// Every entry with a lower sequence was safe, or does not count.
-    pub fn sure_horizon(&self) -> u64 {
-        let doubts = self.doubts.values().map(|doubt| doubt.from).min().unwrap_or(u64::MAX);
-        let doubts = if is_planted(Bug::DoubtForgotten) { u64::MAX } else { doubts };
-        self.horizon().min(self.next_sequence).min(doubts).min(self.found_horizon())
-    }
-
     /// Is it not sure that the block is there?
     pub fn is_doubted(&self, block: u32, at: Location) -> bool {
         let present = self.doubts.get(&block).and_then(|doubt| doubt.present);

@@ -87,9 +87,9 @@ impl Engine {
         plan.data = newest.data as usize;
         let mut state = State::new(&config, plan, now_ns);
         state.epoch = newest.epoch;
-        state.next_born = newest.donors.iter().map(|place| place.born).max().unwrap_or(0) + 1;
         let mut blank = Vec::new();
         let all: Vec<&DiskSuperblock> = found.iter().flatten().collect();
+        all.iter().for_each(|superblock| state.knows_births(superblock));
         newest.donors = merge(&newest, &all, plan.parity);
         let mut present: Vec<Option<DonorInfo>> = vec![None; newest.donors.len()];
         let mut known: Vec<(u64, Option<usize>)> = vec![(0, None); newest.donors.len()];

@@ -5,10 +5,12 @@
 //! - A flush does not end: it covers what its reader may have seen.
 //! - Groups with older copies of these blocks are kept: when the client dies again, the newer copies may not be had any more.
 //!   They are let go of group by group, because a full disk has no room to write everything anew first.
-//! - No header says that anything more is safe than opening knew: the next opening reads these entries again.
+//! - No header says that anything more is safe than opening knew, and as long as a block is doubted: the next opening reads these
+//!   entries again, whether they were there or not. The same for a list of trims that was never safe, until it is erased.
 //!
 //! Left out: what opening finds (`scan`), writing it anew (`repair`), what it could not tell (`doubt`).
 
+use crate::donors::Donor;
 use crate::planted::{Bug, is_planted};
 use crate::state::{Group, State};
 
@@ -28,6 +30,9 @@ pub(crate) struct FoundUnsafe {
     pub groups: Vec<Unprotected>,
     /// Groups kept for blocks that are doubted.
     pub held_by_doubts: Vec<(u32, u64)>,
+    /// Lists of ranges that were never safe and are not needed: their groups (place and number), and their sequences. Of a block a
+    /// newer copy says so; of a list nothing does, and the next opening would wait for one that it took for safe.
+    pub torn_notes: Vec<(u32, u64, u64)>,
     /// What opening knew to be safe: all entries with a lower sequence.
     pub horizon: u64,
 }
@@ -43,6 +48,9 @@ impl Unprotected {
 impl State {
     /// Is anything of what opening found still not safe? Lets go of what was kept for the rest.
     pub fn has_unprotected(&mut self) -> bool {
+        if self.torn_note() == u64::MAX {
+            self.found.torn_notes.clear();
+        }
         if self.found.groups.is_empty() {
             return false;
         }
@@ -70,13 +78,24 @@ impl State {
         }
     }
 
-    /// What headers may call safe as far as it was found at opening.
-    pub fn found_horizon(&self) -> u64 {
+    /// The lowest sequence of a list that was never safe and that the next opening may find.
+    fn torn_note(&self) -> u64 {
+        if self.found.torn_notes.is_empty() {
+            return u64::MAX;
+        }
+        let pending = self.donors.iter().map(Donor::erasing_sequence).min().unwrap_or(u64::MAX);
+        let is_there =
+            |&&(index, id, sequence): &&(u32, u64, u64)| self.groups[index as usize].id == id || pending <= sequence;
+        self.found.torn_notes.iter().filter(is_there).map(|&(_, _, sequence)| sequence).min().unwrap_or(u64::MAX)
+    }
+
+    /// What a header may say: every entry with a lower sequence was safe, or does not count.
+    pub fn sure_horizon(&self) -> u64 {
         let horizon = self.horizon();
         let unsure = |found: &Unprotected| found.is_unsure && found.remains(&self.groups, horizon);
-        match self.found.groups.iter().any(unsure) && !is_planted(Bug::FoundSure) {
-            true => self.found.horizon,
-            false => u64::MAX,
-        }
+        let is_sure = self.doubts.is_empty() && !self.found.groups.iter().any(unsure);
+        let found = if is_sure { u64::MAX } else { self.found.horizon };
+        let found = if is_planted(Bug::DoubtForgotten) { u64::MAX } else { found.min(self.torn_note()) };
+        horizon.min(self.next_sequence).min(found)
     }
 }

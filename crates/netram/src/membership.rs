@@ -125,6 +125,10 @@ pub(crate) fn back(
     }
     (donor.info, donor.units, donor.epoch, donor.slot) = (info, units, own.epoch, Some(slot));
     (donor.refusals, donor.refused_until_ns) = (0, 0);
+    // A former client may have died when no other donor knew that epoch.
+    state.epoch = state.epoch.max(own.epoch);
+    state.knows_births(&own);
+    let donor = &mut state.donors[number as usize];
     let unknown = std::mem::take(&mut donor.unknown);
     if !fenced && !is_planted(Bug::TaintedReused) {
         donor.tainted.extend(unknown);
@@ -280,8 +284,11 @@ pub(crate) fn settle_epoch(state: &mut State) {
     let known = state.donors.iter().filter(sources).filter(|donor| hears(donor) && donor.epoch == epoch).count();
     let all = state.donors.iter().filter(sources).filter(|donor| donor.state != DonorState::Forgotten).count();
     let waits = state.donors.iter().any(|donor| hears(donor) && donor.epoch < epoch && donor.refusals == 0);
-    let joins =
-        state.donors.iter().any(|donor| donor.state == DonorState::Joining && donor.blank && donor.refusals == 0);
+    let announced = known >= quorum.min(all);
+    let is_new = |donor: &Donor| donor.state == DonorState::Joining && donor.blank;
+    state.donors.iter_mut().filter(|donor| is_new(donor)).for_each(|donor| donor.announced |= announced);
+    // With too few donors for that nobody joins, and what is there is read.
+    let joins = there >= quorum.min(all) && state.donors.iter().any(|donor| is_new(donor) && donor.refusals == 0);
     let need = if state.epoch_changes { quorum.min(all) } else { quorum.min(there) };
     if !state.epoch_stored && (known < need.max(1) || waits || joins) {
         return;
@@ -314,8 +321,11 @@ pub(crate) async fn herald(core: Arc<Core>) {
                 let with = |wanted: &dyn Fn(&Donor) -> bool| -> Vec<usize> {
                     (0..state.donors.len()).filter(|&n| wanted(&state.donors[n])).collect()
                 };
-                // A joining donor must have stored its number before the others count it.
-                let joining = with(&|donor| donor.state == DonorState::Joining && donor.blank && ready(donor));
+                // A joining donor must have stored its number before the others count it; and before that they must know its
+                // birth: it may be away when the next client gives births away.
+                let announced = |donor: &Donor| donor.announced || is_planted(Bug::BornTwice);
+                let joins = |donor: &Donor| donor.state == DonorState::Joining && donor.blank && announced(donor);
+                let joining = with(&|donor| joins(donor) && ready(donor));
                 let behind = || with(&|donor| hears(donor) && donor.epoch < state.epoch && ready(donor));
                 let targets = if joining.is_empty() { behind() } else { joining };
                 (!targets.is_empty()).then_some(targets)

@@ -52,12 +52,12 @@ shoal_media::plantable! {
         FoundUnprotected,
         /// Older copies of what opening found without parity are freed at once.
         FoundFreed,
-        /// Headers call entries safe that opening has only seen.
-        FoundSure,
-        /// Headers call entries safe that are not there.
+        /// Headers call entries safe that opening has only seen, or that are not there.
         DoubtForgotten,
         /// What a doubted copy replaced does not take its place again.
         NoStepBack,
+        /// A donor that joins stores its birth before the others know it.
+        BornTwice,
         /// A superblock is written over the newest one.
         SlotOverwritten,
         /// A unit that grows is written over its newest header.

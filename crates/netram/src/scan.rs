@@ -18,6 +18,7 @@ use crate::donors::{Donor, DonorState};
 use crate::doubt::{self, Doubt};
 use crate::found::{FoundUnsafe, Unprotected};
 use crate::membership::{self, miss};
+use crate::parity;
 use crate::planted::{Bug, is_planted};
 use crate::read;
 use crate::repair;
@@ -175,6 +176,7 @@ async fn map(core: &Arc<Core>) -> bool {
     let mut unsafe_groups: BTreeMap<u32, Unprotected> = BTreeMap::new();
     // In which group what counts of a block is, if it is not safe.
     let mut homes: HashMap<u32, u32> = HashMap::new();
+    let mut torn_notes = Vec::new();
     let mut patience = None;
     entries.sort_by_key(|(_, entry)| entry.sequence);
     for (at, entry) in entries {
@@ -182,7 +184,7 @@ async fn map(core: &Arc<Core>) -> bool {
         if !is_note && newest.get(&entry.block).is_some_and(|&(sequence, _, _)| sequence > entry.sequence) {
             continue;
         }
-        let Some(found) = look_at(core, at, entry, is_note, &mut patience).await else { return false };
+        let Some(found) = look_at(core, at, entry, horizon, &mut patience).await else { return false };
         if !is_note {
             if !matches!(found, read::Fetched::Good(_)) {
                 doubts.entry(entry.block).or_default().meets(entry.sequence);
@@ -213,6 +215,7 @@ async fn map(core: &Arc<Core>) -> bool {
             let group = &mut state.groups[at.group as usize];
             group.notes.retain(|&place| place != (at.unit, at.row));
             group.live -= 1;
+            torn_notes.push((at.group, group.id, entry.sequence));
         } else if state.is_unsafe(at, entry.sequence, horizon) {
             state.found_unsafe(at, entry.sequence, horizon, &mut unsafe_groups);
             for range in ranges.iter().flatten() {
@@ -281,7 +284,7 @@ async fn map(core: &Arc<Core>) -> bool {
         state.file(index as u32);
     }
     (state.doubts, state.first_group) = (doubts, state.next_group);
-    state.found = FoundUnsafe { groups: unsafe_groups.into_values().collect(), held_by_doubts, horizon };
+    state.found = FoundUnsafe { groups: unsafe_groups.into_values().collect(), held_by_doubts, torn_notes, horizon };
     // What the others do not know did not exist from here on.
     for donor in &mut state.donors {
         donor.stale |= donor.counts() && !donor.scanned && !is_planted(Bug::StaleCounts);
@@ -304,9 +307,10 @@ async fn look_at(
     core: &Arc<Core>,
     at: Location,
     entry: UnitEntry,
-    is_note: bool,
+    horizon: u64,
     patience: &mut Option<u64>,
 ) -> Option<read::Fetched> {
+    let is_note = ram::is_note(entry.block);
     loop {
         match read::fetch(core, at, entry.crc, Purpose::Upkeep).await {
             read::Fetched::Unanswered => {}
@@ -320,7 +324,7 @@ async fn look_at(
             if !is_note {
                 return Some(read::Fetched::Unanswered);
             }
-            if is_torn(core, at).await {
+            if entry.sequence >= horizon && is_torn(core, at, entry).await {
                 return Some(read::Fetched::Bad);
             }
         }
@@ -331,27 +335,49 @@ async fn look_at(
     }
 }
 
-/// Is a unit there that lists a block of this row, and has not got it? Then the group was still being written when the client died, and
-/// nothing of the row was flushed: a flush waits for all units, a unit that grows keeps what it has, and parity lists what
-/// a unit has grown by only when that is there. What repair moves has no header before its blocks are there.
-async fn is_torn(core: &Arc<Core>, at: Location) -> bool {
-    let asked: Vec<(u32, Op)> = {
+/// Is it certain that this entry, which nobody knew to be safe, was never part of a flush? A flush waits for all units of a group. A unit
+/// that grows keeps what it has, and parity lists what a unit has grown by only when that is there. What repair moves has no
+/// header before its blocks are there. So a unit that lists a block of this row and has not got it was still being
+/// written, and so was a parity that is wrong, unless that may be because of another block that came later.
+async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
+    let (data, lists, covered, asked) = {
         let state = &mut *core.lock();
         let group = &state.groups[at.group as usize];
         let Some(found) = &group.incomplete else { return false };
-        let lists =
-            |&unit: &usize| at.row < found.own[unit].into() && (unit == at.unit || at.row < found.covered[unit].into());
-        let units: Vec<_> = (0..group.data).filter(lists).filter(|&unit| group.members[unit].exists()).collect();
-        let crcs: Vec<_> = units.into_iter().map(|unit| (group.members[unit], found.lists[unit][at.row].crc)).collect();
-        crcs.into_iter()
-            .map(|(member, crc)| (crc, core.read(state, member, at.row..at.row + 1, Purpose::Upkeep)))
-            .collect()
+        let (data, lists) = (group.data, found.lists.clone());
+        let covered: Vec<bool> = found.covered.iter().map(|&rows| at.row < rows.into()).collect();
+        let has = |unit: usize| match unit < data {
+            true => at.row < found.own[unit].into(),
+            false => covered[at.unit],
+        };
+        let member = |(unit, member): (usize, &Member)| (member.exists() && has(unit)).then_some(*member);
+        let members: Vec<Option<Member>> = group.members.iter().enumerate().map(member).collect();
+        let mut ask = |member: Member| core.read(state, member, at.row..at.row + 1, Purpose::Upkeep);
+        let asked: Vec<Option<Op>> = members.into_iter().map(|member| member.map(&mut ask)).collect();
+        (data, lists, covered, asked)
     };
-    let mut torn = false;
-    for (crc, op) in asked {
-        torn |= op.await.is_ok_and(|bytes| checksum(0, &bytes) != crc);
+    let block_bytes = core.lock().block_bytes;
+    let mut row: Vec<Option<Vec<u8>>> = Vec::new();
+    for (unit, op) in asked.into_iter().enumerate() {
+        let bytes = match op {
+            Some(op) => op.await.ok(),
+            None => None,
+        };
+        let listed = lists.get(unit).and_then(|list| list.get(at.row));
+        let wrong = bytes.as_ref().zip(listed).is_some_and(|(bytes, listed)| checksum(0, bytes) != listed.crc);
+        if wrong && (unit == at.unit || covered[unit]) {
+            return true;
+        }
+        let is_empty = unit < data && !covered[unit];
+        row.push(if is_empty { Some(vec![0; block_bytes]) } else { bytes });
     }
-    torn
+    let parity = row.split_off(data);
+    row[at.unit] = None;
+    let newest =
+        (0..data).filter(|&unit| covered[unit]).filter_map(|unit| lists[unit].get(at.row)).map(|entry| entry.sequence);
+    let is_last = parity.len() > 1 || newest.max() == Some(entry.sequence);
+    let computed = parity::decode(at.unit, &row, &parity);
+    is_last && covered[at.unit] && computed.is_some_and(|bytes| checksum(0, &bytes) != entry.crc)
 }
 
 impl State {

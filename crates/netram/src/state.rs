@@ -385,6 +385,8 @@ impl State {
         let group = &mut self.groups[index as usize];
         let live = group.live;
         (group.live, group.killed) = (live - 1, sequence);
+        // It is over when what took the block's place is safe, and nobody else may ask for that.
+        self.repair_safe &= live > 1 || group.incomplete.is_none();
         if group.memory.is_none() && !group.busy {
             self.by_live.remove(&(live, index));
             self.file(index);

@@ -277,6 +277,7 @@ pub(crate) fn abandon(core: &Arc<Core>, state: &mut State, index: u32) {
         for (unit, row, entry) in entries {
             let at = Location { group: index, unit, row };
             let heir = core.clone();
+            let mut noted = false;
             let full = core
                 .until(|state| {
                     if !state.groups[index as usize].is_abandoned() {
@@ -285,6 +286,11 @@ pub(crate) fn abandon(core: &Arc<Core>, state: &mut State, index: u32) {
                     let is_note = ram::is_note(entry.block);
                     let memory = state.groups[index as usize].memory.as_ref()?;
                     let (origin, safe) = (memory.origins[unit][row], row < memory.safe[unit] as usize);
+                    if is_note && !safe && !noted {
+                        let id = state.groups[index as usize].id;
+                        state.found.torn_notes.push((index, id, entry.sequence));
+                        noted = true;
+                    }
                     if !state.lives(entry.block, at) {
                         if !safe && !is_planted(Bug::DropDead) {
                             state.inherit(&heir, entry.block, origin);
@@ -342,7 +348,8 @@ pub(crate) fn revive(core: &Arc<Core>, state: &mut State, index: u32) -> bool {
         taken.push((place, Member { unit, ..member }));
     }
     let group = &mut state.groups[index as usize];
-    let first_sequence = group.first_sequence;
+    let (id, first_sequence) = (group.id, group.first_sequence);
+    state.found.torn_notes.retain(|&(_, other, _)| other != id);
     let memory = group.memory.as_mut().expect("an abandoned group keeps its memory");
     for (place, member) in taken {
         group.members[place] = member;

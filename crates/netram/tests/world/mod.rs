@@ -8,6 +8,7 @@
 
 #![allow(dead_code, reason = "each test file uses its part")]
 
+pub mod brief;
 pub mod storm;
 pub mod unkind;
 

@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use shoal_netram::{DiskError, DonorError, DonorId, DonorOp, DonorState, NotBack, Policy, Trouble as Why};
 use shoal_sim::Random;
 
+use super::brief::Fate;
 use super::{FRONT, Flight, SECTOR, World, random_config};
 
 /// How long a client waits for a donor before it is away (ns).
@@ -32,6 +33,8 @@ pub struct Trouble {
     /// The client has given up waiting.
     pub away: bool,
     refuses_writes_until: u64,
+    /// What it does of what it refuses.
+    pub tears: Tears,
     refuses_reads_until: u64,
     slow: u64,
     /// Requests in the buffers of connections that are over.
@@ -42,6 +45,18 @@ impl Trouble {
     pub fn slow(&self) -> u64 {
         self.slow.max(1)
     }
+}
+
+/// Which of the writes that a donor refuses it may have done in part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Tears {
+    #[default]
+    Anywhere,
+    /// Of each only a part of what is written first: a header, or two.
+    InHeads,
+    /// Only superblocks.
+    InSuperblocks,
+    Nowhere,
 }
 
 enum Event {
@@ -90,6 +105,19 @@ impl World {
         let refused = |why: &str| Err(DonorError::new(Why::Refused, why));
         match op {
             DonorOp::Read { .. } if now < trouble.refuses_reads_until => refused("Input/output error"),
+            DonorOp::Write { at, .. }
+                if now < trouble.refuses_writes_until
+                    && (trouble.tears == Tears::Nowhere
+                        || (trouble.tears == Tears::InSuperblocks && at as usize >= FRONT)) =>
+            {
+                refused("No space left on device")
+            }
+            DonorOp::Write { at, bytes } if now < trouble.refuses_writes_until && trouble.tears == Tears::InHeads => {
+                let some = self.random.below(1100.min(bytes.len() as u64)) as usize;
+                let part = DonorOp::Write { at, bytes: bytes[..some].to_vec() };
+                let _ = self.carry_out(donor, part);
+                refused("No space left on device")
+            }
             DonorOp::Write { at, bytes } if now < trouble.refuses_writes_until => {
                 self.tear(donor, at, &bytes);
                 refused("No space left on device")
@@ -274,36 +302,37 @@ impl World {
         *self.unkind.faults.entry(fault).or_default() += 1;
     }
 
+    /// The client dies; what becomes of what it had on its way.
+    pub(super) fn client_leaves(&mut self, fate: Fate) {
+        self.engine = None;
+        let flights = std::mem::take(&mut self.flights);
+        self.pending.clear();
+        let done = match fate {
+            Fate::Late => return self.leave_behind(flights.into_values().collect()),
+            Fate::Nothing => 0,
+            Fate::Each => 1,
+            Fate::Everything => 2,
+        };
+        for (_, flight) in flights {
+            if done > self.random.below(2) && self.donors[flight.donor].is_there() {
+                let _ = self.answer(flight.donor, flight.op);
+            }
+        }
+        self.leave_behind(Vec::new());
+    }
+
+    /// Writes are refused for a moment.
+    pub(super) fn refuse_writes(&mut self, donor: usize) {
+        self.donors[donor].trouble.refuses_writes_until = self.now + self.random.below(300_000_000);
+    }
+
     /// The client dies, and another one opens the disk as soon as enough donors are there; sometimes it dies while it does.
     pub fn reopen(&mut self) -> Result<(), DiskError> {
         self.client_dies();
         self.count("client dies");
         loop {
-            if self.donors.iter().any(|donor| !donor.trouble.fenced) {
-                // The lease of the dead client runs out: what it sent to a server that knows no clients has arrived.
-                let until = self.now + LATE_NS + 1;
-                while self.unkind.next_due().is_some_and(|due| due <= until) {
-                    self.trouble_step()?;
-                }
-                self.now = self.now.max(until);
-            }
-            let given: Vec<usize> = (0..self.donors.len()).filter(|&n| self.donors[n].alive).collect();
-            match self.open(&given) {
-                Ok(()) => {}
-                Err(DiskError::TooFewDonors { .. }) => {
-                    self.count("too few donors to open");
-                    // None of them is dead: it is tried again.
-                    match self.unkind.next_due() {
-                        Some(_) => self.trouble_step()?,
-                        None => {
-                            // One is dead, and another one was not taken back completely before the client died.
-                            self.unkind.over = true;
-                            return Ok(());
-                        }
-                    }
-                    continue;
-                }
-                Err(error) => return Err(error),
+            if !self.open_when_possible()? {
+                return Ok(());
             }
             if self.random.below(4) > 0 {
                 return self.pin();
@@ -315,6 +344,37 @@ impl World {
                 }
             }
             self.client_dies();
+        }
+    }
+
+    /// A client opens the disk; false if that will never be possible.
+    pub(super) fn open_when_possible(&mut self) -> Result<bool, DiskError> {
+        loop {
+            if self.donors.iter().any(|donor| !donor.trouble.fenced) {
+                // The lease of the dead client runs out: what it sent to a server that knows no clients has arrived.
+                let until = self.now + LATE_NS + 1;
+                while self.unkind.next_due().is_some_and(|due| due <= until) {
+                    self.trouble_step()?;
+                }
+                self.now = self.now.max(until);
+            }
+            let given: Vec<usize> = (0..self.donors.len()).filter(|&n| self.donors[n].alive).collect();
+            match self.open(&given) {
+                Ok(()) => return Ok(true),
+                Err(DiskError::TooFewDonors { .. }) => {
+                    self.count("too few donors to open");
+                    // None of them is dead: it is tried again.
+                    match self.unkind.next_due() {
+                        Some(_) => self.trouble_step()?,
+                        None => {
+                            // One is dead, and another one was not taken back completely before the client died.
+                            self.unkind.over = true;
+                            return Ok(false);
+                        }
+                    }
+                }
+                Err(error) => return Err(error),
+            }
         }
     }
 
@@ -357,7 +417,7 @@ impl World {
         }
     }
 
-    fn any_donor(&mut self) -> usize {
+    pub(super) fn any_donor(&mut self) -> usize {
         let alive: Vec<usize> = (0..self.donors.len()).filter(|&n| self.donors[n].alive).collect();
         alive[self.random.below(alive.len() as u64) as usize]
     }
