@@ -7,7 +7,7 @@
 
 mod world;
 
-use shoal_netram::{Config, DiskError, DonorState, Policy};
+use shoal_netram::{Config, DiskError, Policy};
 use shoal_sim::Random;
 use world::storm::{restless, stormy};
 use world::{World, random_config};
@@ -164,44 +164,6 @@ fn what_is_given_up_fails_to_be_read_for_ever() {
     let failed: u64 = lives("forgetting", 60, world::unkind::forgetting).into_iter().sum();
     println!("{failed} reads failed");
     assert!(failed > 0, "nothing was lost that could be told");
-}
-
-/// What moved off a donor waits in a cache that has no time-out, and was overwritten while the drain flushed.
-#[test]
-fn a_drain_ends_although_nobody_else_flushes() {
-    for steps in 0..60 {
-        let config = Config {
-            policy: Policy::Caching,
-            block_bytes: 512,
-            uuid: [7; 16],
-            timeout_ms: 0,
-            idle_cleaning: false,
-            ..Config::default()
-        };
-        let mut world = World::new(7, config, 4, 132_000).expect("a disk");
-        for at in 0..60 {
-            world.write(at, 1, false).expect("taken");
-        }
-        world.flush().expect("taken");
-        world.settle().expect("answered");
-        let now = world.now;
-        world.engine().drain(1, now);
-        world.collect().expect("goes on");
-        for _ in 0..steps {
-            world.step().expect("goes on");
-        }
-        for at in 0..60 {
-            world.write(at, 1, false).expect("taken");
-        }
-        world.settle().expect("answered");
-        for _ in 0..40 {
-            while world.step().expect("goes on") {}
-            world.tick(50_000_000).expect("goes on");
-        }
-        let state = world.engine().status().donors[1].state;
-        assert_eq!(state, DonorState::Drained, "overwritten after {steps} steps");
-        world.check_all().expect("what was written");
-    }
 }
 
 /// Seeds of lives that found a fault once.
