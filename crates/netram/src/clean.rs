@@ -22,8 +22,6 @@ use crate::write::{join, revive, send, write_trims};
 
 /// Groups that should be free to open before a writer has to wait.
 pub(crate) const GROUPS_AHEAD: usize = 4;
-/// Groups that are emptied at once at most.
-const VICTIMS_MAX: usize = 16;
 /// Without a request for so long the disk is idle (ns).
 const IDLE_NS: u64 = 200_000_000;
 
@@ -37,7 +35,7 @@ impl State {
         let short = !self.has_room(GROUPS_AHEAD);
         self.narrow &= !self.has_room(1);
         let looks = short || (idle && self.victims_changed);
-        let more = self.victims.is_empty() || (short && self.victims.len() < VICTIMS_MAX);
+        let more = self.victims.is_empty() || (short && self.victims.len() < self.config.victims as usize);
         if !looks || !more {
             return None;
         }

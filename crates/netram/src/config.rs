@@ -89,6 +89,8 @@ pub struct Config {
     pub bytes: Option<u64>,
     /// Clean in idle gaps, not only when space is short.
     pub idle_cleaning: bool,
+    /// Groups that are emptied at the same time at most, when space is short.
+    pub victims: u8,
     /// Send what has waited in a cache for so long (ms); 0: only when the cache is full or a flush comes.
     pub timeout_ms: u32,
     /// Requests wait so long for donors that are away before they fail (ms).
@@ -109,6 +111,7 @@ impl Default for Config {
             spare_percent: 20,
             bytes: None,
             idle_cleaning: true,
+            victims: 16,
             timeout_ms: 1000,
             patience_ms: 60_000,
         }

@@ -17,10 +17,10 @@ const SEEDS: u64 = 1000;
 const BRIEF_SEEDS: u64 = 3000;
 /// Seeds of lives that show a rare bug; they are tried first.
 const TELLING: [u64; 10] = [1846, 510, 533, 44, 23, 38, 1, 9, 36, 57];
-const BRIEF_TELLING: [u64; 7] = [80, 24, 49, 53, 157, 1009, 1867];
-/// Bugs that no life has shown so far. The deep run hunts them; `SHOAL_BUG` hunts one. `ServeEarly` lets only reads go early, since
+const BRIEF_TELLING: [u64; 9] = [80, 24, 49, 53, 157, 815, 1009, 1867, 2193];
+/// Bugs that no life shows on this engine. The deep run hunts them; `SHOAL_BUG` hunts one. `ServeEarly` lets only reads go early, since
 /// writes wait for the epoch by themselves, and the model excuses what was read before the epoch was known.
-const RARE: [Bug; 4] = [Bug::NewsKept, Bug::SlotOverwritten, Bug::HeaderOverwritten, Bug::ServeEarly];
+const RARE: [Bug; 5] = [Bug::NewsKept, Bug::SlotOverwritten, Bug::HeaderOverwritten, Bug::ServeEarly, Bug::BornTwice];
 
 type Life = fn(u64) -> Result<(), DiskError>;
 

@@ -80,6 +80,11 @@ pub enum VlogError {
     /// Pieces of the map are not where they must be: the device lost or changed bytes.
     #[error("{lost} of {mapped} pieces of the map are damaged or missing; restore the device from a copy")]
     Damaged { lost: u32, mapped: u32 },
+    /// The disk was closed, and the log does not lead to the record that it was closed with.
+    #[error(
+        "records before the one in block {at}, with which the disk was closed, are damaged or missing; restore the device from a copy"
+    )]
+    Cut { at: u32 },
 }
 
 /// How blocks are placed.

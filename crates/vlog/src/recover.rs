@@ -190,33 +190,42 @@ impl VirtualLog {
         let durable = tail.map_or(0, |tail| tail.durable.max(closed_at.map_or(0, |root| root.seq)));
         search.durable = durable;
         let mut recovery = Recovery::default();
-        let loaded = match complete {
+        let mut loaded = match complete {
             Some(complete) => search.load(complete)?,
             None => None,
         };
-        let (walked, clean);
-        if let Some(loaded) = &loaded {
-            search.scan_listed(loaded)?;
-            walked = false;
-        } else {
+        let number = complete.map(|complete| complete.number);
+        let (mut walked, mut clean) = (false, false);
+        if let Some(listed) = &loaded {
+            search.scan_listed(listed)?;
+            if let Some(root) = closed_at {
+                clean = search.ends_with(root, number)?;
+                // A checkpoint that does not lead to the end of a closed disk is not believed.
+                loaded = loaded.filter(|_| clean);
+            }
+        }
+        if loaded.is_none() {
             search = search.again();
-            walked = match closed_at.filter(|_| superblock.area.is_none()) {
-                Some(root) => search.walk(root)?,
-                None => false,
-            };
+            if let Some(root) = closed_at.filter(|_| superblock.area.is_none()) {
+                walked = search.walk(root)?;
+            }
             if !walked {
                 search = search.again();
                 search.durable = durable;
                 search.scan()?;
             }
+            clean = match closed_at {
+                Some(root) => walked || superblock.area.is_some() && search.ends_with(root, None)?,
+                None => false,
+            };
         }
-        clean = match closed_at {
-            Some(root) => walked || superblock.area.is_some() && search.ends_with(root)?,
-            None => false,
-        };
+        if let Some(root) = closed_at.filter(|&root| !clean && search.ends_before(root)) {
+            // Nothing was written since it was closed: what is not there is damaged, and what it replaced would be old.
+            return Err(VlogError::Cut { at: root.at });
+        }
         (recovery.clean, recovery.checkpoint) = (clean, loaded.is_some());
         (recovery.blocks_read, recovery.records) = (search.blocks_read, search.records);
-        let number = complete.filter(|_| loaded.is_some()).map(|complete| complete.number);
+        let number = number.filter(|_| loaded.is_some());
         let Found { mut state, later } = search.into_found(closed_at.filter(|_| clean), number)?;
         if !clean {
             recovery.unsure = later.len() as u64;

@@ -215,8 +215,18 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Is it the newest record, and is nothing missing or behind it?
-    pub fn ends_with(&self, root: Link) -> Result<bool> {
+    /// Was nothing found behind this record?
+    pub fn ends_before(&self, root: Link) -> bool {
+        self.later.is_empty() && self.newest.0 <= root.seq
+    }
+
+    /// Is it the newest record, and is nothing missing or behind it? `number`: the checkpoint that the search began with.
+    pub fn ends_with(&self, root: Link, number: Option<u64>) -> Result<bool> {
+        // What a checkpoint covers is not looked for; behind it the record must have been come across.
+        let is_reached = self.newest.0 == root.seq || number.is_some_and(|number| root.seq <= number);
+        if !(is_reached && self.ends_before(root)) {
+            return Ok(false);
+        }
         let mut end = None;
         let reads = std::iter::once(Read { at: root.at, blocks: 1, what: () });
         read_each(
@@ -227,9 +237,7 @@ impl<'a> Search<'a> {
                 Ok(None)
             },
         )?;
-        // Found behind it, it was not the end.
-        let is_newest = self.later.is_empty() && self.newest.0 <= root.seq;
-        Ok(is_newest && end == Some(self.pieces_found))
+        Ok(end == Some(self.pieces_found))
     }
 
     /// The base, and the records behind it. `root`: the disk was closed. `number`: the checkpoint that the search began with; what

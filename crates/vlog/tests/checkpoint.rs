@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{BLOCK, Kind, Life, ask, damage, judge, name_in_time};
+use common::{BLOCK, Kind, Life, ask, damage, damage_of_the_closed, judge, name_in_time};
 use parking_lot::Mutex;
 use shoal_format::vlog::map::{Area, Directory, List, MapPiece, encode_map};
 use shoal_format::vlog::{
@@ -27,6 +27,20 @@ fn one_damaged_block_costs_time_and_no_data() {
         scanned += damage(seed).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
     }
     assert!(scanned > 100, "{scanned} damages were noticed");
+}
+
+#[test]
+fn a_closed_disk_without_its_end_is_refused_or_right() {
+    let (mut refused, mut right) = (0, 0);
+    for seed in 0..20 {
+        for kind in [Kind::Segments, Kind::Larger] {
+            let (more, also) =
+                damage_of_the_closed(kind, seed).unwrap_or_else(|e| panic!("{kind:?}, seed {seed}: {e}"));
+            (refused, right) = (refused + more, right + also);
+        }
+    }
+    println!("{refused} refused, {right} right");
+    assert!(refused > 20 && right > 20);
 }
 
 #[test]

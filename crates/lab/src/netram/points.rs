@@ -96,6 +96,8 @@ impl Setup<'_> {
             spare_percent: 0,
             bytes: Some(self.blocks * u64::from(self.block_bytes)),
             idle_cleaning: false,
+            // One after the other, as the paper's.
+            victims: 1,
             timeout_ms: self.timeout_ms,
             patience_ms: Config::default().patience_ms,
         };

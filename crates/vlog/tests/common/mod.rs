@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use shoal_format::vlog::map::List;
-use shoal_format::vlog::{LOG_AT, Superblock, TAIL_AT};
+use shoal_format::vlog::{LOG_AT, Record, Superblock, TAIL_AT, Tail};
 use shoal_media::{BlockDevice, Head, MediaError, Request};
 use shoal_sim::{CrashPoint, Limits, Random, SimClock, World};
 use shoal_vlog::{Choice, FormatOptions, Options, Placement, VirtualLog, VlogError};
@@ -470,6 +470,54 @@ pub fn damage(seed: u64) -> Result<u32, String> {
         }
     }
     Ok(scanned)
+}
+
+/// A life that ends in order. Then, one after the other, each record of the segment that holds the last one is lost, and each block of
+/// segments' names in both copies: the disk is refused, or holds what was written. Counts both.
+pub fn damage_of_the_closed(kind: Kind, seed: u64) -> Result<(u32, u32), String> {
+    let world = World::new(seed);
+    let device = world.add_disk(kind.blocks() * BLOCK as u64);
+    let mut life = Life::new(kind, device.clone(), seed);
+    for _ in 0..200 + life.random.below(200) {
+        life.step();
+    }
+    life.disk.close().map_err(|error| error.to_string())?;
+    let mut image = vec![0; device.geometry().bytes as usize];
+    device.read_into(0, &mut image).map_err(|error| error.to_string())?;
+    let block = |at: u32| &image[at as usize * BLOCK..][..BLOCK];
+    let superblock = Superblock::decode(block(0)).map_err(|error| error.to_string())?;
+    let tails = TAIL_AT.into_iter().filter_map(|at| Tail::decode(block(at), &superblock).ok());
+    let root = tails.max_by_key(|tail| tail.generation).and_then(|tail| tail.root).ok_or("it is not closed")?;
+    let size = superblock.segment_blocks;
+    let segment = LOG_AT + (root.at - LOG_AT) / size * size;
+    let records = (segment..segment + size).filter(|&at| Record::decode(block(at), at, &superblock).is_ok());
+    let mut damages: Vec<Vec<u32>> = records.map(|at| vec![at]).collect();
+    if let Some(area) = superblock.area {
+        for (side, index) in (0..2).flat_map(|side| (0..area.list_blocks).map(move |index| (side, index))) {
+            damages.push((0..2).map(|copy| superblock.list_at(side, copy, index)).collect());
+        }
+    }
+    let (mut refused, mut right) = (0, 0);
+    for lost in damages {
+        let world = World::new(seed);
+        let device = world.add_disk(image.len() as u64);
+        device.write_from(0, &image).map_err(|error| error.to_string())?;
+        for &at in &lost {
+            device.write_from(at as u64 * BLOCK as u64, &[0; BLOCK]).map_err(|error| error.to_string())?;
+        }
+        let Ok((disk, recovery)) = kind.open(device) else {
+            refused += 1;
+            continue;
+        };
+        right += 1;
+        for (n, content) in read_all(&disk)?.iter().enumerate() {
+            if !life.model.allows(n, content, life.model.done) {
+                let clean = recovery.clean;
+                return Err(format!("blocks {lost:?} lost, root {root:?}, clean {clean}: block {n} holds {content:?}"));
+            }
+        }
+    }
+    Ok((refused, right))
 }
 
 /// A device that sees whether each segment is named in a durable list before it is written to.
