@@ -278,7 +278,7 @@ impl Drop for Ended {
 
 fn connection(shared: &Shared, guest: &Guest, peer: Peer) {
     let (limits, channel) = (&shared.options.limits, &guest.channel);
-    let (session, early) = match shake_hands(shared, channel, peer) {
+    let (session, early) = match shake_hands(shared, guest, peer) {
         Ok(Some(agreed)) => agreed,
         Ok(None) => return,
         Err(_) => {
@@ -287,7 +287,6 @@ fn connection(shared: &Shared, guest: &Guest, peer: Peer) {
             return channel.linger(Instant::now() + FAREWELL);
         }
     };
-    guest.serves();
     let tick = TICK.min(limits.stalled);
     if channel.set_timeouts(Some(tick), Some(tick)).is_err() {
         return;
@@ -327,8 +326,9 @@ fn connection(shared: &Shared, guest: &Guest, peer: Peer) {
 }
 
 /// The whole handshake. Returns what was agreed on and the bytes that arrived behind it, or nothing if the client left.
-fn shake_hands(shared: &Shared, channel: &Channel, peer: Peer) -> io::Result<Option<(Session, Vec<u8>)>> {
+fn shake_hands(shared: &Shared, guest: &Guest, peer: Peer) -> io::Result<Option<(Session, Vec<u8>)>> {
     let ServerOptions { tls, limits, .. } = &shared.options;
+    let channel = &guest.channel;
     let deadline = Instant::now() + limits.handshake;
     let mut out = Vec::new();
     let mut handshake = Handshake::new(&*shared.catalog, limits, peer, tls.is_some(), &mut out);
@@ -346,6 +346,10 @@ fn shake_hands(shared: &Shared, channel: &Channel, peer: Peer) -> io::Result<Opt
             }
         };
         input.drain(..consumed);
+        if matches!(step, Step::Transmission(_)) {
+            // Before the client knows: one that counts on its place must not give way as half-open.
+            guest.serves();
+        }
         channel.send_all(&out, deadline)?;
         out.clear();
         match (step, tls) {
