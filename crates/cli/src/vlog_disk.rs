@@ -2,8 +2,8 @@
 //!
 //! PATH is the device the disk lies on itself (a file, a block device), or a small file that `shoal format vlog:PATH --over DEVICE`
 //! wrote and that names that device. Owns making, finding, locking and opening it, and the report of its state.
-//! Rules: one process of this machine opens a disk at a time; a device that holds something is not overwritten without `--force`; closing
-//! is what spares the next opening most of its work, so whoever is done with a disk closes it. Left out: where blocks go (`shoal_vlog`).
+//! Rules: one process of this machine opens a disk at a time; a device that holds something is not overwritten without `--force`; a disk
+//! is closed when it is no longer used, which spares the next opening most of its work. Left out: where blocks go (`shoal_vlog`).
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;

@@ -127,15 +127,16 @@ pub struct Record {
     pub links: Vec<Link>,
 }
 
-fn sealed(mut block: Vec<u8>) -> Vec<u8> {
+/// `start`: what the checksum goes on from, 0 or a salt's.
+fn sealed(mut block: Vec<u8>, start: u32) -> Vec<u8> {
     block.resize(BLOCK, 0);
-    let crc = checksum(0, &block[4..]);
+    let crc = checksum(start, &block[4..]);
     block[..4].copy_from_slice(&crc.to_le_bytes());
     block
 }
 
-/// Checks a block whose checksum has no salt; returns its version, which is at most `newest`.
-fn opened(what: &'static str, magic: u64, newest: u32, block: &[u8]) -> Result<u32, FormatError> {
+/// Checks a block; returns its version, which is at most `newest`.
+fn opened(what: &'static str, magic: u64, newest: u32, block: &[u8], start: u32) -> Result<u32, FormatError> {
     if block.len() < BLOCK {
         return Err(FormatError::Short { what, expected: BLOCK, found: block.len() });
     }
@@ -143,7 +144,7 @@ fn opened(what: &'static str, magic: u64, newest: u32, block: &[u8]) -> Result<u
     if found != magic {
         return Err(FormatError::Magic { what, expected: magic, found });
     }
-    let (expected, found) = (u32_at(block, 0), checksum(0, &block[4..BLOCK]));
+    let (expected, found) = (u32_at(block, 0), checksum(start, &block[4..BLOCK]));
     if expected != found {
         return Err(FormatError::Checksum { what, expected, found });
     }
@@ -154,36 +155,17 @@ fn opened(what: &'static str, magic: u64, newest: u32, block: &[u8]) -> Result<u
     Ok(found)
 }
 
-/// Checks a block whose checksum goes over the salt first.
 fn opened_salted(what: &'static str, magic: u64, block: &[u8], superblock: &Superblock) -> Result<(), FormatError> {
-    if block.len() < BLOCK {
-        return Err(FormatError::Short { what, expected: BLOCK, found: block.len() });
-    }
-    let found = u64_at(block, 8);
-    if found != magic {
-        return Err(FormatError::Magic { what, expected: magic, found });
-    }
-    let (expected, found) = (u32_at(block, 0), salted(block, superblock));
-    if expected != found {
-        return Err(FormatError::Checksum { what, expected, found });
-    }
-    let found = u32_at(block, 4);
-    if found != VERSION {
-        return Err(FormatError::Version { what, expected: VERSION, found });
-    }
-    Ok(())
+    opened(what, magic, VERSION, block, salted(superblock)).map(|_| ())
 }
 
-/// The salt is not stored: it goes into the checksum, so that a block gives it away to nobody.
-fn salted(block: &[u8], superblock: &Superblock) -> u32 {
-    checksum(checksum(0, &superblock.salt.to_le_bytes()), &block[4..BLOCK])
+fn sealed_salted(block: Vec<u8>, superblock: &Superblock) -> Vec<u8> {
+    sealed(block, salted(superblock))
 }
 
-fn sealed_salted(mut block: Vec<u8>, superblock: &Superblock) -> Vec<u8> {
-    block.resize(BLOCK, 0);
-    let crc = salted(&block, superblock);
-    block[..4].copy_from_slice(&crc.to_le_bytes());
-    block
+/// The salt is not stored: checksums go on from its own, so that a block gives it away to nobody.
+fn salted(superblock: &Superblock) -> u32 {
+    checksum(0, &superblock.salt.to_le_bytes())
 }
 
 fn head(magic: u64, version: u32) -> Vec<u8> {
@@ -208,12 +190,12 @@ impl Superblock {
                 out.extend_from_slice(&value.to_le_bytes());
             }
         }
-        sealed(out)
+        sealed(out, 0)
     }
 
     pub fn decode(block: &[u8]) -> Result<Superblock, FormatError> {
         let what = "superblock of a virtual-log disk";
-        let version = opened(what, SUPERBLOCK_MAGIC, VERSION_MAP, block)?;
+        let version = opened(what, SUPERBLOCK_MAGIC, VERSION_MAP, block, 0)?;
         let area = Area { at: u32_at(block, 52), map_pieces: u32_at(block, 56), list_blocks: u32_at(block, 60) };
         let superblock = Superblock {
             uuid: block[16..32].try_into().expect("sixteen bytes"),
@@ -262,12 +244,12 @@ impl Tail {
         let checkpoint = self.checkpoint.unwrap_or(Checkpoint { number: 0, side: 0 });
         out.extend_from_slice(&checkpoint.number.to_le_bytes());
         out.push(checkpoint.side);
-        sealed(out)
+        sealed(out, 0)
     }
 
     pub fn decode(block: &[u8], superblock: &Superblock) -> Result<Tail, FormatError> {
         let what = "tail record of a virtual-log disk";
-        opened(what, TAIL_MAGIC, VERSION, block)?;
+        opened(what, TAIL_MAGIC, VERSION, block, 0)?;
         if u64_at(block, 16) != superblock.salt {
             return Err(FormatError::Range { what, field: "disk", found: u64_at(block, 16) });
         }
@@ -372,10 +354,10 @@ impl Record {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn superblock() -> Superblock {
+    pub(crate) fn superblock() -> Superblock {
         Superblock {
             uuid: [7; 16],
             salt: 99,

@@ -97,6 +97,15 @@ async fn read_blocks(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> Result<
     failed
 }
 
+/// A donor's answer, if it comes before `other` happens.
+async fn before(op: &mut Op, mut other: Pin<&mut impl Future<Output = ()>>) -> Option<Answer> {
+    poll_fn(|context| match Pin::new(&mut *op).poll(context) {
+        Poll::Ready(answer) => Poll::Ready(Some(answer)),
+        Poll::Pending => other.as_mut().poll(context).map(|()| None),
+    })
+    .await
+}
+
 /// What a donor answers when it is asked for blocks from `at` on. If it is late and the other donors are faster, these blocks as
 /// they follow from theirs.
 async fn answer(core: &Arc<Core>, mut op: Op, at: Location, crcs: &[u32]) -> Answer {
@@ -111,11 +120,7 @@ async fn answer(core: &Arc<Core>, mut op: Op, at: Location, crcs: &[u32]) -> Ans
         let silent = waited(asked_ns.max(state.donors[member.donor as usize].answered_ns)) > SILENT_NS;
         (waited(asked_ns) > LATE_NS || silent) && state.hedges < HEDGES_MAX
     }));
-    let in_time = poll_fn(|context| match Pin::new(&mut op).poll(context) {
-        Poll::Ready(answer) => Poll::Ready(Some(answer)),
-        Poll::Pending => late.as_mut().poll(context).map(|()| None),
-    });
-    if let Some(answer) = in_time.await {
+    if let Some(answer) = before(&mut op, late.as_mut()).await {
         return answer;
     }
     let found: Arc<Mutex<Option<Vec<Fetched>>>> = Arc::default();
@@ -138,11 +143,7 @@ async fn answer(core: &Arc<Core>, mut op: Op, at: Location, crcs: &[u32]) -> Ans
         });
     }
     let mut is_there = std::pin::pin!(core.until(|_| found.lock().is_some().then_some(())));
-    let first = poll_fn(|context| match Pin::new(&mut op).poll(context) {
-        Poll::Ready(answer) => Poll::Ready(Some(answer)),
-        Poll::Pending => is_there.as_mut().poll(context).map(|()| None),
-    });
-    if let Some(answer) = first.await {
+    if let Some(answer) = before(&mut op, is_there.as_mut()).await {
         return answer;
     }
     let blocks = found.lock().take().expect("it was seen there");

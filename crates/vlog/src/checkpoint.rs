@@ -2,7 +2,7 @@
 //!
 //! Owns: the round that writes the map blocks changed since the round before, each to the place that does not count; the directory
 //! that makes them count; the list of segments that may have been opened since a round began. The layout is in
-//! `shoal_format::vlog::map`; reading it is in `load`. All of it belongs to whoever holds the log.
+//! `shoal_format::vlog::map`; reading it is in `load`. All of it is under the lock of the log.
 //! Rules: (1) no block of a segment is written before a list that names the segment is durable; (2) a checkpoint counts by the tail
 //! record alone, which is written when all it refers to, and every record it may reflect, is durable; (3) of a complete checkpoint no
 //! map block, directory or list is overwritten before a durable tail record names its successor; (4) whatever changed

@@ -85,7 +85,7 @@ fn plan(bytes: u64, options: &FormatOptions) -> std::result::Result<Superblock, 
         let why = format!("{} pieces; up to {MAP_PIECES_MAX}", options.map_pieces);
         return Err(VlogError::Option { what: "map block", why });
     }
-    // Segments of a log of so many blocks, and data on it at most.
+    // How many segments a log of `log` blocks has, and how many blocks of data it can hold.
     let divide = |log: u64| {
         let segments = (log / segment_blocks.max(1) as u64) as u32;
         let usable = match segment_blocks {

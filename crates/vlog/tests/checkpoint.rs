@@ -149,7 +149,7 @@ impl Shape {
     }
 }
 
-/// A full disk of so many bytes as a crash leaves it, the checkpoint's number far behind the newest record.
+/// A full disk of `bytes` bytes after a crash. Its checkpoint is far older than its newest record.
 fn full(bytes: u64, shape: Shape) -> Arc<Sparse> {
     const NUMBER: u64 = 1 << 30;
     let template = Sparse {

@@ -263,14 +263,7 @@ mod tests {
 
     fn superblock() -> Superblock {
         let area = Area { at: 1300, map_pieces: 40, list_blocks: 9 };
-        Superblock {
-            uuid: [7; 16],
-            salt: 99,
-            logical_blocks: 1000,
-            physical_blocks: 1500,
-            segment_blocks: 64,
-            area: Some(area),
-        }
+        Superblock { area: Some(area), ..crate::vlog::tests::superblock() }
     }
 
     fn pieces(count: u32) -> Vec<MapPiece> {
