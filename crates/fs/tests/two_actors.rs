@@ -10,11 +10,14 @@ mod actors;
 #[path = "crash/mod.rs"]
 mod crash;
 
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use actors::pairs::{Past, pairs, pasts, setup, syncing};
 use actors::run::{Count, Extent, Ground, Only};
-use actors::schedule::Bound;
+use actors::schedule::{Bound, Deed, Trace, Watcher, choices, search};
 use crash::operation::Operation;
 use crash::{deep, mix, number};
 use shoal_format::superblock::MemoryKind;
@@ -131,6 +134,46 @@ fn bytes_cut_off_do_not_come_back_where_the_file_is_appended_to_at_the_cut() {
     for kind in KINDS {
         one_pair(kind, "cut", [Operation::Sync, Operation::Write("L", 140_000, 3000, 15)]);
     }
+}
+
+/// Sees nothing of a schedule.
+struct Blind;
+
+impl Watcher for Blind {
+    fn begins(&mut self, _: usize) {}
+
+    fn returned(&mut self, _: usize, _: bool) {}
+
+    fn position(&self) -> u64 {
+        0
+    }
+}
+
+/// On a busy machine a thread waits for more than the other's locks: its turn is not over.
+#[test]
+fn an_actor_that_sleeps_before_the_other_begins_keeps_the_turn() {
+    let bound = Bound { preemptions: 2, schedules: 24 };
+    let order = Arc::new(Mutex::new(Vec::new()));
+    let start = || {
+        let first = Arc::new(AtomicBool::new(true));
+        let deed = |actor: usize| -> Deed {
+            let (order, first) = (order.clone(), first.clone());
+            Box::new(move || {
+                if first.swap(false, Ordering::Relaxed) {
+                    thread::sleep(Duration::from_millis(20));
+                }
+                order.lock().unwrap().push(actor);
+                true
+            })
+        };
+        Ok(([deed(0), deed(1)], Blind))
+    };
+    let done = |_: Blind, trace: &Trace, _: u64| {
+        let order = std::mem::take(&mut *order.lock().unwrap());
+        assert_eq!(order, choices(&trace.name), "{}", trace.name);
+        Ok(())
+    };
+    assert_eq!(search(bound, start, done), Ok(2));
 }
 
 /// What a failure's line runs again; without one, the first pair.

@@ -3,7 +3,8 @@
 //! An actor waits for the turn before it begins and before each of its media calls. Whoever gets it runs up to its next
 //! wait or its end. One that does neither and sleeps waits for a lock that the other holds: the turn goes to the
 //! other, and once the lock is free the first runs on up to its next wait, beside the other, which makes media calls
-//! in turn all the same.
+//! in turn all the same. The other holds a lock only between its beginning and its end: an actor that sleeps at
+//! another time waits for something else, such as the allocator on a busy machine, and keeps the turn.
 //! Schedules are searched depth first by running them again from the start with other choices. Changing the actor while
 //! it could go on is a preemption, and a schedule has at most so many of them.
 //! A schedule is written as the actors chosen, `A` or `B`, one for each turn.
@@ -22,6 +23,8 @@ const STUCK_IN_LOCKS: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_micros(100);
 /// So many looks in a row must find it asleep.
 const LOOKS: u32 = 3;
+/// The first wait.
+const BEGINNING: &str = "the beginning";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
@@ -108,9 +111,10 @@ fn quiet(gate: &Gate) -> Result<(), String> {
             looks = 0;
             continue;
         }
+        let holds_locks = |actor: usize| !matches!(state.places[actor], Place::Waiting(BEGINNING) | Place::Done);
         let running: Vec<u64> = (0..2)
-            .filter(|&actor| busy(&state.places[actor]))
-            .filter_map(|actor| state.tasks[actor].filter(|_| state.places[actor] == Place::Running))
+            .filter(|&actor| state.places[actor] == Place::Running && holds_locks(1 - actor))
+            .filter_map(|actor| state.tasks[actor])
             .collect();
         let unready = state.places.iter().filter(|place| busy(place)).count() > running.len();
         // Not while this thread holds the gate, at which an actor may just arrive.
@@ -186,7 +190,7 @@ fn spawn(gate: Arc<Gate>, actor: usize, deed: Deed) -> thread::JoinHandle<()> {
     thread::spawn(move || {
         gate.state.lock().unwrap().tasks[actor] = own_task();
         let hooked = gate.clone();
-        gate.wait(actor, "the beginning");
+        gate.wait(actor, BEGINNING);
         shoal_sim::before_calls(Some(Rc::new(move |what| hooked.wait(actor, what))));
         let outcome = catch_unwind(AssertUnwindSafe(deed)).map_err(|panic| {
             let text = panic.downcast_ref::<String>().cloned();
