@@ -182,6 +182,13 @@ fn lives_that_failed_once_do_not_fail_again() {
 }
 
 #[test]
+fn in_every_scene_the_disk_keeps_its_promise() {
+    for (name, scene) in world::scenes::ALL {
+        scene().unwrap_or_else(|error| panic!("{name}: {error:.800}"));
+    }
+}
+
+#[test]
 fn at_whatever_step_a_client_dies_the_next_one_finds_what_was_flushed() {
     let deaths: u64 = lives("brief", 2000, world::brief::brief).into_iter().sum();
     println!("{deaths} deaths");

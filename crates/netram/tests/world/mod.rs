@@ -9,6 +9,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod brief;
+pub mod scenes;
 pub mod storm;
 pub mod unkind;
 
@@ -530,11 +531,7 @@ impl World {
 
     /// Reads everything: what a restart left is what counts from now on.
     fn pin(&mut self) -> Result<(), DiskError> {
-        for at in (0..self.sectors.len()).step_by(64) {
-            let sectors = (self.sectors.len() - at).min(64);
-            let request = Request::Read { at: (at * SECTOR) as u64, buffer: vec![0; sectors * SECTOR] };
-            self.submit(request, Pending::Pin { at, sectors })?;
-        }
+        self.ask_for_all()?;
         let begin = self.now;
         while self.is_pinning() {
             if self.now - begin > HANG_NS {
@@ -544,6 +541,16 @@ impl World {
             if !self.step()? {
                 self.tick(50_000_000)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Begins to read everything.
+    fn ask_for_all(&mut self) -> Result<(), DiskError> {
+        for at in (0..self.sectors.len()).step_by(64) {
+            let sectors = (self.sectors.len() - at).min(64);
+            let request = Request::Read { at: (at * SECTOR) as u64, buffer: vec![0; sectors * SECTOR] };
+            self.submit(request, Pending::Pin { at, sectors })?;
         }
         Ok(())
     }

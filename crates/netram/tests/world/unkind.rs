@@ -259,7 +259,7 @@ impl World {
     }
 
     /// The client has reached a donor again that was away.
-    fn come_back(&mut self, donor: usize) -> Result<(), DiskError> {
+    pub(super) fn come_back(&mut self, donor: usize) -> Result<(), DiskError> {
         let was_away = std::mem::take(&mut self.donors[donor].trouble.away);
         if !was_away || !self.donors[donor].alive {
             return Ok(());

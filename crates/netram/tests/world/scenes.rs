@@ -1,0 +1,223 @@
+//! Scenes: short lives in which everything happens as it is written down here, for rules that a life by chance hardly ever needs.
+//!
+//! Each plays the one order of events in which its rule matters, with every choice of donors. What is withheld is on its
+//! way and does not arrive before its client dies.
+
+use shoal_netram::{Config, DiskError, DonorOp, Policy};
+
+use super::brief::Fate;
+use super::{FRONT, Flight, SECTOR, World};
+
+const DONOR_BYTES: u64 = 132_000;
+/// Time that passes between two looks at what is on its way (ns), and looks.
+const TICK_NS: u64 = 20_000_000;
+const TICKS: usize = 50;
+/// Room of a header in these worlds.
+const HEADER_BYTES: usize = 512;
+
+/// All scenes with their names.
+pub const ALL: [(&str, fn() -> Result<(), DiskError>); 5] = [
+    ("a unit's newer header is torn", torn_header),
+    ("a superblock is torn", torn_superblock),
+    ("a donor returns with news", news),
+    ("a donor that joins is seen by nobody else", unseen_birth),
+    ("no donor knows the new epoch", unknown_epoch),
+];
+
+fn world(donors: usize) -> Result<World, DiskError> {
+    let config = Config {
+        policy: Policy::Caching,
+        uuid: [7; 16],
+        block_bytes: SECTOR as u32,
+        buffer_blocks: 8,
+        idle_cleaning: false,
+        timeout_ms: 0,
+        ..Config::default()
+    };
+    let mut world = World::new(1, config, donors, DONOR_BYTES)?;
+    world.unkind.is_on = true;
+    world.donors.iter_mut().for_each(|donor| donor.trouble.fenced = true);
+    Ok(world)
+}
+
+/// Every two of so many donors.
+fn pairs(donors: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..donors).flat_map(move |one| (0..donors).map(move |other| (one, other))).filter(|(one, other)| one != other)
+}
+
+fn is_superblock(flight: &Flight) -> bool {
+    matches!(flight.op, DonorOp::Write { at, .. } if (at as usize) < FRONT)
+}
+
+fn is_read(flight: &Flight) -> bool {
+    matches!(flight.op, DonorOp::Read { .. })
+}
+
+/// A unit that grows is torn in its newer header; the parity, which lists the same blocks, is on a donor that dies.
+fn torn_header() -> Result<(), DiskError> {
+    for (torn, dies) in pairs(4) {
+        let mut world = world(4)?;
+        for at in 0..3 {
+            world.write(at, 1, false)?;
+            world.flush()?;
+            world.settle()?;
+        }
+        world.write(3, 1, false)?;
+        world.flush()?;
+        world.lets(|flight| flight.donor != torn || is_read(flight))?;
+        world.tears(torn, |_| true, 100);
+        world.client_leaves(Fate::Nothing);
+        world.donors[dies].alive = false;
+        world.opens_again(&format!("torn {torn}, dead {dies}"))?;
+    }
+    Ok(())
+}
+
+/// A donor's newer superblock is torn, and another donor dies.
+fn torn_superblock() -> Result<(), DiskError> {
+    for (torn, dies) in pairs(4) {
+        let mut world = world(4)?;
+        world.write(0, 8, true)?;
+        world.settle()?;
+        // Two changes of membership, so that both slots are in use.
+        for _ in 0..2 {
+            world.join(DONOR_BYTES);
+            world.donors.last_mut().expect("it joined").trouble.fenced = true;
+            world.rest()?;
+        }
+        world.join(DONOR_BYTES);
+        world.lets(|flight| flight.donor != torn || !is_superblock(flight))?;
+        world.tears(torn, is_superblock, 50);
+        world.client_leaves(Fate::Nothing);
+        world.donors[dies].alive = false;
+        world.opens_again(&format!("torn {torn}, dead {dies}"))?;
+    }
+    Ok(())
+}
+
+/// A donor alone has a block that no flush covered. It is away at the next opening, which therefore reads what was there before,
+/// and returns. Its client dies before anything else was written.
+fn news() -> Result<(), DiskError> {
+    for returns in 0..3 {
+        let mut world = world(3)?;
+        world.write(0, 1, true)?;
+        world.settle()?;
+        world.write(1, 1, false)?;
+        world.flush()?;
+        world.lets(|flight| flight.donor == returns)?;
+        world.client_leaves(Fate::Nothing);
+        world.leaves(returns);
+        let there: Vec<usize> = (0..3).collect();
+        world.open(&there)?;
+        world.ask_for_all()?;
+        let cuts = |flight: &Flight| matches!(&flight.op, DonorOp::Write { bytes, .. } if bytes.len() == HEADER_BYTES);
+        let allowed = |flight: &Flight| is_read(flight) || is_superblock(flight) || cuts(flight);
+        world.lets(allowed)?;
+        if world.is_pinning() {
+            return Err(World::fault(format!("without donor {returns} nothing is read")));
+        }
+        world.donors[returns].trouble.stopped = false;
+        world.come_back(returns)?;
+        world.lets(allowed)?;
+        world.client_leaves(Fate::Nothing);
+        world.opens_again(&format!("returned {returns}"))?;
+    }
+    Ok(())
+}
+
+/// A donor that joins has stored its birth when the client dies, and no other knows of it. Another donor joins; then both come.
+fn unseen_birth() -> Result<(), DiskError> {
+    for (dies, first) in [(0, true), (1, true), (2, true), (0, false), (1, false), (2, false)] {
+        let mut world = world(3)?;
+        world.write(0, 8, true)?;
+        world.settle()?;
+        world.join(DONOR_BYTES);
+        world.lets(|flight| flight.donor == 3 || !is_superblock(flight))?;
+        world.client_leaves(Fate::Nothing);
+        let there: Vec<usize> = (0..3).collect();
+        world.open(&there)?;
+        world.settle()?;
+        world.join(DONOR_BYTES);
+        world.rest()?;
+        for at in 8..40 {
+            world.write(at, 1, true)?;
+            world.settle()?;
+        }
+        world.client_leaves(Fate::Nothing);
+        world.donors[dies].alive = false;
+        let both = if first { [3, 4] } else { [4, 3] };
+        let there: Vec<usize> = (0..3).filter(|&n| n != dies).chain(both).collect();
+        world.open(&there)?;
+        world.pin()?;
+        world.reads_all(&format!("dead {dies}, the unseen one first: {first}"))?;
+    }
+    Ok(())
+}
+
+/// Requests are served when the donors know the present epoch, and not before.
+fn unknown_epoch() -> Result<(), DiskError> {
+    for leaves in 0..3 {
+        let mut world = world(3)?;
+        world.write(0, 8, true)?;
+        world.settle()?;
+        world.client_leaves(Fate::Nothing);
+        world.leaves(leaves);
+        let there: Vec<usize> = (0..3).collect();
+        world.open(&there)?;
+        world.read(0, 8)?;
+        world.lets(is_read)?;
+        if world.in_flight() == 0 {
+            return Err(World::fault(format!("without donor {leaves} a read is served before the epoch is known")));
+        }
+        world.settle()?;
+        world.reads_all(&format!("without donor {leaves}"))?;
+    }
+    Ok(())
+}
+
+impl World {
+    /// Lets only the operations that `wanted` picks arrive, for a while.
+    fn lets(&mut self, wanted: impl Fn(&Flight) -> bool) -> Result<(), DiskError> {
+        for _ in 0..TICKS {
+            loop {
+                let next = self.flights.iter().find(|(_, flight)| wanted(flight)).map(|(&key, _)| key);
+                let Some(key) = next else { break };
+                let flight = self.flights.remove(&key).expect("it was found");
+                self.now = self.now.max(key.0);
+                let result = self.answer(flight.donor, flight.op);
+                let now = self.now;
+                self.engine().done(flight.ticket, result, now);
+                self.collect()?;
+            }
+            self.tick(TICK_NS)?;
+        }
+        Ok(())
+    }
+
+    /// Of the first write to a donor that `wanted` picks, only so many bytes arrive.
+    fn tears(&mut self, donor: usize, wanted: impl Fn(&Flight) -> bool, bytes: usize) {
+        let mut on_the_way = self.flights.values();
+        let first = on_the_way.find(|flight| flight.donor == donor && !is_read(flight) && wanted(flight));
+        if let Some(DonorOp::Write { at, bytes: all }) = first.map(|flight| flight.op.clone()) {
+            self.donors[donor].bytes[at as usize..][..bytes].copy_from_slice(&all[..bytes]);
+        }
+    }
+
+    fn leaves(&mut self, donor: usize) {
+        self.donors[donor].trouble.stopped = true;
+        self.donors[donor].trouble.away = true;
+    }
+
+    fn reads_all(&mut self, scene: &str) -> Result<(), DiskError> {
+        self.check_all().map_err(|error| Self::fault(format!("{scene}: {error}")))
+    }
+
+    /// A client opens the disk and finds everything that was flushed.
+    fn opens_again(&mut self, scene: &str) -> Result<(), DiskError> {
+        if !self.open_when_possible()? {
+            return Err(Self::fault(format!("{scene}: not found again")));
+        }
+        self.pin().map_err(|error| Self::fault(format!("{scene}: {error}")))?;
+        self.reads_all(scene)
+    }
+}
