@@ -599,9 +599,10 @@ fn take_back(state: &mut State, number: DonorId, unit: u32, header: &UnitHeader,
         }
     } else {
         let same = header.lists.iter().zip(&found.lists).all(|(own, known)| own.iter().zip(known).all(|(a, b)| a == b));
-        // Rows with blocks that are not known are of no use.
+        // Rows with blocks that are not known, or not there, are of no use.
         let news = |(own, known): (&Vec<UnitEntry>, &Vec<UnitEntry>)| (own.len() > known.len()).then_some(known.len());
         let rows = header.lists.iter().zip(&found.lists).filter_map(news).min().unwrap_or(usize::MAX);
+        let rows = rows.min(found.absent);
         let lists: Vec<Vec<UnitEntry>> =
             header.lists.iter().map(|list| list.iter().take(rows).copied().collect()).collect();
         let lens: Vec<u8> = lists.iter().map(|list| list.len() as u8).collect();

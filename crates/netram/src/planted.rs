@@ -46,6 +46,8 @@ shoal_media::plantable! {
         StaleCounts,
         /// A donor is a source again while its units list what nobody has seen.
         NewsKept,
+        /// A parity that was away gives back what opening did not find.
+        AbsentComputed,
         /// What was written in part when the client died counts.
         TornCounts,
         /// A flush does not cover what opening found without parity.

@@ -185,6 +185,10 @@ async fn map(core: &Arc<Core>) -> bool {
             continue;
         }
         let Some(found) = look_at(core, at, entry, horizon, &mut patience).await else { return false };
+        if matches!(found, read::Fetched::Bad) && !is_planted(Bug::AbsentComputed) {
+            let group = &mut core.lock().groups[at.group as usize];
+            group.incomplete.iter_mut().for_each(|found| found.absent = found.absent.min(at.row));
+        }
         if !is_note {
             if !matches!(found, read::Fetched::Good(_)) {
                 doubts.entry(entry.block).or_default().meets(entry.sequence);
@@ -502,7 +506,7 @@ fn enter(
     let covered = |unit: usize| parity_lists.as_ref().map_or(0, |all: &Vec<Vec<UnitEntry>>| all[unit].len() as u8);
     let incomplete = (!whole).then(|| {
         let covered = (0..data).map(covered).collect();
-        Box::new(Incomplete { covered, own: own_rows, lists: all })
+        Box::new(Incomplete { covered, own: own_rows, lists: all, absent: usize::MAX })
     });
     state.groups.push(Group {
         id,

@@ -86,6 +86,9 @@ pub(crate) struct Incomplete {
     pub own: Vec<u8>,
     /// What counts of each data unit.
     pub lists: Vec<Vec<UnitEntry>>,
+    /// The first row with a block that is listed, and that everybody asked said is not there. A parity unit that was away
+    /// could compute it: what this opening did not find must not be found by the next one.
+    pub absent: usize,
 }
 
 impl Group {

@@ -252,7 +252,8 @@ impl World {
                     let sector = &mut self.sectors[at + n];
                     let mut allowed = sector.values.split_off(sector.promised);
                     allowed.append(&mut sector.later);
-                    let Some(place) = allowed.iter().position(|&one| bytes == fill(value) && one == value) else {
+                    // The last of those with this value: zeros may be there twice, and nobody can tell which they are.
+                    let Some(place) = allowed.iter().rposition(|&one| bytes == fill(value) && one == value) else {
                         let text = format!("sector {} holds {value} after the restart, allowed {allowed:?}", at + n);
                         return Err(Self::fault(text));
                     };

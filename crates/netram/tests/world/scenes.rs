@@ -16,10 +16,11 @@ const TICKS: usize = 50;
 const HEADER_BYTES: usize = 512;
 
 /// All scenes with their names.
-pub const ALL: [(&str, fn() -> Result<(), DiskError>); 5] = [
+pub const ALL: [(&str, fn() -> Result<(), DiskError>); 6] = [
     ("a unit's newer header is torn", torn_header),
     ("a superblock is torn", torn_superblock),
     ("a donor returns with news", news),
+    ("a parity returns with a block that was not there", absent_block),
     ("a donor that joins is seen by nobody else", unseen_birth),
     ("no donor knows the new epoch", unknown_epoch),
 ];
@@ -106,21 +107,25 @@ fn news() -> Result<(), DiskError> {
         world.flush()?;
         world.lets(|flight| flight.donor == returns)?;
         world.client_leaves(Fate::Nothing);
-        world.leaves(returns);
-        let there: Vec<usize> = (0..3).collect();
-        world.open(&there)?;
-        world.ask_for_all()?;
-        let cuts = |flight: &Flight| matches!(&flight.op, DonorOp::Write { bytes, .. } if bytes.len() == HEADER_BYTES);
-        let allowed = |flight: &Flight| is_read(flight) || is_superblock(flight) || cuts(flight);
-        world.lets(allowed)?;
-        if world.is_pinning() {
-            return Err(World::fault(format!("without donor {returns} nothing is read")));
-        }
-        world.donors[returns].trouble.stopped = false;
-        world.come_back(returns)?;
-        world.lets(allowed)?;
-        world.client_leaves(Fate::Nothing);
+        world.returns_late(returns)?;
         world.opens_again(&format!("returned {returns}"))?;
+    }
+    Ok(())
+}
+
+/// A group is being sent: of one data unit only the header arrives, of the others and of the parity all. The donor with the parity is
+/// away at the next opening, which therefore does not find the blocks, and returns. Its client dies before anything else was written.
+fn absent_block() -> Result<(), DiskError> {
+    for (torn, returns) in pairs(3) {
+        let mut world = world(3)?;
+        // Of a donor that is away, opening asks no longer.
+        world.config.patience_ms = 200;
+        world.write(0, 16, false)?;
+        world.lets(|flight| flight.donor != torn)?;
+        world.tears(torn, |_| true, 2 * HEADER_BYTES);
+        world.client_leaves(Fate::Nothing);
+        world.returns_late(returns)?;
+        world.opens_again(&format!("torn {torn}, returned {returns}"))?;
     }
     Ok(())
 }
@@ -206,6 +211,26 @@ impl World {
     fn leaves(&mut self, donor: usize) {
         self.donors[donor].trouble.stopped = true;
         self.donors[donor].trouble.away = true;
+    }
+
+    /// A client opens the disk without a donor and reads everything. The donor returns, and the client dies before it has written
+    /// anything but superblocks and shorter headers.
+    fn returns_late(&mut self, donor: usize) -> Result<(), DiskError> {
+        self.leaves(donor);
+        let there: Vec<usize> = (0..self.donors.len()).collect();
+        self.open(&there)?;
+        self.ask_for_all()?;
+        let cuts = |flight: &Flight| matches!(&flight.op, DonorOp::Write { bytes, .. } if bytes.len() == HEADER_BYTES);
+        let allowed = |flight: &Flight| is_read(flight) || is_superblock(flight) || cuts(flight);
+        self.lets(allowed)?;
+        if self.is_pinning() {
+            return Err(Self::fault(format!("without donor {donor} nothing is read")));
+        }
+        self.donors[donor].trouble.stopped = false;
+        self.come_back(donor)?;
+        self.lets(allowed)?;
+        self.client_leaves(Fate::Nothing);
+        Ok(())
     }
 
     fn reads_all(&mut self, scene: &str) -> Result<(), DiskError> {
