@@ -356,12 +356,13 @@ pub(crate) async fn reconstruct(core: &Arc<Core>, at: Location, crc: u32, purpos
     let parity = row.split_off(data);
     let right = |found: &Vec<u8>| checksum(0, found) == crc;
     let mut restored = parity::decode(at.unit, &row, &parity).filter(right);
-    // With more parity than needed, one of the others may be the one that is wrong.
-    for wrong in (0..data).filter(|&unit| parity.len() > 1 && unit != at.unit) {
-        if restored.is_none() && row[wrong].is_some() {
-            let mut others = row.clone();
-            others[wrong] = None;
-            restored = parity::decode(at.unit, &others, &parity).filter(right);
+    // With more parity than needed, one of the others may be the one that is wrong: a block, or a parity written in part.
+    let count = parity.len();
+    for wrong in (0..data + count).filter(|&unit| count > 1 && unit != at.unit) {
+        let (mut others, mut parities) = (row.clone(), parity.clone());
+        let left_out = if wrong < data { &mut others[wrong] } else { &mut parities[wrong - data] };
+        if restored.is_none() && left_out.take().is_some() {
+            restored = parity::decode(at.unit, &others, &parities).filter(right);
         }
     }
     match restored {

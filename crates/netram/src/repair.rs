@@ -35,12 +35,13 @@ pub(crate) async fn guardian(core: Arc<Core>) {
     let done = |state: &State| state.repair_queue.is_empty() && state.repair_done == state.repair_total;
     loop {
         core.until(|state| {
-            (!state.repair_safe && done(state) && !state.stuck && state.failure.is_none()).then_some(())
+            let due = !state.repair_safe && done(state) && !state.stuck && state.failure.is_none();
+            due.then(|| state.repair_moved = false)
         })
         .await;
         if crate::write::flush(&core).await.is_ok() {
             let state = &mut *core.lock();
-            state.repair_safe = done(state);
+            state.repair_safe = done(state) && !state.repair_moved;
             if state.repair_safe && state.doubts.is_empty() {
                 state.let_go_of_doubted();
             }
@@ -334,7 +335,19 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
             state.groups.iter().any(|group| group.id != 0 && group.is_on(donor))
         };
         if !left || over(&core.lock()) {
-            break;
+            // One that went away meanwhile is excluded by itself, unless it is back before that.
+            let there = core.until(|state| match state.donors[donor as usize].state {
+                DonorState::Draining => Some(true),
+                DonorState::Missing | DonorState::Returning => None,
+                _ => Some(false),
+            });
+            if !there.await {
+                return;
+            }
+            if !core.lock().groups.iter().any(|group| group.id != 0 && group.is_on(donor)) {
+                break;
+            }
+            continue;
         }
         // Until what was queued is through; then what was on its way at the time is sealed, too.
         core.until(|state| {
@@ -379,10 +392,6 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
     }
     let erasing = {
         let state = &mut *core.lock();
-        // One that went away meanwhile is excluded by itself: nothing refers to it.
-        if state.donors[donor as usize].state != DonorState::Draining {
-            return;
-        }
         let op = DonorOp::Write { at: 0, bytes: vec![0; SLOTS_BYTES] };
         let op = core.op(state, donor, op, Purpose::Upkeep);
         state.donors[donor as usize].state = DonorState::Drained;

@@ -239,6 +239,8 @@ pub(crate) struct State {
     pub repair_began_ns: u64,
     /// What repair moved is safe where it is now.
     pub repair_safe: bool,
+    /// More was moved since the flush began that makes it safe.
+    pub repair_moved: bool,
     /// Blocks whose data is lost: reads of them fail.
     pub lost_blocks: HashSet<u32>,
     pub counts: Counts,
@@ -302,6 +304,7 @@ impl State {
             repair_done: 0,
             repair_began_ns: 0,
             repair_safe: true,
+            repair_moved: false,
             lost_blocks: HashSet::new(),
             counts: Counts::default(),
             actions: Vec::new(),
@@ -389,7 +392,9 @@ impl State {
         let live = group.live;
         (group.live, group.killed) = (live - 1, sequence);
         // It is over when what took the block's place is safe, and nobody else may ask for that.
-        self.repair_safe &= live > 1 || group.incomplete.is_none();
+        if live == 1 && group.incomplete.is_some() {
+            (self.repair_safe, self.repair_moved) = (false, true);
+        }
         if group.memory.is_none() && !group.busy {
             self.by_live.remove(&(live, index));
             self.file(index);

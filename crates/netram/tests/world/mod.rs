@@ -427,6 +427,7 @@ impl World {
                 return Ok(());
             }
             if self.now - begin > HANG_NS {
+                self.unkind.over |= self.cannot_open();
                 let status = self.engine().status();
                 return Err(Self::fault(format!("{} requests hang: {status:?}", self.pending.len())));
             }

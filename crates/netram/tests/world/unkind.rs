@@ -417,6 +417,12 @@ impl World {
         }
     }
 
+    /// Does opening wait for a list of trims that nobody has any more, because a bit has flipped and a donor is dead?
+    pub(super) fn cannot_open(&mut self) -> bool {
+        let is_dead = self.donors.iter().any(|donor| !donor.alive);
+        is_dead && self.unkind.damaged && !self.engine().status().ready
+    }
+
     pub(super) fn any_donor(&mut self) -> usize {
         let alive: Vec<usize> = (0..self.donors.len()).filter(|&n| self.donors[n].alive).collect();
         alive[self.random.below(alive.len() as u64) as usize]
@@ -626,6 +632,17 @@ fn life(seed: u64, kinds: Kinds) -> Result<BTreeMap<&'static str, u64>, DiskErro
     for donor in &mut world.donors {
         donor.trouble.fenced = ours == 0 || (ours == 1 && random.below(2) == 0);
     }
+    let lived = live(&mut world, kinds, block);
+    if !world.unkind.over {
+        lived?;
+    } else {
+        world.count("life over");
+    }
+    Ok(std::mem::take(&mut world.unkind.faults))
+}
+
+/// Ends early when the disk cannot be opened any more.
+fn live(world: &mut World, kinds: Kinds, block: usize) -> Result<(), DiskError> {
     for step in 0..300 {
         let at = |error: DiskError| DiskError::Config(format!("step {step}: {error}"));
         world.random_request(block)?;
@@ -640,8 +657,7 @@ fn life(seed: u64, kinds: Kinds) -> Result<BTreeMap<&'static str, u64>, DiskErro
         if world.random.below(12) == 0 {
             world.trouble(kinds).map_err(at)?;
             if world.unkind.over {
-                world.count("life over");
-                return Ok(std::mem::take(&mut world.unkind.faults));
+                return Ok(());
             }
         }
         match world.random.below(60) {
@@ -669,11 +685,9 @@ fn life(seed: u64, kinds: Kinds) -> Result<BTreeMap<&'static str, u64>, DiskErro
     world.errors.clear();
     world.reopen()?;
     if world.unkind.over {
-        world.count("life over");
-        return Ok(std::mem::take(&mut world.unkind.faults));
+        return Ok(());
     }
     world.heal()?;
     world.errors.clear();
-    check(world.check_all())?;
-    Ok(std::mem::take(&mut world.unkind.faults))
+    check(world.check_all())
 }
