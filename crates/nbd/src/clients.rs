@@ -105,7 +105,7 @@ impl Clients {
                 Claim::Again(_) => return Err(TAKEN_OVER.into()),
                 Claim::Open(_) if (connected || kept) && holder[..8] != client[..8] => {
                     return Err(
-                        "another client has this area open; stop it, or take its disk over with --takeover".into()
+                        "another client has this area open; stop it, or take its disk over with `shoal serve --takeover`".into()
                     );
                 }
                 Claim::Open(_) | Claim::Seize(_) => {}
