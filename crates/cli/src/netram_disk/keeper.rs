@@ -139,7 +139,11 @@ impl Inner {
         let is_active =
             |name: &String| status.donors.iter().any(|donor| donor.name == *name && donor.state == DonorState::Active);
         if status.ready {
-            dismissed.retain(|name| !is_active(name));
+            let undrained: Vec<String> = dismissed.iter().filter(|name| is_active(name)).cloned().collect();
+            for name in undrained {
+                warn!("donor {name} cannot be emptied: the others have no room; it stays in use");
+                dismissed.remove(&name);
+            }
         }
     }
 
