@@ -226,7 +226,7 @@ impl Asked {
 }
 
 pub fn start_log() {
-    let filter = EnvFilter::try_from_env("SHOAL_LOG").unwrap_or_else(|_| EnvFilter::new("info,fuser=error"));
+    let filter = EnvFilter::try_from_env("SHOAL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
     // A line the log has no room for is lost; complaining about it on the same full host would end the daemon.
     let log = log.log_internal_errors(false);
