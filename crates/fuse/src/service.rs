@@ -107,7 +107,9 @@ impl Service {
             Operation::Lookup { name } => self.entry(reply, requests.lookup(node, name)),
             Operation::Getattr => attr(reply, requests.getattr(node)),
             Operation::Statx { .. } => match requests.getattr(node) {
-                Ok(attr) => drop(reply.value(&protocol::statx(&attr))),
+                Ok(attr) => {
+                    reply.value(&protocol::statx(&attr));
+                }
                 Err(error) => reply.error(error),
             },
             Operation::Setattr(asked) => requests.setattr(asker, node, &asked, move |outcome| attr(reply, outcome)),
@@ -139,7 +141,9 @@ impl Service {
                     scratch.resize(size, 0);
                 }
                 match requests.read(node, offset, &mut scratch[..size]) {
-                    Ok(read) => drop(reply.bytes(&scratch[..read])),
+                    Ok(read) => {
+                        reply.bytes(&scratch[..read]);
+                    }
                     Err(error) => reply.error(error),
                 }
             }
@@ -166,7 +170,9 @@ impl Service {
             Operation::Fsync | Operation::Fsyncdir => requests.fsync(node, move |outcome| reply.finish(outcome)),
             Operation::Syncfs => requests.syncfs(move |outcome| reply.finish(outcome)),
             Operation::Readdir { offset, size } => match requests.readdir(node, offset, listing_bytes(size)) {
-                Ok(listing) => drop(reply.bytes(listing.bytes())),
+                Ok(listing) => {
+                    reply.bytes(listing.bytes());
+                }
                 Err(error) => reply.error(error),
             },
             Operation::Readdirplus { offset, size } => {
@@ -181,7 +187,9 @@ impl Service {
             Operation::Removexattr { name } => reply.finish(requests.removexattr(node, name)),
             Operation::Ioctl { command, data, out_size } => {
                 match requests.ioctl(asker, node, command, data, out_size) {
-                    Ok(bytes) => drop(reply.value_and_bytes(&IoctlOut::default(), &bytes)),
+                    Ok(bytes) => {
+                        reply.value_and_bytes(&IoctlOut::default(), &bytes);
+                    }
                     Err(error) => reply.error(error),
                 }
             }
@@ -189,13 +197,17 @@ impl Service {
                 requests.fallocate(asker, node, mode, offset, len, move |outcome| reply.finish(outcome));
             }
             Operation::Lseek { offset, whence } => match requests.seek(node, offset, whence) {
-                Ok(offset) => drop(reply.value(&LseekOut { offset })),
+                Ok(offset) => {
+                    reply.value(&LseekOut { offset });
+                }
                 Err(error) => reply.error(error),
             },
             Operation::CopyFileRange { offset, to_node, to_offset, len, wide } => {
                 let copy = Copy { from: node, from_at: offset, to: to_node, to_at: to_offset, len };
                 requests.copy_range(asker, copy, move |outcome| match (outcome, wide) {
-                    (Ok(copied), true) => drop(reply.bytes(&copied.to_ne_bytes())),
+                    (Ok(copied), true) => {
+                        reply.bytes(&copied.to_ne_bytes());
+                    }
                     (outcome, _) => written(reply, outcome.map(|copied| copied as u32)),
                 });
             }
@@ -214,7 +226,9 @@ impl Service {
                     self.requests.not_delivered(attr.ino);
                 }
             }
-            Ok(Entry::Absent) => drop(reply.value(&protocol::no_such_name())),
+            Ok(Entry::Absent) => {
+                reply.value(&protocol::no_such_name());
+            }
             Err(error) => reply.error(error),
         }
     }
@@ -247,28 +261,36 @@ impl Service {
 
 fn attr(reply: Reply, outcome: Outcome<shoal_fs::Attr>) {
     match outcome {
-        Ok(attr) => drop(reply.value(&protocol::attr(&attr))),
+        Ok(attr) => {
+            reply.value(&protocol::attr(&attr));
+        }
         Err(error) => reply.error(error),
     }
 }
 
 fn opened(reply: Reply, outcome: Outcome<u32>) {
     match outcome {
-        Ok(flags) => drop(reply.value(&OpenOut { flags, ..OpenOut::default() })),
+        Ok(flags) => {
+            reply.value(&OpenOut { flags, ..OpenOut::default() });
+        }
         Err(error) => reply.error(error),
     }
 }
 
 fn written(reply: Reply, outcome: Outcome<u32>) {
     match outcome {
-        Ok(bytes) => drop(reply.value(&WriteOut { bytes, ..WriteOut::default() })),
+        Ok(bytes) => {
+            reply.value(&WriteOut { bytes, ..WriteOut::default() });
+        }
         Err(error) => reply.error(error),
     }
 }
 
 fn bytes(reply: Reply, outcome: Outcome<Vec<u8>>) {
     match outcome {
-        Ok(bytes) => drop(reply.bytes(&bytes)),
+        Ok(bytes) => {
+            reply.bytes(&bytes);
+        }
         Err(error) => reply.error(error),
     }
 }
@@ -277,7 +299,7 @@ fn bytes(reply: Reply, outcome: Outcome<Vec<u8>>) {
 fn sized(reply: Reply, outcome: Outcome<Vec<u8>>, size: u32) {
     match outcome {
         Ok(value) if size == 0 => {
-            drop(reply.value(&GetXattrOut { bytes: value.len() as u32, ..GetXattrOut::default() }))
+            reply.value(&GetXattrOut { bytes: value.len() as u32, ..GetXattrOut::default() });
         }
         Ok(value) if value.len() > size as usize => reply.error(Errno::RANGE),
         outcome => bytes(reply, outcome),

@@ -38,7 +38,9 @@ pub(crate) fn handshake(port: &Arc<Port>, wanted: &Wanted) -> io::Result<Agreed>
                 }
                 return Ok(agreed);
             }
-            Negotiation::Again(answer) => drop(reply.value(&answer)),
+            Negotiation::Again(answer) => {
+                reply.value(&answer);
+            }
             Negotiation::Refused => {
                 reply.error(Errno::PROTO);
                 let (major, minor) = (offered.major, offered.minor);
