@@ -1,4 +1,8 @@
 //! The whole way of a message, over a real engine in memory and a channel that notes what is sent.
+//!
+//! Owns: the policy's tests (what is never asked again, references, set-id bits, who is admitted), the rule of one answer within its
+//! room, and the property test of any message. `SHOAL_SEED` chooses other messages, `SHOAL_DEEP` makes more.
+//! Left out: bytes and offsets (`protocol`), what programs see (`tests/real`).
 
 use std::collections::HashMap;
 use std::io::{self, IoSlice};

@@ -25,7 +25,7 @@ pub use negotiation::{Agreed, InitIn, Negotiation, Wanted, flags as init_flags, 
 /// For ever, as lifetimes go.
 pub const FOR_EVER_S: u64 = 365 * 24 * 3600;
 
-/// The longest message besides the data of a write: headers, and the longest extended attribute with its name.
+/// Room for headers and names, besides the data of a write.
 pub const MESSAGE_ROOM_BYTES: usize = 4096;
 /// The kernel refuses smaller buffers.
 pub const BUFFER_BYTES_MIN: usize = 8192;
