@@ -29,12 +29,13 @@ pub(crate) trait Channel: Send + Sync {
 /// A channel, and what went through it.
 pub(crate) struct Port {
     pub channel: Box<dyn Channel>,
-    pub counts: Counts,
+    /// Outlives the channel, for reports: who asks for them must not keep the connection open.
+    pub counts: Arc<Counts>,
 }
 
 impl Port {
     pub fn new(channel: Box<dyn Channel>) -> Arc<Port> {
-        Arc::new(Port { channel, counts: Counts::new() })
+        Arc::new(Port { channel, counts: Arc::new(Counts::new()) })
     }
 }
 

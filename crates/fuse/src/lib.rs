@@ -148,7 +148,7 @@ impl Session {
 
     /// What the kernel has asked for so far.
     pub fn request_counts(&self) -> RequestCounts {
-        RequestCounts(self.threads.ports())
+        self.threads.counts()
     }
 
     /// Serves until the mount is gone, however it went, then shuts the store down cleanly.

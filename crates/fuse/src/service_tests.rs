@@ -337,9 +337,12 @@ fn a_connection_begins_with_init_and_ends_with_destroy() {
     *mount.kernel.0.questions.lock().unwrap() =
         vec![message(opcode::DESTROY, 0, &[]), message(opcode::GETATTR, ROOT, &[0; 16])];
     let Mounted { kernel, service, port, threads, fs } = mount;
-    Threads::start(service, vec![port.clone()]).unwrap().join().unwrap();
+    let served = Threads::start(service, vec![port]).unwrap();
+    let counts = served.counts();
+    served.join().unwrap();
     assert_eq!(kernel.0.sent.lock().unwrap().len(), 2);
-    assert_eq!(crate::session::RequestCounts(vec![port]).report().len(), 2);
+    assert_eq!(counts.report().len(), 2);
+    assert_eq!(Arc::strong_count(&kernel.0), 1, "counts keep no channel open");
     threads.2.stop();
     threads.1.stop();
     threads.0.stop();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use crate::channel::{Port, Reply};
-use crate::counts::{self, RequestCount};
+use crate::counts::{self, Counts, RequestCount};
 use crate::errno::Errno;
 use crate::protocol::{
     Agreed, BUFFER_BYTES_MIN, MESSAGE_ROOM_BYTES, Negotiation, Operation, Wanted, decode, negotiate,
@@ -58,7 +58,7 @@ fn buffer_bytes(write_bytes_max: u32) -> usize {
 /// Threads that serve one connection.
 pub(crate) struct Threads {
     threads: Vec<JoinHandle<io::Result<()>>>,
-    ports: Vec<Arc<Port>>,
+    counts: RequestCounts,
 }
 
 impl Threads {
@@ -71,11 +71,12 @@ impl Threads {
             let builder = std::thread::Builder::new().name(format!("request-{number}"));
             threads.push(builder.spawn(move || serve(&service, &port))?);
         }
-        Ok(Threads { threads, ports })
+        let counts = RequestCounts(ports.iter().map(|port| port.counts.clone()).collect());
+        Ok(Threads { threads, counts })
     }
 
-    pub fn ports(&self) -> Vec<Arc<Port>> {
-        self.ports.clone()
+    pub fn counts(&self) -> RequestCounts {
+        self.counts.clone()
     }
 
     /// Returns when the connection has ended: with the first error.
@@ -102,11 +103,11 @@ fn serve(service: &Service, port: &Arc<Port>) -> io::Result<()> {
 
 /// The requests of a mount so far, from any thread.
 #[derive(Clone)]
-pub struct RequestCounts(pub(crate) Vec<Arc<Port>>);
+pub struct RequestCounts(Vec<Arc<Counts>>);
 
 impl RequestCounts {
     /// The most frequent kinds first; kinds of which there were none are left out.
     pub fn report(&self) -> Vec<RequestCount> {
-        counts::report(self.0.iter().map(|port| &port.counts))
+        counts::report(self.0.iter().map(|counts| &**counts))
     }
 }
