@@ -61,6 +61,7 @@ expect("and once more", lambda n: os.path.exists(f"f{n}"))
 # O_EXCL makes the kernel look the name up anew, and so do mkdir, link and the target of a rename.
 expect("create, write, close", create, GETATTR=1, MKNOD=1, GETXATTR=1, WRITE=1)
 expect("create exclusively", lambda n: create(n, "e", os.O_EXCL), GETATTR=1, LOOKUP=1, MKNOD=1, GETXATTR=1, WRITE=1)
+expect("read back what was just written", lambda n: opened(f"e{n}", os.O_RDONLY, lambda fd: os.read(fd, 4096)), GETATTR=1, READ=1)
 expect("stat after a write", lambda n: os.stat(f"f{n}"), GETATTR=1)
 expect("stat", lambda n: os.stat(f"f{n}"))
 expect("open and close", lambda n: opened(f"f{n}", os.O_RDONLY))
