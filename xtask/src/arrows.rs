@@ -22,7 +22,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("shoal-vlog", &["shoal-format", "shoal-media"]),
     ("shoal-netram", &["shoal-format", "shoal-media"]),
     ("shoal-nbd", &["shoal-format", "shoal-media"]),
-    ("shoal-fuse", &["shoal-format", "shoal-media", "shoal-fs"]),
+    ("shoal-fuse", &["shoal-format", "shoal-media", "shoal-fs", "shoal-host"]),
     ("shoal-lab", ASSEMBLY),
     ("shoal", ASSEMBLY),
     ("xtask", &[]),

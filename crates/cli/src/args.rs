@@ -164,6 +164,7 @@ impl std::str::FromStr for BulkChoice {
     remount                                   change a mount: remount,ro or remount,rw, or its flags\n  \
     allow_other, noallow_other, allow_root    who may use it (root's mounts are for all)\n  \
     nodefault_permissions                     nobody checks permissions, and there are no ACLs\n  \
+    private                                   root alone may use it, unchecked: fewer requests for changes\n  \
     noxattr                                   no extended attributes or ACLs; small files are made faster\n  \
     threads=N                                 threads that serve requests (default: 4, or one a processor)\n  \
     read_ahead=SIZE                           how far the kernel reads ahead (default 1M; root only)\n  \

@@ -34,7 +34,7 @@ pub enum Question {
     Inspect {
         path: Vec<u8>,
     },
-    /// Of the device.
+    /// Of the device, and of a mount's requests.
     Status,
     /// A change of the mount; towards read-only it is answered when everything is durable.
     Remount {

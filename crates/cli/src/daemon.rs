@@ -13,12 +13,13 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{SigSet, Signal};
 use shoal_fs::{Fs, Options};
 use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE};
-use shoal_fuse::{MountOptions, Session, Unmounted};
+use shoal_fuse::{MountOptions, RequestCounts, Session, Unmounted};
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
 use crate::control::{self, Answer, Question};
 use crate::failure::{During, Failure, Outcome};
+use crate::kernel_requests::RequestReport;
 use crate::mount::{Message, Ready, Recovered};
 use crate::open_device::Device;
 use crate::read_only::ReadOnly;
@@ -126,6 +127,7 @@ pub fn serve(
         mountpoint: mountpoint.to_path_buf(),
         survives_power_loss: media.survives_power_loss,
         bulk: media.bulk.clone(),
+        requests: session.request_counts(),
     };
     let report = Ready {
         store: store.directory.display().to_string(),
@@ -178,6 +180,7 @@ struct Asked {
     mountpoint: PathBuf,
     survives_power_loss: bool,
     bulk: Option<Arc<Device>>,
+    requests: RequestCounts,
 }
 
 impl Asked {
@@ -199,7 +202,8 @@ impl Asked {
                 let store = Some(self.directory.display().to_string());
                 let device = self.bulk.as_ref().map(|bulk| bulk.report());
                 let failure = ReadOnly::of(&self.fs);
-                serde_json::to_value(Report { export: None, store, failure, device }).during("report")
+                let requests = Some(self.requests.report().into_iter().map(RequestReport::from).collect());
+                serde_json::to_value(Report { export: None, store, failure, device, requests }).during("report")
             }
             Question::Remount { read_only, access_times } => {
                 remount::answer(&self.fs, &self.directory, read_only, &access_times).map(|()| true.into())
@@ -226,7 +230,7 @@ impl Asked {
 }
 
 pub fn start_log() {
-    let filter = EnvFilter::try_from_env("SHOAL_LOG").unwrap_or_else(|_| EnvFilter::new("info,fuser=error"));
+    let filter = EnvFilter::try_from_env("SHOAL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
     // A line the log has no room for is lost; complaining about it on the same full host would end the daemon.
     let log = log.log_internal_errors(false);

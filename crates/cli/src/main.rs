@@ -29,6 +29,7 @@ mod failure;
 mod format;
 mod host_room;
 mod inspect;
+mod kernel_requests;
 mod lab;
 mod memory;
 mod mount;

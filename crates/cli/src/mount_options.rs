@@ -14,6 +14,9 @@ use shoal_fuse::{Access, MountOptions};
 /// Go on from the saved image of `battery` memory; how a store is opened, not how it is mounted.
 pub const RESTORE: &str = "restore";
 
+/// Words that take back a `private` before them: without checks a mount must be for nobody else.
+const OPENING: [&str; 3] = ["allow_other", "allow_root", "default_permissions"];
+
 /// Words that say what is so anyway, or that others act on.
 const IGNORED: [&str; 35] = [
     "acl",
@@ -62,8 +65,26 @@ pub fn is_remount(lists: &[String]) -> bool {
 pub fn parse(lists: &[String], source: &Path, is_root: bool) -> Result<MountOptions, String> {
     let mut options = MountOptions::new(source.to_path_buf());
     options.access = if is_root { Access::All } else { Access::Owner };
+    let mut private = false;
     for word in lists.iter().flat_map(|list| list.split(',')).filter(|word| !word.is_empty()) {
-        apply(&mut options, word)?;
+        match word {
+            "private" => private = true,
+            "noprivate" => private = false,
+            _ => {
+                private &= !OPENING.contains(&word);
+                apply(&mut options, word)?;
+            }
+        }
+    }
+    if private && !is_root {
+        return Err(
+            "mount option `private`: nobody would check which files may be opened, so only root's mounts can be; \
+                    leave it out (a mount of yours is for you alone in any case)"
+                .into(),
+        );
+    }
+    if private {
+        (options.access, options.default_permissions) = (Access::Owner, false);
     }
     Ok(options)
 }
@@ -158,8 +179,8 @@ fn undo(options: &mut MountOptions, name: &str) {
 fn unknown(word: &str) -> String {
     format!(
         "unknown mount option `{word}`; use some of ro, rw, remount, noatime, strictatime, nodev, nosuid, noexec, sync, \
-         nosymfollow, allow_other, allow_root, nodefault_permissions, noxattr, threads=N, read_ahead=SIZE, clone_fd, \
-         restore"
+         nosymfollow, allow_other, allow_root, nodefault_permissions, private, noxattr, threads=N, read_ahead=SIZE, \
+         clone_fd, restore"
     )
 }
 
@@ -187,6 +208,19 @@ mod tests {
         assert_eq!(none.access_times, AccessTimes::Relative);
         assert!(!none.read_only && !none.nodev && !none.nosuid && !none.noexec);
         assert!(!none.synchronous && none.default_permissions && !none.clone_fd && none.xattrs);
+    }
+
+    #[test]
+    fn a_private_mount_is_roots_alone_and_opening_it_brings_the_checks_back() {
+        let of = |list: &str| (parsed(list).access, parsed(list).default_permissions);
+        assert_eq!(of("private"), (Access::Owner, false));
+        assert_eq!(of("allow_other,default_permissions,private"), (Access::Owner, false));
+        assert_eq!(of("private,noprivate"), (Access::All, true));
+        assert_eq!(of("private,allow_other"), (Access::All, true), "never for all without checks");
+        assert_eq!(of("private,allow_root"), (Access::OwnerAndRoot, true));
+        assert_eq!(of("private,default_permissions"), (Access::All, true));
+        let refused = parse(&["private".to_string()], Path::new("/s"), false).unwrap_err();
+        assert!(refused.contains("`private`") && refused.contains("; leave it out"), "{refused}");
     }
 
     #[test]

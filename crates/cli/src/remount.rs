@@ -92,6 +92,8 @@ fn unchangeable(entry: &MountEntry, lists: &[String]) -> Vec<String> {
             "noallow_other" => in_force("allow_other"),
             "default_permissions" => !in_force("default_permissions"),
             "nodefault_permissions" => in_force("default_permissions"),
+            "private" => in_force("allow_other") || in_force("default_permissions"),
+            "noprivate" => !in_force("allow_other") && !in_force("default_permissions"),
             _ => false,
         })
         .map(String::from)

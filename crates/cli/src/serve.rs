@@ -133,7 +133,8 @@ fn start_control(
                 let connections = server.lock().as_ref().map_or(0, |server| server.counts().open);
                 let (name, address) = (name.clone(), address.clone());
                 let export = ExportReport { name, address, connections, read_only, pid: std::process::id() };
-                let report = Report { export: Some(export), store: None, failure: None, device: Some(device.report()) };
+                let device = Some(device.report());
+                let report = Report { export: Some(export), store: None, failure: None, device, requests: None };
                 serde_json::to_value(report).map_or_else(|error| Answer::Error(error.to_string()), Answer::Ok)
             }
             Question::Donor { change, donor } => match device.change(change, &donor) {

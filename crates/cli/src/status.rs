@@ -1,4 +1,5 @@
-//! `shoal status` and `shoal donor`: what a served device or a store's bulk device is like, and changes of its donors.
+//! `shoal status` and `shoal donor`: what a served device or a store's bulk device is like, what the kernel asked a mount for, and
+//! changes of donors.
 //!
 //! Owns the report, which travels as JSON over the control socket, and its text. SERVER is named as it was to `shoal
 //! serve --nbd` (`unix:PATH` or `HOST:PORT`, on this machine), or is a store or mount point. Left out: `df`, the view
@@ -13,6 +14,7 @@ use shoal_nbd::Listen;
 use crate::args::{DonorArgs, DonorCommand, StatusArgs};
 use crate::control::{self, DonorChange, Question};
 use crate::failure::{During, Failure, Outcome};
+use crate::kernel_requests::{self, RequestReport};
 use crate::place;
 use crate::read_only::ReadOnly;
 use crate::size::human;
@@ -30,6 +32,9 @@ pub struct Report {
     pub failure: Option<ReadOnly>,
     /// `None`: the store has no bulk storage.
     pub device: Option<DeviceReport>,
+    /// Of a mount: what the kernel has asked for, the most frequent first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requests: Option<Vec<RequestReport>>,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -249,11 +254,19 @@ fn text(report: &Report) -> String {
     if let Some(store) = &report.store {
         out += &format!("large files of {store}\n");
     }
-    let Some(device) = &report.device else {
-        return out + "no bulk storage\n";
-    };
+    match &report.device {
+        Some(device) => out += &device_text(device),
+        None => out += "no bulk storage\n",
+    }
+    if let Some(requests) = &report.requests {
+        out += &kernel_requests::text(requests);
+    }
+    out
+}
+
+fn device_text(device: &DeviceReport) -> String {
     let connection = device.connection.as_ref().map_or(String::new(), |state| format!(", {state}"));
-    out += &format!("{}  {}{connection}\n", device.device, human(device.size_bytes));
+    let mut out = format!("{}  {}{connection}\n", device.device, human(device.size_bytes));
     if let Some(disk) = &device.disk {
         out += &disk_text(disk);
     }
@@ -399,7 +412,7 @@ mod tests {
         };
         let address = "unix:/run/d".into();
         let export = ExportReport { name: "d".into(), address, connections: 1, read_only: false, pid: 7 };
-        Report { export: Some(export), store: None, failure: None, device: Some(device) }
+        Report { export: Some(export), store: None, failure: None, device: Some(device), requests: None }
     }
 
     #[test]
@@ -413,6 +426,23 @@ mod tests {
         assert!(text.contains("groups       10, 2 of them open, 4 degraded"), "{text}");
         assert!(text.contains("degraded: 96 blocks would not survive another loss"), "{text}");
         assert!(text.contains("2 of 8 groups (25%), about 3 s left"), "{text}");
+    }
+
+    #[test]
+    fn a_mount_without_bulk_storage_shows_its_requests() {
+        let lookup = shoal_fuse::RequestCount {
+            name: "LOOKUP",
+            count: 3,
+            total_ns: 6000,
+            p50_ns: 2000,
+            p99_ns: 2000,
+            max_ns: 2000,
+        };
+        let requests = Some(vec![lookup.into()]);
+        let report = Report { export: None, store: Some("/srv/s".into()), failure: None, device: None, requests };
+        let text = text(&report);
+        assert!(text.starts_with("large files of /srv/s\nno bulk storage\nrequests "), "{text}");
+        assert!(text.contains("\nLOOKUP ") && text.ends_with("2.0 us\n"), "{text}");
     }
 
     #[test]

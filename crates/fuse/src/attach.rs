@@ -1,7 +1,7 @@
 //! Attaching a FUSE connection to a mount point, and detaching it.
 //!
 //! As root by mount(2); otherwise by the set-uid helper `fusermount3`, which passes the device over a socket.
-//! `fuser` could do both, but at the end of a session it unmounts whatever is then found at the mount point.
+//! Left out: what goes over the device (`dev_fuse`).
 //! Rules: only the mount that was made here is ever unmounted (the kernel's device number tells); a busy mount is
 //! written back, its connection aborted, and detached, so that the store can be shut down cleanly: the
 //! programs still using it get ENOTCONN.

@@ -2,10 +2,15 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `adapter` | one method per request: decode, call the engine, reply |
-//! | `convert` | attributes, times, kinds, errors, set-id bits: pure functions |
+//! | `protocol` | the kernel's messages: decoding, encoding, negotiation; pure |
+//! | `channel` | the way to the kernel and back, as a trait; the answer that a request waits for |
+//! | `dev_fuse` | the transport of `/dev/fuse` |
+//! | `session` | INIT, and the threads that serve requests |
+//! | `service` | from a decoded request to what is done, and back |
+//! | `requests` | what is done: policy over plain values |
+//! | `counts` | how many requests of each kind there were, and how long they took |
+//! | `convert` | times, rename flags, set-id bits: pure functions |
 //! | `file_flags` | the ioctls of chattr(1): pure functions |
-//! | `membership` | groups and capabilities of the process behind a request |
 //! | `options` | what a mount may be asked for, as kernel flags and option strings |
 //! | `attach` | mount(2), `fusermount3`, unmounting, also of a busy mount |
 //! | `mount_table` | reading the table of mounts |
@@ -17,32 +22,46 @@
 //! pages for ever; whatever the engine changes on its own must be invalidated (only set-id bits are). The kernel's
 //! lookup references are the engine's `hold`/`forget`; there are no file handles. Nothing is cached on
 //! the write side: a write that returned is in the engine, and survives the end of this process.
-//! Left out: `syncfs(2)`, which the kernel does not forward to FUSE daemons; the engine's commit age (1 s) bounds it.
+//! Left out: `syncfs(2)` as the kernel does not forward it to mounts over `/dev/fuse`; the engine's commit age (1 s) bounds it.
 
 #![forbid(unsafe_code)]
 
-mod adapter;
 mod attach;
+mod channel;
 mod convert;
+mod counts;
+mod dev_fuse;
+mod errno;
 mod file_flags;
-mod membership;
 pub mod mount_table;
 mod options;
+mod protocol;
+mod requests;
+mod service;
+mod session;
 mod syncer;
 mod ticker;
 mod waiters;
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use shoal_fs::Fs;
 
+use crate::channel::Port;
+use crate::dev_fuse::DevFuse;
+use crate::requests::Requests;
+use crate::service::Service;
+use crate::session::{Threads, handshake};
 use crate::syncer::{Syncer, SyncerThread};
 use crate::waiters::{WaiterThreads, Waiters};
 
 pub use attach::{Unmounted, Unmounter, check_mountpoint, remount, unmount_path};
+pub use counts::RequestCount;
 pub use options::{Access, MountOptions};
+pub use session::RequestCounts;
 
 /// Why a mount could not be made, served or ended.
 #[derive(Debug, thiserror::Error)]
@@ -70,7 +89,7 @@ pub enum Error {
 /// A mounted store.
 pub struct Session {
     fs: Arc<Fs>,
-    background: fuser::BackgroundSession,
+    threads: Threads,
     ticker: ticker::Ticker,
     waiters: WaiterThreads,
     syncer: SyncerThread,
@@ -80,31 +99,45 @@ pub struct Session {
 /// Mounts `fs`. When this returns, the mount point answers.
 pub fn mount(fs: Arc<Fs>, mountpoint: &Path, options: &MountOptions) -> Result<Session, Error> {
     let attached = attach::attach(mountpoint, options)?;
-    let notifier = Arc::new(OnceLock::new());
+    let unmounter = attached.unmounter;
     let (ticker, bell) = ticker::Ticker::start(&fs).map_err(Error::Thread)?;
     let (syncer, syncer_thread) = Syncer::start(&fs, bell, options.request_threads()).map_err(Error::Thread)?;
     let (waiters, waiter_threads) = Waiters::start().map_err(Error::Thread)?;
-    let adapter = adapter::Adapter::new(fs.clone(), syncer, waiters, options, notifier.clone());
-    let unmounter = attached.unmounter;
-    let started = fuser::Session::from_fd(adapter, attached.device, options.session_acl(), options.session_config())
-        .and_then(|session| {
-            // Set once, before the first request is read.
-            let _ = notifier.set(session.notifier());
-            session.spawn()
-        });
-    let background = match started {
-        Ok(background) => background,
+    match serve(&fs, attached.device, options, syncer, waiters) {
+        Ok(threads) => {
+            unmounter.read_ahead(options.read_ahead_bytes);
+            Ok(Session { fs, threads, ticker, waiters: waiter_threads, syncer: syncer_thread, unmounter })
+        }
         Err(error) => {
             // The device is closed by now, so what is left is a dead mount.
             let _ = unmounter.detach();
             waiter_threads.stop();
             syncer_thread.stop();
             ticker.stop();
-            return Err(Error::Connection(error));
+            Err(Error::Connection(error))
         }
-    };
-    unmounter.read_ahead(options.read_ahead_bytes);
-    Ok(Session { fs, background, ticker, waiters: waiter_threads, syncer: syncer_thread, unmounter })
+    }
+}
+
+/// Comes to terms with the kernel, then serves in threads.
+fn serve(
+    fs: &Arc<Fs>,
+    device: OwnedFd,
+    options: &MountOptions,
+    syncer: Syncer,
+    waiters: Waiters,
+) -> io::Result<Threads> {
+    let device = DevFuse::new(device);
+    let first = Port::new(Box::new(device.clone()));
+    let agreed = handshake(&first, &requests::wanted(options))?;
+    let mut ports = vec![first];
+    while ports.len() < options.request_threads() {
+        let further = if options.clone_fd { device.another() } else { device.clone() };
+        ports.push(Port::new(Box::new(further)));
+    }
+    let requests = Requests::new(fs.clone(), syncer, waiters, options, agreed, Box::new(device));
+    let owner = rustix::process::geteuid().as_raw();
+    Threads::start(Service { requests, agreed, access: options.access, owner }, ports)
 }
 
 impl Session {
@@ -113,9 +146,14 @@ impl Session {
         self.unmounter.clone()
     }
 
+    /// What the kernel has asked for so far.
+    pub fn request_counts(&self) -> RequestCounts {
+        self.threads.counts()
+    }
+
     /// Serves until the mount is gone, however it went, then shuts the store down cleanly.
     pub fn wait(self) -> Result<(), Error> {
-        let served = self.background.join();
+        let served = self.threads.join();
         // In this order: work that waited is still done, and the syncer leaves answers to the log's clock.
         self.waiters.stop();
         self.syncer.stop();

@@ -135,28 +135,12 @@ impl MountOptions {
         list
     }
 
-    pub(crate) fn session_acl(&self) -> fuser::SessionACL {
-        match self.access {
-            Access::Owner => fuser::SessionACL::Owner,
-            Access::OwnerAndRoot => fuser::SessionACL::RootAndOwner,
-            Access::All => fuser::SessionACL::All,
-        }
-    }
-
     /// Threads that serve requests.
     pub(crate) fn request_threads(&self) -> usize {
         match self.threads {
             0 => std::thread::available_parallelism().map_or(4, |n| n.get().max(4)),
             n => n,
         }
-    }
-
-    pub(crate) fn session_config(&self) -> fuser::Config {
-        let mut config = fuser::Config::default();
-        config.acl = self.session_acl();
-        config.n_threads = Some(self.request_threads());
-        config.clone_fd = self.clone_fd;
-        config
     }
 }
 
@@ -197,8 +181,8 @@ mod tests {
     #[test]
     fn four_threads_serve_at_least_unless_told_otherwise() {
         let mut options = MountOptions::new("/s".into());
-        assert!(options.session_config().n_threads >= Some(4));
+        assert!(options.request_threads() >= 4);
         options.threads = 1;
-        assert_eq!(options.session_config().n_threads, Some(1));
+        assert_eq!(options.request_threads(), 1);
     }
 }

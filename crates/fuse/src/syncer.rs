@@ -167,4 +167,4 @@ fn serve(fs: &Fs, messages: &Receiver<Message>, turn: &Turn, log: &Bell) {
 
 #[cfg(test)]
 #[path = "syncer_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -1,6 +1,6 @@
 //! The syncer and the clocks over a real engine in memory, with devices whose flush takes long or fails.
 //!
-//! Request threads are modelled by four threads that take jobs from one queue, as `fuser`'s take requests.
+//! Request threads are modelled by four threads that take jobs from one queue, as request threads do.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -78,16 +78,16 @@ impl LogDevice for SlowLog {
     }
 }
 
-struct Store {
+pub(crate) struct Store {
     world: World,
-    fs: Arc<Fs>,
+    pub fs: Arc<Fs>,
     flush_ms: Arc<AtomicU64>,
     flushes: Arc<AtomicU64>,
     sync_ms: Arc<AtomicU64>,
 }
 
 /// A new `logged` store with a bulk device; both as fast as memory.
-fn store(commit_age_ms: u64) -> Store {
+pub(crate) fn store(commit_age_ms: u64) -> Store {
     let world = World::new(1);
     world.add_log();
     world.add_image();

@@ -7,12 +7,13 @@
 //! | `segment_log` | the log of a `logged` store, a directory of segment files |
 //! | `image` | one image of a region at rest, a sparse file |
 //! | `file_device` | bulk storage on a file or a block device |
+//! | `fuse_device` | further descriptors of a FUSE connection |
 //! | `calls` | every call that changes one of these files; `recorder` notes them for tests |
 //! | `concurrent` | threads for requests of a device that takes its time |
 //! | `host_kind` | what the file system under a store is like: writing in place, reserving room |
 //! | `machine`, `store_lock` | clock, boot id, randomness, free space; one mount per store |
 //!
-//! This is the only crate with `unsafe`. The unsafe operations lie in `map` and `cache_line`; each is one
+//! This is the only crate with `unsafe`. The unsafe operations lie in `map`, `cache_line` and `fuse_device`; each is one
 //! block with its reason, and no reference to mapped memory is ever formed: copies go through raw pointers.
 //! A medium that failed to flush refuses further writes (`MediaError::Poisoned`) until it is opened again.
 
@@ -20,6 +21,7 @@ mod cache_line;
 mod calls;
 mod concurrent;
 mod file_device;
+mod fuse_device;
 mod host_kind;
 mod image;
 mod machine;
@@ -41,6 +43,7 @@ use std::path::Path;
 
 pub use concurrent::Concurrent;
 pub use file_device::FileDevice;
+pub use fuse_device::clone_connection;
 pub use image::HostImage;
 pub use machine::{HostSpace, SystemClock, boot_id, host_free_bytes, memory_total_bytes, place_id, random_bytes};
 pub use private_map::PrivateMap;

@@ -1,0 +1,127 @@
+//! The way to the kernel and back: [`Channel`], and the [`Reply`] that a request waits for.
+//!
+//! A transport is one small trait: messages in, messages out. `/dev/fuse` is one; a ring (io_uring) or a queue of a guest
+//! (virtiofs) can be others.
+//!
+//! Rules: every request that waits gets exactly one answer, also when the code that owes it forgets (EIO then): a client without
+//! an answer waits until the daemon dies, and not even a signal ends it. An answer goes to the channel the
+//! request came from, from any thread. It is never longer than the request has room for.
+
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+use std::time::Instant;
+
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::counts::Counts;
+use crate::errno::Errno;
+use crate::protocol::{self, Request};
+
+/// Messages to and from the kernel. Whole messages: a piece of one is never received or sent.
+pub(crate) trait Channel: Send + Sync {
+    /// Waits for a message and puts it into `buffer`; its length, or `None` when the connection has ended.
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>>;
+
+    /// Sends the pieces as one message.
+    fn send(&self, pieces: &[IoSlice<'_>]) -> io::Result<()>;
+}
+
+/// A channel, and what went through it.
+pub(crate) struct Port {
+    pub channel: Box<dyn Channel>,
+    /// Outlives the channel, for reports: who asks for them must not keep the connection open.
+    pub counts: Arc<Counts>,
+}
+
+impl Port {
+    pub fn new(channel: Box<dyn Channel>) -> Arc<Port> {
+        Arc::new(Port { channel, counts: Arc::new(Counts::new()) })
+    }
+}
+
+/// The answer that a request waits for. Dropped, it is an EIO.
+pub(crate) struct Reply {
+    port: Arc<Port>,
+    unique: u64,
+    opcode: u32,
+    bytes_max: usize,
+    began: Instant,
+    is_owed: bool,
+}
+
+impl Reply {
+    pub fn to(request: &Request<'_>, port: &Arc<Port>, began: Instant) -> Reply {
+        Reply {
+            port: port.clone(),
+            unique: request.unique,
+            opcode: request.opcode,
+            bytes_max: request.operation.answer_bytes_max(),
+            began,
+            is_owed: true,
+        }
+    }
+
+    /// To a message of which only this much could be read.
+    pub fn to_malformed(unique: u64, opcode: u32, port: &Arc<Port>, began: Instant) -> Reply {
+        Reply { port: port.clone(), unique, opcode, bytes_max: 0, began, is_owed: true }
+    }
+
+    pub fn empty(mut self) {
+        self.answer(0, &[], &[]);
+    }
+
+    pub fn error(mut self, error: Errno) {
+        self.answer(error.0, &[], &[]);
+    }
+
+    /// True when the kernel took it: references it carries count only then.
+    pub fn value(mut self, value: &(impl IntoBytes + Immutable)) -> bool {
+        self.answer(0, value.as_bytes(), &[])
+    }
+
+    pub fn bytes(mut self, bytes: &[u8]) -> bool {
+        self.answer(0, bytes, &[])
+    }
+
+    pub fn value_and_bytes(mut self, value: &(impl IntoBytes + Immutable), bytes: &[u8]) -> bool {
+        self.answer(0, value.as_bytes(), bytes)
+    }
+
+    pub fn finish(self, outcome: Result<(), Errno>) {
+        match outcome {
+            Ok(()) => self.empty(),
+            Err(error) => self.error(error),
+        }
+    }
+
+    fn answer(&mut self, errno: i32, front: &[u8], back: &[u8]) -> bool {
+        self.is_owed = false;
+        let bytes = front.len() + back.len();
+        if bytes > self.bytes_max {
+            tracing::error!("an answer of {bytes} bytes to request {} has room for {}", self.opcode, self.bytes_max);
+            self.answer(Errno::IO.0, &[], &[]);
+            return false;
+        }
+        let header = protocol::out_header(self.unique, errno, bytes);
+        let pieces = [IoSlice::new(header.as_bytes()), IoSlice::new(front), IoSlice::new(back)];
+        // No empty pieces at the end: they cost the kernel a look each.
+        let used = if !back.is_empty() { 3 } else { 1 + usize::from(!front.is_empty()) };
+        // Before whoever waits can go on, and ask for the counts.
+        self.port.counts.note(self.opcode, self.began.elapsed());
+        // Without a receiver the request has been aborted, and nobody waits any more.
+        let sent = self.port.channel.send(&pieces[..used]);
+        if let Err(error) = &sent {
+            tracing::debug!("answer to request {}: {error}", self.opcode);
+        }
+        sent.is_ok()
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if self.is_owed {
+            tracing::error!("request {} was left without an answer", self.opcode);
+            self.answer(Errno::IO.0, &[], &[]);
+        }
+    }
+}

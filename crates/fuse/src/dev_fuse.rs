@@ -1,0 +1,53 @@
+//! The transport of `/dev/fuse`: one `read` for a message in, one `writev` for a message out.
+//!
+//! Each thread reads from a descriptor of its own where the device lets itself be opened again, else all from the one that was
+//! mounted. The kernel hands a request to one reader, whole. A read that ends with ENOENT met a request that was taken back;
+//! ENODEV is the end of the connection: it was unmounted or aborted.
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use crate::channel::Channel;
+
+#[derive(Clone)]
+pub(crate) struct DevFuse(Arc<OwnedFd>);
+
+impl DevFuse {
+    pub fn new(device: OwnedFd) -> DevFuse {
+        DevFuse(Arc::new(device))
+    }
+
+    /// A further channel of the same connection.
+    pub fn another(&self) -> DevFuse {
+        match shoal_host::clone_connection(self.0.as_fd()) {
+            Ok(device) => DevFuse::new(device),
+            // Not every container has the device; what is shared serves as well, a little slower.
+            Err(error) => {
+                tracing::debug!("/dev/fuse: {error}; the threads share one descriptor");
+                self.clone()
+            }
+        }
+    }
+}
+
+impl Channel for DevFuse {
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        loop {
+            match rustix::io::read(&*self.0, &mut *buffer) {
+                Ok(len) => return Ok(Some(len)),
+                Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
+                Err(Errno::NODEV) => return Ok(None),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn send(&self, pieces: &[IoSlice<'_>]) -> io::Result<()> {
+        // The kernel takes a message whole or not at all.
+        rustix::io::retry_on_intr(|| rustix::io::writev(&*self.0, pieces))?;
+        Ok(())
+    }
+}

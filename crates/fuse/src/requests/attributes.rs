@@ -1,0 +1,150 @@
+//! Attributes, set-id bits, extended attributes, chattr's flags.
+//!
+//! With HANDLE_KILLPRIV_V2 clearing set-id bits is this side's task. The kernel says with a write, a truncation or an access ACL
+//! whether the caller lacks CAP_FSETID or the group; `fallocate` and `copy_file_range` have no such word, so there
+//! callers other than root lose the bits.
+
+use shoal_fs::{Attr, FileFlags, Ino, SetAttr, XattrMode};
+
+use super::{Asker, Outcome, Requests};
+use crate::errno::Errno;
+use crate::protocol::layout::SetattrIn;
+use crate::protocol::{self, SETXATTR_ACL_KILL_SGID, init_flags, setattr};
+use crate::{convert, file_flags};
+
+const XATTR_CREATE: u32 = 1;
+const XATTR_REPLACE: u32 = 2;
+/// No ioctl that is answered returns more.
+const IOCTL_BYTES_MAX: u32 = 4096;
+
+/// A new value of an extended attribute.
+pub(crate) struct AttributeChange<'a> {
+    pub name: &'a [u8],
+    pub value: &'a [u8],
+    pub flags: u32,
+    /// Of the protocol.
+    pub more_flags: u32,
+}
+
+impl Requests {
+    pub fn getattr(&self, ino: Ino) -> Outcome<Attr> {
+        Ok(self.fs.getattr(ino)?)
+    }
+
+    pub fn setattr(
+        &self,
+        asker: Asker,
+        ino: Ino,
+        asked: &SetattrIn,
+        answer: impl FnOnce(Outcome<Attr>) + Send + 'static,
+    ) {
+        let mut change = convert::attr_change(asked);
+        let owner_changes = change.uid.is_some() || change.gid.is_some();
+        let truncated_by_user = change.size.is_some() && asked.valid & setattr::KILL_SUIDGID != 0;
+        let kills = self.agreed.has(init_flags::HANDLE_KILLPRIV_V2);
+        if kills && change.mode.is_none() && (owner_changes || truncated_by_user) {
+            let cleared = self.fs.getattr(ino).map(|attr| {
+                // Overlayfs copies a file up by setting its mode, then its owner, and does not mean to clear anything. A
+                // user's chown(2) looks the same, but by root and to the same owner clearing serves nobody.
+                let same = change.uid.is_none_or(|uid| uid == attr.uid) && change.gid.is_none_or(|gid| gid == attr.gid);
+                match owner_changes {
+                    true if same && asker.uid == 0 => None,
+                    true => convert::mode_after_chown(attr.mode),
+                    false => convert::mode_after_write(attr.mode),
+                }
+            });
+            match cleared {
+                Ok(mode) => change.mode = mode.map(|mode| mode & 0o7777),
+                Err(error) => return answer(Err(error.into())),
+            }
+        }
+        self.waiting(move |fs| fs.setattr(ino, &change), answer);
+    }
+
+    /// Clears set-id bits before a change of data that carries no word on whether the caller has CAP_FSETID: root has.
+    pub(super) fn clear_set_id_unless_root(&self, asker: Asker, ino: Ino) -> shoal_fs::Result<()> {
+        let kills = self.agreed.has(init_flags::HANDLE_KILLPRIV_V2);
+        if kills && asker.uid != 0 { self.clear_set_id(ino) } else { Ok(()) }
+    }
+
+    /// Clears set-id bits before a write by a caller without CAP_FSETID.
+    pub(super) fn clear_set_id(&self, ino: Ino) -> shoal_fs::Result<()> {
+        let Some(mode) = convert::mode_after_write(self.fs.getattr(ino)?.mode) else { return Ok(()) };
+        self.fs.setattr(ino, &SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() })?;
+        // The kernel would go on trusting the mode it has cached; if it does not take the message, the
+        // attributes are refreshed by the next stat, because the write changed the times.
+        let _ = self.kernel.notify_attributes(ino);
+        Ok(())
+    }
+
+    pub fn setxattr(&self, asker: Asker, ino: Ino, change: &AttributeChange<'_>) -> Outcome<()> {
+        if !self.xattrs {
+            return Err(Errno::NOSYS);
+        }
+        let mode = match change.flags {
+            0 => XattrMode::Any,
+            XATTR_CREATE => XattrMode::Create,
+            XATTR_REPLACE => XattrMode::Replace,
+            _ => return Err(Errno::INVAL),
+        };
+        // Kernels before 5.13, and one that does not look after ACLs, leave it to what the request says of the caller: the bit
+        // then goes rather than stays.
+        let told = self.agreed.has(init_flags::SETXATTR_EXT) && self.agreed.has(init_flags::POSIX_ACL);
+        let keeps = |group| match told {
+            true => change.more_flags & SETXATTR_ACL_KILL_SGID == 0,
+            false => asker.uid == 0 || asker.gid == group,
+        };
+        Ok(self.fs.setxattr_by(ino, change.name, change.value, mode, keeps)?)
+    }
+
+    pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Outcome<Vec<u8>> {
+        if !self.xattrs {
+            // The kernel then never asks again.
+            return Err(Errno::NOSYS);
+        }
+        Ok(self.fs.getxattr(ino, name)?)
+    }
+
+    pub fn listxattr(&self, ino: Ino) -> Outcome<Vec<u8>> {
+        if !self.xattrs {
+            return Err(Errno::NOSYS);
+        }
+        Ok(self.fs.listxattr(ino)?)
+    }
+
+    pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Outcome<()> {
+        if !self.xattrs {
+            return Err(Errno::NOSYS);
+        }
+        Ok(self.fs.removexattr(ino, name)?)
+    }
+
+    pub fn ioctl(&self, asker: Asker, ino: Ino, command: u32, data: &[u8], out_size: u32) -> Outcome<Vec<u8>> {
+        match command {
+            file_flags::GET_FLAGS | file_flags::GET_XFLAGS => {
+                let flags = self.fs.file_flags(ino)?;
+                Ok(file_flags::answer(command, flags, out_size.min(IOCTL_BYTES_MAX) as usize))
+            }
+            file_flags::SET_FLAGS | file_flags::SET_XFLAGS => {
+                let flags = file_flags::asked(command, data).ok_or(Errno::OPNOTSUPP)?;
+                // Kernels before 5.13 pass the request on unchecked.
+                let allowed = |old: FileFlags, owner| {
+                    let guards = |flags: FileFlags| (flags.immutable, flags.append_only);
+                    asker.uid == 0 || asker.uid == owner && guards(flags) == guards(old)
+                };
+                self.fs.set_file_flags(ino, flags, allowed)?;
+                Ok(Vec::new())
+            }
+            _ => Err(Errno::NOTTY),
+        }
+    }
+}
+
+impl dyn crate::channel::Channel {
+    /// Makes the kernel forget the attributes of an inode.
+    fn notify_attributes(&self, ino: Ino) -> std::io::Result<()> {
+        use zerocopy::IntoBytes;
+        let (header, body) = protocol::notify_attributes(ino);
+        self.send(&[std::io::IoSlice::new(header.as_bytes()), std::io::IoSlice::new(body.as_bytes())])
+    }
+}

@@ -1,0 +1,94 @@
+//! Data: reading, writing, room, syncs.
+//!
+//! What may have to wait for a flush of the bulk device answers through a callback, from another thread if need be (`waiters`,
+//! `syncer`); all else returns at once.
+
+use shoal_fs::{Ino, Seek};
+
+use super::{Asker, Outcome, Requests};
+use crate::errno::Errno;
+use crate::protocol::WRITE_KILL_SUIDGID;
+
+const SEEK_DATA: u32 = 3;
+const SEEK_HOLE: u32 = 4;
+
+/// A range to copy, and where to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Copy {
+    pub from: Ino,
+    pub from_at: u64,
+    pub to: Ino,
+    pub to_at: u64,
+    pub len: u64,
+}
+
+impl Requests {
+    pub fn read(&self, ino: Ino, at: u64, out: &mut [u8]) -> Outcome<usize> {
+        Ok(self.fs.read(ino, at, out)?)
+    }
+
+    pub fn write(
+        &self,
+        ino: Ino,
+        at: u64,
+        data: &[u8],
+        flags: u32,
+        answer: impl FnOnce(Outcome<usize>) + Send + 'static,
+    ) {
+        let cleared = if flags & WRITE_KILL_SUIDGID != 0 { self.clear_set_id(ino) } else { Ok(()) };
+        match cleared.and_then(|()| shoal_fs::without_flush(|| self.fs.write(ino, at, data))) {
+            Err(shoal_fs::Error::WouldFlush) => {
+                // The request's buffer is this thread's: only who waits pays for a copy.
+                let (fs, data) = (self.fs.clone(), data.to_vec());
+                self.waiters.run(move || answer(fs.write(ino, at, &data).map_err(Errno::from)));
+            }
+            outcome => answer(outcome.map_err(Errno::from)),
+        }
+    }
+
+    pub fn fsync(&self, ino: Ino, answer: impl FnOnce(Outcome<()>) + Send + 'static) {
+        self.syncer.fsync(ino, move |outcome| answer(outcome.map_err(Errno::from)));
+    }
+
+    /// Everything: in a thread that may wait.
+    pub fn syncfs(&self, answer: impl FnOnce(Outcome<()>) + Send + 'static) {
+        let fs = self.fs.clone();
+        self.waiters.run(move || answer(fs.sync().map_err(Errno::from)));
+    }
+
+    pub fn fallocate(
+        &self,
+        asker: Asker,
+        ino: Ino,
+        mode: u32,
+        at: u64,
+        len: u64,
+        answer: impl FnOnce(Outcome<()>) + Send + 'static,
+    ) {
+        if let Err(error) = self.clear_set_id_unless_root(asker, ino) {
+            return answer(Err(error.into()));
+        }
+        self.waiting(move |fs| fs.fallocate(ino, mode as i32, at, len), answer);
+    }
+
+    pub fn seek(&self, ino: Ino, at: u64, whence: u32) -> Outcome<u64> {
+        let what = match whence {
+            SEEK_DATA => Seek::Data,
+            SEEK_HOLE => Seek::Hole,
+            _ => return Err(Errno::INVAL),
+        };
+        if i64::try_from(at).is_err() {
+            return Err(Errno::NXIO);
+        }
+        Ok(self.fs.seek(ino, at, what)?)
+    }
+
+    pub fn copy_range(&self, asker: Asker, copy: Copy, answer: impl FnOnce(Outcome<u64>) + Send + 'static) {
+        // One request holds its inodes for as long as it copies; the caller goes on with the rest.
+        let len = copy.len.min(1 << 30);
+        if let Err(error) = self.clear_set_id_unless_root(asker, copy.to) {
+            return answer(Err(error.into()));
+        }
+        self.waiting(move |fs| fs.copy_range(copy.from, copy.from_at, copy.to, copy.to_at, len), answer);
+    }
+}

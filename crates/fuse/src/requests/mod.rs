@@ -1,0 +1,144 @@
+//! What is done about each request: plain values in, plain results out, no bytes of the protocol.
+//!
+//! Round trips are what a FUSE file system pays for, so requests are avoided where the protocol allows it: open,
+//! opendir and flush are answered ENOSYS once (the kernel then never asks again, and keeps its caches),
+//! create as well (the kernel then sends one MKNOD, and no RELEASE); names that do not exist are cached like those that do.
+//! An open file needs no handle: the kernel's lookup references keep an unlinked inode alive (`hold`/`forget`).
+//! fsync is answered from the log's group commit, by whichever thread leads it; its followers block no thread here, and a
+//! flush of the bulk device none at all (`syncer`).
+//! Set-id bits are cleared here (HANDLE_KILLPRIV_V2), else the kernel asks for `security.capability` on each write.
+//! Not offered: ioctls but chattr's, remote locks (the kernel's own are enough for one mount).
+//!
+//! | module | owns |
+//! |---|---|
+//! | `names` | looking up, making, renaming and removing; listings; references |
+//! | `attributes` | attributes, set-id bits, extended attributes, chattr's flags |
+//! | `data` | reading, writing, room, syncs |
+
+mod attributes;
+mod data;
+mod names;
+
+use std::sync::Arc;
+
+use shoal_fs::{Caller, Fs};
+
+use crate::channel::Channel;
+use crate::errno::Errno;
+use crate::options::MountOptions;
+use crate::protocol::{self, Agreed, init_flags};
+use crate::syncer::Syncer;
+use crate::waiters::Waiters;
+
+pub(crate) use attributes::AttributeChange;
+pub(crate) use data::Copy;
+pub(crate) use names::{Created, Entry};
+
+pub(crate) type Outcome<T> = Result<T, Errno>;
+
+/// The longest read or write in one request. The kernel's own limit (`fuse.max_pages_limit`) is 256 pages.
+pub(crate) const REQUEST_BYTES_MAX: u32 = 1 << 20;
+
+/// Who asks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asker {
+    pub uid: u32,
+    pub gid: u32,
+}
+
+impl Asker {
+    /// Whoever makes something gets a reference to it.
+    fn caller(self, umask: u32) -> Caller {
+        Caller { uid: self.uid, gid: self.gid, umask, hold: true }
+    }
+}
+
+pub(crate) struct Requests {
+    fs: Arc<Fs>,
+    syncer: Syncer,
+    waiters: Waiters,
+    /// For what the kernel must forget.
+    kernel: Box<dyn Channel>,
+    xattrs: bool,
+    agreed: Agreed,
+}
+
+impl Requests {
+    pub fn new(
+        fs: Arc<Fs>,
+        syncer: Syncer,
+        waiters: Waiters,
+        options: &MountOptions,
+        agreed: Agreed,
+        kernel: Box<dyn Channel>,
+    ) -> Requests {
+        Requests { fs, syncer, waiters, kernel, xattrs: options.xattrs, agreed }
+    }
+
+    /// OPEN of a file: flags for the answer, unless the kernel can do without.
+    pub fn open(&self) -> Outcome<u32> {
+        if self.agreed.has(init_flags::NO_OPEN_SUPPORT) {
+            return Err(Errno::NOSYS);
+        }
+        Ok(protocol::open::KEEP_CACHE | protocol::open::NOFLUSH)
+    }
+
+    pub fn opendir(&self) -> Outcome<u32> {
+        if self.agreed.has(init_flags::NO_OPENDIR_SUPPORT) {
+            return Err(Errno::NOSYS);
+        }
+        Ok(protocol::open::KEEP_CACHE | protocol::open::CACHE_DIR)
+    }
+
+    pub fn statfs(&self) -> shoal_fs::StatFs {
+        self.fs.statfs()
+    }
+
+    /// Runs `work` and answers its outcome: here, or, when it has to flush the bulk device, in a thread that may wait for that.
+    fn waiting<W, T, A>(&self, work: W, answer: A)
+    where
+        W: Fn(&Fs) -> shoal_fs::Result<T> + Send + 'static,
+        A: FnOnce(Outcome<T>) + Send + 'static,
+    {
+        match shoal_fs::without_flush(|| work(&self.fs)) {
+            Err(shoal_fs::Error::WouldFlush) => {
+                let fs = self.fs.clone();
+                self.waiters.run(move || answer(work(&fs).map_err(Errno::from)));
+            }
+            outcome => answer(outcome.map_err(Errno::from)),
+        }
+    }
+}
+
+/// What this side would like of the kernel.
+pub(crate) fn wanted(options: &MountOptions) -> protocol::Wanted {
+    use init_flags as flag;
+    // Without ASYNC_DIO: the kernel drops cached pages before a direct write, and after one that it waits for. After an
+    // asynchronous one it does not, so that a reader beside it leaves the old bytes in the cache for good.
+    let mut flags = flag::ASYNC_READ
+        | flag::BIG_WRITES
+        | flag::MAX_PAGES
+        | flag::DO_READDIRPLUS
+        | flag::READDIRPLUS_AUTO
+        | flag::PARALLEL_DIROPS
+        | flag::CACHE_SYMLINKS
+        | flag::EXPLICIT_INVAL_DATA
+        | flag::EXPORT_SUPPORT
+        | flag::DONT_MASK
+        | flag::NO_OPEN_SUPPORT
+        | flag::NO_OPENDIR_SUPPORT
+        | flag::HANDLE_KILLPRIV_V2
+        | flag::SETXATTR_EXT
+        | flag::DIRECT_IO_ALLOW_MMAP;
+    if options.default_permissions && options.xattrs {
+        // It makes the kernel check permissions, whatever the mount options say.
+        flags |= flag::POSIX_ACL;
+    }
+    protocol::Wanted {
+        flags,
+        write_bytes_max: REQUEST_BYTES_MAX,
+        read_ahead_max: REQUEST_BYTES_MAX,
+        // Read-ahead, asynchronous direct I/O.
+        background_max: 64,
+    }
+}

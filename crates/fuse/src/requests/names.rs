@@ -1,0 +1,174 @@
+//! Names: looking up, making, renaming and removing them; listings; the references the kernel holds.
+//!
+//! Every [`Entry`] carries one reference, which the kernel gives back by FORGET. If it never receives the entry, whoever sent it
+//! gives the reference back ([`Requests::not_delivered`]).
+
+use shoal_fs::{Attr, Caller, Ino};
+
+use super::{Asker, Outcome, Requests};
+use crate::convert;
+use crate::errno::Errno;
+use crate::protocol::{FOR_EVER_S, Listing, entry};
+
+/// Directory entries collected before their attributes are looked up.
+const ENTRIES_AT_ONCE: usize = 64;
+
+/// What a name stands for.
+pub(crate) enum Entry {
+    /// To be believed for so long.
+    Found { attr: Attr, lifetime_s: u64 },
+    /// To be remembered as such.
+    Absent,
+}
+
+impl From<Attr> for Entry {
+    /// The store has one mount: what the kernel knows stays true until it changes it itself.
+    fn from(attr: Attr) -> Entry {
+        Entry::Found { attr, lifetime_s: FOR_EVER_S }
+    }
+}
+
+/// What to make.
+pub(crate) enum Created<'a> {
+    Node { mode: u32, rdev: u32, umask: u32 },
+    Directory { mode: u32, umask: u32 },
+    Symlink { target: &'a [u8] },
+}
+
+impl Requests {
+    /// The attributes of `ino`, with a kernel reference taken.
+    fn hold(&self, ino: Ino) -> shoal_fs::Result<Attr> {
+        self.fs.hold(ino)?;
+        self.fs.getattr(ino).inspect_err(|_| self.fs.forget(ino, 1))
+    }
+
+    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Outcome<Entry> {
+        if name == b"." {
+            // From a file handle (NFS, open_by_handle_at): `parent` may be any kind of inode.
+            return Ok(self.hold(parent)?.into());
+        }
+        match self.fs.lookup(parent, name, true) {
+            Err(shoal_fs::Error::NotFound) => Ok(Entry::Absent),
+            Err(damage @ shoal_fs::Error::Corrupt(_)) => match self.fs.lookup_unreadable(parent, name) {
+                // So that the name can be removed; nothing is cached, and every look at the inode itself is an error.
+                Ok(attr) => Ok(Entry::Found { attr, lifetime_s: 0 }),
+                Err(_) => Err(damage.into()),
+            },
+            result => Ok(result?.into()),
+        }
+    }
+
+    pub fn forget(&self, ino: Ino, count: u64) {
+        self.fs.forget(ino, count);
+    }
+
+    /// The kernel did not take an entry of `ino`.
+    pub fn not_delivered(&self, ino: Ino) {
+        self.fs.forget(ino, 1);
+    }
+
+    pub fn create(&self, asker: Asker, parent: Ino, name: &[u8], what: Created<'_>) -> Outcome<Entry> {
+        let made = match what {
+            Created::Node { mode, rdev, umask } => self.fs.mknod(&asker.caller(umask), parent, name, mode, rdev),
+            Created::Directory { mode, umask } => self.fs.mkdir(&asker.caller(umask), parent, name, mode),
+            Created::Symlink { target } => self.fs.symlink(&asker.caller(0), parent, name, target),
+        };
+        Ok(made?.into())
+    }
+
+    /// An unnamed file (O_TMPFILE).
+    pub fn tmpfile(&self, asker: Asker, parent: Ino, mode: u32, umask: u32) -> Outcome<Attr> {
+        Ok(self.fs.tmpfile(&asker.caller(umask), parent, mode)?)
+    }
+
+    pub fn link(&self, ino: Ino, parent: Ino, name: &[u8]) -> Outcome<Entry> {
+        Ok(self.fs.link(ino, parent, name, true)?.into())
+    }
+
+    pub fn unlink(&self, parent: Ino, name: &[u8]) -> Outcome<()> {
+        Ok(self.fs.unlink(parent, name)?)
+    }
+
+    pub fn rmdir(&self, parent: Ino, name: &[u8]) -> Outcome<()> {
+        Ok(self.fs.rmdir(parent, name)?)
+    }
+
+    pub fn rename(
+        &self,
+        asker: Asker,
+        (parent, name): (Ino, &[u8]),
+        (new_parent, new_name): (Ino, &[u8]),
+        flags: u32,
+        answer: impl FnOnce(Outcome<()>) + Send + 'static,
+    ) {
+        let Some((mode, whiteout)) = convert::rename_mode(flags) else { return answer(Err(Errno::INVAL)) };
+        let caller = Caller { hold: false, ..asker.caller(0) };
+        let (name, new_name) = (name.to_vec(), new_name.to_vec());
+        // A large file that takes the place of another one is flushed first.
+        self.waiting(
+            move |fs| {
+                let whiteout = whiteout.then_some(&caller);
+                fs.rename_with(parent, &name, new_parent, &new_name, mode, whiteout)
+            },
+            answer,
+        );
+    }
+
+    pub fn readlink(&self, ino: Ino) -> Outcome<Vec<u8>> {
+        Ok(self.fs.readlink(ino)?)
+    }
+
+    pub fn readdir(&self, ino: Ino, offset: u64, bytes_max: usize) -> Outcome<Listing> {
+        let mut listing = Listing::new(bytes_max);
+        self.fs.readdir(ino, offset, &mut |found| listing.add(found.ino, found.next, found.kind, found.name))?;
+        Ok(listing)
+    }
+
+    /// With attributes, and the inodes of which the listing carries a reference.
+    pub fn readdirplus(&self, ino: Ino, offset: u64, bytes_max: usize) -> Outcome<(Listing, Vec<Ino>)> {
+        let mut listing = Listing::new(bytes_max);
+        let mut held = Vec::new();
+        let mut cookie = offset;
+        let mut entries: Vec<(Ino, u8, u64, Vec<u8>)> = Vec::with_capacity(ENTRIES_AT_ONCE);
+        loop {
+            entries.clear();
+            // Attributes are looked up afterwards: the engine holds the directory's lock while it calls back. The
+            // kernel keeps names from changing meanwhile (it holds the directory's own lock).
+            let outcome = self.fs.readdir(ino, cookie, &mut |found| {
+                if entries.len() == ENTRIES_AT_ONCE {
+                    return false;
+                }
+                entries.push((found.ino, found.kind, found.next, found.name.to_vec()));
+                true
+            });
+            if let Err(error) = outcome {
+                // What is in the listing carries references the kernel must hear of.
+                return if cookie == offset { Err(error.into()) } else { Ok((listing, held)) };
+            }
+            for (ino, kind, next, name) in &entries {
+                cookie = *next;
+                // The kernel takes no reference for these two.
+                let counted = name != b"." && name != b"..";
+                let attr = if counted { self.hold(*ino) } else { self.fs.getattr(*ino) };
+                let (attr, lifetime_s) = match attr {
+                    Ok(attr) => (attr, FOR_EVER_S),
+                    Err(shoal_fs::Error::Corrupt(_)) if counted => (self.fs.hold_unreadable(*ino, *kind), 0),
+                    Err(_) => continue,
+                };
+                let kind = (attr.mode >> 12) as u8;
+                if !listing.add_with(&entry(&attr, lifetime_s), *next, kind, name) {
+                    if counted {
+                        self.fs.forget(*ino, 1);
+                    }
+                    return Ok((listing, held));
+                }
+                if counted {
+                    held.push(*ino);
+                }
+            }
+            if entries.len() < ENTRIES_AT_ONCE {
+                return Ok((listing, held));
+            }
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! Between the protocol and what is done: a message is decoded, carried out by `requests`, and its answer encoded.
+//!
+//! One arm for each operation, without policy, but for two rules of the connection: who may use the mount, and what happens to
+//! messages that cannot be understood (EIO; never ENOSYS, which would switch the operation off for good).
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::channel::{Port, Reply};
+use crate::errno::Errno;
+use crate::options::Access;
+use crate::protocol::layout::{CreateOut, GetXattrOut, IoctlOut, LseekOut, OpenOut, StatfsOut, WriteOut};
+use crate::protocol::{self, Agreed, Listing, Operation, Request, decode};
+use crate::requests::{Asker, AttributeChange, Copy, Created, Entry, Outcome, REQUEST_BYTES_MAX, Requests};
+
+/// The kernel's side of a mount, answered.
+pub(crate) struct Service {
+    pub requests: Requests,
+    pub agreed: Agreed,
+    pub access: Access,
+    /// Who mounted.
+    pub owner: u32,
+}
+
+/// What a thread goes on with.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    Request,
+    /// The connection is over.
+    End,
+}
+
+impl Service {
+    /// Carries out one message. `scratch` is the thread's, for what is read.
+    pub fn serve(&self, message: &[u8], port: &Arc<Port>, scratch: &mut Vec<u8>) -> io::Result<Next> {
+        let began = Instant::now();
+        let request = match decode(message, &self.agreed) {
+            Ok(request) => request,
+            Err(malformed) => {
+                tracing::error!("request {} of {} bytes cannot be understood", malformed.opcode, message.len());
+                if let Some(unique) = malformed.unique {
+                    Reply::to_malformed(unique, malformed.opcode, port, began).error(Errno::IO);
+                } else if malformed.opcode == 0 {
+                    return Err(io::Error::new(io::ErrorKind::InvalidData, "a message without a header"));
+                }
+                return Ok(Next::Request);
+            }
+        };
+        match request.operation {
+            // Nobody waits for these.
+            Operation::Forget { count } => self.requests.forget(request.node, count),
+            Operation::BatchForget(forgets) => {
+                forgets.iter().for_each(|(node, count)| self.requests.forget(node, count));
+            }
+            Operation::NotifyReply => {}
+            Operation::Destroy => {
+                Reply::to(&request, port, began).empty();
+                return Ok(Next::End);
+            }
+            _ => {
+                let reply = Reply::to(&request, port, began);
+                match self.admits(&request) {
+                    true => self.answer(&request, reply, scratch),
+                    false => reply.error(Errno::ACCES),
+                }
+                return Ok(Next::Request);
+            }
+        }
+        port.counts.note(request.opcode, began.elapsed());
+        Ok(Next::Request)
+    }
+
+    /// May whoever asks use the mount? The kernel knows no mount for its owner and root, and checks programs rather than the
+    /// identity that a request carries.
+    fn admits(&self, request: &Request<'_>) -> bool {
+        let is_admitted = match self.access {
+            Access::All => true,
+            Access::OwnerAndRoot => request.uid == self.owner || request.uid == 0,
+            Access::Owner => request.uid == self.owner,
+        };
+        // These the kernel also sends on its own behalf.
+        is_admitted
+            || matches!(
+                request.operation,
+                Operation::Read { .. }
+                    | Operation::Write { .. }
+                    | Operation::Readdir { .. }
+                    | Operation::Readdirplus { .. }
+                    | Operation::Fsync
+                    | Operation::Fsyncdir
+                    | Operation::Release
+                    | Operation::Releasedir
+                    | Operation::Interrupt
+            )
+    }
+
+    fn answer(&self, request: &Request<'_>, reply: Reply, scratch: &mut Vec<u8>) {
+        let (requests, node) = (&self.requests, request.node);
+        let asker = Asker { uid: request.uid, gid: request.gid };
+        match request.operation {
+            Operation::Forget { .. } | Operation::BatchForget(_) | Operation::NotifyReply | Operation::Destroy => {
+                reply.error(Errno::IO);
+            }
+            // Once is enough.
+            Operation::Init(_) => reply.error(Errno::IO),
+            Operation::Lookup { name } => self.entry(reply, requests.lookup(node, name)),
+            Operation::Getattr => attr(reply, requests.getattr(node)),
+            Operation::Statx { .. } => match requests.getattr(node) {
+                Ok(attr) => {
+                    reply.value(&protocol::statx(&attr));
+                }
+                Err(error) => reply.error(error),
+            },
+            Operation::Setattr(asked) => requests.setattr(asker, node, &asked, move |outcome| attr(reply, outcome)),
+            Operation::Readlink => bytes(reply, requests.readlink(node)),
+            Operation::Symlink { name, target } => {
+                self.entry(reply, requests.create(asker, node, name, Created::Symlink { target }));
+            }
+            Operation::Mknod { name, mode, rdev, umask } => {
+                self.entry(reply, requests.create(asker, node, name, Created::Node { mode, rdev, umask }));
+            }
+            Operation::Mkdir { name, mode, umask } => {
+                self.entry(reply, requests.create(asker, node, name, Created::Directory { mode, umask }));
+            }
+            Operation::Unlink { name } => reply.finish(requests.unlink(node, name)),
+            Operation::Rmdir { name } => reply.finish(requests.rmdir(node, name)),
+            Operation::Rename { name, new_directory, new_name, flags } => {
+                let (from, to) = ((node, name), (new_directory, new_name));
+                requests.rename(asker, from, to, flags, move |outcome| reply.finish(outcome));
+            }
+            Operation::Link { target, name } => self.entry(reply, requests.link(target, node, name)),
+            Operation::Open { .. } => opened(reply, requests.open()),
+            Operation::Opendir => opened(reply, requests.opendir()),
+            // The kernel then makes a node, looks at nothing else, and sends no RELEASE.
+            Operation::Create { .. } => reply.error(Errno::NOSYS),
+            Operation::Tmpfile { mode, umask, .. } => self.created(reply, requests.tmpfile(asker, node, mode, umask)),
+            Operation::Read { offset, size } => {
+                let size = size.min(REQUEST_BYTES_MAX) as usize;
+                if scratch.len() < size {
+                    scratch.resize(size, 0);
+                }
+                match requests.read(node, offset, &mut scratch[..size]) {
+                    Ok(read) => {
+                        reply.bytes(&scratch[..read]);
+                    }
+                    Err(error) => reply.error(error),
+                }
+            }
+            Operation::Write { offset, data, flags } => {
+                requests
+                    .write(node, offset, data, flags, move |outcome| written(reply, outcome.map(|bytes| bytes as u32)));
+            }
+            Operation::Statfs => {
+                let is = requests.statfs();
+                reply.value(&StatfsOut {
+                    blocks: is.blocks,
+                    free: is.free,
+                    available: is.available,
+                    files: is.files,
+                    files_free: is.files_free,
+                    block_bytes: is.block_bytes,
+                    name_max: is.name_max,
+                    fragment_bytes: is.block_bytes,
+                    ..StatfsOut::default()
+                });
+            }
+            // There are no handles; kernels that send these know of the one that all opens get.
+            Operation::Release | Operation::Releasedir => reply.empty(),
+            Operation::Fsync | Operation::Fsyncdir => requests.fsync(node, move |outcome| reply.finish(outcome)),
+            Operation::Syncfs => requests.syncfs(move |outcome| reply.finish(outcome)),
+            Operation::Readdir { offset, size } => match requests.readdir(node, offset, listing_bytes(size)) {
+                Ok(listing) => {
+                    reply.bytes(listing.bytes());
+                }
+                Err(error) => reply.error(error),
+            },
+            Operation::Readdirplus { offset, size } => {
+                self.listed(reply, requests.readdirplus(node, offset, listing_bytes(size)));
+            }
+            Operation::Setxattr { name, value, flags, more_flags } => {
+                let change = AttributeChange { name, value, flags, more_flags };
+                reply.finish(requests.setxattr(asker, node, &change));
+            }
+            Operation::Getxattr { name, size } => sized(reply, requests.getxattr(node, name), size),
+            Operation::Listxattr { size } => sized(reply, requests.listxattr(node), size),
+            Operation::Removexattr { name } => reply.finish(requests.removexattr(node, name)),
+            Operation::Ioctl { command, data, out_size } => {
+                match requests.ioctl(asker, node, command, data, out_size) {
+                    Ok(bytes) => {
+                        reply.value_and_bytes(&IoctlOut::default(), &bytes);
+                    }
+                    Err(error) => reply.error(error),
+                }
+            }
+            Operation::Fallocate { offset, len, mode } => {
+                requests.fallocate(asker, node, mode, offset, len, move |outcome| reply.finish(outcome));
+            }
+            Operation::Lseek { offset, whence } => match requests.seek(node, offset, whence) {
+                Ok(offset) => {
+                    reply.value(&LseekOut { offset });
+                }
+                Err(error) => reply.error(error),
+            },
+            Operation::CopyFileRange { offset, to_node, to_offset, len, wide } => {
+                let copy = Copy { from: node, from_at: offset, to: to_node, to_at: to_offset, len };
+                requests.copy_range(asker, copy, move |outcome| match (outcome, wide) {
+                    (Ok(copied), true) => {
+                        reply.bytes(&copied.to_ne_bytes());
+                    }
+                    (outcome, _) => written(reply, outcome.map(|copied| copied as u32)),
+                });
+            }
+            // Everything is sent on by then; ACCESS is only asked without default_permissions: then nobody checks. An INTERRUPT
+            // refused so is the last: nothing here waits for long that could be called off.
+            Operation::Flush | Operation::Access | Operation::Interrupt | Operation::Unknown => {
+                reply.error(Errno::NOSYS);
+            }
+        }
+    }
+
+    fn entry(&self, reply: Reply, outcome: Outcome<Entry>) {
+        match outcome {
+            Ok(Entry::Found { attr, lifetime_s }) => {
+                if !reply.value(&protocol::entry(&attr, lifetime_s)) {
+                    self.requests.not_delivered(attr.ino);
+                }
+            }
+            Ok(Entry::Absent) => {
+                reply.value(&protocol::no_such_name());
+            }
+            Err(error) => reply.error(error),
+        }
+    }
+
+    /// An entry that is open.
+    fn created(&self, reply: Reply, outcome: Outcome<shoal_fs::Attr>) {
+        match outcome {
+            Ok(attr) => {
+                let flags = protocol::open::KEEP_CACHE | protocol::open::NOFLUSH;
+                let entry = protocol::entry(&attr, protocol::FOR_EVER_S);
+                if !reply.value(&CreateOut { entry, open: OpenOut { flags, ..OpenOut::default() } }) {
+                    self.requests.not_delivered(attr.ino);
+                }
+            }
+            Err(error) => reply.error(error),
+        }
+    }
+
+    fn listed(&self, reply: Reply, outcome: Outcome<(Listing, Vec<u64>)>) {
+        match outcome {
+            Ok((listing, held)) => {
+                if !reply.bytes(listing.bytes()) {
+                    held.into_iter().for_each(|ino| self.requests.not_delivered(ino));
+                }
+            }
+            Err(error) => reply.error(error),
+        }
+    }
+}
+
+fn attr(reply: Reply, outcome: Outcome<shoal_fs::Attr>) {
+    match outcome {
+        Ok(attr) => {
+            reply.value(&protocol::attr(&attr));
+        }
+        Err(error) => reply.error(error),
+    }
+}
+
+fn opened(reply: Reply, outcome: Outcome<u32>) {
+    match outcome {
+        Ok(flags) => {
+            reply.value(&OpenOut { flags, ..OpenOut::default() });
+        }
+        Err(error) => reply.error(error),
+    }
+}
+
+fn written(reply: Reply, outcome: Outcome<u32>) {
+    match outcome {
+        Ok(bytes) => {
+            reply.value(&WriteOut { bytes, ..WriteOut::default() });
+        }
+        Err(error) => reply.error(error),
+    }
+}
+
+fn bytes(reply: Reply, outcome: Outcome<Vec<u8>>) {
+    match outcome {
+        Ok(bytes) => {
+            reply.bytes(&bytes);
+        }
+        Err(error) => reply.error(error),
+    }
+}
+
+/// Answers a query for the size, or the bytes if there is room for them.
+fn sized(reply: Reply, outcome: Outcome<Vec<u8>>, size: u32) {
+    match outcome {
+        Ok(value) if size == 0 => {
+            reply.value(&GetXattrOut { bytes: value.len() as u32, ..GetXattrOut::default() });
+        }
+        Ok(value) if value.len() > size as usize => reply.error(Errno::RANGE),
+        outcome => bytes(reply, outcome),
+    }
+}
+
+fn listing_bytes(size: u32) -> usize {
+    size.min(REQUEST_BYTES_MAX) as usize
+}
+
+#[cfg(test)]
+#[path = "service_tests.rs"]
+mod tests;

@@ -1,0 +1,113 @@
+//! The threads that serve a connection: INIT first, then a loop in each.
+//!
+//! Each thread reads into a buffer of its own, allocated once, and has a channel of its own. A thread ends when the connection does, or
+//! with the first error of its channel; the session has ended when all have. A panic ends the process (the
+//! command line sees to that); where it does not, the session ends with an error.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crate::channel::{Port, Reply};
+use crate::counts::{self, Counts, RequestCount};
+use crate::errno::Errno;
+use crate::protocol::{
+    Agreed, BUFFER_BYTES_MIN, MESSAGE_ROOM_BYTES, Negotiation, Operation, Wanted, decode, negotiate,
+};
+use crate::service::{Next, Service};
+
+/// Reads INIT, which the kernel sends first, and answers it.
+pub(crate) fn handshake(port: &Arc<Port>, wanted: &Wanted) -> io::Result<Agreed> {
+    let mut buffer = vec![0; buffer_bytes(wanted.write_bytes_max)];
+    loop {
+        let Some(len) = port.channel.receive(&mut buffer)? else {
+            return Err(io::Error::new(io::ErrorKind::NotConnected, "the connection ended before it began"));
+        };
+        let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, what);
+        let request =
+            decode(&buffer[..len], &Agreed::default()).map_err(|_| invalid("the first message makes no sense"))?;
+        let reply = Reply::to(&request, port, std::time::Instant::now());
+        let Operation::Init(offered) = request.operation else {
+            reply.error(Errno::IO);
+            return Err(invalid("the first message is not INIT"));
+        };
+        match negotiate(&offered, wanted) {
+            Negotiation::Agreed(agreed, answer) => {
+                if !reply.value(&answer) {
+                    return Err(invalid("the answer to INIT was not taken"));
+                }
+                return Ok(agreed);
+            }
+            Negotiation::Again(answer) => {
+                reply.value(&answer);
+            }
+            Negotiation::Refused => {
+                reply.error(Errno::PROTO);
+                let (major, minor) = (offered.major, offered.minor);
+                let told = format!("its version is {major}.{minor}, and 7.23 is needed; use Linux 3.15 or later");
+                return Err(io::Error::new(io::ErrorKind::Unsupported, told));
+            }
+        }
+    }
+}
+
+fn buffer_bytes(write_bytes_max: u32) -> usize {
+    (write_bytes_max as usize + MESSAGE_ROOM_BYTES).max(BUFFER_BYTES_MIN)
+}
+
+/// Threads that serve one connection.
+pub(crate) struct Threads {
+    threads: Vec<JoinHandle<io::Result<()>>>,
+    counts: RequestCounts,
+}
+
+impl Threads {
+    /// One for each port. When one cannot be started, those that were go on until the connection ends.
+    pub fn start(service: Service, ports: Vec<Arc<Port>>) -> io::Result<Threads> {
+        let service = Arc::new(service);
+        let mut threads = Vec::new();
+        for (number, port) in ports.iter().enumerate() {
+            let (service, port) = (service.clone(), port.clone());
+            let builder = std::thread::Builder::new().name(format!("request-{number}"));
+            threads.push(builder.spawn(move || serve(&service, &port))?);
+        }
+        let counts = RequestCounts(ports.iter().map(|port| port.counts.clone()).collect());
+        Ok(Threads { threads, counts })
+    }
+
+    pub fn counts(&self) -> RequestCounts {
+        self.counts.clone()
+    }
+
+    /// Returns when the connection has ended: with the first error.
+    pub fn join(self) -> io::Result<()> {
+        let mut outcome = Ok(());
+        for thread in self.threads {
+            let served = thread.join().unwrap_or_else(|_| Err(io::Error::other("a request thread panicked")));
+            outcome = outcome.and(served);
+        }
+        outcome
+    }
+}
+
+fn serve(service: &Service, port: &Arc<Port>) -> io::Result<()> {
+    let mut buffer = vec![0; buffer_bytes(service.agreed.write_bytes_max)];
+    let mut scratch = Vec::new();
+    while let Some(len) = port.channel.receive(&mut buffer)? {
+        if service.serve(&buffer[..len], port, &mut scratch)? == Next::End {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// The requests of a mount so far, from any thread.
+#[derive(Clone)]
+pub struct RequestCounts(Vec<Arc<Counts>>);
+
+impl RequestCounts {
+    /// The most frequent kinds first; kinds of which there were none are left out.
+    pub fn report(&self) -> Vec<RequestCount> {
+        counts::report(self.0.iter().map(|counts| &**counts))
+    }
+}
