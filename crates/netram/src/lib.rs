@@ -9,6 +9,7 @@
 //! | `config` | policies and what they mean in numbers |
 //! | `engine` | creating, opening, events in, actions out |
 //! | `state` | donors, groups, block table, caches |
+//! | `group` | groups, as small as they can be |
 //! | `unit` | where units are, and how one grows |
 //! | `write`, `read` | requests |
 //! | `clean`, `repair`, `scan` | background work: gaining room, restoring redundancy, rebuilding the table |
@@ -34,6 +35,7 @@ mod donors;
 mod doubt;
 mod engine;
 mod found;
+mod group;
 mod membership;
 mod parity;
 #[cfg(feature = "planted")]

@@ -22,7 +22,8 @@ use crate::parity;
 use crate::planted::{Bug, is_planted};
 use crate::read;
 use crate::repair;
-use crate::state::{Group, Incomplete, Location, Member, State};
+use crate::group::{Group, Incomplete};
+use crate::state::{Location, Member, State};
 use crate::task::{Core, Op};
 
 /// Headers asked for at the same time, of each donor.
@@ -213,7 +214,7 @@ async fn map(core: &Arc<Core>) -> bool {
         let state = &mut *core.lock();
         if ranges.is_none() {
             let group = &mut state.groups[at.group as usize];
-            group.notes.retain(|&place| place != (at.unit, at.row));
+            group.remove_note((at.unit, at.row));
             group.live -= 1;
             torn_notes.push((at.group, group.id, entry.sequence));
         } else if state.is_unsafe(at, entry.sequence, horizon) {
@@ -275,11 +276,11 @@ async fn map(core: &Arc<Core>) -> bool {
         let by: HashSet<u32> = blocks.iter().filter_map(|block| homes.get(block).copied()).collect();
         for by in by.into_iter().filter(|_| !is_planted(Bug::FoundFreed)) {
             unsafe_groups.get_mut(&by).expect("entered above").holds.push(held);
-            state.groups[index].held += 1;
+            state.groups[index].hold();
         }
         if blocks.iter().any(|block| doubts.contains_key(block)) && !is_planted(Bug::FoundFreed) {
             held_by_doubts.push(held);
-            state.groups[index].held += 1;
+            state.groups[index].hold();
         }
         state.file(index as u32);
     }
@@ -343,8 +344,8 @@ async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
     let (data, lists, covered, asked) = {
         let state = &mut *core.lock();
         let group = &state.groups[at.group as usize];
-        let Some(found) = &group.incomplete else { return false };
-        let (data, lists) = (group.data, found.lists.clone());
+        let Some(found) = group.incomplete() else { return false };
+        let (data, lists) = (group.data(), found.lists.clone());
         let covered: Vec<bool> = found.covered.iter().map(|&rows| at.row < rows.into()).collect();
         let has = |unit: usize| match unit < data {
             true => at.row < found.own[unit].into(),
@@ -385,7 +386,7 @@ impl State {
     fn is_unsafe(&self, at: Location, sequence: u64, horizon: u64) -> bool {
         let group = &self.groups[at.group as usize];
         let covered = at.row < group.covered(at.unit) as usize && sequence < horizon;
-        group.members.len() > group.data && !covered
+        group.members.len() > group.data() && !covered
     }
 
     fn found_unsafe(&self, at: Location, sequence: u64, horizon: u64, found: &mut BTreeMap<u32, Unprotected>) {
@@ -502,21 +503,12 @@ fn enter(
     let covered = |unit: usize| parity_lists.as_ref().map_or(0, |all: &Vec<Vec<UnitEntry>>| all[unit].len() as u8);
     let incomplete = (!whole).then(|| {
         let covered = (0..data).map(covered).collect();
-        Box::new(Incomplete { covered, own: own_rows, lists: all })
+        Incomplete { covered, own: own_rows, lists: all }
     });
-    state.groups.push(Group {
-        id,
-        data,
-        members,
-        live,
-        first_sequence,
-        killed: 0,
-        held: 0,
-        busy: false,
-        memory: None,
-        incomplete,
-        notes,
-        hopeless: false,
-    });
+    let mut group = Group::new(id, data, members);
+    (group.live, group.first_sequence) = (live, first_sequence);
+    group.set_incomplete(incomplete);
+    notes.into_iter().for_each(|place| group.add_note(place));
+    state.groups.push(group);
     Some(blocks)
 }

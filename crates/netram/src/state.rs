@@ -22,6 +22,8 @@ use crate::api::{Action, DiskError, DonorId, DonorOp, Purpose};
 use crate::config::{Config, Plan, Policy};
 use crate::donors::{Donor, DonorState};
 use crate::doubt::Doubt;
+use crate::group::Group;
+pub(crate) use crate::group::Member;
 use crate::room::groups_of;
 use crate::status::Counts;
 use crate::task::Schedule;
@@ -33,81 +35,6 @@ pub(crate) const RESERVE_UNITS: usize = 4;
 pub(crate) const NOTE_UNITS: usize = 1;
 /// Groups in memory beyond the caches, on their way to donors.
 const GROUPS_ON_THE_WAY: usize = 24;
-
-/// A unit of a group. `unit` is `u32::MAX` where there is none: never used, or lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Member {
-    pub donor: DonorId,
-    pub unit: u32,
-    /// Blocks in it (of parity: rows).
-    pub count: u8,
-}
-
-impl Member {
-    pub const NONE: Member = Member { donor: 0, unit: u32::MAX, count: 0 };
-
-    pub fn exists(&self) -> bool {
-        self.unit != u32::MAX
-    }
-
-    pub fn is_on(&self, donor: DonorId) -> bool {
-        self.exists() && self.donor == donor
-    }
-}
-
-/// Data units first, then parity.
-pub(crate) struct Group {
-    /// 0: this place is unused.
-    pub id: u64,
-    pub data: usize,
-    pub members: Vec<Member>,
-    pub live: u32,
-    /// Lowest sequence of its entries.
-    pub first_sequence: u64,
-    /// No block with this sequence or a higher one took the place of one of this group.
-    pub killed: u64,
-    /// So many times it is kept because it has older copies of what opening found and is not safe yet (`found`).
-    pub held: u32,
-    /// A job works on it: not to be cleaned, freed or moved.
-    pub busy: bool,
-    pub memory: Option<Box<Memory>>,
-    /// Found like this at opening: units are missing, or the parity knows only so many blocks of each data unit.
-    pub incomplete: Option<Box<Incomplete>>,
-    /// Places (unit, row) of lists of trimmed ranges that still count.
-    pub notes: Vec<(usize, usize)>,
-    /// Its live blocks cannot be moved: it is not tried again.
-    pub hopeless: bool,
-}
-
-pub(crate) struct Incomplete {
-    /// Blocks of each data unit that the parity covers.
-    pub covered: Vec<u8>,
-    /// Blocks that each data unit holds itself.
-    pub own: Vec<u8>,
-    /// What counts of each data unit.
-    pub lists: Vec<Vec<UnitEntry>>,
-}
-
-impl Group {
-    /// Has this donor a unit of the group?
-    pub fn is_on(&self, donor: DonorId) -> bool {
-        self.members.iter().any(|member| member.is_on(donor))
-    }
-
-    /// Blocks of a data unit that the parity covers.
-    pub fn covered(&self, unit: usize) -> u8 {
-        self.incomplete.as_ref().map_or(self.members[unit].count, |found| found.covered[unit])
-    }
-
-    pub fn is_abandoned(&self) -> bool {
-        self.memory.as_ref().is_some_and(|memory| memory.abandoned)
-    }
-
-    /// Blocks that a data unit holds itself.
-    pub fn own(&self, unit: usize) -> u8 {
-        self.incomplete.as_ref().map_or(self.members[unit].count, |found| found.own[unit])
-    }
-}
 
 /// A group that is being filled or sent.
 pub(crate) struct Memory {
@@ -386,7 +313,7 @@ impl State {
         let live = group.live;
         (group.live, group.killed) = (live - 1, sequence);
         // It is over when what took the block's place is safe, and nobody else may ask for that.
-        self.repair_safe &= live > 1 || group.incomplete.is_none();
+        self.repair_safe &= live > 1 || group.incomplete().is_none();
         if group.memory.is_none() && !group.busy {
             self.by_live.remove(&(live, index));
             self.file(index);
@@ -396,16 +323,14 @@ impl State {
     /// Does the block of this entry still count there?
     pub fn lives(&self, block: u32, at: Location) -> bool {
         match block {
-            TRIMMED | LOST => self.groups[at.group as usize].notes.contains(&(at.unit, at.row)),
+            TRIMMED | LOST => self.groups[at.group as usize].notes().contains(&(at.unit, at.row)),
             block => self.is_at(block, at),
         }
     }
 
     /// A list of trimmed ranges counts no more.
     pub fn kill_note(&mut self, at: Location) {
-        let notes = &mut self.groups[at.group as usize].notes;
-        if let Some(place) = notes.iter().position(|&place| place == (at.unit, at.row)) {
-            notes.swap_remove(place);
+        if self.groups[at.group as usize].remove_note((at.unit, at.row)) {
             self.kill(at.group);
         }
     }
@@ -506,22 +431,8 @@ impl State {
 
     /// The group's place may be used again; its units are the caller's business.
     pub fn remove_group(&mut self, index: u32) -> Group {
-        let empty = Group {
-            id: 0,
-            data: 0,
-            members: Vec::new(),
-            live: 0,
-            first_sequence: 0,
-            killed: 0,
-            held: 0,
-            busy: false,
-            memory: None,
-            incomplete: None,
-            hopeless: false,
-            notes: Vec::new(),
-        };
         self.unused_groups.push(index);
-        std::mem::replace(&mut self.groups[index as usize], empty)
+        std::mem::take(&mut self.groups[index as usize])
     }
 
     /// The cleaner's cache.
@@ -584,20 +495,9 @@ impl State {
         };
         let id = self.next_group;
         self.next_group += 1;
-        let index = self.insert_group(Group {
-            id,
-            data,
-            members,
-            live: 0,
-            first_sequence: u64::MAX,
-            killed: 0,
-            held: 0,
-            busy: false,
-            memory: Some(Box::new(memory)),
-            incomplete: None,
-            hopeless: false,
-            notes: Vec::new(),
-        });
+        let mut group = Group::new(id, data, members);
+        group.memory = Some(Box::new(memory));
+        let index = self.insert_group(group);
         self.in_memory.push(index);
         self.caches[cache].group = Some(index);
         Some(index)
@@ -644,8 +544,9 @@ impl State {
         let origin = origin.unwrap_or(sequence);
         let buffer = self.plan.buffer;
         let group = &mut self.groups[index as usize];
+        let data = group.data();
         let memory = group.memory.as_mut().expect("an open group is in memory");
-        let unit = (0..group.data).find(|&unit| memory.lists[unit].len() < buffer).expect("an open group has room");
+        let unit = (0..data).find(|&unit| memory.lists[unit].len() < buffer).expect("an open group has room");
         let row = memory.lists[unit].len();
         memory.buffers[unit].extend_from_slice(bytes);
         memory.lists[unit].push(UnitEntry { block, crc, sequence });
@@ -657,11 +558,11 @@ impl State {
         group.members[unit].count = row as u8 + 1;
         group.first_sequence = group.first_sequence.min(sequence);
         group.live += 1;
-        let full = unit + 1 == group.data && row + 1 == buffer;
+        let full = unit + 1 == data && row + 1 == buffer;
         memory.full |= full;
         let at = Location { group: index, unit, row };
         if is_note {
-            self.groups[index as usize].notes.push((unit, row));
+            self.groups[index as usize].add_note((unit, row));
         } else {
             if !self.unmap(block) {
                 self.counts.unmapped_written += 1;
@@ -711,9 +612,10 @@ impl State {
     /// The group takes no more blocks; units it never used are given back.
     pub fn close(&mut self, index: u32) {
         let group = &mut self.groups[index as usize];
+        let data = group.data();
         let memory = group.memory.as_mut().expect("an open group is in memory");
         memory.full = true;
-        let unused: Vec<usize> = (0..group.data).filter(|&unit| memory.lists[unit].is_empty()).collect();
+        let unused: Vec<usize> = (0..data).filter(|&unit| memory.lists[unit].is_empty()).collect();
         let members: Vec<Member> =
             unused.iter().map(|&unit| std::mem::replace(&mut group.members[unit], Member::NONE)).collect();
         members.into_iter().for_each(|member| self.give_back(member));

@@ -113,7 +113,7 @@ impl State {
         let degraded = groups().filter(|group| {
             group.memory.is_none()
                 && (group.live > 0 || group.killed > horizon)
-                && (group.incomplete.is_some()
+                && (group.incomplete().is_some()
                     || group.members.iter().any(|member| member.exists() && member.count > 0 && lost(member.donor)))
         });
         let (groups_degraded, blocks_unprotected) =
