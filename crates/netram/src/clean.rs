@@ -112,7 +112,7 @@ impl State {
     /// says that there is no room. True if there is something to do now.
     pub fn unstick(&mut self, core: &Arc<Core>) -> bool {
         // Who is away or refuses may make room.
-        if self.expects() || self.takers() < self.plan.parity + 1 {
+        if self.is_opening_units() || self.expects() || self.takers() < self.plan.parity + 1 {
             return false;
         }
         let asked = std::mem::take(&mut self.asked);
@@ -414,7 +414,7 @@ pub(crate) async fn trimmer(core: Arc<Core>) {
             state.erase_later(member, u64::MAX);
         } else if !state.donors[member.donor as usize].is_final() {
             // Taken last, after those that have memory.
-            state.donors[member.donor as usize].blank_units.push(member.unit);
+            state.donors[member.donor as usize].put_free(member.unit, false);
             state.wake();
         }
     }
@@ -427,8 +427,13 @@ impl State {
             return None;
         }
         let there = |&number: &usize| self.takes(number) || self.donors[number].state == DonorState::Draining;
-        let number = (0..self.donors.len()).filter(there).find(|&number| !self.donors[number].free.is_empty())?;
-        let unit = self.donors[number].free.pop_front().expect("it has one");
+        let has_memory = |&number: &usize| {
+            let donor = &self.donors[number];
+            !donor.free.is_empty() || !donor.closed.is_empty()
+        };
+        let number = (0..self.donors.len()).filter(there).find(has_memory)?;
+        let donor = &mut self.donors[number];
+        let unit = donor.free.pop_front().or_else(|| donor.closed.pop_front())?;
         Some(Member { donor: number as u16, unit, count: 0 })
     }
 }

@@ -11,8 +11,8 @@
 //! Left out: what opening finds (`scan`), writing it anew (`repair`), what it could not tell (`doubt`).
 
 use crate::donors::Donor;
-use crate::planted::{Bug, is_planted};
 use crate::group::Group;
+use crate::planted::{Bug, is_planted};
 use crate::state::State;
 
 /// A group with such blocks.

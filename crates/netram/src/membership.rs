@@ -19,9 +19,9 @@ use shoal_format::ram::{DiskSuperblock, HEADER_SLOTS, SLOTS_BYTES, UnitEntry, Un
 
 use crate::api::{DonorId, DonorInfo, DonorOp, NotBack, Purpose, Trouble};
 use crate::donors::{Donor, DonorState, Erase};
+use crate::group::Group;
 use crate::planted::{Bug, is_planted};
 use crate::scan;
-use crate::group::Group;
 use crate::state::{Location, Member, State};
 use crate::task::{Answer, Asked, Core, Op};
 use crate::write::abandon;
@@ -157,6 +157,7 @@ pub(crate) fn forget(core: &Arc<Core>, state: &mut State, number: DonorId) {
     if donor.state == DonorState::Missing {
         donor.state = DonorState::Forgotten;
         donor.release();
+        state.drop_checkpoint();
         lose_what_is_gone(state);
         try_again(state);
     }
@@ -266,6 +267,9 @@ pub(crate) fn tick(state: &mut State) {
 
 /// Donors are to learn who belongs to the disk. `members`: that has changed.
 pub(crate) fn new_epoch(state: &mut State, members: bool) {
+    if members {
+        state.drop_checkpoint();
+    }
     state.epoch += 1;
     state.epoch_stored = false;
     state.epoch_changes |= members;
@@ -431,10 +435,12 @@ pub(crate) async fn eraser(core: Arc<Core>) {
     loop {
         let batch = core
             .until(|state| {
+                // Before, a checkpoint may count that says otherwise of these units.
+                let is_ready = state.ready || !state.checkpoints.enabled;
                 let now = state.now_ns;
                 let mut batch: Vec<(DonorId, Erase)> = Vec::new();
                 for (number, donor) in state.donors.iter_mut().enumerate() {
-                    let there = !donor.is_absent() && now >= donor.refused_until_ns;
+                    let there = is_ready && !donor.is_absent() && now >= donor.refused_until_ns;
                     while there && donor.erasing.len() < ERASES_AT_ONCE {
                         let is_due = |erase: &Erase| donor.cutting != Some(erase.unit);
                         let Some(place) = donor.erase.iter().position(is_due) else { break };
@@ -472,7 +478,7 @@ impl State {
         } else if donor.tainted.contains(&unit) {
             donor.tainted_sequence = donor.tainted_sequence.min(erase.first_sequence);
         } else {
-            donor.free.push_back(unit);
+            donor.put_free(unit, true);
             self.stuck = false;
         }
         self.wake();
@@ -511,6 +517,8 @@ async fn graft(core: Arc<Core>, number: DonorId) {
         }
         let donor = &mut state.donors[number as usize];
         donor.blank_units.clear();
+        donor.closed.clear();
+        donor.closed_blank.clear();
         donor.free = (0..donor.units).rev().filter(|&unit| units[unit as usize]).collect();
         donor.scanned = true;
         try_again(state);

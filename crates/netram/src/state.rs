@@ -19,6 +19,7 @@ use shoal_format::ram::{
 };
 
 use crate::api::{Action, DiskError, DonorId, DonorOp, Purpose};
+use crate::checkpoint::Checkpoints;
 use crate::config::{Config, Plan, Policy};
 use crate::donors::{Donor, DonorState};
 use crate::doubt::Doubt;
@@ -129,6 +130,7 @@ pub(crate) struct State {
     /// The map is complete: requests are served.
     pub ready: bool,
     pub opening: crate::scan::Opening,
+    pub checkpoints: Checkpoints,
     pub failure: Option<DiskError>,
     /// Groups that lost a unit, or are to leave a donor: place and number.
     pub repair_queue: VecDeque<(u32, u64)>,
@@ -206,6 +208,7 @@ impl State {
             stuck: false,
             ready: false,
             opening: Default::default(),
+            checkpoints: Default::default(),
             failure: None,
             repair_queue: VecDeque::new(),
             strays: Vec::new(),
@@ -279,6 +282,15 @@ impl State {
         Some((at, (entry >> 32) as u32))
     }
 
+    pub fn table_mut(&mut self) -> &mut [u64] {
+        &mut self.table
+    }
+
+    /// The block table as it is.
+    pub fn raw_table(&self) -> &[u64] {
+        &self.table
+    }
+
     pub fn is_at(&self, block: u32, at: Location) -> bool {
         self.find(block).is_some_and(|(found, _)| found == at)
     }
@@ -348,6 +360,19 @@ impl State {
         self.wake();
     }
 
+    /// The same for all groups, when opening has found them.
+    pub fn file_all(&mut self) {
+        let groups = || self.groups.iter().enumerate().filter(|(_, group)| group.id != 0);
+        let dead = groups().filter(|(_, group)| group.live == 0);
+        self.dying = dead.map(|(index, group)| (group.killed, index as u32)).collect();
+        let alive = groups().filter(|(_, group)| group.live > 0);
+        self.by_live = alive.map(|(index, group)| (group.live, index as u32)).collect();
+        self.unused_groups =
+            (0..self.groups.len() as u32).rev().filter(|&index| self.groups[index as usize].id == 0).collect();
+        self.victims_changed = true;
+        self.wake();
+    }
+
     /// Takes a sealed group away from cleaner and reaper.
     pub fn claim(&mut self, index: u32) {
         let group = &self.groups[index as usize];
@@ -375,7 +400,7 @@ impl State {
         if order.len() < count {
             return None;
         }
-        order.sort_by_key(|&n| (usize::MAX - self.donors[n].free_units(), (n + turn) % donors));
+        order.sort_by_key(|&n| (usize::MAX - self.donors[n].all_free_units(), (n + turn) % donors));
         order.truncate(count);
         // Parity is what comes last.
         order.sort_unstable();
@@ -393,7 +418,7 @@ impl State {
     pub fn take_unit_beside(&mut self, members: &[Member]) -> Option<Member> {
         let taken = |n: usize| members.iter().any(|member| member.is_on(n as DonorId));
         let candidates = (0..self.donors.len()).filter(|&n| self.is_roomy(n, NOTE_UNITS) && !taken(n));
-        let donor = candidates.max_by_key(|&n| self.donors[n].free_units())?;
+        let donor = candidates.max_by_key(|&n| self.donors[n].all_free_units())?;
         let unit = self.donors[donor].take().expect("there is a free unit");
         Some(Member { donor: donor as DonorId, unit, count: 0 })
     }
@@ -413,6 +438,8 @@ impl State {
     pub fn forget_groups(&mut self) {
         self.groups.clear();
         self.unused_groups.clear();
+        self.by_live.clear();
+        self.dying.clear();
         self.strays.clear();
     }
 
@@ -431,6 +458,7 @@ impl State {
 
     /// The group's place may be used again; its units are the caller's business.
     pub fn remove_group(&mut self, index: u32) -> Group {
+        self.checkpoints.forget_group(index);
         self.unused_groups.push(index);
         std::mem::take(&mut self.groups[index as usize])
     }
@@ -645,6 +673,7 @@ impl State {
             flags: self.config.dedicated_parity as u8,
             block_bytes: self.config.block_bytes,
             blocks: self.blocks,
+            checkpoint: self.checkpoints.enabled.then_some(self.checkpoints.named),
             donors: self.donors.iter().map(place).collect(),
         }
     }

@@ -8,8 +8,8 @@
 use shoal_format::ram::{HEADER_SLOTS, SUPERBLOCK_BYTES, UnitEntry, UnitHeader};
 
 use crate::api::DonorOp;
-use crate::planted::{Bug, is_planted};
 use crate::group::Group;
+use crate::planted::{Bug, is_planted};
 use crate::state::{Member, Memory, State};
 
 /// The slot beside the blocks.

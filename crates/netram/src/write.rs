@@ -548,8 +548,9 @@ impl State {
                         send_cleaned(&core, &mut core.lock());
                     });
                 }
-                let notes =
-                    |&index: &u32| self.groups[index as usize].notes().iter().map(move |&(unit, row)| (index, unit, row));
+                let notes = |&index: &u32| {
+                    self.groups[index as usize].notes().iter().map(move |&(unit, row)| (index, unit, row))
+                };
                 self.in_memory.iter().flat_map(notes).collect()
             }
         };

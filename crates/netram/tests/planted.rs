@@ -8,6 +8,7 @@ mod world;
 use shoal_netram::DiskError;
 use shoal_netram::planted::{Bug, plant};
 use world::brief::brief;
+use world::oracle;
 use world::storm::{restless, stormy};
 use world::unkind::{everything, forgetting, hiccups, late};
 
@@ -20,7 +21,26 @@ const TELLING: [u64; 10] = [1846, 510, 533, 44, 23, 38, 1, 9, 36, 57];
 const BRIEF_TELLING: [u64; 9] = [80, 24, 49, 53, 157, 815, 1009, 1867, 2193];
 /// Bugs that no life shows on this engine. The deep run hunts them; `SHOAL_BUG` hunts one. `ServeEarly` lets only reads go early, since
 /// writes wait for the epoch by themselves, and the model excuses what was read before the epoch was known.
-const RARE: [Bug; 5] = [Bug::NewsKept, Bug::SlotOverwritten, Bug::HeaderOverwritten, Bug::ServeEarly, Bug::BornTwice];
+const RARE: [Bug; 6] =
+    [Bug::NewsKept, Bug::SlotOverwritten, Bug::HeaderOverwritten, Bug::ServeEarly, Bug::BornTwice, Bug::CheckpointKept];
+
+/// Bugs that only disks with checkpoints have.
+const OF_CHECKPOINTS: [Bug; 11] = [
+    Bug::ClosedUsed,
+    Bug::ListLate,
+    Bug::ListsMixed,
+    Bug::ListForgotten,
+    Bug::CheckpointEarly,
+    Bug::CheckpointTrimDropped,
+    Bug::PlaceReused,
+    Bug::CheckpointKept,
+    Bug::MovedForgotten,
+    Bug::TrimmedUnheld,
+    Bug::LookForgotten,
+];
+/// Seeds of lives that show one of them.
+const CHECKPOINT_TELLING: [u64; 1] = [578];
+const CHECKPOINT_BRIEF_TELLING: [u64; 2] = [54, 317];
 
 type Life = fn(u64) -> Result<(), DiskError>;
 
@@ -32,6 +52,14 @@ fn all_kinds(seed: u64) -> Result<(), DiskError> {
     stormy(seed)?;
     restless(seed)?;
     Ok(())
+}
+
+fn with_checkpoints(seed: u64) -> Result<(), DiskError> {
+    oracle::with(|| all_kinds(seed))
+}
+
+fn a_brief_one_with_checkpoints(seed: u64) -> Result<(), DiskError> {
+    oracle::with(|| a_brief_one(seed))
 }
 
 fn a_brief_one(seed: u64) -> Result<(), DiskError> {
@@ -64,7 +92,18 @@ fn every_planted_bug_is_caught() {
         let brief_telling = BRIEF_TELLING.into_iter().map(|seed| (a_brief_one as Life, seed));
         let brief = (0..BRIEF_SEEDS).map(|seed| (a_brief_one as Life, seed));
         let others = (0..seeds).map(|seed| (all_kinds as Life, seed));
-        let caught = brief_telling.chain(telling).chain(brief).chain(others).find_map(|(life, seed)| {
+        let of_checkpoints = OF_CHECKPOINTS.contains(&bug);
+        let lives: Vec<(Life, u64)> = match of_checkpoints {
+            true => {
+                let telling = CHECKPOINT_TELLING.into_iter().map(|seed| (with_checkpoints as Life, seed));
+                let brief = CHECKPOINT_BRIEF_TELLING.into_iter().chain(0..BRIEF_SEEDS);
+                let brief = brief.map(|seed| (a_brief_one_with_checkpoints as Life, seed));
+                let others = (0..seeds).map(|seed| (with_checkpoints as Life, seed));
+                telling.chain(brief).chain(others).collect()
+            }
+            false => brief_telling.chain(telling).chain(brief).chain(others).collect(),
+        };
+        let caught = lives.into_iter().find_map(|(life, seed)| {
             let how = failure(life, seed)?;
             // It must be the bug that failed.
             plant(None);
