@@ -13,6 +13,7 @@ pub mod extent;
 pub mod gap;
 pub mod inode;
 pub mod ram;
+pub mod ram_checkpoint;
 pub mod record;
 pub mod segment;
 pub mod slot;

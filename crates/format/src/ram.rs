@@ -22,6 +22,8 @@ const LEASE_MAGIC: u64 = u64::from_le_bytes(*b"ShoalLse");
 const SUPERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"ShoalRam");
 const UNIT_MAGIC: u64 = u64::from_le_bytes(*b"ShoalUnt");
 const VERSION: u32 = 2;
+/// Superblocks of disks with room for checkpoints.
+const CHECKPOINT_VERSION: u32 = 3;
 /// Fixed part of a unit's header.
 const UNIT_HEADER: usize = 64;
 /// Headers a unit has room for.
@@ -82,6 +84,8 @@ pub struct DiskSuperblock {
     pub block_bytes: u32,
     /// Size of the disk in blocks.
     pub blocks: u64,
+    /// The checkpoint that counts if all donors name it; 0: none. `None`: the donors have no room for checkpoints.
+    pub checkpoint: Option<u64>,
     pub donors: Vec<DonorPlace>,
 }
 
@@ -116,7 +120,8 @@ impl DiskSuperblock {
     pub fn encode(&self) -> Vec<u8> {
         let mut out = vec![0; 4];
         out.extend_from_slice(&SUPERBLOCK_MAGIC.to_le_bytes());
-        out.extend_from_slice(&VERSION.to_le_bytes());
+        let version = if self.checkpoint.is_some() { CHECKPOINT_VERSION } else { VERSION };
+        out.extend_from_slice(&version.to_le_bytes());
         out.extend_from_slice(&self.uuid);
         out.extend_from_slice(&self.epoch.to_le_bytes());
         out.extend_from_slice(&self.donor.to_le_bytes());
@@ -125,6 +130,7 @@ impl DiskSuperblock {
         out.extend_from_slice(&(self.donors.len() as u16).to_le_bytes());
         out.extend_from_slice(&self.block_bytes.to_le_bytes());
         out.extend_from_slice(&self.blocks.to_le_bytes());
+        out.extend(self.checkpoint.iter().flat_map(|checkpoint| checkpoint.to_le_bytes()));
         for place in &self.donors {
             out.push(place.standing as u8);
             out.extend_from_slice(&place.born.to_le_bytes());
@@ -149,8 +155,8 @@ impl DiskSuperblock {
             return Err(FormatError::Checksum { what, expected: crc, found });
         }
         let version = reader.u32();
-        if version != VERSION {
-            return Err(FormatError::Version { what, expected: VERSION, found: version });
+        if !matches!(version, VERSION | CHECKPOINT_VERSION) {
+            return Err(FormatError::Version { what, expected: CHECKPOINT_VERSION, found: version });
         }
         let (uuid, epoch, donor) = (reader.take(), reader.u64(), reader.u16());
         let (policy, data, parity, streams, flags, _) =
@@ -159,6 +165,7 @@ impl DiskSuperblock {
         if count as usize > DONORS_MAX || donor >= count {
             return Err(FormatError::Range { what, field: "donors", found: count.into() });
         }
+        let checkpoint = (version == CHECKPOINT_VERSION).then(|| reader.u64());
         let mut donors = Vec::with_capacity(count as usize);
         for place in reader.0[..count as usize * PLACE_BYTES].chunks_exact(PLACE_BYTES) {
             let mut place = Reader(place);
@@ -183,6 +190,7 @@ impl DiskSuperblock {
             flags,
             block_bytes,
             blocks,
+            checkpoint,
             donors,
         };
         superblock.check()?;
@@ -269,7 +277,9 @@ impl UnitHeader {
     /// The header of a unit that counts, from all its slots of `room` bytes each: of those that are `ours` the one that was cut more
     /// often, else the one that lists more.
     pub fn newest(slots: &[u8], room: usize, ours: impl Fn(&UnitHeader) -> bool) -> Option<UnitHeader> {
-        let valid = slots.chunks_exact(room).take(HEADER_SLOTS).filter_map(|slot| UnitHeader::decode(slot).ok());
+        // A new unit has its header in both slots.
+        let count = if slots.get(..room) == slots.get(room..2 * room) { 1 } else { HEADER_SLOTS };
+        let valid = slots.chunks_exact(room).take(count).filter_map(|slot| UnitHeader::decode(slot).ok());
         valid.filter(ours).max_by_key(|header| (header.group, header.cut, header.listed()))
     }
 
@@ -437,6 +447,7 @@ mod tests {
             flags: 0,
             block_bytes: 4096,
             blocks: 1000,
+            checkpoint: None,
             donors: [1, 0, 2, 1].map(place).to_vec(),
         }
     }

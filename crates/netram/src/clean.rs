@@ -46,13 +46,13 @@ impl State {
     }
 
     fn find_victim(&self, short: bool) -> Option<u32> {
-        let capacity = |index: u32| (self.groups[index as usize].data * self.plan.buffer) as u32;
+        let capacity = |index: u32| (self.groups[index as usize].data() * self.plan.buffer) as u32;
         let half_dead = || self.by_live.iter().copied().filter(|&(live, index)| live < capacity(index));
         let gains = || half_dead().next().filter(|&(live, _)| self.gives_a_group(live, half_dead(), &capacity));
         let pays = |&(live, index): &(u32, u32)| live * 4 <= capacity(index) * 3;
         if short {
             // What is dead already is enough; it will be free when what took its place is safe.
-            let dies = |&&(_, index): &&(u64, u32)| self.groups[index as usize].held == 0;
+            let dies = |&&(_, index): &&(u64, u32)| !self.groups[index as usize].is_held();
             if self.dying.iter().filter(dies).take(GROUPS_AHEAD).count() == GROUPS_AHEAD {
                 return None;
             }
@@ -81,7 +81,7 @@ impl State {
         let Some(index) = self.caches[self.cleaning()].group else { return 0 };
         let group = &self.groups[index as usize];
         let taken = |memory: &Memory| memory.lists.iter().map(Vec::len).sum::<usize>();
-        group.memory.as_ref().map_or(0, |memory| (group.data * self.plan.buffer - taken(memory)) as u32)
+        group.memory.as_ref().map_or(0, |memory| (group.data() * self.plan.buffer - taken(memory)) as u32)
     }
 
     /// Would cleaning make room in the end? Not if all dead blocks together are less than a new group, unless the next victim's
@@ -112,7 +112,7 @@ impl State {
     /// says that there is no room. True if there is something to do now.
     pub fn unstick(&mut self, core: &Arc<Core>) -> bool {
         // Who is away or refuses may make room.
-        if self.expects() || self.takers() < self.plan.parity + 1 {
+        if self.is_opening_units() || self.expects() || self.takers() < self.plan.parity + 1 {
             return false;
         }
         let asked = std::mem::take(&mut self.asked);
@@ -329,10 +329,10 @@ pub(crate) async fn entries(core: &Arc<Core>, index: u32) -> Vec<Vec<UnitEntry>>
     let (data, members) = {
         let state = core.lock();
         let group = &state.groups[index as usize];
-        if let Some(found) = &group.incomplete {
+        if let Some(found) = group.incomplete() {
             return found.lists.clone();
         }
-        (group.data, group.members.clone())
+        (group.data(), group.members.clone())
     };
     for place in data..members.len() {
         if let Some(header) = header(core, index, place).await {
@@ -371,7 +371,7 @@ pub(crate) async fn reaper(core: Arc<Core>) {
                 let horizon = state.horizon();
                 let groups = &state.groups;
                 let due = |&&(killed, index): &&(u64, u32)| {
-                    let held = groups[index as usize].held > 0;
+                    let held = groups[index as usize].is_held();
                     (state.ready && killed <= horizon && !held) || is_planted(Bug::FreeEarly)
                 };
                 let (killed, index) = state.dying.iter().find(due).copied()?;
@@ -387,7 +387,7 @@ pub(crate) async fn reaper(core: Arc<Core>) {
 /// The group's units are to be erased, and free then.
 fn free(state: &mut State, index: u32) {
     let group = state.remove_group(index);
-    for member in group.members {
+    for member in group.members.iter().copied() {
         match member.exists() && member.count > 0 {
             true => state.erase_later(member, group.first_sequence),
             false if member.exists() => state.give_back(member),
@@ -414,7 +414,7 @@ pub(crate) async fn trimmer(core: Arc<Core>) {
             state.erase_later(member, u64::MAX);
         } else if !state.donors[member.donor as usize].is_final() {
             // Taken last, after those that have memory.
-            state.donors[member.donor as usize].blank_units.push(member.unit);
+            state.donors[member.donor as usize].put_free(member.unit, false);
             state.wake();
         }
     }
@@ -427,8 +427,13 @@ impl State {
             return None;
         }
         let there = |&number: &usize| self.takes(number) || self.donors[number].state == DonorState::Draining;
-        let number = (0..self.donors.len()).filter(there).find(|&number| !self.donors[number].free.is_empty())?;
-        let unit = self.donors[number].free.pop_front().expect("it has one");
+        let has_memory = |&number: &usize| {
+            let donor = &self.donors[number];
+            !donor.free.is_empty() || !donor.closed.is_empty()
+        };
+        let number = (0..self.donors.len()).filter(there).find(has_memory)?;
+        let donor = &mut self.donors[number];
+        let unit = donor.free.pop_front().or_else(|| donor.closed.pop_front())?;
         Some(Member { donor: number as u16, unit, count: 0 })
     }
 }

@@ -93,6 +93,10 @@ pub struct Config {
     pub victims: u8,
     /// Send what has waited in a cache for so long (ms); 0: only when the cache is full or a flush comes.
     pub timeout_ms: u32,
+    /// A new disk has room for checkpoints of its map; they are made and used. Without, all units are looked at when it is opened.
+    pub checkpoints: bool,
+    /// Units of each donor that a checkpoint leaves open ahead; 0: as fits its size.
+    pub window_units: u32,
     /// Requests wait so long for donors that are away before they fail (ms).
     pub patience_ms: u32,
 }
@@ -113,6 +117,8 @@ impl Default for Config {
             idle_cleaning: true,
             victims: 16,
             timeout_ms: 1000,
+            checkpoints: false,
+            window_units: 0,
             patience_ms: 60_000,
         }
     }

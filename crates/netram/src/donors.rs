@@ -7,9 +7,11 @@
 use std::collections::{HashSet, VecDeque};
 
 use shoal_format::ram::{DONORS_MAX, DiskSuperblock, SUPERBLOCK_BYTES, UnitHeader};
+use shoal_format::ram_checkpoint;
 
 use crate::api::{DiskError, DonorId, DonorInfo};
 use crate::state::{Member, State};
+use crate::window::Log;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DonorState {
@@ -45,6 +47,13 @@ pub(crate) struct Donor {
     pub free: VecDeque<u32>,
     /// Free units whose memory was given back.
     pub blank_units: Vec<u32>,
+    /// Free units that no list names yet, which a checkpoint that counts needs (`window`): with memory, and without.
+    pub closed: VecDeque<u32>,
+    pub closed_blank: Vec<u32>,
+    /// Of the checkpoint that counts, and of the next one.
+    pub logs: [Option<Log>; 2],
+    /// A list is on its way.
+    pub announcing: bool,
     /// Units to be erased, and those being erased.
     pub erase: VecDeque<Erase>,
     pub erasing: Vec<Erase>,
@@ -132,6 +141,9 @@ impl Donor {
     pub fn release(&mut self) {
         self.free.clear();
         self.blank_units.clear();
+        self.closed.clear();
+        self.closed_blank.clear();
+        self.logs = [None, None];
         self.erase.clear();
         self.erasing.clear();
         self.cuts.clear();
@@ -166,7 +178,11 @@ impl Donor {
 impl State {
     /// Units a donor of this size has.
     pub fn units_of(&self, info: &DonorInfo) -> u32 {
-        let room = info.bytes.saturating_sub(SUPERBLOCK_BYTES as u64) / self.unit_bytes() as u64;
+        let (front, unit_bytes) = (SUPERBLOCK_BYTES as u64, self.unit_bytes());
+        if self.checkpoints.enabled {
+            return ram_checkpoint::units(info.bytes, front, unit_bytes, self.plan.buffer);
+        }
+        let room = info.bytes.saturating_sub(front) / unit_bytes as u64;
         room.min(u32::MAX as u64 - 1) as u32
     }
 
@@ -197,6 +213,10 @@ impl State {
             info,
             free: VecDeque::new(),
             blank_units: (0..units).rev().collect(),
+            closed: VecDeque::new(),
+            closed_blank: Vec::new(),
+            logs: [None, None],
+            announcing: false,
             erase: VecDeque::new(),
             erasing: Vec::new(),
             cuts: VecDeque::new(),
@@ -306,14 +326,14 @@ impl State {
         }
         let groups = self.groups.iter().filter(|group| group.id != 0).map(|group| group.first_sequence).min();
         let pending = self.donors.iter().map(Donor::pending_sequence).min();
-        groups.unwrap_or(u64::MAX).min(pending.unwrap_or(u64::MAX))
+        groups.unwrap_or(u64::MAX).min(pending.unwrap_or(u64::MAX)).min(self.trims_kept_from())
     }
 
     /// A unit nothing was sent to is free again.
     pub fn give_back(&mut self, member: Member) {
         let donor = &mut self.donors[member.donor as usize];
         if member.exists() && !donor.is_final() {
-            donor.blank_units.push(member.unit);
+            donor.put_free(member.unit, false);
             self.stuck = false;
         }
         self.wake();

@@ -85,7 +85,7 @@ impl State {
                 self.enter_again(block, copy);
                 let group = &self.groups[copy.at.group as usize];
                 let (index, id) = (copy.at.group, group.id);
-                if group.members.len() > group.data {
+                if group.members.len() > group.data() {
                     self.found.groups.push(Unprotected { index, id, is_unsure: true, holds: Vec::new() });
                 }
             }

@@ -10,6 +10,7 @@ use shoal_format::ram::{self, DiskSuperblock, SUPERBLOCK_BYTES, Standing};
 use shoal_media::Request;
 
 use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, NotBack};
+use crate::checkpoint;
 use crate::clean;
 use crate::config::{Config, Policy};
 use crate::donors::DonorState;
@@ -22,6 +23,7 @@ use crate::scan;
 use crate::state::State;
 use crate::status::Status;
 use crate::task::{Core, Jobs};
+use crate::window;
 use crate::write;
 
 /// Requests are multiples of this, whatever the size of blocks (bytes).
@@ -43,6 +45,7 @@ impl Engine {
     pub fn create(config: &Config, donors: Vec<DonorInfo>, now_ns: u64) -> Result<Engine, DiskError> {
         let plan = config.plan(donors.len())?;
         let mut state = State::new(config, plan, now_ns);
+        state.checkpoints.enabled = config.checkpoints;
         for donor in donors {
             state.add_donor(donor).ok_or_else(too_many)?;
         }
@@ -87,6 +90,7 @@ impl Engine {
         plan.data = newest.data as usize;
         let mut state = State::new(&config, plan, now_ns);
         state.epoch = newest.epoch;
+        state.checkpoints.enabled = newest.checkpoint.is_some();
         let mut blank = Vec::new();
         let all: Vec<&DiskSuperblock> = found.iter().flatten().collect();
         all.iter().for_each(|superblock| state.knows_births(superblock));
@@ -107,6 +111,9 @@ impl Engine {
                 _ if bytes.is_some() => blank.push(info),
                 _ => {}
             }
+        }
+        if config.checkpoints {
+            state.checkpoints.named = checkpoint_named(&newest.donors, &all);
         }
         let counting = newest.donors.iter().filter(|place| counts(place)).count();
         // One that was away at an opening before is no help in finding out what is on the disk.
@@ -163,6 +170,9 @@ impl Engine {
             schedule.spawn(repair::guardian(core.clone()));
             schedule.spawn(room::leveler(core.clone()));
             schedule.spawn(doubt::settler(core.clone()));
+            schedule.spawn(window::opener(core.clone()));
+            schedule.spawn(checkpoint::keeper(core.clone()));
+            schedule.spawn(checkpoint::ender(core.clone()));
             for _ in 0..REPAIRERS {
                 schedule.spawn(repair::repairer(core.clone()));
             }
@@ -371,6 +381,19 @@ impl Engine {
         self.core.lock().schedule.untaken()
     }
 
+    /// The checksum of each block that holds something, for tests.
+    #[doc(hidden)]
+    pub fn checksums(&self) -> Vec<Option<u32>> {
+        let state = self.core.lock();
+        (0..state.blocks as u32).map(|block| state.find(block).map(|(_, crc)| crc)).collect()
+    }
+
+    /// Whether each unit is one thing only and each block is in a group that is there, for tests.
+    #[doc(hidden)]
+    pub fn audit(&self) -> Result<(), String> {
+        self.core.lock().audit()
+    }
+
     pub fn status(&self) -> Status {
         self.core.lock().status()
     }
@@ -410,6 +433,22 @@ fn merge(newest: &DiskSuperblock, all: &[&DiskSuperblock], parity: usize) -> Vec
         _ => *place,
     };
     merged.iter().enumerate().map(lenient).collect()
+}
+
+/// The checkpoint that all donors name that belong to the disk; 0: none.
+fn checkpoint_named(donors: &[ram::DonorPlace], all: &[&DiskSuperblock]) -> u64 {
+    let own = |number: usize| {
+        let of_it = |superblock: &&&DiskSuperblock| {
+            superblock.donor as usize == number && superblock.donors[number].born == donors[number].born
+        };
+        all.iter().find(of_it).and_then(|superblock| superblock.checkpoint).unwrap_or(0)
+    };
+    let mut named = (0..donors.len()).filter(|&number| counts(&donors[number])).map(|number| {
+        let is_source = donors[number].standing == Standing::Counts;
+        if is_source { own(number) } else { 0 }
+    });
+    let first = named.next().unwrap_or(0);
+    if named.all(|other| other == first) { first } else { 0 }
 }
 
 /// Is a donor with this superblock still one of the disk's?

@@ -11,8 +11,9 @@
 //! Left out: what opening finds (`scan`), writing it anew (`repair`), what it could not tell (`doubt`).
 
 use crate::donors::Donor;
+use crate::group::Group;
 use crate::planted::{Bug, is_planted};
-use crate::state::{Group, State};
+use crate::state::State;
 
 /// A group with such blocks.
 pub(crate) struct Unprotected {
@@ -67,7 +68,7 @@ impl State {
     fn let_go(&mut self, (index, id): (u32, u64)) {
         let group = &mut self.groups[index as usize];
         if group.id == id {
-            group.held -= 1;
+            group.let_go();
         }
     }
 

@@ -9,9 +9,12 @@
 //! | `config` | policies and what they mean in numbers |
 //! | `engine` | creating, opening, events in, actions out |
 //! | `state` | donors, groups, block table, caches |
+//! | `group` | groups, as small as they can be |
 //! | `unit` | where units are, and how one grows |
 //! | `write`, `read` | requests |
 //! | `clean`, `repair`, `scan` | background work: gaining room, restoring redundancy, rebuilding the table |
+//! | `checkpoint`, `window` | what opening need not look at, and units it will look at |
+//! | `load` | opening from a checkpoint |
 //! | `room` | what fits without a donor, and evening donors out |
 //! | `doubt` | what was on its way when the former client died |
 //! | `parity` | XOR and Reed-Solomon over rows |
@@ -26,6 +29,7 @@
 #![forbid(unsafe_code)]
 
 mod api;
+mod checkpoint;
 mod clean;
 mod config;
 mod disk;
@@ -34,6 +38,8 @@ mod donors;
 mod doubt;
 mod engine;
 mod found;
+mod group;
+mod load;
 mod membership;
 mod parity;
 #[cfg(feature = "planted")]
@@ -48,6 +54,7 @@ mod state;
 mod status;
 mod task;
 mod unit;
+mod window;
 mod write;
 
 pub use api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, NotBack, Purpose, Trouble};

@@ -19,9 +19,10 @@ use shoal_format::ram::{DiskSuperblock, HEADER_SLOTS, SLOTS_BYTES, UnitEntry, Un
 
 use crate::api::{DonorId, DonorInfo, DonorOp, NotBack, Purpose, Trouble};
 use crate::donors::{Donor, DonorState, Erase};
+use crate::group::Group;
 use crate::planted::{Bug, is_planted};
 use crate::scan;
-use crate::state::{Group, Location, Member, State};
+use crate::state::{Location, Member, State};
 use crate::task::{Answer, Asked, Core, Op};
 use crate::write::abandon;
 
@@ -156,6 +157,7 @@ pub(crate) fn forget(core: &Arc<Core>, state: &mut State, number: DonorId) {
     if donor.state == DonorState::Missing {
         donor.state = DonorState::Forgotten;
         donor.release();
+        state.drop_checkpoint();
         lose_what_is_gone(state);
         try_again(state);
     }
@@ -172,7 +174,7 @@ fn lose_what_is_gone(state: &mut State) {
     }
     let mut notes = Vec::new();
     for (index, group) in state.groups.iter().enumerate() {
-        let places = group.notes.iter().map(|&(unit, row)| Location { group: index as u32, unit, row });
+        let places = group.notes().iter().map(|&(unit, row)| Location { group: index as u32, unit, row });
         notes.extend(places.filter(|&at| state.is_beyond_parity(at)));
     }
     state.note_lost(&lost, !notes.is_empty());
@@ -189,8 +191,8 @@ impl State {
             return false;
         }
         let filled = |&unit: &usize| at.row < group.covered(unit) as usize;
-        let missing = (0..group.data).filter(filled).filter(|&unit| self.is_gone(at, unit)).count().max(1);
-        let parity = (group.data..group.members.len()).filter(|&unit| !self.is_gone(at, unit)).count();
+        let missing = (0..group.data()).filter(filled).filter(|&unit| self.is_gone(at, unit)).count().max(1);
+        let parity = (group.data()..group.members.len()).filter(|&unit| !self.is_gone(at, unit)).count();
         missing > parity
     }
 }
@@ -215,7 +217,7 @@ pub(crate) fn try_again(state: &mut State) {
 pub(crate) fn needs_repair(state: &State, index: usize) -> bool {
     let group = &state.groups[index];
     let leaves = |member: &Member| member.exists() && !state.donors[member.donor as usize].keeps();
-    group.id != 0 && group.memory.is_none() && (group.incomplete.is_some() || group.members.iter().any(leaves))
+    group.id != 0 && group.memory.is_none() && (group.incomplete().is_some() || group.members.iter().any(leaves))
 }
 
 /// All groups that need it wait for repair.
@@ -233,7 +235,7 @@ pub(crate) fn requeue(state: &mut State) {
     // What is not safe first: it keeps other groups from being free.
     for incomplete in [true, false] {
         for index in 0..state.groups.len() {
-            if state.groups[index].incomplete.is_some() == incomplete && needs_repair(state, index) {
+            if state.groups[index].incomplete().is_some() == incomplete && needs_repair(state, index) {
                 state.repair_queue.push_back((index as u32, state.groups[index].id));
             }
         }
@@ -265,6 +267,9 @@ pub(crate) fn tick(state: &mut State) {
 
 /// Donors are to learn who belongs to the disk. `members`: that has changed.
 pub(crate) fn new_epoch(state: &mut State, members: bool) {
+    if members {
+        state.drop_checkpoint();
+    }
     state.epoch += 1;
     state.epoch_stored = false;
     state.epoch_changes |= members;
@@ -417,7 +422,7 @@ fn to_exclude(state: &mut State) -> Option<DonorId> {
     let gone = |donor: &Donor| matches!(donor.state, DonorState::Missing | DonorState::Forgotten);
     let is_free = |number: usize| {
         let scanned = state.donors[number].scanned;
-        let named = |group: &Group| group.is_on(number as DonorId) || (!scanned && group.incomplete.is_some());
+        let named = |group: &Group| group.is_on(number as DonorId) || (!scanned && group.incomplete().is_some());
         !state.groups.iter().any(|group| group.id != 0 && named(group))
     };
     (0..state.donors.len())
@@ -430,10 +435,12 @@ pub(crate) async fn eraser(core: Arc<Core>) {
     loop {
         let batch = core
             .until(|state| {
+                // Before, a checkpoint may count that says otherwise of these units.
+                let is_ready = state.ready || !state.checkpoints.enabled;
                 let now = state.now_ns;
                 let mut batch: Vec<(DonorId, Erase)> = Vec::new();
                 for (number, donor) in state.donors.iter_mut().enumerate() {
-                    let there = !donor.is_absent() && now >= donor.refused_until_ns;
+                    let there = is_ready && !donor.is_absent() && now >= donor.refused_until_ns;
                     while there && donor.erasing.len() < ERASES_AT_ONCE {
                         let is_due = |erase: &Erase| donor.cutting != Some(erase.unit);
                         let Some(place) = donor.erase.iter().position(is_due) else { break };
@@ -471,7 +478,7 @@ impl State {
         } else if donor.tainted.contains(&unit) {
             donor.tainted_sequence = donor.tainted_sequence.min(erase.first_sequence);
         } else {
-            donor.free.push_back(unit);
+            donor.put_free(unit, true);
             self.stuck = false;
         }
         self.wake();
@@ -510,6 +517,8 @@ async fn graft(core: Arc<Core>, number: DonorId) {
         }
         let donor = &mut state.donors[number as usize];
         donor.blank_units.clear();
+        donor.closed.clear();
+        donor.closed_blank.clear();
         donor.free = (0..donor.units).rev().filter(|&unit| units[unit as usize]).collect();
         donor.scanned = true;
         try_again(state);
@@ -580,21 +589,27 @@ fn take_back(state: &mut State, number: DonorId, unit: u32, header: &UnitHeader,
     let rows = header.lists.iter().map(Vec::len).max().unwrap_or(0);
     let fits = group.id == header.group
         && group.memory.is_none()
-        && group.data == header.data as usize
-        && group.members.len() == group.data + header.parity as usize
+        && group.data() == header.data as usize
+        && group.members.len() == group.data() + header.parity as usize
         && rows <= buffer
         && !group.members[place].exists();
-    let Some(found) = group.incomplete.as_mut().filter(|_| fits) else { return false };
-    if place < group.data {
+    let data = group.data();
+    if !fits || group.incomplete().is_none() {
+        return false;
+    }
+    let others = group.members[data..].iter().any(Member::exists);
+    let Some(found) = group.incomplete_mut() else { return false };
+    if place < data {
         let known = &found.lists[place];
         // With nothing of it known, all it lists is news.
         if known.is_empty() || !header.lists[0].starts_with(known) {
             return false;
         }
+        let known = known.clone();
         found.own[place] = known.len() as u8;
         group.members[place] = Member { donor: number, unit, count: known.len() as u8 };
         if header.lists[0].len() > known.len() {
-            let header = UnitHeader { lists: vec![known.clone()], cut: header.cut + 1, ..header.clone() };
+            let header = UnitHeader { lists: vec![known], cut: header.cut + 1, ..header.clone() };
             state.cut_later(number, unit, header);
         }
     } else {
@@ -606,7 +621,6 @@ fn take_back(state: &mut State, number: DonorId, unit: u32, header: &UnitHeader,
         let lists: Vec<Vec<UnitEntry>> =
             header.lists.iter().map(|list| list.iter().take(rows).copied().collect()).collect();
         let lens: Vec<u8> = lists.iter().map(|list| list.len() as u8).collect();
-        let others = group.members[group.data..].iter().any(Member::exists);
         let count = lens.iter().copied().max().unwrap_or(0);
         if !same || count == 0 || (others && lens != found.covered) {
             return false;

@@ -66,5 +66,27 @@ shoal_media::plantable! {
         HeaderOverwritten,
         /// Lists of trims are dropped while an older copy is still to be erased.
         TrimDropped,
+        /// A unit is written to before it is known that opening will look at it.
+        ClosedUsed,
+        /// A unit is written to while the list that names it is on its way.
+        ListLate,
+        /// Units are named while the lists of a round are being written.
+        ListsMixed,
+        /// Units that become open are not named.
+        ListForgotten,
+        /// A checkpoint counts before all that its pages may speak of is safe.
+        CheckpointEarly,
+        /// Lists of trims are dropped although a checkpoint may still have what they hide.
+        CheckpointTrimDropped,
+        /// A page speaks of a group that came to the place of one it may speak of.
+        PlaceReused,
+        /// A checkpoint goes on counting when it should not.
+        CheckpointKept,
+        /// Opening from a checkpoint leaves units of its groups where they were.
+        MovedForgotten,
+        /// Older copies that the pages know of what a list ends that is not safe are freed at once.
+        TrimmedUnheld,
+        /// Opening from a checkpoint takes what is to be looked for as trimmed.
+        LookForgotten,
     }
 }

@@ -322,10 +322,10 @@ pub(crate) async fn reconstruct(core: &Arc<Core>, at: Location, crc: u32, purpos
         if group.id == 0 || group.memory.is_some() {
             return Fetched::Unanswered;
         }
-        if group.members.len() == group.data {
+        if group.members.len() == group.data() {
             return Fetched::Bad;
         }
-        let data = group.data;
+        let data = group.data();
         let covered: Vec<u8> = (0..data).map(|unit| group.covered(unit)).collect();
         let own: Vec<u8> = (0..data).map(|unit| group.own(unit)).collect();
         let members = group.members.clone();

@@ -97,7 +97,7 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
     loop {
         let (incomplete, dead) = {
             let group = &core.lock().groups[index as usize];
-            (group.incomplete.is_some(), group.live == 0)
+            (group.incomplete().is_some(), group.live == 0)
         };
         if dead {
             return;
@@ -120,7 +120,7 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
                 state.give_back(member);
                 continue;
             }
-            let mut members = group.members.clone();
+            let mut members = group.members.to_vec();
             if is_planted(Bug::SharedDonor) {
                 members.clear();
             } else if from != Some(member.donor) {
@@ -209,7 +209,7 @@ async fn copy(core: &Arc<Core>, index: u32, place: usize) -> Option<(UnitHeader,
     let (id, data, members, op) = {
         let state = &mut *core.lock();
         let group = &state.groups[index as usize];
-        let (id, data, members) = (group.id, group.data, group.members.clone());
+        let (id, data, members) = (group.id, group.data(), group.members.clone());
         let op = whole_unit(state, members[place]);
         (id, data, members, core.op(state, op.0, op.1, Purpose::Repair))
     };
@@ -237,7 +237,7 @@ async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<(UnitHead
     let (data, members, block_bytes, heads_bytes, uuid, id) = {
         let state = core.lock();
         let group = &state.groups[index as usize];
-        (group.data, group.members.clone(), state.block_bytes, state.heads_bytes(), state.config.uuid, group.id)
+        (group.data(), group.members.clone(), state.block_bytes, state.heads_bytes(), state.config.uuid, group.id)
     };
     // Whole units of all that is left, at the same time.
     let ops: Vec<Option<Op>> = {

@@ -83,11 +83,11 @@ impl State {
             return None;
         }
         // What is being erased is free soon.
-        let room = |donor: &Donor| donor.free_units() + donor.erase.len() + donor.erasing.len();
+        let room = |donor: &Donor| donor.all_free_units() + donor.erase.len() + donor.erasing.len();
         let there = || (0..self.donors.len()).filter(|&number| self.takes(number));
         let full = there().min_by_key(|&number| room(&self.donors[number]))?;
-        let empty = there().max_by_key(|&number| self.donors[number].free_units())?;
-        if self.donors[empty].free_units() < room(&self.donors[full]) + UNEVEN_UNITS {
+        let empty = there().max_by_key(|&number| self.donors[number].all_free_units())?;
+        if self.donors[empty].all_free_units() < room(&self.donors[full]) + UNEVEN_UNITS {
             return None;
         }
         let moves = |index: &usize| {

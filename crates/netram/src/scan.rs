@@ -8,6 +8,7 @@
 //! sequence counts. What cannot be read at the moment is waited for, not left out. Then groups that miss a unit are repaired.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use shoal_format::checksum;
@@ -17,25 +18,49 @@ use crate::api::{DonorId, Purpose};
 use crate::donors::{Donor, DonorState};
 use crate::doubt::{self, Doubt};
 use crate::found::{FoundUnsafe, Unprotected};
+use crate::group::{Group, Incomplete};
+use crate::load::{self, Base};
 use crate::membership::{self, miss};
 use crate::parity;
 use crate::planted::{Bug, is_planted};
 use crate::read;
 use crate::repair;
-use crate::state::{Group, Incomplete, Location, Member, State};
+use crate::state::{Location, Member, State};
 use crate::task::{Core, Op};
 
 /// Headers asked for at the same time, of each donor.
 const AT_ONCE: usize = 32;
 /// How often a header that a donor refuses is asked for again, and after what time (ns).
-const TRIES: usize = 20;
-const AGAIN_NS: u64 = 100_000_000;
+pub(crate) const TRIES: usize = 20;
+pub(crate) const AGAIN_NS: u64 = 100_000_000;
 
 /// A unit that was found.
 struct Found {
     donor: DonorId,
     unit: u32,
     header: UnitHeader,
+}
+
+/// Of each block the sequence, the place and the checksum of its newest copy so far.
+type Newest = HashMap<u32, (u64, Location, u32), BuildHasherDefault<Spread>>;
+
+/// Spreads numbers of blocks, which nobody chooses so that they collide, over a table.
+#[derive(Default)]
+struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u32(byte.into()));
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.0 = (self.0.rotate_left(5) ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 ^= self.0 >> 32;
+    }
 }
 
 /// What opening has found so far.
@@ -53,14 +78,28 @@ pub(crate) async fn pause(core: &Arc<Core>, ns: u64) {
 
 /// The headers of all units of a donor that are this disk's and this donor's. `None`: it cannot be reached any more.
 pub(crate) async fn headers(core: &Arc<Core>, number: DonorId) -> Option<Vec<(u32, UnitHeader)>> {
-    let (units, born, uuid, header_bytes) = {
+    let units = core.lock().donors[number as usize].units;
+    headers_of(core, number, 0..units).await
+}
+
+/// The same of some units.
+pub(crate) async fn headers_of(
+    core: &Arc<Core>,
+    number: DonorId,
+    units: impl Iterator<Item = u32>,
+) -> Option<Vec<(u32, UnitHeader)>> {
+    let (born, uuid, header_bytes) = {
         let state = core.lock();
         let donor = &state.donors[number as usize];
-        (donor.units, donor.born, state.config.uuid, state.header_bytes)
+        (donor.born, state.config.uuid, state.header_bytes)
     };
     let mut found = Vec::new();
-    for first in (0..units).step_by(AT_ONCE) {
-        let mut wanted: Vec<u32> = (first..(first + AT_ONCE as u32).min(units)).collect();
+    let mut units = units;
+    loop {
+        let mut wanted: Vec<u32> = units.by_ref().take(AT_ONCE).collect();
+        if wanted.is_empty() {
+            return Some(found);
+        }
         for tried in 0.. {
             let ops: Vec<(u32, Op)> = {
                 let state = &mut *core.lock();
@@ -97,7 +136,6 @@ pub(crate) async fn headers(core: &Arc<Core>, number: DonorId) -> Option<Vec<(u3
             pause(core, AGAIN_NS).await;
         }
     }
-    Some(found)
 }
 
 /// Starts looking at donors that came; true when enough has been seen, and nothing is being looked at.
@@ -127,7 +165,14 @@ fn look(core: &Arc<Core>, state: &mut State) -> bool {
 
 /// Looks at the donors; once more, if one comes back that is needed.
 pub(crate) async fn scan(core: Arc<Core>) {
-    while !map(&core).await {
+    if let Some(mut base) = load::load(&core).await
+        && map(&core, Some(&mut base)).await
+    {
+        core.lock().counts.opened_by_checkpoint = true;
+        return;
+    }
+    core.lock().forget_map();
+    while !map(&core, None).await {
         let state = &mut *core.lock();
         state.forget_groups();
         state.opening = Opening::default();
@@ -136,17 +181,23 @@ pub(crate) async fn scan(core: Arc<Core>) {
 }
 
 /// Makes the map from what the donors hold; false if it is to be tried again.
-async fn map(core: &Arc<Core>) -> bool {
-    core.until(|state| look(core, state).then_some(())).await;
-    let mut newest: HashMap<u32, (u64, Location, u32)> = HashMap::new();
+async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
+    if base.is_none() {
+        core.until(|state| look(core, state).then_some(())).await;
+    }
+    let mut newest = Newest::default();
     let mut entries: Vec<(Location, UnitEntry)> = Vec::new();
     // The blocks of each group, in the order of their places.
-    let mut listed: Vec<Vec<u32>> = Vec::new();
+    let mut listed: Vec<(u32, Vec<u32>)> = Vec::new();
     let horizon;
     {
         let state = &mut *core.lock();
         let mut groups: HashMap<u64, Vec<Found>> = HashMap::new();
-        let mut found: Vec<_> = std::mem::take(&mut state.opening.found).into_iter().collect();
+        let found = match &mut base {
+            Some(base) => std::mem::take(&mut base.found),
+            None => std::mem::take(&mut state.opening.found),
+        };
+        let mut found: Vec<_> = found.into_iter().collect();
         found.sort_unstable_by_key(|&(donor, _)| donor);
         let mut used: HashMap<DonorId, HashSet<u32>> = HashMap::new();
         for (donor, units) in found {
@@ -155,15 +206,27 @@ async fn map(core: &Arc<Core>) -> bool {
                 groups.entry(header.group).or_default().push(Found { donor, unit, header });
             }
         }
+        if let Some(base) = &mut base {
+            let lists = groups.values().flatten().flat_map(|found| found.header.lists.iter().flatten());
+            let last = state.blocks;
+            let counts = |entry: &&UnitEntry| u64::from(entry.block) < last && base.counts(entry.block, entry.sequence);
+            let mut blocks: Vec<u32> = lists.filter(counts).map(|entry| entry.block).collect();
+            // One after the other: memory is slow for those who jump about in it.
+            blocks.sort_unstable();
+            blocks.dedup();
+            newest.reserve(blocks.len());
+            newest.extend(blocks.into_iter().filter_map(|block| Some((block, state.touch(base, block)?))));
+        }
         let mut ids: Vec<u64> = groups.keys().copied().collect();
         ids.sort_unstable();
-        horizon = groups.values().flatten().map(|found| found.header.horizon).max().unwrap_or(0);
+        let said = groups.values().flatten().map(|found| found.header.horizon).max().unwrap_or(0);
+        horizon = base.as_ref().map_or(said, |base| said.max(base.horizon));
         for id in ids {
             let found = groups.remove(&id).expect("listed");
-            listed.extend(enter(state, id, found, horizon, &mut newest, &mut entries));
+            listed.extend(enter(state, id, found, horizon, base.as_deref(), &mut newest, &mut entries));
         }
         for (number, donor) in state.donors.iter_mut().enumerate() {
-            if let Some(used) = used.get(&(number as DonorId)) {
+            if let Some(used) = used.get(&(number as DonorId)).filter(|_| base.is_none()) {
                 donor.blank_units.clear();
                 donor.free = (0..donor.units).rev().filter(|unit| !used.contains(unit)).collect();
             }
@@ -187,7 +250,9 @@ async fn map(core: &Arc<Core>) -> bool {
         let Some(found) = look_at(core, at, entry, horizon, &mut patience).await else { return false };
         if matches!(found, read::Fetched::Bad) && !is_planted(Bug::AbsentComputed) {
             let group = &mut core.lock().groups[at.group as usize];
-            group.incomplete.iter_mut().for_each(|found| found.absent = found.absent.min(at.row));
+            if let Some(found) = group.incomplete_mut() {
+                found.absent = found.absent.min(at.row);
+            }
         }
         if !is_note {
             if !matches!(found, read::Fetched::Good(_)) {
@@ -217,7 +282,7 @@ async fn map(core: &Arc<Core>) -> bool {
         let state = &mut *core.lock();
         if ranges.is_none() {
             let group = &mut state.groups[at.group as usize];
-            group.notes.retain(|&place| place != (at.unit, at.row));
+            group.remove_note((at.unit, at.row));
             group.live -= 1;
             torn_notes.push((at.group, group.id, entry.sequence));
         } else if state.is_unsafe(at, entry.sequence, horizon) {
@@ -232,9 +297,24 @@ async fn map(core: &Arc<Core>) -> bool {
     let state = &mut *core.lock();
     let last = state.blocks as u32;
     let mut gone: HashMap<u32, u64> = HashMap::new();
+    let looks = base.as_mut().map(|base| std::mem::take(&mut base.looks)).unwrap_or_default();
+    let began = base.as_ref().map_or(0, |base| base.sequence);
+    let is_looked_for = |block: u32| looks.get(block as usize);
+    let counts = |block: u32, sequence: u64| sequence >= began || is_looked_for(block);
+    // Blocks of groups of the pages that a list which is not safe has ended.
+    let mut touched: Vec<(u32, u32)> = Vec::new();
+    // Blocks that were looked for and hold nothing.
+    let mut ended: HashSet<u32> = HashSet::new();
+    for (block, sequence) in base.iter().flat_map(|base| base.lost.iter().map(|&block| (block, base.sequence - 1))) {
+        gone.insert(block, sequence);
+        doubts.entry(block).and_modify(|doubt| doubt.was_lost = true);
+    }
     for ram::TrimmedRange { first, count, sequence } in lost {
         state.next_sequence = state.next_sequence.max(sequence + 1);
         for block in (first..first.saturating_add(count).min(last)).filter(|_| !is_planted(Bug::LossForgotten)) {
+            if !counts(block, sequence) {
+                continue;
+            }
             if let Some(doubt) = doubts.get_mut(&block) {
                 doubt.was_lost = true;
                 if doubt.ends_before(sequence) {
@@ -243,6 +323,12 @@ async fn map(core: &Arc<Core>) -> bool {
             }
             if newest.get(&block).is_none_or(|&(at, _, _)| at < sequence) {
                 newest.remove(&block);
+                touched.extend(
+                    state.clear(&mut base, block).filter(|_| homes.contains_key(&block)).map(|group| (group, block)),
+                );
+                if is_looked_for(block) {
+                    ended.insert(block);
+                }
                 let known = gone.entry(block).or_default();
                 *known = sequence.max(*known);
             }
@@ -251,8 +337,17 @@ async fn map(core: &Arc<Core>) -> bool {
     for ram::TrimmedRange { first, count, sequence } in trimmed {
         state.next_sequence = state.next_sequence.max(sequence + 1);
         for block in first..first.saturating_add(count).min(last) {
-            if newest.get(&block).is_some_and(|&(at, _, _)| at < sequence) {
+            if !counts(block, sequence) {
+                continue;
+            }
+            if newest.get(&block).is_none_or(|&(at, _, _)| at < sequence) {
                 newest.remove(&block);
+                touched.extend(
+                    state.clear(&mut base, block).filter(|_| homes.contains_key(&block)).map(|group| (group, block)),
+                );
+                if is_looked_for(block) {
+                    ended.insert(block);
+                }
             }
             if doubts.get_mut(&block).is_some_and(|doubt| doubt.ends_before(sequence)) {
                 doubts.remove(&block);
@@ -263,30 +358,54 @@ async fn map(core: &Arc<Core>) -> bool {
         }
     }
     state.lost_blocks = gone.into_keys().filter(|block| !newest.contains_key(block)).collect();
+    if let Some(base) = &mut base {
+        let live = std::mem::take(&mut base.live).into_iter();
+        state.groups.iter_mut().zip(live).for_each(|(group, live)| group.live += u32::from(live));
+    }
     let mut blocks: Vec<_> = newest.into_iter().collect();
     blocks.sort_unstable_by_key(|&(block, _)| block);
     for (block, (sequence, at, crc)) in blocks {
         state.enter(block, at, crc);
+        if is_looked_for(block) {
+            ended.insert(block);
+        }
         homes.remove(&block);
         if state.is_unsafe(at, sequence, horizon) {
             state.found_unsafe(at, sequence, horizon, &mut unsafe_groups);
             homes.insert(block, at.group);
         }
     }
+    if let Some(base) = &mut base {
+        let found = |block: usize| ended.contains(&(block as u32));
+        let is_dead = |&index: &u32| state.groups[index as usize].live == 0;
+        if !looks.ones(last as usize).all(found) || !base.broken.iter().all(is_dead) {
+            return false;
+        }
+        base.touched.extend(touched.into_iter().filter(|_| !is_planted(Bug::TrimmedUnheld)));
+        base.touched.retain(|(_, block)| homes.contains_key(block) || doubts.contains_key(block));
+        base.touched.sort_unstable();
+        let of_one = base.touched.chunk_by(|a, b| a.0 == b.0);
+        listed.extend(of_one.map(|some| (some[0].0, some.iter().map(|&(_, block)| block).collect())));
+    }
+    if homes.is_empty() && doubts.is_empty() {
+        listed.clear();
+    }
+    listed.sort_unstable();
     let mut held_by_doubts = Vec::new();
-    for (index, blocks) in listed.into_iter().enumerate() {
+    for (index, blocks) in listed {
+        let index = index as usize;
         let held = (index as u32, state.groups[index].id);
         let by: HashSet<u32> = blocks.iter().filter_map(|block| homes.get(block).copied()).collect();
         for by in by.into_iter().filter(|_| !is_planted(Bug::FoundFreed)) {
             unsafe_groups.get_mut(&by).expect("entered above").holds.push(held);
-            state.groups[index].held += 1;
+            state.groups[index].hold();
         }
         if blocks.iter().any(|block| doubts.contains_key(block)) && !is_planted(Bug::FoundFreed) {
             held_by_doubts.push(held);
-            state.groups[index].held += 1;
+            state.groups[index].hold();
         }
-        state.file(index as u32);
     }
+    state.file_all();
     (state.doubts, state.first_group) = (doubts, state.next_group);
     state.found = FoundUnsafe { groups: unsafe_groups.into_values().collect(), held_by_doubts, torn_notes, horizon };
     // What the others do not know did not exist from here on.
@@ -347,8 +466,8 @@ async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
     let (data, lists, covered, asked) = {
         let state = &mut *core.lock();
         let group = &state.groups[at.group as usize];
-        let Some(found) = &group.incomplete else { return false };
-        let (data, lists) = (group.data, found.lists.clone());
+        let Some(found) = group.incomplete() else { return false };
+        let (data, lists) = (group.data(), found.lists.clone());
         let covered: Vec<bool> = found.covered.iter().map(|&rows| at.row < rows.into()).collect();
         let has = |unit: usize| match unit < data {
             true => at.row < found.own[unit].into(),
@@ -389,7 +508,7 @@ impl State {
     fn is_unsafe(&self, at: Location, sequence: u64, horizon: u64) -> bool {
         let group = &self.groups[at.group as usize];
         let covered = at.row < group.covered(at.unit) as usize && sequence < horizon;
-        group.members.len() > group.data && !covered
+        group.members.len() > group.data() && !covered
     }
 
     fn found_unsafe(&self, at: Location, sequence: u64, horizon: u64, found: &mut BTreeMap<u32, Unprotected>) {
@@ -405,9 +524,10 @@ fn enter(
     id: u64,
     found: Vec<Found>,
     horizon: u64,
-    newest: &mut HashMap<u32, (u64, Location, u32)>,
+    base: Option<&Base>,
+    newest: &mut Newest,
     entries: &mut Vec<(Location, UnitEntry)>,
-) -> Option<Vec<u32>> {
+) -> Option<(u32, Vec<u32>)> {
     let first_of = |header: &UnitHeader| header.lists.iter().flatten().map(|entry| entry.sequence).min().unwrap_or(0);
     let first_found = found.iter().map(|found| first_of(&found.header)).min().unwrap_or(0);
     let (data, parity) = (found[0].header.data as usize, found[0].header.parity as usize);
@@ -448,7 +568,8 @@ fn enter(
     let parity_lists = most.filter(|_| members[data..].iter().any(Member::exists));
     let lists: Vec<Option<Vec<UnitEntry>>> =
         (0..data).map(|unit| members[unit].exists().then(|| best[unit][0].clone())).collect();
-    let index = state.groups.len() as u32;
+    // Its place is taken now.
+    let index = state.insert_group(Group::new(id, data, Vec::new()));
     let mut all: Vec<Vec<UnitEntry>> = Vec::new();
     let mut own_rows: Vec<u8> = Vec::new();
     let mut whole = true;
@@ -495,7 +616,14 @@ fn enter(
                 entries.push((at, *entry));
             } else if (entry.block as u64) >= state.blocks {
                 continue;
-            } else if entry.sequence >= horizon && !is_planted(Bug::TornCounts) {
+            } else if base.as_ref().is_some_and(|base| !base.counts(entry.block, entry.sequence)) {
+                // The pages say what came then.
+                continue;
+            }
+            if ram::is_note(entry.block) {
+                continue;
+            }
+            if entry.sequence >= horizon && !is_planted(Bug::TornCounts) {
                 entries.push((at, *entry));
             } else if newest.get(&entry.block).is_none_or(|&(sequence, _, _)| sequence < entry.sequence) {
                 newest.insert(entry.block, (entry.sequence, at, entry.crc));
@@ -506,21 +634,12 @@ fn enter(
     let covered = |unit: usize| parity_lists.as_ref().map_or(0, |all: &Vec<Vec<UnitEntry>>| all[unit].len() as u8);
     let incomplete = (!whole).then(|| {
         let covered = (0..data).map(covered).collect();
-        Box::new(Incomplete { covered, own: own_rows, lists: all, absent: usize::MAX })
+        Incomplete { covered, own: own_rows, lists: all, absent: usize::MAX }
     });
-    state.groups.push(Group {
-        id,
-        data,
-        members,
-        live,
-        first_sequence,
-        killed: 0,
-        held: 0,
-        busy: false,
-        memory: None,
-        incomplete,
-        notes,
-        hopeless: false,
-    });
-    Some(blocks)
+    let mut group = Group::new(id, data, members);
+    (group.live, group.first_sequence) = (live, first_sequence);
+    group.set_incomplete(incomplete);
+    notes.into_iter().for_each(|place| group.add_note(place));
+    state.groups[index as usize] = group;
+    Some((index, blocks))
 }

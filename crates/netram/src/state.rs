@@ -19,9 +19,12 @@ use shoal_format::ram::{
 };
 
 use crate::api::{Action, DiskError, DonorId, DonorOp, Purpose};
+use crate::checkpoint::Checkpoints;
 use crate::config::{Config, Plan, Policy};
 use crate::donors::{Donor, DonorState};
 use crate::doubt::Doubt;
+use crate::group::Group;
+pub(crate) use crate::group::Member;
 use crate::room::groups_of;
 use crate::status::Counts;
 use crate::task::Schedule;
@@ -33,84 +36,6 @@ pub(crate) const RESERVE_UNITS: usize = 4;
 pub(crate) const NOTE_UNITS: usize = 1;
 /// Groups in memory beyond the caches, on their way to donors.
 const GROUPS_ON_THE_WAY: usize = 24;
-
-/// A unit of a group. `unit` is `u32::MAX` where there is none: never used, or lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Member {
-    pub donor: DonorId,
-    pub unit: u32,
-    /// Blocks in it (of parity: rows).
-    pub count: u8,
-}
-
-impl Member {
-    pub const NONE: Member = Member { donor: 0, unit: u32::MAX, count: 0 };
-
-    pub fn exists(&self) -> bool {
-        self.unit != u32::MAX
-    }
-
-    pub fn is_on(&self, donor: DonorId) -> bool {
-        self.exists() && self.donor == donor
-    }
-}
-
-/// Data units first, then parity.
-pub(crate) struct Group {
-    /// 0: this place is unused.
-    pub id: u64,
-    pub data: usize,
-    pub members: Vec<Member>,
-    pub live: u32,
-    /// Lowest sequence of its entries.
-    pub first_sequence: u64,
-    /// No block with this sequence or a higher one took the place of one of this group.
-    pub killed: u64,
-    /// So many times it is kept because it has older copies of what opening found and is not safe yet (`found`).
-    pub held: u32,
-    /// A job works on it: not to be cleaned, freed or moved.
-    pub busy: bool,
-    pub memory: Option<Box<Memory>>,
-    /// Found like this at opening: units are missing, or the parity knows only so many blocks of each data unit.
-    pub incomplete: Option<Box<Incomplete>>,
-    /// Places (unit, row) of lists of trimmed ranges that still count.
-    pub notes: Vec<(usize, usize)>,
-    /// Its live blocks cannot be moved: it is not tried again.
-    pub hopeless: bool,
-}
-
-pub(crate) struct Incomplete {
-    /// Blocks of each data unit that the parity covers.
-    pub covered: Vec<u8>,
-    /// Blocks that each data unit holds itself.
-    pub own: Vec<u8>,
-    /// What counts of each data unit.
-    pub lists: Vec<Vec<UnitEntry>>,
-    /// The first row with a block that is listed, and that everybody asked said is not there. A parity unit that was away
-    /// could compute it: what this opening did not find must not be found by the next one.
-    pub absent: usize,
-}
-
-impl Group {
-    /// Has this donor a unit of the group?
-    pub fn is_on(&self, donor: DonorId) -> bool {
-        self.members.iter().any(|member| member.is_on(donor))
-    }
-
-    /// Blocks of a data unit that the parity covers.
-    pub fn covered(&self, unit: usize) -> u8 {
-        self.incomplete.as_ref().map_or(self.members[unit].count, |found| found.covered[unit])
-    }
-
-    pub fn is_abandoned(&self) -> bool {
-        self.memory.as_ref().is_some_and(|memory| memory.abandoned)
-    }
-
-    /// Blocks that a data unit holds itself.
-    pub fn own(&self, unit: usize) -> u8 {
-        self.incomplete.as_ref().map_or(self.members[unit].count, |found| found.own[unit])
-    }
-}
 
 /// A group that is being filled or sent.
 pub(crate) struct Memory {
@@ -205,6 +130,7 @@ pub(crate) struct State {
     /// The map is complete: requests are served.
     pub ready: bool,
     pub opening: crate::scan::Opening,
+    pub checkpoints: Checkpoints,
     pub failure: Option<DiskError>,
     /// Groups that lost a unit, or are to leave a donor: place and number.
     pub repair_queue: VecDeque<(u32, u64)>,
@@ -288,6 +214,7 @@ impl State {
             stuck: false,
             ready: false,
             opening: Default::default(),
+            checkpoints: Default::default(),
             failure: None,
             repair_queue: VecDeque::new(),
             strays: Vec::new(),
@@ -364,6 +291,15 @@ impl State {
         Some((at, (entry >> 32) as u32))
     }
 
+    pub fn table_mut(&mut self) -> &mut [u64] {
+        &mut self.table
+    }
+
+    /// The block table as it is.
+    pub fn raw_table(&self) -> &[u64] {
+        &self.table
+    }
+
     pub fn is_at(&self, block: u32, at: Location) -> bool {
         self.find(block).is_some_and(|(found, _)| found == at)
     }
@@ -398,7 +334,7 @@ impl State {
         let live = group.live;
         (group.live, group.killed) = (live - 1, sequence);
         // It is over when what took the block's place is safe, and nobody else may ask for that.
-        if live == 1 && group.incomplete.is_some() {
+        if live == 1 && group.incomplete().is_some() {
             (self.repair_safe, self.repair_moved) = (false, true);
         }
         if group.memory.is_none() && !group.busy {
@@ -410,16 +346,14 @@ impl State {
     /// Does the block of this entry still count there?
     pub fn lives(&self, block: u32, at: Location) -> bool {
         match block {
-            TRIMMED | LOST => self.groups[at.group as usize].notes.contains(&(at.unit, at.row)),
+            TRIMMED | LOST => self.groups[at.group as usize].notes().contains(&(at.unit, at.row)),
             block => self.is_at(block, at),
         }
     }
 
     /// A list of trimmed ranges counts no more.
     pub fn kill_note(&mut self, at: Location) {
-        let notes = &mut self.groups[at.group as usize].notes;
-        if let Some(place) = notes.iter().position(|&place| place == (at.unit, at.row)) {
-            notes.swap_remove(place);
+        if self.groups[at.group as usize].remove_note((at.unit, at.row)) {
             self.kill(at.group);
         }
     }
@@ -434,6 +368,19 @@ impl State {
             _ if group.hopeless => {}
             live => drop(self.by_live.insert((live, index))),
         }
+        self.wake();
+    }
+
+    /// The same for all groups, when opening has found them.
+    pub fn file_all(&mut self) {
+        let groups = || self.groups.iter().enumerate().filter(|(_, group)| group.id != 0);
+        let dead = groups().filter(|(_, group)| group.live == 0);
+        self.dying = dead.map(|(index, group)| (group.killed, index as u32)).collect();
+        let alive = groups().filter(|(_, group)| group.live > 0);
+        self.by_live = alive.map(|(index, group)| (group.live, index as u32)).collect();
+        self.unused_groups =
+            (0..self.groups.len() as u32).rev().filter(|&index| self.groups[index as usize].id == 0).collect();
+        self.victims_changed = true;
         self.wake();
     }
 
@@ -464,7 +411,7 @@ impl State {
         if order.len() < count {
             return None;
         }
-        order.sort_by_key(|&n| (usize::MAX - self.donors[n].free_units(), (n + turn) % donors));
+        order.sort_by_key(|&n| (usize::MAX - self.donors[n].all_free_units(), (n + turn) % donors));
         order.truncate(count);
         // Parity is what comes last.
         order.sort_unstable();
@@ -482,7 +429,7 @@ impl State {
     pub fn take_unit_beside(&mut self, members: &[Member], reserve: usize) -> Option<Member> {
         let taken = |n: usize| members.iter().any(|member| member.is_on(n as DonorId));
         let candidates = (0..self.donors.len()).filter(|&n| self.is_roomy(n, reserve) && !taken(n));
-        let donor = candidates.max_by_key(|&n| self.donors[n].free_units())?;
+        let donor = candidates.max_by_key(|&n| self.donors[n].all_free_units())?;
         let unit = self.donors[donor].take().expect("there is a free unit");
         Some(Member { donor: donor as DonorId, unit, count: 0 })
     }
@@ -502,6 +449,8 @@ impl State {
     pub fn forget_groups(&mut self) {
         self.groups.clear();
         self.unused_groups.clear();
+        self.by_live.clear();
+        self.dying.clear();
         self.strays.clear();
     }
 
@@ -520,22 +469,9 @@ impl State {
 
     /// The group's place may be used again; its units are the caller's business.
     pub fn remove_group(&mut self, index: u32) -> Group {
-        let empty = Group {
-            id: 0,
-            data: 0,
-            members: Vec::new(),
-            live: 0,
-            first_sequence: 0,
-            killed: 0,
-            held: 0,
-            busy: false,
-            memory: None,
-            incomplete: None,
-            hopeless: false,
-            notes: Vec::new(),
-        };
+        self.checkpoints.forget_group(index);
         self.unused_groups.push(index);
-        std::mem::replace(&mut self.groups[index as usize], empty)
+        std::mem::take(&mut self.groups[index as usize])
     }
 
     /// The cleaner's cache.
@@ -598,20 +534,9 @@ impl State {
         };
         let id = self.next_group;
         self.next_group += 1;
-        let index = self.insert_group(Group {
-            id,
-            data,
-            members,
-            live: 0,
-            first_sequence: u64::MAX,
-            killed: 0,
-            held: 0,
-            busy: false,
-            memory: Some(Box::new(memory)),
-            incomplete: None,
-            hopeless: false,
-            notes: Vec::new(),
-        });
+        let mut group = Group::new(id, data, members);
+        group.memory = Some(Box::new(memory));
+        let index = self.insert_group(group);
         self.in_memory.push(index);
         self.caches[cache].group = Some(index);
         Some(index)
@@ -658,8 +583,9 @@ impl State {
         let origin = origin.unwrap_or(sequence);
         let buffer = self.plan.buffer;
         let group = &mut self.groups[index as usize];
+        let data = group.data();
         let memory = group.memory.as_mut().expect("an open group is in memory");
-        let unit = (0..group.data).find(|&unit| memory.lists[unit].len() < buffer).expect("an open group has room");
+        let unit = (0..data).find(|&unit| memory.lists[unit].len() < buffer).expect("an open group has room");
         let row = memory.lists[unit].len();
         memory.buffers[unit].extend_from_slice(bytes);
         memory.lists[unit].push(UnitEntry { block, crc, sequence });
@@ -671,11 +597,11 @@ impl State {
         group.members[unit].count = row as u8 + 1;
         group.first_sequence = group.first_sequence.min(sequence);
         group.live += 1;
-        let full = unit + 1 == group.data && row + 1 == buffer;
+        let full = unit + 1 == data && row + 1 == buffer;
         memory.full |= full;
         let at = Location { group: index, unit, row };
         if is_note {
-            self.groups[index as usize].notes.push((unit, row));
+            self.groups[index as usize].add_note((unit, row));
         } else {
             if !self.unmap(block) {
                 self.counts.unmapped_written += 1;
@@ -725,9 +651,10 @@ impl State {
     /// The group takes no more blocks; units it never used are given back.
     pub fn close(&mut self, index: u32) {
         let group = &mut self.groups[index as usize];
+        let data = group.data();
         let memory = group.memory.as_mut().expect("an open group is in memory");
         memory.full = true;
-        let unused: Vec<usize> = (0..group.data).filter(|&unit| memory.lists[unit].is_empty()).collect();
+        let unused: Vec<usize> = (0..data).filter(|&unit| memory.lists[unit].is_empty()).collect();
         let members: Vec<Member> =
             unused.iter().map(|&unit| std::mem::replace(&mut group.members[unit], Member::NONE)).collect();
         members.into_iter().for_each(|member| self.give_back(member));
@@ -757,6 +684,7 @@ impl State {
             flags: self.config.dedicated_parity as u8,
             block_bytes: self.config.block_bytes,
             blocks: self.blocks,
+            checkpoint: self.checkpoints.enabled.then_some(self.checkpoints.named),
             donors: self.donors.iter().map(place).collect(),
         }
     }

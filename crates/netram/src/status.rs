@@ -39,6 +39,9 @@ pub struct Counts {
     pub groups_cleaned: u64,
     /// Blocks computed from parity.
     pub reconstructed: u64,
+    /// Checkpoints of the map that were completed, and whether the disk was opened from one.
+    pub checkpoints: u64,
+    pub opened_by_checkpoint: bool,
     /// By [`Purpose`].
     pub traffic: [Traffic; 5],
 }
@@ -95,6 +98,27 @@ pub struct Status {
 }
 
 impl State {
+    pub fn audit(&self) -> Result<(), String> {
+        for (number, donor) in self.donors.iter().enumerate().filter(|(_, donor)| donor.scanned && donor.counts()) {
+            let number = number as u16;
+            let members = self.groups.iter().flat_map(|group| group.members.iter());
+            let own = members.filter(|member| member.is_on(number)).map(|member| member.unit);
+            let free = donor.free.iter().chain(&donor.blank_units).chain(&donor.closed).chain(&donor.closed_blank);
+            let erased = donor.erase.iter().chain(&donor.erasing).map(|erase| erase.unit);
+            let mut units: Vec<u32> = own.chain(free.copied()).chain(erased).collect();
+            units.sort_unstable();
+            if let Some(twice) = units.windows(2).find(|pair| pair[0] == pair[1]) {
+                return Err(format!("unit {} of donor {number} is two things", twice[0]));
+            }
+        }
+        let mut live: Vec<u32> = self.groups.iter().map(|group| group.notes().len() as u32).collect();
+        (0..self.blocks as u32).filter_map(|block| self.find(block)).for_each(|(at, _)| live[at.group as usize] += 1);
+        match self.groups.iter().zip(live).position(|(group, live)| group.live != live) {
+            Some(index) => Err(format!("group {} counts other live blocks than it has", self.groups[index].id)),
+            None => Ok(()),
+        }
+    }
+
     pub fn status(&self) -> Status {
         let unit_bytes = self.unit_bytes() as u64;
         let donors = self.donors.iter().map(|donor| DonorStatus {
@@ -107,7 +131,7 @@ impl State {
             bytes: donor.info.bytes,
             used_bytes: match donor.is_final() {
                 true => 0,
-                false => (donor.units as u64 - donor.free_units() as u64) * unit_bytes,
+                false => (donor.units as u64 - donor.all_free_units() as u64) * unit_bytes,
             },
         });
         let groups = || self.groups.iter().filter(|group| group.id != 0);
@@ -117,7 +141,7 @@ impl State {
         let degraded = groups().filter(|group| {
             group.memory.is_none()
                 && (group.live > 0 || group.killed > horizon)
-                && (group.incomplete.is_some()
+                && (group.incomplete().is_some()
                     || group.members.iter().any(|member| member.exists() && member.count > 0 && lost(member.donor)))
         });
         let (groups_degraded, blocks_unprotected) =

@@ -8,8 +8,9 @@
 use shoal_format::ram::{HEADER_SLOTS, SUPERBLOCK_BYTES, UnitEntry, UnitHeader};
 
 use crate::api::DonorOp;
+use crate::group::Group;
 use crate::planted::{Bug, is_planted};
-use crate::state::{Group, Member, Memory, State};
+use crate::state::{Member, Memory, State};
 
 /// The slot beside the blocks.
 const LAST_SLOT: usize = HEADER_SLOTS - 1;
@@ -95,8 +96,8 @@ impl State {
             horizon: self.sure_horizon(),
             cut: 0,
             member: place as u8,
-            data: group.data as u8,
-            parity: (group.members.len() - group.data) as u8,
+            data: group.data() as u8,
+            parity: (group.members.len() - group.data()) as u8,
             lists,
         }
     }

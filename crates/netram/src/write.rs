@@ -160,7 +160,7 @@ fn send_data(core: &Arc<Core>, index: u32) -> Option<Sending> {
     let fresh = memory.sent.iter().chain(&memory.safe).all(|&count| count == 0);
     let (purpose, wanted) = (memory.purpose, memory.parity_wanted);
     let counts: Vec<u8> = memory.lists.iter().map(|list| list.len() as u8).collect();
-    let grown: Vec<usize> = (0..group.data).filter(|&unit| counts[unit] > memory.sent[unit]).collect();
+    let grown: Vec<usize> = (0..group.data()).filter(|&unit| counts[unit] > memory.sent[unit]).collect();
     let writes: Vec<_> =
         grown.iter().map(|&unit| (unit, group.members[unit].donor, state.data_version(group, memory, unit))).collect();
     let blocks: u64 = grown.iter().map(|&unit| (counts[unit] - memory.sent[unit]) as u64).sum();
@@ -191,7 +191,7 @@ fn parity_ops(core: &Arc<Core>, state: &mut State, index: u32, counts: &[u8]) ->
     let block_bytes = state.block_bytes;
     let group = &state.groups[index as usize];
     let memory = group.memory.as_ref().expect("it is being sent");
-    let parity = group.members.len() - group.data;
+    let parity = group.members.len() - group.data();
     let rows = counts.iter().copied().max().unwrap_or(0) as usize;
     let mut blocks: Vec<Vec<u8>> = vec![Vec::with_capacity(rows * block_bytes); parity];
     for row in 0..rows {
@@ -199,13 +199,13 @@ fn parity_ops(core: &Arc<Core>, state: &mut State, index: u32, counts: &[u8]) ->
             let has = row < counts[unit] as usize;
             has.then(|| &memory.buffers[unit][row * block_bytes..][..block_bytes])
         };
-        let units: Vec<Option<&[u8]>> = (0..group.data).map(here).collect();
+        let units: Vec<Option<&[u8]>> = (0..group.data()).map(here).collect();
         for (all, one) in blocks.iter_mut().zip(parity::encode(&units, parity, block_bytes)) {
             all.extend_from_slice(&one);
         }
     }
     let lists: Vec<_> = memory.lists.iter().zip(counts).map(|(list, &count)| list[..count as usize].to_vec()).collect();
-    let (data, purpose) = (group.data, memory.purpose);
+    let (data, purpose) = (group.data(), memory.purpose);
     let covered = memory.safe.iter().copied().max().unwrap_or(0) as usize;
     let mut writes = Vec::new();
     for (place, blocks) in blocks.into_iter().enumerate() {
@@ -548,8 +548,9 @@ impl State {
                         send_cleaned(&core, &mut core.lock());
                     });
                 }
-                let notes =
-                    |&index: &u32| self.groups[index as usize].notes.iter().map(move |&(unit, row)| (index, unit, row));
+                let notes = |&index: &u32| {
+                    self.groups[index as usize].notes().iter().map(move |&(unit, row)| (index, unit, row))
+                };
                 self.in_memory.iter().flat_map(notes).collect()
             }
         };

@@ -182,6 +182,9 @@ fn lives_that_failed_once_do_not_fail_again() {
             panic!("brief: seed {seed}: {error:.800}");
         }
     }
+    if let Err(error) = world::oracle::with(|| world::unkind::everything(578)) {
+        panic!("everything with checkpoints: seed 578: {error:.800}");
+    }
 }
 
 #[test]
@@ -212,4 +215,29 @@ fn a_drain_that_was_admitted_ends_in_an_unkind_world() {
     let drains: u64 = lives("drain", 200, world::unkind::drained).into_iter().sum();
     println!("{drains} drains");
     assert!(drains > 60, "few drains were admitted");
+}
+
+/// What lives are called, how many there are, and one of them.
+type Kind = (&'static str, u64, fn(u64) -> Result<(), DiskError>);
+
+/// The same lives with checkpoints, which are made all the time; each opening by one finds what one finds without.
+#[test]
+fn an_opening_by_a_checkpoint_finds_what_is_there() {
+    let compared = || world::oracle::COMPARED.load(std::sync::atomic::Ordering::Relaxed);
+    let kinds: [Kind; 7] = [
+        ("brief", 1000, |seed| world::brief::brief(seed).map(drop)),
+        ("quiet", 30, |seed| quiet(seed).map(drop)),
+        ("stormy", 30, |seed| stormy(seed).map(drop)),
+        ("restless", 30, |seed| restless(seed).map(drop)),
+        ("hiccups", 40, |seed| world::unkind::hiccups(seed).map(drop)),
+        ("forgetting", 30, |seed| world::unkind::forgetting(seed).map(drop)),
+        ("everything", 60, |seed| world::unkind::everything(seed).map(drop)),
+    ];
+    let only = std::env::var("SHOAL_LIFE").ok();
+    for (name, many, life) in kinds.into_iter().filter(|(name, ..)| only.as_ref().is_none_or(|only| only == name)) {
+        let before = compared();
+        lives(&format!("{name} with checkpoints"), many, |seed| world::oracle::with(|| life(seed)));
+        println!("{} openings by a checkpoint", compared() - before);
+    }
+    assert!(compared() > 500 || only.is_some(), "{} openings by a checkpoint prove nothing", compared());
 }

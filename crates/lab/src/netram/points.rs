@@ -100,6 +100,9 @@ impl Setup<'_> {
             victims: 1,
             timeout_ms: self.timeout_ms,
             patience_ms: Config::default().patience_ms,
+            // The paper has none; they would be traffic of their own.
+            checkpoints: false,
+            window_units: 0,
         };
         let donors = self.donors + usize::from(is_striped);
         let plan = config.plan(donors).map_err(ModelError::Refused)?;

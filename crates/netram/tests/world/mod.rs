@@ -9,6 +9,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 pub mod brief;
+pub mod oracle;
 pub mod scenes;
 pub mod storm;
 pub mod unkind;
@@ -16,7 +17,9 @@ pub mod unkind;
 use std::collections::{BTreeMap, HashMap};
 
 use shoal_media::Request;
-use shoal_netram::{Action, Config, DiskError, DonorError, DonorId, DonorInfo, DonorOp, DonorState, Engine, Policy};
+use shoal_netram::{
+    Action, Config, DiskError, DonorError, DonorId, DonorInfo, DonorOp, DonorState, Engine, Plan, Policy,
+};
 use shoal_sim::Random;
 
 pub const SECTOR: usize = 512;
@@ -85,6 +88,7 @@ enum Pending {
 
 pub struct World {
     pub config: Config,
+    plan: Plan,
     pub random: Random,
     pub now: u64,
     pub engine: Option<Engine>,
@@ -128,7 +132,8 @@ fn fill(value: u64) -> [u8; SECTOR] {
 impl World {
     pub fn new(seed: u64, config: Config, donors: usize, donor_bytes: u64) -> Result<World, DiskError> {
         let mut world = World {
-            config,
+            plan: config.plan(donors)?,
+            config: oracle::with_checkpoints(config, seed),
             random: Random::new(seed),
             now: 1,
             engine: None,
@@ -166,7 +171,7 @@ impl World {
     pub fn new_donor(&mut self, bytes: u64) -> usize {
         let name = format!("donor{}", self.donors.len());
         // What its memory held before must not matter.
-        let mut memory = vec![0; bytes as usize];
+        let mut memory = vec![0; self.with_room_for_checkpoints(bytes) as usize];
         self.random.fill(&mut memory);
         self.donors.push(Donor {
             name,
@@ -403,6 +408,7 @@ impl World {
         self.now += by_ns;
         let now = self.now;
         self.engine().tick(now);
+        self.audit()?;
         if self.unsettled && self.is_known() {
             self.unsettled = false;
             self.sectors.iter_mut().for_each(|sector| sector.later.clear());
@@ -511,6 +517,7 @@ impl World {
             (self.info(n), donor.is_there().then(|| donor.bytes[..FRONT].to_vec()))
         });
         let donors: Vec<_> = donors.collect();
+        self.compare_openings(given)?;
         let engine = Engine::open(&self.config, donors, self.now)?;
         let status = engine.status();
         // Donors by name: the engine has an order of its own.

@@ -1,0 +1,346 @@
+//! Checkpoints of the map of a network RAM disk, as they are on its donors.
+//!
+//! Behind its units a donor has two *halves*; a checkpoint uses one of them, the next one the other. A half begins with a *root*; a *log*
+//! of lists of units follows, and *pages* of the map. Each piece names the disk, the checkpoint, its donor and its place, and has a
+//! checksum, so that a piece of another checkpoint is never taken for one of this. Owns: the layout and the pieces. Left
+//! out: what a checkpoint promises (`crates/netram`, docs/design/netram.md).
+
+use crate::{checksum, u16_at, u32_at, u64_at};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"ShoalRCp");
+/// What each piece begins with (bytes).
+pub const PIECE_HEADER: usize = 56;
+/// Pieces are written in multiples of this (bytes).
+const STEP: usize = 512;
+const ROOT_BYTES: usize = STEP;
+/// What a table page says of a block that is to be looked for among the units that are read.
+pub const LOOK: u32 = u32::MAX;
+
+/// Where the checkpoints of a donor are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// First byte of the first half.
+    pub at: u64,
+    /// Bytes of a piece of the log, and how many there are.
+    pub record_bytes: usize,
+    pub records: u32,
+    /// Bytes of a page, and how many there are.
+    pub page_bytes: usize,
+    pub pages: u32,
+}
+
+impl Layout {
+    /// Of a donor with so many units, of so many bytes and blocks each, that begin at `front`.
+    pub fn new(front: u64, units: u32, unit_bytes: usize, buffer: usize) -> Layout {
+        let (record_bytes, page_bytes) = match units {
+            0..1024 => (512, 512),
+            1024..65536 => (4096, 4096),
+            _ => (4096, 65536),
+        };
+        let names = ((record_bytes - PIECE_HEADER) / 4) as u32;
+        // 8 bytes for each block and 32 for each unit, in pages whose last record may not fit.
+        let bytes = units as u64 * (8 * buffer as u64 + 32);
+        Layout {
+            at: front + units as u64 * unit_bytes as u64,
+            record_bytes,
+            records: 16 + 2 * units.div_ceil(names),
+            page_bytes,
+            pages: bytes.div_ceil(page_bytes as u64 - 256) as u32 + 2,
+        }
+    }
+
+    fn half_bytes(&self) -> u64 {
+        let log = self.records as u64 * self.record_bytes as u64;
+        ROOT_BYTES as u64 + log + self.pages as u64 * self.page_bytes as u64
+    }
+
+    /// Bytes of both halves.
+    pub fn bytes(&self) -> u64 {
+        2 * self.half_bytes()
+    }
+
+    pub fn root_at(&self, half: u64) -> u64 {
+        self.at + half * self.half_bytes()
+    }
+
+    pub fn record_at(&self, half: u64, index: u32) -> u64 {
+        self.root_at(half) + ROOT_BYTES as u64 + index as u64 * self.record_bytes as u64
+    }
+
+    pub fn page_at(&self, half: u64, index: u32) -> u64 {
+        self.record_at(half, self.records) + index as u64 * self.page_bytes as u64
+    }
+
+    /// Units that a list names at most.
+    pub fn names(&self) -> usize {
+        (self.record_bytes - PIECE_HEADER) / 4
+    }
+}
+
+/// Units of a donor that has room for them and for the checkpoints behind them.
+pub fn units(bytes: u64, front: u64, unit_bytes: usize, buffer: usize) -> u32 {
+    let fits = |units: u32| {
+        let layout = Layout::new(front, units, unit_bytes, buffer);
+        layout.at + layout.bytes() <= bytes
+    };
+    let (mut low, mut high) = (0, (bytes.saturating_sub(front) / unit_bytes as u64).min(u32::MAX as u64 - 2) as u32);
+    while low < high {
+        let middle = low + (high - low).div_ceil(2);
+        if fits(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
+}
+
+/// What each piece of a checkpoint on a donor says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp {
+    pub uuid: [u8; 16],
+    /// The checkpoint. Never used again.
+    pub number: u64,
+    pub donor: u16,
+    pub born: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Root = 1,
+    /// Numbers of units.
+    List = 2,
+    /// Behind the last list.
+    End = 3,
+    /// Where blocks are.
+    Table = 4,
+    Groups = 5,
+    /// Blocks whose data is lost.
+    Lost = 6,
+}
+
+/// A piece, padded to a multiple of 512 bytes. `index`: its place in the log, or among the pages.
+pub fn encode(stamp: &Stamp, kind: Kind, index: u32, payload: &[u8]) -> Vec<u8> {
+    let len = PIECE_HEADER + payload.len();
+    let mut out = vec![0; 4];
+    out.reserve(len.next_multiple_of(STEP));
+    out.extend_from_slice(&(len as u32).to_le_bytes());
+    out.extend_from_slice(&MAGIC.to_le_bytes());
+    out.extend_from_slice(&stamp.uuid);
+    out.extend_from_slice(&stamp.number.to_le_bytes());
+    out.extend_from_slice(&stamp.donor.to_le_bytes());
+    out.extend_from_slice(&[kind as u8, 0]);
+    out.extend_from_slice(&stamp.born.to_le_bytes());
+    out.extend_from_slice(&index.to_le_bytes());
+    out.extend_from_slice(&[0; 4]);
+    out.extend_from_slice(payload);
+    let crc = checksum(0, &out[4..]);
+    out[..4].copy_from_slice(&crc.to_le_bytes());
+    out.resize(len.next_multiple_of(STEP), 0);
+    out
+}
+
+/// The kind and the payload of the piece that begins here, if it is this checkpoint's and has this place.
+pub fn decode<'a>(bytes: &'a [u8], stamp: &Stamp, index: u32) -> Option<(Kind, &'a [u8])> {
+    if bytes.len() < PIECE_HEADER || u64_at(bytes, 8) != MAGIC || bytes[16..32] != stamp.uuid {
+        return None;
+    }
+    let len = u32_at(bytes, 4) as usize;
+    if !(PIECE_HEADER..=bytes.len()).contains(&len) || checksum(0, &bytes[4..len]) != u32_at(bytes, 0) {
+        return None;
+    }
+    let its_own = u64_at(bytes, 32) == stamp.number
+        && (u16_at(bytes, 40), u32_at(bytes, 44)) == (stamp.donor, stamp.born)
+        && u32_at(bytes, 48) == index;
+    let kinds = [Kind::Root, Kind::List, Kind::End, Kind::Table, Kind::Groups, Kind::Lost];
+    let kind = kinds.into_iter().find(|&kind| kind as u8 == bytes[42])?;
+    its_own.then_some((kind, &bytes[PIECE_HEADER..len]))
+}
+
+/// What counts for the whole checkpoint; each donor has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Root {
+    /// Entries with a lower sequence count only where the table says so.
+    pub sequence: u64,
+    /// Every entry with a lower sequence was safe, or does not count.
+    pub horizon: u64,
+    /// Above all sequences and all groups that the pages may speak of.
+    pub next_sequence: u64,
+    pub next_group: u64,
+    /// Groups from this number on are not in the pages.
+    pub first_group: u64,
+    /// Places of groups.
+    pub groups: u32,
+    /// Blocks of the disk.
+    pub blocks: u32,
+    /// Pages on this donor.
+    pub pages: u32,
+}
+
+impl Root {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::new();
+        for word in [self.sequence, self.horizon, self.next_sequence, self.next_group, self.first_group] {
+            out.extend_from_slice(&word.to_le_bytes());
+        }
+        for word in [self.groups, self.blocks, self.pages] {
+            out.extend_from_slice(&word.to_le_bytes());
+        }
+        out
+    }
+
+    pub fn decode(payload: &[u8]) -> Option<Root> {
+        (payload.len() == 52).then(|| Root {
+            sequence: u64_at(payload, 0),
+            horizon: u64_at(payload, 8),
+            next_sequence: u64_at(payload, 16),
+            next_group: u64_at(payload, 24),
+            first_group: u64_at(payload, 32),
+            groups: u32_at(payload, 40),
+            blocks: u32_at(payload, 44),
+            pages: u32_at(payload, 48),
+        })
+    }
+}
+
+pub fn encode_list(units: &[u32]) -> Vec<u8> {
+    units.iter().flat_map(|unit| unit.to_le_bytes()).collect()
+}
+
+pub fn decode_list(payload: &[u8]) -> impl Iterator<Item = u32> + '_ {
+    payload.chunks_exact(4).map(|unit| u32_at(unit, 0))
+}
+
+/// What a page of the table or of groups is about: the first block or place, and how many. What is there of them follows; nothing
+/// follows where all of them are empty.
+pub fn encode_range(first: u32, count: u32, out: &mut Vec<u8>) {
+    out.extend_from_slice(&first.to_le_bytes());
+    out.extend_from_slice(&count.to_le_bytes());
+}
+
+/// The range, and what follows it.
+pub fn decode_range(payload: &[u8]) -> Option<(u32, u32, &[u8])> {
+    (payload.len() >= 8).then(|| (u32_at(payload, 0), u32_at(payload, 4), &payload[8..]))
+}
+
+/// A group in a page.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupRecord<'a> {
+    pub id: u64,
+    pub first_sequence: u64,
+    pub data: u8,
+    members: &'a [u8],
+}
+
+const MEMBER_BYTES: usize = 7;
+
+/// Bytes of the record of a group with so many units.
+pub fn group_bytes(width: usize) -> usize {
+    if width == 0 { 1 } else { 18 + width * MEMBER_BYTES }
+}
+
+/// A group with its units: donor, place on the donor, blocks. One without units is an empty place.
+pub fn encode_group(
+    id: u64,
+    first_sequence: u64,
+    data: u8,
+    members: impl ExactSizeIterator<Item = (u16, u32, u8)>,
+    out: &mut Vec<u8>,
+) {
+    out.push(members.len() as u8);
+    if members.len() == 0 {
+        return;
+    }
+    out.push(data);
+    out.extend_from_slice(&id.to_le_bytes());
+    out.extend_from_slice(&first_sequence.to_le_bytes());
+    for (donor, unit, count) in members {
+        out.extend_from_slice(&donor.to_le_bytes());
+        out.extend_from_slice(&unit.to_le_bytes());
+        out.push(count);
+    }
+}
+
+impl<'a> GroupRecord<'a> {
+    /// Takes the next record off a page; `Some(None)`: the place is empty.
+    pub fn take(bytes: &mut &'a [u8]) -> Option<Option<GroupRecord<'a>>> {
+        let width = *bytes.first()? as usize;
+        let record = bytes.get(..group_bytes(width))?;
+        *bytes = &bytes[record.len()..];
+        if width == 0 {
+            return Some(None);
+        }
+        let (id, first_sequence) = (u64_at(record, 2), u64_at(record, 10));
+        Some(Some(GroupRecord { id, first_sequence, data: record[1], members: &record[18..] }))
+    }
+
+    pub fn members(&self) -> impl ExactSizeIterator<Item = (u16, u32, u8)> + 'a {
+        self.members.chunks_exact(MEMBER_BYTES).map(|member| (u16_at(member, 0), u32_at(member, 2), member[6]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STAMP: Stamp = Stamp { uuid: [7; 16], number: 9, donor: 2, born: 3 };
+
+    #[test]
+    fn a_piece_is_found_again_and_no_other_is_taken_for_it() {
+        let piece = encode(&STAMP, Kind::List, 4, &encode_list(&[1, 2, 3]));
+        assert_eq!(piece.len(), 512);
+        let (kind, payload) = decode(&piece, &STAMP, 4).unwrap();
+        assert_eq!((kind, decode_list(payload).collect::<Vec<_>>()), (Kind::List, vec![1, 2, 3]));
+        assert!(decode(&piece, &STAMP, 5).is_none());
+        for other in [
+            Stamp { uuid: [8; 16], ..STAMP },
+            Stamp { number: 8, ..STAMP },
+            Stamp { donor: 1, ..STAMP },
+            Stamp { born: 4, ..STAMP },
+        ] {
+            assert!(decode(&piece, &other, 4).is_none(), "{other:?}");
+        }
+        for bit in 0..8 * (PIECE_HEADER + 12) {
+            let mut piece = piece.clone();
+            piece[bit / 8] ^= 1 << (bit % 8);
+            assert!(decode(&piece, &STAMP, 4).is_none(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn roots_and_groups_are_what_was_written() {
+        let root = Root {
+            sequence: 1,
+            horizon: 2,
+            next_sequence: 3,
+            next_group: 4,
+            first_group: 5,
+            groups: 6,
+            blocks: 7,
+            pages: 8,
+        };
+        assert_eq!(Root::decode(&root.encode()), Some(root));
+        let members = [(1, 2, 3), (4, u32::MAX, 0), (65535, 6, 64)];
+        let mut page = Vec::new();
+        encode_group(77, 88, 2, members.into_iter(), &mut page);
+        encode_group(0, 0, 0, [].into_iter(), &mut page);
+        assert_eq!(page.len(), group_bytes(3) + group_bytes(0));
+        let mut rest = &page[..];
+        let group = GroupRecord::take(&mut rest).unwrap().unwrap();
+        assert_eq!((group.id, group.first_sequence, group.data), (77, 88, 2));
+        assert_eq!(group.members().collect::<Vec<_>>(), members);
+        assert!(GroupRecord::take(&mut rest).unwrap().is_none() && GroupRecord::take(&mut rest).is_none());
+    }
+
+    #[test]
+    fn units_and_checkpoints_fit_on_a_donor_and_little_is_left() {
+        for (bytes, unit_bytes, buffer) in
+            [(80_000, 1536, 1), (132_000, 9216, 8), (1 << 30, 33_792, 8), (1 << 39, 33_792, 8), (9000, 33_792, 8)]
+        {
+            let found = units(bytes, 8192, unit_bytes, buffer);
+            let layout = Layout::new(8192, found, unit_bytes, buffer);
+            assert!(found == 0 || layout.at + layout.bytes() <= bytes);
+            let more = Layout::new(8192, found + 1, unit_bytes, buffer);
+            assert!(more.at + more.bytes() > bytes, "{bytes}");
+            if bytes >= 1 << 30 {
+                assert!(layout.bytes() * 100 < bytes, "{} of {bytes}", layout.bytes());
+            }
+        }
+    }
+}

@@ -1,0 +1,530 @@
+//! Checkpoints of the map: what most units hold, written down so that opening need not look at each of them.
+//!
+//! A checkpoint only makes opening faster. It counts if the superblocks of all donors name it and all its pieces are there;
+//! where anything about it is in doubt, opening looks at all units, as if there were none. Rules:
+//! - A round goes through groups, then through the block table, a page at a time, while writing goes on. A page says what is so when it
+//!   is made. Of a block that is in no group of the pages it says that opening has to *look* for it.
+//! - Groups of the pages were sealed, complete and safe when the round began. Units that are in none of them are named in the logs
+//!   (`window`), unless nothing is written to them: entries since the round began are found there, and they are newer.
+//! - Superblocks name it only when all that the pages may speak of is safe: what they leave out is found at opening, then.
+//! - Lists of trims that came since the round began are kept as long as it counts: what they hide may be in the pages.
+//! - The former checkpoint counts until superblocks name the next one, and uses the other half. Until one of both is known to count,
+//!   units are named in both logs.
+//! - A change of who belongs to the disk, a piece that cannot be written, or a loss ends a checkpoint. What is closed for it is open
+//!   when the donors know that.
+//!
+//! Left out: opening from a checkpoint (`load`), what is on donors (`shoal_format::ram_checkpoint`).
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use shoal_format::ram_checkpoint::{
+    Kind, LOOK, PIECE_HEADER, Root, encode, encode_group, encode_list, encode_range, group_bytes,
+};
+
+use crate::api::{DonorId, DonorOp, Purpose};
+use crate::donors::{Donor, DonorState};
+use crate::group::Group;
+use crate::membership::new_epoch;
+use crate::planted::{Bug, is_planted};
+use crate::state::{Member, State};
+use crate::task::{Core, Op};
+use crate::window::{Bits, Log};
+use crate::write::{flush, join};
+
+/// A round begins when so many units of a donor were named, as a share of all, and at least; in an idle gap before.
+const NAMED_SHARE: u32 = 16;
+const NAMED_IDLE_SHARE: u32 = 128;
+const NAMED_MIN: u32 = 1024;
+/// Without a request for so long the disk is idle (ns).
+const IDLE_NS: u64 = 200_000_000;
+/// After a round that came to nothing (ns).
+const RETRY_NS: u64 = 1_000_000_000;
+const RETRY_MAX_NS: u64 = 64_000_000_000;
+/// Pages on their way to each donor at the same time.
+const PAGES_AT_ONCE: usize = 2;
+/// Places or blocks in a page without any at most.
+const EMPTY_MAX: usize = 1 << 20;
+/// Logs of a donor: of the checkpoint that counts, and of the next one.
+pub(crate) const VALID: usize = 0;
+pub(crate) const NEXT: usize = 1;
+
+/// A checkpoint that counts, or may count.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Valid {
+    pub number: u64,
+    /// What came before it began is only in its pages.
+    pub sequence: u64,
+}
+
+pub(crate) struct Round {
+    number: u64,
+    sequence: u64,
+    first_group: u64,
+    /// Groups that were in memory when it began.
+    excluded: HashSet<u64>,
+    /// Groups of its pages that are still there, by their places.
+    vouched: Bits,
+    /// Superblocks may name it.
+    named: bool,
+}
+
+#[derive(Default)]
+pub(crate) struct Checkpoints {
+    /// The donors have room for them.
+    pub enabled: bool,
+    pub valid: Option<Valid>,
+    pub round: Option<Round>,
+    /// What superblocks say from now on; 0: none.
+    pub named: u64,
+    last: u64,
+    retry_at_ns: u64,
+    retry_delay_ns: u64,
+}
+
+impl Checkpoints {
+    /// A place of a group is free.
+    pub fn forget_group(&mut self, index: u32) {
+        if let Some(round) = self.round.as_mut().filter(|_| !is_planted(Bug::PlaceReused)) {
+            round.vouched.set(index as usize, false);
+        }
+    }
+}
+
+impl State {
+    /// What opening finds only in lists of trims with this sequence or a higher one.
+    pub fn trims_kept_from(&self) -> u64 {
+        let valid = self.checkpoints.valid.map(|valid| valid.sequence);
+        let first = valid.or(self.checkpoints.round.as_ref().map(|round| round.sequence));
+        first.filter(|_| !is_planted(Bug::CheckpointTrimDropped)).map_or(u64::MAX, |sequence| sequence - 1)
+    }
+
+    /// Ends the checkpoint that counts, and the one that is being made.
+    pub fn drop_checkpoint(&mut self) {
+        if !self.checkpoints.enabled || is_planted(Bug::CheckpointKept) {
+            return;
+        }
+        self.retry_round_later();
+        if self.checkpoints.round.as_ref().is_some_and(|round| !round.named) {
+            self.checkpoints.round = None;
+            self.end_logs(&[NEXT]);
+        }
+        if std::mem::take(&mut self.checkpoints.named) != 0 {
+            new_epoch(self, false);
+        }
+        self.wake();
+    }
+
+    fn retry_round_later(&mut self) {
+        let delay = (2 * self.checkpoints.retry_delay_ns).clamp(RETRY_NS, RETRY_MAX_NS);
+        (self.checkpoints.retry_delay_ns, self.checkpoints.retry_at_ns) = (delay, self.now_ns + delay);
+    }
+
+    /// Does a checkpoint not count any more that donors may still know?
+    pub fn ends_checkpoint(&self) -> bool {
+        let checkpoints = &self.checkpoints;
+        let kept = checkpoints.valid.is_some() || checkpoints.round.as_ref().is_some_and(|round| round.named);
+        kept && checkpoints.named == 0
+    }
+
+    fn end_logs(&mut self, which: &[usize]) {
+        for donor in &mut self.donors {
+            which.iter().for_each(|&log| donor.logs[log] = None);
+            donor.reopen();
+        }
+        self.wake();
+    }
+
+    /// Everything about checkpoints that the donors are there for.
+    fn is_calm(&self) -> bool {
+        let fit = |number: usize, donor: &Donor| {
+            let is_used = donor.state == DonorState::Active && !donor.stale && donor.scanned && donor.refusals == 0;
+            let is_sure = !donor.tainted.iter().chain(&donor.unknown).any(|&unit| unit >= donor.units);
+            is_used && is_sure && self.layout(number).pages > 2
+        };
+        let joins = |donor: &Donor| donor.state == DonorState::Joining;
+        self.ready
+            && self.failure.is_none()
+            && self.epoch_stored
+            && self.doubts.is_empty()
+            && self.found.groups.is_empty()
+            && self.found.torn_notes.is_empty()
+            && self.strays.is_empty()
+            && !self.donors.iter().any(joins)
+            && self.donors.iter().enumerate().filter(|(_, donor)| donor.counts()).all(|(n, donor)| fit(n, donor))
+    }
+
+    fn is_due(&self) -> bool {
+        let checkpoints = &self.checkpoints;
+        if !checkpoints.enabled
+            || !self.config.checkpoints
+            || checkpoints.round.is_some()
+            || self.now_ns < checkpoints.retry_at_ns
+        {
+            return false;
+        }
+        let Some(valid) = checkpoints.valid else { return checkpoints.named == 0 };
+        let full = |number: usize, donor: &Donor| {
+            let Some(log) = &donor.logs[VALID] else { return false };
+            let idle = self.now_ns.saturating_sub(self.last_request_ns) > IDLE_NS;
+            let most = match (self.config.window_units, idle) {
+                (0, false) => (donor.units / NAMED_SHARE).max(NAMED_MIN),
+                (0, true) => (donor.units / NAMED_IDLE_SHARE).max(NAMED_MIN),
+                (units, _) => 4 * units,
+            };
+            log.named >= most || log.used >= self.layout(number).records / 2
+        };
+        checkpoints.named == valid.number && self.donors.iter().enumerate().any(|(n, donor)| full(n, donor))
+    }
+
+    /// Begins a round, if it is time for one; its number.
+    fn begin_round(&mut self) -> Option<u64> {
+        if !self.is_due() || !self.is_calm() {
+            return None;
+        }
+        let valid = self.checkpoints.valid.map(|valid| valid.number);
+        let mut number = self.checkpoints.last.max(self.epoch << 16).max(valid.unwrap_or(0)) + 1;
+        // Not in the half of the one that counts.
+        number += valid.is_some_and(|valid| valid % 2 == number % 2) as u64;
+        self.checkpoints.last = number;
+        for donor in self.donors.iter_mut().filter(|donor| donor.counts()) {
+            let open = Bits::new(donor.units as usize, true);
+            donor.logs[NEXT] = Some(Log { number, open, ..Log::default() });
+        }
+        let excluded = self.in_memory.iter().map(|&index| self.groups[index as usize].id).collect();
+        self.checkpoints.round = Some(Round {
+            number,
+            sequence: self.next_sequence,
+            first_group: self.next_group,
+            excluded,
+            vouched: Bits::new(self.groups.len(), false),
+            named: false,
+        });
+        Some(number)
+    }
+
+    fn is_in_round(&self, number: u64) -> bool {
+        let round = self.checkpoints.round.as_ref();
+        round.is_some_and(|round| round.number == number) && self.failure.is_none()
+    }
+
+    /// May a page speak of the group?
+    fn is_vouched(&self, round: &Round, group: &Group) -> bool {
+        let is_old = group.id != 0 && group.id < round.first_group && !round.excluded.contains(&group.id);
+        let is_sure = |member: &Member| {
+            let donor = &self.donors[member.donor as usize];
+            !donor.tainted.contains(&member.unit) && !donor.unknown.contains(&member.unit)
+        };
+        is_old
+            && group.memory.is_none()
+            && group.incomplete().is_none()
+            && group.notes().is_empty()
+            && group.members.iter().filter(|member| member.exists()).all(is_sure)
+    }
+}
+
+/// Where a round is.
+enum Cursor {
+    Groups(usize),
+    Table(usize),
+    Lost(Vec<u32>),
+}
+
+impl State {
+    /// The next page, of so many bytes at most; `None`: that was all.
+    fn next_page(&mut self, cursor: &mut Cursor, room: usize) -> Option<(Kind, Vec<u8>)> {
+        let room = room - PIECE_HEADER - 8;
+        let mut round = self.checkpoints.round.take().expect("pages are those of a round");
+        let mut out = Vec::with_capacity(room + 8);
+        let mut page = None;
+        if let Cursor::Groups(first) = *cursor {
+            let mut body = Vec::with_capacity(room);
+            let mut next = first;
+            while next < self.groups.len() {
+                let vouched = self.is_vouched(&round, &self.groups[next]);
+                let group = &self.groups[next];
+                let width = if vouched { group.members.len() } else { 0 };
+                if body.len() + group_bytes(width) > room {
+                    break;
+                }
+                let members = group.members[..width].iter().map(|member| (member.donor, member.unit, member.count));
+                encode_group(group.id, group.first_sequence, group.data() as u8, members, &mut body);
+                round.vouched.set(next, vouched);
+                for member in group.members[..width].iter().filter(|member| member.exists()) {
+                    if let Some(log) = &mut self.donors[member.donor as usize].logs[NEXT] {
+                        log.open.set(member.unit as usize, false);
+                    }
+                }
+                next += 1;
+            }
+            if next > first {
+                *cursor = Cursor::Groups(next);
+                encode_range(first as u32, (next - first) as u32, &mut out);
+                out.extend(body);
+                page = Some((Kind::Groups, out));
+            } else {
+                *cursor = Cursor::Table(0);
+                page = None;
+                out = Vec::with_capacity(room + 8);
+                self.table_page(&round, cursor, room, &mut out, &mut page);
+            }
+        } else if let Cursor::Table(_) = cursor {
+            self.table_page(&round, cursor, room, &mut out, &mut page);
+        }
+        self.checkpoints.round = Some(round);
+        if let (None, Cursor::Lost(lost)) = (&page, cursor) {
+            let some = lost.split_off(lost.len().saturating_sub(room / 4));
+            page = (!some.is_empty()).then(|| (Kind::Lost, encode_list(&some)));
+        }
+        page
+    }
+
+    fn table_page(
+        &self,
+        round: &Round,
+        cursor: &mut Cursor,
+        room: usize,
+        out: &mut Vec<u8>,
+        page: &mut Option<(Kind, Vec<u8>)>,
+    ) {
+        let Cursor::Table(first) = *cursor else { return };
+        let table = self.raw_table();
+        if first == table.len() {
+            let mut lost: Vec<u32> = self.lost_blocks.iter().copied().collect();
+            lost.sort_unstable();
+            *cursor = Cursor::Lost(lost);
+            return;
+        }
+        let each = room / 8;
+        let empty = table[first..].iter().take(EMPTY_MAX).take_while(|&&entry| entry == 0).count();
+        let count = if empty >= each.min(table.len() - first) { empty } else { each.min(table.len() - first) };
+        encode_range(first as u32, count as u32, out);
+        if empty < count {
+            let slots = self.slots() as u32;
+            for &entry in &table[first..first + count] {
+                let place = entry as u32;
+                let is_vouched = place != 0 && round.vouched.get(((place - 1) / slots) as usize);
+                let written = match place {
+                    0 => 0,
+                    _ if is_vouched => entry,
+                    _ => LOOK as u64,
+                };
+                out.extend_from_slice(&written.to_le_bytes());
+            }
+        }
+        *cursor = Cursor::Table(first + count);
+        *page = Some((Kind::Table, std::mem::take(out)));
+    }
+}
+
+/// Makes checkpoints. Runs as long as the disk.
+pub(crate) async fn keeper(core: Arc<Core>) {
+    loop {
+        let number = core.until(State::begin_round).await;
+        let done = round(&core, number).await.is_some();
+        let state = &mut *core.lock();
+        if done {
+            state.counts.checkpoints += 1;
+            state.checkpoints.retry_delay_ns = 0;
+        } else if state.is_in_round(number) && !state.checkpoints.round.as_ref().is_some_and(|round| round.named) {
+            // The one that counts goes on counting.
+            state.checkpoints.round = None;
+            state.retry_round_later();
+            state.end_logs(&[NEXT]);
+        }
+        state.wake();
+    }
+}
+
+/// One round. `None`: it came to nothing.
+async fn round(core: &Arc<Core>, number: u64) -> Option<()> {
+    let donors: Vec<usize> = {
+        let state = core.lock();
+        (0..state.donors.len()).filter(|&n| state.donors[n].logs[NEXT].is_some()).collect()
+    };
+    let pages = write_pages(core, number, &donors).await?;
+    // What the pages say of blocks that opening has to look for is there, or what came after it.
+    let reached = core.lock().next_sequence;
+    if !is_planted(Bug::CheckpointEarly) {
+        flush(core).await.ok()?;
+    }
+    {
+        let state = &mut *core.lock();
+        let safe = state.sure_horizon() >= reached || is_planted(Bug::CheckpointEarly);
+        if !safe || !state.is_in_round(number) {
+            return None;
+        }
+    }
+    write_lists(core, number, &donors).await?;
+    let ops: Vec<Op> = {
+        let state = &mut *core.lock();
+        if !state.is_in_round(number) {
+            return None;
+        }
+        let round = state.checkpoints.round.as_ref()?;
+        let root = Root {
+            sequence: round.sequence,
+            horizon: state.sure_horizon().min(if is_planted(Bug::CheckpointEarly) { round.sequence } else { u64::MAX }),
+            next_sequence: state.next_sequence,
+            next_group: state.next_group,
+            first_group: round.first_group,
+            groups: pages.groups,
+            blocks: state.blocks as u32,
+            pages: 0,
+        };
+        let mut ask = |(&donor, &pages): (&usize, &u32)| {
+            let root = Root { pages, ..root }.encode();
+            let bytes = encode(&state.stamp(donor, number), Kind::Root, 0, &root);
+            let at = state.layout(donor).root_at(number % 2);
+            core.op(state, donor as DonorId, DonorOp::Write { at, bytes }, Purpose::Upkeep)
+        };
+        donors.iter().zip(&pages.written).map(&mut ask).collect()
+    };
+    if join(ops).await {
+        return None;
+    }
+    {
+        let state = &mut *core.lock();
+        if !state.is_in_round(number) || !state.is_calm() {
+            return None;
+        }
+        state.checkpoints.round.as_mut()?.named = true;
+        state.checkpoints.named = number;
+        new_epoch(state, false);
+    }
+    let named = core
+        .until(|state| match state.checkpoints.named == number && state.is_in_round(number) {
+            true => state.epoch_stored.then_some(true),
+            false => Some(false),
+        })
+        .await;
+    let state = &mut *core.lock();
+    if !named || !state.is_in_round(number) {
+        return None;
+    }
+    let round = state.checkpoints.round.take()?;
+    state.checkpoints.valid = Some(Valid { number, sequence: round.sequence });
+    for donor in &mut state.donors {
+        let log = donor.logs[NEXT].take();
+        donor.logs[VALID] = log;
+        donor.reopen();
+    }
+    state.wake();
+    Some(())
+}
+
+/// What was written of pages.
+struct Pages {
+    /// On each of the donors.
+    written: Vec<u32>,
+    groups: u32,
+}
+
+async fn write_pages(core: &Arc<Core>, number: u64, donors: &[usize]) -> Option<Pages> {
+    let mut cursor = Cursor::Groups(0);
+    let mut pages = Pages { written: vec![0; donors.len()], groups: 0 };
+    loop {
+        let mut ops = Vec::new();
+        let over = {
+            let state = &mut *core.lock();
+            if !state.is_in_round(number) {
+                return None;
+            }
+            let mut over = false;
+            while ops.len() < PAGES_AT_ONCE * donors.len() && !over {
+                // The donor with most room.
+                let left = |&place: &usize| {
+                    let layout = state.layout(donors[place]);
+                    (layout.pages - pages.written[place]) as u64 * layout.page_bytes as u64
+                };
+                let place = (0..donors.len()).max_by_key(left)?;
+                let (donor, index) = (donors[place], pages.written[place]);
+                let layout = state.layout(donor);
+                if index == layout.pages {
+                    return None;
+                }
+                let Some((kind, payload)) = state.next_page(&mut cursor, layout.page_bytes) else {
+                    over = true;
+                    break;
+                };
+                if let Cursor::Groups(done) = cursor {
+                    pages.groups = done as u32;
+                }
+                let bytes = encode(&state.stamp(donor, number), kind, index, &payload);
+                let at = layout.page_at(number % 2, index);
+                pages.written[place] += 1;
+                ops.push(core.op(state, donor as DonorId, DonorOp::Write { at, bytes }, Purpose::Upkeep));
+            }
+            over
+        };
+        if join(ops).await {
+            return None;
+        }
+        if over {
+            return Some(pages);
+        }
+    }
+}
+
+/// Names the units that opening is to look at: all that no page speaks of, but free ones that are closed from now on.
+async fn write_lists(core: &Arc<Core>, number: u64, donors: &[usize]) -> Option<()> {
+    let mut lists: Vec<Vec<u32>> = Vec::new();
+    {
+        let state = &mut *core.lock();
+        for &n in donors {
+            let (ahead, is_first) = (state.ahead(n), state.checkpoints.valid.is_none());
+            let donor = &mut state.donors[n];
+            if is_first {
+                donor.close_all_but(ahead);
+            }
+            let log = donor.logs[NEXT].as_mut()?;
+            donor.closed.iter().chain(&donor.closed_blank).for_each(|&unit| log.open.set(unit as usize, false));
+            (log.listed, log.writing) = (true, true);
+            lists.push(log.open.ones(donor.units as usize).map(|unit| unit as u32).collect());
+        }
+    }
+    let mut done = vec![0; donors.len()];
+    let mut index = 0;
+    let mut is_over = false;
+    while !is_over {
+        let mut ops = Vec::new();
+        {
+            let state = &mut *core.lock();
+            if !state.is_in_round(number) {
+                return None;
+            }
+            is_over = true;
+            for (place, &donor) in donors.iter().enumerate() {
+                let some = (lists[place].len() - done[place]).min(state.layout(donor).names());
+                if some == 0 && index > 0 {
+                    continue;
+                }
+                let op = state.list_op(number, donor, index, &lists[place][done[place]..][..some])?;
+                done[place] += some;
+                state.donors[donor].logs[NEXT].as_mut()?.used = index + 1;
+                is_over &= done[place] == lists[place].len();
+                ops.push(core.op(state, donor as DonorId, op, Purpose::Upkeep));
+            }
+            index += 1;
+        }
+        if join(ops).await {
+            return None;
+        }
+    }
+    let state = &mut *core.lock();
+    for &donor in donors {
+        state.donors[donor].logs[NEXT].as_mut()?.writing = false;
+    }
+    state.wake();
+    Some(())
+}
+
+/// Opens what was closed for checkpoints that donors know to be over. Runs as long as the disk.
+pub(crate) async fn ender(core: Arc<Core>) {
+    loop {
+        core.until(|state| (state.ends_checkpoint() && state.epoch_stored).then_some(())).await;
+        let state = &mut *core.lock();
+        (state.checkpoints.valid, state.checkpoints.round) = (None, None);
+        state.end_logs(&[VALID, NEXT]);
+    }
+}

@@ -1,0 +1,440 @@
+//! Opening a disk from a checkpoint of its map: its pages, and the headers of units that it leaves open.
+//!
+//! Rules: all donors of the disk must be there and name the checkpoint, and every piece of it must be right; else all units are looked
+//! at (`scan`). A unit that is named in a log is what its header says; any other is what the pages say. A group of the pages of
+//! which a unit is neither must have no live block. Of a block the pages say where it is, that it holds nothing, or that
+//! it is to be looked for; entries since the checkpoint began are newer than that. Left out: which of several entries counts (`scan`).
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use shoal_format::ram::UnitHeader;
+use shoal_format::ram_checkpoint::{
+    GroupRecord, Kind, LOOK, PIECE_HEADER, Root, Stamp, decode, decode_list, decode_range,
+};
+
+use crate::api::{DonorId, DonorOp, Purpose};
+use crate::checkpoint::{VALID, Valid};
+use crate::group::Group;
+use crate::membership::miss;
+use crate::planted::{Bug, is_planted};
+use crate::scan::{AGAIN_NS, TRIES, headers_of, pause};
+use crate::state::{Location, Member, State};
+use crate::task::{Core, Op, all};
+use crate::window::{Bits, Log};
+
+/// Bytes of logs and pages asked for at a time, and how many such requests are on their way to a donor.
+const READ_BYTES: usize = 1 << 18;
+const READS_AT_ONCE: usize = 4;
+
+/// What a checkpoint says.
+pub(crate) struct Base {
+    /// What has a lower sequence counts only for blocks that are to be looked for.
+    pub sequence: u64,
+    pub horizon: u64,
+    /// Live blocks of each group of the pages that no newer entry is about.
+    pub live: Vec<u16>,
+    /// Blocks that are to be looked for.
+    pub looks: Bits,
+    /// Groups of which a unit is another's by now: nothing of them may live.
+    pub broken: Vec<u32>,
+    /// Blocks whose data was lost.
+    pub lost: Vec<u32>,
+    /// Units that are none of the pages' groups'.
+    pub found: HashMap<DonorId, Vec<(u32, UnitHeader)>>,
+    /// Groups of the pages, and blocks of theirs that newer entries are about.
+    pub touched: Vec<(u32, u32)>,
+}
+
+impl Base {
+    /// Does something with this sequence count for a block?
+    pub fn counts(&self, block: u32, sequence: u64) -> bool {
+        sequence >= self.sequence || self.looks.get(block as usize)
+    }
+}
+
+/// Reads bytes of a donor. `None`: it does not give them.
+async fn read(core: &Arc<Core>, donor: usize, at: u64, len: usize) -> Option<Vec<u8>> {
+    for _ in 0..TRIES {
+        let op = {
+            let state = &mut *core.lock();
+            core.op(state, donor as DonorId, DonorOp::Read { at, len: len as u32 }, Purpose::Upkeep)
+        };
+        if let Ok(bytes) = op.await {
+            return Some(bytes);
+        }
+        if core.lock().donors[donor].is_absent() {
+            return None;
+        }
+        pause(core, AGAIN_NS).await;
+    }
+    miss(core, &mut core.lock(), donor as DonorId);
+    None
+}
+
+/// The units that the log of a donor names, and how many pieces it has. `None`: it is not whole.
+async fn log(core: &Arc<Core>, donor: usize, stamp: &Stamp) -> Option<Log> {
+    let (layout, units) = {
+        let state = core.lock();
+        (state.layout(donor), state.donors[donor].units)
+    };
+    let each = (READ_BYTES / layout.record_bytes).max(1) as u32;
+    let mut log = Log { number: stamp.number, open: Bits::new(units as usize, false), listed: true, ..Log::default() };
+    for first in (0..layout.records).step_by(each as usize) {
+        let count = each.min(layout.records - first);
+        let at = layout.record_at(stamp.number % 2, first);
+        let bytes = read(core, donor, at, count as usize * layout.record_bytes).await?;
+        for (n, piece) in bytes.chunks_exact(layout.record_bytes).enumerate() {
+            let index = first + n as u32;
+            match decode(piece, stamp, index)? {
+                (Kind::List, payload) => {
+                    for unit in decode_list(payload) {
+                        log.open.set(unit as usize, true);
+                        log.named += 1;
+                    }
+                }
+                (Kind::End, _) => {
+                    log.used = index;
+                    return Some(log);
+                }
+                _ => return None,
+            }
+        }
+    }
+    None
+}
+
+/// What is read of the pages.
+#[derive(Default)]
+struct Pages {
+    groups: Vec<(u32, u32)>,
+    table: Vec<(u32, u32)>,
+    lost: Vec<u32>,
+}
+
+impl Pages {
+    /// Takes a page into the state. `None`: it is not what it should be.
+    fn enter(&mut self, state: &mut State, kind: Kind, payload: &[u8]) -> Option<()> {
+        if kind == Kind::Lost {
+            self.lost.extend(decode_list(payload));
+            return Some(());
+        }
+        let (first, count, mut body) = decode_range(payload)?;
+        match kind {
+            Kind::Groups => {
+                for index in first..first.checked_add(count)? {
+                    let Some(record) = GroupRecord::take(&mut body)? else { continue };
+                    let members = record.members();
+                    let member = |(donor, unit, count)| Member { donor, unit, count };
+                    let place = state.groups.get_mut(index as usize)?;
+                    *place = Group::new(record.id, record.data as usize, members.map(member).collect::<Vec<_>>());
+                    place.first_sequence = record.first_sequence;
+                    let data = place.data();
+                    if data == 0 || data > state.plan.data || place.members.len() < data {
+                        return None;
+                    }
+                }
+                self.groups.push((first, count));
+            }
+            Kind::Table => {
+                state.enter_page(first, count, body)?;
+                self.table.push((first, count));
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+/// Do these ranges cover everything, each thing once?
+fn is_whole(mut ranges: Vec<(u32, u32)>, count: u32) -> bool {
+    ranges.sort_unstable();
+    let end = ranges.iter().try_fold(0, |end, &(first, count)| (first == end).then(|| first + count));
+    end == Some(count)
+}
+
+impl State {
+    /// Entries of the block table as they are in a page. `None`: they are not.
+    fn enter_page(&mut self, first: u32, count: u32, body: &[u8]) -> Option<()> {
+        let places = self.table_mut().get_mut(first as usize..first as usize + count as usize)?;
+        if body.is_empty() {
+            return Some(());
+        }
+        let (entries, []) = body.as_chunks::<8>() else { return None };
+        if entries.len() != places.len() {
+            return None;
+        }
+        for (place, entry) in places.iter_mut().zip(entries) {
+            *place = u64::from_le_bytes(*entry);
+        }
+        Some(())
+    }
+
+    /// Counts live blocks; those in no group of the pages are to be looked for.
+    fn count_live(&mut self, groups: usize) -> (Bits, Vec<u16>) {
+        let mut looks = Bits::new(self.blocks as usize, false);
+        let slots = self.slots() as u32;
+        let there: Vec<bool> = self.groups.iter().map(|group| group.id != 0).collect();
+        let mut live = vec![0u16; groups];
+        let mut mapped = 0;
+        for (block, entry) in self.table_mut().iter_mut().enumerate() {
+            let place = *entry as u32;
+            if place == 0 {
+                continue;
+            }
+            let group = ((place - 1) / slots) as usize;
+            if place != LOOK && there.get(group).copied().unwrap_or(false) {
+                live[group] += 1;
+                mapped += 1;
+            } else {
+                *entry = 0;
+                looks.set(block, !is_planted(Bug::LookForgotten));
+            }
+        }
+        self.counts.mapped = mapped;
+        (looks, live)
+    }
+}
+
+/// Reads the checkpoint that the superblocks name. `None`: there is none, or something about it is in doubt.
+pub(crate) async fn load(core: &Arc<Core>) -> Option<Base> {
+    let (number, donors) = {
+        let state = core.lock();
+        let donors: Vec<usize> = (0..state.donors.len()).filter(|&n| state.donors[n].counts()).collect();
+        (state.checkpoints.named, donors)
+    };
+    if number == 0 {
+        return None;
+    }
+    let stamp = |donor: usize| core.lock().stamp(donor, number);
+    let parts = donors.iter().map(|&donor| async move {
+        let own = stamp(donor);
+        let layout = core.lock().layout(donor);
+        let bytes = read(core, donor, layout.root_at(number % 2), 512).await?;
+        let (kind, payload) = decode(&bytes, &own, 0)?;
+        let root = Root::decode(payload).filter(|_| kind == Kind::Root)?;
+        Some((root, log(core, donor, &own).await?))
+    });
+    let parts: Vec<(Root, Log)> = all(parts).await.into_iter().collect::<Option<_>>()?;
+    let common = Root { pages: 0, ..parts.first()?.0 };
+    {
+        let state = &mut *core.lock();
+        let same = parts.iter().all(|(root, _)| Root { pages: 0, ..*root } == common);
+        // No donor has more groups than units.
+        let units: u64 = state.donors.iter().map(|donor| donor.units as u64).sum();
+        if !same || common.blocks as u64 != state.blocks || common.groups as u64 > units {
+            return None;
+        }
+        state.groups = Vec::with_capacity(common.groups as usize + state.donors.len() * 1024);
+        state.groups.resize_with(common.groups as usize, Group::default);
+    }
+    let mut pages = Pages::default();
+    let mut queues: Vec<u32> = vec![0; donors.len()];
+    // All donors at the same time, a few requests of each.
+    loop {
+        let mut asked: Vec<(usize, u32, u32, Op)> = Vec::new();
+        {
+            let state = &mut *core.lock();
+            for (place, &donor) in donors.iter().enumerate() {
+                let layout = state.layout(donor);
+                let each = (READ_BYTES / layout.page_bytes).max(1) as u32;
+                for _ in 0..READS_AT_ONCE {
+                    let first = queues[place];
+                    let count = each.min(parts[place].0.pages.min(layout.pages) - first);
+                    if count == 0 {
+                        break;
+                    }
+                    queues[place] += count;
+                    let at = layout.page_at(number % 2, first);
+                    let op = DonorOp::Read { at, len: (count as usize * layout.page_bytes) as u32 };
+                    asked.push((donor, first, count, core.op(state, donor as DonorId, op, Purpose::Upkeep)));
+                }
+            }
+        }
+        if asked.is_empty() {
+            break;
+        }
+        for (donor, first, count, op) in asked {
+            let layout = core.lock().layout(donor);
+            let bytes = match op.await {
+                Ok(bytes) => bytes,
+                Err(_) => {
+                    let at = layout.page_at(number % 2, first);
+                    read(core, donor, at, count as usize * layout.page_bytes).await?
+                }
+            };
+            let own = stamp(donor);
+            let state = &mut *core.lock();
+            for (n, piece) in bytes.chunks_exact(layout.page_bytes).enumerate() {
+                debug_assert!(piece.len() >= PIECE_HEADER);
+                let (kind, payload) = decode(piece, &own, first + n as u32)?;
+                pages.enter(state, kind, payload)?;
+            }
+        }
+    }
+    if !is_whole(pages.groups, common.groups) || !is_whole(pages.table, common.blocks) {
+        return None;
+    }
+    let logs: Vec<Log> = parts.into_iter().map(|(_, log)| log).collect();
+    let looked = donors.iter().zip(&logs).map(|(&donor, log)| async move {
+        let end = core.lock().donors[donor].units as usize;
+        let units = log.open.ones(end).map(|unit| unit as u32);
+        headers_of(core, donor as DonorId, units).await
+    });
+    let found: Vec<Vec<(u32, UnitHeader)>> = all(looked).await.into_iter().collect::<Option<_>>()?;
+    let state = &mut *core.lock();
+    if state.checkpoints.named != number || donors.iter().any(|&donor| state.donors[donor].is_absent()) {
+        return None;
+    }
+    let (looks, live) = state.count_live(common.groups as usize);
+    let mut base = Base {
+        sequence: common.sequence,
+        horizon: common.horizon,
+        live,
+        looks,
+        broken: Vec::new(),
+        lost: pages.lost,
+        found: HashMap::new(),
+        touched: Vec::new(),
+    };
+    state.next_sequence = state.next_sequence.max(common.next_sequence);
+    state.next_group = state.next_group.max(common.next_group);
+    state.join_units(&mut base, &donors, &logs, found)?;
+    for (&donor, log) in donors.iter().zip(logs) {
+        state.donors[donor].logs[VALID] = Some(log);
+        state.donors[donor].scanned = true;
+    }
+    state.checkpoints.valid = Some(Valid { number, sequence: common.sequence });
+    Some(base)
+}
+
+impl State {
+    /// Brings what the pages say of units together with what was looked at.
+    fn join_units(
+        &mut self,
+        base: &mut Base,
+        donors: &[usize],
+        logs: &[Log],
+        found: Vec<Vec<(u32, UnitHeader)>>,
+    ) -> Option<()> {
+        let mut place_of = vec![usize::MAX; self.donors.len()];
+        donors.iter().enumerate().for_each(|(place, &donor)| place_of[donor] = place);
+        let mut owned: Vec<Bits> = donors.iter().map(|&n| Bits::new(self.donors[n].units as usize, false)).collect();
+        let ids: HashSet<u64> = found.iter().flatten().map(|(_, header)| header.group).collect();
+        let mut known: HashMap<u64, u32> = HashMap::new();
+        // Units of groups of the pages that were looked at, and those of them that are still theirs.
+        let mut unsure: HashSet<(usize, u32)> = HashSet::new();
+        let mut changed: HashSet<u32> = HashSet::new();
+        for (index, group) in self.groups.iter().enumerate().filter(|(_, group)| group.id != 0) {
+            if ids.contains(&group.id) && known.insert(group.id, index as u32).is_some() {
+                return None;
+            }
+            for member in group.members.iter().filter(|member| member.exists()) {
+                let place = *place_of.get(member.donor as usize).filter(|&&place| place != usize::MAX)?;
+                if logs[place].open.get(member.unit as usize) {
+                    unsure.insert((place, member.unit));
+                    changed.insert(index as u32);
+                }
+                owned[place].set(member.unit as usize, true);
+            }
+        }
+        let mut moved: Vec<(Member, usize, u32)> = Vec::new();
+        let mut used: Vec<HashSet<u32>> = vec![HashSet::new(); donors.len()];
+        for (place, units) in found.into_iter().enumerate() {
+            let donor = donors[place] as DonorId;
+            for (unit, header) in units {
+                used[place].insert(unit);
+                let Some(&index) = known.get(&header.group) else {
+                    base.found.entry(donor).or_default().push((unit, header));
+                    continue;
+                };
+                let group = &self.groups[index as usize];
+                let rows = header.lists.iter().map(Vec::len).max().unwrap_or(0);
+                let fits = group.data() == header.data as usize
+                    && group.members.len() == group.data() + header.parity as usize
+                    && group.members[header.member as usize].count as usize == rows;
+                if !fits {
+                    return None;
+                }
+                let own = group.members[header.member as usize];
+                if (own.donor, own.unit) == (donor, unit) {
+                    unsure.remove(&(place, unit));
+                } else {
+                    moved.push((Member { donor, unit, count: own.count }, header.member as usize, index));
+                }
+            }
+        }
+        for (member, at, index) in moved.into_iter().filter(|_| !is_planted(Bug::MovedForgotten)) {
+            let group = &self.groups[index as usize];
+            let former = group.members[at];
+            // One that was looked at and is still the group's stays; one that the pages alone know may have been erased.
+            let place = place_of[former.donor as usize];
+            let is_open = || logs.get(place).is_some_and(|log| log.open.get(former.unit as usize));
+            let stays = former.exists() && is_open() && !unsure.contains(&(place, former.unit));
+            let is_others = unsure.contains(&(place, former.unit));
+            let first_sequence = group.first_sequence;
+            let stray = if stays { Some(member) } else { Some(former).filter(|former| former.exists() && !is_others) };
+            self.strays.extend(stray.map(|stray| (stray, first_sequence)));
+            if !stays {
+                self.groups[index as usize].members[at] = member;
+            }
+            changed.insert(index);
+        }
+        for index in changed {
+            for member in self.groups[index as usize].members.iter_mut() {
+                if member.exists() && unsure.contains(&(place_of[member.donor as usize], member.unit)) {
+                    *member = Member::NONE;
+                    base.broken.push(index);
+                }
+            }
+        }
+        for (place, &number) in donors.iter().enumerate() {
+            let donor = &mut self.donors[number];
+            let is_open = |unit: &u32| logs[place].open.get(*unit as usize);
+            let end = donor.units;
+            donor.blank_units = Vec::new();
+            donor.free = (0..end).rev().filter(|unit| is_open(unit) && !used[place].contains(unit)).collect();
+            let is_closed = |unit: &u32| !is_open(unit) && !owned[place].get(*unit as usize);
+            donor.closed = (0..end).rev().filter(is_closed).collect();
+        }
+        Some(())
+    }
+
+    /// Where the pages say that a block is; from now on the newer entries say it.
+    pub fn touch(&mut self, base: &mut Base, block: u32) -> Option<(u64, Location, u32)> {
+        let (at, crc) = self.find(block)?;
+        self.table_mut()[block as usize] = 0;
+        base.live[at.group as usize] -= 1;
+        self.counts.mapped -= 1;
+        base.touched.push((at.group, block));
+        Some((base.sequence - 1, at, crc))
+    }
+
+    /// A block that the pages know is none; the group it was in.
+    pub fn clear(&mut self, base: &mut Option<&mut Base>, block: u32) -> Option<u32> {
+        let base = base.as_mut()?;
+        let (at, _) = self.find(block)?;
+        self.table_mut()[block as usize] = 0;
+        base.live[at.group as usize] -= 1;
+        self.counts.mapped -= 1;
+        Some(at.group)
+    }
+
+    /// Opening looks at everything, and nothing is known.
+    pub fn forget_map(&mut self) {
+        self.forget_groups();
+        self.set_blocks(self.blocks);
+        self.counts.mapped = 0;
+        self.doubts.clear();
+        self.lost_blocks.clear();
+        self.found = Default::default();
+        self.checkpoints.valid = None;
+        self.checkpoints.named = 0;
+        for donor in self.donors.iter_mut().filter(|donor| donor.counts() && !donor.stale) {
+            donor.scanned = false;
+            donor.logs = [None, None];
+            donor.closed.clear();
+            donor.closed_blank.clear();
+        }
+    }
+}
