@@ -96,11 +96,16 @@ impl DirtySet {
         is_new
     }
 
-    /// The write of a block that was handed out has completed.
-    pub fn cleaned(&mut self, block: BlockId, now_ns: u64) {
+    /// The write of a block that was handed out has completed. Returns whether the block waits again, because it was modified
+    /// in the meantime: it may be due sooner than what [`DirtySet::next_ns`] said before.
+    pub fn cleaned(&mut self, block: BlockId, now_ns: u64) -> bool {
         self.pass_ticks(now_ns);
-        if let Some(Writing { file, again_ns: Some(again_ns), .. }) = self.writing.remove(&block) {
-            self.wait(block, file, again_ns);
+        match self.writing.remove(&block) {
+            Some(Writing { file, again_ns: Some(again_ns), .. }) => {
+                self.wait(block, file, again_ns);
+                true
+            }
+            _ => false,
         }
     }
 
@@ -153,8 +158,9 @@ impl DirtySet {
         chosen
     }
 
-    /// When `choose` should be called again even if nothing is dirtied, cleaned or read until then (ns); after a call of `choose` at
-    /// `now_ns`. None: nothing waits.
+    /// When `choose` should be called again (ns); after a call of it at `now_ns`. None: nothing waits. It should also be called when
+    /// a write fails or leaves its block dirty, and when the load changes, if the rule goes by the load
+    /// ([`Rule::goes_by_load`]).
     pub fn next_ns(&self, now_ns: u64) -> Option<u64> {
         let (&(since_ns, _), _) = self.order.first_key_value()?;
         let due_ns = self.rule.policy.due_ns(since_ns);
@@ -277,10 +283,10 @@ mod tests {
         assert!(set.dirtied(BlockId(0), FILE, 50) && !set.dirtied(BlockId(0), FILE, 60));
         assert!(set.choose(70, &IDLE).is_empty(), "its first write is under way");
         assert_eq!(set.since_ns(BlockId(0)), Some(1), "until that has ended");
-        set.cleaned(BlockId(0), 80);
+        assert!(set.cleaned(BlockId(0), 80));
         assert_eq!(set.since_ns(BlockId(0)), Some(50));
         assert_eq!(set.choose(80, &IDLE), [BlockId(0)]);
-        set.cleaned(BlockId(0), 90);
+        assert!(!set.cleaned(BlockId(0), 90));
         assert!(set.is_empty());
     }
 

@@ -83,7 +83,7 @@ impl Policy {
         }
     }
 
-    /// For users: `AIPU 30 s`.
+    /// The report's name, for users.
     pub fn name(&self) -> &'static str {
         match self {
             Policy::WriteThrough => "WT",
@@ -140,6 +140,11 @@ impl Rule {
 
     pub const fn shaped(policy: Policy, shape: Shape) -> Rule {
         Rule { policy, shape: Some(shape) }
+    }
+
+    /// Whether blocks that are due may be held back: then a choice depends on the load.
+    pub fn goes_by_load(&self) -> bool {
+        self.shape.is_some() || self.policy.yields_to_reads()
     }
 
     /// From when on nothing holds a block back (ns): when it is due, if nothing ever does; else its bound, but never before

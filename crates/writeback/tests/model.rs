@@ -174,9 +174,9 @@ fn live(seed: u64, rule: Rule) {
                 let block = in_flight.swap_remove(random.below(in_flight.len() as u64) as usize);
                 let is_ok = random.below(4) > 0;
                 if is_ok {
-                    set.cleaned(block, now_ns)
+                    set.cleaned(block, now_ns);
                 } else {
-                    set.failed(block, now_ns)
+                    set.failed(block, now_ns);
                 }
                 model.ended(block, is_ok);
             }
