@@ -22,6 +22,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("shoal-vlog", &["shoal-format", "shoal-media"]),
     ("shoal-netram", &["shoal-format", "shoal-media"]),
     ("shoal-nbd", &["shoal-format", "shoal-media"]),
+    ("shoal-writeback", &[]),
     ("shoal-fuse", &["shoal-format", "shoal-media", "shoal-fs", "shoal-host"]),
     ("shoal-lab", ASSEMBLY),
     ("shoal", ASSEMBLY),
@@ -40,6 +41,7 @@ const ASSEMBLY: &[&str] = &[
     "shoal-vlog",
     "shoal-netram",
     "shoal-nbd",
+    "shoal-writeback",
     "shoal-fuse",
     "shoal-lab",
 ];

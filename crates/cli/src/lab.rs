@@ -16,7 +16,8 @@ use crate::print_json;
     shoal lab list\n  \
     shoal lab run netram --quick\n  \
     shoal lab run netram --trace week.srt --out results\n  \
-    shoal lab run idle-time --out results\n\n\
+    shoal lab run idle-time --out results\n  \
+    shoal lab run update-policy --out results\n\n\
     Times of a model are simulated and say so.")]
 pub struct LabArgs {
     #[command(subcommand)]

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::report::{Report, ReportError};
 use crate::trace::TraceError;
-use crate::{idle_time, netram};
+use crate::{idle_time, netram, update_policy};
 
 /// Why an experiment could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +64,8 @@ pub enum Experiment {
     Netram(netram::Options),
     /// Virtual-log disk: what idle time is worth to update in place, LFS and eager writing, on simulated disks
     IdleTime(idle_time::Options),
+    /// Update policies: what readers wait for when dirty blocks are written, on the report's two disks, simulated
+    UpdatePolicy(update_policy::Options),
 }
 
 impl Experiment {
@@ -71,6 +73,7 @@ impl Experiment {
         match self {
             Experiment::Netram(options) => options.run(common),
             Experiment::IdleTime(options) => options.run(common),
+            Experiment::UpdatePolicy(options) => options.run(common),
         }
     }
 
@@ -78,6 +81,7 @@ impl Experiment {
         match name {
             "netram" => <netram::Options as Run>::PAPER,
             "idle-time" => <idle_time::Options as Run>::PAPER,
+            "update-policy" => <update_policy::Options as Run>::PAPER,
             _ => "",
         }
     }

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-pub use plot::{Plot, Series};
+pub use plot::{Plot, Series, Style};
 
 /// Why a report could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -311,6 +311,7 @@ mod tests {
                 x: "extra space (%)".into(),
                 y: "simulated time (s)".into(),
                 series: vec![Series { name: "none".into(), points: vec![(0.0, 1.0), (5.0, 2.0)] }],
+                style: Style::default(),
             }],
         };
         let files = report.write(&directory).unwrap();

@@ -2,9 +2,10 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `drive` | the figures of a drive: seek curve, rotation, zones, buffer; three drives |
+//! | `drive` | the figures of a drive: seek curve, rotation, zones, buffer; five drives |
 //! | `geometry` | where a sector lies: cylinder, head, angle, with skew |
 //! | `mechanism` | the moving state: what a request costs, and where a write could begin soonest |
+//! | `queue` | requests that wait for the disk: first come first served, or in the order of an elevator |
 //!
 //! Owns: [`MechanicalDisk`], a block device whose requests let time pass on a [`SimClock`], and the free choice of place
 //! ([`Head`]) that eager writing needs. The platter's angle is a function of the clock alone, at every instant:
@@ -15,12 +16,13 @@
 //! same disk as its own firmware sees it: requests without the overhead of a command, so that a virtual log inside the drive
 //! pays [`MechanicalDisk::command`] once for each request of the host and nothing for its own.
 //!
-//! Left out: a queue, a volatile write cache (a completed write is on the platter), crashes and faults (`disk`), thermal
+//! Left out: a volatile write cache (a completed write is on the platter), crashes and faults (`disk`), thermal
 //! recalibration, spare sectors, and the bus, which is busy while the arm moves; only hits in the buffer pay for it.
 
 mod drive;
 mod geometry;
 mod mechanism;
+mod queue;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -31,6 +33,7 @@ use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, Head, MediaErro
 pub use drive::{Drive, SeekCurve, Zone};
 pub use geometry::{Geometry, Place};
 pub use mechanism::{Position, Spent};
+pub use queue::{DiskQueue, Order, Served};
 
 use crate::SimClock;
 use crate::pages::Pages;

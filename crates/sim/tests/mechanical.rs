@@ -306,3 +306,25 @@ fn one_sequence_of_requests_takes_one_time() {
     };
     assert_eq!(run(), run());
 }
+
+/// Seek and half a turn of random reads of one sector over a whole disk: what makers call the mean access time.
+#[test]
+fn the_disks_of_the_update_report_have_its_access_times_and_rates() {
+    for (drive, access_ms, rates) in [(Drive::rz58(), 18.0, [3.8, 5.0]), (Drive::rz57(), 23.0, [2.2, 2.2])] {
+        let (name, revolution_s) = (drive.name, drive.revolution_ns as f64 / 1e9);
+        let mut zones: Vec<f64> = drive.zones.iter().map(|zone| f64::from(zone.sectors_per_track) * 512.0).collect();
+        zones.sort_by(f64::total_cmp);
+        for (track_bytes, rate) in [(zones[0], rates[0]), (zones[zones.len() - 1], rates[1])] {
+            close(track_bytes / revolution_s / 1e6, rate, 0.02, name);
+        }
+        let (disk, _) = disk(drive);
+        let sectors = disk.geometry().bytes / 512;
+        let mut random = Random::new(3);
+        for _ in 0..20_000 {
+            disk.read_into(random.below(sectors) * 512, &mut [0; 512]).unwrap();
+        }
+        let spent = disk.spent();
+        let positioning_ms = (spent.seek_ns + spent.head_switch_ns + spent.rotation_ns) as f64 / 20_000.0 / 1e6;
+        close(positioning_ms, access_ms, 0.02, name);
+    }
+}

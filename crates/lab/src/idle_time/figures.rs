@@ -6,7 +6,7 @@
 use super::lfs::First;
 use super::points::{DiskKind, Kind, Point, Setup};
 use super::{FULL_SPEED_BURST_KB, UTILISATION};
-use crate::report::{Cell, Comparison, Plot, Series, Table};
+use crate::report::{Cell, Comparison, Plot, Series, Style, Table};
 
 /// What was run.
 pub struct Curve<'a> {
@@ -285,6 +285,7 @@ pub fn plots(curve: &Curve, all: &[Measured]) -> Vec<Plot> {
                 x: "idle interval (s, simulated)".into(),
                 y: y.into(),
                 series: series.filter(|line| !line.points.is_empty()).collect(),
+                style: Style::default(),
             });
         }
         for &burst in curve.bursts_kb {
@@ -296,6 +297,7 @@ pub fn plots(curve: &Curve, all: &[Measured]) -> Vec<Plot> {
                 x: "idle interval (s, simulated)".into(),
                 y: y.into(),
                 series: series.into_iter().filter(|line| !line.points.is_empty()).collect(),
+                style: Style::default(),
             });
         }
         let series = Kind::ALL.map(|kind| Series {
@@ -312,6 +314,7 @@ pub fn plots(curve: &Curve, all: &[Measured]) -> Vec<Plot> {
             x: "utilisation (% of the disk's blocks)".into(),
             y: y.into(),
             series: series.into_iter().filter(|line| !line.points.is_empty()).collect(),
+            style: Style::default(),
         });
     }
     plots.into_iter().filter(|plot| !plot.series.is_empty()).collect()

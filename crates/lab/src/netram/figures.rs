@@ -6,7 +6,7 @@
 
 use super::model::Pace;
 use super::points::{Figures, Room, Setup, Variant};
-use crate::report::{Cell, Comparison, Plot, Series, Table};
+use crate::report::{Cell, Comparison, Plot, Series, Style, Table};
 use crate::trace::shape::{Summary, at_busiest, continuing};
 
 /// Table 1: streams, and execution time at 20% extra space (s).
@@ -253,6 +253,7 @@ pub fn plots(world: &World, runs: &[Figures]) -> Vec<Plot> {
         x: "extra space (% of the disk)".into(),
         y: y.into(),
         series,
+        style: Style::default(),
     };
     let all = [
         plot(

@@ -1,7 +1,8 @@
 //! A line plot as SVG.
 //!
 //! Owns: axes, colours, markers, legend. Lines are told apart by colour and by marker. The range of y begins at 0
-//! unless told otherwise: a plot that cuts its axis off makes small differences look large. Left out: other formats.
+//! unless it is logarithmic: a plot that cuts its axis off makes small differences look large. On a logarithmic axis what is not
+//! above 0 has no place and is left out. Left out: other formats.
 
 use plotters::prelude::*;
 
@@ -20,6 +21,15 @@ const COLOURS: [RGBColor; 8] = [
     RGBColor(150, 150, 150),
 ];
 
+/// How points are drawn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Style {
+    pub is_log_x: bool,
+    pub is_log_y: bool,
+    /// Points without a line through them.
+    pub is_scatter: bool,
+}
+
 /// A line.
 #[derive(Clone, Debug)]
 pub struct Series {
@@ -36,6 +46,15 @@ pub struct Plot {
     pub x: String,
     pub y: String,
     pub series: Vec<Series>,
+    pub style: Style,
+}
+
+/// A tick of a logarithmic axis, in three digits.
+fn power(exponent: f64) -> String {
+    let value = 10f64.powf(exponent);
+    let decimals = (2.0 - exponent.floor()).clamp(0.0, 9.0) as usize;
+    let text = format!("{value:.decimals$}");
+    if decimals == 0 { text } else { text.trim_end_matches('0').trim_end_matches('.').to_string() }
 }
 
 impl Plot {
@@ -46,20 +65,29 @@ impl Plot {
     }
 
     fn draw(&self, svg: &mut String) -> Result<(), String> {
-        let points = || self.series.iter().flat_map(|series| series.points.iter().copied());
+        let Style { is_log_x, is_log_y, is_scatter } = self.style;
+        let has_place = move |(x, y): &(f64, f64)| !(is_log_x && *x <= 0.0 || is_log_y && *y <= 0.0);
+        let placed =
+            move |(x, y): (f64, f64)| (if is_log_x { x.log10() } else { x }, if is_log_y { y.log10() } else { y });
+        let of = |series: &Series| -> Vec<(f64, f64)> {
+            series.points.iter().copied().filter(has_place).map(placed).collect()
+        };
+        let points = || self.series.iter().flat_map(of);
         if points().any(|(x, y)| !x.is_finite() || !y.is_finite()) {
             return Err("a point is not a number".into());
         }
         let range = |values: &mut dyn Iterator<Item = f64>| {
             values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)))
         };
-        let ((left, right), (_, top)) = (range(&mut points().map(|p| p.0)), range(&mut points().map(|p| p.1)));
+        let ((left, right), (low, top)) = (range(&mut points().map(|p| p.0)), range(&mut points().map(|p| p.1)));
         if left > right {
             return Err("there is no point to draw".into());
         }
         let right = if right > left { right } else { left + 1.0 };
         // Room for the legend above the lines.
         let top = if top > 0.0 { top * 1.35 } else { 1.0 };
+        let bottom = if is_log_y { low.min(0.0) } else { 0.0 };
+        let label = |is_log: bool| move |value: &f64| if is_log { power(*value) } else { format!("{value}") };
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
         root.fill(&WHITE).map_err(|error| text(&error))?;
@@ -68,26 +96,27 @@ impl Plot {
             .margin(16)
             .x_label_area_size(48)
             .y_label_area_size(72)
-            .build_cartesian_2d(left..right, 0.0..top)
+            .build_cartesian_2d(left..right, bottom..top)
             .map_err(|error| text(&error))?;
         chart
             .configure_mesh()
             .x_desc(&self.x)
             .y_desc(&self.y)
-            .x_label_formatter(&|x| format!("{x}"))
-            .y_label_formatter(&|y| format!("{y}"))
+            .x_label_formatter(&label(is_log_x))
+            .y_label_formatter(&label(is_log_y))
             .label_style(("sans-serif", 14))
             .light_line_style(TRANSPARENT)
             .draw()
             .map_err(|error| text(&error))?;
         for (index, series) in self.series.iter().enumerate() {
             let colour = COLOURS[index % COLOURS.len()];
-            let line = LineSeries::new(series.points.iter().copied(), colour.stroke_width(2));
+            let line = if is_scatter { vec![] } else { of(series) };
+            let line = LineSeries::new(line, colour.stroke_width(2));
             let legend = chart.draw_series(line).map_err(|error| text(&error))?;
             legend
                 .label(&series.name)
                 .legend(move |(x, y)| PathElement::new(vec![(x, y), (x + 22, y)], colour.stroke_width(2)));
-            let markers = series.points.iter().copied();
+            let markers = of(series).into_iter();
             // Filled and hollow in turn, triangles and circles in turn.
             let style = if index % 4 < 2 { colour.filled() } else { colour.stroke_width(2) };
             let drawn = if index % 2 == 0 {
@@ -114,7 +143,14 @@ mod tests {
     use super::*;
 
     fn plot(series: Vec<Series>) -> Plot {
-        Plot { name: "p".into(), title: "Figure <6>".into(), x: "extra space (%)".into(), y: "time (s)".into(), series }
+        Plot {
+            name: "p".into(),
+            title: "Figure <6>".into(),
+            x: "extra space (%)".into(),
+            y: "time (s)".into(),
+            series,
+            style: Style::default(),
+        }
     }
 
     #[test]
@@ -126,6 +162,16 @@ mod tests {
         for text in ["none", "adaptive, P=2", "extra space (%)", "time (s)", "Figure &lt;6&gt;"] {
             assert!(svg.contains(text), "{text}");
         }
+    }
+
+    #[test]
+    fn a_logarithmic_axis_has_its_values_as_labels_and_no_place_for_zero() {
+        let series = Series { name: "n".into(), points: vec![(0.0, 1.0), (1.0, 1.0), (1000.0, 100.0)] };
+        let style = Style { is_log_x: true, is_log_y: true, is_scatter: true };
+        let svg = Plot { style, ..plot(vec![series]) }.to_svg().unwrap();
+        assert_eq!(svg.matches("<circle").count(), 2);
+        assert!(svg.contains("1000") && !svg.contains("NaN"), "{svg}");
+        assert_eq!([0.0, 1.0, 0.5, -1.0, 3.5].map(power), ["1", "10", "3.16", "0.1", "3162"]);
     }
 
     #[test]

@@ -1,0 +1,369 @@
+//! The report's figures and tables, and what it left open, from the runs.
+//!
+//! Owns: what is told in which table and plot. The report gives its figures 1 to 4 as points without numbers; what its
+//! text says of them is what claims are measured by (`claims`). Times are simulated.
+
+use super::Plan;
+use super::claims::{aipu_worst_ms, comparison};
+use super::layout::{BLOCK_BYTES, Disk};
+use super::points::{BURST_EVERY_S, Config, Found, Measured};
+use crate::report::{Cell, Plot, Series, Style, Table};
+
+/// Buckets of the histograms in each factor of ten.
+const BUCKETS: i32 = 10;
+
+/// The report's table 1: year, buffers, access time (ms), its seconds.
+const TABLE_1: [(u64, u64, f64, f64); 3] = [(1983, 205, 35.0, 7.2), (1993, 1638, 15.0, 26.0), (2003, 6554, 6.0, 39.0)];
+/// Its table 2: year, cache (MB), bandwidth (MB/s), its seconds.
+const TABLE_2: [(u64, f64, f64, f64); 3] =
+    [(1983, 0.103, 1.0, 0.1), (1993, 6.554, 5.5, 1.2), (2003, 410.0, 30.0, 13.6)];
+
+pub fn number(value: f64, decimals: usize) -> Cell {
+    Cell::Number(value, decimals)
+}
+
+fn scatter(found: &Found, disk: Disk) -> Table {
+    let (figure, name) = if disk == Disk::Rz58 { (1, "fast") } else { (2, "slow") };
+    let mut table = Table::new(
+        &format!("figure-{figure}"),
+        format!("Figure {figure}: local random reads, {name} system ({}), each trial (simulated time)", disk.name()),
+        &["configuration", "trial", "mean ms", "deviation ms", "worst ms", "reads/s", "writes/s"],
+    );
+    for measured in found.measured.iter().filter(|measured| measured.disk == disk) {
+        for (trial, figures) in measured.trials.iter().enumerate() {
+            table.push(vec![
+                measured.config.name().into(),
+                (trial as u64 + 1).into(),
+                number(figures.mean_ms, 2),
+                number(figures.deviation_ms, 2),
+                number(figures.worst_ms, 0),
+                number(figures.reads_per_s, 2),
+                number(figures.writes_per_s, 2),
+            ]);
+        }
+    }
+    table
+}
+
+/// Number of a response's bucket.
+fn bucket(us: u32) -> i32 {
+    ((f64::from(us.max(1)) / 1000.0).log10() * f64::from(BUCKETS)).floor() as i32
+}
+
+/// Least response of a bucket (ms).
+pub fn least_ms(bucket: i32) -> f64 {
+    10f64.powf(f64::from(bucket) / f64::from(BUCKETS))
+}
+
+/// Reads in each bucket, from the first to the last that has any.
+pub fn histogram(responses_us: &[u32]) -> Vec<(i32, u64)> {
+    let mut buckets: Vec<(i32, u64)> = vec![];
+    for us in responses_us {
+        match buckets.last_mut() {
+            Some((last, count)) if *last == bucket(*us) => *count += 1,
+            _ => buckets.push((bucket(*us), 1)),
+        }
+    }
+    buckets
+}
+
+fn histograms(found: &Found, disk: Disk) -> Table {
+    let (figure, name) = if disk == Disk::Rz58 { (3, "fast") } else { (4, "slow") };
+    let names = Config::ALL.map(Config::name);
+    let columns: Vec<&str> = ["from ms"].into_iter().chain(names).collect();
+    let title = format!(
+        "Figure {figure}: local random reads, {name} system ({}), reads by response (simulated time)",
+        disk.name()
+    );
+    let mut table = Table::new(&format!("figure-{figure}"), title, &columns);
+    let histograms = Config::ALL.map(|config| found.of(disk, config).map(|of| histogram(&of.all.responses_us)));
+    let all = || histograms.iter().flatten().flatten().map(|(bucket, _)| *bucket);
+    let (Some(first), Some(last)) = (all().min(), all().max()) else { return table };
+    for bucket in first..=last {
+        let count = |histogram: &Option<Vec<(i32, u64)>>| {
+            let counts = histogram.iter().flatten();
+            Cell::Count(counts.filter(|(of, _)| *of == bucket).map(|(_, count)| count).sum())
+        };
+        let row = [number(least_ms(bucket), 1)].into_iter().chain(histograms.iter().map(count)).collect();
+        table.push(row);
+    }
+    table
+}
+
+fn summary(found: &Found) -> Table {
+    let mut table = Table::new(
+        "summary",
+        "All trials together (simulated time)",
+        &[
+            "disk",
+            "configuration",
+            "reads",
+            "mean ms",
+            "deviation ms",
+            "p99 ms",
+            "worst ms",
+            "> 450 ms",
+            "> 1 s",
+            "reads/s",
+            "writes/s",
+            "write ms",
+            "oldest s",
+        ],
+    );
+    for measured in &found.measured {
+        let all = &measured.all;
+        table.push(vec![
+            measured.disk.name().into(),
+            measured.config.name().into(),
+            all.reads.into(),
+            number(all.mean_ms, 2),
+            number(all.deviation_ms, 2),
+            number(all.p99_ms, 1),
+            number(all.worst_ms, 0),
+            all.above(450.0).into(),
+            all.above(1000.0).into(),
+            number(all.reads_per_s, 1),
+            number(all.writes_per_s, 1),
+            number(all.write_ms, 1),
+            // Without delay no block has an age.
+            if measured.config.is_delayed { number(all.age_max_s, 1) } else { Cell::Empty },
+        ]);
+    }
+    table
+}
+
+fn scanned(found: &Found) -> Table {
+    let mut table = Table::new(
+        "scanned",
+        "Blocks scanned to find those to be written (all trials)",
+        &["disk", "configuration", "written", "scanned by the report's algorithm", "examined here"],
+    );
+    for measured in found.measured.iter().filter(|measured| measured.config.is_delayed) {
+        let counts = &measured.all.counts;
+        table.push(vec![
+            measured.disk.name().into(),
+            measured.config.name().into(),
+            counts.chosen.into(),
+            counts.listed.into(),
+            counts.examined.into(),
+        ]);
+    }
+    table
+}
+
+fn scaling(found: &Found) -> [Table; 2] {
+    let mut random = Table::new(
+        "table-1",
+        "Table 1: random write of the entire cache; the report's rows, and drained here (simulated time)",
+        &[
+            "machine",
+            "buffers",
+            "access ms",
+            "paper s",
+            "its own product s",
+            "ours, FIFO s",
+            "ours, a file s",
+            "ours, elevator s",
+        ],
+    );
+    for (year, buffers, access_ms, paper_s) in TABLE_1 {
+        let product = number(buffers as f64 * access_ms / 1000.0, 1);
+        let [a, b, c] = [Cell::Empty, Cell::Empty, Cell::Empty];
+        random.push(vec![
+            year.to_string().into(),
+            buffers.into(),
+            number(access_ms, 0),
+            number(paper_s, 1),
+            product,
+            a,
+            b,
+            c,
+        ]);
+    }
+    let mut sequential = Table::new(
+        "table-2",
+        "Table 2: sequential write of the entire cache (simulated time)",
+        &["machine", "cache MB", "MB/s", "paper s", "its own quotient s", "ours s"],
+    );
+    for (year, mb, rate, paper_s) in TABLE_2 {
+        let cells = [number(mb, 1), number(rate, 1), number(paper_s, 1), number(mb / rate, 1), Cell::Empty];
+        sequential.push([Cell::Text(year.to_string())].into_iter().chain(cells).collect());
+    }
+    for drain in &found.drains {
+        let buffers = drain.disk.buffers();
+        let (access_ms, mb) = (drain.anywhere_s * 1000.0 / buffers as f64, (buffers * BLOCK_BYTES) as f64 / 1e6);
+        let times = [drain.anywhere_s, drain.file_s, drain.elevator_s].map(|s| number(s, 1));
+        let head = [drain.disk.name().into(), buffers.into(), number(access_ms, 1), Cell::Empty, Cell::Empty];
+        random.push(head.into_iter().chain(times).collect());
+        let head =
+            [drain.disk.name().into(), number(mb, 1), number(mb / drain.in_a_row_s, 1), Cell::Empty, Cell::Empty];
+        sequential.push(head.into_iter().chain([number(drain.in_a_row_s, 1)]).collect());
+    }
+    [random, sequential]
+}
+
+fn partial(found: &Found) -> Table {
+    let mut table = Table::new(
+        "asynchronous",
+        "Asynchronous writes and PU: when some of the writes fill no block and are delayed (simulated time)",
+        &["disk", "fill no block %", "mean ms", "deviation ms", "worst ms", "> 1 s", "reads/s"],
+    );
+    for point in &found.partial {
+        table.push(vec![
+            point.disk.name().into(),
+            u64::from(point.percent).into(),
+            number(point.all.mean_ms, 2),
+            number(point.all.deviation_ms, 2),
+            number(point.all.worst_ms, 0),
+            point.all.above(1000.0).into(),
+            number(point.all.reads_per_s, 1),
+        ]);
+    }
+    table
+}
+
+fn bursts(found: &Found) -> Table {
+    let title =
+        format!("The whole cache dirtied within a second, once in {BURST_EVERY_S} s; delayed writes (simulated time)");
+    let columns = [
+        "disk",
+        "policy",
+        "mean ms",
+        "deviation ms",
+        "p99 ms",
+        "worst ms",
+        "AIPU's worst over it",
+        "reads/s",
+        "oldest s",
+    ];
+    let mut table = Table::new("burst", title, &columns);
+    for burst in &found.bursts {
+        let worst_ms = aipu_worst_ms(found, burst.disk).unwrap_or(f64::NAN);
+        table.push(vec![
+            burst.disk.name().into(),
+            burst.name.clone().into(),
+            number(burst.all.mean_ms, 2),
+            number(burst.all.deviation_ms, 2),
+            number(burst.all.p99_ms, 1),
+            number(burst.all.worst_ms, 0),
+            number(worst_ms / burst.all.worst_ms, 1),
+            number(burst.all.reads_per_s, 1),
+            number(burst.all.age_max_s, 1),
+        ]);
+    }
+    table
+}
+
+fn crossings(plan: &Plan, found: &Found) -> Table {
+    let title = format!(
+        "Mean read response by the share of writes that hit dirty blocks, independent requests, {} (simulated time)",
+        plan.disks[0].name()
+    );
+    let columns = ["read load", "write load", "hits %", "WT ms", "PU ms", "IPU ms", "AIPU ms"];
+    let mut table = Table::new("crossover", title, &columns);
+    for crossing in &found.crossings {
+        for point in &crossing.by_hits {
+            let mut row = vec![
+                number(f64::from(crossing.read_percent) / 100.0, 1),
+                number(f64::from(crossing.write_percent) / 100.0, 1),
+                u64::from(point.percent).into(),
+                number(crossing.through_ms, 1),
+            ];
+            row.extend(point.mean_ms.map(|ms| number(ms, 1)));
+            table.push(row);
+        }
+    }
+    table
+}
+
+pub fn tables(plan: &Plan, found: &Found) -> Vec<Table> {
+    let mut tables = vec![comparison(found), summary(found)];
+    for &disk in &plan.disks {
+        tables.push(scatter(found, disk));
+        tables.push(histograms(found, disk));
+    }
+    tables.extend(scaling(found));
+    tables.extend([scanned(found), partial(found), bursts(found), crossings(plan, found)]);
+    tables
+}
+
+pub fn plots(plan: &Plan, found: &Found) -> Vec<Plot> {
+    let mut plots = vec![];
+    for &disk in &plan.disks {
+        let (first, name) = if disk == Disk::Rz58 { (1, "fast") } else { (2, "slow") };
+        let of = |points: &dyn Fn(&Measured) -> Vec<(f64, f64)>| {
+            let measured = found.measured.iter().filter(|measured| measured.disk == disk);
+            measured.map(|of| Series { name: of.config.name().into(), points: points(of) }).collect::<Vec<_>>()
+        };
+        plots.push(Plot {
+            name: format!("figure-{first}"),
+            title: format!("Figure {first}: local random reads, {name} system ({}), simulated", disk.name()),
+            x: "mean read response (ms)".into(),
+            y: "standard deviation of read response (ms)".into(),
+            series: of(&|measured| measured.trials.iter().map(|trial| (trial.mean_ms, trial.deviation_ms)).collect()),
+            style: Style { is_scatter: true, ..Style::default() },
+        });
+        plots.push(Plot {
+            name: format!("figure-{}", first + 2),
+            title: format!("Figure {}: local random reads, {name} system ({}), simulated", first + 2, disk.name()),
+            x: "read response (ms), logarithmic buckets".into(),
+            y: "reads".into(),
+            series: of(&|measured| {
+                let middle = |bucket: i32| (least_ms(bucket) * least_ms(bucket + 1)).sqrt();
+                let counts = histogram(&measured.all.responses_us);
+                counts.into_iter().map(|(bucket, count)| (middle(bucket), count as f64)).collect()
+            }),
+            style: Style { is_log_x: true, is_log_y: true, ..Style::default() },
+        });
+    }
+    for crossing in &found.crossings {
+        let by_hits = |of: &dyn Fn(&[f64; 3]) -> f64| {
+            crossing.by_hits.iter().map(|point| (f64::from(point.percent), of(&point.mean_ms))).collect()
+        };
+        let series = vec![
+            Series { name: "WT".into(), points: by_hits(&|_| crossing.through_ms) },
+            Series { name: "PU".into(), points: by_hits(&|ms| ms[0]) },
+            Series { name: "IPU".into(), points: by_hits(&|ms| ms[1]) },
+            Series { name: "AIPU".into(), points: by_hits(&|ms| ms[2]) },
+        ];
+        let (reads, writes) = (crossing.read_percent, crossing.write_percent);
+        plots.push(Plot {
+            name: format!("crossover-{reads}-{writes}"),
+            title: format!("Independent requests: read load {reads}%, write load {writes}%, simulated"),
+            x: "writes that hit a dirty block (%)".into(),
+            y: "mean read response (ms)".into(),
+            series,
+            style: Style { is_log_y: true, ..Style::default() },
+        });
+    }
+    plots.retain(|plot| plot.series.iter().any(|series| !series.points.is_empty()));
+    plots
+}
+
+pub fn notes(plan: &Plan) -> Vec<String> {
+    vec![
+        format!(
+            "all times are simulated; one command, {:?} queue, nothing merged; the disks have the report's access times and \
+             rates, what it leaves open is in docs/papers/better-update-policy.md",
+            plan.order
+        ),
+        format!(
+            "{} trials of {} reads after a warm-up; seeds {} to {}; the reader takes {} us between two reads",
+            plan.trials,
+            plan.reads,
+            plan.seed,
+            plan.seed + plan.trials - 1,
+            plan.think_ns / 1000
+        ),
+        "the writer dirties half the cache every 30 s, evenly; asynchronous writes fill their blocks and go to the disk at once"
+            .into(),
+        format!(
+            "read priority: due blocks stay in the cache while a read waits, and leave one at a time; shaped: at most {} \
+             writes at the disk and {} a second; both until a block is {} s old",
+            plan.depth,
+            plan.writes_per_s,
+            plan.age_max_ns / 1_000_000_000
+        ),
+        "crossover: Carson and Setia speak of the share of writes that hit dirty blocks, not of a load".into(),
+    ]
+}

@@ -1,0 +1,125 @@
+//! Where the blocks of files lie on the simulated disk.
+//!
+//! Owns: [`Disk`], the two disks of the report with their caches and files; [`Layout`], an aged file system in the manner of
+//! 4.2BSD. The report says nothing of it, so it is settled here: the partition is the outer 55% of the disk; a cylinder group has
+//! 16 cylinders; a file takes a quarter of a group and goes on in another one, groups evenly spread; within a group its blocks lie
+//! anywhere. So neighbouring blocks of a file are near each other, but a write of the next block still waits for the platter:
+//! this is what makes the report's mean write of 15 ms in a burst beside its mean access of 18 ms.
+
+use clap::ValueEnum;
+use shoal_sim::Random;
+use shoal_sim::mechanical::{Drive, Geometry};
+
+/// The unit of caches, files and requests (bytes).
+pub const BLOCK_BYTES: u64 = 8192;
+const PARTITION_PERCENT: u64 = 55;
+const GROUP_CYLINDERS: u64 = 32;
+
+/// A disk of the report, on its machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Disk {
+    Rz58,
+    Rz57,
+}
+
+impl Disk {
+    pub fn name(self) -> &'static str {
+        match self {
+            Disk::Rz58 => "RZ58",
+            Disk::Rz57 => "RZ57",
+        }
+    }
+
+    pub fn drive(self) -> Drive {
+        match self {
+            Disk::Rz58 => Drive::rz58(),
+            Disk::Rz57 => Drive::rz57(),
+        }
+    }
+
+    /// Blocks of the machine's buffer cache.
+    pub fn buffers(self) -> u64 {
+        match self {
+            Disk::Rz58 => 1228,
+            Disk::Rz57 => 614,
+        }
+    }
+
+    /// Blocks of the file that is read.
+    pub fn read_blocks(self) -> u64 {
+        let mbyte = match self {
+            Disk::Rz58 => 34,
+            Disk::Rz57 => 32,
+        };
+        (mbyte << 20) / BLOCK_BYTES
+    }
+
+    /// Blocks of the file that is written: more than are dirtied in a minute.
+    pub fn write_blocks(self) -> u64 {
+        self.buffers() * 9 / 8
+    }
+}
+
+/// The file system on a disk.
+pub struct Layout {
+    /// Bytes of the partition, which begins at 0.
+    partition: u64,
+    group: u64,
+}
+
+impl Layout {
+    pub fn new(geometry: &Geometry) -> Layout {
+        let partition = geometry.sectors() * 512 * PARTITION_PERCENT / 100;
+        // The mean over the zones: groups are a matter of distance.
+        let group = geometry.sectors() * 512 * GROUP_CYLINDERS / u64::from(geometry.cylinders());
+        Layout { partition, group }
+    }
+
+    /// Addresses of a file's blocks, in their order.
+    pub fn file(&self, blocks: u64, random: &mut Random) -> Vec<u64> {
+        let per_group = self.group / BLOCK_BYTES;
+        let piece = per_group / 8;
+        let (pieces, groups) = (blocks.div_ceil(piece), self.partition / self.group);
+        let mut places = vec![];
+        // One group of each of so many equal shares of the partition, in any order.
+        for share in random.shuffled(0..pieces) {
+            let (first, end) = (share * groups / pieces, (share + 1) * groups / pieces);
+            let group = first + random.below((end - first).max(1));
+            let slots = random.shuffled(0..per_group);
+            places.extend(slots.iter().take(piece as usize).map(|slot| group * self.group + slot * BLOCK_BYTES));
+        }
+        places.truncate(blocks as usize);
+        // Groups begin at a multiple of a sector, blocks at a multiple of what the drive places as one.
+        places.iter().map(|place| place / 2048 * 2048).collect()
+    }
+
+    /// A place anywhere on the partition.
+    pub fn anywhere(&self, random: &mut Random) -> u64 {
+        random.below(self.partition / BLOCK_BYTES) * BLOCK_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+
+    use shoal_sim::{MechanicalDisk, SimClock};
+
+    use super::*;
+
+    #[test]
+    fn a_files_blocks_lie_apart_in_few_groups() {
+        for disk in [Disk::Rz58, Disk::Rz57] {
+            let disk_of = MechanicalDisk::new(disk.drive(), Arc::new(SimClock::new(0)));
+            let layout = Layout::new(disk_of.layout());
+            let places = layout.file(disk.read_blocks(), &mut Random::new(1));
+            assert_eq!(places.len() as u64, disk.read_blocks());
+            let sorted: BTreeSet<u64> = places.iter().copied().collect();
+            assert!(sorted.iter().zip(sorted.iter().skip(1)).all(|(a, b)| b - a >= BLOCK_BYTES), "blocks overlap");
+            assert!(places.iter().all(|place| place + BLOCK_BYTES <= layout.partition + layout.group));
+            let groups: BTreeSet<u64> = places.iter().map(|place| place / layout.group).collect();
+            assert!((8..30).contains(&groups.len()), "{} groups", groups.len());
+        }
+    }
+}

@@ -1,0 +1,350 @@
+//! A machine with a buffer cache, an update policy and one disk, in simulated time.
+//!
+//! Owns: [`Machine`], which lets a writer, a reader and the policy act on the disk's queue; [`Load`]s they can make; what was
+//! measured ([`Trial`]). Rules: the policy is the one that serves users (`shoal-writeback`); all that happens while the disk is busy
+//! happens in the order of its time, before the disk's next request is chosen; reads go past the cache. The file system's
+//! metadata is a dirty set of its own under periodic update, as the report's system has it under either policy.
+
+use std::sync::Arc;
+
+use shoal_media::Clock;
+use shoal_sim::mechanical::{DiskQueue, Order};
+use shoal_sim::{MechanicalDisk, Random, SimClock};
+use shoal_writeback::{BlockId, Counts, DirtySet, FileId, Load as DiskLoad, Policy, Rule, S_NS};
+
+use super::layout::{BLOCK_BYTES, Disk, Layout};
+use crate::experiment::LabError;
+
+/// What becomes of a write of the generator.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Writes {
+    /// All modified blocks wait in the cache for the policy.
+    Delayed,
+    /// A block that is filled is written at once; this share of the modifications fills none and waits (0 to 1).
+    Asynchronous { partial: f64 },
+}
+
+/// Who writes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Writer {
+    /// Half the cache in 30 s, evenly, and never a block twice a minute.
+    HalfTheCache,
+    /// The whole cache within a second, once in so many seconds.
+    Burst { every_s: u64 },
+    /// Independent writes to random blocks; a share of them modifies a block that is dirty already (0 to 1).
+    Independent { per_s: f64, hits: f64 },
+}
+
+/// Who reads, random blocks of a file.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Reader {
+    /// The next read comes so long after the end of the one before (ns).
+    Closed { think_ns: u64 },
+    /// Independent reads.
+    Independent { per_s: f64 },
+}
+
+/// A machine under load.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Setup {
+    pub disk: Disk,
+    pub rule: Rule,
+    pub writes: Writes,
+    pub writer: Writer,
+    pub reader: Reader,
+    pub order: Order,
+    /// Reads measured.
+    pub reads: u64,
+    /// Time before the first of them (ns).
+    pub warm_up_ns: u64,
+    pub seed: u64,
+}
+
+/// What was measured after the warm-up.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// Of each read, until its end (us).
+    pub responses_us: Vec<u32>,
+    pub elapsed_s: f64,
+    pub writes: u64,
+    /// Mean time of a write at the disk, queueing not counted (ms).
+    pub write_ms: f64,
+    /// Greatest time between the first modification of a block and the end of its write (s).
+    pub age_max_s: f64,
+    /// Of the whole run.
+    pub counts: Counts,
+}
+
+/// Blocks of metadata that the two processes keep dirty: superblock, two inodes, a cylinder group's map.
+const METADATA_BLOCKS: u64 = 4;
+const METADATA_NS: u64 = 30 * S_NS;
+const WRITTEN: FileId = FileId(1);
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Tag {
+    Read { at_ns: u64 },
+    Write(BlockId),
+    Metadata(BlockId),
+    Direct,
+}
+
+struct Machine {
+    setup: Setup,
+    clock: Arc<SimClock>,
+    queue: DiskQueue<Tag>,
+    load: DiskLoad,
+    set: DirtySet,
+    /// When the set should be looked at again (ns); None: at the next event.
+    look_ns: Option<u64>,
+    metadata: DirtySet,
+    metadata_at: Vec<u64>,
+    layout: Layout,
+    read_at: Vec<u64>,
+    /// Places of written blocks by number; grows if writes are independent.
+    write_at: Vec<u64>,
+    /// Writes of the generator so far.
+    written: u64,
+    next_write_ns: u64,
+    /// None: the reader waits for an answer.
+    next_read_ns: Option<u64>,
+    random: Random,
+    measured: Trial,
+    write_ns: u64,
+}
+
+/// Runs one machine until its reads are measured.
+pub fn run(setup: &Setup) -> Result<Trial, LabError> {
+    Machine::new(*setup).run()
+}
+
+/// Time to the next of independent events (ns).
+fn gap_ns(per_s: f64, random: &mut Random) -> u64 {
+    let unit = (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+    (-(1.0 - unit).ln() / per_s * 1e9) as u64
+}
+
+impl Machine {
+    fn new(setup: Setup) -> Machine {
+        let clock = Arc::new(SimClock::new(0));
+        let disk = MechanicalDisk::new(setup.disk.drive(), clock.clone());
+        let layout = Layout::new(disk.layout());
+        let mut random = Random::new(setup.seed);
+        let read_at = layout.file(setup.disk.read_blocks(), &mut random);
+        let write_at = match setup.writer {
+            Writer::Independent { .. } => vec![],
+            _ => layout.file(setup.disk.write_blocks(), &mut random),
+        };
+        let metadata_at = (0..METADATA_BLOCKS).map(|_| layout.anywhere(&mut random)).collect();
+        // The policy's ticks and the generator do not begin together.
+        let phase_ns = random.below(30 * S_NS);
+        Machine {
+            setup,
+            clock,
+            queue: DiskQueue::new(disk, setup.order, BLOCK_BYTES),
+            load: DiskLoad::default(),
+            set: DirtySet::new(setup.rule),
+            look_ns: None,
+            metadata: DirtySet::new(Rule::of(Policy::Periodic { interval_ns: METADATA_NS })),
+            metadata_at,
+            layout,
+            read_at,
+            write_at,
+            written: 0,
+            next_write_ns: phase_ns,
+            next_read_ns: Some(phase_ns),
+            random,
+            measured: Trial {
+                responses_us: vec![],
+                elapsed_s: 0.0,
+                writes: 0,
+                write_ms: 0.0,
+                age_max_s: 0.0,
+                counts: Counts::default(),
+            },
+            write_ns: 0,
+        }
+    }
+
+    fn run(mut self) -> Result<Trial, LabError> {
+        let mut last_ns = self.setup.warm_up_ns;
+        while (self.measured.responses_us.len() as u64) < self.setup.reads {
+            let now_ns = self.clock.monotonic_ns();
+            let Some(served) = self.queue.serve() else {
+                let at_ns = self.next_ns(now_ns);
+                self.clock.advance(at_ns.saturating_sub(now_ns));
+                self.act_until(now_ns, at_ns);
+                continue;
+            };
+            let served =
+                served.map_err(|why| LabError::Broken { what: format!("{:?}", self.setup), why: why.to_string() })?;
+            let end_ns = self.clock.monotonic_ns();
+            self.act_until(now_ns, end_ns);
+            self.complete(served.tag, served.service_ns, end_ns);
+            self.choose(end_ns);
+            last_ns = end_ns;
+        }
+        let measured = &mut self.measured;
+        measured.elapsed_s = (last_ns - self.setup.warm_up_ns) as f64 / 1e9;
+        measured.write_ms = self.write_ns as f64 / measured.writes.max(1) as f64 / 1e6;
+        measured.counts = self.set.counts();
+        Ok(self.measured)
+    }
+
+    /// When something happens next, after all that happens at `now_ns` (ns).
+    fn next_ns(&self, now_ns: u64) -> u64 {
+        let times =
+            [self.next_read_ns, self.set.next_ns(now_ns), self.metadata.next_ns(now_ns), Some(self.next_write_ns)];
+        times.into_iter().flatten().min().unwrap_or(u64::MAX).max(now_ns)
+    }
+
+    /// Lets everybody but the disk act, up to `end_ns`.
+    fn act_until(&mut self, now_ns: u64, end_ns: u64) {
+        let mut at_ns = self.next_ns(now_ns);
+        while at_ns <= end_ns {
+            if self.next_read_ns.is_some_and(|next_ns| next_ns <= at_ns) {
+                self.read(at_ns);
+            }
+            while self.next_write_ns <= at_ns {
+                self.write(at_ns);
+            }
+            self.choose(at_ns);
+            at_ns = self.next_ns(at_ns);
+        }
+    }
+
+    fn read(&mut self, now_ns: u64) {
+        let block = self.random.below(self.read_at.len() as u64) as usize;
+        self.queue.push(self.read_at[block], true, Tag::Read { at_ns: now_ns });
+        self.load.reads_waiting += 1;
+        self.next_read_ns = match self.setup.reader {
+            Reader::Closed { .. } => None,
+            Reader::Independent { per_s } => Some(now_ns + 1 + gap_ns(per_s, &mut self.random)),
+        };
+    }
+
+    /// One modification by the generator.
+    fn write(&mut self, now_ns: u64) {
+        let buffers = self.setup.disk.buffers();
+        let block = match self.setup.writer {
+            Writer::HalfTheCache => {
+                self.next_write_ns += 60 * S_NS / buffers;
+                self.written % self.write_at.len() as u64
+            }
+            Writer::Burst { every_s } => {
+                let last = (self.written + 1).is_multiple_of(buffers);
+                self.next_write_ns += if last { (every_s - 1) * S_NS } else { 0 } + S_NS / buffers;
+                self.written % self.write_at.len() as u64
+            }
+            Writer::Independent { per_s, hits } => {
+                self.next_write_ns += 1 + gap_ns(per_s, &mut self.random);
+                // Writing through has no use for a hit.
+                let is_hit = (self.random.below(1 << 32) as f64) < hits * (1u64 << 32) as f64;
+                if is_hit && self.setup.rule.policy != Policy::WriteThrough {
+                    return;
+                }
+                let place = self.layout.anywhere(&mut self.random);
+                self.write_at.push(place);
+                self.write_at.len() as u64 - 1
+            }
+        };
+        self.written += 1;
+        (0..METADATA_BLOCKS).for_each(|block| {
+            self.metadata.dirtied(BlockId(block), FileId(0), now_ns);
+        });
+        let is_delayed = match self.setup.writes {
+            Writes::Delayed => true,
+            Writes::Asynchronous { partial } => (self.random.below(1 << 32) as f64) < partial * (1u64 << 32) as f64,
+        };
+        if is_delayed {
+            self.set.dirtied(BlockId(block), WRITTEN, now_ns);
+        } else {
+            self.push(self.write_at[block as usize], Tag::Direct);
+        }
+    }
+
+    fn push(&mut self, at: u64, tag: Tag) {
+        self.queue.push(at, false, tag);
+        self.load.writes_queued += 1;
+    }
+
+    /// Hands what the policies choose to the disk.
+    fn choose(&mut self, now_ns: u64) {
+        for block in self.metadata.choose(now_ns, &self.load) {
+            self.push(self.metadata_at[block.0 as usize], Tag::Metadata(block));
+        }
+        let is_early = self.look_ns.is_some_and(|look_ns| look_ns > now_ns);
+        if is_early && !self.setup.rule.goes_by_load() {
+            return;
+        }
+        for block in self.set.choose(now_ns, &self.load) {
+            self.push(self.write_at[block.0 as usize], Tag::Write(block));
+        }
+        self.look_ns = self.set.next_ns(now_ns);
+    }
+
+    fn complete(&mut self, tag: Tag, service_ns: u64, now_ns: u64) {
+        let is_measured = now_ns >= self.setup.warm_up_ns;
+        if let Tag::Read { at_ns } = tag {
+            self.load.reads_waiting -= 1;
+            if let Reader::Closed { think_ns } = self.setup.reader {
+                self.next_read_ns = Some(now_ns + think_ns);
+            }
+            if at_ns >= self.setup.warm_up_ns {
+                self.measured.responses_us.push(((now_ns - at_ns) / 1000) as u32);
+            }
+            return;
+        }
+        self.load.writes_queued -= 1;
+        if is_measured {
+            self.measured.writes += 1;
+            self.write_ns += service_ns;
+        }
+        match tag {
+            Tag::Write(block) => {
+                let since_ns = self.set.since_ns(block).unwrap_or(now_ns);
+                self.measured.age_max_s = self.measured.age_max_s.max((now_ns - since_ns) as f64 / 1e9);
+                if self.set.cleaned(block, now_ns) {
+                    self.look_ns = None;
+                }
+            }
+            Tag::Metadata(block) => {
+                self.metadata.cleaned(block, now_ns);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Time until a disk has written as many blocks (s), all of them queued at once.
+pub fn drain_s(disk: Disk, order: Order, places: &Places, seed: u64) -> Result<f64, LabError> {
+    let clock = Arc::new(SimClock::new(0));
+    let mechanical = MechanicalDisk::new(disk.drive(), clock.clone());
+    let (layout, mut random) = (Layout::new(mechanical.layout()), Random::new(seed));
+    let blocks = disk.buffers();
+    let places: Vec<u64> = match places {
+        Places::Anywhere => (0..blocks).map(|_| layout.anywhere(&mut random)).collect(),
+        Places::File => layout.file(blocks, &mut random),
+        Places::InARow => (0..blocks).map(|block| block * BLOCK_BYTES).collect(),
+    };
+    let at_once = match places.as_slice() {
+        // Merged into one request, as a driver that sorts and clusters would.
+        [0, second, ..] if *second == BLOCK_BYTES => blocks,
+        _ => 1,
+    };
+    let mut queue = DiskQueue::new(mechanical, order, at_once * BLOCK_BYTES);
+    places.iter().step_by(at_once as usize).for_each(|place| queue.push(*place, false, ()));
+    while let Some(served) = queue.serve() {
+        served.map_err(|why| LabError::Broken { what: "drain".into(), why: why.to_string() })?;
+    }
+    Ok(clock.monotonic_ns() as f64 / 1e9)
+}
+
+/// Where the blocks of a drained cache lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Places {
+    Anywhere,
+    /// As the layout puts a file.
+    File,
+    /// In one piece.
+    InARow,
+}

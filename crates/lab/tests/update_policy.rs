@@ -1,0 +1,105 @@
+//! The update-policy experiment as a whole: what has to hold on any machine.
+//!
+//! Owns: properties of small runs through the command line: tables and plots are there, time is called simulated, one seed makes one
+//! result, and what the report is about holds: bursts of periodic update make reads wait for seconds, ageing block by
+//! block does not, and yielding or shaping ends the waiting behind a cache that was dirtied at once. Left out: the policies
+//! (their crate), the disks (`sim`), the report's figures to the digit (its page).
+
+use clap::Parser;
+use serde_json::Value;
+use shoal_lab::RunArgs;
+
+#[derive(Parser)]
+struct Line {
+    #[command(flatten)]
+    args: RunArgs,
+}
+
+fn report(options: &str) -> (Value, Vec<String>) {
+    let line = Line::parse_from(format!("run update-policy {options}").split_whitespace());
+    let scratch = tempfile::tempdir().unwrap();
+    let mut args = line.args;
+    args.common.out = Some(scratch.path().to_path_buf());
+    let (report, files) = shoal_lab::run(&args).unwrap();
+    let names = files.iter().map(|file| file.file_name().unwrap().to_str().unwrap().to_string()).collect();
+    (report.to_json(), names)
+}
+
+fn rows<'a>(report: &'a Value, table: &str) -> &'a Vec<Value> {
+    let tables = report["tables"].as_array().unwrap();
+    let table = tables.iter().find(|found| found["name"] == table).unwrap_or_else(|| panic!("no table {table}"));
+    table["rows"].as_array().unwrap()
+}
+
+/// The figure of a disk's row that has `name` in `column`.
+fn figure(report: &Value, table: &str, disk: &str, column: &str, name: &str, of: &str) -> f64 {
+    let row = rows(report, table).iter().find(|row| row["disk"] == disk && row[column] == name);
+    row.unwrap_or_else(|| panic!("{table}: no {name}"))[of].as_f64().unwrap()
+}
+
+#[test]
+fn reads_wait_for_seconds_under_periodic_update_and_not_when_blocks_leave_by_their_age() {
+    let (found, files) = report("--quick --seed 3");
+    for disk in ["RZ58", "RZ57"] {
+        let of = |name: &str, of: &str| figure(&found, "summary", disk, "configuration", name, of);
+        assert!(of("delayed, PU", "worst ms") > 4000.0 && of("delayed, AIPU", "worst ms") < 800.0);
+        assert!(of("delayed, PU", "deviation ms") > 3.0 * of("delayed, AIPU", "deviation ms"));
+        assert!(of("delayed, AIPU", "mean ms") < 1.15 * of("delayed, PU", "mean ms"));
+        assert!(of("delayed, AIPU", "mean ms") < of("asynchronous, PU", "mean ms"), "neighbours are written together");
+        assert!(of("asynchronous, PU", "worst ms") < 500.0, "what fills its block never waits for a tick");
+        assert!(of("delayed, PU", "oldest s") < 45.0 && (30.0..33.0).contains(&of("delayed, AIPU", "oldest s")));
+
+        let burst = |name: &str, of: &str| figure(&found, "burst", disk, "policy", name, of);
+        for name in ["PURP", "interval with read priority", "AIPU, shaped"] {
+            assert!(burst(name, "worst ms") * 5.0 < burst("AIPU", "worst ms"), "{name}");
+            assert!(burst(name, "oldest s") < 95.0, "{name}: the bound, and the write itself");
+        }
+        assert!(burst("AIPU", "worst ms") > 5000.0);
+
+        let scanned = |name: &str, of: &str| figure(&found, "scanned", disk, "configuration", name, of);
+        let listed = "scanned by the report's algorithm";
+        assert_eq!(scanned("delayed, PU", listed), scanned("delayed, PU", "written"));
+        assert!(scanned("delayed, AIPU", listed) > 20.0 * scanned("delayed, AIPU", "written"));
+        assert!(scanned("delayed, AIPU", "examined here") < 1.2 * scanned("delayed, AIPU", "written"));
+    }
+    let worst: Vec<f64> = rows(&found, "asynchronous").iter().map(|row| row["worst ms"].as_f64().unwrap()).collect();
+    assert!(worst[..3].is_sorted() && worst[1] > 2000.0, "delayed writes are what reads wait for: {worst:?}");
+    for table in found["tables"].as_array().unwrap() {
+        let title = table["title"].as_str().unwrap();
+        assert!(title.contains("simulated time") || table["name"] == "scanned", "{title}");
+    }
+    for plot in ["figure-1", "figure-2", "figure-3", "figure-4", "crossover-50-60"] {
+        assert!(files.contains(&format!("update-policy-{plot}.svg")), "{plot}: {files:?}");
+    }
+    assert_eq!(report("--quick --seed 3").0, found, "one seed, one result");
+    assert_ne!(rows(&report("--quick --seed 4").0, "summary"), rows(&found, "summary"));
+}
+
+#[test]
+fn write_hits_decide_whether_periodic_update_pays_off() {
+    let (found, _) = report("--quick --disk rz58");
+    let mut seen = 0;
+    for row in rows(&found, "crossover") {
+        let of = |name: &str| row[name].as_f64().unwrap();
+        let is_overloaded = of("read load") + of("write load") > 1.0;
+        if of("hits %") == 0.0 && !is_overloaded {
+            assert!(of("PU ms") > 10.0 * of("WT ms"), "{row}");
+            assert!(of("IPU ms") < 1.2 * of("WT ms") && of("IPU ms") < of("AIPU ms"), "{row}");
+            seen += 1;
+        }
+        if of("hits %") == 95.0 && is_overloaded {
+            assert!(of("PU ms") < of("WT ms") / 10.0, "{row}");
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 2);
+}
+
+#[test]
+fn an_elevator_shortens_the_bursts_of_periodic_update() {
+    let worst = |queue: &str| {
+        let (found, _) = report(&format!("--quick --disk rz58 --queue {queue}"));
+        figure(&found, "burst", "RZ58", "policy", "PU", "worst ms")
+    };
+    assert!(worst("elevator") < worst("fifo"));
+}

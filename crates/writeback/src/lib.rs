@@ -1,0 +1,47 @@
+//! Update policies: which dirty blocks leave a cache, and when.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `policy` | when a block is due under each policy; what holds due blocks back |
+//! | `dirty_set` | the dirty blocks in the order of their age, and the choice among them |
+//!
+//! A policy is a pure function of the time a block was *first* dirtied: no state, no I/O, no thread, no clock of its own. The
+//! caller says what time it is (nanoseconds of a monotonic clock) and how the device is loaded, and writes what
+//! [`DirtySet::choose`] hands out.
+//!
+//! Rules: a block that is modified again keeps its first time; blocks leave oldest first; no block is handed out while a
+//! write of it is under way; a block older than its bound is held back by nothing.
+//!
+//! ```
+//! use shoal_writeback::{BlockId, DirtySet, FileId, Load, Policy, Rule, S_NS};
+//!
+//! let mut set = DirtySet::new(Rule::of(Policy::aipu(30 * S_NS)));
+//! set.dirtied(BlockId(7), FileId(1), 5 * S_NS);
+//! set.dirtied(BlockId(7), FileId(1), 20 * S_NS); // younger data, the same age
+//! assert!(set.choose(34 * S_NS, &Load::default()).is_empty());
+//! assert_eq!(set.choose(35 * S_NS, &Load::default()), [BlockId(7)]);
+//! set.cleaned(BlockId(7), 36 * S_NS); // its write has completed
+//! assert!(set.is_empty());
+//! ```
+//!
+//! Left out: writing, merging of neighbours, and who waits. Metadata that a system writes every 30 seconds whatever the
+//! policy for data, as the report's does, is a set of its own under [`Policy::Periodic`].
+
+#![forbid(unsafe_code)]
+
+mod dirty_set;
+mod policy;
+
+pub use dirty_set::{Counts, DirtySet};
+pub use policy::{Load, Policy, Rule, Shape};
+
+/// A second, in the unit of all times here (ns).
+pub const S_NS: u64 = 1_000_000_000;
+
+/// A block of the device or of a file; what the number means is the caller's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockId(pub u64);
+
+/// The file a block belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FileId(pub u64);
