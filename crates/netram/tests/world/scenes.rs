@@ -15,8 +15,10 @@ const TICKS: usize = 50;
 /// Room of a header in these worlds.
 const HEADER_BYTES: usize = 512;
 
-/// All scenes with their names.
-pub const ALL: [(&str, fn() -> Result<(), DiskError>); 6] = [
+/// What a scene is called, and the scene.
+type Scene = (&'static str, fn() -> Result<(), DiskError>);
+
+pub const ALL: [Scene; 6] = [
     ("a unit's newer header is torn", torn_header),
     ("a superblock is torn", torn_superblock),
     ("a donor returns with news", news),
