@@ -3,6 +3,7 @@
 //! Owns: what counts as a claim shown. Rules: a verdict is the outcome of a comparison written beside it. "Near" is outside of what the
 //! text says and within the margin given here; a figure that the text does not tell has no verdict. Times are simulated.
 
+use super::build;
 use super::figures::{histogram, least_ms, number};
 use super::layout::Disk;
 use super::points::{Config, Crossing, Found, Measured};
@@ -144,5 +145,6 @@ pub fn comparison(found: &Found) -> Table {
         }
     }
     crossing_claims(&found.crossings, &mut claims);
+    build::claims(&found.replayed, &mut claims);
     claims.into_table()
 }

@@ -4,6 +4,7 @@
 //! text says of them is what claims are measured by (`claims`). Times are simulated.
 
 use super::Plan;
+use super::build;
 use super::claims::{aipu_worst_ms, comparison};
 use super::layout::{BLOCK_BYTES, Disk};
 use super::points::{BURST_EVERY_S, Config, Found, Measured};
@@ -283,6 +284,7 @@ pub fn tables(plan: &Plan, found: &Found) -> Vec<Table> {
         tables.push(histograms(found, disk));
     }
     tables.extend(scaling(found));
+    tables.extend(build::tables(&found.replayed));
     tables.extend([scanned(found), partial(found), bursts(found), crossings(plan, found)]);
     tables
 }
@@ -336,6 +338,7 @@ pub fn plots(plan: &Plan, found: &Found) -> Vec<Plot> {
             style: Style { is_log_y: true, ..Style::default() },
         });
     }
+    plots.push(build::plot(&found.replayed));
     plots.retain(|plot| plot.series.iter().any(|series| !series.points.is_empty()));
     plots
 }

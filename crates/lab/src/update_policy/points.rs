@@ -8,6 +8,7 @@ use shoal_sim::mechanical::Order;
 use shoal_writeback::{Counts, Policy, Rule, S_NS, Shape};
 
 use super::Plan;
+use super::build::{self, Replayed};
 use super::layout::Disk;
 use super::machine::{self, Places, Reader, Setup, Trial, Writer, Writes};
 use crate::experiment::LabError;
@@ -178,6 +179,7 @@ pub struct Found {
     pub partial: Vec<Partial>,
     pub crossings: Vec<Crossing>,
     pub drains: Vec<Drain>,
+    pub replayed: Vec<Replayed>,
 }
 
 /// What a setup was run for.
@@ -294,7 +296,14 @@ pub fn measure(plan: &Plan) -> Result<Found, LabError> {
     let setups = setups(plan, service_s(plan.disks[0], plan.seed)?);
     let outcomes = parallel::map(&setups, plan.threads, |(_, setup)| machine::run(setup));
     let trials = outcomes.into_iter().collect::<Result<Vec<Trial>, LabError>>()?;
-    let mut found = Found { measured: vec![], bursts: vec![], partial: vec![], crossings: vec![], drains: vec![] };
+    let mut found = Found {
+        measured: vec![],
+        bursts: vec![],
+        partial: vec![],
+        crossings: vec![],
+        drains: vec![],
+        replayed: build::replay()?,
+    };
     let of_a_point = plan.trials as usize;
     for ((of, _), trials) in setups.iter().step_by(of_a_point).zip(trials.chunks(of_a_point)) {
         let all = Figures::of(trials);

@@ -119,7 +119,8 @@ mod tests {
         let blocks = [70_000, 20, 150_000, 21, 90_000];
         assert_eq!(served(Order::Fifo, &blocks).0, blocks);
         assert_eq!(served(Order::Elevator, &blocks).0, [20, 21, 70_000, 90_000, 150_000]);
-        let scattered: Vec<u64> = (0..400).map(|n| n * 7919 % 160_000).collect();
+        let mut random = crate::Random::new(1);
+        let scattered: Vec<u64> = (0..400).map(|_| random.below(160_000)).collect();
         let (fifo_ns, elevator_ns) = (served(Order::Fifo, &scattered).1, served(Order::Elevator, &scattered).1);
         assert!(elevator_ns * 10 < fifo_ns * 7, "{elevator_ns} against {fifo_ns}");
     }
