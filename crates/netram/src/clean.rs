@@ -66,7 +66,7 @@ impl State {
 
     /// May a group with so many live blocks be emptied beside others? There must be room for all that moves, without units that
     /// writers may take, and without one that repair may need; and all of them together must give more groups than they take.
-    pub fn fits_beside_victims(&self, live: u32) -> bool {
+    fn fits_beside_victims(&self, live: u32) -> bool {
         let width = (self.plan.data + self.plan.parity).min(self.takers());
         let slots = (width.saturating_sub(self.plan.parity) * self.plan.buffer) as u32;
         let roomy = |groups: usize| (0..self.donors.len()).filter(|&n| self.is_roomy(n, NOTE_UNITS + groups)).count();

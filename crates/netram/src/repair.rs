@@ -15,14 +15,11 @@ use crate::donors::DonorState;
 use crate::membership::{needs_repair, new_epoch, requeue, retry_later, try_again};
 use crate::parity;
 use crate::planted::{Bug, is_planted};
-use crate::state::{Member, NOTE_UNITS, RESERVE_UNITS, State};
+use crate::state::{Member, State};
 use crate::task::{Core, Op};
 use crate::unit::Head;
 use crate::write::{join, send};
 
-/// A drain that finds no room pauses for so long (ns), at most so many times.
-const PAUSE_NS: u64 = 1_000_000_000;
-const PAUSES_MAX: u32 = 60;
 /// Groups repaired at the same time.
 pub(crate) const REPAIRERS: usize = 8;
 
@@ -106,7 +103,7 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
             empty(core, index).await;
             return;
         }
-        let (place, member, target, draining) = {
+        let (place, member, target) = {
             let state = &mut *core.lock();
             let group = &state.groups[index as usize];
             let leaves = |member: &Member| {
@@ -126,20 +123,17 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
             } else if from != Some(member.donor) {
                 members.remove(place);
             }
-            // Nothing is lost while this one waits, and the cleaner makes room: it keeps what it needs for that.
-            let drains = state.donors[member.donor as usize].state == DonorState::Draining;
-            let reserve = if drains && !state.drain_presses { RESERVE_UNITS } else { NOTE_UNITS };
-            (place, member, state.take_unit_beside(&members, reserve), drains)
+            (place, member, state.take_unit_beside(&members))
         };
         let moves = from == Some(member.donor);
         let Some(target) = target else {
-            match (moves, draining) {
-                (true, _) => {}
-                (false, true) => empty_in_turn(core, index).await,
-                (false, false) => empty(core, index).await,
+            if moves {
+                return;
             }
+            empty(core, index).await;
             return;
         };
+        let draining = core.lock().donors[member.donor as usize].state == DonorState::Draining;
         let copy = if draining || moves { copy(core, index, place).await } else { None };
         let unit = match copy {
             Some(unit) => Some(unit),
@@ -182,26 +176,6 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
             state.erase_later(member, first_sequence);
         }
     }
-}
-
-/// Empties a group of a donor that is to leave, if there is room for that beside what the cleaner needs; else later.
-async fn empty_in_turn(core: &Arc<Core>, index: u32) {
-    {
-        let state = &mut *core.lock();
-        let live = state.groups[index as usize].live;
-        let alone = state.victims.is_empty();
-        let fits = state.has_room(1) && (alone || state.fits_beside_victims(live));
-        // One in each round: its units are free only when its blocks are safe elsewhere.
-        let presses = !fits && alone && state.has_room_to_clean() && std::mem::take(&mut state.drain_presses);
-        if !fits && !presses {
-            (state.drain_waits, state.room_wanted) = (true, true);
-            state.wake();
-            return;
-        }
-        state.victims.push(index);
-    }
-    empty(core, index).await;
-    core.lock().victims.retain(|&other| other != index);
 }
 
 /// A data unit as it is, if it is as it was written. Of a parity unit nothing says what its blocks must be.
@@ -330,58 +304,6 @@ async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<(UnitHead
     Some((header, blocks))
 }
 
-/// Nothing new goes to the donor, and no open group stays on it.
-fn begin_drain(core: &Arc<Core>, state: &mut State, donor: DonorId) {
-    state.donors[donor as usize].state = DonorState::Draining;
-    state.count_donors();
-    for index in state.in_memory.clone() {
-        if state.groups[index as usize].is_on(donor) {
-            for cache in &mut state.caches {
-                if cache.group == Some(index) {
-                    cache.group = None;
-                }
-            }
-            state.close(index);
-            send(core, state, index, true);
-        }
-    }
-}
-
-/// There is no room anywhere else at the moment. The donor is used like the others until its own room has helped, and is emptied
-/// again then. False if that is not to be: it stays in use.
-async fn pause_drain(core: &Arc<Core>, donor: DonorId, pauses: &mut u32) -> bool {
-    {
-        let state = &mut *core.lock();
-        let donor = &mut state.donors[donor as usize];
-        if donor.state != DonorState::Draining {
-            donor.drains = false;
-            return false;
-        }
-        (donor.state, donor.drains) = (DonorState::Active, true);
-        state.count_donors();
-        try_again(state);
-        state.wake();
-    }
-    loop {
-        *pauses += 1;
-        crate::scan::pause(core, PAUSE_NS).await;
-        let state = &mut *core.lock();
-        let fits = !state.stuck && state.drain_room(donor).fits();
-        let paused = &mut state.donors[donor as usize];
-        if paused.state != DonorState::Active || !paused.drains {
-            return false;
-        }
-        if *pauses > PAUSES_MAX {
-            paused.drains = false;
-            return false;
-        }
-        if fits {
-            begin_drain(core, state, donor);
-            return true;
-        }
-    }
-}
-
 /// Moves everything off a donor; it is not used any more afterwards.
 pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
     // Until the map is there, nothing is known to be on it.
@@ -391,15 +313,24 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
         if state.donors[donor as usize].state != DonorState::Active {
             return;
         }
-        begin_drain(&core, state, donor);
+        state.donors[donor as usize].state = DonorState::Draining;
+        state.count_donors();
+        for index in state.in_memory.clone() {
+            if state.groups[index as usize].is_on(donor) {
+                for cache in &mut state.caches {
+                    if cache.group == Some(index) {
+                        cache.group = None;
+                    }
+                }
+                state.close(index);
+                send(&core, state, index, true);
+            }
+        }
     }
     let over = move |state: &State| state.donors[donor as usize].is_final();
-    let mut pauses = 0;
     loop {
         let left = {
             let state = &mut *core.lock();
-            // The cleaner had its time.
-            state.drain_presses = std::mem::take(&mut state.drain_waits) && !state.has_room(1);
             requeue(state);
             state.groups.iter().any(|group| group.id != 0 && group.is_on(donor))
         };
@@ -426,9 +357,17 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
         .await;
         let blocked = core.lock().stuck;
         if blocked {
-            if pause_drain(&core, donor, &mut pauses).await {
-                continue;
+            // No room anywhere else: it stays in use as it is.
+            let state = &mut *core.lock();
+            let donor = &mut state.donors[donor as usize];
+            donor.drains = false;
+            if donor.state == DonorState::Draining {
+                donor.state = DonorState::Active;
             }
+            state.count_donors();
+            // There is room again: its own.
+            try_again(state);
+            state.wake();
             return;
         }
         // Emptied groups become free when their blocks are safe elsewhere.
@@ -437,10 +376,7 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
             crate::scan::pause(&core, 1_000_000_000).await;
             continue;
         }
-        let (retries, round_ends_ns) = {
-            let state = core.lock();
-            (state.returns, state.now_ns + PAUSE_NS)
-        };
+        let retries = core.lock().returns;
         core.until(|state| {
             let on_its_way = state.groups.iter().any(|group| {
                 // What died since waits for a flush that nobody else may ask for.
@@ -450,9 +386,7 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
             });
             // What could not be moved waits for the next try.
             let waits = on_its_way || (state.retry_at_ns.is_some() && state.returns == retries);
-            let tries = state.has_room(1) || state.now_ns >= round_ends_ns;
-            let tries = tries && state.drain_waits && state.victims.is_empty();
-            (!waits || tries || state.stuck || over(state)).then_some(())
+            (!waits || state.stuck || over(state)).then_some(())
         })
         .await;
     }

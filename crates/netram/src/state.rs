@@ -151,12 +151,8 @@ pub(crate) struct State {
     pub retry_delay_ns: u64,
     /// Reads that ask other donors because one is late.
     pub hedges: usize,
-    /// Groups that are emptied where room is short.
+    /// Groups that the cleaner empties.
     pub victims: Vec<u32>,
-    /// A group of a donor that is to leave waits for room.
-    pub drain_waits: bool,
-    /// It has waited: it may take what is kept for cleaning.
-    pub drain_presses: bool,
     /// Something died since the last look for a group to clean.
     pub victims_changed: bool,
     /// Blocks that the donors that are there can hold.
@@ -227,8 +223,6 @@ impl State {
             retry_delay_ns: 1_000_000_000,
             hedges: 0,
             victims: Vec::new(),
-            drain_waits: false,
-            drain_presses: false,
             victims_changed: true,
             room_blocks: u64::MAX,
             level_from: 0,
@@ -425,10 +419,10 @@ impl State {
         Some(order.into_iter().map(take).collect())
     }
 
-    /// A free unit, above `reserve` of them, on a donor that has none of the group's.
-    pub fn take_unit_beside(&mut self, members: &[Member], reserve: usize) -> Option<Member> {
+    /// A free unit on a donor that has none of the group's.
+    pub fn take_unit_beside(&mut self, members: &[Member]) -> Option<Member> {
         let taken = |n: usize| members.iter().any(|member| member.is_on(n as DonorId));
-        let candidates = (0..self.donors.len()).filter(|&n| self.is_roomy(n, reserve) && !taken(n));
+        let candidates = (0..self.donors.len()).filter(|&n| self.is_roomy(n, NOTE_UNITS) && !taken(n));
         let donor = candidates.max_by_key(|&n| self.donors[n].all_free_units())?;
         let unit = self.donors[donor].take().expect("there is a free unit");
         Some(Member { donor: donor as DonorId, unit, count: 0 })

@@ -123,11 +123,7 @@ impl State {
         let unit_bytes = self.unit_bytes() as u64;
         let donors = self.donors.iter().map(|donor| DonorStatus {
             name: donor.info.name.clone(),
-            state: match donor.state {
-                // Its drain pauses.
-                DonorState::Active if donor.drains => DonorState::Draining,
-                state => state,
-            },
+            state: donor.state,
             bytes: donor.info.bytes,
             used_bytes: match donor.is_final() {
                 true => 0,

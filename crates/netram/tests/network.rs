@@ -209,14 +209,6 @@ fn in_an_unkind_world_a_flushed_block_is_what_was_written_or_its_read_fails() {
     println!("{faults:?}");
 }
 
-/// A donor that refuses for a moment, and connections that break, do not end a drain that was admitted.
-#[test]
-fn a_drain_that_was_admitted_ends_in_an_unkind_world() {
-    let drains: u64 = lives("drain", 200, world::unkind::drained).into_iter().sum();
-    println!("{drains} drains");
-    assert!(drains > 60, "few drains were admitted");
-}
-
 /// What lives are called, how many there are, and one of them.
 type Kind = (&'static str, u64, fn(u64) -> Result<(), DiskError>);
 

@@ -141,7 +141,7 @@ impl Inner {
         if status.ready {
             let undrained: Vec<String> = dismissed.iter().filter(|name| is_active(name)).cloned().collect();
             for name in undrained {
-                warn!("donor {name} cannot be emptied: the others have no room; it stays in use");
+                warn!("donor {name} cannot be emptied: the others have no room at the moment; it stays in use");
                 dismissed.remove(&name);
             }
         }
