@@ -30,7 +30,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Of a donor with so many units, of so many bytes and blocks each, that begin at `front`.
+    /// The layout of a donor whose units begin at `front`.
     pub fn new(front: u64, units: u32, unit_bytes: usize, buffer: usize) -> Layout {
         let (record_bytes, page_bytes) = match units {
             0..1024 => (512, 512),

@@ -106,7 +106,7 @@ impl Reply {
         let pieces = [IoSlice::new(header.as_bytes()), IoSlice::new(front), IoSlice::new(back)];
         // No empty pieces at the end: they cost the kernel a look each.
         let used = if !back.is_empty() { 3 } else { 1 + usize::from(!front.is_empty()) };
-        // Before whoever waits can go on, and ask for the counts.
+        // Before the answer is sent: the client may ask for the counts next.
         self.port.counts.note(self.opcode, self.began.elapsed());
         // Without a receiver the request has been aborted, and nobody waits any more.
         let sent = self.port.channel.send(&pieces[..used]);

@@ -71,7 +71,7 @@ impl Service {
         Ok(Next::Request)
     }
 
-    /// May whoever asks use the mount? The kernel knows no mount for its owner and root, and checks programs rather than the
+    /// May the asking user use the mount? The kernel knows no mount for its owner and root, and checks programs rather than the
     /// identity that a request carries.
     fn admits(&self, request: &Request<'_>) -> bool {
         let is_admitted = match self.access {

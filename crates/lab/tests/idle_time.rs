@@ -3,31 +3,18 @@
 //! Owns: properties of a small run through its command line: its tables and plots are there, time is called simulated, and what
 //! the experiment is about holds. Left out: the systems one by one (their modules), the paper's figures (its page).
 
-use clap::Parser;
-use serde_json::Value;
-use shoal_lab::RunArgs;
+mod common;
 
-#[derive(Parser)]
-struct Line {
-    #[command(flatten)]
-    args: RunArgs,
-}
+use common::rows;
+use serde_json::Value;
 
 fn report(options: &str) -> (Value, Vec<String>) {
-    let line = Line::parse_from(format!("run idle-time {options}").split_whitespace());
-    let scratch = tempfile::tempdir().unwrap();
-    let mut args = line.args;
-    args.common.out = Some(scratch.path().to_path_buf());
-    let (report, files) = shoal_lab::run(&args).unwrap();
-    let names = files.iter().map(|file| file.file_name().unwrap().to_str().unwrap().to_string()).collect();
-    (report.to_json(), names)
+    common::report(&format!("idle-time {options}"))
 }
 
 /// The numbers of a table's column, from top to bottom.
 fn column(report: &Value, table: &str, column: &str) -> Vec<f64> {
-    let tables = report["tables"].as_array().unwrap();
-    let table = tables.iter().find(|found| found["name"] == table).unwrap_or_else(|| panic!("no table {table}"));
-    table["rows"].as_array().unwrap().iter().map(|row| row[column].as_f64().unwrap()).collect()
+    rows(report, table).iter().map(|row| row[column].as_f64().unwrap()).collect()
 }
 
 #[test]

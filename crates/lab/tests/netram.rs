@@ -4,20 +4,14 @@
 //! within each
 //! of them. Left out: agreement with the live disk (`live`).
 
-use clap::Parser;
-use shoal_lab::RunArgs;
+mod common;
+
 use shoal_lab::netram::model::Pace;
 use shoal_lab::netram::points::{Room, Setup, Variant, measure, measure_all};
 use shoal_lab::network::Network;
 use shoal_lab::trace::Request;
 use shoal_lab::trace::shape::Footprint;
 use shoal_lab::trace::synthetic::Workload;
-
-#[derive(Parser)]
-struct Line {
-    #[command(flatten)]
-    args: RunArgs,
-}
 
 fn load(streams: usize) -> (Vec<Request>, u64) {
     let requests = Workload { requests: 15_000, bytes: 6 << 20, streams, ..Workload::default() }.requests();
@@ -96,7 +90,7 @@ fn the_experiment_writes_tables_plots_and_json() {
     let out = scratch.path().join("out");
     let line =
         ["run", "netram", "--synthetic", "--quick", "--requests", "4000", "--extra", "60", "--seed", "5", "--out"];
-    let args = Line::parse_from(line.into_iter().chain([out.to_str().unwrap()])).args;
+    let args = common::args(line.into_iter().chain([out.to_str().unwrap()]));
     let (report, files) = shoal_lab::run(&args).unwrap();
     let names: Vec<String> = files.iter().map(|f| f.file_name().unwrap().to_string_lossy().into_owned()).collect();
     for name in
@@ -115,7 +109,7 @@ fn the_experiment_writes_tables_plots_and_json() {
 
 #[test]
 fn a_trace_that_is_named_and_not_there_is_an_error() {
-    let args = Line::parse_from(["run", "netram", "--trace", "/nonexistent/week.srt"]).args;
+    let args = common::args(["run", "netram", "--trace", "/nonexistent/week.srt"]);
     let error = shoal_lab::run(&args).unwrap_err().to_string();
     assert!(error.contains("/nonexistent/week.srt"), "{error}");
 }

@@ -5,30 +5,13 @@
 //! block does not, and yielding or shaping ends the waiting behind a cache that was dirtied at once. Left out: the policies
 //! (their crate), the disks (`sim`), the report's figures to the digit (its page).
 
-use clap::Parser;
-use serde_json::Value;
-use shoal_lab::RunArgs;
+mod common;
 
-#[derive(Parser)]
-struct Line {
-    #[command(flatten)]
-    args: RunArgs,
-}
+use common::rows;
+use serde_json::Value;
 
 fn report(options: &str) -> (Value, Vec<String>) {
-    let line = Line::parse_from(format!("run update-policy {options}").split_whitespace());
-    let scratch = tempfile::tempdir().unwrap();
-    let mut args = line.args;
-    args.common.out = Some(scratch.path().to_path_buf());
-    let (report, files) = shoal_lab::run(&args).unwrap();
-    let names = files.iter().map(|file| file.file_name().unwrap().to_str().unwrap().to_string()).collect();
-    (report.to_json(), names)
-}
-
-fn rows<'a>(report: &'a Value, table: &str) -> &'a Vec<Value> {
-    let tables = report["tables"].as_array().unwrap();
-    let table = tables.iter().find(|found| found["name"] == table).unwrap_or_else(|| panic!("no table {table}"));
-    table["rows"].as_array().unwrap()
+    common::report(&format!("update-policy {options}"))
 }
 
 /// The figure of a disk's row that has `name` in `column`.

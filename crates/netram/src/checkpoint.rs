@@ -36,8 +36,6 @@ use crate::write::{flush, join};
 const NAMED_SHARE: u32 = 16;
 const NAMED_IDLE_SHARE: u32 = 128;
 const NAMED_MIN: u32 = 1024;
-/// Without a request for so long the disk is idle (ns).
-const IDLE_NS: u64 = 200_000_000;
 /// After a round that came to nothing (ns).
 const RETRY_NS: u64 = 1_000_000_000;
 const RETRY_MAX_NS: u64 = 64_000_000_000;
@@ -166,8 +164,7 @@ impl State {
         let Some(valid) = checkpoints.valid else { return checkpoints.named == 0 };
         let full = |number: usize, donor: &Donor| {
             let Some(log) = &donor.logs[VALID] else { return false };
-            let idle = self.now_ns.saturating_sub(self.last_request_ns) > IDLE_NS;
-            let most = match (self.config.window_units, idle) {
+            let most = match (self.config.window_units, self.is_idle()) {
                 (0, false) => (donor.units / NAMED_SHARE).max(NAMED_MIN),
                 (0, true) => (donor.units / NAMED_IDLE_SHARE).max(NAMED_MIN),
                 (units, _) => 4 * units,
@@ -231,77 +228,78 @@ enum Cursor {
 }
 
 impl State {
-    /// The next page, of so many bytes at most; `None`: that was all.
-    fn next_page(&mut self, cursor: &mut Cursor, room: usize) -> Option<(Kind, Vec<u8>)> {
-        let room = room - PIECE_HEADER - 8;
+    /// The next page, at most `bytes` long; `None`: there are no more.
+    fn next_page(&mut self, cursor: &mut Cursor, bytes: usize) -> Option<(Kind, Vec<u8>)> {
+        let room = bytes - PIECE_HEADER - 8;
         let mut round = self.checkpoints.round.take().expect("pages are those of a round");
-        let mut out = Vec::with_capacity(room + 8);
-        let mut page = None;
-        if let Cursor::Groups(first) = *cursor {
-            let mut body = Vec::with_capacity(room);
-            let mut next = first;
-            while next < self.groups.len() {
-                let vouched = self.is_vouched(&round, &self.groups[next]);
-                let group = &self.groups[next];
-                let width = if vouched { group.members.len() } else { 0 };
-                if body.len() + group_bytes(width) > room {
-                    break;
+        let page = loop {
+            let page = match cursor {
+                Cursor::Groups(first) => self.groups_page(&mut round, first, room),
+                Cursor::Table(first) => self.table_page(&round, first, room),
+                Cursor::Lost(lost) => {
+                    let some = lost.split_off(lost.len().saturating_sub(room / 4));
+                    break (!some.is_empty()).then(|| (Kind::Lost, encode_list(&some)));
                 }
-                let members = group.members[..width].iter().map(|member| (member.donor, member.unit, member.count));
-                encode_group(group.id, group.first_sequence, group.data() as u8, members, &mut body);
-                round.vouched.set(next, vouched);
-                for member in group.members[..width].iter().filter(|member| member.exists()) {
-                    if let Some(log) = &mut self.donors[member.donor as usize].logs[NEXT] {
-                        log.open.set(member.unit as usize, false);
-                    }
+            };
+            if page.is_some() {
+                break page;
+            }
+            *cursor = match cursor {
+                Cursor::Groups(_) => Cursor::Table(0),
+                _ => {
+                    let mut lost: Vec<u32> = self.lost_blocks.iter().copied().collect();
+                    lost.sort_unstable();
+                    Cursor::Lost(lost)
                 }
-                next += 1;
-            }
-            if next > first {
-                *cursor = Cursor::Groups(next);
-                encode_range(first as u32, (next - first) as u32, &mut out);
-                out.extend(body);
-                page = Some((Kind::Groups, out));
-            } else {
-                *cursor = Cursor::Table(0);
-                page = None;
-                out = Vec::with_capacity(room + 8);
-                self.table_page(&round, cursor, room, &mut out, &mut page);
-            }
-        } else if let Cursor::Table(_) = cursor {
-            self.table_page(&round, cursor, room, &mut out, &mut page);
-        }
+            };
+        };
         self.checkpoints.round = Some(round);
-        if let (None, Cursor::Lost(lost)) = (&page, cursor) {
-            let some = lost.split_off(lost.len().saturating_sub(room / 4));
-            page = (!some.is_empty()).then(|| (Kind::Lost, encode_list(&some)));
-        }
         page
     }
 
-    fn table_page(
-        &self,
-        round: &Round,
-        cursor: &mut Cursor,
-        room: usize,
-        out: &mut Vec<u8>,
-        page: &mut Option<(Kind, Vec<u8>)>,
-    ) {
-        let Cursor::Table(first) = *cursor else { return };
-        let table = self.raw_table();
-        if first == table.len() {
-            let mut lost: Vec<u32> = self.lost_blocks.iter().copied().collect();
-            lost.sort_unstable();
-            *cursor = Cursor::Lost(lost);
-            return;
+    fn groups_page(&mut self, round: &mut Round, first: &mut usize, room: usize) -> Option<(Kind, Vec<u8>)> {
+        let mut body = Vec::with_capacity(room);
+        let mut next = *first;
+        while next < self.groups.len() {
+            let vouched = self.is_vouched(round, &self.groups[next]);
+            let group = &self.groups[next];
+            let width = if vouched { group.members.len() } else { 0 };
+            if body.len() + group_bytes(width) > room {
+                break;
+            }
+            let members = group.members[..width].iter().map(|member| (member.donor, member.unit, member.count));
+            encode_group(group.id, group.first_sequence, group.data() as u8, members, &mut body);
+            round.vouched.set(next, vouched);
+            for member in group.members[..width].iter().filter(|member| member.exists()) {
+                if let Some(log) = &mut self.donors[member.donor as usize].logs[NEXT] {
+                    log.open.set(member.unit as usize, false);
+                }
+            }
+            next += 1;
         }
-        let each = room / 8;
-        let empty = table[first..].iter().take(EMPTY_MAX).take_while(|&&entry| entry == 0).count();
-        let count = if empty >= each.min(table.len() - first) { empty } else { each.min(table.len() - first) };
-        encode_range(first as u32, count as u32, out);
+        if next == *first {
+            return None;
+        }
+        let mut out = Vec::with_capacity(room + 8);
+        encode_range(*first as u32, (next - *first) as u32, &mut out);
+        out.extend(body);
+        *first = next;
+        Some((Kind::Groups, out))
+    }
+
+    fn table_page(&self, round: &Round, first: &mut usize, room: usize) -> Option<(Kind, Vec<u8>)> {
+        let rest = &self.raw_table()[*first..];
+        if rest.is_empty() {
+            return None;
+        }
+        let most = rest.len().min(room / 8);
+        let empty = rest.iter().take(EMPTY_MAX).take_while(|&&entry| entry == 0).count();
+        let count = empty.max(most);
+        let mut out = Vec::with_capacity(room + 8);
+        encode_range(*first as u32, count as u32, &mut out);
         if empty < count {
             let slots = self.slots() as u32;
-            for &entry in &table[first..first + count] {
+            for &entry in &rest[..count] {
                 let place = entry as u32;
                 let is_vouched = place != 0 && round.vouched.get(((place - 1) / slots) as usize);
                 let written = match place {
@@ -312,8 +310,8 @@ impl State {
                 out.extend_from_slice(&written.to_le_bytes());
             }
         }
-        *cursor = Cursor::Table(first + count);
-        *page = Some((Kind::Table, std::mem::take(out)));
+        *first += count;
+        Some((Kind::Table, out))
     }
 }
 

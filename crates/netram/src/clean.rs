@@ -26,12 +26,17 @@ pub(crate) const GROUPS_AHEAD: usize = 4;
 const IDLE_NS: u64 = 200_000_000;
 
 impl State {
+    /// Has there been no request for a while?
+    pub fn is_idle(&self) -> bool {
+        self.now_ns.saturating_sub(self.last_request_ns) > IDLE_NS
+    }
+
     /// The group to clean now, if any.
     fn next_victim(&mut self) -> Option<u32> {
         if !self.ready || self.stuck {
             return None;
         }
-        let idle = self.config.idle_cleaning && self.now_ns.saturating_sub(self.last_request_ns) > IDLE_NS;
+        let idle = self.config.idle_cleaning && self.is_idle();
         let short = !self.has_room(GROUPS_AHEAD);
         self.narrow &= !self.has_room(1);
         let looks = short || (idle && self.victims_changed);
@@ -423,7 +428,7 @@ pub(crate) async fn trimmer(core: Arc<Core>) {
 impl State {
     /// A free unit with memory, taken from the free ones.
     fn next_to_trim(&mut self) -> Option<Member> {
-        if !self.ready || self.now_ns.saturating_sub(self.last_request_ns) <= IDLE_NS {
+        if !self.ready || !self.is_idle() {
             return None;
         }
         let there = |&number: &usize| self.takes(number) || self.donors[number].state == DonorState::Draining;

@@ -101,7 +101,7 @@ pub(crate) struct Group {
 /// What few groups have.
 #[derive(Default)]
 struct Rare {
-    /// Found like this at opening: units are missing, or the parity knows only so many blocks of each data unit.
+    /// Found like this at opening: units are missing, or the parity covers only the first blocks of each data unit.
     incomplete: Option<Incomplete>,
     /// Places (unit, row) of lists of trimmed ranges that still count.
     notes: Vec<(usize, usize)>,

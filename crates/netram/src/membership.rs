@@ -241,7 +241,7 @@ pub(crate) fn requeue(state: &mut State) {
         }
     }
     state.repair_total += state.repair_queue.len() as u64;
-    (state.repair_safe, state.repair_moved) = (false, true);
+    state.repair_moves();
     state.wake();
 }
 

@@ -614,13 +614,11 @@ fn enter(
                 notes.push((unit, row));
                 live += 1;
                 entries.push((at, *entry));
-            } else if (entry.block as u64) >= state.blocks {
-                continue;
-            } else if base.as_ref().is_some_and(|base| !base.counts(entry.block, entry.sequence)) {
-                // The pages say what came then.
                 continue;
             }
-            if ram::is_note(entry.block) {
+            // The pages say what came before them.
+            let counts = base.as_ref().is_none_or(|base| base.counts(entry.block, entry.sequence));
+            if (entry.block as u64) >= state.blocks || !counts {
                 continue;
             }
             if entry.sequence >= horizon && !is_planted(Bug::TornCounts) {

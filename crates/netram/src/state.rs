@@ -327,14 +327,20 @@ impl State {
         let group = &mut self.groups[index as usize];
         let live = group.live;
         (group.live, group.killed) = (live - 1, sequence);
+        let (filed, repaired) = (group.memory.is_none() && !group.busy, live == 1 && group.incomplete().is_some());
         // It is over when what took the block's place is safe, and nobody else may ask for that.
-        if live == 1 && group.incomplete().is_some() {
-            (self.repair_safe, self.repair_moved) = (false, true);
+        if repaired {
+            self.repair_moves();
         }
-        if group.memory.is_none() && !group.busy {
+        if filed {
             self.by_live.remove(&(live, index));
             self.file(index);
         }
+    }
+
+    /// What repair moves is not safe yet, nor covered by a flush that has begun.
+    pub fn repair_moves(&mut self) {
+        (self.repair_safe, self.repair_moved) = (false, true);
     }
 
     /// Does the block of this entry still count there?

@@ -8,7 +8,7 @@
 //! | `negotiation` | INIT: what is offered and what is taken |
 //!
 //! Rules: hostile bytes never panic; a message that cannot be understood says which request must be answered with an error.
-//! How long an answer may be follows from the request ([`Operation::answer_bytes_max`]); whoever sends answers keeps to it.
+//! How long an answer may be follows from the request ([`Operation::answer_bytes_max`]); senders keep to it.
 //! Numbers (operations, flags) are those of `include/uapi/linux/fuse.h`.
 
 mod decode;

@@ -47,7 +47,7 @@ pub(crate) struct Asker {
 }
 
 impl Asker {
-    /// Whoever makes something gets a reference to it.
+    /// Making a file also takes a reference to it.
     fn caller(self, umask: u32) -> Caller {
         Caller { uid: self.uid, gid: self.gid, umask, hold: true }
     }

@@ -1,7 +1,7 @@
 //! Names: looking up, making, renaming and removing them; listings; the references the kernel holds.
 //!
-//! Every [`Entry`] carries one reference, which the kernel gives back by FORGET. If it never receives the entry, whoever sent it
-//! gives the reference back ([`Requests::not_delivered`]).
+//! Every [`Entry`] carries one reference, which the kernel gives back by FORGET. If it never receives the entry, the
+//! sender gives the reference back ([`Requests::not_delivered`]).
 
 use shoal_fs::{Attr, Caller, Ino};
 

@@ -18,6 +18,7 @@ const HEADER_BYTES: usize = 512;
 /// What a scene is called, and the scene.
 type Scene = (&'static str, fn() -> Result<(), DiskError>);
 
+/// All of them.
 pub const ALL: [Scene; 6] = [
     ("a unit's newer header is torn", torn_header),
     ("a superblock is torn", torn_superblock),
@@ -201,7 +202,7 @@ impl World {
         Ok(())
     }
 
-    /// Of the first write to a donor that `wanted` picks, only so many bytes arrive.
+    /// The first write to a donor that `wanted` picks arrives in part: its first `bytes` bytes.
     fn tears(&mut self, donor: usize, wanted: impl Fn(&Flight) -> bool, bytes: usize) {
         let mut on_the_way = self.flights.values();
         let first = on_the_way.find(|flight| flight.donor == donor && !is_read(flight) && wanted(flight));

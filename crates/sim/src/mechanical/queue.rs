@@ -52,7 +52,7 @@ pub struct DiskQueue<T> {
 }
 
 impl<T: Copy> DiskQueue<T> {
-    /// Requests are of so many bytes, whole sectors.
+    /// All requests have this length (bytes), a multiple of the sector.
     pub fn new(disk: MechanicalDisk, order: Order, request_bytes: u64) -> DiskQueue<T> {
         DiskQueue { disk, order, request_bytes, fifo: VecDeque::new(), sorted: BTreeMap::new(), number: 0, at: 0 }
     }
