@@ -62,6 +62,8 @@ struct Inner {
     members: Arc<Mutex<BTreeMap<String, Member>>>,
     /// Donors that are not to be taken back.
     dismissed: Mutex<BTreeSet<String>>,
+    /// Donors that are to be emptied, and dismissed then.
+    leaving: Mutex<BTreeMap<String, keeper::Leaving>>,
 }
 
 /// A donor as this process knows it.
@@ -143,8 +145,8 @@ impl NetramDisk {
         let mut description = Netram { uuid: Some(uuid), ..wanted.clone() };
         description.config.policy = policy;
         let description = Mutex::new(description);
-        let (members, dismissed) = (Arc::default(), Mutex::default());
-        let inner = Arc::new(Inner { disk, uuid, client, description, export, members, dismissed });
+        let (members, dismissed, leaving) = (Arc::default(), Mutex::default(), Mutex::default());
+        let inner = Arc::new(Inner { disk, uuid, client, description, export, members, dismissed, leaving });
         for one in reached {
             inner.join(&one.donor.to_string(), one.link.clone());
         }
@@ -280,9 +282,9 @@ impl Inner {
                     return Err(Failure::new(format_args!("donor {name}"), cause)
                         .remedy("add a donor first (`shoal donor add`), or trim what is not needed"));
                 }
-                let mut dismissed = self.dismissed.lock();
+                let mut leaving = self.leaving.lock();
                 disk.drain(id);
-                dismissed.insert(name.clone());
+                leaving.insert(name.clone(), keeper::Leaving::default());
                 Ok(format!("donor {name} is being emptied; `shoal status` shows when it is drained"))
             }
             DonorChange::Lost => {
@@ -329,11 +331,15 @@ impl Inner {
     fn report(&self) -> DiskReport {
         let status = self.disk.status();
         let members = self.members.lock();
+        let leaving = self.leaving.lock();
         let donors = status.donors.iter().map(|donor| {
             let member = members.get(&donor.name);
+            // Between two tries it is used like the others.
+            let rests = donor.state == DonorState::Active && leaving.contains_key(&donor.name);
+            let state = if rests { DonorState::Draining } else { donor.state };
             DonorReport {
                 name: donor.name.clone(),
-                state: state_name(donor.state).into(),
+                state: state_name(state).into(),
                 connection: member.map_or("missing", |member| member.link.state()).into(),
                 size_bytes: donor.bytes,
                 used_bytes: donor.used_bytes,

@@ -16,6 +16,7 @@ use crate::donors::DonorState;
 use crate::membership::retry_later;
 use crate::planted::{Bug, is_planted};
 use crate::read;
+use crate::repair::give_up_drains;
 use crate::state::{Location, Member, Memory, NOTE_UNITS, RESERVE_UNITS, State};
 use crate::task::{Core, Op};
 use crate::write::{join, revive, send, write_trims};
@@ -39,6 +40,11 @@ impl State {
         let idle = self.config.idle_cleaning && self.is_idle();
         let short = !self.has_room(GROUPS_AHEAD);
         self.narrow &= !self.has_room(1);
+        // Blocks that move about without gaining room would do so for ever.
+        let in_vain = self.cleaned_in_vain > 2 * self.groups.len() + GROUPS_AHEAD;
+        if in_vain {
+            return None;
+        }
         let looks = short || (idle && self.victims_changed);
         let more = self.victims.is_empty() || (short && self.victims.len() < self.config.victims as usize);
         if !looks || !more {
@@ -158,9 +164,10 @@ impl State {
         if self.in_memory.clone().into_iter().any(|index| revive(core, self, index)) {
             return;
         }
-        match !self.narrow && self.width(RESERVE_UNITS) > self.plan.parity {
-            true => self.narrow = true,
-            false => self.stuck = true,
+        if !self.narrow && self.width(RESERVE_UNITS) > self.plan.parity {
+            self.narrow = true;
+        } else if !give_up_drains(self) {
+            self.stuck = true;
         }
     }
 }
@@ -173,6 +180,7 @@ pub(crate) async fn cleaner(core: Arc<Core>) {
             let victim = state.next_victim()?;
             state.claim(victim);
             state.victims.push(victim);
+            state.cleaned_in_vain += 1;
             let core = cleaning.clone();
             state.schedule.spawn(async move { clean(&core, victim).await });
             Some(())

@@ -40,6 +40,22 @@ pub fn identify(superblock: &[u8]) -> Option<([u8; 16], u64)> {
     DiskSuperblock::decode(superblock).ok().map(|found| (found.uuid, found.epoch))
 }
 
+/// A job for each kind: one for all would be as large as the largest, beyond what the allocator has at hand.
+fn begin(core: &Arc<Core>, state: &mut State, ticket: u64, request: Request) {
+    let core = core.clone();
+    let schedule = &mut state.schedule;
+    match request {
+        Request::Read { at, buffer } => schedule.spawn(read::read(core, ticket, at, buffer)),
+        Request::Write { at, buffer, fua } => schedule.spawn(write::write(core, ticket, at, buffer, fua)),
+        Request::Flush => schedule.spawn(async move {
+            let result = write::flush(&core).await;
+            core.lock().complete(ticket, result.map(|()| Vec::new()));
+        }),
+        Request::Trim { at, len } => schedule.spawn(write::zero(core, ticket, at, len, false)),
+        Request::WriteZeroes { at, len, fua } => schedule.spawn(write::zero(core, ticket, at, len, fua)),
+    }
+}
+
 impl Engine {
     /// A new disk on donors whose contents do not matter.
     pub fn create(config: &Config, donors: Vec<DonorInfo>, now_ns: u64) -> Result<Engine, DiskError> {
@@ -220,22 +236,21 @@ impl Engine {
                 Request::Write { .. } => state.counts.writes += 1,
                 _ => {}
             }
-            let core = self.core.clone();
-            state.schedule.spawn(async move {
-                if let Err(error) = core.until(|state| state.serves(now_ns)).await {
-                    return core.lock().complete(ticket, Err(error));
+            match state.serves(now_ns) {
+                Some(Ok(())) => begin(&self.core, state, ticket, request),
+                Some(Err(error)) => state.complete(ticket, Err(error)),
+                None => {
+                    let core = self.core.clone();
+                    state.schedule.spawn(async move {
+                        let served = core.until(|state| state.serves(now_ns)).await;
+                        let state = &mut *core.lock();
+                        match served {
+                            Ok(()) => begin(&core, state, ticket, request),
+                            Err(error) => state.complete(ticket, Err(error)),
+                        }
+                    });
                 }
-                match request {
-                    Request::Read { at, buffer } => read::read(core, ticket, at, buffer).await,
-                    Request::Write { at, buffer, fua } => write::write(core, ticket, at, buffer, fua).await,
-                    Request::Flush => {
-                        let result = write::flush(&core).await;
-                        core.lock().complete(ticket, result.map(|()| Vec::new()));
-                    }
-                    Request::Trim { at, len } => write::zero(core, ticket, at, len, false).await,
-                    Request::WriteZeroes { at, len, fua } => write::zero(core, ticket, at, len, fua).await,
-                }
-            });
+            }
         }
         self.run();
     }

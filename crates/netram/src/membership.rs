@@ -199,7 +199,8 @@ impl State {
 
 /// Something has changed for the better: what could not be done is tried again.
 pub(crate) fn try_again(state: &mut State) {
-    (state.stuck, state.level_at_ns) = (false, 0);
+    state.may_have_room();
+    state.level_at_ns = 0;
     state.returns += 1;
     (state.retry_at_ns, state.retry_delay_ns) = (None, RETRY_NS);
     for index in 0..state.groups.len() as u32 {
@@ -259,9 +260,9 @@ pub(crate) fn tick(state: &mut State) {
     settle_epoch(state);
     if state.retry_at_ns.is_some_and(|at| state.now_ns >= at) {
         let delay = state.retry_delay_ns;
-        let stuck = state.stuck;
+        let (stuck, in_vain) = (state.stuck, state.cleaned_in_vain);
         try_again(state);
-        (state.retry_delay_ns, state.stuck) = (delay, stuck);
+        (state.retry_delay_ns, state.stuck, state.cleaned_in_vain) = (delay, stuck, in_vain);
     }
 }
 

@@ -61,24 +61,27 @@ async fn read_range(core: &Arc<Core>, at: u64, buffer: &mut [u8]) -> Result<(), 
 
 async fn read_blocks(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> Result<(), DiskError> {
     let block_bytes = core.lock().block_bytes;
-    let (runs, mut failed) = start(core, first, buffer);
-    let mut runs = runs.into_iter().peekable();
+    let (mut runs, mut failed) = start(core, first, buffer);
     let mut missing = Vec::new();
-    while runs.peek().is_some() {
-        let answers = all(runs.by_ref().take(AT_ONCE).map(|run| async move {
-            let bytes = answer(core, run.op, run.at, &run.crcs).await.unwrap_or_default();
-            (run.first, run.crcs, bytes)
-        }));
-        for (begin, crcs, bytes) in answers.await {
-            for (n, crc) in crcs.into_iter().enumerate() {
-                let number = begin + n as u32;
-                match bytes.get(n * block_bytes..(n + 1) * block_bytes) {
-                    Some(found) if checksum(0, found) == crc || is_planted(Bug::NoChecksum) => {
-                        buffer[(number - first) as usize * block_bytes..][..block_bytes].copy_from_slice(found)
-                    }
-                    _ => missing.push(number),
+    let mut take = |(begin, crcs, bytes): (u32, Vec<u32>, Vec<u8>)| {
+        for (n, crc) in crcs.into_iter().enumerate() {
+            let number = begin + n as u32;
+            match bytes.get(n * block_bytes..(n + 1) * block_bytes) {
+                Some(found) if checksum(0, found) == crc || is_planted(Bug::NoChecksum) => {
+                    buffer[(number - first) as usize * block_bytes..][..block_bytes].copy_from_slice(found)
                 }
+                _ => missing.push(number),
             }
+        }
+    };
+    if runs.len() == 1 {
+        // Most requests.
+        take(answer_to(core, runs.remove(0)).await);
+    } else {
+        let mut runs = runs.into_iter().peekable();
+        while runs.peek().is_some() {
+            let answers = all(runs.by_ref().take(AT_ONCE).map(|run| answer_to(core, run)));
+            answers.await.into_iter().for_each(&mut take);
         }
     }
     for numbers in missing.chunks(AT_ONCE) {
@@ -104,6 +107,11 @@ async fn before(op: &mut Op, mut other: Pin<&mut impl Future<Output = ()>>) -> O
         Poll::Pending => other.as_mut().poll(context).map(|()| None),
     })
     .await
+}
+
+async fn answer_to(core: &Arc<Core>, run: Run) -> (u32, Vec<u32>, Vec<u8>) {
+    let bytes = answer(core, run.op, run.at, &run.crcs).await.unwrap_or_default();
+    (run.first, run.crcs, bytes)
 }
 
 /// What a donor answers when it is asked for blocks from `at` on. If it is late and the other donors are faster, these blocks as

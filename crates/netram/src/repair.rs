@@ -15,11 +15,13 @@ use crate::donors::DonorState;
 use crate::membership::{needs_repair, new_epoch, requeue, retry_later, try_again};
 use crate::parity;
 use crate::planted::{Bug, is_planted};
-use crate::state::{Member, State};
+use crate::state::{Member, NOTE_UNITS, RESERVE_UNITS, State};
 use crate::task::{Core, Op};
 use crate::unit::Head;
 use crate::write::{join, send};
 
+/// A drain that waits for room looks again after so long (ns).
+const ROOM_NS: u64 = 100_000_000;
 /// Groups repaired at the same time.
 pub(crate) const REPAIRERS: usize = 8;
 
@@ -103,7 +105,7 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
             empty(core, index).await;
             return;
         }
-        let (place, member, target) = {
+        let (place, member, draining, target) = {
             let state = &mut *core.lock();
             let group = &state.groups[index as usize];
             let leaves = |member: &Member| {
@@ -123,17 +125,20 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
             } else if from != Some(member.donor) {
                 members.remove(place);
             }
-            (place, member, state.take_unit_beside(&members))
+            // Nothing is lost while a drain waits: it leaves what cleaning needs.
+            let draining = state.donors[member.donor as usize].state == DonorState::Draining;
+            let reserve = if draining { RESERVE_UNITS } else { NOTE_UNITS };
+            (place, member, draining, state.take_unit_beside(&members, reserve))
         };
         let moves = from == Some(member.donor);
         let Some(target) = target else {
-            if moves {
-                return;
+            match (moves, draining) {
+                (true, _) => {}
+                (false, true) => empty_in_turn(core, index).await,
+                (false, false) => empty(core, index).await,
             }
-            empty(core, index).await;
             return;
         };
-        let draining = core.lock().donors[member.donor as usize].state == DonorState::Draining;
         let copy = if draining || moves { copy(core, index, place).await } else { None };
         let unit = match copy {
             Some(unit) => Some(unit),
@@ -176,6 +181,28 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
             state.erase_later(member, first_sequence);
         }
     }
+}
+
+/// Empties a group of a donor that is to leave, if there is room for what it holds beside others that are emptied; else later.
+async fn empty_in_turn(core: &Arc<Core>, index: u32) {
+    {
+        let state = &mut *core.lock();
+        // Its units are free only when its blocks are safe elsewhere, in two narrower groups at most.
+        let room = if state.emptied == 0 { 1 } else { 2 * (state.emptied + 1) };
+        if !state.has_room(room) {
+            let at = state.now_ns + ROOM_NS;
+            state.retry_at_ns = Some(state.retry_at_ns.map_or(at, |other| other.min(at)));
+            if !std::mem::replace(&mut state.drain_waits, true) {
+                // Evening out may make room now that units have moved.
+                state.level_at_ns = 0;
+            }
+            state.wake();
+            return;
+        }
+        state.emptied += 1;
+    }
+    empty(core, index).await;
+    core.lock().emptied -= 1;
 }
 
 /// A data unit as it is, if it is as it was written. Of a parity unit nothing says what its blocks must be.
@@ -304,6 +331,23 @@ async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<(UnitHead
     Some((header, blocks))
 }
 
+/// There is no room anywhere else at the moment: donors that were to be emptied stay in use, and their own room helps. True if
+/// there were any.
+pub(crate) fn give_up_drains(state: &mut State) -> bool {
+    let mut any = false;
+    for donor in &mut state.donors {
+        if donor.state == DonorState::Draining {
+            (donor.state, donor.drains, any) = (DonorState::Active, false, true);
+        }
+    }
+    if any {
+        state.count_donors();
+        try_again(state);
+        state.wake();
+    }
+    any
+}
+
 /// Moves everything off a donor; it is not used any more afterwards.
 pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
     // Until the map is there, nothing is known to be on it.
@@ -327,10 +371,15 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
             }
         }
     }
-    let over = move |state: &State| state.donors[donor as usize].is_final();
+    // Gone for good, or in use again because there was no room anywhere else.
+    let over = move |state: &State| {
+        let donor = &state.donors[donor as usize];
+        donor.is_final() || donor.state == DonorState::Active
+    };
     loop {
         let left = {
             let state = &mut *core.lock();
+            state.drain_waits = false;
             requeue(state);
             state.groups.iter().any(|group| group.id != 0 && group.is_on(donor))
         };
@@ -355,19 +404,9 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
             (settled || over(state)).then_some(())
         })
         .await;
-        let blocked = core.lock().stuck;
-        if blocked {
-            // No room anywhere else: it stays in use as it is.
-            let state = &mut *core.lock();
-            let donor = &mut state.donors[donor as usize];
-            donor.drains = false;
-            if donor.state == DonorState::Draining {
-                donor.state = DonorState::Active;
-            }
-            state.count_donors();
-            // There is room again: its own.
-            try_again(state);
-            state.wake();
+        if core.lock().stuck {
+            // Groups of others wait for room, too.
+            give_up_drains(&mut core.lock());
             return;
         }
         // Emptied groups become free when their blocks are safe elsewhere.
@@ -384,6 +423,8 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
                 let moves = group.memory.is_some() || group.busy || dies;
                 group.id != 0 && moves && group.is_on(donor)
             });
+            // While one waits for room, more may have to be done for it.
+            state.room_wanted |= state.drain_waits && !state.has_room(1);
             // What could not be moved waits for the next try.
             let waits = on_its_way || (state.retry_at_ns.is_some() && state.returns == retries);
             (!waits || state.stuck || over(state)).then_some(())

@@ -21,8 +21,10 @@ use crate::repair;
 use crate::state::State;
 use crate::task::Core;
 
-/// Donors whose free units differ by less are even.
+/// Donors whose free units differ by less are even, as long as there is room.
 const UNEVEN_UNITS: usize = 16;
+/// Without room for one more group: one move more would only turn the difference round.
+const UNEVEN_MIN: usize = 2;
 /// When no unit could be moved, it is looked for again after so long (ns).
 const LOOK_AGAIN_NS: u64 = 1_000_000_000;
 /// A unit that could not be moved is left for so long (ns).
@@ -66,15 +68,18 @@ impl State {
         let stays = |&(number, donor): &(usize, &Donor)| {
             leaving.map(usize::from) != Some(number) && matches!(donor.state, DonorState::Active | DonorState::Joining)
         };
-        let units: Vec<u64> =
-            self.donors.iter().enumerate().filter(stays).map(|(_, donor)| donor.units as u64).collect();
+        // Units that a broken connection may still write to are not used.
+        let usable = |donor: &Donor| (donor.units as u64).saturating_sub(donor.tainted.len() as u64);
+        let units: Vec<u64> = self.donors.iter().enumerate().filter(stays).map(|(_, donor)| usable(donor)).collect();
         let width = (self.plan.data + self.plan.parity).min(units.len());
         let groups = match width > self.plan.parity {
             true => groups_of(&units, width).saturating_sub(self.groups_kept()),
             false => 0,
         };
         let blocks = groups * (width.saturating_sub(self.plan.parity) * self.plan.buffer) as u64;
-        if blocks >= self.blocks { self.blocks } else { blocks * TIGHT_PERCENT / 100 }
+        // A drain needs room to work in, too, however small the disk is.
+        let is_tight = leaving.is_some() || blocks < self.blocks;
+        if is_tight { self.blocks.min(blocks * TIGHT_PERCENT / 100) } else { self.blocks }
     }
 
     /// The group of which a unit is to move, and the donor it leaves.
@@ -87,7 +92,8 @@ impl State {
         let there = || (0..self.donors.len()).filter(|&number| self.takes(number));
         let full = there().min_by_key(|&number| room(&self.donors[number]))?;
         let empty = there().max_by_key(|&number| self.donors[number].all_free_units())?;
-        if self.donors[empty].all_free_units() < room(&self.donors[full]) + UNEVEN_UNITS {
+        let uneven = if self.has_room(1) { UNEVEN_UNITS } else { UNEVEN_MIN };
+        if self.donors[empty].all_free_units() < room(&self.donors[full]) + uneven {
             return None;
         }
         let moves = |index: &usize| {

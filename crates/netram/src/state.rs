@@ -153,6 +153,12 @@ pub(crate) struct State {
     pub hedges: usize,
     /// Groups that the cleaner empties.
     pub victims: Vec<u32>,
+    /// Groups cleaned since a request got room, or something changed for the better.
+    pub cleaned_in_vain: usize,
+    /// Groups that drains are emptying.
+    pub emptied: usize,
+    /// A group of a donor that is to leave waits for room.
+    pub drain_waits: bool,
     /// Something died since the last look for a group to clean.
     pub victims_changed: bool,
     /// Blocks that the donors that are there can hold.
@@ -223,6 +229,9 @@ impl State {
             retry_delay_ns: 1_000_000_000,
             hedges: 0,
             victims: Vec::new(),
+            cleaned_in_vain: 0,
+            emptied: 0,
+            drain_waits: false,
             victims_changed: true,
             room_blocks: u64::MAX,
             level_from: 0,
@@ -309,6 +318,11 @@ impl State {
         self.table[block as usize] = self.pack(at, crc);
         self.groups[at.group as usize].live += 1;
         self.counts.mapped += 1;
+    }
+
+    /// Something has changed that may make room; what cleaning itself frees does not count.
+    pub fn may_have_room(&mut self) {
+        (self.stuck, self.cleaned_in_vain) = (false, 0);
     }
 
     /// Unmaps a block; what it was is dead from now on.
@@ -425,10 +439,10 @@ impl State {
         Some(order.into_iter().map(take).collect())
     }
 
-    /// A free unit on a donor that has none of the group's.
-    pub fn take_unit_beside(&mut self, members: &[Member]) -> Option<Member> {
+    /// A free unit, above `reserve` of them, on a donor that has none of the group's.
+    pub fn take_unit_beside(&mut self, members: &[Member], reserve: usize) -> Option<Member> {
         let taken = |n: usize| members.iter().any(|member| member.is_on(n as DonorId));
-        let candidates = (0..self.donors.len()).filter(|&n| self.is_roomy(n, NOTE_UNITS) && !taken(n));
+        let candidates = (0..self.donors.len()).filter(|&n| self.is_roomy(n, reserve) && !taken(n));
         let donor = candidates.max_by_key(|&n| self.donors[n].all_free_units())?;
         let unit = self.donors[donor].take().expect("there is a free unit");
         Some(Member { donor: donor as DonorId, unit, count: 0 })
@@ -609,6 +623,9 @@ impl State {
             self.counts.mapped += 1;
             self.table[block as usize] = self.pack(at, crc);
             self.lost_blocks.remove(&block);
+        }
+        if cache != self.cleaning() {
+            self.cleaned_in_vain = 0;
         }
         if full {
             self.caches[cache].group = None;

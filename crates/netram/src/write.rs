@@ -404,7 +404,8 @@ async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Re
         loop {
             if !whole {
                 // The rest of the block stays as it is: read, merge, and begin again if somebody else was faster.
-                (merged, seen) = read::block(core, block).await?;
+                // On the heap: whole blocks do without, and their jobs are small.
+                (merged, seen) = Box::pin(read::block(core, block)).await?;
                 merged[from..to].copy_from_slice(piece);
             }
             let bytes = if whole { piece } else { &merged };
@@ -571,7 +572,7 @@ impl State {
         for block in first..end {
             if self.unmap(block) | self.lost_blocks.remove(&block) {
                 // There may be something to clean now.
-                self.stuck = false;
+                self.may_have_room();
                 run = match run {
                     Some(run) if run.first + run.count == block => {
                         Some(ram::TrimmedRange { count: run.count + 1, ..run })

@@ -233,3 +233,12 @@ fn an_opening_by_a_checkpoint_finds_what_is_there() {
     }
     assert!(compared() > 500 || only.is_some(), "{} openings by a checkpoint prove nothing", compared());
 }
+
+/// A donor that refuses for a moment, and connections that break, do not keep a drain that was admitted from ending.
+#[test]
+fn a_drain_that_was_admitted_ends_in_an_unkind_world() {
+    let drains: Vec<u64> = lives("drain", 200, world::unkind::drained).into_iter().filter(|&tries| tries > 0).collect();
+    let again = drains.iter().filter(|&&tries| tries > 1).count();
+    println!("{} drains, {again} of them begun anew", drains.len());
+    assert!(drains.len() > 60, "few drains were admitted");
+}

@@ -2,18 +2,19 @@
 //! and renews the lease.
 //!
 //! Rules: once a second. A donor that still holds what it held is taken back as it was; one that came back empty joins anew. One
-//! that holds something else, or cannot be told, is left alone. A donor an administrator has sent away stays away; one that
+//! that holds something else, or cannot be told, is left alone. A donor an administrator has sent away stays away, and is emptied
+//! again and again, less and less often, while the others have no room for it; one that
 //! was emptied because it needed its memory comes back when it does not any more.
 
 use std::io;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use shoal_media::{BlockDevice, Request};
 use shoal_nbd::Claim;
-use shoal_netram::{DonorState, NotBack};
+use shoal_netram::{DonorId, DonorState, NotBack};
 use tracing::{debug, info, warn};
 
 use super::{Inner, NotReached, Reached, find, give_back, lease, reach, stop};
@@ -21,6 +22,15 @@ use crate::device::Donor;
 use crate::nbd_link::Link;
 
 const EVERY: Duration = Duration::from_secs(1);
+/// A donor that could not be emptied is emptied again after this, then after twice as long, up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// When a drain that was given up for want of room is begun again.
+#[derive(Default)]
+pub(super) struct Leaving {
+    again: Option<(Instant, Duration)>,
+}
 
 #[derive(Default)]
 struct Stop {
@@ -73,7 +83,7 @@ fn keep(inner: &Weak<Inner>, stop: &Stop) {
         inner.renew();
         inner.let_go();
         inner.relieve();
-        inner.keep_the_undrained();
+        inner.see_off();
         for donor in inner.absent() {
             if *stop.stopped.lock() {
                 return;
@@ -131,23 +141,41 @@ impl Inner {
         }
     }
 
-    /// A drain that was given up for want of room leaves its donor in use: it is taken back like the others when it was away.
-    fn keep_the_undrained(&self) {
+    /// Donors that are to leave: those that are empty are dismissed. A drain that was given up for want of room leaves its donor in
+    /// use; it is begun again while what is stored fits on the others.
+    fn see_off(&self) {
         // First, so that nobody is sent away between the look and the change.
-        let mut dismissed = self.dismissed.lock();
+        let mut leaving = self.leaving.lock();
         let status = self.disk.status();
-        let is_active =
-            |name: &String| status.donors.iter().any(|donor| donor.name == *name && donor.state == DonorState::Active);
-        if status.ready {
-            let undrained: Vec<String> = dismissed.iter().filter(|name| is_active(name)).cloned().collect();
-            for name in undrained {
-                warn!("donor {name} cannot be emptied: the others have no room at the moment; it stays in use");
-                dismissed.remove(&name);
-            }
+        if !status.ready {
+            return;
         }
+        leaving.retain(|name, drain| {
+            let id = status.donors.iter().rposition(|donor| donor.name == *name && !donor.state.is_final());
+            let Some(id) = id else {
+                self.dismissed.lock().insert(name.clone());
+                return false;
+            };
+            if status.donors[id].state != DonorState::Active {
+                return true;
+            }
+            let (at, pause) = *drain.again.get_or_insert_with(|| {
+                warn!(
+                    "donor {name}: the others have no room at the moment for what it holds; it is emptied again later"
+                );
+                (Instant::now() + FIRST_PAUSE, FIRST_PAUSE)
+            });
+            let id = id as DonorId;
+            if Instant::now() >= at && self.disk.drain_room(id).fits() {
+                let pause = (2 * pause).min(LONGEST_PAUSE);
+                drain.again = Some((Instant::now() + pause, pause));
+                self.disk.drain(id);
+            }
+            true
+        });
     }
 
-    /// Donors that were named and are not there.
+    /// Donors that were named, or are still to be emptied, and are not there.
     fn absent(&self) -> Vec<Donor> {
         let status = self.disk.status();
         let here = |name: &str| status.donors.iter().any(|donor| donor.name == name && donor.state.is_in_use());
@@ -199,6 +227,9 @@ impl Inner {
     /// A donor that holds nothing that counts, if that is certain.
     fn welcome(&self, one: &Reached) {
         let name = one.donor.to_string();
+        if self.leaving.lock().contains_key(&name) || self.dismissed.lock().contains(&name) {
+            return;
+        }
         let is_blank = one.front.iter().all(|&byte| byte == 0);
         if !is_blank && one.disk() != Some(self.uuid) {
             return debug!("donor {name} holds something else; `shoal donor add` takes it in");

@@ -528,6 +528,85 @@ pub fn everything(seed: u64) -> Result<BTreeMap<&'static str, u64>, DiskError> {
     life(seed ^ 0xa11, Kinds { late: true, hiccups: true, flips, changes: !seed.is_multiple_of(3) })
 }
 
+/// A donor is drained while others refuse for a moment, stop, and lose connections. Returns how often
+/// that was begun before it ended; 0: there was no room for it.
+pub fn drained(seed: u64) -> Result<u64, DiskError> {
+    let mut random = Random::new(seed ^ 0xd7a1);
+    let parity = 1 + random.below(2) as u8;
+    let donors = parity as usize + 2 + random.below(3) as usize;
+    let bytes = 200_000 + 4096 * random.below(8);
+    let config = shoal_netram::Config {
+        policy: [Policy::Adaptive, Policy::Caching, Policy::Logging][random.below(3) as usize],
+        uuid: [7; 16],
+        block_bytes: 512,
+        buffer_blocks: 1 + random.below(8) as u16,
+        parity,
+        width: (donors - 1) as u8,
+        // About half of what the donors hold without one of them.
+        bytes: Some(bytes * (donors - 1 - parity as usize) as u64 * (30 + random.below(35)) / 100 / 512 * 512),
+        timeout_ms: 200,
+        ..shoal_netram::Config::default()
+    };
+    // Small units need more room for headers.
+    let Ok(mut world) = World::new(seed, config, donors, bytes) else { return Ok(0) };
+    world.unkind.is_on = true;
+    for donor in &mut world.donors {
+        donor.trouble.fenced = random.below(3) > 0;
+    }
+    let total = world.sectors();
+    for at in (0..total).step_by(8) {
+        world.write(at, (total - at).min(8), false)?;
+        while world.in_flight() > 6 && world.step()? {}
+    }
+    world.flush()?;
+    world.rest()?;
+    let number = random.below(donors as u64) as DonorId;
+    if !world.engine().drain_room(number).fits() {
+        return Ok(0);
+    }
+    let now = world.now;
+    world.engine().drain(number, now);
+    world.collect()?;
+    for _ in 0..200 {
+        world.random_request(1)?;
+        for _ in 0..1000 {
+            if world.in_flight() <= 6 || !world.step()? {
+                break;
+            }
+        }
+        if world.random.below(8) == 0 {
+            world.tick(30_000_000)?;
+        }
+        if world.random.below(20) == 0 {
+            let donor = world.any_donor();
+            match world.random.below(3) {
+                0 => world.refuse_writes(donor),
+                1 => world.sever(donor)?,
+                _ => world.stop(donor, PATIENCE_NS / 2),
+            }
+        }
+    }
+    world.heal()?;
+    // One that found no room is begun anew, as its keeper does.
+    for tries in 1..=5 {
+        let status = world.engine().status();
+        match status.donors[number as usize].state {
+            DonorState::Drained => return Ok(tries),
+            DonorState::Active if world.engine().drain_room(number).fits() => {
+                let now = world.now;
+                world.engine().drain(number, now);
+                world.collect()?;
+                world.heal()?;
+            }
+            // Units that broken connections may still write to are not used: there is less room than when it began.
+            DonorState::Active => return Ok(0),
+            _ => return Err(World::fault(format!("the drain does not end: {status:?}"))),
+        }
+    }
+    let room = world.engine().drain_room(number);
+    Err(World::fault(format!("the drain is given up again and again: {room:?} {:?}", world.engine().status())))
+}
+
 /// More donors die at once than parity covers, and are given up: what they held is told, now and after restarts. Returns the
 /// number of reads that failed.
 pub fn forgetting(seed: u64) -> Result<u64, DiskError> {
