@@ -261,6 +261,10 @@ impl Inner {
                 while !self.disk.status().epoch_stored && begun.elapsed() < SETTLING {
                     std::thread::sleep(Duration::from_millis(2));
                 }
+                // It may have been emptied only just now: it is not to be emptied again.
+                if self.leaving.lock().remove(&name).is_some() {
+                    self.dismissed.lock().insert(name.clone());
+                }
                 self.take_in(&one)?;
                 // Not before: the keeper would take it back meanwhile.
                 self.dismissed.lock().remove(&name);

@@ -19,6 +19,7 @@ use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, Not
 use crate::config::Config;
 use crate::engine::{Engine, SECTOR_BYTES};
 use crate::room::DrainRoom;
+use crate::spread::Numbered;
 use crate::status::Status;
 
 /// Between two looks at time-outs and idle gaps.
@@ -28,7 +29,7 @@ struct Shared {
     engine: Mutex<Engine>,
     donors: RwLock<Vec<Option<Arc<dyn BlockDevice>>>>,
     clock: Arc<dyn Clock>,
-    requests: Mutex<HashMap<u64, Completion>>,
+    requests: Mutex<Numbered<u64, Completion>>,
     next_ticket: AtomicU64,
     actions: Mutex<Actions>,
     poison: Poison,

@@ -50,6 +50,7 @@ mod read;
 mod repair;
 mod room;
 mod scan;
+mod spread;
 mod state;
 mod status;
 mod task;

@@ -3,8 +3,8 @@
 //! Rules:
 //! - While the donors that are there cannot hold the whole disk, blocks that hold nothing yet are refused before the room is gone:
 //!   the rest is for cleaning, so that what is there can still be overwritten and trimmed.
-//! - A donor is emptied only when what is stored fits on the others, without what is kept for open groups and for cleaning: a drain
-//!   that does not fit would fill the others to the brim, and nothing could be written any more.
+//! - A donor is emptied only when what is stored fits on the others, without what is kept for open groups and for cleaning, and with
+//!   a rest to work in: a drain that does not fit would fill the others to the brim, and nothing could be written any more.
 //! - Two units of a group never share a donor, so room on one donor alone is of no use. When room is short and one donor has much more
 //!   of it than another, units move from the fullest to the emptiest. That is so after a donor has joined, and after a drain
 //!   that was given up.

@@ -8,7 +8,6 @@
 //! sequence counts. What cannot be read at the moment is waited for, not left out. Then groups that miss a unit are repaired.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use shoal_format::checksum;
@@ -25,6 +24,7 @@ use crate::parity;
 use crate::planted::{Bug, is_planted};
 use crate::read;
 use crate::repair;
+use crate::spread::Numbered;
 use crate::state::{Location, Member, State};
 use crate::task::{Core, Op};
 
@@ -42,26 +42,7 @@ struct Found {
 }
 
 /// Of each block the sequence, the place and the checksum of its newest copy so far.
-type Newest = HashMap<u32, (u64, Location, u32), BuildHasherDefault<Spread>>;
-
-/// Spreads numbers of blocks, which nobody chooses so that they collide, over a table.
-#[derive(Default)]
-struct Spread(u64);
-
-impl Hasher for Spread {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        bytes.iter().for_each(|&byte| self.write_u32(byte.into()));
-    }
-
-    fn write_u32(&mut self, number: u32) {
-        self.0 = (self.0.rotate_left(5) ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.0 ^= self.0 >> 32;
-    }
-}
+type Newest = Numbered<u32, (u64, Location, u32)>;
 
 /// What opening has found so far.
 #[derive(Default)]

@@ -5,7 +5,6 @@
 //! changes something a condition reads calls [`State::wake`]. There is no thread, no clock and no real waker: the
 //! engine polls what became ready when an event comes in, in a fixed order.
 
-use std::collections::HashSet;
 use std::future::Future;
 use std::ops::Range;
 use std::pin::Pin;
@@ -17,6 +16,7 @@ use parking_lot::{Mutex, MutexGuard};
 use shoal_format::ram::SUPERBLOCK_BYTES;
 
 use crate::api::{Action, DiskError, DonorError, DonorId, DonorOp, Purpose, Trouble};
+use crate::spread::Numbered;
 use crate::state::{Member, State};
 
 pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -39,9 +39,9 @@ pub(crate) struct Schedule {
     pub(crate) changed: bool,
     spawned: Vec<Job>,
     last_ticket: u64,
-    waiting: std::collections::HashMap<u64, u64>,
-    answers: std::collections::HashMap<u64, Answer>,
-    asked: std::collections::HashMap<u64, Asked>,
+    waiting: Numbered<u64, u64>,
+    answers: Numbered<u64, Answer>,
+    asked: Numbered<u64, Asked>,
 }
 
 /// An operation that a donor has not answered.
@@ -244,7 +244,11 @@ impl Core {
 
 /// The jobs that are not finished.
 #[derive(Default)]
-pub(crate) struct Jobs(std::collections::HashMap<u64, Job>);
+pub(crate) struct Jobs {
+    jobs: Numbered<u64, Job>,
+    /// Those that are polled in this round.
+    seen: Numbered<u64, ()>,
+}
 
 impl Jobs {
     /// Polls until nothing is ready.
@@ -257,8 +261,8 @@ impl Jobs {
                     ready.append(&mut schedule.watchers);
                 }
                 // A job that waits for several things is there several times; each poll would enter it as often again.
-                let mut seen = HashSet::with_capacity(ready.len());
-                ready.retain(|&job| seen.insert(job));
+                self.seen.clear();
+                ready.retain(|&job| self.seen.insert(job, ()).is_none());
                 (std::mem::take(&mut schedule.spawned), ready)
             };
             if spawned.is_empty() && ready.is_empty() {
@@ -273,7 +277,7 @@ impl Jobs {
                 self.poll(core, id, job);
             }
             for id in ready {
-                if let Some(job) = self.0.remove(&id) {
+                if let Some(job) = self.jobs.remove(&id) {
                     self.poll(core, id, job);
                 }
             }
@@ -283,7 +287,7 @@ impl Jobs {
     fn poll(&mut self, core: &Arc<Core>, id: u64, mut job: Job) {
         core.lock().schedule.current = id;
         if job.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-            self.0.insert(id, job);
+            self.jobs.insert(id, job);
         }
     }
 }

@@ -1,0 +1,32 @@
+//! Maps by numbers of our own: blocks, jobs, tickets.
+//!
+//! Nobody chooses these numbers so that they collide, so they need no hash that keeps a secret. Several such maps are asked for each
+//! request.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+pub(crate) type Numbered<K, V> = HashMap<K, V, BuildHasherDefault<Spread>>;
+
+/// Spreads a number over a table.
+#[derive(Default)]
+pub(crate) struct Spread(u64);
+
+impl Hasher for Spread {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u64(byte.into()));
+    }
+
+    fn write_u32(&mut self, number: u32) {
+        self.write_u64(number.into());
+    }
+
+    fn write_u64(&mut self, number: u64) {
+        self.0 = (self.0.rotate_left(5) ^ number).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 ^= self.0 >> 32;
+    }
+}
