@@ -7,22 +7,9 @@ use std::collections::BTreeMap;
 
 use shoal_format::superblock::{Geometry, MemoryKind};
 use shoal_region::{Parts, Region};
-use shoal_sim::{SimMemoryKind, World};
+use shoal_sim::{Random, SimMemoryKind, World};
 
 use super::*;
-
-/// SplitMix64: a seed is enough to run a failure again.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ z >> 31) % limit
-    }
-}
 
 type Model = BTreeMap<u64, (u64, u32)>;
 
@@ -42,7 +29,7 @@ fn check(extents: &[Extent], model: &Model) {
 #[test]
 fn a_list_of_extents_behaves_like_a_map_of_blocks() {
     for seed in 0..200 {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let (mut extents, mut model) = (Vec::new(), Model::new());
         for step in 0..120 {
             let (start, len) = (random.below(60), 1 + random.below(12));
@@ -160,7 +147,7 @@ fn a_stored_map_behaves_like_a_map_of_blocks_through_splits_and_removals_of_leav
     for seed in 0..4 {
         let region = region();
         let free = region.space().free_bytes;
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let (mut inode, mut model) = (no_data(), Model::new());
         let span = 60_000;
         for step in 0..2400 {

@@ -16,7 +16,8 @@ use shoal_nbd::negotiation::{client, server};
 use shoal_nbd::wire::handshake::*;
 use shoal_nbd::wire::transmission::*;
 use shoal_nbd::{Catalog, Client, ClientOptions, Limits, Peer, ServerOptions, Uri};
-use world::{MIB, Random, World, export, memory};
+use shoal_sim::Random;
+use world::{MIB, World, export, memory};
 
 fn rounds(base: u64) -> u64 {
     base * std::env::var("NBD_FUZZ_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
@@ -31,7 +32,7 @@ fn damage(random: &mut Random, bytes: &mut Vec<u8>) {
         let at = random.below(bytes.len() as u64) as usize;
         match random.below(6) {
             0 => bytes[at] ^= 1 << random.below(8),
-            1 => bytes[at] = random.next() as u8,
+            1 => bytes[at] = random.next_u64() as u8,
             2 => bytes.truncate(at),
             3 => {
                 let copy = bytes[at..].to_vec();
@@ -39,7 +40,7 @@ fn damage(random: &mut Random, bytes: &mut Vec<u8>) {
             }
             // A length or an offset blown up.
             4 => bytes[at..].iter_mut().take(4).for_each(|byte| *byte = 0xff),
-            _ => bytes.insert(at, random.next() as u8),
+            _ => bytes.insert(at, random.next_u64() as u8),
         }
     }
 }
@@ -63,9 +64,9 @@ fn option_data(random: &mut Random, option: u32) -> Vec<u8> {
 fn request(random: &mut Random) -> Vec<u8> {
     let ends = [0, 512, MIB - 512, MIB, u64::MAX - 511, 1 << 63, random.below(MIB)];
     let header = RequestHeader {
-        flags: if random.below(3) == 0 { random.next() as u16 & 0x1f } else { 0 },
+        flags: if random.below(3) == 0 { random.next_u64() as u16 & 0x1f } else { 0 },
         command: random.below(10) as u16,
-        cookie: random.next(),
+        cookie: random.next_u64(),
         at: ends[random.below(7) as usize],
         len: [0, 1, 512, 4096, 1 << 20, u32::MAX][random.below(6) as usize],
     };
@@ -78,7 +79,7 @@ fn request(random: &mut Random) -> Vec<u8> {
 
 #[test]
 fn every_decoder_survives_damage_and_noise() {
-    let mut random = Random(0x5ee_d001);
+    let mut random = Random::new(0x5ee_d001);
     for round in 0..rounds(60_000) {
         let mut bytes = match round % 8 {
             0 => option_data(&mut random, OPT_GO),
@@ -115,20 +116,20 @@ fn every_decoder_survives_damage_and_noise() {
 
 #[test]
 fn what_is_encoded_is_decoded_again() {
-    let mut random = Random(2);
+    let mut random = Random::new(2);
     for _ in 0..2000 {
         let sent =
-            ExportRequest { name: name(&mut random), infos: vec![random.next() as u16; random.below(64) as usize] };
+            ExportRequest { name: name(&mut random), infos: vec![random.next_u64() as u16; random.below(64) as usize] };
         assert_eq!(ExportRequest::decode(&sent.encode()), Ok(sent));
         let header = RequestHeader {
-            flags: random.next() as u16,
-            command: random.next() as u16,
-            cookie: random.next(),
-            at: random.next(),
-            len: random.next() as u32,
+            flags: random.next_u64() as u16,
+            command: random.next_u64() as u16,
+            cookie: random.next_u64(),
+            at: random.next_u64(),
+            len: random.next_u64() as u32,
         };
         assert_eq!(RequestHeader::decode(header.encode().bytes().try_into().unwrap()), Ok(header));
-        let extents = vec![shoal_nbd::Extent { len: random.next() as u32 | 1, flags: random.next() as u32 }; 5];
+        let extents = vec![shoal_nbd::Extent { len: random.next_u64() as u32 | 1, flags: random.next_u64() as u32 }; 5];
         assert_eq!(decode_block_status(&encode_block_status(7, &extents)), Ok((7, extents)));
     }
 }
@@ -139,7 +140,7 @@ fn the_servers_handshake_survives_any_conversation() {
     let catalog: Vec<_> = vec![Arc::new(export(memory(MIB, 1)))];
     let limits = Limits { options: 50, ..Limits::default() };
     for seed in 0..rounds(3000) {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mut out = vec![];
         let tls = random.below(2) == 0;
         let mut handshake = server::Handshake::new(&catalog as &dyn Catalog, &limits, Peer::default(), tls, &mut out);
@@ -174,7 +175,7 @@ fn the_servers_handshake_survives_any_conversation() {
 #[test]
 fn the_clients_handshake_survives_any_conversation() {
     for seed in 0..rounds(3000) {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let wish = client::Wish {
             name: "disk".into(),
             contexts: vec!["base:allocation".into()],
@@ -200,7 +201,7 @@ fn the_clients_handshake_survives_any_conversation() {
                     let option = [OPT_GO, OPT_STRUCTURED_REPLY, OPT_SET_META_CONTEXT, OPT_LIST, OPT_STARTTLS];
                     let kinds = [REP_ACK, REP_INFO, REP_SERVER, REP_META_CONTEXT, REP_ERR_UNSUP, REP_ERR_TLS_REQD];
                     let data = match random.below(4) {
-                        0 => Info::Export { bytes: random.next(), flags: random.next() as u16 }.encode(),
+                        0 => Info::Export { bytes: random.next_u64(), flags: random.next_u64() as u16 }.encode(),
                         1 => MetaContext { id: 1, name: "base:allocation".into() }.encode(),
                         2 => ListEntry { name: "x".into(), description: "y".into() }.encode(),
                         _ => vec![],
@@ -226,7 +227,7 @@ fn a_live_server_survives_damaged_conversations_in_bounded_time_and_memory() {
     let world = World::new(vec![export(memory(MIB, 1))], ServerOptions { limits, ..ServerOptions::default() });
     let (before, started) = (world::peak_memory_bytes(), Instant::now());
     for seed in 0..rounds(400) {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let mut raw = world.raw();
         raw.0.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
         let mut talk = vec![];
@@ -275,7 +276,7 @@ fn a_live_client_survives_damaged_servers_and_completes_every_request() {
     let upstream = world.socket.clone();
     std::thread::spawn(move || {
         for seed in 0..count {
-            let mut random = Random(seed);
+            let mut random = Random::new(seed);
             let mut down = listener.accept().unwrap().0;
             let mut up = std::os::unix::net::UnixStream::connect(&upstream).unwrap();
             let (mut from, mut to) = (down.try_clone().unwrap(), up.try_clone().unwrap());

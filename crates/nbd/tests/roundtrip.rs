@@ -14,7 +14,8 @@ use shoal_nbd::wire::transmission::*;
 use shoal_nbd::{
     BlockStatus, Client, ClientOptions, Export, Extent, Limits, Listen, Lost, Server, ServerError, ServerOptions, Uri,
 };
-use world::{MIB, Random, World, export, memory};
+use shoal_sim::Random;
+use world::{MIB, World, export, memory};
 
 /// Completes on a thread of its own, each request after another while, so in another order than submitted.
 struct Late {
@@ -61,7 +62,7 @@ impl BlockDevice for Broken {
 /// Keeps `depth` requests on disjoint blocks in flight and checks every byte read against the model.
 fn exercise(client: &Client, bytes: u64, depth: usize, count: usize, seed: u64) {
     const BLOCK: u64 = 4096;
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut model = vec![0u8; bytes as usize];
     let mut busy = std::collections::HashSet::new();
     let (sender, receiver) = mpsc::channel();
@@ -141,7 +142,7 @@ fn a_device_that_completes_late_and_out_of_order_is_served_right() {
 fn requests_longer_than_the_bound_go_in_pieces() {
     let world = World::of_memory(80 * MIB);
     let client = world.client();
-    let data = Random(9).bytes((70 * MIB) as usize);
+    let data = shoal_sim::Random::new(9).bytes((70 * MIB) as usize);
     shoal_media::write(&client, MIB, &data).unwrap();
     let mut back = vec![0; data.len()];
     shoal_media::read(&client, MIB, &mut back).unwrap();
@@ -173,7 +174,7 @@ fn a_server_over_another_one_answers_all_its_connections() {
     let options = ClientOptions { request_timeout: Duration::from_secs(5), ..ClientOptions::default() };
     let exchange = |number: u64| {
         let client = Client::connect(&near.uri(), &options).unwrap();
-        let mut random = Random(number);
+        let mut random = Random::new(number);
         let end = Instant::now() + Duration::from_secs(1);
         while Instant::now() < end {
             let (at, len) = (number * MIB / 4, 512 << random.below(7));

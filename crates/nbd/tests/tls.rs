@@ -79,7 +79,7 @@ fn with_the_right_certificates_data_goes_both_ways() {
     for with_client in [false, true] {
         let world = tls_world("localhost", with_client);
         let client = world.connect("nbds", &world.trust()).unwrap();
-        let data = world::Random(4).bytes(3 << 20);
+        let data = shoal_sim::Random::new(4).bytes(3 << 20);
         shoal_media::write(&client, 4096, &data).unwrap();
         let mut back = vec![0; data.len()];
         shoal_media::read(&client, 4096, &mut back).unwrap();
@@ -214,7 +214,7 @@ fn garbage_in_place_of_tls_ends_the_handshake() {
     for seed in 0..20 {
         let mut raw = Raw::connect(&world.directory.path().join("s"));
         assert_eq!(raw.option(OPT_STARTTLS, &[]).0, REP_ACK);
-        raw.send(&world::Random(seed).bytes(600));
+        raw.send(&shoal_sim::Random::new(seed).bytes(600));
         // An alert may come first.
         let mut rest = vec![];
         let _ = raw.0.read_to_end(&mut rest);

@@ -11,7 +11,9 @@ use std::time::Instant;
 
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
-use super::{Random, Sample};
+use shoal_sim::Random;
+
+use super::Sample;
 
 const PIECE_BYTES: u64 = 1 << 20;
 const PAGE_BYTES: u64 = 4096;

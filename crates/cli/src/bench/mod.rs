@@ -88,40 +88,6 @@ impl Figure {
     }
 }
 
-/// A stream of pseudo-random numbers (SplitMix64): the same for the same seed on every machine.
-#[derive(Clone)]
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Random {
-        Random(seed)
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit.max(1)
-    }
-
-    pub fn fill(&mut self, bytes: &mut [u8]) {
-        for chunk in bytes.chunks_mut(8) {
-            chunk.copy_from_slice(&self.next().to_le_bytes()[..chunk.len()]);
-        }
-    }
-
-    pub fn shuffle<T>(&mut self, items: &mut [T]) {
-        for i in (1..items.len()).rev() {
-            items.swap(i, self.below(i as u64 + 1) as usize);
-        }
-    }
-}
-
 /// The directory everything happens in; removed when dropped.
 struct Scratch(PathBuf);
 
@@ -253,17 +219,6 @@ mod tests {
         let figure = Figure::of("create", 4, &[sample]);
         assert_eq!((figure.operations_per_s.median, figure.us_per_operation), (2000.0, 2000.0));
         assert!(figure.mib_per_s.is_none());
-    }
-
-    #[test]
-    fn the_same_seed_gives_the_same_order() {
-        let order = |seed| {
-            let mut items: Vec<u32> = (0..50).collect();
-            Random::new(seed).shuffle(&mut items);
-            items
-        };
-        assert_eq!(order(1), order(1));
-        assert_ne!(order(1), order(2));
     }
 
     #[test]

@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::time::Instant;
 
-use super::{Random, Sample};
+use shoal_sim::Random;
+
+use super::Sample;
 
 const FILES_PER_DIRECTORY: u64 = 1000;
 
@@ -102,7 +104,7 @@ impl Worker {
 
     fn run(&mut self, phase: &str) -> io::Result<()> {
         if phase != "create" {
-            self.random.shuffle(&mut self.paths);
+            self.paths = self.random.shuffled(std::mem::take(&mut self.paths));
         }
         for i in 0..self.paths.len() {
             let path = &self.paths[i];

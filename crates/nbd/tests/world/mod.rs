@@ -21,27 +21,6 @@ use shoal_nbd::{Client, ClientOptions, Export, Listen, Server, ServerOptions, Ur
 
 pub const MIB: u64 = 1 << 20;
 
-/// SplitMix64: small, seeded, good enough to choose test inputs.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    pub fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len).map(|_| self.next() as u8).collect()
-    }
-}
-
 /// A server on a UNIX socket in a directory of its own.
 pub struct World {
     pub server: Server,
