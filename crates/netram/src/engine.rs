@@ -17,7 +17,7 @@ use crate::donors::DonorState;
 use crate::doubt;
 use crate::membership;
 use crate::read;
-use crate::repair::{self, REPAIRERS};
+use crate::repair;
 use crate::room::{self, DrainRoom};
 use crate::scan;
 use crate::state::State;
@@ -189,9 +189,7 @@ impl Engine {
             schedule.spawn(window::opener(core.clone()));
             schedule.spawn(checkpoint::keeper(core.clone()));
             schedule.spawn(checkpoint::ender(core.clone()));
-            for _ in 0..REPAIRERS {
-                schedule.spawn(repair::repairer(core.clone()));
-            }
+            schedule.spawn(repair::repairer(core.clone()));
         }
         let mut engine = Engine { core, jobs: Jobs::default() };
         engine.run();

@@ -23,7 +23,7 @@ use crate::write::{join, send};
 /// A drain that waits for room looks again after so long (ns).
 const ROOM_NS: u64 = 100_000_000;
 /// Groups repaired at the same time.
-pub(crate) const REPAIRERS: usize = 8;
+const AT_ONCE: usize = 8;
 
 /// Puts right what opening found: stray units, groups that miss units, donors that are not there.
 pub(crate) fn after_scan(state: &mut State) {
@@ -52,36 +52,51 @@ pub(crate) async fn guardian(core: Arc<Core>) {
     }
 }
 
-/// One of several that work through the queue. Runs as long as the disk.
+/// Works through the queue. Runs as long as the disk.
 pub(crate) async fn repairer(core: Arc<Core>) {
     loop {
-        let (index, id) = core.until(|state| state.repair_queue.pop_front()).await;
-        // Claimed, or freed meanwhile.
-        let ours = core
-            .until(|state| {
-                let group = &state.groups[index as usize];
-                if group.id != id {
-                    return Some(false);
-                }
-                if group.busy || group.memory.is_some() {
-                    return None;
-                }
-                state.claim(index);
-                Some(true)
-            })
-            .await;
-        if ours {
-            repair(&core, index, None).await;
-            core.lock().release(index);
-        }
-        let state = &mut *core.lock();
-        let group = &state.groups[index as usize];
-        if ours && group.id == id && group.live > 0 && needs_repair(state, index as usize) {
-            retry_later(state);
-        }
-        state.repair_done += 1;
-        state.wake();
+        let repairing = core.clone();
+        core.until(|state| {
+            if state.repairing == AT_ONCE {
+                return None;
+            }
+            let (index, id) = state.repair_queue.pop_front()?;
+            state.repairing += 1;
+            let core = repairing.clone();
+            state.schedule.spawn(async move { repair_queued(&core, index, id).await });
+            Some(())
+        })
+        .await;
     }
+}
+
+async fn repair_queued(core: &Arc<Core>, index: u32, id: u64) {
+    // Claimed, or freed meanwhile.
+    let ours = core
+        .until(|state| {
+            let group = &state.groups[index as usize];
+            if group.id != id {
+                return Some(false);
+            }
+            if group.busy || group.memory.is_some() {
+                return None;
+            }
+            state.claim(index);
+            Some(true)
+        })
+        .await;
+    if ours {
+        repair(core, index, None).await;
+        core.lock().release(index);
+    }
+    let state = &mut *core.lock();
+    let group = &state.groups[index as usize];
+    if ours && group.id == id && group.live > 0 && needs_repair(state, index as usize) {
+        retry_later(state);
+    }
+    state.repairing -= 1;
+    state.repair_done += 1;
+    state.wake();
 }
 
 /// Moves the unit of a claimed group that is on a donor to another one. False if there was no room, or it could not be had.

@@ -155,6 +155,8 @@ pub(crate) struct State {
     pub victims: Vec<u32>,
     /// Groups cleaned since a request got room, or something changed for the better.
     pub cleaned_in_vain: usize,
+    /// Groups that are being repaired.
+    pub repairing: usize,
     /// Groups that drains are emptying.
     pub emptied: usize,
     /// A group of a donor that is to leave waits for room.
@@ -230,6 +232,7 @@ impl State {
             hedges: 0,
             victims: Vec::new(),
             cleaned_in_vain: 0,
+            repairing: 0,
             emptied: 0,
             drain_waits: false,
             victims_changed: true,

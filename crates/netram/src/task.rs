@@ -268,26 +268,28 @@ impl Jobs {
             if spawned.is_empty() && ready.is_empty() {
                 return;
             }
-            for job in spawned {
+            for mut job in spawned {
                 let id = {
                     let schedule = &mut core.lock().schedule;
                     schedule.last_job += 1;
                     schedule.last_job
                 };
-                self.poll(core, id, job);
+                if !is_over(core, id, &mut job) {
+                    self.jobs.insert(id, job);
+                }
             }
             for id in ready {
-                if let Some(job) = self.jobs.remove(&id) {
-                    self.poll(core, id, job);
+                let Some(job) = self.jobs.get_mut(&id) else { continue };
+                if is_over(core, id, job) {
+                    self.jobs.remove(&id);
                 }
             }
         }
     }
+}
 
-    fn poll(&mut self, core: &Arc<Core>, id: u64, mut job: Job) {
-        core.lock().schedule.current = id;
-        if job.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-            self.jobs.insert(id, job);
-        }
-    }
+/// Lets a job go on as far as it can. True if it has ended.
+fn is_over(core: &Arc<Core>, id: u64, job: &mut Job) -> bool {
+    core.lock().schedule.current = id;
+    job.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
 }
