@@ -31,7 +31,7 @@ use crate::device::{Donor, Netram};
 use crate::failure::{During, Failure, Outcome};
 use crate::nbd_link::{Contents, FRONT_BYTES, Link, Watch};
 use crate::size::human;
-use crate::status::{self, Counts, DiskReport, DonorReport, Groups, Rebuild, Redundancy};
+use crate::status::{self, Checkpoints, Counts, DiskReport, DonorReport, Groups, Rebuild, Redundancy};
 use crate::store::uuid_text;
 
 pub use format::format;
@@ -384,6 +384,7 @@ fn report(status: &Status, uuid: [u8; 16], donors: Vec<DonorReport>) -> DiskRepo
             seconds: seconds(repair.running_ns),
             seconds_left: repair.left_ns.map(seconds),
         }),
+        checkpoints: Checkpoints { completed: counts.checkpoints, opened: counts.opened_by_checkpoint },
         counts: Counts {
             blocks_mapped: counts.mapped,
             blocks_read: counts.blocks_read,

@@ -110,7 +110,18 @@ pub struct DiskReport {
     pub groups: Groups,
     pub redundancy: Redundancy,
     pub rebuild: Option<Rebuild>,
+    #[serde(default)]
+    pub checkpoints: Checkpoints,
     pub counts: Counts,
+}
+
+/// Of the map.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Checkpoints {
+    /// Completed since the disk was opened.
+    pub completed: u64,
+    /// The disk was opened from one, without looking at all units.
+    pub opened: bool,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -351,6 +362,8 @@ fn disk_text(disk: &DiskReport) -> String {
             format!("rebuild      {} of {} groups ({percent}%), {left}\n", rebuild.groups_done, rebuild.groups)
         }
     };
+    let Checkpoints { completed, opened } = disk.checkpoints;
+    out += &format!("checkpoints  {completed} completed{}\n", if opened { "; opened from one" } else { "" });
     let c = &disk.counts;
     out += &format!(
         "blocks       {} in use; {} read, {} written ({} absorbed by the cache)\n\
@@ -391,6 +404,7 @@ mod tests {
             groups: Groups { all: 10, open: 2, degraded: 4 },
             redundancy: Redundancy { state: "degraded".into(), blocks_unprotected: 96, blocks_lost: 0 },
             rebuild: Some(Rebuild { groups: 8, groups_done: 2, seconds: 1.0, seconds_left: Some(3.2) }),
+            checkpoints: Checkpoints { completed: 9, opened: true },
             counts: Counts {
                 blocks_mapped: 1,
                 blocks_read: 2,
@@ -426,6 +440,7 @@ mod tests {
         assert!(text.contains("groups       10, 2 of them open, 4 degraded"), "{text}");
         assert!(text.contains("degraded: 96 blocks would not survive another loss"), "{text}");
         assert!(text.contains("2 of 8 groups (25%), about 3 s left"), "{text}");
+        assert!(text.contains("checkpoints  9 completed; opened from one\n"), "{text}");
     }
 
     #[test]
