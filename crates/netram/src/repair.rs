@@ -356,6 +356,7 @@ pub(crate) fn give_up_drains(state: &mut State) -> bool {
         }
     }
     if any {
+        state.drain_waits = false;
         state.count_donors();
         try_again(state);
         state.wake();

@@ -21,9 +21,9 @@ use crate::repair;
 use crate::state::State;
 use crate::task::Core;
 
-/// Donors whose free units differ by less are even, as long as there is room.
+/// Donors whose free units differ by less are even.
 const UNEVEN_UNITS: usize = 16;
-/// Without room for one more group: one move more would only turn the difference round.
+/// The same where somebody waits for room and there is none: one move more would only turn the difference round.
 const UNEVEN_MIN: usize = 2;
 /// When no unit could be moved, it is looked for again after so long (ns).
 const LOOK_AGAIN_NS: u64 = 1_000_000_000;
@@ -92,7 +92,8 @@ impl State {
         let there = || (0..self.donors.len()).filter(|&number| self.takes(number));
         let full = there().min_by_key(|&number| room(&self.donors[number]))?;
         let empty = there().max_by_key(|&number| self.donors[number].all_free_units())?;
-        let uneven = if self.has_room(1) { UNEVEN_UNITS } else { UNEVEN_MIN };
+        let is_urgent = (self.drain_waits || self.stuck) && !self.has_room(1);
+        let uneven = if is_urgent { UNEVEN_MIN } else { UNEVEN_UNITS };
         if self.donors[empty].all_free_units() < room(&self.donors[full]) + uneven {
             return None;
         }
