@@ -42,12 +42,9 @@ impl State {
         self.narrow &= !self.has_room(1);
         // Blocks that move about without gaining room would do so for ever.
         let in_vain = self.cleaned_in_vain > 2 * self.groups.len() + GROUPS_AHEAD;
-        if in_vain {
-            return None;
-        }
         let looks = short || (idle && self.victims_changed);
         let more = self.victims.is_empty() || (short && self.victims.len() < self.config.victims as usize);
-        if !looks || !more {
+        if in_vain || !looks || !more {
             return None;
         }
         let found = self.find_victim(short);

@@ -200,9 +200,14 @@ impl State {
 /// Something has changed for the better: what could not be done is tried again.
 pub(crate) fn try_again(state: &mut State) {
     state.may_have_room();
+    state.retry_delay_ns = RETRY_NS;
+    retry(state);
+}
+
+fn retry(state: &mut State) {
     state.level_at_ns = 0;
     state.returns += 1;
-    (state.retry_at_ns, state.retry_delay_ns) = (None, RETRY_NS);
+    state.retry_at_ns = None;
     for index in 0..state.groups.len() as u32 {
         if std::mem::take(&mut state.groups[index as usize].hopeless) {
             let group = &state.groups[index as usize];
@@ -259,10 +264,7 @@ pub(crate) fn tick(state: &mut State) {
     state.count_donors();
     settle_epoch(state);
     if state.retry_at_ns.is_some_and(|at| state.now_ns >= at) {
-        let delay = state.retry_delay_ns;
-        let (stuck, in_vain) = (state.stuck, state.cleaned_in_vain);
-        try_again(state);
-        (state.retry_delay_ns, state.stuck, state.cleaned_in_vain) = (delay, stuck, in_vain);
+        retry(state);
     }
 }
 

@@ -421,7 +421,7 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
         })
         .await;
         if core.lock().stuck {
-            // Groups of others wait for room, too.
+            // It was full when the drain began.
             give_up_drains(&mut core.lock());
             return;
         }

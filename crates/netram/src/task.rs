@@ -16,7 +16,7 @@ use parking_lot::{Mutex, MutexGuard};
 use shoal_format::ram::SUPERBLOCK_BYTES;
 
 use crate::api::{Action, DiskError, DonorError, DonorId, DonorOp, Purpose, Trouble};
-use crate::spread::Numbered;
+use crate::spread::{Numbered, Numbers};
 use crate::state::{Member, State};
 
 pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -247,7 +247,7 @@ impl Core {
 pub(crate) struct Jobs {
     jobs: Numbered<u64, Job>,
     /// Those that are polled in this round.
-    seen: Numbered<u64, ()>,
+    seen: Numbers<u64>,
 }
 
 impl Jobs {
@@ -262,7 +262,7 @@ impl Jobs {
                 }
                 // A job that waits for several things is there several times; each poll would enter it as often again.
                 self.seen.clear();
-                ready.retain(|&job| self.seen.insert(job, ()).is_none());
+                ready.retain(|&job| self.seen.insert(job));
                 (std::mem::take(&mut schedule.spawned), ready)
             };
             if spawned.is_empty() && ready.is_empty() {

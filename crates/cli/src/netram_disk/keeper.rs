@@ -175,7 +175,7 @@ impl Inner {
         });
     }
 
-    /// Donors that were named, or are still to be emptied, and are not there.
+    /// Donors that were named and are not there, nor sent away.
     fn absent(&self) -> Vec<Donor> {
         let status = self.disk.status();
         let here = |name: &str| status.donors.iter().any(|donor| donor.name == name && donor.state.is_in_use());
