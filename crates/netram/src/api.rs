@@ -105,6 +105,8 @@ pub enum DiskError {
     Lost { block: u64 },
     #[error("too few donors are left to store data: {have} of {need}")]
     TooFewDonors { have: usize, need: usize },
+    #[error("the disk is not open yet: it needs what donors hold that are away; bring them back")]
+    NotOpen,
     #[error("another client has taken the disk over; this one has stopped")]
     TakenOver,
     #[error("{0}")]

@@ -99,7 +99,12 @@ impl State {
 
     /// Ends the checkpoint that counts, and the one that is being made.
     pub fn drop_checkpoint(&mut self) {
-        if !self.checkpoints.enabled || is_planted(Bug::CheckpointKept) {
+        if !self.checkpoints.enabled {
+            return;
+        }
+        if is_planted(Bug::CheckpointKept) {
+            (self.checkpoints.valid, self.checkpoints.round) = (None, None);
+            self.end_logs(&[VALID, NEXT]);
             return;
         }
         self.retry_round_later();

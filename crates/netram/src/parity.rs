@@ -3,6 +3,9 @@
 //! A row is the block at one place of every data unit of a group; a unit that has none there counts as zeros. Owns: computing
 //! the parity of a row, and a missing data block from what is left of its row. Left out: where blocks are.
 
+/// What a donor writes as a whole, or not at all.
+const SECTOR: usize = 512;
+
 /// XORs `from` into `into`.
 pub(crate) fn add(into: &mut [u8], from: &[u8]) {
     // Words of 8 bytes: the compiler makes vector instructions of this.
@@ -50,6 +53,23 @@ pub(crate) fn decode(wanted: usize, row: &[Option<Vec<u8>>], parity: &[Option<Ve
     restored.remove(&wanted)
 }
 
+/// What a missing block may be when the only parity block of its row is a former one, or the first sectors of a newer one before
+/// the rest of a former one: a write in part leaves that. `others`: the other blocks in the order in which the parity came to cover them.
+pub(crate) fn of_former(parity: &[u8], others: &[Option<Vec<u8>>]) -> impl Iterator<Item = Vec<u8>> {
+    let mut sums = vec![parity.to_vec()];
+    for block in others.iter().map_while(Option::as_ref) {
+        let mut sum = sums[sums.len() - 1].clone();
+        add(&mut sum, block);
+        sums.push(sum);
+    }
+    let sectors = parity.len().div_ceil(SECTOR);
+    let versions = sums.len();
+    let pairs = (0..versions).flat_map(move |newer| (0..newer).map(move |former| (newer, former)));
+    let cuts = pairs.flat_map(move |pair| (1..sectors).map(move |cut| (pair, cut * SECTOR)));
+    let whole = (0..versions).rev().map(|version| ((version, version), 0));
+    whole.chain(cuts).map(move |((newer, former), cut)| [&sums[newer][..cut], &sums[former][cut..]].concat())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -79,6 +99,27 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_parity_written_in_part_still_gives_back_what_its_former_one_covered() {
+        let block = |n: u8| vec![n; 2048];
+        let (wanted, others) = (block(1), [Some(block(2)), Some(block(4)), Some(block(8))]);
+        let covers = |count: usize| {
+            let mut sum = wanted.clone();
+            others[..count].iter().flatten().for_each(|other| add(&mut sum, other));
+            sum
+        };
+        for newer in 0..=3 {
+            for (former, cut) in (0..=newer).flat_map(|former| (0..4).map(move |cut| (former, cut * SECTOR))) {
+                let torn = [&covers(newer)[..cut], &covers(former)[cut..]].concat();
+                assert!(of_former(&torn, &others).any(|found| found == wanted), "{newer} over {former}, cut at {cut}");
+                // What is not there cannot have been covered.
+                let known = of_former(&torn, &[others[0].clone(), None]).any(|found| found == wanted);
+                assert_eq!(known, former <= 1 && (newer <= 1 || cut == 0), "{newer} over {former}, cut at {cut}");
+            }
+        }
+        assert!(!of_former(&block(7), &others[..1]).any(|found| found == wanted));
     }
 
     #[test]

@@ -60,6 +60,8 @@ shoal_media::plantable! {
         NoStepBack,
         /// A donor that joins stores its birth before the others know it.
         BornTwice,
+        /// Of a parity that grew in part, what it covered before is not tried.
+        FormerForgotten,
         /// A superblock is written over the newest one.
         SlotOverwritten,
         /// A unit that grows is written over its newest header.
@@ -80,7 +82,7 @@ shoal_media::plantable! {
         CheckpointTrimDropped,
         /// A page speaks of a group that came to the place of one it may speak of.
         PlaceReused,
-        /// A checkpoint goes on counting when it should not.
+        /// Superblocks go on naming a checkpoint whose logs have ended.
         CheckpointKept,
         /// Opening from a checkpoint leaves units of its groups where they were.
         MovedForgotten,

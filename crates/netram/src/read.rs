@@ -322,56 +322,90 @@ impl State {
     }
 }
 
-/// A block of a sealed group from the rest of its row.
-pub(crate) async fn reconstruct(core: &Arc<Core>, at: Location, crc: u32, purpose: Purpose) -> Fetched {
-    let (data, ops, mut answered) = {
+/// What can be had of a row, without the block that is wanted.
+struct Row {
+    /// Of data units: zeros where the parity covers nothing.
+    data: Vec<Option<Vec<u8>>>,
+    parity: Vec<Option<Vec<u8>>>,
+    /// Where the parity may be a former one: the data blocks of the row in the order of their sequences.
+    in_order: Vec<Option<Vec<u8>>>,
+    /// Everybody who may have something of it has answered.
+    answered: bool,
+}
+
+/// `None`: the group is being written, or not there any more.
+async fn rest_of_row(core: &Arc<Core>, at: Location, purpose: Purpose) -> Option<Row> {
+    let (data, block_bytes, units, mut answered) = {
         let state = &mut *core.lock();
         let group = &state.groups[at.group as usize];
         if group.id == 0 || group.memory.is_some() {
-            return Fetched::Unanswered;
-        }
-        if group.members.len() == group.data() {
-            return Fetched::Bad;
+            return None;
         }
         let data = group.data();
+        // Of units that opening found: what their lists say of this row.
+        let listed = |unit: usize| group.incomplete().and_then(|found| found.lists.get(unit)?.get(at.row));
+        let sequences: Vec<Option<u64>> = (0..data).map(|unit| listed(unit).map(|entry| entry.sequence)).collect();
         let covered: Vec<u8> = (0..data).map(|unit| group.covered(unit)).collect();
         let own: Vec<u8> = (0..data).map(|unit| group.own(unit)).collect();
         let members = group.members.clone();
-        let mut ops: Vec<(bool, Option<Op>)> = Vec::new();
+        let mut units: Vec<(bool, Option<u64>, Option<Op>)> = Vec::new();
         let mut answered = true;
         for (unit, &member) in members.iter().enumerate() {
             // A data unit without a block in this row counts as zeros.
             let empty = at.row >= covered.get(unit).copied().unwrap_or(member.count) as usize;
+            let sequence = sequences.get(unit).copied().flatten().filter(|_| unit != at.unit);
             let has = member.exists() && at.row < own.get(unit).copied().unwrap_or(member.count) as usize;
-            let there = unit != at.unit && !empty && has && !state.donors[member.donor as usize].is_absent();
+            let wanted = unit != at.unit && (!empty || sequence.is_some());
+            let there = wanted && has && !state.donors[member.donor as usize].is_absent();
             answered &= there || empty || unit == at.unit || !state.may_come(at, unit) || (member.exists() && !has);
-            ops.push((empty, there.then(|| core.read(state, member, at.row..at.row + 1, purpose))));
+            units.push((empty, sequence, there.then(|| core.read(state, member, at.row..at.row + 1, purpose))));
         }
-        (data, ops, answered)
+        (data, state.block_bytes, units, answered)
     };
-    let block_bytes = core.lock().block_bytes;
     let mut row = Vec::new();
-    for (unit, (empty, op)) in ops.into_iter().enumerate() {
-        row.push(match op {
-            Some(op) => {
-                let bytes = op.await.ok();
-                answered &= bytes.is_some();
-                bytes
-            }
-            None => (empty && unit < data && unit != at.unit).then(|| vec![0; block_bytes]),
-        });
+    let mut in_order = Vec::new();
+    for (unit, (empty, sequence, op)) in units.into_iter().enumerate() {
+        let asked = op.is_some();
+        let bytes = match op {
+            Some(op) => op.await.ok(),
+            None => None,
+        };
+        answered &= empty || !asked || bytes.is_some();
+        in_order.extend(sequence.map(|sequence| (sequence, bytes.clone())));
+        let zeros = || (empty && unit < data && unit != at.unit).then(|| vec![0; block_bytes]);
+        row.push(bytes.filter(|_| !empty).or_else(zeros));
     }
+    in_order.sort_unstable_by_key(|&(sequence, _)| sequence);
+    let in_order = in_order.into_iter().map(|(_, bytes)| bytes).collect();
     let parity = row.split_off(data);
+    Some(Row { data: row, parity, in_order, answered })
+}
+
+/// A block of a sealed group from the rest of its row.
+pub(crate) async fn reconstruct(core: &Arc<Core>, at: Location, crc: u32, purpose: Purpose) -> Fetched {
+    {
+        let state = core.lock();
+        let group = &state.groups[at.group as usize];
+        if group.id != 0 && group.memory.is_none() && group.members.len() == group.data() {
+            return Fetched::Bad;
+        }
+    }
+    let Some(Row { data: row, parity, in_order, answered }) = rest_of_row(core, at, purpose).await else {
+        return Fetched::Unanswered;
+    };
     let right = |found: &Vec<u8>| checksum(0, found) == crc;
     let mut restored = parity::decode(at.unit, &row, &parity).filter(right);
     // With more parity than needed, one of the others may be the one that is wrong: a block, or a parity written in part.
-    let count = parity.len();
+    let (data, count) = (row.len(), parity.len());
     for wrong in (0..data + count).filter(|&unit| count > 1 && unit != at.unit) {
         let (mut others, mut parities) = (row.clone(), parity.clone());
         let left_out = if wrong < data { &mut others[wrong] } else { &mut parities[wrong - data] };
         if restored.is_none() && left_out.take().is_some() {
             restored = parity::decode(at.unit, &others, &parities).filter(right);
         }
+    }
+    if let ([Some(parity)], None, false) = (&parity[..], &restored, is_planted(Bug::FormerForgotten)) {
+        restored = parity::of_former(parity, &in_order).find(right);
     }
     match restored {
         Some(bytes) => {

@@ -505,6 +505,7 @@ impl State {
         let long = self.now_ns.saturating_sub(begun_ns) > self.patience_ns();
         match self.ready {
             true => Some(Ok(())),
+            false if long && have >= need => Some(Err(DiskError::NotOpen)),
             false => long.then_some(Err(DiskError::TooFewDonors { have, need })),
         }
     }

@@ -93,8 +93,8 @@ pub fn brief(seed: u64) -> Result<u64, DiskError> {
     for death in 0..deaths {
         world.work(&life, death == 0)?;
         world.errors.retain(|error| {
-            use DiskError::{NoSpace, TooFewDonors, Unavailable};
-            !matches!(error, NoSpace | TooFewDonors { .. } | Unavailable { .. })
+            use DiskError::{NoSpace, NotOpen, TooFewDonors, Unavailable};
+            !matches!(error, NoSpace | NotOpen | TooFewDonors { .. } | Unavailable { .. })
         });
         if !world.errors.is_empty() {
             return Err(world.errors.remove(0));

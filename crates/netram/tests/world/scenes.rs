@@ -12,6 +12,7 @@ const DONOR_BYTES: u64 = 132_000;
 /// Time that passes between two looks at what is on its way (ns), and looks.
 const TICK_NS: u64 = 20_000_000;
 const TICKS: usize = 50;
+const BUFFER_BLOCKS: u16 = 8;
 /// Room of a header in these worlds.
 const HEADER_BYTES: usize = 512;
 
@@ -19,8 +20,9 @@ const HEADER_BYTES: usize = 512;
 type Scene = (&'static str, fn() -> Result<(), DiskError>);
 
 /// All of them.
-pub const ALL: [Scene; 6] = [
+pub const ALL: [Scene; 7] = [
     ("a unit's newer header is torn", torn_header),
+    ("a parity that grows is torn", torn_parity),
     ("a superblock is torn", torn_superblock),
     ("a donor returns with news", news),
     ("a parity returns with a block that was not there", absent_block),
@@ -33,7 +35,7 @@ fn world(donors: usize) -> Result<World, DiskError> {
         policy: Policy::Caching,
         uuid: [7; 16],
         block_bytes: SECTOR as u32,
-        buffer_blocks: 8,
+        buffer_blocks: BUFFER_BLOCKS,
         idle_cleaning: false,
         timeout_ms: 0,
         ..Config::default()
@@ -73,6 +75,36 @@ fn torn_header() -> Result<(), DiskError> {
         world.client_leaves(Fate::Nothing);
         world.donors[dies].alive = false;
         world.opens_again(&format!("torn {torn}, dead {dies}"))?;
+    }
+    Ok(())
+}
+
+/// A unit that grows is torn after its newer header: if it is the parity, it says that it covers a block, and covers what it did before. A
+/// donor with one of the others dies.
+fn torn_parity() -> Result<(), DiskError> {
+    for (torn, dies) in pairs(4) {
+        let mut world = world(4)?;
+        // One unit is full, and the next block comes beside its first one.
+        world.write(0, BUFFER_BLOCKS as usize, false)?;
+        world.flush()?;
+        world.settle()?;
+        world.write(BUFFER_BLOCKS as usize, 1, false)?;
+        world.flush()?;
+        world.lets(|flight| flight.donor != torn || is_read(flight))?;
+        world.tears(torn, |_| true, HEADER_BYTES);
+        world.client_leaves(Fate::Nothing);
+        world.donors[dies].alive = false;
+        let scene = format!("torn {torn}, dead {dies}");
+        if !world.open_when_possible()? {
+            return Err(World::fault(format!("{scene}: not found again")));
+        }
+        world.settle()?;
+        // The last block was never flushed.
+        world.read(0, BUFFER_BLOCKS as usize)?;
+        world.settle()?;
+        if let Some(error) = world.errors.pop() {
+            return Err(World::fault(format!("{scene}: {error}")));
+        }
     }
     Ok(())
 }

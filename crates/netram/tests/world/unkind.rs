@@ -746,8 +746,8 @@ fn live(world: &mut World, kinds: Kinds, block: usize) -> Result<(), DiskError> 
             _ => {}
         }
         world.errors.retain(|error| {
-            use DiskError::{NoSpace, TooFewDonors, Unavailable};
-            !matches!(error, NoSpace | TooFewDonors { .. } | Unavailable { .. })
+            use DiskError::{NoSpace, NotOpen, TooFewDonors, Unavailable};
+            !matches!(error, NoSpace | NotOpen | TooFewDonors { .. } | Unavailable { .. })
         });
         if !world.errors.is_empty() {
             return Err(at(world.errors.remove(0)));
