@@ -40,6 +40,8 @@ shoal_media::plantable! {
         LossAtOnce,
         /// Opening does not wait until enough donors have been looked at.
         OpenEarly,
+        /// Opening goes on counting on a donor that has gone since it was looked at.
+        LookedAtGone,
         /// Losses are not read when the disk is opened.
         LossForgotten,
         /// What a donor knows that was away at an opening counts at the next one.

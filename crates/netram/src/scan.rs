@@ -406,7 +406,8 @@ async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
 /// A block that opening needs; nothing if it is not there. One that cannot be read at the moment is waited for, all of them together
 /// for as long as the disk's patience lasts. Of a block it is enough to know then that it may be there (`Unanswered`): reads of it
 /// fail, until they do not. A list of ranges that may have been flushed is waited for as long as it takes, because without it old
-/// blocks would count again. `None`: a donor came that may have it.
+/// blocks would count again. `None`: a donor came that may have it, or one went away that was looked at: what only it said of a group
+/// that was being erased must not be waited for, if the others are enough.
 async fn look_at(
     core: &Arc<Core>,
     at: Location,
@@ -430,6 +431,10 @@ async fn look_at(
             }
             if entry.sequence >= horizon && is_torn(core, at, entry).await {
                 return Some(read::Fetched::Bad);
+            }
+            let has_gone = |donor: &Donor| donor.counts() && donor.scanned && donor.is_absent();
+            if core.lock().donors.iter().any(has_gone) && !is_planted(Bug::LookedAtGone) {
+                return None;
             }
         }
         pause(core, AGAIN_NS).await;

@@ -20,9 +20,10 @@ const HEADER_BYTES: usize = 512;
 type Scene = (&'static str, fn() -> Result<(), DiskError>);
 
 /// All of them.
-pub const ALL: [Scene; 7] = [
+pub const ALL: [Scene; 8] = [
     ("a unit's newer header is torn", torn_header),
     ("a parity that grows is torn", torn_parity),
+    ("a group with a list is being erased", erased_list),
     ("a superblock is torn", torn_superblock),
     ("a donor returns with news", news),
     ("a parity returns with a block that was not there", absent_block),
@@ -105,6 +106,49 @@ fn torn_parity() -> Result<(), DiskError> {
         if let Some(error) = world.errors.pop() {
             return Err(World::fault(format!("{scene}: {error}")));
         }
+    }
+    Ok(())
+}
+
+/// A group whose list of trims has gone elsewhere is being erased: this has arrived on one donor. Another donor of the group dies when
+/// the next client has looked at the headers that are left.
+fn erased_list() -> Result<(), DiskError> {
+    for (erased, dies) in pairs(4) {
+        let mut world = world(4)?;
+        (world.config.idle_cleaning, world.config.patience_ms) = (true, 200);
+        world.client_leaves(Fate::Nothing);
+        world.opens_again("with cleaning")?;
+        // A group for which lists are kept.
+        world.write(40, 24, true)?;
+        world.settle()?;
+        let erases = |flight: &Flight| match &flight.op {
+            DonorOp::Write { at, bytes } => *at as usize >= FRONT && bytes.iter().all(|&byte| byte == 0),
+            _ => false,
+        };
+        // Until the cleaner has moved a list.
+        for _ in 0..20 {
+            world.write(0, 15, true)?;
+            world.lets(|flight| flight.donor == erased || !erases(flight))?;
+            world.trim(0, 1, true)?;
+            world.flush()?;
+            world.lets(|flight| flight.donor == erased || !erases(flight))?;
+        }
+        if !world.flights.values().any(erases) {
+            return Err(World::fault("nothing is erased".into()));
+        }
+        world.client_leaves(Fate::Nothing);
+        let scene = format!("erased on {erased}, dead {dies}");
+        let there: Vec<usize> = (0..4).collect();
+        world.open(&there)?;
+        let heads =
+            |flight: &Flight| matches!(flight.op, DonorOp::Read { len, .. } if len as usize == 2 * HEADER_BYTES);
+        world.lets(heads)?;
+        world.donors[dies].alive = false;
+        let number = world.numbers.iter().position(|&donor| donor == dies).expect("it was there");
+        let now = world.now;
+        world.engine().lost(number as u16, now);
+        world.settle().map_err(|error| World::fault(format!("{scene}: {error}")))?;
+        world.reads_all(&scene)?;
     }
     Ok(())
 }
