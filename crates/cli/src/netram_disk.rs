@@ -384,7 +384,11 @@ fn report(status: &Status, uuid: [u8; 16], donors: Vec<DonorReport>) -> DiskRepo
             seconds: seconds(repair.running_ns),
             seconds_left: repair.left_ns.map(seconds),
         }),
-        checkpoints: Checkpoints { completed: counts.checkpoints, opened: counts.opened_by_checkpoint },
+        checkpoints: Checkpoints {
+            completed: counts.checkpoints,
+            opened: counts.opened_by_checkpoint,
+            unused: status.checkpoint_unused.map(Into::into),
+        },
         counts: Counts {
             blocks_mapped: counts.mapped,
             blocks_read: counts.blocks_read,

@@ -122,6 +122,9 @@ pub struct Checkpoints {
     pub completed: u64,
     /// The disk was opened from one, without looking at all units.
     pub opened: bool,
+    /// Why it was not.
+    #[serde(default)]
+    pub unused: Option<String>,
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -362,8 +365,13 @@ fn disk_text(disk: &DiskReport) -> String {
             format!("rebuild      {} of {} groups ({percent}%), {left}\n", rebuild.groups_done, rebuild.groups)
         }
     };
-    let Checkpoints { completed, opened } = disk.checkpoints;
-    out += &format!("checkpoints  {completed} completed{}\n", if opened { "; opened from one" } else { "" });
+    let Checkpoints { completed, opened, unused } = &disk.checkpoints;
+    let found = match unused {
+        _ if *opened => "; opened from one".into(),
+        Some(why) => format!("; opened without one: {why}"),
+        None => String::new(),
+    };
+    out += &format!("checkpoints  {completed} completed{found}\n");
     let c = &disk.counts;
     out += &format!(
         "blocks       {} in use; {} read, {} written ({} absorbed by the cache)\n\
@@ -404,7 +412,7 @@ mod tests {
             groups: Groups { all: 10, open: 2, degraded: 4 },
             redundancy: Redundancy { state: "degraded".into(), blocks_unprotected: 96, blocks_lost: 0 },
             rebuild: Some(Rebuild { groups: 8, groups_done: 2, seconds: 1.0, seconds_left: Some(3.2) }),
-            checkpoints: Checkpoints { completed: 9, opened: true },
+            checkpoints: Checkpoints { completed: 9, opened: true, unused: None },
             counts: Counts {
                 blocks_mapped: 1,
                 blocks_read: 2,

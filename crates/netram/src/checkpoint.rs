@@ -73,6 +73,8 @@ pub(crate) struct Checkpoints {
     pub enabled: bool,
     pub valid: Option<Valid>,
     pub round: Option<Round>,
+    /// Why the disk was opened without one.
+    pub unused: Option<&'static str>,
     /// What superblocks say from now on; 0: none.
     pub named: u64,
     last: u64,

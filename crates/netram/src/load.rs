@@ -196,8 +196,12 @@ impl State {
     }
 }
 
-/// Reads the checkpoint that the superblocks name. `None`: there is none, or something about it is in doubt.
+/// Reads the checkpoint that the superblocks name. `None`: there is none, or something about it is in doubt; what, is noted.
 pub(crate) async fn load(core: &Arc<Core>) -> Option<Base> {
+    let doubts = |what| core.lock().checkpoints.unused = Some(what);
+    if core.lock().checkpoints.enabled {
+        doubts("the superblocks of all donors do not name one");
+    }
     let (number, donors) = {
         let state = core.lock();
         let donors: Vec<usize> = (0..state.donors.len()).filter(|&n| state.donors[n].counts()).collect();
@@ -206,6 +210,7 @@ pub(crate) async fn load(core: &Arc<Core>) -> Option<Base> {
     if number == 0 {
         return None;
     }
+    doubts("a root or a log is damaged, or a donor does not answer");
     let stamp = |donor: usize| core.lock().stamp(donor, number);
     let parts = donors.iter().map(|&donor| async move {
         let own = stamp(donor);
@@ -228,6 +233,7 @@ pub(crate) async fn load(core: &Arc<Core>) -> Option<Base> {
         state.groups = Vec::with_capacity(common.groups as usize + state.donors.len() * 1024);
         state.groups.resize_with(common.groups as usize, Group::default);
     }
+    doubts("a page is damaged, or a donor does not answer");
     let mut pages = Pages::default();
     let mut queues: Vec<u32> = vec![0; donors.len()];
     // All donors at the same time, a few requests of each.
@@ -275,6 +281,7 @@ pub(crate) async fn load(core: &Arc<Core>) -> Option<Base> {
     if !is_whole(pages.groups, common.groups) || !is_whole(pages.table, common.blocks) {
         return None;
     }
+    doubts("a unit that a log names cannot be read");
     let logs: Vec<Log> = parts.into_iter().map(|(_, log)| log).collect();
     let looked = donors.iter().zip(&logs).map(|(&donor, log)| async move {
         let end = core.lock().donors[donor].units as usize;
@@ -286,6 +293,7 @@ pub(crate) async fn load(core: &Arc<Core>) -> Option<Base> {
     if state.checkpoints.named != number || donors.iter().any(|&donor| state.donors[donor].is_absent()) {
         return None;
     }
+    state.checkpoints.unused = Some("pages and units contradict each other");
     let (looks, live) = state.count_live(common.groups as usize);
     let mut base = Base {
         sequence: common.sequence,
@@ -304,6 +312,8 @@ pub(crate) async fn load(core: &Arc<Core>) -> Option<Base> {
         state.donors[donor].logs[VALID] = Some(log);
         state.donors[donor].scanned = true;
     }
+    // Unless something is not found.
+    state.checkpoints.unused = Some("a block that it says is in a new unit is not there");
     state.checkpoints.valid = Some(Valid { number, sequence: common.sequence });
     Some(base)
 }

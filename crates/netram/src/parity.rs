@@ -3,8 +3,7 @@
 //! A row is the block at one place of every data unit of a group; a unit that has none there counts as zeros. Owns: computing
 //! the parity of a row, and a missing data block from what is left of its row. Left out: where blocks are.
 
-/// What a donor writes as a whole, or not at all.
-const SECTOR: usize = 512;
+use shoal_format::checksum;
 
 /// XORs `from` into `into`.
 pub(crate) fn add(into: &mut [u8], from: &[u8]) {
@@ -53,21 +52,34 @@ pub(crate) fn decode(wanted: usize, row: &[Option<Vec<u8>>], parity: &[Option<Ve
     restored.remove(&wanted)
 }
 
-/// What a missing block may be when the only parity block of its row is a former one, or the first sectors of a newer one before
-/// the rest of a former one: a write in part leaves that. `others`: the other blocks in the order in which the parity came to cover them.
-pub(crate) fn of_former(parity: &[u8], others: &[Option<Vec<u8>>]) -> impl Iterator<Item = Vec<u8>> {
-    let mut sums = vec![parity.to_vec()];
+/// A missing block with this checksum, if the only parity block of its row is a former one, or the first bytes of a newer one before
+/// the rest of a former one: a write in part leaves that. `others`: the other blocks in the order in which the parity came to cover them;
+/// `step`: the newer one ends at a multiple of so many bytes.
+pub(crate) fn of_former(parity: &[u8], others: &[Option<Vec<u8>>], crc: u32, step: usize) -> Option<Vec<u8>> {
+    let mut versions = vec![parity.to_vec()];
     for block in others.iter().map_while(Option::as_ref) {
-        let mut sum = sums[sums.len() - 1].clone();
-        add(&mut sum, block);
-        sums.push(sum);
+        let mut version = versions[versions.len() - 1].clone();
+        add(&mut version, block);
+        versions.push(version);
     }
-    let sectors = parity.len().div_ceil(SECTOR);
-    let versions = sums.len();
-    let pairs = (0..versions).flat_map(move |newer| (0..newer).map(move |former| (newer, former)));
-    let cuts = pairs.flat_map(move |pair| (1..sectors).map(move |cut| (pair, cut * SECTOR)));
-    let whole = (0..versions).rev().map(|version| ((version, version), 0));
-    whole.chain(cuts).map(move |((newer, former), cut)| [&sums[newer][..cut], &sums[former][cut..]].concat())
+    let whole = versions.iter().rev().find(|version| checksum(0, version) == crc).cloned();
+    whole.or_else(|| {
+        let pairs = (0..versions.len()).flat_map(|newer| (0..newer).map(move |former| (newer, former)));
+        pairs.into_iter().find_map(|(newer, former)| spliced(&versions[newer], &versions[former], crc, step))
+    })
+}
+
+/// The first bytes of one block before the rest of another, if that has this checksum.
+fn spliced(first: &[u8], second: &[u8], crc: u32, step: usize) -> Option<Vec<u8>> {
+    let change = checksum(0, second) ^ crc;
+    let (mut of_first, mut of_second, mut cut) = (0, 0, 0);
+    let mut ends = first.chunks(step).zip(second.chunks(step)).map(|(a, b)| {
+        (of_first, of_second, cut) = (checksum(of_first, a), checksum(of_second, b), cut + a.len());
+        // Checksums are linear: this is what another beginning changes.
+        (cut, crc32c::crc32c_combine(of_first ^ of_second, 0, first.len() - cut))
+    });
+    let (cut, _) = ends.find(|&(_, found)| found == change)?;
+    Some([&first[..cut], &second[cut..]].concat()).filter(|found| checksum(0, found) == crc)
 }
 
 #[cfg(test)]
@@ -103,23 +115,28 @@ mod tests {
 
     #[test]
     fn a_parity_written_in_part_still_gives_back_what_its_former_one_covered() {
-        let block = |n: u8| vec![n; 2048];
-        let (wanted, others) = (block(1), [Some(block(2)), Some(block(4)), Some(block(8))]);
+        let mut random = shoal_sim::Random::new(1);
+        let mut block = || (0..700).map(|_| random.below(256) as u8).collect::<Vec<u8>>();
+        let (wanted, others) = (block(), [Some(block()), Some(block()), Some(block())]);
         let covers = |count: usize| {
             let mut sum = wanted.clone();
             others[..count].iter().flatten().for_each(|other| add(&mut sum, other));
             sum
         };
-        for newer in 0..=3 {
-            for (former, cut) in (0..=newer).flat_map(|former| (0..4).map(move |cut| (former, cut * SECTOR))) {
+        let crc = checksum(0, &wanted);
+        for (newer, former) in (0..=3).flat_map(|newer| (0..=newer).map(move |former| (newer, former))) {
+            for cut in [0, 1, 511, 512, 600, 699] {
                 let torn = [&covers(newer)[..cut], &covers(former)[cut..]].concat();
-                assert!(of_former(&torn, &others).any(|found| found == wanted), "{newer} over {former}, cut at {cut}");
-                // What is not there cannot have been covered.
-                let known = of_former(&torn, &[others[0].clone(), None]).any(|found| found == wanted);
-                assert_eq!(known, former <= 1 && (newer <= 1 || cut == 0), "{newer} over {former}, cut at {cut}");
+                let found = |others: &[Option<Vec<u8>>], step| of_former(&torn, others, crc, step).is_some();
+                assert!(found(&others, 1), "{newer} over {former}, cut at {cut}");
+                let is_whole = newer == former || cut == 0;
+                assert_eq!(found(&others, 512), is_whole || cut == 512, "{newer} over {former}, cut at {cut}");
+                // What is not there cannot be taken away.
+                let covered = if cut == 0 { former } else { newer };
+                assert_eq!(found(&[others[0].clone(), None], 1), covered <= 1, "{newer} over {former}, cut at {cut}");
             }
         }
-        assert!(!of_former(&block(7), &others[..1]).any(|found| found == wanted));
+        assert_eq!(of_former(&block(), &others, crc, 1), None);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use parking_lot::Mutex;
-use shoal_format::checksum;
+use shoal_format::{checksum, ram};
 
 use crate::api::{DiskError, Purpose};
 use crate::donors::DonorState;
@@ -30,6 +30,8 @@ const SILENT_NS: u64 = 50_000_000;
 const LATE_NS: u64 = 500_000_000;
 /// Reads that ask other donors at the same time: where all are slow, more work would make them slower.
 const HEDGES_MAX: usize = 32;
+/// What a donor writes as a whole, or not at all.
+const SECTOR: usize = 512;
 /// Parts of one request that are waited for at the same time.
 const AT_ONCE: usize = 64;
 
@@ -329,13 +331,15 @@ struct Row {
     parity: Vec<Option<Vec<u8>>>,
     /// Where the parity may be a former one: the data blocks of the row in the order of their sequences.
     in_order: Vec<Option<Vec<u8>>>,
+    /// What is wanted is a list of ranges.
+    is_note: bool,
     /// Everybody who may have something of it has answered.
     answered: bool,
 }
 
 /// `None`: the group is being written, or not there any more.
 async fn rest_of_row(core: &Arc<Core>, at: Location, purpose: Purpose) -> Option<Row> {
-    let (data, block_bytes, units, mut answered) = {
+    let (data, block_bytes, is_note, units, mut answered) = {
         let state = &mut *core.lock();
         let group = &state.groups[at.group as usize];
         if group.id == 0 || group.memory.is_some() {
@@ -344,6 +348,7 @@ async fn rest_of_row(core: &Arc<Core>, at: Location, purpose: Purpose) -> Option
         let data = group.data();
         // Of units that opening found: what their lists say of this row.
         let listed = |unit: usize| group.incomplete().and_then(|found| found.lists.get(unit)?.get(at.row));
+        let is_note = listed(at.unit).is_some_and(|entry| ram::is_note(entry.block));
         let sequences: Vec<Option<u64>> = (0..data).map(|unit| listed(unit).map(|entry| entry.sequence)).collect();
         let covered: Vec<u8> = (0..data).map(|unit| group.covered(unit)).collect();
         let own: Vec<u8> = (0..data).map(|unit| group.own(unit)).collect();
@@ -360,7 +365,7 @@ async fn rest_of_row(core: &Arc<Core>, at: Location, purpose: Purpose) -> Option
             answered &= there || empty || unit == at.unit || !state.may_come(at, unit) || (member.exists() && !has);
             units.push((empty, sequence, there.then(|| core.read(state, member, at.row..at.row + 1, purpose))));
         }
-        (data, state.block_bytes, units, answered)
+        (data, state.block_bytes, is_note, units, answered)
     };
     let mut row = Vec::new();
     let mut in_order = Vec::new();
@@ -378,7 +383,7 @@ async fn rest_of_row(core: &Arc<Core>, at: Location, purpose: Purpose) -> Option
     in_order.sort_unstable_by_key(|&(sequence, _)| sequence);
     let in_order = in_order.into_iter().map(|(_, bytes)| bytes).collect();
     let parity = row.split_off(data);
-    Some(Row { data: row, parity, in_order, answered })
+    Some(Row { data: row, parity, in_order, is_note, answered })
 }
 
 /// A block of a sealed group from the rest of its row.
@@ -390,7 +395,7 @@ pub(crate) async fn reconstruct(core: &Arc<Core>, at: Location, crc: u32, purpos
             return Fetched::Bad;
         }
     }
-    let Some(Row { data: row, parity, in_order, answered }) = rest_of_row(core, at, purpose).await else {
+    let Some(Row { data: row, parity, in_order, is_note, answered }) = rest_of_row(core, at, purpose).await else {
         return Fetched::Unanswered;
     };
     let right = |found: &Vec<u8>| checksum(0, found) == crc;
@@ -405,7 +410,10 @@ pub(crate) async fn reconstruct(core: &Arc<Core>, at: Location, crc: u32, purpos
         }
     }
     if let ([Some(parity)], None, false) = (&parity[..], &restored, is_planted(Bug::FormerForgotten)) {
-        restored = parity::of_former(parity, &in_order).find(right);
+        // Of lists a checksum is not all that tells right from wrong; of blocks a write may end only between two sectors.
+        let step = if is_note { 1 } else { SECTOR };
+        let found = parity::of_former(parity, &in_order, crc, step);
+        restored = found.filter(|bytes| !is_note || ram::decode_trimmed(bytes).is_ok());
     }
     match restored {
         Some(bytes) => {

@@ -149,7 +149,9 @@ pub(crate) async fn scan(core: Arc<Core>) {
     if let Some(mut base) = load::load(&core).await
         && map(&core, Some(&mut base)).await
     {
-        core.lock().counts.opened_by_checkpoint = true;
+        let state = &mut *core.lock();
+        state.counts.opened_by_checkpoint = true;
+        state.checkpoints.unused = None;
         return;
     }
     core.lock().forget_map();

@@ -93,6 +93,8 @@ pub struct Status {
     pub full: bool,
     pub repair: Option<RepairStatus>,
     pub counts: Counts,
+    /// Why the disk was opened without a checkpoint, if it may have them.
+    pub checkpoint_unused: Option<&'static str>,
     /// Memory of the block table (bytes).
     pub table_bytes: u64,
 }
@@ -167,6 +169,7 @@ impl State {
             full: self.stuck,
             repair,
             counts: self.counts,
+            checkpoint_unused: self.checkpoints.unused,
             table_bytes: self.blocks * 8,
         }
     }
