@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -181,6 +182,92 @@ class World:
             run("openssl", "x509", "-req", "-in", "request", "-CA", "ca-cert.pem", "-CAkey", "ca-key.pem",
                 "-CAcreateserial", "-days", "2", "-extfile", "extensions", "-out", f"{party}-cert.pem", **quiet)
         return at
+
+
+class Proxy:
+    """The way to a donor. What goes there can be stalled and go on later, also when its connection has ended. `listen`: a path; without
+    one it listens on a port. `trap`: called with what passes to the donor, before and after."""
+
+    def __init__(self, target, listen=None):
+        self.target, self.trap, self.held, self.ends = target, None, set(), set()
+        self.change = threading.Condition()
+        if listen:
+            self.listener = socket.socket(socket.AF_UNIX)
+            self.listener.bind(listen)
+            self.listener.listen(64)
+        else:
+            self.listener = socket.create_server(("127.0.0.1", 0))
+            self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            server = socket.socket(socket.AF_UNIX)
+            try:
+                server.connect(self.target)
+            except OSError:
+                client.close()
+                continue
+            pair = (client, server)
+            with self.change:
+                self.ends.add(pair)
+            threading.Thread(target=self.pump, args=(client, server, pair, True), daemon=True).start()
+            threading.Thread(target=self.pump, args=(server, client, pair, False), daemon=True).start()
+
+    def pump(self, source, sink, pair, to_donor):
+        try:
+            while data := source.recv(1 << 16):
+                trap = self.trap if to_donor else None
+                if trap:
+                    trap(self, data, False)
+                if to_donor:
+                    with self.change:
+                        self.change.wait_for(lambda: pair not in self.held, 60)
+                sink.sendall(data)
+                if trap:
+                    trap(self, data, True)
+        except OSError:
+            pass
+        with self.change:
+            if not to_donor:
+                # The client learns of it; what the connection held still arrives.
+                self.shut([sink])
+                self.change.wait_for(lambda: pair not in self.held, 60)
+            self.ends.discard(pair)
+        self.shut(pair)
+
+    @staticmethod
+    def shut(ends):
+        for end in ends:
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def stall(self):
+        """Of the connections so far nothing more reaches the donor until `release`."""
+        with self.change:
+            self.held |= self.ends
+
+    def release(self):
+        with self.change:
+            self.held.clear()
+            self.change.notify_all()
+
+    def reset(self):
+        with self.change:
+            pairs = list(self.ends)
+        for pair in pairs:
+            self.shut(pair)
+
+    def close(self):
+        self.release()
+        self.reset()
+        self.listener.close()
 
 
 def same(one, two, count=None):
