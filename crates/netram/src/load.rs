@@ -290,6 +290,7 @@ pub(crate) async fn load(core: &Arc<Core>) -> Option<Base> {
     });
     let found: Vec<Vec<(u32, UnitHeader)>> = all(looked).await.into_iter().collect::<Option<_>>()?;
     let state = &mut *core.lock();
+    state.checkpoints.unused = Some("a donor went away, or a change of membership ended it");
     if state.checkpoints.named != number || donors.iter().any(|&donor| state.donors[donor].is_absent()) {
         return None;
     }

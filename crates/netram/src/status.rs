@@ -169,7 +169,8 @@ impl State {
             full: self.stuck,
             repair,
             counts: self.counts,
-            checkpoint_unused: self.checkpoints.unused,
+            // Before, nobody knows.
+            checkpoint_unused: self.checkpoints.unused.filter(|_| self.ready),
             table_bytes: self.blocks * 8,
         }
     }
