@@ -6,14 +6,14 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use shoal_devices::size::Size;
+use shoal_devices::{Description, Kind};
 use shoal_nbd::Listen;
 use shoal_netram::donor::Compression;
 
-use crate::device::Description;
 use crate::donate::Allow;
 use crate::lab::LabArgs;
 use crate::memory::MemoryChoice;
-use crate::size::Size;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -148,7 +148,7 @@ impl std::str::FromStr for BulkChoice {
         match text.split_once(':') {
             None if text == "none" => Ok(BulkChoice::None),
             Some(("file", path)) if !path.is_empty() => Ok(BulkChoice::File(path.into())),
-            Some(("nbd" | "nbds" | "nbd+unix" | "nbds+unix" | "netram" | "vlog", _)) => {
+            Some((scheme, _)) if Kind::of_scheme(scheme).is_some_and(|kind| kind.name != "file") => {
                 text.parse().map(BulkChoice::Device)
             }
             _ => Err("write `file:PATH`, `vlog:PATH`, an NBD URI, `netram:...` or `none`".into()),

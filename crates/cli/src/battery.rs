@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use shoal_devices::{During, Failure, Outcome, uuid_text};
 use shoal_format::PAGE;
 use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, SUPERBLOCK_AT, Superblock};
 use shoal_host::{HostImage, PrivateMap, SharedKind, SharedMap};
 use shoal_media::{ImageFile, PersistentMemory};
 
-use crate::failure::{During, Failure, Outcome};
-use crate::store::{shared, uuid_text};
+use crate::store::shared;
 
 /// What the caller wants with the region.
 pub struct Wish<'a> {

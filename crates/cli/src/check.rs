@@ -9,14 +9,14 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use shoal_check::{Finding, FindingKind, ImageSource, Progress, Report, Source, Stage};
+use shoal_devices::size::human;
+use shoal_devices::{During, Failure, Outcome};
 use shoal_host::{SEGMENT_BYTES, SegmentLog, SharedKind, SharedMap};
 use shoal_media::LogDevice;
 
 use crate::args::CheckArgs;
 use crate::battery;
-use crate::failure::{During, EXIT_OPERATIONAL, Failure, Outcome};
 use crate::memory::MemoryChoice;
-use crate::size::human;
 use crate::store::{self, Store};
 use crate::{place, progress};
 
@@ -24,12 +24,11 @@ use crate::{place, progress};
 const FINDINGS_PRINTED_MAX: usize = 100;
 
 pub fn run(args: &CheckArgs) -> Outcome<ExitCode> {
-    let operational = |failure: Failure| failure.code(EXIT_OPERATIONAL);
-    let store = acquire(args).map_err(operational)?;
+    let store = acquire(args)?;
     if args.repair {
-        return repair::run(&store, args).map_err(operational);
+        return repair::run(&store, args);
     }
-    let report = examine(&store, !args.no_sums, args.json).map_err(operational)?;
+    let report = examine(&store, !args.no_sums, args.json)?;
     if args.json {
         println!("{}", report.to_json());
     } else {

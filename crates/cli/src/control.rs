@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::failure::{During, Failure, Outcome};
+use shoal_devices::{DonorChange, During, Failure, Outcome};
 
 const NAME: &str = "control";
 /// A question is one short line; a path in it has at most 4096 bytes, each up to 6 in JSON.
@@ -51,15 +51,6 @@ pub enum Question {
         change: DonorChange,
         donor: String,
     },
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DonorChange {
-    Add,
-    Drain,
-    Lost,
-    Forget,
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -12,6 +12,8 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use shoal_devices::size::human;
+use shoal_devices::{During, Failure, Outcome};
 use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, MemoryKind, Superblock};
 use shoal_format::{BULK_BLOCK, PAGE, SEGMENT};
 use shoal_fs::{Fs, Options};
@@ -20,9 +22,7 @@ use shoal_media::{BlockDevice, PersistentMemory};
 use shoal_region::View;
 
 use crate::args::CopyArgs;
-use crate::failure::{During, Failure, Outcome};
 use crate::memory::MemoryChoice;
-use crate::size::human;
 use crate::store::{self, BulkPlace, Description, Store};
 use crate::{check, place, progress};
 
@@ -54,10 +54,10 @@ pub fn run(args: &CopyArgs) -> Outcome<()> {
     let (fs, recovery, media) = source.open(Options { read_only: true, ..Options::default() })?;
     let made_here = missing(&args.new);
     let (directory, lock) = store::prepare_directory(&args.new, false).inspect_err(|_| remove_empty(&made_here))?;
-    let uuid = if args.keep_uuid { fs.region().superblock().uuid } else { store::new_uuid()? };
+    let uuid = if args.keep_uuid { fs.region().superblock().uuid } else { shoal_devices::new_uuid()? };
     let superblock = Superblock { uuid, ..*fs.region().superblock() };
     let bulk = (superblock.bulk_blocks > 0).then(|| BulkPlace::File(store::BULK.into()));
-    let description = Description { version: 1, uuid: store::uuid_text(&uuid), memory, bulk };
+    let description = Description { version: 1, uuid: shoal_devices::uuid_text(&uuid), memory, bulk };
     let copy = Store::assemble(directory.clone(), description.clone(), lock);
     let made = (|| {
         let bulk_bytes = match media.parts.bulk.as_deref() {
@@ -141,13 +141,13 @@ fn remove_empty(made_here: &[PathBuf]) {
 fn memory_of_copy(source: &MemoryChoice, args: &CopyArgs) -> Outcome<MemoryChoice> {
     let mut memory = args.memory.clone().unwrap_or_else(|| source.clone());
     if memory.kind() != source.kind() {
-        return Err(Failure::new("--memory", "is not the kind of memory the store has").code(2));
+        return Err(Failure::new("--memory", "is not the kind of memory the store has").misuse());
     }
     if let MemoryChoice::Battery(path) | MemoryChoice::Dax(path) = &mut memory {
         *path = std::path::absolute(&*path).during(path.display())?;
         if Some(&*path) == source.path() {
             let remedy = format!("give the copy's region a place with --memory {}=PATH", source.kind().name());
-            return Err(Failure::new(path.display(), "is the store's own region").remedy(remedy).code(2));
+            return Err(Failure::new(path.display(), "is the store's own region").remedy(remedy).misuse());
         }
         if path.exists() {
             return Err(Failure::new(path.display(), "exists").remedy("name a new file for the copy's region"));

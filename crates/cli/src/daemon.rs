@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
+use shoal_devices::{Device, During, Failure, Outcome};
 use shoal_fs::{Fs, Options};
 use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE};
 use shoal_fuse::{MountOptions, RequestCounts, Session, Unmounted};
@@ -18,10 +19,8 @@ use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
 use crate::control::{self, Answer, Question};
-use crate::failure::{During, Failure, Outcome};
 use crate::kernel_requests::RequestReport;
 use crate::mount::{Message, Ready, Recovered};
-use crate::open_device::Device;
 use crate::read_only::ReadOnly;
 use crate::status::Report;
 use crate::store::{self, BulkPlace, Description, Store};
@@ -179,7 +178,7 @@ struct Asked {
     description: Description,
     mountpoint: PathBuf,
     survives_power_loss: bool,
-    bulk: Option<Arc<Device>>,
+    bulk: Option<Arc<dyn Device>>,
     requests: RequestCounts,
 }
 

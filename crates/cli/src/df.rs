@@ -6,15 +6,15 @@
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use shoal_devices::size::human;
+use shoal_devices::{During, Outcome};
 use shoal_fs::{Fs, Options};
 
 use crate::args::DfArgs;
 use crate::control::{self, Question};
-use crate::failure::{During, Outcome};
 use crate::memory::{LossBounds, kind_name, loss_bounds};
 use crate::place;
 use crate::read_only::ReadOnly;
-use crate::size::human;
 use crate::store::{self, BulkPlace, Description, Store};
 
 #[derive(Debug, Serialize, Deserialize)]

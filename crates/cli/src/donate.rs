@@ -20,14 +20,14 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
 use serde::Serialize;
+use shoal_devices::size::human;
+use shoal_devices::{During, Failure, Outcome};
 use shoal_nbd::{Limits, Listen, Server, ServerOptions, TlsServer};
 use shoal_netram::donor::{Gauge, Marks, Quota, Reading, parse_available, parse_stall};
 use tracing::{debug, info, warn};
 
 use crate::args::DonateArgs;
 use crate::daemon;
-use crate::failure::{During, Failure, Outcome};
-use crate::size::human;
 
 use lender::{Lender, Refused, Terms};
 pub use names::Allow;
@@ -63,7 +63,7 @@ struct Ready {
 }
 
 pub fn run(args: &DonateArgs) -> Outcome<()> {
-    let wrong = |option: &str, why: String| Failure::new(option, why).code(2);
+    let wrong = |option: &str, why: String| Failure::new(option, why).misuse();
     let memory = args.memory.0;
     let area = args.area_size.map_or(memory, |size| size.0);
     if area > memory || area < 512 {
@@ -75,7 +75,7 @@ pub fn run(args: &DonateArgs) -> Outcome<()> {
         return Err(wrong("--memory", why).remedy("lend what is idle"));
     }
     let tls = args.tls_certificates.as_deref().map(TlsServer::from_directory).transpose();
-    let tls = tls.map_err(|error| Failure::new("--tls-certificates", error).code(2))?;
+    let tls = tls.map_err(|error| Failure::new("--tls-certificates", error).misuse())?;
     let beyond = matches!(&args.listen, Listen::Tcp(address) if !address.ip().is_loopback());
     if beyond && tls.is_none() && !args.insecure {
         let why = format!("{} is open to the network, where anybody could read along", args.listen);

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
+use shoal_devices::size::{Size, human};
+use shoal_devices::{Device, During, Failure, Kind, Made, MakeOptions, Outcome};
 use shoal_format::superblock::{Geometry, Superblock};
 use shoal_format::{BULK_BLOCK, PAGE, REGION_BYTES_MAX, SEGMENT};
 use shoal_fs::{FormatOptions, Fs};
@@ -16,15 +18,8 @@ use shoal_host::FileDevice;
 use shoal_media::BlockDevice;
 
 use crate::args::{BulkChoice, FormatArgs};
-use crate::device;
-use crate::failure::{During, Failure, Outcome};
 use crate::memory::kind_name;
-use crate::netram_disk;
-use crate::open_device::{self, Device};
-use crate::overwrite;
-use crate::size::{Size, human};
 use crate::store::{self, BulkPlace, Description};
-use crate::vlog_disk;
 
 pub const MEMORY_BYTES_MIN: u64 = 8 << 20;
 const THRESHOLD_BYTES_MAX: u64 = 64 << 20;
@@ -45,23 +40,21 @@ struct Report {
 }
 
 pub fn run(args: &FormatArgs) -> Outcome<()> {
-    if let Some(path) = args.store.to_str().and_then(|store| store.strip_prefix("vlog:")) {
-        return vlog_disk::format(args, Path::new(path));
-    }
-    if let Some(text) = args.store.to_str().filter(|store| store.starts_with("netram:")) {
-        return netram_disk::format(args, text);
+    let scheme = args.store.to_str().and_then(|text| Some((text, text.split_once(':')?.0)));
+    if let Some((text, make)) = scheme.and_then(|(text, scheme)| Some((text, Kind::of_scheme(scheme)?.make?))) {
+        return tell_made(args, make(text, &make_options(args))?.as_ref());
     }
     if args.over.is_some() || args.size.is_some() {
         let cause = "makes a virtual-log disk, not a store";
-        return Err(Failure::new("--over, --size", cause).remedy("name the disk vlog:PATH").code(2));
+        return Err(Failure::new("--over, --size", cause).remedy("name the disk vlog:PATH").misuse());
     }
     let memory_bytes = memory_bytes(args.memory_size)?;
     let threshold = args.threshold.0;
     if threshold > THRESHOLD_BYTES_MAX {
-        return Err(Failure::new("--threshold", format!("{} is more than 64 MiB", human(threshold))).code(2));
+        return Err(Failure::new("--threshold", format!("{} is more than 64 MiB", human(threshold))).misuse());
     }
     if args.bulk == Some(BulkChoice::None) && args.bulk_size.is_some() {
-        return Err(Failure::new("--bulk-size", "there is no bulk storage with --bulk none").code(2));
+        return Err(Failure::new("--bulk-size", "there is no bulk storage with --bulk none").misuse());
     }
     let mut memory = args.memory.clone();
     if let crate::memory::MemoryChoice::Battery(path) | crate::memory::MemoryChoice::Dax(path) = &mut memory {
@@ -80,12 +73,12 @@ pub fn run(args: &FormatArgs) -> Outcome<()> {
         }
     }
     let device = match &args.bulk {
-        Some(BulkChoice::Device(description)) => Some(Arc::new(open_empty(description, args)?)),
+        Some(BulkChoice::Device(description)) => Some(open_empty(description, args)?),
         _ => None,
     };
     let (directory, lock) = store::prepare_directory(&args.store, args.force)?;
     let (bulk, bulk_bytes) = match &device {
-        Some(device) => elsewhere(device, args)?,
+        Some(device) => elsewhere(&**device, args)?,
         None => prepare_bulk(&directory, args)?,
     };
     let bulk_text = match &bulk {
@@ -95,13 +88,12 @@ pub fn run(args: &FormatArgs) -> Outcome<()> {
     };
     let device = match (device, &bulk) {
         (None, Some(BulkPlace::File(file))) => {
-            let description = device::Description::File(directory.join(file));
-            let opened = open_device::open(&description);
-            Some(Arc::new(opened.map_err(|failure| failure.within("bulk storage"))?))
+            let opened = shoal_devices::file(directory.join(file)).open();
+            Some(Arc::from(opened.map_err(|failure| failure.within("bulk storage"))?))
         }
         (device, _) => device,
     };
-    let uuid = store::new_uuid()?;
+    let uuid = shoal_devices::new_uuid()?;
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
     let geometry = Geometry {
         memory_kind: memory.kind(),
@@ -115,7 +107,7 @@ pub fn run(args: &FormatArgs) -> Outcome<()> {
     };
     let superblock = Superblock::layout(geometry)
         .map_err(|error| Failure::new("layout", error).remedy("raise --memory-size or lower --bulk-size"))?;
-    let description = Description { version: 1, uuid: store::uuid_text(&uuid), memory, bulk };
+    let description = Description { version: 1, uuid: shoal_devices::uuid_text(&uuid), memory, bulk };
     let media = store::create_media(&directory, &description, &superblock, device)?;
     let options = FormatOptions {
         geometry,
@@ -147,6 +139,23 @@ pub fn run(args: &FormatArgs) -> Outcome<()> {
     Ok(())
 }
 
+fn make_options(args: &FormatArgs) -> MakeOptions {
+    MakeOptions {
+        over: args.over.clone(),
+        size: args.size,
+        spare_percent: args.spare,
+        segment_bytes: args.segment.0,
+        force: args.force,
+    }
+}
+
+/// Tells of a disk that is no store.
+fn tell_made(args: &FormatArgs, made: &dyn Made) -> Outcome<()> {
+    let text = if args.json { made.to_json().during("report")? } else { made.to_string() };
+    println!("{text}");
+    Ok(())
+}
+
 fn print(report: &Report) {
     let bulk = match &report.bulk {
         Some(path) => format!("up to {} of large files in {}", human(report.bulk_bytes), path),
@@ -168,7 +177,7 @@ pub fn memory_bytes(wanted: Option<Size>) -> Outcome<u64> {
     let bytes = wanted.map_or_else(|| (shoal_host::memory_total_bytes() / 2).max(MEMORY_BYTES_MIN), |size| size.0);
     if !(MEMORY_BYTES_MIN..=REGION_BYTES_MAX).contains(&bytes) {
         let cause = format!("{} is outside the range allowed", human(bytes));
-        return Err(Failure::new("--memory-size", cause).remedy("give 8M to 1T").code(2));
+        return Err(Failure::new("--memory-size", cause).remedy("give 8M to 1T").misuse());
     }
     Ok(bytes / SEGMENT * SEGMENT)
 }
@@ -184,15 +193,15 @@ fn prepare_bulk(directory: &Path, args: &FormatArgs) -> Outcome<(Option<BulkPlac
         }
     };
     let path = directory.join(&file);
-    let bytes = if overwrite::is_block_device(&path) {
-        overwrite::refuse_if_in_use(&path)?;
+    let bytes = if shoal_devices::is_block_device(&path) {
+        shoal_devices::refuse_if_in_use(&path)?;
         let device = FileDevice::open(&path).during("bulk storage")?;
-        overwrite::refuse_if_not_empty(&device, path.display(), args.force)?;
+        shoal_devices::refuse_if_not_empty(&device, path.display(), args.force)?;
         let found = device.geometry().bytes;
         let wanted = args.bulk_size.map_or(found, |size| size.0);
         if wanted > found {
             let cause = format!("{} is more than {} has ({})", human(wanted), path.display(), human(found));
-            return Err(Failure::new("--bulk-size", cause).code(2));
+            return Err(Failure::new("--bulk-size", cause).misuse());
         }
         wanted
     } else {
@@ -209,35 +218,37 @@ fn prepare_bulk(directory: &Path, args: &FormatArgs) -> Outcome<(Option<BulkPlac
     };
     let bytes = bytes / BULK_BLOCK * BULK_BLOCK;
     if bytes == 0 {
-        return Err(Failure::new("--bulk-size", "smaller than one block of 64 KiB").remedy("use --bulk none").code(2));
+        return Err(Failure::new("--bulk-size", "smaller than one block of 64 KiB").remedy("use --bulk none").misuse());
     }
     Ok((Some(BulkPlace::File(file)), bytes))
 }
 
 /// Opens a device elsewhere; one that holds something is not overwritten by mistake.
-fn open_empty(description: &device::Description, args: &FormatArgs) -> Outcome<Device> {
-    let description = description.clone().absolute().during("--bulk")?;
-    let opened = open_device::open(&description);
-    let device = opened.map_err(|failure| failure.within("bulk storage"))?;
+fn open_empty(description: &shoal_devices::Description, args: &FormatArgs) -> Outcome<Arc<dyn Device>> {
+    let description = description.absolute().during("--bulk")?;
+    let opened = description.open();
+    let device: Arc<dyn Device> = opened.map(Arc::from).map_err(|failure| failure.within("bulk storage"))?;
     let block_device = device.block_device();
-    overwrite::refuse_if_not_empty(&*block_device, description, args.force)?;
+    shoal_devices::refuse_if_not_empty(&*block_device, description, args.force)?;
     // A hint: what an earlier user left there takes no room any more.
     let _ = shoal_media::trim(&*block_device, 0, block_device.geometry().bytes);
     Ok(device)
 }
 
 /// Place and usable size of a device elsewhere.
-fn elsewhere(device: &Device, args: &FormatArgs) -> Outcome<(Option<BulkPlace>, u64)> {
+fn elsewhere(device: &dyn Device, args: &FormatArgs) -> Outcome<(Option<BulkPlace>, u64)> {
     let found = device.block_device().geometry().bytes;
     let wanted = args.bulk_size.map_or(found, |size| size.0);
     if wanted > found {
         let cause =
             format!("{} is more than {} has ({})", human(wanted), device.description().without_secrets(), human(found));
-        return Err(Failure::new("--bulk-size", cause).code(2));
+        return Err(Failure::new("--bulk-size", cause).misuse());
     }
     let bytes = wanted / BULK_BLOCK * BULK_BLOCK;
     if bytes == 0 {
-        return Err(Failure::new("bulk storage", "smaller than one block of 64 KiB").remedy("use --bulk none").code(2));
+        return Err(Failure::new("bulk storage", "smaller than one block of 64 KiB")
+            .remedy("use --bulk none")
+            .misuse());
     }
     Ok((Some(BulkPlace::Device(device.description().to_string())), bytes))
 }
@@ -294,7 +305,7 @@ mod tests {
             &["--threshold", "65M"],
             &["--bulk", "none", "--bulk-size", "1G"],
         ] {
-            assert_eq!(format(line, &path).unwrap_err().exit_code(), 2, "{line:?}");
+            assert!(format(line, &path).unwrap_err().is_misuse(), "{line:?}");
             assert!(!path.exists());
         }
         format(&["--bulk-size", "1K"], &path).unwrap_err();

@@ -7,13 +7,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use shoal_devices::size::human;
+use shoal_devices::{During, Failure, Outcome};
 use shoal_fs::{Fs, Options};
 
 use crate::args::InspectArgs;
 use crate::control::{self, Question};
-use crate::failure::{During, Failure, Outcome};
 use crate::place;
-use crate::size::human;
 use crate::store::{self, Store};
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]

@@ -2,10 +2,9 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `args`, `mount_options`, `size`, `memory` | what can be said on the command line |
+//! | `args`, `mount_options`, `memory` | what can be said on the command line |
 //! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `resize`, `salvage`, `inspect`, `bench`, `donate`, `lab`, `pages` | one command each |
 //! | `serve`, `status` | a block device for NBD clients, and how it is; a network RAM disk's donors |
-//! | `device`, `open_device`, `nbd_link`, `netram_disk` | what devices are called, and putting them together |
 //! | `daemon`, `control` | the process that serves a mount, and its socket |
 //! | `store`, `battery`, `place` | the store's directory, its region in `battery` memory, and finding it |
 //! | `failure`, `progress` | how commands fail, and how they pass the time |
@@ -22,7 +21,6 @@ mod check;
 mod control;
 mod copy;
 mod daemon;
-mod device;
 mod df;
 mod donate;
 mod failure;
@@ -34,10 +32,6 @@ mod lab;
 mod memory;
 mod mount;
 mod mount_options;
-mod nbd_link;
-mod netram_disk;
-mod open_device;
-mod overwrite;
 mod pages;
 mod place;
 mod progress;
@@ -46,21 +40,19 @@ mod remount;
 mod resize;
 mod salvage;
 mod serve;
-mod size;
 mod status;
 mod store;
 mod umount;
-mod vlog_disk;
 
 use std::ffi::OsStr;
-use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
 use args::{Cli, Command, MountHelper};
-use failure::{EXIT_USAGE, Outcome};
+use failure::EXIT_USAGE;
+use shoal_devices::Outcome;
 
 const MOUNT_HELPER: &str = "mount.fuse.shoal";
 
@@ -71,11 +63,7 @@ fn main() -> ExitCode {
     } else {
         run(parse())
     };
-    outcome.unwrap_or_else(|failure| {
-        // Standard error may be a log on a full host: that is no reason to end otherwise than it would.
-        let _ = writeln!(std::io::stderr(), "shoal: {failure}");
-        ExitCode::from(failure.exit_code())
-    })
+    outcome.unwrap_or_else(|failure| failure::end(&failure))
 }
 
 fn invoked_as(name: &str) -> bool {
@@ -108,8 +96,8 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Mount(args) => mount::run(args)?,
         Command::Umount(args) => umount::run(args)?,
         Command::Df(args) => df::run(args)?,
-        Command::Check(args) => return check::run(args),
-        Command::Salvage(args) => return salvage::run(args),
+        Command::Check(args) => return Ok(operational(check::run(args))),
+        Command::Salvage(args) => return Ok(operational(salvage::run(args))),
         Command::Copy(args) => copy::run(args)?,
         Command::Resize(args) => resize::run(args)?,
         Command::Inspect(args) => inspect::run(args)?,
@@ -123,6 +111,11 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Completions { shell } => pages::print_completions(*shell)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// For commands whose exit codes are those of fsck(8).
+fn operational(outcome: Outcome<ExitCode>) -> ExitCode {
+    outcome.unwrap_or_else(|failure| failure::end_with(&failure, failure::EXIT_OPERATIONAL))
 }
 
 /// Prints a report as JSON on standard output.

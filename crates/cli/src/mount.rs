@@ -11,9 +11,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
+use shoal_devices::{During, Failure, Outcome};
 
 use crate::args::{MountArgs, MountHelper};
-use crate::failure::{During, Failure, Outcome};
 use crate::store::{self, Store};
 use crate::{daemon, mount_options, remount};
 
@@ -56,7 +56,7 @@ pub fn run(args: &MountArgs) -> Outcome<()> {
     let mut lists = args.options.clone();
     lists.extend(args.restore.then(|| mount_options::RESTORE.to_string()));
     let options =
-        mount_options::parse(&lists, &directory, is_root).map_err(|error| Failure::new("-o", error).code(2))?;
+        mount_options::parse(&lists, &directory, is_root).map_err(|error| Failure::new("-o", error).misuse())?;
     let restore = mount_options::wants_restore(&lists);
     if mount_options::is_remount(&args.options) {
         let done = remount::run(&directory, &mountpoint, &args.options)?;
@@ -164,7 +164,7 @@ fn print(ready: &Ready, json: bool) {
 impl std::fmt::Display for Recovered {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let after = if self.power_lost { "a power loss" } else { "a crash" };
-        let bytes = crate::size::human(self.log_bytes);
+        let bytes = shoal_devices::size::human(self.log_bytes);
         write!(f, "recovered after {after}: {} records ({bytes}) replayed in {:.0} ms", self.records, self.open_ms)
     }
 }

@@ -4,9 +4,9 @@
 
 use std::path::{Path, PathBuf};
 
+use shoal_devices::{During, Failure, Outcome};
 use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE, MountEntry};
 
-use crate::failure::{During, Failure, Outcome};
 use crate::store;
 
 /// The store's directory, and where it is mounted, if it is.

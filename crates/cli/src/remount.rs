@@ -12,11 +12,11 @@ use std::io;
 use std::path::Path;
 
 use serde::Serialize;
+use shoal_devices::{During, Failure, Outcome};
 use shoal_fs::AccessTimes;
 use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE, MountEntry};
 
 use crate::control::{self, Question};
-use crate::failure::{During, Failure, Outcome};
 use crate::mount_options;
 
 #[derive(Debug, Serialize)]
@@ -36,7 +36,7 @@ pub fn run(directory: &Path, mountpoint: &Path, lists: &[String]) -> Outcome<Rem
             .remedy("leave out `remount` to mount it")
     })?;
     let options = mount_options::parse(&all_words(&entry, lists), directory, true)
-        .map_err(|error| Failure::new("-o", error).code(2))?;
+        .map_err(|error| Failure::new("-o", error).misuse())?;
     for word in unchangeable(&entry, lists) {
         eprintln!(
             "shoal: {}: `{word}` cannot change while the store is mounted; it counts from the next mount on",

@@ -17,6 +17,8 @@ use std::sync::Arc;
 use indicatif::ProgressBar;
 use serde::{Deserialize, Serialize};
 use shoal_check::{ImageSource, Source};
+use shoal_devices::size::{Size, exact, human};
+use shoal_devices::{During, Failure, Outcome};
 use shoal_format::superblock::{AnchorRecord, Superblock};
 use shoal_format::{BULK_BLOCK, PAGE, SEGMENT};
 use shoal_fs::{AtRest, Beyond, Fs, Limits, Options, Refused, Relayout, Steps};
@@ -25,10 +27,8 @@ use shoal_media::{BlankImage, ImageFile, LogDevice};
 
 use crate::args::ResizeArgs;
 use crate::control::{self, Question};
-use crate::failure::{During, Failure, Outcome};
 use crate::format::{self, MEMORY_BYTES_MIN};
 use crate::memory::MemoryChoice;
-use crate::size::{Size, exact, human};
 use crate::store::{self, Store};
 use crate::{check, place, progress};
 
@@ -43,7 +43,7 @@ pub struct Report {
 
 pub fn run(args: &ResizeArgs) -> Outcome<()> {
     if args.memory_size.is_none() && args.bulk_size.is_none() {
-        return Err(Failure::new("resize", "no size is given").remedy("add --memory-size or --bulk-size").code(2));
+        return Err(Failure::new("resize", "no size is given").remedy("add --memory-size or --bulk-size").misuse());
     }
     let place = place::find(&args.store)?;
     let bytes = |size: Option<Size>| size.map(|size| size.0);
@@ -112,7 +112,7 @@ pub fn answer(fs: &Fs, directory: &Path, memory_bytes: Option<u64>, bulk_bytes: 
 
 fn no_bulk() -> Failure {
     let remedy = "format a store with bulk storage and copy the files";
-    Failure::new("--bulk-size", "the store has no bulk storage").remedy(remedy).code(2)
+    Failure::new("--bulk-size", "the store has no bulk storage").remedy(remedy).misuse()
 }
 
 fn resize(store: &Store, args: &ResizeArgs) -> Outcome<Report> {
@@ -293,7 +293,7 @@ fn limits(args: &ResizeArgs, old: &Superblock) -> Outcome<Limits> {
         bulk_blocks: args.bulk_size.map_or(old.bulk_blocks, |size| size.0 / BULK_BLOCK),
     };
     if old.bulk_blocks > 0 && limits.bulk_blocks == 0 {
-        return Err(Failure::new("--bulk-size", "is less than one block of 64 KiB").remedy("give more").code(2));
+        return Err(Failure::new("--bulk-size", "is less than one block of 64 KiB").remedy("give more").misuse());
     }
     Ok(limits)
 }
@@ -308,7 +308,7 @@ fn refuse_small_device(store: &Store, limits: &Limits, device_bytes: Option<u64>
     match (bulk_file(store), device_bytes) {
         (None, Some(bytes)) if limits.bulk_blocks > bytes / BULK_BLOCK => {
             let cause = format!("the bulk device has {}", exact(bytes / BULK_BLOCK * BULK_BLOCK));
-            Err(Failure::new("--bulk-size", cause).remedy("give at most that, or a larger device first").code(2))
+            Err(Failure::new("--bulk-size", cause).remedy("give at most that, or a larger device first").misuse())
         }
         _ => Ok(()),
     }
@@ -334,6 +334,6 @@ fn refused(refused: Refused) -> Failure {
             let cause = format!("a block in use ends at {} and could not be moved", human(end_bytes));
             Failure::new("--bulk-size", cause).remedy(format!("give at least {}", exact(end_bytes)))
         }
-        Refused::Layout(error) => Failure::new("sizes", error).remedy("give others").code(2),
+        Refused::Layout(error) => Failure::new("sizes", error).remedy("give others").misuse(),
     }
 }

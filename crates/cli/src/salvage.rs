@@ -13,16 +13,16 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use shoal_check::{BulkData, ImageSource, SalvageSource, Salvaged};
+use shoal_devices::size::human;
+use shoal_devices::{During, Failure, Outcome};
 use shoal_format::PAGE;
 use shoal_format::superblock::{ANCHOR_AT, AnchorRecord, SUPERBLOCK_AT, Superblock};
 use shoal_media::{ImageFile, LogDevice, PersistentMemory};
 use shoal_region::Error::LogGap;
 
 use crate::args::SalvageArgs;
-use crate::failure::{During, EXIT_OPERATIONAL, Failure, Outcome};
 use crate::memory::MemoryChoice;
 use crate::progress;
-use crate::size::human;
 use crate::store::{self, BULK, BulkPlace, Description, IMAGES, LOG, Store};
 
 const EXIT_LOST: u8 = 4;
@@ -62,7 +62,7 @@ impl std::fmt::Display for Lost {
 }
 
 pub fn run(args: &SalvageArgs) -> Outcome<ExitCode> {
-    let report = salvage(args).map_err(|failure| failure.code(EXIT_OPERATIONAL))?;
+    let report = salvage(args)?;
     if args.json {
         crate::print_json(&report);
     } else {
@@ -217,14 +217,16 @@ fn bulk(directory: &Path, description: &Description) -> Result<Option<Bulk>, Str
             let bulk = media::ReadBulk::open(&path).map_err(|error| lost(&format!("{}: {error}", path.display())))?;
             Ok(Some(Box::new(bulk)))
         }
-        Some(BulkPlace::Device(text)) if text.starts_with("nbd") => {
-            let device = text.parse().map_err(|error: String| lost(&error))?;
-            let device = crate::open_device::open(&device).map_err(|failure| lost(&failure))?;
+        Some(BulkPlace::Device(text)) => {
+            let device: shoal_devices::Description = text.parse().map_err(|error: String| lost(&error))?;
+            if device.kind().opening_writes {
+                return Err(lost(&format!(
+                    "opening {text} would write to it; export it with `shoal serve --read-only`, and name that as `bulk` in a copy of {}",
+                    store::DESCRIPTION
+                )));
+            }
+            let device = device.open().map_err(|failure| lost(&failure))?;
             Ok(Some(Box::new(media::BlockBulk(device.block_device()))))
         }
-        Some(BulkPlace::Device(text)) => Err(lost(&format!(
-            "opening {text} would write to it; export it with `shoal serve --read-only`, and name that as `bulk` in a copy of {}",
-            store::DESCRIPTION
-        ))),
     }
 }

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use shoal_devices::{Device, During, Failure, Outcome, uuid_text};
 use shoal_format::PAGE;
 use shoal_format::superblock::{SUPERBLOCK_AT, Superblock};
 use shoal_fs::{Fs, Options, Parts};
@@ -27,11 +28,8 @@ use shoal_media::{ImageFile, LogDevice, PersistentMemory};
 use shoal_region::Recovery;
 
 use crate::battery;
-use crate::device;
-use crate::failure::{During, Failure, Outcome};
 use crate::host_room;
 use crate::memory::MemoryChoice;
-use crate::open_device::{self, Device};
 use crate::place;
 
 pub const DESCRIPTION: &str = "shoal.json";
@@ -89,7 +87,7 @@ fn unreadable(directory: &Path, error: Box<dyn std::error::Error + Send + Sync>)
 pub struct Media {
     pub parts: Parts,
     /// Bulk storage, if there is any.
-    pub bulk: Option<Arc<Device>>,
+    pub bulk: Option<Arc<dyn Device>>,
     /// `dax` memory whose file system refuses MAP_SYNC.
     pub survives_power_loss: bool,
 }
@@ -221,7 +219,7 @@ impl Store {
                 }
             };
         let region = region_parts(memory, log, images, self.period()?)?;
-        let bulk = self.open_bulk()?.map(Arc::new);
+        let bulk = self.open_bulk()?;
         let device = bulk.as_ref().map(|bulk| bulk.block_device());
         let parts = Parts { region, bulk: device, clock: Arc::new(SystemClock::new()) };
         Ok(Media { parts, bulk, survives_power_loss })
@@ -258,21 +256,21 @@ impl Store {
         Ok(self.open_bulk()?.map(|bulk| bulk.block_device().geometry().bytes))
     }
 
-    fn open_bulk(&self) -> Outcome<Option<Device>> {
+    fn open_bulk(&self) -> Outcome<Option<Arc<dyn Device>>> {
         let Some(place) = &self.description.bulk else { return Ok(None) };
         let file = format!("{}/{DESCRIPTION}", self.directory.display());
         let (description, remedy) = match place {
             BulkPlace::File(_) => {
                 let path = self.bulk_path().unwrap_or_default();
-                (device::Description::File(path), format!("bring it back, or correct `bulk` in {file}"))
+                (shoal_devices::file(path), format!("bring it back, or correct `bulk` in {file}"))
             }
             BulkPlace::Device(text) => {
                 let parsed = text.parse().map_err(|error: String| Failure::new(&file, error))?;
                 (parsed, format!("start its server again, or correct `bulk` in {file}"))
             }
         };
-        let opened = open_device::open(&description);
-        opened.map(Some).map_err(|failure| {
+        let opened = description.open();
+        opened.map(|device| Some(Arc::from(device))).map_err(|failure| {
             let failure = failure.within("bulk storage");
             if failure.is_in_use() { failure } else { failure.remedy(remedy) }
         })
@@ -428,7 +426,7 @@ pub fn create_media(
     directory: &Path,
     description: &Description,
     superblock: &Superblock,
-    bulk: Option<Arc<Device>>,
+    bulk: Option<Arc<dyn Device>>,
 ) -> Outcome<Media> {
     let region_bytes = superblock.region_bytes;
     let mut survives_power_loss = true;
@@ -523,26 +521,6 @@ fn remove(path: &Path) -> Outcome<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         outcome => outcome.during(path.display()),
     }
-}
-
-/// A random uuid (version 4).
-pub fn new_uuid() -> Outcome<[u8; 16]> {
-    let mut uuid: [u8; 16] = shoal_host::random_bytes().during("random numbers")?;
-    uuid[6] = uuid[6] & 0x0f | 0x40;
-    uuid[8] = uuid[8] & 0x3f | 0x80;
-    Ok(uuid)
-}
-
-/// `xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx`.
-pub fn uuid_text(uuid: &[u8; 16]) -> String {
-    let mut text = String::with_capacity(36);
-    for (i, byte) in uuid.iter().enumerate() {
-        if [4, 6, 8, 10].contains(&i) {
-            text.push('-');
-        }
-        text += &format!("{byte:02x}");
-    }
-    text
 }
 
 #[cfg(test)]

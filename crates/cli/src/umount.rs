@@ -8,9 +8,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use shoal_devices::{Failure, Outcome};
 
 use crate::args::UmountArgs;
-use crate::failure::{Failure, Outcome};
 use crate::place::{self, Place};
 use crate::{progress, store};
 

@@ -1,4 +1,4 @@
-//! One user per store: an advisory lock on the file `lock` in the store's directory, and on the files outside of it.
+//! One user per store: an advisory lock on the file `lock` in the store's directory, and on the files and devices outside of it.
 //!
 //! The kernel releases it when the process ends, however it ends. The file holds the process id of its
 //! owner, for the message to whoever comes second; it stays behind, empty of meaning, when the lock is released.
@@ -51,6 +51,22 @@ impl StoreLock {
     }
 }
 
+/// One user at a time of a file, as long as this value lives.
+#[derive(Debug)]
+pub struct FileLock(File);
+
+impl FileLock {
+    /// Locks the file for this process. `WouldBlock`: another one has it, and did not let go of it in the moment that a process
+    /// takes to end.
+    pub fn acquire(file: File) -> io::Result<FileLock> {
+        lock_alone(&file).map(|()| FileLock(file))
+    }
+
+    pub fn file(&self) -> &File {
+        &self.0
+    }
+}
+
 /// One user at a time of a file outside of the store's directory: the store's own lock does not see a copy of that directory,
 /// which names the same file. A process that is ending gives back its locks one after the other, so this one is waited for,
 /// briefly.
@@ -93,6 +109,21 @@ mod tests {
         assert!(error.to_string().contains(&format!("process {}:", std::process::id())), "{error}");
         drop(first);
         StoreLock::acquire(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_file_has_one_user_at_a_time_and_one_that_ends_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || File::create(dir.path().join("f")).unwrap();
+        let first = FileLock::acquire(open()).unwrap();
+        assert_eq!(FileLock::acquire(open()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(20));
+                drop(first);
+            });
+            FileLock::acquire(open()).unwrap();
+        });
     }
 
     #[test]

@@ -8,10 +8,10 @@
 use std::process::ExitCode;
 
 use shoal_check::{FindingKind, Remedy};
+use shoal_devices::Outcome;
 use shoal_fs::{Fs, Options};
 
 use crate::args::CheckArgs;
-use crate::failure::Outcome;
 use crate::store::Store;
 
 /// Passes until what one remedy brings to light is settled as well.
@@ -81,7 +81,7 @@ fn pass(store: &Store, args: &CheckArgs, remedies: &[Remedy], changes: &mut Vec<
             note(args, changes, format!("(could not {remedy}: {error})"));
         }
     }
-    fs.shutdown().map_err(|error| crate::failure::Failure::new(store.directory.display(), error))?;
+    fs.shutdown().map_err(|error| shoal_devices::Failure::new(store.directory.display(), error))?;
     drop(fs);
     if let Some(bulk) = media.bulk.as_ref() {
         bulk.close()?;

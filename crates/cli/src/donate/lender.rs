@@ -13,6 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use shoal_devices::size::human;
 use shoal_media::MediaError;
 use shoal_nbd::export::BASE_ALLOCATION;
 use shoal_nbd::wire::handshake::ListEntry;
@@ -22,10 +23,7 @@ use tracing::info;
 
 use super::guesses::Guesses;
 use super::names::{DEFAULT, Names};
-use crate::size::human;
 
-/// The context that tells clients whether this machine needs its memory itself.
-pub const PRESSURE_CONTEXT: &str = "shoal:pressure";
 /// Its one flag.
 const PRESSED: u32 = 1;
 
@@ -291,7 +289,7 @@ struct Pressure(Arc<AtomicBool>);
 
 impl BlockStatus for Pressure {
     fn context(&self) -> &str {
-        PRESSURE_CONTEXT
+        shoal_devices::PRESSURE
     }
 
     fn status(&self, _at: u64, len: u32, _extents_max: usize) -> Result<Vec<Extent>, MediaError> {

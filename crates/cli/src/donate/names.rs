@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 use subtle::ConstantTimeEq;
 
-use crate::failure::{During, Failure, Outcome};
+use shoal_devices::{During, Failure, Outcome};
 
 /// What the empty name stands for.
 pub const DEFAULT: &str = "default";
@@ -59,7 +59,7 @@ impl Names {
             let secret = secret_file.as_deref().map(read_secret).transpose()?;
             if listed.insert(name.clone(), secret).is_some() {
                 let why = format!("{name:?} is named twice");
-                return Err(Failure::new("--allow", why).remedy("give each name once").code(2));
+                return Err(Failure::new("--allow", why).remedy("give each name once").misuse());
             }
         }
         Ok(Names { listed: (!allowed.is_empty()).then_some(listed) })

@@ -1,7 +1,7 @@
 //! May a device be overwritten?
 //!
 //! Rules: never one that is in use on this machine; one that holds something only when the user said `--force`.
-//! Left out: directories of stores (`store`), and donors of a network RAM disk, which belong to the disk they name.
+//! Left out: directories of stores, and donors of a network RAM disk, which belong to the disk they name.
 
 use std::fmt::Display;
 use std::fs::{self, OpenOptions};
@@ -12,7 +12,7 @@ use shoal_format::vlog::BLOCK;
 use shoal_media::BlockDevice;
 
 use crate::failure::{During, Failure, Outcome};
-use crate::store::uuid_text;
+use crate::uuid::uuid_text;
 
 /// What says that a device holds something lies in its first bytes.
 const START_BYTES: u64 = 1 << 20;
@@ -24,7 +24,7 @@ pub fn is_block_device(path: &Path) -> bool {
 /// A block device that is mounted, or part of something else; nothing else is refused.
 pub fn refuse_if_in_use(path: &Path) -> Outcome<()> {
     if is_block_device(path) {
-        let exclusive = nix::fcntl::OFlag::O_EXCL.bits();
+        let exclusive = rustix::fs::OFlags::EXCL.bits() as i32;
         let opened = OpenOptions::new().read(true).write(true).custom_flags(exclusive).open(path);
         opened.map_err(|error| Failure::new(path.display(), error).remedy("unmount the device first"))?;
     }

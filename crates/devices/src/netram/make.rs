@@ -1,32 +1,34 @@
-//! `shoal format netram:DONOR,DONOR,...?OPTIONS`: makes a network RAM disk.
+//! Makes a network RAM disk (`shoal format netram:DONOR,DONOR,...?OPTIONS`).
 //!
 //! Rules: this is the only way to make one. Serving and mounting open what is there: donors that restarted hold nothing, and an
 //! empty disk in place of a full one would be a silent loss. All donors must be there, and each must be told. A
 //! donor that holds something is overwritten only with `--force`, one that a client has open never. What cannot be made at all
 //! is refused before a donor is written to; what fails later leaves the donors blank.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use shoal_host::SystemClock;
+use shoal_host::{FileLock, SystemClock};
 use shoal_media::BlockDevice;
 use shoal_netram::{Disk, Engine, identify};
 
-use super::{Reached, export_name, lease, lock, reach_all};
-use crate::args::FormatArgs;
-use crate::device::{Description, Netram};
+use super::name::Netram;
+use super::reach::{Reached, export_name, reach_all};
+use super::{lease, lock};
+use crate::description::{MakeOptions, Name};
+use crate::device::Made;
 use crate::failure::{During, Failure, Outcome};
 use crate::overwrite;
 use crate::size::human;
-use crate::store::{new_uuid, uuid_text};
+use crate::uuid::{new_uuid, uuid_text};
 
 /// Superblocks are written in a few round trips.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What `shoal format netram:...` reports.
 #[derive(Debug, Serialize)]
-struct Made {
+struct MadeNetram {
     device: String,
     uuid: String,
     policy: &'static str,
@@ -36,37 +38,44 @@ struct Made {
     parity: usize,
 }
 
-pub fn format(args: &FormatArgs, text: &str) -> Outcome<()> {
-    let parsed = text.parse().map_err(|error: String| Failure::told(error).code(2))?;
-    let wrong = |what: &str, cause: &str, remedy: &str| Err(Failure::new(what, cause).remedy(remedy).code(2));
-    if args.over.is_some() || args.size.is_some() {
+impl fmt::Display for MadeNetram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "network RAM disk {} holds {} on {} donors, of which {} may be lost; serve it with `shoal serve '{}' --nbd ...`, \
+             or give it to `shoal format --bulk`",
+            self.uuid,
+            human(self.size_bytes),
+            self.donors,
+            self.parity,
+            self.device
+        )
+    }
+}
+
+impl Made for MadeNetram {
+    fn to_json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self)
+    }
+}
+
+/// Makes a disk of this name, all of it.
+pub(super) fn make(text: &str, options: &MakeOptions) -> Outcome<Box<dyn Made>> {
+    let wrong = |what: &str, cause: &str, remedy: &str| Err(Failure::new(what, cause).remedy(remedy).misuse());
+    let rest = text.strip_prefix("netram:").unwrap_or(text);
+    let parsed = Netram::parse(rest).map_err(|error| Failure::told(error).misuse())?;
+    if options.over.is_some() || options.size.is_some() {
         let cause = "belong to a virtual-log disk";
         return wrong("--over, --size", cause, "give the size of a network RAM disk as size=SIZE after its donors");
     }
-    let Description::Netram(wanted) = Description::absolute(parsed).during(text)? else {
-        return wrong(text, "is no network RAM disk", "write netram:DONOR,DONOR,...");
-    };
+    let wanted = parsed.with_absolute_paths().during(text)?;
     if wanted.uuid.is_some() {
         return wrong("uuid", "a new disk gets one of its own", "leave it out");
     }
-    let made = make(&wanted, args.force)?;
-    if args.json {
-        crate::print_json(&made);
-    } else {
-        println!(
-            "network RAM disk {} holds {} on {} donors, of which {} may be lost; serve it with `shoal serve '{}' --nbd ...`, \
-             or give it to `shoal format --bulk`",
-            made.uuid,
-            human(made.size_bytes),
-            made.donors,
-            made.parity,
-            made.device
-        );
-    }
-    Ok(())
+    Ok(Box::new(make_on(&wanted, options.force)?))
 }
 
-fn make(wanted: &Netram, force: bool) -> Outcome<Made> {
+fn make_on(wanted: &Netram, force: bool) -> Outcome<MadeNetram> {
     let tried = reach_all(wanted, &export_name(wanted)?)?;
     if let Some(error) = tried.iter().find_map(|(_, reached)| reached.as_ref().err()) {
         return Err(Failure::told(format!("{error}; a new disk needs all of its donors")));
@@ -80,7 +89,7 @@ fn make(wanted: &Netram, force: bool) -> Outcome<Made> {
     let infos = reached.iter().map(|one| one.info()).collect();
     Engine::create(&config, infos, 0).map_err(|error| Failure::new("network RAM disk", error))?;
     let lock = lock(&uuid)?;
-    let client = lease::client_id(lock.as_deref())?;
+    let client = lease::client_id(lock.as_ref().map(FileLock::file))?;
     let reached = lease::claim(reached, client, &uuid, false)?;
     // Once more: before the claim another client may have made a disk there.
     refuse_if_in_use(&reached.iter().collect::<Vec<_>>(), force)?;
@@ -92,9 +101,9 @@ fn make(wanted: &Netram, force: bool) -> Outcome<Made> {
     // The next client need not wait for this one.
     lease::renew_all(reached.iter().map(|one| &*one.link), &uuid, client, true);
     let size_bytes = made?;
-    let named = Description::Netram(Box::new(Netram { uuid: Some(uuid), ..wanted.clone() }));
+    let named = Netram { uuid: Some(uuid), ..wanted.clone() };
     let plan = config.plan(reached.len()).map_err(|error| Failure::new(what(), error))?;
-    Ok(Made {
+    Ok(MadeNetram {
         device: named.without_secrets().to_string(),
         uuid: uuid_text(&uuid),
         policy: config.policy.name(),

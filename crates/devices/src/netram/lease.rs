@@ -16,8 +16,8 @@ use shoal_format::ram::{LEASE_AT, LEASE_BYTES, Lease};
 use shoal_media::BlockDevice;
 use shoal_nbd::{Claim, ClientId, ConnectError};
 
-use super::Reached;
-use crate::device::Donor;
+use super::name::Donor;
+use super::reach::Reached;
 use crate::failure::{During, Failure, Outcome};
 use crate::nbd_link::Link;
 

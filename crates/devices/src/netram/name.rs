@@ -1,39 +1,29 @@
-//! What a block device is called: `file:PATH`, `vlog:PATH`, an NBD URI, or `netram:DONOR,DONOR,...?OPTIONS`.
+//! What a network RAM disk is called: `netram:DONOR,DONOR,...?OPTIONS`.
 //!
-//! Owns the grammar and its way back to text (a store's description keeps it). A donor is `unix:PATH`, `HOST:PORT` or
-//! an NBD URI. Commas separate donors, so one within a donor's URI is written %2C. The disk's options come after the
-//! last `?`, unless that `?` is the last donor's own: a URI's first, followed by a parameter of URIs (`socket`,
-//! `tls-...`). `lost-after=SECONDS` may also stand in the URI of a single NBD device; the URI's parser never sees it.
-//! Left out: opening (`open_device`, `netram_disk`).
+//! A donor is `unix:PATH`, `HOST:PORT` or an NBD URI. Commas separate donors, so one within a donor's URI is written %2C. The
+//! disk's options come after the last `?`, unless that `?` is the last donor's own: a URI's first, followed by a parameter of
+//! URIs (`socket`, `tls-...`).
+//! Left out: what the options mean (`shoal_netram::Config`), opening.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
+use std::{fmt, io};
 
 use shoal_nbd::Uri;
 use shoal_nbd::address::Place;
 use shoal_netram::{Config, Policy};
 
+use super::{KIND, NetramDisk};
+use crate::description::{Description, Kind, Name};
+use crate::device::Device;
+use crate::failure::Outcome;
+use crate::nbd::{lost_after_of, make_absolute, make_uri_absolute, uri_text};
 use crate::size::Size;
+use crate::uuid::{parse_uuid, uuid_text};
 
 /// How long a lost donor is tried to be reached again.
-pub const DONOR_LOST_AFTER: Duration = Duration::from_secs(5);
-/// The same for a single NBD device, without which nothing goes on: as long as its server may take to come back.
-pub const DEVICE_LOST_AFTER: Duration = Duration::from_secs(30);
-const LOST_AFTER_SECONDS: std::ops::RangeInclusive<f64> = 0.1..=3600.0;
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Description {
-    File(PathBuf),
-    Nbd {
-        uri: Uri,
-        lost_after: Duration,
-    },
-    Netram(Box<Netram>),
-    /// A virtual-log disk: on this file or block device, or on the one that this file names.
-    Vlog(PathBuf),
-}
+pub(super) const LOST_AFTER: Duration = Duration::from_secs(5);
 
 /// A network RAM disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,55 +50,6 @@ pub enum Donor {
     Uri(Uri),
 }
 
-impl FromStr for Description {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Description, String> {
-        if let Some(path) = text.strip_prefix("file:").filter(|path| !path.is_empty()) {
-            return Ok(Description::File(path.into()));
-        }
-        // The same, for those who think of a block device.
-        if let Some(path) = text.strip_prefix("device:").filter(|path| !path.is_empty()) {
-            return Ok(Description::File(path.into()));
-        }
-        if let Some(path) = text.strip_prefix("vlog:").filter(|path| !path.is_empty()) {
-            return Ok(Description::Vlog(path.into()));
-        }
-        if let Some(rest) = text.strip_prefix("netram:") {
-            return parse_netram(rest).map(|disk| Description::Netram(Box::new(disk)));
-        }
-        if text.contains("://") {
-            let (text, lost_after) = take_lost_after(text)?;
-            let uri = text.parse().map_err(|error: shoal_nbd::address::AddressError| error.to_string())?;
-            return Ok(Description::Nbd { uri, lost_after: lost_after.unwrap_or(DEVICE_LOST_AFTER) });
-        }
-        Err(format!(
-            "{text:?} is no device; write file:PATH, vlog:PATH, nbd://HOST/NAME, nbd+unix:///NAME?socket=PATH or \
-             netram:..."
-        ))
-    }
-}
-
-/// Takes our own parameter out of an NBD URI.
-fn take_lost_after(text: &str) -> Result<(String, Option<Duration>), String> {
-    let Some((front, query)) = text.split_once('?') else { return Ok((text.into(), None)) };
-    let mut lost_after = None;
-    let mut others = vec![];
-    for parameter in query.split('&') {
-        match parameter.strip_prefix("lost-after=") {
-            Some(value) => lost_after = Some(seconds(value)?),
-            None => others.push(parameter),
-        }
-    }
-    let query = others.join("&");
-    Ok((if query.is_empty() { front.into() } else { format!("{front}?{query}") }, lost_after))
-}
-
-fn seconds(value: &str) -> Result<Duration, String> {
-    let seconds = value.parse().ok().filter(|seconds| LOST_AFTER_SECONDS.contains(seconds));
-    seconds.map(Duration::from_secs_f64).ok_or_else(|| format!("lost-after={value}: 0.1 to 3600 seconds"))
-}
-
 /// Donors and options.
 fn split_options(text: &str) -> (&str, &str) {
     let Some((front, query)) = text.rsplit_once('?') else { return (text, "") };
@@ -117,39 +58,55 @@ fn split_options(text: &str) -> (&str, &str) {
     if donor.contains("://") && !donor.contains('?') && of_uris { (text, "") } else { (front, query) }
 }
 
-fn parse_netram(text: &str) -> Result<Netram, String> {
-    let (donors, options) = split_options(text);
-    if donors.is_empty() {
-        return Err("netram: names no donor; write netram:DONOR,DONOR,...".into());
-    }
-    let donors = donors.split(',').map(str::parse).collect::<Result<Vec<Donor>, String>>()?;
-    let twice = donors.iter().enumerate().find(|(at, donor)| donors[..*at].contains(donor));
-    if let Some((_, donor)) = twice {
-        return Err(format!("donor {donor} is named twice; name each once"));
-    }
-    let mut disk = Netram {
-        donors,
-        config: Config::default(),
-        uuid: None,
-        name: String::new(),
-        secret: None,
-        certificates: None,
-        lost_after: DONOR_LOST_AFTER,
-        takeover: false,
-    };
-    for option in options.split('&').filter(|option| !option.is_empty()) {
-        let (key, value) = option.split_once('=').ok_or_else(|| format!("{option}: write KEY=VALUE"))?;
-        disk.set(key, value)?;
-    }
-    if disk.secret.is_some() && disk.name.is_empty() {
-        return Err("secret=FILE: a secret belongs to a name; add name=NAME".into());
-    }
-    let Netram { config, donors, .. } = &disk;
-    config.plan(donors.len()).map_err(|error| error.to_string())?;
-    Ok(disk)
-}
-
 impl Netram {
+    /// Reads what stands behind `netram:`.
+    pub(super) fn parse(text: &str) -> Result<Netram, String> {
+        let (donors, options) = split_options(text);
+        if donors.is_empty() {
+            return Err("netram: names no donor; write netram:DONOR,DONOR,...".into());
+        }
+        let donors = donors.split(',').map(str::parse).collect::<Result<Vec<Donor>, String>>()?;
+        let twice = donors.iter().enumerate().find(|(at, donor)| donors[..*at].contains(donor));
+        if let Some((_, donor)) = twice {
+            return Err(format!("donor {donor} is named twice; name each once"));
+        }
+        let mut disk = Netram {
+            donors,
+            config: Config::default(),
+            uuid: None,
+            name: String::new(),
+            secret: None,
+            certificates: None,
+            lost_after: LOST_AFTER,
+            takeover: false,
+        };
+        for option in options.split('&').filter(|option| !option.is_empty()) {
+            let (key, value) = option.split_once('=').ok_or_else(|| format!("{option}: write KEY=VALUE"))?;
+            disk.set(key, value)?;
+        }
+        if disk.secret.is_some() && disk.name.is_empty() {
+            return Err("secret=FILE: a secret belongs to a name; add name=NAME".into());
+        }
+        let Netram { config, donors, .. } = &disk;
+        config.plan(donors.len()).map_err(|error| error.to_string())?;
+        Ok(disk)
+    }
+
+    /// The same disk for a process in another directory.
+    pub(super) fn with_absolute_paths(&self) -> io::Result<Netram> {
+        let mut disk = self.clone();
+        for donor in &mut disk.donors {
+            match donor {
+                Donor::Unix(path) => make_absolute(path)?,
+                Donor::Tcp(_) => {}
+                Donor::Uri(uri) => make_uri_absolute(uri)?,
+            }
+        }
+        disk.secret.as_mut().map_or(Ok(()), make_absolute)?;
+        disk.certificates.as_mut().map_or(Ok(()), make_absolute)?;
+        Ok(disk)
+    }
+
     fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
         fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
             value.parse().map_err(|_| format!("{key}={value}: not a number that fits"))
@@ -179,9 +136,9 @@ impl Netram {
             "name" => self.name = value.into(),
             "secret" => self.secret = Some(value.into()),
             "tls-certificates" => self.certificates = Some(value.into()),
-            "lost-after" => self.lost_after = seconds(value)?,
+            "lost-after" => self.lost_after = lost_after_of(value)?,
             "new" => return Err(format!("new={value}: disks are made with `shoal format netram:...`")),
-            "uuid" => self.uuid = Some(uuid(value).ok_or_else(|| format!("uuid={value}: not a uuid"))?),
+            "uuid" => self.uuid = Some(parse_uuid(value).ok_or_else(|| format!("uuid={value}: not a uuid"))?),
             _ => {
                 return Err(format!(
                     "{key}: no option of a network RAM disk; known are policy, streams, parity, buffer, block, width, \
@@ -192,18 +149,6 @@ impl Netram {
         }
         Ok(())
     }
-}
-
-fn uuid(text: &str) -> Option<[u8; 16]> {
-    let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
-    let mut uuid = [0; 16];
-    if digits.len() != 32 || !digits.iter().all(u8::is_ascii_hexdigit) {
-        return None;
-    }
-    for (byte, pair) in uuid.iter_mut().zip(digits.chunks(2)) {
-        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
-    }
-    Some(uuid)
 }
 
 impl FromStr for Donor {
@@ -275,87 +220,6 @@ impl Donor {
     }
 }
 
-/// A URI with all its parameters; its own `Display`, meant for messages, leaves those of TLS and secrets out.
-fn uri_text(uri: &Uri) -> String {
-    let mut text = uri.to_text();
-    let mut add = |key: &str, value: &str| {
-        text.push(if text.contains('?') { '&' } else { '?' });
-        text += &format!("{key}={}", value.replace('%', "%25").replace('&', "%26").replace('?', "%3F"));
-    };
-    if let Some(directory) = &uri.certificates {
-        add("tls-certificates", &directory.to_string_lossy());
-    }
-    if let Some(name) = &uri.server_name {
-        add("tls-hostname", name);
-    }
-    text
-}
-
-impl Description {
-    /// What may be shown to people and written into logs.
-    pub fn without_secrets(mut self) -> Description {
-        let hide = |uri: &mut Uri| *uri = uri.without_secret();
-        match &mut self {
-            Description::File(_) | Description::Vlog(_) => {}
-            Description::Nbd { uri, .. } => hide(uri),
-            Description::Netram(disk) => {
-                let donors = std::mem::take(&mut disk.donors);
-                disk.donors = donors.into_iter().map(Donor::without_secret).collect();
-            }
-        }
-        self
-    }
-
-    /// The same device for a process in another directory.
-    pub fn absolute(mut self) -> std::io::Result<Description> {
-        fn fix(path: &mut PathBuf) -> std::io::Result<()> {
-            *path = std::path::absolute(&path)?;
-            Ok(())
-        }
-        fn fix_uri(uri: &mut Uri) -> std::io::Result<()> {
-            if let Place::Unix { path } = &mut uri.place {
-                fix(path)?;
-            }
-            uri.certificates.as_mut().map_or(Ok(()), fix)
-        }
-        match &mut self {
-            Description::File(path) | Description::Vlog(path) => fix(path)?,
-            Description::Nbd { uri, .. } => fix_uri(uri)?,
-            Description::Netram(disk) => {
-                for donor in &mut disk.donors {
-                    match donor {
-                        Donor::Unix(path) => fix(path)?,
-                        Donor::Tcp(_) => {}
-                        Donor::Uri(uri) => fix_uri(uri)?,
-                    }
-                }
-                disk.secret.as_mut().map_or(Ok(()), fix)?;
-                disk.certificates.as_mut().map_or(Ok(()), fix)?;
-            }
-        }
-        Ok(self)
-    }
-}
-
-impl fmt::Display for Description {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Description::File(path) => write!(f, "file:{}", path.display()),
-            Description::Vlog(path) => write!(f, "vlog:{}", path.display()),
-            Description::Nbd { uri, lost_after } => {
-                let text = uri_text(uri);
-                f.write_str(&text)?;
-                if *lost_after != DEVICE_LOST_AFTER {
-                    let separator = if text.contains('?') { '&' } else { '?' };
-                    write!(f, "{separator}lost-after={}", lost_after.as_secs_f64())?;
-                }
-                Ok(())
-            }
-            Description::Netram(disk) => disk.fmt(f),
-        }
-    }
-}
-
 impl fmt::Display for Netram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let donors: Vec<String> = self.donors.iter().map(Donor::to_string).collect();
@@ -385,11 +249,34 @@ impl fmt::Display for Netram {
         if let Some(path) = &self.certificates {
             add("tls-certificates", true, &path.display());
         }
-        add("lost-after", self.lost_after != DONOR_LOST_AFTER, &self.lost_after.as_secs_f64());
+        add("lost-after", self.lost_after != LOST_AFTER, &self.lost_after.as_secs_f64());
         if let Some(uuid) = &self.uuid {
-            add("uuid", true, &crate::store::uuid_text(uuid));
+            add("uuid", true, &uuid_text(uuid));
         }
         write!(f, "netram:{}?{}", donors.join(","), options.join("&"))
+    }
+}
+
+impl Name for Netram {
+    fn kind(&self) -> &'static Kind {
+        &KIND
+    }
+
+    fn without_secrets(&self) -> Description {
+        let donors = self.donors.iter().cloned().map(Donor::without_secret).collect();
+        Description::new(Netram { donors, ..self.clone() })
+    }
+
+    fn absolute(&self) -> io::Result<Description> {
+        self.with_absolute_paths().map(Description::new)
+    }
+
+    fn open(&self) -> Outcome<Box<dyn Device>> {
+        Ok(Box::new(NetramDisk::open(self)?))
+    }
+
+    fn taking_over(&self) -> Option<Description> {
+        Some(Description::new(Netram { takeover: true, ..self.clone() }))
     }
 }
 
@@ -398,10 +285,7 @@ mod tests {
     use super::*;
 
     fn netram(text: &str) -> Netram {
-        match text.parse() {
-            Ok(Description::Netram(disk)) => *disk,
-            other => panic!("{text}: {other:?}"),
-        }
+        Netram::parse(text.strip_prefix("netram:").unwrap()).unwrap()
     }
 
     #[test]
@@ -443,35 +327,6 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_an_error_that_names_it() {
-        for (text, expected) in [
-            ("disk", "no device"),
-            ("file:", "no device"),
-            ("vlog:", "no device"),
-            ("nbd://h/?soket=1", "unknown parameter soket"),
-            ("nbd://h/?lost-after=0", "lost-after=0"),
-            ("netram:", "names no donor"),
-            ("netram:?policy=none", "names no donor"),
-            ("netram:a:1,,b:2", "write unix:PATH"),
-            ("netram:a:1,b", "write unix:PATH"),
-            ("netram:a:1,a:1", "named twice"),
-            ("netram:a:1,b:2?polcy=none", "polcy: no option"),
-            ("netram:a:1,b:2?policy=best", "choose one of none"),
-            ("netram:a:1,b:2?streams=many", "streams=many"),
-            ("netram:a:1,b:2?streams=9", "streams=9: 1 to 8"),
-            ("netram:a:1,b:2?spare", "write KEY=VALUE"),
-            ("netram:a:1,b:2?new=yes", "made with `shoal format netram:...`"),
-            ("netram:a:1,b:2?secret=/s", "add name=NAME"),
-            ("netram:a:1", "needs 2 donors at least, 1 given"),
-            ("netram:a:1,b:2?policy=mirrored&parity=2", "needs 3 donors at least, 2 given"),
-            ("netram:nbd+unix:///a?socket=/a&policy=none", "options of the disk come after"),
-        ] {
-            let error = text.parse::<Description>().expect_err(text);
-            assert!(error.contains(expected), "{text}: {error}");
-        }
-    }
-
-    #[test]
     fn a_donors_own_export_name_counts_more_than_the_disks() {
         let disk = netram("netram:unix:/a,nbd://h/theirs,nbd://h:1?policy=none");
         let names: Vec<String> = disk.donors.iter().map(|donor| donor.uri("mine", None).name).collect();
@@ -479,23 +334,9 @@ mod tests {
     }
 
     #[test]
-    fn a_single_device_takes_the_time_until_it_is_lost() {
-        let text = "nbd+unix:///x?socket=/a&lost-after=2";
-        let device: Description = text.parse().unwrap();
-        let Description::Nbd { uri, lost_after } = &device else { panic!() };
-        assert_eq!((uri.name.as_str(), *lost_after), ("x", Duration::from_secs(2)));
-        assert_eq!(device.to_string(), text);
-        assert_eq!("nbd://h:1/x?lost-after=2".parse::<Description>().unwrap().to_string(), "nbd://h:1/x?lost-after=2");
-        for (text, written) in [("file:/a", "file:/a"), ("device:/dev/x", "file:/dev/x"), ("vlog:/b", "vlog:/b")] {
-            assert_eq!(text.parse::<Description>().unwrap().to_string(), written);
-        }
-    }
-
-    #[test]
     fn relative_paths_become_absolute() {
         let here = std::env::current_dir().unwrap();
-        let device: Description = "netram:unix:a,nbd+unix:///?socket=b?name=n&secret=s".parse().unwrap();
-        let Description::Netram(disk) = device.absolute().unwrap() else { panic!() };
+        let disk = netram("netram:unix:a,nbd+unix:///?socket=b?name=n&secret=s").with_absolute_paths().unwrap();
         assert_eq!(disk.donors[0], Donor::Unix(here.join("a")));
         assert_eq!(disk.donors[1].uri("", None).place, Place::Unix { path: here.join("b") });
         assert_eq!(disk.secret, Some(here.join("s")));

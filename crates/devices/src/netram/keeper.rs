@@ -7,18 +7,19 @@
 //! was emptied because it needed its memory comes back when it does not any more.
 
 use std::io;
-use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
+use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::{Condvar, Mutex};
+use shoal_host::Ticker;
 use shoal_media::{BlockDevice, Request};
 use shoal_nbd::Claim;
 use shoal_netram::{DonorId, DonorState, NotBack};
 use tracing::{debug, info, warn};
 
-use super::{Inner, NotReached, Reached, find, give_back, lease, reach, stop};
-use crate::device::Donor;
+use super::name::Donor;
+use super::reach::{NotReached, Reached, reach};
+use super::{Inner, drain_if_it_fits, find, give_back, lease, stop};
 use crate::nbd_link::Link;
 
 const EVERY: Duration = Duration::from_secs(1);
@@ -32,65 +33,23 @@ pub(super) struct Leaving {
     again: Option<(Instant, Duration)>,
 }
 
-#[derive(Default)]
-struct Stop {
-    stopped: Mutex<bool>,
-    changed: Condvar,
-}
-
-pub(super) struct Keeper {
-    stop: Arc<Stop>,
-    thread: Mutex<Option<JoinHandle<()>>>,
-}
-
-impl Keeper {
-    pub(super) fn start(inner: &Arc<Inner>) -> io::Result<Keeper> {
-        let stop = Arc::new(Stop::default());
-        let (of_thread, inner) = (stop.clone(), Arc::downgrade(inner));
-        let run = move || keep(&inner, &of_thread);
-        let thread = std::thread::Builder::new().name("netram-keeper".into()).spawn(run)?;
-        Ok(Keeper { stop, thread: Mutex::new(Some(thread)) })
-    }
-
-    pub(super) fn stop(&self) {
-        *self.stop.stopped.lock() = true;
-        self.stop.changed.notify_all();
-        if let Some(thread) = self.thread.lock().take() {
-            // A panic there has been reported.
-            let _ = thread.join();
-        }
-    }
-}
-
-impl Drop for Keeper {
-    fn drop(&mut self) {
-        self.stop();
-    }
-}
-
-fn keep(inner: &Weak<Inner>, stop: &Stop) {
-    loop {
-        {
-            let mut stopped = stop.stopped.lock();
-            if !*stopped {
-                stop.changed.wait_for(&mut stopped, EVERY);
-            }
-            if *stopped {
-                return;
-            }
-        }
-        let Some(inner) = inner.upgrade() else { return };
+/// Looks after the donors once a second, until it is stopped or the disk is gone.
+pub(super) fn start(inner: &Arc<Inner>) -> io::Result<Ticker> {
+    let inner = Arc::downgrade(inner);
+    Ticker::start("netram-keeper", EVERY, move |stopping| {
+        let Some(inner) = inner.upgrade() else { return ControlFlow::Break(()) };
         inner.renew();
         inner.let_go();
         inner.relieve();
         inner.see_off();
         for donor in inner.absent() {
-            if *stop.stopped.lock() {
-                return;
+            if stopping.is_stopped() {
+                break;
             }
             inner.take_back(&donor);
         }
-    }
+        ControlFlow::Continue(())
+    })
 }
 
 impl Inner {
@@ -166,10 +125,9 @@ impl Inner {
                 (Instant::now() + FIRST_PAUSE, FIRST_PAUSE)
             });
             let id = id as DonorId;
-            if Instant::now() >= at && self.disk.drain_room(id).fits() {
+            if Instant::now() >= at && drain_if_it_fits(&self.disk, id) {
                 let pause = (2 * pause).min(LONGEST_PAUSE);
                 drain.again = Some((Instant::now() + pause, pause));
-                self.disk.drain(id);
             }
             true
         });
