@@ -5,7 +5,7 @@
 //! | `description` | a device's name, whatever its kind, and the table of kinds |
 //! | `device` | the trait of open devices, and their report |
 //! | `file`, `nbd`, `netram`, `vlog` | one kind each: its grammar, opening, making, reporting |
-//! | `nbd_link` | a connection to an NBD server that is made again when it is lost |
+//! | `donor_link` | a connection to a donor of a network RAM disk |
 //! | `overwrite` | may a device be overwritten? |
 //! | `failure`, `size`, `uuid` | words: errors of one sentence, sizes, uuids |
 //!
@@ -33,10 +33,10 @@
 
 mod description;
 mod device;
+mod donor_link;
 mod failure;
 mod file;
 mod nbd;
-mod nbd_link;
 pub mod netram;
 mod overwrite;
 pub mod size;
@@ -52,7 +52,7 @@ pub use file::file;
 pub use overwrite::{is_block_device, refuse_if_in_use, refuse_if_not_empty};
 pub use uuid::{new_uuid, parse_uuid, uuid_text};
 
-pub use nbd_link::PRESSURE;
+pub use donor_link::PRESSURE;
 
 /// For sockets and locks of processes that have no directory of their own.
 pub fn run_directory() -> PathBuf {

@@ -1,8 +1,8 @@
 //! An export of an NBD server: `nbd://HOST/NAME`, `nbd+unix:///NAME?socket=PATH`, `nbds://...`.
 //!
 //! `lost-after=SECONDS` may stand among the URI's parameters; it is ours, and the URI's own parser never sees it.
-//! Rules: a server without flush is refused, since nothing on it can be called durable. Left out: the protocol (`shoal_nbd`),
-//! connections that break (`nbd_link`).
+//! Rules: a server without flush is refused, since nothing on it can be called durable. Left out: the protocol,
+//! connections that break (`shoal_nbd`).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,13 +11,12 @@ use std::{fmt, io};
 
 use serde_json::{Map, Value};
 use shoal_media::BlockDevice;
-use shoal_nbd::Uri;
 use shoal_nbd::address::Place;
+use shoal_nbd::{Link, LinkOptions, Uri};
 
 use crate::description::{Description, Kind, Name};
 use crate::device::Device;
 use crate::failure::{Failure, Outcome};
-use crate::nbd_link::{Contents, Link};
 
 /// How long a device without which nothing goes on is tried to be reached again: as long as its server may take to come back.
 const LOST_AFTER: Duration = Duration::from_secs(30);
@@ -125,7 +124,8 @@ impl Name for NbdName {
     }
 
     fn open(&self) -> Outcome<Box<dyn Device>> {
-        let link = Link::connect(&self.uri, Contents::Durable, self.lost_after).map_err(Failure::told)?;
+        let options = LinkOptions { lost_after: self.lost_after, ..LinkOptions::default() };
+        let link = Link::connect(&self.uri, &options, Arc::new(())).map_err(Failure::told)?;
         if !link.can_flush() {
             let cause = "the server knows no flush, so nothing on it can be called durable";
             return Err(Failure::new(&self.uri, cause).remedy("use a server with flush, or this one as a donor"));

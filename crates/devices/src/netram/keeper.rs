@@ -20,7 +20,7 @@ use tracing::{debug, info, warn};
 use super::name::Donor;
 use super::reach::{NotReached, Reached, reach};
 use super::{Inner, drain_if_it_fits, find, give_back, lease, stop};
-use crate::nbd_link::Link;
+use crate::donor_link::DonorLink;
 
 const EVERY: Duration = Duration::from_secs(1);
 /// A donor that could not be emptied is emptied again after this, then after twice as long, up to the longest.
@@ -68,7 +68,7 @@ impl Inner {
             named.map(|donor| donor.state).collect::<Vec<_>>()
         };
         let is_over = |name: &str| states(name).into_iter().all(DonorState::is_final);
-        let over: Vec<(String, Arc<Link>)> = {
+        let over: Vec<(String, Arc<DonorLink>)> = {
             let mut members = self.members.lock();
             let names: Vec<String> = members.keys().filter(|name| is_over(name)).cloned().collect();
             names.into_iter().filter_map(|name| members.remove(&name).map(|member| (name, member.link))).collect()

@@ -18,8 +18,8 @@ use shoal_nbd::{Claim, ClientId, ConnectError};
 
 use super::name::Donor;
 use super::reach::Reached;
+use crate::donor_link::DonorLink;
 use crate::failure::{During, Failure, Outcome};
-use crate::nbd_link::Link;
 
 /// Three renewals.
 pub(super) const WATCHED: Duration = Duration::from_secs(3);
@@ -84,7 +84,7 @@ pub(super) fn claim(
 }
 
 /// Who has left a record on a donor.
-fn held(link: &Link) -> Option<Lease> {
+fn held(link: &DonorLink) -> Option<Lease> {
     let mut bytes = vec![0; LEASE_BYTES];
     link.read_into(LEASE_AT as u64, &mut bytes).ok()?;
     Lease::decode(&bytes)
@@ -92,7 +92,7 @@ fn held(link: &Link) -> Option<Lease> {
 
 /// Renews the records on donors that know no clients, or gives them up. An error is found elsewhere.
 pub(super) fn renew_all<'a>(
-    links: impl IntoIterator<Item = &'a Link>,
+    links: impl IntoIterator<Item = &'a DonorLink>,
     uuid: &[u8; 16],
     client: ClientId,
     released: bool,
@@ -105,7 +105,7 @@ pub(super) fn renew_all<'a>(
 }
 
 /// Has another client left its record on this donor?
-pub(super) fn is_anothers(link: &Link, client: ClientId) -> bool {
+pub(super) fn is_anothers(link: &DonorLink, client: ClientId) -> bool {
     !link.is_fenced()
         && link.state() == "connected"
         && held(link).is_some_and(|lease| lease.client != client && !lease.released)

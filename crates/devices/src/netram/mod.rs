@@ -12,7 +12,7 @@
 //!
 //! Rules: opening never makes a disk (`make` does). One client has a disk open at a time. A donor
 //! under memory pressure is drained while another could take its blocks. Donors that went away are taken back when they
-//! can be reached again. Left out: where blocks go (`shoal_netram`), short breaks of connections (`nbd_link`).
+//! can be reached again. Left out: where blocks go (`shoal_netram`), short breaks of connections (`shoal_nbd::Link`).
 
 mod change;
 mod keeper;
@@ -37,8 +37,8 @@ use tracing::{info, warn};
 
 use crate::description::{Description, Kind};
 use crate::device::{Device, DonorChange};
+use crate::donor_link::{DonorLink, Watch};
 use crate::failure::{During, Failure, Outcome};
-use crate::nbd_link::{Link, Watch};
 use crate::uuid::uuid_text;
 
 pub use name::{Donor, Netram};
@@ -88,7 +88,7 @@ struct Inner {
 
 /// A donor as this process knows it.
 struct Member {
-    link: Arc<Link>,
+    link: Arc<DonorLink>,
     under_pressure: bool,
 }
 
@@ -192,7 +192,7 @@ impl BlockStatus for Redundancy {
 }
 
 impl Inner {
-    fn links(&self) -> Vec<Arc<Link>> {
+    fn links(&self) -> Vec<Arc<DonorLink>> {
         self.members.lock().values().map(|member| member.link.clone()).collect()
     }
 
@@ -201,7 +201,7 @@ impl Inner {
     }
 
     /// Tells the disk what happens to this donor from here on.
-    fn join(&self, name: &str, link: Arc<Link>) {
+    fn join(&self, name: &str, link: Arc<DonorLink>) {
         let lost = {
             let (disk, name) = (Arc::downgrade(&self.disk), name.to_string());
             move || {

@@ -14,14 +14,14 @@ use shoal_netram::{DonorInfo, identify};
 
 use super::SECTOR_BYTES;
 use super::name::{Donor, Netram};
+use crate::donor_link::{DonorLink, FRONT_BYTES};
 use crate::failure::{During, Failure, Outcome};
-use crate::nbd_link::{Contents, FRONT_BYTES, Link};
 use crate::uuid::uuid_text;
 
 /// A donor that was tried to be reached.
 pub(super) struct Reached {
     pub(super) donor: Donor,
-    pub(super) link: Arc<Link>,
+    pub(super) link: Arc<DonorLink>,
     pub(super) front: Vec<u8>,
 }
 
@@ -78,7 +78,7 @@ pub(super) fn reach(donor: &Donor, wanted: &Netram, export: &str) -> Result<Reac
     let unfit = |cause: String, remedy: &str| {
         NotReached::Unfit(Failure::new(format_args!("donor {donor}"), cause).remedy(remedy))
     };
-    let link = Link::connect(&uri, Contents::Donor, wanted.lost_after).map_err(|error| match error {
+    let link = DonorLink::connect(&uri, wanted.lost_after).map_err(|error| match error {
         // The URI would tell the secret.
         ConnectError::Connect { source, .. } => {
             NotReached::Away(format!("donor {donor}: {source}; check the address and that it runs"))

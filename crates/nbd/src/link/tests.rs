@@ -1,15 +1,14 @@
-//! Links over servers that go away, come back, come back empty, hang, or are short of memory.
+//! Links over servers that go away, come back, come back empty, or hang.
 //!
 //! The servers run in this process on UNIX sockets; their device has a cache that dies with the server, as a power loss
 //! or a server without a disk would have it. Every wait is bounded by the link's own patience.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-
-use shoal_nbd::wire::transmission::Extent;
-use shoal_nbd::{BlockStatus, Export, Listen, Server, ServerOptions};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{OnceLock, mpsc};
 
 use super::*;
+use crate::{Export, Listen, Server, ServerOptions};
 
 const BYTES: usize = 64 << 20;
 const LOST_AFTER: Duration = Duration::from_secs(4);
@@ -90,23 +89,9 @@ impl BlockDevice for Cache {
     }
 }
 
-/// `shoal:pressure` as a donor tells it.
-struct Pressure(Arc<AtomicU32>);
-
-impl BlockStatus for Pressure {
-    fn context(&self) -> &str {
-        PRESSURE
-    }
-
-    fn status(&self, _at: u64, len: u32, _extents_max: usize) -> Result<Vec<Extent>, MediaError> {
-        Ok(vec![Extent { len, flags: self.0.load(Ordering::SeqCst) }])
-    }
-}
-
 struct World {
     socket: PathBuf,
     disk: Arc<Disk>,
-    pressure: Arc<AtomicU32>,
     late: Arc<Late>,
     server: Option<(Server, Arc<Cache>)>,
     _dir: tempfile::TempDir,
@@ -118,13 +103,13 @@ impl World {
         let disk = Arc::new(Disk::default());
         *disk.stable.lock() = vec![0; BYTES];
         let socket = dir.path().join("s");
-        let mut world = World { socket, disk, pressure: Arc::default(), late: Arc::default(), server: None, _dir: dir };
+        let mut world = World { socket, disk, late: Arc::default(), server: None, _dir: dir };
         world.start();
         world
     }
 
     fn start(&mut self) {
-        self.server = Some(serve(&self.socket, &self.disk, &self.pressure, &self.late));
+        self.server = Some(serve(&self.socket, &self.disk, &self.late));
     }
 
     /// The server ends at once, and with it what its cache held.
@@ -136,21 +121,48 @@ impl World {
         &self.server.as_ref().unwrap().1
     }
 
-    fn link(&self, contents: Contents, lost_after: Duration) -> Link {
+    fn link(&self, reliance: Reliance, lost_after: Duration) -> Link {
+        self.link_of(reliance, lost_after, Arc::new(()))
+    }
+
+    fn link_of(&self, reliance: Reliance, lost_after: Duration, owner: Arc<dyn Owner>) -> Link {
         let uri = format!("nbd+unix:///?socket={}", self.socket.display()).parse().unwrap();
-        Link::connect(&uri, contents, lost_after).unwrap()
+        let options = LinkOptions { lost_after, reliance, ..LinkOptions::default() };
+        Link::connect(&uri, &options, owner).unwrap()
     }
 }
 
-fn serve(socket: &Path, disk: &Arc<Disk>, pressure: &Arc<AtomicU32>, late: &Arc<Late>) -> (Server, Arc<Cache>) {
+fn serve(socket: &Path, disk: &Arc<Disk>, late: &Arc<Late>) -> (Server, Arc<Cache>) {
     let current = Arc::new(Mutex::new(disk.stable.lock().clone()));
     let late = late.clone();
     let (hangs, fails) = (AtomicBool::new(false), AtomicBool::new(false));
     let cache = Arc::new(Cache { disk: disk.clone(), current, late, hangs, fails, stuck: Mutex::default() });
-    let export = Export::new("", cache.clone()).unwrap().context(Arc::new(Pressure(pressure.clone()))).unwrap();
+    let export = Export::new("", cache.clone()).unwrap();
     let export = export.clients(Arc::default());
     let listen = Listen::Unix(socket.to_path_buf());
     (Server::start(Arc::new(vec![Arc::new(export)]), &listen, ServerOptions::default()).unwrap(), cache)
+}
+
+/// Takes every server for a stranger that was written to, and keeps what it is told.
+struct Told(mpsc::Sender<End>, OnceLock<bool>);
+
+impl Told {
+    fn new() -> (Arc<Told>, mpsc::Receiver<End>) {
+        let (sender, told) = mpsc::channel();
+        (Arc::new(Told(sender, OnceLock::new())), told)
+    }
+}
+
+impl Owner for Told {
+    fn recognise(&self, client: &Client, written: bool) -> Result<(), Refused> {
+        assert_eq!(client.geometry().bytes, BYTES as u64);
+        self.1.set(written).unwrap();
+        if written { Err(Refused::Another("a stranger".into())) } else { Ok(()) }
+    }
+
+    fn ended(&self, end: &End) {
+        self.0.send(end.clone()).unwrap_or_default();
+    }
 }
 
 fn read_byte(link: &Link, at: u64) -> Result<u8, MediaError> {
@@ -161,7 +173,7 @@ fn read_byte(link: &Link, at: u64) -> Result<u8, MediaError> {
 #[test]
 fn requests_wait_for_a_server_that_comes_back() {
     let mut world = World::new();
-    let link = world.link(Contents::Donor, LOST_AFTER);
+    let link = world.link(Reliance::Completed, LOST_AFTER);
     link.write_from(512, &[7; 512]).unwrap();
     shoal_media::flush(&link).unwrap();
     world.kill();
@@ -181,7 +193,7 @@ fn requests_wait_for_a_server_that_comes_back() {
 #[test]
 fn what_was_in_flight_is_repeated_on_the_new_connection_if_the_server_ends_older_ones_first() {
     let mut world = World::new();
-    let link = world.link(Contents::Donor, LOST_AFTER);
+    let link = world.link(Reliance::Completed, LOST_AFTER);
     link.claim(Claim::Open([1; 16])).unwrap();
     assert!(link.is_fenced());
     world.cache().hangs.store(true, Ordering::SeqCst);
@@ -200,7 +212,7 @@ fn what_was_in_flight_is_repeated_on_the_new_connection_if_the_server_ends_older
 fn a_change_that_a_dead_connection_may_still_bring_is_not_repeated() {
     let mut world = World::new();
     // Any other server: it was not told whose the connection is.
-    let link = world.link(Contents::Donor, LOST_AFTER);
+    let link = world.link(Reliance::Completed, LOST_AFTER);
     assert!(!link.is_fenced());
     world.cache().hangs.store(true, Ordering::SeqCst);
     std::thread::scope(|scope| {
@@ -209,9 +221,8 @@ fn a_change_that_a_dead_connection_may_still_bring_is_not_repeated() {
         std::thread::sleep(Duration::from_millis(100));
         world.kill();
         world.start();
-        let Err(MediaError::Io { source, .. }) = write.join().unwrap() else { panic!("it was repeated") };
-        let own = source.get_ref().unwrap().downcast_ref::<DonorError>().unwrap();
-        assert_eq!(own.trouble, Trouble::Uncertain);
+        let error = write.join().unwrap().expect_err("it was repeated").to_string();
+        assert!(error.ends_with("the connection broke"), "{error}");
         assert_eq!(read.join().unwrap().unwrap(), 0, "reading again changes nothing");
     });
     assert_eq!(world.cache().current.lock()[1024], 0);
@@ -220,26 +231,24 @@ fn a_change_that_a_dead_connection_may_still_bring_is_not_repeated() {
 #[test]
 fn a_client_that_another_one_has_followed_is_told() {
     let world = World::new();
-    let first = world.link(Contents::Donor, LOST_AFTER);
+    let (owner, told) = Told::new();
+    let first = world.link_of(Reliance::Completed, LOST_AFTER, owner);
     first.claim(Claim::Open([1; 16])).unwrap();
-    let (sender, told) = mpsc::channel();
-    let tell = move || sender.send(()).unwrap_or_default();
-    first.watch(Watch { taken_over: Some(Box::new(tell)), ..Watch::default() });
-    let second = world.link(Contents::Donor, LOST_AFTER);
+    let second = world.link(Reliance::Completed, LOST_AFTER);
     let refused = second.claim(Claim::Open([2; 16])).unwrap_err();
     assert!(refused.to_string().contains("--takeover"), "{refused}");
     first.write_from(0, &[1; 512]).unwrap();
     second.claim(Claim::Seize([2; 16])).unwrap();
     second.write_from(0, &[2; 512]).unwrap();
     assert!(first.write_from(0, &[3; 512]).is_err());
-    told.recv_timeout(LOST_AFTER).unwrap();
+    assert_eq!(told.recv_timeout(LOST_AFTER).unwrap(), End::TakenOver);
     assert_eq!(read_byte(&second, 0).unwrap(), 2);
 }
 
 #[test]
 fn a_server_restarted_in_order_under_load_fails_nothing() {
     let mut world = World::new();
-    let link = world.link(Contents::Durable, 10 * LOST_AFTER);
+    let link = world.link(Reliance::Flushed, 10 * LOST_AFTER);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let exchange = |number: u8| {
@@ -266,13 +275,8 @@ fn a_server_restarted_in_order_under_load_fails_nothing() {
 #[test]
 fn a_server_that_stays_away_fails_every_request_for_good() {
     let mut world = World::new();
-    let link = world.link(Contents::Donor, Duration::from_millis(500));
-    let told = Arc::new(AtomicUsize::new(0));
-    let lost = told.clone();
-    let tell = move || {
-        lost.fetch_add(1, Ordering::SeqCst);
-    };
-    link.watch(Watch { lost: Some(Box::new(tell)), ..Watch::default() });
+    let (owner, told) = Told::new();
+    let link = world.link_of(Reliance::Completed, Duration::from_millis(500), owner);
     world.kill();
     let begin = Instant::now();
     let error = read_byte(&link, 0).unwrap_err().to_string();
@@ -281,19 +285,15 @@ fn a_server_that_stays_away_fails_every_request_for_good() {
     world.start();
     assert!(read_byte(&link, 0).is_err(), "its data may be old: it stays lost");
     assert_eq!(link.state(), "lost");
-    let begin = Instant::now();
-    while told.load(Ordering::SeqCst) == 0 {
-        assert!(begin.elapsed() < Duration::from_secs(5));
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    assert!(matches!(told.recv_timeout(Duration::from_secs(5)).unwrap(), End::Away { .. }));
     drop(link);
-    assert_eq!(told.load(Ordering::SeqCst), 1);
+    assert!(told.recv().is_err(), "told once");
 }
 
 #[test]
 fn an_idle_link_notices_that_its_server_is_gone() {
     let mut world = World::new();
-    let link = world.link(Contents::Donor, Duration::from_millis(200));
+    let link = world.link(Reliance::Completed, Duration::from_millis(200));
     world.kill();
     let begin = Instant::now();
     while link.state() != "lost" {
@@ -305,7 +305,7 @@ fn an_idle_link_notices_that_its_server_is_gone() {
 #[test]
 fn a_server_that_hangs_is_lost_in_the_same_time() {
     let world = World::new();
-    let link = world.link(Contents::Donor, Duration::from_secs(1));
+    let link = world.link(Reliance::Completed, Duration::from_secs(1));
     world.cache().hangs.store(true, Ordering::SeqCst);
     let begin = Instant::now();
     read_byte(&link, 0).unwrap_err();
@@ -319,7 +319,7 @@ fn a_server_that_hangs_is_lost_in_the_same_time() {
 #[test]
 fn writes_the_server_had_not_flushed_survive_its_end() {
     let mut world = World::new();
-    let link = world.link(Contents::Durable, LOST_AFTER);
+    let link = world.link(Reliance::Flushed, LOST_AFTER);
     link.write_from(0, &[1; 1024]).unwrap();
     shoal_media::flush(&link).unwrap();
     link.write_from(0, &[2; 1024]).unwrap();
@@ -330,13 +330,13 @@ fn writes_the_server_had_not_flushed_survive_its_end() {
     assert_eq!((read_byte(&link, 0).unwrap(), read_byte(&link, 512).unwrap()), (2, 3));
     shoal_media::flush(&link).unwrap();
     assert_eq!(world.disk.stable.lock()[512], 3);
-    assert_eq!(link.shared.state.lock().kept.len(), 0, "flushed writes are not kept");
+    assert!(link.shared.state.lock().kept.is_empty(), "flushed writes are not kept");
 }
 
 #[test]
 fn writes_are_repeated_together_but_in_order_where_they_overlap() {
     let mut world = World::new();
-    let link = world.link(Contents::Durable, LOST_AFTER);
+    let link = world.link(Reliance::Flushed, LOST_AFTER);
     for n in 0..8u8 {
         link.write_from(u64::from(n) << 20, &[1; 4096]).unwrap();
         link.write_from((u64::from(n) << 20) + 512, &[2 + n; 512]).unwrap();
@@ -354,7 +354,7 @@ fn writes_are_repeated_together_but_in_order_where_they_overlap() {
 #[test]
 fn a_write_answered_by_a_connection_that_was_given_up_is_repeated() {
     let mut world = World::new();
-    let link = world.link(Contents::Durable, LOST_AFTER);
+    let link = world.link(Reliance::Flushed, LOST_AFTER);
     world.kill();
     world.start();
     assert_eq!(read_byte(&link, 0).unwrap(), 0, "on the second connection");
@@ -373,35 +373,49 @@ fn a_write_answered_by_a_connection_that_was_given_up_is_repeated() {
 #[test]
 fn what_is_kept_for_a_lost_server_stays_bounded() {
     let world = World::new();
-    let link = world.link(Contents::Durable, LOST_AFTER);
+    let link = world.link(Reliance::Flushed, LOST_AFTER);
     let buffer = vec![5; 1 << 20];
     for i in 0..100u64 {
         link.write_from((i % 32) << 20, &buffer).unwrap();
-        let kept = link.shared.state.lock().kept_bytes;
+        let kept = link.shared.state.lock().kept.bytes();
         assert!(kept <= KEPT_BYTES_MAX + (2 << 20), "{kept}");
     }
     assert!(world.disk.flushes.load(Ordering::SeqCst) >= 2);
 }
 
 #[test]
-fn another_server_in_its_place_is_refused() {
+fn a_server_that_its_owner_does_not_recognise_is_refused_at_once() {
     let mut world = World::new();
-    let link = world.link(Contents::Donor, LOST_AFTER);
+    let (owner, told) = Told::new();
+    let link = world.link_of(Reliance::Completed, LOST_AFTER, owner.clone());
     link.write_from(0, &[1; 4096]).unwrap();
-    // Written, and not a superblock: as if the server had lost one.
-    link.belongs_to([7; 16], true);
     world.kill();
     world.start();
     let begin = Instant::now();
     let error = read_byte(&link, 0).unwrap_err().to_string();
-    assert!(error.contains("no longer holds the disk"), "{error}");
+    assert!(error.contains("a stranger"), "{error}");
     assert!(begin.elapsed() < LOST_AFTER, "no need to wait for a server that answers");
+    assert_eq!(told.recv_timeout(LOST_AFTER).unwrap(), End::Another("a stranger".into()));
+    assert_eq!(owner.1.get(), Some(&true));
+}
+
+#[test]
+fn an_owner_says_whether_what_was_written_counts() {
+    let mut world = World::new();
+    let (owner, _told) = Told::new();
+    let link = world.link_of(Reliance::Completed, LOST_AFTER, owner.clone());
+    link.write_from(0, &[1; 4096]).unwrap();
+    link.set_written(false);
+    world.kill();
+    world.start();
+    assert_eq!(read_byte(&link, 0).unwrap(), 0);
+    assert_eq!(owner.1.get(), Some(&false));
 }
 
 #[test]
 fn a_failed_flush_poisons_the_link_across_connections() {
     let mut world = World::new();
-    let link = world.link(Contents::Durable, LOST_AFTER);
+    let link = world.link(Reliance::Flushed, LOST_AFTER);
     world.cache().fails.store(true, Ordering::SeqCst);
     assert!(read_byte(&link, 0).is_err());
     link.write_from(0, &[0; 512]).unwrap_err();
@@ -414,25 +428,4 @@ fn a_failed_flush_poisons_the_link_across_connections() {
     read_byte(&link, 0).unwrap();
     assert!(matches!(link.write_from(0, &[0; 512]), Err(MediaError::Poisoned { .. })));
     assert!(matches!(shoal_media::flush(&link), Err(MediaError::Poisoned { .. })));
-}
-
-#[test]
-fn a_servers_pressure_is_told_when_it_changes() {
-    let world = World::new();
-    world.pressure.store(1, Ordering::SeqCst);
-    let link = world.link(Contents::Donor, LOST_AFTER);
-    // The disk is opened meanwhile.
-    std::thread::sleep(LOOK_EVERY + LOOK_EVERY / 4);
-    let (sender, receiver) = mpsc::channel();
-    let sender = Mutex::new(sender);
-    let tell = move |on: bool| sender.lock().send(on).unwrap_or_default();
-    link.watch(Watch { pressure: Some(Box::new(tell)), ..Watch::default() });
-    assert!(receiver.recv_timeout(Duration::from_secs(5)).unwrap());
-    world.pressure.store(0, Ordering::SeqCst);
-    assert!(!receiver.recv_timeout(Duration::from_secs(5)).unwrap());
-    world.pressure.store(1, Ordering::SeqCst);
-    assert!(receiver.recv_timeout(Duration::from_secs(5)).unwrap());
-    world.pressure.store(0, Ordering::SeqCst);
-    assert!(!receiver.recv_timeout(Duration::from_secs(5)).unwrap());
-    assert!(receiver.recv_timeout(Duration::from_millis(1200)).is_err(), "told once");
 }
