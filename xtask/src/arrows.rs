@@ -25,6 +25,19 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("shoal-writeback", &[]),
     ("shoal-fuse", &["shoal-format", "shoal-media", "shoal-fs", "shoal-host"]),
     ("shoal-devices", &["shoal-format", "shoal-media", "shoal-host", "shoal-vlog", "shoal-netram", "shoal-nbd"]),
+    (
+        "shoal-store",
+        &[
+            "shoal-format",
+            "shoal-media",
+            "shoal-host",
+            "shoal-region",
+            "shoal-check",
+            "shoal-fs",
+            "shoal-fuse",
+            "shoal-devices",
+        ],
+    ),
     ("shoal-lab", ASSEMBLY),
     ("shoal", ASSEMBLY),
     ("xtask", &[]),
@@ -45,6 +58,7 @@ const ASSEMBLY: &[&str] = &[
     "shoal-writeback",
     "shoal-fuse",
     "shoal-devices",
+    "shoal-store",
     "shoal-lab",
 ];
 

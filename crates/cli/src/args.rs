@@ -6,14 +6,14 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use shoal_devices::Description;
 use shoal_devices::size::Size;
-use shoal_devices::{Description, Kind};
 use shoal_nbd::Listen;
 use shoal_netram::donor::Compression;
+use shoal_store::{BulkChoice, MemoryChoice};
 
 use crate::donate::Allow;
 use crate::lab::LabArgs;
-use crate::memory::MemoryChoice;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -130,30 +130,6 @@ pub struct FormatArgs {
     /// Report as JSON
     #[arg(long)]
     pub json: bool,
-}
-
-/// `--bulk`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BulkChoice {
-    None,
-    File(PathBuf),
-    /// An NBD server, a network RAM disk or a virtual-log disk.
-    Device(Description),
-}
-
-impl std::str::FromStr for BulkChoice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<BulkChoice, String> {
-        match text.split_once(':') {
-            None if text == "none" => Ok(BulkChoice::None),
-            Some(("file", path)) if !path.is_empty() => Ok(BulkChoice::File(path.into())),
-            Some((scheme, _)) if Kind::of_scheme(scheme).is_some_and(|kind| kind.name != "file") => {
-                text.parse().map(BulkChoice::Device)
-            }
-            _ => Err("write `file:PATH`, `vlog:PATH`, an NBD URI, `netram:...` or `none`".into()),
-        }
-    }
 }
 
 #[derive(Debug, Args)]

@@ -15,16 +15,15 @@ use shoal_devices::{Device, During, Failure, Outcome};
 use shoal_fs::{Fs, Options};
 use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE};
 use shoal_fuse::{MountOptions, RequestCounts, Session, Unmounted};
+use shoal_store::{BulkPlace, Description, FileReport, Opened, ReadOnly, Sizes, Store, StoreReport, resize_mounted};
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
 use crate::control::{self, Answer, Question};
 use crate::kernel_requests::RequestReport;
 use crate::mount::{Message, Ready, Recovered};
-use crate::read_only::ReadOnly;
+use crate::remount;
 use crate::status::Report;
-use crate::store::{self, BulkPlace, Description, Store};
-use crate::{df, inspect, remount, resize};
 
 /// After umount(8) the daemon before this one may still be writing; a store with much to write takes a while.
 const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(60);
@@ -88,14 +87,13 @@ pub fn serve(
     abort_on_panic();
     let signals: SigSet = ENDING_SIGNALS.into_iter().collect();
     signals.thread_block().during("signals")?;
-    let mut store = Store::acquire(directory, PREDECESSOR_PATIENCE)?;
-    store.restore = restore;
-    clear_dead_mount(&store.directory, mountpoint)?;
+    let store = Store::acquire(directory, PREDECESSOR_PATIENCE)?.restoring(restore);
+    clear_dead_mount(store.directory(), mountpoint)?;
     // Before the store is opened: a mount refused must leave it as it was.
     shoal_fuse::check_mountpoint(mountpoint).map_err(Failure::told)?;
     let begin = Instant::now();
     let engine = Options { read_only: options.read_only, ..Options::default() };
-    let (fs, recovery, media) = store.open(engine)?;
+    let Opened { fs, recovery, bulk, survives_power_loss } = store.open(engine)?;
     let recovered = Recovered {
         clean: recovery.clean,
         power_lost: recovery.power_lost,
@@ -118,23 +116,23 @@ pub fn serve(
     if !recovered.clean {
         info!("{recovered}");
     }
-    info!("{} is mounted on {}", store.directory.display(), mountpoint.display());
+    info!("{} is mounted on {}", store.directory().display(), mountpoint.display());
     let asked = Asked {
         fs,
-        directory: store.directory.clone(),
-        description: store.description.clone(),
+        directory: store.directory().to_path_buf(),
+        description: store.description().clone(),
         mountpoint: mountpoint.to_path_buf(),
-        survives_power_loss: media.survives_power_loss,
-        bulk: media.bulk.clone(),
+        survives_power_loss,
+        bulk: bulk.clone(),
         requests: session.request_counts(),
     };
     let report = Ready {
-        store: store.directory.display().to_string(),
+        store: store.directory().display().to_string(),
         mountpoint: mountpoint.display().to_string(),
         pid: std::process::id(),
         recovery: recovered,
     };
-    let listening = match control::serve(&store.directory, move |question| asked.answer(question)) {
+    let listening = match control::serve(store.directory(), move |question| asked.answer(question)) {
         // A full host has no inode for the socket, and its store must be served all the more.
         Err(error) if error.kind() == std::io::ErrorKind::StorageFull => {
             warn!(
@@ -150,8 +148,8 @@ pub fn serve(
         let _ = session.unmounter().unmount();
     }
     let outcome = session.wait();
-    control::remove(&store.directory);
-    if let Some(Err(failure)) = media.bulk.as_ref().map(|bulk| bulk.close()) {
+    control::remove(store.directory());
+    if let Some(Err(failure)) = bulk.as_ref().map(|bulk| bulk.close()) {
         // The store is what it is; its bulk device takes longer to open next time.
         warn!("{failure}");
     }
@@ -159,16 +157,16 @@ pub fn serve(
         // The connection may fail as it likes: the store is clean.
         Ok(()) | Err(shoal_fuse::Error::Connection(_)) => {
             if options.read_only {
-                info!("{} is unmounted, as it was", store.directory.display());
+                info!("{} is unmounted, as it was", store.directory().display());
             } else {
                 store.remove_pid();
-                info!("{} is unmounted and clean", store.directory.display());
+                info!("{} is unmounted and clean", store.directory().display());
             }
         }
         Err(_) => {}
     }
     accompanied?;
-    outcome.during(format_args!("store {}", store.directory.display()))
+    outcome.during(format_args!("store {}", store.directory().display()))
 }
 
 /// What the control socket answers from.
@@ -186,7 +184,7 @@ impl Asked {
     fn answer(&self, question: Question) -> Answer {
         let answered = match question {
             Question::Df => {
-                let report = df::report(
+                let report = StoreReport::of(
                     &self.fs,
                     &self.directory,
                     &self.description,
@@ -195,7 +193,7 @@ impl Asked {
                 );
                 serde_json::to_value(report).during("report")
             }
-            Question::Inspect { path } => inspect::report(&self.fs, Path::new(OsStr::from_bytes(&path)))
+            Question::Inspect { path } => FileReport::of(&self.fs, Path::new(OsStr::from_bytes(&path)))
                 .and_then(|report| serde_json::to_value(report).during("report")),
             Question::Status => {
                 let store = Some(self.directory.display().to_string());
@@ -208,7 +206,7 @@ impl Asked {
                 remount::answer(&self.fs, &self.directory, read_only, &access_times).map(|()| true.into())
             }
             Question::Resize { memory_bytes, bulk_bytes } => {
-                resize::answer(&self.fs, &self.directory, memory_bytes, bulk_bytes)
+                resize_mounted(&self.fs, &self.directory, &Sizes { memory_bytes, bulk_bytes })
                     .and_then(|report| serde_json::to_value(report).during("report"))
             }
             Question::Donor { change, donor } => match &self.bulk {
@@ -216,7 +214,7 @@ impl Asked {
                     // The next mount needs the new donor, too.
                     let place = Some(BulkPlace::Device(bulk.description().to_string()));
                     let description = Description { bulk: place, ..self.description.clone() };
-                    store::write_description(&self.directory, &description).map(|()| done.into())
+                    description.write(&self.directory).map(|()| done.into())
                 }),
                 None => Err(Failure::new(self.directory.display(), "has no bulk storage")),
             },

@@ -2,11 +2,10 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `args`, `mount_options`, `memory` | what can be said on the command line |
+//! | `args`, `mount_options` | what can be said on the command line |
 //! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `resize`, `salvage`, `inspect`, `bench`, `donate`, `lab`, `pages` | one command each |
 //! | `serve`, `status` | a block device for NBD clients, and how it is; a network RAM disk's donors |
 //! | `daemon`, `control` | the process that serves a mount, and its socket |
-//! | `store`, `battery`, `place` | the store's directory, its region in `battery` memory, and finding it |
 //! | `failure`, `progress` | how commands fail, and how they pass the time |
 //!
 //! Thin glue: parsing, assembly and printing; what a store does is in the libraries. Errors are one line on
@@ -15,7 +14,6 @@
 #![forbid(unsafe_code)]
 
 mod args;
-mod battery;
 mod bench;
 mod check;
 mod control;
@@ -25,23 +23,18 @@ mod df;
 mod donate;
 mod failure;
 mod format;
-mod host_room;
 mod inspect;
 mod kernel_requests;
 mod lab;
-mod memory;
 mod mount;
 mod mount_options;
 mod pages;
-mod place;
 mod progress;
-mod read_only;
 mod remount;
 mod resize;
 mod salvage;
 mod serve;
 mod status;
-mod store;
 mod umount;
 
 use std::ffi::OsStr;

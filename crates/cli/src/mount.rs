@@ -12,9 +12,9 @@ use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 use shoal_devices::{During, Failure, Outcome};
+use shoal_store::{DAEMON_LOG, Store};
 
 use crate::args::{MountArgs, MountHelper};
-use crate::store::{self, Store};
 use crate::{daemon, mount_options, remount};
 
 /// A log longer than this makes room for a new one when the store is mounted.
@@ -134,7 +134,7 @@ fn start(directory: &Path, mountpoint: &Path, options: &[String]) -> Outcome<Rea
         }
         Err(_) => {
             let status = child.wait().during("daemon")?;
-            let log = directory.join(store::DAEMON_LOG);
+            let log = directory.join(DAEMON_LOG);
             Err(Failure::new("daemon", format!("ended before the mount was ready ({status})"))
                 .remedy(format!("{} tells more", log.display())))
         }
@@ -142,9 +142,9 @@ fn start(directory: &Path, mountpoint: &Path, options: &[String]) -> Outcome<Rea
 }
 
 fn open_log(directory: &Path) -> Outcome<File> {
-    let path = directory.join(store::DAEMON_LOG);
+    let path = directory.join(DAEMON_LOG);
     if fs::metadata(&path).is_ok_and(|m| m.len() > LOG_BYTES_MAX) {
-        let old = directory.join(format!("{}.1", store::DAEMON_LOG));
+        let old = directory.join(format!("{}.1", DAEMON_LOG));
         fs::rename(&path, old).during(path.display())?;
     }
     let opened: io::Result<File> = OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn a_long_log_makes_room() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join(store::DAEMON_LOG);
+        let path = dir.path().join(DAEMON_LOG);
         fs::write(&path, "short").unwrap();
         open_log(dir.path()).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"short");

@@ -11,12 +11,11 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use shoal_devices::{DeviceReport, DonorChange, During, Failure, Outcome, run_directory};
 use shoal_nbd::Listen;
+use shoal_store::{ReadOnly, place};
 
 use crate::args::{DonorArgs, DonorCommand, StatusArgs};
 use crate::control::{self, Question};
 use crate::kernel_requests::{self, RequestReport};
-use crate::place;
-use crate::read_only::ReadOnly;
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {

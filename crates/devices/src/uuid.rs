@@ -47,7 +47,9 @@ mod tests {
         assert_ne!(uuid, new_uuid().unwrap());
         assert_eq!((uuid[6] >> 4, uuid[8] >> 6), (4, 2));
         assert_eq!(parse_uuid(&uuid_text(&uuid)), Some(uuid));
-        assert_eq!(parse_uuid("00010203-0405-0607-0809-0a0b0c0d0eff").unwrap()[15], 255);
+        let uuid = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 255];
+        assert_eq!(uuid_text(&uuid), "00010203-0405-0607-0809-0a0b0c0d0eff");
+        assert_eq!(parse_uuid("00010203-0405-0607-0809-0a0b0c0d0eff"), Some(uuid));
         for text in ["", "00010203-0405-0607-0809-0a0b0c0d0e", "x0010203-0405-0607-0809-0a0b0c0d0eff"] {
             assert_eq!(parse_uuid(text), None, "{text}");
         }

@@ -39,6 +39,12 @@ impl StoreLock {
         Ok(lock)
     }
 
+    /// Does somebody hold the lock? Asked through a file opened for reading, which leaves the lock file as it is.
+    pub fn is_held(directory: &Path) -> bool {
+        let Ok(file) = File::open(directory.join("lock")) else { return false };
+        flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+    }
+
     /// Writes this process's id into the lock; again after a fork that hands the store to the child.
     pub fn record_owner(&self) -> io::Result<()> {
         let text = format!("{}\n", std::process::id());
@@ -107,7 +113,9 @@ mod tests {
         let error = StoreLock::acquire(dir.path()).map(drop).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         assert!(error.to_string().contains(&format!("process {}:", std::process::id())), "{error}");
+        assert!(StoreLock::is_held(dir.path()));
         drop(first);
+        assert!(!StoreLock::is_held(dir.path()));
         StoreLock::acquire(dir.path()).unwrap();
     }
 

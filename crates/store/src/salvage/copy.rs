@@ -15,10 +15,7 @@ use shoal_check::{Item, Loss, Sink};
 use shoal_format::inode::{Inode, S_IFBLK, S_IFCHR, S_IFIFO, S_IFSOCK};
 use shoal_format::xattr::Attribute;
 
-use super::Lost;
-
-/// Losses printed; with `--json` all of them are told.
-const PRINTED_MAX: usize = 10_000;
+use super::{Lost, Told};
 
 /// The file being filled.
 struct Open {
@@ -29,25 +26,23 @@ struct Open {
     attributes: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-pub struct Copy {
+pub struct Copy<'a> {
     target: PathBuf,
-    silent: bool,
+    told: &'a mut dyn FnMut(Told<'_>),
     is_root: bool,
     open: Option<Open>,
     directories: Vec<(PathBuf, Vec<u8>, Inode, Vec<Attribute>)>,
     lost: Vec<Lost>,
 }
 
-impl Copy {
-    pub fn new(target: PathBuf, silent: bool) -> Copy {
-        let is_root = nix::unistd::geteuid().is_root();
-        Copy { target, silent, is_root, open: None, directories: Vec::new(), lost: Vec::new() }
+impl<'a> Copy<'a> {
+    pub fn new(target: PathBuf, told: &'a mut dyn FnMut(Told<'_>)) -> Copy<'a> {
+        let is_root = rustix::process::geteuid().is_root();
+        Copy { target, told, is_root, open: None, directories: Vec::new(), lost: Vec::new() }
     }
 
     pub fn tell(&mut self, lost: Lost) {
-        if !self.silent && self.lost.len() < PRINTED_MAX {
-            eprintln!("shoal: lost: {lost}");
-        }
+        (self.told)(Told::Lost(&lost));
         self.lost.push(lost);
     }
 
@@ -94,8 +89,9 @@ impl Copy {
         if let Err(error) = rustix::fs::utimensat(CWD, path, &times, AtFlags::SYMLINK_NOFOLLOW) {
             kept_back.push(format!("times: {error}"));
         }
-        if !kept_back.is_empty() && !self.silent {
-            eprintln!("shoal: not kept: /{}: {}", String::from_utf8_lossy(name), kept_back.join(", "));
+        if !kept_back.is_empty() {
+            let path = format!("/{}", String::from_utf8_lossy(name));
+            (self.told)(Told::NotKept { path: &path, why: &kept_back.join(", ") });
         }
     }
 
@@ -133,7 +129,7 @@ impl Copy {
     }
 }
 
-impl Sink for Copy {
+impl Sink for Copy<'_> {
     fn make(&mut self, item: &Item<'_>) -> bool {
         let path = self.place(item.path);
         if item.path.starts_with(b"lost+found/#") {

@@ -7,7 +7,9 @@ use std::path::{Path, PathBuf};
 use shoal_devices::{During, Failure, Outcome};
 use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE, MountEntry};
 
-use crate::store;
+use crate::description::DESCRIPTION;
+use crate::store::{LEAVING_PATIENCE, Store};
+use crate::user::is_in_use;
 
 /// The store's directory, and where it is mounted, if it is.
 #[derive(Debug, PartialEq, Eq)]
@@ -16,6 +18,7 @@ pub struct Place {
     pub mountpoint: Option<PathBuf>,
 }
 
+/// The store that a path means: its own directory, or a mount point of it.
 pub fn find(path: &Path) -> Outcome<Place> {
     let absolute = std::path::absolute(path).during(path.display())?;
     let mounts = mount_table::mounts().during("table of mounts")?;
@@ -26,7 +29,7 @@ pub fn find(path: &Path) -> Outcome<Place> {
     if let Some(entry) = visible_at(&mounts, &canonical) {
         return Ok(Place { store: entry.source.clone(), mountpoint: Some(canonical) });
     }
-    if !canonical.join(store::DESCRIPTION).exists() {
+    if !canonical.join(DESCRIPTION).exists() {
         return Err(Failure::new(path.display(), "neither a store nor the mount point of one")
             .remedy("name the directory given to `shoal format`, or where it is mounted"));
     }
@@ -45,6 +48,18 @@ pub fn mounted_at(path: &Path) -> Outcome<Place> {
         Failure::new(path.display(), "no store is mounted here")
             .remedy("name a mount point that `findmnt -t fuse.shoal` lists")
     })
+}
+
+/// Takes the store at `path`, which nobody may have mounted. One whose daemon is just leaving is waited for.
+pub fn acquire(path: &Path) -> Outcome<Store> {
+    let place = find(path)?;
+    if let Some(mountpoint) = &place.mountpoint
+        && is_in_use(&place.store).unwrap_or(true)
+    {
+        return Err(Failure::new(place.store.display(), format!("is mounted on {}", mountpoint.display()))
+            .remedy(format!("run `shoal umount {}` first", mountpoint.display())));
+    }
+    Store::acquire(&place.store, LEAVING_PATIENCE)
 }
 
 /// Is the store mounted anywhere?
@@ -92,7 +107,7 @@ mod tests {
         assert!(find(&dir.path().join("x")).is_err());
         assert!(mounted_at(dir.path()).unwrap_err().to_string().contains("no store is mounted here"));
         assert!(!is_mounted(dir.path()));
-        std::fs::write(dir.path().join(store::DESCRIPTION), "").unwrap();
+        std::fs::write(dir.path().join(DESCRIPTION), "").unwrap();
         let canonical = dir.path().canonicalize().unwrap();
         assert_eq!(find(dir.path()).unwrap(), Place { store: canonical, mountpoint: None });
     }

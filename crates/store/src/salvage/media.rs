@@ -9,7 +9,6 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use nix::fcntl::{Flock, FlockArg};
 use shoal_check::BulkData;
 use shoal_host::SEGMENT_BYTES;
 use shoal_media::{BlockDevice, ImageFile, LogDevice, MediaError, PersistentMemory, Result, block};
@@ -74,14 +73,15 @@ impl ImageFile for ReadImage {
     }
 }
 
+#[derive(Clone)]
 pub struct ReadMemory {
-    file: File,
+    file: Arc<File>,
     len: u64,
 }
 
 impl ReadMemory {
     pub fn open(path: &Path) -> Option<ReadMemory> {
-        let file = File::open(path).ok()?;
+        let file = Arc::new(File::open(path).ok()?);
         let len = file.metadata().ok()?.len();
         Some(ReadMemory { file, len })
     }
@@ -190,10 +190,4 @@ impl BulkData for BlockBulk {
     fn read(&self, at: u64, out: &mut [u8]) -> std::result::Result<(), String> {
         block::read(self.0.as_ref(), at, out).map_err(|error| format!("bulk storage at {at}: {error}"))
     }
-}
-
-/// Does somebody hold the store's lock? Asked through a file opened for reading, which leaves the lock file as it is.
-pub fn is_locked(directory: &Path) -> bool {
-    let Ok(file) = File::open(directory.join("lock")) else { return false };
-    matches!(Flock::lock(file, FlockArg::LockSharedNonblock), Err((_, nix::errno::Errno::EWOULDBLOCK)))
 }

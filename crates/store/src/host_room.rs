@@ -17,7 +17,7 @@ const HEADROOM_BYTES: u64 = 64 << 20;
 const HEADROOM_PART: u64 = 16;
 
 /// How to ask for a store in `directory`; `bulk` is the bulk file, if that is a file.
-pub fn probe(directory: &Path, memory: &MemoryChoice, bulk: Option<PathBuf>) -> Room {
+pub(crate) fn probe(directory: &Path, memory: &MemoryChoice, bulk: Option<PathBuf>) -> Room {
     let directory = directory.to_path_buf();
     let memory = match memory {
         MemoryChoice::Battery(path) => Some(parent(path)),

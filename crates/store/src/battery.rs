@@ -17,10 +17,10 @@ use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, SUPERBLOCK
 use shoal_host::{HostImage, PrivateMap, SharedKind, SharedMap};
 use shoal_media::{ImageFile, PersistentMemory};
 
-use crate::store::shared;
+use crate::media::shared;
 
 /// What the caller wants with the region.
-pub struct Wish<'a> {
+pub(crate) struct Wish<'a> {
     pub read_only: bool,
     pub restore: bool,
     /// The store's, in words.
@@ -37,7 +37,7 @@ enum Found {
     Refused(Failure, u64),
 }
 
-pub fn open(path: &Path, images: &[Arc<HostImage>; 2], wish: &Wish<'_>) -> Outcome<Arc<dyn PersistentMemory>> {
+pub(crate) fn open(path: &Path, images: &[Arc<HostImage>; 2], wish: &Wish<'_>) -> Outcome<Arc<dyn PersistentMemory>> {
     let files = shared(images);
     let refused = match (find(path, &files, wish)?, wish.restore) {
         (Found::Region(memory), false) => return Ok(memory),
@@ -78,7 +78,7 @@ fn no_image(path: &Path, cause: shoal_region::Error) -> Failure {
 }
 
 /// The image a region that is gone may be restored from: which of the two, its superblock, its anchor.
-pub fn image_in_place_of(
+pub(crate) fn image_in_place_of(
     path: &Path,
     images: &[Arc<HostImage>; 2],
     wish: &Wish<'_>,

@@ -59,24 +59,22 @@ pub struct LossBounds {
     pub after_fsync: String,
 }
 
-/// `survives_power_loss` is false for `dax` memory whose file system refuses MAP_SYNC.
-pub fn loss_bounds(kind: MemoryKind, survives_power_loss: bool) -> LossBounds {
-    let (power_loss, after_fsync) = match kind {
-        MemoryKind::Logged => ("at most the last second", "nothing"),
-        MemoryKind::Battery => (
-            "while the battery holds at most the last second of large files, else all since the last saved image",
-            "nothing while the battery holds",
-        ),
-        MemoryKind::Dax if survives_power_loss => {
-            ("nothing of metadata and small files, at most the last second of large files", "nothing")
-        }
-        MemoryKind::Dax => ("everything: the memory's file system refuses MAP_SYNC", "nothing but by a power loss"),
-    };
-    LossBounds { process_crash: "nothing".into(), power_loss: power_loss.into(), after_fsync: after_fsync.into() }
-}
-
-pub fn kind_name(kind: MemoryKind) -> &'static str {
-    kind.name()
+impl LossBounds {
+    /// `survives_power_loss` is false for `dax` memory whose file system refuses MAP_SYNC.
+    pub fn of(kind: MemoryKind, survives_power_loss: bool) -> LossBounds {
+        let (power_loss, after_fsync) = match kind {
+            MemoryKind::Logged => ("at most the last second", "nothing"),
+            MemoryKind::Battery => (
+                "while the battery holds at most the last second of large files, else all since the last saved image",
+                "nothing while the battery holds",
+            ),
+            MemoryKind::Dax if survives_power_loss => {
+                ("nothing of metadata and small files, at most the last second of large files", "nothing")
+            }
+            MemoryKind::Dax => ("everything: the memory's file system refuses MAP_SYNC", "nothing but by a power loss"),
+        };
+        LossBounds { process_crash: "nothing".into(), power_loss: power_loss.into(), after_fsync: after_fsync.into() }
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,54 @@
+//! Stores: making, opening, describing, checking, copying, resizing and saving them.
+//!
+//! A store is a directory: a description, the media of a region (metadata and small files), and bulk storage for large files.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `description`, `directory`, `user` | what says that a directory is a store, what may be in it, who uses it |
+//! | `memory`, `battery`, `media`, `host_room` | kinds of memory, and putting a store's media together |
+//! | `store` | a store this process has to itself, and its file system |
+//! | `format`, `check`, `repair`, `copy`, `resize`, `salvage` | one operation each, with its options and its report |
+//! | `report`, `inspect`, `read_only` | how a store, or one of its files, is |
+//! | `place` | finding a store from a path |
+//! | `progress` | what long work tells |
+//!
+//! Errors are sentences that name the object and the remedy ([`Failure`]). Reports are plain data that serde knows; printing is
+//! the caller's. Left out: mounts (a process that serves one opens a store here), the command line.
+
+#![forbid(unsafe_code)]
+
+mod battery;
+mod check;
+mod copy;
+mod description;
+mod directory;
+mod format;
+mod host_room;
+mod inspect;
+mod media;
+mod memory;
+pub mod place;
+mod progress;
+mod read_only;
+mod repair;
+mod report;
+mod resize;
+mod salvage;
+mod store;
+mod user;
+
+pub use copy::{Copied, CopyOptions};
+pub use description::{BulkChoice, BulkPlace, DESCRIPTION, Description};
+pub use directory::DAEMON_LOG;
+pub use format::{FormatOptions, Formatted};
+pub use inspect::{FileReport, Piece};
+pub use memory::{LossBounds, MemoryChoice};
+pub use progress::Progress;
+pub use read_only::ReadOnly;
+pub use repair::Repaired;
+pub use report::{Files, StatFs, StoreReport, Tier};
+pub use resize::{Resized, Sizes, resize_mounted};
+pub use salvage::{Lost, Salvaged, Told, salvage};
+pub use shoal_devices::{Failure, Outcome};
+pub use store::{LEAVING_PATIENCE, Opened, Store};
+pub use user::{holder, is_in_use, writer};
