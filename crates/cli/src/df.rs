@@ -5,10 +5,10 @@
 
 use shoal_devices::size::human;
 use shoal_devices::{During, Outcome};
+use shoal_store::control::{self, Question};
 use shoal_store::{LEAVING_PATIENCE, ReadOnly, Store, StoreReport, place};
 
 use crate::args::DfArgs;
-use crate::control::{self, Question};
 
 pub fn run(args: &DfArgs) -> Outcome<()> {
     let place = place::find(&args.path)?;

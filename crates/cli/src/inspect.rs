@@ -7,10 +7,10 @@ use std::os::unix::ffi::OsStrExt;
 
 use shoal_devices::size::human;
 use shoal_devices::{During, Outcome};
+use shoal_store::control::{self, Question};
 use shoal_store::{FileReport, LEAVING_PATIENCE, Store, place};
 
 use crate::args::InspectArgs;
-use crate::control::{self, Question};
 
 pub fn run(args: &InspectArgs) -> Outcome<()> {
     let place = place::find(&args.store)?;

@@ -5,7 +5,7 @@
 //! | `args`, `mount_options` | what can be said on the command line |
 //! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `resize`, `salvage`, `inspect`, `bench`, `donate`, `lab`, `pages` | one command each |
 //! | `serve`, `status` | a block device for NBD clients, and how it is; a network RAM disk's donors |
-//! | `daemon`, `control` | the process that serves a mount, and its socket |
+//! | `daemon` | the process that serves a mount |
 //! | `failure`, `progress` | how commands fail, and how they pass the time |
 //!
 //! Thin glue: parsing, assembly and printing; what a store does is in the libraries. Errors are one line on
@@ -16,7 +16,6 @@
 mod args;
 mod bench;
 mod check;
-mod control;
 mod copy;
 mod daemon;
 mod df;

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 use shoal_devices::{During, Failure, Outcome};
-use shoal_store::{DAEMON_LOG, Store};
+use shoal_store::{DAEMON_LOG, Recovered, Store};
 
 use crate::args::{MountArgs, MountHelper};
 use crate::{daemon, mount_options, remount};
@@ -27,17 +27,6 @@ pub struct Ready {
     pub mountpoint: String,
     pub pid: u32,
     pub recovery: Recovered,
-}
-
-/// What opening the store had to do.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Recovered {
-    /// The store had been unmounted cleanly: nothing to recover.
-    pub clean: bool,
-    pub power_lost: bool,
-    pub records: u64,
-    pub log_bytes: u64,
-    pub open_ms: f64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -161,14 +150,6 @@ fn print(ready: &Ready, json: bool) {
     }
 }
 
-impl std::fmt::Display for Recovered {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let after = if self.power_lost { "a power loss" } else { "a crash" };
-        let bytes = shoal_devices::size::human(self.log_bytes);
-        write!(f, "recovered after {after}: {} records ({bytes}) replayed in {:.0} ms", self.records, self.open_ms)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -184,8 +165,6 @@ mod tests {
         let line = serde_json::to_string(&Message::Ready(ready.clone())).unwrap();
         assert!(!line.contains('\n'));
         assert!(matches!(serde_json::from_str(&line).unwrap(), Message::Ready(back) if back == ready));
-        let text = ready.recovery.to_string();
-        assert_eq!(text, "recovered after a power loss: 3 records (2 KiB) replayed in 2 ms");
     }
 
     #[test]

@@ -4,10 +4,10 @@
 
 use shoal_devices::size::human;
 use shoal_devices::{During, Failure, Outcome};
+use shoal_store::control::{self, Question};
 use shoal_store::{LEAVING_PATIENCE, Resized, Sizes, Store, place};
 
 use crate::args::ResizeArgs;
-use crate::control::{self, Question};
 use crate::progress::Bars;
 
 pub fn run(args: &ResizeArgs) -> Outcome<()> {

@@ -18,12 +18,13 @@ use shoal_devices::size::human;
 use shoal_devices::{Description, Device, During, Failure, Outcome};
 use shoal_nbd::tls::TlsServer;
 use shoal_nbd::{Export, Listen, Server, ServerOptions};
+use shoal_store::control::{self, Answer, Question};
+use shoal_store::{ExportReport, Status};
 use tracing::{info, warn};
 
 use crate::args::ServeArgs;
-use crate::control::{self, Answer, Question};
 use crate::daemon;
-use crate::status::{ExportReport, Report, control_path};
+use crate::status::control_path;
 
 const ENDING_SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 /// For requests in flight when the server is told to stop.
@@ -129,7 +130,7 @@ fn start_control(
                 let (name, address) = (name.clone(), address.clone());
                 let export = ExportReport { name, address, connections, read_only, pid: std::process::id() };
                 let device = Some(device.report());
-                let report = Report { export: Some(export), store: None, failure: None, device, requests: None };
+                let report = Status { export: Some(export), store: None, failure: None, device, requests: None };
                 serde_json::to_value(report).map_or_else(|error| Answer::Error(error.to_string()), Answer::Ok)
             }
             Question::Donor { change, donor } => match device.change(change, &donor) {

@@ -8,48 +8,20 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use serde::{Deserialize, Serialize};
-use shoal_devices::{DeviceReport, DonorChange, During, Failure, Outcome, run_directory};
+use shoal_devices::{DonorChange, During, Failure, Outcome, run_directory};
 use shoal_nbd::Listen;
-use shoal_store::{ReadOnly, place};
+use shoal_store::control::{self, Question};
+use shoal_store::{ReadOnly, Status, place};
 
 use crate::args::{DonorArgs, DonorCommand, StatusArgs};
-use crate::control::{self, Question};
-use crate::kernel_requests::{self, RequestReport};
-
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub struct Report {
-    /// Of a served device.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub export: Option<ExportReport>,
-    /// The mounted store it holds the large files of.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub store: Option<String>,
-    /// Why that store is read-only since something failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub failure: Option<ReadOnly>,
-    /// `None`: the store has no bulk storage.
-    pub device: Option<DeviceReport>,
-    /// Of a mount: what the kernel has asked for, the most frequent first.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub requests: Option<Vec<RequestReport>>,
-}
-
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub struct ExportReport {
-    pub name: String,
-    pub address: String,
-    pub connections: usize,
-    pub read_only: bool,
-    pub pid: u32,
-}
+use crate::kernel_requests;
 
 pub fn run(args: &StatusArgs) -> Outcome<()> {
     let value = ask(&args.server, &Question::Status)?;
     if args.json {
         crate::print_json(&value);
     } else {
-        let report: Report = serde_json::from_value(value).during("answer of the server")?;
+        let report: Status = serde_json::from_value(value).during("answer of the server")?;
         print!("{}", text(&report).during("answer of the server")?);
     }
     Ok(())
@@ -110,7 +82,7 @@ fn tcp_name(address: &SocketAddr) -> String {
     format!("serve-{}.control", address.port())
 }
 
-fn text(report: &Report) -> serde_json::Result<String> {
+fn text(report: &Status) -> serde_json::Result<String> {
     let mut out = report.failure.as_ref().map_or(String::new(), ReadOnly::text);
     if let Some(export) = &report.export {
         let writable = if export.read_only { "read-only, " } else { "" };
@@ -133,14 +105,16 @@ fn text(report: &Report) -> serde_json::Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use shoal_store::ExportReport;
+
     use super::*;
 
-    fn sample() -> Report {
+    fn sample() -> Status {
         let device = serde_json::json!({ "device": "file:/d", "kind": "file", "size_bytes": 1u64 << 31 });
         let device = Some(serde_json::from_value(device).unwrap());
         let address = "unix:/run/d".into();
         let export = ExportReport { name: "d".into(), address, connections: 1, read_only: false, pid: 7 };
-        Report { export: Some(export), store: None, failure: None, device, requests: None }
+        Status { export: Some(export), store: None, failure: None, device, requests: None }
     }
 
     #[test]
@@ -160,7 +134,7 @@ mod tests {
             max_ns: 2000,
         };
         let requests = Some(vec![lookup.into()]);
-        let report = Report { export: None, store: Some("/srv/s".into()), failure: None, device: None, requests };
+        let report = Status { export: None, store: Some("/srv/s".into()), failure: None, device: None, requests };
         let text = text(&report).unwrap();
         assert!(text.starts_with("large files of /srv/s\nno bulk storage\nrequests "), "{text}");
         assert!(text.contains("\nLOOKUP ") && text.ends_with("2.0 us\n"), "{text}");
@@ -169,7 +143,7 @@ mod tests {
     #[test]
     fn the_report_is_read_back_by_the_command() {
         let json = serde_json::to_value(sample()).unwrap();
-        assert_eq!(serde_json::from_value::<Report>(json).unwrap(), sample());
+        assert_eq!(serde_json::from_value::<Status>(json).unwrap(), sample());
     }
 
     #[test]

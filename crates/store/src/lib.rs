@@ -9,16 +9,18 @@
 //! | `store` | a store this process has to itself, and its file system |
 //! | `format`, `check`, `repair`, `copy`, `resize`, `salvage` | one operation each, with its options and its report |
 //! | `report`, `inspect`, `read_only` | how a store, or one of its files, is |
+//! | `mounted`, `control`, `status` | a store that this process serves, its control socket, and how it is |
 //! | `place` | finding a store from a path |
 //! | `progress` | what long work tells |
 //!
 //! Errors are sentences that name the object and the remedy ([`Failure`]). Reports are plain data that serde knows; printing is
-//! the caller's. Left out: mounts (a process that serves one opens a store here), the command line.
+//! the caller's. Left out: signals and logs of a daemon, the command line.
 
 #![forbid(unsafe_code)]
 
 mod battery;
 mod check;
+pub mod control;
 mod copy;
 mod description;
 mod directory;
@@ -27,6 +29,7 @@ mod host_room;
 mod inspect;
 mod media;
 mod memory;
+mod mounted;
 pub mod place;
 mod progress;
 mod read_only;
@@ -34,6 +37,7 @@ mod repair;
 mod report;
 mod resize;
 mod salvage;
+mod status;
 mod store;
 mod user;
 
@@ -43,6 +47,7 @@ pub use directory::DAEMON_LOG;
 pub use format::{FormatOptions, Formatted};
 pub use inspect::{FileReport, Piece};
 pub use memory::{LossBounds, MemoryChoice};
+pub use mounted::{Mounted, Recovered, access_times_name};
 pub use progress::Progress;
 pub use read_only::ReadOnly;
 pub use repair::Repaired;
@@ -50,5 +55,6 @@ pub use report::{Files, StatFs, StoreReport, Tier};
 pub use resize::{Resized, Sizes, resize_mounted};
 pub use salvage::{Lost, Salvaged, Told, salvage};
 pub use shoal_devices::{Failure, Outcome};
+pub use status::{ExportReport, RequestReport, Status};
 pub use store::{LEAVING_PATIENCE, Opened, Store};
 pub use user::{holder, is_in_use, writer};
