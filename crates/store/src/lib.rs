@@ -10,8 +10,23 @@
 //! | `format`, `check`, `repair`, `copy`, `resize`, `salvage` | one operation each, with its options and its report |
 //! | `report`, `inspect`, `read_only` | how a store, or one of its files, is |
 //! | `mounted`, `control`, `status` | a store that this process serves, its control socket, and how it is |
+//! | `volume` | files without a mount, for programs that embed Shoal: [`Volume`] |
 //! | `place` | finding a store from a path |
 //! | `progress` | what long work tells |
+//!
+//! ```
+//! use shoal_store::{FormatOptions, Store};
+//!
+//! let dir = tempfile::tempdir()?;
+//! let path = dir.path().join("store");
+//! let made = Store::format(&path, &FormatOptions { memory_bytes: Some(64 << 20), ..FormatOptions::default() })?;
+//! assert_eq!(Store::describe(&path)?.uuid, made.uuid);
+//!
+//! let store = Store::acquire(&path, std::time::Duration::ZERO)?;
+//! assert!(store.check(true, &())?.is_sound());
+//! assert_eq!(store.report()?.files.inodes, 1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! Errors are sentences that name the object and the remedy ([`Failure`]). Reports are plain data that serde knows; printing is
 //! the caller's. Left out: signals and logs of a daemon, the command line.
@@ -40,6 +55,7 @@ mod salvage;
 mod status;
 mod store;
 mod user;
+mod volume;
 
 pub use copy::{Copied, CopyOptions};
 pub use description::{BulkChoice, BulkPlace, DESCRIPTION, Description};
@@ -58,3 +74,4 @@ pub use shoal_devices::{Failure, Outcome};
 pub use status::{ExportReport, RequestReport, Status};
 pub use store::{LEAVING_PATIENCE, Opened, Store};
 pub use user::{holder, is_in_use, writer};
+pub use volume::{DirEntry, File, FileType, Metadata, ReadDir, Volume};
