@@ -7,12 +7,12 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use shoal_devices::Description;
+use shoal_devices::lend::Allow;
 use shoal_devices::size::Size;
 use shoal_nbd::Listen;
 use shoal_netram::donor::Compression;
 use shoal_store::{BulkChoice, MemoryChoice};
 
-use crate::donate::Allow;
 use crate::lab::LabArgs;
 
 #[derive(Debug, Parser)]

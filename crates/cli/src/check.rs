@@ -1,4 +1,6 @@
-//! `shoal check`: verifies a store that nobody uses, and repairs it where that is wanted, with the exit codes of fsck(8).
+//! `shoal check`: verifies a store that nobody uses, and repairs it where that is wanted.
+//!
+//! Owns the text of the findings, and the exit codes, which are those of fsck(8). As with `fsck -p` nothing is asked.
 
 use std::process::ExitCode;
 

@@ -1,14 +1,10 @@
 //! `shoal donate`: lends this machine's idle memory to others, as NBD exports.
 //!
-//! One process, in the foreground, for many clients: `lender` makes an area for each name that may have one, and this
+//! One process, in the foreground, for many clients: a [`Lender`] makes an area for each name that may have one, and this
 //! module runs the server, watches the machine and takes back what nobody holds. Order: signals blocked before the
 //! first thread, server, ready line; at the end the server first, so that nobody writes any more, then every
 //! area, zeroed. Pressure is read once a second: while it lasts no new area is granted, and everything that can be
 //! packed is packed at once. Left out: decisions on pressure and the memory itself (`shoal_netram::donor`).
-
-mod guesses;
-mod lender;
-mod names;
 
 use std::fs;
 use std::io::Write;
@@ -20,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
 use serde::Serialize;
+use shoal_devices::lend::{Lender, Names, Refused, Terms};
 use shoal_devices::size::human;
 use shoal_devices::{During, Failure, Outcome};
 use shoal_nbd::{Limits, Listen, Server, ServerOptions, TlsServer};
@@ -28,10 +25,6 @@ use tracing::{debug, info, warn};
 
 use crate::args::DonateArgs;
 use crate::daemon;
-
-use lender::{Lender, Refused, Terms};
-pub use names::Allow;
-use names::Names;
 
 const ENDING_SIGNALS: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPWR];
 

@@ -1,4 +1,7 @@
 //! `shoal format`: makes a new, empty store, or a disk of a kind that is made.
+//!
+//! A name that begins with the scheme of such a kind is a disk, everything else the directory of a store. Options that only the
+//! other has are refused.
 
 use shoal_devices::size::human;
 use shoal_devices::{During, Failure, Kind, Made, MakeOptions, Outcome};

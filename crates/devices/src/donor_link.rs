@@ -18,7 +18,7 @@ use shoal_netram::{DonorError, Trouble};
 /// The status context that tells a donor's clients whether its machine needs its memory itself.
 pub const PRESSURE: &str = "shoal:pressure";
 /// Its flag.
-const UNDER_PRESSURE: u32 = 1;
+pub(crate) const UNDER_PRESSURE: u32 = 1;
 /// Bytes at a donor's start that tell whose it is.
 pub(crate) const FRONT_BYTES: usize = shoal_netram::SUPERBLOCK_BYTES;
 

@@ -6,6 +6,7 @@
 //! | `device` | the trait of open devices, and their report |
 //! | `file`, `nbd`, `netram`, `vlog` | one kind each: its grammar, opening, making, reporting |
 //! | `donor_link` | a connection to a donor of a network RAM disk |
+//! | `lend` | the other end of a network RAM disk: areas of this machine's memory, by name |
 //! | `overwrite` | may a device be overwritten? |
 //! | `failure`, `size`, `uuid` | words: errors of one sentence, sizes, uuids |
 //!
@@ -36,6 +37,7 @@ mod device;
 mod donor_link;
 mod failure;
 mod file;
+pub mod lend;
 mod nbd;
 pub mod netram;
 mod overwrite;

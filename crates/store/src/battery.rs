@@ -9,7 +9,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use shoal_devices::{During, Failure, Outcome, uuid_text};
 use shoal_format::PAGE;
@@ -17,6 +16,7 @@ use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, SUPERBLOCK
 use shoal_host::{HostImage, PrivateMap, SharedKind, SharedMap};
 use shoal_media::{ImageFile, PersistentMemory};
 
+use crate::calendar;
 use crate::media::shared;
 
 /// What the caller wants with the region.
@@ -86,7 +86,7 @@ pub(crate) fn image_in_place_of(
     let (newest, superblock, anchor) =
         shoal_region::newest_image(&shared(images)).map_err(|error| no_image(path, error))?;
     if !wish.restore && anchor.flags.get() & ANCHOR_CLEAN == 0 {
-        let since = images[newest].file().metadata().and_then(|m| m.modified()).map(time_text).unwrap_or_default();
+        let since = images[newest].file().metadata().and_then(|m| m.modified()).map(calendar::text).unwrap_or_default();
         let cause = format!("the region is gone, and the saved image lacks everything since {since}");
         return Err(Failure::new(path.display(), cause).remedy(
             "bring the memory's file system back (is it mounted?), or mount with --restore to go on from the image",
@@ -172,38 +172,4 @@ fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], wish: &Wish<'_>) -> Outco
         }
         Err(error) => return Err(Failure::new("saved images", error)),
     })
-}
-
-/// `2026-03-14 09:26:53 UTC`.
-fn time_text(time: SystemTime) -> String {
-    let seconds = time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let (days, second) = (seconds / 86400, seconds % 86400);
-    // Years that begin in March: the leap day is the last of its year.
-    let shifted = days + 719_468;
-    let (era, day) = (shifted / 146_097, shifted % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    let year = era * 400 + year + u64::from(month <= 2);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn times_are_written_as_people_write_them() {
-        let text = |seconds| time_text(UNIX_EPOCH + Duration::from_secs(seconds));
-        assert_eq!(text(0), "1970-01-01 00:00:00 UTC");
-        assert_eq!(text(951_827_696), "2000-02-29 12:34:56 UTC");
-        assert_eq!(text(1_709_251_199), "2024-02-29 23:59:59 UTC");
-        assert_eq!(text(1_773_480_413), "2026-03-14 09:26:53 UTC");
-        assert_eq!(text(4_107_542_400), "2100-03-01 00:00:00 UTC");
-    }
 }

@@ -12,7 +12,7 @@
 //! | `mounted`, `control`, `status` | a store that this process serves, its control socket, and how it is |
 //! | `volume` | files without a mount, for programs that embed Shoal: [`Volume`] |
 //! | `place` | finding a store from a path |
-//! | `progress` | what long work tells |
+//! | `progress`, `calendar` | what long work tells; moments in words |
 //!
 //! ```
 //! use shoal_store::{FormatOptions, Store};
@@ -34,6 +34,7 @@
 #![forbid(unsafe_code)]
 
 mod battery;
+mod calendar;
 mod check;
 pub mod control;
 mod copy;

@@ -12,7 +12,7 @@ use std::str::FromStr;
 
 use subtle::ConstantTimeEq;
 
-use shoal_devices::{During, Failure, Outcome};
+use crate::failure::{During, Failure, Outcome};
 
 /// What the empty name stands for.
 pub const DEFAULT: &str = "default";

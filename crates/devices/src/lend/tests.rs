@@ -8,7 +8,6 @@ use std::os::unix::fs::PermissionsExt;
 use shoal_media::{BlockDevice, read, trim, write};
 
 use super::*;
-use crate::donate::names::Allow;
 
 const MIB: u64 = 1 << 20;
 

@@ -6,6 +6,9 @@
 //! terms say. Connections of one name share the area: one memory is behind all of them. Areas are zeroed outside the
 //! lock, and by name: whoever else has one in hand (compaction) must not keep its room from being free.
 
+mod guesses;
+mod names;
+
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -13,7 +16,6 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use shoal_devices::size::human;
 use shoal_media::MediaError;
 use shoal_nbd::export::BASE_ALLOCATION;
 use shoal_nbd::wire::handshake::ListEntry;
@@ -21,11 +23,11 @@ use shoal_nbd::{BlockStatus, Catalog, Clients, Export, Extent, Peer, Refusal};
 use shoal_netram::donor::{Area, Compacted, Compression, GrantError, Quota, Usage};
 use tracing::info;
 
-use super::guesses::Guesses;
-use super::names::{DEFAULT, Names};
-
-/// Its one flag.
-const PRESSED: u32 = 1;
+use crate::donor_link::{PRESSURE, UNDER_PRESSURE};
+use crate::size::human;
+use guesses::Guesses;
+use names::DEFAULT;
+pub use names::{Allow, Names};
 
 /// `base:allocation`: a hole that reads as zeros.
 const HOLE_AND_ZERO: u32 = 3;
@@ -289,15 +291,14 @@ struct Pressure(Arc<AtomicBool>);
 
 impl BlockStatus for Pressure {
     fn context(&self) -> &str {
-        shoal_devices::PRESSURE
+        PRESSURE
     }
 
     fn status(&self, _at: u64, len: u32, _extents_max: usize) -> Result<Vec<Extent>, MediaError> {
-        let flags = if self.0.load(Ordering::SeqCst) { PRESSED } else { 0 };
+        let flags = if self.0.load(Ordering::SeqCst) { UNDER_PRESSURE } else { 0 };
         Ok(vec![Extent { len, flags }])
     }
 }
 
 #[cfg(test)]
-#[path = "lender_tests.rs"]
 mod tests;
