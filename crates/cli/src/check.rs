@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use shoal_check::{Finding, FindingKind, Report};
 use shoal_devices::Outcome;
 use shoal_devices::size::human;
-use shoal_store::{Store, place};
+use shoal_store::Store;
 
 use crate::args::CheckArgs;
 use crate::progress::Bars;
@@ -17,7 +17,7 @@ const FINDINGS_PRINTED_MAX: usize = 100;
 const EXIT_CORRECTED: u8 = 1;
 
 pub fn run(args: &CheckArgs) -> Outcome<ExitCode> {
-    let store = place::acquire(&args.store)?;
+    let store = Store::acquire_unmounted(&args.store)?;
     let report = store.check(!args.no_sums, &Bars::new(args.json))?;
     if args.repair {
         return repair(&store, report, args);

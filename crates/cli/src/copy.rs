@@ -4,13 +4,13 @@
 
 use shoal_devices::Outcome;
 use shoal_devices::size::human;
-use shoal_store::{CopyOptions, place};
+use shoal_store::{CopyOptions, Store};
 
 use crate::args::CopyArgs;
 use crate::progress::Bars;
 
 pub fn run(args: &CopyArgs) -> Outcome<()> {
-    let store = place::acquire(&args.store)?;
+    let store = Store::acquire_unmounted(&args.store)?;
     let options = CopyOptions { memory: args.memory.clone(), keep_uuid: args.keep_uuid };
     let copied = store.copy_to(&args.new, &options, &Bars::new(args.json))?;
     if args.json {

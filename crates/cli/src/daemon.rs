@@ -8,17 +8,32 @@ use std::path::Path;
 use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal};
+use serde::{Deserialize, Serialize};
 use shoal_devices::{During, Outcome};
 use shoal_fuse::{MountOptions, Unmounted, Unmounter};
-use shoal_store::Store;
+use shoal_store::{Recovered, Store};
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
-
-use crate::mount::{Message, Ready};
 
 /// After umount(8) the daemon before this one may still be writing; a store with much to write takes a while.
 const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(60);
 const ENDING_SIGNALS: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPWR];
+
+/// What the daemon tells when it is ready.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ready {
+    pub store: String,
+    pub mountpoint: String,
+    pub pid: u32,
+    pub recovery: Recovered,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Message {
+    Ready(Ready),
+    Error(String),
+}
 
 /// Serves in a session of its own and reports to the process that started it.
 pub fn serve_detached(directory: &Path, mountpoint: &Path, options: &MountOptions, restore: bool) -> Outcome<()> {
@@ -117,4 +132,22 @@ fn wait_for_signals(signals: SigSet, unmounter: Unmounter) -> Outcome<()> {
         }
     };
     std::thread::Builder::new().name("signals".into()).spawn(wait).map(drop).during("signal thread")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_daemon_tells_is_understood() {
+        let ready = Ready {
+            store: "/s".into(),
+            mountpoint: "/m".into(),
+            pid: 7,
+            recovery: Recovered { clean: false, power_lost: true, records: 3, log_bytes: 2048, open_ms: 1.6 },
+        };
+        let line = serde_json::to_string(&Message::Ready(ready.clone())).unwrap();
+        assert!(!line.contains('\n'));
+        assert!(matches!(serde_json::from_str(&line).unwrap(), Message::Ready(back) if back == ready));
+    }
 }

@@ -242,25 +242,9 @@ fn available() -> Option<(u64, u64)> {
     parse_available(&fs::read_to_string(Path::new(MEMORY)).ok()?)
 }
 
-/// A share on the command line.
-pub fn percent(text: &str) -> Result<f64, String> {
-    let wrong = || format!("`{text}` is no share; write percent from 0 to 100, such as 5 or 2.5");
-    let value: f64 = text.strip_suffix('%').unwrap_or(text).parse().map_err(|_| wrong())?;
-    if (0.0..=100.0).contains(&value) { Ok(value) } else { Err(wrong()) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn shares_are_percent() {
-        assert_eq!(percent("2.5"), Ok(2.5));
-        assert_eq!(percent("100%"), Ok(100.0));
-        for text in ["", "-1", "101", "NaN", "five"] {
-            assert!(percent(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn this_machine_can_be_read() {

@@ -8,7 +8,7 @@
 //! | `daemon` | the process that serves a mount |
 //! | `failure`, `progress` | how commands fail, and how they pass the time |
 //!
-//! Thin glue: parsing, assembly and printing; what a store does is in the libraries. Errors are one line on
+//! Thin glue: parsing, calling and printing; stores are the library `shoal-store`'s, devices `shoal-devices`'s. Errors are one line on
 //! standard error; exit codes are in `failure`. A reader that goes away (`shoal df | head`) is not an error.
 
 #![forbid(unsafe_code)]

@@ -10,31 +10,15 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use serde::{Deserialize, Serialize};
 use shoal_devices::{During, Failure, Outcome};
-use shoal_store::{DAEMON_LOG, Recovered, Store};
+use shoal_store::{DAEMON_LOG, Store};
 
 use crate::args::{MountArgs, MountHelper};
+use crate::daemon::{Message, Ready};
 use crate::{daemon, mount_options, remount};
 
 /// A log longer than this makes room for a new one when the store is mounted.
 const LOG_BYTES_MAX: u64 = 1 << 20;
-
-/// What the daemon tells when it is ready.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Ready {
-    pub store: String,
-    pub mountpoint: String,
-    pub pid: u32,
-    pub recovery: Recovered,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Message {
-    Ready(Ready),
-    Error(String),
-}
 
 pub fn run(args: &MountArgs) -> Outcome<()> {
     // Wrong options and stores that are none are told before anything is started.
@@ -153,19 +137,6 @@ fn print(ready: &Ready, json: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_the_daemon_tells_is_understood() {
-        let ready = Ready {
-            store: "/s".into(),
-            mountpoint: "/m".into(),
-            pid: 7,
-            recovery: Recovered { clean: false, power_lost: true, records: 3, log_bytes: 2048, open_ms: 1.6 },
-        };
-        let line = serde_json::to_string(&Message::Ready(ready.clone())).unwrap();
-        assert!(!line.contains('\n'));
-        assert!(matches!(serde_json::from_str(&line).unwrap(), Message::Ready(back) if back == ready));
-    }
 
     #[test]
     fn a_long_log_makes_room() {

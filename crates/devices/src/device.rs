@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use shoal_media::BlockDevice;
 use shoal_nbd::BlockStatus;
 
-use crate::description::{Description, Kind};
+use crate::description::Description;
 use crate::failure::{Failure, Outcome};
 use crate::size::human;
 
@@ -82,14 +82,6 @@ pub struct DeviceReport {
 }
 
 impl DeviceReport {
-    /// For people: lines, each with its end. An error: another program's report.
-    pub fn text(&self) -> serde_json::Result<String> {
-        match Kind::named(&self.kind) {
-            Some(kind) => (kind.text)(self),
-            None => Ok(self.head("")),
-        }
-    }
-
     /// The first line; `state` is said behind the size.
     pub(crate) fn head(&self, state: &str) -> String {
         let separator = if state.is_empty() { "" } else { ", " };
@@ -101,21 +93,4 @@ impl DeviceReport {
 pub trait Made: fmt::Display {
     /// The same for programs.
     fn to_json(&self) -> serde_json::Result<String>;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_kind_adds_to_the_report_and_an_unknown_kind_has_a_line() {
-        let own = [("connection".to_string(), "lost".into())].into_iter().collect();
-        let report = DeviceReport { device: "nbd://h/x".into(), kind: "nbd".into(), size_bytes: 1 << 30, own };
-        let json = serde_json::to_value(&report).unwrap();
-        assert_eq!(json["connection"], "lost");
-        assert_eq!(serde_json::from_value::<DeviceReport>(json).unwrap(), report);
-        assert_eq!(report.text().unwrap(), "nbd://h/x  1 GiB, lost\n");
-        let other = DeviceReport { kind: "tape".into(), ..report };
-        assert_eq!(other.text().unwrap(), "nbd://h/x  1 GiB\n");
-    }
 }

@@ -20,6 +20,7 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// `what` failed because of `cause`, whose own causes are told too.
     pub fn new(what: impl fmt::Display, cause: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
         Failure { what: what.to_string(), cause: cause.into(), remedy: None, is_misuse: false }
     }
@@ -35,6 +36,7 @@ impl Failure {
         self
     }
 
+    /// What to do about it.
     pub fn remedy(mut self, remedy: impl Into<String>) -> Failure {
         self.remedy = Some(remedy.into());
         self
@@ -51,6 +53,7 @@ impl Failure {
         self
     }
 
+    /// Was it the caller's mistake?
     pub fn is_misuse(&self) -> bool {
         self.is_misuse
     }

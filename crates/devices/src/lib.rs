@@ -2,7 +2,8 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `description` | a device's name, whatever its kind, and the table of kinds |
+//! | `kinds` | the table of kinds |
+//! | `description` | a device's name, whatever its kind |
 //! | `device` | the trait of open devices, and their report |
 //! | `file`, `nbd`, `netram`, `vlog` | one kind each: its grammar, opening, making, reporting |
 //! | `donor_link` | a connection to a donor of a network RAM disk |
@@ -37,6 +38,7 @@ mod device;
 mod donor_link;
 mod failure;
 mod file;
+mod kinds;
 pub mod lend;
 mod nbd;
 pub mod netram;
@@ -47,10 +49,11 @@ pub mod vlog;
 
 use std::path::PathBuf;
 
-pub use description::{Description, KINDS, Kind, Make, MakeOptions, Name};
+pub use description::{Description, Kind, Make, MakeOptions, Name};
 pub use device::{Device, DeviceReport, DonorChange, Made};
 pub use failure::{During, Failure, Outcome};
 pub use file::file;
+pub use kinds::KINDS;
 pub use overwrite::{is_block_device, refuse_if_in_use, refuse_if_not_empty};
 pub use uuid::{new_uuid, parse_uuid, uuid_text};
 

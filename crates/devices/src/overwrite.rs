@@ -17,6 +17,7 @@ use crate::uuid::uuid_text;
 /// What says that a device holds something lies in its first bytes.
 const START_BYTES: u64 = 1 << 20;
 
+/// Is there a block device at the path?
 pub fn is_block_device(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
 }
@@ -31,6 +32,7 @@ pub fn refuse_if_in_use(path: &Path) -> Outcome<()> {
     Ok(())
 }
 
+/// A device whose beginning is not all zeros, unless it is to be overwritten anyway.
 pub fn refuse_if_not_empty(device: &dyn BlockDevice, name: impl Display, force: bool) -> Outcome<()> {
     if force {
         return Ok(());

@@ -17,7 +17,7 @@ use shoal_host::{HostImage, PrivateMap, SharedKind, SharedMap};
 use shoal_media::{ImageFile, PersistentMemory};
 
 use crate::calendar;
-use crate::media::shared;
+use crate::images::shared;
 
 /// What the caller wants with the region.
 pub(crate) struct Wish<'a> {

@@ -11,6 +11,7 @@ use shoal_host::{SEGMENT_BYTES, SegmentLog, SharedKind, SharedMap};
 use shoal_media::LogDevice;
 
 use crate::battery;
+use crate::images;
 use crate::memory::MemoryChoice;
 use crate::progress::Progress;
 use crate::store::Store;
@@ -35,7 +36,7 @@ impl Store {
         };
         let report = match &self.description.memory {
             MemoryChoice::Logged => {
-                let images = self.open_images()?;
+                let images = images::open(&self.directory)?;
                 let log: Arc<dyn LogDevice> =
                     Arc::new(SegmentLog::open(&self.log_path(), SEGMENT_BYTES).during("log")?);
                 run(ImageSource::Images([images[0].as_ref(), images[1].as_ref()]), Some(log.as_ref()))?
@@ -48,7 +49,7 @@ impl Store {
                     uuid: &self.description.uuid,
                     unmounted: self.was_unmounted(),
                 };
-                let images = self.open_images()?;
+                let images = images::open(&self.directory)?;
                 if path.exists() {
                     let memory = battery::open(path, &images, &wish)?;
                     run(ImageSource::Memory(memory.as_ref()), None)?

@@ -18,7 +18,8 @@ use serde::{Deserialize, Serialize};
 
 use shoal_devices::{DonorChange, During, Failure, Outcome};
 
-const NAME: &str = "control";
+use crate::names::CONTROL;
+
 /// A question is one short line; a path in it has at most 4096 bytes, each up to 6 in JSON.
 const QUESTION_BYTES_MAX: u64 = 64 << 10;
 /// Nobody needs longer to ask or to answer.
@@ -26,6 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Except where a store with much to write must be durable first.
 const SYNC_PATIENCE: Duration = Duration::from_secs(600);
 
+/// What only the process that has a store or device open can tell or change.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "lowercase")]
 pub enum Question {
@@ -53,6 +55,7 @@ pub enum Question {
     },
 }
 
+/// A report, or a sentence that says why there is none.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Answer {
@@ -62,7 +65,7 @@ pub enum Answer {
 
 /// Opens the socket of a store and answers in a thread of its own until the process ends.
 pub fn serve(directory: &Path, answer: impl Fn(Question) -> Answer + Send + 'static) -> io::Result<()> {
-    serve_at(&directory.join(NAME), answer)
+    serve_at(&directory.join(CONTROL), answer)
 }
 
 /// The same with a name of its own.
@@ -88,9 +91,10 @@ pub fn serve_at(path: &Path, answer: impl Fn(Question) -> Answer + Send + 'stati
 /// Takes the socket away.
 pub fn remove(directory: &Path) {
     // A socket that stays behind refuses connections, which means the same.
-    remove_at(&directory.join(NAME));
+    remove_at(&directory.join(CONTROL));
 }
 
+/// The same with a name of its own.
 pub fn remove_at(path: &Path) {
     let _ = fs::remove_file(path);
 }
@@ -111,7 +115,7 @@ fn converse(stream: UnixStream, answer: &impl Fn(Question) -> Answer) -> io::Res
 
 /// Asks the daemon of a store; `None` when there is none.
 pub fn ask(directory: &Path, question: &Question) -> Outcome<Option<serde_json::Value>> {
-    ask_at(&directory.join(NAME), &format!("daemon of {}", directory.display()), question)
+    ask_at(&directory.join(CONTROL), &format!("daemon of {}", directory.display()), question)
 }
 
 /// Asks whoever answers at `path`; `what` names it.
@@ -171,7 +175,7 @@ mod tests {
             other => Answer::Error(format!("no {other:?}")),
         };
         serve(&deep, answer).unwrap();
-        assert_eq!(fs::metadata(deep.join(NAME)).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs::metadata(deep.join(CONTROL)).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(ask(&deep, &Question::Df).unwrap().unwrap()["x"], 1);
         let error = ask(&deep, &Question::Inspect { path: vec![47, 255] }).unwrap_err().to_string();
         assert!(error.ends_with("no [47, 255]"), "{error}");
@@ -188,13 +192,13 @@ mod tests {
         serve(dir.path(), |_| Answer::Ok(serde_json::json!(1))).unwrap();
         let opened = File::open(dir.path()).unwrap();
         for nonsense in ["\n", "{\"ask\":\"rm\"}\n", "\u{0}\u{1}\n"] {
-            let mut stream = UnixStream::connect(short_path(&opened, OsStr::new(NAME))).unwrap();
+            let mut stream = UnixStream::connect(short_path(&opened, OsStr::new(CONTROL))).unwrap();
             stream.write_all(nonsense.as_bytes()).unwrap();
             let mut line = String::new();
             stream.read_to_string(&mut line).unwrap();
             assert!(line.contains("not understood"), "{line}");
         }
-        drop(UnixStream::connect(short_path(&opened, OsStr::new(NAME))).unwrap());
+        drop(UnixStream::connect(short_path(&opened, OsStr::new(CONTROL))).unwrap());
         assert!(ask(dir.path(), &Question::Df).unwrap().is_some());
     }
 }

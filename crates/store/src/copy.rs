@@ -15,17 +15,17 @@ use shoal_devices::{During, Failure, Outcome, new_uuid};
 use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, MemoryKind, Superblock};
 use shoal_format::{BULK_BLOCK, PAGE, SEGMENT};
 use shoal_fs::{Fs, Options};
-use shoal_host::{HostImage, SEGMENT_BYTES, SegmentLog, SharedKind, SharedMap};
+use shoal_host::{SEGMENT_BYTES, SegmentLog, SharedKind, SharedMap};
 use shoal_media::{BlockDevice, PersistentMemory};
 use shoal_region::View;
 
-use crate::description::{BulkPlace, DESCRIPTION_NEW, Description};
-use crate::directory::{self, BULK, IMAGES, LOG};
-use crate::media::shared;
+use crate::description::{BulkPlace, Description};
+use crate::directory;
+use crate::images::{self, shared};
 use crate::memory::MemoryChoice;
+use crate::names::{BULK, DESCRIPTION_NEW, IMAGES, LOCK, LOG};
 use crate::progress::Progress;
 use crate::store::{Opened, Store};
-use crate::user::LOCK;
 
 /// Bulk blocks copied at a time.
 const COPY_BLOCKS: u64 = 64;
@@ -195,10 +195,7 @@ fn write_region(fs: &Fs, copy: &Store, superblock: &Superblock, clean: bool, who
     let directory = &copy.directory;
     let images = match superblock.memory_kind {
         MemoryKind::Dax => None,
-        _ => {
-            let create = |name| HostImage::create(&directory.join(name)).during("image");
-            Some([create(IMAGES[0])?, create(IMAGES[1])?])
-        }
+        _ => Some(images::create(directory)?),
     };
     if superblock.memory_kind == MemoryKind::Logged {
         SegmentLog::create(&copy.log_path(), SEGMENT_BYTES).during("log")?;
@@ -219,7 +216,7 @@ fn write_region(fs: &Fs, copy: &Store, superblock: &Superblock, clean: bool, who
     }
     .sealed();
     match (&images, copy.description.memory.path()) {
-        (Some([image, _]), _) => shoal_region::write_image(image, superblock, anchor, read).during("image")?,
+        (Some([image, _]), _) => shoal_region::write_image(&**image, superblock, anchor, read).during("image")?,
         (None, Some(path)) => {
             let memory = SharedMap::create(path, superblock.region_bytes, SharedKind::Dax).during("memory")?;
             let mut bytes = vec![0; SEGMENT as usize];
@@ -244,7 +241,7 @@ fn finish(copy: Store) -> Outcome<Store> {
     opened.fs.shutdown().during(copy.directory.display())?;
     drop(opened);
     if copy.description.memory.kind() != MemoryKind::Dax {
-        let images = copy.open_images()?;
+        let images = images::open(&copy.directory)?;
         let (newest, _, _) = shoal_region::newest_image(&shared(&images)).during("image")?;
         images[1 - newest].file().set_len(0).during("image")?;
     }

@@ -13,11 +13,8 @@ use serde::{Deserialize, Serialize};
 use shoal_devices::{During, Failure, Kind, Outcome};
 
 use crate::memory::MemoryChoice;
+use crate::names::{DESCRIPTION, DESCRIPTION_NEW};
 
-/// Its name.
-pub const DESCRIPTION: &str = "shoal.json";
-/// The description while it is being written.
-pub(crate) const DESCRIPTION_NEW: &str = "shoal.json.new";
 const VERSION: u32 = 1;
 
 /// The store's description file.
@@ -29,6 +26,7 @@ pub struct Description {
     pub bulk: Option<BulkPlace>,
 }
 
+/// Where a store has its bulk storage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum BulkPlace {

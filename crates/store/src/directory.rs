@@ -1,14 +1,6 @@
-//! A store's directory: what may be in it, and making it ready for a new store.
+//! A store's directory: making it ready for a new store, and saying whether a path lies in it.
 //!
-//! | file | what |
-//! |---|---|
-//! | `shoal.json` | the description: version, uuid, kind of memory, where the bulk storage is; written last by `format` |
-//! | `image.0`, `image.1` | the region at rest (of `logged` and `battery` memory) |
-//! | `log/` | the log of `logged` memory |
-//! | `bulk` | data of large files, unless it is kept elsewhere |
-//! | `lock`, `pid`, `control`, `shoal.log` | one user at a time; the daemon, its socket and its log |
-//!
-//! Rules: everything is readable by the owner only. A directory that holds anything else is never taken.
+//! Rules: everything is readable by the owner only. A directory that holds anything else than the files of a store is never taken.
 
 use std::fs;
 use std::io;
@@ -18,17 +10,9 @@ use std::path::{Path, PathBuf};
 use shoal_devices::{During, Failure, Outcome};
 use shoal_host::StoreLock;
 
-use crate::description::{DESCRIPTION, DESCRIPTION_NEW, Description};
-use crate::user::{self, LOCK, PID};
-
-pub(crate) const IMAGES: [&str; 2] = ["image.0", "image.1"];
-pub(crate) const LOG: &str = "log";
-pub(crate) const BULK: &str = "bulk";
-/// The log of the daemon that serves a mount.
-pub const DAEMON_LOG: &str = "shoal.log";
-/// Everything a store's directory may hold.
-const OWN_NAMES: [&str; 11] =
-    [DESCRIPTION, DESCRIPTION_NEW, IMAGES[0], IMAGES[1], LOG, BULK, DAEMON_LOG, "shoal.log.1", PID, LOCK, "control"];
+use crate::description::Description;
+use crate::names::{DESCRIPTION, LOCK, OWN_NAMES};
+use crate::user;
 
 /// Makes the directory, or empties it of an earlier store; refuses one that holds anything else.
 pub(crate) fn prepare(directory: &Path, force: bool) -> Outcome<(PathBuf, StoreLock)> {
@@ -103,6 +87,7 @@ pub(crate) fn refuse_filled(directory: &Path, name: &Path, spared: &[&str]) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names::LOG;
 
     #[test]
     fn only_an_empty_directory_becomes_a_store_unless_forced() {

@@ -20,9 +20,10 @@ use shoal_host::{FileDevice, StoreLock};
 use shoal_media::BlockDevice;
 
 use crate::description::{BulkChoice, BulkPlace, Description};
-use crate::directory::{self, BULK};
+use crate::directory;
 use crate::media::create_media;
 use crate::memory::MemoryChoice;
+use crate::names::BULK;
 use crate::store::Store;
 
 pub(crate) const MEMORY_BYTES_MIN: u64 = 8 << 20;

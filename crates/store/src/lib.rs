@@ -4,8 +4,8 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `description`, `directory`, `user` | what says that a directory is a store, what may be in it, who uses it |
-//! | `memory`, `battery`, `media`, `host_room` | kinds of memory, and putting a store's media together |
+//! | `names`, `description`, `directory`, `user` | what may be in a store's directory, what says that it is one, who uses it |
+//! | `memory`, `images`, `battery`, `media`, `host_room` | kinds of memory, and putting a store's media together |
 //! | `store` | a store this process has to itself, and its file system |
 //! | `format`, `check`, `repair`, `copy`, `resize`, `salvage` | one operation each, with its options and its report |
 //! | `report`, `inspect`, `read_only` | how a store, or one of its files, is |
@@ -42,10 +42,12 @@ mod description;
 mod directory;
 mod format;
 mod host_room;
+mod images;
 mod inspect;
 mod media;
 mod memory;
 mod mounted;
+mod names;
 pub mod place;
 mod progress;
 mod read_only;
@@ -59,12 +61,12 @@ mod user;
 mod volume;
 
 pub use copy::{Copied, CopyOptions};
-pub use description::{BulkChoice, BulkPlace, DESCRIPTION, Description};
-pub use directory::DAEMON_LOG;
+pub use description::{BulkChoice, BulkPlace, Description};
 pub use format::{FormatOptions, Formatted};
 pub use inspect::{FileReport, Piece};
 pub use memory::{LossBounds, MemoryChoice};
 pub use mounted::{Mounted, Recovered, access_times_name};
+pub use names::{DAEMON_LOG, DESCRIPTION};
 pub use progress::Progress;
 pub use read_only::ReadOnly;
 pub use repair::Repaired;

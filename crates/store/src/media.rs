@@ -10,13 +10,14 @@ use shoal_devices::{Device, During, Failure, Outcome};
 use shoal_format::PAGE;
 use shoal_format::superblock::Superblock;
 use shoal_fs::Parts;
-use shoal_host::{HostImage, PrivateMap, SEGMENT_BYTES, SegmentLog, SharedKind, SharedMap, SystemClock};
+use shoal_host::{PrivateMap, SEGMENT_BYTES, SegmentLog, SharedKind, SharedMap, SystemClock};
 use shoal_media::{ImageFile, LogDevice, PersistentMemory};
 
 use crate::battery;
-use crate::description::{BulkPlace, DESCRIPTION, Description};
-use crate::directory::{IMAGES, LOG};
+use crate::description::{BulkPlace, Description};
+use crate::images::{self, shared};
 use crate::memory::MemoryChoice;
+use crate::names::{DESCRIPTION, LOG};
 use crate::store::Store;
 use crate::user::period;
 
@@ -35,7 +36,7 @@ impl Store {
         let (memory, log, images): (Arc<dyn PersistentMemory>, Option<Arc<dyn LogDevice>>, _) =
             match &self.description.memory {
                 MemoryChoice::Logged => {
-                    let images = self.open_images()?;
+                    let images = images::open(&self.directory)?;
                     let (index, superblock, anchor) =
                         shoal_region::newest_image(&shared(&images)).map_err(|error| self.damaged(error))?;
                     let image = Some((images[index].file(), anchor.used_bytes.get().next_multiple_of(PAGE)));
@@ -45,7 +46,7 @@ impl Store {
                     (Arc::new(memory), Some(Arc::new(log)), Some(shared(&images)))
                 }
                 MemoryChoice::Battery(path) => {
-                    let images = self.open_images()?;
+                    let images = images::open(&self.directory)?;
                     let wish = battery::Wish {
                         read_only,
                         restore: self.restores(),
@@ -66,17 +67,6 @@ impl Store {
         let device = bulk.as_ref().map(|bulk| bulk.block_device());
         let parts = Parts { region, bulk: device, clock: Arc::new(SystemClock::new()) };
         Ok(Media { parts, bulk, survives_power_loss })
-    }
-
-    pub(crate) fn open_images(&self) -> Outcome<[Arc<HostImage>; 2]> {
-        let store = self.directory.display();
-        let open = |name| {
-            HostImage::open(&self.directory.join(name)).map(Arc::new).map_err(|error| {
-                Failure::new("image", error)
-                    .remedy(format!("bring it back; `shoal salvage {store} DIR` copies out what the other image holds"))
-            })
-        };
-        Ok([open(IMAGES[0])?, open(IMAGES[1])?])
     }
 
     pub(crate) fn open_bulk(&self) -> Outcome<Option<Arc<dyn Device>>> {
@@ -100,10 +90,6 @@ impl Store {
     }
 }
 
-pub(crate) fn shared(images: &[Arc<HostImage>; 2]) -> [Arc<dyn ImageFile>; 2] {
-    [images[0].clone(), images[1].clone()]
-}
-
 fn region_parts(
     memory: Arc<dyn PersistentMemory>,
     log: Option<Arc<dyn LogDevice>>,
@@ -123,19 +109,15 @@ pub(crate) fn create_media(
 ) -> Outcome<Media> {
     let region_bytes = superblock.region_bytes;
     let mut survives_power_loss = true;
-    let images = || -> Outcome<[Arc<HostImage>; 2]> {
-        let create = |name| HostImage::create(&directory.join(name)).map(Arc::new).during("image");
-        Ok([create(IMAGES[0])?, create(IMAGES[1])?])
-    };
     let (memory, log, images): (Arc<dyn PersistentMemory>, Option<Arc<dyn LogDevice>>, _) = match &description.memory {
         MemoryChoice::Logged => {
             let memory = PrivateMap::new(region_bytes, None).during("memory")?;
             let log = SegmentLog::create(&directory.join(LOG), SEGMENT_BYTES).during("log")?;
-            (Arc::new(memory), Some(Arc::new(log)), Some(shared(&images()?)))
+            (Arc::new(memory), Some(Arc::new(log)), Some(shared(&images::create(directory)?)))
         }
         MemoryChoice::Battery(path) => {
             let memory = SharedMap::create(path, region_bytes, SharedKind::Battery).during("memory")?;
-            (Arc::new(memory), None, Some(shared(&images()?)))
+            (Arc::new(memory), None, Some(shared(&images::create(directory)?)))
         }
         MemoryChoice::Dax(path) => {
             let memory = SharedMap::create(path, region_bytes, SharedKind::Dax).during("memory")?;

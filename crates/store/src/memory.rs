@@ -32,6 +32,7 @@ impl FromStr for MemoryChoice {
 }
 
 impl MemoryChoice {
+    /// As the superblock has it.
     pub fn kind(&self) -> MemoryKind {
         match self {
             MemoryChoice::Logged => MemoryKind::Logged,

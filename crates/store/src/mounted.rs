@@ -115,6 +115,7 @@ impl Mounted {
         self.store.directory()
     }
 
+    /// What opening the store had to do.
     pub fn recovered(&self) -> &Recovered {
         &self.recovered
     }

@@ -7,9 +7,7 @@ use std::path::{Path, PathBuf};
 use shoal_devices::{During, Failure, Outcome};
 use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE, MountEntry};
 
-use crate::description::DESCRIPTION;
-use crate::store::{LEAVING_PATIENCE, Store};
-use crate::user::is_in_use;
+use crate::names::DESCRIPTION;
 
 /// The store's directory, and where it is mounted, if it is.
 #[derive(Debug, PartialEq, Eq)]
@@ -48,18 +46,6 @@ pub fn mounted_at(path: &Path) -> Outcome<Place> {
         Failure::new(path.display(), "no store is mounted here")
             .remedy("name a mount point that `findmnt -t fuse.shoal` lists")
     })
-}
-
-/// Takes the store at `path`, which nobody may have mounted. One whose daemon is just leaving is waited for.
-pub fn acquire(path: &Path) -> Outcome<Store> {
-    let place = find(path)?;
-    if let Some(mountpoint) = &place.mountpoint
-        && is_in_use(&place.store).unwrap_or(true)
-    {
-        return Err(Failure::new(place.store.display(), format!("is mounted on {}", mountpoint.display()))
-            .remedy(format!("run `shoal umount {}` first", mountpoint.display())));
-    }
-    Store::acquire(&place.store, LEAVING_PATIENCE)
 }
 
 /// Is the store mounted anywhere?

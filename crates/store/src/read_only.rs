@@ -7,6 +7,7 @@ use shoal_fs::{Failure, Fs};
 
 use crate::calendar;
 
+/// The failure that a store has gone read-only with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadOnly {
     /// What was under way.

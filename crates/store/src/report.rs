@@ -37,6 +37,7 @@ pub struct StoreReport {
     pub statfs: StatFs,
 }
 
+/// The memory, or the bulk storage.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tier {
     pub holds: String,
@@ -48,6 +49,7 @@ pub struct Tier {
     pub reserved_bytes: u64,
 }
 
+/// What is in a store, by number.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Files {
     pub inodes: u64,
@@ -59,6 +61,7 @@ pub struct Files {
     pub damaged: u64,
 }
 
+/// As a mount answers statfs(2).
 #[derive(Debug, Serialize, Deserialize)]
 pub struct StatFs {
     pub block_bytes: u64,

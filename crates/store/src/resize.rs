@@ -25,7 +25,7 @@ use shoal_host::{HostImage, PrivateMap, SEGMENT_BYTES, SegmentLog};
 use shoal_media::{BlankImage, ImageFile, LogDevice};
 
 use crate::format::{MEMORY_BYTES_MIN, memory_bytes};
-use crate::media::shared;
+use crate::images::{self, shared};
 use crate::memory::MemoryChoice;
 use crate::progress::Progress;
 use crate::store::Store;
@@ -206,7 +206,7 @@ struct Rest {
 
 impl Rest {
     fn load(store: &Store) -> Outcome<Rest> {
-        let files = store.open_images()?;
+        let files = images::open(&store.directory)?;
         let images = shared(&files);
         let (newest, superblock, anchor) = shoal_region::newest_image(&images).during("image")?;
         let image = Some((files[newest].file(), anchor.used_bytes.get().next_multiple_of(PAGE)));

@@ -16,9 +16,9 @@ use shoal_host::StoreLock;
 use shoal_region::Recovery;
 
 use crate::description::Description;
-use crate::directory::LOG;
 use crate::memory::MemoryChoice;
-use crate::user::{self, PID, holder, is_ending, lock, period};
+use crate::names::{LOG, PID};
+use crate::user::{self, holder, is_ending, is_in_use, lock, period};
 use crate::{host_room, place};
 
 /// After umount(8) a daemon takes a moment to write its store; whoever only wants to look waits so long.
@@ -79,6 +79,18 @@ impl Store {
         }
     }
 
+    /// Takes the store at `path`, which nobody may have mounted. One whose daemon is just leaving is waited for.
+    pub fn acquire_unmounted(path: &Path) -> Outcome<Store> {
+        let place = place::find(path)?;
+        if let Some(mountpoint) = &place.mountpoint
+            && is_in_use(&place.store).unwrap_or(true)
+        {
+            return Err(Failure::new(place.store.display(), format!("is mounted on {}", mountpoint.display()))
+                .remedy(format!("run `shoal umount {}` first", mountpoint.display())));
+        }
+        Store::acquire(&place.store, LEAVING_PATIENCE)
+    }
+
     /// Goes on from the saved image of `battery` memory although it lacks something, or the region there is no good.
     pub fn restoring(mut self, restore: bool) -> Store {
         self.restore = restore;
@@ -90,6 +102,7 @@ impl Store {
         &self.directory
     }
 
+    /// What its description file says.
     pub fn description(&self) -> &Description {
         &self.description
     }
@@ -188,6 +201,7 @@ impl Store {
         !self.directory.join(PID).exists()
     }
 
+    /// The store is clean, and this process serves it no more.
     pub fn remove_pid(&self) {
         // It stays if it cannot be removed; then the next check assumes a crash, which is the safe side.
         let _ = fs::remove_file(self.directory.join(PID));
@@ -213,9 +227,8 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::description::DESCRIPTION;
     use crate::directory;
-    use crate::user::is_in_use;
+    use crate::names::DESCRIPTION;
 
     #[test]
     fn a_store_in_use_is_not_replaced() {

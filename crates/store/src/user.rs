@@ -11,10 +11,7 @@ use std::path::{Path, PathBuf};
 use shoal_devices::{During, Failure, Outcome, uuid_text};
 use shoal_host::StoreLock;
 
-use crate::directory::LOG;
-
-pub(crate) const LOCK: &str = "lock";
-pub(crate) const PID: &str = "pid";
+use crate::names::{LOCK, LOG, PID};
 
 /// Did the machine, or a file system below, go down while the store was mounted? Its bulk storage may be the file `bulk`.
 pub(crate) fn power_was_lost(directory: &Path, bulk: Option<PathBuf>) -> bool {

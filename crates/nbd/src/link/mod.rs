@@ -181,6 +181,7 @@ pub struct Link {
 }
 
 impl Link {
+    /// Connects; the owner is asked from the first connection that is lost on.
     pub fn connect(uri: &Uri, options: &LinkOptions, owner: Arc<dyn Owner>) -> Result<Link, ConnectError> {
         let lost_after = options.lost_after;
         let client_options = ClientOptions {

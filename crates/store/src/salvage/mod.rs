@@ -20,8 +20,9 @@ use shoal_host::StoreLock;
 use shoal_media::{ImageFile, LogDevice, PersistentMemory};
 use shoal_region::Error::LogGap;
 
-use crate::description::{BulkPlace, DESCRIPTION, Description};
-use crate::directory::{self, BULK, IMAGES, LOG};
+use crate::description::{BulkPlace, Description};
+use crate::directory;
+use crate::names::{BULK, DESCRIPTION, IMAGES, LOG};
 use crate::progress::Progress;
 use crate::{place, user};
 

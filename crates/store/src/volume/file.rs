@@ -84,6 +84,7 @@ impl<'v> File<'v> {
         self.volume.fs.setattr(self.held.ino(), &change).map(drop).map_err(told)
     }
 
+    /// What is known of the file now.
     pub fn metadata(&self) -> io::Result<Metadata> {
         self.volume.fs.getattr(self.held.ino()).map(Metadata::of).map_err(told)
     }

@@ -119,6 +119,7 @@ impl Volume {
         Ok(Metadata::of(self.find(path.as_ref(), false)?.attr))
     }
 
+    /// Does the path lead to anything?
     pub fn exists(&self, path: impl AsRef<Path>) -> io::Result<bool> {
         match self.metadata(path) {
             Ok(_) => Ok(true),
@@ -151,6 +152,7 @@ impl Volume {
         self.create(path)?.write_all_at(contents.as_ref(), 0)
     }
 
+    /// Makes a directory in one that is there.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let place = self.walk(path.as_ref(), false)?;
         if place.found.is_some() {

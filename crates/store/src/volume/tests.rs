@@ -51,6 +51,36 @@ fn what_was_written_is_there_when_the_volume_is_opened_again() {
     assert!(Store::acquire(&path, Duration::ZERO).unwrap().was_unmounted());
 }
 
+/// In the child: the store it is to write to, and to die with.
+const CHILD: &str = "SHOAL_TEST_VOLUME";
+
+#[test]
+fn what_returned_survives_the_end_of_the_process() {
+    if let Some(path) = std::env::var_os(CHILD) {
+        let volume = Volume::open(path).unwrap();
+        volume.create_dir("d").unwrap();
+        volume.write("d/small", "kept").unwrap();
+        volume.write("large", vec![3; 200_000]).unwrap();
+        volume.rename("large", "d/large").unwrap();
+        std::process::abort();
+    }
+    let (_dir, path) = store();
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", "volume::tests::what_returned_survives_the_end_of_the_process", "--test-threads=1"]);
+    let ended = child.env(CHILD, &path).output().unwrap();
+    assert!(!ended.status.success());
+    let store = Store::acquire(&path, LEAVING_PATIENCE).unwrap();
+    assert!(!store.was_unmounted());
+    let opened = store.open(Options::default()).unwrap();
+    assert!(!opened.recovery.clean && !opened.recovery.power_lost);
+    drop((opened, store));
+    let volume = Volume::open(&path).unwrap();
+    assert_eq!(volume.read("d/small").unwrap(), b"kept");
+    assert_eq!(volume.read("d/large").unwrap(), vec![3; 200_000]);
+    assert!(!volume.exists("large").unwrap());
+    volume.close().unwrap();
+}
+
 #[test]
 fn errors_are_those_of_the_operating_system() {
     let (_dir, path) = store();
