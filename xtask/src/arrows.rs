@@ -24,6 +24,20 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("shoal-nbd", &["shoal-format", "shoal-media"]),
     ("shoal-writeback", &[]),
     ("shoal-fuse", &["shoal-format", "shoal-media", "shoal-fs", "shoal-host"]),
+    ("shoal-devices", &["shoal-format", "shoal-media", "shoal-host", "shoal-vlog", "shoal-netram", "shoal-nbd"]),
+    (
+        "shoal-store",
+        &[
+            "shoal-format",
+            "shoal-media",
+            "shoal-host",
+            "shoal-region",
+            "shoal-check",
+            "shoal-fs",
+            "shoal-fuse",
+            "shoal-devices",
+        ],
+    ),
     ("shoal-lab", ASSEMBLY),
     ("shoal", ASSEMBLY),
     ("xtask", &[]),
@@ -43,6 +57,8 @@ const ASSEMBLY: &[&str] = &[
     "shoal-nbd",
     "shoal-writeback",
     "shoal-fuse",
+    "shoal-devices",
+    "shoal-store",
     "shoal-lab",
 ];
 

@@ -1,4 +1,4 @@
-//! The command line: every option with its name, its help and its type in one place.
+//! The command line: every option with its name, its help and its type in one place; that table is longer than other files.
 //!
 //! Manual pages and completions are generated from these definitions. Commands whose report a program may want to
 //! read take `--json`. What an option does is in the module of its command; the fstab options are in `mount_options`.
@@ -6,14 +6,14 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
+use shoal_devices::Description;
+use shoal_devices::lend::Allow;
+use shoal_devices::size::Size;
 use shoal_nbd::Listen;
 use shoal_netram::donor::Compression;
+use shoal_store::{BulkChoice, MemoryChoice};
 
-use crate::device::Description;
-use crate::donate::Allow;
 use crate::lab::LabArgs;
-use crate::memory::MemoryChoice;
-use crate::size::Size;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -130,30 +130,6 @@ pub struct FormatArgs {
     /// Report as JSON
     #[arg(long)]
     pub json: bool,
-}
-
-/// `--bulk`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BulkChoice {
-    None,
-    File(PathBuf),
-    /// An NBD server, a network RAM disk or a virtual-log disk.
-    Device(Description),
-}
-
-impl std::str::FromStr for BulkChoice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<BulkChoice, String> {
-        match text.split_once(':') {
-            None if text == "none" => Ok(BulkChoice::None),
-            Some(("file", path)) if !path.is_empty() => Ok(BulkChoice::File(path.into())),
-            Some(("nbd" | "nbds" | "nbd+unix" | "nbds+unix" | "netram" | "vlog", _)) => {
-                text.parse().map(BulkChoice::Device)
-            }
-            _ => Err("write `file:PATH`, `vlog:PATH`, an NBD URI, `netram:...` or `none`".into()),
-        }
-    }
 }
 
 #[derive(Debug, Args)]
@@ -471,11 +447,11 @@ pub struct DonateArgs {
     #[arg(long)]
     pub insecure: bool,
     /// Memory pressure begins when less than this is available (percent)
-    #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = crate::donate::percent)]
+    #[arg(long, value_name = "PERCENT", default_value = "5", value_parser = percent)]
     pub low_memory: f64,
     /// It also begins when tasks stood still for want of memory for more than this (percent of ten seconds) while less
     /// than four times --low-memory is available
-    #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = crate::donate::percent)]
+    #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = percent)]
     pub memory_stall: f64,
     /// Tell in JSON, on one line, when it is ready
     #[arg(long)]
@@ -508,6 +484,13 @@ pub struct MountHelper {
     /// The file system type, passed on by mount(8)
     #[arg(short = 't', value_name = "TYPE")]
     pub file_system_type: Option<String>,
+}
+
+/// A share on the command line.
+fn percent(text: &str) -> Result<f64, String> {
+    let wrong = || format!("`{text}` is no share; write percent from 0 to 100, such as 5 or 2.5");
+    let value: f64 = text.strip_suffix('%').unwrap_or(text).parse().map_err(|_| wrong())?;
+    if (0.0..=100.0).contains(&value) { Ok(value) } else { Err(wrong()) }
 }
 
 #[cfg(test)]
@@ -577,5 +560,14 @@ mod tests {
         };
         assert_eq!(args.threads, [1, 4, 16]);
         assert_eq!((args.files, args.rounds), (10_000, 3));
+    }
+
+    #[test]
+    fn shares_are_percent() {
+        assert_eq!(percent("2.5"), Ok(2.5));
+        assert_eq!(percent("100%"), Ok(100.0));
+        for text in ["", "-1", "101", "NaN", "five"] {
+            assert!(percent(text).is_err(), "{text}");
+        }
     }
 }

@@ -1,85 +1,20 @@
 //! `shoal df`: what a store holds, tier by tier, and what a crash may cost.
 //!
 //! Of a mounted store the daemon is asked, so that the numbers are those of `df`; a store that is not mounted is opened
-//! for reading, its log replayed in memory. "Used" is what is neither free nor awaiting reuse.
+//! for reading.
 
-use std::path::{Path, PathBuf};
-
-use serde::{Deserialize, Serialize};
-use shoal_fs::{Fs, Options};
+use shoal_devices::size::human;
+use shoal_devices::{During, Outcome};
+use shoal_store::control::{self, Question};
+use shoal_store::{LEAVING_PATIENCE, ReadOnly, Store, StoreReport, place};
 
 use crate::args::DfArgs;
-use crate::control::{self, Question};
-use crate::failure::{During, Outcome};
-use crate::memory::{LossBounds, kind_name, loss_bounds};
-use crate::place;
-use crate::read_only::ReadOnly;
-use crate::size::human;
-use crate::store::{self, BulkPlace, Description, Store};
-
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Report {
-    pub store: String,
-    pub uuid: String,
-    pub mountpoint: Option<String>,
-    /// Why the store is read-only since something failed; absent while it is in order.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub failure: Option<ReadOnly>,
-    pub memory: Tier,
-    pub bulk: Option<Tier>,
-    pub memory_kind: String,
-    pub files: Files,
-    /// Files longer than this are large.
-    pub threshold_bytes: u64,
-    /// Log that recovery would replay after a crash now.
-    pub log_bytes: u64,
-    pub compression: String,
-    pub loss: LossBounds,
-    /// The numbers of statfs(2).
-    pub statfs: StatFs,
-}
-
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tier {
-    pub holds: String,
-    pub place: String,
-    pub size_bytes: u64,
-    pub used_bytes: u64,
-    pub free_bytes: u64,
-    /// Of the free bytes, what only deleting may use (memory), or what is free again soon (bulk).
-    pub reserved_bytes: u64,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Files {
-    pub inodes: u64,
-    pub directories: u64,
-    /// Files whose data is on the bulk storage.
-    pub large_files: u64,
-    /// Inodes found damaged since the store was opened; `shoal check --repair` settles them.
-    #[serde(default)]
-    pub damaged: u64,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-pub struct StatFs {
-    pub block_bytes: u64,
-    pub blocks: u64,
-    pub free: u64,
-    pub available: u64,
-    pub files: u64,
-    pub files_free: u64,
-}
 
 pub fn run(args: &DfArgs) -> Outcome<()> {
     let place = place::find(&args.path)?;
-    let report: Report = match control::ask(&place.store, &Question::Df)? {
+    let report: StoreReport = match control::ask(&place.store, &Question::Df)? {
         Some(value) => serde_json::from_value(value).during("answer of the daemon")?,
-        None => {
-            let store = Store::acquire(&place.store, store::LEAVING_PATIENCE)?;
-            let (fs, _, media) = store.open(Options { read_only: true, ..Options::default() })?;
-            report(&fs, &store.directory, &store.description, None, media.survives_power_loss)
-        }
+        None => Store::acquire(&place.store, LEAVING_PATIENCE)?.report()?,
     };
     if args.json {
         crate::print_json(&report);
@@ -89,63 +24,7 @@ pub fn run(args: &DfArgs) -> Outcome<()> {
     Ok(())
 }
 
-pub fn report(
-    fs: &Fs,
-    directory: &Path,
-    description: &Description,
-    mountpoint: Option<&Path>,
-    survives_power_loss: bool,
-) -> Report {
-    let (usage, statfs, superblock) = (fs.usage(), fs.statfs(), fs.region().superblock());
-    let bulk = description.bulk.as_ref().map(|bulk| Tier {
-        holds: "data of large files".into(),
-        place: match bulk {
-            BulkPlace::File(file) => directory.join(file).display().to_string(),
-            BulkPlace::Device(text) => text.clone(),
-        },
-        size_bytes: usage.bulk_bytes,
-        used_bytes: usage.bulk_used,
-        free_bytes: usage.bulk_free,
-        reserved_bytes: usage.bulk_pending,
-    });
-    Report {
-        store: directory.display().to_string(),
-        uuid: description.uuid.clone(),
-        mountpoint: mountpoint.map(|path| path.display().to_string()),
-        failure: ReadOnly::of(fs),
-        memory: Tier {
-            holds: "metadata and small files".into(),
-            place: description.memory.path().map_or(directory, PathBuf::as_path).display().to_string(),
-            // What its host has no room for is no capacity.
-            size_bytes: usage.region_used + usage.region_free,
-            used_bytes: usage.region_used,
-            free_bytes: usage.region_free,
-            reserved_bytes: usage.region_reserve.min(usage.region_free),
-        },
-        bulk,
-        memory_kind: kind_name(superblock.memory_kind).into(),
-        files: Files {
-            inodes: usage.inodes,
-            directories: usage.directories,
-            large_files: usage.large_files,
-            damaged: fs.damaged_inodes(),
-        },
-        threshold_bytes: superblock.threshold,
-        log_bytes: usage.log_bytes,
-        compression: "none".into(),
-        loss: loss_bounds(superblock.memory_kind, survives_power_loss),
-        statfs: StatFs {
-            block_bytes: statfs.block_bytes.into(),
-            blocks: statfs.blocks,
-            free: statfs.free,
-            available: statfs.available,
-            files: statfs.files,
-            files_free: statfs.files_free,
-        },
-    }
-}
-
-fn text(report: &Report) -> String {
+fn text(report: &StoreReport) -> String {
     let mounted = report.mountpoint.as_ref().map_or("not mounted".into(), |path| format!("on {path}"));
     let mut out = report.failure.as_ref().map_or(String::new(), ReadOnly::text);
     out += &format!("{}  {mounted}\n\n", report.store);
@@ -186,9 +65,10 @@ fn text(report: &Report) -> String {
 mod tests {
     use super::*;
     use shoal_format::superblock::MemoryKind;
+    use shoal_store::{Files, LossBounds, StatFs, Tier};
 
-    fn sample() -> Report {
-        Report {
+    fn sample() -> StoreReport {
+        StoreReport {
             store: "/s".into(),
             uuid: "u".into(),
             mountpoint: Some("/m".into()),
@@ -207,7 +87,7 @@ mod tests {
             threshold_bytes: 1 << 20,
             log_bytes: 2048,
             compression: "none".into(),
-            loss: loss_bounds(MemoryKind::Logged, true),
+            loss: LossBounds::of(MemoryKind::Logged, true),
             statfs: StatFs { block_bytes: 4096, blocks: 10, free: 5, available: 4, files: 9, files_free: 6 },
         }
     }
@@ -240,7 +120,7 @@ mod tests {
             assert!(json.get(key).is_some(), "{key}");
         }
         assert_eq!(json["memory"]["used_bytes"], 1u64 << 29);
-        let back: Report = serde_json::from_value(json).unwrap();
+        let back: StoreReport = serde_json::from_value(json).unwrap();
         assert_eq!(back.memory, sample().memory);
     }
 
@@ -253,7 +133,7 @@ mod tests {
             time: "2000-02-29T00:00:00Z".into(),
             consequence: "mount it again".into(),
         };
-        let report = Report { failure: Some(failed), ..sample() };
+        let report = StoreReport { failure: Some(failed), ..sample() };
         assert!(
             text(&report).starts_with("READ-ONLY since 2000-02-29T00:00:00Z: the sync of the log failed: log /s/log: ")
         );

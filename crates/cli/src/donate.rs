@@ -1,14 +1,10 @@
 //! `shoal donate`: lends this machine's idle memory to others, as NBD exports.
 //!
-//! One process, in the foreground, for many clients: `lender` makes an area for each name that may have one, and this
+//! One process, in the foreground, for many clients: a [`Lender`] makes an area for each name that may have one, and this
 //! module runs the server, watches the machine and takes back what nobody holds. Order: signals blocked before the
 //! first thread, server, ready line; at the end the server first, so that nobody writes any more, then every
 //! area, zeroed. Pressure is read once a second: while it lasts no new area is granted, and everything that can be
 //! packed is packed at once. Left out: decisions on pressure and the memory itself (`shoal_netram::donor`).
-
-mod guesses;
-mod lender;
-mod names;
 
 use std::fs;
 use std::io::Write;
@@ -20,18 +16,15 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
 use serde::Serialize;
+use shoal_devices::lend::{Lender, Names, Refused, Terms};
+use shoal_devices::size::human;
+use shoal_devices::{During, Failure, Outcome};
 use shoal_nbd::{Limits, Listen, Server, ServerOptions, TlsServer};
 use shoal_netram::donor::{Gauge, Marks, Quota, Reading, parse_available, parse_stall};
 use tracing::{debug, info, warn};
 
 use crate::args::DonateArgs;
 use crate::daemon;
-use crate::failure::{During, Failure, Outcome};
-use crate::size::human;
-
-use lender::{Lender, Refused, Terms};
-pub use names::Allow;
-use names::Names;
 
 const ENDING_SIGNALS: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPWR];
 
@@ -63,7 +56,7 @@ struct Ready {
 }
 
 pub fn run(args: &DonateArgs) -> Outcome<()> {
-    let wrong = |option: &str, why: String| Failure::new(option, why).code(2);
+    let wrong = |option: &str, why: String| Failure::new(option, why).misuse();
     let memory = args.memory.0;
     let area = args.area_size.map_or(memory, |size| size.0);
     if area > memory || area < 512 {
@@ -75,7 +68,7 @@ pub fn run(args: &DonateArgs) -> Outcome<()> {
         return Err(wrong("--memory", why).remedy("lend what is idle"));
     }
     let tls = args.tls_certificates.as_deref().map(TlsServer::from_directory).transpose();
-    let tls = tls.map_err(|error| Failure::new("--tls-certificates", error).code(2))?;
+    let tls = tls.map_err(|error| Failure::new("--tls-certificates", error).misuse())?;
     let beyond = matches!(&args.listen, Listen::Tcp(address) if !address.ip().is_loopback());
     if beyond && tls.is_none() && !args.insecure {
         let why = format!("{} is open to the network, where anybody could read along", args.listen);
@@ -249,25 +242,9 @@ fn available() -> Option<(u64, u64)> {
     parse_available(&fs::read_to_string(Path::new(MEMORY)).ok()?)
 }
 
-/// A share on the command line.
-pub fn percent(text: &str) -> Result<f64, String> {
-    let wrong = || format!("`{text}` is no share; write percent from 0 to 100, such as 5 or 2.5");
-    let value: f64 = text.strip_suffix('%').unwrap_or(text).parse().map_err(|_| wrong())?;
-    if (0.0..=100.0).contains(&value) { Ok(value) } else { Err(wrong()) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn shares_are_percent() {
-        assert_eq!(percent("2.5"), Ok(2.5));
-        assert_eq!(percent("100%"), Ok(100.0));
-        for text in ["", "-1", "101", "NaN", "five"] {
-            assert!(percent(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn this_machine_can_be_read() {

@@ -4,70 +4,21 @@
 //! on the bulk storage. Of a mounted store the daemon is asked; otherwise the store is opened for reading.
 
 use std::os::unix::ffi::OsStrExt;
-use std::path::Path;
 
-use serde::{Deserialize, Serialize};
-use shoal_fs::{Fs, Options};
+use shoal_devices::size::human;
+use shoal_devices::{During, Outcome};
+use shoal_store::control::{self, Question};
+use shoal_store::{FileReport, LEAVING_PATIENCE, Store, place};
 
 use crate::args::InspectArgs;
-use crate::control::{self, Question};
-use crate::failure::{During, Failure, Outcome};
-use crate::place;
-use crate::size::human;
-use crate::store::{self, Store};
-
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub struct Report {
-    pub path: String,
-    pub inode: u64,
-    pub generation: u32,
-    pub kind: String,
-    /// Permission bits, in octal.
-    pub permissions: String,
-    pub links: u32,
-    pub uid: u32,
-    pub gid: u32,
-    pub device: u32,
-    pub size_bytes: u64,
-    pub allocated_bytes: u64,
-    /// Nanoseconds since 1970.
-    pub accessed_ns: i64,
-    pub modified_ns: i64,
-    pub changed_ns: i64,
-    pub born_ns: i64,
-    pub layout: String,
-    pub flags: u8,
-    /// Offset of the inode's record in the region.
-    pub record_at: u64,
-    pub has_xattrs: bool,
-    pub pieces: Vec<Piece>,
-}
-
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub struct Piece {
-    pub file_at: u64,
-    pub bytes: u64,
-    /// `memory` or `bulk`.
-    pub tier: String,
-    /// Offset on it.
-    pub at: u64,
-    /// Written, but perhaps not yet durable.
-    pub new: bool,
-    /// Allocated, never written.
-    pub unwritten: bool,
-}
 
 pub fn run(args: &InspectArgs) -> Outcome<()> {
     let place = place::find(&args.store)?;
-    let report: Report =
-        match control::ask(&place.store, &Question::Inspect { path: args.path.as_os_str().as_bytes().to_vec() })? {
-            Some(value) => serde_json::from_value(value).during("answer of the daemon")?,
-            None => {
-                let store = Store::acquire(&place.store, store::LEAVING_PATIENCE)?;
-                let (fs, _, _) = store.open(Options { read_only: true, ..Options::default() })?;
-                report(&fs, &args.path)?
-            }
-        };
+    let question = Question::Inspect { path: args.path.as_os_str().as_bytes().to_vec() };
+    let report: FileReport = match control::ask(&place.store, &question)? {
+        Some(value) => serde_json::from_value(value).during("answer of the daemon")?,
+        None => Store::acquire(&place.store, LEAVING_PATIENCE)?.inspect(&args.path)?,
+    };
     if args.json {
         crate::print_json(&report);
     } else {
@@ -76,54 +27,7 @@ pub fn run(args: &InspectArgs) -> Outcome<()> {
     Ok(())
 }
 
-pub fn report(fs: &Fs, path: &Path) -> Outcome<Report> {
-    let resolved = fs.resolve(path.as_os_str().as_bytes()).during(path.display());
-    let ino = resolved.map_err(|failure| failure.remedy("name a path within the store"))?;
-    let placement = fs.placement(ino).during(path.display())?;
-    let (attr, inode) = (placement.attr, placement.inode);
-    let kind = match attr.mode >> 12 {
-        1 => "fifo",
-        2 => "character device",
-        4 => "directory",
-        6 => "block device",
-        8 => "file",
-        10 => "symbolic link",
-        12 => "socket",
-        other => return Err(Failure::new(path.display(), format!("mode {other:o} is of no known kind"))),
-    };
-    let pieces = placement.pieces.iter().map(|piece| Piece {
-        file_at: piece.file_at,
-        bytes: piece.len,
-        tier: if piece.bulk { "bulk" } else { "memory" }.into(),
-        at: piece.at,
-        new: piece.new,
-        unwritten: piece.unwritten,
-    });
-    Ok(Report {
-        path: path.display().to_string(),
-        inode: attr.ino,
-        generation: attr.generation,
-        kind: kind.into(),
-        permissions: format!("{:04o}", attr.mode & 0o7777),
-        links: attr.nlink,
-        uid: attr.uid,
-        gid: attr.gid,
-        device: attr.rdev,
-        size_bytes: attr.size,
-        allocated_bytes: inode.allocated,
-        accessed_ns: attr.atime,
-        modified_ns: attr.mtime,
-        changed_ns: attr.ctime,
-        born_ns: attr.btime,
-        layout: format!("{:?}", inode.layout).to_lowercase(),
-        flags: inode.flags,
-        record_at: placement.record_at,
-        has_xattrs: inode.xattr != shoal_format::SlotRef::NONE,
-        pieces: pieces.collect(),
-    })
-}
-
-fn text(report: &Report) -> String {
+fn text(report: &FileReport) -> String {
     let mut out = format!("{}: {}, inode {}", report.path, report.kind, report.inode);
     out += &format!(" (generation {}, record at {:#x})\n", report.generation, report.record_at);
     out += &format!(
@@ -168,11 +72,13 @@ fn text(report: &Report) -> String {
 
 #[cfg(test)]
 mod tests {
+    use shoal_store::Piece;
+
     use super::*;
 
     #[test]
     fn a_report_is_the_same_after_its_way_through_json_and_names_every_piece() {
-        let report = Report {
+        let report = FileReport {
             path: "/a".into(),
             inode: 7,
             generation: 1,
@@ -198,7 +104,7 @@ mod tests {
             ],
         };
         let json = serde_json::to_string(&report).unwrap();
-        assert_eq!(serde_json::from_str::<Report>(&json).unwrap(), report);
+        assert_eq!(serde_json::from_str::<FileReport>(&json).unwrap(), report);
         let text = text(&report);
         assert!(text.contains("accessed -1.999999999"), "{text}");
         assert!(text.contains("0x20000  not yet durable") && text.contains("unwritten"), "{text}");

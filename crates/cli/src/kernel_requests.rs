@@ -1,35 +1,8 @@
-//! What the kernel has asked a mount's daemon for, as `shoal status` reports it.
+//! What the kernel has asked a mount's daemon for, as `shoal status` prints it.
 //!
-//! A request is a round trip between a program's system call and the daemon, and most of what a system call costs. The times are
-//! the daemon's own share: from the moment it had the request to the moment it had the answer.
+//! A line for each kind of request, the most frequent first, with the daemon's own share of the time.
 
-use serde::{Deserialize, Serialize};
-
-/// Requests of one kind since the mount was made.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub struct RequestReport {
-    /// As the kernel's `linux/fuse.h` calls it, without `FUSE_`.
-    pub name: String,
-    pub count: u64,
-    pub total_ns: u64,
-    /// Percentiles are right to about 12%.
-    pub p50_ns: u64,
-    pub p99_ns: u64,
-    pub max_ns: u64,
-}
-
-impl From<shoal_fuse::RequestCount> for RequestReport {
-    fn from(of: shoal_fuse::RequestCount) -> RequestReport {
-        RequestReport {
-            name: of.name.into(),
-            count: of.count,
-            total_ns: of.total_ns,
-            p50_ns: of.p50_ns,
-            p99_ns: of.p99_ns,
-            max_ns: of.max_ns,
-        }
-    }
-}
+use shoal_store::RequestReport;
 
 pub fn text(requests: &[RequestReport]) -> String {
     let mut out = format!("{:<20} {:>12} {:>10} {:>10} {:>10}\n", "requests", "count", "p50", "p99", "max");

@@ -6,9 +6,9 @@
 //! a line of the report, not a failure of the command.
 
 use clap::{Args, Subcommand};
+use shoal_devices::{Failure, Outcome};
 use shoal_lab::RunArgs;
 
-use crate::failure::{Failure, Outcome};
 use crate::print_json;
 
 #[derive(Debug, Args)]

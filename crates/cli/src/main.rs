@@ -2,65 +2,49 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `args`, `mount_options`, `size`, `memory` | what can be said on the command line |
+//! | `args`, `mount_options` | what can be said on the command line |
 //! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `resize`, `salvage`, `inspect`, `bench`, `donate`, `lab`, `pages` | one command each |
 //! | `serve`, `status` | a block device for NBD clients, and how it is; a network RAM disk's donors |
-//! | `device`, `open_device`, `nbd_link`, `netram_disk` | what devices are called, and putting them together |
-//! | `daemon`, `control` | the process that serves a mount, and its socket |
-//! | `store`, `battery`, `place` | the store's directory, its region in `battery` memory, and finding it |
+//! | `daemon` | the process that serves a mount |
 //! | `failure`, `progress` | how commands fail, and how they pass the time |
 //!
-//! Thin glue: parsing, assembly and printing; what a store does is in the libraries. Errors are one line on
+//! Thin glue: parsing, calling and printing; stores are the library `shoal-store`'s, devices `shoal-devices`'s. Errors are one line on
 //! standard error; exit codes are in `failure`. A reader that goes away (`shoal df | head`) is not an error.
 
 #![forbid(unsafe_code)]
 
 mod args;
-mod battery;
 mod bench;
 mod check;
-mod control;
 mod copy;
 mod daemon;
-mod device;
 mod df;
 mod donate;
 mod failure;
 mod format;
-mod host_room;
 mod inspect;
 mod kernel_requests;
 mod lab;
-mod memory;
 mod mount;
 mod mount_options;
-mod nbd_link;
-mod netram_disk;
-mod open_device;
-mod overwrite;
 mod pages;
-mod place;
 mod progress;
-mod read_only;
 mod remount;
 mod resize;
 mod salvage;
 mod serve;
-mod size;
 mod status;
-mod store;
 mod umount;
-mod vlog_disk;
 
 use std::ffi::OsStr;
-use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser};
 
 use args::{Cli, Command, MountHelper};
-use failure::{EXIT_USAGE, Outcome};
+use failure::EXIT_USAGE;
+use shoal_devices::Outcome;
 
 const MOUNT_HELPER: &str = "mount.fuse.shoal";
 
@@ -71,11 +55,7 @@ fn main() -> ExitCode {
     } else {
         run(parse())
     };
-    outcome.unwrap_or_else(|failure| {
-        // Standard error may be a log on a full host: that is no reason to end otherwise than it would.
-        let _ = writeln!(std::io::stderr(), "shoal: {failure}");
-        ExitCode::from(failure.exit_code())
-    })
+    outcome.unwrap_or_else(|failure| failure::end(&failure))
 }
 
 fn invoked_as(name: &str) -> bool {
@@ -108,8 +88,8 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Mount(args) => mount::run(args)?,
         Command::Umount(args) => umount::run(args)?,
         Command::Df(args) => df::run(args)?,
-        Command::Check(args) => return check::run(args),
-        Command::Salvage(args) => return salvage::run(args),
+        Command::Check(args) => return Ok(operational(check::run(args))),
+        Command::Salvage(args) => return Ok(operational(salvage::run(args))),
         Command::Copy(args) => copy::run(args)?,
         Command::Resize(args) => resize::run(args)?,
         Command::Inspect(args) => inspect::run(args)?,
@@ -123,6 +103,11 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Completions { shell } => pages::print_completions(*shell)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// For commands whose exit codes are those of fsck(8).
+fn operational(outcome: Outcome<ExitCode>) -> ExitCode {
+    outcome.unwrap_or_else(|failure| failure::end_with(&failure, failure::EXIT_OPERATIONAL))
 }
 
 /// Prints a report as JSON on standard output.

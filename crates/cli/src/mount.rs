@@ -10,42 +10,15 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use serde::{Deserialize, Serialize};
+use shoal_devices::{During, Failure, Outcome};
+use shoal_store::{DAEMON_LOG, Store};
 
 use crate::args::{MountArgs, MountHelper};
-use crate::failure::{During, Failure, Outcome};
-use crate::store::{self, Store};
+use crate::daemon::{Message, Ready};
 use crate::{daemon, mount_options, remount};
 
 /// A log longer than this makes room for a new one when the store is mounted.
 const LOG_BYTES_MAX: u64 = 1 << 20;
-
-/// What the daemon tells when it is ready.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Ready {
-    pub store: String,
-    pub mountpoint: String,
-    pub pid: u32,
-    pub recovery: Recovered,
-}
-
-/// What opening the store had to do.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Recovered {
-    /// The store had been unmounted cleanly: nothing to recover.
-    pub clean: bool,
-    pub power_lost: bool,
-    pub records: u64,
-    pub log_bytes: u64,
-    pub open_ms: f64,
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Message {
-    Ready(Ready),
-    Error(String),
-}
 
 pub fn run(args: &MountArgs) -> Outcome<()> {
     // Wrong options and stores that are none are told before anything is started.
@@ -56,7 +29,7 @@ pub fn run(args: &MountArgs) -> Outcome<()> {
     let mut lists = args.options.clone();
     lists.extend(args.restore.then(|| mount_options::RESTORE.to_string()));
     let options =
-        mount_options::parse(&lists, &directory, is_root).map_err(|error| Failure::new("-o", error).code(2))?;
+        mount_options::parse(&lists, &directory, is_root).map_err(|error| Failure::new("-o", error).misuse())?;
     let restore = mount_options::wants_restore(&lists);
     if mount_options::is_remount(&args.options) {
         let done = remount::run(&directory, &mountpoint, &args.options)?;
@@ -134,7 +107,7 @@ fn start(directory: &Path, mountpoint: &Path, options: &[String]) -> Outcome<Rea
         }
         Err(_) => {
             let status = child.wait().during("daemon")?;
-            let log = directory.join(store::DAEMON_LOG);
+            let log = directory.join(DAEMON_LOG);
             Err(Failure::new("daemon", format!("ended before the mount was ready ({status})"))
                 .remedy(format!("{} tells more", log.display())))
         }
@@ -142,9 +115,9 @@ fn start(directory: &Path, mountpoint: &Path, options: &[String]) -> Outcome<Rea
 }
 
 fn open_log(directory: &Path) -> Outcome<File> {
-    let path = directory.join(store::DAEMON_LOG);
+    let path = directory.join(DAEMON_LOG);
     if fs::metadata(&path).is_ok_and(|m| m.len() > LOG_BYTES_MAX) {
-        let old = directory.join(format!("{}.1", store::DAEMON_LOG));
+        let old = directory.join(format!("{}.1", DAEMON_LOG));
         fs::rename(&path, old).during(path.display())?;
     }
     let opened: io::Result<File> = OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
@@ -161,37 +134,14 @@ fn print(ready: &Ready, json: bool) {
     }
 }
 
-impl std::fmt::Display for Recovered {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let after = if self.power_lost { "a power loss" } else { "a crash" };
-        let bytes = crate::size::human(self.log_bytes);
-        write!(f, "recovered after {after}: {} records ({bytes}) replayed in {:.0} ms", self.records, self.open_ms)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn what_the_daemon_tells_is_understood() {
-        let ready = Ready {
-            store: "/s".into(),
-            mountpoint: "/m".into(),
-            pid: 7,
-            recovery: Recovered { clean: false, power_lost: true, records: 3, log_bytes: 2048, open_ms: 1.6 },
-        };
-        let line = serde_json::to_string(&Message::Ready(ready.clone())).unwrap();
-        assert!(!line.contains('\n'));
-        assert!(matches!(serde_json::from_str(&line).unwrap(), Message::Ready(back) if back == ready));
-        let text = ready.recovery.to_string();
-        assert_eq!(text, "recovered after a power loss: 3 records (2 KiB) replayed in 2 ms");
-    }
-
-    #[test]
     fn a_long_log_makes_room() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join(store::DAEMON_LOG);
+        let path = dir.path().join(DAEMON_LOG);
         fs::write(&path, "short").unwrap();
         open_log(dir.path()).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"short");

@@ -109,7 +109,7 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         }
         "read_ahead" => {
             let text = value.ok_or("mount option `read_ahead` needs a value, such as `read_ahead=1M`")?;
-            options.read_ahead_bytes = text.parse::<crate::size::Size>()?.0;
+            options.read_ahead_bytes = text.parse::<shoal_devices::size::Size>()?.0;
             return Ok(());
         }
         "errors" => {

@@ -8,9 +8,9 @@ use std::path::Path;
 
 use clap::{Command, CommandFactory};
 use clap_mangen::Man;
+use shoal_devices::{During, Outcome};
 
 use crate::args::{Cli, MountHelper};
-use crate::failure::{During, Outcome};
 
 pub fn write_manual(directory: &Path) -> Outcome<()> {
     fs::create_dir_all(directory).during(directory.display())?;

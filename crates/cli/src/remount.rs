@@ -12,11 +12,11 @@ use std::io;
 use std::path::Path;
 
 use serde::Serialize;
-use shoal_fs::AccessTimes;
+use shoal_devices::{During, Failure, Outcome};
 use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE, MountEntry};
+use shoal_store::access_times_name;
+use shoal_store::control::{self, Question};
 
-use crate::control::{self, Question};
-use crate::failure::{During, Failure, Outcome};
 use crate::mount_options;
 
 #[derive(Debug, Serialize)]
@@ -36,7 +36,7 @@ pub fn run(directory: &Path, mountpoint: &Path, lists: &[String]) -> Outcome<Rem
             .remedy("leave out `remount` to mount it")
     })?;
     let options = mount_options::parse(&all_words(&entry, lists), directory, true)
-        .map_err(|error| Failure::new("-o", error).code(2))?;
+        .map_err(|error| Failure::new("-o", error).misuse())?;
     for word in unchangeable(&entry, lists) {
         eprintln!(
             "shoal: {}: `{word}` cannot change while the store is mounted; it counts from the next mount on",
@@ -44,8 +44,10 @@ pub fn run(directory: &Path, mountpoint: &Path, lists: &[String]) -> Outcome<Rem
         );
     }
     let ask = || {
-        let question =
-            Question::Remount { read_only: options.read_only, access_times: name(options.access_times).into() };
+        let question = Question::Remount {
+            read_only: options.read_only,
+            access_times: access_times_name(options.access_times).into(),
+        };
         let answer = control::ask(directory, &question)?;
         answer.map(drop).ok_or_else(|| {
             Failure::new(mountpoint.display(), "nobody serves this mount").remedy("mount the store again")
@@ -112,28 +114,10 @@ fn refused(mountpoint: &Path, error: io::Error) -> Failure {
     failure
 }
 
-const NAMES: [(&str, AccessTimes); 3] =
-    [("relative", AccessTimes::Relative), ("always", AccessTimes::Always), ("never", AccessTimes::Never)];
-
-fn name(rule: AccessTimes) -> &'static str {
-    NAMES.iter().find(|(_, known)| *known == rule).map_or("", |(name, _)| name)
-}
-
-/// What the daemon does about [`Question::Remount`].
-pub fn answer(fs: &shoal_fs::Fs, directory: &Path, read_only: bool, access_times: &str) -> Outcome<()> {
-    let rule = NAMES.iter().find(|(name, _)| *name == access_times).map(|(_, rule)| *rule);
-    let rule = rule.ok_or_else(|| Failure::new("remount", format!("no rule `{access_times}` for access times")))?;
-    if fs.region().is_read_only() && !read_only {
-        return Err(Failure::new(directory.display(), "the store was opened for reading")
-            .remedy("unmount it, and mount it without `ro`"));
-    }
-    // The kernel refuses the programs' writes; the time stamps are written here.
-    fs.set_access_times(if read_only { AccessTimes::Never } else { rule });
-    if read_only { fs.sync().during(directory.display()) } else { Ok(()) }
-}
-
 #[cfg(test)]
 mod tests {
+    use shoal_fs::AccessTimes;
+
     use super::*;
 
     #[test]

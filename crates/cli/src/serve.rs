@@ -14,18 +14,17 @@ use std::time::Duration;
 use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 use serde::Serialize;
+use shoal_devices::size::human;
+use shoal_devices::{Description, Device, During, Failure, Outcome};
 use shoal_nbd::tls::TlsServer;
 use shoal_nbd::{Export, Listen, Server, ServerOptions};
+use shoal_store::control::{self, Answer, Question};
+use shoal_store::{ExportReport, Status};
 use tracing::{info, warn};
 
 use crate::args::ServeArgs;
-use crate::control::{self, Answer, Question};
 use crate::daemon;
-use crate::device::Description;
-use crate::failure::{During, Failure, Outcome};
-use crate::open_device::{self, Device};
-use crate::size::human;
-use crate::status::{ExportReport, Report, control_path};
+use crate::status::control_path;
 
 const ENDING_SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
 /// For requests in flight when the server is told to stop.
@@ -45,25 +44,22 @@ struct Ready {
 }
 
 pub fn run(args: &ServeArgs) -> Outcome<()> {
-    let description: Description = args.device.parse().map_err(|error: String| Failure::told(error).code(2))?;
+    let description: Description = args.device.parse().map_err(|error: String| Failure::told(error).misuse())?;
     // Status and changes name donors as any directory has them.
     let mut description = description.absolute().during(&args.device)?;
-    match &mut description {
-        Description::Netram(wanted) => wanted.takeover = args.takeover,
-        _ if args.takeover => {
-            return Err(Failure::new("--takeover", "only a network RAM disk can be taken over").code(2));
-        }
-        _ => {}
+    if args.takeover {
+        let cause = "only a network RAM disk can be taken over";
+        description = description.taking_over().ok_or_else(|| Failure::new("--takeover", cause).misuse())?;
     }
     let signals: SigSet = ENDING_SIGNALS.into_iter().collect();
     signals.thread_block().during("signals")?;
     daemon::start_log();
     daemon::abort_on_panic();
     let tls = args.tls_certificates.as_deref().map(TlsServer::from_directory).transpose().map_err(Failure::told)?;
-    let device = Arc::new(open_device::open(&description)?);
+    let device: Arc<dyn Device> = Arc::from(description.open()?);
     let block_device = device.block_device();
     let size_bytes = block_device.geometry().bytes;
-    let export = export(args, &device).during("--name")?;
+    let export = export(args, &*device).during("--name")?;
     let uses_tls = tls.is_some();
     let options = ServerOptions { tls, insecure: args.insecure, ..ServerOptions::default() };
     let server = Server::start(Arc::new(vec![Arc::new(export)]), &args.nbd, options).map_err(Failure::told)?;
@@ -105,10 +101,10 @@ pub fn run(args: &ServeArgs) -> Outcome<()> {
     Ok(())
 }
 
-fn export(args: &ServeArgs, device: &Device) -> Result<Export, shoal_nbd::export::ExportError> {
+fn export(args: &ServeArgs, device: &dyn Device) -> Result<Export, shoal_nbd::export::ExportError> {
     let export = Export::new(args.name.as_str(), device.block_device())?
         // Any client reads it: no donors' addresses, no paths of this machine.
-        .description(device.kind())
+        .description(device.description().kind().words)
         .multi_conn(true)
         .read_only(args.read_only);
     match device.redundancy() {
@@ -121,7 +117,7 @@ fn export(args: &ServeArgs, device: &Device) -> Result<Export, shoal_nbd::export
 fn start_control(
     address: &Listen,
     args: &ServeArgs,
-    device: &Arc<Device>,
+    device: &Arc<dyn Device>,
     server: &Arc<Mutex<Option<Server>>>,
 ) -> Option<PathBuf> {
     let path = control_path(address).ok()?;
@@ -134,7 +130,7 @@ fn start_control(
                 let (name, address) = (name.clone(), address.clone());
                 let export = ExportReport { name, address, connections, read_only, pid: std::process::id() };
                 let device = Some(device.report());
-                let report = Report { export: Some(export), store: None, failure: None, device, requests: None };
+                let report = Status { export: Some(export), store: None, failure: None, device, requests: None };
                 serde_json::to_value(report).map_or_else(|error| Answer::Error(error.to_string()), Answer::Ok)
             }
             Question::Donor { change, donor } => match device.change(change, &donor) {

@@ -8,11 +8,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use shoal_devices::{Failure, Outcome};
+use shoal_store::place::{self, Place};
 
 use crate::args::UmountArgs;
-use crate::failure::{Failure, Outcome};
-use crate::place::{self, Place};
-use crate::{progress, store};
+use crate::progress;
 
 /// A store with much to write may take a while; a daemon that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -34,7 +34,7 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
     let mountpoint = mountpoint.unwrap_or_else(|| args.mountpoint.clone());
     let was_dead = is_dead(&store, &mountpoint);
     // A daemon that serves for reading leaves the marks of an earlier crash as they are: they are not its own.
-    let writer = store::writer(&store).filter(|pid| store::holder(&store) == Some(*pid));
+    let writer = shoal_store::writer(&store).filter(|pid| shoal_store::holder(&store) == Some(*pid));
     shoal_fuse::unmount_path(&mountpoint, args.lazy || was_dead).map_err(|error| refused(&mountpoint, error))?;
     let clean = !was_dead && wait_until_free(&store, writer, args)?;
     let report =
@@ -66,7 +66,7 @@ fn refused(mountpoint: &Path, error: io::Error) -> Failure {
 
 /// Is there nobody behind the mount? The store's lock tells without asking a daemon that may hang.
 fn is_dead(store: &Path, mountpoint: &Path) -> bool {
-    match store::is_in_use(store) {
+    match shoal_store::is_in_use(store) {
         Ok(in_use) => !in_use,
         // The store is gone, or not for us to look into.
         Err(_) => nix::sys::statfs::statfs(mountpoint).is_err_and(|error| error == nix::errno::Errno::ENOTCONN),
@@ -78,22 +78,22 @@ fn wait_until_free(store: &Path, writer: Option<u32>, args: &UmountArgs) -> Outc
     let begin = Instant::now();
     let bar = progress::waiting("waiting until the store is clean", args.json);
     let patience = if args.lazy { LAZY_PATIENCE } else { PATIENCE };
-    while store::is_in_use(store).unwrap_or(false) {
+    while shoal_store::is_in_use(store).unwrap_or(false) {
         if begin.elapsed() > patience {
             if args.lazy {
                 return Ok(false);
             }
             return Err(Failure::new(store.display(), "its daemon has not finished")
-                .remedy(format!("{} tells more", store.join(store::DAEMON_LOG).display())));
+                .remedy(format!("{} tells more", store.join(shoal_store::DAEMON_LOG).display())));
         }
         std::thread::sleep(Duration::from_millis(5));
     }
     bar.finish_and_clear();
     // By now somebody else may have mounted it again: that is another writer.
-    let left_open = writer.is_some() && store::writer(store) == writer;
+    let left_open = writer.is_some() && shoal_store::writer(store) == writer;
     if left_open {
         return Err(Failure::new(store.display(), "was not shut down cleanly; the next mount recovers it")
-            .remedy(format!("{} tells why", store.join(store::DAEMON_LOG).display())));
+            .remedy(format!("{} tells why", store.join(shoal_store::DAEMON_LOG).display())));
     }
-    Ok(store::writer(store).is_none())
+    Ok(shoal_store::writer(store).is_none())
 }

@@ -11,6 +11,7 @@
 //! | `calls` | every call that changes one of these files; `recorder` notes them for tests |
 //! | `concurrent` | threads for requests of a device that takes its time |
 //! | `host_kind` | what the file system under a store is like: writing in place, reserving room |
+//! | `ticker` | a thread for what is done once in a while |
 //! | `machine`, `store_lock` | clock, boot id, randomness, free space; one mount per store |
 //!
 //! This is the only crate with `unsafe`. The unsafe operations lie in `map`, `cache_line` and `fuse_device`; each is one
@@ -37,6 +38,7 @@ mod segment_files;
 mod segment_log;
 mod shared_map;
 mod store_lock;
+mod ticker;
 
 use std::io;
 use std::path::Path;
@@ -49,7 +51,8 @@ pub use machine::{HostSpace, SystemClock, boot_id, host_free_bytes, memory_total
 pub use private_map::PrivateMap;
 pub use segment_log::{SEGMENT_BYTES, SegmentLog, log_bytes_max};
 pub use shared_map::{SharedKind, SharedMap};
-pub use store_lock::StoreLock;
+pub use store_lock::{FileLock, StoreLock};
+pub use ticker::{Stopping, Ticker};
 
 /// Bytes of a page: maps and images are measured in it.
 pub const PAGE_BYTES: u64 = 4096;

@@ -1,4 +1,4 @@
-//! One user per store: an advisory lock on the file `lock` in the store's directory, and on the files outside of it.
+//! One user per store: an advisory lock on the file `lock` in the store's directory, and on the files and devices outside of it.
 //!
 //! The kernel releases it when the process ends, however it ends. The file holds the process id of its
 //! owner, for the message to whoever comes second; it stays behind, empty of meaning, when the lock is released.
@@ -39,6 +39,12 @@ impl StoreLock {
         Ok(lock)
     }
 
+    /// Does somebody hold the lock? Asked through a file opened for reading, which leaves the lock file as it is.
+    pub fn is_held(directory: &Path) -> bool {
+        let Ok(file) = File::open(directory.join("lock")) else { return false };
+        flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
+    }
+
     /// Writes this process's id into the lock; again after a fork that hands the store to the child.
     pub fn record_owner(&self) -> io::Result<()> {
         let text = format!("{}\n", std::process::id());
@@ -48,6 +54,22 @@ impl StoreLock {
             Err(e) if matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => Ok(()),
             written => written.map_err(|e| named(&self.path, e)),
         }
+    }
+}
+
+/// One user at a time of a file, as long as this value lives.
+#[derive(Debug)]
+pub struct FileLock(File);
+
+impl FileLock {
+    /// Locks the file for this process. `WouldBlock`: another one has it, and did not let go of it in the moment that a process
+    /// takes to end.
+    pub fn acquire(file: File) -> io::Result<FileLock> {
+        lock_alone(&file).map(|()| FileLock(file))
+    }
+
+    pub fn file(&self) -> &File {
+        &self.0
     }
 }
 
@@ -91,8 +113,25 @@ mod tests {
         let error = StoreLock::acquire(dir.path()).map(drop).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         assert!(error.to_string().contains(&format!("process {}:", std::process::id())), "{error}");
+        assert!(StoreLock::is_held(dir.path()));
         drop(first);
+        assert!(!StoreLock::is_held(dir.path()));
         StoreLock::acquire(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn a_file_has_one_user_at_a_time_and_one_that_ends_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || File::create(dir.path().join("f")).unwrap();
+        let first = FileLock::acquire(open()).unwrap();
+        assert_eq!(FileLock::acquire(open()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(20));
+                drop(first);
+            });
+            FileLock::acquire(open()).unwrap();
+        });
     }
 
     #[test]

@@ -3,10 +3,10 @@
 //! `wire` has the bytes, `negotiation` the handshake as state machines without I/O, `limits` what a peer may cost.
 //! Server: `export` (what is offered), `clients` (which client has it), `server` (listening), `guests` (connections), `pool`
 //! (their memory), `session` (requests). Client: `connect`,
-//! `client`, `inflight`, `replies`, `pieces`. Both stand on `channel` (socket, TLS), `input` and `watch`
+//! `client`, `inflight`, `replies`, `pieces`; `link` is a client that connects again. Both stand on `channel` (socket, TLS), `input` and `watch`
 //! (receiving) and `outbox` (sending).
 //! Threads: each connection has one that receives and one that sends what nobody could send without waiting.
-//! Left out: oldstyle, extended headers (refused), TLS with pre-shared keys, resizing, reconnecting.
+//! Left out: oldstyle, extended headers (refused), TLS with pre-shared keys, resizing.
 
 #![forbid(unsafe_code)]
 
@@ -20,6 +20,7 @@ mod guests;
 mod inflight;
 mod input;
 pub mod limits;
+pub mod link;
 pub mod negotiation;
 mod outbox;
 mod pieces;
@@ -37,6 +38,7 @@ pub use clients::{Claim, ClientId, Clients, TAKEN_OVER};
 pub use connect::{ConnectError, list};
 pub use export::{BlockStatus, Catalog, Export, Peer, Refusal};
 pub use limits::Limits;
+pub use link::{Link, LinkOptions, Reliance};
 pub use server::{Server, ServerError, ServerOptions};
 pub use tls::{TlsClient, TlsServer};
 pub use wire::transmission::Extent;

@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
+use shoal_devices::size::human;
+use shoal_devices::{During, Failure, Outcome};
 
 use crate::args::BenchArgs;
-use crate::failure::{During, Failure, Outcome};
 use crate::progress;
-use crate::size::human;
 
 /// Files created with an fsync each, at most: on a disk each takes milliseconds.
 const FSYNC_FILES_MAX: u64 = 1000;
@@ -100,7 +100,7 @@ impl Drop for Scratch {
 }
 
 pub fn run(args: &BenchArgs) -> Outcome<()> {
-    let wrong = |text: &str| Failure::new("bench", text.to_string()).code(2);
+    let wrong = |text: &str| Failure::new("bench", text.to_string()).misuse();
     if args.rounds == 0 || args.files == 0 {
         return Err(wrong("`--rounds` and `--files` must be at least 1"));
     }
@@ -205,7 +205,7 @@ fn print(report: &Report, args: &BenchArgs) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::size::Size;
+    use shoal_devices::size::Size;
 
     #[test]
     fn a_median_is_the_middle_or_the_mean_of_the_two_middles() {

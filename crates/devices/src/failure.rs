@@ -1,0 +1,150 @@
+//! How work on devices and stores fails: one sentence that names the object, the cause and the remedy.
+//!
+//! The sentence reads `WHAT: CAUSE; REMEDY`. WHAT names the object (a path, an option), CAUSE is the chain of errors
+//! below, REMEDY says what to do about it. A failure also knows whether it was the caller's mistake: something was asked for
+//! that cannot be, whatever the object is like. Left out: exit codes (the command line's).
+
+use std::error::Error;
+use std::{fmt, io};
+
+/// What every fallible function here returns.
+pub type Outcome<T> = Result<T, Failure>;
+
+/// Why something could not be done.
+#[derive(Debug)]
+pub struct Failure {
+    what: String,
+    cause: Box<dyn Error + Send + Sync>,
+    remedy: Option<String>,
+    is_misuse: bool,
+}
+
+impl Failure {
+    /// `what` failed because of `cause`, whose own causes are told too.
+    pub fn new(what: impl fmt::Display, cause: impl Into<Box<dyn Error + Send + Sync>>) -> Failure {
+        Failure { what: what.to_string(), cause: cause.into(), remedy: None, is_misuse: false }
+    }
+
+    /// A line that has object, cause and remedy already: from a library, or from the daemon.
+    pub fn told(line: impl fmt::Display) -> Failure {
+        Failure { what: String::new(), cause: line.to_string().into(), remedy: None, is_misuse: false }
+    }
+
+    /// Puts a word before the object: "bulk storage" of a device.
+    pub fn within(mut self, what: &str) -> Failure {
+        self.what = if self.what.is_empty() { what.into() } else { format!("{what}: {}", self.what) };
+        self
+    }
+
+    /// What to do about it.
+    pub fn remedy(mut self, remedy: impl Into<String>) -> Failure {
+        self.remedy = Some(remedy.into());
+        self
+    }
+
+    /// Somebody else has the object open; the cause says what to do about it.
+    pub fn is_in_use(&self) -> bool {
+        self.cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+    }
+
+    /// The caller asked for what cannot be: another request is needed, not another state of the object.
+    pub fn misuse(mut self) -> Failure {
+        self.is_misuse = true;
+        self
+    }
+
+    /// Was it the caller's mistake?
+    pub fn is_misuse(&self) -> bool {
+        self.is_misuse
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let separator = if self.what.is_empty() { "" } else { ": " };
+        let mut text = format!("{}{separator}{}", self.what, self.cause);
+        let mut below = self.cause.source();
+        while let Some(error) = below {
+            let words = error.to_string();
+            // Many errors repeat their source in their own words.
+            if !text.contains(&words) {
+                text += ": ";
+                text += &words;
+            }
+            below = error.source();
+        }
+        let usual = || if text.contains("; ") { None } else { usual_remedy(self.cause.as_ref()) };
+        if let Some(remedy) = self.remedy.as_deref().or_else(usual) {
+            text += "; ";
+            text += remedy;
+        }
+        // One line, whatever the causes brought along.
+        f.write_str(&text.split(['\n', '\r']).map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" "))
+    }
+}
+
+/// Its sentence names the causes; nothing is left to ask for.
+impl Error for Failure {}
+
+/// What to do about the operating system's common refusals, where nothing better is known.
+fn usual_remedy(cause: &(dyn Error + 'static)) -> Option<&'static str> {
+    let mut chain = Some(cause);
+    while let Some(error) = chain {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            return match error.kind() {
+                io::ErrorKind::NotFound => Some("check the path"),
+                io::ErrorKind::NotADirectory => Some("check the path: a part of it is a file"),
+                io::ErrorKind::PermissionDenied => Some("check who may do this, or use another user"),
+                io::ErrorKind::ReadOnlyFilesystem => Some("choose a place that can be written"),
+                io::ErrorKind::StorageFull => Some("free some space there"),
+                _ => None,
+            };
+        }
+        chain = error.source();
+    }
+    None
+}
+
+/// Names the object an operation failed on.
+pub trait During<T> {
+    fn during(self, what: impl fmt::Display) -> Outcome<T>;
+}
+
+impl<T, E: Into<Box<dyn Error + Send + Sync>>> During<T> for Result<T, E> {
+    fn during(self, what: impl fmt::Display) -> Outcome<T> {
+        self.map_err(|error| Failure::new(what, error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_one_line_with_object_cause_and_remedy() {
+        let failure = Failure::new("store /s", "no\n such  thing").remedy("make one with `shoal format`");
+        assert_eq!(failure.to_string(), "store /s: no such  thing; make one with `shoal format`");
+        assert!(!failure.is_misuse());
+        assert_eq!(Failure::told(&failure).to_string(), failure.to_string());
+        assert!(failure.misuse().is_misuse());
+    }
+
+    #[test]
+    fn the_chain_of_causes_is_printed_without_repeating_itself() {
+        #[derive(Debug)]
+        struct Above(std::io::Error, &'static str);
+        impl fmt::Display for Above {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(self.1)
+            }
+        }
+        impl Error for Above {
+            fn source(&self) -> Option<&(dyn Error + 'static)> {
+                Some(&self.0)
+            }
+        }
+        let below = || std::io::Error::other("disk on fire");
+        assert_eq!(Failure::new("x", Above(below(), "log")).to_string(), "x: log: disk on fire");
+        assert_eq!(Failure::new("x", Above(below(), "log: disk on fire")).to_string(), "x: log: disk on fire");
+    }
+}

@@ -1,0 +1,81 @@
+//! A file or a block device: `file:PATH`, or `device:PATH`.
+//!
+//! Rules: it is there already; nothing is made here. One store or process has it open at a time.
+//! Left out: requests (`shoal_host::FileDevice`).
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{fmt, io};
+
+use shoal_host::FileDevice;
+use shoal_media::BlockDevice;
+
+use crate::description::{Description, Kind, Name, path_of};
+use crate::device::Device;
+use crate::failure::{Failure, Outcome};
+
+pub static KIND: Kind = Kind {
+    name: "file",
+    words: "disk",
+    // The second for those who think of a block device.
+    schemes: &["file", "device"],
+    opening_writes: false,
+    parse: |text| path_of(text, KIND.schemes).map(|path| Ok(file(path))),
+    make: None,
+    text: |report| Ok(report.head("")),
+};
+
+#[derive(Clone, Debug)]
+struct FileName(PathBuf);
+
+/// The device that a file or a block device is.
+pub fn file(path: impl Into<PathBuf>) -> Description {
+    Description::new(FileName(path.into()))
+}
+
+impl fmt::Display for FileName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "file:{}", self.0.display())
+    }
+}
+
+impl Name for FileName {
+    fn kind(&self) -> &'static Kind {
+        &KIND
+    }
+
+    fn without_secrets(&self) -> Description {
+        Description::new(self.clone())
+    }
+
+    fn absolute(&self) -> io::Result<Description> {
+        std::path::absolute(&self.0).map(file)
+    }
+
+    fn path(&self) -> Option<&Path> {
+        Some(&self.0)
+    }
+
+    fn open(&self) -> Outcome<Box<dyn Device>> {
+        let remedy = "make it first, for example with `truncate -s 1G FILE`";
+        let device = FileDevice::open(&self.0).map_err(|error| Failure::told(error).remedy(remedy))?;
+        // A copy of a store's directory names the same file, and would write over this store's blocks.
+        device.claim().map_err(|error| Failure::new(self.0.display(), error))?;
+        Ok(Box::new(OpenFile { device: Arc::new(device), name: self.clone() }))
+    }
+}
+
+struct OpenFile {
+    device: Arc<FileDevice>,
+    name: FileName,
+}
+
+impl Device for OpenFile {
+    fn description(&self) -> Description {
+        Description::new(self.name.clone())
+    }
+
+    fn block_device(&self) -> Arc<dyn BlockDevice> {
+        self.device.clone()
+    }
+}

@@ -1,0 +1,304 @@
+//! The areas lent, by name: granted when asked for, taken back when nobody holds them.
+//!
+//! A name is granted its area at the first step of its first handshake, so that the answer is the truth; connections
+//! hold it through their export. An area that nobody holds and that holds nothing gives way to whoever needs the room,
+//! so asking reserves nothing for good; one with contents is kept for a client that comes back, for as long as the
+//! terms say. Connections of one name share the area: one memory is behind all of them. Areas are zeroed outside the
+//! lock, and by name: whoever else has one in hand (compaction) must not keep its room from being free.
+
+mod guesses;
+mod names;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use shoal_media::MediaError;
+use shoal_nbd::export::BASE_ALLOCATION;
+use shoal_nbd::wire::handshake::ListEntry;
+use shoal_nbd::{BlockStatus, Catalog, Clients, Export, Extent, Peer, Refusal};
+use shoal_netram::donor::{Area, Compacted, Compression, GrantError, Quota, Usage};
+use tracing::info;
+
+use crate::donor_link::{PRESSURE, UNDER_PRESSURE};
+use crate::size::human;
+use guesses::Guesses;
+use names::DEFAULT;
+pub use names::{Allow, Names};
+
+/// `base:allocation`: a hole that reads as zeros.
+const HOLE_AND_ZERO: u32 = 3;
+
+/// On what terms memory is lent.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    pub area_bytes: u64,
+    pub compression: Compression,
+    /// How long an area outlives its last connection.
+    pub keep: Duration,
+}
+
+struct Lent {
+    area: Arc<Area>,
+    clients: Arc<Clients>,
+    export: Weak<Export>,
+    /// First seen without a connection.
+    unheld: Option<Instant>,
+}
+
+impl Lent {
+    fn is_held(&self) -> bool {
+        self.export.strong_count() > 0
+    }
+}
+
+/// Clients turned down.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Refused {
+    pub count: u64,
+    /// Address of the last one.
+    pub last: String,
+}
+
+/// The catalog of a donor.
+pub struct Lender {
+    names: Names,
+    guesses: Guesses,
+    refused: Mutex<Refused>,
+    quota: Arc<Quota>,
+    terms: Terms,
+    pressed: Arc<AtomicBool>,
+    /// Nothing is granted any more.
+    closed: AtomicBool,
+    areas: Mutex<BTreeMap<String, Lent>>,
+}
+
+impl Lender {
+    pub fn new(names: Names, quota: Arc<Quota>, terms: Terms) -> Lender {
+        Lender {
+            names,
+            guesses: Guesses::default(),
+            refused: Mutex::default(),
+            quota,
+            terms,
+            pressed: Arc::default(),
+            closed: AtomicBool::new(false),
+            areas: Mutex::default(),
+        }
+    }
+
+    /// Returns what was set before.
+    pub fn set_pressed(&self, pressed: bool) -> bool {
+        let before = self.pressed.swap(pressed, Ordering::SeqCst);
+        let areas = self.areas.lock();
+        areas.values().for_each(|lent| lent.area.set_tight(pressed));
+        if pressed {
+            self.quota.drop_spares();
+        }
+        before
+    }
+
+    /// How many asked for a name that may not borrow, or with another secret.
+    pub fn refused(&self) -> Refused {
+        self.refused.lock().clone()
+    }
+
+    /// The name behind what a client asks for, after the wait that its host's wrong answers have earned it.
+    fn admit<'a>(&self, asked: &'a str, peer: &Peer) -> Result<&'a str, Refusal> {
+        let host = peer.ip.filter(|_| self.names.have_secrets());
+        if let Some(host) = host {
+            let reason = "too many wrong names or secrets from this host; wait a minute";
+            let wait = self.guesses.wait(host, Instant::now());
+            thread::sleep(wait.ok_or_else(|| Refusal::Policy { reason: reason.into() })?);
+        }
+        let admitted = self.names.admit(asked);
+        match host {
+            Some(host) if admitted.is_some() => self.guesses.right(host, Instant::now()),
+            Some(host) => self.guesses.wrong(host, Instant::now()),
+            None => {}
+        }
+        admitted.ok_or_else(|| {
+            // Counted, and not what was asked for: it may be somebody's secret.
+            let mut refused = self.refused.lock();
+            refused.count += 1;
+            refused.last.clone_from(&peer.address);
+            let reason = "this name may not borrow here, or its secret is another; ask the donor's owner";
+            Refusal::Policy { reason: reason.into() }
+        })
+    }
+
+    /// Takes back what nobody held for as long as the terms say. Returns names and seconds.
+    pub fn revoke_unheld(&self, now: Instant) -> Vec<(String, u64)> {
+        let keep = self.terms.keep;
+        let expired = self.take(|lent| {
+            if lent.is_held() {
+                lent.unheld = None;
+                return false;
+            }
+            now.duration_since(*lent.unheld.get_or_insert(now)) >= keep
+        });
+        let revoked = expired.into_iter().map(|(name, lent)| {
+            lent.area.revoke();
+            let held_s = lent.unheld.map_or(0, |since| now.duration_since(since).as_secs());
+            (name, held_s)
+        });
+        revoked.collect()
+    }
+
+    /// Grants nothing any more.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Zeroes everything. Returns the number of areas.
+    pub fn revoke_all(&self) -> usize {
+        self.close();
+        let all = self.take(|_| true);
+        all.iter().for_each(|(_, lent)| lent.area.revoke());
+        all.len()
+    }
+
+    pub fn compact(&self, now_s: u32, age_s: u32) -> Compacted {
+        let mut done = Compacted::default();
+        for area in self.areas() {
+            if !self.closed.load(Ordering::SeqCst) {
+                done += area.compact(now_s, age_s);
+            }
+        }
+        done
+    }
+
+    pub fn usage(&self) -> Usage {
+        let mut sum = Usage::default();
+        for usage in self.areas().iter().map(|area| area.usage()) {
+            sum.used_bytes += usage.used_bytes;
+            sum.held_bytes += usage.held_bytes;
+            sum.packed_bytes += usage.packed_bytes;
+        }
+        sum
+    }
+
+    fn areas(&self) -> Vec<Arc<Area>> {
+        self.areas.lock().values().map(|lent| lent.area.clone()).collect()
+    }
+
+    fn take(&self, mut condition: impl FnMut(&mut Lent) -> bool) -> Vec<(String, Lent)> {
+        let mut areas = self.areas.lock();
+        let names: Vec<String> =
+            areas.iter_mut().filter_map(|(name, lent)| condition(lent).then(|| name.clone())).collect();
+        names.into_iter().filter_map(|name| areas.remove_entry(&name)).collect()
+    }
+
+    fn grant(&self, name: &str, areas: &mut BTreeMap<String, Lent>) -> Result<Area, Refusal> {
+        if self.closed.load(Ordering::SeqCst) {
+            return Err(Refusal::Policy { reason: "this donor is about to end; ask another donor".into() });
+        }
+        if self.pressed.load(Ordering::SeqCst) {
+            let reason = "this donor needs its memory itself at the moment; ask another donor, or later";
+            return Err(Refusal::Policy { reason: reason.into() });
+        }
+        let new = || Area::new(format!("area {name:?}"), self.terms.area_bytes, &self.quota, self.terms.compression);
+        let granted = new().or_else(|_| {
+            // Quick: there is nothing in them to zero.
+            areas.retain(|_, lent| {
+                let stays = lent.is_held() || !lent.area.is_blank();
+                if !stays {
+                    lent.area.revoke();
+                }
+                stays
+            });
+            new()
+        });
+        granted.map_err(|error| {
+            let reason = match error {
+                GrantError::Full { asked, free, total } => format!(
+                    "no room for an area of {}: {} of {} are free; ask another donor",
+                    human(asked),
+                    human(free),
+                    human(total)
+                ),
+                other => other.to_string(),
+            };
+            Refusal::Policy { reason }
+        })
+    }
+
+    fn export(&self, name: &str, area: &Arc<Area>, clients: &Arc<Clients>) -> Result<Arc<Export>, Refusal> {
+        let export = Export::new(name, area.clone())
+            .map(|export| export.multi_conn(true).fast_zero(true).clients(clients.clone()))
+            .and_then(|export| export.context(Arc::new(Allocation(area.clone()))))
+            .and_then(|export| export.context(Arc::new(Pressure(self.pressed.clone()))));
+        export.map(Arc::new).map_err(|error| Refusal::Policy { reason: error.to_string() })
+    }
+}
+
+impl Catalog for Lender {
+    fn list(&self, _peer: &Peer) -> Vec<ListEntry> {
+        let entry = |name: &str| ListEntry { name: name.into(), description: String::new() };
+        if self.names.are_listed() {
+            return self.names.public().into_iter().map(entry).collect();
+        }
+        let areas = self.areas.lock();
+        let mut names: Vec<&str> = areas.keys().map(String::as_str).collect();
+        if names.is_empty() {
+            names.push(DEFAULT);
+        }
+        names.into_iter().map(entry).collect()
+    }
+
+    fn find(&self, asked: &str, peer: &Peer) -> Result<Arc<Export>, Refusal> {
+        let name = self.admit(asked, peer)?;
+        let mut areas = self.areas.lock();
+        if let Some(lent) = areas.get_mut(name) {
+            let export = match lent.export.upgrade() {
+                Some(export) => export,
+                None => self.export(name, &lent.area, &lent.clients)?,
+            };
+            lent.export = Arc::downgrade(&export);
+            lent.unheld = None;
+            return Ok(export);
+        }
+        let area = Arc::new(self.grant(name, &mut areas)?);
+        let clients = Arc::new(Clients::default());
+        let export = self.export(name, &area, &clients)?;
+        areas.insert(name.into(), Lent { area, clients, export: Arc::downgrade(&export), unheld: None });
+        info!("area {name:?} of {} granted to a client at {}", human(self.terms.area_bytes), peer.address);
+        Ok(export)
+    }
+}
+
+/// Which chunks of an area hold something.
+struct Allocation(Arc<Area>);
+
+impl BlockStatus for Allocation {
+    fn context(&self) -> &str {
+        BASE_ALLOCATION
+    }
+
+    fn status(&self, at: u64, len: u32, extents_max: usize) -> Result<Vec<Extent>, MediaError> {
+        let parts = self.0.allocation(at, len.into(), extents_max);
+        // No part is longer than the range, whose length is a u32.
+        let extent = |(len, data): (u64, bool)| Extent { len: len as u32, flags: if data { 0 } else { HOLE_AND_ZERO } };
+        Ok(parts.into_iter().map(extent).collect())
+    }
+}
+
+/// Whether the machine is under memory pressure, the same for every range.
+struct Pressure(Arc<AtomicBool>);
+
+impl BlockStatus for Pressure {
+    fn context(&self) -> &str {
+        PRESSURE
+    }
+
+    fn status(&self, _at: u64, len: u32, _extents_max: usize) -> Result<Vec<Extent>, MediaError> {
+        let flags = if self.0.load(Ordering::SeqCst) { UNDER_PRESSURE } else { 0 };
+        Ok(vec![Extent { len, flags }])
+    }
+}
+
+#[cfg(test)]
+mod tests;

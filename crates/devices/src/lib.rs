@@ -1,0 +1,66 @@
+//! Bulk storage by name: what large files, served devices and virtual-log disks lie on.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `kinds` | the table of kinds |
+//! | `description` | a device's name, whatever its kind |
+//! | `device` | the trait of open devices, and their report |
+//! | `file`, `nbd`, `netram`, `vlog` | one kind each: its grammar, opening, making, reporting |
+//! | `donor_link` | a connection to a donor of a network RAM disk |
+//! | `lend` | the other end of a network RAM disk: areas of this machine's memory, by name |
+//! | `overwrite` | may a device be overwritten? |
+//! | `failure`, `size`, `uuid` | words: errors of one sentence, sizes, uuids |
+//!
+//! A kind of bulk storage is one module with a [`Kind`], a [`Name`] and a [`Device`], and a row in [`KINDS`]. Nothing else knows
+//! which kinds there are.
+//!
+//! ```
+//! use shoal_devices::Description;
+//!
+//! let dir = tempfile::tempdir()?;
+//! let path = dir.path().join("disk");
+//! std::fs::File::create(&path)?.set_len(1 << 20)?;
+//! let description: Description = format!("file:{}", path.display()).parse()?;
+//! let device = description.open()?;
+//! assert_eq!(device.block_device().geometry().bytes, 1 << 20);
+//! assert_eq!(device.report().kind, "file");
+//! device.close()?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Errors name the object and the remedy ([`Failure`]). Opening never makes a disk: what is not there any more must not come back
+//! empty. Left out: stores (who uses a device for what), the command line.
+
+#![forbid(unsafe_code)]
+
+mod description;
+mod device;
+mod donor_link;
+mod failure;
+mod file;
+mod kinds;
+pub mod lend;
+mod nbd;
+pub mod netram;
+mod overwrite;
+pub mod size;
+mod uuid;
+pub mod vlog;
+
+use std::path::PathBuf;
+
+pub use description::{Description, Kind, Make, MakeOptions, Name};
+pub use device::{Device, DeviceReport, DonorChange, Made};
+pub use failure::{During, Failure, Outcome};
+pub use file::file;
+pub use kinds::KINDS;
+pub use overwrite::{is_block_device, refuse_if_in_use, refuse_if_not_empty};
+pub use uuid::{new_uuid, parse_uuid, uuid_text};
+
+pub use donor_link::PRESSURE;
+
+/// For sockets and locks of processes that have no directory of their own.
+pub fn run_directory() -> PathBuf {
+    let user = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty());
+    user.map_or_else(|| "/run/shoal".into(), |path| PathBuf::from(path).join("shoal"))
+}

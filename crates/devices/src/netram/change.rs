@@ -1,0 +1,123 @@
+//! An administrator's changes of a network RAM disk's donors: add, drain, lost, forget.
+//!
+//! Rules: each change is answered when it has begun, and says in words what follows from it. A donor that was sent away stays
+//! away until it is added again. Left out: what the disk does about it (`shoal_netram`), donors that come and go by themselves
+//! (`keeper`).
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use shoal_nbd::Claim;
+use shoal_netram::{Disk, DonorId, DonorStatus};
+
+use super::name::Donor;
+use super::reach::{NotReached, reach};
+use super::{Inner, find, keeper, lease};
+use crate::device::DonorChange;
+use crate::failure::{Failure, Outcome};
+use crate::size::human;
+use crate::uuid::uuid_text;
+
+/// Changes of who belongs to the disk are known to its donors after a few round trips.
+const SETTLING: Duration = Duration::from_secs(3);
+
+impl Inner {
+    pub(super) fn change(&self, change: DonorChange, name: &str) -> Outcome<String> {
+        let parse = || name.parse::<Donor>().map_err(Failure::told);
+        match change {
+            DonorChange::Add => self.add(parse()?),
+            DonorChange::Drain => self.drain(&parse()?),
+            DonorChange::Lost => self.lose(&parse()?),
+            DonorChange::Forget => self.forget(name),
+        }
+    }
+
+    /// A donor that the disk uses.
+    fn in_use(&self, donor: &Donor) -> Outcome<(Arc<Disk>, DonorId)> {
+        find(&Arc::downgrade(&self.disk), &donor.to_string()).ok_or_else(|| {
+            Failure::new(format_args!("donor {donor}"), "not in use by this disk")
+                .remedy("name one that `shoal status` shows as active")
+        })
+    }
+
+    fn add(&self, donor: Donor) -> Outcome<String> {
+        let name = donor.to_string();
+        if self.in_use(&donor).is_ok() {
+            return Err(Failure::new(format_args!("donor {name}"), "is in use by this disk already"));
+        }
+        let description = self.description.lock().clone();
+        let one = reach(&donor, &description, &self.export).map_err(NotReached::into_failure)?;
+        if let Some(other) = one.disk().filter(|uuid| *uuid != self.uuid) {
+            return Err(Failure::new(
+                format_args!("donor {name}"),
+                format!("belongs to network RAM disk {}", uuid_text(&other)),
+            )
+            .remedy("use another name there (name=NAME), or let its owner restart it"));
+        }
+        one.link.claim(Claim::Open(self.client)).map_err(|error| lease::refused(&one.donor, &error))?;
+        // While the donors learn of a former change, the number of one that left cannot be another's yet.
+        let begun = Instant::now();
+        while !self.disk.status().epoch_stored && begun.elapsed() < SETTLING {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        // It may have been emptied only just now: it is not to be emptied again.
+        if self.leaving.lock().remove(&name).is_some() {
+            self.dismissed.lock().insert(name.clone());
+        }
+        self.take_in(&one)?;
+        // Not before: the keeper would take it back meanwhile.
+        self.dismissed.lock().remove(&name);
+        let donors = &mut self.description.lock().donors;
+        if !donors.contains(&donor) {
+            donors.push(donor);
+        }
+        Ok(format!("donor {name} joins; name it, too, when the disk is served again"))
+    }
+
+    fn drain(&self, donor: &Donor) -> Outcome<String> {
+        let name = donor.to_string();
+        let (disk, id) = self.in_use(donor)?;
+        let room = disk.drain_room(id);
+        if !room.fits() {
+            let cause = format!(
+                "cannot be emptied: {} are stored, and the other donors have room for {} without it",
+                human(room.stored_bytes),
+                human(room.room_bytes)
+            );
+            return Err(Failure::new(format_args!("donor {name}"), cause)
+                .remedy("add a donor first (`shoal donor add`), or trim what is not needed"));
+        }
+        let mut leaving = self.leaving.lock();
+        disk.drain(id);
+        leaving.insert(name.clone(), keeper::Leaving::default());
+        Ok(format!("donor {name} is being emptied; `shoal status` shows when it is drained"))
+    }
+
+    fn lose(&self, donor: &Donor) -> Outcome<String> {
+        let name = donor.to_string();
+        let (disk, id) = self.in_use(donor)?;
+        let mut dismissed = self.dismissed.lock();
+        disk.lost(id);
+        dismissed.insert(name.clone());
+        Ok(format!("donor {name} is used no more; what it held is rebuilt from the others"))
+    }
+
+    /// An administrator's word that a donor will not come back.
+    fn forget(&self, name: &str) -> Outcome<String> {
+        let status = self.disk.status();
+        let named = |donor: &DonorStatus| donor.name == name || donor.name.split(' ').next() == Some(name);
+        let found = status.donors.iter().rposition(|donor| named(donor) && !donor.state.is_final());
+        let id = found.ok_or_else(|| {
+            Failure::new(format_args!("donor {name}"), "is none of this disk's")
+                .remedy("name one as `shoal status` does")
+        })?;
+        let before = status.blocks_lost;
+        let mut dismissed = self.dismissed.lock();
+        dismissed.insert(status.donors[id].name.clone());
+        self.disk.forget(id as DonorId).map_err(|error| Failure::new(format_args!("donor {name}"), error))?;
+        Ok(format!(
+            "donor {name} is forgotten: what only it held is lost, and reads of it fail ({before} blocks were lost \
+             before; `shoal status` counts them)"
+        ))
+    }
+}

@@ -1,0 +1,203 @@
+//! Keeps a network RAM disk's donors: takes back those that can be reached again, lets go of those that are not needed any more,
+//! and renews the lease.
+//!
+//! Rules: once a second. A donor that still holds what it held is taken back as it was; one that came back empty joins anew. One
+//! that holds something else, or cannot be told, is left alone. A donor an administrator has sent away stays away, and is emptied
+//! again and again, less and less often, while the others have no room for it; one that
+//! was emptied because it needed its memory comes back when it does not any more.
+
+use std::io;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use shoal_host::Ticker;
+use shoal_media::{BlockDevice, Request};
+use shoal_nbd::Claim;
+use shoal_netram::{DonorId, DonorState, NotBack};
+use tracing::{debug, info, warn};
+
+use super::name::Donor;
+use super::reach::{NotReached, Reached, reach};
+use super::{Inner, drain_if_it_fits, find, give_back, lease, stop};
+use crate::donor_link::DonorLink;
+
+const EVERY: Duration = Duration::from_secs(1);
+/// A donor that could not be emptied is emptied again after this, then after twice as long, up to the longest.
+const FIRST_PAUSE: Duration = Duration::from_secs(2);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// When a drain that was given up for want of room is begun again.
+#[derive(Default)]
+pub(super) struct Leaving {
+    again: Option<(Instant, Duration)>,
+}
+
+/// Looks after the donors once a second, until it is stopped or the disk is gone.
+pub(super) fn start(inner: &Arc<Inner>) -> io::Result<Ticker> {
+    let inner = Arc::downgrade(inner);
+    Ticker::start("netram-keeper", EVERY, move |stopping| {
+        let Some(inner) = inner.upgrade() else { return ControlFlow::Break(()) };
+        inner.renew();
+        inner.let_go();
+        inner.relieve();
+        inner.see_off();
+        for donor in inner.absent() {
+            if stopping.is_stopped() {
+                break;
+            }
+            inner.take_back(&donor);
+        }
+        ControlFlow::Continue(())
+    })
+}
+
+impl Inner {
+    fn renew(&self) {
+        if self.links().iter().any(|link| lease::is_anothers(link, self.client)) {
+            return stop(&self.disk);
+        }
+        self.renew_leases(false);
+    }
+
+    /// Connections to donors that are not used any more end, and what they lent is theirs again.
+    fn let_go(&self) {
+        let status = self.disk.status();
+        let states = |name: &str| {
+            let named = status.donors.iter().filter(|donor| donor.name == name);
+            named.map(|donor| donor.state).collect::<Vec<_>>()
+        };
+        let is_over = |name: &str| states(name).into_iter().all(DonorState::is_final);
+        let over: Vec<(String, Arc<DonorLink>)> = {
+            let mut members = self.members.lock();
+            let names: Vec<String> = members.keys().filter(|name| is_over(name)).cloned().collect();
+            names.into_iter().filter_map(|name| members.remove(&name).map(|member| (name, member.link))).collect()
+        };
+        for (name, link) in over {
+            if states(&name).contains(&DonorState::Drained) && link.state() == "connected" {
+                let (sender, receiver) = std::sync::mpsc::channel();
+                let done = Box::new(move |result: Result<Vec<u8>, _>| {
+                    // Nobody waits for ever.
+                    let _ = sender.send(result.is_ok());
+                });
+                link.submit(Request::Trim { at: 0, len: link.geometry().bytes }, done);
+                let _ = receiver.recv_timeout(Duration::from_secs(10));
+            }
+            info!("donor {name} is not used any more");
+        }
+    }
+
+    /// Donors that need their memory themselves are emptied as soon as the others have room: that may come later.
+    fn relieve(&self) {
+        let members = self.members.lock();
+        let pressed: Vec<String> =
+            members.iter().filter(|(_, member)| member.under_pressure).map(|(name, _)| name.clone()).collect();
+        drop(members);
+        for name in pressed {
+            if let Some((disk, id)) = find(&Arc::downgrade(&self.disk), &name) {
+                give_back(&disk, id, &name);
+            }
+        }
+    }
+
+    /// Donors that are to leave: those that are empty are dismissed. A drain that was given up for want of room leaves its donor in
+    /// use; it is begun again while what is stored fits on the others.
+    fn see_off(&self) {
+        // First, so that nobody is sent away between the look and the change.
+        let mut leaving = self.leaving.lock();
+        let status = self.disk.status();
+        if !status.ready {
+            return;
+        }
+        leaving.retain(|name, drain| {
+            let id = status.donors.iter().rposition(|donor| donor.name == *name && !donor.state.is_final());
+            let Some(id) = id else {
+                self.dismissed.lock().insert(name.clone());
+                return false;
+            };
+            if status.donors[id].state != DonorState::Active {
+                return true;
+            }
+            let (at, pause) = *drain.again.get_or_insert_with(|| {
+                warn!(
+                    "donor {name}: the others have no room at the moment for what it holds; it is emptied again later"
+                );
+                (Instant::now() + FIRST_PAUSE, FIRST_PAUSE)
+            });
+            let id = id as DonorId;
+            if Instant::now() >= at && drain_if_it_fits(&self.disk, id) {
+                let pause = (2 * pause).min(LONGEST_PAUSE);
+                drain.again = Some((Instant::now() + pause, pause));
+            }
+            true
+        });
+    }
+
+    /// Donors that were named and are not there, nor sent away.
+    fn absent(&self) -> Vec<Donor> {
+        let status = self.disk.status();
+        let here = |name: &str| status.donors.iter().any(|donor| donor.name == name && donor.state.is_in_use());
+        let dismissed = self.dismissed.lock();
+        let donors = self.description.lock().donors.clone();
+        let away = |donor: &Donor| {
+            let name = donor.to_string();
+            !here(&name) && !dismissed.contains(&name)
+        };
+        donors.into_iter().filter(away).collect()
+    }
+
+    fn take_back(&self, donor: &Donor) {
+        let description = self.description.lock().clone();
+        let one = match reach(donor, &description, &self.export) {
+            Ok(one) => one,
+            Err(NotReached::Away(error)) => return debug!("{error}"),
+            Err(NotReached::Unfit(failure)) => return debug!("{failure}"),
+        };
+        if let Err(error) = one.link.claim(Claim::Again(self.client)) {
+            if error.is_taken_over() {
+                stop(&self.disk);
+            }
+            return debug!("donor {donor}: {error}");
+        }
+        if lease::is_anothers(&one.link, self.client) {
+            // Written by another client since, or left by one of a former disk.
+            return debug!("donor {donor}: another client's lease");
+        }
+        if !one.link.is_fenced() {
+            // What it was sent through connections that are over arrives first.
+            std::thread::sleep(lease::WATCHED);
+        }
+        let Ok(front) = one.link.front() else { return };
+        let one = Reached { front, ..one };
+        let name = donor.to_string();
+        match self.disk.back(one.info(), one.device(), &one.front, one.link.is_fenced()) {
+            Ok(_) => {
+                one.link.belongs_to(self.uuid, true);
+                lease::renew_all([&*one.link], &self.uuid, self.client, false);
+                self.join(&name, one.link.clone());
+                info!("donor {name} is back, with what it held");
+            }
+            Err(NotBack::Later) => {}
+            Err(NotBack::Stranger) => self.welcome(&one),
+        }
+    }
+
+    /// A donor that holds nothing that counts, if that is certain.
+    fn welcome(&self, one: &Reached) {
+        let name = one.donor.to_string();
+        if self.leaving.lock().contains_key(&name) || self.dismissed.lock().contains(&name) {
+            return;
+        }
+        let is_blank = one.front.iter().all(|&byte| byte == 0);
+        if !is_blank && one.disk() != Some(self.uuid) {
+            return debug!("donor {name} holds something else; `shoal donor add` takes it in");
+        }
+        if one.link.is_pressed() {
+            return;
+        }
+        match self.take_in(one) {
+            Ok(()) => info!("donor {name} is back, empty"),
+            Err(failure) => warn!("{failure}"),
+        }
+    }
+}

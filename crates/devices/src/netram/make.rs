@@ -1,0 +1,159 @@
+//! Makes a network RAM disk (`shoal format netram:DONOR,DONOR,...?OPTIONS`).
+//!
+//! Rules: this is the only way to make one. Serving and mounting open what is there: donors that restarted hold nothing, and an
+//! empty disk in place of a full one would be a silent loss. All donors must be there, and each must be told. A
+//! donor that holds something is overwritten only with `--force`, one that a client has open never. What cannot be made at all
+//! is refused before a donor is written to; what fails later leaves the donors blank.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use shoal_host::{FileLock, SystemClock};
+use shoal_media::BlockDevice;
+use shoal_netram::{Disk, Engine, identify};
+
+use super::name::Netram;
+use super::reach::{Reached, export_name, reach_all};
+use super::{lease, lock};
+use crate::description::{MakeOptions, Name};
+use crate::device::Made;
+use crate::failure::{During, Failure, Outcome};
+use crate::overwrite;
+use crate::size::human;
+use crate::uuid::{new_uuid, uuid_text};
+
+/// Superblocks are written in a few round trips.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Serialize)]
+struct MadeNetram {
+    device: String,
+    uuid: String,
+    policy: &'static str,
+    size_bytes: u64,
+    donors: usize,
+    /// Donors that may be lost at the same time.
+    parity: usize,
+}
+
+impl fmt::Display for MadeNetram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "network RAM disk {} holds {} on {} donors, of which {} may be lost; serve it with `shoal serve '{}' --nbd ...`, \
+             or give it to `shoal format --bulk`",
+            self.uuid,
+            human(self.size_bytes),
+            self.donors,
+            self.parity,
+            self.device
+        )
+    }
+}
+
+impl Made for MadeNetram {
+    fn to_json(&self) -> serde_json::Result<String> {
+        serde_json::to_string_pretty(self)
+    }
+}
+
+/// Makes a disk of this name, all of it.
+pub(super) fn make(text: &str, options: &MakeOptions) -> Outcome<Box<dyn Made>> {
+    let wrong = |what: &str, cause: &str, remedy: &str| Err(Failure::new(what, cause).remedy(remedy).misuse());
+    let rest = text.strip_prefix("netram:").unwrap_or(text);
+    let parsed = Netram::parse(rest).map_err(|error| Failure::told(error).misuse())?;
+    if options.over.is_some() || options.size.is_some() {
+        let cause = "belong to a virtual-log disk";
+        return wrong("--over, --size", cause, "give the size of a network RAM disk as size=SIZE after its donors");
+    }
+    let wanted = parsed.with_absolute_paths().during(text)?;
+    if wanted.uuid.is_some() {
+        return wrong("uuid", "a new disk gets one of its own", "leave it out");
+    }
+    Ok(Box::new(make_on(&wanted, options.force)?))
+}
+
+fn make_on(wanted: &Netram, force: bool) -> Outcome<MadeNetram> {
+    let tried = reach_all(wanted, &export_name(wanted)?)?;
+    if let Some(error) = tried.iter().find_map(|(_, reached)| reached.as_ref().err()) {
+        return Err(Failure::told(format!("{error}; a new disk needs all of its donors")));
+    }
+    let reached: Vec<&Reached> = tried.iter().filter_map(|(_, reached)| reached.as_ref().ok()).collect();
+    refuse_if_in_use(&reached, force)?;
+    let uuid = new_uuid()?;
+    let what = || format!("network RAM disk {}", uuid_text(&uuid));
+    let config = shoal_netram::Config { uuid, ..wanted.config.clone() };
+    // An engine without its donors says whether there can be such a disk.
+    let infos = reached.iter().map(|one| one.info()).collect();
+    Engine::create(&config, infos, 0).map_err(|error| Failure::new("network RAM disk", error))?;
+    let lock = lock(&uuid)?;
+    let client = lease::client_id(lock.as_ref().map(FileLock::file))?;
+    let reached = lease::claim(reached, client, &uuid, false)?;
+    // Once more: before the claim another client may have made a disk there.
+    refuse_if_in_use(&reached.iter().collect::<Vec<_>>(), force)?;
+    let made = write(&config, &reached).map_err(|failure| failure.within(&what()));
+    if made.is_err() {
+        // What is half made would be in the way of the next attempt; a donor that cannot be written to holds nothing.
+        reached.iter().for_each(|one| drop(one.wipe()));
+    }
+    // The next client need not wait for this one.
+    lease::renew_all(reached.iter().map(|one| &*one.link), &uuid, client, true);
+    let size_bytes = made?;
+    let named = Netram { uuid: Some(uuid), ..wanted.clone() };
+    let plan = config.plan(reached.len()).map_err(|error| Failure::new(what(), error))?;
+    Ok(MadeNetram {
+        device: named.without_secrets().to_string(),
+        uuid: uuid_text(&uuid),
+        policy: config.policy.name(),
+        size_bytes,
+        donors: reached.len(),
+        parity: plan.parity,
+    })
+}
+
+fn refuse_if_in_use(reached: &[&Reached], force: bool) -> Outcome<()> {
+    for one in reached.iter().filter(|_| !force) {
+        let donor = format!("donor {}", one.donor);
+        if let Some(uuid) = one.disk() {
+            let cause = format!("holds network RAM disk {}", uuid_text(&uuid));
+            let remedy = "open that one with `shoal serve`, leave the donor out, or add --force: everything on that disk is lost";
+            return Err(Failure::new(donor, cause).remedy(remedy));
+        }
+        overwrite::refuse_if_not_empty(&*one.device(), donor, force)?;
+    }
+    Ok(())
+}
+
+/// Writes the disk's superblock to every donor; returns the size of the disk.
+fn write(config: &shoal_netram::Config, reached: &[Reached]) -> Outcome<u64> {
+    for one in reached {
+        one.wipe()?;
+        one.link.belongs_to(config.uuid, false);
+    }
+    let donors = reached.iter().map(|one| (one.info(), one.device())).collect();
+    let disk = Disk::create(config, donors, Arc::new(SystemClock::new())).map_err(Failure::told)?;
+    let begun = Instant::now();
+    loop {
+        let status = disk.status();
+        let told = match status.ready && status.epoch_stored {
+            true => first_without(reached, &config.uuid),
+            false => Some("its donors".into()),
+        };
+        match told {
+            None => return Ok(disk.geometry().bytes),
+            Some(who) if begun.elapsed() > PATIENCE => {
+                return Err(Failure::told(format!("{who}: the superblock could not be written; use other donors")));
+            }
+            Some(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+/// A donor that does not say yet that it belongs to the disk.
+fn first_without(reached: &[Reached], uuid: &[u8; 16]) -> Option<String> {
+    let knows =
+        |one: &Reached| one.link.front().is_ok_and(|front| identify(&front).is_some_and(|(disk, _)| disk == *uuid));
+    reached.iter().find(|one| !knows(one)).map(|one| format!("donor {}", one.donor))
+}

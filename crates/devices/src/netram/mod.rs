@@ -1,0 +1,335 @@
+//! A network RAM disk put together: connections to its donors, the disk over them, and what is said about both.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `name` | what a disk is called: its donors and options |
+//! | `reach` | connections to donors, and which disk they hold |
+//! | `lease` | one client at a time |
+//! | `make` | new disks |
+//! | `change` | an administrator's changes of the donors |
+//! | `keeper` | donors that went away and come back, need their memory, or are to leave |
+//! | `report` | how a disk is |
+//!
+//! Rules: opening never makes a disk (`make` does). One client has a disk open at a time. A donor
+//! under memory pressure is drained while another could take its blocks. Donors that went away are taken back when they
+//! can be reached again. Left out: where blocks go (`shoal_netram`), short breaks of connections (`shoal_nbd::Link`).
+
+mod change;
+mod keeper;
+mod lease;
+mod make;
+mod name;
+mod reach;
+mod report;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use serde_json::{Map, Value};
+use shoal_host::{FileLock, SystemClock, Ticker};
+use shoal_media::{BlockDevice, MediaError};
+use shoal_nbd::{BlockStatus, ClientId, Extent};
+use shoal_netram::{Disk, DonorId, DonorState, DonorStatus};
+use tracing::{info, warn};
+
+use crate::description::{Description, Kind};
+use crate::device::{Device, DonorChange};
+use crate::donor_link::{DonorLink, Watch};
+use crate::failure::{During, Failure, Outcome};
+use crate::uuid::uuid_text;
+
+pub use name::{Donor, Netram};
+pub use report::DiskReport;
+
+use reach::{Reached, absent, export_name, reach_all, which_disk};
+
+pub static KIND: Kind = Kind {
+    name: "netram",
+    words: "network RAM disk",
+    schemes: &["netram"],
+    // Leases and the keeper's work.
+    opening_writes: true,
+    parse: |text| text.strip_prefix("netram:").map(|rest| Netram::parse(rest).map(Description::new)),
+    make: Some(make::make),
+    text: report::text,
+};
+
+/// The unit donors are read and written in (bytes).
+const SECTOR_BYTES: u32 = shoal_netram::SECTOR_BYTES;
+
+/// Requests that need a donor that is away wait for so many times `lost-after`.
+const PATIENCE: u32 = 6;
+
+/// An open network RAM disk.
+pub(crate) struct NetramDisk {
+    inner: Arc<Inner>,
+    keeper: Ticker,
+    _lock: Option<FileLock>,
+}
+
+/// What the disk and its keeper share.
+struct Inner {
+    disk: Arc<Disk>,
+    uuid: [u8; 16],
+    /// What this client is to donors.
+    client: ClientId,
+    /// As it is to be opened again.
+    description: Mutex<Netram>,
+    export: String,
+    members: Arc<Mutex<BTreeMap<String, Member>>>,
+    /// Donors that are not to be taken back.
+    dismissed: Mutex<BTreeSet<String>>,
+    /// Donors that are to be emptied, and dismissed then.
+    leaving: Mutex<BTreeMap<String, keeper::Leaving>>,
+}
+
+/// A donor as this process knows it.
+struct Member {
+    link: Arc<DonorLink>,
+    under_pressure: bool,
+}
+
+impl NetramDisk {
+    pub(crate) fn open(wanted: &Netram) -> Outcome<NetramDisk> {
+        let export = export_name(wanted)?;
+        let tried = reach_all(wanted, &export)?;
+        let reached: Vec<&Reached> = tried.iter().filter_map(|(_, reached)| reached.as_ref().ok()).collect();
+        let missing = || tried.iter().filter_map(|(_, reached)| reached.as_ref().err());
+        let found = which_disk(wanted, &reached)?;
+        let uuid = found.ok_or_else(|| absent(wanted, missing().next()))?;
+        let lock = lock(&uuid)?;
+        let client = lease::client_id(lock.as_ref().map(FileLock::file))?;
+        // A client that has the disk open is noticed before anything is written, and has stopped before anything is read.
+        let reached = lease::claim(reached, client, &uuid, wanted.takeover)?;
+        let reached: Vec<&Reached> = reached.iter().collect();
+        if which_disk(wanted, &reached)? != Some(uuid) {
+            return Err(Failure::new(
+                format!("network RAM disk {}", uuid_text(&uuid)),
+                "is not on its donors any more",
+            ));
+        }
+        for one in &reached {
+            // What a blank donor holds of an older disk is gone with the first write.
+            one.link.belongs_to(uuid, one.disk() == Some(uuid));
+        }
+        lease::renew_all(reached.iter().map(|one| &*one.link), &uuid, client, false);
+        // A donor that is away is waited for longer than it takes to notice that it is: most come back.
+        let patience_ms = (wanted.lost_after * PATIENCE).as_millis().try_into().unwrap_or(u32::MAX);
+        let config = shoal_netram::Config { uuid, patience_ms, ..wanted.config.clone() };
+        for error in missing() {
+            warn!("{error}; opening the disk without it");
+        }
+        let donors = reached.iter().map(|one| ((one.info(), one.device()), one.front.clone()));
+        let disk = Disk::open(&config, donors.collect(), Arc::new(SystemClock::new()));
+        let disk = Arc::new(disk.map_err(|error| {
+            let more = "name more of its donors, or make a new disk in their place with `shoal format --force netram:...`; \
+                        everything on this one is lost then";
+            Failure::new(format_args!("network RAM disk {}", uuid_text(&uuid)), error).remedy(more)
+        })?);
+        let policy = disk.status().policy;
+        if policy != wanted.config.policy {
+            warn!("the disk was made with policy={}, and keeps it", policy.name());
+        }
+        info!("network RAM disk {} opened", uuid_text(&uuid));
+        // From here on it is this disk, and no other.
+        let mut description = Netram { uuid: Some(uuid), ..wanted.clone() };
+        description.config.policy = policy;
+        let description = Mutex::new(description);
+        let (members, dismissed, leaving) = (Arc::default(), Mutex::default(), Mutex::default());
+        let inner = Arc::new(Inner { disk, uuid, client, description, export, members, dismissed, leaving });
+        for one in reached {
+            inner.join(&one.donor.to_string(), one.link.clone());
+        }
+        let keeper = keeper::start(&inner).during("thread of the network RAM disk")?;
+        Ok(NetramDisk { inner, keeper, _lock: lock })
+    }
+}
+
+impl Device for NetramDisk {
+    fn description(&self) -> Description {
+        Description::new(self.inner.description.lock().clone())
+    }
+
+    fn block_device(&self) -> Arc<dyn BlockDevice> {
+        self.inner.disk.clone()
+    }
+
+    fn own_report(&self) -> Map<String, Value> {
+        [("disk".into(), serde_json::json!(self.inner.report()))].into_iter().collect()
+    }
+
+    /// Nobody has the disk open any more.
+    fn close(&self) -> Outcome<()> {
+        self.keeper.stop();
+        self.inner.renew_leases(true);
+        Ok(())
+    }
+
+    fn redundancy(&self) -> Option<Arc<dyn BlockStatus>> {
+        Some(Arc::new(Redundancy(self.inner.clone())))
+    }
+
+    fn change(&self, change: DonorChange, donor: &str) -> Outcome<String> {
+        self.inner.change(change, donor)
+    }
+}
+
+/// `shoal:redundancy`: 1 where the loss of a donor would lose data.
+struct Redundancy(Arc<Inner>);
+
+impl BlockStatus for Redundancy {
+    fn context(&self) -> &str {
+        "shoal:redundancy"
+    }
+
+    fn status(&self, _at: u64, len: u32, _extents_max: usize) -> Result<Vec<Extent>, MediaError> {
+        // One state for the whole disk: which blocks a repair has done already changes while the answer travels.
+        Ok(vec![Extent { len, flags: u32::from(!self.0.report().survives_a_loss()) }])
+    }
+}
+
+impl Inner {
+    fn links(&self) -> Vec<Arc<DonorLink>> {
+        self.members.lock().values().map(|member| member.link.clone()).collect()
+    }
+
+    fn renew_leases(&self, released: bool) {
+        lease::renew_all(self.links().iter().map(|link| &**link), &self.uuid, self.client, released);
+    }
+
+    /// Tells the disk what happens to this donor from here on.
+    fn join(&self, name: &str, link: Arc<DonorLink>) {
+        let lost = {
+            let (disk, name) = (Arc::downgrade(&self.disk), name.to_string());
+            move || {
+                if let Some((disk, id)) = find(&disk, &name) {
+                    warn!("donor {name} cannot be reached; going on without it");
+                    disk.lost(id);
+                }
+            }
+        };
+        let pressure = {
+            let (disk, members, name) = (Arc::downgrade(&self.disk), Arc::downgrade(&self.members), name.to_string());
+            move |on: bool| {
+                if let Some(members) = members.upgrade()
+                    && let Some(member) = members.lock().get_mut(&name)
+                {
+                    member.under_pressure = on;
+                }
+                if on
+                    && let Some((disk, id)) = find(&disk, &name)
+                    && !give_back(&disk, id, &name)
+                {
+                    warn!("donor {name} needs its memory itself, but the others cannot do without it; add a donor");
+                }
+            }
+        };
+        let taken_over = {
+            let disk = Arc::downgrade(&self.disk);
+            move || {
+                if let Some(disk) = disk.upgrade() {
+                    stop(&disk);
+                }
+            }
+        };
+        // First, so that what the watch is told at once has a place.
+        self.members.lock().insert(name.to_string(), Member { link: link.clone(), under_pressure: false });
+        link.watch(Watch {
+            lost: Some(Box::new(lost)),
+            taken_over: Some(Box::new(taken_over)),
+            pressure: Some(Box::new(pressure)),
+        });
+    }
+
+    /// Takes in a donor whose contents do not matter.
+    fn take_in(&self, one: &Reached) -> Outcome<()> {
+        one.wipe()?;
+        one.link.belongs_to(self.uuid, false);
+        let name = one.donor.to_string();
+        self.disk.add(one.info(), one.device()).map_err(|error| Failure::new(format_args!("donor {name}"), error))?;
+        lease::renew_all([&*one.link], &self.uuid, self.client, false);
+        self.join(&name, one.link.clone());
+        Ok(())
+    }
+}
+
+/// The donor of this name that is in use. One that left may have had the same name.
+fn find(disk: &Weak<Disk>, name: &str) -> Option<(Arc<Disk>, DonorId)> {
+    let disk = disk.upgrade()?;
+    let in_use = |donor: &DonorStatus| donor.name == name && donor.state.is_in_use();
+    let id = disk.status().donors.iter().rposition(in_use)?;
+    Some((disk, id as DonorId))
+}
+
+/// Another client has the disk.
+fn stop(disk: &Disk) {
+    warn!("another client has taken the disk over; stopping");
+    disk.taken_over();
+}
+
+/// Empties a donor where what is stored fits on the others. False if not.
+fn drain_if_it_fits(disk: &Disk, id: DonorId) -> bool {
+    let fits = disk.drain_room(id).fits();
+    if fits {
+        disk.drain(id);
+    }
+    fits
+}
+
+/// Gives a donor its memory back, if what is stored fits on the others. False if not.
+fn give_back(disk: &Disk, id: DonorId, name: &str) -> bool {
+    let status = disk.status();
+    let is_active = |donor: &DonorStatus| donor.state == DonorState::Active;
+    let active = status.donors.iter().filter(|donor| is_active(donor)).count();
+    if !status.donors.get(id as usize).is_some_and(is_active) {
+        // It is being emptied already, or does not hold anything yet.
+        return true;
+    }
+    let is_emptied = active > status.parity_units + 1 && drain_if_it_fits(disk, id);
+    if is_emptied {
+        warn!("donor {name} needs its memory itself: it is being emptied");
+    }
+    is_emptied
+}
+
+/// Two processes that open one disk would destroy it. Those of other users and machines cannot be seen.
+fn lock(uuid: &[u8; 16]) -> Outcome<Option<FileLock>> {
+    let path = crate::run_directory().join(format!("netram-{}.lock", uuid_text(uuid)));
+    let open = || {
+        fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
+        File::options().create(true).append(true).open(&path)
+    };
+    let file = match open() {
+        Ok(file) => file,
+        Err(error) => {
+            warn!("{}: {error}; nothing keeps another process from opening the disk", path.display());
+            return Ok(None);
+        }
+    };
+    FileLock::acquire(file).map(Some).map_err(|_| {
+        Failure::new(
+            format_args!("network RAM disk {}", uuid_text(uuid)),
+            "another process on this machine has it open",
+        )
+        .remedy("stop that one first, or use other donors")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::uuid::new_uuid;
+
+    #[test]
+    fn a_disk_is_opened_once_at_a_time() {
+        let uuid = new_uuid().unwrap();
+        let Some(held) = lock(&uuid).unwrap() else { return };
+        assert!(lock(&uuid).unwrap_err().to_string().contains("another process"));
+        drop(held);
+        lock(&uuid).unwrap();
+        let _ = fs::remove_file(crate::run_directory().join(format!("netram-{}.lock", uuid_text(&uuid))));
+    }
+}

@@ -1,0 +1,344 @@
+//! What a network RAM disk is called: `netram:DONOR,DONOR,...?OPTIONS`.
+//!
+//! A donor is `unix:PATH`, `HOST:PORT` or an NBD URI. Commas separate donors, so one within a donor's URI is written %2C. The
+//! disk's options come after the last `?`, unless that `?` is the last donor's own: a URI's first, followed by a parameter of
+//! URIs (`socket`, `tls-...`).
+//! Left out: what the options mean (`shoal_netram::Config`), opening.
+
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+use std::time::Duration;
+use std::{fmt, io};
+
+use shoal_nbd::Uri;
+use shoal_nbd::address::Place;
+use shoal_netram::{Config, Policy};
+
+use super::{KIND, NetramDisk};
+use crate::description::{Description, Kind, Name};
+use crate::device::Device;
+use crate::failure::Outcome;
+use crate::nbd::{lost_after_of, make_absolute, make_uri_absolute, uri_text};
+use crate::size::Size;
+use crate::uuid::{parse_uuid, uuid_text};
+
+/// How long a lost donor is tried to be reached again.
+pub(super) const LOST_AFTER: Duration = Duration::from_secs(5);
+
+/// A network RAM disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Netram {
+    pub donors: Vec<Donor>,
+    /// Without its uuid.
+    pub config: Config,
+    /// The disk that must be there; any, if `None`.
+    pub uuid: Option<[u8; 16]>,
+    /// What this client calls itself to donors.
+    pub name: String,
+    /// A file with the secret that donors ask for.
+    pub secret: Option<PathBuf>,
+    pub certificates: Option<PathBuf>,
+    pub lost_after: Duration,
+    /// Take the disk from the client that has it open. Never part of the text.
+    pub takeover: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Donor {
+    Unix(PathBuf),
+    Tcp(String),
+    Uri(Uri),
+}
+
+/// Donors and options.
+fn split_options(text: &str) -> (&str, &str) {
+    let Some((front, query)) = text.rsplit_once('?') else { return (text, "") };
+    let donor = front.rsplit(',').next().unwrap_or(front);
+    let of_uris = query.starts_with("socket=") || query.starts_with("tls-");
+    if donor.contains("://") && !donor.contains('?') && of_uris { (text, "") } else { (front, query) }
+}
+
+impl Netram {
+    /// Reads what stands behind `netram:`.
+    pub(super) fn parse(text: &str) -> Result<Netram, String> {
+        let (donors, options) = split_options(text);
+        if donors.is_empty() {
+            return Err("netram: names no donor; write netram:DONOR,DONOR,...".into());
+        }
+        let donors = donors.split(',').map(str::parse).collect::<Result<Vec<Donor>, String>>()?;
+        let twice = donors.iter().enumerate().find(|(at, donor)| donors[..*at].contains(donor));
+        if let Some((_, donor)) = twice {
+            return Err(format!("donor {donor} is named twice; name each once"));
+        }
+        let mut disk = Netram {
+            donors,
+            config: Config::default(),
+            uuid: None,
+            name: String::new(),
+            secret: None,
+            certificates: None,
+            lost_after: LOST_AFTER,
+            takeover: false,
+        };
+        for option in options.split('&').filter(|option| !option.is_empty()) {
+            let (key, value) = option.split_once('=').ok_or_else(|| format!("{option}: write KEY=VALUE"))?;
+            disk.set(key, value)?;
+        }
+        if disk.secret.is_some() && disk.name.is_empty() {
+            return Err("secret=FILE: a secret belongs to a name; add name=NAME".into());
+        }
+        let Netram { config, donors, .. } = &disk;
+        config.plan(donors.len()).map_err(|error| error.to_string())?;
+        Ok(disk)
+    }
+
+    /// The same disk for a process in another directory.
+    pub(super) fn with_absolute_paths(&self) -> io::Result<Netram> {
+        let mut disk = self.clone();
+        for donor in &mut disk.donors {
+            match donor {
+                Donor::Unix(path) => make_absolute(path)?,
+                Donor::Tcp(_) => {}
+                Donor::Uri(uri) => make_uri_absolute(uri)?,
+            }
+        }
+        disk.secret.as_mut().map_or(Ok(()), make_absolute)?;
+        disk.certificates.as_mut().map_or(Ok(()), make_absolute)?;
+        Ok(disk)
+    }
+
+    fn set(&mut self, key: &str, value: &str) -> Result<(), String> {
+        fn number<T: FromStr>(key: &str, value: &str) -> Result<T, String> {
+            value.parse().map_err(|_| format!("{key}={value}: not a number that fits"))
+        }
+        let yes = |key: &str, value: &str| match value {
+            "yes" => Ok(true),
+            "no" => Ok(false),
+            _ => Err(format!("{key}={value}: write yes or no")),
+        };
+        let size = |value: &str| value.parse::<Size>().map(|size| size.0);
+        match key {
+            "policy" => self.config.policy = value.parse::<Policy>().map_err(|error| error.to_string())?,
+            "streams" => self.config.streams = number(key, value)?,
+            "parity" => self.config.parity = number(key, value)?,
+            "buffer" => self.config.buffer_blocks = number(key, value)?,
+            "block" => {
+                self.config.block_bytes =
+                    size(value)?.try_into().map_err(|_| format!("block={value}: 512 to 65536 bytes"))?
+            }
+            "width" => self.config.width = number(key, value)?,
+            "spare" => self.config.spare_percent = number(key, value)?,
+            "size" => self.config.bytes = Some(size(value)?),
+            "dedicated-parity" => self.config.dedicated_parity = yes(key, value)?,
+            "timeout" => self.config.timeout_ms = number(key, value)?,
+            "idle-cleaning" => self.config.idle_cleaning = yes(key, value)?,
+            "checkpoints" => self.config.checkpoints = yes(key, value)?,
+            "name" => self.name = value.into(),
+            "secret" => self.secret = Some(value.into()),
+            "tls-certificates" => self.certificates = Some(value.into()),
+            "lost-after" => self.lost_after = lost_after_of(value)?,
+            "new" => return Err(format!("new={value}: disks are made with `shoal format netram:...`")),
+            "uuid" => self.uuid = Some(parse_uuid(value).ok_or_else(|| format!("uuid={value}: not a uuid"))?),
+            _ => {
+                return Err(format!(
+                    "{key}: no option of a network RAM disk; known are policy, streams, parity, buffer, block, width, \
+                     spare, size, timeout, dedicated-parity, idle-cleaning, checkpoints, name, secret, tls-certificates, \
+                     lost-after, uuid"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Donor {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Donor, String> {
+        if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
+            if path.contains('?') {
+                return Err(format!("donor {text}: write a path with `?` as nbd+unix:///?socket=PATH, the `?` as %3F"));
+            }
+            return Ok(Donor::Unix(path.into()));
+        }
+        let advice = "; options of the disk come after a `?` of their own, and a comma in a URI is written %2C";
+        if text.contains("://") {
+            return text.parse().map(Donor::Uri).map_err(|error| format!("donor {error}{advice}"));
+        }
+        match format!("nbd://{text}/").parse::<Uri>() {
+            Ok(_) if text.contains(':') && !text.contains(['/', '?']) => Ok(Donor::Tcp(text.into())),
+            _ => Err(format!("donor {text:?}: write unix:PATH, HOST:PORT or an NBD URI")),
+        }
+    }
+}
+
+impl fmt::Display for Donor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Donor::Unix(path) => write!(f, "unix:{}", path.display()),
+            Donor::Tcp(place) => f.write_str(place),
+            Donor::Uri(uri) => f.write_str(&uri_text(uri).replace(',', "%2C")),
+        }
+    }
+}
+
+impl Donor {
+    /// As it may be shown to people.
+    pub fn without_secret(self) -> Donor {
+        match self {
+            Donor::Uri(uri) => Donor::Uri(uri.without_secret()),
+            other => other,
+        }
+    }
+
+    /// Where it is. `export` is asked for unless the donor's own URI names one.
+    pub fn uri(&self, export: &str, certificates: Option<&Path>) -> Uri {
+        let bare = |place| Uri {
+            place,
+            name: export.into(),
+            tls: certificates.is_some(),
+            certificates: certificates.map(Path::to_path_buf),
+            server_name: None,
+        };
+        match self {
+            Donor::Unix(path) => bare(Place::Unix { path: path.clone() }),
+            Donor::Tcp(place) => match format!("nbd://{place}/").parse::<Uri>() {
+                Ok(uri) => bare(uri.place),
+                Err(_) => unreachable!("was parsed before"),
+            },
+            Donor::Uri(uri) => {
+                let mut uri = uri.clone();
+                if uri.tls && uri.certificates.is_none() {
+                    uri.certificates = certificates.map(Path::to_path_buf);
+                }
+                if uri.name.is_empty() {
+                    uri.name = export.into();
+                }
+                uri
+            }
+        }
+    }
+}
+
+impl fmt::Display for Netram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let donors: Vec<String> = self.donors.iter().map(Donor::to_string).collect();
+        let (config, usual) = (&self.config, Config::default());
+        let mut options = vec![format!("policy={}", config.policy.name())];
+        let mut add = |key: &str, unusual: bool, value: &dyn fmt::Display| {
+            if unusual {
+                options.push(format!("{key}={value}"));
+            }
+        };
+        let word = |yes| if yes { "yes" } else { "no" };
+        add("streams", config.streams != usual.streams, &config.streams);
+        add("parity", config.parity != usual.parity, &config.parity);
+        add("buffer", config.buffer_blocks != usual.buffer_blocks, &config.buffer_blocks);
+        add("block", config.block_bytes != usual.block_bytes, &config.block_bytes);
+        add("width", config.width != usual.width, &config.width);
+        add("spare", config.spare_percent != usual.spare_percent, &config.spare_percent);
+        add("size", config.bytes.is_some(), &config.bytes.unwrap_or_default());
+        add("timeout", config.timeout_ms != usual.timeout_ms, &config.timeout_ms);
+        add("dedicated-parity", config.dedicated_parity, &word(config.dedicated_parity));
+        add("idle-cleaning", !config.idle_cleaning, &word(config.idle_cleaning));
+        add("checkpoints", config.checkpoints, &word(config.checkpoints));
+        add("name", !self.name.is_empty(), &self.name);
+        if let Some(path) = &self.secret {
+            add("secret", true, &path.display());
+        }
+        if let Some(path) = &self.certificates {
+            add("tls-certificates", true, &path.display());
+        }
+        add("lost-after", self.lost_after != LOST_AFTER, &self.lost_after.as_secs_f64());
+        if let Some(uuid) = &self.uuid {
+            add("uuid", true, &uuid_text(uuid));
+        }
+        write!(f, "netram:{}?{}", donors.join(","), options.join("&"))
+    }
+}
+
+impl Name for Netram {
+    fn kind(&self) -> &'static Kind {
+        &KIND
+    }
+
+    fn without_secrets(&self) -> Description {
+        let donors = self.donors.iter().cloned().map(Donor::without_secret).collect();
+        Description::new(Netram { donors, ..self.clone() })
+    }
+
+    fn absolute(&self) -> io::Result<Description> {
+        self.with_absolute_paths().map(Description::new)
+    }
+
+    fn open(&self) -> Outcome<Box<dyn Device>> {
+        Ok(Box::new(NetramDisk::open(self)?))
+    }
+
+    fn taking_over(&self) -> Option<Description> {
+        Some(Description::new(Netram { takeover: true, ..self.clone() }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn netram(text: &str) -> Netram {
+        Netram::parse(text.strip_prefix("netram:").unwrap()).unwrap()
+    }
+
+    #[test]
+    fn donors_of_all_kinds_and_every_option_are_read_and_written_back() {
+        let text = "netram:unix:/run/a,donor:7000,nbd+unix:///x?socket=/run/b%2Cc?policy=mirrored&streams=3&parity=2&\
+                    buffer=16&block=8192&width=3&spare=30&size=1G&timeout=9&dedicated-parity=yes&idle-cleaning=no&\
+                    checkpoints=yes&name=me&secret=/s&tls-certificates=/c&lost-after=0.5&uuid=00010203-0405-0607-0809-0a0b0c0d0eff";
+        let disk = netram(text);
+        assert_eq!(disk.donors.len(), 3);
+        assert_eq!(disk.donors[0], Donor::Unix("/run/a".into()));
+        assert_eq!(disk.donors[1], Donor::Tcp("donor:7000".into()));
+        let Donor::Uri(uri) = &disk.donors[2] else { panic!() };
+        assert_eq!((&uri.place, uri.name.as_str()), (&Place::Unix { path: "/run/b,c".into() }, "x"));
+        let config = &disk.config;
+        assert_eq!((config.policy, config.streams, config.parity), (Policy::Mirrored, 3, 2));
+        assert_eq!((config.buffer_blocks, config.block_bytes, config.width), (16, 8192, 3));
+        assert_eq!((config.spare_percent, config.bytes, config.timeout_ms), (30, Some(1 << 30), 9));
+        assert!(config.dedicated_parity && !config.idle_cleaning && config.checkpoints);
+        assert!(!netram("netram:a:1,b:1").config.checkpoints);
+        assert_eq!((disk.name.as_str(), disk.lost_after), ("me", Duration::from_millis(500)));
+        assert_eq!(disk.uuid.unwrap()[15], 255);
+        assert_eq!(netram(&disk.to_string()), disk);
+    }
+
+    #[test]
+    fn the_last_question_mark_is_the_disks_unless_it_is_the_last_donors_own() {
+        let uris = "nbd+unix:///a?socket=/a,nbd+unix:///b?socket=/b";
+        assert_eq!(netram(&format!("netram:{uris}")).config.policy, Policy::Adaptive);
+        let disk = netram(&format!("netram:{uris}?policy=none"));
+        assert_eq!((disk.donors.len(), disk.config.policy), (2, Policy::None));
+        let disk = netram("netram:nbds://a/?tls-certificates=/c,nbds://b/?tls-certificates=/c?tls-certificates=/d");
+        assert_eq!(disk.certificates, Some("/d".into()));
+        let Donor::Uri(uri) = &disk.donors[1] else { panic!() };
+        assert_eq!(uri.certificates, Some("/c".into()));
+        let disk = netram("netram:a:1,b:2?tls-certificates=/c");
+        assert_eq!(disk.certificates, Some("/c".into()));
+        assert!(disk.donors[0].uri("", disk.certificates.as_deref()).tls);
+        assert_eq!(netram(&disk.to_string()), disk);
+    }
+
+    #[test]
+    fn a_donors_own_export_name_counts_more_than_the_disks() {
+        let disk = netram("netram:unix:/a,nbd://h/theirs,nbd://h:1?policy=none");
+        let names: Vec<String> = disk.donors.iter().map(|donor| donor.uri("mine", None).name).collect();
+        assert_eq!(names, ["mine", "theirs", "mine"]);
+    }
+
+    #[test]
+    fn relative_paths_become_absolute() {
+        let here = std::env::current_dir().unwrap();
+        let disk = netram("netram:unix:a,nbd+unix:///?socket=b?name=n&secret=s").with_absolute_paths().unwrap();
+        assert_eq!(disk.donors[0], Donor::Unix(here.join("a")));
+        assert_eq!(disk.donors[1].uri("", None).place, Place::Unix { path: here.join("b") });
+        assert_eq!(disk.secret, Some(here.join("s")));
+    }
+}

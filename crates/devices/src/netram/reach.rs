@@ -1,0 +1,183 @@
+//! Reaching the donors of a network RAM disk, and what they hold.
+//!
+//! Owns the decision which disk is there: donors that carry the superblock of one disk hold it, blank ones may join it; several
+//! disks, another disk than the one asked for, or none at all, are errors that name the donors.
+//! Rules: a donor that refuses us (wrong secret, no room) is an error, one that cannot be reached is missing, which the disk's
+//! redundancy may allow. All donors are tried at the same time.
+
+use std::fs;
+use std::sync::Arc;
+
+use shoal_media::BlockDevice;
+use shoal_nbd::ConnectError;
+use shoal_netram::{DonorInfo, identify};
+
+use super::SECTOR_BYTES;
+use super::name::{Donor, Netram};
+use crate::donor_link::{DonorLink, FRONT_BYTES};
+use crate::failure::{During, Failure, Outcome};
+use crate::uuid::uuid_text;
+
+/// A donor that was tried to be reached.
+pub(super) struct Reached {
+    pub(super) donor: Donor,
+    pub(super) link: Arc<DonorLink>,
+    pub(super) front: Vec<u8>,
+}
+
+impl Reached {
+    pub(super) fn disk(&self) -> Option<[u8; 16]> {
+        identify(&self.front).map(|(uuid, _)| uuid)
+    }
+
+    pub(super) fn info(&self) -> DonorInfo {
+        DonorInfo { name: self.donor.to_string(), bytes: self.link.geometry().bytes }
+    }
+
+    pub(super) fn device(&self) -> Arc<dyn BlockDevice> {
+        self.link.clone()
+    }
+
+    /// An older disk's superblock would be found beside the new one's.
+    pub(super) fn wipe(&self) -> Outcome<()> {
+        let wiped = self.link.write_from(0, &[0; FRONT_BYTES]);
+        wiped.during(format_args!("donor {}", self.donor))
+    }
+}
+
+/// What this client asks donors for: its name, with its secret if it has one.
+pub(super) fn export_name(wanted: &Netram) -> Outcome<String> {
+    let Some(path) = &wanted.secret else { return Ok(wanted.name.clone()) };
+    let text = fs::read_to_string(path).during(format_args!("secret {}", path.display()))?;
+    let secret = text.lines().next().unwrap_or_default();
+    if secret.is_empty() {
+        return Err(Failure::new(format_args!("secret {}", path.display()), "the first line is empty"));
+    }
+    Ok(format!("{}:{secret}", wanted.name))
+}
+
+/// Why a donor is not there.
+pub(super) enum NotReached {
+    /// Its machine or its server is away.
+    Away(String),
+    /// It answers, and will not do.
+    Unfit(Failure),
+}
+
+impl NotReached {
+    pub(super) fn into_failure(self) -> Failure {
+        match self {
+            NotReached::Away(error) => Failure::told(error),
+            NotReached::Unfit(failure) => failure,
+        }
+    }
+}
+
+pub(super) fn reach(donor: &Donor, wanted: &Netram, export: &str) -> Result<Reached, NotReached> {
+    let uri = donor.uri(export, wanted.certificates.as_deref());
+    let unfit = |cause: String, remedy: &str| {
+        NotReached::Unfit(Failure::new(format_args!("donor {donor}"), cause).remedy(remedy))
+    };
+    let link = DonorLink::connect(&uri, wanted.lost_after).map_err(|error| match error {
+        // The URI would tell the secret.
+        ConnectError::Connect { source, .. } => {
+            NotReached::Away(format!("donor {donor}: {source}; check the address and that it runs"))
+        }
+        ConnectError::Io { source, .. } => NotReached::Away(format!("donor {donor}: {source}")),
+        ConnectError::Handshake { source, .. } => unfit(source.to_string(), "check name, secret and address"),
+        ConnectError::Tls { source, .. } => unfit(source.to_string(), "check the certificates"),
+        ConnectError::NoTrust { .. } => unfit("no certificates to check it with".into(), "add tls-certificates=DIR"),
+    })?;
+    let geometry = link.geometry();
+    if geometry.block_bytes > SECTOR_BYTES {
+        let cause = format!("its blocks have {} bytes, more than {SECTOR_BYTES}", geometry.block_bytes);
+        return Err(unfit(cause, "use another server"));
+    }
+    let front = link.front().map_err(|error| unfit(error.to_string(), "use another donor, or give it more memory"))?;
+    Ok(Reached { donor: donor.clone(), link: Arc::new(link), front })
+}
+
+pub(super) type Tried = Vec<(Donor, Result<Reached, String>)>;
+
+/// All donors at the same time: one that hangs must not add its patience to the others'.
+pub(super) fn reach_all(wanted: &Netram, export: &str) -> Outcome<Tried> {
+    let tried: Vec<_> = std::thread::scope(|scope| {
+        let start = |donor| scope.spawn(move || reach(donor, wanted, export));
+        let threads: Vec<_> = wanted.donors.iter().map(start).collect();
+        threads.into_iter().map(|thread| thread.join()).collect()
+    });
+    let mut all = Tried::new();
+    for (donor, reached) in wanted.donors.iter().zip(tried) {
+        let reached = reached.unwrap_or_else(|_| Err(NotReached::Away(format!("donor {donor}: its thread failed"))));
+        let reached = match reached {
+            Ok(one) => Ok(one),
+            Err(NotReached::Away(error)) => Err(error),
+            Err(NotReached::Unfit(failure)) => return Err(failure),
+        };
+        all.push((donor.clone(), reached));
+    }
+    Ok(all)
+}
+
+/// No donor that can be reached holds the disk. `away`: what is known of one that cannot be.
+pub(super) fn absent(wanted: &Netram, away: Option<&String>) -> Failure {
+    let donors: Vec<String> = wanted.donors.iter().map(|donor| donor.clone().without_secret().to_string()).collect();
+    let donors = donors.join(", ");
+    let what = match &wanted.uuid {
+        Some(uuid) => format!("network RAM disk {} on {donors}", uuid_text(uuid)),
+        None => format!("network RAM disk on {donors}"),
+    };
+    let (cause, remedy) = match (away, &wanted.uuid) {
+        (Some(away), _) => (format!("no donor that can be reached holds it; {away}"), "bring its donors back"),
+        (None, Some(_)) => (
+            "none of its donors holds it any more: their memory is gone, and the disk with it".into(),
+            "make a new, empty one with `shoal format netram:...`",
+        ),
+        (None, None) => (
+            "none of the donors holds a disk: none was made there, or their memory is gone, as after a restart".into(),
+            "make a new, empty one with `shoal format netram:...`",
+        ),
+    };
+    Failure::new(what, cause).remedy(remedy)
+}
+
+/// The disk that the donors carry.
+pub(super) fn which_disk(wanted: &Netram, reached: &[&Reached]) -> Outcome<Option<[u8; 16]>> {
+    let found: Vec<(&Reached, [u8; 16])> = reached.iter().filter_map(|one| Some((*one, one.disk()?))).collect();
+    let expected = match (wanted.uuid, found.first()) {
+        (Some(uuid), _) => uuid,
+        (None, Some((_, uuid))) => *uuid,
+        (None, None) => return Ok(None),
+    };
+    match found.iter().find(|(_, uuid)| *uuid != expected) {
+        Some((one, other)) => Err(Failure::new(
+            format_args!("donor {}", one.donor),
+            format!("belongs to network RAM disk {}, not to {}", uuid_text(other), uuid_text(&expected)),
+        )
+        .remedy("leave it out, or make a new disk on all of them with `shoal format --force netram:...`")),
+        None => Ok(found.first().map(|_| expected)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secret(text: &str) -> (tempfile::TempDir, Netram) {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("s"), text).unwrap();
+        let line = format!("a:1,b:2?name=me&secret={}", dir.path().join("s").display());
+        (dir, Netram::parse(&line).unwrap())
+    }
+
+    #[test]
+    fn donors_are_asked_for_name_and_secret() {
+        let (_dir, wanted) = secret("open sesame\nnot this\n");
+        assert_eq!(export_name(&wanted).unwrap(), "me:open sesame");
+        assert_eq!(export_name(&Netram { secret: None, ..wanted.clone() }).unwrap(), "me");
+        let (_dir, wanted) = secret("\n");
+        assert!(export_name(&wanted).unwrap_err().to_string().contains("first line is empty"));
+        let missing = Netram { secret: Some("/nowhere/s".into()), ..wanted };
+        assert!(export_name(&missing).unwrap_err().to_string().contains("/nowhere/s"));
+    }
+}

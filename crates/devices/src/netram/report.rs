@@ -1,0 +1,320 @@
+//! How a network RAM disk is: its donors, its redundancy, a rebuild under way, what it has moved.
+//!
+//! Owns the report, which travels as JSON over a control socket, and its text. Counters grow from the disk's opening on.
+
+use serde::{Deserialize, Serialize};
+use shoal_netram::{DonorState, Status};
+
+use super::Inner;
+use crate::device::DeviceReport;
+use crate::size::human;
+use crate::uuid::uuid_text;
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct DiskReport {
+    pub uuid: String,
+    pub policy: String,
+    /// False while a disk that was found is still being read.
+    pub ready: bool,
+    pub block_bytes: u32,
+    /// Donors a group spreads over: data and parity.
+    pub data_units: usize,
+    pub parity_units: usize,
+    pub donors: Vec<DonorReport>,
+    pub groups: Groups,
+    pub redundancy: Redundancy,
+    pub rebuild: Option<Rebuild>,
+    #[serde(default)]
+    pub checkpoints: Checkpoints,
+    pub counts: Counts,
+}
+
+/// Of the map.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Checkpoints {
+    /// Completed since the disk was opened.
+    pub completed: u64,
+    /// The disk was opened from one, without looking at all units.
+    pub opened: bool,
+    /// Why it was not.
+    #[serde(default)]
+    pub unused: Option<String>,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct DonorReport {
+    pub name: String,
+    pub state: String,
+    pub connection: String,
+    pub size_bytes: u64,
+    pub used_bytes: u64,
+    /// It asked for its memory back.
+    pub under_pressure: bool,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Groups {
+    pub all: u64,
+    pub open: u64,
+    pub degraded: u64,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Redundancy {
+    /// `full`, `degraded` (a loss would lose data), `none` (by policy), `lost` (data is lost).
+    pub state: String,
+    pub blocks_unprotected: u64,
+    pub blocks_lost: u64,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rebuild {
+    pub groups: u64,
+    pub groups_done: u64,
+    pub seconds: f64,
+    pub seconds_left: Option<f64>,
+}
+
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Counts {
+    pub blocks_mapped: u64,
+    pub blocks_read: u64,
+    pub blocks_written: u64,
+    pub blocks_absorbed: u64,
+    pub sent_data: u64,
+    pub sent_parity: u64,
+    pub cleaned: u64,
+    pub reconstructed: u64,
+}
+
+/// States of redundancy.
+pub const FULL: &str = "full";
+pub const DEGRADED: &str = "degraded";
+pub const NONE: &str = "none";
+pub const LOST: &str = "lost";
+
+impl DiskReport {
+    pub fn survives_a_loss(&self) -> bool {
+        self.redundancy.state == FULL
+    }
+}
+
+impl Inner {
+    pub(super) fn report(&self) -> DiskReport {
+        let status = self.disk.status();
+        let members = self.members.lock();
+        let leaving = self.leaving.lock();
+        let donors = status.donors.iter().map(|donor| {
+            let member = members.get(&donor.name);
+            // Between two tries it is used like the others.
+            let rests = donor.state == DonorState::Active && leaving.contains_key(&donor.name);
+            let state = if rests { DonorState::Draining } else { donor.state };
+            DonorReport {
+                name: donor.name.clone(),
+                state: state_name(state).into(),
+                connection: member.map_or("missing", |member| member.link.state()).into(),
+                size_bytes: donor.bytes,
+                used_bytes: donor.used_bytes,
+                under_pressure: member.is_some_and(|member| member.under_pressure),
+            }
+        });
+        report(&status, self.uuid, donors.collect())
+    }
+}
+
+fn report(status: &Status, uuid: [u8; 16], donors: Vec<DonorReport>) -> DiskReport {
+    // Without parity, what a group misses is gone.
+    let blocks_lost = status.blocks_lost + if status.parity_units == 0 { status.blocks_unprotected } else { 0 };
+    let state = if blocks_lost > 0 {
+        LOST
+    } else if !status.policy.is_redundant() {
+        NONE
+    } else if status.groups_degraded > 0 || !status.ready {
+        DEGRADED
+    } else {
+        FULL
+    };
+    let counts = &status.counts;
+    let seconds = |ns: u64| ns as f64 / 1e9;
+    DiskReport {
+        uuid: uuid_text(&uuid),
+        policy: status.policy.name().into(),
+        ready: status.ready,
+        block_bytes: status.block_bytes,
+        data_units: status.data_units,
+        parity_units: status.parity_units,
+        donors,
+        groups: Groups { all: status.groups, open: status.groups_open, degraded: status.groups_degraded },
+        redundancy: Redundancy { state: state.into(), blocks_unprotected: status.blocks_unprotected, blocks_lost },
+        rebuild: status.repair.map(|repair| Rebuild {
+            groups: repair.groups,
+            groups_done: repair.groups_done,
+            seconds: seconds(repair.running_ns),
+            seconds_left: repair.left_ns.map(seconds),
+        }),
+        checkpoints: Checkpoints {
+            completed: counts.checkpoints,
+            opened: counts.opened_by_checkpoint,
+            unused: status.checkpoint_unused.map(Into::into),
+        },
+        counts: Counts {
+            blocks_mapped: counts.mapped,
+            blocks_read: counts.blocks_read,
+            blocks_written: counts.blocks_written,
+            blocks_absorbed: counts.absorbed,
+            sent_data: counts.sent_data,
+            sent_parity: counts.sent_parity,
+            cleaned: counts.cleaned_data + counts.cleaned_parity,
+            reconstructed: counts.reconstructed,
+        },
+    }
+}
+
+fn state_name(state: DonorState) -> &'static str {
+    match state {
+        DonorState::Joining => "joining",
+        DonorState::Active => "active",
+        DonorState::Draining => "draining",
+        DonorState::Returning => "returning",
+        DonorState::Missing => "missing",
+        DonorState::Forgotten => "forgotten",
+        DonorState::Drained => "drained",
+        DonorState::Lost => "lost",
+    }
+}
+
+/// A device's report for people.
+pub(super) fn text(report: &DeviceReport) -> serde_json::Result<String> {
+    let mut out = report.head("");
+    if let Some(disk) = report.own.get("disk") {
+        out += &disk_text(&serde_json::from_value(disk.clone())?);
+    }
+    Ok(out)
+}
+
+fn disk_text(disk: &DiskReport) -> String {
+    let ready = if disk.ready { "" } else { "; still being read from its donors" };
+    let mut out = format!(
+        "policy       {}, groups of {} data and {} parity, blocks of {}{ready}\n\n",
+        disk.policy,
+        disk.data_units,
+        disk.parity_units,
+        human(disk.block_bytes.into())
+    );
+    out += &format!("{:>10} {:>10} {:<10} {:<13} donor\n", "size", "used", "state", "connection");
+    for donor in &disk.donors {
+        out += &format!(
+            "{:>10} {:>10} {:<10} {:<13} {}{}\n",
+            human(donor.size_bytes),
+            human(donor.used_bytes),
+            donor.state,
+            donor.connection,
+            donor.name,
+            if donor.under_pressure { " (wants its memory back)" } else { "" }
+        );
+    }
+    let Groups { all, open, degraded } = disk.groups;
+    out += &format!("\ngroups       {all}, {open} of them open, {degraded} degraded\n");
+    let redundancy = &disk.redundancy;
+    out += &format!(
+        "redundancy   {}\n",
+        match redundancy.state.as_str() {
+            FULL => "full: every block survives the loss of a donor".to_string(),
+            NONE => "none: the policy keeps no second copy".to_string(),
+            LOST => format!("lost: {} blocks were on donors that are gone", redundancy.blocks_lost),
+            _ => format!("degraded: {} blocks would not survive another loss", redundancy.blocks_unprotected),
+        }
+    );
+    out += &match &disk.rebuild {
+        None => "rebuild      none running\n".to_string(),
+        Some(rebuild) => {
+            let left = rebuild.seconds_left.map_or("time left unknown yet".into(), |s| format!("about {s:.0} s left"));
+            let percent = rebuild.groups_done * 100 / rebuild.groups.max(1);
+            format!("rebuild      {} of {} groups ({percent}%), {left}\n", rebuild.groups_done, rebuild.groups)
+        }
+    };
+    let Checkpoints { completed, opened, unused } = &disk.checkpoints;
+    let found = match unused {
+        _ if *opened => "; opened from one".into(),
+        Some(why) => format!("; opened without one: {why}"),
+        None => String::new(),
+    };
+    out += &format!("checkpoints  {completed} completed{found}\n");
+    let c = &disk.counts;
+    out += &format!(
+        "blocks       {} in use; {} read, {} written ({} absorbed by the cache)\n\
+         sent         {} data, {} parity, {} by cleaning; {} computed from parity\n",
+        c.blocks_mapped,
+        c.blocks_read,
+        c.blocks_written,
+        c.blocks_absorbed,
+        c.sent_data,
+        c.sent_parity,
+        c.cleaned,
+        c.reconstructed
+    );
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> DeviceReport {
+        let donor = |name: &str, state: &str| DonorReport {
+            name: name.into(),
+            state: state.into(),
+            connection: "connected".into(),
+            size_bytes: 1 << 30,
+            used_bytes: 1 << 20,
+            under_pressure: false,
+        };
+        let disk = DiskReport {
+            uuid: "u".into(),
+            policy: "adaptive".into(),
+            ready: true,
+            block_bytes: 4096,
+            data_units: 3,
+            parity_units: 1,
+            donors: vec![donor("unix:/a", "active"), donor("unix:/b", "lost")],
+            groups: Groups { all: 10, open: 2, degraded: 4 },
+            redundancy: Redundancy { state: "degraded".into(), blocks_unprotected: 96, blocks_lost: 0 },
+            rebuild: Some(Rebuild { groups: 8, groups_done: 2, seconds: 1.0, seconds_left: Some(3.2) }),
+            checkpoints: Checkpoints { completed: 9, opened: true, unused: None },
+            counts: Counts {
+                blocks_mapped: 1,
+                blocks_read: 2,
+                blocks_written: 3,
+                blocks_absorbed: 4,
+                sent_data: 5,
+                sent_parity: 6,
+                cleaned: 7,
+                reconstructed: 8,
+            },
+        };
+        DeviceReport {
+            device: "netram:unix:/a,unix:/b".into(),
+            kind: "netram".into(),
+            size_bytes: 1 << 31,
+            own: [("disk".into(), serde_json::json!(disk))].into_iter().collect(),
+        }
+    }
+
+    #[test]
+    fn people_read_donors_redundancy_and_the_time_left() {
+        let text = sample().text().unwrap();
+        assert!(text.starts_with("netram:unix:/a,unix:/b  2 GiB\npolicy "), "{text}");
+        assert!(text.contains("     1 GiB      1 MiB lost       connected     unix:/b\n"), "{text}");
+        assert!(text.contains("groups       10, 2 of them open, 4 degraded"), "{text}");
+        assert!(text.contains("degraded: 96 blocks would not survive another loss"), "{text}");
+        assert!(text.contains("2 of 8 groups (25%), about 3 s left"), "{text}");
+        assert!(text.contains("checkpoints  9 completed; opened from one\n"), "{text}");
+    }
+
+    #[test]
+    fn the_report_is_read_back_by_the_command() {
+        let json = serde_json::to_value(sample()).unwrap();
+        assert_eq!(json["disk"]["donors"][1]["state"], "lost");
+        assert_eq!(serde_json::from_value::<DeviceReport>(json).unwrap(), sample());
+    }
+}

@@ -1,0 +1,50 @@
+//! May a device be overwritten?
+//!
+//! Rules: never one that is in use on this machine; one that holds something only when the user said `--force`.
+//! Left out: directories of stores, and donors of a network RAM disk, which belong to the disk they name.
+
+use std::fmt::Display;
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+
+use shoal_format::vlog::BLOCK;
+use shoal_media::BlockDevice;
+
+use crate::failure::{During, Failure, Outcome};
+use crate::uuid::uuid_text;
+
+/// What says that a device holds something lies in its first bytes.
+const START_BYTES: u64 = 1 << 20;
+
+/// Is there a block device at the path?
+pub fn is_block_device(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
+}
+
+/// A block device that is mounted, or part of something else; nothing else is refused.
+pub fn refuse_if_in_use(path: &Path) -> Outcome<()> {
+    if is_block_device(path) {
+        let exclusive = rustix::fs::OFlags::EXCL.bits() as i32;
+        let opened = OpenOptions::new().read(true).write(true).custom_flags(exclusive).open(path);
+        opened.map_err(|error| Failure::new(path.display(), error).remedy("unmount the device first"))?;
+    }
+    Ok(())
+}
+
+/// A device whose beginning is not all zeros, unless it is to be overwritten anyway.
+pub fn refuse_if_not_empty(device: &dyn BlockDevice, name: impl Display, force: bool) -> Outcome<()> {
+    if force {
+        return Ok(());
+    }
+    let mut start = vec![0; device.geometry().bytes.min(START_BYTES) as usize];
+    shoal_media::read(device, 0, &mut start).during(&name)?;
+    if start.iter().all(|byte| *byte == 0) {
+        return Ok(());
+    }
+    let what = match start.get(..BLOCK).and_then(shoal_vlog::identify) {
+        Some(uuid) => format!("holds the virtual-log disk {}", uuid_text(&uuid)),
+        None => "the device is not empty".into(),
+    };
+    Err(Failure::new(name, what).remedy("add --force to overwrite it"))
+}

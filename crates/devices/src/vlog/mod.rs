@@ -1,0 +1,242 @@
+//! A virtual-log disk by name: `vlog:PATH`.
+//!
+//! PATH is the device the disk lies on itself (a file, a block device), or a small file that `shoal format vlog:PATH --over DEVICE`
+//! wrote and that names that device. Owns finding, locking and opening it; `make` makes it, `report` tells its state.
+//! Rules: one process of this machine opens a disk at a time; a disk is closed when it is no longer used, which spares the next
+//! opening most of its work. Left out: where blocks go (`shoal_vlog`).
+
+mod make;
+mod report;
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use shoal_format::FormatError;
+use shoal_format::vlog::BLOCK;
+use shoal_host::{Concurrent, FileDevice, FileLock, SystemClock};
+use shoal_media::BlockDevice;
+use shoal_vlog::{Disk, Progress, Recovery, VirtualLog, VlogError};
+use tracing::info;
+
+use crate::description::{Description, Kind, Name, path_of};
+use crate::device::Device;
+use crate::failure::{During, Failure, Outcome};
+use crate::size::human;
+use crate::uuid::uuid_text;
+
+pub use report::VlogReport;
+
+pub static KIND: Kind = Kind {
+    name: "vlog",
+    words: "virtual-log disk",
+    schemes: &["vlog"],
+    // The end of the log is found, and written down.
+    opening_writes: true,
+    parse: |text| path_of(text, KIND.schemes).map(|path| Ok(Description::new(VlogName(path.into())))),
+    make: Some(make::make),
+    text: report::text,
+};
+
+/// A description is no longer than this (bytes).
+const DESCRIPTION_BYTES_MAX: u64 = 64 << 10;
+/// Between two lines on how far opening is.
+const TELL_EVERY: Duration = Duration::from_secs(3);
+
+/// What a description file holds.
+#[derive(Debug, Serialize, Deserialize)]
+struct Below {
+    version: u32,
+    /// Device below, as on the command line.
+    over: String,
+    uuid: String,
+}
+
+/// A virtual-log disk: on this file or block device, or on the one that this file names.
+#[derive(Clone, Debug)]
+struct VlogName(PathBuf);
+
+impl fmt::Display for VlogName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "vlog:{}", self.0.display())
+    }
+}
+
+impl Name for VlogName {
+    fn kind(&self) -> &'static Kind {
+        &KIND
+    }
+
+    fn without_secrets(&self) -> Description {
+        Description::new(self.clone())
+    }
+
+    fn absolute(&self) -> io::Result<Description> {
+        std::path::absolute(&self.0).map(|path| Description::new(VlogName(path)))
+    }
+
+    fn open(&self) -> Outcome<Box<dyn Device>> {
+        Ok(Box::new(VlogDisk::open(&self.0)?))
+    }
+}
+
+struct VlogDisk {
+    /// The disk, for clients with many requests on one connection.
+    requests: Arc<Concurrent>,
+    disk: Arc<Disk>,
+    path: PathBuf,
+    over: Option<Box<dyn Device>>,
+    recovery: Recovery,
+    _lock: Option<FileLock>,
+}
+
+/// The description in a file, if it is one. A device that holds a disk is none.
+fn described(path: &Path) -> Outcome<Option<Below>> {
+    let found = fs::metadata(path).during(path.display())?;
+    if !found.is_file() || found.len() > DESCRIPTION_BYTES_MAX {
+        return Ok(None);
+    }
+    let mut text = Vec::new();
+    File::open(path).and_then(|mut file| file.read_to_end(&mut text)).during(path.display())?;
+    if text.first() != Some(&b'{') {
+        return Ok(None);
+    }
+    let description: Below = serde_json::from_slice(&text).during(path.display())?;
+    if description.version != 1 {
+        return Err(Failure::new(
+            path.display(),
+            format!("is of version {}, this program knows 1", description.version),
+        ));
+    }
+    Ok(Some(description))
+}
+
+/// Why a disk, or the device for one, cannot be had alone.
+fn in_use(path: &Path, error: io::Error) -> Failure {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => Failure::new(path.display(), "is in use by another process")
+            .remedy("stop the server or unmount the store that uses it (`fuser` names the process)"),
+        _ => Failure::new(path.display(), error),
+    }
+}
+
+/// Tells how far opening is, when it takes long.
+fn watch(path: &Path) -> Arc<dyn Fn(Progress) + Send + Sync> {
+    let path = path.to_path_buf();
+    let told = Mutex::new(Instant::now());
+    Arc::new(move |progress: Progress| {
+        let mut told = told.lock();
+        if told.elapsed() < TELL_EVERY {
+            return;
+        }
+        *told = Instant::now();
+        let (done, total) = (progress.done, progress.total);
+        let percent = done * 100 / total.max(1);
+        if progress.checkpoint {
+            info!("vlog:{}: reading the map: {percent}%", path.display());
+        } else {
+            info!("vlog:{}: looking through the log: {percent}%, {done} of {total} segments", path.display());
+        }
+    })
+}
+
+/// Tells how a disk was opened.
+fn tell(path: &Path, log: &VirtualLog, recovery: &Recovery) {
+    let seconds = recovery.took_ns as f64 / 1e9;
+    let Recovery { records, unsure, lost, .. } = recovery;
+    let read = human(recovery.blocks_read * BLOCK as u64);
+    let from = match (recovery.checkpoint, log.status().has_checkpoints) {
+        (true, _) => "its checkpoint and ",
+        (false, true) => "its checkpoint cannot be used; all of its log, ",
+        (false, false) => "",
+    };
+    if recovery.clean {
+        info!("vlog:{}: {from}{records} records read in {seconds:.2} s ({read})", path.display());
+        return;
+    }
+    info!(
+        "vlog:{}: was not closed; {from}{records} records found by reading {read} in {seconds:.2} s, {unsure} of them not surely \
+         durable; {lost} blocks lost writes that were never flushed",
+        path.display()
+    );
+    if !log.status().has_checkpoints {
+        info!(
+            "vlog:{}: was made by an earlier version, so that the whole log is looked through after a crash; copy it to a new disk \
+             to have checkpoints",
+            path.display()
+        );
+    }
+}
+
+impl VlogDisk {
+    fn open(path: &Path) -> Outcome<VlogDisk> {
+        let description = described(path)?;
+        let remedy = format!("make a disk first: `shoal format vlog:{}`", path.display());
+        let (device, over, lock) = match &description {
+            None => {
+                let device = FileDevice::open(path).map_err(Failure::told)?;
+                device.claim().map_err(|error| in_use(path, error))?;
+                (Arc::new(device) as Arc<dyn BlockDevice>, None, None)
+            }
+            Some(description) => {
+                // The description stands for the device below, which need not know locks.
+                let file = OpenOptions::new().read(true).write(true).open(path).during(path.display())?;
+                let lock = FileLock::acquire(file).map_err(|error| in_use(path, error))?;
+                let below: Description =
+                    description.over.parse().map_err(|error: String| Failure::new(path.display(), error))?;
+                let over = below.open();
+                let over = over.map_err(|failure| failure.within(&format!("device below {}", path.display())))?;
+                (over.block_device(), Some(over), Some(lock))
+            }
+        };
+        // Opening reads much, many reads at once.
+        let device = Arc::new(Concurrent::for_short_requests(device));
+        let options = shoal_vlog::Options { watch: Some(watch(path)), ..shoal_vlog::Options::default() };
+        let opened = VirtualLog::open(device, Arc::new(SystemClock::new()), options);
+        let (log, recovery) = opened.map_err(|error| {
+            let remedy = match error {
+                VlogError::Format(FormatError::Version { .. }) => {
+                    "open it with the version of shoal that made it, or a newer one"
+                }
+                VlogError::Format(_) => &remedy,
+                _ => return Failure::new(path.display(), error),
+            };
+            Failure::new(path.display(), error).remedy(remedy)
+        })?;
+        let wanted = description.map(|description| description.uuid);
+        if wanted.is_some_and(|uuid| uuid != uuid_text(&log.uuid())) {
+            return Err(Failure::new(path.display(), "another virtual-log disk is on the device now")
+                .remedy(format!("it is {}; make the file anew, or bring the device back", uuid_text(&log.uuid()))));
+        }
+        tell(path, &log, &recovery);
+        let disk = Arc::new(Disk::start(log));
+        let requests = Arc::new(Concurrent::new(disk.clone()));
+        Ok(VlogDisk { requests, disk, path: path.into(), over, recovery, _lock: lock })
+    }
+}
+
+impl Device for VlogDisk {
+    fn description(&self) -> Description {
+        Description::new(VlogName(self.path.clone()))
+    }
+
+    fn block_device(&self) -> Arc<dyn BlockDevice> {
+        self.requests.clone()
+    }
+
+    fn own_report(&self) -> Map<String, Value> {
+        [("vlog".into(), serde_json::json!(self.report()))].into_iter().collect()
+    }
+
+    /// After the last request. Without it the next opening has to find the end of the log.
+    fn close(&self) -> Outcome<()> {
+        self.disk.log().close().during(format_args!("closing vlog:{}", self.path.display()))?;
+        self.over.as_ref().map_or(Ok(()), |over| over.close())
+    }
+}

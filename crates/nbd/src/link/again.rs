@@ -1,0 +1,83 @@
+//! Requests that can be made again, and the changes that a server may still forget.
+//!
+//! Rules: a change is kept from its completion until a flush that was submitted after it completes. Order is that of completion.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use shoal_media::Request;
+
+/// A request that can be made again.
+pub(super) enum Again {
+    Read { at: u64, len: usize },
+    Write { at: u64, bytes: Vec<u8>, fua: bool },
+    Flush,
+    Trim { at: u64, len: u64 },
+    WriteZeroes { at: u64, len: u64, fua: bool },
+}
+
+impl Again {
+    pub(super) fn of(request: &Request) -> Again {
+        match request {
+            Request::Read { at, buffer } => Again::Read { at: *at, len: buffer.len() },
+            Request::Write { at, buffer, fua } => Again::Write { at: *at, bytes: buffer.clone(), fua: *fua },
+            Request::Flush => Again::Flush,
+            Request::Trim { at, len } => Again::Trim { at: *at, len: *len },
+            Request::WriteZeroes { at, len, fua } => Again::WriteZeroes { at: *at, len: *len, fua: *fua },
+        }
+    }
+
+    pub(super) fn request(&self) -> Request {
+        match self {
+            Again::Read { at, len } => Request::Read { at: *at, buffer: vec![0; *len] },
+            Again::Write { at, bytes, fua } => Request::Write { at: *at, buffer: bytes.clone(), fua: *fua },
+            Again::Flush => Request::Flush,
+            Again::Trim { at, len } => Request::Trim { at: *at, len: *len },
+            Again::WriteZeroes { at, len, fua } => Request::WriteZeroes { at: *at, len: *len, fua: *fua },
+        }
+    }
+
+    pub(super) fn changes_data(&self) -> bool {
+        !matches!(self, Again::Read { .. } | Again::Flush)
+    }
+
+    /// What keeping it costs.
+    pub(super) fn bytes(&self) -> usize {
+        64 + if let Again::Write { bytes, .. } = self { bytes.len() } else { 0 }
+    }
+}
+
+/// Changes completed and not covered by a flush, with their numbers.
+#[derive(Default)]
+pub(super) struct Kept {
+    changes: VecDeque<(u64, Arc<Again>)>,
+    bytes: usize,
+}
+
+impl Kept {
+    pub(super) fn push(&mut self, number: u64, again: Arc<Again>) {
+        self.bytes += again.bytes();
+        self.changes.push_back((number, again));
+    }
+
+    /// A flush covered the changes up to this number.
+    pub(super) fn flushed(&mut self, number: u64) {
+        while let Some((_, again)) = self.changes.front().filter(|(change, _)| *change <= number) {
+            self.bytes -= again.bytes();
+            self.changes.pop_front();
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.changes.is_empty()
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Again>> {
+        self.changes.iter().map(|(_, again)| again.clone()).collect()
+    }
+}

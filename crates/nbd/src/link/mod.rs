@@ -1,0 +1,425 @@
+//! A client that connects again when its connection is lost.
+//!
+//! Owns the patience: for `lost_after` the server is tried to be reached; what was in flight is repeated on the new
+//! connection, what comes meanwhile waits. After that, or when another server answers,
+//! every request fails and goes on failing. A server that stays but stops answering counts as lost in the same time.
+//! Rules:
+//! - A change may be repeated on a new connection only if the old one can bring nothing any more: a request of a dead connection
+//!   may be carried out long after a newer one. A server of ours is told whose the connection is ([`Link::claim`]) and
+//!   ends older ones first. Elsewhere it depends on who else uses the server ([`Reliance`]).
+//! - Of a server with a cache only what a flush covered may be relied on: completed changes are kept until then and
+//!   repeated, in order, on a new connection before anything else. At most `KEPT_BYTES_MAX` are
+//!   kept: beyond, writes complete with a flush of our own.
+//! - Whether the server still is what it was is for its owner to recognise, before anything is sent ([`Owner`]).
+//! - Completions run without a lock held. Threads: one here (`reconnect`), two in the client.
+
+mod again;
+mod reconnect;
+
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
+
+use crate::address::Uri;
+use crate::client::{Client, ClientOptions, Lost};
+use crate::clients::{Claim, ClientId, TAKEN_OVER};
+use crate::connect::ConnectError;
+use crate::wire::transmission::FLAG_SEND_FLUSH;
+use again::{Again, Kept};
+
+const KEPT_BYTES_MAX: usize = 32 << 20;
+
+/// What a server is relied on to have still when the connection to it broke.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reliance {
+    /// What a flush covered. Nobody else uses the server: changes that were in flight are made again, in order.
+    #[default]
+    Flushed,
+    /// What it completed. A change in flight is made again only where the server ends older connections first; elsewhere it
+    /// fails as uncertain, and its owner uses another place.
+    Completed,
+}
+
+/// How a link behaves.
+#[derive(Clone, Debug, Default)]
+pub struct LinkOptions {
+    /// How long the server is tried to be reached.
+    pub lost_after: Duration,
+    pub reliance: Reliance,
+    /// Metadata contexts to ask for.
+    pub contexts: Vec<String>,
+    /// As in [`ClientOptions`].
+    pub flush_may_be_missing: bool,
+}
+
+/// Why a new connection will not do.
+#[derive(Debug)]
+pub enum Refused {
+    /// It is tried again.
+    Unreachable(String),
+    /// Another client has the server.
+    TakenOver,
+    /// Another server, or one that lost what it held.
+    Another(String),
+}
+
+/// Why a link is over for good.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum End {
+    /// By its owner.
+    Closed,
+    /// The server could not be reached for so long.
+    Away { lost_after: Duration, why: String },
+    /// Another client has the server.
+    TakenOver,
+    /// Another server, or one that lost what it held.
+    Another(String),
+}
+
+impl End {
+    fn kind(&self) -> io::ErrorKind {
+        match self {
+            End::Away { .. } => io::ErrorKind::TimedOut,
+            End::Closed | End::TakenOver | End::Another(_) => io::ErrorKind::NotConnected,
+        }
+    }
+}
+
+impl std::fmt::Display for End {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            End::Closed => f.write_str("closed"),
+            End::Away { lost_after, why } => write!(f, "no connection for {:.1} s: {why}", lost_after.as_secs_f64()),
+            End::TakenOver => f.write_str(TAKEN_OVER),
+            End::Another(why) => f.write_str(why),
+        }
+    }
+}
+
+/// Who has a link: what it knows of the server, and what it wants to be told. Called from the link's thread, without a lock held.
+pub trait Owner: Send + Sync {
+    /// Is the server that answers on this new connection the one there was? `written`: something was written to it.
+    fn recognise(&self, _client: &Client, _written: bool) -> Result<(), Refused> {
+        Ok(())
+    }
+
+    /// What a change fails with that may have been made, and may still be.
+    fn uncertain(&self, why: &str) -> io::Error {
+        io::Error::new(io::ErrorKind::NotConnected, why)
+    }
+
+    /// What every request fails with from now on.
+    fn gone(&self, end: &End) -> io::Error {
+        io::Error::new(end.kind(), end.to_string())
+    }
+
+    /// Once a second, while the server can be reached.
+    fn look(&self, _client: &Client) {}
+
+    /// The link is over; requests fail already.
+    fn ended(&self, _end: &End) {}
+}
+
+/// An owner that knows nothing of the server, and need not be told.
+impl Owner for () {}
+
+struct Operation {
+    again: Arc<Again>,
+    started: Instant,
+    /// Changes completed before it was submitted: what it covers if it is a flush.
+    after: u64,
+    done: Completion,
+}
+
+#[derive(Default)]
+struct State {
+    client: Option<Arc<Client>>,
+    /// Counts connections.
+    generation: u64,
+    down_since: Option<Instant>,
+    waiting: Vec<Operation>,
+    /// A connection that ended; the link's thread closes it.
+    ended: Vec<Arc<Client>>,
+    failed: Option<MediaError>,
+    closing: bool,
+    /// What the first failed flush answered.
+    poisoned: Option<Arc<str>>,
+    /// Changes completed so far.
+    changes: u64,
+    kept: Kept,
+    /// Completed writes whose completion waits for our own flush.
+    held: Vec<(Completion, Vec<u8>)>,
+    flushing: bool,
+    /// A write was completed.
+    written: bool,
+    /// Whose the connections are.
+    client_id: Option<ClientId>,
+    /// The server ends older connections first.
+    is_fenced: bool,
+}
+
+struct Shared {
+    uri: Uri,
+    name: String,
+    reliance: Reliance,
+    lost_after: Duration,
+    client_options: ClientOptions,
+    geometry: BlockGeometry,
+    owner: Arc<dyn Owner>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// The device. Dropping it disconnects; requests in flight then fail.
+pub struct Link {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Link {
+    /// Connects; the owner is asked from the first connection that is lost on.
+    pub fn connect(uri: &Uri, options: &LinkOptions, owner: Arc<dyn Owner>) -> Result<Link, ConnectError> {
+        let lost_after = options.lost_after;
+        let client_options = ClientOptions {
+            connect_timeout: lost_after.min(Duration::from_secs(10)),
+            // The other half is for connecting again.
+            request_timeout: (lost_after / 2).max(Duration::from_millis(50)),
+            contexts: options.contexts.clone(),
+            flush_may_be_missing: options.flush_may_be_missing,
+            ..ClientOptions::default()
+        };
+        let client = Client::connect(uri, &client_options)?;
+        let geometry = client.geometry();
+        let state = State { client: Some(Arc::new(client)), ..State::default() };
+        let shared = Arc::new(Shared {
+            uri: uri.clone(),
+            name: uri.to_string(),
+            reliance: options.reliance,
+            lost_after,
+            client_options,
+            geometry,
+            owner,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        });
+        let run = {
+            let shared = shared.clone();
+            move || shared.run()
+        };
+        let io = |source| ConnectError::Io { uri: uri.to_string(), source };
+        let thread = std::thread::Builder::new().name("nbd-link".into()).spawn(run).map_err(io)?;
+        Ok(Link { shared, thread: Some(thread) })
+    }
+
+    /// The connection there is now, for what is no request to a block device.
+    pub fn client(&self) -> Option<Arc<Client>> {
+        self.shared.state.lock().client.clone()
+    }
+
+    /// What the owner is told when it is to recognise the server: whether something was written to it.
+    pub fn set_written(&self, written: bool) {
+        self.shared.state.lock().written = written;
+    }
+
+    /// Says whose this link is from now on. An error says that it is another client's, or what went wrong.
+    pub fn claim(&self, claim: Claim) -> Result<(), ConnectError> {
+        let options = ClientOptions { claim: Some(claim), ..self.shared.client_options.clone() };
+        let client = Client::connect(&self.shared.uri, &options)?;
+        let mut state = self.shared.state.lock();
+        state.client_id = Some(claim.client());
+        state.is_fenced = client.is_claimed();
+        let former = state.client.replace(Arc::new(client));
+        state.generation += 1;
+        drop(state);
+        drop(former);
+        Ok(())
+    }
+
+    /// Does the server end older connections before a newer one transmits?
+    pub fn is_fenced(&self) -> bool {
+        self.shared.state.lock().is_fenced
+    }
+
+    /// Can a flush make anything durable? Some servers know none.
+    pub fn can_flush(&self) -> bool {
+        self.client().is_some_and(|client| client.export().flags & FLAG_SEND_FLUSH != 0)
+    }
+
+    /// `connected`, `reconnecting`, or `lost`.
+    pub fn state(&self) -> &'static str {
+        let state = self.shared.state.lock();
+        match (&state.failed, &state.client) {
+            (Some(_), _) => "lost",
+            (None, Some(client)) if client.lost().is_none() => "connected",
+            _ => "reconnecting",
+        }
+    }
+}
+
+impl BlockDevice for Link {
+    fn geometry(&self) -> BlockGeometry {
+        self.shared.geometry
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        let again = Arc::new(Again::of(&request));
+        let operation = {
+            let state = self.shared.state.lock();
+            if let Some(cause) = state.poisoned.clone().filter(|_| !matches!(request, Request::Read { .. })) {
+                drop(state);
+                return done(Err(MediaError::Poisoned { what: self.shared.name.clone(), cause }));
+            }
+            Operation { again, started: Instant::now(), after: state.changes, done }
+        };
+        self.shared.start(operation, Some(request));
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.shared.state.lock().closing = true;
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take().filter(|thread| thread.thread().id() != std::thread::current().id()) {
+            // It ends with `fail`, which leaves nothing waiting.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn start(self: &Arc<Self>, operation: Operation, request: Option<Request>) {
+        let (client, generation) = {
+            let mut state = self.state.lock();
+            if let Some(error) = state.failed.clone() {
+                drop(state);
+                return (operation.done)(Err(error));
+            }
+            match state.client.clone() {
+                Some(client) => (client, state.generation),
+                None => {
+                    state.waiting.push(operation);
+                    return;
+                }
+            }
+        };
+        let request = request.unwrap_or_else(|| operation.again.request());
+        let shared = self.clone();
+        client.submit(request, Box::new(move |result| shared.ended(generation, operation, result)));
+    }
+
+    /// A request came back from the connection of this generation.
+    fn ended(self: &Arc<Self>, generation: u64, operation: Operation, result: Result<Vec<u8>, MediaError>) {
+        match result {
+            Err(error) if Lost::of(&error).is_some() => {
+                let mut state = self.state.lock();
+                if state.generation == generation {
+                    self.take_down(&mut state);
+                }
+                let repeats = self.reliance == Reliance::Flushed || state.is_fenced;
+                drop(state);
+                if !repeats && operation.again.changes_data() {
+                    let error = self.owner.uncertain("the connection broke");
+                    return (operation.done)(Err(MediaError::io(self.name.clone(), error)));
+                }
+                self.start(operation, None);
+            }
+            Err(error) => {
+                let durable = matches!(
+                    *operation.again,
+                    Again::Flush | Again::Write { fua: true, .. } | Again::WriteZeroes { fua: true, .. }
+                );
+                if durable && !matches!(error, MediaError::OutOfRange { .. }) {
+                    self.state.lock().poisoned.get_or_insert_with(|| error.to_string().into());
+                }
+                (operation.done)(Err(error));
+            }
+            Ok(buffer) => self.succeeded(generation, operation, buffer),
+        }
+    }
+
+    fn succeeded(self: &Arc<Self>, generation: u64, operation: Operation, buffer: Vec<u8>) {
+        let mut state = self.state.lock();
+        let is_over = state.generation != generation || state.client.is_none();
+        // Of such a server only what a flush covered may be relied on.
+        if is_over && self.reliance == Reliance::Flushed && operation.again.changes_data() && state.failed.is_none() {
+            // Too late to be among what the next connection begins with.
+            drop(state);
+            return self.start(operation, None);
+        }
+        let Operation { again, after, done, .. } = operation;
+        if again.changes_data() {
+            state.changes += 1;
+            state.written |= matches!(*again, Again::Write { .. });
+            if self.reliance == Reliance::Flushed {
+                let number = state.changes;
+                state.kept.push(number, again);
+                if state.kept.bytes() > KEPT_BYTES_MAX {
+                    state.held.push((done, buffer));
+                    let flushing = std::mem::replace(&mut state.flushing, true);
+                    drop(state);
+                    if !flushing {
+                        self.flush_kept();
+                    }
+                    return;
+                }
+            }
+        } else if matches!(*again, Again::Flush) {
+            state.kept.flushed(after);
+        }
+        drop(state);
+        done(Ok(buffer));
+    }
+
+    /// Our own flush, so that what is kept stays bounded.
+    fn flush_kept(self: &Arc<Self>) {
+        let shared = self.clone();
+        let done: Completion = Box::new(move |_| {
+            // Failed, it has poisoned the link: the owner learns it from its own flush. The writes as such were done.
+            let held = {
+                let mut state = shared.state.lock();
+                state.flushing = false;
+                std::mem::take(&mut state.held)
+            };
+            for (done, buffer) in held {
+                done(Ok(buffer));
+            }
+        });
+        let after = self.state.lock().changes;
+        let operation = Operation { again: Arc::new(Again::Flush), started: Instant::now(), after, done };
+        self.start(operation, None);
+    }
+
+    fn take_down(&self, state: &mut State) {
+        if let Some(client) = state.client.take() {
+            state.ended.push(client);
+            state.down_since = Some(Instant::now());
+            self.changed.notify_all();
+        }
+    }
+
+    /// From now on nothing is waited for.
+    fn fail(&self, end: &End) {
+        let error = MediaError::io(self.name.clone(), self.owner.gone(end));
+        let (waiting, held, clients) = {
+            let mut state = self.state.lock();
+            state.failed = Some(error.clone());
+            let mut clients = std::mem::take(&mut state.ended);
+            clients.extend(state.client.take());
+            (std::mem::take(&mut state.waiting), std::mem::take(&mut state.held), clients)
+        };
+        for operation in waiting {
+            (operation.done)(Err(error.clone()));
+        }
+        for (done, _) in held {
+            done(Err(error.clone()));
+        }
+        drop(clients);
+    }
+}
+
+#[cfg(test)]
+mod tests;

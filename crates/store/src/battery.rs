@@ -1,0 +1,175 @@
+//! The region of a `battery` store: in place, or brought back from the image saved last.
+//!
+//! The memory may be gone for good (its battery did not hold), or only not there now (its file system is not mounted).
+//! Nobody can tell which, so only an image that holds all of the region is restored unasked; any other choice is the
+//! operator's (`--restore`). A region set aside for an image is kept under another name. Which of region and image is
+//! the store is judged by `shoal_region::compare`; a look without writing (`-o ro`, `df`) never makes a region,
+//! and changes none.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use shoal_devices::{During, Failure, Outcome, uuid_text};
+use shoal_format::PAGE;
+use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, SUPERBLOCK_AT, Superblock};
+use shoal_host::{HostImage, PrivateMap, SharedKind, SharedMap};
+use shoal_media::{ImageFile, PersistentMemory};
+
+use crate::calendar;
+use crate::images::shared;
+
+/// What the caller wants with the region.
+pub(crate) struct Wish<'a> {
+    pub read_only: bool,
+    pub restore: bool,
+    /// The store's, in words.
+    pub uuid: &'a str,
+    /// Nothing is left of a process that served the store: it was unmounted.
+    pub unmounted: bool,
+}
+
+/// What lies where the region should be.
+enum Found {
+    Nothing,
+    Region(Arc<dyn PersistentMemory>),
+    /// Damaged, or not the one the images are of; with its incarnation.
+    Refused(Failure, u64),
+}
+
+pub(crate) fn open(path: &Path, images: &[Arc<HostImage>; 2], wish: &Wish<'_>) -> Outcome<Arc<dyn PersistentMemory>> {
+    let files = shared(images);
+    let refused = match (find(path, &files, wish)?, wish.restore) {
+        (Found::Region(memory), false) => return Ok(memory),
+        (Found::Refused(failure, _), false) => return Err(failure),
+        (Found::Region(_), true) => {
+            return Err(Failure::new(path.display(), "the region is there, and it is newer than the saved image")
+                .remedy("mount without --restore; to go on from the image all the same, move the region away first"));
+        }
+        (Found::Nothing, _) => None,
+        (Found::Refused(_, incarnation), true) => Some(incarnation),
+    };
+    let (newest, superblock, anchor) = image_in_place_of(path, images, wish)?;
+    if wish.read_only {
+        let image = Some((images[newest].file(), anchor.used_bytes.get().next_multiple_of(PAGE)));
+        let memory = PrivateMap::new(superblock.region_bytes, image).during("memory")?;
+        shoal_region::place_anchor(&anchor, &memory);
+        return Ok(Arc::new(memory));
+    }
+    // Under another name until it is whole: a restore that is cut off is begun anew.
+    let new = beside(path, "new");
+    let _ = fs::remove_file(&new);
+    let memory = SharedMap::create(&new, superblock.region_bytes, SharedKind::Battery).during("memory")?;
+    let random = u32::from_le_bytes(shoal_host::random_bytes().during("random numbers")?);
+    shoal_region::restore(&files, &memory, refused.unwrap_or(0), random).map_err(|error| no_image(path, error))?;
+    if refused.is_some() {
+        let kept = (1..).map(|n| beside(path, &format!("old-{n}"))).find(|kept| !kept.exists()).unwrap_or_default();
+        fs::rename(path, &kept).during(path.display())?;
+        tracing::warn!("{}: the region that was there is kept as {}", path.display(), kept.display());
+    }
+    fs::rename(&new, path).during(path.display())?;
+    tracing::warn!("{}: restored from the image saved last", path.display());
+    Ok(Arc::new(memory))
+}
+
+fn no_image(path: &Path, cause: shoal_region::Error) -> Failure {
+    Failure::new(path.display(), format!("the region is gone, and there is no saved image: {cause}"))
+        .remedy("if its file system is not mounted, mount it first")
+}
+
+/// The image a region that is gone may be restored from: which of the two, its superblock, its anchor.
+pub(crate) fn image_in_place_of(
+    path: &Path,
+    images: &[Arc<HostImage>; 2],
+    wish: &Wish<'_>,
+) -> Outcome<(usize, Superblock, AnchorRecord)> {
+    let (newest, superblock, anchor) =
+        shoal_region::newest_image(&shared(images)).map_err(|error| no_image(path, error))?;
+    if !wish.restore && anchor.flags.get() & ANCHOR_CLEAN == 0 {
+        let since = images[newest].file().metadata().and_then(|m| m.modified()).map(calendar::text).unwrap_or_default();
+        let cause = format!("the region is gone, and the saved image lacks everything since {since}");
+        return Err(Failure::new(path.display(), cause).remedy(
+            "bring the memory's file system back (is it mounted?), or mount with --restore to go on from the image",
+        ));
+    }
+    if !wish.restore && !wish.unmounted {
+        let cause = "the region is gone, and the saved image is older than the store's last mount, which had no end";
+        return Err(Failure::new(path.display(), cause).remedy(
+            "bring the memory's file system and the newest images back, or mount with --restore to go on from this image",
+        ));
+    }
+    Ok((newest, superblock, anchor))
+}
+
+fn beside(path: &Path, ending: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".");
+    name.push(ending);
+    name.into()
+}
+
+fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], wish: &Wish<'_>) -> Outcome<Found> {
+    let uuid = wish.uuid;
+    match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.is_dir() => return Err(Failure::new(path.display(), "is a directory, not a region")),
+        Ok(_) => {}
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Found::Nothing),
+        Err(error) => return Err(Failure::new(path.display(), error)),
+    }
+    let restore = "mount with --restore to go on from the saved image (this region is kept beside it)";
+    let damaged = |cause: Box<dyn std::error::Error + Send + Sync>| {
+        Ok(Found::Refused(Failure::new(path.display(), cause).remedy(restore), 0))
+    };
+    // A log that must be replayed to be read is replayed aside.
+    let open = if wish.read_only { SharedMap::open_aside } else { SharedMap::open };
+    let memory = match open(path, SharedKind::Battery) {
+        Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => return damaged(error.into()),
+        memory => memory.during("memory")?,
+    };
+    let mut page = [0; PAGE as usize];
+    if memory.len() < 4 * PAGE {
+        return damaged(format!("{} bytes are no region", memory.len()).into());
+    }
+    memory.read(SUPERBLOCK_AT, &mut page);
+    let superblock = match Superblock::decode(&page) {
+        Ok(superblock) => superblock,
+        Err(error) => return damaged(error.into()),
+    };
+    if uuid_text(&superblock.uuid) != uuid {
+        let cause = format!("the region belongs to store {}, the description to {uuid}", uuid_text(&superblock.uuid));
+        return Err(Failure::new(path.display(), cause).remedy("bring the files of one store together"));
+    }
+    if memory.len() < superblock.region_bytes {
+        let cause = format!("the region has {} of its {} bytes", memory.len(), superblock.region_bytes);
+        return damaged(cause.into());
+    }
+    memory.read(ANCHOR_AT[0], &mut page);
+    let anchor = match AnchorRecord::newest(&page) {
+        Ok(anchor) => anchor,
+        Err(error) => return damaged(error.into()),
+    };
+    let memory: Arc<dyn PersistentMemory> = Arc::new(memory);
+    // Old records over newer bytes would be no state of the store.
+    let end = match shoal_region::ring_end(&memory, &superblock, &anchor) {
+        Ok(end) => end,
+        Err(error) => {
+            let salvage = "copy out with `shoal salvage` what can be read, which is nearly everything";
+            let failure = Failure::new(path.display(), error).remedy(format!("{salvage}, or {restore}"));
+            return Ok(Found::Refused(failure, anchor.incarnation.get()));
+        }
+    };
+    use shoal_region::Error::{ImageBehind, ImageOlder, RegionBehind, RegionOlder};
+    Ok(match shoal_region::compare(images, &superblock, &anchor, end) {
+        Ok(()) => Found::Region(memory),
+        Err(error @ (RegionOlder { .. } | ImageOlder { .. } | RegionBehind { .. } | ImageBehind { .. })) => {
+            let missing = if matches!(error, RegionOlder { .. } | RegionBehind { .. }) {
+                "bring the newer region back (did its file system cover it?)"
+            } else {
+                "put the newer images back"
+            };
+            let failure = Failure::new(path.display(), error).remedy(format!("{missing}, or {restore}"));
+            Found::Refused(failure, anchor.incarnation.get())
+        }
+        Err(error) => return Err(Failure::new("saved images", error)),
+    })
+}

@@ -1,0 +1,204 @@
+//! A server's control socket (`STORE/control` of a mount's daemon): one JSON line asks, one JSON line answers.
+//!
+//! For what only the process that has the store or device open can tell: `df` and `inspect` of a mounted store, the
+//! `status` of its bulk device or of a served one, and changes of a network RAM disk's donors. The socket is for the
+//! owner alone. Its path is taken relative to the open directory, because the address of a UNIX socket holds 108 bytes
+//! and a store may lie deeper. Nothing here changes what a store holds.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, Permissions};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use shoal_devices::{DonorChange, During, Failure, Outcome};
+
+use crate::names::CONTROL;
+
+/// A question is one short line; a path in it has at most 4096 bytes, each up to 6 in JSON.
+const QUESTION_BYTES_MAX: u64 = 64 << 10;
+/// Nobody needs longer to ask or to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Except where a store with much to write must be durable first.
+const SYNC_PATIENCE: Duration = Duration::from_secs(600);
+
+/// What only the process that has a store or device open can tell or change.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "lowercase")]
+pub enum Question {
+    Df,
+    /// The path's bytes, which need not be text.
+    Inspect {
+        path: Vec<u8>,
+    },
+    /// Of the device, and of a mount's requests.
+    Status,
+    /// A change of the mount; towards read-only it is answered when everything is durable.
+    Remount {
+        read_only: bool,
+        access_times: String,
+    },
+    /// Other limits within the layout; those not named stay.
+    Resize {
+        memory_bytes: Option<u64>,
+        bulk_bytes: Option<u64>,
+    },
+    /// A change of a network RAM disk.
+    Donor {
+        change: DonorChange,
+        donor: String,
+    },
+}
+
+/// A report, or a sentence that says why there is none.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Answer {
+    Ok(serde_json::Value),
+    Error(String),
+}
+
+/// Opens the socket of a store and answers in a thread of its own until the process ends.
+pub fn serve(directory: &Path, answer: impl Fn(Question) -> Answer + Send + 'static) -> io::Result<()> {
+    serve_at(&directory.join(CONTROL), answer)
+}
+
+/// The same with a name of its own.
+pub fn serve_at(path: &Path, answer: impl Fn(Question) -> Answer + Send + 'static) -> io::Result<()> {
+    let (directory, name) = parts(path)?;
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let opened = File::open(directory)?;
+    let listener = UnixListener::bind(short_path(&opened, name))?;
+    fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    std::thread::Builder::new().name("control".into()).spawn(move || {
+        for stream in listener.incoming().flatten() {
+            if let Err(error) = converse(stream, &answer) {
+                tracing::debug!("control socket: {error}");
+            }
+        }
+    })?;
+    Ok(())
+}
+
+/// Takes the socket away.
+pub fn remove(directory: &Path) {
+    // A socket that stays behind refuses connections, which means the same.
+    remove_at(&directory.join(CONTROL));
+}
+
+/// The same with a name of its own.
+pub fn remove_at(path: &Path) {
+    let _ = fs::remove_file(path);
+}
+
+fn converse(stream: UnixStream, answer: &impl Fn(Question) -> Answer) -> io::Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut line = String::new();
+    BufReader::new((&stream).take(QUESTION_BYTES_MAX)).read_line(&mut line)?;
+    let answer = match serde_json::from_str(&line) {
+        Ok(question) => answer(question),
+        Err(error) => Answer::Error(format!("question not understood: {error}")),
+    };
+    let mut text = serde_json::to_string(&answer)?;
+    text.push('\n');
+    (&stream).write_all(text.as_bytes())
+}
+
+/// Asks the daemon of a store; `None` when there is none.
+pub fn ask(directory: &Path, question: &Question) -> Outcome<Option<serde_json::Value>> {
+    ask_at(&directory.join(CONTROL), &format!("daemon of {}", directory.display()), question)
+}
+
+/// Asks whoever answers at `path`; `what` names it.
+pub fn ask_at(path: &Path, what: &str, question: &Question) -> Outcome<Option<serde_json::Value>> {
+    let connect = || {
+        let (directory, name) = parts(path)?;
+        let opened = File::open(directory)?;
+        UnixStream::connect(short_path(&opened, name))
+    };
+    let connected = connect();
+    let stream = match connected {
+        Ok(stream) => stream,
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            return Ok(None);
+        }
+        Err(error) => return Err(Failure::new(what, error).remedy("ask as the user who started it, or as root")),
+    };
+    let mut line = String::new();
+    let mut exchange = || -> io::Result<()> {
+        let syncs = matches!(question, Question::Remount { .. } | Question::Resize { .. });
+        stream.set_read_timeout(Some(if syncs { SYNC_PATIENCE } else { PATIENCE }))?;
+        let mut text = serde_json::to_string(question)?;
+        text.push('\n');
+        (&stream).write_all(text.as_bytes())?;
+        BufReader::new(&stream).read_line(&mut line).map(drop)
+    };
+    exchange().during(what)?;
+    match serde_json::from_str(&line).during(what)? {
+        Answer::Ok(value) => Ok(Some(value)),
+        Answer::Error(error) => Err(Failure::told(error)),
+    }
+}
+
+fn parts(path: &Path) -> io::Result<(&Path, &OsStr)> {
+    let directory = path.parent().map(|parent| if parent.as_os_str().is_empty() { Path::new(".") } else { parent });
+    let wrong = || io::Error::new(io::ErrorKind::InvalidInput, "names no file");
+    directory.zip(path.file_name()).ok_or_else(wrong)
+}
+
+fn short_path(directory: &File, name: &OsStr) -> PathBuf {
+    Path::new(&format!("/proc/self/fd/{}", directory.as_raw_fd())).join(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn questions_are_answered_also_where_the_path_is_long() {
+        let dir = tempfile::tempdir().unwrap();
+        let deep = dir.path().join("d".repeat(200));
+        fs::create_dir(&deep).unwrap();
+        assert!(ask(&deep, &Question::Df).unwrap().is_none(), "nobody there");
+        let answer = |question| match question {
+            Question::Df => Answer::Ok(serde_json::json!({"x": 1})),
+            Question::Inspect { path } => Answer::Error(format!("no {path:?}")),
+            other => Answer::Error(format!("no {other:?}")),
+        };
+        serve(&deep, answer).unwrap();
+        assert_eq!(fs::metadata(deep.join(CONTROL)).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(ask(&deep, &Question::Df).unwrap().unwrap()["x"], 1);
+        let error = ask(&deep, &Question::Inspect { path: vec![47, 255] }).unwrap_err().to_string();
+        assert!(error.ends_with("no [47, 255]"), "{error}");
+        // A second daemon (after a crash of the first) takes the name over.
+        serve(&deep, |_| Answer::Ok(serde_json::json!(2))).unwrap();
+        assert_eq!(ask(&deep, &Question::Df).unwrap().unwrap(), 2);
+        remove(&deep);
+        assert!(ask(&deep, &Question::Df).unwrap().is_none());
+    }
+
+    #[test]
+    fn nonsense_gets_an_answer_and_does_not_end_the_service() {
+        let dir = tempfile::tempdir().unwrap();
+        serve(dir.path(), |_| Answer::Ok(serde_json::json!(1))).unwrap();
+        let opened = File::open(dir.path()).unwrap();
+        for nonsense in ["\n", "{\"ask\":\"rm\"}\n", "\u{0}\u{1}\n"] {
+            let mut stream = UnixStream::connect(short_path(&opened, OsStr::new(CONTROL))).unwrap();
+            stream.write_all(nonsense.as_bytes()).unwrap();
+            let mut line = String::new();
+            stream.read_to_string(&mut line).unwrap();
+            assert!(line.contains("not understood"), "{line}");
+        }
+        drop(UnixStream::connect(short_path(&opened, OsStr::new(CONTROL))).unwrap());
+        assert!(ask(dir.path(), &Question::Df).unwrap().is_some());
+    }
+}

@@ -1,0 +1,261 @@
+//! A store of its own with the same contents, without the room that the original takes but does not use.
+//!
+//! A damaged original is refused: its pages would get new sums, and the copy would look sound.
+//! The original is opened without writing: newest image, log replayed in memory. Its used segments become one image, its
+//! used bulk blocks a sparse file. What a mount would have to finish (orphans, truncations) is finished in the copy, by
+//! opening it once. The description is written last, after a check: an interrupted copy is no store.
+//! The copy has a uuid of its own: of two stores with one uuid either could be given the other's region or bulk device.
+
+use std::fs::{self, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use shoal_devices::{During, Failure, Outcome, new_uuid};
+use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, MemoryKind, Superblock};
+use shoal_format::{BULK_BLOCK, PAGE, SEGMENT};
+use shoal_fs::{Fs, Options};
+use shoal_host::{SEGMENT_BYTES, SegmentLog, SharedKind, SharedMap};
+use shoal_media::{BlockDevice, PersistentMemory};
+use shoal_region::View;
+
+use crate::description::{BulkPlace, Description};
+use crate::directory;
+use crate::images::{self, shared};
+use crate::memory::MemoryChoice;
+use crate::names::{BULK, DESCRIPTION_NEW, IMAGES, LOCK, LOG};
+use crate::progress::Progress;
+use crate::store::{Opened, Store};
+
+/// Bulk blocks copied at a time.
+const COPY_BLOCKS: u64 = 64;
+
+/// How a copy is made.
+#[derive(Clone, Debug, Default)]
+pub struct CopyOptions {
+    /// Where a copy of `battery` or `dax` memory has its region.
+    pub memory: Option<MemoryChoice>,
+    /// The copy replaces the store, and has its uuid.
+    pub keep_uuid: bool,
+}
+
+/// A copy that was made.
+#[derive(Debug, Serialize)]
+pub struct Copied {
+    pub store: String,
+    pub copy: String,
+    pub uuid: String,
+    pub region_bytes: u64,
+    pub bulk_bytes: u64,
+    pub inodes: u64,
+}
+
+impl Store {
+    /// Copies the store, which stays as it is, into a directory that is empty or not there yet.
+    pub fn copy_to(&self, new: &Path, options: &CopyOptions, watched: &dyn Progress) -> Outcome<Copied> {
+        let memory = memory_of_copy(&self.description.memory, options)?;
+        refuse_place(new, &self.directory)?;
+        self.refuse_damaged(watched)?;
+        let original = self.open(Options { read_only: true, ..Options::default() })?;
+        let made_here = missing(new);
+        let (directory, lock) = directory::prepare(new, false).inspect_err(|_| remove_empty(&made_here))?;
+        let superblock = original.fs.region().superblock();
+        let uuid = if options.keep_uuid { superblock.uuid } else { new_uuid()? };
+        let superblock = Superblock { uuid, ..*superblock };
+        let bulk = (superblock.bulk_blocks > 0).then(|| BulkPlace::File(BULK.into()));
+        let description = Description::new(&uuid, memory, bulk);
+        let copy = Store::assemble(directory.clone(), description.clone(), lock);
+        let copied = self.fill(copy, &original, &superblock, watched).and_then(|copied| {
+            description.write(&directory)?;
+            Ok(copied)
+        });
+        copied.inspect_err(|_| clear(&directory, &description, &made_here))
+    }
+
+    /// Copies what the original holds, finishes what is half-done, and checks the copy.
+    fn fill(&self, copy: Store, original: &Opened, superblock: &Superblock, watched: &dyn Progress) -> Outcome<Copied> {
+        let Opened { fs, recovery, bulk, .. } = original;
+        let bulk_bytes = match bulk {
+            Some(device) if superblock.bulk_blocks > 0 => {
+                copy_bulk(fs, &*device.block_device(), &copy.directory, watched)?
+            }
+            _ => 0,
+        };
+        // What is not yet durable on the original's bulk storage has been read, and is durable in the copy.
+        let whole = !recovery.power_lost;
+        let region_bytes = write_region(fs, &copy, superblock, recovery.clean, whole)?;
+        let copy = if recovery.clean { copy } else { finish(copy)? };
+        let checked = copy.check(true, watched)?;
+        if let Some(error) = checked.errors.first() {
+            let cause = format!("{} errors, the first: {error}", checked.errors.len());
+            return Err(Failure::new(format_args!("copy of {}", self.directory.display()), cause)
+                .remedy(format!("`shoal check {}` tells whether they are its own", self.directory.display())));
+        }
+        Ok(Copied {
+            store: self.directory.display().to_string(),
+            copy: copy.directory.display().to_string(),
+            uuid: copy.description.uuid.clone(),
+            region_bytes,
+            bulk_bytes,
+            inodes: checked.counts.inodes,
+        })
+    }
+}
+
+/// Before anything is made: a copy goes into a directory that is empty or does not exist, and not into its own original.
+fn refuse_place(new: &Path, source: &Path) -> Outcome<()> {
+    let absolute = std::path::absolute(new).during(new.display())?;
+    if directory::is_within(&absolute, source) {
+        return Err(Failure::new(new.display(), "lies in the store").remedy("name another directory"));
+    }
+    // The lock of an earlier attempt is nothing to lose.
+    directory::refuse_filled(&absolute, new, &[LOCK])
+}
+
+/// The directories on this path that are not there yet, the innermost first.
+fn missing(path: &Path) -> Vec<PathBuf> {
+    let Ok(absolute) = std::path::absolute(path) else { return Vec::new() };
+    absolute.ancestors().take_while(|above| !above.exists()).map(Path::to_path_buf).collect()
+}
+
+/// Removes directories that this copy made, as far as nobody put anything into them.
+fn remove_empty(made_here: &[PathBuf]) {
+    made_here.iter().for_each(|directory| drop(fs::remove_dir(directory)));
+}
+
+fn memory_of_copy(source: &MemoryChoice, options: &CopyOptions) -> Outcome<MemoryChoice> {
+    let mut memory = options.memory.clone().unwrap_or_else(|| source.clone());
+    if memory.kind() != source.kind() {
+        return Err(Failure::new("--memory", "is not the kind of memory the store has").misuse());
+    }
+    if let MemoryChoice::Battery(path) | MemoryChoice::Dax(path) = &mut memory {
+        *path = std::path::absolute(&*path).during(path.display())?;
+        if Some(&*path) == source.path() {
+            let remedy = format!("give the copy's region a place with --memory {}=PATH", source.kind().name());
+            return Err(Failure::new(path.display(), "is the store's own region").remedy(remedy).misuse());
+        }
+        if path.exists() {
+            return Err(Failure::new(path.display(), "exists").remedy("name a new file for the copy's region"));
+        }
+    }
+    Ok(memory)
+}
+
+/// Copies the blocks in use into a sparse file of the copy; how many bytes they are.
+fn copy_bulk(fs: &Fs, device: &dyn BlockDevice, directory: &Path, watched: &dyn Progress) -> Outcome<u64> {
+    let superblock = fs.region().superblock();
+    let path = directory.join(BULK);
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create_new(true).mode(0o600).open(&path).during(path.display())?;
+    file.set_len(superblock.bulk_blocks * BULK_BLOCK).during(path.display())?;
+    watched.begin("large files (blocks)", superblock.bulk_blocks);
+    let mut bytes = vec![0; (COPY_BLOCKS * BULK_BLOCK) as usize];
+    let mut used = 0;
+    for first in (0..superblock.bulk_blocks).step_by(COPY_BLOCKS as usize) {
+        let mut bits = [0; 8];
+        fs.region().read(superblock.bulk_bitmap + first / 8, &mut bits).during("bulk bitmap")?;
+        let word = u64::from_le_bytes(bits);
+        let mut block = 0;
+        while block < 64 && word >> block != 0 {
+            block += (word >> block).trailing_zeros() as u64;
+            let run = (!(word >> block)).trailing_zeros() as u64;
+            let at = (first + block) * BULK_BLOCK;
+            let bytes = &mut bytes[..(run * BULK_BLOCK) as usize];
+            device.read_into(at, bytes).during("bulk storage")?;
+            for (page, bytes) in bytes.chunks_exact(PAGE as usize).enumerate() {
+                if bytes.iter().any(|&byte| byte != 0) {
+                    file.write_all_at(bytes, at + page as u64 * PAGE).during(path.display())?;
+                }
+            }
+            used += run * BULK_BLOCK;
+            block += run;
+        }
+        watched.at(first);
+    }
+    file.sync_all().during(path.display())?;
+    watched.end();
+    Ok(used)
+}
+
+/// Writes the region as an image (`dax`: in place); how many bytes of it are in use.
+fn write_region(fs: &Fs, copy: &Store, superblock: &Superblock, clean: bool, whole: bool) -> Outcome<u64> {
+    let region = fs.region();
+    let space = region.space();
+    let ring = superblock.ring / PAGE..(superblock.ring + superblock.ring_bytes) / PAGE;
+    let read = |segment: u64, out: &mut [u8]| -> shoal_region::Result<()> {
+        region.read(segment * SEGMENT, out)?;
+        // The ring holds records of the original's log, and the copy's log is empty.
+        for (number, page) in out.chunks_exact_mut(PAGE as usize).enumerate() {
+            if ring.contains(&(segment * (SEGMENT / PAGE) + number as u64)) {
+                page.fill(0);
+            }
+        }
+        Ok(())
+    };
+    let directory = &copy.directory;
+    let images = match superblock.memory_kind {
+        MemoryKind::Dax => None,
+        _ => Some(images::create(directory)?),
+    };
+    if superblock.memory_kind == MemoryKind::Logged {
+        SegmentLog::create(&copy.log_path(), SEGMENT_BYTES).during("log")?;
+    }
+    let anchor = AnchorRecord {
+        magic: 0.into(),
+        generation: 1.into(),
+        uuid: superblock.uuid,
+        replay_lsn: 0.into(),
+        sealed_lsn: 0.into(),
+        replay_salt: 0.into(),
+        flags: if clean { ANCHOR_CLEAN } else { 0 }.into(),
+        boot_id: if whole && !clean { copy.period()? } else { [0; 16] },
+        used_bytes: space.touched_bytes.into(),
+        incarnation: 0.into(),
+        reserved: [0; 36],
+        crc: 0.into(),
+    }
+    .sealed();
+    match (&images, copy.description.memory.path()) {
+        (Some([image, _]), _) => shoal_region::write_image(&**image, superblock, anchor, read).during("image")?,
+        (None, Some(path)) => {
+            let memory = SharedMap::create(path, superblock.region_bytes, SharedKind::Dax).during("memory")?;
+            let mut bytes = vec![0; SEGMENT as usize];
+            for segment in 0..space.touched_bytes / SEGMENT {
+                read(segment, &mut bytes).during("region")?;
+                memory.write_through(segment * SEGMENT, &bytes);
+            }
+            memory.write_through(0, &superblock.encode());
+            memory.fence();
+            shoal_region::place_anchor(&anchor, &memory);
+            memory.sync().during("memory")?;
+        }
+        (None, None) => return Err(Failure::new("memory", "has no place")),
+    }
+    Ok(space.region_bytes - space.fixed_bytes - space.free_bytes)
+}
+
+/// Recovers the copy, as a mount would, and seals it; only the sealed image stays.
+fn finish(copy: Store) -> Outcome<Store> {
+    let copy = copy.restoring(true);
+    let opened = copy.open(Options::default())?;
+    opened.fs.shutdown().during(copy.directory.display())?;
+    drop(opened);
+    if copy.description.memory.kind() != MemoryKind::Dax {
+        let images = images::open(&copy.directory)?;
+        let (newest, _, _) = shoal_region::newest_image(&shared(&images)).during("image")?;
+        images[1 - newest].file().set_len(0).during("image")?;
+    }
+    Ok(copy)
+}
+
+/// After a failure nothing of the copy stays, unless its directory was there before.
+fn clear(directory: &Path, description: &Description, made_here: &[PathBuf]) {
+    let names = [IMAGES[0], IMAGES[1], BULK, DESCRIPTION_NEW];
+    let files = names.iter().map(|name| directory.join(name)).chain(description.memory.path().cloned());
+    files.for_each(|path: PathBuf| drop(fs::remove_file(path)));
+    let _ = fs::remove_dir_all(directory.join(LOG));
+    if !made_here.is_empty() {
+        let _ = fs::remove_file(directory.join(LOCK));
+    }
+    remove_empty(made_here);
+}

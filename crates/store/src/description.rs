@@ -1,0 +1,157 @@
+//! A store's description: the file `shoal.json` in its directory.
+//!
+//! Rules: it is written last when a store is made and first removed when it goes, at once or not at all, so a directory without
+//! it is not a store. Left out: what the media hold.
+
+use std::fs;
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use shoal_devices::{During, Failure, Kind, Outcome};
+
+use crate::memory::MemoryChoice;
+use crate::names::{DESCRIPTION, DESCRIPTION_NEW};
+
+const VERSION: u32 = 1;
+
+/// The store's description file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Description {
+    pub version: u32,
+    pub uuid: String,
+    pub memory: MemoryChoice,
+    pub bulk: Option<BulkPlace>,
+}
+
+/// Where a store has its bulk storage.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BulkPlace {
+    /// A file or a block device; relative to the store's directory.
+    File(PathBuf),
+    /// Any other device, by its name.
+    Device(String),
+}
+
+impl BulkPlace {
+    /// As people read it; a file of the store in this directory.
+    pub fn text(&self, directory: &Path) -> String {
+        match self {
+            BulkPlace::File(file) => directory.join(file).display().to_string(),
+            BulkPlace::Device(text) => text.clone(),
+        }
+    }
+}
+
+/// Where a new store is to have its bulk storage.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BulkChoice {
+    /// Nowhere: there are no large files.
+    None,
+    /// A file, which is made, or a block device.
+    File(PathBuf),
+    /// Any other device; it is there already.
+    Device(shoal_devices::Description),
+}
+
+impl FromStr for BulkChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<BulkChoice, String> {
+        match text.split_once(':') {
+            None if text == "none" => Ok(BulkChoice::None),
+            Some(("file", path)) if !path.is_empty() => Ok(BulkChoice::File(path.into())),
+            Some((scheme, _)) if Kind::of_scheme(scheme).is_some_and(|kind| kind.name != "file") => {
+                text.parse().map(BulkChoice::Device)
+            }
+            _ => Err("write `file:PATH`, `vlog:PATH`, an NBD URI, `netram:...` or `none`".into()),
+        }
+    }
+}
+
+impl Description {
+    pub(crate) fn new(uuid: &[u8; 16], memory: MemoryChoice, bulk: Option<BulkPlace>) -> Description {
+        Description { version: VERSION, uuid: shoal_devices::uuid_text(uuid), memory, bulk }
+    }
+
+    /// What `format` would have written where only the files of a store are left.
+    pub(crate) fn guess(bulk: Option<BulkPlace>) -> Description {
+        Description { version: VERSION, uuid: String::new(), memory: MemoryChoice::Logged, bulk }
+    }
+
+    /// The description of the store at `directory`, whether or not somebody uses it.
+    pub fn read(directory: &Path) -> Outcome<Description> {
+        let path = directory.join(DESCRIPTION);
+        let text = fs::read_to_string(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
+                Failure::new(directory.display(), "not a store").remedy("make one with `shoal format`")
+            }
+            _ => unreadable(directory, error.into()),
+        })?;
+        let description: Description =
+            serde_json::from_str(&text).map_err(|error| unreadable(directory, error.into()))?;
+        if description.version != VERSION {
+            let cause = format!("version {}, this program knows version {VERSION}", description.version);
+            return Err(Failure::new(path.display(), cause).remedy("use a newer shoal"));
+        }
+        Ok(description)
+    }
+
+    /// Makes the directory a store, at once or not at all.
+    pub fn write(&self, directory: &Path) -> Outcome<()> {
+        let (new, path) = (directory.join(DESCRIPTION_NEW), directory.join(DESCRIPTION));
+        let mut text = serde_json::to_string_pretty(self).during(path.display())?;
+        text.push('\n');
+        let write = || -> io::Result<()> {
+            let mut options = fs::OpenOptions::new();
+            let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+            file.write_all(text.as_bytes())?;
+            // The contents before the name: a store with an empty description would be none.
+            file.sync_all()?;
+            fs::rename(&new, &path)?;
+            fs::File::open(directory)?.sync_all()
+        };
+        write().during(path.display())
+    }
+
+    /// The file or block device of the bulk storage of the store in `directory`, where it is one.
+    pub fn bulk_path(&self, directory: &Path) -> Option<PathBuf> {
+        match &self.bulk {
+            Some(BulkPlace::File(file)) => Some(directory.join(file)),
+            Some(BulkPlace::Device(_)) | None => None,
+        }
+    }
+}
+
+/// A description that cannot be read, while the files of the store may be whole.
+fn unreadable(directory: &Path, error: Box<dyn std::error::Error + Send + Sync>) -> Failure {
+    let store = directory.display();
+    Failure::new(directory.join(DESCRIPTION).display(), error)
+        .remedy(format!("correct it or bring it back; `shoal salvage {store} DIR` copies out what can be read"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_description_is_what_it_was_and_refuses_other_versions() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut description = Description {
+            version: VERSION,
+            uuid: shoal_devices::uuid_text(&[7; 16]),
+            memory: MemoryChoice::Dax("/pmem/r".into()),
+            bulk: Some(BulkPlace::File("bulk".into())),
+        };
+        description.write(dir.path()).unwrap();
+        assert_eq!(Description::read(dir.path()).unwrap(), description);
+        description.version = 2;
+        description.write(dir.path()).unwrap();
+        assert!(Description::read(dir.path()).unwrap_err().to_string().contains("version 2"));
+        let missing = Description::read(&dir.path().join("x")).unwrap_err().to_string();
+        assert!(missing.contains("not a store; make one with"), "{missing}");
+    }
+}

@@ -1,0 +1,338 @@
+//! Makes a new, empty store.
+//!
+//! Sizes are limits, not allocations: memory is taken as files arrive, the bulk file is sparse. Rules: what is wanted wrongly is
+//! refused before anything is made; the description is written when everything else is in place.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use shoal_devices::size::human;
+use shoal_devices::{
+    Device, During, Failure, Outcome, is_block_device, new_uuid, refuse_if_in_use, refuse_if_not_empty,
+};
+use shoal_format::superblock::{Geometry, MemoryKind, Superblock};
+use shoal_format::{BULK_BLOCK, PAGE, REGION_BYTES_MAX, SEGMENT};
+use shoal_fs::Fs;
+use shoal_host::{FileDevice, StoreLock};
+use shoal_media::BlockDevice;
+
+use crate::description::{BulkChoice, BulkPlace, Description};
+use crate::directory;
+use crate::media::create_media;
+use crate::memory::MemoryChoice;
+use crate::names::BULK;
+use crate::store::Store;
+
+pub(crate) const MEMORY_BYTES_MIN: u64 = 8 << 20;
+const THRESHOLD_BYTES_MAX: u64 = 64 << 20;
+/// A log ring holds at least a few of the largest records.
+const RING_BYTES: std::ops::RangeInclusive<u64> = 4 << 20..=64 << 20;
+
+/// How a store is to be made.
+#[derive(Clone, Debug)]
+pub struct FormatOptions {
+    /// What holds metadata and small files.
+    pub memory: MemoryChoice,
+    /// The most they may take; half of the machine's memory unless named.
+    pub memory_bytes: Option<u64>,
+    /// Where the data of large files goes; into a file in the store unless named.
+    pub bulk: Option<BulkChoice>,
+    /// The most it may take; what holds it unless named.
+    pub bulk_bytes: Option<u64>,
+    /// Files longer than this are large.
+    pub threshold_bytes: u64,
+    /// Replace a store that is there, and overwrite what a device holds.
+    pub force: bool,
+}
+
+impl Default for FormatOptions {
+    fn default() -> FormatOptions {
+        FormatOptions {
+            memory: MemoryChoice::Logged,
+            memory_bytes: None,
+            bulk: None,
+            bulk_bytes: None,
+            threshold_bytes: 1 << 20,
+            force: false,
+        }
+    }
+}
+
+/// A store that was made.
+#[derive(Debug, Serialize)]
+pub struct Formatted {
+    pub store: String,
+    pub uuid: String,
+    pub memory: &'static str,
+    pub memory_bytes: u64,
+    pub bulk: Option<String>,
+    pub bulk_bytes: u64,
+    pub threshold_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warning: Option<String>,
+}
+
+impl Store {
+    /// Makes a store in this directory, which is empty or not there yet.
+    pub fn format(directory: &Path, options: &FormatOptions) -> Outcome<Formatted> {
+        let memory_bytes = memory_bytes(options.memory_bytes)?;
+        refuse_misuse(options)?;
+        let memory = memory_place(&options.memory)?;
+        refuse_bulk_place(directory, options)?;
+        let device = match &options.bulk {
+            Some(BulkChoice::Device(description)) => Some(open_empty(description, options)?),
+            _ => None,
+        };
+        let (directory, lock) = directory::prepare(directory, options.force)?;
+        let (bulk, bulk_bytes) = match &device {
+            Some(device) => elsewhere(&**device, options)?,
+            None => prepare_bulk(&directory, options)?,
+        };
+        let uuid = new_uuid()?;
+        let geometry = geometry(memory.kind(), uuid, memory_bytes, bulk_bytes, options)?;
+        make(&directory, lock, Description::new(&uuid, memory, bulk), geometry, device)
+    }
+}
+
+/// Makes the media and the file system on them, and the description last.
+fn make(
+    directory: &Path,
+    _lock: StoreLock,
+    description: Description,
+    geometry: Geometry,
+    device: Option<Arc<dyn Device>>,
+) -> Outcome<Formatted> {
+    let device = match (device, description.bulk_path(directory)) {
+        (None, Some(path)) => {
+            let opened = shoal_devices::file(path).open();
+            Some(Arc::from(opened.map_err(|failure| failure.within("bulk storage"))?))
+        }
+        (device, _) => device,
+    };
+    let superblock = Superblock::layout(geometry)
+        .map_err(|error| Failure::new("layout", error).remedy("raise --memory-size or lower --bulk-size"))?;
+    let media = create_media(directory, &description, &superblock, device)?;
+    let options = shoal_fs::FormatOptions {
+        geometry,
+        root_mode: 0o755,
+        root_uid: rustix::process::geteuid().as_raw(),
+        root_gid: rustix::process::getegid().as_raw(),
+    };
+    Fs::format(media.parts, &options).during(format_args!("store {}", directory.display()))?;
+    description.write(directory)?;
+    let warning = (!media.survives_power_loss).then(|| {
+        "the file system of the memory refuses MAP_SYNC: operations survive a process crash, not a power loss".into()
+    });
+    Ok(Formatted {
+        bulk: description.bulk.as_ref().map(|bulk| bulk.text(directory)),
+        store: directory.display().to_string(),
+        uuid: description.uuid,
+        memory: description.memory.kind().name(),
+        memory_bytes: superblock.region_bytes,
+        bulk_bytes: geometry.bulk_blocks * BULK_BLOCK,
+        threshold_bytes: geometry.threshold,
+        warning,
+    })
+}
+
+/// What cannot be, whatever the directory is like.
+fn refuse_misuse(options: &FormatOptions) -> Outcome<()> {
+    let threshold = options.threshold_bytes;
+    if threshold > THRESHOLD_BYTES_MAX {
+        return Err(Failure::new("--threshold", format!("{} is more than 64 MiB", human(threshold))).misuse());
+    }
+    if options.bulk == Some(BulkChoice::None) && options.bulk_bytes.is_some() {
+        return Err(Failure::new("--bulk-size", "there is no bulk storage with --bulk none").misuse());
+    }
+    Ok(())
+}
+
+/// The memory wanted, for a process in any directory; where its file is to be there must be one.
+fn memory_place(wanted: &MemoryChoice) -> Outcome<MemoryChoice> {
+    let mut memory = wanted.clone();
+    if let MemoryChoice::Battery(path) | MemoryChoice::Dax(path) = &mut memory {
+        *path = std::path::absolute(&path).during(path.display())?;
+        if let Some(parent) = path.parent() {
+            fs::metadata(parent).during(format_args!("memory {}", path.display()))?;
+        }
+    }
+    Ok(memory)
+}
+
+/// Before the store's directory is made: a format refused leaves nothing behind.
+fn refuse_bulk_place(directory: &Path, options: &FormatOptions) -> Outcome<()> {
+    let Some(BulkChoice::File(path)) = &options.bulk else { return Ok(()) };
+    let path = std::path::absolute(path).during(path.display())?;
+    let store = std::path::absolute(directory).during(directory.display())?;
+    if let Some(parent) = path.parent().filter(|parent| !parent.starts_with(&store)) {
+        fs::metadata(parent).during(format_args!("bulk storage {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn geometry(
+    memory_kind: MemoryKind,
+    uuid: [u8; 16],
+    memory_bytes: u64,
+    bulk_bytes: u64,
+    options: &FormatOptions,
+) -> Outcome<Geometry> {
+    let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_nanos() as u64);
+    Ok(Geometry {
+        memory_kind,
+        uuid,
+        region_bytes: memory_bytes,
+        bulk_blocks: bulk_bytes / BULK_BLOCK,
+        ring_bytes: (memory_bytes / 8).clamp(*RING_BYTES.start(), *RING_BYTES.end()) / PAGE * PAGE,
+        threshold: options.threshold_bytes,
+        hash_seed: u64::from_le_bytes(shoal_host::random_bytes().during("random numbers")?),
+        created_ns: created,
+    })
+}
+
+/// The size of a region that is wanted so large, or of one of which nothing is said.
+pub(crate) fn memory_bytes(wanted: Option<u64>) -> Outcome<u64> {
+    let bytes = wanted.unwrap_or_else(|| (shoal_host::memory_total_bytes() / 2).max(MEMORY_BYTES_MIN));
+    if !(MEMORY_BYTES_MIN..=REGION_BYTES_MAX).contains(&bytes) {
+        let cause = format!("{} is outside the range allowed", human(bytes));
+        return Err(Failure::new("--memory-size", cause).remedy("give 8M to 1T").misuse());
+    }
+    Ok(bytes / SEGMENT * SEGMENT)
+}
+
+/// Makes or opens what will hold large files; its place as the description names it, and its usable size.
+fn prepare_bulk(directory: &Path, options: &FormatOptions) -> Outcome<(Option<BulkPlace>, u64)> {
+    let file = match &options.bulk {
+        Some(BulkChoice::None | BulkChoice::Device(_)) => return Ok((None, 0)),
+        None => PathBuf::from(BULK),
+        Some(BulkChoice::File(path)) => {
+            let path = std::path::absolute(path).during(path.display())?;
+            path.strip_prefix(directory).map(Path::to_path_buf).unwrap_or(path)
+        }
+    };
+    let path = directory.join(&file);
+    let bytes = if is_block_device(&path) {
+        refuse_if_in_use(&path)?;
+        let device = FileDevice::open(&path).during("bulk storage")?;
+        refuse_if_not_empty(&device, path.display(), options.force)?;
+        let found = device.geometry().bytes;
+        let wanted = options.bulk_bytes.unwrap_or(found);
+        if wanted > found {
+            let cause = format!("{} is more than {} has ({})", human(wanted), path.display(), human(found));
+            return Err(Failure::new("--bulk-size", cause).misuse());
+        }
+        wanted
+    } else {
+        let parent = path.parent().unwrap_or(directory);
+        let bytes = match options.bulk_bytes {
+            Some(bytes) => bytes,
+            None => {
+                shoal_host::host_free_bytes(parent).during(format_args!("bulk storage {}", path.display()))?.total_bytes
+            }
+        } / BULK_BLOCK
+            * BULK_BLOCK;
+        FileDevice::create(&path, bytes).during("bulk storage")?;
+        bytes
+    };
+    let bytes = bytes / BULK_BLOCK * BULK_BLOCK;
+    if bytes == 0 {
+        return Err(Failure::new("--bulk-size", "smaller than one block of 64 KiB").remedy("use --bulk none").misuse());
+    }
+    Ok((Some(BulkPlace::File(file)), bytes))
+}
+
+/// Opens a device elsewhere; one that holds something is not overwritten by mistake.
+fn open_empty(description: &shoal_devices::Description, options: &FormatOptions) -> Outcome<Arc<dyn Device>> {
+    let description = description.absolute().during("--bulk")?;
+    let opened = description.open();
+    let device: Arc<dyn Device> = opened.map(Arc::from).map_err(|failure| failure.within("bulk storage"))?;
+    let block_device = device.block_device();
+    refuse_if_not_empty(&*block_device, description, options.force)?;
+    // A hint: what an earlier user left there takes no room any more.
+    let _ = shoal_media::trim(&*block_device, 0, block_device.geometry().bytes);
+    Ok(device)
+}
+
+/// Place and usable size of a device elsewhere.
+fn elsewhere(device: &dyn Device, options: &FormatOptions) -> Outcome<(Option<BulkPlace>, u64)> {
+    let found = device.block_device().geometry().bytes;
+    let wanted = options.bulk_bytes.unwrap_or(found);
+    if wanted > found {
+        let cause =
+            format!("{} is more than {} has ({})", human(wanted), device.description().without_secrets(), human(found));
+        return Err(Failure::new("--bulk-size", cause).misuse());
+    }
+    let bytes = wanted / BULK_BLOCK * BULK_BLOCK;
+    if bytes == 0 {
+        return Err(Failure::new("bulk storage", "smaller than one block of 64 KiB")
+            .remedy("use --bulk none")
+            .misuse());
+    }
+    Ok((Some(BulkPlace::Device(device.description().to_string())), bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::user::writer;
+
+    #[test]
+    fn a_formatted_store_opens_clean_and_empty_with_each_kind_of_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        for kind in ["logged", "battery", "dax"] {
+            let path = dir.path().join(kind);
+            let memory = match kind {
+                "logged" => kind.into(),
+                _ => format!("{kind}={}", dir.path().join(format!("{kind}.region")).display()),
+            };
+            let options = FormatOptions {
+                memory: memory.parse().unwrap(),
+                memory_bytes: Some(64 << 20),
+                bulk_bytes: Some(16 << 20),
+                threshold_bytes: 64 << 10,
+                ..FormatOptions::default()
+            };
+            Store::format(&path, &options).unwrap();
+            assert!(Store::format(&path, &options).unwrap_err().to_string().contains("--force"));
+            Store::format(&path, &FormatOptions { force: true, ..options }).unwrap();
+            let store = Store::acquire(&path, std::time::Duration::ZERO).unwrap();
+            assert_eq!(writer(&path), None, "{kind}");
+            let opened = store.open(shoal_fs::Options::default()).unwrap();
+            let fs = opened.fs;
+            assert!(opened.recovery.clean, "{kind}");
+            assert_eq!(fs.usage().inodes, 1, "{kind}");
+            assert_eq!(fs.usage().bulk_bytes, 16 << 20, "{kind}");
+            assert_eq!(fs.region().superblock().threshold, 64 << 10);
+            store.write_pid().unwrap();
+            assert_eq!(writer(&path), Some(std::process::id()));
+            assert!(!store.power_was_lost());
+            std::fs::write(path.join("pid"), "7\nanother boot\n").unwrap();
+            assert!(store.power_was_lost());
+            store.remove_pid();
+            fs.shutdown().unwrap();
+        }
+    }
+
+    #[test]
+    fn sizes_out_of_range_are_refused_before_anything_is_made() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("s");
+        let usual = FormatOptions::default;
+        for options in [
+            FormatOptions { memory_bytes: Some(7 << 20), ..usual() },
+            FormatOptions { memory_bytes: Some(2 << 40), ..usual() },
+            FormatOptions { threshold_bytes: 65 << 20, ..usual() },
+            FormatOptions { bulk: Some(BulkChoice::None), bulk_bytes: Some(1 << 30), ..usual() },
+        ] {
+            assert!(Store::format(&path, &options).unwrap_err().is_misuse(), "{options:?}");
+            assert!(!path.exists());
+        }
+        Store::format(&path, &FormatOptions { bulk_bytes: Some(1 << 10), ..usual() }).unwrap_err();
+        assert!(Store::describe(&path).is_err(), "a format that failed leaves no store");
+        let none = FormatOptions { bulk: Some(BulkChoice::None), memory_bytes: Some(8 << 20), force: true, ..usual() };
+        Store::format(&path, &none).unwrap();
+    }
+}

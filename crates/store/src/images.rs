@@ -1,0 +1,35 @@
+//! The two images of a region at rest, as files in the store's directory.
+//!
+//! Left out: which of them is current (`shoal_region`).
+
+use std::path::Path;
+use std::sync::Arc;
+
+use shoal_devices::{During, Failure, Outcome};
+use shoal_host::HostImage;
+use shoal_media::ImageFile;
+
+use crate::names::IMAGES;
+
+/// Opens those of the store in `directory`.
+pub fn open(directory: &Path) -> Outcome<[Arc<HostImage>; 2]> {
+    let store = directory.display();
+    let open = |name| {
+        HostImage::open(&directory.join(name)).map(Arc::new).map_err(|error| {
+            Failure::new("image", error)
+                .remedy(format!("bring it back; `shoal salvage {store} DIR` copies out what the other image holds"))
+        })
+    };
+    Ok([open(IMAGES[0])?, open(IMAGES[1])?])
+}
+
+/// Makes empty ones.
+pub fn create(directory: &Path) -> Outcome<[Arc<HostImage>; 2]> {
+    let create = |name| HostImage::create(&directory.join(name)).map(Arc::new).during("image");
+    Ok([create(IMAGES[0])?, create(IMAGES[1])?])
+}
+
+/// As the engine takes them.
+pub fn shared(images: &[Arc<HostImage>; 2]) -> [Arc<dyn ImageFile>; 2] {
+    [images[0].clone(), images[1].clone()]
+}

@@ -1,0 +1,113 @@
+//! How one file is stored: its inode's fields, where its record is, and every piece of its data.
+//!
+//! The report travels as JSON: of a mounted store only the process that has it open can tell.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use shoal_devices::{During, Failure, Outcome};
+use shoal_fs::{Fs, Options};
+
+use crate::store::Store;
+
+/// How a file is stored.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct FileReport {
+    pub path: String,
+    pub inode: u64,
+    pub generation: u32,
+    pub kind: String,
+    /// Permission bits, in octal.
+    pub permissions: String,
+    pub links: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub device: u32,
+    pub size_bytes: u64,
+    pub allocated_bytes: u64,
+    /// Nanoseconds since 1970.
+    pub accessed_ns: i64,
+    pub modified_ns: i64,
+    pub changed_ns: i64,
+    pub born_ns: i64,
+    pub layout: String,
+    pub flags: u8,
+    /// Offset of the inode's record in the region.
+    pub record_at: u64,
+    pub has_xattrs: bool,
+    pub pieces: Vec<Piece>,
+}
+
+/// A piece of its data.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct Piece {
+    pub file_at: u64,
+    pub bytes: u64,
+    /// `memory` or `bulk`.
+    pub tier: String,
+    /// Offset on it.
+    pub at: u64,
+    /// Written, but perhaps not yet durable.
+    pub new: bool,
+    /// Allocated, never written.
+    pub unwritten: bool,
+}
+
+impl FileReport {
+    /// Of the file at `path` within an open file system.
+    pub fn of(fs: &Fs, path: &Path) -> Outcome<FileReport> {
+        let resolved = fs.resolve(path.as_os_str().as_bytes()).during(path.display());
+        let ino = resolved.map_err(|failure| failure.remedy("name a path within the store"))?;
+        let placement = fs.placement(ino).during(path.display())?;
+        let (attr, inode) = (placement.attr, placement.inode);
+        let kind = match attr.mode >> 12 {
+            1 => "fifo",
+            2 => "character device",
+            4 => "directory",
+            6 => "block device",
+            8 => "file",
+            10 => "symbolic link",
+            12 => "socket",
+            other => return Err(Failure::new(path.display(), format!("mode {other:o} is of no known kind"))),
+        };
+        let pieces = placement.pieces.iter().map(|piece| Piece {
+            file_at: piece.file_at,
+            bytes: piece.len,
+            tier: if piece.bulk { "bulk" } else { "memory" }.into(),
+            at: piece.at,
+            new: piece.new,
+            unwritten: piece.unwritten,
+        });
+        Ok(FileReport {
+            path: path.display().to_string(),
+            inode: attr.ino,
+            generation: attr.generation,
+            kind: kind.into(),
+            permissions: format!("{:04o}", attr.mode & 0o7777),
+            links: attr.nlink,
+            uid: attr.uid,
+            gid: attr.gid,
+            device: attr.rdev,
+            size_bytes: attr.size,
+            allocated_bytes: inode.allocated,
+            accessed_ns: attr.atime,
+            modified_ns: attr.mtime,
+            changed_ns: attr.ctime,
+            born_ns: attr.btime,
+            layout: format!("{:?}", inode.layout).to_lowercase(),
+            flags: inode.flags,
+            record_at: placement.record_at,
+            has_xattrs: inode.xattr != shoal_format::SlotRef::NONE,
+            pieces: pieces.collect(),
+        })
+    }
+}
+
+impl Store {
+    /// Opens the store for reading and tells how the file at `path` within it is stored.
+    pub fn inspect(&self, path: &Path) -> Outcome<FileReport> {
+        let opened = self.open(Options { read_only: true, ..Options::default() })?;
+        FileReport::of(&opened.fs, path)
+    }
+}

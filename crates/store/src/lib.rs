@@ -1,0 +1,80 @@
+//! Stores: making, opening, describing, checking, copying, resizing and saving them.
+//!
+//! A store is a directory: a description, the media of a region (metadata and small files), and bulk storage for large files.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `names`, `description`, `directory`, `user` | what may be in a store's directory, what says that it is one, who uses it |
+//! | `memory`, `images`, `battery`, `media`, `host_room` | kinds of memory, and putting a store's media together |
+//! | `store` | a store this process has to itself, and its file system |
+//! | `format`, `check`, `repair`, `copy`, `resize`, `salvage` | one operation each, with its options and its report |
+//! | `report`, `inspect`, `read_only` | how a store, or one of its files, is |
+//! | `mounted`, `control`, `status` | a store that this process serves, its control socket, and how it is |
+//! | `volume` | files without a mount, for programs that embed Shoal: [`Volume`] |
+//! | `place` | finding a store from a path |
+//! | `progress`, `calendar` | what long work tells; moments in words |
+//!
+//! ```
+//! use shoal_store::{FormatOptions, Store};
+//!
+//! let dir = tempfile::tempdir()?;
+//! let path = dir.path().join("store");
+//! let made = Store::format(&path, &FormatOptions { memory_bytes: Some(64 << 20), ..FormatOptions::default() })?;
+//! assert_eq!(Store::describe(&path)?.uuid, made.uuid);
+//!
+//! let store = Store::acquire(&path, std::time::Duration::ZERO)?;
+//! assert!(store.check(true, &())?.is_sound());
+//! assert_eq!(store.report()?.files.inodes, 1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Errors are sentences that name the object and the remedy ([`Failure`]). Reports are plain data that serde knows; printing is
+//! the caller's. Left out: signals and logs of a daemon, the command line.
+
+#![forbid(unsafe_code)]
+
+mod battery;
+mod calendar;
+mod check;
+pub mod control;
+mod copy;
+mod description;
+mod directory;
+mod format;
+mod host_room;
+mod images;
+mod inspect;
+mod media;
+mod memory;
+mod mounted;
+mod names;
+pub mod place;
+mod progress;
+mod read_only;
+mod repair;
+mod report;
+mod resize;
+mod salvage;
+mod status;
+mod store;
+mod user;
+mod volume;
+
+pub use copy::{Copied, CopyOptions};
+pub use description::{BulkChoice, BulkPlace, Description};
+pub use format::{FormatOptions, Formatted};
+pub use inspect::{FileReport, Piece};
+pub use memory::{LossBounds, MemoryChoice};
+pub use mounted::{Mounted, Recovered, access_times_name};
+pub use names::{DAEMON_LOG, DESCRIPTION};
+pub use progress::Progress;
+pub use read_only::ReadOnly;
+pub use repair::Repaired;
+pub use report::{Files, StatFs, StoreReport, Tier};
+pub use resize::{Resized, Sizes, resize_mounted};
+pub use salvage::{Lost, Salvaged, Told, salvage};
+pub use shoal_devices::{Failure, Outcome};
+pub use status::{ExportReport, RequestReport, Status};
+pub use store::{LEAVING_PATIENCE, Opened, Store};
+pub use user::{holder, is_in_use, writer};
+pub use volume::{DirEntry, File, FileType, Metadata, ReadDir, Volume};

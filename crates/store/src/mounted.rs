@@ -1,0 +1,277 @@
+//! A store that this process serves to the kernel, and answers for on its control socket.
+//!
+//! Order: a dead mount of the same store cleared away, store opened, mount, control socket. When the mount is gone the store is
+//! shut down, and its bulk device closed. Left out: signals, the daemon's log and its session (the command line's).
+
+use std::ffi::OsStr;
+use std::fmt;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use shoal_devices::size::human;
+use shoal_devices::{Device, During, Failure, Outcome};
+use shoal_fs::{AccessTimes, Fs, Options};
+use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE};
+use shoal_fuse::{MountOptions, RequestCounts, Session, Unmounter};
+use tracing::{info, warn};
+
+use crate::control::{self, Answer, Question};
+use crate::description::{BulkPlace, Description};
+use crate::inspect::FileReport;
+use crate::read_only::ReadOnly;
+use crate::report::StoreReport;
+use crate::resize::{Sizes, resize_mounted};
+use crate::status::{RequestReport, Status};
+use crate::store::{Opened, Store};
+
+/// What opening a store for a mount had to do.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Recovered {
+    /// The store had been unmounted cleanly: nothing to recover.
+    pub clean: bool,
+    pub power_lost: bool,
+    pub records: u64,
+    pub log_bytes: u64,
+    pub open_ms: f64,
+}
+
+impl fmt::Display for Recovered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let after = if self.power_lost { "a power loss" } else { "a crash" };
+        let bytes = human(self.log_bytes);
+        write!(f, "recovered after {after}: {} records ({bytes}) replayed in {:.0} ms", self.records, self.open_ms)
+    }
+}
+
+/// A mounted store.
+pub struct Mounted {
+    store: Store,
+    session: Session,
+    bulk: Option<Arc<dyn Device>>,
+    read_only: bool,
+    recovered: Recovered,
+}
+
+impl Store {
+    /// Mounts the store. When this returns, the mount point answers, and the control socket too.
+    pub fn mount(self, mountpoint: &Path, options: &MountOptions) -> Outcome<Mounted> {
+        clear_dead_mount(&self.directory, mountpoint)?;
+        // Before the store is opened: a mount refused must leave it as it was.
+        shoal_fuse::check_mountpoint(mountpoint).map_err(Failure::told)?;
+        let begin = Instant::now();
+        let engine = Options { read_only: options.read_only, ..Options::default() };
+        let Opened { fs, recovery, bulk, survives_power_loss } = self.open(engine)?;
+        let recovered = Recovered {
+            clean: recovery.clean,
+            power_lost: recovery.power_lost,
+            records: recovery.records,
+            log_bytes: recovery.bytes,
+            open_ms: begin.elapsed().as_secs_f64() * 1e3,
+        };
+        fs.set_access_times(options.access_times);
+        let fs = Arc::new(fs);
+        if !options.read_only {
+            self.write_pid()?;
+        }
+        let session = shoal_fuse::mount(fs.clone(), mountpoint, options).map_err(|error| {
+            // The store was opened for nothing: leave it as clean as it was found.
+            if !options.read_only && fs.shutdown().is_ok() {
+                self.remove_pid();
+            }
+            Failure::told(error)
+        })?;
+        if !recovered.clean {
+            info!("{recovered}");
+        }
+        info!("{} is mounted on {}", self.directory.display(), mountpoint.display());
+        let asked = Asked {
+            fs,
+            directory: self.directory.clone(),
+            description: self.description.clone(),
+            mountpoint: mountpoint.to_path_buf(),
+            survives_power_loss,
+            bulk: bulk.clone(),
+            requests: session.request_counts(),
+        };
+        let listening = listen(&self.directory, asked);
+        let mounted = Mounted { store: self, session, bulk, read_only: options.read_only, recovered };
+        if let Err(failure) = listening {
+            // Nobody will use this mount; the socket's failure is what went wrong.
+            let _ = mounted.unmounter().unmount();
+            let _ = mounted.wait();
+            return Err(failure);
+        }
+        Ok(mounted)
+    }
+}
+
+impl Mounted {
+    /// The store's directory.
+    pub fn directory(&self) -> &Path {
+        self.store.directory()
+    }
+
+    /// What opening the store had to do.
+    pub fn recovered(&self) -> &Recovered {
+        &self.recovered
+    }
+
+    /// Ends the mount from any thread; [`Mounted::wait`] then returns.
+    pub fn unmounter(&self) -> Unmounter {
+        self.session.unmounter()
+    }
+
+    /// Serves until the mount is gone, however it went, and leaves the store clean.
+    pub fn wait(self) -> Outcome<()> {
+        let store = &self.store;
+        let name = store.directory.display();
+        let outcome = self.session.wait();
+        control::remove(&store.directory);
+        if let Some(Err(failure)) = self.bulk.as_ref().map(|bulk| bulk.close()) {
+            // The store is what it is; its bulk device takes longer to open next time.
+            warn!("{failure}");
+        }
+        match &outcome {
+            // The connection may fail as it likes: the store is clean.
+            Ok(()) | Err(shoal_fuse::Error::Connection(_)) => {
+                if self.read_only {
+                    info!("{name} is unmounted, as it was");
+                } else {
+                    store.remove_pid();
+                    info!("{name} is unmounted and clean");
+                }
+            }
+            Err(_) => {}
+        }
+        outcome.during(format_args!("store {name}"))
+    }
+}
+
+/// After a crash of its daemon a mount stays and answers nothing: it is taken away when its own store is mounted again.
+fn clear_dead_mount(directory: &Path, mountpoint: &Path) -> Outcome<()> {
+    let mounted = mount_table::mounted_at(mountpoint).during("table of mounts")?;
+    // The lock is ours, so no daemon serves that mount any more.
+    if mounted.is_some_and(|entry| entry.file_system_type == FILE_SYSTEM_TYPE && entry.source == directory) {
+        shoal_fuse::unmount_path(mountpoint, true).during(mountpoint.display())?;
+        warn!("took away the dead mount on {}", mountpoint.display());
+    }
+    Ok(())
+}
+
+fn listen(directory: &Path, asked: Asked) -> Outcome<()> {
+    match control::serve(directory, move |question| asked.answer(question)) {
+        // A full host has no inode for the socket, and its store must be served all the more.
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => {
+            warn!(
+                "control socket: {error}; `df`, `inspect` and `status` of this mount work again once there is room and it is remounted"
+            );
+            Ok(())
+        }
+        outcome => outcome.during("control socket"),
+    }
+}
+
+/// What the control socket answers from.
+struct Asked {
+    fs: Arc<Fs>,
+    directory: PathBuf,
+    description: Description,
+    mountpoint: PathBuf,
+    survives_power_loss: bool,
+    bulk: Option<Arc<dyn Device>>,
+    requests: RequestCounts,
+}
+
+impl Asked {
+    fn answer(&self, question: Question) -> Answer {
+        match self.answered(question) {
+            Ok(value) => Answer::Ok(value),
+            Err(failure) => Answer::Error(failure.to_string()),
+        }
+    }
+
+    fn answered(&self, question: Question) -> Outcome<serde_json::Value> {
+        let (fs, directory) = (&self.fs, &self.directory);
+        match question {
+            Question::Df => value(StoreReport::of(
+                fs,
+                directory,
+                &self.description,
+                Some(&self.mountpoint),
+                self.survives_power_loss,
+            )),
+            Question::Inspect { path } => value(FileReport::of(fs, Path::new(OsStr::from_bytes(&path)))?),
+            Question::Status => value(Status {
+                export: None,
+                store: Some(directory.display().to_string()),
+                failure: ReadOnly::of(fs),
+                device: self.bulk.as_ref().map(|bulk| bulk.report()),
+                requests: Some(self.requests.report().into_iter().map(RequestReport::from).collect()),
+            }),
+            Question::Remount { read_only, access_times } => {
+                remount(fs, directory, read_only, &access_times).map(|()| true.into())
+            }
+            Question::Resize { memory_bytes, bulk_bytes } => {
+                value(resize_mounted(fs, directory, &Sizes { memory_bytes, bulk_bytes })?)
+            }
+            Question::Donor { change, donor } => match &self.bulk {
+                Some(bulk) => {
+                    let done = bulk.change(change, &donor)?;
+                    // The next mount needs the new donor, too.
+                    let place = Some(BulkPlace::Device(bulk.description().to_string()));
+                    let description = Description { bulk: place, ..self.description.clone() };
+                    description.write(directory).map(|()| done.into())
+                }
+                None => Err(Failure::new(directory.display(), "has no bulk storage")),
+            },
+        }
+    }
+}
+
+fn value(report: impl Serialize) -> Outcome<serde_json::Value> {
+    serde_json::to_value(report).during("report")
+}
+
+const ACCESS_TIMES: [(&str, AccessTimes); 3] =
+    [("relative", AccessTimes::Relative), ("always", AccessTimes::Always), ("never", AccessTimes::Never)];
+
+/// What [`Question::Remount`] calls a rule for access times.
+pub fn access_times_name(rule: AccessTimes) -> &'static str {
+    ACCESS_TIMES.iter().find(|(_, known)| *known == rule).map_or("", |(name, _)| name)
+}
+
+/// What the daemon does about [`Question::Remount`].
+fn remount(fs: &Fs, directory: &Path, read_only: bool, access_times: &str) -> Outcome<()> {
+    let rule = ACCESS_TIMES.iter().find(|(name, _)| *name == access_times).map(|(_, rule)| *rule);
+    let rule = rule.ok_or_else(|| Failure::new("remount", format!("no rule `{access_times}` for access times")))?;
+    if fs.region().is_read_only() && !read_only {
+        return Err(Failure::new(directory.display(), "the store was opened for reading")
+            .remedy("unmount it, and mount it without `ro`"));
+    }
+    // The kernel refuses the programs' writes; the time stamps are written here.
+    fs.set_access_times(if read_only { AccessTimes::Never } else { rule });
+    if read_only { fs.sync().during(directory.display()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recovery_says_after_what_and_how_much() {
+        let recovered = Recovered { clean: false, power_lost: true, records: 3, log_bytes: 2048, open_ms: 1.6 };
+        assert_eq!(recovered.to_string(), "recovered after a power loss: 3 records (2 KiB) replayed in 2 ms");
+    }
+
+    #[test]
+    fn each_rule_for_access_times_has_a_name_of_its_own() {
+        for rule in [AccessTimes::Relative, AccessTimes::Always, AccessTimes::Never] {
+            let name = access_times_name(rule);
+            assert_eq!(ACCESS_TIMES.iter().filter(|(known, _)| *known == name).count(), 1, "{rule:?}");
+        }
+    }
+}

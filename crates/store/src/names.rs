@@ -1,0 +1,25 @@
+//! The files in a store's directory.
+//!
+//! | file | what |
+//! |---|---|
+//! | `shoal.json` | the description: version, uuid, kind of memory, where the bulk storage is; written last by `format` |
+//! | `image.0`, `image.1` | the region at rest (of `logged` and `battery` memory) |
+//! | `log/` | the log of `logged` memory |
+//! | `bulk` | data of large files, unless it is kept elsewhere |
+//! | `lock`, `pid`, `control`, `shoal.log` | one user at a time; the daemon, its socket and its log |
+
+/// The description.
+pub const DESCRIPTION: &str = "shoal.json";
+/// The description while it is being written.
+pub(crate) const DESCRIPTION_NEW: &str = "shoal.json.new";
+pub(crate) const IMAGES: [&str; 2] = ["image.0", "image.1"];
+pub(crate) const LOG: &str = "log";
+pub(crate) const BULK: &str = "bulk";
+pub(crate) const LOCK: &str = "lock";
+pub(crate) const PID: &str = "pid";
+pub(crate) const CONTROL: &str = "control";
+/// The log of the daemon that serves a mount.
+pub const DAEMON_LOG: &str = "shoal.log";
+/// Everything a store's directory may hold.
+pub(crate) const OWN_NAMES: [&str; 11] =
+    [DESCRIPTION, DESCRIPTION_NEW, IMAGES[0], IMAGES[1], LOG, BULK, DAEMON_LOG, "shoal.log.1", PID, LOCK, CONTROL];

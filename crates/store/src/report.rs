@@ -1,0 +1,137 @@
+//! What a store holds, tier by tier, and what a crash may cost.
+//!
+//! "Used" is what is neither free nor awaiting reuse. The report travels as JSON: of a mounted store only the process that has it
+//! open can tell. Left out: its text (the command line's).
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use shoal_devices::Outcome;
+use shoal_fs::{Fs, Options};
+
+use crate::description::Description;
+use crate::memory::LossBounds;
+use crate::read_only::ReadOnly;
+use crate::store::Store;
+
+/// How a store is.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct StoreReport {
+    pub store: String,
+    pub uuid: String,
+    pub mountpoint: Option<String>,
+    /// Why the store is read-only since something failed; absent while it is in order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<ReadOnly>,
+    pub memory: Tier,
+    pub bulk: Option<Tier>,
+    pub memory_kind: String,
+    pub files: Files,
+    /// Files longer than this are large.
+    pub threshold_bytes: u64,
+    /// Log that recovery would replay after a crash now.
+    pub log_bytes: u64,
+    pub compression: String,
+    pub loss: LossBounds,
+    /// The numbers of statfs(2).
+    pub statfs: StatFs,
+}
+
+/// The memory, or the bulk storage.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tier {
+    pub holds: String,
+    pub place: String,
+    pub size_bytes: u64,
+    pub used_bytes: u64,
+    pub free_bytes: u64,
+    /// Of the free bytes, what only deleting may use (memory), or what is free again soon (bulk).
+    pub reserved_bytes: u64,
+}
+
+/// What is in a store, by number.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Files {
+    pub inodes: u64,
+    pub directories: u64,
+    /// Files whose data is on the bulk storage.
+    pub large_files: u64,
+    /// Inodes found damaged since the store was opened; `shoal check --repair` settles them.
+    #[serde(default)]
+    pub damaged: u64,
+}
+
+/// As a mount answers statfs(2).
+#[derive(Debug, Serialize, Deserialize)]
+pub struct StatFs {
+    pub block_bytes: u64,
+    pub blocks: u64,
+    pub free: u64,
+    pub available: u64,
+    pub files: u64,
+    pub files_free: u64,
+}
+
+impl StoreReport {
+    /// Of an open file system of the store in `directory`.
+    pub fn of(
+        fs: &Fs,
+        directory: &Path,
+        description: &Description,
+        mountpoint: Option<&Path>,
+        survives_power_loss: bool,
+    ) -> StoreReport {
+        let (usage, statfs, superblock) = (fs.usage(), fs.statfs(), fs.region().superblock());
+        let bulk = description.bulk.as_ref().map(|bulk| Tier {
+            holds: "data of large files".into(),
+            place: bulk.text(directory),
+            size_bytes: usage.bulk_bytes,
+            used_bytes: usage.bulk_used,
+            free_bytes: usage.bulk_free,
+            reserved_bytes: usage.bulk_pending,
+        });
+        StoreReport {
+            store: directory.display().to_string(),
+            uuid: description.uuid.clone(),
+            mountpoint: mountpoint.map(|path| path.display().to_string()),
+            failure: ReadOnly::of(fs),
+            memory: Tier {
+                holds: "metadata and small files".into(),
+                place: description.memory.path().map_or(directory, PathBuf::as_path).display().to_string(),
+                // What its host has no room for is no capacity.
+                size_bytes: usage.region_used + usage.region_free,
+                used_bytes: usage.region_used,
+                free_bytes: usage.region_free,
+                reserved_bytes: usage.region_reserve.min(usage.region_free),
+            },
+            bulk,
+            memory_kind: superblock.memory_kind.name().into(),
+            files: Files {
+                inodes: usage.inodes,
+                directories: usage.directories,
+                large_files: usage.large_files,
+                damaged: fs.damaged_inodes(),
+            },
+            threshold_bytes: superblock.threshold,
+            log_bytes: usage.log_bytes,
+            compression: "none".into(),
+            loss: LossBounds::of(superblock.memory_kind, survives_power_loss),
+            statfs: StatFs {
+                block_bytes: statfs.block_bytes.into(),
+                blocks: statfs.blocks,
+                free: statfs.free,
+                available: statfs.available,
+                files: statfs.files,
+                files_free: statfs.files_free,
+            },
+        }
+    }
+}
+
+impl Store {
+    /// Opens the store for reading, its log replayed in memory, and tells how it is.
+    pub fn report(&self) -> Outcome<StoreReport> {
+        let opened = self.open(Options { read_only: true, ..Options::default() })?;
+        Ok(StoreReport::of(&opened.fs, &self.directory, &self.description, None, opened.survives_power_loss))
+    }
+}

@@ -1,0 +1,193 @@
+//! A store's files, opened for reading alone: every write is refused, and no lock, epoch or process number is left.
+//!
+//! Rules: what cannot be opened reads as zeros or is absent; the salvage names what is missing because of it.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use shoal_check::BulkData;
+use shoal_host::SEGMENT_BYTES;
+use shoal_media::{BlockDevice, ImageFile, LogDevice, MediaError, PersistentMemory, Result, block};
+
+fn refused<T>() -> Result<T> {
+    Err(MediaError::io("store", io::Error::from(io::ErrorKind::PermissionDenied)))
+}
+
+/// Fills `out`; what lies behind the end is zero.
+fn read_at(file: &File, at: u64, out: &mut [u8]) -> io::Result<()> {
+    let mut done = 0;
+    while done < out.len() {
+        match file.read_at(&mut out[done..], at + done as u64) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    out[done..].fill(0);
+    Ok(())
+}
+
+/// Reads page by page where the host refuses the whole: a bad sector costs its own page.
+fn read_what_can_be(file: &File, at: u64, out: &mut [u8]) {
+    if read_at(file, at, out).is_err() {
+        for (page, part) in out.chunks_mut(4096).enumerate() {
+            if read_at(file, at + page as u64 * 4096, part).is_err() {
+                part.fill(0);
+            }
+        }
+    }
+}
+
+pub struct ReadImage(Option<File>);
+
+impl ReadImage {
+    pub fn open(path: &Path) -> ReadImage {
+        ReadImage(File::open(path).ok())
+    }
+}
+
+impl ImageFile for ReadImage {
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        match &self.0 {
+            Some(file) => read_what_can_be(file, at, out),
+            None => out.fill(0),
+        }
+        Ok(())
+    }
+
+    fn stored_bytes(&self) -> Result<Option<u64>> {
+        Ok(self.0.as_ref().and_then(|file| file.metadata().ok()).map(|found| found.len()))
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> Result<()> {
+        refused()
+    }
+
+    fn sync(&self) -> Result<()> {
+        refused()
+    }
+}
+
+#[derive(Clone)]
+pub struct ReadMemory {
+    file: Arc<File>,
+    len: u64,
+}
+
+impl ReadMemory {
+    pub fn open(path: &Path) -> Option<ReadMemory> {
+        let file = Arc::new(File::open(path).ok()?);
+        let len = file.metadata().ok()?.len();
+        Some(ReadMemory { file, len })
+    }
+}
+
+impl PersistentMemory for ReadMemory {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn read(&self, at: u64, out: &mut [u8]) {
+        read_what_can_be(&self.file, at, out);
+    }
+
+    fn write(&self, _: u64, _: &[u8]) {}
+
+    fn zero(&self, _: u64, _: u64) {}
+
+    fn write_back(&self, _: u64, _: u64) {}
+
+    fn fence(&self) {}
+}
+
+/// The log's segments by their first position.
+pub struct ReadLog(BTreeMap<u64, PathBuf>);
+
+impl ReadLog {
+    /// `None`: there is no log.
+    pub fn open(path: &Path) -> Option<ReadLog> {
+        let mut segments = BTreeMap::new();
+        for entry in std::fs::read_dir(path).ok()?.flatten() {
+            let name = entry.file_name().into_string().unwrap_or_default();
+            if let Some(start) = name.strip_prefix("log-").and_then(|digits| u64::from_str_radix(digits, 16).ok()) {
+                segments.insert(start, entry.path());
+            }
+        }
+        (!segments.is_empty()).then_some(ReadLog(segments))
+    }
+}
+
+impl ReadLog {
+    /// What is missing of the files that should be there, in words. Segments are of one length, without gaps.
+    pub fn faults(&self) -> Vec<String> {
+        let mut faults = Vec::new();
+        let mut next = None;
+        for (&start, path) in &self.0 {
+            let name = path.display();
+            match std::fs::metadata(path).map(|found| found.len()) {
+                Ok(SEGMENT_BYTES) => {}
+                Ok(len) => {
+                    faults.push(format!("{name} has {len} of {SEGMENT_BYTES} bytes: later changes may be missing"));
+                }
+                Err(error) => faults.push(format!("{name}: {error}: later changes may be missing")),
+            }
+            if next.is_some_and(|next| start > next) {
+                let missing = next.unwrap_or(0);
+                faults
+                    .push(format!("the log's segment from position {missing} on is missing, and later ones are there"));
+            }
+            next = Some(start + SEGMENT_BYTES);
+        }
+        faults
+    }
+}
+
+impl LogDevice for ReadLog {
+    fn append(&self, _: u64, _: &[u8]) -> Result<()> {
+        refused()
+    }
+
+    fn sync(&self) -> Result<()> {
+        refused()
+    }
+
+    fn read(&self, position: u64, out: &mut [u8]) -> Result<usize> {
+        let Some((start, path)) = self.0.range(..=position).next_back() else { return Ok(0) };
+        // A segment that cannot be read ends the log, as one that is missing does.
+        let limit = self.0.range(position + 1..).next().map_or(u64::MAX, |(&next, _)| next - position);
+        let len = (out.len() as u64).min(limit) as usize;
+        let read = File::open(path).and_then(|file| file.read_at(&mut out[..len], position - start));
+        Ok(read.unwrap_or(0))
+    }
+
+    fn release(&self, _: u64) -> Result<()> {
+        refused()
+    }
+}
+
+pub struct ReadBulk(File);
+
+impl ReadBulk {
+    pub fn open(path: &Path) -> io::Result<ReadBulk> {
+        File::open(path).map(ReadBulk)
+    }
+}
+
+impl BulkData for ReadBulk {
+    fn read(&self, at: u64, out: &mut [u8]) -> std::result::Result<(), String> {
+        self.0.read_exact_at(out, at).map_err(|error| format!("bulk storage at {at}: {error}"))
+    }
+}
+
+pub struct BlockBulk(pub Arc<dyn BlockDevice>);
+
+impl BulkData for BlockBulk {
+    fn read(&self, at: u64, out: &mut [u8]) -> std::result::Result<(), String> {
+        block::read(self.0.as_ref(), at, out).map_err(|error| format!("bulk storage at {at}: {error}"))
+    }
+}

@@ -1,0 +1,237 @@
+//! Copies out all that can be read of a damaged store, and names what cannot.
+//!
+//! The reading is `shoal_check::salvage`; here the store's files are opened, for reading alone and without touching its lock
+//! (`media`), and the copy is made (`copy`).
+//! Left out: bulk storage whose opening writes (network RAM disks, virtual-log disks): its files are named as lost.
+
+mod copy;
+mod media;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde::Serialize;
+use shoal_check::{BulkData, ImageSource, SalvageSource, Salvaged as Found};
+use shoal_devices::size::human;
+use shoal_devices::{During, Failure, Outcome};
+use shoal_format::PAGE;
+use shoal_format::superblock::{ANCHOR_AT, AnchorRecord, SUPERBLOCK_AT, Superblock};
+use shoal_host::StoreLock;
+use shoal_media::{ImageFile, LogDevice, PersistentMemory};
+use shoal_region::Error::LogGap;
+
+use crate::description::{BulkPlace, Description};
+use crate::directory;
+use crate::names::{BULK, DESCRIPTION, IMAGES, LOG};
+use crate::progress::Progress;
+use crate::{place, user};
+
+/// What a salvage saved, and what it could not.
+#[derive(Debug, Serialize)]
+pub struct Salvaged {
+    pub store: String,
+    pub target: String,
+    pub directories: u64,
+    pub files: u64,
+    pub others: u64,
+    pub links: u64,
+    pub bytes: u64,
+    /// Inodes no name leads to; they are in `lost+found`.
+    pub unnamed: u64,
+    pub lost: Vec<Lost>,
+}
+
+/// Something that could not be read, or not be made in the copy.
+#[derive(Debug, Serialize)]
+pub struct Lost {
+    pub path: Option<String>,
+    pub from: Option<u64>,
+    pub to: Option<u64>,
+    pub why: String,
+}
+
+/// What a salvage tells while it goes on.
+pub enum Told<'a> {
+    Lost(&'a Lost),
+    /// What the target did not take beside name and contents; nothing is lost by it.
+    NotKept {
+        path: &'a str,
+        why: &'a str,
+    },
+}
+
+impl std::fmt::Display for Lost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(path) = &self.path {
+            write!(f, "/{path}: ")?;
+        }
+        if let (Some(from), Some(to)) = (self.from, self.to) {
+            write!(f, "bytes {from} to {to}: ")?;
+        }
+        f.write_str(&self.why)
+    }
+}
+
+/// Copies what can be read of the store in `directory` into `target`, which is empty or not there yet. The store stays as it is.
+pub fn salvage(
+    store: &Path,
+    target: &Path,
+    watched: &dyn Progress,
+    told: &mut dyn FnMut(Told<'_>),
+) -> Outcome<Salvaged> {
+    let directory = store.canonicalize().during(store.display())?;
+    // A store in use changes under the reader. Its lock is looked at, not taken: taking it writes to it.
+    if StoreLock::is_held(&directory) || place::is_mounted(&directory) {
+        return Err(Failure::new(directory.display(), "is in use").remedy("unmount it first"));
+    }
+    let description = describe(&directory)?;
+    let target = prepare(target, &directory)?;
+    let files = Files::open(&directory, &description);
+    watched.begin("looking for files", 0);
+    let mut copy = copy::Copy::new(target.clone(), told);
+    files.faults(&directory).into_iter().for_each(|why| copy.tell(Lost { path: None, from: None, to: None, why }));
+    let power_lost = user::power_was_lost(&directory, description.bulk_path(&directory));
+    let mut run = |image| {
+        let log = files.log.as_ref().map(|log| log as &dyn LogDevice);
+        let source = SalvageSource { image, log, bulk: files.bulk.as_deref(), power_lost };
+        let mut show = |found: &Found| {
+            if (found.files + found.directories).is_multiple_of(256) {
+                watched.begin(&format!("{} files, {}", found.files, human(found.bytes)), 0);
+            }
+        };
+        shoal_check::salvage(source, &mut copy, &mut show).during(directory.display())
+    };
+    let images = || ImageSource::Images([&files.images[0], &files.images[1]]);
+    // Memory that is gone, or not a region any more, has its saved image.
+    let found = match &files.memory {
+        Some(memory) => match run(ImageSource::Memory(memory as &dyn PersistentMemory))? {
+            Some(found) => Some(found),
+            None => run(images())?,
+        },
+        None => run(images())?,
+    };
+    watched.end();
+    let Some(found) = found else {
+        return Err(Failure::new(directory.display(), "no image of it has a superblock: nothing can be read")
+            .remedy("restore it from a backup"));
+    };
+    let lost = copy.finish();
+    Ok(Salvaged {
+        store: directory.display().to_string(),
+        target: target.display().to_string(),
+        directories: found.directories,
+        files: found.files,
+        others: found.others,
+        links: found.links,
+        bytes: found.bytes,
+        unnamed: found.unnamed,
+        lost,
+    })
+}
+
+/// A store's files, opened for reading; what cannot be opened is absent.
+struct Files {
+    images: [media::ReadImage; 2],
+    log: Option<media::ReadLog>,
+    memory: Option<media::ReadMemory>,
+    bulk: Option<Box<dyn BulkData>>,
+    /// Why there is no bulk storage although there should be.
+    no_bulk: Option<String>,
+}
+
+impl Files {
+    fn open(directory: &Path, description: &Description) -> Files {
+        let memory = description.memory.path().and_then(|path| media::ReadMemory::open(path));
+        let (bulk, no_bulk) = match bulk(directory, description) {
+            Ok(bulk) => (bulk, None),
+            Err(why) => (None, Some(why)),
+        };
+        let log = media::ReadLog::open(&directory.join(LOG));
+        Files { images: store_images(directory), log, memory, bulk, no_bulk }
+    }
+
+    /// What is wrong with the files themselves, in words.
+    fn faults(&self, directory: &Path) -> Vec<String> {
+        let mut faults = self.log.as_ref().map(media::ReadLog::faults).unwrap_or_default();
+        let older = self.memory.clone().and_then(|memory| {
+            let [first, second] = store_images(directory);
+            disagreement(Arc::new(memory), [Arc::new(first), Arc::new(second)])
+        });
+        faults.extend(older);
+        faults.extend(self.no_bulk.clone());
+        faults
+    }
+}
+
+/// Why a region is not the one its saved images are of, if so.
+fn disagreement(memory: Arc<dyn PersistentMemory>, images: [Arc<dyn ImageFile>; 2]) -> Option<String> {
+    if memory.len() < 4 * PAGE {
+        return None;
+    }
+    let mut page = [0; PAGE as usize];
+    memory.read(SUPERBLOCK_AT, &mut page);
+    let superblock = Superblock::decode(&page).ok().filter(|superblock| memory.len() >= superblock.region_bytes)?;
+    memory.read(ANCHOR_AT[0], &mut page);
+    let anchor = AnchorRecord::newest(&page).ok()?;
+    let end = match shoal_region::ring_end(&memory, &superblock, &anchor) {
+        Err(LogGap { next, .. }) => next,
+        end => end.ok()?,
+    };
+    let error = shoal_region::compare(&images, &superblock, &anchor, end).err()?;
+    Some(format!("{error}; large files may have the bytes of others, and changes may be missing"))
+}
+
+/// The description, or what `format` would have written, where it is gone.
+fn describe(directory: &Path) -> Outcome<Description> {
+    Description::read(directory).or_else(|failure| {
+        if !IMAGES.iter().any(|name| directory.join(name).exists()) {
+            return Err(failure);
+        }
+        let bulk = directory.join(BULK).exists().then(|| BulkPlace::File(BULK.into()));
+        Ok(Description::guess(bulk))
+    })
+}
+
+fn store_images(directory: &Path) -> [media::ReadImage; 2] {
+    IMAGES.map(|name| media::ReadImage::open(&directory.join(name)))
+}
+
+/// The target directory: new or empty, and not within the store.
+fn prepare(target: &Path, store: &Path) -> Outcome<PathBuf> {
+    let absolute = std::path::absolute(target).during(target.display())?;
+    if directory::is_within(&absolute, store) {
+        return Err(Failure::new(target.display(), "is within the store").remedy("name a directory elsewhere"));
+    }
+    match std::fs::create_dir(&absolute) {
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        outcome => outcome.during(target.display())?,
+    }
+    let canonical = absolute.canonicalize().during(target.display())?;
+    directory::refuse_filled(&canonical, target, &[])?;
+    Ok(canonical)
+}
+
+type Bulk = Box<dyn BulkData>;
+
+fn bulk(directory: &Path, description: &Description) -> Result<Option<Bulk>, String> {
+    let lost = |why: &dyn std::fmt::Display| format!("bulk storage: {why}; the data of large files is lost");
+    match &description.bulk {
+        None => Ok(None),
+        Some(BulkPlace::File(file)) => {
+            let path = directory.join(file);
+            let bulk = media::ReadBulk::open(&path).map_err(|error| lost(&format!("{}: {error}", path.display())))?;
+            Ok(Some(Box::new(bulk)))
+        }
+        Some(BulkPlace::Device(text)) => {
+            let device: shoal_devices::Description = text.parse().map_err(|error: String| lost(&error))?;
+            if device.kind().opening_writes {
+                return Err(lost(&format!(
+                    "opening {text} would write to it; export it with `shoal serve --read-only`, and name that as `bulk` in a copy of {}",
+                    DESCRIPTION
+                )));
+            }
+            let device = device.open().map_err(|failure| lost(&failure))?;
+            Ok(Some(Box::new(media::BlockBulk(device.block_device()))))
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Who uses a store: its lock, the process behind it, and whether an earlier one was cut off.
+//!
+//! Rules: whoever opens media holds the lock. Whoever serves a store for writing leaves its number, with the period in which that
+//! counts, and takes it away when the store is clean.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use shoal_devices::{During, Failure, Outcome, uuid_text};
+use shoal_host::StoreLock;
+
+use crate::names::{LOCK, LOG, PID};
+
+/// Did the machine, or a file system below, go down while the store was mounted? Its bulk storage may be the file `bulk`.
+pub(crate) fn power_was_lost(directory: &Path, bulk: Option<PathBuf>) -> bool {
+    let Ok(text) = fs::read_to_string(directory.join(PID)) else { return false };
+    let now = period(&[Some(directory.join(LOG)), bulk]).map(|id| uuid_text(&id)).unwrap_or_default();
+    // An earlier program named the boot alone.
+    let earlier = shoal_host::boot_id().map(|id| uuid_text(&id)).unwrap_or_default();
+    text.lines().nth(1).is_some_and(|boot| boot != now && boot != earlier)
+}
+
+/// Takes the lock of a store's directory.
+pub(crate) fn lock(directory: &Path) -> Outcome<StoreLock> {
+    StoreLock::acquire(directory).map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => Failure::told(error),
+        _ => Failure::new(format_args!("store {}", directory.display()), error),
+    })
+}
+
+/// Does another process use the store? An error where that cannot be known.
+pub fn is_in_use(directory: &Path) -> io::Result<bool> {
+    match StoreLock::acquire(directory) {
+        Ok(_) => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// The process that serves the store for writing, or died doing so.
+pub fn writer(directory: &Path) -> Option<u32> {
+    first_number(&directory.join(PID))
+}
+
+/// The process that holds the store's lock, or was the last to hold it.
+pub fn holder(directory: &Path) -> Option<u32> {
+    let lock = directory.join(LOCK);
+    // On a full host the file may be empty; the kernel knows all the same.
+    lock_owner(&lock).or_else(|| first_number(&lock))
+}
+
+/// The process that the kernel lists as the lock's owner.
+fn lock_owner(lock: &Path) -> Option<u32> {
+    let inode = fs::metadata(lock).ok()?.ino();
+    let locks = fs::read_to_string("/proc/locks").ok()?;
+    owners(&locks, inode).into_iter().find(|pid| {
+        // The device number may be another one than stat(2) tells (btrfs): the open file decides.
+        let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        open.into_iter().any(|link| fs::read_link(link.path()).is_ok_and(|path| path == lock))
+    })
+}
+
+/// Processes that hold a whole-file lock of an inode of this number, from the text of /proc/locks.
+fn owners(locks: &str, inode: u64) -> Vec<u32> {
+    let owner = |line: &str| -> Option<u32> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = words.get(5)?.rsplit(':').next()?.parse::<u64>().ok()?;
+        (words.get(1) == Some(&"FLOCK") && number == inode).then(|| words[4].parse().ok()).flatten()
+    };
+    locks.lines().filter_map(owner).collect()
+}
+
+/// Is the process gone, or on its way: killed, or giving back what it had?
+pub(crate) fn is_ending(pid: u32) -> bool {
+    let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    looks_ending(&read("stat"), &read("status"))
+}
+
+fn looks_ending(stat: &str, status: &str) -> bool {
+    const EXITING: u64 = 4;
+    const KILL_PENDING: u64 = 1 << 8;
+    // The name, in parentheses, may hold anything.
+    let Some((_, fields)) = stat.rsplit_once(')') else { return true };
+    let fields: Vec<&str> = fields.split_whitespace().collect();
+    let flags = fields.get(6).and_then(|flags| flags.parse().ok()).unwrap_or(0u64);
+    let pending = status.lines().filter_map(|line| line.split_once(':')).any(|(name, signals)| {
+        matches!(name, "SigPnd" | "ShdPnd")
+            && u64::from_str_radix(signals.trim(), 16).is_ok_and(|signals| signals & KILL_PENDING != 0)
+    });
+    matches!(fields.first(), None | Some(&"Z" | &"X")) || flags & EXITING != 0 || pending
+}
+
+fn first_number(path: &Path) -> Option<u32> {
+    fs::read_to_string(path).ok()?.lines().next()?.parse().ok()
+}
+
+/// The boot's number, and in each half of it that of one of the places: for two periods of one boot, and for a store and a
+/// snapshot or copy of it, they differ.
+pub(crate) fn period(places: &[Option<PathBuf>; 2]) -> Outcome<[u8; 16]> {
+    let mut period = shoal_host::boot_id().during("boot id")?;
+    for (half, place) in period.chunks_exact_mut(8).zip(places) {
+        let Some(place) = place.as_ref().filter(|place| place.exists()) else { continue };
+        let number = shoal_host::place_id(place).during("bulk storage or log")?;
+        half.iter_mut().zip(number.to_le_bytes()).for_each(|(byte, number)| *byte ^= number);
+    }
+    Ok(period)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernel_names_the_owner_of_a_lock() {
+        let locks = "1: FLOCK  ADVISORY  WRITE 6239 00:2f:257 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 77 00:2f:257 0 EOF\n\
+                     2: POSIX  ADVISORY  WRITE 5 08:01:257 0 EOF\n3: FLOCK ADVISORY READ 9 00:2f:25 0 EOF\n";
+        assert_eq!(owners(locks, 257), [6239]);
+        let dir = tempfile::tempdir().unwrap();
+        let directory = dir.path().canonicalize().unwrap();
+        let held = StoreLock::acquire(&directory).unwrap();
+        fs::write(directory.join("lock"), "").unwrap();
+        assert_eq!(holder(&directory), Some(std::process::id()), "the file is empty, as on a full host");
+        drop(held);
+        assert_eq!(holder(&directory), None);
+    }
+
+    #[test]
+    fn a_process_that_is_killed_or_gone_counts_as_ending() {
+        assert!(!is_ending(std::process::id()));
+        let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
+        assert!(!is_ending(child.id()));
+        child.kill().unwrap();
+        // Not waited for: from the kill on it must look so, first dying, then as a zombie.
+        assert!(is_ending(child.id()) || (0..100).any(|_| is_ending(child.id())));
+        child.wait().unwrap();
+        assert!(is_ending(child.id()));
+        let stat = |state: &str, flags: u32| format!("7 (a) b) {state} 1 7 7 0 -1 {flags} 0 0");
+        let status = |pending: &str| format!("Name:\tx\nSigPnd:\t{pending}\nShdPnd:\t0000000000000000\n");
+        assert!(!looks_ending(&stat("S", 0x400000), &status("0000000000004000")));
+        assert!(looks_ending(&stat("R", 0x400004), &status("0000000000000000")));
+        assert!(looks_ending(&stat("D", 0x400000), &status("0000000000000100")));
+        assert!(looks_ending(&stat("Z", 0x400000), ""));
+    }
+}

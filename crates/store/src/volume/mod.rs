@@ -1,0 +1,284 @@
+//! A store's file system for programs that embed Shoal: calls shaped like those of `std::fs`, without a mount.
+//!
+//! Rules: what a call did survives a crash of this process when it returns, and a power loss about a second later, or when
+//! [`Volume::sync`] or [`File::sync_all`] has returned; with `logged` memory, as under a mount. Permissions are not checked: who
+//! can open the store may do everything. Names are paths from the volume's root; symbolic links are followed within the volume.
+//! A volume is closed with [`Volume::close`], which tells whether the store is clean; one that is dropped is closed as well as it
+//! goes. Threads: one for the log, one for the bulk device, one for checkpoints and one for compaction, as a mount has.
+//! Left out: extended attributes, special files, who may do what.
+
+mod entries;
+mod file;
+mod walk;
+
+use std::io;
+use std::ops::ControlFlow;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use shoal_devices::{Device, During, Outcome};
+use shoal_fs::{Caller, Error, Fs, Options, RenameMode, SetAttr};
+use shoal_host::Ticker;
+
+use crate::store::{LEAVING_PATIENCE, Opened, Store};
+
+pub use entries::{DirEntry, FileType, Metadata, ReadDir};
+pub use file::File;
+use walk::Walked;
+
+/// Between two looks of a thread whether there is something to do.
+const PERIOD: Duration = Duration::from_millis(100);
+/// Bits taken from the permissions of what is made.
+const UMASK: u32 = 0o022;
+
+/// An open store, for this process alone.
+///
+/// ```
+/// use shoal_store::{FormatOptions, Store, Volume};
+///
+/// let dir = tempfile::tempdir()?;
+/// let path = dir.path().join("store");
+/// Store::format(&path, &FormatOptions { memory_bytes: Some(64 << 20), ..FormatOptions::default() })?;
+///
+/// let volume = Volume::open(&path)?;
+/// volume.create_dir_all("letters/2026")?;
+/// volume.write("letters/2026/draft", b"Dear reader")?;
+/// volume.rename("letters/2026/draft", "letters/2026/final")?;
+/// volume.sync()?;
+/// assert_eq!(volume.read("letters/2026/final")?, b"Dear reader");
+/// assert_eq!(volume.metadata("letters/2026/final")?.len(), 11);
+/// volume.close()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Volume {
+    fs: Arc<Fs>,
+    store: Store,
+    bulk: Option<Arc<dyn Device>>,
+    caller: Caller,
+    tickers: Vec<Ticker>,
+    is_closed: bool,
+}
+
+impl Volume {
+    /// Opens the file system of the store in `directory`. One whose last user is just leaving is waited for.
+    pub fn open(directory: impl AsRef<Path>) -> Outcome<Volume> {
+        Volume::of(Store::acquire(directory.as_ref(), LEAVING_PATIENCE)?, false)
+    }
+
+    /// The same without changing anything: the log is replayed in memory, and every change is refused.
+    pub fn open_read_only(directory: impl AsRef<Path>) -> Outcome<Volume> {
+        Volume::of(Store::acquire(directory.as_ref(), LEAVING_PATIENCE)?, true)
+    }
+
+    fn of(store: Store, read_only: bool) -> Outcome<Volume> {
+        let Opened { fs, bulk, .. } = store.open(Options { read_only, ..Options::default() })?;
+        let fs = Arc::new(fs);
+        let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+        let caller = Caller { uid, gid, umask: UMASK, hold: false };
+        let mut volume = Volume { fs, store, bulk, caller, tickers: vec![], is_closed: read_only };
+        if !read_only {
+            volume.store.write_pid()?;
+            volume.tickers = start_tickers(&volume.fs).during("threads of the volume")?;
+        }
+        Ok(volume)
+    }
+
+    /// Makes everything durable, and the store clean. Every [`File`] is closed by then.
+    pub fn close(mut self) -> Outcome<()> {
+        self.shut_down()
+    }
+
+    fn shut_down(&mut self) -> Outcome<()> {
+        self.tickers.clear();
+        if !std::mem::replace(&mut self.is_closed, true) {
+            self.fs.shutdown().during(self.store.directory().display())?;
+            self.store.remove_pid();
+        }
+        self.bulk.take().map_or(Ok(()), |bulk| bulk.close())
+    }
+
+    /// Makes everything done before the call durable.
+    pub fn sync(&self) -> io::Result<()> {
+        self.fs.sync().map_err(told)
+    }
+
+    /// The engine behind the volume, for what has no call here.
+    pub fn engine(&self) -> &Fs {
+        &self.fs
+    }
+
+    /// What is at the path, behind a symbolic link too.
+    pub fn metadata(&self, path: impl AsRef<Path>) -> io::Result<Metadata> {
+        Ok(Metadata::of(self.find(path.as_ref(), true)?.attr))
+    }
+
+    /// What is at the path; of a symbolic link, the link itself.
+    pub fn symlink_metadata(&self, path: impl AsRef<Path>) -> io::Result<Metadata> {
+        Ok(Metadata::of(self.find(path.as_ref(), false)?.attr))
+    }
+
+    /// Does the path lead to anything?
+    pub fn exists(&self, path: impl AsRef<Path>) -> io::Result<bool> {
+        match self.metadata(path) {
+            Ok(_) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Opens a file for reading and writing, truncated if it was there, made if it was not.
+    pub fn create(&self, path: impl AsRef<Path>) -> io::Result<File<'_>> {
+        File::create(self, path.as_ref())
+    }
+
+    /// Opens a file that is there, for reading and writing.
+    pub fn open_file(&self, path: impl AsRef<Path>) -> io::Result<File<'_>> {
+        File::open(self, path.as_ref())
+    }
+
+    /// The whole contents of a file.
+    pub fn read(&self, path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+        let file = self.open_file(path)?;
+        let mut bytes = vec![0; file.metadata()?.len() as usize];
+        let len = file.read_at(&mut bytes, 0)?;
+        bytes.truncate(len);
+        Ok(bytes)
+    }
+
+    /// Replaces the contents of a file, which is made if it is not there.
+    pub fn write(&self, path: impl AsRef<Path>, contents: impl AsRef<[u8]>) -> io::Result<()> {
+        self.create(path)?.write_all_at(contents.as_ref(), 0)
+    }
+
+    /// Makes a directory in one that is there.
+    pub fn create_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let place = self.walk(path.as_ref(), false)?;
+        if place.found.is_some() {
+            return Err(told(Error::Exists));
+        }
+        self.fs.mkdir(&self.caller, place.parent.ino(), &place.name, 0o777).map(drop).map_err(told)
+    }
+
+    /// Makes the directory and all those above it that are not there.
+    pub fn create_dir_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let mut above = PathBuf::new();
+        for part in path.as_ref().components() {
+            above.push(part);
+            match self.create_dir(&above) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                outcome => outcome?,
+            }
+        }
+        if self.metadata(path)?.is_dir() { Ok(()) } else { Err(told(Error::NotDirectory)) }
+    }
+
+    /// The entries of a directory, without `.` and `..`.
+    pub fn read_dir(&self, path: impl AsRef<Path>) -> io::Result<ReadDir<'_>> {
+        ReadDir::open(self, path.as_ref())
+    }
+
+    /// Gives a file or directory another name, which replaces what has that name.
+    pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
+        let (from, to) = (self.walk(from.as_ref(), false)?, self.walk(to.as_ref(), false)?);
+        let renamed = self.fs.rename(from.parent.ino(), &from.name, to.parent.ino(), &to.name, RenameMode::Replace);
+        renamed.map_err(told)
+    }
+
+    /// Gives a file a further name.
+    pub fn hard_link(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
+        let (original, link) = (self.find(original.as_ref(), false)?, self.walk(link.as_ref(), false)?);
+        self.fs.link(original.held.ino(), link.parent.ino(), &link.name, false).map(drop).map_err(told)
+    }
+
+    /// Makes a symbolic link with these contents.
+    pub fn symlink(&self, original: impl AsRef<Path>, link: impl AsRef<Path>) -> io::Result<()> {
+        let link = self.walk(link.as_ref(), false)?;
+        let target = original.as_ref().as_os_str().as_bytes();
+        self.fs.symlink(&self.caller, link.parent.ino(), &link.name, target).map(drop).map_err(told)
+    }
+
+    /// The contents of a symbolic link.
+    pub fn read_link(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
+        let found = self.find(path.as_ref(), false)?;
+        let target = self.fs.readlink(found.held.ino()).map_err(told)?;
+        Ok(std::ffi::OsString::from_vec(target).into())
+    }
+
+    /// Removes a name of anything but a directory.
+    pub fn remove_file(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let Walked { parent, name, .. } = self.walk(path.as_ref(), false)?;
+        self.fs.unlink(parent.ino(), &name).map_err(told)
+    }
+
+    /// Removes an empty directory.
+    pub fn remove_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let Walked { parent, name, .. } = self.walk(path.as_ref(), false)?;
+        self.fs.rmdir(parent.ino(), &name).map_err(told)
+    }
+
+    /// Removes a directory with all that is in it.
+    pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
+        let path = path.as_ref();
+        if !self.symlink_metadata(path)?.is_dir() {
+            return Err(told(Error::NotDirectory));
+        }
+        for entry in self.read_dir(path)? {
+            let entry = entry?;
+            let inner = path.join(entry.file_name());
+            match entry.file_type().is_dir() {
+                true => self.remove_dir_all(inner)?,
+                false => self.remove_file(inner)?,
+            }
+        }
+        self.remove_dir(path)
+    }
+
+    /// Sets the permission bits of what is at the path.
+    pub fn set_permissions(&self, path: impl AsRef<Path>, mode: u32) -> io::Result<()> {
+        let found = self.find(path.as_ref(), true)?;
+        let change = SetAttr { mode: Some(mode), ..SetAttr::default() };
+        self.fs.setattr(found.held.ino(), &change).map(drop).map_err(told)
+    }
+}
+
+impl Drop for Volume {
+    fn drop(&mut self) {
+        if let Err(failure) = self.shut_down() {
+            // The next opening recovers it, as after a crash.
+            tracing::error!("{failure}");
+        }
+    }
+}
+
+/// The engine's background work. Its errors are the store's own, which every later change meets.
+fn start_tickers(fs: &Arc<Fs>) -> io::Result<Vec<Ticker>> {
+    let every = |name: &str, work: fn(&Fs) -> shoal_fs::Result<()>| {
+        let fs = fs.clone();
+        let mut is_failing = false;
+        Ticker::start(name, PERIOD, move |_| {
+            let outcome = work(&fs);
+            if let (Err(error), false) = (&outcome, is_failing) {
+                tracing::error!("background work failed: {error}");
+            }
+            is_failing = outcome.is_err();
+            ControlFlow::Continue(())
+        })
+    };
+    Ok(vec![
+        every("log-clock", Fs::tick_log)?,
+        every("bulk-clock", Fs::tick_bulk)?,
+        every("checkpoint", |fs| if fs.checkpoint_due() { fs.checkpoint() } else { Ok(()) })?,
+        every("compaction", Fs::compact_tick)?,
+    ])
+}
+
+/// The engine's error as programs know those of the operating system.
+fn told(error: Error) -> io::Error {
+    let kind = io::Error::from_raw_os_error(error.errno()).kind();
+    io::Error::new(kind, error)
+}
+
+#[cfg(test)]
+mod tests;

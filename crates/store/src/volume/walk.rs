@@ -1,0 +1,113 @@
+//! From a path to an inode: component by component, through symbolic links.
+//!
+//! Rules: each inode on the way is held while it is used, so that none is reclaimed and given out again in between. A link's
+//! target that begins with `/` begins at the volume's root.
+
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path};
+
+use shoal_format::inode::{S_IFLNK, S_IFMT};
+use shoal_fs::{Attr, Error, Fs, ROOT};
+
+use super::{Volume, told};
+
+/// As many as the kernel follows on the way to one file.
+const LINKS_MAX: u32 = 40;
+const ELOOP: i32 = 40;
+
+/// A reference on an inode, given back at the end.
+pub(super) struct Held<'v> {
+    fs: &'v Fs,
+    ino: u64,
+}
+
+impl<'v> Held<'v> {
+    /// Takes over a reference that was taken already.
+    pub(super) fn taken(fs: &'v Fs, ino: u64) -> Held<'v> {
+        Held { fs, ino }
+    }
+
+    fn root(fs: &'v Fs) -> io::Result<Held<'v>> {
+        fs.hold(ROOT).map_err(told)?;
+        Ok(Held { fs, ino: ROOT })
+    }
+
+    pub(super) fn ino(&self) -> u64 {
+        self.ino
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.fs.forget(self.ino, 1);
+    }
+}
+
+/// An inode that a path leads to.
+pub(super) struct Found<'v> {
+    pub held: Held<'v>,
+    pub attr: Attr,
+}
+
+/// Where a path ends: a name in a directory, with what it is the name of, if there is any.
+pub(super) struct Walked<'v> {
+    pub parent: Held<'v>,
+    /// Empty for the root.
+    pub name: Vec<u8>,
+    pub found: Option<Found<'v>>,
+}
+
+impl Volume {
+    /// What a path leads to.
+    pub(super) fn find(&self, path: &Path, follow: bool) -> io::Result<Found<'_>> {
+        self.walk(path, follow)?.found.ok_or_else(|| told(Error::NotFound))
+    }
+
+    /// Goes to the end of a path; with `follow` also through a symbolic link at its end.
+    pub(super) fn walk(&self, path: &Path, follow: bool) -> io::Result<Walked<'_>> {
+        if path.as_os_str().is_empty() {
+            return Err(told(Error::NotFound));
+        }
+        let fs = &*self.fs;
+        let mut left = components(path);
+        let mut at = Held::root(fs)?;
+        let mut links = 0;
+        while let Some(name) = left.pop() {
+            let is_last = left.is_empty();
+            let attr = match fs.lookup(at.ino, &name, true) {
+                Err(Error::NotFound) if is_last => return Ok(Walked { parent: at, name, found: None }),
+                found => found.map_err(told)?,
+            };
+            let held = Held::taken(fs, attr.ino);
+            if attr.mode & S_IFMT as u32 == S_IFLNK as u32 && (follow || !is_last) {
+                links += 1;
+                if links > LINKS_MAX {
+                    return Err(io::Error::from_raw_os_error(ELOOP));
+                }
+                let target = fs.readlink(held.ino).map_err(told)?;
+                if target.starts_with(b"/") {
+                    at = Held::root(fs)?;
+                }
+                left.extend(components(Path::new(std::ffi::OsStr::from_bytes(&target))));
+            } else if is_last {
+                return Ok(Walked { parent: at, name, found: Some(Found { held, attr }) });
+            } else {
+                at = held;
+            }
+        }
+        // The root, or a link to it.
+        let attr = fs.getattr(at.ino).map_err(told)?;
+        Ok(Walked { parent: Held::root(fs)?, name: vec![], found: Some(Found { held: at, attr }) })
+    }
+}
+
+/// The names of a path, the last one first.
+fn components(path: &Path) -> Vec<Vec<u8>> {
+    let name = |component: Component<'_>| match component {
+        Component::Normal(name) => Some(name.as_bytes().to_vec()),
+        Component::ParentDir => Some(b"..".to_vec()),
+        Component::RootDir | Component::CurDir | Component::Prefix(_) => None,
+    };
+    path.components().rev().filter_map(name).collect()
+}
