@@ -72,7 +72,7 @@ impl Netram {
         }
         let mut disk = Netram {
             donors,
-            config: Config::default(),
+            config: Config { checkpoints: true, ..Config::default() },
             uuid: None,
             name: String::new(),
             secret: None,
@@ -241,7 +241,7 @@ impl fmt::Display for Netram {
         add("timeout", config.timeout_ms != usual.timeout_ms, &config.timeout_ms);
         add("dedicated-parity", config.dedicated_parity, &word(config.dedicated_parity));
         add("idle-cleaning", !config.idle_cleaning, &word(config.idle_cleaning));
-        add("checkpoints", config.checkpoints, &word(config.checkpoints));
+        add("checkpoints", !config.checkpoints, &word(config.checkpoints));
         add("name", !self.name.is_empty(), &self.name);
         if let Some(path) = &self.secret {
             add("secret", true, &path.display());
@@ -292,7 +292,7 @@ mod tests {
     fn donors_of_all_kinds_and_every_option_are_read_and_written_back() {
         let text = "netram:unix:/run/a,donor:7000,nbd+unix:///x?socket=/run/b%2Cc?policy=mirrored&streams=3&parity=2&\
                     buffer=16&block=8192&width=3&spare=30&size=1G&timeout=9&dedicated-parity=yes&idle-cleaning=no&\
-                    checkpoints=yes&name=me&secret=/s&tls-certificates=/c&lost-after=0.5&uuid=00010203-0405-0607-0809-0a0b0c0d0eff";
+                    checkpoints=no&name=me&secret=/s&tls-certificates=/c&lost-after=0.5&uuid=00010203-0405-0607-0809-0a0b0c0d0eff";
         let disk = netram(text);
         assert_eq!(disk.donors.len(), 3);
         assert_eq!(disk.donors[0], Donor::Unix("/run/a".into()));
@@ -303,8 +303,8 @@ mod tests {
         assert_eq!((config.policy, config.streams, config.parity), (Policy::Mirrored, 3, 2));
         assert_eq!((config.buffer_blocks, config.block_bytes, config.width), (16, 8192, 3));
         assert_eq!((config.spare_percent, config.bytes, config.timeout_ms), (30, Some(1 << 30), 9));
-        assert!(config.dedicated_parity && !config.idle_cleaning && config.checkpoints);
-        assert!(!netram("netram:a:1,b:1").config.checkpoints);
+        assert!(config.dedicated_parity && !config.idle_cleaning && !config.checkpoints);
+        assert!(netram("netram:a:1,b:1").config.checkpoints);
         assert_eq!((disk.name.as_str(), disk.lost_after), ("me", Duration::from_millis(500)));
         assert_eq!(disk.uuid.unwrap()[15], 255);
         assert_eq!(netram(&disk.to_string()), disk);
