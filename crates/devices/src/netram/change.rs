@@ -54,6 +54,12 @@ impl Inner {
             )
             .remedy("use another name there (name=NAME), or let its owner restart it"));
         }
+        // The keeper may be about to let go of the donor as it was.
+        let _joining = self.joining.lock();
+        // That one's connection would take the donor back from this one's.
+        let former = self.members.lock().remove(&name);
+        // Without the lock: its thread may be telling of its pressure.
+        drop(former);
         one.link.claim(Claim::Open(self.client)).map_err(|error| lease::refused(&one.donor, &error))?;
         // While the donors learn of a former change, the number of one that left cannot be another's yet.
         let begun = Instant::now();

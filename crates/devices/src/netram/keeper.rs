@@ -62,6 +62,8 @@ impl Inner {
 
     /// Connections to donors that are not used any more end, and what they lent is theirs again.
     fn let_go(&self) {
+        // A donor that joined again behind this look would be taken for the one that left, and lose what it holds.
+        let _joining = self.joining.lock();
         let status = self.disk.status();
         let states = |name: &str| {
             let named = status.donors.iter().filter(|donor| donor.name == name);

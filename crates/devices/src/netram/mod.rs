@@ -80,6 +80,8 @@ struct Inner {
     description: Mutex<Netram>,
     export: String,
     members: Arc<Mutex<BTreeMap<String, Member>>>,
+    /// Held while a donor joins or is let go of: what is found out of the one must not be acted on after the other.
+    joining: Mutex<()>,
     /// Donors that are not to be taken back.
     dismissed: Mutex<BTreeSet<String>>,
     /// Donors that are to be emptied, and dismissed then.
@@ -139,7 +141,8 @@ impl NetramDisk {
         description.config.policy = policy;
         let description = Mutex::new(description);
         let (members, dismissed, leaving) = (Arc::default(), Mutex::default(), Mutex::default());
-        let inner = Arc::new(Inner { disk, uuid, client, description, export, members, dismissed, leaving });
+        let joining = Mutex::default();
+        let inner = Arc::new(Inner { disk, uuid, client, description, export, members, joining, dismissed, leaving });
         for one in reached {
             inner.join(&one.donor.to_string(), one.link.clone());
         }
@@ -236,7 +239,9 @@ impl Inner {
             }
         };
         // First, so that what the watch is told at once has a place.
-        self.members.lock().insert(name.to_string(), Member { link: link.clone(), under_pressure: false });
+        let former = self.members.lock().insert(name.to_string(), Member { link: link.clone(), under_pressure: false });
+        // Without the lock: its thread may be telling of its pressure.
+        drop(former);
         link.watch(Watch {
             lost: Some(Box::new(lost)),
             taken_over: Some(Box::new(taken_over)),

@@ -1,4 +1,6 @@
-//! A volume against the same calls of `std::fs`, and over the ends of the process that has it open.
+//! A volume in use, over its own end and that of its process, and the errors it answers with.
+//!
+//! The stores are real ones in scratch directories. Left out: the engine (`shoal_fs`), power losses (its own tests).
 
 use std::collections::BTreeSet;
 
