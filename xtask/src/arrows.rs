@@ -23,6 +23,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("shoal-netram", &["shoal-format", "shoal-media"]),
     ("shoal-nbd", &["shoal-format", "shoal-media"]),
     ("shoal-writeback", &[]),
+    ("shoal-pack", &["shoal-format"]),
     ("shoal-fuse", &["shoal-format", "shoal-media", "shoal-fs", "shoal-host"]),
     ("shoal-lab", ASSEMBLY),
     ("shoal", ASSEMBLY),
@@ -42,6 +43,7 @@ const ASSEMBLY: &[&str] = &[
     "shoal-netram",
     "shoal-nbd",
     "shoal-writeback",
+    "shoal-pack",
     "shoal-fuse",
     "shoal-lab",
 ];

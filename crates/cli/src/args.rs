@@ -13,6 +13,7 @@ use crate::device::Description;
 use crate::donate::Allow;
 use crate::lab::LabArgs;
 use crate::memory::MemoryChoice;
+use crate::profile::ProfileArgs;
 use crate::size::Size;
 
 #[derive(Debug, Parser)]
@@ -67,6 +68,8 @@ pub enum Command {
     Donate(DonateArgs),
     /// Run the papers' experiments and print their figures beside ours
     Lab(LabArgs),
+    /// Make a profile of a tree: the tables with which inodes like its own are packed
+    Profile(ProfileArgs),
     /// Write the manual pages into a directory
     #[command(hide = true)]
     Man { directory: PathBuf },

@@ -3,7 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | `args`, `mount_options`, `size`, `memory` | what can be said on the command line |
-//! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `resize`, `salvage`, `inspect`, `bench`, `donate`, `lab`, `pages` | one command each |
+//! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `resize`, `salvage`, `inspect`, `bench`, `donate`, `lab`, `profile`, `pages` | one command each |
 //! | `serve`, `status` | a block device for NBD clients, and how it is; a network RAM disk's donors |
 //! | `device`, `open_device`, `nbd_link`, `netram_disk` | what devices are called, and putting them together |
 //! | `daemon`, `control` | the process that serves a mount, and its socket |
@@ -40,6 +40,7 @@ mod open_device;
 mod overwrite;
 mod pages;
 mod place;
+mod profile;
 mod progress;
 mod read_only;
 mod remount;
@@ -119,6 +120,7 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Bench(args) => bench::run(args)?,
         Command::Donate(args) => donate::run(args)?,
         Command::Lab(args) => lab::run(args)?,
+        Command::Profile(args) => profile::run(args)?,
         Command::Man { directory } => pages::write_manual(directory)?,
         Command::Completions { shell } => pages::print_completions(*shell)?,
     }
