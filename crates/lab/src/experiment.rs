@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::report::{Report, ReportError};
 use crate::trace::TraceError;
 use crate::tree::TreeError;
-use crate::{idle_time, inodes, netram, update_policy};
+use crate::{idle_time, inodes, netram, small_files, update_policy};
 
 /// Why an experiment could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +71,8 @@ pub enum Experiment {
     UpdatePolicy(update_policy::Options),
     /// Inodes: bytes and speed of mramfs' compressors and of Shoal's, on real trees
     Inodes(inodes::Options),
+    /// Small files: savings and speed of compressors by size, on real trees
+    SmallFiles(small_files::Options),
 }
 
 impl Experiment {
@@ -80,6 +82,7 @@ impl Experiment {
             Experiment::IdleTime(options) => options.run(common),
             Experiment::UpdatePolicy(options) => options.run(common),
             Experiment::Inodes(options) => options.run(common),
+            Experiment::SmallFiles(options) => options.run(common),
         }
     }
 
@@ -89,6 +92,7 @@ impl Experiment {
             "idle-time" => <idle_time::Options as Run>::PAPER,
             "update-policy" => <update_policy::Options as Run>::PAPER,
             "inodes" => <inodes::Options as Run>::PAPER,
+            "small-files" => <small_files::Options as Run>::PAPER,
             _ => "",
         }
     }

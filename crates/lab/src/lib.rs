@@ -11,6 +11,8 @@
 //! | `netram` | the network RAM disk's policies under a trace and a network |
 //! | `tree` | the inodes of directories and of ext images |
 //! | `inodes` | mramfs' compressors of inodes on real trees |
+//! | `processor` | processor time of a thread |
+//! | `small_files` | compressors of file data on real trees |
 //! | `update_policy` | update policies before a simulated disk, and what readers wait for |
 //!
 //! Rules: the code under test is the code that serves users, never a copy of it; what is modelled is the world around
@@ -25,7 +27,9 @@ pub mod inodes;
 pub mod netram;
 pub mod network;
 mod parallel;
+mod processor;
 pub mod report;
+pub mod small_files;
 pub mod trace;
 pub mod tree;
 pub mod update_policy;

@@ -65,34 +65,50 @@ impl BitWriter {
     }
 }
 
-/// Bytes of a reader's buffer: the longest code and the word behind it.
-const PADDED: usize = 72;
+/// Bytes behind a code that a reader loads with its last bits.
+const BEHIND: usize = 8;
 
-pub(crate) struct BitReader {
-    bytes: [u8; PADDED],
+/// A code of at most [`STRIPPED`] bytes with room behind it, so that a reader may load whole words.
+#[inline]
+pub(crate) fn padded(code: &[u8]) -> Result<[u8; STRIPPED + BEHIND], FormatError> {
+    let mut bytes = [0; STRIPPED + BEHIND];
+    let range = FormatError::Range { what: "inode code", field: "length", found: code.len() as u64 };
+    bytes[..STRIPPED].get_mut(..code.len()).ok_or(range)?.copy_from_slice(code);
+    Ok(bytes)
+}
+
+pub(crate) struct BitReader<'a> {
+    bytes: &'a [u8],
     at: u32,
     end: u32,
 }
 
-impl BitReader {
-    /// Reads a code of at most [`STRIPPED`] bytes.
+impl<'a> BitReader<'a> {
+    /// Reads a code of `len` bytes at the beginning of `bytes`, which are 8 more at least for the fast way.
     #[inline]
-    pub fn new(code: &[u8]) -> Result<BitReader, FormatError> {
-        if code.len() > STRIPPED {
-            return Err(FormatError::Range { what: "inode code", field: "length", found: code.len() as u64 });
-        }
-        let mut bytes = [0; PADDED];
-        bytes[..code.len()].copy_from_slice(code);
-        Ok(BitReader { bytes, at: 0, end: code.len() as u32 * 8 })
+    pub fn new(bytes: &'a [u8], len: usize) -> BitReader<'a> {
+        BitReader { bytes, at: 0, end: len as u32 * 8 }
     }
 
-    /// The next bits, at least [`STEP_BITS`] of them; zeros behind the end.
+    /// The next bits, at least [`STEP_BITS`] of them; what is behind the code is anything, and zeros behind the bytes.
     #[inline]
     pub fn peek(&self) -> u64 {
-        let byte = ((self.at / 8) as usize).min(PADDED - 8);
-        let mut word = [0; 8];
-        word.copy_from_slice(&self.bytes[byte..byte + 8]);
-        u64::from_le_bytes(word) >> (self.at % 8)
+        let byte = (self.at / 8) as usize;
+        let word = match self.bytes.get(byte..byte + 8) {
+            Some(word) => {
+                let mut bytes = [0; 8];
+                bytes.copy_from_slice(word);
+                u64::from_le_bytes(bytes)
+            }
+            None => self.last_word(byte),
+        };
+        word >> (self.at % 8)
+    }
+
+    #[cold]
+    fn last_word(&self, byte: usize) -> u64 {
+        let rest = self.bytes.get(byte..).unwrap_or_default();
+        rest.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte))
     }
 
     #[inline]
@@ -154,7 +170,7 @@ mod tests {
                 put.push((value, bits));
             }
             let code = writer.code(STRIPPED).unwrap();
-            let mut reader = BitReader::new(code).unwrap();
+            let mut reader = BitReader::new(code, code.len());
             for (value, bits) in put {
                 assert!(reader.end().is_err() || bits == 0 || reader.end - reader.at < 8, "seed {seed}");
                 assert_eq!(reader.take_wide(bits), value, "seed {seed}");
@@ -167,13 +183,13 @@ mod tests {
 
     #[test]
     fn padding_must_be_zero_and_short() {
-        let mut reader = BitReader::new(&[0b0000_0101]).unwrap();
+        let mut reader = BitReader::new(&[0b0000_0101], 1);
         assert_eq!(reader.take(3), 5);
         assert_eq!(reader.end(), Ok(()));
-        let mut reader = BitReader::new(&[0b0001_0101]).unwrap();
+        let mut reader = BitReader::new(&[0b0001_0101], 1);
         reader.take(3);
         assert!(reader.end().is_err());
-        let mut reader = BitReader::new(&[5, 0]).unwrap();
+        let mut reader = BitReader::new(&[5, 0], 2);
         reader.take(3);
         assert!(reader.end().is_err());
     }
@@ -185,11 +201,11 @@ mod tests {
             writer.put_wide(u64::MAX, 64);
         }
         assert!(writer.code(STRIPPED).is_none() && writer.code(usize::MAX).is_none());
-        let mut reader = BitReader::new(&[0xff; STRIPPED]).unwrap();
+        let mut reader = BitReader::new(&[0xff; STRIPPED], STRIPPED);
         for _ in 0..1000 {
             reader.take_wide(64);
         }
         assert!(reader.end().is_err());
-        assert!(BitReader::new(&[0; STRIPPED + 1]).is_err());
+        assert!(padded(&[0; STRIPPED + 1]).is_err());
     }
 }

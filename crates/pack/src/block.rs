@@ -7,10 +7,11 @@
 
 use shoal_format::{FormatError, checksum};
 
+use crate::bits::BitReader;
 use crate::codec::{BASES_MAX, Code, Codec, Context};
 use crate::hybrid::Hybrid;
-use crate::record::{Record, VERBATIM_MAX};
-use crate::times;
+use crate::record::{Record, STRIPPED, VERBATIM_MAX};
+use crate::times::Bases;
 use crate::triplet::Triplets;
 
 /// Inodes of a block.
@@ -55,15 +56,9 @@ impl BlockBytes {
         self.len += bytes.len();
     }
 
-    fn fill(
-        &mut self,
-        items: &[Item; BLOCK_INODES],
-        number: u8,
-        profile: Option<&Hybrid>,
-        bases: &[i64],
-        context: &Context,
-    ) {
+    fn fill(&mut self, items: &[Item; BLOCK_INODES], number: u8, profile: Option<&Hybrid>, context: &Context) {
         self.len = 4;
+        let bases = context.bases.times();
         self.push(&[number, bases.len() as u8]);
         for base in bases {
             self.push(&base.to_le_bytes());
@@ -104,13 +99,12 @@ pub fn pack(items: &[Item; BLOCK_INODES], profiles: &[Hybrid], triplets: &Triple
             used += 1;
         }
     }
-    let (bases, count) = times::bases(&records[..used]);
-    let context = Context { triplets, bases };
-    out.fill(items, 0, profiles.first(), &bases[..count], &context);
+    let context = Context { triplets, bases: Bases::of(&records[..used]) };
+    out.fill(items, 0, profiles.first(), &context);
     if profiles.len() > 1 {
         let mut other = BlockBytes::default();
         for (number, profile) in profiles.iter().enumerate().skip(1).take(usize::from(u8::MAX)) {
-            other.fill(items, number as u8, Some(profile), &bases[..count], &context);
+            other.fill(items, number as u8, Some(profile), &context);
             if other.len < out.len {
                 out.len = 0;
                 out.push(other.bytes());
@@ -123,7 +117,7 @@ pub fn pack(items: &[Item; BLOCK_INODES], profiles: &[Hybrid], triplets: &Triple
 #[derive(Clone, Copy, Debug)]
 pub struct Block<'a> {
     profile: u8,
-    bases: [i64; BASES_MAX],
+    bases: Bases,
     lengths: &'a [u8; BLOCK_INODES],
     starts: [u16; BLOCK_INODES],
     codes: &'a [u8],
@@ -144,11 +138,12 @@ impl<'a> Block<'a> {
         if usize::from(count) > BASES_MAX {
             return Err(FormatError::Range { what, field: "bases", found: count.into() });
         }
-        let mut bases = [0; BASES_MAX];
-        for base in &mut bases[..count.into()] {
+        let mut times = [0; BASES_MAX];
+        for time in &mut times[..count.into()] {
             let (bytes, after) = rest.split_first_chunk::<8>().ok_or_else(|| short(HEAD + 8))?;
-            (*base, rest) = (i64::from_le_bytes(*bytes), after);
+            (*time, rest) = (i64::from_le_bytes(*bytes), after);
         }
+        let bases = Bases::new(&times[..count.into()]);
         let (lengths, codes) = rest.split_first_chunk::<BLOCK_INODES>().ok_or_else(|| short(HEAD + BLOCK_INODES))?;
         let mut starts = [0; BLOCK_INODES];
         let mut at = 0u16;
@@ -196,11 +191,15 @@ impl<'a> Block<'a> {
             wide[..bytes].copy_from_slice(&self.codes[start..start + bytes]);
             return Ok(Item::Free { generation: u32::from_le_bytes(wide) });
         }
-        let code = &self.codes[start..start + usize::from(length)];
+        let length = usize::from(length);
         let record = match profiles.get(usize::from(self.profile)) {
-            Some(profile) => profile.decode(code, &Context { triplets, bases: self.bases })?,
-            // Verbatim records need no profile; the code of another length is refused.
-            None => Record::read_verbatim(code)?,
+            Some(profile) if length <= STRIPPED => {
+                let context = Context { triplets, bases: self.bases };
+                // The bytes of the next codes let the reader load whole words.
+                profile.read(BitReader::new(&self.codes[start..], length), &context)?
+            }
+            // Verbatim records need no profile; a code that needs one is refused.
+            _ => Record::read_verbatim(&self.codes[start..start + length])?,
         };
         Ok(Item::Used(record))
     }
@@ -216,7 +215,7 @@ mod tests {
     fn profile(seed: u64) -> Hybrid {
         let mut counts = HybridCounts::default();
         for block in tree(seed, 400).chunks(16) {
-            let (bases, _) = times::bases(block);
+            let bases = Bases::of(block);
             block.iter().for_each(|record| counts.add(record, &bases));
         }
         counts.codec()

@@ -9,6 +9,7 @@ use shoal_format::FormatError;
 
 use crate::bits::BitWriter;
 use crate::record::{Record, STRIPPED, VERBATIM_MAX};
+use crate::times::Bases;
 use crate::triplet::Triplets;
 
 /// Times that a block offers as a reference.
@@ -18,8 +19,8 @@ pub const BASES_MAX: usize = 3;
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
     pub triplets: &'a Triplets,
-    /// Times of the block; those that are not used are 0.
-    pub bases: [i64; BASES_MAX],
+    /// Times of the block.
+    pub bases: Bases,
 }
 
 /// The code of one inode.

@@ -309,7 +309,7 @@ mod tests {
                     let mut writer = BitWriter::new();
                     code.put(&mut writer, value);
                     assert_eq!(writer.len() as u32, code.cost(value), "seed {seed} {code:?}");
-                    let mut reader = BitReader::new(writer.code(STRIPPED).unwrap()).unwrap();
+                    let mut reader = BitReader::new(writer.code(STRIPPED).unwrap(), writer.len().div_ceil(8));
                     assert_eq!(code.take(&mut reader), Ok(value), "seed {seed} {code:?}");
                     assert_eq!(reader.end(), Ok(()), "seed {seed} {code:?}");
                 }

@@ -190,7 +190,7 @@ mod tests {
             let mut writer = BitWriter::new();
             gamma.put(&mut writer, value);
             assert_eq!(writer.len() as u32, gamma.cost(value));
-            let mut reader = BitReader::new(writer.code(STRIPPED).unwrap()).unwrap();
+            let mut reader = BitReader::new(writer.code(STRIPPED).unwrap(), writer.len().div_ceil(8));
             assert_eq!(gamma.take(&mut reader), Ok(value), "seed {seed}");
             assert_eq!(reader.end(), Ok(()), "seed {seed}");
         }
@@ -205,7 +205,7 @@ mod tests {
         for other in [&[1, 3, 7, 12][..], &[8, 16, 24], &[4, 8, 12, 16, 20, 24], &[24], &[]] {
             assert!(bits(&best) <= bits(&Gamma::new(other, 32).unwrap()), "{other:?}");
         }
-        let mut reader = BitReader::new(&[0xff; 8]).unwrap();
+        let mut reader = BitReader::new(&[0xff; 8], 8);
         assert!(best.take(&mut reader).is_err());
         assert!(Gamma::new(&[63, 63, 63], 64).is_err());
         assert!(Gamma::new(&[1; BUCKETS_MAX], 64).is_err());

@@ -11,6 +11,10 @@ use crate::bits::{BitReader, BitWriter};
 
 /// Longest code in bits.
 pub(crate) const LEN_MAX: u32 = 12;
+/// Longest code of a small alphabet: its table then stays in the fastest cache.
+const LEN_MAX_SMALL: u32 = 9;
+/// Symbols of a small alphabet at most.
+const SMALL: usize = 80;
 /// Most symbols of an alphabet.
 pub(crate) const SYMBOLS_MAX: usize = 1024;
 
@@ -18,8 +22,8 @@ pub(crate) const SYMBOLS_MAX: usize = 1024;
 pub(crate) struct Huffman {
     /// Code and its length, by symbol; the code's first bit is its lowest.
     codes: Vec<(u16, u8)>,
-    /// Symbol and length, by the next `look` bits.
-    table: Vec<(u16, u8)>,
+    /// Symbol and, in the low four bits, length, by the next `look` bits.
+    table: Vec<u16>,
     look: u32,
 }
 
@@ -39,7 +43,7 @@ impl Huffman {
             if lengths[0] != 0 {
                 return Err(refuse(lengths[0].into()));
             }
-            return Ok(Huffman { codes: vec![(0, 0)], table: vec![(0, 0)], look: 0 });
+            return Ok(Huffman { codes: vec![(0, 0)], table: vec![0], look: 0 });
         }
         let mut filled = 0u32;
         for &length in lengths {
@@ -53,7 +57,7 @@ impl Huffman {
         }
         let look = lengths.iter().copied().max().unwrap_or(0);
         let mut codes = vec![(0, 0); lengths.len()];
-        let mut table = vec![(0, 0); 1 << look];
+        let mut table = vec![0; 1 << look];
         let mut next = 0u16;
         for length in 1..=look {
             next <<= 1;
@@ -61,7 +65,7 @@ impl Huffman {
                 let code = next.reverse_bits() >> (16 - length);
                 codes[symbol] = (code, length);
                 for place in (usize::from(code)..table.len()).step_by(1 << length) {
-                    table[place] = (symbol as u16, length);
+                    table[place] = (symbol as u16) << 4 | u16::from(length);
                 }
                 next += 1;
             }
@@ -94,13 +98,13 @@ impl Huffman {
 
     #[inline]
     pub fn take(&self, code: &mut BitReader) -> usize {
-        let (symbol, length) = self.table[(code.peek() & ((1 << self.look) - 1)) as usize];
-        code.skip(length.into());
-        symbol.into()
+        let entry = self.table[(code.peek() & ((1 << self.look) - 1)) as usize];
+        code.skip(u32::from(entry) & 15);
+        usize::from(entry >> 4)
     }
 }
 
-/// Lengths of the codes of symbols that occur so often, by package-merge: `LEN_MAX` rounds, in each of which the symbols,
+/// Lengths of the codes of symbols that occur so often, by package-merge: as many rounds as a code may have bits, in each of which the symbols,
 /// sorted, are merged with pairs of the round before. How often a symbol is in what is chosen last is its length.
 fn lengths(counts: &[u64]) -> Vec<u8> {
     if counts.len() == 1 {
@@ -115,7 +119,7 @@ fn lengths(counts: &[u64]) -> Vec<u8> {
         Pair(usize),
     }
     let mut rounds: Vec<Vec<(u64, Item)>> = vec![];
-    for _ in 0..LEN_MAX {
+    for _ in 0..if counts.len() <= SMALL { LEN_MAX_SMALL } else { LEN_MAX } {
         let pairs: Vec<u64> =
             rounds.last().map_or(vec![], |last| last.chunks_exact(2).map(|pair| pair[0].0 + pair[1].0).collect());
         let mut merged: Vec<(u64, Item)> =
@@ -163,7 +167,7 @@ mod tests {
     fn codes_are_as_short_as_huffmans_where_the_limit_does_not_bind() {
         for seed in 0..200 {
             let mut random = Random::new(seed);
-            let counts: Vec<u64> = (0..1 + random.below(40)).map(|_| 1 + random.below(100)).collect();
+            let counts: Vec<u64> = (0..1 + random.below(20)).map(|_| 1 + random.below(8)).collect();
             let code = Huffman::from_counts(&counts);
             let bits: u64 = counts.iter().enumerate().map(|(symbol, count)| count * u64::from(code.cost(symbol))).sum();
             assert_eq!(bits, unlimited(&counts), "seed {seed}");
@@ -174,7 +178,7 @@ mod tests {
             counts.push(counts[counts.len() - 1] + counts[counts.len() - 2]);
         }
         let code = Huffman::from_counts(&counts);
-        assert_eq!(code.lengths().max(), Some(LEN_MAX as u8));
+        assert_eq!(code.lengths().max(), Some(LEN_MAX_SMALL as u8));
     }
 
     #[test]
@@ -193,7 +197,7 @@ mod tests {
                 code.put(&mut writer, symbol);
                 put.push(symbol);
             }
-            let mut reader = BitReader::new(writer.code(STRIPPED).unwrap()).unwrap();
+            let mut reader = BitReader::new(writer.code(STRIPPED).unwrap(), writer.len().div_ceil(8));
             for symbol in put {
                 assert_eq!(again.take(&mut reader), symbol, "seed {seed}");
             }

@@ -14,14 +14,14 @@ use std::collections::HashMap;
 
 use shoal_format::FormatError;
 
-use crate::bits::{BitReader, BitWriter};
+use crate::bits::{BitReader, BitWriter, padded};
 use crate::bytes::Described;
-use crate::codec::{BASES_MAX, Code, Codec, Context, Field, Widths};
+use crate::codec::{Code, Codec, Context, Field, Widths};
 use crate::field::{Counts, FieldCode, VALUES_MAX};
 use crate::gamma::Gamma;
 use crate::huffman::Huffman;
 use crate::record::{OPTIONAL, Record, STRIPPED, TIMES};
-use crate::times::{self, CLASS_BITS, Chosen, UNITS};
+use crate::times::{self, Bases, CLASS_BITS, Chosen, UNITS};
 use crate::triplet::Triplet;
 
 /// Types of inodes with tables of their own: files, directories, symbolic links, all others.
@@ -67,7 +67,7 @@ pub struct HybridCounts {
 
 impl HybridCounts {
     /// Counts a record of a block with these bases.
-    pub fn add(&mut self, record: &Record, bases: &[i64; BASES_MAX]) {
+    pub fn add(&mut self, record: &Record, bases: &Bases) {
         let (kind, chosen) = (type_of(record.mode), times::choose(record, bases));
         *self.triplets.entry(record.triplet()).or_default() += 1;
         self.heads[kind].add(head_of(record, &chosen));
@@ -237,40 +237,11 @@ impl Hybrid {
     }
 }
 
-impl Codec for Hybrid {
+impl Hybrid {
+    /// Decodes a code of at most [`STRIPPED`] bytes, which begins and ends anywhere within the reader's bytes.
     #[inline]
-    fn encode(&self, record: &Record, context: &Context, out: &mut Code) {
-        let mut writer = BitWriter::new();
-        let (kind, chosen) = (type_of(record.mode), times::choose(record, &context.bases));
-        if !self.triplets.put(&mut writer, record.triplet(), context) {
-            return out.set(record, None);
-        }
-        let head = head_of(record, &chosen);
-        self.codes[kind].put(&mut writer, head);
-        if record.links != 1 {
-            self.codes[LINKS].put(&mut writer, record.links.into());
-        }
-        self.codes[SIZES + kind].put(&mut writer, record.size);
-        for (at, class) in chosen.classes.into_iter().enumerate() {
-            if let Some(unit) = times::unit_of(class) {
-                self.codes[TIMES_AT + at * UNITS + unit].put(&mut writer, chosen.differences[at]);
-            }
-        }
-        if head & 0xff != 0 {
-            for (field, value) in record.optional().into_iter().enumerate().filter(|(_, value)| *value != 0) {
-                self.codes[OPTIONAL_AT + field].put(&mut writer, value);
-            }
-        }
-        out.set(record, Some(&writer));
-    }
-
-    #[inline]
-    fn decode(&self, code: &[u8], context: &Context) -> Result<Record, FormatError> {
+    pub(crate) fn read(&self, mut reader: BitReader, context: &Context) -> Result<Record, FormatError> {
         let what = "inode code";
-        if code.len() > STRIPPED {
-            return Record::read_verbatim(code);
-        }
-        let mut reader = BitReader::new(code)?;
         let Triplet { uid, gid, mode } = self.triplets.take(&mut reader, context)?;
         let kind = type_of(mode);
         let head = self.codes[kind].take(&mut reader)?;
@@ -300,6 +271,42 @@ impl Codec for Hybrid {
         }
         reader.end()?;
         Ok(record)
+    }
+}
+
+impl Codec for Hybrid {
+    #[inline]
+    fn encode(&self, record: &Record, context: &Context, out: &mut Code) {
+        let mut writer = BitWriter::new();
+        let (kind, chosen) = (type_of(record.mode), times::choose(record, &context.bases));
+        if !self.triplets.put(&mut writer, record.triplet(), context) {
+            return out.set(record, None);
+        }
+        let head = head_of(record, &chosen);
+        self.codes[kind].put(&mut writer, head);
+        if record.links != 1 {
+            self.codes[LINKS].put(&mut writer, record.links.into());
+        }
+        self.codes[SIZES + kind].put(&mut writer, record.size);
+        for (at, class) in chosen.classes.into_iter().enumerate() {
+            if let Some(unit) = times::unit_of(class) {
+                self.codes[TIMES_AT + at * UNITS + unit].put(&mut writer, chosen.differences[at]);
+            }
+        }
+        if head & 0xff != 0 {
+            for (field, value) in record.optional().into_iter().enumerate().filter(|(_, value)| *value != 0) {
+                self.codes[OPTIONAL_AT + field].put(&mut writer, value);
+            }
+        }
+        out.set(record, Some(&writer));
+    }
+
+    #[inline]
+    fn decode(&self, code: &[u8], context: &Context) -> Result<Record, FormatError> {
+        if code.len() > STRIPPED {
+            return Record::read_verbatim(code);
+        }
+        self.read(BitReader::new(&padded(code)?, code.len()), context)
     }
 
     fn widths(&self, record: &Record, context: &Context) -> Option<Widths> {
@@ -335,7 +342,7 @@ mod tests {
     fn codec_of(records: &[Record]) -> Hybrid {
         let mut counts = HybridCounts::default();
         for block in records.chunks(16) {
-            let (bases, _) = times::bases(block);
+            let bases = Bases::of(block);
             block.iter().for_each(|record| counts.add(record, &bases));
         }
         counts.codec()
@@ -352,7 +359,7 @@ mod tests {
             let codec = codec_of(&own);
             let mut code = Code::default();
             for block in own.chunks(16).chain(others.chunks(16)) {
-                let context = Context { triplets: &triplets, bases: times::bases(block).0 };
+                let context = Context { triplets: &triplets, bases: Bases::of(block) };
                 for record in block {
                     codec.encode(record, &context, &mut code);
                     assert!(code.bytes().len() <= record.verbatim_len(), "seed {seed}");
@@ -372,7 +379,7 @@ mod tests {
             let own = tree(seed, 300);
             let triplets = context_of(own.iter());
             let codec = codec_of(&own);
-            let context = Context { triplets: &triplets, bases: times::bases(&own[..16]).0 };
+            let context = Context { triplets: &triplets, bases: Bases::of(&own[..16]) };
             let mut refused = 0;
             for _ in 0..5000 {
                 let len = random.below(120) as usize;
@@ -397,7 +404,7 @@ mod tests {
         let bits = |records: &[Record]| -> u32 {
             let codec = codec_of(records);
             let of = |block: &[Record]| {
-                let context = Context { triplets: &triplets, bases: times::bases(block).0 };
+                let context = Context { triplets: &triplets, bases: Bases::of(block) };
                 let record = |record| codec.widths(record, &context).unwrap().iter().sum::<u32>();
                 block.iter().map(record).sum::<u32>()
             };

@@ -41,5 +41,5 @@ pub use hybrid::{Hybrid, HybridCounts};
 pub use paper::{FieldCodec, FieldCounts, Kind, Precision};
 pub use profile::{Census, PROFILES_MAX, Profile, ProfileFile, Tables, by_frequency};
 pub use record::{OPTIONAL, Record, STRIPPED, TIMES, VERBATIM_MAX};
-pub use times::bases;
+pub use times::Bases;
 pub use triplet::{TRIPLETS_MAX, Triplet, Triplets};

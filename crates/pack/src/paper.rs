@@ -9,7 +9,7 @@
 
 use shoal_format::FormatError;
 
-use crate::bits::{BitReader, BitWriter};
+use crate::bits::{BitReader, BitWriter, padded};
 use crate::bytes::Described;
 use crate::codec::{Code, Codec, Context, Field, Widths};
 use crate::field::{Counts, FieldCode};
@@ -299,7 +299,8 @@ impl Codec for FieldCodec {
         if code.len() > STRIPPED {
             return Record::read_verbatim(code);
         }
-        let mut reader = BitReader::new(code)?;
+        let padded = padded(code)?;
+        let mut reader = BitReader::new(&padded, code.len());
         let mut values = [0; FIELDS.len()];
         for field in (0..FIELDS.len()).filter(|field| self.shape.uses(*field)) {
             values[field] = self.codes[field].take(&mut reader)?;
@@ -322,6 +323,7 @@ impl Codec for FieldCodec {
 mod tests {
     use super::*;
     use crate::samples::{arbitrary, context_of, tree};
+    use crate::times::Bases;
     use shoal_sim::Random;
 
     #[test]
@@ -334,7 +336,7 @@ mod tests {
                 let mut others: Vec<Record> = tree(seed + 100, 50).into_iter().map(of).collect();
                 others.extend((0..200).map(|_| arbitrary(&mut random)));
                 let triplets = context_of(own.iter().chain(&others[..200]));
-                let context = Context { triplets: &triplets, bases: [0; 3] };
+                let context = Context { triplets: &triplets, bases: Bases::default() };
                 for kind in Kind::ALL {
                     let mut counts = FieldCounts::new(kind, precision);
                     assert!(own.iter().all(|record| counts.add(record, &context)), "seed {seed} {kind:?}");

@@ -10,12 +10,12 @@ use std::collections::HashMap;
 use shoal_format::{FormatError, checksum};
 
 use crate::bytes::{Described, Source, put_lengths, put_number, refuse};
-use crate::codec::{BASES_MAX, Codec, Context};
+use crate::codec::{Codec, Context};
 use crate::field::{FieldCode, VALUES_MAX};
 use crate::hybrid::{Hybrid, HybridCounts, TripletCode};
 use crate::paper::{FieldCodec, FieldCounts, Kind, Precision};
 use crate::record::Record;
-use crate::times;
+use crate::times::Bases;
 use crate::triplet::{Triplet, Triplets};
 
 const MAGIC: [u8; 8] = *b"SHPROFIL";
@@ -55,7 +55,7 @@ impl Census {
         for block in trees.iter().flat_map(|tree| tree.chunks(16)) {
             let seconds: Vec<Record> = block.iter().map(Record::in_seconds).collect();
             let of = |precision| if precision == Precision::Seconds { &seconds[..] } else { block };
-            let context = Context { triplets: &census.triplets, bases: [0; BASES_MAX] };
+            let context = Context { triplets: &census.triplets, bases: Bases::default() };
             for (kind, precision, counts) in &mut census.fields {
                 let counted = of(*precision).iter().filter(|record| counts.add(record, &context)).count();
                 if (*kind, *precision) == (Kind::Gamma, Precision::Nanoseconds) {
@@ -63,7 +63,7 @@ impl Census {
                 }
             }
             for (precision, counts) in &mut census.hybrid {
-                let (bases, _) = times::bases(of(*precision));
+                let bases = Bases::of(of(*precision));
                 of(*precision).iter().for_each(|record| counts.add(record, &bases));
             }
         }
@@ -299,7 +299,7 @@ mod tests {
             records.extend((0..200).map(|_| arbitrary(&mut random)));
             records.extend(records.iter().map(Record::in_seconds).collect::<Vec<_>>());
             let triplets = context_of(records.iter());
-            let context = Context { triplets: &triplets, bases: times::bases(&records[..16]).0 };
+            let context = Context { triplets: &triplets, bases: Bases::of(&records[..16]) };
             let again = ProfileFile::from_bytes(&file.to_bytes()).unwrap();
             assert_eq!((again.comment.as_str(), again.profiles.len()), ("shoal profile é", 10));
             let (mut one, mut other) = (Code::default(), Code::default());
@@ -338,7 +338,7 @@ mod tests {
         let mut random = Random::new(3);
         let (records, file) = file(3);
         let triplets = context_of(records.iter());
-        let context = Context { triplets: &triplets, bases: [0; BASES_MAX] };
+        let context = Context { triplets: &triplets, bases: Bases::default() };
         let bytes = file.to_bytes();
         let (mut refused, mut code) = (0, Code::default());
         for round in 0..3000 {

@@ -55,20 +55,39 @@ impl Split {
     #[inline]
     fn bits(self, from: Split) -> u32 {
         let difference = self.time.wrapping_sub(from.time);
-        if difference == 0 {
-            return 0;
-        }
         let apart = self.below_s.abs_diff(from.below_s);
-        let saved = if apart == 0 {
-            30
-        } else if apart % 4_000_000 == 0 {
-            22
-        } else if apart % 1_000_000 == 0 {
-            20
-        } else {
-            0
-        };
-        (65 - difference.unsigned_abs().leading_zeros()).saturating_sub(saved).max(1)
+        // Without branches: which case it is differs from time to time.
+        let ticks = if apart % 4_000_000 == 0 { 22 } else { 0 };
+        let ticks = if apart % 1_000_000 == 0 { ticks.max(20) } else { 0 };
+        let saved = if apart == 0 { 30 } else { ticks };
+        (65 - difference.unsigned_abs().leading_zeros()).saturating_sub(saved).max(1) * u32::from(difference != 0)
+    }
+}
+
+/// The times a block offers as references.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Bases {
+    splits: [Split; BASES_MAX],
+    count: usize,
+}
+
+impl Bases {
+    /// These bases, at most [`BASES_MAX`] of them.
+    pub fn new(times: &[i64]) -> Bases {
+        let mut bases = Bases::default();
+        for time in times.iter().take(BASES_MAX) {
+            bases.push(Split::new(*time));
+        }
+        bases
+    }
+
+    fn push(&mut self, split: Split) {
+        self.splits[self.count] = split;
+        self.count += 1;
+    }
+
+    pub fn times(&self) -> impl ExactSizeIterator<Item = i64> {
+        self.splits[..self.count].iter().map(|split| split.time)
     }
 }
 
@@ -87,17 +106,15 @@ pub(crate) fn unit_of(class: u8) -> Option<usize> {
 }
 
 #[inline]
-pub(crate) fn choose(record: &Record, bases: &[i64; BASES_MAX]) -> Chosen {
+pub(crate) fn choose(record: &Record, bases: &Bases) -> Chosen {
     let mut references = [Split::default(); BASES_MAX + TIMES];
-    for (reference, base) in references.iter_mut().zip(bases) {
-        *reference = Split::new(*base);
-    }
+    references[..BASES_MAX].copy_from_slice(&bases.splits);
     let mut chosen = Chosen::default();
     for (at, time) in record.times().into_iter().enumerate() {
         let time = Split::new(time);
         let mut best = (u32::MAX, 0);
         // Times of the same inode first: an equal one is the more regular pattern.
-        for reference in (BASES_MAX..BASES_MAX + at).chain(0..BASES_MAX) {
+        for reference in (BASES_MAX..BASES_MAX + at).chain(0..bases.count.max(1)) {
             let bits = time.bits(references[reference]);
             if bits < best.0 {
                 best = (bits, reference);
@@ -129,9 +146,11 @@ pub(crate) fn choose(record: &Record, bases: &[i64; BASES_MAX]) -> Chosen {
 
 /// The opposite of `choose`.
 #[inline]
-pub(crate) fn restore(chosen: &Chosen, bases: &[i64; BASES_MAX]) -> Result<[i64; TIMES], FormatError> {
+pub(crate) fn restore(chosen: &Chosen, bases: &Bases) -> Result<[i64; TIMES], FormatError> {
     let mut references = [0; BASES_MAX + TIMES];
-    references[..BASES_MAX].copy_from_slice(bases);
+    for (reference, split) in references.iter_mut().zip(&bases.splits) {
+        *reference = split.time;
+    }
     for at in 0..TIMES {
         let class = usize::from(chosen.classes[at]);
         let (reference, unit) = (class / OF_REFERENCE, unit_of(chosen.classes[at]));
@@ -150,78 +169,83 @@ pub(crate) fn restore(chosen: &Chosen, bases: &[i64; BASES_MAX]) -> Result<[i64;
 const GAIN_MIN: u32 = 80;
 /// Records of a block.
 const RECORDS: usize = 16;
-/// Candidates for bases: two of each kind of time.
-const CANDIDATES: usize = 2 * TIMES;
 
-/// The bases of a block of at most 16 records, and how many there are: those of a few candidates that save the most.
-/// Candidates are the medians and the most frequent values of ctime, btime, mtime and atime; to try all times would take
-/// longer than the coding.
-pub fn bases(records: &[Record]) -> ([i64; BASES_MAX], usize) {
-    let records = &records[..records.len().min(RECORDS)];
-    let mut times = [Split::default(); RECORDS * TIMES];
-    // What each time costs by the references there are: at first those within its inode.
-    let mut costs = [64u8; RECORDS * TIMES];
-    let places = times.chunks_exact_mut(TIMES).zip(costs.chunks_exact_mut(TIMES));
-    for (record, (times, costs)) in records.iter().zip(places) {
-        for (at, time) in record.times().into_iter().enumerate() {
-            times[at] = Split::new(time);
-            for earlier in 0..at {
-                costs[at] = costs[at].min(times[at].bits(times[earlier]) as u8);
+impl Bases {
+    /// The bases of a block of at most 16 records: those of a few candidates that save the most. Candidates are the most
+    /// frequent ctime, btime, mtime and atime, or one of the middle where all differ; to try all times would take longer
+    /// than the coding.
+    pub fn of(records: &[Record]) -> Bases {
+        let records = &records[..records.len().min(RECORDS)];
+        // Times that differ from those before them in their inode, and what each costs by the references there are.
+        let mut times = [Split::default(); RECORDS * TIMES];
+        let mut costs = [0u8; RECORDS * TIMES];
+        let mut count = 0;
+        let mut frequent = [Frequent::default(); TIMES];
+        for record in records {
+            let own = record.times().map(Split::new);
+            for (at, time) in own.into_iter().enumerate() {
+                let earlier = own[..at].iter().map(|earlier| time.bits(*earlier)).min();
+                times[count] = time;
+                costs[count] = earlier.unwrap_or(64) as u8;
+                frequent[at].add(time);
+                count += usize::from(costs[count] != 0);
             }
         }
-    }
-    let (times, costs) = (&times[..records.len() * TIMES], &mut costs[..records.len() * TIMES]);
-    let (candidates, candidate_count) = candidates(times);
-    let mut with = [[0u8; RECORDS * TIMES]; CANDIDATES];
-    for (with, candidate) in with.iter_mut().zip(&candidates[..candidate_count]) {
-        for (with, time) in with.iter_mut().zip(times) {
-            *with = time.bits(*candidate) as u8;
+        let (times, costs) = (&times[..count], &mut costs[..count]);
+        let mut candidates = [Split::default(); TIMES];
+        let mut candidate_count = 0;
+        for frequent in frequent.iter().filter(|_| !records.is_empty()) {
+            if candidates[..candidate_count].iter().all(|known| known.time != frequent.best.time) {
+                candidates[candidate_count] = frequent.best;
+                candidate_count += 1;
+            }
         }
-    }
-    let (mut chosen, mut count) = ([0; BASES_MAX], 0);
-    while count < BASES_MAX {
-        let gain = |with: &[u8]| {
-            with.iter().zip(&*costs).map(|(with, cost)| u32::from(cost.saturating_sub(*with))).sum::<u32>()
-        };
-        let gains = with[..candidate_count].iter().map(|with| gain(&with[..times.len()]));
-        let Some((gain, best)) = gains.zip(0usize..).max_by_key(|(gain, at)| (*gain, usize::MAX - at)) else { break };
-        if gain < GAIN_MIN && count > 0 {
-            break;
+        let mut with = [[0u8; RECORDS * TIMES]; TIMES];
+        for (with, candidate) in with.iter_mut().zip(&candidates[..candidate_count]) {
+            for (with, time) in with.iter_mut().zip(times) {
+                *with = time.bits(*candidate) as u8;
+            }
         }
-        chosen[count] = candidates[best].time;
-        count += 1;
-        for (cost, with) in costs.iter_mut().zip(&with[best]) {
-            *cost = (*cost).min(*with);
+        let mut bases = Bases::default();
+        while bases.count < BASES_MAX {
+            let gain = |with: &[u8]| {
+                with.iter().zip(&*costs).map(|(with, cost)| u32::from(cost.saturating_sub(*with))).sum::<u32>()
+            };
+            let gains = with[..candidate_count].iter().map(|with| gain(&with[..times.len()]));
+            let Some((gain, best)) = gains.zip(0usize..).max_by_key(|(gain, at)| (*gain, usize::MAX - at)) else {
+                break;
+            };
+            if gain < GAIN_MIN && bases.count > 0 {
+                break;
+            }
+            bases.push(candidates[best]);
+            for (cost, with) in costs.iter_mut().zip(&with[best]) {
+                *cost = (*cost).min(*with);
+            }
         }
+        bases
     }
-    (chosen, count)
 }
 
-/// The median and the most frequent time of each kind, each once.
-fn candidates(times: &[Split]) -> ([Split; CANDIDATES], usize) {
-    let (mut candidates, mut count) = ([Split::default(); CANDIDATES], 0);
-    let mut add = |candidate: Split| {
-        if candidates[..count].iter().all(|known: &Split| known.time != candidate.time) {
-            candidates[count] = candidate;
-            count += 1;
-        }
-    };
-    for kind in 0..TIMES {
-        let mut sorted = [Split::default(); RECORDS];
-        let records = times.len() / TIMES;
-        let sorted = &mut sorted[..records];
-        for (place, time) in sorted.iter_mut().zip(times.iter().skip(kind).step_by(TIMES)) {
-            *place = *time;
-        }
-        sorted.sort_unstable_by_key(|split| split.time);
-        let Some(median) = sorted.get(records / 2) else { continue };
-        add(*median);
-        let longest = sorted.chunk_by(|a, b| a.time == b.time).max_by_key(|run| run.len());
-        if let Some(run) = longest.filter(|run| run.len() > 2) {
-            add(run[0]);
+/// A time that occurs often among those shown to it: counts by a hash, so two times may count as one, which costs no more
+/// than a worse candidate.
+#[derive(Clone, Copy, Debug, Default)]
+struct Frequent {
+    counts: [u8; RECORDS],
+    most: u8,
+    best: Split,
+}
+
+impl Frequent {
+    #[inline]
+    fn add(&mut self, time: Split) {
+        let count = &mut self.counts[(time.time as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) as usize >> 60];
+        *count += 1;
+        if *count > self.most {
+            self.most = *count;
+            self.best = time;
         }
     }
-    (candidates, count)
 }
 
 #[cfg(test)]
@@ -242,7 +266,7 @@ mod tests {
                 };
                 record.set_times([0; 4].map(|_| near(&mut random)));
             }
-            let bases = if round % 3 == 0 { [i64::MIN, i64::MAX, -1] } else { [1_000_000_000, 5, 0] };
+            let bases = Bases::new(if round % 3 == 0 { &[i64::MIN, i64::MAX, -1] } else { &[1_000_000_000, 5] });
             let chosen = choose(&record, &bases);
             assert_eq!(restore(&chosen, &bases), Ok(record.times()), "{record:?}");
             for at in 0..TIMES {
@@ -255,7 +279,7 @@ mod tests {
     fn a_difference_is_told_in_the_largest_unit_that_divides_it() {
         let of = |difference: i64| {
             let record = Record { ctime: 5 + difference, ..Record::default() };
-            let chosen = choose(&record, &[5; 3]);
+            let chosen = choose(&record, &Bases::new(&[5]));
             (chosen.classes[0], chosen.differences[0])
         };
         assert_eq!(of(0), (0, 0));
@@ -271,7 +295,7 @@ mod tests {
         for at in 0..TIMES {
             let mut chosen = Chosen::default();
             chosen.classes[at] = ((BASES_MAX + at) * OF_REFERENCE) as u8;
-            assert!(restore(&chosen, &[0; BASES_MAX]).is_err());
+            assert!(restore(&chosen, &Bases::default()).is_err());
         }
     }
 
@@ -285,10 +309,10 @@ mod tests {
             record
         };
         let records: Vec<Record> = (0..16).map(unpacked).collect();
-        let (found, count) = bases(&records);
-        assert_eq!(count, 2, "{found:?}");
-        assert!(found[..2].contains(&then) && found[..2].iter().any(|base| (base - now).abs() < 20_000), "{found:?}");
-        assert_eq!(bases(&[]).1, 0);
-        assert_eq!(bases(&tree(1, 1)).1, 1);
+        let found: Vec<i64> = Bases::of(&records).times().collect();
+        assert_eq!(found.len(), 2, "{found:?}");
+        assert!(found.contains(&then) && found.iter().any(|base| (base - now).abs() < 20_000), "{found:?}");
+        assert_eq!(Bases::of(&[]).times().len(), 0);
+        assert_eq!(Bases::of(&tree(1, 1)).times().len(), 1);
     }
 }

@@ -6,6 +6,7 @@
 //! writes the record verbatim. Left out: where the table is kept; `entries` and `restore` are for whoever keeps it.
 
 use std::collections::{BTreeSet, HashMap};
+use std::hash::{BuildHasherDefault, Hasher};
 
 /// Most combinations in a table: an index has 14 bits at most, as in the paper.
 pub const TRIPLETS_MAX: usize = 1 << 14;
@@ -26,10 +27,35 @@ impl Triplet {
     }
 }
 
+/// A hash for the few triplets of a store; they are nobody's to choose in numbers that would make it slow.
+#[derive(Clone, Default)]
+struct Mix(u64);
+
+impl Hasher for Mix {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u32((*byte).into()));
+    }
+
+    #[inline]
+    fn write_u16(&mut self, value: u16) {
+        self.write_u32(value.into());
+    }
+
+    #[inline]
+    fn write_u32(&mut self, value: u32) {
+        self.0 = (self.0.rotate_left(23) ^ u64::from(value)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    #[inline]
+    fn finish(&self) -> u64 {
+        self.0 ^ self.0 >> 32
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 pub struct Triplets {
     entries: Vec<(Triplet, u64)>,
-    index_of: HashMap<Triplet, u16>,
+    index_of: HashMap<Triplet, u16, BuildHasherDefault<Mix>>,
     free: BTreeSet<u16>,
 }
 
