@@ -25,6 +25,11 @@ impl BitWriter {
         BitWriter { out: [0; ROOM], at: 0, word: 0, bits: 0 }
     }
 
+    /// Begins a new code.
+    pub fn clear(&mut self) {
+        (self.at, self.word, self.bits) = (0, 0, 0);
+    }
+
     /// Appends the low `bits` (at most [`STEP_BITS`]) of a value that has no others.
     #[inline]
     pub fn put(&mut self, value: u64, bits: u32) {
@@ -55,6 +60,13 @@ impl BitWriter {
     /// Bits written so far.
     pub fn len(&self) -> usize {
         self.at * 8 + self.bits as usize
+    }
+
+    /// The code and what is behind it, where it has at most `STRIPPED` bytes, and its length.
+    #[inline]
+    pub fn whole(&self) -> Option<(&[u8; STRIPPED], usize)> {
+        let len = self.len().div_ceil(8);
+        if len > STRIPPED { None } else { Some((self.out.first_chunk()?, len)) }
     }
 
     /// The code, padded with zeros to whole bytes; none if it is longer than `len_max` bytes.

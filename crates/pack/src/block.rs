@@ -7,11 +7,11 @@
 
 use shoal_format::{FormatError, checksum};
 
-use crate::bits::BitReader;
-use crate::codec::{BASES_MAX, Code, Codec, Context};
+use crate::bits::{BitReader, BitWriter};
+use crate::codec::{BASES_MAX, Code, Context};
 use crate::hybrid::Hybrid;
-use crate::record::{Record, STRIPPED, VERBATIM_MAX};
-use crate::times::Bases;
+use crate::record::{Record, STRIPPED, TIMES, VERBATIM_MAX};
+use crate::times::{self, Bases, Split};
 use crate::triplet::Triplets;
 
 /// Inodes of a block.
@@ -56,7 +56,7 @@ impl BlockBytes {
         self.len += bytes.len();
     }
 
-    fn fill(&mut self, items: &[Item; BLOCK_INODES], number: u8, profile: Option<&Hybrid>, context: &Context) {
+    fn fill(&mut self, block: &Unpacked, number: u8, profile: Option<&Hybrid>, context: &Context) {
         self.len = 4;
         let bases = context.bases.times();
         self.push(&[number, bases.len() as u8]);
@@ -65,8 +65,9 @@ impl BlockBytes {
         }
         let lengths = self.len;
         self.push(&[0; BLOCK_INODES]);
-        let mut code = Code::default();
-        for (at, item) in items.iter().enumerate() {
+        let (mut writer, mut code) = (BitWriter::new(), Code::default());
+        let mut used = block.times.iter();
+        for (at, item) in block.items.iter().enumerate() {
             self.bytes[lengths + at] = match item {
                 Item::Free { generation } => {
                     let bytes = (32 - generation.leading_zeros()).div_ceil(8) as usize;
@@ -74,12 +75,24 @@ impl BlockBytes {
                     if bytes == 0 { 0 } else { FREE | bytes as u8 }
                 }
                 Item::Used(record) => {
-                    match profile {
-                        Some(profile) => profile.encode(record, context, &mut code),
-                        None => code.set(record, None),
+                    writer.clear();
+                    let has_code = match (profile, used.next()) {
+                        (Some(profile), Some(times)) => profile.write(record, times, context, &mut writer),
+                        _ => false,
+                    };
+                    match writer.whole().filter(|_| has_code) {
+                        Some((bytes, len)) => {
+                            // Copied with what is behind it, which the next code overwrites: a copy of a known length is one move.
+                            self.bytes[self.len..self.len + STRIPPED].copy_from_slice(bytes);
+                            self.len += len;
+                            len as u8
+                        }
+                        None => {
+                            code.set(record, None);
+                            self.push(code.bytes());
+                            code.bytes().len() as u8
+                        }
                     }
-                    self.push(code.bytes());
-                    code.bytes().len() as u8
                 }
             };
         }
@@ -88,23 +101,30 @@ impl BlockBytes {
     }
 }
 
+/// A block to be packed, with the times of the inodes in use.
+struct Unpacked<'a> {
+    items: &'a [Item; BLOCK_INODES],
+    times: &'a [[Split; TIMES]],
+}
+
 /// Packs a block under the profile that makes it smallest; profiles are numbered by their places. Without any, all records
 /// are written verbatim.
 pub fn pack(items: &[Item; BLOCK_INODES], profiles: &[Hybrid], triplets: &Triplets, out: &mut BlockBytes) {
-    let mut records = [Record::default(); BLOCK_INODES];
+    let mut times = [[Split::default(); TIMES]; BLOCK_INODES];
     let mut used = 0;
     for item in items {
         if let Item::Used(record) = item {
-            records[used] = *record;
+            times[used] = times::split(record);
             used += 1;
         }
     }
-    let context = Context { triplets, bases: Bases::of(&records[..used]) };
-    out.fill(items, 0, profiles.first(), &context);
+    let times = &times[..used];
+    let (block, context) = (Unpacked { items, times }, Context { triplets, bases: Bases::of_times(times) });
+    out.fill(&block, 0, profiles.first(), &context);
     if profiles.len() > 1 {
         let mut other = BlockBytes::default();
         for (number, profile) in profiles.iter().enumerate().skip(1).take(usize::from(u8::MAX)) {
-            other.fill(items, number as u8, Some(profile), &context);
+            other.fill(&block, number as u8, Some(profile), &context);
             if other.len < out.len {
                 out.len = 0;
                 out.push(other.bytes());

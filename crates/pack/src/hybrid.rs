@@ -4,7 +4,7 @@
 //!
 //! 1. the triplet, as one the profile knows or as an index into the store's table;
 //! 2. the *head*, one symbol for all that is usual about an inode of this type: which optional fields there are, whether it has
-//!    one link, and the class of each time (`times`). What is absent costs nothing, since the usual heads are a few bits;
+//!    one link, and the relation of each time (`times`). What is absent costs nothing, since the usual heads are a few bits;
 //! 3. links unless one, the size by the inode's type, the differences of the times, the optional fields.
 //!
 //! Each of these fields has the code that was shortest for the profile's tree: Huffman of values or of lengths, gamma, or
@@ -21,13 +21,13 @@ use crate::field::{Counts, FieldCode, VALUES_MAX};
 use crate::gamma::Gamma;
 use crate::huffman::Huffman;
 use crate::record::{OPTIONAL, Record, STRIPPED, TIMES};
-use crate::times::{self, Bases, CLASS_BITS, Chosen, UNITS};
+use crate::times::{self, Bases, Chosen, RELATION_BITS, Split, UNITS};
 use crate::triplet::Triplet;
 
 /// Types of inodes with tables of their own: files, directories, symbolic links, all others.
 pub(crate) const TYPES: usize = 4;
-/// Bits of a head: the optional fields, one link, four classes.
-const HEAD_BITS: u8 = 8 + 1 + (TIMES as u32 * CLASS_BITS) as u8;
+/// Bits of a head: the optional fields, one link, four relations.
+const HEAD_BITS: u8 = 8 + 1 + (TIMES as u32 * RELATION_BITS) as u8;
 /// Bits of an index into the store's triplets.
 const TRIPLET_BITS: u8 = 14;
 /// Widths of the optional fields.
@@ -48,8 +48,8 @@ fn type_of(mode: u16) -> usize {
 #[inline]
 fn head_of(record: &Record, chosen: &Chosen) -> u64 {
     let mut head = u64::from(record.mask()) | u64::from(record.links == 1) << 8;
-    for (at, class) in chosen.classes.into_iter().enumerate() {
-        head |= u64::from(class) << (9 + at as u32 * CLASS_BITS);
+    for (at, relation) in chosen.relations.into_iter().enumerate() {
+        head |= u64::from(relation) << (9 + at as u32 * RELATION_BITS);
     }
     head
 }
@@ -68,15 +68,15 @@ pub struct HybridCounts {
 impl HybridCounts {
     /// Counts a record of a block with these bases.
     pub fn add(&mut self, record: &Record, bases: &Bases) {
-        let (kind, chosen) = (type_of(record.mode), times::choose(record, bases));
+        let (kind, chosen) = (type_of(record.mode), times::choose(&times::split(record), bases));
         *self.triplets.entry(record.triplet()).or_default() += 1;
         self.heads[kind].add(head_of(record, &chosen));
         if record.links != 1 {
             self.links.add(record.links.into());
         }
         self.sizes[kind].add(record.size);
-        for (at, class) in chosen.classes.into_iter().enumerate() {
-            if let Some(unit) = times::unit_of(class) {
+        for (at, relation) in chosen.relations.into_iter().enumerate() {
+            if let Some(unit) = times::unit_of(relation) {
                 self.times[at][unit].add(chosen.differences[at]);
             }
         }
@@ -238,6 +238,38 @@ impl Hybrid {
 }
 
 impl Hybrid {
+    /// Appends the code of a record with these times; returns whether it has one.
+    #[inline]
+    pub(crate) fn write(
+        &self,
+        record: &Record,
+        times: &[Split; TIMES],
+        context: &Context,
+        out: &mut BitWriter,
+    ) -> bool {
+        if !self.triplets.put(out, record.triplet(), context) {
+            return false;
+        }
+        let (kind, chosen) = (type_of(record.mode), times::choose(times, &context.bases));
+        let head = head_of(record, &chosen);
+        self.codes[kind].put(out, head);
+        if record.links != 1 {
+            self.codes[LINKS].put(out, record.links.into());
+        }
+        self.codes[SIZES + kind].put(out, record.size);
+        for (at, relation) in chosen.relations.into_iter().enumerate() {
+            if let Some(unit) = times::unit_of(relation) {
+                self.codes[TIMES_AT + at * UNITS + unit].put(out, chosen.differences[at]);
+            }
+        }
+        if head & 0xff != 0 {
+            for (field, value) in record.optional().into_iter().enumerate().filter(|(_, value)| *value != 0) {
+                self.codes[OPTIONAL_AT + field].put(out, value);
+            }
+        }
+        true
+    }
+
     /// Decodes a code of at most [`STRIPPED`] bytes, which begins and ends anywhere within the reader's bytes.
     #[inline]
     pub(crate) fn read(&self, mut reader: BitReader, context: &Context) -> Result<Record, FormatError> {
@@ -254,9 +286,9 @@ impl Hybrid {
         let size = self.codes[SIZES + kind].take(&mut reader)?;
         let mut chosen = Chosen::default();
         for at in 0..TIMES {
-            let class = (head >> (9 + at as u32 * CLASS_BITS)) as u8 & ((1 << CLASS_BITS) - 1);
-            chosen.classes[at] = class;
-            if let Some(unit) = times::unit_of(class) {
+            let relation = (head >> (9 + at as u32 * RELATION_BITS)) as u8 & ((1 << RELATION_BITS) - 1);
+            chosen.relations[at] = relation;
+            if let Some(unit) = times::unit_of(relation) {
                 chosen.differences[at] = self.codes[TIMES_AT + at * UNITS + unit].take(&mut reader)?;
             }
         }
@@ -278,27 +310,8 @@ impl Codec for Hybrid {
     #[inline]
     fn encode(&self, record: &Record, context: &Context, out: &mut Code) {
         let mut writer = BitWriter::new();
-        let (kind, chosen) = (type_of(record.mode), times::choose(record, &context.bases));
-        if !self.triplets.put(&mut writer, record.triplet(), context) {
-            return out.set(record, None);
-        }
-        let head = head_of(record, &chosen);
-        self.codes[kind].put(&mut writer, head);
-        if record.links != 1 {
-            self.codes[LINKS].put(&mut writer, record.links.into());
-        }
-        self.codes[SIZES + kind].put(&mut writer, record.size);
-        for (at, class) in chosen.classes.into_iter().enumerate() {
-            if let Some(unit) = times::unit_of(class) {
-                self.codes[TIMES_AT + at * UNITS + unit].put(&mut writer, chosen.differences[at]);
-            }
-        }
-        if head & 0xff != 0 {
-            for (field, value) in record.optional().into_iter().enumerate().filter(|(_, value)| *value != 0) {
-                self.codes[OPTIONAL_AT + field].put(&mut writer, value);
-            }
-        }
-        out.set(record, Some(&writer));
+        let has_code = self.write(record, &times::split(record), context, &mut writer);
+        out.set(record, has_code.then_some(&writer));
     }
 
     #[inline]
@@ -310,7 +323,7 @@ impl Codec for Hybrid {
     }
 
     fn widths(&self, record: &Record, context: &Context) -> Option<Widths> {
-        let (kind, chosen) = (type_of(record.mode), times::choose(record, &context.bases));
+        let (kind, chosen) = (type_of(record.mode), times::choose(&times::split(record), &context.bases));
         let mut widths = Widths::default();
         widths[Field::Triplet as usize] = self.triplets.cost(record.triplet(), context)?;
         widths[Field::Head as usize] = self.codes[kind].cost(head_of(record, &chosen));
@@ -319,8 +332,8 @@ impl Codec for Hybrid {
         }
         widths[Field::Size as usize] = self.codes[SIZES + kind].cost(record.size);
         let fields = [Field::Ctime, Field::Btime, Field::Mtime, Field::Atime];
-        for (at, class) in chosen.classes.into_iter().enumerate() {
-            if let Some(unit) = times::unit_of(class) {
+        for (at, relation) in chosen.relations.into_iter().enumerate() {
+            if let Some(unit) = times::unit_of(relation) {
                 let code = &self.codes[TIMES_AT + at * UNITS + unit];
                 widths[fields[at] as usize] = code.cost(chosen.differences[at]);
             }

@@ -111,6 +111,9 @@ impl Record {
     #[inline]
     pub(crate) fn mask(&self) -> u8 {
         let values = self.optional();
+        if values.iter().fold(0, |any, value| any | value) == 0 {
+            return 0;
+        }
         (0..OPTIONAL).fold(0, |mask, field| mask | u8::from(values[field] != 0) << field)
     }
 

@@ -3,10 +3,10 @@
 //! Owns: which reference and which unit a time is coded with, and the times a block offers as references. A time refers to a base of
 //! its block or to a time of the same inode coded before it. Units are a second (what archives keep), 4 ms and 1 ms (the
 //! ticks with which kernels stamp files, whose phase is the same for all files of an hour), and a nanosecond. What was
-//! chosen is a *class*, a small number; the classes of all four times are coded as one symbol, since programs leave few patterns:
+//! chosen is a *relation*, a small number; the relations of all four times are coded as one symbol, since programs leave few patterns:
 //! a file just written, one unpacked from an archive, one whose mode was changed.
 //!
-//! Rules: choosing is deterministic but not part of the format: any class that is allowed decodes.
+//! Rules: choosing is deterministic but not part of the format: any relation that is allowed decodes.
 
 use shoal_format::FormatError;
 
@@ -17,51 +17,51 @@ use crate::record::{Record, TIMES};
 pub(crate) const UNITS: usize = 4;
 /// Units in nanoseconds.
 const UNIT_NS: [i64; UNITS] = [S_NS, 4_000_000, 1_000_000, 1];
+/// Bits that a unit saves, rounded.
+const UNIT_BITS: [u32; UNITS] = [30, 22, 20, 0];
 /// Classes of one reference: equal, or one of the units.
 const OF_REFERENCE: usize = 1 + UNITS;
-/// Bits of a class.
-pub(crate) const CLASS_BITS: u32 = 5;
+/// Bits of a relation.
+pub(crate) const RELATION_BITS: u32 = 5;
 
-/// A time, and its part below a second.
+/// A time, and its parts below the units.
 #[derive(Clone, Copy, Debug, Default)]
-struct Split {
+pub(crate) struct Split {
     time: i64,
     below_s: u32,
+    below_4ms: u32,
+    below_1ms: u32,
 }
 
 impl Split {
     #[inline]
     fn new(time: i64) -> Split {
-        Split { time, below_s: time.rem_euclid(S_NS) as u32 }
+        let below_s = time.rem_euclid(S_NS) as u32;
+        Split { time, below_s, below_4ms: below_s % 4_000_000, below_1ms: below_s % 1_000_000 }
     }
 
     /// The largest unit that divides the difference from another time.
     #[inline]
-    fn unit(self, from: Split, difference: i64) -> usize {
-        let apart = self.below_s.abs_diff(from.below_s);
-        if apart == 0 {
-            // A difference that overflowed is the difference of other times.
-            if difference % S_NS == 0 { 0 } else { 3 }
-        } else if apart % 1_000_000 != 0 || difference % 1_000_000 != 0 {
-            3
-        } else if apart % 4_000_000 == 0 && difference % 4_000_000 == 0 {
-            1
-        } else {
-            2
-        }
+    fn unit(self, from: Split) -> usize {
+        // Sums instead of branches: each unit divides the one before.
+        3 - usize::from(self.below_1ms == from.below_1ms)
+            - usize::from(self.below_4ms == from.below_4ms)
+            - usize::from(self.below_s == from.below_s)
     }
 
-    /// About how many bits the difference from another time takes; a unit saves its own, rounded.
+    /// About how many bits the difference from another time takes.
     #[inline]
     fn bits(self, from: Split) -> u32 {
         let difference = self.time.wrapping_sub(from.time);
-        let apart = self.below_s.abs_diff(from.below_s);
-        // Without branches: which case it is differs from time to time.
-        let ticks = if apart % 4_000_000 == 0 { 22 } else { 0 };
-        let ticks = if apart % 1_000_000 == 0 { ticks.max(20) } else { 0 };
-        let saved = if apart == 0 { 30 } else { ticks };
-        (65 - difference.unsigned_abs().leading_zeros()).saturating_sub(saved).max(1) * u32::from(difference != 0)
+        let length = 65 - difference.unsigned_abs().leading_zeros();
+        length.saturating_sub(UNIT_BITS[self.unit(from)]).max(1) * u32::from(difference != 0)
     }
+}
+
+/// The times of a record in the order in which they are coded.
+#[inline]
+pub(crate) fn split(record: &Record) -> [Split; TIMES] {
+    record.times().map(Split::new)
 }
 
 /// The times a block offers as references.
@@ -95,51 +95,44 @@ impl Bases {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Chosen {
     /// By the order of coding.
-    pub classes: [u8; TIMES],
+    pub relations: [u8; TIMES],
     pub differences: [u64; TIMES],
 }
 
-/// The unit of a class; none when the time is equal to its reference.
+/// The unit of a relation; none when the time is equal to its reference.
 #[inline]
-pub(crate) fn unit_of(class: u8) -> Option<usize> {
-    (usize::from(class) % OF_REFERENCE).checked_sub(1)
+pub(crate) fn unit_of(relation: u8) -> Option<usize> {
+    (usize::from(relation) % OF_REFERENCE).checked_sub(1)
 }
 
 #[inline]
-pub(crate) fn choose(record: &Record, bases: &Bases) -> Chosen {
+pub(crate) fn choose(times: &[Split; TIMES], bases: &Bases) -> Chosen {
     let mut references = [Split::default(); BASES_MAX + TIMES];
     references[..BASES_MAX].copy_from_slice(&bases.splits);
+    references[BASES_MAX..].copy_from_slice(times);
     let mut chosen = Chosen::default();
-    for (at, time) in record.times().into_iter().enumerate() {
-        let time = Split::new(time);
-        let mut best = (u32::MAX, 0);
-        // Times of the same inode first: an equal one is the more regular pattern.
-        for reference in (BASES_MAX..BASES_MAX + at).chain(0..bases.count.max(1)) {
-            let bits = time.bits(references[reference]);
-            if bits < best.0 {
-                best = (bits, reference);
-            }
-            if bits == 0 {
-                break;
-            }
+    for (at, time) in times.iter().enumerate() {
+        // Of equal ones the first: times of the same inode, since they are the more regular pattern. No branches but those of
+        // the loops: which reference is the nearest cannot be foretold.
+        let mut best = u32::MAX;
+        for reference in BASES_MAX..BASES_MAX + at {
+            best = best.min(time.bits(references[reference]) << 4 | (reference - BASES_MAX) as u32);
         }
-        let reference = best.1;
+        for reference in 0..bases.count.max(1) {
+            best = best.min(time.bits(references[reference]) << 4 | (TIMES + reference) as u32);
+        }
+        // Times of the inode are numbered behind the bases.
+        let place = best as usize & 15;
+        let reference = if place < TIMES { place + BASES_MAX } else { place - TIMES };
         let difference = time.time.wrapping_sub(references[reference].time);
-        let class = if difference == 0 {
-            0
-        } else {
-            let unit = time.unit(references[reference], difference);
-            let difference = match unit {
-                0 => difference / UNIT_NS[0],
-                1 => difference / UNIT_NS[1],
-                2 => difference / UNIT_NS[2],
-                _ => difference,
-            };
-            chosen.differences[at] = zigzag(difference);
-            1 + unit
-        };
-        chosen.classes[at] = (reference * OF_REFERENCE + class) as u8;
-        references[BASES_MAX + at] = time;
+        let mut unit = time.unit(references[reference]);
+        let mut quotient = difference / UNIT_NS[unit];
+        if quotient.wrapping_mul(UNIT_NS[unit]) != difference {
+            // The difference of two times in different ages of the world has overflowed.
+            (unit, quotient) = (3, difference);
+        }
+        chosen.differences[at] = zigzag(quotient);
+        chosen.relations[at] = (reference * OF_REFERENCE + if difference == 0 { 0 } else { 1 + unit }) as u8;
     }
     chosen
 }
@@ -152,10 +145,10 @@ pub(crate) fn restore(chosen: &Chosen, bases: &Bases) -> Result<[i64; TIMES], Fo
         *reference = split.time;
     }
     for at in 0..TIMES {
-        let class = usize::from(chosen.classes[at]);
-        let (reference, unit) = (class / OF_REFERENCE, unit_of(chosen.classes[at]));
+        let relation = usize::from(chosen.relations[at]);
+        let (reference, unit) = (relation / OF_REFERENCE, unit_of(chosen.relations[at]));
         if reference >= BASES_MAX + at {
-            return Err(FormatError::Range { what: "inode code", field: "time", found: class as u64 });
+            return Err(FormatError::Range { what: "inode code", field: "time", found: relation as u64 });
         }
         let difference = unit.map_or(0, |unit| unzigzag(chosen.differences[at]).wrapping_mul(UNIT_NS[unit]));
         references[BASES_MAX + at] = references[reference].wrapping_add(difference);
@@ -175,26 +168,37 @@ impl Bases {
     /// frequent ctime, btime, mtime and atime, or one of the middle where all differ; to try all times would take longer
     /// than the coding.
     pub fn of(records: &[Record]) -> Bases {
-        let records = &records[..records.len().min(RECORDS)];
+        let mut splits = [[Split::default(); TIMES]; RECORDS];
+        let count = records.len().min(RECORDS);
+        for (splits, record) in splits.iter_mut().zip(records) {
+            *splits = split(record);
+        }
+        Bases::of_times(&splits[..count])
+    }
+
+    /// The same for the times of at most 16 records.
+    pub(crate) fn of_times(records: &[[Split; TIMES]]) -> Bases {
         // Times that differ from those before them in their inode, and what each costs by the references there are.
         let mut times = [Split::default(); RECORDS * TIMES];
         let mut costs = [0u8; RECORDS * TIMES];
         let mut count = 0;
         let mut frequent = [Frequent::default(); TIMES];
         for record in records {
-            let own = record.times().map(Split::new);
-            for (at, time) in own.into_iter().enumerate() {
-                let earlier = own[..at].iter().map(|earlier| time.bits(*earlier)).min();
-                times[count] = time;
-                costs[count] = earlier.unwrap_or(64) as u8;
-                frequent[at].add(time);
-                count += usize::from(costs[count] != 0);
+            for (at, time) in record.iter().enumerate() {
+                if record[..at].iter().any(|earlier| earlier.time == time.time) {
+                    continue;
+                }
+                times[count] = *time;
+                // Of those before, ctime alone: the nearest of them is hardly nearer.
+                costs[count] = if at == 0 { 64 } else { time.bits(record[0]) as u8 };
+                frequent[at].add(*time);
+                count += 1;
             }
         }
         let (times, costs) = (&times[..count], &mut costs[..count]);
         let mut candidates = [Split::default(); TIMES];
         let mut candidate_count = 0;
-        for frequent in frequent.iter().filter(|_| !records.is_empty()) {
+        for frequent in frequent.iter().filter(|frequent| frequent.most > 0) {
             if candidates[..candidate_count].iter().all(|known| known.time != frequent.best.time) {
                 candidates[candidate_count] = frequent.best;
                 candidate_count += 1;
@@ -267,10 +271,10 @@ mod tests {
                 record.set_times([0; 4].map(|_| near(&mut random)));
             }
             let bases = Bases::new(if round % 3 == 0 { &[i64::MIN, i64::MAX, -1] } else { &[1_000_000_000, 5] });
-            let chosen = choose(&record, &bases);
+            let chosen = choose(&split(&record), &bases);
             assert_eq!(restore(&chosen, &bases), Ok(record.times()), "{record:?}");
             for at in 0..TIMES {
-                assert_eq!(unit_of(chosen.classes[at]).is_none(), chosen.differences[at] == 0);
+                assert_eq!(unit_of(chosen.relations[at]).is_none(), chosen.differences[at] == 0);
             }
         }
     }
@@ -279,8 +283,8 @@ mod tests {
     fn a_difference_is_told_in_the_largest_unit_that_divides_it() {
         let of = |difference: i64| {
             let record = Record { ctime: 5 + difference, ..Record::default() };
-            let chosen = choose(&record, &Bases::new(&[5]));
-            (chosen.classes[0], chosen.differences[0])
+            let chosen = choose(&split(&record), &Bases::new(&[5]));
+            (chosen.relations[0], chosen.differences[0])
         };
         assert_eq!(of(0), (0, 0));
         assert_eq!(of(3 * S_NS), (1, 6));
@@ -294,7 +298,7 @@ mod tests {
     fn a_reference_that_is_not_there_yet_is_refused() {
         for at in 0..TIMES {
             let mut chosen = Chosen::default();
-            chosen.classes[at] = ((BASES_MAX + at) * OF_REFERENCE) as u8;
+            chosen.relations[at] = ((BASES_MAX + at) * OF_REFERENCE) as u8;
             assert!(restore(&chosen, &Bases::default()).is_err());
         }
     }

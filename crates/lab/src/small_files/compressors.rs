@@ -45,7 +45,7 @@ impl Compressor for Deflate {
     }
 
     fn decompress(&mut self, bytes: &[u8], len: usize, out: &mut Vec<u8>) -> io::Result<()> {
-        self.decompress.reset(true);
+        self.decompress.reset(false);
         out.clear();
         out.reserve(len + 1);
         match self.decompress.decompress_vec(bytes, out, FlushDecompress::Finish)? {
