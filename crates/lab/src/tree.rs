@@ -149,7 +149,11 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         assert!(matches!(scan(&scratch.path().join("x")), Err(TreeError::Read { .. })));
         fs::write(scratch.path().join("f"), "no file system").unwrap();
-        assert!(matches!(scan(&scratch.path().join("f")), Err(TreeError::Image { .. })));
+        let short = scan(&scratch.path().join("f"));
+        assert!(matches!(short, Err(TreeError::Image { source: ImageError::Short, .. })));
+        fs::write(scratch.path().join("f"), [1; 4096]).unwrap();
+        let other = scan(&scratch.path().join("f"));
+        assert!(matches!(other, Err(TreeError::Image { source: ImageError::Magic { .. }, .. })));
         assert!(matches!(scan(Path::new("/dev/null")), Err(TreeError::Empty { .. })));
     }
 }

@@ -49,12 +49,12 @@ impl Split {
             - usize::from(self.below_s == from.below_s)
     }
 
-    /// About how many bits the difference from another time takes.
+    /// About how many bits the difference from another time takes, which is not equal.
     #[inline]
     fn bits(self, from: Split) -> u32 {
         let difference = self.time.wrapping_sub(from.time);
         let length = 65 - difference.unsigned_abs().leading_zeros();
-        length.saturating_sub(UNIT_BITS[self.unit(from)]).max(1) * u32::from(difference != 0)
+        length.saturating_sub(UNIT_BITS[self.unit(from)]).max(1)
     }
 }
 
@@ -112,13 +112,19 @@ pub(crate) fn choose(times: &[Split; TIMES], bases: &Bases) -> Chosen {
     references[BASES_MAX..].copy_from_slice(times);
     let mut chosen = Chosen::default();
     for (at, time) in times.iter().enumerate() {
-        // Of equal ones the first: times of the same inode, since they are the more regular pattern. No branches but those of
-        // the loops: which reference is the nearest cannot be foretold.
+        // Of equal ones the first: times of the same inode, since they are the more regular pattern.
+        let bases = 0..bases.count.max(1);
+        let mut all = (BASES_MAX..BASES_MAX + at).chain(bases.clone());
+        if let Some(reference) = all.find(|reference| references[*reference].time == time.time) {
+            chosen.relations[at] = (reference * OF_REFERENCE) as u8;
+            continue;
+        }
+        // No branches here: which of different ones is the nearest cannot be foretold.
         let mut best = u32::MAX;
         for reference in BASES_MAX..BASES_MAX + at {
             best = best.min(time.bits(references[reference]) << 4 | (reference - BASES_MAX) as u32);
         }
-        for reference in 0..bases.count.max(1) {
+        for reference in bases {
             best = best.min(time.bits(references[reference]) << 4 | (TIMES + reference) as u32);
         }
         // Times of the inode are numbered behind the bases.
@@ -132,7 +138,7 @@ pub(crate) fn choose(times: &[Split; TIMES], bases: &Bases) -> Chosen {
             (unit, quotient) = (3, difference);
         }
         chosen.differences[at] = zigzag(quotient);
-        chosen.relations[at] = (reference * OF_REFERENCE + if difference == 0 { 0 } else { 1 + unit }) as u8;
+        chosen.relations[at] = (reference * OF_REFERENCE + 1 + unit) as u8;
     }
     chosen
 }
@@ -178,56 +184,122 @@ impl Bases {
 
     /// The same for the times of at most 16 records.
     pub(crate) fn of_times(records: &[[Split; TIMES]]) -> Bases {
-        // Times that differ from those before them in their inode, and what each costs by the references there are.
-        let mut times = [Split::default(); RECORDS * TIMES];
-        let mut costs = [0u8; RECORDS * TIMES];
-        let mut count = 0;
+        let origin = records.first().map_or(0, |times| times[0].time);
+        let mut columns = [Column::default(); TIMES];
         let mut frequent = [Frequent::default(); TIMES];
-        for record in records {
-            for (at, time) in record.iter().enumerate() {
-                if record[..at].iter().any(|earlier| earlier.time == time.time) {
-                    continue;
-                }
-                times[count] = *time;
-                // Of those before, ctime alone: the nearest of them is hardly nearer.
-                costs[count] = if at == 0 { 64 } else { time.bits(record[0]) as u8 };
+        for (row, times) in records.iter().enumerate().take(RECORDS) {
+            for (at, time) in times.iter().enumerate() {
+                columns[at].set(row, *time, origin);
                 frequent[at].add(*time);
+            }
+        }
+        // What each time costs by the references there are: at first those within its inode.
+        let mut costs = [[0u32; RECORDS]; TIMES];
+        costs[0][..records.len().min(RECORDS)].fill(64);
+        for at in 1..TIMES {
+            let mut least = columns[at].costs(|row| columns[0].at(row));
+            for earlier in &columns[1..at] {
+                let other = columns[at].costs(|row| earlier.at(row));
+                least.iter_mut().zip(other).for_each(|(least, other)| *least = (*least).min(other));
+            }
+            // Rows without a record stay at 0, and so gain nothing.
+            costs[at][..records.len().min(RECORDS)].copy_from_slice(&least[..records.len().min(RECORDS)]);
+        }
+        let (mut candidates, mut count) = ([Split::default(); TIMES], 0);
+        for frequent in frequent.iter().filter(|frequent| frequent.most > 0) {
+            if candidates[..count].iter().all(|known| known.time != frequent.best.time) {
+                candidates[count] = frequent.best;
                 count += 1;
             }
         }
-        let (times, costs) = (&times[..count], &mut costs[..count]);
-        let mut candidates = [Split::default(); TIMES];
-        let mut candidate_count = 0;
-        for frequent in frequent.iter().filter(|frequent| frequent.most > 0) {
-            if candidates[..candidate_count].iter().all(|known| known.time != frequent.best.time) {
-                candidates[candidate_count] = frequent.best;
-                candidate_count += 1;
-            }
-        }
-        let mut with = [[0u8; RECORDS * TIMES]; TIMES];
-        for (with, candidate) in with.iter_mut().zip(&candidates[..candidate_count]) {
-            for (with, time) in with.iter_mut().zip(times) {
-                *with = time.bits(*candidate) as u8;
+        let mut with = [[[0u32; RECORDS]; TIMES]; TIMES];
+        for (with, candidate) in with.iter_mut().zip(&candidates[..count]) {
+            let place = Place::new(*candidate, origin);
+            for (with, column) in with.iter_mut().zip(&columns) {
+                *with = column.costs(|_| place);
             }
         }
         let mut bases = Bases::default();
         while bases.count < BASES_MAX {
-            let gain = |with: &[u8]| {
-                with.iter().zip(&*costs).map(|(with, cost)| u32::from(cost.saturating_sub(*with))).sum::<u32>()
+            let gain = |with: &[[u32; RECORDS]; TIMES]| {
+                let pairs = costs.as_flattened().iter().zip(with.as_flattened());
+                pairs.map(|(cost, with)| cost - cost.min(with)).sum::<u32>()
             };
-            let gains = with[..candidate_count].iter().map(|with| gain(&with[..times.len()]));
-            let Some((gain, best)) = gains.zip(0usize..).max_by_key(|(gain, at)| (*gain, usize::MAX - at)) else {
-                break;
-            };
+            let gains = with[..count].iter().map(gain).zip(0usize..);
+            let Some((gain, best)) = gains.max_by_key(|(gain, at)| (*gain, usize::MAX - at)) else { break };
             if gain < GAIN_MIN && bases.count > 0 {
                 break;
             }
             bases.push(candidates[best]);
-            for (cost, with) in costs.iter_mut().zip(&with[best]) {
-                *cost = (*cost).min(*with);
-            }
+            let pairs = costs.as_flattened_mut().iter_mut().zip(with[best].as_flattened());
+            pairs.for_each(|(cost, with)| *cost = (*cost).min(*with));
         }
         bases
+    }
+}
+
+/// A time as coarse as it takes to judge distances: in units of 2^30 ns from an origin, and the parts below the units.
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    coarse: i32,
+    below_s: u32,
+    below_4ms: u32,
+    below_1ms: u32,
+}
+
+impl Place {
+    #[inline]
+    fn new(split: Split, origin: i64) -> Place {
+        // 2^29 units are eighteen years; what is farther away is just far.
+        let coarse = (split.time.wrapping_sub(origin) >> 30).clamp(-(1 << 29), 1 << 29) as i32;
+        Place { coarse, below_s: split.below_s, below_4ms: split.below_4ms, below_1ms: split.below_1ms }
+    }
+}
+
+/// The times of one kind of a block's records, in arrays over which the compiler makes vector code.
+#[derive(Clone, Copy, Debug, Default)]
+struct Column {
+    coarse: [i32; RECORDS],
+    below_s: [u32; RECORDS],
+    below_4ms: [u32; RECORDS],
+    below_1ms: [u32; RECORDS],
+}
+
+impl Column {
+    #[inline]
+    fn set(&mut self, row: usize, split: Split, origin: i64) {
+        let place = Place::new(split, origin);
+        self.coarse[row] = place.coarse;
+        self.below_s[row] = place.below_s;
+        self.below_4ms[row] = place.below_4ms;
+        self.below_1ms[row] = place.below_1ms;
+    }
+
+    #[inline]
+    fn at(&self, row: usize) -> Place {
+        Place {
+            coarse: self.coarse[row],
+            below_s: self.below_s[row],
+            below_4ms: self.below_4ms[row],
+            below_1ms: self.below_1ms[row],
+        }
+    }
+
+    /// About how many bits each time takes as a difference from a reference.
+    #[inline]
+    fn costs(&self, from: impl Fn(usize) -> Place) -> [u32; RECORDS] {
+        let mut costs = [0; RECORDS];
+        for row in 0..RECORDS {
+            let from = from(row);
+            let apart = (self.coarse[row] - from.coarse).abs();
+            // The exponent of a float is the length of the number; 127 is that of 1. Of nothing it is 0.
+            let length = ((apart as f32).to_bits() >> 23).saturating_sub(126);
+            let saved = u32::from(self.below_1ms[row] == from.below_1ms) * 20
+                + u32::from(self.below_4ms[row] == from.below_4ms) * 2
+                + u32::from(self.below_s[row] == from.below_s) * 8;
+            costs[row] = length + 30 - saved;
+        }
+        costs
     }
 }
 

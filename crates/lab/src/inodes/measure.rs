@@ -144,21 +144,20 @@ impl<'a> Subject<'a> {
     }
 
     fn speed_of<C: Codec>(&self, codec: &C, runs: u32) -> Speed {
-        let mut codes: Vec<Code> = vec![Code::default(); self.records.len()];
-        let blocks = || self.records.chunks(BLOCK_INODES).zip(&self.bases);
+        // One behind the other, as they would lie in memory.
+        let (mut packed, mut lengths, mut code) = (vec![], vec![], Code::default());
         let encode = rate(self.records.len(), runs, || {
-            for ((records, bases), codes) in blocks().zip(codes.chunks_mut(BLOCK_INODES)) {
+            packed.clear();
+            lengths.clear();
+            for (records, bases) in self.records.chunks(BLOCK_INODES).zip(&self.bases) {
                 let context = Context { triplets: self.triplets, bases: *bases };
-                for (record, code) in records.iter().zip(codes) {
-                    codec.encode(record, &context, code);
+                for record in records {
+                    codec.encode(record, &context, &mut code);
+                    packed.extend_from_slice(code.bytes());
+                    lengths.push(code.bytes().len() as u8);
                 }
             }
         });
-        // Packed as they would lie in memory.
-        let mut packed = vec![];
-        let lengths: Vec<u8> = codes.iter().map(|code| code.bytes().len() as u8).collect();
-        codes.iter().for_each(|code| packed.extend_from_slice(code.bytes()));
-        drop(codes);
         let decode = rate(self.records.len(), runs, || {
             let mut at = 0;
             for (lengths, bases) in lengths.chunks(BLOCK_INODES).zip(&self.bases) {
@@ -216,13 +215,21 @@ impl<'a> Subject<'a> {
         if total as f64 != padded + length + (head + bases) as f64 {
             return Err(LabError::Broken { what: format!("{}: blocks", self.name), why: "do not add up".into() });
         }
-        let mut out = vec![BlockBytes::default(); blocks.len()];
+        let (mut packed, mut ends, mut out) = (vec![], vec![], BlockBytes::default());
         let encode = rate(self.records.len(), runs, || {
-            blocks.iter().zip(&mut out).for_each(|(items, out)| pack(items, &profiles, self.triplets, out));
+            packed.clear();
+            ends.clear();
+            for items in &blocks {
+                pack(items, &profiles, self.triplets, &mut out);
+                packed.extend_from_slice(out.bytes());
+                ends.push(packed.len());
+            }
         });
-        let packed: Vec<&[u8]> = out.iter().map(BlockBytes::bytes).collect();
         let decode = rate(self.records.len(), runs, || {
-            for bytes in &packed {
+            let mut begin = 0;
+            for end in &ends {
+                let bytes = &packed[begin..*end];
+                begin = *end;
                 let Ok(block) = Block::open(bytes) else { continue };
                 for at in 0..BLOCK_INODES {
                     let _ = black_box(block.get(at, &profiles, self.triplets));

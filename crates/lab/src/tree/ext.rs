@@ -7,6 +7,7 @@
 //! their paths and keeps raw fields, change times and unnamed inodes to itself.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 
 use shoal_pack::Record;
@@ -19,6 +20,8 @@ pub const RAW: usize = 128;
 /// Why an image could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
+    #[error("is shorter than a superblock; name a directory, or an image of ext2, ext3 or ext4")]
+    Short,
     #[error("cannot be read ({0})")]
     Read(#[from] std::io::Error),
     #[error(
@@ -62,7 +65,10 @@ struct Tables {
 impl Tables {
     fn read(image: &File) -> Result<Tables, ImageError> {
         let mut bytes = [0; 1024];
-        image.read_exact_at(&mut bytes, 1024)?;
+        image.read_exact_at(&mut bytes, 1024).map_err(|error| match error.kind() {
+            ErrorKind::UnexpectedEof => ImageError::Short,
+            _ => error.into(),
+        })?;
         if u16_at(&bytes, 56) != 0xef53 {
             return Err(ImageError::Magic { found: u16_at(&bytes, 56) });
         }
