@@ -1,4 +1,7 @@
 //! Records for tests: trees as programs make them, and records without any sense.
+//!
+//! Owns: the shapes that tests of all modules share, each from one seed. Rules: a tree's records have neighbours like them, so that
+//! tables and bases have something to find; an arbitrary record may hold any value in any field.
 
 use shoal_sim::Random;
 

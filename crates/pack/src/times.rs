@@ -121,8 +121,8 @@ pub(crate) fn choose(times: &[Split; TIMES], bases: &Bases) -> Chosen {
         }
         // No branches here: which of different ones is the nearest cannot be foretold.
         let mut best = u32::MAX;
-        for reference in BASES_MAX..BASES_MAX + at {
-            best = best.min(time.bits(references[reference]) << 4 | (reference - BASES_MAX) as u32);
+        for (earlier, reference) in times[..at].iter().zip(0u32..) {
+            best = best.min(time.bits(*earlier) << 4 | reference);
         }
         for reference in bases {
             best = best.min(time.bits(references[reference]) << 4 | (TIMES + reference) as u32);
@@ -289,7 +289,7 @@ impl Column {
     #[inline]
     fn costs(&self, from: impl Fn(usize) -> Place) -> [u32; RECORDS] {
         let mut costs = [0; RECORDS];
-        for row in 0..RECORDS {
+        for (row, cost) in costs.iter_mut().enumerate() {
             let from = from(row);
             let apart = (self.coarse[row] - from.coarse).abs();
             // The exponent of a float is the length of the number; 127 is that of 1. Of nothing it is 0.
@@ -297,7 +297,7 @@ impl Column {
             let saved = u32::from(self.below_1ms[row] == from.below_1ms) * 20
                 + u32::from(self.below_4ms[row] == from.below_4ms) * 2
                 + u32::from(self.below_s[row] == from.below_s) * 8;
-            costs[row] = length + 30 - saved;
+            *cost = length + 30 - saved;
         }
         costs
     }
