@@ -12,7 +12,7 @@ use crate::triplet::Triplets;
 pub(crate) fn arbitrary(random: &mut Random) -> Record {
     let mut any = |bits: u64| {
         let value = random.next_u64();
-        if value % 3 == 0 { 0 } else { random.next_u64() >> (64 - bits) >> random.below(bits) }
+        if value.is_multiple_of(3) { 0 } else { random.next_u64() >> (64 - bits) >> random.below(bits) }
     };
     let mut record = Record {
         mode: any(16) as u16,
