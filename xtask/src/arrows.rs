@@ -23,6 +23,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("shoal-netram", &["shoal-format", "shoal-media"]),
     ("shoal-nbd", &["shoal-format", "shoal-media"]),
     ("shoal-writeback", &[]),
+    ("shoal-pack", &["shoal-format"]),
     ("shoal-fuse", &["shoal-format", "shoal-media", "shoal-fs", "shoal-host"]),
     ("shoal-devices", &["shoal-format", "shoal-media", "shoal-host", "shoal-vlog", "shoal-netram", "shoal-nbd"]),
     (
@@ -56,6 +57,7 @@ const ASSEMBLY: &[&str] = &[
     "shoal-netram",
     "shoal-nbd",
     "shoal-writeback",
+    "shoal-pack",
     "shoal-fuse",
     "shoal-devices",
     "shoal-store",

@@ -14,6 +14,7 @@ use shoal_netram::donor::Compression;
 use shoal_store::{BulkChoice, MemoryChoice};
 
 use crate::lab::LabArgs;
+use crate::profile::ProfileArgs;
 
 #[derive(Debug, Parser)]
 #[command(
@@ -67,6 +68,8 @@ pub enum Command {
     Donate(DonateArgs),
     /// Run the papers' experiments and print their figures beside ours
     Lab(LabArgs),
+    /// Make a profile of a tree: the tables with which inodes like its own are packed
+    Profile(ProfileArgs),
     /// Write the manual pages into a directory
     #[command(hide = true)]
     Man { directory: PathBuf },

@@ -17,7 +17,9 @@ use crate::print_json;
     shoal lab run netram --quick\n  \
     shoal lab run netram --trace week.srt --out results\n  \
     shoal lab run idle-time --out results\n  \
-    shoal lab run update-policy --out results\n\n\
+    shoal lab run update-policy --out results\n  \
+    shoal lab run inodes --tree /usr /var\n  \
+    shoal lab run small-files --tree /usr\n\n\
     Times of a model are simulated and say so.")]
 pub struct LabArgs {
     #[command(subcommand)]

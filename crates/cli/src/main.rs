@@ -3,7 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | `args`, `mount_options` | what can be said on the command line |
-//! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `resize`, `salvage`, `inspect`, `bench`, `donate`, `lab`, `pages` | one command each |
+//! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `resize`, `salvage`, `inspect`, `bench`, `donate`, `lab`, `profile`, `pages` | one command each |
 //! | `serve`, `status` | a block device for NBD clients, and how it is; a network RAM disk's donors |
 //! | `daemon` | the process that serves a mount |
 //! | `failure`, `progress` | how commands fail, and how they pass the time |
@@ -28,6 +28,7 @@ mod lab;
 mod mount;
 mod mount_options;
 mod pages;
+mod profile;
 mod progress;
 mod remount;
 mod resize;
@@ -99,6 +100,7 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Bench(args) => bench::run(args)?,
         Command::Donate(args) => donate::run(args)?,
         Command::Lab(args) => lab::run(args)?,
+        Command::Profile(args) => profile::run(args)?,
         Command::Man { directory } => pages::write_manual(directory)?,
         Command::Completions { shell } => pages::print_completions(*shell)?,
     }

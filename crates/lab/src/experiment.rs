@@ -11,13 +11,16 @@ use serde::Serialize;
 
 use crate::report::{Report, ReportError};
 use crate::trace::TraceError;
-use crate::{idle_time, netram, update_policy};
+use crate::tree::TreeError;
+use crate::{idle_time, inodes, netram, small_files, update_policy};
 
 /// Why an experiment could not be run.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
     #[error("trace: {0}")]
     Trace(#[from] TraceError),
+    #[error("tree: {0}")]
+    Tree(#[from] TreeError),
     #[error("report: {0}")]
     Report(#[from] ReportError),
     #[error("{what}: {why}")]
@@ -66,6 +69,10 @@ pub enum Experiment {
     IdleTime(idle_time::Options),
     /// Update policies: what readers wait for when dirty blocks are written, on the report's two disks, simulated
     UpdatePolicy(update_policy::Options),
+    /// Inodes: bytes and speed of mramfs' compressors and of Shoal's, on real trees
+    Inodes(inodes::Options),
+    /// Small files: savings and speed of compressors by size, on real trees
+    SmallFiles(small_files::Options),
 }
 
 impl Experiment {
@@ -74,6 +81,8 @@ impl Experiment {
             Experiment::Netram(options) => options.run(common),
             Experiment::IdleTime(options) => options.run(common),
             Experiment::UpdatePolicy(options) => options.run(common),
+            Experiment::Inodes(options) => options.run(common),
+            Experiment::SmallFiles(options) => options.run(common),
         }
     }
 
@@ -82,6 +91,8 @@ impl Experiment {
             "netram" => <netram::Options as Run>::PAPER,
             "idle-time" => <idle_time::Options as Run>::PAPER,
             "update-policy" => <update_policy::Options as Run>::PAPER,
+            "inodes" => <inodes::Options as Run>::PAPER,
+            "small-files" => <small_files::Options as Run>::PAPER,
             _ => "",
         }
     }

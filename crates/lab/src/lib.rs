@@ -9,6 +9,10 @@
 //! | `network` | the model of a network, in simulated time |
 //! | `idle_time` | file systems on simulated disks, with and without idle time |
 //! | `netram` | the network RAM disk's policies under a trace and a network |
+//! | `tree` | the inodes of directories and of ext images |
+//! | `inodes` | mramfs' compressors of inodes on real trees |
+//! | `processor` | processor time of a thread |
+//! | `small_files` | compressors of file data on real trees |
 //! | `update_policy` | update policies before a simulated disk, and what readers wait for |
 //!
 //! Rules: the code under test is the code that serves users, never a copy of it; what is modelled is the world around
@@ -19,11 +23,15 @@
 
 pub mod experiment;
 pub mod idle_time;
+pub mod inodes;
 pub mod netram;
 pub mod network;
 mod parallel;
+mod processor;
 pub mod report;
+pub mod small_files;
 pub mod trace;
+pub mod tree;
 pub mod update_policy;
 
 pub use experiment::{Common, Experiment, LabError, Listed, Run, RunArgs, list, run};

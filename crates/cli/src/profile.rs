@@ -1,0 +1,131 @@
+//! `shoal profile`: the tables with which inodes like those of a tree are packed.
+//!
+//! Trees are read and never changed. The file has the compressors of mramfs and Shoal's own, for times in seconds and in
+//! nanoseconds, and begins with the command that made it. What is in it is in `docs/spec/pack.md`; `--json` shows the same tables
+//! and the counts they come from.
+
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde_json::{Value, json};
+use shoal_lab::tree::{self, Tree};
+use shoal_pack::{Census, Kind, Precision, Profile, ProfileFile, Record};
+
+use crate::print_json;
+use shoal_devices::{Failure, Outcome};
+
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    shoal profile /usr\n  \
+    shoal profile --out mail.profile /srv/mail\n  \
+    shoal profile --json old-disk.img\n\n\
+    Several trees make one profile. Of a mounted file system name the directory rather than the device: what the kernel has\n\
+    not written yet is not on the device.")]
+pub struct ProfileArgs {
+    /// Directories, or images of ext2, ext3 or ext4
+    #[arg(value_name = "DIR|IMAGE", required = true)]
+    pub trees: Vec<PathBuf>,
+    /// Write the profile to FILE
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Replace FILE if it exists
+    #[arg(long, requires = "out")]
+    pub force: bool,
+    /// Report as JSON, with all tables and the counts they come from
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Values of a field that are listed.
+const LISTED: usize = 50;
+
+pub fn run(args: &ProfileArgs) -> Outcome<()> {
+    let trees: Vec<Tree> = args
+        .trees
+        .iter()
+        .map(|path| tree::scan(path).map_err(|error| Failure::told(format!("profile: {error}"))))
+        .collect::<Outcome<_>>()?;
+    for tree in trees.iter().filter(|tree| tree.unread > 0) {
+        eprintln!("shoal: profile: {}: {} directories, files or groups could not be read", tree.name, tree.unread);
+    }
+    let records: Vec<&[Record]> = trees.iter().map(|tree| &tree.records[..]).collect();
+    let census = Census::of(&records);
+    let names: Vec<&str> = trees.iter().map(|tree| tree.name.as_str()).collect();
+    let file = ProfileFile { comment: format!("shoal profile {}\n", names.join(" ")), profiles: census.profiles() };
+    let bytes = file.to_bytes();
+    if let Some(path) = &args.out {
+        write(path, &bytes, args.force)?;
+    }
+    let inodes: usize = trees.iter().map(|tree| tree.records.len()).sum();
+    if args.json {
+        print_json(&report(inodes, &census, &file));
+        return Ok(());
+    }
+    println!("inodes    {inodes}");
+    println!("triplets  {}", census.triplets().count());
+    for (triplet, users) in census.triplets().take(5) {
+        println!("          {}:{} {:o}  {users}", triplet.uid, triplet.gid, triplet.mode);
+    }
+    match &args.out {
+        Some(path) => println!("profile   {}, {} bytes", path.display(), bytes.len()),
+        None => println!("profile   {} bytes, not written; --out FILE writes it", bytes.len()),
+    }
+    Ok(())
+}
+
+fn write(path: &Path, bytes: &[u8], force: bool) -> Outcome<()> {
+    let mut options = OpenOptions::new();
+    options.write(true);
+    if force {
+        options.create(true).truncate(true);
+    } else {
+        options.create_new(true);
+    }
+    let written = options.open(path).and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()));
+    written.map_err(|error| {
+        let exists = error.kind() == ErrorKind::AlreadyExists;
+        let failure = Failure::new(path.display(), error);
+        if exists { failure.remedy("name another file, or give --force") } else { failure }
+    })
+}
+
+fn precision_name(precision: Precision) -> &'static str {
+    match precision {
+        Precision::Seconds => "seconds",
+        Precision::Nanoseconds => "nanoseconds",
+    }
+}
+
+fn report(inodes: usize, census: &Census, file: &ProfileFile) -> Value {
+    let triplets: Vec<Value> = census
+        .triplets()
+        .map(|(of, users)| json!({"uid": of.uid, "gid": of.gid, "mode": format!("{:o}", of.mode), "inodes": users}))
+        .collect();
+    let mut frequencies = json!({});
+    for precision in [Precision::Seconds, Precision::Nanoseconds] {
+        // All-or-nothing counts mode, uid and gid by themselves; triplets are above.
+        let Some(fields) = census.fields(Kind::AllOrNothing, precision) else { continue };
+        for (name, counts) in fields.fields() {
+            let sorted = counts.sorted();
+            let listed: Vec<Value> = sorted.iter().take(LISTED).map(|(value, count)| json!([value, count])).collect();
+            frequencies[precision_name(precision)][name] = json!({"values": sorted.len(), "most_frequent": listed});
+        }
+    }
+    let profile = |profile: &Profile| {
+        let fields: Vec<Value> = profile
+            .describe()
+            .into_iter()
+            .map(|field| json!({"field": field.field, "code": field.code, "bits": field.rows}))
+            .collect();
+        json!({"compressor": profile.name(), "times": precision_name(profile.precision), "fields": fields})
+    };
+    json!({
+        "command": file.comment.trim_end(),
+        "inodes": inodes,
+        "triplets": triplets,
+        "frequencies": frequencies,
+        "profiles": file.profiles.iter().map(profile).collect::<Vec<Value>>(),
+    })
+}

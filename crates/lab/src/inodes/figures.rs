@@ -1,0 +1,412 @@
+//! The paper's tables and figures from what was measured.
+//!
+//! Owns: table 3.1, figures 3.1 to 3.4, the parts of Shoal's blocks, and the paper's claims beside ours. Rules: every table says what is
+//! counted; "bytes an inode" are codes padded to whole bytes, without the length byte, pointers and the block's head, which have
+//! columns of their own.
+
+use std::collections::HashMap;
+
+use shoal_pack::{Field, Precision};
+
+use super::{Found, PRECISIONS, Row};
+use crate::report::{Cell, Comparison, Plot, Series, Style, Table};
+
+fn number(value: f64, decimals: usize) -> Cell {
+    Cell::Number(value, decimals)
+}
+
+fn precision_name(precision: Precision) -> &'static str {
+    match precision {
+        Precision::Seconds => "1 s",
+        Precision::Nanoseconds => "1 ns",
+    }
+}
+
+pub fn notes() -> Vec<String> {
+    [
+        "code: an inode's code padded to whole bytes, as the paper counts; length byte, pointer and the block's head are apart",
+        "times of 1 s: ctime, mtime and atime, as in ext2; of 1 ns: these and the time of birth",
+        "all-or-nothing, huffman and gamma are the paper's, mixed takes the best of them for each field, hybrid is Shoal's",
+        "the table of triplets is in the order of frequency; neighbours are sixteen successive inode numbers in use",
+        "no code is longer than the stripped record of 54 bytes and one byte: what would be is written so",
+        "speed: millions of inodes a second, one thread, in memory, median (slowest-fastest); for the hybrid without the choice of a block's bases, which `blocks` has",
+    ]
+    .map(Into::into)
+    .into()
+}
+
+pub fn tables(found: &Found) -> Vec<Table> {
+    vec![
+        profile_table(found),
+        control_table(found),
+        size_table(found),
+        speed_table(found),
+        field_table(found),
+        block_table(found),
+        comparison(found),
+    ]
+}
+
+fn profile_table(found: &Found) -> Table {
+    let mut table = Table::new(
+        "table-3-1",
+        "Table 3.1: trees",
+        &["tree", "inodes", "triplets", "of root (%)", "uids of 0.1%", "most frequent size"],
+    );
+    for (tree, triplets) in found.trees.iter().zip(&found.triplets) {
+        let inodes = tree.records.len() as f64;
+        let (mut uids, mut classes): (HashMap<u32, u64>, HashMap<u32, u64>) = Default::default();
+        for record in &tree.records {
+            *uids.entry(record.uid).or_default() += 1;
+            *classes.entry(64 - record.size.leading_zeros()).or_default() += 1;
+        }
+        let class =
+            classes.iter().max_by_key(|(class, count)| (**count, u32::MAX - **class)).map_or(0, |(class, _)| *class);
+        let least = |bits: u32| if bits == 0 { 0 } else { 1u64 << (bits - 1) };
+        let root = uids.get(&0).copied().unwrap_or(0) as f64;
+        table.push(vec![
+            tree.name.as_str().into(),
+            (tree.records.len() as u64).into(),
+            (triplets.len() as u64).into(),
+            number(root / inodes * 100.0, 1),
+            (uids.values().filter(|count| **count as f64 >= inodes / 1000.0).count() as u64).into(),
+            format!("{}-{} B", least(class), least(class + 1)).into(),
+        ]);
+    }
+    table
+}
+
+fn control_table(found: &Found) -> Table {
+    let mut table = Table::new(
+        "figure-3-1",
+        "Figure 3.1: all inodes of a tree as one file, bytes an inode (codes: own profile, times of 1 s)",
+        &["tree", "what", "plain", "gzip", "bzip2", "raw : gzip", "raw : bzip2", "each deflated", "all-or-nothing"],
+    );
+    for (at, (tree, control)) in found.trees.iter().zip(&found.controls).enumerate() {
+        let inodes = control.inodes as f64;
+        let of = |bytes: usize| number(bytes as f64 / inodes, 1);
+        let raw = control.raw[0] as f64;
+        let all_or_nothing =
+            row(found, at, Precision::Seconds, "all-or-nothing").map_or(Cell::Empty, |row| number(row.own.mean(), 1));
+        let what = if control.is_image { "raw, ext2 part" } else { "raw, as ext2 would, no pointers" };
+        let mut push = |what: &str, bytes: &[usize; 3], each: Cell, last: Cell| {
+            table.push(vec![
+                tree.name.as_str().into(),
+                what.into(),
+                of(bytes[0]),
+                of(bytes[1]),
+                of(bytes[2]),
+                number(raw / bytes[1] as f64, 1),
+                number(raw / bytes[2] as f64, 1),
+                each,
+                last,
+            ]);
+        };
+        push(what, &control.raw, Cell::Empty, Cell::Empty);
+        push("stripped, times of 1 s", &control.stripped_s, Cell::Empty, all_or_nothing);
+        push("stripped, times of 1 ns", &control.stripped, of(control.each), Cell::Empty);
+    }
+    table
+}
+
+fn row<'a>(found: &'a Found, tree: usize, precision: Precision, name: &str) -> Option<&'a Row> {
+    found.rows.iter().find(|row| (row.tree, row.precision, row.name) == (tree, precision, name))
+}
+
+fn size_table(found: &Found) -> Table {
+    let mut table = Table::new(
+        "figure-3-2",
+        "Figure 3.2: bytes of code an inode, padded to whole bytes",
+        &[
+            "times",
+            "tree",
+            "compressor",
+            "own",
+            "built-in",
+            "worst other",
+            "whose",
+            "least",
+            "most",
+            "verbatim",
+            "own, bits",
+        ],
+    );
+    for row in &found.rows {
+        let whose = row.worst.as_ref().map_or(Cell::Empty, |(_, tree)| found.trees[*tree].name.as_str().into());
+        table.push(vec![
+            precision_name(row.precision).into(),
+            found.trees[row.tree].name.as_str().into(),
+            row.name.into(),
+            number(row.own.mean(), 2),
+            row.built_in.as_ref().map_or(Cell::Empty, |measured| number(measured.mean(), 2)),
+            row.worst.as_ref().map_or(Cell::Empty, |(measured, _)| number(measured.mean(), 2)),
+            whose,
+            (row.own.least as u64).into(),
+            (row.own.most as u64).into(),
+            row.own.verbatim.into(),
+            number(row.own.bits as f64 / row.own.inodes as f64, 1),
+        ]);
+    }
+    table
+}
+
+fn spread(rates: [f64; 3]) -> Cell {
+    let [slowest, median, fastest] = rates;
+    Cell::Text(format!("{median:.2} ({slowest:.2}-{fastest:.2})"))
+}
+
+fn speed_table(found: &Found) -> Table {
+    let mut table = Table::new(
+        "figure-3-3",
+        "Figure 3.3: millions of inodes a second, one thread",
+        &["times", "tree", "compressor", "encode, own", "decode, own", "encode, worst", "decode, worst"],
+    );
+    for row in &found.rows {
+        let worst =
+            |of: fn(&super::Speed) -> [f64; 3]| row.worst_speed.as_ref().map_or(Cell::Empty, |speed| spread(of(speed)));
+        table.push(vec![
+            precision_name(row.precision).into(),
+            found.trees[row.tree].name.as_str().into(),
+            row.name.into(),
+            spread(row.own_speed.encode),
+            spread(row.own_speed.decode),
+            worst(|speed| speed.encode),
+            worst(|speed| speed.decode),
+        ]);
+    }
+    table
+}
+
+/// Compressors in the order of the figures.
+const NAMES: [&str; 5] = ["all-or-nothing", "huffman", "gamma", "mixed", "hybrid"];
+
+fn field_table(found: &Found) -> Table {
+    let mut columns = vec!["times".to_string(), "field".to_string()];
+    columns.extend(NAMES.map(Into::into));
+    let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
+    let mut table = Table::new(
+        "figure-3-4",
+        "Figure 3.4: bits of each field, own profile: mean of all trees (least-most)",
+        &columns,
+    );
+    for precision in PRECISIONS {
+        for (place, field) in Field::ALL.into_iter().enumerate() {
+            let cell = |name: &str| {
+                let rows: Vec<&Row> =
+                    found.rows.iter().filter(|row| row.precision == precision && row.name == name).collect();
+                let of = |row: &Row| {
+                    let coded = row.own.inodes - row.own.verbatim;
+                    (coded > 0).then(|| (row.own.fields[place].0 as f64 / coded as f64, row.own.fields[place]))
+                };
+                let values: Vec<_> = rows.into_iter().filter_map(of).collect();
+                let mean = values.iter().map(|(mean, _)| mean).sum::<f64>() / values.len().max(1) as f64;
+                let least = values.iter().map(|(_, of)| of.1).min().unwrap_or(0);
+                let most = values.iter().map(|(_, of)| of.2).max().unwrap_or(0);
+                if most == 0 { Cell::Text(String::new()) } else { Cell::Text(format!("{mean:.1} ({least}-{most})")) }
+            };
+            let cells: Vec<Cell> = NAMES.map(cell).into();
+            if cells.iter().all(|cell| *cell == Cell::Text(String::new())) {
+                continue;
+            }
+            let mut row: Vec<Cell> = vec![precision_name(precision).into(), field.name().into()];
+            row.extend(cells);
+            table.push(row);
+        }
+    }
+    table
+}
+
+fn block_table(found: &Found) -> Table {
+    let mut table = Table::new(
+        "blocks",
+        "Shoal's blocks of sixteen, own profile: bytes an inode by what they are, and speed of whole blocks (millions of inodes a second)",
+        &[
+            "times",
+            "tree",
+            "code",
+            "padding",
+            "length byte",
+            "head",
+            "bases",
+            "total",
+            "two profiles",
+            "pointer, apart",
+            "encode",
+            "decode",
+        ],
+    );
+    for blocks in &found.blocks {
+        let total = blocks.code + blocks.padding + blocks.length + blocks.head + blocks.bases;
+        table.push(vec![
+            precision_name(blocks.precision).into(),
+            found.trees[blocks.tree].name.as_str().into(),
+            number(blocks.code, 2),
+            number(blocks.padding, 2),
+            number(blocks.length, 2),
+            number(blocks.head, 2),
+            number(blocks.bases, 2),
+            number(total, 2),
+            number(blocks.with_built_in, 2),
+            number(blocks.pointer, 2),
+            spread(blocks.speed.encode),
+            spread(blocks.speed.decode),
+        ]);
+    }
+    table
+}
+
+/// Least and most of some values, as one text.
+fn range(values: impl Iterator<Item = f64>, decimals: usize) -> (String, f64, f64) {
+    let (least, most) = values.fold((f64::INFINITY, 0f64), |(least, most), value| (least.min(value), most.max(value)));
+    if least > most {
+        return (String::new(), f64::NAN, f64::NAN);
+    }
+    (format!("{least:.decimals$}-{most:.decimals$}"), least, most)
+}
+
+fn comparison(found: &Found) -> Table {
+    let mut claims = Comparison::new("The paper beside ours");
+    let shown = |is: bool| if is { "shown" } else { "not shown" };
+    let paper: [&str; 3] = ["all-or-nothing", "huffman", "gamma"];
+    let of = |precision: Precision, tree: usize| paper.iter().filter_map(move |name| row(found, tree, precision, name));
+    let trees = 0..found.trees.len();
+    for precision in PRECISIONS {
+        let times = precision_name(precision);
+        let best = trees.clone().map(|tree| of(precision, tree).map(|row| row.own.mean()).fold(f64::MAX, f64::min));
+        let (text, _, most) = range(best, 1);
+        let is_s = precision == Precision::Seconds;
+        let told = |text: &str| if is_s { Cell::from(text) } else { Cell::Empty };
+        let verdict = |is: bool| if is_s { shown(is) } else { "" };
+        claims.push(
+            format!("best of the paper's codes, own profile, times of {times}"),
+            told("14-19"),
+            text.into(),
+            "B",
+            verdict(most <= 19.0),
+        );
+        let worst = trees.clone().filter_map(|tree| {
+            of(precision, tree).filter_map(|row| Some(row.worst.as_ref()?.0.mean())).reduce(f64::max)
+        });
+        let (text, _, most) = range(worst, 1);
+        if !most.is_nan() {
+            claims.push(
+                format!("worst of the paper's codes, other profile, times of {times}"),
+                told("30-37"),
+                text.into(),
+                "B",
+                verdict(most <= 37.0),
+            );
+        }
+        let wins = trees.clone().filter(|tree| {
+            of(precision, *tree).min_by(|a, b| a.own.bytes.cmp(&b.own.bytes)).is_some_and(|row| row.name == "huffman")
+        });
+        let text = format!("{} of {}", wins.count(), found.trees.len());
+        claims.push(format!("Huffman is the shortest, times of {times}"), told("4 of 7"), text.into(), "trees", "");
+        let hybrid = |of: fn(&Row) -> Option<f64>| {
+            range(trees.clone().filter_map(|tree| of(row(found, tree, precision, "hybrid")?)), 1)
+        };
+        let (text, _, most) = hybrid(|row| Some(row.own.mean()));
+        let bound = if is_s { 16.0 } else { 20.0 };
+        let asked = format!("at most {bound} asked for");
+        claims.push(
+            format!("hybrid, own profile, times of {times}"),
+            asked.into(),
+            text.into(),
+            "B",
+            shown(most <= bound),
+        );
+        let (text, ..) = hybrid(|row| Some(row.built_in.as_ref()?.mean()));
+        claims.push(format!("hybrid, built-in profile, times of {times}"), Cell::Empty, text.into(), "B", "");
+        let (text, _, most) = hybrid(|row| Some(row.worst.as_ref()?.0.mean()));
+        if !most.is_nan() {
+            claims.push(format!("hybrid, worst other profile, times of {times}"), Cell::Empty, text.into(), "B", "");
+        }
+    }
+    let all = found.rows.iter();
+    let most = all.clone().flat_map(|row| [Some(&row.own), row.built_in.as_ref(), row.worst.as_ref().map(|of| &of.0)]);
+    let most = most.flatten().map(|measured| measured.most).max().unwrap_or(0) as u64;
+    claims.push(
+        "longest code of any inode under any profile",
+        "at most 55 asked for".into(),
+        most.into(),
+        "B",
+        shown(most <= 55),
+    );
+    let gzip = range(found.controls.iter().map(|of| of.raw[0] as f64 / of.raw[1] as f64), 1);
+    claims.push("raw inodes by gzip", "8 : 1".into(), gzip.0.into(), ": 1", shown(gzip.2 >= 8.0));
+    let bzip2 = range(found.controls.iter().map(|of| of.raw[0] as f64 / of.raw[2] as f64), 1);
+    claims.push("raw inodes by bzip2", "10 : 1".into(), bzip2.0.into(), ": 1", shown(bzip2.2 >= 10.0));
+    let speeds = [("all-or-nothing", "0.80-0.95"), ("huffman", "0.27-0.60"), ("gamma", "0.48-0.60")];
+    let rows = |name: &'static str| {
+        found.rows.iter().filter(move |row| row.name == name && row.precision == Precision::Seconds)
+    };
+    for (name, told) in speeds {
+        let (text, ..) = range(rows(name).map(|row| row.own_speed.encode[1]), 1);
+        claims.push(format!("{name}, encode, times of 1 s"), told.into(), text.into(), "M/s", "");
+    }
+    for name in ["all-or-nothing", "huffman", "gamma"] {
+        let told = if name == "gamma" { Cell::from("2.2-2.7") } else { Cell::Empty };
+        let (text, ..) = range(rows(name).map(|row| row.own_speed.decode[1]), 1);
+        claims.push(format!("{name}, decode, times of 1 s"), told, text.into(), "M/s", "");
+    }
+    for (what, bound, of) in [
+        ("encode", 5.0, (|blocks| blocks.speed.encode[1]) as fn(&super::Blocks) -> f64),
+        ("decode", 10.0, |blocks| blocks.speed.decode[1]),
+    ] {
+        let (text, least, _) = range(found.blocks.iter().map(of), 1);
+        let asked = format!("at least {bound} asked for");
+        claims.push(format!("Shoal's blocks, whole, {what}"), asked.into(), text.into(), "M/s", shown(least >= bound));
+    }
+    claims.into_table()
+}
+
+pub fn plots(found: &Found) -> Vec<Plot> {
+    let mut plots = vec![];
+    for precision in PRECISIONS {
+        let suffix = if precision == Precision::Seconds { "s" } else { "ns" };
+        let times = precision_name(precision);
+        let series = |label: &str, of: &dyn Fn(&Row) -> Option<f64>| -> Vec<Series> {
+            let of_name = |name: &'static str| {
+                let rows = found.rows.iter().filter(|row| row.precision == precision && row.name == name);
+                let points = rows.filter_map(|row| Some((row.tree as f64 + 1.0, of(row)?))).collect();
+                Series { name: format!("{name}{label}"), points }
+            };
+            NAMES.map(of_name).into_iter().filter(|series| !series.points.is_empty()).collect()
+        };
+        let plot = |name: &str, title: String, y: &str, series: Vec<Series>| Plot {
+            name: name.into(),
+            title,
+            x: "tree (row of table 3.1)".into(),
+            y: y.into(),
+            series,
+            style: Style { is_scatter: true, ..Style::default() },
+        };
+        plots.push(plot(
+            &format!("figure-3-2-{suffix}"),
+            format!("Figure 3.2: code, own profile, times of {times}"),
+            "bytes an inode",
+            series("", &|row| Some(row.own.mean())),
+        ));
+        if found.trees.len() > 1 {
+            plots.push(plot(
+                &format!("figure-3-2-worst-{suffix}"),
+                format!("Figure 3.2: code, worst other profile, times of {times}"),
+                "bytes an inode",
+                series("", &|row| Some(row.worst.as_ref()?.0.mean())),
+            ));
+        }
+        plots.push(plot(
+            &format!("figure-3-3-{suffix}"),
+            format!("Figure 3.3: encoding, own profile, times of {times}"),
+            "millions of inodes a second",
+            series("", &|row| Some(row.own_speed.encode[1])),
+        ));
+        plots.push(plot(
+            &format!("figure-3-3-decode-{suffix}"),
+            format!("Figure 3.3: decoding, own profile, times of {times}"),
+            "millions of inodes a second",
+            series("", &|row| Some(row.own_speed.decode[1])),
+        ));
+    }
+    plots
+}

@@ -1,0 +1,270 @@
+//! Table 4.1 and figures 4.1 to 4.3 from what was measured.
+//!
+//! Owns: bins of equal width (512 bytes, as in the paper) and of equal count (as its readers asked for); means weighted by file and
+//! by byte; the paper's figures beside ours. Rules: a saving is what compression takes away; a remainder is what is left, as in
+//! the paper's figure 4.1.
+
+use super::measure::{CLASS, CLASSES, Found, Measured, Sample};
+use crate::report::{Cell, Comparison, Plot, Series, Style, Table};
+
+/// Bins of equal count.
+const COUNT_BINS: usize = 64;
+
+fn number(value: f64, decimals: usize) -> Cell {
+    if value.is_finite() { Cell::Number(value, decimals) } else { Cell::Empty }
+}
+
+pub fn notes(sample: &Sample, found: &Found) -> Vec<String> {
+    let bytes: usize = found.lengths.iter().sum();
+    vec![
+        format!("{} files of {} of 1 byte to 128 KiB, {:.1} MB", sample.files.len(), found.all, bytes as f64 / 1e6),
+        format!("the dictionary has {} bytes, once for all files; it was trained on other files of the trees", found.dictionary),
+        "a file that would grow is kept as it is; lengths kept elsewhere are not counted".into(),
+        "MB/s: megabytes of plain data in a second of processor time of one thread, fastest run of each class; classes of 512 bytes"
+            .into(),
+        "deflate level 6 (miniz_oxide), zstd level 3, lz4_flex, lzokay's LZO1X, LZRW1 of our own".into(),
+    ]
+}
+
+/// Savings in percent: the mean of all files, and of all bytes.
+fn savings(found: &Found, measured: &Measured, of: impl Fn(usize) -> bool) -> [f64; 2] {
+    let (mut files, mut by_file, mut plain, mut packed) = (0usize, 0.0, 0usize, 0usize);
+    for (&len, &compressed) in found.lengths.iter().zip(&measured.compressed).filter(|(len, _)| of(**len)) {
+        files += 1;
+        by_file += 1.0 - compressed as f64 / len as f64;
+        plain += len;
+        packed += compressed;
+    }
+    [by_file / files as f64 * 100.0, (1.0 - packed as f64 / plain as f64) * 100.0]
+}
+
+/// Least and most megabytes a second of the classes between two sizes.
+fn rates(rates: &[Option<f64>], from: usize, to: usize) -> String {
+    let classes = rates[from / CLASS..to / CLASS].iter().flatten();
+    let (least, most) = classes.fold((f64::INFINITY, 0f64), |(least, most), rate| (least.min(*rate), most.max(*rate)));
+    if least > most { String::new() } else { format!("{:.0}-{:.0}", least / 1e6, most / 1e6) }
+}
+
+pub fn tables(found: &Found) -> Vec<Table> {
+    vec![summary(found), by_class(found), equal_count(found), cumulative(found), comparison(found)]
+}
+
+fn summary(found: &Found) -> Table {
+    let mut table = Table::new(
+        "table-4-1",
+        "Table 4.1: savings (%) and speed (MB/s)",
+        &[
+            "compressor",
+            "by file",
+            "by byte",
+            "compress",
+            "512B-4KB",
+            "16-128KB",
+            "decompress",
+            "512B-4KB, decompress",
+            "16-128KB, decompress",
+        ],
+    );
+    let bytes: usize = found.lengths.iter().sum();
+    for measured in &found.compressors {
+        let [by_file, by_byte] = savings(found, measured, |_| true);
+        table.push(vec![
+            measured.name.into(),
+            number(by_file, 1),
+            number(by_byte, 1),
+            number(bytes as f64 / measured.compress_s / 1e6, 1),
+            rates(&measured.compress_rate, 512, 4096).into(),
+            rates(&measured.compress_rate, 16 << 10, 128 << 10).into(),
+            number(bytes as f64 / measured.decompress_s / 1e6, 1),
+            rates(&measured.decompress_rate, 512, 4096).into(),
+            rates(&measured.decompress_rate, 16 << 10, 128 << 10).into(),
+        ]);
+    }
+    table
+}
+
+/// Names of all compressors, behind some columns.
+fn columns<'a>(found: &'a Found, first: &[&'a str]) -> Vec<&'a str> {
+    first.iter().copied().chain(found.compressors.iter().map(|measured| measured.name)).collect()
+}
+
+fn by_class(found: &Found) -> Table {
+    let mut table = Table::new("sizes", "Savings by size (%, by file)", &columns(found, &["from", "to", "files"]));
+    let mut from = 0;
+    for to in [512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131_072] {
+        let is_within = |len: usize| (from + 1..=to).contains(&len);
+        let files = found.lengths.iter().filter(|len| is_within(**len)).count();
+        let mut row = vec![(from as u64 + 1).into(), (to as u64).into(), (files as u64).into()];
+        row.extend(found.compressors.iter().map(|measured| number(savings(found, measured, is_within)[0], 1)));
+        table.push(row);
+        from = to;
+    }
+    table
+}
+
+/// What is left in percent of each bin, by a bin's files.
+fn remainder(lengths: &[usize], compressed: &[usize]) -> f64 {
+    let sum: f64 = lengths.iter().zip(compressed).map(|(len, packed)| *packed as f64 / *len as f64).sum();
+    sum / lengths.len() as f64 * 100.0
+}
+
+/// First and last place of each bin of equal count.
+fn count_bins(found: &Found) -> Vec<std::ops::Range<usize>> {
+    let files = found.lengths.len();
+    let bins = COUNT_BINS.min(files);
+    (0..bins).map(|bin| bin * files / bins..(bin + 1) * files / bins).collect()
+}
+
+fn equal_count(found: &Found) -> Table {
+    let mut table = Table::new(
+        "figure-4-1-count",
+        format!(
+            "Figure 4.1 with bins of equal count, about {} files each: what is left (%)",
+            found.lengths.len() / COUNT_BINS
+        ),
+        &columns(found, &["from", "to"]),
+    );
+    for bin in count_bins(found) {
+        let lengths = &found.lengths[bin.clone()];
+        let mut row = vec![(lengths[0] as u64).into(), (lengths[lengths.len() - 1] as u64).into()];
+        row.extend(found.compressors.iter().map(|of| number(remainder(lengths, &of.compressed[bin.clone()]), 1)));
+        table.push(row);
+    }
+    table
+}
+
+fn cumulative(found: &Found) -> Table {
+    let mut table = Table::new(
+        "figure-4-3",
+        "Figure 4.3: space of all files up to a size (MB)",
+        &columns(found, &["size", "files", "plain"]),
+    );
+    for to in [1024, 2048, 4096, 8192, 16384, 32768, 65536, 131_072usize] {
+        let files = found.lengths.partition_point(|len| *len <= to);
+        let mb = |lengths: &[usize]| number(lengths.iter().sum::<usize>() as f64 / 1e6, 2);
+        let mut row = vec![(to as u64).into(), (files as u64).into(), mb(&found.lengths[..files])];
+        row.extend(found.compressors.iter().map(|measured| mb(&measured.compressed[..files])));
+        table.push(row);
+    }
+    table
+}
+
+fn comparison(found: &Found) -> Table {
+    let mut claims = Comparison::new("The paper beside ours");
+    let of = |name: &str| found.compressors.iter().find(|measured| measured.name.starts_with(name));
+    let near = |ours: f64, paper: f64| if (ours - paper).abs() <= 5.0 { "shown" } else { "another tree" };
+    // By bytes from figure 4.3: 1.3 GB become 570 MB by deflate and 800 MB by LZRW1.
+    for (name, by_file, by_byte, rate) in
+        [("deflate", 61.0, Some(56.0), "6.3"), ("lzo", 50.0, None, "36.8"), ("lzrw1", 44.0, Some(38.0), "52.5")]
+    {
+        let Some(measured) = of(name) else { continue };
+        let ours = savings(found, measured, |_| true);
+        let verdict = near(ours[0], by_file);
+        claims.push(format!("{name}: saving by file"), number(by_file, 0), number(ours[0], 1), "%", verdict);
+        let verdict = by_byte.map_or("", |paper| near(ours[1], paper));
+        let paper = by_byte.map_or(Cell::Empty, |paper| number(paper, 0));
+        claims.push(format!("{name}: saving by byte"), paper, number(ours[1], 1), "%", verdict);
+        let bytes: usize = found.lengths.iter().sum();
+        let ours = number(bytes as f64 / measured.compress_s / 1e6, 1);
+        claims.push(format!("{name}: speed"), rate.into(), ours, "MB/s", "");
+    }
+    if let [Some(deflate), Some(lzo), Some(lzrw1)] = ["deflate", "lzo", "lzrw1"].map(of) {
+        let all = |measured| savings(found, measured, |_| true)[0];
+        let is = all(deflate) > all(lzo) && all(lzo) > all(lzrw1);
+        let order = if is { "deflate, LZO, LZRW1" } else { "another" };
+        claims.push(
+            "order of the savings",
+            "deflate, LZO, LZRW1".into(),
+            order.into(),
+            "",
+            if is { "shown" } else { "not shown" },
+        );
+        let (small, large) = (|len: usize| len <= 4096, |len: usize| (4096..=32 << 10).contains(&len));
+        let less = savings(found, deflate, small)[0] < savings(found, deflate, large)[0];
+        claims.push(
+            "deflate: files below 4 KB compress less than those of 4 to 32 KB",
+            "yes".into(),
+            if less { "yes" } else { "no" }.into(),
+            "",
+            if less { "shown" } else { "not shown" },
+        );
+    }
+    claims.into_table()
+}
+
+pub fn plots(found: &Found) -> Vec<Plot> {
+    let kib = |bytes: f64| bytes / 1024.0;
+    let plot = |name: &str, title: &str, y: &str, series: Vec<Series>, style: Style| Plot {
+        name: name.into(),
+        title: title.into(),
+        x: "size of a file (KiB)".into(),
+        y: y.into(),
+        series,
+        style,
+    };
+    // Classes of the sample, as ranges of places.
+    let class = |class: usize| {
+        let place = |len: usize| found.lengths.partition_point(|of| *of <= len);
+        place(class * CLASS)..place((class + 1) * CLASS)
+    };
+    let middle = |class: usize| kib((class * CLASS + CLASS / 2) as f64);
+    let each = |points: &dyn Fn(&Measured) -> Vec<(f64, f64)>| -> Vec<Series> {
+        found.compressors.iter().map(|of| Series { name: of.name.into(), points: points(of) }).collect()
+    };
+    let equal_width = each(&|measured| {
+        let bins = (0..CLASSES).map(|at| (at, class(at))).filter(|(_, bin)| !bin.is_empty());
+        bins.map(|(at, bin)| (middle(at), remainder(&found.lengths[bin.clone()], &measured.compressed[bin]))).collect()
+    });
+    let equal_count = each(&|measured| {
+        let bins = count_bins(found).into_iter();
+        bins.map(|bin| {
+            let lengths = &found.lengths[bin.clone()];
+            let mean = lengths.iter().sum::<usize>() as f64 / lengths.len() as f64;
+            (kib(mean), remainder(lengths, &measured.compressed[bin]))
+        })
+        .collect()
+    });
+    let speeds = |of: fn(&Measured) -> &Vec<Option<f64>>| {
+        each(&move |measured| {
+            let rates = of(measured).iter().enumerate();
+            rates.filter_map(|(at, rate)| Some((middle(at), (*rate)? / 1e6))).collect()
+        })
+    };
+    let mut space = vec![("plain", &found.lengths)];
+    space.extend(found.compressors.iter().map(|measured| (measured.name, &measured.compressed)));
+    let space = space.into_iter().map(|(name, lengths)| {
+        let points = (1..=128).map(|to| {
+            let files = found.lengths.partition_point(|len| *len <= to * 1024);
+            (to as f64, lengths[..files].iter().sum::<usize>() as f64 / 1e6)
+        });
+        Series { name: name.into(), points: points.collect() }
+    });
+    let space = space.collect();
+    let (lines, log) = (Style::default(), Style { is_log_x: true, ..Style::default() });
+    let log_rates = Style { is_log_y: true, ..Style::default() };
+    vec![
+        plot("figure-4-1", "Figure 4.1: what is left, bins of 512 bytes", "left of a file (%)", equal_width, lines),
+        plot(
+            "figure-4-1-count",
+            "Figure 4.1: what is left, bins of equal count",
+            "left of a file (%)",
+            equal_count,
+            log,
+        ),
+        plot(
+            "figure-4-2",
+            "Figure 4.2: compression, processor time",
+            "MB/s",
+            speeds(|of| &of.compress_rate),
+            log_rates,
+        ),
+        plot(
+            "figure-4-2-decompress",
+            "Figure 4.2: decompression, processor time",
+            "MB/s",
+            speeds(|of| &of.decompress_rate),
+            log_rates,
+        ),
+        plot("figure-4-3", "Figure 4.3: space of all files up to a size", "space (MB)", space, lines),
+    ]
+}

@@ -1,0 +1,329 @@
+//! Sixteen inodes in a block, each decodable by itself.
+//!
+//! Owns: [`pack`] and [`Block`]. A block begins with a checksum, the number of its profile in the store, its bases and 16 length
+//! bytes; the codes follow. The sum of the lengths before a code is its place, so nothing is searched. A free number keeps the
+//! generation of its last user. Of several profiles the one that makes the block smallest is taken. Rules: a block is written
+//! once and never changed in place: what changes is unpacked first. The table of the layout is in `docs/spec/pack.md`.
+
+use shoal_format::{FormatError, checksum};
+
+use crate::bits::{BitReader, BitWriter};
+use crate::codec::{BASES_MAX, Code, Context};
+use crate::hybrid::Hybrid;
+use crate::record::{Record, STRIPPED, TIMES, VERBATIM_MAX};
+use crate::times::{self, Bases, Split};
+use crate::triplet::Triplets;
+
+/// Inodes of a block.
+pub const BLOCK_INODES: usize = 16;
+/// Bytes before the bases.
+const HEAD: usize = 6;
+/// Longest block.
+pub const BLOCK_MAX: usize = HEAD + BASES_MAX * 8 + BLOCK_INODES + BLOCK_INODES * VERBATIM_MAX;
+/// Marks the length byte of a free number whose generation follows.
+const FREE: u8 = 0x80;
+
+/// An inode number of a block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// Not in use; the generation of its last user.
+    Free {
+        generation: u32,
+    },
+    Used(Record),
+}
+
+/// Room for a packed block.
+#[derive(Clone, Debug)]
+pub struct BlockBytes {
+    bytes: [u8; BLOCK_MAX],
+    len: usize,
+}
+
+impl Default for BlockBytes {
+    fn default() -> BlockBytes {
+        BlockBytes { bytes: [0; BLOCK_MAX], len: 0 }
+    }
+}
+
+impl BlockBytes {
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        self.bytes[self.len..self.len + bytes.len()].copy_from_slice(bytes);
+        self.len += bytes.len();
+    }
+
+    fn fill(&mut self, block: &Unpacked, number: u8, profile: Option<&Hybrid>, context: &Context) {
+        self.len = 4;
+        let bases = context.bases.times();
+        self.push(&[number, bases.len() as u8]);
+        for base in bases {
+            self.push(&base.to_le_bytes());
+        }
+        let lengths = self.len;
+        self.push(&[0; BLOCK_INODES]);
+        let (mut writer, mut code) = (BitWriter::new(), Code::default());
+        let mut used = block.times.iter();
+        for (at, item) in block.items.iter().enumerate() {
+            self.bytes[lengths + at] = match item {
+                Item::Free { generation } => {
+                    let bytes = (32 - generation.leading_zeros()).div_ceil(8) as usize;
+                    self.push(&generation.to_le_bytes()[..bytes]);
+                    if bytes == 0 { 0 } else { FREE | bytes as u8 }
+                }
+                Item::Used(record) => {
+                    writer.clear();
+                    let has_code = match (profile, used.next()) {
+                        (Some(profile), Some(times)) => profile.write(record, times, context, &mut writer),
+                        _ => false,
+                    };
+                    match writer.whole().filter(|_| has_code) {
+                        Some((bytes, len)) => {
+                            // Copied with what is behind it, which the next code overwrites: a copy of a known length is one move.
+                            self.bytes[self.len..self.len + STRIPPED].copy_from_slice(bytes);
+                            self.len += len;
+                            len as u8
+                        }
+                        None => {
+                            code.set(record, None);
+                            self.push(code.bytes());
+                            code.bytes().len() as u8
+                        }
+                    }
+                }
+            };
+        }
+        let sum = checksum(0, &self.bytes[4..self.len]);
+        self.bytes[..4].copy_from_slice(&sum.to_le_bytes());
+    }
+}
+
+/// A block to be packed, with the times of the inodes in use.
+struct Unpacked<'a> {
+    items: &'a [Item; BLOCK_INODES],
+    times: &'a [[Split; TIMES]],
+}
+
+/// Packs a block under the profile that makes it smallest; profiles are numbered by their places. Without any, all records
+/// are written verbatim.
+pub fn pack(items: &[Item; BLOCK_INODES], profiles: &[Hybrid], triplets: &Triplets, out: &mut BlockBytes) {
+    let mut times = [[Split::default(); TIMES]; BLOCK_INODES];
+    let mut used = 0;
+    for item in items {
+        if let Item::Used(record) = item {
+            times[used] = times::split(record);
+            used += 1;
+        }
+    }
+    let times = &times[..used];
+    let (block, context) = (Unpacked { items, times }, Context { triplets, bases: Bases::of_times(times) });
+    out.fill(&block, 0, profiles.first(), &context);
+    if profiles.len() > 1 {
+        let mut other = BlockBytes::default();
+        for (number, profile) in profiles.iter().enumerate().skip(1).take(usize::from(u8::MAX)) {
+            other.fill(&block, number as u8, Some(profile), &context);
+            if other.len < out.len {
+                out.len = 0;
+                out.push(other.bytes());
+            }
+        }
+    }
+}
+
+/// A packed block, opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Block<'a> {
+    profile: u8,
+    bases: Bases,
+    lengths: &'a [u8; BLOCK_INODES],
+    starts: [u16; BLOCK_INODES],
+    codes: &'a [u8],
+    overhead: usize,
+}
+
+impl<'a> Block<'a> {
+    /// Opens a block whose checksum is right and whose lengths are its own.
+    pub fn open(bytes: &'a [u8]) -> Result<Block<'a>, FormatError> {
+        let what = "packed inodes";
+        let short = |expected: usize| FormatError::Short { what, expected, found: bytes.len() };
+        let (sum, rest) = bytes.split_first_chunk::<4>().ok_or_else(|| short(HEAD))?;
+        let (expected, found) = (u32::from_le_bytes(*sum), checksum(0, rest));
+        if expected != found {
+            return Err(FormatError::Checksum { what, expected, found });
+        }
+        let (&[profile, count], mut rest) = rest.split_first_chunk::<2>().ok_or_else(|| short(HEAD))?;
+        if usize::from(count) > BASES_MAX {
+            return Err(FormatError::Range { what, field: "bases", found: count.into() });
+        }
+        let mut times = [0; BASES_MAX];
+        for time in &mut times[..count.into()] {
+            let (bytes, after) = rest.split_first_chunk::<8>().ok_or_else(|| short(HEAD + 8))?;
+            (*time, rest) = (i64::from_le_bytes(*bytes), after);
+        }
+        let bases = Bases::new(&times[..count.into()]);
+        let (lengths, codes) = rest.split_first_chunk::<BLOCK_INODES>().ok_or_else(|| short(HEAD + BLOCK_INODES))?;
+        let mut starts = [0; BLOCK_INODES];
+        let mut at = 0u16;
+        for (start, &length) in starts.iter_mut().zip(lengths) {
+            let bytes = if length & FREE == 0 { length } else { length & !FREE };
+            let is_known =
+                if length & FREE == 0 { usize::from(length) <= VERBATIM_MAX } else { (1..=4).contains(&bytes) };
+            if !is_known {
+                return Err(FormatError::Range { what, field: "length", found: length.into() });
+            }
+            *start = at;
+            at += u16::from(bytes);
+        }
+        if usize::from(at) != codes.len() {
+            return Err(FormatError::Short { what, expected: at.into(), found: codes.len() });
+        }
+        Ok(Block { profile, bases, lengths, starts, codes, overhead: bytes.len() - codes.len() })
+    }
+
+    /// The number of the profile that decodes it.
+    pub fn profile(&self) -> u8 {
+        self.profile
+    }
+
+    /// Bytes that are no codes.
+    pub fn overhead(&self) -> usize {
+        self.overhead
+    }
+
+    /// The inode at a place below [`BLOCK_INODES`].
+    #[inline]
+    pub fn get(&self, place: usize, profiles: &[Hybrid], triplets: &Triplets) -> Result<Item, FormatError> {
+        let what = "packed inodes";
+        let range = FormatError::Range { what, field: "place", found: place as u64 };
+        let (Some(&length), Some(&start)) = (self.lengths.get(place), self.starts.get(place)) else {
+            return Err(range);
+        };
+        let start = usize::from(start);
+        if length == 0 {
+            return Ok(Item::Free { generation: 0 });
+        }
+        if length & FREE != 0 {
+            let bytes = usize::from(length & !FREE);
+            let mut wide = [0; 4];
+            wide[..bytes].copy_from_slice(&self.codes[start..start + bytes]);
+            return Ok(Item::Free { generation: u32::from_le_bytes(wide) });
+        }
+        let length = usize::from(length);
+        let record = match profiles.get(usize::from(self.profile)) {
+            Some(profile) if length <= STRIPPED => {
+                let context = Context { triplets, bases: self.bases };
+                // The bytes of the next codes let the reader load whole words.
+                profile.read(BitReader::new(&self.codes[start..], length), &context)?
+            }
+            // Verbatim records need no profile; a code that needs one is refused.
+            _ => Record::read_verbatim(&self.codes[start..start + length])?,
+        };
+        Ok(Item::Used(record))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::HybridCounts;
+    use crate::samples::{arbitrary, context_of, tree};
+    use shoal_sim::Random;
+
+    fn profile(seed: u64) -> Hybrid {
+        let mut counts = HybridCounts::default();
+        for block in tree(seed, 400).chunks(16) {
+            let bases = Bases::of(block);
+            block.iter().for_each(|record| counts.add(record, &bases));
+        }
+        counts.codec()
+    }
+
+    fn items(random: &mut Random, seed: u64) -> [Item; BLOCK_INODES] {
+        let tree = tree(seed, BLOCK_INODES);
+        std::array::from_fn(|at| match random.below(8) {
+            0 => Item::Free { generation: 0 },
+            1 => Item::Free { generation: (random.next_u64() >> 32 >> random.below(32)) as u32 },
+            2 => Item::Used(arbitrary(random)),
+            _ => Item::Used(tree[at]),
+        })
+    }
+
+    fn triplets_of(items: &[Item]) -> Triplets {
+        let records: Vec<Record> =
+            items.iter().filter_map(|item| if let Item::Used(record) = item { Some(*record) } else { None }).collect();
+        context_of(records.iter())
+    }
+
+    #[test]
+    fn every_inode_of_a_block_comes_back_by_itself() {
+        let profiles: Vec<Hybrid> = (0..3).map(profile).collect();
+        for seed in 0..2000 {
+            let mut random = Random::new(seed);
+            let items = items(&mut random, seed);
+            let triplets = triplets_of(&items);
+            let profiles = &profiles[..seed as usize % 4];
+            let mut out = BlockBytes::default();
+            pack(&items, profiles, &triplets, &mut out);
+            let block = Block::open(out.bytes()).unwrap();
+            for at in random.shuffled(0..BLOCK_INODES) {
+                assert_eq!(block.get(at, profiles, &triplets), Ok(items[at]), "seed {seed}");
+            }
+            assert!(block.get(BLOCK_INODES, profiles, &triplets).is_err());
+        }
+    }
+
+    #[test]
+    fn the_smallest_of_several_profiles_wins() {
+        let profiles: Vec<Hybrid> = (0..3).map(profile).collect();
+        let mut won = [0; 3];
+        for seed in 0..300 {
+            let items: [Item; BLOCK_INODES] =
+                tree(seed, 16).into_iter().map(Item::Used).collect::<Vec<_>>().try_into().unwrap();
+            let triplets = triplets_of(&items);
+            let len = |profiles: &[Hybrid]| {
+                let mut out = BlockBytes::default();
+                pack(&items, profiles, &triplets, &mut out);
+                (out.bytes().len(), Block::open(out.bytes()).unwrap().profile())
+            };
+            let (best, number) = len(&profiles);
+            assert_eq!(Some(best), profiles.iter().map(|profile| len(std::slice::from_ref(profile)).0).min());
+            won[usize::from(number)] += 1;
+        }
+        assert!(won.iter().filter(|times| **times > 0).count() > 1, "{won:?}");
+    }
+
+    #[test]
+    fn a_block_with_a_flipped_bit_is_refused_and_one_that_was_sealed_again_does_no_harm() {
+        let profiles: Vec<Hybrid> = (0..2).map(profile).collect();
+        let mut random = Random::new(9);
+        for seed in 0..200 {
+            let items = items(&mut random, seed);
+            let triplets = triplets_of(&items);
+            let mut out = BlockBytes::default();
+            pack(&items, &profiles, &triplets, &mut out);
+            for _ in 0..100 {
+                let mut bytes = out.bytes().to_vec();
+                let bit = random.below(bytes.len() as u64 * 8) as usize;
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                assert!(matches!(Block::open(&bytes), Err(FormatError::Checksum { .. })), "seed {seed}, bit {bit}");
+                if random.below(2) == 0 {
+                    bytes.truncate(random.below(bytes.len() as u64) as usize);
+                }
+                if bytes.len() < 4 {
+                    assert!(Block::open(&bytes).is_err());
+                    continue;
+                }
+                let sum = checksum(0, &bytes[4..]);
+                bytes[..4].copy_from_slice(&sum.to_le_bytes());
+                if let Ok(block) = Block::open(&bytes) {
+                    for at in 0..BLOCK_INODES {
+                        let _ = block.get(at, &profiles, &triplets);
+                    }
+                }
+            }
+        }
+    }
+}
