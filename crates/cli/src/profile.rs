@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde_json::{Value, json};
+use shoal_devices::{Failure, Outcome};
 use shoal_lab::tree::{self, Tree};
 use shoal_pack::{Census, Kind, Precision, Profile, ProfileFile, Record};
 
 use crate::print_json;
-use shoal_devices::{Failure, Outcome};
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
