@@ -346,6 +346,23 @@ mod tests {
     }
 
     #[test]
+    fn each_frequent_value_finds_its_own_code() {
+        for seed in 0..20 {
+            let mut random = Random::new(seed);
+            let mut counts = Counts::default();
+            for _ in 0..400 {
+                let value = random.next_u64() >> random.below(60);
+                (0..50).for_each(|_| counts.add(value));
+            }
+            let FieldCode::Values(values) = FieldCode::values(&counts, FieldCode::Raw { width: 64 }) else { panic!() };
+            assert!(values.values.len() > 100, "seed {seed}");
+            for (symbol, value) in values.values.iter().enumerate() {
+                assert_eq!(values.symbol(*value), symbol, "seed {seed}");
+            }
+        }
+    }
+
+    #[test]
     fn a_value_below_a_thousandth_has_no_code_of_its_own() {
         let mut counts = Counts::default();
         (0..9_995).for_each(|_| counts.add(1));
