@@ -52,9 +52,9 @@ pub(crate) fn decode(wanted: usize, row: &[Option<Vec<u8>>], parity: &[Option<Ve
     restored.remove(&wanted)
 }
 
-/// A missing block with this checksum, if the only parity block of its row is a former one, or the first bytes of a newer one before
-/// the rest of a former one: a write in part leaves that. `others`: the other blocks in the order in which the parity came to cover them;
-/// `step`: the newer one ends at a multiple of so many bytes.
+/// Recovers a missing block from a row whose only parity block was not written completely: the parity is a former version, or begins
+/// with a newer version and ends with a former one. `others`: the other blocks, in the order in which the parity came to cover them;
+/// `step`: the newer version ends at a multiple of this many bytes. The checksum decides which version fits.
 pub(crate) fn of_former(parity: &[u8], others: &[Option<Vec<u8>>], crc: u32, step: usize) -> Option<Vec<u8>> {
     let mut versions = vec![parity.to_vec()];
     for block in others.iter().map_while(Option::as_ref) {

@@ -331,19 +331,22 @@ struct Row {
     parity: Vec<Option<Vec<u8>>>,
     /// Where the parity may be a former one: the data blocks of the row in the order of their sequences.
     in_order: Vec<Option<Vec<u8>>>,
-    /// What is wanted is a list of ranges.
+    /// The block is a list of ranges.
     is_note: bool,
-    /// Everybody who may have something of it has answered.
+    /// All donors that may hold a block of the row have answered.
     answered: bool,
 }
 
-/// `None`: the group is being written, or not there any more.
-async fn rest_of_row(core: &Arc<Core>, at: Location, purpose: Purpose) -> Option<Row> {
+/// Reads the other blocks of a row; or says at once that the block cannot be computed.
+async fn rest_of_row(core: &Arc<Core>, at: Location, purpose: Purpose) -> Result<Row, Fetched> {
     let (data, block_bytes, is_note, units, mut answered) = {
         let state = &mut *core.lock();
         let group = &state.groups[at.group as usize];
         if group.id == 0 || group.memory.is_some() {
-            return None;
+            return Err(Fetched::Unanswered);
+        }
+        if group.members.len() == group.data() {
+            return Err(Fetched::Bad);
         }
         let data = group.data();
         // Of units that opening found: what their lists say of this row.
@@ -383,20 +386,14 @@ async fn rest_of_row(core: &Arc<Core>, at: Location, purpose: Purpose) -> Option
     in_order.sort_unstable_by_key(|&(sequence, _)| sequence);
     let in_order = in_order.into_iter().map(|(_, bytes)| bytes).collect();
     let parity = row.split_off(data);
-    Some(Row { data: row, parity, in_order, is_note, answered })
+    Ok(Row { data: row, parity, in_order, is_note, answered })
 }
 
 /// A block of a sealed group from the rest of its row.
 pub(crate) async fn reconstruct(core: &Arc<Core>, at: Location, crc: u32, purpose: Purpose) -> Fetched {
-    {
-        let state = core.lock();
-        let group = &state.groups[at.group as usize];
-        if group.id != 0 && group.memory.is_none() && group.members.len() == group.data() {
-            return Fetched::Bad;
-        }
-    }
-    let Some(Row { data: row, parity, in_order, is_note, answered }) = rest_of_row(core, at, purpose).await else {
-        return Fetched::Unanswered;
+    let Row { data: row, parity, in_order, is_note, answered } = match rest_of_row(core, at, purpose).await {
+        Ok(row) => row,
+        Err(fetched) => return fetched,
     };
     let right = |found: &Vec<u8>| checksum(0, found) == crc;
     let mut restored = parity::decode(at.unit, &row, &parity).filter(right);

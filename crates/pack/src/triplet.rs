@@ -3,7 +3,7 @@
 //! Owns: [`Triplets`], the table a store shares: an index for each combination in use and a count of the inodes that use
 //! it. mramfs calls the entries pseudo-ACLs. Rules: an index stays with its combination while anything refers to it; the lowest free
 //! index is given out first, since small ones have short codes; the table has a limit, and when it is full the caller
-//! writes the record verbatim. Left out: where the table is kept; `entries` and `restore` are for whoever keeps it.
+//! writes the record verbatim. Left out: where the table is kept; `entries` and `restore` are for the code that keeps it.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};

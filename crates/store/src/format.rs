@@ -1,6 +1,6 @@
 //! Makes a new, empty store.
 //!
-//! Sizes are limits, not allocations: memory is taken as files arrive, the bulk file is sparse. Rules: what is wanted wrongly is
+//! Sizes are limits, not allocations: memory is taken as files arrive, the bulk file is sparse. Rules: wrong arguments are
 //! refused before anything is made; the description is written when everything else is in place.
 
 use std::fs;

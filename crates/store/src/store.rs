@@ -1,6 +1,6 @@
 //! A store that this process has to itself: opening its file system, and closing it.
 //!
-//! Rules: whoever opens media holds the lock. A store that was closed is clean: the next opening has nothing to recover.
+//! Rules: a process that opens media holds the lock. A store that was closed is clean: the next opening has nothing to recover.
 
 use std::fs;
 use std::io;
@@ -21,7 +21,7 @@ use crate::names::{LOG, PID};
 use crate::user::{self, holder, is_ending, is_in_use, lock, period};
 use crate::{host_room, place};
 
-/// After umount(8) a daemon takes a moment to write its store; whoever only wants to look waits so long.
+/// How long a reader waits for a daemon that is still writing its store after umount(8).
 pub const LEAVING_PATIENCE: Duration = Duration::from_secs(10);
 /// The daemon of a mounted store that looks alive for so long is.
 const LIFE_SIGN: Duration = Duration::from_millis(200);

@@ -1,7 +1,7 @@
 //! Who uses a store: its lock, the process behind it, and whether an earlier one was cut off.
 //!
-//! Rules: whoever opens media holds the lock. Whoever serves a store for writing leaves its number, with the period in which that
-//! counts, and takes it away when the store is clean.
+//! Rules: a process that opens media holds the lock. A process that serves a store for writing leaves its process number, with the
+//! period in which that number counts, and removes it when the store is clean.
 
 use std::fs;
 use std::io;

@@ -17,9 +17,9 @@ use crate::clients::Claim;
 
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
 const RETRY_AFTER: Duration = Duration::from_millis(50);
-/// Kept changes in flight on a new connection.
+/// Maximum number of kept changes in flight on a new connection.
 const REPEATED_AT_ONCE: usize = 64;
-/// Beyond so many bytes of them no more are added.
+/// No kept change is added while this many of their bytes are in flight.
 const REPEATED_BYTES: u64 = 1 << 20;
 
 impl Shared {
