@@ -4,7 +4,7 @@
 //! does not. Sums are verified before replay, because replay is allowed to change the pages.
 //! Left out: the log (`replay`).
 
-use shoal_format::superblock::{ANCHOR_AT, AnchorRecord, MemoryKind, ROOTS_AT, Superblock};
+use shoal_format::superblock::{ANCHOR_AT, AnchorRecord, ROOTS_AT, Superblock};
 use shoal_format::{FormatError, PAGE, checksum};
 
 use crate::region::{Base, Region};
@@ -123,7 +123,7 @@ fn fits(superblock: &Superblock, anchor: &AnchorRecord, source: &Source<'_>, rep
             report.error(FindingKind::Superblock, None, Some(0), sentence);
             return false;
         }
-        if superblock.memory_kind == MemoryKind::Logged && source.log.is_none() {
+        if !superblock.memory_kind.has_ring() && source.log.is_none() {
             let sentence = "a region in place has no log ring: its kind is logged".to_string();
             report.error(FindingKind::Superblock, None, Some(0), sentence);
             return false;

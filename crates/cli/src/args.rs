@@ -510,11 +510,11 @@ mod tests {
     #[test]
     fn format_takes_its_defaults_and_every_option() {
         let Command::Format(args) = Cli::parse_from(["shoal", "format", "/s"]).command else { panic!() };
-        assert_eq!((args.memory, args.threshold, args.bulk), (MemoryChoice::Logged, Size(1 << 20), None));
+        assert_eq!((args.memory, args.threshold, args.bulk), (MemoryChoice::LOGGED, Size(1 << 20), None));
         let line = "shoal format --memory battery=/dev/shm/r --memory-size 1G --bulk file:/dev/sdz --bulk-size 2T \
                     --threshold 0 --force --json /s";
         let Command::Format(args) = Cli::parse_from(line.split_whitespace()).command else { panic!() };
-        assert_eq!(args.memory, MemoryChoice::Battery("/dev/shm/r".into()));
+        assert_eq!(args.memory, "battery=/dev/shm/r".parse().unwrap());
         assert_eq!(args.bulk, Some(BulkChoice::File("/dev/sdz".into())));
         assert_eq!((args.memory_size, args.bulk_size), (Some(Size(1 << 30)), Some(Size(2 << 40))));
         assert!(args.force && args.json);

@@ -12,6 +12,7 @@ pub mod dir;
 pub mod extent;
 pub mod gap;
 pub mod inode;
+pub mod memory;
 pub mod ram;
 pub mod ram_checkpoint;
 pub mod record;

@@ -7,6 +7,7 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+pub use crate::memory::MemoryKind;
 use crate::segment::SEGMENT_ENTRY;
 use crate::{FormatError, Offset, PAGE, REGION_BYTES_MAX, SEGMENT, checksum};
 
@@ -26,28 +27,6 @@ pub const ANCHOR_AT: [Offset; 2] = [PAGE, PAGE + 512];
 pub const ROOTS_AT: Offset = 2 * PAGE;
 /// The segment table begins here; bulk bitmap and ring follow it.
 pub const SEGMENT_TABLE_AT: Offset = 4 * PAGE;
-
-/// Where a region's memory is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MemoryKind {
-    /// Ordinary DRAM; log and images on a disk.
-    Logged = 0,
-    /// RAM kept by a battery; the log is a ring in the region.
-    Battery = 1,
-    /// Byte-addressable persistent memory; ring in the region, explicit cache-line write-back.
-    Dax = 2,
-}
-
-impl MemoryKind {
-    /// The log is a ring inside the region.
-    pub fn has_ring(self) -> bool {
-        self != MemoryKind::Logged
-    }
-
-    pub fn name(self) -> &'static str {
-        ["logged", "battery", "dax"][self as usize]
-    }
-}
 
 /// The superblock as it lies in page 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -125,7 +104,7 @@ impl Superblock {
         let ring_bytes = if geometry.memory_kind.has_ring() { geometry.ring_bytes / PAGE * PAGE } else { 0 };
         let superblock = Superblock {
             memory_kind: geometry.memory_kind,
-            features: if geometry.memory_kind == MemoryKind::Battery { FEATURE_INCARNATION } else { 0 },
+            features: if geometry.memory_kind.has_incarnations() { FEATURE_INCARNATION } else { 0 },
             uuid: geometry.uuid,
             region_bytes,
             segment_table: SEGMENT_TABLE_AT,
@@ -186,7 +165,7 @@ impl Superblock {
         let mut record = SuperblockRecord {
             magic: SUPERBLOCK_MAGIC.into(),
             version: VERSION.into(),
-            memory_kind: (self.memory_kind as u32).into(),
+            memory_kind: self.memory_kind.properties().code.into(),
             features_compat: 0.into(),
             features_incompat: self.features.into(),
             uuid: self.uuid,
@@ -227,11 +206,9 @@ impl Superblock {
         if unknown != 0 {
             return Err(FormatError::Features { what, bits: unknown });
         }
-        let memory_kind = match record.memory_kind.get() {
-            0 => MemoryKind::Logged,
-            1 => MemoryKind::Battery,
-            2 => MemoryKind::Dax,
-            found => return Err(FormatError::Range { what, field: "memory kind", found: found as u64 }),
+        let code = record.memory_kind.get();
+        let Some(memory_kind) = MemoryKind::of_code(code) else {
+            return Err(FormatError::Range { what, field: "memory kind", found: code as u64 });
         };
         let superblock = Superblock {
             memory_kind,

@@ -113,19 +113,6 @@ impl SharedMap {
     pub fn synchronous(&self) -> bool {
         self.synchronous
     }
-
-    /// Hands every store made before to the file system, durably. A no-op where fences do it already.
-    pub fn sync(&self) -> Result<()> {
-        if self.synchronous {
-            self.fence();
-            return Ok(());
-        }
-        self.poison.refuse(&self.name)?;
-        self.map.msync().map_err(|e| {
-            self.poison.set(&e);
-            MediaError::Io { what: self.name.clone(), source: std::sync::Arc::new(e) }
-        })
-    }
 }
 
 /// Kernels and file systems without the flag answer with either.
@@ -201,6 +188,18 @@ impl PersistentMemory for SharedMap {
         if self.flush.is_some() {
             cache_line::fence();
         }
+    }
+
+    fn sync(&self) -> Result<()> {
+        if self.synchronous {
+            self.fence();
+            return Ok(());
+        }
+        self.poison.refuse(&self.name)?;
+        self.map.msync().map_err(|e| {
+            self.poison.set(&e);
+            MediaError::Io { what: self.name.clone(), source: std::sync::Arc::new(e) }
+        })
     }
 
     #[inline]

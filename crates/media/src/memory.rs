@@ -40,6 +40,12 @@ pub trait PersistentMemory: Send + Sync {
 
     fn fence(&self);
 
+    /// Makes every store before it as durable as this memory can, by the kernel where a fence does not do it.
+    fn sync(&self) -> Result<()> {
+        self.fence();
+        Ok(())
+    }
+
     /// Takes the memory a range needs, so that stores to it find some; contents do not change. False where nothing has to
     /// be taken, or the host cannot promise it.
     fn reserve(&self, at: u64, len: u64) -> Result<bool> {

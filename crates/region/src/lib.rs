@@ -36,9 +36,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Condvar, Mutex};
 use shoal_format::record::{Entries, Entry, RECORD_HEADER, RECORD_PAYLOAD_MAX, RecordHeader, RecordKind, record_bytes};
-use shoal_format::superblock::{
-    ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, Geometry, MemoryKind, SUPERBLOCK_AT, Superblock,
-};
+use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, Geometry, SUPERBLOCK_AT, Superblock};
 use shoal_format::{Offset, PAGE, SEGMENT};
 use shoal_media::{Clock, ImageFile, LogDevice, PersistentMemory};
 use zerocopy::IntoBytes;
@@ -216,7 +214,7 @@ impl Region {
             Some(log) => log.clone(),
             None => Arc::new(ring::RingLog::new(parts.memory.clone(), &superblock)),
         };
-        if let (MemoryKind::Logged, Some(images)) = (superblock.memory_kind, &parts.images) {
+        if let (false, Some(images)) = (superblock.memory_kind.has_ring(), &parts.images) {
             let (newest, _, _) = newest_image(images)?;
             checkpoint::verify_fixed(
                 parts.memory.as_ref(),
@@ -226,11 +224,11 @@ impl Region {
             )?;
         }
         let mut used = Vec::new();
-        if let (MemoryKind::Logged, Some(images)) = (superblock.memory_kind, &parts.images) {
+        if let (false, Some(images)) = (superblock.memory_kind.has_ring(), &parts.images) {
             used = checkpoint::used_slots(images, &superblock, &anchor)?;
         }
         let dirty = dirty_bitmap(&superblock, parts.images.is_some());
-        if superblock.memory_kind == MemoryKind::Dax && !is_planted(Bug::ReplayFence) {
+        if superblock.memory_kind.properties().write_back && !is_planted(Bug::ReplayFence) {
             // What is found may be there only in the cache, when its process died before a fence. The anchor must be durable
             // before the other slot is overwritten, and a record before it is applied (invariant 1): a power loss
             // could else leave no anchor at all, or half of what a lost record changed.
@@ -454,7 +452,7 @@ impl Region {
             self.mark_dirty(at, len);
         }
         // Another thread may move the ring's head next, and its fence does not cover what this one wrote back.
-        if self.superblock.memory_kind == MemoryKind::Dax {
+        if self.superblock.memory_kind.properties().write_back {
             self.memory.fence();
         }
         Ok(())

@@ -3,16 +3,9 @@
 //! The checker itself is `shoal-check`, which shares no code with the engine; here its media are opened. The store's lock is held
 //! meanwhile. Left out: remedies (`repair`).
 
-use std::sync::Arc;
-
-use shoal_check::{Finding, FindingKind, ImageSource, Report, Source, Stage};
+use shoal_check::{Finding, FindingKind, Report, Source, Stage};
 use shoal_devices::{During, Failure, Outcome};
-use shoal_host::{SEGMENT_BYTES, SegmentLog, SharedKind, SharedMap};
-use shoal_media::LogDevice;
 
-use crate::battery;
-use crate::images;
-use crate::memory::MemoryChoice;
 use crate::progress::Progress;
 use crate::store::Store;
 
@@ -29,45 +22,15 @@ impl Store {
             }
             watched.at(progress.done);
         };
-        let mut run = |image, log| {
-            let power_lost = self.power_was_lost();
-            shoal_check::check(Source { image, log, bulk_bytes, power_lost, sums }, &mut show)
-                .during(self.directory.display())
-        };
-        let report = match &self.description.memory {
-            MemoryChoice::Logged => {
-                let images = images::open(&self.directory)?;
-                let log: Arc<dyn LogDevice> =
-                    Arc::new(SegmentLog::open(&self.log_path(), SEGMENT_BYTES).during("log")?);
-                run(ImageSource::Images([images[0].as_ref(), images[1].as_ref()]), Some(log.as_ref()))?
-            }
-            MemoryChoice::Battery(path) => {
-                // What a mount would refuse is not the store, sound as it may be in itself.
-                let wish = battery::Wish {
-                    read_only: true,
-                    restore: false,
-                    uuid: &self.description.uuid,
-                    unmounted: self.was_unmounted(),
-                };
-                let images = images::open(&self.directory)?;
-                if path.exists() {
-                    let memory = battery::open(path, &images, &wish)?;
-                    run(ImageSource::Memory(memory.as_ref()), None)?
-                } else {
-                    let mut report = run(ImageSource::Images([images[0].as_ref(), images[1].as_ref()]), None)?;
-                    if let Err(failure) = battery::image_in_place_of(path, &images, &wish) {
-                        let sentence = failure.to_string();
-                        let gone = FindingKind::RegionGone;
-                        report.errors.push(Finding { kind: gone, inode: None, path: None, offset: None, sentence });
-                    }
-                    report
-                }
-            }
-            MemoryChoice::Dax(path) => {
-                let memory = SharedMap::open(path, SharedKind::Dax).during("memory")?;
-                run(ImageSource::Memory(&memory), None)?
-            }
-        };
+        let region = self.region_at_rest()?;
+        let image = region.image().ok_or_else(|| Failure::new("memory", "has neither region nor images"))?;
+        let power_lost = self.power_was_lost();
+        let source = Source { image, log: region.log.as_deref(), bulk_bytes, power_lost, sums };
+        let mut report = shoal_check::check(source, &mut show).during(self.directory.display())?;
+        if let Some(failure) = &region.refused {
+            let (kind, sentence) = (FindingKind::RegionGone, failure.to_string());
+            report.errors.push(Finding { kind, inode: None, path: None, offset: None, sentence });
+        }
         watched.end();
         Ok(report)
     }

@@ -12,11 +12,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use shoal_devices::{During, Failure, Outcome, new_uuid};
-use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, MemoryKind, Superblock};
+use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, Superblock};
 use shoal_format::{BULK_BLOCK, PAGE, SEGMENT};
 use shoal_fs::{Fs, Options};
-use shoal_host::{SEGMENT_BYTES, SegmentLog, SharedKind, SharedMap};
-use shoal_media::{BlockDevice, PersistentMemory};
+use shoal_host::{SEGMENT_BYTES, SegmentLog};
+use shoal_media::BlockDevice;
 use shoal_region::View;
 
 use crate::description::{BulkPlace, Description};
@@ -124,19 +124,17 @@ fn remove_empty(made_here: &[PathBuf]) {
 }
 
 fn memory_of_copy(source: &MemoryChoice, options: &CopyOptions) -> Outcome<MemoryChoice> {
-    let mut memory = options.memory.clone().unwrap_or_else(|| source.clone());
+    let memory = options.memory.as_ref().unwrap_or(source).absolute().during("memory")?;
     if memory.kind() != source.kind() {
         return Err(Failure::new("--memory", "is not the kind of memory the store has").misuse());
     }
-    if let MemoryChoice::Battery(path) | MemoryChoice::Dax(path) = &mut memory {
-        *path = std::path::absolute(&*path).during(path.display())?;
-        if Some(&*path) == source.path() {
-            let remedy = format!("give the copy's region a place with --memory {}=PATH", source.kind().name());
-            return Err(Failure::new(path.display(), "is the store's own region").remedy(remedy).misuse());
-        }
-        if path.exists() {
-            return Err(Failure::new(path.display(), "exists").remedy("name a new file for the copy's region"));
-        }
+    let Some(path) = memory.path() else { return Ok(memory) };
+    if Some(path) == source.path() {
+        let remedy = format!("give the copy's region a place with --memory {}=PATH", source.kind().name());
+        return Err(Failure::new(path.display(), "is the store's own region").remedy(remedy).misuse());
+    }
+    if path.exists() {
+        return Err(Failure::new(path.display(), "exists").remedy("name a new file for the copy's region"));
     }
     Ok(memory)
 }
@@ -193,11 +191,7 @@ fn write_region(fs: &Fs, copy: &Store, superblock: &Superblock, clean: bool, who
         Ok(())
     };
     let directory = &copy.directory;
-    let images = match superblock.memory_kind {
-        MemoryKind::Dax => None,
-        _ => Some(images::create(directory)?),
-    };
-    if superblock.memory_kind == MemoryKind::Logged {
+    if !superblock.memory_kind.has_ring() {
         SegmentLog::create(&copy.log_path(), SEGMENT_BYTES).during("log")?;
     }
     let anchor = AnchorRecord {
@@ -215,21 +209,21 @@ fn write_region(fs: &Fs, copy: &Store, superblock: &Superblock, clean: bool, who
         crc: 0.into(),
     }
     .sealed();
-    match (&images, copy.description.memory.path()) {
-        (Some([image, _]), _) => shoal_region::write_image(&**image, superblock, anchor, read).during("image")?,
-        (None, Some(path)) => {
-            let memory = SharedMap::create(path, superblock.region_bytes, SharedKind::Dax).during("memory")?;
-            let mut bytes = vec![0; SEGMENT as usize];
-            for segment in 0..space.touched_bytes / SEGMENT {
-                read(segment, &mut bytes).during("region")?;
-                memory.write_through(segment * SEGMENT, &bytes);
-            }
-            memory.write_through(0, &superblock.encode());
-            memory.fence();
-            shoal_region::place_anchor(&anchor, &memory);
-            memory.sync().during("memory")?;
+    if superblock.memory_kind.properties().images {
+        // The copy's own region, where it has a file, is restored from the image.
+        let [image, _] = images::create(directory)?;
+        shoal_region::write_image(&*image, superblock, anchor, read).during("image")?;
+    } else {
+        let memory = copy.description.memory.make_media(directory, superblock.region_bytes)?.memory;
+        let mut bytes = vec![0; SEGMENT as usize];
+        for segment in 0..space.touched_bytes / SEGMENT {
+            read(segment, &mut bytes).during("region")?;
+            memory.write_through(segment * SEGMENT, &bytes);
         }
-        (None, None) => return Err(Failure::new("memory", "has no place")),
+        memory.write_through(0, &superblock.encode());
+        memory.fence();
+        shoal_region::place_anchor(&anchor, &*memory);
+        memory.sync().during("memory")?;
     }
     Ok(space.region_bytes - space.fixed_bytes - space.free_bytes)
 }
@@ -240,7 +234,7 @@ fn finish(copy: Store) -> Outcome<Store> {
     let opened = copy.open(Options::default())?;
     opened.fs.shutdown().during(copy.directory.display())?;
     drop(opened);
-    if copy.description.memory.kind() != MemoryKind::Dax {
+    if copy.description.memory.kind().properties().images {
         let images = images::open(&copy.directory)?;
         let (newest, _, _) = shoal_region::newest_image(&shared(&images)).during("image")?;
         images[1 - newest].file().set_len(0).during("image")?;

@@ -79,7 +79,7 @@ impl Description {
 
     /// What `format` would have written where only the files of a store are left.
     pub(crate) fn guess(bulk: Option<BulkPlace>) -> Description {
-        Description { version: VERSION, uuid: String::new(), memory: MemoryChoice::Logged, bulk }
+        Description { version: VERSION, uuid: String::new(), memory: MemoryChoice::LOGGED, bulk }
     }
 
     /// The description of the store at `directory`, whether or not somebody uses it.
@@ -143,7 +143,7 @@ mod tests {
         let mut description = Description {
             version: VERSION,
             uuid: shoal_devices::uuid_text(&[7; 16]),
-            memory: MemoryChoice::Dax("/pmem/r".into()),
+            memory: "dax=/pmem/r".parse().unwrap(),
             bulk: Some(BulkPlace::File("bulk".into())),
         };
         description.write(dir.path()).unwrap();

@@ -51,7 +51,7 @@ pub struct FormatOptions {
 impl Default for FormatOptions {
     fn default() -> FormatOptions {
         FormatOptions {
-            memory: MemoryChoice::Logged,
+            memory: MemoryChoice::LOGGED,
             memory_bytes: None,
             bulk: None,
             bulk_bytes: None,
@@ -152,12 +152,9 @@ fn refuse_misuse(options: &FormatOptions) -> Outcome<()> {
 
 /// The memory wanted, for a process in any directory; where its file is to be there must be one.
 fn memory_place(wanted: &MemoryChoice) -> Outcome<MemoryChoice> {
-    let mut memory = wanted.clone();
-    if let MemoryChoice::Battery(path) | MemoryChoice::Dax(path) = &mut memory {
-        *path = std::path::absolute(&path).during(path.display())?;
-        if let Some(parent) = path.parent() {
-            fs::metadata(parent).during(format_args!("memory {}", path.display()))?;
-        }
+    let memory = wanted.absolute().during("memory")?;
+    if let Some((path, parent)) = memory.path().and_then(|path| Some((path, path.parent()?))) {
+        fs::metadata(parent).during(format_args!("memory {}", path.display()))?;
     }
     Ok(memory)
 }

@@ -19,10 +19,7 @@ const HEADROOM_PART: u64 = 16;
 /// How to ask for a store in `directory`; `bulk` is the bulk file, if that is a file.
 pub(crate) fn probe(directory: &Path, memory: &MemoryChoice, bulk: Option<PathBuf>) -> Room {
     let directory = directory.to_path_buf();
-    let memory = match memory {
-        MemoryChoice::Battery(path) => Some(parent(path)),
-        MemoryChoice::Logged | MemoryChoice::Dax(_) => None,
-    };
+    let memory = memory.path().filter(|_| memory.kind().properties().on_demand).map(|path| parent(path));
     let device = |path: &Path| fs::metadata(path).map(|m| m.dev()).ok();
     let shared = bulk.as_ref().is_some_and(|bulk| device(bulk) == device(&directory));
     Arc::new(move || {

@@ -5,7 +5,7 @@
 //! | module | owns |
 //! |---|---|
 //! | `names`, `description`, `directory`, `user` | what may be in a store's directory, what says that it is one, who uses it |
-//! | `memory`, `images`, `battery`, `media`, `host_room` | kinds of memory, and putting a store's media together |
+//! | `memory`, `images`, `media`, `host_room` | kinds of memory, and putting a store's media together |
 //! | `store` | a store this process has to itself, and its file system |
 //! | `format`, `check`, `repair`, `copy`, `resize`, `salvage` | one operation each, with its options and its report |
 //! | `report`, `inspect`, `read_only` | how a store, or one of its files, is |
@@ -33,7 +33,6 @@
 
 #![forbid(unsafe_code)]
 
-mod battery;
 mod calendar;
 mod check;
 pub mod control;

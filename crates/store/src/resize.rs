@@ -26,7 +26,6 @@ use shoal_media::{BlankImage, ImageFile, LogDevice};
 
 use crate::format::{MEMORY_BYTES_MIN, memory_bytes};
 use crate::images::{self, shared};
-use crate::memory::MemoryChoice;
 use crate::progress::Progress;
 use crate::store::Store;
 
@@ -96,8 +95,9 @@ fn no_bulk() -> Failure {
 impl Store {
     /// Gives the store other limits, in another layout where they need one.
     pub fn resize(&self, sizes: &Sizes, watched: &dyn Progress) -> Outcome<Resized> {
-        if matches!(self.description.memory, MemoryChoice::Dax(_)) {
-            let cause = "dax memory has no image to write the new layout into";
+        let memory = self.description.memory.kind();
+        if !memory.properties().images {
+            let cause = format!("{} memory has no image to write the new layout into", memory.name());
             return Err(Failure::new(self.directory.display(), cause).remedy("format a new store and copy the files"));
         }
         self.refuse_damaged(watched)?;
@@ -124,7 +124,7 @@ impl Store {
             }
             let random = u32::from_le_bytes(shoal_host::random_bytes().during("random numbers")?);
             let mut incarnation = rest.anchor.incarnation.get();
-            if let MemoryChoice::Battery(_) = &self.description.memory {
+            if memory.has_incarnations() {
                 // A copy of the region from before, put back by hand, is told apart.
                 incarnation = shoal_region::next_incarnation(incarnation, random);
             }
@@ -241,12 +241,10 @@ impl Steps for HostSteps<'_> {
 
     fn verify(&mut self, candidate: &dyn ImageFile) -> shoal_fs::Result<()> {
         let failed = |error: &dyn std::fmt::Display| shoal_fs::Error::Io(error.to_string());
-        let log: Option<Box<dyn LogDevice>> = match self.store.description.memory {
-            MemoryChoice::Logged => {
-                Some(Box::new(SegmentLog::open(&self.store.log_path(), SEGMENT_BYTES).map_err(|e| failed(&e))?))
-            }
-            _ => None,
-        };
+        let mut log: Option<Box<dyn LogDevice>> = None;
+        if !self.store.description.memory.kind().has_ring() {
+            log = Some(Box::new(SegmentLog::open(&self.store.log_path(), SEGMENT_BYTES).map_err(|e| failed(&e))?));
+        }
         let image = ImageSource::Images([candidate, &BlankImage]);
         let bulk_bytes = (self.bulk_bytes > 0).then_some(self.bulk_bytes);
         let source = Source { image, log: log.as_deref(), bulk_bytes, power_lost: false, sums: true };
@@ -268,12 +266,10 @@ impl Steps for HostSteps<'_> {
     }
 
     fn before_seal(&mut self) -> shoal_fs::Result<()> {
-        match &self.store.description.memory {
+        match self.store.description.memory.path() {
             // Durably: were it found beside the new image, it would be taken for the store.
-            MemoryChoice::Battery(path) => {
-                shoal_host::remove_durably(path).map_err(|error| shoal_fs::Error::Io(error.to_string()))
-            }
-            _ => Ok(()),
+            Some(path) => shoal_host::remove_durably(path).map_err(|error| shoal_fs::Error::Io(error.to_string())),
+            None => Ok(()),
         }
     }
 }

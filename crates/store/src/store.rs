@@ -16,7 +16,6 @@ use shoal_host::StoreLock;
 use shoal_region::Recovery;
 
 use crate::description::Description;
-use crate::memory::MemoryChoice;
 use crate::names::{LOG, PID};
 use crate::user::{self, holder, is_ending, is_in_use, lock, period};
 use crate::{host_room, place};
@@ -122,7 +121,7 @@ impl Store {
         options.on_damage = Some(Arc::new(move |ino, finding| {
             tracing::error!("damaged inode {ino}: {finding}; unmount, then run `shoal check --repair {name}`");
         }));
-        if !matches!(self.description.memory, MemoryChoice::Dax(_)) || self.bulk_path().is_some() {
+        if self.description.memory.kind().properties().images || self.bulk_path().is_some() {
             let host = shoal_host::host_free_bytes(&self.directory).during(self.directory.display())?;
             options.checkpoint_log_bytes =
                 options.checkpoint_log_bytes.min(shoal_host::log_bytes_max(host.total_bytes));

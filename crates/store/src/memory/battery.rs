@@ -16,17 +16,55 @@ use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, SUPERBLOCK
 use shoal_host::{HostImage, PrivateMap, SharedKind, SharedMap};
 use shoal_media::{ImageFile, PersistentMemory};
 
+use super::{Loss, Means, RegionMedia, RestingMedia};
 use crate::calendar;
-use crate::images::shared;
+use crate::images::{self, shared};
+use crate::store::Store;
+
+pub(super) static MEANS: Means = Means {
+    make,
+    open: |store, path, read_only| {
+        let images = images::open(&store.directory)?;
+        let memory = open(path, &images, &wish(store, read_only))?;
+        Ok(RegionMedia { memory, log: None, images: Some(shared(&images)), survives_power_loss: true })
+    },
+    rest,
+    loss: |_| Loss {
+        power_loss: "while the battery holds at most the last second of large files, else all since the last saved image",
+        after_fsync: "nothing while the battery holds",
+    },
+};
+
+fn make(directory: &Path, path: &Path, bytes: u64) -> Outcome<RegionMedia> {
+    let memory = Arc::new(SharedMap::create(path, bytes, SharedKind::Battery).during("memory")?);
+    Ok(RegionMedia { memory, log: None, images: Some(shared(&images::create(directory)?)), survives_power_loss: true })
+}
+
+fn wish(store: &Store, read_only: bool) -> Wish<'_> {
+    Wish { read_only, restore: store.restores(), uuid: &store.description.uuid, unmounted: store.was_unmounted() }
+}
+
+/// What a mount would refuse is not the store, sound as it may be in itself.
+fn rest(store: &Store, path: &Path) -> Outcome<RestingMedia> {
+    let wish = Wish { restore: false, ..wish(store, true) };
+    let images = images::open(&store.directory)?;
+    let mut found = RestingMedia { memory: None, log: None, images: Some(shared(&images)), refused: None };
+    if path.exists() {
+        found.memory = Some(open(path, &images, &wish)?);
+    } else {
+        found.refused = image_in_place_of(path, &images, &wish).err();
+    }
+    Ok(found)
+}
 
 /// What the caller wants with the region.
-pub(crate) struct Wish<'a> {
-    pub read_only: bool,
-    pub restore: bool,
+struct Wish<'a> {
+    read_only: bool,
+    restore: bool,
     /// The store's, in words.
-    pub uuid: &'a str,
+    uuid: &'a str,
     /// Nothing is left of a process that served the store: it was unmounted.
-    pub unmounted: bool,
+    unmounted: bool,
 }
 
 /// What lies where the region should be.
@@ -37,7 +75,7 @@ enum Found {
     Refused(Failure, u64),
 }
 
-pub(crate) fn open(path: &Path, images: &[Arc<HostImage>; 2], wish: &Wish<'_>) -> Outcome<Arc<dyn PersistentMemory>> {
+fn open(path: &Path, images: &[Arc<HostImage>; 2], wish: &Wish<'_>) -> Outcome<Arc<dyn PersistentMemory>> {
     let files = shared(images);
     let refused = match (find(path, &files, wish)?, wish.restore) {
         (Found::Region(memory), false) => return Ok(memory),
@@ -78,7 +116,7 @@ fn no_image(path: &Path, cause: shoal_region::Error) -> Failure {
 }
 
 /// The image a region that is gone may be restored from: which of the two, its superblock, its anchor.
-pub(crate) fn image_in_place_of(
+fn image_in_place_of(
     path: &Path,
     images: &[Arc<HostImage>; 2],
     wish: &Wish<'_>,

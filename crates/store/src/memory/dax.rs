@@ -1,0 +1,45 @@
+//! `dax` memory: a region in persistent memory that the processor addresses, mapped in place.
+//!
+//! It has no image: what is durable is the region itself. A file system that refuses MAP_SYNC keeps a store through a crash of the
+//! process only, which is said wherever promises are.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use shoal_devices::{During, Outcome};
+use shoal_host::{SharedKind, SharedMap};
+
+use super::{Loss, Means, RegionMedia, RestingMedia};
+use crate::store::Store;
+
+pub(super) static MEANS: Means = Means { make, open, rest, loss };
+
+fn loss(survives_power_loss: bool) -> Loss {
+    if survives_power_loss {
+        let power_loss = "nothing of metadata and small files, at most the last second of large files";
+        return Loss { power_loss, after_fsync: "nothing" };
+    }
+    Loss {
+        power_loss: "everything: the memory's file system refuses MAP_SYNC",
+        after_fsync: "nothing but by a power loss",
+    }
+}
+
+fn media(memory: SharedMap) -> RegionMedia {
+    let survives_power_loss = memory.synchronous();
+    RegionMedia { memory: Arc::new(memory), log: None, images: None, survives_power_loss }
+}
+
+fn make(_: &Path, path: &Path, bytes: u64) -> Outcome<RegionMedia> {
+    Ok(media(SharedMap::create(path, bytes, SharedKind::Dax).during("memory")?))
+}
+
+fn open(_: &Store, path: &Path, read_only: bool) -> Outcome<RegionMedia> {
+    let open = if read_only { SharedMap::open_aside } else { SharedMap::open };
+    Ok(media(open(path, SharedKind::Dax).during("memory")?))
+}
+
+fn rest(_: &Store, path: &Path) -> Outcome<RestingMedia> {
+    let memory = SharedMap::open(path, SharedKind::Dax).during("memory")?;
+    Ok(RestingMedia { memory: Some(Arc::new(memory)), log: None, images: None, refused: None })
+}
