@@ -30,7 +30,7 @@ pub enum Request {
     Write { at: u64, buffer: Vec<u8>, fua: bool },
     /// Complete when every write *completed* before this was submitted is durable.
     Flush,
-    /// The range's contents are not needed; it reads as zeros or as before until written again.
+    /// The range's contents are not needed: until it is written again it reads as zeros or as anything it held before.
     Trim { at: u64, len: u64 },
     /// The range reads as zeros afterwards.
     WriteZeroes { at: u64, len: u64, fua: bool },
@@ -91,7 +91,8 @@ pub fn about_to_wait() {
     BEFORE_WAIT.get().into_iter().for_each(|then| then());
 }
 
-fn wait(device: &(impl BlockDevice + ?Sized), request: Request) -> Result<Vec<u8>> {
+/// Submits a request and waits for its completion.
+pub fn wait(device: &(impl BlockDevice + ?Sized), request: Request) -> Result<Vec<u8>> {
     let (sender, receiver) = mpsc::sync_channel(1);
     device.submit(
         request,

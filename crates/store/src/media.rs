@@ -10,6 +10,8 @@ use shoal_devices::{Device, During, Failure, Outcome};
 use shoal_format::superblock::Superblock;
 use shoal_fs::Parts;
 use shoal_host::SystemClock;
+use shoal_media::BlockDevice;
+use shoal_writeback::{Policy, Rule, WriteBack};
 
 use crate::description::{BulkPlace, Description};
 use crate::memory::RegionMedia;
@@ -59,8 +61,14 @@ impl Media {
         let RegionMedia { memory, log, images, survives_power_loss } = region;
         let nonce = shoal_host::random_bytes().during("random numbers")?;
         let region = shoal_region::Parts { memory, log, images, boot_id: period, nonce };
-        let device = bulk.as_ref().map(|bulk| bulk.block_device());
-        let parts = Parts { region, bulk: device, clock: Arc::new(SystemClock::new()) };
+        let clock = Arc::new(SystemClock::new());
+        // The one policy so far hands every write to the device at once, so nothing is held and no tick is needed.
+        let rule = Rule::of(Policy::WriteThrough);
+        let device = bulk.as_ref().map(|bulk| {
+            let filter = WriteBack::new(bulk.block_device(), clock.clone(), rule, 0);
+            Arc::new(filter) as Arc<dyn BlockDevice>
+        });
+        let parts = Parts { region, bulk: device, clock };
         Ok(Media { parts, bulk, survives_power_loss })
     }
 }

@@ -158,6 +158,17 @@ impl DirtySet {
         chosen
     }
 
+    /// Hands out one block whatever its age is: somebody waits for it. False if it is clean, or being written.
+    pub fn take(&mut self, block: BlockId, now_ns: u64) -> bool {
+        self.pass_ticks(now_ns);
+        if !self.waiting.contains_key(&block) || self.writing.contains_key(&block) {
+            return false;
+        }
+        self.hand_out(block, &mut Vec::new());
+        self.counts.chosen += 1;
+        true
+    }
+
     /// When `choose` should be called again (ns); after a call of it at `now_ns`. None: nothing waits. It should also be called when
     /// a write fails or leaves its block dirty, and when the load changes, if the rule goes by the load
     /// ([`Rule::goes_by_load`]).

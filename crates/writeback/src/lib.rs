@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `policy` | when a block is due under each policy; what holds due blocks back |
 //! | `dirty_set` | the dirty blocks in the order of their age, and the choice among them |
+//! | `filter` | a block device that holds writes back in memory and asks the two others when they leave |
 //!
 //! A policy is a pure function of the time a block was *first* dirtied: no state, no I/O, no thread, no clock of its own. The
 //! caller says what time it is (nanoseconds of a monotonic clock) and how the device is loaded, and writes what
@@ -30,9 +31,11 @@
 #![forbid(unsafe_code)]
 
 mod dirty_set;
+mod filter;
 mod policy;
 
 pub use dirty_set::{Counts, DirtySet};
+pub use filter::WriteBack;
 pub use policy::{Load, Policy, Rule, Shape};
 
 /// A second, in the unit of all times here (ns).

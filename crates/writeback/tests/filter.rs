@@ -1,0 +1,417 @@
+//! The filter before a device that completes in any order, against an array of what was written last.
+//!
+//! The device carries out one queued request at a time, chosen by chance, and keeps what a power loss leaves at least: what had completed
+//! when the last completed flush was submitted. Requests never overlap a change that is under way, so each read has
+//! one right answer. Values are numbered, so a block tells which write it is from.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request, Result};
+use shoal_sim::Random;
+use shoal_writeback::{Policy, Rule, S_NS, Shape, WriteBack};
+
+const BLOCK: u64 = 512;
+const BLOCKS: u64 = 48;
+
+#[derive(Default)]
+struct Time(AtomicU64);
+
+impl Clock for Time {
+    fn now_ns(&self) -> i64 {
+        0
+    }
+
+    fn monotonic_ns(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+struct Disk {
+    queue: Vec<(Request, Completion, u64, Vec<u64>)>,
+    submitted: u64,
+    now: Vec<u64>,
+    durable: Vec<u64>,
+    /// The flush each block is from.
+    durable_at: Vec<u64>,
+    writes: u64,
+    fails: bool,
+}
+
+impl Disk {
+    fn keep(&mut self, first: usize, values: &[u64], submitted: u64) {
+        for (block, &value) in (first..).zip(values) {
+            if submitted > self.durable_at[block] {
+                (self.durable[block], self.durable_at[block]) = (value, submitted);
+            }
+        }
+    }
+}
+
+/// The device under the filter.
+#[derive(Clone)]
+struct Slow(Arc<Mutex<Disk>>);
+
+fn numbers(bytes: &[u8]) -> Vec<u64> {
+    bytes.chunks_exact(BLOCK as usize).map(|block| u64::from_le_bytes(block[..8].try_into().unwrap())).collect()
+}
+
+fn contents(numbers: &[u64]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| [number.to_le_bytes(); BLOCK as usize / 8].concat()).collect()
+}
+
+impl Slow {
+    fn new() -> Slow {
+        let blank = vec![0; BLOCKS as usize];
+        let (now, durable) = (blank.clone(), blank);
+        let disk = Disk {
+            queue: vec![],
+            submitted: 0,
+            now,
+            durable,
+            durable_at: vec![0; BLOCKS as usize],
+            writes: 0,
+            fails: false,
+        };
+        Slow(Arc::new(Mutex::new(disk)))
+    }
+
+    /// Carries out one request. False: there is none.
+    fn step(&self, random: &mut Random) -> bool {
+        let mut disk = self.0.lock();
+        if disk.queue.is_empty() {
+            return false;
+        }
+        let index = random.below(disk.queue.len() as u64) as usize;
+        let (request, done, submitted, then) = disk.queue.swap_remove(index);
+        let (at, len) = request.range();
+        let range = (at / BLOCK) as usize..((at + len) / BLOCK) as usize;
+        let result = match request {
+            Request::Read { .. } => Ok(contents(&disk.now[range])),
+            Request::Write { buffer, fua, .. } => {
+                disk.writes += 1;
+                if disk.fails {
+                    Err(MediaError::io("disk", std::io::Error::other("worn out")))
+                } else {
+                    disk.now[range.clone()].copy_from_slice(&numbers(&buffer));
+                    if fua {
+                        disk.submitted += 1;
+                        let submitted = disk.submitted;
+                        disk.keep(range.start, &numbers(&buffer), submitted);
+                    }
+                    Ok(buffer)
+                }
+            }
+            Request::Trim { .. } | Request::WriteZeroes { .. } => {
+                disk.now[range].fill(0);
+                Ok(vec![])
+            }
+            Request::Flush => {
+                // What was there when it was submitted, unless a later flush has kept more.
+                disk.keep(0, &then, submitted);
+                Ok(vec![])
+            }
+        };
+        drop(disk);
+        done(result);
+        true
+    }
+}
+
+impl BlockDevice for Slow {
+    fn geometry(&self) -> BlockGeometry {
+        BlockGeometry {
+            bytes: BLOCKS * BLOCK,
+            block_bytes: BLOCK as u32,
+            atomic_bytes: BLOCK as u32,
+            survives_process: true,
+        }
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        let mut disk = self.0.lock();
+        let then = if matches!(request, Request::Flush) { disk.now.clone() } else { vec![] };
+        disk.submitted += 1;
+        let submitted = disk.submitted;
+        disk.queue.push((request, done, submitted, then));
+    }
+}
+
+type Answers = Arc<Mutex<BTreeMap<u64, Result<Vec<u8>>>>>;
+
+struct World {
+    random: Random,
+    time: Arc<Time>,
+    disk: Slow,
+    filter: WriteBack,
+    /// What each block holds for whoever reads it.
+    model: Vec<u64>,
+    /// What each block must hold, or newer, after a power loss.
+    promised: Vec<u64>,
+    /// The last trim or zeroing of each block.
+    cleared: Vec<u64>,
+    /// Requests under way, and the model as a flush found it.
+    pending: BTreeMap<u64, (Request, Vec<u64>)>,
+    answers: Answers,
+    number: u64,
+}
+
+fn rules() -> [Rule; 6] {
+    let shape = Shape { blocks_per_tick_max: 3, tick_ns: S_NS, queue_depth_max: 2, age_max_ns: 20 * S_NS };
+    [
+        Rule::of(Policy::WriteThrough),
+        Rule::of(Policy::aipu(5 * S_NS)),
+        Rule::of(Policy::Periodic { interval_ns: 7 * S_NS }),
+        Rule::of(Policy::PeriodicReadPriority { interval_ns: 4 * S_NS, age_max_ns: 30 * S_NS }),
+        Rule::shaped(Policy::aipu(2 * S_NS), shape),
+        Rule::of(Policy::SPRITE),
+    ]
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        let mut random = Random::new(seed);
+        let (time, disk) = (Arc::new(Time::default()), Slow::new());
+        let held_max = [4, 16, 1000][random.below(3) as usize] * BLOCK;
+        let rule = rules()[random.below(6) as usize];
+        let filter = WriteBack::new(Arc::new(disk.clone()), time.clone(), rule, held_max);
+        let blank = vec![0; BLOCKS as usize];
+        let (model, promised, cleared) = (blank.clone(), blank.clone(), blank);
+        World {
+            random,
+            time,
+            disk,
+            filter,
+            model,
+            promised,
+            cleared,
+            pending: BTreeMap::new(),
+            answers: Answers::default(),
+            number: 0,
+        }
+    }
+
+    /// A range no change under way touches; with what it does to the others.
+    fn range(&mut self, changes: bool) -> Option<(u64, u64)> {
+        let first = self.random.below(BLOCKS);
+        let len = 1 + self.random.below((BLOCKS - first).min(6));
+        let (at, bytes) = (first * BLOCK, len * BLOCK);
+        let meets = |request: &Request| {
+            let (other, length) = request.range();
+            let is_read = matches!(request, Request::Read { .. });
+            (changes || !is_read) && at < other + length && other < at + bytes
+        };
+        (!self.pending.values().any(|(request, _)| meets(request))).then_some((at, bytes))
+    }
+
+    fn submit(&mut self, request: Request) {
+        self.number += 1;
+        let (number, answers) = (self.number, self.answers.clone());
+        let twin = match &request {
+            Request::Read { at, buffer } => Request::Read { at: *at, buffer: buffer.clone() },
+            Request::Write { at, buffer, fua } => Request::Write { at: *at, buffer: buffer.clone(), fua: *fua },
+            Request::Flush => Request::Flush,
+            Request::Trim { at, len } => Request::Trim { at: *at, len: *len },
+            Request::WriteZeroes { at, len, fua } => Request::WriteZeroes { at: *at, len: *len, fua: *fua },
+        };
+        if let Request::Trim { at, len } = twin {
+            let range = (at / BLOCK) as usize..((at + len) / BLOCK) as usize;
+            self.promised[range.clone()].fill(0);
+            self.cleared[range].fill(number);
+        }
+        self.pending.insert(number, (twin, self.model.clone()));
+        self.filter.submit(request, Box::new(move |result| drop(answers.lock().insert(number, result))));
+        self.settle();
+    }
+
+    fn settle(&mut self) {
+        for (number, result) in std::mem::take(&mut *self.answers.lock()) {
+            let (request, found) = self.pending.remove(&number).expect("completed once");
+            let (at, len) = request.range();
+            let range = (at / BLOCK) as usize..((at + len) / BLOCK) as usize;
+            match (request, result) {
+                (Request::Read { .. }, Ok(buffer)) => assert_eq!(numbers(&buffer), self.model[range], "a read at {at}"),
+                (Request::Write { buffer, fua, .. }, Ok(_)) => {
+                    let values = numbers(&buffer);
+                    self.model[range.clone()].copy_from_slice(&values);
+                    if fua {
+                        self.promised[range].copy_from_slice(&values);
+                    }
+                }
+                (Request::Trim { .. } | Request::WriteZeroes { .. }, Ok(_)) => {
+                    self.model[range.clone()].fill(0);
+                    self.promised[range.clone()].fill(0);
+                    self.cleared[range].fill(self.number);
+                }
+                (Request::Flush, Ok(_)) => {
+                    for (block, found) in found.into_iter().enumerate() {
+                        if !self.is_cleared(block, number) {
+                            self.promised[block] = self.promised[block].max(found);
+                        }
+                    }
+                }
+                (request, Err(error)) => panic!("{request:?} failed: {error}"),
+            }
+        }
+    }
+
+    fn act(&mut self) {
+        match self.random.below(16) {
+            0..6 => {
+                if let Some((at, bytes)) = self.range(true) {
+                    let values: Vec<u64> = (0..bytes / BLOCK).map(|i| (self.number + 1) * 100 + i).collect();
+                    let fua = self.random.below(12) == 0;
+                    self.submit(Request::Write { at, buffer: contents(&values), fua });
+                }
+            }
+            6..9 => {
+                if let Some((at, bytes)) = self.range(false) {
+                    self.submit(Request::Read { at, buffer: vec![0; bytes as usize] });
+                }
+            }
+            9 => {
+                if let Some((at, len)) = self.range(true) {
+                    let zeroes = self.random.below(2) == 0;
+                    self.submit(if zeroes {
+                        Request::WriteZeroes { at, len, fua: false }
+                    } else {
+                        Request::Trim { at, len }
+                    });
+                }
+            }
+            10 => self.submit(Request::Flush),
+            11 => {
+                self.time.0.fetch_add(self.random.below(3 * S_NS), Ordering::Relaxed);
+                self.filter.tick();
+            }
+            12 if self.random.below(8) == 0 => {
+                let rule = rules()[self.random.below(6) as usize];
+                self.filter.set_rule(rule);
+            }
+            _ => drop(self.disk.clone().step(&mut self.random)),
+        }
+        self.settle();
+    }
+
+    /// Is a block trimmed or zeroed since a request, or about to be?
+    fn is_cleared(&self, block: usize, number: u64) -> bool {
+        let at = block as u64 * BLOCK;
+        let clears = |request: &Request| match *request {
+            Request::Trim { at: first, len } => first <= at && at < first + len,
+            _ => false,
+        };
+        self.cleared[block] >= number || self.pending.values().any(|(request, _)| clears(request))
+    }
+
+    /// What the device has after a power loss now is what was promised, or newer.
+    fn judge(&self) {
+        let disk = self.disk.0.lock();
+        for block in 0..BLOCKS as usize {
+            let promise = self.promised[block];
+            let found = disk.durable[block];
+            assert!(found >= promise, "block {block} has {found} after a power loss, {promise} was promised");
+        }
+    }
+}
+
+#[test]
+fn reads_see_what_was_written_last_and_flushes_keep_it() {
+    for seed in 0..400 {
+        let mut world = World::new(seed);
+        for _ in 0..600 {
+            world.act();
+            world.judge();
+        }
+        world.submit(Request::Flush);
+        for _ in 0..100_000 {
+            if world.pending.is_empty() {
+                break;
+            }
+            world.disk.clone().step(&mut world.random);
+            world.settle();
+        }
+        assert!(world.pending.is_empty(), "seed {seed}: {:?} never completes", world.pending);
+        world.judge();
+        assert_eq!(world.disk.0.lock().now, world.model, "seed {seed}");
+        assert_eq!(world.filter.held_bytes(), 0, "seed {seed}");
+    }
+}
+
+fn fixture(rule: Rule) -> (Slow, WriteBack, Arc<Time>) {
+    let (disk, time) = (Slow::new(), Arc::new(Time::default()));
+    let filter = WriteBack::new(Arc::new(disk.clone()), time.clone(), rule, 1 << 20);
+    (disk, filter, time)
+}
+
+fn write(filter: &WriteBack, first: u64, value: u64) -> Arc<Mutex<Option<Result<Vec<u8>>>>> {
+    ask(filter, Request::Write { at: first * BLOCK, buffer: contents(&[value]), fua: false })
+}
+
+fn ask(filter: &WriteBack, request: Request) -> Arc<Mutex<Option<Result<Vec<u8>>>>> {
+    let answer = Arc::new(Mutex::new(None));
+    let told = answer.clone();
+    filter.submit(request, Box::new(move |result| *told.lock() = Some(result)));
+    answer
+}
+
+#[test]
+fn write_through_is_the_device_itself() {
+    let (disk, filter, _) = fixture(Rule::of(Policy::WriteThrough));
+    assert!(filter.geometry().survives_process);
+    let done = write(&filter, 3, 7);
+    assert!(done.lock().is_none(), "it completes when the device has it");
+    assert!(disk.step(&mut Random::new(1)));
+    assert!(done.lock().as_ref().unwrap().is_ok());
+    assert_eq!((disk.0.lock().now[3], filter.held_bytes(), filter.next_ns()), (7, 0, None));
+}
+
+#[test]
+fn blocks_leave_at_their_age_and_neighbours_as_one_write() {
+    let (disk, filter, time) = fixture(Rule::of(Policy::aipu(30 * S_NS)));
+    assert!(!filter.geometry().survives_process);
+    for (second, block) in [(0, 5), (0, 3), (0, 4), (9, 20), (20, 4)] {
+        time.0.store(second * S_NS, Ordering::Relaxed);
+        assert!(write(&filter, block, second + 1).lock().is_some(), "nothing to wait for");
+    }
+    assert_eq!(filter.next_ns(), Some(30 * S_NS));
+    time.0.store(30 * S_NS, Ordering::Relaxed);
+    filter.tick();
+    let mut random = Random::new(1);
+    while disk.step(&mut random) {}
+    assert_eq!((disk.0.lock().writes, filter.held_bytes()), (1, BLOCK), "one write of three blocks");
+    assert_eq!(disk.0.lock().now[3..6], [1, 21, 1]);
+    assert_eq!(filter.next_ns(), Some(39 * S_NS));
+}
+
+#[test]
+fn a_write_that_failed_fails_the_flush_and_everything_later_but_reads() {
+    let (disk, filter, _) = fixture(Rule::of(Policy::aipu(30 * S_NS)));
+    let mut random = Random::new(1);
+    write(&filter, 3, 7);
+    disk.0.lock().fails = true;
+    let flush = ask(&filter, Request::Flush);
+    while disk.step(&mut random) {}
+    assert!(matches!(flush.lock().take(), Some(Err(MediaError::Io { .. }))));
+    // The error goes away; what it may have cost does not.
+    disk.0.lock().fails = false;
+    for request in [Request::Flush, Request::Trim { at: 0, len: BLOCK }] {
+        assert!(matches!(ask(&filter, request).lock().take(), Some(Err(MediaError::Poisoned { .. }))));
+    }
+    assert!(matches!(write(&filter, 4, 8).lock().take(), Some(Err(MediaError::Poisoned { .. }))));
+    let read = ask(&filter, Request::Read { at: 3 * BLOCK, buffer: vec![0; BLOCK as usize] });
+    while disk.step(&mut random) {}
+    assert_eq!(numbers(read.lock().as_ref().unwrap().as_ref().unwrap()), [7]);
+}
+
+#[test]
+fn a_write_beyond_the_bound_waits_for_the_device() {
+    let (disk, time) = (Slow::new(), Arc::new(Time::default()));
+    let filter = WriteBack::new(Arc::new(disk.clone()), time, Rule::of(Policy::aipu(30 * S_NS)), 2 * BLOCK);
+    assert!(write(&filter, 1, 1).lock().is_some() && write(&filter, 2, 2).lock().is_some());
+    let third = write(&filter, 9, 3);
+    assert!(third.lock().is_none());
+    while disk.step(&mut Random::new(1)) {}
+    assert!(third.lock().is_some());
+}
