@@ -50,7 +50,7 @@ impl Attr {
     }
 }
 
-/// Who asks, as far as the engine must know. Permissions are checked by the adapter (the kernel's
+/// The calling process, as far as the engine must know it. Permissions are checked by the adapter (the kernel's
 /// `default_permissions`).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Caller {

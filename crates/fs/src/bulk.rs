@@ -6,8 +6,8 @@
 //! - A freed block is reused only when the record that freed it is durable (invariant 5): until then it is *pending*.
 //!   It is trimmed before it counts as free, so that no trim can hit its next user.
 //! - Where the region is saved in images (`battery`), the image may be all that is left after its memory was lost: a block the
-//!   newest image maps is not reused, nor trimmed, before a newer image is sealed. It is *held* until then. Who finds no
-//!   other space saves an image.
+//!   newest image maps is not reused, nor trimmed, before a newer image is sealed. It is *held* until then. A caller
+//!   that finds no other space saves an image.
 //! - Runs are allocated in temporal order by a roving cursor that leaves a gap behind each, so that files growing side
 //!   by side stay contiguous; a growing file goes on behind its last extent.
 //! - A flush covers the writes completed before it. Each completed write takes a number; a flush remembers the last
@@ -102,7 +102,7 @@ pub(crate) struct Bulk {
     align: u64,
     count: u64,
     state: Mutex<Blocks>,
-    /// Held from taking pending runs to counting them as free: who finds no space waits for it.
+    /// Held from taking pending runs to counting them as free: a caller that finds no space waits for it.
     releasing: Mutex<()>,
     /// Number of the last completed write.
     written: AtomicU64,
@@ -181,7 +181,7 @@ impl Bulk {
             let want = want.min(most.saturating_sub(blocks.taken()));
             if want == 0 { None } else { blocks.take(goal, want, ahead) }
         };
-        // Somebody may have made room since the host was asked last.
+        // Room may have been made since the host was asked last.
         within(room.now()).or_else(|| within(room.fresh()))
     }
 
@@ -245,7 +245,7 @@ impl Bulk {
         if let Some(run) = take() {
             return Ok(Some(run));
         }
-        // What was freed is free when that is durable; for what an image maps, when there is a newer one.
+        // A freed run is free when its record is durable; a run that an image maps, when there is a newer image.
         region.sync()?;
         self.reclaim(region)?;
         if self.held_blocks() > 0 {

@@ -9,7 +9,7 @@
 //! - [`Fs::with_room`], around every operation that allocates: one that found no segment lets go of its locks, compacts until
 //!   there is one, and is tried again. It is told of a full store only when that cannot help.
 //!
-//! Rules: no inode lock is waited for, only tried; who runs a pass holds the compactor's lock and no other. Moving takes no
+//! Rules: no inode lock is waited for, only tried; a pass holds the compactor's lock and no other. Moving takes no
 //! free segment, and what a pass leaves has nothing to gain for the next one; so it comes to an end. Segments that a pass could
 //! not empty are left alone until a slot in them is freed.
 
@@ -27,7 +27,7 @@ const STEP_LOOKS: u32 = 1024;
 const STEP_BYTES: u64 = 256 << 10;
 /// Steps of one tick: bounds what compaction writes to the log (bytes for each 100 ms, with `STEP_BYTES`).
 const TICK_STEPS: u32 = 8;
-/// Nobody else committed for so long: the store is idle.
+/// Without a commit for this long (ns) the store is idle.
 const IDLE_NS: u64 = 1_000_000_000;
 /// A segment's memory is given back when it was free for between one and two of these.
 const REST_NS: u64 = 5_000_000_000;
@@ -42,7 +42,7 @@ const TRIES: u32 = 12;
 /// Empty inode blocks given back in a step.
 const STEP_EMPTIED: usize = 256;
 
-/// What a step did.
+/// Result of a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Compaction {
     /// Pieces moved, and their bytes.
@@ -54,7 +54,7 @@ pub struct Compaction {
     pub more: bool,
 }
 
-/// What is left of the work a step may do.
+/// Work that a step may still do.
 struct Budget {
     looks: u32,
     bytes: u64,
@@ -101,7 +101,7 @@ pub(crate) struct Compactor {
     futile: Option<Lsn>,
 }
 
-/// What compacting for an operation has come to.
+/// Outcome of compacting for an operation.
 #[derive(PartialEq, Eq)]
 enum Outcome {
     /// There is room.
@@ -146,7 +146,7 @@ impl Fs {
     fn compact_for(&self, segments: u64) -> Result<Outcome> {
         let mut compactor = self.compactor.lock();
         if self.region.has_room(segments) {
-            // Somebody else made room meanwhile.
+            // Another thread made room meanwhile.
             return Ok(Outcome::Room);
         }
         while self.give_back_emptied(STEP_EMPTIED)?.more {}
@@ -193,7 +193,7 @@ impl Fs {
             compactor.rested_ns = now;
             self.region.discard_free();
         }
-        // What a full host has left for the log is for those who free space.
+        // The last room for the log on a full host is for operations that free space.
         if self.region.is_log_short() {
             return Ok(());
         }
@@ -352,7 +352,7 @@ impl Fs {
         for &block in &blocks {
             match self.table.give_back(&self.region, &self.locks, block)? {
                 true => done.blocks += 1,
-                // Somebody is in the way; or has taken a number, and then it is not empty.
+                // A thread is in the way; or it has taken a number, and then the block is not empty.
                 false => self.table.still_emptied(block),
             }
         }

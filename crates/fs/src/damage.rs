@@ -136,7 +136,7 @@ impl Fs {
     }
 
     /// Changes flags of extents that `ranges` hold wholly, where they lie, in a map that does not decode: `lost` says
-    /// whether what is NEW becomes unwritten or durable data. What lies in a range only in part stays NEW.
+    /// whether NEW extents become unwritten or durable data. Extents only partly in a range stay NEW.
     pub(crate) fn settle_in_place(&self, inode: &Inode, ranges: &[(u64, u64)], lost: bool) -> Result<()> {
         if inode.layout != Layout::Extents {
             return Ok(());

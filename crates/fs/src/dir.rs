@@ -45,7 +45,7 @@ struct Step {
 struct Way {
     steps: [Step; LEVELS_MAX as usize],
     len: usize,
-    /// What the last step's reference holds: a bucket or nothing.
+    /// The last step's reference: to a bucket, or to nothing.
     bucket: SlotRef,
     depth: u32,
 }

@@ -1,4 +1,4 @@
-//! What a file system operation can answer, and the errno each answer stands for.
+//! Errors of file system operations, and the errno each stands for.
 //!
 //! Owns: [`Error`]. Callers' mistakes have a variant each; failures of the environment are `Io`, `NoSpace` or `ReadOnly`; damage
 //! is `Corrupt` and says what was found. Nothing here panics; a bug is an assertion where it is found.

@@ -26,7 +26,7 @@ const INDEX_MAX: usize = 32768;
 /// A map of one leaf with at most this many extents goes back into its root.
 const ROOT_AGAIN: usize = LEAF_EXTENTS / 2;
 
-/// What lies at a block of a file.
+/// The mapping of one block of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mapped {
     /// Nothing, and nothing before block `until`.
@@ -174,7 +174,7 @@ pub(crate) fn relocate_leaf(
     Ok(true)
 }
 
-/// What lies at `block`, under the map with this root (none: everything is a hole).
+/// Looks `block` up in the map with this root (none: everything is a hole).
 pub(crate) fn find(view: &impl View, root: SlotRef, block: u64, bulk_blocks: u64) -> Result<Mapped> {
     let mut until = u64::MAX;
     if root.is_none() {
@@ -422,21 +422,33 @@ impl MapEdit {
             });
             return if unchanged { Ok(()) } else { Ok(tx.write(item_at(root, first as u64), bytes)?) };
         }
-        let rest_from = first + changed.len();
-        let rest = tx.read_vec(item_at(root, rest_from as u64), (count - rest_from) * EXTENT_BYTES)?;
-        let mut target = root;
-        let mut whole = Vec::new();
-        if EXTENT_HEADER + total * EXTENT_BYTES > root.capacity() as usize {
-            target = new_index(tx, inode, total)?;
-            whole = tx.read_vec(item_at(root, 0), first * EXTENT_BYTES)?;
-        }
-        let write_at = first - whole.len() / EXTENT_BYTES;
-        whole.extend_from_slice(bytes);
-        whole.extend_from_slice(&rest);
-        tx.write(item_at(target, write_at as u64), &whole)?;
-        tx.write(target.offset(), &node_header(1, total))?;
-        set_root(tx, inode, root, target)
+        splice_index(tx, inode, count, first..first + changed.len(), bytes)
     }
+}
+
+/// Replaces entries of the index in the root, which has `count`, by other ones; the root grows where it has to.
+fn splice_index(
+    tx: &mut Tx<'_>,
+    inode: &mut Inode,
+    count: usize,
+    range: std::ops::Range<usize>,
+    entries: &[u8],
+) -> Result<()> {
+    let root = inode.root;
+    let total = count - range.len() + entries.len() / EXTENT_BYTES;
+    let rest = tx.read_vec(item_at(root, range.end as u64), (count - range.end) * EXTENT_BYTES)?;
+    let mut target = root;
+    let mut whole = Vec::new();
+    if EXTENT_HEADER + total * EXTENT_BYTES > root.capacity() as usize {
+        target = new_index(tx, inode, total)?;
+        whole = tx.read_vec(item_at(root, 0), range.start * EXTENT_BYTES)?;
+    }
+    let write_at = range.start - whole.len() / EXTENT_BYTES;
+    whole.extend_from_slice(entries);
+    whole.extend_from_slice(&rest);
+    tx.write(item_at(target, write_at as u64), &whole)?;
+    tx.write(target.offset(), &node_header(1, total))?;
+    set_root(tx, inode, root, target)
 }
 
 fn load_extents(view: &impl View, node: SlotRef, count: u64, bulk_blocks: u64) -> Result<Vec<Extent>> {

@@ -51,7 +51,7 @@ pub enum Seek {
     Hole,
 }
 
-/// What an fsync waits for.
+/// The last thing an fsync has to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fsync {
     /// The file is durable when the log is, up to here.
@@ -445,7 +445,7 @@ impl Fs {
         }
     }
 
-    /// What an fsync of the file has to wait for. Never waits for the bulk device itself.
+    /// Tells what an fsync of the file has to wait for, without waiting for the bulk device.
     ///
     /// The promise comes before the look at the tier: a file that is in the region then does not leave it unflushed any more.
     pub fn fsync_begin(&self, ino: Ino) -> Result<Fsync> {

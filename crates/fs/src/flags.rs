@@ -1,14 +1,14 @@
 //! The flags of chattr(1) that Shoal keeps: immutable, append-only, no-dump, no-atime.
 //!
-//! Rules: the kernel knows nothing of them (FUSE does not tell it), so every operation asks here, under the inode's lock. What is
-//! refused is what Linux' own file systems refuse, with the same error; root is no exception. Who may change the
+//! Rules: the kernel knows nothing of them (FUSE does not tell it), so every operation asks here, under the inode's lock. They
+//! refuse the same as Linux' own file systems, with the same error; root is no exception. Who may change the
 //! flags is decided by the adapter. Left out: flags that would mean nothing here (compression, journaling, ...).
 
 use shoal_format::inode::{INODE_APPEND_ONLY, INODE_IMMUTABLE, INODE_NO_ATIME, INODE_NO_DUMP, Inode, S_IFDIR, S_IFREG};
 
 use crate::{Error, Fs, Ino, Result, SetAttr, TimeChange};
 
-/// What chattr(1) can say about a file or directory.
+/// Flags of chattr(1) on a file or directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FileFlags {
     /// Nothing changes.

@@ -1,4 +1,4 @@
-//! What the file systems under a store have left, and how that bounds the store.
+//! Room left on the file systems under a store, and how it bounds the store.
 //!
 //! Owns: [`HostRoom`], its cache, and the back-off of checkpoints that find no room. Rules: the host is asked at most every
 //! [`AGE_NS`], and anew once the region has grown; what the store has written itself since does not count twice, because bulk
@@ -9,18 +9,18 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use shoal_media::Clock;
 
-/// What the hosts of a store's media have (bytes).
+/// Room on the hosts of a store's media (bytes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostRoom {
     /// Free where log and images are.
     pub region: u64,
     /// Free where the memory's file is; `None`: the memory needs no file.
     pub memory: Option<u64>,
-    /// What the bulk device has taken and what is free for it together; `None`: it has its room for itself.
+    /// Taken by the bulk device and free for it, together; `None`: it has its room for itself.
     pub bulk: Option<u64>,
     /// Images and bulk device take from the same room.
     pub shared: bool,
-    /// What bulk data must leave on a shared host: log and images need it.
+    /// Left over by bulk data on a shared host, for log and images.
     pub headroom: u64,
 }
 
@@ -33,7 +33,7 @@ impl HostRoom {
         (self.region.saturating_sub(log) / 2).min(self.memory.unwrap_or(u64::MAX))
     }
 
-    /// What the bulk device may take altogether.
+    /// Most that the bulk device may take altogether (bytes).
     pub(crate) fn bulk_bytes(&self, log: u64) -> u64 {
         match self.bulk {
             None => u64::MAX,
@@ -55,7 +55,7 @@ pub(crate) struct RoomCache {
 
 struct Answer {
     at_ns: u64,
-    /// What the region had reserved on the host then (bytes), if that was looked at.
+    /// Reserved for the region on the host then (bytes), if that was looked at.
     reserved: Option<u64>,
     room: HostRoom,
 }
@@ -65,7 +65,7 @@ impl RoomCache {
         RoomCache { ask, clock, last: Mutex::new(None) }
     }
 
-    /// What the host answers this moment: before anything is refused for lack of room.
+    /// The host's answer this moment: asked before anything is refused for lack of room.
     pub fn fresh(&self) -> HostRoom {
         self.ask(&mut self.last.lock(), None)
     }
@@ -74,7 +74,7 @@ impl RoomCache {
         self.answer(None)
     }
 
-    /// What the host has beside the bytes that the region has `reserved` there: an answer from before the region grew would
+    /// The host's room beside the bytes that the region has `reserved` there: an answer from before the region grew would
     /// count them twice.
     pub fn beside(&self, reserved: u64) -> HostRoom {
         self.answer(Some(reserved))

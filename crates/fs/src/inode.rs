@@ -1,19 +1,18 @@
 //! The inode table: from a number to a record of 96 bytes, and the numbers not in use.
 //!
-//! Records are plain now; everything that knows how they lie in the region is in this file. Growing the table is a
+//! Operations see one record at a time; how records lie in a block is in `block`. Growing the table is a
 //! transaction of its own, so that operations only ever write their own inodes' records. Which numbers are
 //! free is volatile knowledge, gathered from the records a few blocks at a time; the lowest known one is given out first, so
 //! that blocks become empty. Empty ones are given back, and what lies in sparse segments is moved, by `tidy`.
 
+pub(crate) mod block;
 mod tidy;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use shoal_format::inode::{
-    INO_MAX, INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Inode, InodeSlot, TABLE_FANOUT, TABLE_NODE,
-};
+use shoal_format::inode::{INO_MAX, INODE_BLOCK, INODES_PER_BLOCK, Inode, InodeSlot, TABLE_FANOUT, TABLE_NODE};
 use shoal_format::slot::{CLASS_SIZES, class_for};
 use shoal_format::superblock::{ROOTS_AT, Roots};
 use shoal_format::{FormatError, Offset, SlotRef};
@@ -207,8 +206,8 @@ impl InodeTable {
         Ok(slot)
     }
 
-    /// Where the record of `ino` lies.
-    pub fn record_at(&self, view: &impl View, ino: Ino) -> Result<Offset> {
+    /// The block with the record of `ino`.
+    fn block_of(&self, view: &impl View, ino: Ino) -> Result<SlotRef> {
         let block = ino / INODES_PER_BLOCK;
         if ino == 0 || block >= self.blocks() {
             return Err(Error::Stale);
@@ -217,39 +216,38 @@ impl InodeTable {
         if slot.is_none() {
             return Err(Error::Stale);
         }
-        Ok(slot.offset() + ino % INODES_PER_BLOCK * INODE_RECORD as u64)
+        Ok(slot)
     }
 
+    /// Where the record of `ino` begins.
+    pub fn record_at(&self, view: &impl View, ino: Ino) -> Result<Offset> {
+        Ok(block::place(self.block_of(view, ino)?, ino))
+    }
+
+    #[inline]
     pub fn read(&self, view: &impl View, ino: Ino) -> Result<InodeSlot> {
-        let mut bytes = [0; INODE_RECORD];
-        view.read(self.record_at(view, ino)?, &mut bytes)?;
-        Inode::decode(&bytes).map_err(|error| undecodable(ino, error))
+        block::get(view, self.block_of(view, ino)?, ino)?.map_err(|error| undecodable(ino, error))
     }
 
     /// Calls `each` for every record of one block, as they are between two transactions: their locks are not held. False
-    /// if there is no such block. What does not decode is noted and left out; a caller in search of free records finds none
+    /// if there is no such block. Records that do not decode are noted and left out; a caller in search of free records finds none
     /// there. A block that cannot be reached exists, and nothing in it is free.
     pub fn for_block(&self, region: &Region, block: u64, each: &mut dyn FnMut(Ino, InodeSlot)) -> Result<bool> {
-        let mut bytes = [0; INODE_BLOCK as usize];
-        let read = region.while_still(|| -> Result<bool> {
+        let read = region.while_still(|| -> Result<Option<block::Bytes>> {
             let slot = self.block_slot(region, block)?;
-            if !slot.is_none() {
-                region.read(slot.offset(), &mut bytes)?;
-            }
-            Ok(!slot.is_none())
+            if slot.is_none() { Ok(None) } else { block::read(region, slot).map(Some) }
         });
-        match read {
-            Ok(true) => {}
-            Ok(false) => return Ok(false),
+        let bytes = match read {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) => return Ok(false),
             Err(error @ Error::Corrupt(_)) => {
                 self.damage.note_block(block, &error);
                 return Ok(true);
             }
             Err(error) => return Err(error),
-        }
-        for (index, record) in bytes.chunks_exact(INODE_RECORD).enumerate() {
-            let ino = block * INODES_PER_BLOCK + index as u64;
-            match Inode::decode(record.try_into().expect("chunk size")) {
+        };
+        for (ino, record) in (block * INODES_PER_BLOCK..).zip(block::records(&bytes)) {
+            match record {
                 Ok(slot) => each(ino, slot),
                 Err(error) => self.damage.note(ino, &undecodable(ino, error)),
             }
@@ -331,8 +329,7 @@ impl InodeTable {
             }
             at = child.offset();
         }
-        let records = tx.alloc(INODE_BLOCK)?;
-        tx.zero(records.offset(), INODE_BLOCK)?;
+        let records = block::make(&mut tx)?;
         tx.write(at + block % TABLE_FANOUT * 8, &records.bits().to_le_bytes())?;
         let mut roots = load_roots(&tx)?;
         roots.inode_root = root.bits().into();
@@ -394,14 +391,12 @@ impl Fs {
 
     /// Writes the record of `ino`, whose exclusive lock the caller holds.
     pub(crate) fn store(&self, tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<()> {
-        let at = self.table.record_at(&self.region, ino)?;
-        Ok(tx.write(at, &inode.encode())?)
+        block::put(tx, self.table.block_of(&self.region, ino)?, ino, inode)
     }
 
     /// Marks the record of `ino` free. The number returns to the table with [`Claim::give_back`] after commit.
     pub(crate) fn store_free(&self, tx: &mut Tx<'_>, ino: Ino, generation: u32) -> Result<()> {
-        let at = self.table.record_at(&self.region, ino)?;
-        Ok(tx.write(at, &Inode::encode_free(generation))?)
+        block::put_free(tx, self.table.block_of(&self.region, ino)?, ino, generation)
     }
 }
 

@@ -6,7 +6,7 @@
 //!   reads as zeros, never as what another file left there (invariant 8).
 //! - NEW is cleared only by a record that commits after a flush covering the block's last write completed.
 //! - Data that may have been promised durable in the region is flushed on the bulk device before the record that lets go
-//!   of the region's copy commits. What counts is what is promised at the commit (`shoal-region`, `sync.rs`).
+//!   of the region's copy commits. The promises at the moment of the commit count (`shoal-region`, `sync.rs`).
 //! - Bytes behind the file's end in its last block are made zero, durably, before a record moves the end over them: also
 //!   when the write that moves it overwrites them, for the record may survive and the write not.
 //! - A file is listed as having NEW blocks before the record that maps them commits, so that a settling behind that
@@ -127,7 +127,7 @@ impl Fs {
         find(&self.region, map_root(inode), block, self.bulk()?.blocks())
     }
 
-    /// Where the bytes of `block` are on the device, when it holds data: the extent, else where the next block to look
+    /// Where the bytes of `block` are on the device: its extent, or, for a block without data, where the next block to look
     /// at is.
     fn data_at(&self, inode: &Inode, block: u64) -> Result<std::result::Result<Extent, u64>> {
         let mut no_data = EXTENT_UNWRITTEN;
@@ -245,7 +245,7 @@ impl Fs {
                 Mapped::Hole { until } => {
                     match mapping.reserve(self, inode, block, until.min(last) - block, EXTENT_NEW) {
                         Ok(extent) => (extent, false),
-                        // What went before it can still be kept.
+                        // The bytes before it can still be kept.
                         Err(Error::NoSpace) if block > first => {
                             end = block * BULK_BLOCK;
                             break;
@@ -554,43 +554,8 @@ impl Fs {
             // Before the blocks are written: there will be a flush.
             may_wait()?;
         }
-        let chunks = small::chunk_count(inode);
-        let chunks_per_block = BULK_BLOCK / CHUNK;
-        let blocks = chunks.div_ceil(chunks_per_block);
-        let kind = |block: u64| -> Result<Option<u32>> {
-            let first = block * chunks_per_block;
-            for chunk in first..first + chunks_per_block {
-                if !small::chunk_slot(&self.region, inode, chunk)?.is_none() {
-                    let behind = block * BULK_BLOCK >= inode.size;
-                    return Ok(Some(if behind { EXTENT_UNWRITTEN } else { data_flags }));
-                }
-            }
-            Ok(None)
-        };
         let mut mapping = Mapping::new(bulk);
-        let mut buffer = Vec::new();
-        let mut write = 0;
-        let mut block = 0;
-        while block < blocks {
-            let Some(flags) = kind(block)? else {
-                block += 1;
-                continue;
-            };
-            let mut until = block + 1;
-            while until < blocks && until < block + WRITE_BLOCKS && kind(until)? == Some(flags) {
-                until += 1;
-            }
-            let extent = mapping.reserve(self, inode, block, until - block, flags)?;
-            if flags != EXTENT_UNWRITTEN {
-                let at = block * BULK_BLOCK;
-                buffer.clear();
-                buffer.resize((extent.blocks * BULK_BLOCK) as usize, 0);
-                let readable = (inode.size - at).min(buffer.len() as u64) as usize;
-                small::read(&self.region, inode, at, &mut buffer[..readable])?;
-                write = bulk.write(extent.bulk_block * BULK_BLOCK, &buffer)?;
-            }
-            block = extent.end();
-        }
+        let write = self.copy_to_bulk(inode, &mut mapping, data_flags)?;
         birth = birth.filter(|_| write > 0);
         let before = *inode;
         loop {
@@ -621,6 +586,48 @@ impl Fs {
         bulk.fresh.wrote(ino, write);
         bulk.fresh.set_tail(ino, true);
         Ok(())
+    }
+
+    /// Copies a file's data from the region to blocks that `mapping` reserves; returns the number of the last write, 0 if
+    /// there was none.
+    fn copy_to_bulk(&self, inode: &Inode, mapping: &mut Mapping<'_>, data_flags: u32) -> Result<u64> {
+        let chunks = small::chunk_count(inode);
+        let chunks_per_block = BULK_BLOCK / CHUNK;
+        let blocks = chunks.div_ceil(chunks_per_block);
+        let kind = |block: u64| -> Result<Option<u32>> {
+            let first = block * chunks_per_block;
+            for chunk in first..first + chunks_per_block {
+                if !small::chunk_slot(&self.region, inode, chunk)?.is_none() {
+                    let behind = block * BULK_BLOCK >= inode.size;
+                    return Ok(Some(if behind { EXTENT_UNWRITTEN } else { data_flags }));
+                }
+            }
+            Ok(None)
+        };
+        let mut buffer = Vec::new();
+        let mut write = 0;
+        let mut block = 0;
+        while block < blocks {
+            let Some(flags) = kind(block)? else {
+                block += 1;
+                continue;
+            };
+            let mut until = block + 1;
+            while until < blocks && until < block + WRITE_BLOCKS && kind(until)? == Some(flags) {
+                until += 1;
+            }
+            let extent = mapping.reserve(self, inode, block, until - block, flags)?;
+            if flags != EXTENT_UNWRITTEN {
+                let at = block * BULK_BLOCK;
+                buffer.clear();
+                buffer.resize((extent.blocks * BULK_BLOCK) as usize, 0);
+                let readable = (inode.size - at).min(buffer.len() as u64) as usize;
+                small::read(&self.region, inode, at, &mut buffer[..readable])?;
+                write = mapping.bulk.write(extent.bulk_block * BULK_BLOCK, &buffer)?;
+            }
+            block = extent.end();
+        }
+        Ok(write)
     }
 
     /// Moves a file of at most [`MOVE_BACK_BYTES`], without blocks behind its end, into the region. A full region is no

@@ -106,7 +106,7 @@ pub struct Fs {
     pub(crate) counts: Counts,
     /// Inodes without links that are not reclaimed yet.
     pub(crate) orphans: Mutex<HashSet<Ino>>,
-    /// What went wrong where nobody could be told; the next tick tells.
+    /// An error that had no caller to be reported to; the next tick reports it.
     pub(crate) noted: Mutex<Option<Error>>,
 }
 

@@ -25,7 +25,7 @@ use crate::planted::{Bug, is_planted};
 use crate::refs::RefTable;
 use crate::{BulkDevice, Counts, Error, Fs, Ino, Result, namespace};
 
-/// What a store is assembled from.
+/// Parts of a store.
 pub struct Parts {
     pub region: shoal_region::Parts,
     pub bulk: BulkDevice,
@@ -50,7 +50,7 @@ pub struct Options {
     pub on_damage: Option<OnDamage>,
     /// Asks what the file systems under the store have left; none: they always have enough.
     pub room: Option<Room>,
-    /// What an earlier program called the present boot: a log that names it saw no power loss either.
+    /// An earlier program's name for the present boot: a log that names it saw no power loss either.
     pub earlier_boot_id: Option<[u8; 16]>,
 }
 
@@ -207,7 +207,7 @@ impl Fs {
         if pace.pending.is_none() && last > durable {
             pace.pending = Some((last, now));
         }
-        // What clears NEW is in the log: without it the data, though flushed, would be zeros after a power loss.
+        // The records that clear NEW are in the log: without them the data, though flushed, would be zeros after a power loss.
         if pace.settled > durable {
             return Some(u64::MAX);
         }
@@ -290,7 +290,7 @@ impl Fs {
     fn write_checkpoint(&self) -> Result<()> {
         match &self.bulk {
             Some(bulk) if self.region.superblock().memory_kind.has_ring() => {
-                // What was written before the call is in the image with its data.
+                // Files written before the call are in the image with their data.
                 self.settle_new()?;
                 bulk.save(&self.region)
             }

@@ -42,7 +42,7 @@ impl Fs {
         })
     }
 
-    /// What the roots say, after opening.
+    /// Takes the limits from the roots, after opening.
     pub(crate) fn load_limits(&self) -> Result<()> {
         let limits = self.limits()?;
         self.region.withhold((self.region.superblock().region_bytes - limits.region_bytes) / SEGMENT);

@@ -1,8 +1,8 @@
 //! Inode locks: reader-writer locks in a striped table.
 //!
 //! An operation names every inode it needs before it touches any, and gets the stripes in ascending order, so two operations
-//! cannot wait for each other. Who learns of a further inode while holding locks may only *try* for it and
-//! starts over when that fails. In debug builds a thread that waits while it holds inode locks panics.
+//! cannot wait for each other. An operation that learns of a further inode while it
+//! holds locks only *tries* for it, and starts over when that fails. In debug builds a thread that waits while it holds inode locks panics.
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 

@@ -26,7 +26,7 @@ pub struct DirEntry<'a> {
     pub next: u64,
 }
 
-/// What a new inode gets besides its record, within the transaction that creates it.
+/// Fills a new inode with more than its record, within the transaction that creates it.
 type Fill<'a> = &'a dyn Fn(&mut Tx<'_>, &mut Inode) -> Result<()>;
 
 /// Entries handed out before a directory's own: "." and "..".
@@ -71,7 +71,7 @@ impl Fs {
             b".." => dir.parent as Ino,
             _ => self.met(parent, self.find(&self.region, &dir, name))?.ok_or(Error::NotFound)?.ino,
         };
-        // Held before the parent's lock is gone: nobody can reclaim it in between.
+        // Held before the parent's lock is gone, so that it cannot be reclaimed in between.
         if hold {
             self.refs.hold(ino);
         }
@@ -202,7 +202,7 @@ impl Fs {
         let ino = new.ino;
         tx.commit()?;
         new.keep();
-        // Nobody else can know the number before this returns.
+        // No other thread can know the number before this returns.
         self.refs.hold(ino);
         self.orphans.lock().insert(ino);
         self.count(&inode, 1);
@@ -346,7 +346,7 @@ impl Fs {
             if self.locks.try_extend(&mut lock, found.ino) {
                 return Ok((lock, dir, found));
             }
-            // Somebody else has the child: wait for both in order, then look again.
+            // Another thread has the child: wait for both in order, then look again.
             drop(lock);
             lock = self.locks.write_many(&[parent, found.ino]);
         }
@@ -400,7 +400,7 @@ impl Fs {
         inode.nlink = inode.nlink.saturating_sub(if inode.is_dir() { inode.nlink } else { 1 });
         inode.ctime = now;
         let gone = inode.nlink == 0 && !self.refs.is_held(ino) && !leave;
-        // What owns few pieces goes in the same transaction.
+        // An inode with few pieces goes in the same transaction.
         if gone && self.free_data_in(&mut tx, inode)? {
             tx.free(inode.xattr)?;
             let claim = self.table.freeing(ino, inode.generation);
@@ -424,7 +424,7 @@ impl Fs {
         let Some(Gone { ino, generation }) = gone else { return };
         let mut lock = self.locks.write(ino);
         match self.load(ino) {
-            // Nobody can have found it by a name; but the number may have been freed and taken again.
+            // It cannot have been found by a name; but the number may have been freed and taken again.
             Ok(inode) if inode.nlink == 0 && inode.generation == generation && !self.refs.is_held(ino) => {
                 // The name is gone whatever happens now; shutdown or recovery reclaims what this cannot.
                 self.note(ino, self.reclaim(&mut lock, ino, inode));

@@ -10,15 +10,17 @@
 
 use shoal_format::dir::{Dirent, name_hash};
 use shoal_format::inode::{Inode, S_IFCHR};
+use shoal_region::Tx;
 
 use crate::dir::{self, Found};
+use crate::inode::Claim;
 use crate::namespace::{Gone, check_name, kind_of};
 use crate::{Caller, Error, Fs, Ino, Result, flags};
 
 /// How often a rename flushes without its locks before it does so under them.
 const FLUSHES_MAX: u32 = 3;
 
-/// What to do about an existing target.
+/// The rule for an existing target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RenameMode {
     Replace,
@@ -100,7 +102,7 @@ impl Fs {
                     self.settle_file(ino)?;
                     continue 'again;
                 }
-                // Somebody writes without pause.
+                // A writer goes on without pause.
                 self.settle_file_locked(ino)?;
             }
             if let Some(bulk) = &self.bulk {
@@ -157,38 +159,14 @@ impl Fs {
             Some(other) => flags::check_entry_removed(into, other)?,
             None => flags::check_entry_added(into)?,
         }
+        if mode == RenameMode::Exchange {
+            let (Some(target), Some(other)) = (target, displaced) else { return Err(Error::NotFound) };
+            return self.exchange((from, from_dir), to_dir.map(|dir| (to, dir)), (source, moved), (target, other));
+        }
+        displaced.map_or(Ok(()), |other| check_displaced(&moved, &other))?;
         let now = self.now();
         let (hash, new_hash) = (name_hash(self.seed(), name), name_hash(self.seed(), new_name));
         let mut tx = self.region.begin();
-
-        if mode == RenameMode::Exchange {
-            let (Some(target), Some(mut other)) = (target, displaced) else { return Err(Error::NotFound) };
-            dir::replace(&mut tx, &source, target.ino, kind_of(other.mode))?;
-            dir::replace(&mut tx, &target, source.ino, kind_of(moved.mode))?;
-            if let Some(to_dir) = &mut to_dir {
-                let links = moved.is_dir() as i64 - other.is_dir() as i64;
-                from_dir.nlink = (from_dir.nlink as i64 - links) as u32;
-                to_dir.nlink = (to_dir.nlink as i64 + links) as u32;
-                set_parent(&mut moved, to);
-                set_parent(&mut other, from);
-            }
-            other.ctime = now;
-            self.store(&mut tx, target.ino, &other)?;
-            moved.ctime = now;
-            self.store(&mut tx, source.ino, &moved)?;
-            self.store_dirs(&mut tx, (from, from_dir), to_dir.map(|dir| (to, dir)), now)?;
-            tx.commit()?;
-            return Ok(None);
-        }
-
-        if let Some(other) = &displaced {
-            match (moved.is_dir(), other.is_dir()) {
-                (true, false) => return Err(Error::NotDirectory),
-                (false, true) => return Err(Error::IsDirectory),
-                (true, true) if other.size != 0 => return Err(Error::NotEmpty),
-                _ => {}
-            }
-        }
         // The new name first: inserting may need room, removing never does.
         let into = to_dir.as_mut().unwrap_or(&mut from_dir);
         match &target {
@@ -201,14 +179,7 @@ impl Fs {
         }
         // The insertion may have moved the source's entry within the same directory.
         let source_now = dir::lookup(&tx, &from_dir, hash, name)?.ok_or(Error::NotFound)?;
-        let hidden = whiteout.map(|caller| -> Result<_> {
-            let new = self.table.take(&self.region)?;
-            let inode = self.new_inode(caller, &mut tx, &from_dir, S_IFCHR, new.generation())?;
-            self.store(&mut tx, new.ino, &inode)?;
-            dir::replace(&mut tx, &source_now, new.ino, kind_of(S_IFCHR))?;
-            Ok((new, inode))
-        });
-        let hidden = hidden.transpose()?;
+        let hidden = whiteout.map(|caller| self.leave_whiteout(&mut tx, caller, &from_dir, &source_now)).transpose()?;
         if hidden.is_none() {
             dir::remove(&mut tx, &mut from_dir, hash, &source_now)?;
         }
@@ -234,13 +205,50 @@ impl Fs {
         Ok(gone)
     }
 
-    fn store_dirs(
+    /// Puts a whiteout in the place of an entry; the caller keeps the claim once that is committed.
+    fn leave_whiteout(
         &self,
-        tx: &mut shoal_region::Tx<'_>,
-        from: (Ino, Inode),
+        tx: &mut Tx<'_>,
+        caller: &Caller,
+        dir: &Inode,
+        entry: &Found,
+    ) -> Result<(Claim<'_>, Inode)> {
+        let new = self.table.take(&self.region)?;
+        let inode = self.new_inode(caller, tx, dir, S_IFCHR, new.generation())?;
+        self.store(tx, new.ino, &inode)?;
+        dir::replace(tx, entry, new.ino, kind_of(S_IFCHR))?;
+        Ok((new, inode))
+    }
+
+    /// Two names swap their files. `to` is the second directory, if there are two.
+    fn exchange(
+        &self,
+        (from, mut from_dir): (Ino, Inode),
         to: Option<(Ino, Inode)>,
-        now: i64,
-    ) -> Result<()> {
+        (source, mut moved): (Found, Inode),
+        (target, mut other): (Found, Inode),
+    ) -> Result<Option<Gone>> {
+        let mut tx = self.region.begin();
+        dir::replace(&mut tx, &source, target.ino, kind_of(other.mode))?;
+        dir::replace(&mut tx, &target, source.ino, kind_of(moved.mode))?;
+        let mut to = to;
+        if let Some((to, to_dir)) = &mut to {
+            let links = moved.is_dir() as i64 - other.is_dir() as i64;
+            from_dir.nlink = (from_dir.nlink as i64 - links) as u32;
+            to_dir.nlink = (to_dir.nlink as i64 + links) as u32;
+            set_parent(&mut moved, *to);
+            set_parent(&mut other, from);
+        }
+        let now = self.now();
+        (moved.ctime, other.ctime) = (now, now);
+        self.store(&mut tx, target.ino, &other)?;
+        self.store(&mut tx, source.ino, &moved)?;
+        self.store_dirs(&mut tx, (from, from_dir), to, now)?;
+        tx.commit()?;
+        Ok(None)
+    }
+
+    fn store_dirs(&self, tx: &mut Tx<'_>, from: (Ino, Inode), to: Option<(Ino, Inode)>, now: i64) -> Result<()> {
         for (ino, mut dir) in std::iter::once(from).chain(to) {
             (dir.mtime, dir.ctime) = (now, now);
             self.store(tx, ino, &dir)?;
@@ -265,6 +273,16 @@ impl Fs {
             below = self.region.while_still(|| self.load(below))?.parent as Ino;
         }
         Err(Error::Corrupt("the chain of parent directories has a loop; run `shoal check`".into()))
+    }
+}
+
+/// May `moved` take the name of `other`?
+fn check_displaced(moved: &Inode, other: &Inode) -> Result<()> {
+    match (moved.is_dir(), other.is_dir()) {
+        (true, false) => Err(Error::NotDirectory),
+        (false, true) => Err(Error::IsDirectory),
+        (true, true) if other.size != 0 => Err(Error::NotEmpty),
+        _ => Ok(()),
     }
 }
 

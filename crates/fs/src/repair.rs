@@ -1,4 +1,4 @@
-//! What the checker found and an engine can put right, each as ordinary transactions.
+//! Repairs of the checker's findings that an engine can make, each as ordinary transactions.
 //!
 //! Rules: a crash between any two of them leaves a store that opens; nothing is believed of what the caller says but what it is
 //! for (a count, a name, a piece nothing references), because the checker has seen the whole store and this code has not.

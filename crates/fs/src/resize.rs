@@ -56,9 +56,9 @@ pub struct AtRest<'a> {
     pub memory: &'a dyn PersistentMemory,
 }
 
-/// What the owner of the media does at the moments that matter.
+/// Steps of a resize that the owner of the media carries out.
 pub trait Steps {
-    /// What is being done; both numbers are of a unit of its own.
+    /// Progress of `what`; both numbers are in a unit of its own.
     fn progress(&mut self, what: &'static str, done: u64, total: u64) {
         let _ = (what, done, total);
     }

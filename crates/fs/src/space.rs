@@ -39,7 +39,7 @@ pub struct Usage {
     pub region_free: u64,
     /// Of the free bytes, what only deleting may use.
     pub region_reserve: u64,
-    /// What ordinary operations can have of it, for pieces of any size, once the region is compacted.
+    /// The part of it that ordinary operations can have, for pieces of any size, once the region is compacted.
     pub region_usable: u64,
     /// Of the region's free bytes, those that are only there while the bulk device leaves them: one host has room for either.
     pub shared_free: u64,
@@ -62,7 +62,7 @@ pub struct Piece {
     pub file_at: u64,
     pub len: u64,
     pub at: u64,
-    /// On the bulk device, else in the region.
+    /// True: on the bulk device; false: in the region.
     pub bulk: bool,
     /// Written, but not known to be durable.
     pub new: bool,
@@ -132,7 +132,7 @@ impl Fs {
         let free = usage.region_free - usage.shared_free + usage.bulk_free + usage.bulk_pending;
         // The total shrinks with the host's room: what cannot be written is no capacity.
         let total = usage.region_used + usage.bulk_used + free;
-        // What is in the region can be used by pieces of any size once it is compacted; some goes into inodes and names.
+        // The region's room can be used by pieces of any size once it is compacted; some goes into inodes and names.
         let usable = usage.region_usable - usage.region_usable / METADATA_SHARE;
         let bulk = usage.bulk_free + usage.bulk_pending;
         let ordinary = if usage.bulk_bytes == 0 {

@@ -6,8 +6,8 @@
 //! transaction's record and returns the slot to the volatile state afterwards, still under the commit lock.
 //! Giving a segment to a class is a record of its own: it is harmless if the transaction that wanted it aborts.
 //! The bitmaps that lie in their segments are read when a segment is first needed, if the image said how many of its slots
-//! are in use: a mount would else read every segment. Whoever changes a bitmap has read it before ([`Region::check_allocated`]);
-//! whoever empties a segment or takes it from its class, too.
+//! are in use: otherwise a mount would read every segment. Every change of a bitmap reads it before ([`Region::check_allocated`]);
+//! so does emptying a segment or taking it from its class.
 //! The last 1/32 of the segments serve only transactions that free space in the end; so do the last of those that have room
 //! on the host (`room`). How sparse segments are emptied, and free ones given back to the machine: `drain`.
 
@@ -35,9 +35,9 @@ pub struct Space {
     pub fixed_bytes: u64,
     /// Free segments and free slots, the reserve included.
     pub free_bytes: u64,
-    /// What of `free_bytes` can hold pieces of any size once sparse segments are compacted, the reserve left out.
+    /// The part of `free_bytes` that can hold pieces of any size once sparse segments are compacted, without the reserve.
     pub usable_bytes: u64,
-    /// What of `usable_bytes` can be had without more room on the host.
+    /// The part of `usable_bytes` that needs no more room on the host.
     pub backed_usable_bytes: u64,
     /// The part of `free_bytes` only unlink and truncate may use.
     pub reserve_bytes: u64,
@@ -197,7 +197,7 @@ impl Allocator {
             let mut segment = Segment { word: bitmap, ..Segment::new(Usage::Free) };
             match usage {
                 SegmentUse::Free => {
-                    // Nobody has stored to it in this life, but for replay.
+                    // Only replay can have stored to it in this life.
                     segment.rest = Rest::Given;
                     alloc.free_segments += 1;
                 }
@@ -208,33 +208,9 @@ impl Allocator {
                     body_left = run - 1;
                 }
                 SegmentUse::Slots(class) => {
-                    let (slots, _) = class_geometry(class);
                     segment.usage = Usage::Slots(class);
-                    let said = used.get(number).map(|&used| used as u32).filter(|&used| used <= slots);
-                    let used = match said {
-                        _ if slots <= 64 => bitmap.count_ones(),
-                        Some(used) => {
-                            segment.unread = true;
-                            used
-                        }
-                        None => {
-                            let words = bitmap_of(memory.as_ref(), number, slots);
-                            if has_spare_bits(&words, slots) {
-                                return damaged("slot bitmap");
-                            }
-                            let used = words.iter().map(|w| w.count_ones()).sum();
-                            segment.words = Some(words);
-                            used
-                        }
-                    };
-                    segment.free = (slots - used) as u16;
-                    alloc.free_slot_bytes += segment.free as u64 * CLASS_SIZES[class as usize] as u64;
-                    alloc.empty_segments += (used == 0) as u64;
-                    alloc.class_segments[class as usize] += 1;
-                    alloc.class_used[class as usize] += used as u64;
-                    if segment.free > 0 {
-                        segment.listed = true;
-                        alloc.partial[class as usize].push(number as u32);
+                    if !alloc.load_slots(&mut segment, number, class, used.get(number).copied()) {
+                        return damaged("slot bitmap");
                     }
                 }
             }
@@ -247,6 +223,37 @@ impl Allocator {
             return Err(Error::corrupt("run of segments", superblock.segment_table, body_left as u64));
         }
         Ok(alloc)
+    }
+
+    /// Takes up a segment of slots; `said` is the number of slots in use according to an image. False: its bitmap is damaged.
+    fn load_slots(&mut self, segment: &mut Segment, number: usize, class: u8, said: Option<u16>) -> bool {
+        let (slots, _) = class_geometry(class);
+        let used = match said.map(u32::from).filter(|&used| used <= slots) {
+            _ if slots <= 64 => segment.word.count_ones(),
+            Some(used) => {
+                segment.unread = true;
+                used
+            }
+            None => {
+                let words = bitmap_of(self.memory.as_ref(), number, slots);
+                if has_spare_bits(&words, slots) {
+                    return false;
+                }
+                let used = words.iter().map(|w| w.count_ones()).sum();
+                segment.words = Some(words);
+                used
+            }
+        };
+        segment.free = (slots - used) as u16;
+        self.free_slot_bytes += segment.free as u64 * CLASS_SIZES[class as usize] as u64;
+        self.empty_segments += (used == 0) as u64;
+        self.class_segments[class as usize] += 1;
+        self.class_used[class as usize] += used as u64;
+        if segment.free > 0 {
+            segment.listed = true;
+            self.partial[class as usize].push(number as u32);
+        }
+        true
     }
 
     pub fn used_bytes(&self) -> u64 {
@@ -466,7 +473,7 @@ impl Allocator {
     }
 }
 
-/// The error for who was refused `segments`, after the region tried to grow.
+/// The error for a caller that was refused `segments` after the region tried to grow.
 fn refused(grown: Result<()>, segments: u64) -> Error {
     match grown {
         Ok(()) | Err(Error::NoSpace) => drain::denied(segments),
@@ -478,7 +485,7 @@ impl Region {
     /// How full the region is.
     pub fn space(&self) -> Space {
         let alloc = self.alloc.lock();
-        // What is withheld is no part of the region for now; what was taken of it nevertheless is.
+        // Withheld segments are no part of the region for now; those taken nevertheless are.
         let withheld = alloc.withheld.min(alloc.free_segments) * SEGMENT;
         Space {
             region_bytes: self.superblock.region_bytes - withheld,
@@ -495,7 +502,7 @@ impl Region {
         }
     }
 
-    /// Leaves so many free segments to transactions that free space, beside the reserve.
+    /// Reserves further free segments for transactions that free space.
     pub fn withhold(&self, segments: u64) {
         self.alloc.lock().withheld = segments;
     }
@@ -540,14 +547,14 @@ impl Region {
                     break (state, number);
                 }
             }
-            // What is being emptied must not cost the last slots of a class those who free space. Others come back when it
+            // Emptying a segment must not cost a transaction that frees space the last slots of a class. Others come back when it
             // is empty.
             if reclaim {
                 alloc.undrain(class);
             }
             return alloc.take_slot(class).ok_or_else(|| refused(grown, 1));
         };
-        // Nobody else takes this segment: it is neither free nor listed.
+        // No other thread takes this segment: it is neither free nor listed.
         let assigned = self.log_assignment(&mut state, number as u64, class, reclaim);
         let mut alloc = self.alloc.lock();
         if let Err(error) = assigned {

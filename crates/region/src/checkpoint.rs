@@ -319,38 +319,7 @@ impl Region {
         let standing = ring.then_some(commit);
 
         let pages = used / PAGE;
-        let wanted = |page: u64| {
-            let bit = |map: &[u64]| map[(page / 64) as usize] >> (page % 64) & 1 == 1;
-            page != ANCHOR_AT[0] / PAGE
-                && state.stale.as_ref().is_none_or(|stale| bit(stale) && !is_planted(Bug::StaleMap) || bit(fresh))
-        };
-        let mut page = 0;
-        let mut buffer = vec![0; (COPY_PAGES * PAGE) as usize];
-        while page < pages {
-            if !wanted(page) {
-                page += 1;
-                continue;
-            }
-            let first = page;
-            while page < pages && page < first + COPY_PAGES && wanted(page) {
-                page += 1;
-            }
-            let bytes = &mut buffer[..((page - first) * PAGE) as usize];
-            {
-                // No transaction applies meanwhile, so no word is torn.
-                let _commit = standing.is_none().then(|| self.commit.lock());
-                self.memory.read(first * PAGE, bytes);
-            }
-            image.write(first * PAGE, bytes)?;
-            // What memory has from an image of an earlier mount may have decayed there.
-            let inherits = |page: u64| {
-                !ring
-                    && state.current.is_some_and(|current| !state.written[current])
-                    && fresh[(page / 64) as usize] >> (page % 64) & 1 == 0
-            };
-            let sums = standby::inherited_sums(images[1 - target].as_ref(), &self.superblock, first, bytes, inherits);
-            image.write(sums_at(&self.superblock) + first * 4, &sums)?;
-        }
+        self.copy_pages(images, state, target, fresh, pages, ring)?;
         let copied = self.last_lsn();
         let mut commit = standing.unwrap_or_else(|| self.commit.lock());
         let generation = if ring {
@@ -382,6 +351,52 @@ impl Region {
             self.commit.lock().head = replay;
             self.log.release(replay)?;
             self.releases.fetch_add(1, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+
+    /// Copies the pages that the image lacks, with their sums. With a ring the caller holds the commit lock.
+    fn copy_pages(
+        &self,
+        images: &[Arc<dyn ImageFile>; 2],
+        state: &CheckpointState,
+        target: usize,
+        fresh: &[u64],
+        pages: u64,
+        ring: bool,
+    ) -> Result<()> {
+        let image = images[target].as_ref();
+        let wanted = |page: u64| {
+            let bit = |map: &[u64]| map[(page / 64) as usize] >> (page % 64) & 1 == 1;
+            page != ANCHOR_AT[0] / PAGE
+                && state.stale.as_ref().is_none_or(|stale| bit(stale) && !is_planted(Bug::StaleMap) || bit(fresh))
+        };
+        let mut page = 0;
+        let mut buffer = vec![0; (COPY_PAGES * PAGE) as usize];
+        while page < pages {
+            if !wanted(page) {
+                page += 1;
+                continue;
+            }
+            let first = page;
+            while page < pages && page < first + COPY_PAGES && wanted(page) {
+                page += 1;
+            }
+            let bytes = &mut buffer[..((page - first) * PAGE) as usize];
+            {
+                // No transaction applies meanwhile, so no word is torn.
+                let _commit = (!ring).then(|| self.commit.lock());
+                self.memory.read(first * PAGE, bytes);
+            }
+            image.write(first * PAGE, bytes)?;
+            // Pages that memory has from an image of an earlier mount may have decayed there.
+            let inherits = |page: u64| {
+                !ring
+                    && state.current.is_some_and(|current| !state.written[current])
+                    && fresh[(page / 64) as usize] >> (page % 64) & 1 == 0
+            };
+            let sums = standby::inherited_sums(images[1 - target].as_ref(), &self.superblock, first, bytes, inherits);
+            image.write(sums_at(&self.superblock) + first * 4, &sums)?;
         }
         Ok(())
     }

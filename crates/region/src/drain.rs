@@ -49,7 +49,7 @@ pub fn take_denied() -> u64 {
     DENIED.replace(0)
 }
 
-/// What is known about the memory of a free segment.
+/// State of a free segment's memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Rest {
     /// Used since its memory was given back.

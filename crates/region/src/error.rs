@@ -1,4 +1,4 @@
-//! What can go wrong with a region.
+//! Errors of a region.
 //!
 //! Owns: [`Error`], and [`Failure`], why a region takes no more commits. Lack of space and too large a transaction are the caller's to handle; damage names the offset and the value found;
 //! failures of media come through as they are. Only bugs panic.
@@ -66,11 +66,11 @@ pub enum Error {
 /// The failure that ended a region's commits: the first one, whatever failed afterwards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Failure {
-    /// What was under way: "the sync of the log".
+    /// The operation that failed: "the sync of the log".
     pub operation: &'static str,
     /// The device or file, as its medium names it.
     pub object: String,
-    /// What the medium answered, with the operating system's error number where there is one.
+    /// The medium's answer, with the operating system's error number where there is one.
     pub cause: String,
     /// By the store's clock (nanoseconds since 1970); 0 where nobody gave the region a clock.
     pub at_ns: i64,
@@ -87,7 +87,7 @@ impl Failure {
         Failure { operation, object, cause, at_ns: 0 }
     }
 
-    /// What it means for who uses the store, and what to do.
+    /// Consequence for the store's users, and the remedy.
     pub fn consequence(&self) -> &'static str {
         "the store is read-only until it is mounted again: what an fsync confirmed before is safe, changes that none \
          confirmed may be lost; look after the device, then unmount and mount again"

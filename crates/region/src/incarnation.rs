@@ -22,7 +22,7 @@ use crate::checkpoint::sums_at;
 use crate::seal::empty_other_layout;
 use crate::{Error, Lsn, Result, newest_image};
 
-/// An incarnation is the number of restores and, in so many low bits, random ones: two copies of the images that are both
+/// An incarnation is the number of restores, with this many random bits below it: two copies of the images that are both
 /// restored from part ways as well.
 const RANDOM_BITS: u32 = 32;
 

@@ -69,7 +69,7 @@ pub struct Parts {
     pub nonce: [u8; 16],
 }
 
-/// What opening a store found and did.
+/// What opening a region found and did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
     /// The store was unmounted cleanly.
@@ -120,7 +120,7 @@ pub(crate) struct CommitState {
     pub anchor_generation: u64,
     /// How often this region was restored from an image.
     pub incarnation: u64,
-    /// What lies before this position was promised to somebody ([`Region::promise`]).
+    /// Everything before this position has been promised to a caller ([`Region::promise`]).
     pub promised: Lsn,
 }
 
@@ -162,14 +162,14 @@ impl Region {
     }
 
     /// As [`Region::open`], but after a power loss the log goes on naming the earlier boot until [`Region::settle`]. A
-    /// caller with something to put right after a power loss would else, when its process ends in the middle of
+    /// caller that puts something right after a power loss would otherwise, if its process ends in the middle of
     /// that, be told by the next opening that no power loss had been. `also` is another name of the present boot, which an
     /// earlier program gave it.
     pub fn open_unsettled(parts: Parts, read_only: bool, also: Option<[u8; 16]>) -> Result<(Region, Recovery)> {
         Region::open_naming(parts, read_only, false, also)
     }
 
-    /// What a power loss cost has been put right, by records before this call.
+    /// Notes that the damage of a power loss has been put right, by records before this call.
     pub fn settle(&self, nonce: [u8; 16]) -> Result<()> {
         self.with_log_room(true, || {
             let mut state = self.commit.lock();
@@ -191,20 +191,7 @@ impl Region {
         present_boot: bool,
         also: Option<[u8; 16]>,
     ) -> Result<(Region, Recovery)> {
-        let mut page = vec![0; PAGE as usize];
-        if parts.memory.len() < 4 * PAGE {
-            return Err(Error::TooSmall { have: parts.memory.len(), need: 4 * PAGE });
-        }
-        parts.memory.read(SUPERBLOCK_AT, &mut page);
-        let superblock = Superblock::decode(&page)?;
-        if parts.memory.len() < superblock.region_bytes {
-            return Err(Error::TooSmall { have: parts.memory.len(), need: superblock.region_bytes });
-        }
-        parts.memory.read(ANCHOR_AT[0], &mut page);
-        let anchor = AnchorRecord::newest(&page)?;
-        if anchor.uuid != superblock.uuid {
-            return Err(Error::Foreign);
-        }
+        let (superblock, anchor) = read_head(parts.memory.as_ref())?;
         if superblock.memory_kind.has_ring() {
             let end = ring_end(&parts.memory, &superblock, &anchor)?;
             parts.images.iter().try_for_each(|images| incarnation::compare(images, &superblock, &anchor, end))?;
@@ -214,24 +201,18 @@ impl Region {
             Some(log) => log.clone(),
             None => Arc::new(ring::RingLog::new(parts.memory.clone(), &superblock)),
         };
-        if let (false, Some(images)) = (superblock.memory_kind.has_ring(), &parts.images) {
-            let (newest, _, _) = newest_image(images)?;
-            checkpoint::verify_fixed(
-                parts.memory.as_ref(),
-                images[newest].as_ref(),
-                &superblock,
-                anchor.used_bytes.get(),
-            )?;
-        }
         let mut used = Vec::new();
         if let (false, Some(images)) = (superblock.memory_kind.has_ring(), &parts.images) {
+            let (newest, _, _) = newest_image(images)?;
+            let (memory, used_bytes) = (parts.memory.as_ref(), anchor.used_bytes.get());
+            checkpoint::verify_fixed(memory, images[newest].as_ref(), &superblock, used_bytes)?;
             used = checkpoint::used_slots(images, &superblock, &anchor)?;
         }
         let dirty = dirty_bitmap(&superblock, parts.images.is_some());
         if superblock.memory_kind.properties().write_back && !is_planted(Bug::ReplayFence) {
-            // What is found may be there only in the cache, when its process died before a fence. The anchor must be durable
+            // If the last process died before a fence, its stores may be only in the cache. The anchor must be durable
             // before the other slot is overwritten, and a record before it is applied (invariant 1): a power loss
-            // could else leave no anchor at all, or half of what a lost record changed.
+            // could otherwise leave no anchor at all, or half of the changes of a lost record.
             parts.memory.write_back(ANCHOR_AT[0], PAGE);
             parts.memory.write_back(superblock.ring, superblock.ring_bytes);
             parts.memory.fence();
@@ -250,12 +231,12 @@ impl Region {
         let boot_id = if present_boot { parts.boot_id } else { last_boot };
         let (head, anchor_generation) = (anchor.replay_lsn.get(), anchor.generation.get());
         let incarnation = anchor.incarnation.get();
-        // Whatever is found may have been promised in an earlier life.
+        // Every record found may have been promised in an earlier life.
         let promised = end;
         let state = CommitState { end, salt, boot_id, head, anchor_generation, incarnation, promised };
-        // What was replayed from a log file may still be only in the page cache.
+        // Records replayed from a log file may still be only in the page cache.
         let durable = if superblock.memory_kind.has_ring() { end } else { anchor.sealed_lsn.get() };
-        // Of what replay touched the image's count says nothing.
+        // The image's count says nothing about segments that replay touched.
         for (segment, used) in used.iter_mut().enumerate() {
             let page = segment as u64 * (SEGMENT / PAGE);
             if dirty[(page / 64) as usize].load(Ordering::Relaxed) >> (page % 64) & 1 == 1 {
@@ -271,8 +252,8 @@ impl Region {
             region.checkpoint.get_mut().restore(region.images.as_ref(), &superblock, &anchor)?;
             region.back_used()?;
             region.with_log_room(true, || region.append_epoch(&mut region.commit.lock(), nonce))?;
-            // What recovery found lost must stay lost once somebody saw the store without it: a torn epoch record over
-            // the remains of the old tail could else complete a record that was cut off there.
+            // A record that recovery found lost must stay lost once a caller saw the store without it: a torn epoch record over
+            // the remains of the old tail could otherwise complete a record that was cut off there.
             if !is_planted(Bug::EpochSync) {
                 region.sync()?;
             }
@@ -348,7 +329,7 @@ impl Region {
         self.failure.get().is_some()
     }
 
-    /// What failed first, if commits are refused.
+    /// The first failure, if commits are refused.
     pub fn failure(&self) -> Option<Arc<Failure>> {
         self.failure.get().cloned()
     }
@@ -435,7 +416,7 @@ impl Region {
         self.end.store(state.end, Ordering::Release);
         if self.superblock.memory_kind.has_ring() {
             self.durable.store(state.end, Ordering::Release);
-            // Durable at once: whoever sees its effect may rely on it.
+            // Durable at once: a caller that sees its effect may rely on it.
             state.promised = state.end;
         }
         Ok(state.end)
@@ -500,6 +481,25 @@ impl Region {
     pub(crate) fn mark_dirty(&self, at: Offset, len: u64) {
         mark_dirty(&self.dirty, at, len);
     }
+}
+
+/// Superblock and newest anchor of a region, which belong together.
+fn read_head(memory: &dyn PersistentMemory) -> Result<(Superblock, AnchorRecord)> {
+    let mut page = vec![0; PAGE as usize];
+    if memory.len() < 4 * PAGE {
+        return Err(Error::TooSmall { have: memory.len(), need: 4 * PAGE });
+    }
+    memory.read(SUPERBLOCK_AT, &mut page);
+    let superblock = Superblock::decode(&page)?;
+    if memory.len() < superblock.region_bytes {
+        return Err(Error::TooSmall { have: memory.len(), need: superblock.region_bytes });
+    }
+    memory.read(ANCHOR_AT[0], &mut page);
+    let anchor = AnchorRecord::newest(&page)?;
+    if anchor.uuid != superblock.uuid {
+        return Err(Error::Foreign);
+    }
+    Ok((superblock, anchor))
 }
 
 fn dirty_bitmap(superblock: &Superblock, tracked: bool) -> Vec<AtomicU64> {

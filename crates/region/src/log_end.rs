@@ -1,6 +1,6 @@
 //! Where the log ends, and whether it may end there.
 //!
-//! Replay stops at the first record that does not count. What tells a cut-off append from damage in the middle of the log is in
+//! Replay stops at the first record that does not count. The difference between a cut-off append and damage in the middle of the log is in
 //! `shoal_format::gap`; here the bytes behind the end are read, and a log that goes on is refused. A ring is walked to its end before
 //! anything is applied: it lies in the store's own memory, and old records over newer bytes would be no state of the store.
 //! Left out: reading on behind the damage, which is a salvage's business.

@@ -34,7 +34,7 @@ shoal_media::plantable! {
         BitmapZero,
         /// The ring's records are overwritten without moving its head.
         RingFull,
-        /// What a flush promises is published when it has ended, not before it begins.
+        /// A flush publishes its promise when it has ended, not before it begins.
         LatePromise,
     }
 }

@@ -4,7 +4,7 @@
 //! more, and is tried once more. And a checkpoint never runs out of room half-way: before the region takes a segment behind
 //! all it ever used, room for it is reserved in the memory's file and in both images, some segments ahead. The last
 //! [`HELD_BACK`] of what is reserved serve only transactions that free space in the end; so a full host can be emptied.
-//! Lock order: growing before all others; nobody who holds the commit lock waits here.
+//! Lock order: growing before all others; a thread that holds the commit lock never waits here.
 
 use shoal_format::superblock::Superblock;
 use shoal_format::{PAGE, SEGMENT};
@@ -95,7 +95,7 @@ impl Region {
         Ok(())
     }
 
-    /// After opening: what the region has used must have its room, and something for what frees space. What the host does
+    /// After opening: the region's used bytes must have their room, and there must be some for transactions that free space. What the host does
     /// not give now is asked for again when the region grows.
     pub(crate) fn back_used(&self) -> Result<()> {
         let high = self.alloc.lock().used_bytes() / SEGMENT;

@@ -1,4 +1,4 @@
-//! What an image holds before a checkpoint adds to it: pages are left in place only if they are known to be right.
+//! The standby image before a checkpoint adds to it: pages stay in place only if they are known to be right.
 //!
 //! A checkpoint writes what changed since its target was written last, and leaves the rest. Between two mounts, anything may
 //! have happened to the rest: a cut file, a decayed sector, an older copy put back. So before the first checkpoint of a mount

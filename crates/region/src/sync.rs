@@ -1,6 +1,6 @@
 //! Group commit: one flush of the log makes everything appended before it durable, for all who wait.
 //!
-//! Whoever finds no flush running becomes the leader and flushes; the others either block until a flush covers them or
+//! A caller that finds no flush running becomes the leader and flushes; the others either block until a flush covers them or
 //! leave a callback that the leader runs. A failed flush poisons the region and fails all who wait.
 //!
 //! **Promises.** Bytes in the region may be let go of in favour of a copy on another device that is not flushed yet, as long
@@ -119,7 +119,7 @@ impl Region {
         state.end
     }
 
-    /// What lies before this position was promised to somebody. Only a hint: the next promise may come at once.
+    /// Everything before this position has been promised to a caller. Only a hint: the next promise may come at once.
     pub fn promised_lsn(&self) -> Lsn {
         self.commit.lock().promised
     }

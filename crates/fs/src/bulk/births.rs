@@ -1,5 +1,5 @@
 //! Which files hold only bytes that were logged behind some position: as long as nobody was promised anything at or behind
-//! it, nobody was promised any of them (`shoal-region`, `sync.rs`).
+//! it, none of them was promised to a caller (`shoal-region`, `sync.rs`).
 //!
 //! A *birth* is the end of a record that wrote the first bytes of a file without data. It stays a true lower bound for as
 //! long as the file lives, and for the next file of the same number too, because a later birth only lies further on.

@@ -1,4 +1,4 @@
-//! What this process knows about large files' data that may not be durable yet. Volatile; rebuilt at recovery.
+//! Large files' data that may not be durable yet. Volatile; rebuilt at recovery.
 //!
 //! - Ranges of file blocks whose extents are marked NEW, each with the number of the last write that filled it. A flush
 //!   that covers this number lets the mark be cleared. A range never joins one that a flush already submitted covers:
@@ -29,21 +29,21 @@ const WRITES: usize = 1024;
 /// Start of a range to its end and the number of the last write into it.
 type Ranges = BTreeMap<u64, (u64, u64)>;
 
-/// What the device holds behind a file's end, in the file's last block.
+/// Contents of a file's last block behind the file's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tail {
-    /// Zeros, or nothing readable after a power loss: the block is NEW, and whoever clears that flushes it before.
+    /// Zeros, or nothing readable after a power loss: the block is NEW, and a flush comes before that is cleared.
     Clean,
     /// Perhaps other bytes, or zeros that are not durable: this process cut the file, or a write failed.
     Ragged,
-    /// What it was when the store was opened: this process put nothing there.
+    /// As they were when the store was opened: this process put nothing there.
     Untouched,
     Unknown,
 }
 
 #[derive(Default)]
 struct Tails {
-    /// Is the file's tail clean, else ragged?
+    /// True: the file's tail is clean; false: it is ragged.
     known: HashMap<Ino, bool>,
     /// Some were forgotten: a file that is not listed may have been touched.
     overflowed: bool,
@@ -117,7 +117,7 @@ impl Fresh {
         }
     }
 
-    /// The file is about to get NEW blocks. Before the record that maps them commits: whoever settles all files behind
+    /// The file is about to get NEW blocks. Before the record that maps them commits: a thread that settles all files behind
     /// that record must find this one, and then waits for its lock.
     pub fn list(&self, ino: Ino) {
         self.files.lock().entry(ino).or_default();
@@ -184,7 +184,7 @@ impl Fresh {
         self.files.lock().keys().copied().collect()
     }
 
-    /// What is behind the file's end is clean now, or ragged.
+    /// The file's tail is clean now, or ragged.
     pub fn set_tail(&self, ino: Ino, clean: bool) {
         let mut tails = self.tails.lock();
         if tails.known.len() >= TAILS_MAX && !tails.known.contains_key(&ino) {

@@ -23,7 +23,7 @@ struct State {
     until: HashMap<Ino, u64>,
     /// Those of them that were written to on the bulk device.
     written: HashSet<Ino>,
-    /// With so many listed, those whose time is over are taken off.
+    /// From this many on, expired entries are taken off the list.
     prune_at: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What an inode owns, piece by piece, and moving a piece out of a segment that is being emptied.
+//! The pieces an inode owns, and moving one out of a segment that is being emptied.
 //!
 //! One transaction for each piece: a slot of the same class, a copy of all its bytes, the one reference to it, the old slot free.
 //! Contents, sizes and times do not change, so nobody can see a move but by the space it makes. Positions in large owners

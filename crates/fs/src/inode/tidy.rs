@@ -1,20 +1,20 @@
 //! The inode table kept small: empty blocks and nodes are given back, and sparse segments are emptied of both.
 //!
 //! Readers find a record under its inode's lock, without one for the table. So a block changes its place, or goes, under the
-//! locks of all its sixteen inodes; a node under the locks of all inodes there are. Both are only tried for: who has one
-//! keeps it, and the work waits for a better moment. A claim's holder has a record's place without its lock: while there is a
+//! locks of all its sixteen inodes; a node under the locks of all inodes there are. Both are only tried for: if a
+//! thread has one, the work waits for a better moment. A claim's holder has a record's place without its lock: while there is a
 //! claim, blocks stay.
 //! A stale handle (number and generation) must not fit a new inode: the records of a block that comes back begin behind the
 //! highest generation any block had that was given back ([`Roots::generation_floor`]).
 
-use shoal_format::inode::{INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Inode, InodeSlot, TABLE_FANOUT, TABLE_NODE};
+use shoal_format::inode::{INODES_PER_BLOCK, InodeSlot, TABLE_FANOUT, TABLE_NODE};
 use shoal_format::superblock::{ROOTS_AT, Roots};
 use shoal_format::{Offset, SlotRef};
 use shoal_region::{Region, Tx, Victims, View};
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
-use super::{FreeNumbers, HEIGHT_SHIFT, InodeTable, child_at, load_roots};
+use super::{FreeNumbers, HEIGHT_SHIFT, InodeTable, block, child_at, load_roots};
 use crate::Result;
 use crate::locks::LockTable;
 
@@ -38,7 +38,7 @@ impl InodeTable {
         for level in (0..height).rev() {
             let at = way[way.len() - 1].slot.offset();
             let place = at + block / TABLE_FANOUT.pow(level) % TABLE_FANOUT * 8;
-            // What is damaged stays as it is.
+            // Damaged nodes stay as they are.
             let slot = child_at(view, place, level)?.unwrap_or_default();
             if slot.is_none() {
                 break;
@@ -83,10 +83,10 @@ impl InodeTable {
     pub fn give_back(&self, region: &Region, locks: &LockTable, block: u64) -> Result<bool> {
         self.alone(region, locks, block, |free, mut tx, Link { slot, place }| {
             let mut highest = free.floor;
-            for record in tx.read_vec(slot.offset(), INODE_BLOCK as usize)?.chunks_exact(INODE_RECORD) {
-                match Inode::decode(record.try_into().expect("chunk size")) {
+            for record in block::records(&block::read(&tx, slot)?) {
+                match record {
                     Ok(InodeSlot::Free { generation }) => highest = highest.max(generation),
-                    // What cannot be read may be in use.
+                    // A record that cannot be read may be in use.
                     _ => return Ok(false),
                 }
             }

@@ -12,6 +12,7 @@ use shoal_format::superblock::ROOTS_AT;
 use shoal_format::{Offset, SEGMENT, SlotRef};
 use shoal_media::PersistentMemory;
 
+use crate::inode::block;
 use crate::{Error, Result};
 
 /// Levels of nodes an inode table has at most.
@@ -68,7 +69,7 @@ impl Walk<'_> {
         Ok(slot)
     }
 
-    /// The inode table below the reference at `at`; level 0 is an inode block. What was given back is absent.
+    /// The inode table below the reference at `at`; level 0 is an inode block. Blocks given back are absent.
     fn table(&self, at: Offset, level: u32) -> Result<()> {
         let piece = self.reference(at)?;
         if piece.is_none() {
@@ -77,7 +78,7 @@ impl Walk<'_> {
         if level > 0 {
             return (0..TABLE_FANOUT).try_for_each(|entry| self.table(piece.offset() + entry * 8, level - 1));
         }
-        (0..INODES_PER_BLOCK).try_for_each(|record| self.inode(piece.offset() + record * INODE_RECORD as u64))
+        (0..INODES_PER_BLOCK).try_for_each(|ino| self.inode(block::place(piece, ino)))
     }
 
     fn inode(&self, at: Offset) -> Result<()> {
