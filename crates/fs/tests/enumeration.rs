@@ -8,16 +8,13 @@
 //! `SHOAL_DEEP=1` leaves no state out and runs all pairs of operations; a failure prints the line that runs one state
 //! again.
 
-#[path = "crash/mod.rs"]
-mod crash;
-
 use std::time::Instant;
 
-use crash::explorer::{Sampling, explore, guard};
-use crash::operation::Operation::{Checkpoint, Forget, Fsync, Sync, Tick, UnlinkHeld};
-use crash::run::{Before, Ground, Run, Workload};
-use crash::store::Setup;
-use crash::{deep, faults, full_host, layouts, mix, number, workload};
+use crate::crash::explorer::{Sampling, explore, guard};
+use crate::crash::operation::Operation::{Checkpoint, Forget, Fsync, Sync, Tick, UnlinkHeld};
+use crate::crash::run::{Before, Ground, Run, Workload};
+use crate::crash::store::Setup;
+use crate::crash::{deep, faults, full_host, layouts, mix, number, workload};
 use shoal_format::superblock::MemoryKind;
 use shoal_sim::{Budget, Random};
 

@@ -68,7 +68,7 @@ pub fn explore(run: &Run<'_>, sampling: Sampling) -> Result<u64, String> {
                 return Err(format!(
                     "{kind}, workload \"{}\", point {number}, state {state}, seed {seed}\n  {}\n  {failure}\n\
                      run it again: SHOAL_KIND={kind} SHOAL_SEED={seed} SHOAL_WORKLOAD='{}' SHOAL_POINT={number} \
-                     SHOAL_STATE={state} cargo test --release -p shoal-fs --test enumeration single -- --nocapture",
+                     SHOAL_STATE={state} cargo test --release -p shoal-fs --test all enumeration::single -- --nocapture",
                     run.name,
                     crash.name(),
                     run.name,
