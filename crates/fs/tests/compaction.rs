@@ -3,15 +3,13 @@
 //! Stores are filled with small files, random ones are deleted, and others of another size are written until there is no
 //! room, with and without compaction in the background before. The checker must find nothing wrong each time.
 
-mod sim_store;
-
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::sim_store::{CALLER, Setup, check, format, open};
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Error, Fs, Ino, ROOT};
 use shoal_sim::{Random, SimClock, World};
-use sim_store::{CALLER, Setup, check, format, open};
 
 fn setup(kind: MemoryKind, region_segments: u64) -> Setup {
     Setup { kind, region_segments, ring_bytes: 512 << 10, bulk_blocks: 0, threshold: 1 << 20 }

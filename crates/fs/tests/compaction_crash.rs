@@ -2,18 +2,16 @@
 //!
 //! Compaction must not be seen. So the oracle is simple: whatever the moment, the tree that is recovered is the tree there was,
 //! and the checker finds every slot allocated exactly once. A failure prints its seed:
-//! `SHOAL_SEED=<n> cargo test --release -p shoal-fs --test compaction_crash`.
-
-mod sim_store;
+//! `SHOAL_SEED=<n> cargo test --release -p shoal-fs --test all compaction_crash`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::sim_store::{CALLER, Setup, check, format, open};
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Attr, Error, Fs, Ino, ROOT, SetAttr, XattrMode};
 use shoal_sim::{Limits, Random, SimClock, World};
-use sim_store::{CALLER, Setup, check, format, open};
 
 const KINDS: [MemoryKind; 3] = [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax];
 

@@ -5,11 +5,9 @@
 //! numbers), everything else can be deleted, and the store closes and opens again.
 //! Left out: damage of the fixed areas, which refuses the mount; what the checker says (`crates/check/tests`).
 
-mod data_store;
-
 use std::collections::BTreeMap;
 
-use data_store::{Kind, Setup, Store};
+use crate::data_store::{Kind, Setup, Store};
 use shoal_check::{Finding, ImageSource, Remedy, Source};
 use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Inode, InodeSlot, Layout};
 use shoal_format::superblock::ROOTS_AT;

@@ -3,18 +3,10 @@
 //! On the three kinds of memory, compared with a plain byte vector, then after a remount, a process crash and power losses;
 //! and writes that fail there. `SHOAL_DEEP=1` leaves no case out.
 
-#[allow(dead_code, reason = "stores and candidates are shared with the tests of two actors")]
-mod actors;
-#[allow(dead_code, reason = "the other harness uses the rest")]
-#[path = "crash/mod.rs"]
-mod crash;
-#[allow(dead_code, reason = "hunts are for planted bugs")]
-mod edges;
-
 use std::time::Instant;
 
-use crash::deep;
-use edges::{Edges, STARTS};
+use crate::crash::deep;
+use crate::edges::{Edges, STARTS};
 use shoal_format::superblock::MemoryKind;
 
 fn explore(kind: MemoryKind, every: u64) {

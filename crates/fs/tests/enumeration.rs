@@ -2,22 +2,19 @@
 //!
 //! Every operation of `workload` alone, after a clean mount, an unsynced past, a sync, a checkpoint or a tick, and followed
 //! by nothing, an fsync, a sync, a checkpoint or a tick. At every event the machine stops, and every state the media
-//! may be left in is recovered and compared with the states the run went through. Also media calls that fail, and a
-//! full store.
+//! may be left in is recovered and compared with the states the run went through. Each operation of `layouts` likewise,
+//! and random sequences of six. Also media calls that fail, and a full store.
 //! `SHOAL_SEED=<n>` starts from another seed; `SHOAL_EVERY=1` leaves no workload out (about 95,000 states);
 //! `SHOAL_DEEP=1` leaves no state out and runs all pairs of operations; a failure prints the line that runs one state
 //! again.
 
-#[path = "crash/mod.rs"]
-mod crash;
-
 use std::time::Instant;
 
-use crash::explorer::{Sampling, explore, guard};
-use crash::operation::Operation::{Checkpoint, Forget, Fsync, Sync, Tick, UnlinkHeld};
-use crash::run::{Before, Ground, Run, Workload};
-use crash::store::Setup;
-use crash::{deep, faults, full_host, mix, number, workload};
+use crate::crash::explorer::{Sampling, explore, guard};
+use crate::crash::operation::Operation::{Checkpoint, Forget, Fsync, Sync, Tick, UnlinkHeld};
+use crate::crash::run::{Before, Ground, Run, Workload};
+use crate::crash::store::Setup;
+use crate::crash::{deep, faults, full_host, layouts, mix, number, workload};
 use shoal_format::superblock::MemoryKind;
 use shoal_sim::{Budget, Random};
 
@@ -79,11 +76,32 @@ fn pairs(steps: &[workload::Step]) -> Vec<Workload> {
     workloads
 }
 
+/// Operations on every layout: each alone and followed by its fsync or a sync; and random sequences of six.
+fn layouts() -> Vec<Workload> {
+    let steps = layouts::operations();
+    let mut workloads = singles(&steps, deep());
+    if deep() {
+        workloads.extend(pairs(&steps));
+    } else {
+        workloads.retain(|workload| !matches!(workload.operations.last(), Some(Checkpoint | Tick | Forget)));
+    }
+    for seed in 0..if deep() { 2000 } else { 8 } {
+        let mut random = Random::new(seed);
+        let six: Vec<_> = (0..6).map(|_| &steps[random.below(steps.len() as u64) as usize]).collect();
+        let last = [None, Some(Fsync(six[5].file)), Some(Sync)][random.below(3) as usize].clone();
+        let operations = six.iter().map(|step| step.operation.clone()).chain(last).collect();
+        workloads.push(Workload { before: Before::Mounted, operations, must_succeed: false });
+    }
+    workloads
+}
+
 /// What of all workloads and states a kind's run visits: one of so many.
 #[derive(Clone, Copy)]
 struct Share {
     workloads: u64,
     states: u64,
+    /// Of the states of operations on every layout.
+    layouts: u64,
 }
 
 fn visit(ground: &Ground, workloads: &[Workload], share: Share) -> u64 {
@@ -123,12 +141,16 @@ fn visit(ground: &Ground, workloads: &[Workload], share: Share) -> u64 {
 }
 
 fn ground(setup: Setup) -> Ground {
-    let preparation = if setup.bulk_blocks > 0 { workload::preparation() } else { workload::long_preparation() };
+    let preparation = match setup {
+        _ if setup == Setup::layouts(setup.kind) => layouts::preparation(),
+        Setup { bulk_blocks: 0, .. } => workload::long_preparation(),
+        _ => workload::preparation(),
+    };
     Ground::new(setup, seed(), preparation).expect("the store is prepared")
 }
 
 /// Stores and the workloads for each, with what of them is visited when `share` is of the first.
-fn grounds(kind: MemoryKind, share: Share) -> [(Ground, Vec<Workload>, Share); 3] {
+fn grounds(kind: MemoryKind, share: Share) -> [(Ground, Vec<Workload>, Share); 4] {
     let steps = workload::operations();
     let mut workloads = singles(&steps, true);
     if deep() {
@@ -139,6 +161,7 @@ fn grounds(kind: MemoryKind, share: Share) -> [(Ground, Vec<Workload>, Share); 3
         (ground(Setup::two_tiers(kind)), workloads, share),
         // These are few.
         (ground(Setup::tight(kind)), sequences(), Share { workloads: 1, ..share }),
+        (ground(Setup::layouts(kind)), layouts(), Share { workloads: 1, states: share.layouts, ..share }),
         // Trees with a file of thousands of chunks take longest to read.
         (ground(Setup::region_only(kind)), long, Share { states: share.states * 8, ..share }),
     ]
@@ -153,18 +176,18 @@ fn enumerate(kind: MemoryKind, share: Share) {
 
 #[test]
 fn every_operation_on_logged_memory_survives_every_crash() {
-    enumerate(MemoryKind::Logged, Share { workloads: 12, states: 12 });
+    enumerate(MemoryKind::Logged, Share { workloads: 12, states: 12, layouts: 1 });
 }
 
 #[test]
 fn every_operation_on_battery_memory_survives_every_crash() {
-    enumerate(MemoryKind::Battery, Share { workloads: 12, states: 12 });
+    enumerate(MemoryKind::Battery, Share { workloads: 12, states: 12, layouts: 2 });
 }
 
 #[test]
 fn every_operation_on_dax_memory_survives_every_crash() {
     // Recording every store costs more than recovering: fewer workloads, more states of each.
-    enumerate(MemoryKind::Dax, Share { workloads: 24, states: 96 });
+    enumerate(MemoryKind::Dax, Share { workloads: 24, states: 96, layouts: 72 });
 }
 
 /// What a failure's line runs again; without one, a state of the first workload for each kind.
@@ -174,7 +197,7 @@ fn single_states_can_be_visited_by_their_numbers() {
     let (kind, name) = (variable("SHOAL_KIND"), variable("SHOAL_WORKLOAD"));
     let mut states = 0;
     for memory in KINDS.into_iter().filter(|memory| kind.as_ref().is_none_or(|kind| kind == memory.name())) {
-        for (ground, mut workloads, _) in grounds(memory, Share { workloads: 1, states: 1 }) {
+        for (ground, mut workloads, _) in grounds(memory, Share { workloads: 1, states: 1, layouts: 1 }) {
             if name.is_some() && !deep() {
                 workloads.extend(pairs(&workload::operations()));
             }

@@ -3,9 +3,7 @@
 //! Each call of the media that makes a store read-only is failed in turn, in the simulation. Left out: what the command
 //! line shows of it (`tests/nbd/slow`).
 
-mod data_store;
-
-use data_store::{Kind, Setup, Store};
+use crate::data_store::{Kind, Setup, Store};
 use shoal_fs::Error;
 use shoal_sim::{Call, Fault, FaultPlan};
 

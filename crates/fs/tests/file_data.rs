@@ -3,9 +3,7 @@
 //! The store's region is battery memory (what an operation changed there is durable at return) or logged memory; the
 //! bulk device loses unflushed sectors. Every failure message names its seed.
 
-mod data_store;
-
-use data_store::{Kind, Setup, Store};
+use crate::data_store::{Kind, Setup, Store};
 use shoal_format::BULK_BLOCK;
 use shoal_format::inode::INODE_HAS_NEW;
 use shoal_fs::{Error, Ino, ROOT, Seek, SetAttr, without_flush};

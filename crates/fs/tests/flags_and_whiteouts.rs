@@ -3,14 +3,12 @@
 //!
 //! On a store in simulated memory with both tiers. That each of the changes is whole after a crash is the crash search's part.
 
-mod sim_store;
-
 use std::sync::Arc;
 
+use crate::sim_store::{CALLER, Setup};
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{AccessTimes, Caller, Error, FileFlags, Fs, Ino, ROOT, RenameMode, SetAttr, TimeChange, XattrMode};
 use shoal_sim::{SimClock, World};
-use sim_store::{CALLER, Setup};
 
 const SETUP: Setup =
     Setup { kind: MemoryKind::Battery, region_segments: 90, ring_bytes: 512 << 10, bulk_blocks: 24, threshold: 40_000 };
@@ -26,9 +24,9 @@ struct Scene {
 
 impl Scene {
     fn new() -> Scene {
-        let world = sim_store::format(&SETUP, 1);
+        let world = crate::sim_store::format(&SETUP, 1);
         let clock = Arc::new(SimClock::new(1_000));
-        let (fs, _) = sim_store::open(&SETUP, &world, 1, 1, &clock).unwrap();
+        let (fs, _) = crate::sim_store::open(&SETUP, &world, 1, 1, &clock).unwrap();
         Scene { world, clock, fs }
     }
 
@@ -50,7 +48,7 @@ impl Scene {
     fn end(self) {
         self.fs.shutdown().unwrap();
         drop(self.fs);
-        sim_store::check(&SETUP, &self.world, false).unwrap();
+        crate::sim_store::check(&SETUP, &self.world, false).unwrap();
     }
 }
 
@@ -178,7 +176,7 @@ fn flags_survive_and_are_kept_for_files_and_directories_only() {
     let Scene { world, clock, fs } = scene;
     // As a process crash leaves it.
     drop(fs);
-    let (fs, _) = sim_store::open(&SETUP, &world, 1, 2, &clock).unwrap();
+    let (fs, _) = crate::sim_store::open(&SETUP, &world, 1, 2, &clock).unwrap();
     assert_eq!(fs.file_flags(ino), Ok(all));
     assert_eq!(fs.unlink(ROOT, b"f"), Err(REFUSED));
     Scene { world, clock, fs }.end();

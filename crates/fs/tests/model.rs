@@ -3,18 +3,15 @@
 //! A case is a seeded run of operations on a fresh small store, with clean and unclean ends of the process in between,
 //! and a comparison of everything at the end; some stores are so small that they fill up, and must then still be
 //! able to lose everything. Compaction runs in between, and must not be seen. A second test lets four threads work beside each other.
-//! A failure prints its seed: `SHOAL_SEED=<n> cargo test --release -p shoal-fs --test model`.
-
-mod sim_store;
-mod tree;
+//! A failure prints its seed: `SHOAL_SEED=<n> cargo test --release -p shoal-fs --test all model`.
 
 use std::sync::Arc;
 
+use crate::sim_store::{CALLER, Setup, check, format, open};
+use crate::tree::steps::Walker;
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Fs, ROOT};
 use shoal_sim::{Budget, Random, SimClock, World};
-use sim_store::{CALLER, Setup, check, format, open};
-use tree::steps::Walker;
 
 const CASES: u64 = 10_000;
 
@@ -144,7 +141,7 @@ fn random_operations_agree_with_a_plain_model() {
         });
         if let Err(error) = outcome {
             panic!(
-                "{error}\nagain with SHOAL_SEED={seed} cargo test --release -p shoal-fs --test model -- --nocapture"
+                "{error}\nagain with SHOAL_SEED={seed} cargo test --release -p shoal-fs --test all model -- --nocapture"
             );
         }
     }

@@ -8,7 +8,6 @@
 #[allow(dead_code, reason = "a part of the pairs is enough")]
 mod actors;
 #[allow(dead_code, reason = "the other harness uses the rest")]
-#[path = "crash/mod.rs"]
 mod crash;
 mod data_store;
 #[allow(dead_code, reason = "tests of their own, run here for what they find")]
@@ -25,6 +24,7 @@ use crash::explorer::{Sampling, explore, guard};
 use crash::operation::Operation::{self, *};
 use crash::run::{Before, Run, Workload};
 use crash::store::Setup;
+use edges::{Edges, KEEP_SIZE, PUNCH_HOLE, STARTS};
 use shoal_format::superblock::MemoryKind::{self, Logged};
 use shoal_fs::planted::{Bug, plant};
 use shoal_sim::Limits;
@@ -101,9 +101,28 @@ fn go(hunt: Hunt) -> Result<u64, String> {
             let workload = Workload { before: Before::Mounted, operations: sequence(number), must_succeed: true };
             explore(&Run::new(&ground, &workload)?, Sampling { every: 1, point: None, state: None })
         }
-        Hunt::Edges(start) => edges::hunt(start),
+        Hunt::Edges(start) => hunt_edges(start),
         Hunt::SavedImage => Ok(saved::explore(0)),
     })
+}
+
+/// Operations about the end of a file that begins so: how many cases there were, or the first failure.
+fn hunt_edges(name: &str) -> Result<u64, String> {
+    let mut edges = Edges::new(MemoryKind::Logged);
+    if name == "a device that fails" {
+        for nth in 0..4 {
+            edges.failing_device(nth, 150_001, 3000)?;
+        }
+        return Ok(edges.cases);
+    }
+    let start = STARTS.iter().find(|start| start.name == name).ok_or_else(|| format!("no start {name}"))?;
+    // Behind the end, and not at the cut.
+    let after =
+        [Write("f", 215_000, 1000, 7), Truncate("f", 250_000), Fallocate("f", PUNCH_HOLE | KEEP_SIZE, 100, 200)];
+    for operation in &after {
+        (0..8).try_for_each(|turn| edges.case(start, operation, turn))?;
+    }
+    Ok(edges.cases)
 }
 
 #[test]

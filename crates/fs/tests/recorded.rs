@@ -7,8 +7,6 @@
 //! marks. Run with `cargo test -p shoal-fs --features recorded --test recorded -- --nocapture`; `SHOAL_SEED=<n>` runs one seed
 //! alone, `SHOAL_DEEP=1` many more.
 
-#![cfg(feature = "recorded")]
-
 #[path = "recorded/disk.rs"]
 mod disk;
 // The enumeration of crashes uses these, too.

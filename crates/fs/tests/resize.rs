@@ -5,15 +5,10 @@
 //! checkpointed twice (an image of the other layout must not shine through), shut down and opened again.
 //! `SHOAL_SEED=<n>` starts from another seed; `SHOAL_DEEP=1` runs more seeds and leaves no state out.
 
-#[path = "crash/tree.rs"]
-#[allow(dead_code, reason = "the comparison with many states is for crash tests of the running store")]
-mod tree;
-
-#[path = "resize/contents.rs"]
 mod contents;
-#[path = "resize/store.rs"]
 mod store;
 
+use crate::crash::tree::Tree;
 use contents::Contents;
 use shoal_format::superblock::MemoryKind;
 use shoal_format::{BULK_BLOCK, SEGMENT};
@@ -21,7 +16,6 @@ use shoal_fs::{Caller, Error, Fs, Limits, ROOT, Refused};
 use shoal_media::PersistentMemory;
 use shoal_sim::{Budget, Call, Fault, FaultPlan, Limits as States, Random};
 use store::{Media, Setup};
-use tree::Tree;
 
 const KINDS: [MemoryKind; 2] = [MemoryKind::Logged, MemoryKind::Battery];
 

@@ -3,11 +3,8 @@
 //! What is tried, and what must come back, is in `saved`. Here as well: a region and an image that have parted ways are
 //! never used together.
 
-mod data_store;
-mod saved;
-
-use data_store::{Kind, Setup, Store};
-use saved::{BLOCKS, explore};
+use crate::data_store::{Kind, Setup, Store};
+use crate::saved::{BLOCKS, explore};
 use shoal_format::BULK_BLOCK;
 use shoal_format::superblock::ANCHOR_CLEAN;
 use shoal_fs::ROOT;

@@ -3,14 +3,12 @@
 //! Two operations meet at a call of a medium: the one that makes it waits there until the other is done, or for a while when
 //! the other must wait for it. Everything else is single-threaded, and every state a power loss may leave is opened.
 
-mod data_store;
-
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use data_store::{Kind, Moment, Setup, Store};
+use crate::data_store::{Kind, Moment, Setup, Store};
 use shoal_format::BULK_BLOCK;
 use shoal_format::extent::EXTENT_NEW;
 use shoal_fs::{Error, Ino, ROOT, RenameMode, XattrMode};

@@ -5,21 +5,16 @@
 //! and what had been promised. The usual run takes a share of the pairs of changes, chosen by `SHOAL_SEED`;
 //! `SHOAL_DEEP=1` takes all pairs, pasts, more preemptions and more states. A failure prints the line that runs one state again.
 
-mod actors;
-#[allow(dead_code, reason = "the other harness uses the rest")]
-#[path = "crash/mod.rs"]
-mod crash;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use actors::pairs::{Past, pairs, pasts, setup, syncing};
-use actors::run::{Count, Extent, Ground, Only};
-use actors::schedule::{Bound, Deed, Trace, Watcher, choices, search};
-use crash::operation::Operation;
-use crash::{deep, mix, number};
+use crate::actors::pairs::{Past, pairs, pasts, setup, syncing};
+use crate::actors::run::{Count, Extent, Ground, Only};
+use crate::actors::schedule::{Bound, Deed, Trace, Watcher, choices, search};
+use crate::crash::operation::Operation;
+use crate::crash::{deep, mix, number};
 use shoal_format::superblock::MemoryKind;
 use shoal_sim::{Budget, Limits, Random};
 

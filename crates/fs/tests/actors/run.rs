@@ -170,7 +170,7 @@ impl<'a> Ground<'a> {
             format!(
                 "{} memory, past \"{}\", A {a:?}, B {b:?}, schedule {}, {}, state {state}\n  {error}\n  \
                  run it again: SHOAL_KIND={} SHOAL_PAST={} SHOAL_PAIR='{a:?}; {b:?}' SHOAL_SCHEDULE={} \
-                 SHOAL_EVENT={} SHOAL_STATE={state} cargo test --release -p shoal-fs --test two_actors single -- \
+                 SHOAL_EVENT={} SHOAL_STATE={state} cargo test --release -p shoal-fs --test all two_actors::single -- \
                  --nocapture",
                 self.setup.kind.name(),
                 self.past.name,

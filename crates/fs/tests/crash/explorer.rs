@@ -68,7 +68,7 @@ pub fn explore(run: &Run<'_>, sampling: Sampling) -> Result<u64, String> {
                 return Err(format!(
                     "{kind}, workload \"{}\", point {number}, state {state}, seed {seed}\n  {}\n  {failure}\n\
                      run it again: SHOAL_KIND={kind} SHOAL_SEED={seed} SHOAL_WORKLOAD='{}' SHOAL_POINT={number} \
-                     SHOAL_STATE={state} cargo test --release -p shoal-fs --test enumeration single -- --nocapture",
+                     SHOAL_STATE={state} cargo test --release -p shoal-fs --test all enumeration::single -- --nocapture",
                     run.name,
                     crash.name(),
                     run.name,
@@ -104,6 +104,9 @@ impl Visitor<'_> {
         let setup = self.run.ground.setup;
         let nested = self.turn(turn, 53, 3);
         let world = state.open();
+        if self.turn(turn, 17, 6) {
+            store::check(setup, &world, allowed.power).map_err(|e| format!("before recovery: {e}"))?;
+        }
         if nested {
             world.record(true);
             world.record_stores(true);
@@ -125,9 +128,7 @@ impl Visitor<'_> {
             }
         }
         if self.turn(turn, 7, 2) {
-            // As recovery left it: what it did must be sound without a clean end.
-            let at_rest = store.world.snapshot().process_crash().open();
-            store::check(setup, &at_rest, false).map_err(|e| format!("after recovery: {e}"))?;
+            check_at_rest(&store)?;
         }
         if self.turn(turn, 23, 4) {
             let again = if setup.bulk_blocks > 0 { &self.run.ground.preparation[..] } else { &[] };
@@ -197,9 +198,18 @@ impl Visitor<'_> {
             self.crash_again(&store, allowed, once, turn, depth + 1)?;
         }
         if self.turn(turn, 3, 0) {
-            let at_rest = store.world.snapshot().process_crash().open();
-            store::check(setup, &at_rest, false).map_err(|e| format!("after recovery: {e}"))?;
+            check_at_rest(&store)?;
         }
         Ok(())
+    }
+}
+
+/// A store as recovery left it must be sound without a clean end, and without orphans.
+fn check_at_rest(store: &Store) -> Result<(), String> {
+    let at_rest = store.world.snapshot().process_crash().open();
+    let report = store::check(store.setup, &at_rest, false).map_err(|e| format!("after recovery: {e}"))?;
+    match report.counts.orphans {
+        0 => Ok(()),
+        orphans => Err(format!("{orphans} orphans are left after recovery")),
     }
 }

@@ -3,6 +3,7 @@
 //! | file | owns |
 //! |---|---|
 //! | `workload` | the prepared tree and the operations tried on it |
+//! | `layouts` | the same for files and directories of every layout |
 //! | `operation` | operations, and the states one that is cut off may leave |
 //! | `tree` | what users see, and its comparison with the states allowed |
 //! | `store` | a store on simulated media, and the offline checker on it |
@@ -18,6 +19,7 @@ pub mod aftermath;
 pub mod explorer;
 pub mod faults;
 pub mod full_host;
+pub mod layouts;
 pub mod operation;
 pub mod run;
 pub mod store;

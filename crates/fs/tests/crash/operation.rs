@@ -12,7 +12,7 @@
 use std::sync::Arc;
 
 use shoal_format::inode::S_IFIFO;
-use shoal_fs::{Caller, Error, Fs, Ino, ROOT, RenameMode, SetAttr, TimeChange, XattrMode};
+use shoal_fs::{Caller, Error, FileFlags, Fs, Ino, ROOT, RenameMode, SetAttr, TimeChange, XattrMode};
 use shoal_sim::{Random, SimClock};
 
 use super::tree::{Data, Node, Tree};
@@ -29,6 +29,8 @@ const PUNCH_STEP: u64 = 2048 << 15;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operation {
     Create(Path),
+    /// So many, in this directory. For preparing a store.
+    CreateMany(Path, u64),
     Mkdir(Path),
     Fifo(Path),
     Symlink(Path, usize),
@@ -39,8 +41,12 @@ pub enum Operation {
     Forget,
     /// An unnamed file that gets data and then a name.
     Tmpfile(Path),
+    /// An unnamed file that nobody lets go of, in this directory.
+    TmpfileHeld(Path),
     Rmdir(Path),
     Rename(Path, Path, RenameMode),
+    /// As overlayfs does it in its upper directory.
+    RenameLeavingWhiteout(Path, Path),
     /// At, length, tag.
     Write(Path, u64, usize, u64),
     /// One byte every 32 KiB, so many times: a file of many chunks. For preparing a store that is then synced.
@@ -52,6 +58,9 @@ pub enum Operation {
     RemoveXattr(Path, Path),
     Chmod(Path, u32),
     Chown(Path, u32, u32),
+    ChmodAndChown(Path, u32, u32, u32),
+    /// Not those flags that would keep a test from deleting the file.
+    SetFlags(Path),
     Times(Path, i64, i64),
     /// From, at, to, at, length.
     Copy(Path, u64, Path, u64, u64),
@@ -94,6 +103,11 @@ impl Operation {
                 let (parent, name) = parent(fs, path)?;
                 fs.mknod(&caller, parent, name, 0o644, 0).map(drop)
             }
+            CreateMany(dir, count) => {
+                let dir = ino(dir)?;
+                let name = |number| format!("a-file-called-{number:04}");
+                (0..count).try_for_each(|n| fs.mknod(&caller, dir, name(n).as_bytes(), 0o644, 0).map(drop))
+            }
             Mkdir(path) => {
                 let (parent, name) = parent(fs, path)?;
                 fs.mkdir(&caller, parent, name, 0o755).map(drop)
@@ -133,6 +147,7 @@ impl Operation {
                 fs.forget(unnamed, 1);
                 outcome.map(drop)
             }
+            TmpfileHeld(dir) => fs.tmpfile(&Caller { hold: true, ..caller }, ino(dir)?, 0o600).map(drop),
             Rmdir(path) => {
                 let (parent, name) = parent(fs, path)?;
                 fs.rmdir(parent, name)
@@ -140,6 +155,10 @@ impl Operation {
             Rename(from, to, mode) => {
                 let ((from, name), (to, new_name)) = (parent(fs, from)?, parent(fs, to)?);
                 fs.rename(from, name, to, new_name, mode)
+            }
+            RenameLeavingWhiteout(from, to) => {
+                let ((from, name), (to, new_name)) = (parent(fs, from)?, parent(fs, to)?);
+                fs.rename_with(from, name, to, new_name, RenameMode::Replace, Some(&caller))
             }
             Write(path, at, len, tag) => {
                 let written = fs.write(ino(path)?, at, &bytes(tag, len))?;
@@ -165,6 +184,14 @@ impl Operation {
             Chown(path, uid, gid) => {
                 let change = SetAttr { uid: Some(uid), gid: Some(gid), ..Default::default() };
                 fs.setattr(ino(path)?, &change).map(drop)
+            }
+            ChmodAndChown(path, mode, uid, gid) => {
+                let change = SetAttr { mode: Some(mode), uid: Some(uid), gid: Some(gid), ..Default::default() };
+                fs.setattr(ino(path)?, &change).map(drop)
+            }
+            SetFlags(path) => {
+                let flags = FileFlags { no_dump: true, no_atime: true, ..FileFlags::default() };
+                fs.set_file_flags(ino(path)?, flags, |_, _| true)
             }
             Times(path, atime, mtime) => {
                 let (atime, mtime) = (Some(TimeChange::At(atime)), Some(TimeChange::At(mtime)));

@@ -40,6 +40,11 @@ impl Setup {
         Setup { bulk_blocks: 9, ..Setup::two_tiers(kind) }
     }
 
+    /// Both tiers, for `layouts`.
+    pub fn layouts(kind: MemoryKind) -> Setup {
+        Setup { kind, region_bytes: 90 << 16, ring_bytes: 512 << 10, bulk_blocks: 24, threshold: 40_000 }
+    }
+
     /// The region alone, for files so long that operations on them take several transactions there.
     pub fn region_only(kind: MemoryKind) -> Setup {
         Setup { kind, region_bytes: 80 << 16, ring_bytes: 768 << 10, bulk_blocks: 0, threshold: 1 << 20 }

@@ -13,7 +13,7 @@ use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use shoal_format::inode::{Layout, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
-use shoal_fs::{Attr, Fs, Ino, ROOT};
+use shoal_fs::{Attr, FileFlags, Fs, Ino, ROOT};
 
 /// A file longer than this is read by pieces, not whole (bytes).
 const WHOLE_BYTES: u64 = 4 << 20;
@@ -22,6 +22,7 @@ const SECTOR: usize = 512;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     pub attr: Attr,
+    pub flags: FileFlags,
     pub target: Vec<u8>,
     pub attributes: Vec<(Vec<u8>, Vec<u8>)>,
     /// The data are on the bulk device.
@@ -128,6 +129,7 @@ fn read_node(fs: &Fs, attr: Attr) -> shoal_fs::Result<Node> {
     let mut node = Node {
         // Space is the checker's business.
         attr: Attr { blocks: 0, ..attr },
+        flags: fs.file_flags(ino)?,
         target: Vec::new(),
         attributes: Vec::new(),
         large: false,
@@ -206,8 +208,8 @@ fn compare(found: &Tree, states: &[State], k: usize, high: usize, data_low: Data
         if node.attr != wanted.attr {
             return Err(differ(format!("inode {ino}: {:?} instead of {:?}", node.attr, wanted.attr)));
         }
-        if node.target != wanted.target || node.attributes != wanted.attributes {
-            return Err(differ(format!("inode {ino}: its target or its attributes differ")));
+        if node.target != wanted.target || node.attributes != wanted.attributes || node.flags != wanted.flags {
+            return Err(differ(format!("inode {ino}: its target, its attributes or its flags differ")));
         }
     }
     for (&ino, node) in &found.nodes {

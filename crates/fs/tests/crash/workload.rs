@@ -7,9 +7,9 @@ use shoal_fs::RenameMode::{Exchange, NoReplace, Replace};
 
 use super::operation::Operation::{self, *};
 
-const KEEP_SIZE: i32 = 1;
-const PUNCH_HOLE: i32 = 2;
-const ZERO_RANGE: i32 = 16;
+pub const KEEP_SIZE: i32 = 1;
+pub const PUNCH_HOLE: i32 = 2;
+pub const ZERO_RANGE: i32 = 16;
 
 /// Names of a length that fills a directory's bucket.
 macro_rules! long {

@@ -18,8 +18,8 @@ use crate::crash::operation::{Actor, bytes};
 use crate::crash::store::{self, Boot, Setup, Store};
 use crate::crash::{deep, mix};
 
-const KEEP_SIZE: i32 = 1;
-const PUNCH_HOLE: i32 = 2;
+pub const KEEP_SIZE: i32 = 1;
+pub const PUNCH_HOLE: i32 = 2;
 const ZERO_RANGE: i32 = 16;
 const CHUNK: u64 = 32 << 10;
 const BLOCK: u64 = 64 << 10;
@@ -232,7 +232,7 @@ impl Edges {
     }
 
     /// One operation on one start.
-    fn case(&mut self, start: &Start, operation: &Operation, turn: u64) -> Result<(), String> {
+    pub fn case(&mut self, start: &Start, operation: &Operation, turn: u64) -> Result<(), String> {
         self.cases += 1;
         let (store, mut versions) = self.begin(start, turn)?;
         let mut file = versions[versions.len() - 1].clone();
@@ -387,23 +387,4 @@ fn fill(store: &Store) -> Result<(), String> {
         }
     }
     Ok(())
-}
-
-/// What a planted bug is looked for with: how many cases there were, or the first failure.
-pub fn hunt(name: &str) -> Result<u64, String> {
-    let mut edges = Edges::new(MemoryKind::Logged);
-    if name == "a device that fails" {
-        for nth in 0..4 {
-            edges.failing_device(nth, 150_001, 3000)?;
-        }
-        return Ok(edges.cases);
-    }
-    let start = STARTS.iter().find(|start| start.name == name).ok_or_else(|| format!("no start {name}"))?;
-    // Behind the end, and not at the cut.
-    let after =
-        [Write("f", 215_000, 1000, 7), Truncate("f", 250_000), Fallocate("f", PUNCH_HOLE | KEEP_SIZE, 100, 200)];
-    for operation in &after {
-        (0..8).try_for_each(|turn| edges.case(start, operation, turn))?;
-    }
-    Ok(edges.cases)
 }

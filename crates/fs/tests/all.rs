@@ -1,0 +1,24 @@
+//! The tests of the file system in one program: `cargo test -p shoal-fs --test all <module>::<part of a name>` runs some.
+//!
+//! Beside them are `planted` and `recorded`, which need features and change what the whole process does.
+
+mod actors;
+mod compaction;
+mod compaction_crash;
+mod crash;
+mod damage;
+mod data_store;
+mod edges;
+mod end_of_file;
+mod enumeration;
+mod failures;
+mod file_data;
+mod flags_and_whiteouts;
+mod model;
+mod resize;
+mod saved;
+mod saved_image;
+mod sim_store;
+mod tiers;
+mod tree;
+mod two_actors;
