@@ -63,6 +63,12 @@ pub fn checksum(seed: u32, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(seed, bytes)
 }
 
+/// Puts the CRC32C of the bytes behind the first four, continued from `seed`, into these four.
+pub(crate) fn seal(seed: u32, bytes: &mut [u8]) {
+    let crc = checksum(seed, &bytes[4..]);
+    bytes[..4].copy_from_slice(&crc.to_le_bytes());
+}
+
 #[inline]
 pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
