@@ -1,7 +1,7 @@
 //! Every layout Shoal puts on media, written once: constants, typed records, encoding, decoding.
 //!
-//! What it owns: the bytes. `docs/spec/region.md` states each layout as a table; the structures here
-//! assert the same sizes and offsets at compile time.
+//! What it owns: the bytes. `docs/spec/` states each layout as a table; the structures here assert their sizes and offsets at compile
+//! time, `cargo xtask check` compares the two, and `tests/golden.rs` holds the bytes themselves.
 //! Rules: all integers are little-endian; decoding validates before it computes, never panics on
 //! hostile bytes, and says what was expected and what was found.
 //! Left out: I/O, allocation policy, locking, anything that needs a clock.
