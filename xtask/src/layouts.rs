@@ -1,14 +1,23 @@
-//! The layout tables of `docs/spec/region.md` against the structs of `crates/format`.
+//! The layout tables of `docs/spec/` against the structs of `crates/format`.
 //!
-//! For every `#[repr(C)]` struct the page has a heading `### `Name`` and below it a table with rows
-//! `| offset | size | field | meaning |`, decimal, in order. The struct is read from its source: all fields are
-//! unaligned (`U16`, `U32`, `U64`, `I64`, `u8`, `[u8; N]`), so that offsets are sums of sizes. Each difference is one
-//! finding. Left out: encodings that are no structs; the page describes them in words.
+//! For every `#[repr(C)]` struct its page has a heading `### `Name`` and below it a table with rows
+//! `| offset | size | field | meaning |`, decimal, in order; and every such heading has its struct. The struct is read from its
+//! source: all fields are unaligned (`U16`, `U32`, `U64`, `I64`, `u8`, another such struct, or an array of these whose length is
+//! a number), so that offsets are sums of sizes. Each difference is one finding. Left out: encodings that are no structs; the pages
+//! describe them in words.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
 use crate::sources::files;
+
+/// The specifications, each with the modules of `crates/format` whose structs it describes. The first one has all others.
+const PAGES: [(&str, &[&str]); 3] = [
+    ("docs/spec/region.md", &[]),
+    ("docs/spec/netram.md", &["ram", "ram_checkpoint"]),
+    ("docs/spec/vlog.md", &["vlog"]),
+];
 
 /// Field name, offset and size in bytes.
 type Field = (String, usize, usize);
@@ -20,20 +29,36 @@ struct Layout {
     fields: Vec<Field>,
 }
 
+/// A struct as its source has it: fields with their types.
+type Source = (String, Vec<(String, String)>);
+
 /// Findings for the workspace at `root`.
 pub fn check(root: &Path) -> Result<Vec<String>, String> {
-    let mut structs = vec![];
-    for path in files(&root.join("crates/format/src"), "rs")? {
+    let mut sources: [Vec<Source>; PAGES.len()] = Default::default();
+    let folder = root.join("crates/format/src");
+    for path in files(&folder, "rs")? {
         let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        structs.extend(parse_structs(&text).map_err(|what| format!("{}: {what}", path.display()))?);
+        let found = parse_structs(&text).map_err(|what| format!("{}: {what}", path.display()))?;
+        sources[page_of(path.strip_prefix(&folder).unwrap_or(&path))].extend(found);
     }
-    if structs.is_empty() {
-        return Err("crates/format/src: has no #[repr(C)] struct; was it moved?".into());
+    let mut findings = vec![];
+    for ((page, _), sources) in PAGES.iter().zip(sources) {
+        if sources.is_empty() {
+            return Err(format!("{page}: crates/format/src has no #[repr(C)] struct for it; was it moved?"));
+        }
+        let text = fs::read_to_string(root.join(page))
+            .map_err(|error| format!("{page}: cannot be read ({error}); it must hold the layout tables"))?;
+        let structs = layouts(&sources).map_err(|what| format!("{page}: {what}"))?;
+        findings.extend(differences(&structs, &parse_tables(&text)).iter().map(|what| format!("{page}: {what}")));
     }
-    let page = root.join("docs/spec/region.md");
-    let text = fs::read_to_string(&page)
-        .map_err(|error| format!("docs/spec/region.md: cannot be read ({error}); it must hold the layout tables"))?;
-    Ok(differences(&structs, &parse_tables(&text)))
+    Ok(findings)
+}
+
+/// The place in [`PAGES`] of the page for a source file: `vlog.rs` and all in `vlog/` are the module `vlog`.
+fn page_of(path: &Path) -> usize {
+    let module = path.iter().next().unwrap_or_default().to_string_lossy();
+    let module = module.trim_end_matches(".rs");
+    PAGES.iter().position(|(_, modules)| modules.contains(&module)).unwrap_or(0)
 }
 
 fn differences(structs: &[Layout], tables: &[Layout]) -> Vec<String> {
@@ -41,7 +66,7 @@ fn differences(structs: &[Layout], tables: &[Layout]) -> Vec<String> {
     for layout in structs {
         let name = &layout.name;
         let Some(table) = tables.iter().find(|table| table.name == *name) else {
-            findings.push(format!("docs/spec/region.md: no heading \"### `{name}`\" with a table"));
+            findings.push(format!("no heading \"### `{name}`\" with a table"));
             continue;
         };
         let show = |field: Option<&Field>| {
@@ -50,14 +75,48 @@ fn differences(structs: &[Layout], tables: &[Layout]) -> Vec<String> {
         for index in 0..layout.fields.len().max(table.fields.len()) {
             let (code, page) = (layout.fields.get(index), table.fields.get(index));
             if code != page {
-                findings.push(format!("docs/spec/region.md: {name}: code has {}, page has {}", show(code), show(page)));
+                findings.push(format!("{name}: code has {}, page has {}", show(code), show(page)));
             }
         }
     }
+    let unknown = |table: &&Layout| !structs.iter().any(|layout| layout.name == table.name);
+    findings.extend(tables.iter().filter(unknown).map(|table| format!("{}: no such struct in the code", table.name)));
     findings
 }
 
-fn parse_structs(text: &str) -> Result<Vec<Layout>, String> {
+/// Offsets and sizes of structs that may hold each other.
+fn layouts(sources: &[Source]) -> Result<Vec<Layout>, String> {
+    let mut sizes: HashMap<&str, usize> = HashMap::new();
+    let mut found: Vec<Option<Layout>> = sources.iter().map(|_| None).collect();
+    // Each round resolves at least the structs that hold none of those left.
+    for _ in sources {
+        for ((name, fields), place) in sources.iter().zip(&mut found).filter(|(_, place)| place.is_none()) {
+            let mut offset = 0;
+            let fields: Option<Vec<Field>> = fields
+                .iter()
+                .map(|(field, kind)| {
+                    let (at, size) = (offset, size_of_type(kind, &sizes)?);
+                    offset += size;
+                    Some((field.clone(), at, size))
+                })
+                .collect();
+            if let Some(fields) = fields {
+                *place = Some(Layout { name: name.clone(), fields });
+                sizes.insert(name, offset);
+            }
+        }
+    }
+    let resolve = |((name, fields), layout): (&Source, Option<Layout>)| {
+        let unknown = || fields.iter().find(|(_, kind)| size_of_type(kind, &sizes).is_none());
+        layout.ok_or_else(|| {
+            let (field, kind) = unknown().expect("it kept the struct from being resolved");
+            format!("struct {name}: unknown type `{kind}` of {field}")
+        })
+    };
+    sources.iter().zip(found).map(resolve).collect()
+}
+
+fn parse_structs(text: &str) -> Result<Vec<Source>, String> {
     let mut found = vec![];
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
@@ -71,7 +130,6 @@ fn parse_structs(text: &str) -> Result<Vec<Layout>, String> {
             return Err(format!("struct {name}: expected one field on each line"));
         }
         let mut fields = vec![];
-        let mut offset = 0;
         for line in lines.by_ref() {
             let line = line.split("//").next().unwrap_or_default().trim().trim_end_matches(',');
             if line == "}" {
@@ -80,29 +138,28 @@ fn parse_structs(text: &str) -> Result<Vec<Layout>, String> {
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            let (field, kind) = line
-                .trim_start_matches("pub ")
-                .split_once(": ")
-                .ok_or_else(|| format!("struct {name}: cannot read the field `{line}`"))?;
-            let size = size_of_type(kind).ok_or_else(|| format!("struct {name}: unknown type `{kind}` of {field}"))?;
-            fields.push((field.trim_start_matches("pub(crate) ").to_string(), offset, size));
-            offset += size;
+            let line = line.trim_start_matches("pub ").trim_start_matches("pub(crate) ");
+            let (field, kind) =
+                line.split_once(": ").ok_or_else(|| format!("struct {name}: cannot read the field `{line}`"))?;
+            fields.push((field.to_string(), kind.to_string()));
         }
-        found.push(Layout { name, fields });
+        found.push((name, fields));
     }
     Ok(found)
 }
 
-fn size_of_type(kind: &str) -> Option<usize> {
+/// `sizes`: of the structs known so far.
+fn size_of_type(kind: &str, sizes: &HashMap<&str, usize>) -> Option<usize> {
     match kind {
         "u8" => Some(1),
         "U16" => Some(2),
         "U32" => Some(4),
         "U64" | "I64" => Some(8),
-        _ => {
-            let (of, count) = kind.strip_prefix('[')?.strip_suffix(']')?.split_once("; ")?;
-            Some(size_of_type(of)? * count.parse::<usize>().ok()?)
+        _ if kind.starts_with('[') => {
+            let (of, count) = kind.strip_prefix('[')?.strip_suffix(']')?.rsplit_once("; ")?;
+            Some(size_of_type(of, sizes)? * count.parse::<usize>().ok()?)
         }
+        _ => sizes.get(kind).copied(),
     }
 }
 
@@ -137,33 +194,55 @@ mod tests {
     const PAGE: &str = "### `Head`\n\nWords.\n\n| offset | size | field | meaning |\n|---|---|---|---|\n\
                         | 0 | 8 | `magic` | a |\n| 8 | 1 | `kind` | b |\n| 9 | 3 | pad | zero |\n| 12 | 4 | `crc` | c |\n";
 
+    fn structs(code: &str) -> Result<Vec<Layout>, String> {
+        layouts(&parse_structs(code)?)
+    }
+
     #[test]
     fn a_page_that_agrees_passes() {
-        let structs = parse_structs(CODE).unwrap();
+        let structs = structs(CODE).unwrap();
         assert_eq!(structs[0].fields.last(), Some(&("crc".to_string(), 12, 4)));
         assert_eq!(differences(&structs, &parse_tables(PAGE)), Vec::<String>::new());
     }
 
     #[test]
     fn every_kind_of_difference_is_found() {
-        let structs = parse_structs(CODE).unwrap();
-        for (from, to) in [
-            ("| 12 | 4 |", "| 13 | 4 |"),
-            ("| 9 | 3 |", "| 9 | 2 |"),
-            ("`kind`", "`sort`"),
-            ("| 12 | 4 | `crc` | c |\n", ""),
-            ("### `Head`", "### `Tail`"),
+        let structs = structs(CODE).unwrap();
+        for (from, to, findings) in [
+            ("| 12 | 4 |", "| 13 | 4 |", 1),
+            ("| 9 | 3 |", "| 9 | 2 |", 1),
+            ("`kind`", "`sort`", 1),
+            ("| 12 | 4 | `crc` | c |\n", "", 1),
+            // The struct has no table, and the table no struct.
+            ("### `Head`", "### `Tail`", 2),
         ] {
             let page = PAGE.replace(from, to);
             assert_ne!(page, PAGE);
-            assert_eq!(differences(&structs, &parse_tables(&page)).len(), 1, "{from} -> {to}");
+            assert_eq!(differences(&structs, &parse_tables(&page)).len(), findings, "{from} -> {to}");
         }
         let longer = format!("{PAGE}| 16 | 4 | `more` | d |\n");
         assert_eq!(differences(&structs, &parse_tables(&longer)).len(), 1);
     }
 
     #[test]
+    fn structs_may_hold_structs_and_arrays_of_arrays() {
+        let outer = "#[repr(C)]\nstruct Outer {\n    first: Head,\n    rows: [[Head; 2]; 3],\n    pub(crate) end: [U16; 5],\n}\n";
+        let structs = structs(&format!("{outer}{CODE}")).unwrap();
+        let expected = [("first", 0, 16), ("rows", 16, 96), ("end", 112, 10)];
+        assert_eq!(structs[0].fields, expected.map(|(name, at, size)| (name.to_string(), at, size)));
+    }
+
+    #[test]
     fn a_type_without_a_size_is_refused() {
-        assert!(parse_structs(&CODE.replace("U64", "u64")).unwrap_err().contains("unknown type"));
+        let refused = |code: &str| structs(code).unwrap_err().contains("unknown type");
+        assert!(refused(&CODE.replace("U64", "u64")));
+        assert!(refused(&CODE.replace("U64", "Head")), "a struct that holds itself");
+        assert!(refused(&CODE.replace("[u8; 3]", "[u8; MANY]")));
+    }
+
+    #[test]
+    fn a_source_file_belongs_to_one_page() {
+        let pages = ["superblock.rs", "ram.rs", "ram/unit.rs", "ram_checkpoint.rs", "vlog.rs", "vlog/map.rs"];
+        assert_eq!(pages.map(|file| page_of(Path::new(file))), [0, 1, 1, 1, 2, 2]);
     }
 }

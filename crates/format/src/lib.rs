@@ -1,7 +1,7 @@
 //! Every layout Shoal puts on media, written once: constants, typed records, encoding, decoding.
 //!
-//! What it owns: the bytes. `docs/spec/region.md` states each layout as a table; the structures here
-//! assert the same sizes and offsets at compile time.
+//! What it owns: the bytes. `docs/spec/` states each layout as a table; the structures here assert their sizes and offsets at compile
+//! time, `cargo xtask check` compares the two, and `tests/golden.rs` holds the bytes themselves.
 //! Rules: all integers are little-endian; decoding validates before it computes, never panics on
 //! hostile bytes, and says what was expected and what was found.
 //! Left out: I/O, allocation policy, locking, anything that needs a clock.
@@ -61,6 +61,12 @@ pub enum FormatError {
 /// CRC32C of `bytes`, continued from `seed`.
 pub fn checksum(seed: u32, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(seed, bytes)
+}
+
+/// Puts the CRC32C of the bytes behind the first four, continued from `seed`, into these four.
+pub(crate) fn seal(seed: u32, bytes: &mut [u8]) {
+    let crc = checksum(seed, &bytes[4..]);
+    bytes[..4].copy_from_slice(&crc.to_le_bytes());
 }
 
 #[inline]

@@ -5,16 +5,92 @@
 //! checksum, so that a piece of another checkpoint is never taken for one of this. Owns: the layout and the pieces. Left
 //! out: what a checkpoint promises (`crates/netram`, docs/design/netram.md).
 
-use crate::{checksum, u16_at, u32_at, u64_at};
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::{checksum, seal};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ShoalRCp");
 /// What each piece begins with (bytes).
 pub const PIECE_HEADER: usize = 56;
+/// Bytes of a unit's number.
+const NAME: usize = size_of::<U32>();
 /// Pieces are written in multiples of this (bytes).
 const STEP: usize = 512;
 const ROOT_BYTES: usize = STEP;
 /// What a table page says of a block that is to be looked for among the units that are read.
 pub const LOOK: u32 = u32::MAX;
+
+/// The header of a piece. The checksum is that of the bytes behind it, up to `len`.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct CheckpointPieceHeader {
+    crc: U32,
+    /// Bytes of the piece, without padding.
+    len: U32,
+    magic: U64,
+    uuid: [u8; 16],
+    number: U64,
+    donor: U16,
+    /// A [`Kind`].
+    kind: u8,
+    reserved: u8,
+    born: U32,
+    index: U32,
+    reserved_end: [u8; 4],
+}
+
+const _: () = assert!(size_of::<CheckpointPieceHeader>() == PIECE_HEADER);
+const _: () = assert!(std::mem::offset_of!(CheckpointPieceHeader, index) == 48);
+
+/// What follows in a root.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct CheckpointRootRecord {
+    sequence: U64,
+    horizon: U64,
+    next_sequence: U64,
+    next_group: U64,
+    first_group: U64,
+    groups: U32,
+    blocks: U32,
+    pages: U32,
+}
+
+const _: () = assert!(size_of::<CheckpointRootRecord>() == 52);
+
+/// What a page of the table or of groups begins with.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct PageRange {
+    first: U32,
+    count: U32,
+}
+
+const _: () = assert!(size_of::<PageRange>() == 8);
+
+/// A group that has units; its members follow. Of an empty place there is the first byte alone.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct GroupHeader {
+    width: u8,
+    data: u8,
+    id: U64,
+    first_sequence: U64,
+}
+
+const _: () = assert!(size_of::<GroupHeader>() == 18);
+
+/// A unit of a group.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct MemberRecord {
+    donor: U16,
+    unit: U32,
+    blocks: u8,
+}
+
+const _: () = assert!(size_of::<MemberRecord>() == 7);
 
 /// Where the checkpoints of a donor are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +113,7 @@ impl Layout {
             1024..65536 => (4096, 4096),
             _ => (4096, 65536),
         };
-        let names = ((record_bytes - PIECE_HEADER) / 4) as u32;
+        let names = ((record_bytes - PIECE_HEADER) / NAME) as u32;
         // 8 bytes for each block and 32 for each unit, in pages whose last record may not fit.
         let bytes = units as u64 * (8 * buffer as u64 + 32);
         Layout {
@@ -73,7 +149,7 @@ impl Layout {
 
     /// Units that a list names at most.
     pub fn names(&self) -> usize {
-        (self.record_bytes - PIECE_HEADER) / 4
+        (self.record_bytes - PIECE_HEADER) / NAME
     }
 }
 
@@ -118,39 +194,43 @@ pub enum Kind {
 /// A piece, padded to a multiple of 512 bytes. `index`: its place in the log, or among the pages.
 pub fn encode(stamp: &Stamp, kind: Kind, index: u32, payload: &[u8]) -> Vec<u8> {
     let len = PIECE_HEADER + payload.len();
-    let mut out = vec![0; 4];
-    out.reserve(len.next_multiple_of(STEP));
-    out.extend_from_slice(&(len as u32).to_le_bytes());
-    out.extend_from_slice(&MAGIC.to_le_bytes());
-    out.extend_from_slice(&stamp.uuid);
-    out.extend_from_slice(&stamp.number.to_le_bytes());
-    out.extend_from_slice(&stamp.donor.to_le_bytes());
-    out.extend_from_slice(&[kind as u8, 0]);
-    out.extend_from_slice(&stamp.born.to_le_bytes());
-    out.extend_from_slice(&index.to_le_bytes());
-    out.extend_from_slice(&[0; 4]);
+    let header = CheckpointPieceHeader {
+        crc: 0.into(),
+        len: u32::try_from(len).expect("a page has 64 KiB at most").into(),
+        magic: MAGIC.into(),
+        uuid: stamp.uuid,
+        number: stamp.number.into(),
+        donor: stamp.donor.into(),
+        kind: kind as u8,
+        reserved: 0,
+        born: stamp.born.into(),
+        index: index.into(),
+        reserved_end: [0; 4],
+    };
+    let mut out = Vec::with_capacity(len.next_multiple_of(STEP));
+    out.extend_from_slice(header.as_bytes());
     out.extend_from_slice(payload);
-    let crc = checksum(0, &out[4..]);
-    out[..4].copy_from_slice(&crc.to_le_bytes());
+    seal(0, &mut out);
     out.resize(len.next_multiple_of(STEP), 0);
     out
 }
 
 /// The kind and the payload of the piece that begins here, if it is this checkpoint's and has this place.
 pub fn decode<'a>(bytes: &'a [u8], stamp: &Stamp, index: u32) -> Option<(Kind, &'a [u8])> {
-    if bytes.len() < PIECE_HEADER || u64_at(bytes, 8) != MAGIC || bytes[16..32] != stamp.uuid {
+    let (header, _) = CheckpointPieceHeader::ref_from_prefix(bytes).ok()?;
+    if header.magic != MAGIC || header.uuid != stamp.uuid {
         return None;
     }
-    let len = u32_at(bytes, 4) as usize;
-    if !(PIECE_HEADER..=bytes.len()).contains(&len) || checksum(0, &bytes[4..len]) != u32_at(bytes, 0) {
+    let piece = bytes.get(..header.len.get() as usize).filter(|piece| piece.len() >= PIECE_HEADER)?;
+    if header.crc != checksum(0, &piece[4..]) {
         return None;
     }
-    let its_own = u64_at(bytes, 32) == stamp.number
-        && (u16_at(bytes, 40), u32_at(bytes, 44)) == (stamp.donor, stamp.born)
-        && u32_at(bytes, 48) == index;
+    let its_own = header.number == stamp.number
+        && (header.donor.get(), header.born.get()) == (stamp.donor, stamp.born)
+        && header.index == index;
     let kinds = [Kind::Root, Kind::List, Kind::End, Kind::Table, Kind::Groups, Kind::Lost];
-    let kind = kinds.into_iter().find(|&kind| kind as u8 == bytes[42])?;
-    its_own.then_some((kind, &bytes[PIECE_HEADER..len]))
+    let kind = kinds.into_iter().find(|&kind| kind as u8 == header.kind)?;
+    its_own.then_some((kind, &piece[PIECE_HEADER..]))
 }
 
 /// What counts for the whole checkpoint; each donor has it.
@@ -175,26 +255,30 @@ pub struct Root {
 
 impl Root {
     pub fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::new();
-        for word in [self.sequence, self.horizon, self.next_sequence, self.next_group, self.first_group] {
-            out.extend_from_slice(&word.to_le_bytes());
-        }
-        for word in [self.groups, self.blocks, self.pages] {
-            out.extend_from_slice(&word.to_le_bytes());
-        }
-        out
+        let record = CheckpointRootRecord {
+            sequence: self.sequence.into(),
+            horizon: self.horizon.into(),
+            next_sequence: self.next_sequence.into(),
+            next_group: self.next_group.into(),
+            first_group: self.first_group.into(),
+            groups: self.groups.into(),
+            blocks: self.blocks.into(),
+            pages: self.pages.into(),
+        };
+        record.as_bytes().to_vec()
     }
 
     pub fn decode(payload: &[u8]) -> Option<Root> {
-        (payload.len() == 52).then(|| Root {
-            sequence: u64_at(payload, 0),
-            horizon: u64_at(payload, 8),
-            next_sequence: u64_at(payload, 16),
-            next_group: u64_at(payload, 24),
-            first_group: u64_at(payload, 32),
-            groups: u32_at(payload, 40),
-            blocks: u32_at(payload, 44),
-            pages: u32_at(payload, 48),
+        let record = CheckpointRootRecord::ref_from_bytes(payload).ok()?;
+        Some(Root {
+            sequence: record.sequence.get(),
+            horizon: record.horizon.get(),
+            next_sequence: record.next_sequence.get(),
+            next_group: record.next_group.get(),
+            first_group: record.first_group.get(),
+            groups: record.groups.get(),
+            blocks: record.blocks.get(),
+            pages: record.pages.get(),
         })
     }
 }
@@ -204,19 +288,20 @@ pub fn encode_list(units: &[u32]) -> Vec<u8> {
 }
 
 pub fn decode_list(payload: &[u8]) -> impl Iterator<Item = u32> + '_ {
-    payload.chunks_exact(4).map(|unit| u32_at(unit, 0))
+    let (units, _) = payload.as_chunks();
+    units.iter().map(|&unit| u32::from_le_bytes(unit))
 }
 
 /// What a page of the table or of groups is about: the first block or place, and how many. What is there of them follows; nothing
 /// follows where all of them are empty.
 pub fn encode_range(first: u32, count: u32, out: &mut Vec<u8>) {
-    out.extend_from_slice(&first.to_le_bytes());
-    out.extend_from_slice(&count.to_le_bytes());
+    out.extend_from_slice(PageRange { first: first.into(), count: count.into() }.as_bytes());
 }
 
 /// The range, and what follows it.
 pub fn decode_range(payload: &[u8]) -> Option<(u32, u32, &[u8])> {
-    (payload.len() >= 8).then(|| (u32_at(payload, 0), u32_at(payload, 4), &payload[8..]))
+    let (range, rest) = PageRange::ref_from_prefix(payload).ok()?;
+    Some((range.first.get(), range.count.get(), rest))
 }
 
 /// A group in a page.
@@ -225,14 +310,12 @@ pub struct GroupRecord<'a> {
     pub id: u64,
     pub first_sequence: u64,
     pub data: u8,
-    members: &'a [u8],
+    members: &'a [MemberRecord],
 }
-
-const MEMBER_BYTES: usize = 7;
 
 /// Bytes of the record of a group with so many units.
 pub fn group_bytes(width: usize) -> usize {
-    if width == 0 { 1 } else { 18 + width * MEMBER_BYTES }
+    if width == 0 { 1 } else { size_of::<GroupHeader>() + width * size_of::<MemberRecord>() }
 }
 
 /// A group with its units: donor, place on the donor, blocks. One without units is an empty place.
@@ -243,35 +326,36 @@ pub fn encode_group(
     members: impl ExactSizeIterator<Item = (u16, u32, u8)>,
     out: &mut Vec<u8>,
 ) {
-    out.push(members.len() as u8);
-    if members.len() == 0 {
+    let width = u8::try_from(members.len()).expect("a group has 20 units at most");
+    if width == 0 {
+        out.push(width);
         return;
     }
-    out.push(data);
-    out.extend_from_slice(&id.to_le_bytes());
-    out.extend_from_slice(&first_sequence.to_le_bytes());
-    for (donor, unit, count) in members {
-        out.extend_from_slice(&donor.to_le_bytes());
-        out.extend_from_slice(&unit.to_le_bytes());
-        out.push(count);
+    let header = GroupHeader { width, data, id: id.into(), first_sequence: first_sequence.into() };
+    out.extend_from_slice(header.as_bytes());
+    for (donor, unit, blocks) in members {
+        out.extend_from_slice(MemberRecord { donor: donor.into(), unit: unit.into(), blocks }.as_bytes());
     }
 }
 
 impl<'a> GroupRecord<'a> {
     /// Takes the next record off a page; `Some(None)`: the place is empty.
     pub fn take(bytes: &mut &'a [u8]) -> Option<Option<GroupRecord<'a>>> {
-        let width = *bytes.first()? as usize;
-        let record = bytes.get(..group_bytes(width))?;
-        *bytes = &bytes[record.len()..];
+        let width = usize::from(*bytes.first()?);
         if width == 0 {
+            *bytes = &bytes[1..];
             return Some(None);
         }
-        let (id, first_sequence) = (u64_at(record, 2), u64_at(record, 10));
-        Some(Some(GroupRecord { id, first_sequence, data: record[1], members: &record[18..] }))
+        let (header, rest) = GroupHeader::ref_from_prefix(bytes).ok()?;
+        let (members, rest) = <[MemberRecord]>::ref_from_prefix_with_elems(rest, width).ok()?;
+        *bytes = rest;
+        let (id, first_sequence) = (header.id.get(), header.first_sequence.get());
+        Some(Some(GroupRecord { id, first_sequence, data: header.data, members }))
     }
 
+    /// Donor, place on the donor, blocks of each unit.
     pub fn members(&self) -> impl ExactSizeIterator<Item = (u16, u32, u8)> + 'a {
-        self.members.chunks_exact(MEMBER_BYTES).map(|member| (u16_at(member, 0), u32_at(member, 2), member[6]))
+        self.members.iter().map(|member| (member.donor.get(), member.unit.get(), member.blocks))
     }
 }
 

@@ -1,14 +1,20 @@
-//! What a virtual-log disk writes to the device below it: superblock, tail record, log records; the checkpoint of the map is in [`map`].
+//! What a virtual-log disk writes to the device below it: superblock and tail record. Log records ([`Record`]) and the checkpoint of the
+//! map ([`map`]) are in files of their own. The structs are the tables of `docs/spec/vlog.md`.
 //!
 //! The device is counted in blocks of 4096 bytes. Blocks 0 and 1 hold the superblock twice, blocks 2 and 3 the tail record by turns;
-//! behind them is the log, and behind the log the map area, if there is one. A log record is one block that holds *pieces* of the map, each the whole state of
-//! 8 logical blocks, and says which of their entries it changed. It names its own place, so that a copy of it elsewhere
-//! is no record, and links to older records, so that all that count are reached from the newest.
+//! behind them is the log, and behind the log the map area, if there is one. A log record is one block that holds *pieces* of the
+//! map, each the whole state of 8 logical blocks, and says which of their entries it changed. It names its own place, so that a
+//! copy of it elsewhere is no record, and links to older records, so that all that count are reached from the newest.
 
 pub mod map;
+mod record;
 
-use crate::{FormatError, checksum, u16_at, u32_at, u64_at};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::{FormatError, checksum, seal};
 use map::Area;
+pub use record::{LINKS_MAX, PIECES_MAX, Piece, Record};
 
 /// Bytes of a block, logical or physical.
 pub const BLOCK: usize = 4096;
@@ -20,29 +26,68 @@ pub const TAIL_AT: [u32; 2] = [2, 3];
 pub const LOG_AT: u32 = 4;
 /// Logical blocks of a piece.
 pub const PIECE_BLOCKS: u32 = 8;
-/// Pieces of a record at most.
-pub const PIECES_MAX: usize = 52;
 /// No record has a higher number.
 const SEQ_MAX: u64 = 1 << 62;
-/// Links of a record at most.
-pub const LINKS_MAX: usize = 20;
-
 const SUPERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVLg");
 const TAIL_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVTl");
-const RECORD_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVRc");
 const VERSION: u32 = 1;
 /// Version of the superblock of a disk with a map area; an older program refuses it.
 const VERSION_MAP: u32 = 2;
-const PIECES_AT: usize = 48;
-const PIECE_HEAD: usize = 5;
-const LINKS_AT: usize = PIECES_AT + PIECES_MAX * PIECE_HEAD;
-const LINK_BYTES: usize = 12;
-const ENTRIES_AT: usize = 768;
-const ENTRY_BYTES: usize = 8;
-const PIECE_BYTES: usize = PIECE_BLOCKS as usize * ENTRY_BYTES;
 
-const _: () = assert!(LINKS_AT + LINKS_MAX * LINK_BYTES <= ENTRIES_AT);
-const _: () = assert!(ENTRIES_AT + PIECES_MAX * PIECE_BYTES == BLOCK);
+/// What every block of the log's own begins with.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct BlockHeader {
+    crc: U32,
+    version: U32,
+    magic: U64,
+}
+
+const _: () = assert!(size_of::<BlockHeader>() == 16);
+
+/// The superblock, without the zeros behind it.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct VlogSuperblockRecord {
+    header: BlockHeader,
+    uuid: [u8; 16],
+    salt: U64,
+    logical_blocks: U32,
+    physical_blocks: U32,
+    segment_blocks: U32,
+    area_at: U32,
+    map_pieces: U32,
+    list_blocks: U32,
+}
+
+const _: () = assert!(size_of::<VlogSuperblockRecord>() == 64);
+const _: () = assert!(std::mem::offset_of!(VlogSuperblockRecord, list_blocks) == 60);
+
+/// The tail record, without the zeros behind it.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct TailRecord {
+    header: BlockHeader,
+    salt: U64,
+    generation: U64,
+    root_seq: U64,
+    root_at: U32,
+    durable: U64,
+    checkpoint: U64,
+    side: u8,
+}
+
+const _: () = assert!(size_of::<TailRecord>() == 61);
+const _: () = assert!(std::mem::offset_of!(TailRecord, checkpoint) == 52);
+
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct EntryRecord {
+    at: U32,
+    crc: U32,
+}
+
+const _: () = assert!(size_of::<EntryRecord>() == 8);
 
 /// Written once, by `format`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,67 +145,53 @@ pub struct Entry {
     pub crc: u32,
 }
 
-/// The map of [`PIECE_BLOCKS`] logical blocks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// The first logical block is this times [`PIECE_BLOCKS`].
-    pub index: u32,
-    /// Bit *n*: the record changed entry *n*.
-    pub changed: u8,
-    pub entries: [Entry; PIECE_BLOCKS as usize],
-}
-
-/// A block of the log.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record {
-    /// Its own block.
-    pub at: u32,
-    /// Higher than that of every record before it.
-    pub seq: u64,
-    /// Records up to this number, and all that they refer to, were durable when it was written.
-    pub durable: u64,
-    /// The next record of its segment, if there is one, lies so many blocks behind it.
-    pub skip: u16,
-    /// Pieces that existed when it was written: never fewer again.
-    pub mapped: u32,
-    pub pieces: Vec<Piece>,
-    pub links: Vec<Link>,
-}
-
-/// `start`: what the checksum goes on from, 0 or a salt's.
-fn sealed(mut block: Vec<u8>, start: u32) -> Vec<u8> {
+/// A block that begins with `record`. `start`: what the checksum goes on from, 0 or a salt's.
+fn sealed<T: IntoBytes + Immutable>(record: &T, start: u32) -> Vec<u8> {
+    let mut block = Vec::with_capacity(BLOCK);
+    block.extend_from_slice(record.as_bytes());
     block.resize(BLOCK, 0);
-    let crc = checksum(start, &block[4..]);
-    block[..4].copy_from_slice(&crc.to_le_bytes());
+    seal(start, &mut block);
     block
 }
 
-/// Checks a block; returns its version, which is at most `newest`.
-fn opened(what: &'static str, magic: u64, newest: u32, block: &[u8], start: u32) -> Result<u32, FormatError> {
-    if block.len() < BLOCK {
+/// Checks a block, whose version is at most `newest`, and reads what it begins with.
+fn opened<'a, T: FromBytes + KnownLayout + Immutable + Unaligned>(
+    what: &'static str,
+    magic: u64,
+    newest: u32,
+    block: &'a [u8],
+    start: u32,
+) -> Result<&'a T, FormatError> {
+    let Some(block) = block.get(..BLOCK) else {
         return Err(FormatError::Short { what, expected: BLOCK, found: block.len() });
+    };
+    let (header, _) = BlockHeader::ref_from_prefix(block).expect("a block has room for it");
+    if header.magic != magic {
+        return Err(FormatError::Magic { what, expected: magic, found: header.magic.get() });
     }
-    let found = u64_at(block, 8);
-    if found != magic {
-        return Err(FormatError::Magic { what, expected: magic, found });
+    let found = checksum(start, &block[4..]);
+    if header.crc != found {
+        return Err(FormatError::Checksum { what, expected: header.crc.get(), found });
     }
-    let (expected, found) = (u32_at(block, 0), checksum(start, &block[4..BLOCK]));
-    if expected != found {
-        return Err(FormatError::Checksum { what, expected, found });
-    }
-    let found = u32_at(block, 4);
+    let found = header.version.get();
     if !(1..=newest).contains(&found) {
         return Err(FormatError::Version { what, expected: newest, found });
     }
-    Ok(found)
+    let (record, _) = T::ref_from_prefix(block).expect("no struct is longer than a block");
+    Ok(record)
 }
 
-fn opened_salted(what: &'static str, magic: u64, block: &[u8], superblock: &Superblock) -> Result<(), FormatError> {
-    opened(what, magic, VERSION, block, salted(superblock)).map(|_| ())
+fn opened_salted<'a, T: FromBytes + KnownLayout + Immutable + Unaligned>(
+    what: &'static str,
+    magic: u64,
+    block: &'a [u8],
+    superblock: &Superblock,
+) -> Result<&'a T, FormatError> {
+    opened(what, magic, VERSION, block, salted(superblock))
 }
 
-fn sealed_salted(block: Vec<u8>, superblock: &Superblock) -> Vec<u8> {
-    sealed(block, salted(superblock))
+fn sealed_salted<T: IntoBytes + Immutable>(record: &T, superblock: &Superblock) -> Vec<u8> {
+    sealed(record, salted(superblock))
 }
 
 /// The salt is not stored: checksums go on from its own, so that a block gives it away to nobody.
@@ -168,42 +199,58 @@ fn salted(superblock: &Superblock) -> u32 {
     checksum(0, &superblock.salt.to_le_bytes())
 }
 
-fn head(magic: u64, version: u32) -> Vec<u8> {
-    let mut out = Vec::with_capacity(BLOCK);
-    out.extend_from_slice(&[0; 4]);
-    out.extend_from_slice(&version.to_le_bytes());
-    out.extend_from_slice(&magic.to_le_bytes());
-    out
+impl BlockHeader {
+    /// `sealed` sets the checksum.
+    fn new(magic: u64, version: u32) -> BlockHeader {
+        BlockHeader { crc: 0.into(), version: version.into(), magic: magic.into() }
+    }
+}
+
+impl From<Entry> for EntryRecord {
+    fn from(entry: Entry) -> EntryRecord {
+        EntryRecord { at: entry.at.into(), crc: entry.crc.into() }
+    }
+}
+
+impl From<EntryRecord> for Entry {
+    fn from(record: EntryRecord) -> Entry {
+        Entry { at: record.at.get(), crc: record.crc.get() }
+    }
 }
 
 impl Superblock {
     pub fn encode(&self) -> Vec<u8> {
         let version = if self.area.is_some() { VERSION_MAP } else { VERSION };
-        let mut out = head(SUPERBLOCK_MAGIC, version);
-        out.extend_from_slice(&self.uuid);
-        out.extend_from_slice(&self.salt.to_le_bytes());
-        for value in [self.logical_blocks, self.physical_blocks, self.segment_blocks] {
-            out.extend_from_slice(&value.to_le_bytes());
-        }
-        if let Some(area) = &self.area {
-            for value in [area.at, area.map_pieces, area.list_blocks] {
-                out.extend_from_slice(&value.to_le_bytes());
-            }
-        }
-        sealed(out, 0)
+        let area = self.area.unwrap_or_default();
+        let record = VlogSuperblockRecord {
+            header: BlockHeader::new(SUPERBLOCK_MAGIC, version),
+            uuid: self.uuid,
+            salt: self.salt.into(),
+            logical_blocks: self.logical_blocks.into(),
+            physical_blocks: self.physical_blocks.into(),
+            segment_blocks: self.segment_blocks.into(),
+            area_at: area.at.into(),
+            map_pieces: area.map_pieces.into(),
+            list_blocks: area.list_blocks.into(),
+        };
+        sealed(&record, 0)
     }
 
     pub fn decode(block: &[u8]) -> Result<Superblock, FormatError> {
         let what = "superblock of a virtual-log disk";
-        let version = opened(what, SUPERBLOCK_MAGIC, VERSION_MAP, block, 0)?;
-        let area = Area { at: u32_at(block, 52), map_pieces: u32_at(block, 56), list_blocks: u32_at(block, 60) };
+        let record: &VlogSuperblockRecord = opened(what, SUPERBLOCK_MAGIC, VERSION_MAP, block, 0)?;
+        let area = Area {
+            at: record.area_at.get(),
+            map_pieces: record.map_pieces.get(),
+            list_blocks: record.list_blocks.get(),
+        };
         let superblock = Superblock {
-            uuid: block[16..32].try_into().expect("sixteen bytes"),
-            salt: u64_at(block, 32),
-            logical_blocks: u32_at(block, 40),
-            physical_blocks: u32_at(block, 44),
-            segment_blocks: u32_at(block, 48),
-            area: (version == VERSION_MAP).then_some(area),
+            uuid: record.uuid,
+            salt: record.salt.get(),
+            logical_blocks: record.logical_blocks.get(),
+            physical_blocks: record.physical_blocks.get(),
+            segment_blocks: record.segment_blocks.get(),
+            area: (record.header.version == VERSION_MAP).then_some(area),
         };
         let Superblock { logical_blocks, physical_blocks, segment_blocks, .. } = superblock;
         if physical_blocks <= LOG_AT || logical_blocks == 0 || logical_blocks >= physical_blocks - LOG_AT {
@@ -234,122 +281,39 @@ impl Superblock {
 
 impl Tail {
     pub fn encode(&self, superblock: &Superblock) -> Vec<u8> {
-        let mut out = head(TAIL_MAGIC, VERSION);
-        out.extend_from_slice(&superblock.salt.to_le_bytes());
-        out.extend_from_slice(&self.generation.to_le_bytes());
         let root = self.root.unwrap_or_default();
-        out.extend_from_slice(&root.seq.to_le_bytes());
-        out.extend_from_slice(&root.at.to_le_bytes());
-        out.extend_from_slice(&self.durable.to_le_bytes());
         let checkpoint = self.checkpoint.unwrap_or(Checkpoint { number: 0, side: 0 });
-        out.extend_from_slice(&checkpoint.number.to_le_bytes());
-        out.push(checkpoint.side);
-        sealed(out, 0)
+        let record = TailRecord {
+            header: BlockHeader::new(TAIL_MAGIC, VERSION),
+            salt: superblock.salt.into(),
+            generation: self.generation.into(),
+            root_seq: root.seq.into(),
+            root_at: root.at.into(),
+            durable: self.durable.into(),
+            checkpoint: checkpoint.number.into(),
+            side: checkpoint.side,
+        };
+        sealed(&record, 0)
     }
 
     pub fn decode(block: &[u8], superblock: &Superblock) -> Result<Tail, FormatError> {
         let what = "tail record of a virtual-log disk";
-        opened(what, TAIL_MAGIC, VERSION, block, 0)?;
-        if u64_at(block, 16) != superblock.salt {
-            return Err(FormatError::Range { what, field: "disk", found: u64_at(block, 16) });
+        let record: &TailRecord = opened(what, TAIL_MAGIC, VERSION, block, 0)?;
+        if record.salt != superblock.salt {
+            return Err(FormatError::Range { what, field: "disk", found: record.salt.get() });
         }
-        let root = Link { seq: u64_at(block, 32), at: u32_at(block, 40) };
-        let durable = u64_at(block, 44);
+        let root = Link { seq: record.root_seq.get(), at: record.root_at.get() };
+        let durable = record.durable.get();
         if durable > SEQ_MAX || root.seq > SEQ_MAX {
             return Err(FormatError::Range { what, field: "number", found: durable.max(root.seq) });
         }
         let root = (root.at != 0).then_some(root);
-        let (number, side) = (u64_at(block, 52), block[60]);
+        let (number, side) = (record.checkpoint.get(), record.side);
         if number > durable || side > 1 || (number > 0 && superblock.area.is_none()) {
             return Err(FormatError::Range { what, field: "checkpoint", found: number });
         }
         let checkpoint = (number > 0).then_some(Checkpoint { number, side });
-        Ok(Tail { generation: u64_at(block, 24), root, durable, checkpoint })
-    }
-}
-
-impl Record {
-    pub fn encode(&self, superblock: &Superblock) -> Vec<u8> {
-        debug_assert!(self.pieces.len() <= PIECES_MAX && self.links.len() <= LINKS_MAX);
-        let mut out = head(RECORD_MAGIC, VERSION);
-        out.extend_from_slice(&self.seq.to_le_bytes());
-        out.extend_from_slice(&self.durable.to_le_bytes());
-        out.extend_from_slice(&self.at.to_le_bytes());
-        out.extend_from_slice(&self.skip.to_le_bytes());
-        out.extend_from_slice(&[self.pieces.len() as u8, self.links.len() as u8]);
-        out.extend_from_slice(&self.mapped.to_le_bytes());
-        out.resize(PIECES_AT, 0);
-        for piece in &self.pieces {
-            out.extend_from_slice(&piece.index.to_le_bytes());
-            out.push(piece.changed);
-        }
-        out.resize(LINKS_AT, 0);
-        for link in &self.links {
-            out.extend_from_slice(&link.at.to_le_bytes());
-            out.extend_from_slice(&link.seq.to_le_bytes());
-        }
-        out.resize(ENTRIES_AT, 0);
-        for entry in self.pieces.iter().flat_map(|piece| &piece.entries) {
-            out.extend_from_slice(&entry.at.to_le_bytes());
-            out.extend_from_slice(&entry.crc.to_le_bytes());
-        }
-        sealed_salted(out, superblock)
-    }
-
-    /// `at` is the block it was read from.
-    pub fn decode(block: &[u8], at: u32, superblock: &Superblock) -> Result<Record, FormatError> {
-        let what = "log record";
-        opened_salted(what, RECORD_MAGIC, block, superblock)?;
-        let bad = |field, found: u64| Err(FormatError::Range { what, field, found });
-        let (seq, durable) = (u64_at(block, 16), u64_at(block, 24));
-        if u32_at(block, 32) != at {
-            return bad("place", u32_at(block, 32).into());
-        }
-        if seq == 0 || seq > SEQ_MAX || durable >= seq {
-            return bad("number", seq);
-        }
-        let (pieces, links) = (block[38] as usize, block[39] as usize);
-        if pieces > PIECES_MAX || links > LINKS_MAX {
-            return bad("counts", u16_at(block, 38).into());
-        }
-        let mut record = Record {
-            at,
-            seq,
-            durable,
-            skip: u16_at(block, 36),
-            mapped: u32_at(block, 40),
-            pieces: Vec::with_capacity(pieces),
-            links: Vec::with_capacity(links),
-        };
-        for n in 0..pieces {
-            let head = PIECES_AT + n * PIECE_HEAD;
-            let mut piece = Piece {
-                index: u32_at(block, head),
-                changed: block[head + 4],
-                entries: [Entry::default(); PIECE_BLOCKS as usize],
-            };
-            let twice = record.pieces.iter().any(|other: &Piece| other.index == piece.index);
-            if twice || piece.index >= superblock.pieces() {
-                return bad("piece", piece.index.into());
-            }
-            let first = ENTRIES_AT + n * PIECE_BYTES;
-            for (entry, at) in piece.entries.iter_mut().zip((first..).step_by(ENTRY_BYTES)) {
-                *entry = Entry { at: u32_at(block, at), crc: u32_at(block, at + 4) };
-                if entry.at != 0 && !(LOG_AT..superblock.log_end()).contains(&entry.at) {
-                    return bad("entry", entry.at.into());
-                }
-            }
-            record.pieces.push(piece);
-        }
-        for n in 0..links {
-            let at = LINKS_AT + n * LINK_BYTES;
-            let link = Link { at: u32_at(block, at), seq: u64_at(block, at + 4) };
-            if !(LOG_AT..superblock.log_end()).contains(&link.at) || link.seq >= seq {
-                return bad("link", link.at.into());
-            }
-            record.links.push(link);
-        }
-        Ok(record)
+        Ok(Tail { generation: record.generation.get(), root, durable, checkpoint })
     }
 }
 

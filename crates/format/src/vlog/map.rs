@@ -5,8 +5,13 @@
 //! map block which place counts, and its checksum: an older version is never taken for the newer one. A list names the segments that
 //! may have been opened since a checkpoint began. Left out: when they are written, and what is durable before what (`shoal_vlog`).
 
-use super::{BLOCK, Entry, LOG_AT, PIECE_BLOCKS, Superblock, VERSION, head, opened_salted, sealed_salted};
-use crate::{FormatError, u32_at, u64_at};
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::{
+    BLOCK, BlockHeader, Entry, EntryRecord, LOG_AT, PIECE_BLOCKS, Superblock, VERSION, opened_salted, sealed_salted,
+};
+use crate::FormatError;
 
 const MAP_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVMp");
 const DIRECTORY_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVDr");
@@ -17,21 +22,74 @@ pub const MAP_PIECES_MAX: u32 = 59;
 pub const DIRECTORY_ENTRIES: u32 = 944;
 /// Segments of a list block at most.
 pub const LIST_SEGMENTS_MAX: usize = 1000;
-const PIECES_AT: usize = 64;
-const PIECE_BYTES: usize = 4 + PIECE_BLOCKS as usize * 8;
-const SLOTS_AT: usize = 32;
-const PRESENT_AT: usize = 152;
-const SUMS_AT: usize = 272;
-const SEGMENTS_AT: usize = 64;
 
-const _: () = assert!(PIECES_AT + MAP_PIECES_MAX as usize * PIECE_BYTES <= BLOCK);
-const _: () = assert!(SLOTS_AT + DIRECTORY_ENTRIES as usize / 8 <= PRESENT_AT);
-const _: () = assert!(PRESENT_AT + DIRECTORY_ENTRIES as usize / 8 <= SUMS_AT);
-const _: () = assert!(SUMS_AT + DIRECTORY_ENTRIES as usize * 4 <= BLOCK);
-const _: () = assert!(SEGMENTS_AT + LIST_SEGMENTS_MAX * 4 <= BLOCK);
+/// A map block.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct MapRecord {
+    header: BlockHeader,
+    number: U64,
+    index: U32,
+    reserved: [u8; 36],
+    pieces: [MapPieceRecord; 59],
+    reserved_end: [u8; 20],
+}
+
+const _: () = assert!(size_of::<MapRecord>() == BLOCK);
+const _: () = assert!(std::mem::offset_of!(MapRecord, pieces) == 64);
+const _: () = assert!(std::mem::offset_of!(MapRecord, reserved_end) == 64 + MAP_PIECES_MAX as usize * 68);
+
+/// A piece of a map block.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct MapPieceRecord {
+    record: U32,
+    entries: [EntryRecord; 8],
+}
+
+const _: () = assert!(size_of::<MapPieceRecord>() == 68);
+
+/// A block of a directory.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct DirectoryRecord {
+    header: BlockHeader,
+    number: U64,
+    index: U32,
+    reserved: [u8; 4],
+    slots: [u8; 118],
+    reserved_slots: [u8; 2],
+    present: [u8; 118],
+    reserved_present: [u8; 2],
+    sums: [U32; 944],
+    reserved_end: [u8; 48],
+}
+
+const _: () = assert!(size_of::<DirectoryRecord>() == BLOCK);
+const _: () = assert!(std::mem::offset_of!(DirectoryRecord, present) == 152);
+const _: () = assert!(std::mem::offset_of!(DirectoryRecord, sums) == 272);
+const _: () = assert!(std::mem::offset_of!(DirectoryRecord, reserved_end) == 272 + DIRECTORY_ENTRIES as usize * 4);
+
+/// A block of a list.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct ListRecord {
+    header: BlockHeader,
+    number: U64,
+    after: U64,
+    index: U32,
+    count: U32,
+    reserved: [u8; 24],
+    segments: [U32; 1000],
+    reserved_end: [u8; 32],
+}
+
+const _: () = assert!(size_of::<ListRecord>() == BLOCK);
+const _: () = assert!(std::mem::offset_of!(ListRecord, segments) == 64);
+const _: () = assert!(std::mem::offset_of!(ListRecord, reserved_end) == 64 + LIST_SEGMENTS_MAX * 4);
 
 /// Where the map area is and how it is divided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Area {
     /// Its first block.
     pub at: u32,
@@ -134,19 +192,18 @@ impl Superblock {
 
 /// A map block: `pieces` from piece `index` times the pieces of a map block on. Returns it with its checksum.
 pub fn encode_map(superblock: &Superblock, number: u64, index: u32, pieces: &[MapPiece]) -> (Vec<u8>, u32) {
-    let mut out = head(MAP_MAGIC, VERSION);
-    out.extend_from_slice(&number.to_le_bytes());
-    out.extend_from_slice(&index.to_le_bytes());
-    out.resize(PIECES_AT, 0);
-    for piece in pieces {
-        out.extend_from_slice(&piece.record.to_le_bytes());
-        for entry in &piece.entries {
-            out.extend_from_slice(&(entry.at as u64 | (entry.crc as u64) << 32).to_le_bytes());
-        }
+    let mut record = MapRecord::new_zeroed();
+    record.header = BlockHeader::new(MAP_MAGIC, VERSION);
+    record.number = number.into();
+    record.index = index.into();
+    for (n, piece) in pieces.iter().enumerate() {
+        let entries = piece.entries.map(EntryRecord::from);
+        record.pieces[n] = MapPieceRecord { record: piece.record.into(), entries };
     }
-    let out = sealed_salted(out, superblock);
-    let sum = u32_at(&out, 0);
-    (out, sum)
+    let block = sealed_salted(&record, superblock);
+    let (header, _) = BlockHeader::ref_from_prefix(&block).expect("a block has room for it");
+    let sum = header.crc.get();
+    (block, sum)
 }
 
 /// The pieces of map block `index`, one after the other, if it is the version with checksum `sum`.
@@ -158,31 +215,27 @@ pub fn decode_map(
     mut take: impl FnMut(u32, MapPiece),
 ) -> Result<(), FormatError> {
     let what = "map block";
-    opened_salted(what, MAP_MAGIC, block, superblock)?;
-    let found = u32_at(block, 0);
-    if found != sum {
-        return Err(FormatError::Checksum { what, expected: sum, found });
+    let found: &MapRecord = opened_salted(what, MAP_MAGIC, block, superblock)?;
+    if found.header.crc != sum {
+        return Err(FormatError::Checksum { what, expected: sum, found: found.header.crc.get() });
     }
     let bad = |field, found: u32| Err(FormatError::Range { what, field, found: found.into() });
-    if u32_at(block, 24) != index {
-        return bad("index", u32_at(block, 24));
+    if found.index != index {
+        return bad("index", found.index.get());
     }
     let log = LOG_AT..superblock.log_end();
     let each = superblock.area.map_or(1, |area| area.map_pieces);
     let first = index * each;
-    for (n, piece) in (first..superblock.pieces().min(first + each)).enumerate() {
-        let at = PIECES_AT + n * PIECE_BYTES;
-        let mut found = MapPiece { record: u32_at(block, at), ..MapPiece::default() };
-        for (entry, at) in found.entries.iter_mut().zip((at + 4..).step_by(8)) {
-            *entry = Entry { at: u32_at(block, at), crc: u32_at(block, at + 4) };
-            if entry.at != 0 && (!log.contains(&entry.at) || found.record == 0) {
-                return bad("entry", entry.at);
-            }
+    for (index, piece) in (first..superblock.pieces().min(first + each)).zip(&found.pieces) {
+        let piece = MapPiece { record: piece.record.get(), entries: piece.entries.map(Entry::from) };
+        let wrong = |entry: &&Entry| entry.at != 0 && (!log.contains(&entry.at) || piece.record == 0);
+        if let Some(entry) = piece.entries.iter().find(wrong) {
+            return bad("entry", entry.at);
         }
-        if found.record != 0 && !log.contains(&found.record) {
-            return bad("record", found.record);
+        if piece.record != 0 && !log.contains(&piece.record) {
+            return bad("record", piece.record);
         }
-        take(piece, found);
+        take(index, piece);
     }
     Ok(())
 }
@@ -206,54 +259,54 @@ impl Directory {
     }
 
     pub fn encode(&self, superblock: &Superblock) -> Vec<u8> {
-        let mut out = head(DIRECTORY_MAGIC, VERSION);
-        out.extend_from_slice(&self.number.to_le_bytes());
-        out.extend_from_slice(&self.index.to_le_bytes());
-        out.resize(SLOTS_AT, 0);
-        out.extend_from_slice(&self.slots);
-        out.resize(PRESENT_AT, 0);
-        out.extend_from_slice(&self.present);
-        out.resize(SUMS_AT, 0);
-        self.sums.iter().for_each(|sum| out.extend_from_slice(&sum.to_le_bytes()));
-        sealed_salted(out, superblock)
+        let mut record = DirectoryRecord::new_zeroed();
+        record.header = BlockHeader::new(DIRECTORY_MAGIC, VERSION);
+        record.number = self.number.into();
+        record.index = self.index.into();
+        record.slots = self.slots;
+        record.present = self.present;
+        record.sums.iter_mut().zip(&self.sums).for_each(|(place, &sum)| *place = sum.into());
+        sealed_salted(&record, superblock)
     }
 
     pub fn decode(block: &[u8], superblock: &Superblock) -> Result<Directory, FormatError> {
-        opened_salted("directory of the map", DIRECTORY_MAGIC, block, superblock)?;
-        let mut directory = Directory::new(u64_at(block, 16), u32_at(block, 24));
-        let bytes = directory.slots.len();
-        directory.slots.copy_from_slice(&block[SLOTS_AT..SLOTS_AT + bytes]);
-        directory.present.copy_from_slice(&block[PRESENT_AT..PRESENT_AT + bytes]);
-        directory.sums.iter_mut().zip((SUMS_AT..).step_by(4)).for_each(|(sum, at)| *sum = u32_at(block, at));
-        Ok(directory)
+        let record: &DirectoryRecord = opened_salted("directory of the map", DIRECTORY_MAGIC, block, superblock)?;
+        Ok(Directory {
+            number: record.number.get(),
+            index: record.index.get(),
+            slots: record.slots,
+            present: record.present,
+            sums: record.sums.iter().map(|sum| sum.get()).collect(),
+        })
     }
 }
 
 impl List {
     pub fn encode(&self, superblock: &Superblock) -> Vec<u8> {
-        debug_assert!(self.segments.len() <= LIST_SEGMENTS_MAX);
-        let mut out = head(LIST_MAGIC, VERSION);
-        out.extend_from_slice(&self.number.to_le_bytes());
-        out.extend_from_slice(&self.after.to_le_bytes());
-        out.extend_from_slice(&self.index.to_le_bytes());
-        out.extend_from_slice(&(self.segments.len() as u32).to_le_bytes());
-        out.resize(SEGMENTS_AT, 0);
-        self.segments.iter().for_each(|segment| out.extend_from_slice(&segment.to_le_bytes()));
-        sealed_salted(out, superblock)
+        assert!(self.segments.len() <= LIST_SEGMENTS_MAX, "{} segments in a list block", self.segments.len());
+        let mut record = ListRecord::new_zeroed();
+        record.header = BlockHeader::new(LIST_MAGIC, VERSION);
+        record.number = self.number.into();
+        record.after = self.after.into();
+        record.index = self.index.into();
+        record.count = u32::try_from(self.segments.len()).expect("at most `LIST_SEGMENTS_MAX`").into();
+        record.segments.iter_mut().zip(&self.segments).for_each(|(place, &segment)| *place = segment.into());
+        sealed_salted(&record, superblock)
     }
 
     pub fn decode(block: &[u8], superblock: &Superblock) -> Result<List, FormatError> {
         let what = "list of segments";
-        opened_salted(what, LIST_MAGIC, block, superblock)?;
-        let (index, count) = (u32_at(block, 32), u32_at(block, 36));
-        if count as usize > LIST_SEGMENTS_MAX {
+        let record: &ListRecord = opened_salted(what, LIST_MAGIC, block, superblock)?;
+        let count = record.count.get();
+        let Some(segments) = record.segments.get(..count as usize) else {
             return Err(FormatError::Range { what, field: "count", found: count.into() });
-        }
-        let segments: Vec<u32> = (0..count as usize).map(|n| u32_at(block, SEGMENTS_AT + n * 4)).collect();
+        };
+        let segments: Vec<u32> = segments.iter().map(|segment| segment.get()).collect();
         if let Some(&segment) = segments.iter().find(|&&segment| segment >= superblock.segments()) {
             return Err(FormatError::Range { what, field: "segment", found: segment.into() });
         }
-        Ok(List { number: u64_at(block, 16), after: u64_at(block, 24), index, segments })
+        let (number, after, index) = (record.number.get(), record.after.get(), record.index.get());
+        Ok(List { number, after, index, segments })
     }
 }
 
