@@ -4,13 +4,15 @@
 //! or the next mount settles by itself. The lists are bounded: hostile bytes must not turn into unbounded memory.
 //! Left out: the rendering as JSON (`json`) and as text (the command line).
 
+use serde::Serialize;
+
 use crate::remedy::Remedy;
 
 /// Findings kept at most in each list; further ones are only counted.
 pub const FINDINGS_MAX: usize = 10_000;
 
 /// What is wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub enum FindingKind {
     /// No image holds a valid anchor, or the region's anchors do not decode.
     NoAnchor,
@@ -113,7 +115,7 @@ pub enum FindingKind {
 }
 
 /// One finding.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     pub kind: FindingKind,
     /// The inode concerned.
@@ -127,7 +129,7 @@ pub struct Finding {
 }
 
 /// What is in the store.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
     /// Inodes in use, orphans included.
     pub inodes: u64,

@@ -4,17 +4,27 @@
 
 use std::process::ExitCode;
 
+use serde::Serialize;
 use shoal_check::{Finding, FindingKind, Report};
 use shoal_devices::Outcome;
 use shoal_devices::size::human;
 use shoal_store::Store;
 
 use crate::args::CheckArgs;
+use crate::print_json;
 use crate::progress::Bars;
 
 /// Findings printed for people; JSON has all of them.
 const FINDINGS_PRINTED_MAX: usize = 100;
 const EXIT_CORRECTED: u8 = 1;
+
+/// `--repair --json`.
+#[derive(Serialize)]
+struct Repair<'a> {
+    changes: &'a [String],
+    obstacle: &'a Option<String>,
+    left: &'a Report,
+}
 
 pub fn run(args: &CheckArgs) -> Outcome<ExitCode> {
     let store = Store::acquire_unmounted(&args.store)?;
@@ -23,7 +33,7 @@ pub fn run(args: &CheckArgs) -> Outcome<ExitCode> {
         return repair(&store, report, args);
     }
     if args.json {
-        println!("{}", report.to_json());
+        print_json(&report);
     } else {
         print(&report, args);
     }
@@ -42,9 +52,7 @@ fn repair(store: &Store, report: Report, args: &CheckArgs) -> Outcome<ExitCode> 
     let repaired = store.repair(report, !args.no_sums, &Bars::new(args.json), &mut told)?;
     let (changes, obstacle, report) = (repaired.changes, repaired.obstacle, repaired.report);
     if args.json {
-        let changes = serde_json::to_string(&changes).unwrap_or_default();
-        let obstacle = serde_json::to_string(&obstacle).unwrap_or_default();
-        println!("{{\"changes\":{changes},\"obstacle\":{obstacle},\"left\":{}}}", report.to_json());
+        print_json(&Repair { changes: &changes, obstacle: &obstacle, left: &report });
     } else {
         if !changes.is_empty() {
             print(&report, args);
