@@ -18,7 +18,7 @@ mod model;
 mod resize;
 mod saved;
 mod saved_image;
-mod sim_store;
+mod store;
 mod tiers;
 mod tree;
 mod two_actors;

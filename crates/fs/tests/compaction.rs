@@ -6,13 +6,20 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::sim_store::{CALLER, Setup, check, format, open};
+use crate::store::{CALLER, Setup, check, format, open_at};
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Error, Fs, Ino, ROOT};
 use shoal_sim::{Random, SimClock, World};
 
 fn setup(kind: MemoryKind, region_segments: u64) -> Setup {
-    Setup { kind, region_segments, ring_bytes: 512 << 10, bulk_blocks: 0, threshold: 1 << 20 }
+    Setup {
+        kind,
+        saved: false,
+        region_bytes: region_segments << 16,
+        ring_bytes: 512 << 10,
+        bulk_blocks: 0,
+        threshold: 1 << 20,
+    }
 }
 
 struct Store {
@@ -32,9 +39,9 @@ fn contents(number: u64, len: usize) -> Vec<u8> {
 impl Store {
     fn new(kind: MemoryKind, region_segments: u64) -> Store {
         let setup = setup(kind, region_segments);
-        let world = format(&setup, 7);
+        let world = format(setup, 7);
         let clock = Arc::new(SimClock::new(1_000_000_000));
-        let (fs, _) = open(&setup, &world, 1, 1, &clock).expect("a new store opens");
+        let (fs, _) = open_at(setup, &world, 1, 1, &clock).expect("a new store opens");
         let dir = fs.mkdir(&CALLER, ROOT, b"dir", 0o755).expect("there is room").ino;
         Store { setup, world, clock, fs, dir, next: 0 }
     }
@@ -96,7 +103,7 @@ impl Store {
     }
 
     fn check(&self) {
-        check(&self.setup, &self.world, false).expect("the checker finds nothing");
+        check(self.setup, &self.world, false).expect("the checker finds nothing");
     }
 
     /// Lets an idle store compact until it has nothing to do; returns the ticks that took.

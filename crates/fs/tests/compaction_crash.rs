@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::sim_store::{CALLER, Setup, check, format, open};
+use crate::store::{CALLER, Setup, check, format, open_at};
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Attr, Error, Fs, Ino, ROOT, SetAttr, XattrMode};
 use shoal_sim::{Limits, Random, SimClock, World};
@@ -20,7 +20,7 @@ fn deep() -> bool {
 }
 
 fn setup(kind: MemoryKind) -> Setup {
-    Setup { kind, region_segments: 160, ring_bytes: 512 << 10, bulk_blocks: 40, threshold: 200_000 }
+    Setup { kind, region_bytes: 160 << 16, saved: false, ring_bytes: 512 << 10, bulk_blocks: 40, threshold: 200_000 }
 }
 
 fn clock() -> Arc<SimClock> {
@@ -119,8 +119,8 @@ fn listing(fs: &Fs, dir: Ino) -> Vec<(Vec<u8>, u8)> {
     names
 }
 
-fn is_sound(setup: &Setup, world: &World, boot: u8, opening: u32, expected: &Tree) -> Result<(), String> {
-    let (fs, _) = open(setup, world, boot, opening, &clock())?;
+fn is_sound(setup: Setup, world: &World, boot: u8, opening: u32, expected: &Tree) -> Result<(), String> {
+    let (fs, _) = open_at(setup, world, boot, opening, &clock())?;
     let found = read(&fs).map_err(|e| format!("reading: {e}"))?;
     if found != *expected {
         let path = expected.iter().find(|(path, node)| found.get(*path) != Some(node)).map(|(path, _)| path);
@@ -139,8 +139,8 @@ fn is_sound(setup: &Setup, world: &World, boot: u8, opening: u32, expected: &Tre
 fn a_crash_at_any_moment_of_compaction_leaves_the_tree_as_it_was() {
     for kind in KINDS {
         let setup = setup(kind);
-        let world = format(&setup, 3);
-        let (fs, _) = open(&setup, &world, 1, 1, &clock()).expect("a new store opens");
+        let world = format(setup, 3);
+        let (fs, _) = open_at(setup, &world, 1, 1, &clock()).expect("a new store opens");
         sparse(&fs, &mut Random::new(17)).expect("there is room");
         fs.sync().expect("it is synced");
         let expected = read(&fs).expect("it can be read");
@@ -163,7 +163,7 @@ fn a_crash_at_any_moment_of_compaction_leaves_the_tree_as_it_was() {
             let losses = point.power_losses(&limits).take(if deep() { 20 } else { 2 });
             for (boot, state) in std::iter::once((1, crashed)).chain(losses.map(|state| (2, state))) {
                 states += 1;
-                is_sound(&setup, &state.open(), boot, 2, &expected)
+                is_sound(setup, &state.open(), boot, 2, &expected)
                     .unwrap_or_else(|error| panic!("{}: {}: {error}", kind.name(), state.name()));
             }
         }
@@ -197,10 +197,10 @@ struct Walk {
 impl Walk {
     fn new(seed: u64) -> Walk {
         let mut random = Random::new(seed);
-        let setup = Setup { region_segments: 110 + random.below(40), ..setup(KINDS[random.below(3) as usize]) };
-        let world = format(&setup, seed);
+        let setup = Setup { region_bytes: (110 + random.below(40)) << 16, ..setup(KINDS[random.below(3) as usize]) };
+        let world = format(setup, seed);
         let clock = clock();
-        let (fs, _) = open(&setup, &world, 1, 1, &clock).expect("a new store opens");
+        let (fs, _) = open_at(setup, &world, 1, 1, &clock).expect("a new store opens");
         let dirs = (0..3)
             .map(|n| fs.mkdir(&CALLER, ROOT, format!("{n}").as_bytes(), 0o755).expect("there is room").ino)
             .collect();
@@ -317,7 +317,7 @@ impl Walk {
     fn crash(&mut self) -> Result<(), String> {
         self.world = self.world.snapshot().process_crash().open();
         self.openings += 1;
-        self.fs = open(&self.setup, &self.world, 1, self.openings, &self.clock)?.0;
+        self.fs = open_at(self.setup, &self.world, 1, self.openings, &self.clock)?.0;
         Ok(())
     }
 
@@ -359,7 +359,7 @@ fn random_operations_between_steps_of_compaction_agree_with_a_plain_model() {
             let outcome = walk.step(step / 1300 % 2 == 1);
             let outcome = outcome.and_then(|()| if step % 400 == 399 { walk.verify() } else { Ok(()) });
             let outcome = outcome.and_then(|()| {
-                if step % 800 == 799 { check(&walk.setup, &walk.world, false).map(drop) } else { Ok(()) }
+                if step % 800 == 799 { check(walk.setup, &walk.world, false).map(drop) } else { Ok(()) }
             });
             outcome.unwrap_or_else(|e| panic!("{:?}, step {step}: {e}; again with SHOAL_SEED={seed}", walk.setup));
         }
@@ -373,9 +373,9 @@ fn random_operations_between_steps_of_compaction_agree_with_a_plain_model() {
 #[test]
 fn threads_beside_compaction_find_what_they_wrote() {
     for round in 0..if deep() { 60 } else { 6 } {
-        let setup = Setup { region_segments: 200, ..setup(KINDS[round as usize % 3]) };
-        let world = format(&setup, round);
-        let (fs, _) = open(&setup, &world, 1, 1, &clock()).expect("a new store opens");
+        let setup = Setup { region_bytes: 200 << 16, ..setup(KINDS[round as usize % 3]) };
+        let world = format(setup, round);
+        let (fs, _) = open_at(setup, &world, 1, 1, &clock()).expect("a new store opens");
         let running = AtomicBool::new(true);
         let moved = std::thread::scope(|scope| {
             let compacting = scope.spawn(|| {
@@ -436,8 +436,8 @@ fn threads_beside_compaction_find_what_they_wrote() {
         println!("{}: {moved} pieces moved beside three threads", setup.kind.name());
         assert!(moved > 50, "only {moved} pieces moved");
         let expected = read(&fs).expect("it can be read");
-        check(&setup, &world, false).unwrap_or_else(|e| panic!("round {round}: {e}"));
+        check(setup, &world, false).unwrap_or_else(|e| panic!("round {round}: {e}"));
         let after = world.snapshot().process_crash().open();
-        is_sound(&setup, &after, 1, 2, &expected).unwrap_or_else(|e| panic!("round {round}, after a crash: {e}"));
+        is_sound(setup, &after, 1, 2, &expected).unwrap_or_else(|e| panic!("round {round}, after a crash: {e}"));
     }
 }

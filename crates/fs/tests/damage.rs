@@ -7,9 +7,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::data_store::{Kind, Setup, Store};
+use crate::data_store::Store;
+use crate::store::Setup;
 use shoal_check::{Finding, ImageSource, Remedy, Source};
 use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Inode, InodeSlot, Layout};
+use shoal_format::superblock::MemoryKind;
 use shoal_format::superblock::ROOTS_AT;
 use shoal_format::{BULK_BLOCK, SlotRef};
 use shoal_fs::{Caller, Error, Fs, Ino, ROOT, XattrMode};
@@ -18,7 +20,14 @@ use shoal_region::View;
 use shoal_sim::{World, WorldState};
 
 const OTHERS: usize = 120;
-const SETUP: Setup = Setup { kind: Kind::Battery, region_bytes: 32 << 20, bulk_blocks: 512, threshold: 256 << 10 };
+const SETUP: Setup = Setup {
+    kind: MemoryKind::Battery,
+    saved: false,
+    region_bytes: 32 << 20,
+    ring_bytes: 4 << 20,
+    bulk_blocks: 512,
+    threshold: 256 << 10,
+};
 
 /// What is in the store: victims by name, and the contents of everything else in the root.
 struct Made {
@@ -38,7 +47,7 @@ fn write(store: &Store, name: &[u8], bytes: &[u8]) -> Ino {
     ino
 }
 
-fn make(kind: Kind) -> Made {
+fn make(kind: MemoryKind) -> Made {
     let store = Store::new(Setup { kind, ..SETUP });
     let fs = &store.fs;
     let mut inodes = BTreeMap::new();
@@ -107,11 +116,11 @@ impl Bytes<'_> {
 }
 
 /// Damages a store that is at rest.
-fn damaged(state: &WorldState, kind: Kind, changes: &[(u64, Vec<u8>)]) -> WorldState {
+fn damaged(state: &WorldState, kind: MemoryKind, changes: &[(u64, Vec<u8>)]) -> WorldState {
     let world: World = state.open();
     for (at, bytes) in changes {
         match kind {
-            Kind::Logged => {
+            MemoryKind::Logged => {
                 for image in [world.image(0), world.image(1)] {
                     image.write(*at, bytes).unwrap();
                     image.sync().unwrap();
@@ -259,7 +268,7 @@ fn live_with_it(store: &Store, made: &Made, victims: &[&str], context: &str) {
     assert_eq!((listed, count), (Ok(()), 1002), "{context}: listing again");
 }
 
-fn every_opening(kind: Kind) {
+fn every_opening(kind: MemoryKind) {
     let made = make(kind);
     for (what, victims, damage) in DAMAGES {
         let look = made.store.reopened(&made.state, false);
@@ -283,12 +292,12 @@ fn every_opening(kind: Kind) {
 
 #[test]
 fn a_damaged_structure_costs_its_own_inode_alone() {
-    every_opening(Kind::Battery);
+    every_opening(MemoryKind::Battery);
 }
 
 #[test]
 fn a_damaged_structure_in_an_image_costs_its_own_inode_alone() {
-    every_opening(Kind::Logged);
+    every_opening(MemoryKind::Logged);
 }
 
 /// Carries out what the checker offers, as `shoal check --repair` does, until nothing is offered; the findings left.
@@ -329,13 +338,13 @@ fn repair_loses_nothing_readable_and_says_what_is_left() {
     use shoal_check::FindingKind as K;
     // What these damage has no safe remedy, and keeps others from being certain.
     let left = ["reference", "map", "leaf", "bucket", "node", "attributes", "forged", "truncation", "orphan"];
-    let made = make(Kind::Battery);
+    let made = make(MemoryKind::Battery);
     let mut sound = 0;
     for (what, victims, damage) in DAMAGES {
         let look = made.store.reopened(&made.state, false);
         let mut bytes = Bytes { fs: &look.fs, inodes: &made.inodes, changes: Vec::new() };
         damage(&mut bytes);
-        let (state, errors) = repaired(&made, damaged(&made.state, Kind::Battery, &bytes.changes), what);
+        let (state, errors) = repaired(&made, damaged(&made.state, MemoryKind::Battery, &bytes.changes), what);
         let errors: Vec<_> = errors.iter().filter(|finding| finding.kind != K::RootCounts).collect();
         assert!(errors.is_empty() || left.iter().any(|word| what.contains(word)), "{what}: {errors:#?}");
         sound += usize::from(errors.is_empty());
@@ -350,10 +359,10 @@ fn repair_loses_nothing_readable_and_says_what_is_left() {
 
 #[test]
 fn a_damaged_record_is_counted_told_once_and_refused_for_itself() {
-    let made = make(Kind::Battery);
+    let made = make(MemoryKind::Battery);
     let (at, _) = Bytes { fs: &made.store.reopened(&made.state, false).fs, inodes: &made.inodes, changes: Vec::new() }
         .inode("direct");
-    let state = damaged(&made.state, Kind::Battery, &[(at + 16, vec![0x55; 4])]);
+    let state = damaged(&made.state, MemoryKind::Battery, &[(at + 16, vec![0x55; 4])]);
     let store = made.store.reopened(&state, false);
     assert_eq!(store.fs.damaged_inodes(), 0, "nothing was looked at yet");
     for _ in 0..3 {
@@ -377,7 +386,7 @@ fn a_damaged_record_is_counted_told_once_and_refused_for_itself() {
 
 #[test]
 fn after_a_power_loss_no_new_block_is_read_from_a_map_that_does_not_decode() {
-    let made = make(Kind::Battery);
+    let made = make(MemoryKind::Battery);
     let look = made.store.reopened(&made.state, false);
     let mut bytes = Bytes { fs: &look.fs, inodes: &made.inodes, changes: Vec::new() };
     let root = bytes.inode("many").1.root;
@@ -388,7 +397,7 @@ fn after_a_power_loss_no_new_block_is_read_from_a_map_that_does_not_decode() {
     (0..20).for_each(|extent| bytes.put(leaf.offset() + 16 + extent * 16 + 15, &[1]));
     bytes.record("many", |inode| inode.flags = INODE_HAS_NEW);
     look.create(b"late");
-    let crashed = damaged(&look.world.snapshot().process_crash(), Kind::Battery, &bytes.changes);
+    let crashed = damaged(&look.world.snapshot().process_crash(), MemoryKind::Battery, &bytes.changes);
     let store = made.store.reopened(&crashed, true);
     let mut first = [1; 5000];
     assert_eq!(store.fs.read(made.inodes["many"], 0, &mut first), Ok(5000));

@@ -13,8 +13,8 @@ use std::time::Instant;
 use crate::crash::explorer::{Sampling, explore, guard};
 use crate::crash::operation::Operation::{Checkpoint, Forget, Fsync, Sync, Tick, UnlinkHeld};
 use crate::crash::run::{Before, Ground, Run, Workload};
-use crate::crash::store::Setup;
 use crate::crash::{deep, faults, full_host, layouts, mix, number, workload};
+use crate::store::Setup;
 use shoal_format::superblock::MemoryKind;
 use shoal_sim::{Budget, Random};
 

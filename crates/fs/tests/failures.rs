@@ -3,7 +3,9 @@
 //! Each call of the media that makes a store read-only is failed in turn, in the simulation. Left out: what the command
 //! line shows of it (`tests/nbd/slow`).
 
-use crate::data_store::{Kind, Setup, Store};
+use crate::data_store::Store;
+use crate::store::Setup;
+use shoal_format::superblock::MemoryKind;
 use shoal_fs::Error;
 use shoal_sim::{Call, Fault, FaultPlan};
 
@@ -18,7 +20,7 @@ fn every_refusal_of_a_failed_store_names_the_first_failure() {
         (Call::DiskFlush, "the flush of the bulk storage", "disk"),
     ];
     for (call, operation, object) in cases {
-        let store = Store::new(Setup { kind: Kind::Logged, threshold: 64 << 10, ..Setup::default() });
+        let store = Store::new(Setup { kind: MemoryKind::Logged, threshold: 64 << 10, ..Setup::default() });
         let (small, large) = (store.create(b"small"), store.create(b"large"));
         store.fs.write(large, 0, &[1; 200_000]).unwrap();
         store.world.fail(FaultPlan { call, nth: 0, for_good: false, fault: Fault::Io });

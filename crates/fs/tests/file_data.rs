@@ -3,9 +3,13 @@
 //! The store's region is battery memory (what an operation changed there is durable at return) or logged memory; the
 //! bulk device loses unflushed sectors. Every failure message names its seed.
 
-use crate::data_store::{Kind, Setup, Store};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use crate::data_store::Store;
+use crate::store::Setup;
 use shoal_format::BULK_BLOCK;
 use shoal_format::inode::INODE_HAS_NEW;
+use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Error, Ino, ROOT, Seek, SetAttr, without_flush};
 use shoal_sim::{Call, Fault, FaultPlan, Limits, Random};
 
@@ -170,7 +174,7 @@ fn a_file_behaves_like_a_vector_around_a_tiny_threshold() {
 fn a_file_behaves_like_a_vector_across_both_tiers() {
     for seed in 0..16 {
         run_model(Setup { threshold: 128 << 10, ..Setup::default() }, seed, 120, 900_000);
-        run_model(Setup { threshold: 1 << 20, kind: Kind::Logged, ..Setup::default() }, seed, 60, 3_000_000);
+        run_model(Setup { threshold: 1 << 20, kind: MemoryKind::Logged, ..Setup::default() }, seed, 60, 3_000_000);
     }
 }
 
@@ -248,7 +252,7 @@ fn reading_moves_the_access_time_as_relatime_says() {
 
 #[test]
 fn a_full_bulk_device_gives_short_writes_and_takes_files_again_after_deletion() {
-    for kind in [Kind::Battery, Kind::Logged] {
+    for kind in [MemoryKind::Battery, MemoryKind::Logged] {
         let store = Store::new(Setup { bulk_blocks: 40, threshold: 64 << 10, kind, ..Setup::default() });
         for round in 0..5 {
             let mut inos = Vec::new();
@@ -277,12 +281,12 @@ fn a_full_bulk_device_gives_short_writes_and_takes_files_again_after_deletion() 
 
 #[test]
 fn blocks_are_trimmed_once_their_freeing_is_durable() {
-    let store = Store::new(Setup { kind: Kind::Logged, ..Setup::default() });
+    let store = Store::new(Setup { kind: MemoryKind::Logged, ..Setup::default() });
     let ino = store.create(b"f");
     store.fs.write(ino, 0, &vec![1; 40 * BULK_BLOCK as usize]).unwrap();
     store.fs.sync().unwrap();
     store.fs.unlink(ROOT, b"f").unwrap();
-    let trimmed = || store.trimmed.load(std::sync::atomic::Ordering::Relaxed);
+    let trimmed = || store.trimmed.load(Ordering::Relaxed);
     assert_eq!((trimmed(), store.fs.usage().bulk_pending), (0, 40 * BULK_BLOCK));
     store.fs.tick().unwrap();
     assert_eq!((trimmed(), store.fs.usage().bulk_pending), (40 * BULK_BLOCK, 0));
@@ -380,7 +384,7 @@ fn contents(store: &Store, name: &[u8]) -> Option<Vec<u8>> {
 
 #[test]
 fn after_a_power_loss_a_new_block_holds_its_data_or_zeros_and_a_synced_one_its_data() {
-    for kind in [Kind::Battery, Kind::Logged] {
+    for kind in [MemoryKind::Battery, MemoryKind::Logged] {
         let store = Store::new(Setup { threshold: 64 << 10, bulk_blocks: 16, kind, ..Setup::default() });
         // Every block of the device holds foreign bytes.
         let old = store.create(b"old");
@@ -417,18 +421,24 @@ fn settling_beside_a_writer_never_vouches_for_data_written_after_the_flush() {
     store.fs.sync().unwrap();
     store.fs.unlink(ROOT, b"old").unwrap();
     let ino = store.create(b"new");
-    let done = std::sync::atomic::AtomicBool::new(false);
+    let (done, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     store.world.record(true);
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for block in 0..60 {
+                // However the machine is loaded, some of it is settled in between.
+                let before = rounds.load(Ordering::Acquire);
+                while block % 10 == 9 && rounds.load(Ordering::Acquire) == before {
+                    std::thread::yield_now();
+                }
                 store.fs.write(ino, block * BULK_BLOCK, &[0xbb; 9_000]).unwrap();
             }
-            done.store(true, std::sync::atomic::Ordering::Release);
+            done.store(true, Ordering::Release);
         });
-        while !done.load(std::sync::atomic::Ordering::Acquire) {
+        while !done.load(Ordering::Acquire) {
             store.fs.fsync(ino, false).unwrap();
             store.fs.tick().unwrap();
+            rounds.fetch_add(1, Ordering::Release);
         }
     });
     let mut points = store.world.points();
@@ -448,7 +458,7 @@ fn settling_beside_a_writer_never_vouches_for_data_written_after_the_flush() {
 
 #[test]
 fn a_file_whose_region_copy_was_durable_survives_its_move() {
-    for kind in [Kind::Battery, Kind::Logged] {
+    for kind in [MemoryKind::Battery, MemoryKind::Logged] {
         let store = Store::new(Setup { threshold: 128 << 10, kind, ..Setup::default() });
         let ino = store.create(b"file");
         store.fs.write(ino, 0, &[0x11; 100_000]).unwrap();
@@ -489,7 +499,7 @@ fn bytes_cut_off_do_not_come_back_when_the_file_grows_again() {
 
 #[test]
 fn blocks_freed_by_an_operation_that_is_lost_still_hold_their_data() {
-    let store = Store::new(Setup { threshold: 64 << 10, bulk_blocks: 8, kind: Kind::Logged, ..Setup::default() });
+    let store = Store::new(Setup { threshold: 64 << 10, bulk_blocks: 8, kind: MemoryKind::Logged, ..Setup::default() });
     let old = store.create(b"old");
     store.fs.write(old, 0, &[0x55; 400_000]).unwrap();
     store.fs.sync().unwrap();
@@ -513,7 +523,7 @@ fn blocks_freed_by_an_operation_that_is_lost_still_hold_their_data() {
 #[test]
 fn truncations_in_steps_are_finished_by_recovery() {
     // 5000 chunks: three transactions.
-    let setup = Setup { bulk_blocks: 0, region_bytes: 64 << 20, kind: Kind::Logged, ..Setup::default() };
+    let setup = Setup { bulk_blocks: 0, region_bytes: 64 << 20, kind: MemoryKind::Logged, ..Setup::default() };
     let store = Store::new(setup);
     let ino = store.create(b"file");
     for chunk in 0..5000u64 {
@@ -553,7 +563,7 @@ fn a_file_truncated_far_below_the_threshold_moves_back() {
 
 #[test]
 fn a_long_copy_crosses_the_threshold_without_a_flush() {
-    let store = Store::new(Setup { kind: Kind::Logged, threshold: 256 << 10, ..Setup::default() });
+    let store = Store::new(Setup { kind: MemoryKind::Logged, threshold: 256 << 10, ..Setup::default() });
     let flushes = || store.world.calls(Call::DiskFlush);
     let before = flushes();
     let ino = store.create(b"copy");
@@ -615,7 +625,7 @@ fn files_grown_side_by_side_lie_in_few_extents() {
 
 #[test]
 fn an_operation_that_must_not_flush_is_refused_whole_and_passes_afterwards() {
-    let store = Store::new(Setup { threshold: 64 << 10, kind: Kind::Logged, ..Setup::default() });
+    let store = Store::new(Setup { threshold: 64 << 10, kind: MemoryKind::Logged, ..Setup::default() });
     let body = |ino| {
         let mut out = vec![0; 300_000];
         let len = store.fs.read(ino, 0, &mut out).unwrap();

@@ -5,13 +5,19 @@
 
 use std::sync::Arc;
 
-use crate::sim_store::{CALLER, Setup};
+use crate::store::{CALLER, Setup};
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{AccessTimes, Caller, Error, FileFlags, Fs, Ino, ROOT, RenameMode, SetAttr, TimeChange, XattrMode};
 use shoal_sim::{SimClock, World};
 
-const SETUP: Setup =
-    Setup { kind: MemoryKind::Battery, region_segments: 90, ring_bytes: 512 << 10, bulk_blocks: 24, threshold: 40_000 };
+const SETUP: Setup = Setup {
+    kind: MemoryKind::Battery,
+    region_bytes: 90 << 16,
+    saved: false,
+    ring_bytes: 512 << 10,
+    bulk_blocks: 24,
+    threshold: 40_000,
+};
 const IMMUTABLE: FileFlags = FileFlags { immutable: true, append_only: false, no_dump: false, no_atime: false };
 const APPEND_ONLY: FileFlags = FileFlags { immutable: false, append_only: true, no_dump: false, no_atime: false };
 const REFUSED: Error = Error::NotPermitted;
@@ -24,9 +30,9 @@ struct Scene {
 
 impl Scene {
     fn new() -> Scene {
-        let world = crate::sim_store::format(&SETUP, 1);
+        let world = crate::store::format(SETUP, 1);
         let clock = Arc::new(SimClock::new(1_000));
-        let (fs, _) = crate::sim_store::open(&SETUP, &world, 1, 1, &clock).unwrap();
+        let (fs, _) = crate::store::open_at(SETUP, &world, 1, 1, &clock).unwrap();
         Scene { world, clock, fs }
     }
 
@@ -48,7 +54,7 @@ impl Scene {
     fn end(self) {
         self.fs.shutdown().unwrap();
         drop(self.fs);
-        crate::sim_store::check(&SETUP, &self.world, false).unwrap();
+        crate::store::check(SETUP, &self.world, false).unwrap();
     }
 }
 
@@ -176,7 +182,7 @@ fn flags_survive_and_are_kept_for_files_and_directories_only() {
     let Scene { world, clock, fs } = scene;
     // As a process crash leaves it.
     drop(fs);
-    let (fs, _) = crate::sim_store::open(&SETUP, &world, 1, 2, &clock).unwrap();
+    let (fs, _) = crate::store::open_at(SETUP, &world, 1, 2, &clock).unwrap();
     assert_eq!(fs.file_flags(ino), Ok(all));
     assert_eq!(fs.unlink(ROOT, b"f"), Err(REFUSED));
     Scene { world, clock, fs }.end();

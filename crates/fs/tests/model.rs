@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use crate::sim_store::{CALLER, Setup, check, format, open};
+use crate::store::{CALLER, Setup, check, format, open_at};
 use crate::tree::steps::Walker;
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Fs, ROOT};
@@ -25,7 +25,8 @@ fn setup(random: &mut Random) -> (Setup, bool) {
     let bulk = random.below(3) > 0;
     let setup = Setup {
         kind,
-        region_segments: if tight { 8 + random.below(12) + 9 * kind.has_ring() as u64 } else { 100 },
+        saved: false,
+        region_bytes: if tight { 8 + random.below(12) + 9 * kind.has_ring() as u64 } else { 100 } << 16,
         ring_bytes: 512 << 10,
         bulk_blocks: if !bulk {
             0
@@ -51,9 +52,9 @@ impl Case {
     fn new(seed: u64) -> Result<Case, String> {
         let mut random = Random::new(seed);
         let (setup, tight) = setup(&mut random);
-        let world = format(&setup, seed);
+        let world = format(setup, seed);
         let clock = Arc::new(SimClock::new(1_000_000_000));
-        let (fs, _) = open(&setup, &world, 1, 1, &clock)?;
+        let (fs, _) = open_at(setup, &world, 1, 1, &clock)?;
         let root = fs.getattr(ROOT).map_err(|e| e.to_string())?;
         let mut walker = Walker::new(Arc::new(fs), clock, seed, &root, true);
         walker.tight = tight || setup.bulk_blocks == 0;
@@ -68,8 +69,8 @@ impl Case {
             self.world = self.world.snapshot().process_crash().open();
         }
         self.openings += 1;
-        check(&self.setup, &self.world, false)?;
-        let (fs, recovery) = open(&self.setup, &self.world, 1, self.openings, &self.walker.clock)?;
+        check(self.setup, &self.world, false)?;
+        let (fs, recovery) = open_at(self.setup, &self.world, 1, self.openings, &self.walker.clock)?;
         if recovery.clean != clean {
             return Err(format!("clean end: {clean}, recovery says {}", recovery.clean));
         }
@@ -102,7 +103,7 @@ impl Case {
             if each {
                 println!("step {step}: {}", self.walker.last);
                 self.verify().map_err(at)?;
-                check(&self.setup, &self.world, false).map_err(at)?;
+                check(self.setup, &self.world, false).map_err(at)?;
             }
         }
         let clean = self.walker.random.below(2) == 0;
@@ -155,11 +156,11 @@ fn four_threads_beside_each_other_agree_with_their_models() {
     for round in 0..rounds {
         let mut random = Random::new(round);
         let (mut setup, _) = setup(&mut random);
-        setup.region_segments = 300;
+        setup.region_bytes = 300 << 16;
         setup.bulk_blocks = setup.bulk_blocks.min(1) * 200;
-        let world = format(&setup, round);
+        let world = format(setup, round);
         let clock = Arc::new(SimClock::new(1_000_000_000));
-        let (fs, _) = open(&setup, &world, 1, 1, &clock).expect("a new store opens");
+        let (fs, _) = open_at(setup, &world, 1, 1, &clock).expect("a new store opens");
         let fs = Arc::new(fs);
         let shared = fs.mkdir(&CALLER, ROOT, b"shared", 0o777).expect("there is room");
         let walkers: Vec<Walker> = (0..4u64)
@@ -195,9 +196,9 @@ fn four_threads_beside_each_other_agree_with_their_models() {
             ticker.join().expect("background work");
             outcome.into_iter().map(|walker| walker.expect("a walker's own message is above")).collect()
         });
-        check(&setup, &world, false).unwrap_or_else(|e| panic!("round {round}: {e}"));
+        check(setup, &world, false).unwrap_or_else(|e| panic!("round {round}: {e}"));
         let reopened = |world: &World| -> Arc<Fs> {
-            Arc::new(open(&setup, world, 1, 2, &clock).unwrap_or_else(|e| panic!("round {round}: {e}")).0)
+            Arc::new(open_at(setup, world, 1, 2, &clock).unwrap_or_else(|e| panic!("round {round}: {e}")).0)
         };
         let after = world.snapshot().process_crash().open();
         let fs = reopened(&after);

@@ -9,11 +9,14 @@
 mod actors;
 #[allow(dead_code, reason = "the other harness uses the rest")]
 mod crash;
+#[allow(dead_code, reason = "a part of it is enough")]
 mod data_store;
 #[allow(dead_code, reason = "tests of their own, run here for what they find")]
 mod edges;
 #[allow(dead_code, reason = "a part of it is enough")]
 mod saved;
+#[allow(dead_code, reason = "a part of it is enough")]
+mod store;
 
 use std::collections::BTreeMap;
 
@@ -23,11 +26,11 @@ use actors::schedule::Bound;
 use crash::explorer::{Sampling, explore, guard};
 use crash::operation::Operation::{self, *};
 use crash::run::{Before, Run, Workload};
-use crash::store::Setup;
 use edges::{Edges, KEEP_SIZE, PUNCH_HOLE, STARTS};
 use shoal_format::superblock::MemoryKind::{self, Logged};
 use shoal_fs::planted::{Bug, plant};
 use shoal_sim::Limits;
+use store::Setup;
 
 const SEED: u64 = 20_261;
 

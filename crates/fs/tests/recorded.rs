@@ -11,6 +11,7 @@
 mod disk;
 // The enumeration of crashes uses these, too.
 #[path = "crash/operation.rs"]
+#[allow(dead_code, reason = "some are for the enumeration alone")]
 mod operation;
 #[path = "crash/tree.rs"]
 mod tree;

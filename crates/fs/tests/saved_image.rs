@@ -3,8 +3,9 @@
 //! What is tried, and what must come back, is in `saved`. Here as well: a region and an image that have parted ways are
 //! never used together.
 
-use crate::data_store::{Kind, Setup, Store};
+use crate::data_store::Store;
 use crate::saved::{BLOCKS, explore};
+use crate::store::Setup;
 use shoal_format::BULK_BLOCK;
 use shoal_format::superblock::ANCHOR_CLEAN;
 use shoal_fs::ROOT;
@@ -22,7 +23,8 @@ fn what_comes_back_from_an_image_holds_no_foreign_bytes() {
 
 #[test]
 fn blocks_of_the_saved_image_are_reused_when_nothing_else_is_left() {
-    let setup = Setup { kind: Kind::Saved, threshold: 64 << 10, bulk_blocks: BLOCKS, region_bytes: 12 << 20 };
+    let setup =
+        Setup { saved: true, threshold: 64 << 10, bulk_blocks: BLOCKS, region_bytes: 12 << 20, ..Setup::default() };
     let store = Store::new(setup);
     let full = vec![1; (BLOCKS * BULK_BLOCK) as usize];
     let old = store.create(b"file1");
@@ -48,7 +50,8 @@ fn blocks_of_the_saved_image_are_reused_when_nothing_else_is_left() {
 
 /// A store whose region was away while it went on from its image: the states of both at the end.
 fn parted() -> (Store, Store) {
-    let setup = Setup { kind: Kind::Saved, threshold: 64 << 10, bulk_blocks: BLOCKS, region_bytes: 12 << 20 };
+    let setup =
+        Setup { saved: true, threshold: 64 << 10, bulk_blocks: BLOCKS, region_bytes: 12 << 20, ..Setup::default() };
     let store = Store::new(setup);
     store.create(b"common");
     store.fs.checkpoint().unwrap();
@@ -118,7 +121,7 @@ fn check_bytes_of(store: &Store, byte: u8) {
 
 #[test]
 fn an_image_is_clean_until_its_region_may_change() {
-    let setup = Setup { kind: Kind::Saved, ..Setup::default() };
+    let setup = Setup { saved: true, ..Setup::default() };
     let store = Store::new(setup);
     let clean = |store: &Store| {
         let images: [std::sync::Arc<dyn ImageFile>; 2] = [store.world.image(0), store.world.image(1)];

@@ -8,9 +8,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use crate::data_store::{Kind, Moment, Setup, Store};
+use crate::data_store::Store;
+use crate::store::{Moment, Setup};
 use shoal_format::BULK_BLOCK;
 use shoal_format::extent::EXTENT_NEW;
+use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Error, Ino, ROOT, RenameMode, XattrMode};
 use shoal_sim::{Call, Limits, Random};
 
@@ -99,7 +101,7 @@ fn meet(gate: &Gate, moment: Moment, nth: u32, slow: impl FnOnce() + Send, besid
 }
 
 fn logged() -> Setup {
-    Setup { kind: Kind::Logged, threshold: THRESHOLD, ..Setup::default() }
+    Setup { kind: MemoryKind::Logged, threshold: THRESHOLD, ..Setup::default() }
 }
 
 fn contents(store: &Store, name: &[u8]) -> Option<Vec<u8>> {
@@ -265,7 +267,7 @@ const GROWTHS: [Growth; 13] = [
 
 #[test]
 fn bytes_cut_off_do_not_come_back_whatever_moves_the_end() {
-    for kind in [Kind::Logged, Kind::Battery] {
+    for kind in [MemoryKind::Logged, MemoryKind::Battery] {
         for cut in [140_000u64, 2 * BULK_BLOCK + 512, 3 * BULK_BLOCK - 1] {
             for (name, grow) in GROWTHS {
                 for again in [false, true] {

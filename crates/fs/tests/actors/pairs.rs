@@ -4,7 +4,7 @@
 //! small, `L` is large and ends within a block.
 
 use crate::crash::operation::Operation::{self, *};
-use crate::crash::store::Setup;
+use crate::store::Setup;
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::RenameMode::Replace;
 

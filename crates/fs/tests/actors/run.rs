@@ -15,7 +15,7 @@ use super::schedule::{Bound, Deed, Trace, Watcher, search, search_one};
 use super::view::{Shown, View};
 use crate::crash::explorer::guard;
 use crate::crash::operation::{Actor, Operation};
-use crate::crash::store::{self, Boot, Setup};
+use crate::store::{self, Boot, Setup};
 
 /// What is visited of a pair.
 #[derive(Clone)]
@@ -76,7 +76,7 @@ fn apply(live: &Live, operation: &Operation) -> bool {
 
 impl<'a> Ground<'a> {
     pub fn new(setup: Setup, seed: u64, keeps_trimmed: bool, past: &'a Past) -> Result<Ground<'a>, String> {
-        let empty = store::format(setup, seed);
+        let empty = store::format(setup, seed).snapshot().process_crash();
         let boot = Boot::first(keeps_trimmed);
         let mut ground = Ground { setup, past, empty, views: Vec::new(), boot };
         let store = store::open(setup, ground.empty.open(), boot)?;

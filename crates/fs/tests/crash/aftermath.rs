@@ -12,8 +12,8 @@ use shoal_sim::SimClock;
 use zerocopy::FromBytes;
 
 use super::operation::{Actor, Operation};
-use super::store::{Store, check, open};
 use super::tree::Tree;
+use crate::store::{Store, check, open};
 
 /// Bytes of a segment that no slot of its class may cover.
 const SEGMENT_LOSS: u64 = 5 << 10;

@@ -10,9 +10,9 @@ use shoal_format::superblock::MemoryKind;
 use shoal_sim::{Limits, WorldState};
 
 use super::run::{Allowed, Run};
-use super::store::{self, Store};
 use super::tree::Tree;
 use super::{aftermath, deep, mix};
+use crate::store::{self, Store};
 
 fn state_limits() -> Limits {
     if deep() {

@@ -10,9 +10,9 @@ use shoal_sim::{Call, Fault, FaultPlan, Limits};
 use super::explorer::guard;
 use super::operation::{Actor, Operation, bytes};
 use super::run::{Ground, Judge, STEP_NS};
-use super::store::{self, Boot, Store};
 use super::tree::Tree;
 use super::{aftermath, deep};
+use crate::store::{self, Boot, Store};
 
 const CALLS: [Call; 10] = [
     Call::LogAppend,

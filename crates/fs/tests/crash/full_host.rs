@@ -11,7 +11,7 @@ use super::aftermath::delete_all;
 use super::deep;
 use super::operation::bytes;
 use super::run::Ground;
-use super::store::{self, Store};
+use crate::store::{self, Store};
 
 const SEGMENTS: [u64; 5] = [1, 2, 3, 4, 8];
 const PAGES: [u64; 7] = [0, 2, 40, 2000, 1, 17, 300];

@@ -6,7 +6,6 @@
 //! | `layouts` | the same for files and directories of every layout |
 //! | `operation` | operations, and the states one that is cut off may leave |
 //! | `tree` | what users see, and its comparison with the states allowed |
-//! | `store` | a store on simulated media, and the offline checker on it |
 //! | `run` | a workload that is run, its crash points and what each promises |
 //! | `explorer` | states, the oracle of T3, crashes during recovery |
 //! | `aftermath` | what must still work afterwards: deleting, creating, remounting; the space is back |
@@ -22,7 +21,6 @@ pub mod full_host;
 pub mod layouts;
 pub mod operation;
 pub mod run;
-pub mod store;
 pub mod tree;
 pub mod workload;
 

@@ -15,8 +15,8 @@ use shoal_sim::{CrashPoint, Limits, WorldState};
 
 use super::mix;
 use super::operation::{Actor, Operation};
-use super::store::{self, Boot, Setup, Store};
 use super::tree::{State, Tree, identify};
+use crate::store::{self, Boot, Setup, Store};
 
 /// What came before the operations that are tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,7 +118,7 @@ pub struct Run<'a> {
 
 impl Ground {
     pub fn new(setup: Setup, seed: u64, preparation: Vec<Operation>) -> Result<Ground, String> {
-        let empty = store::format(setup, seed);
+        let empty = store::format(setup, seed).snapshot().process_crash();
         let mut ground =
             Ground { setup, seed, preparation, mounted: empty.clone(), empty, history: History::default() };
         let boot = Boot::first(true);

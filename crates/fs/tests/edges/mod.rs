@@ -15,8 +15,8 @@ use crate::actors::pairs;
 use crate::actors::view::{Candidate, unexplained};
 use crate::crash::operation::Operation::{self, *};
 use crate::crash::operation::{Actor, bytes};
-use crate::crash::store::{self, Boot, Setup, Store};
 use crate::crash::{deep, mix};
+use crate::store::{self, Boot, Setup, Store};
 
 pub const KEEP_SIZE: i32 = 1;
 pub const PUNCH_HOLE: i32 = 2;
@@ -196,7 +196,7 @@ pub struct Edges {
 impl Edges {
     pub fn new(kind: MemoryKind) -> Edges {
         let setup = pairs::setup(kind);
-        let store = store::open(setup, store::format(setup, 1).open(), Boot::first(true)).expect("a new store opens");
+        let store = store::open(setup, store::format(setup, 1), Boot::first(true)).expect("a new store opens");
         for operation in [Create("other"), Write("other", 0, OTHER_BYTES, 9), Create("f")] {
             apply(&store, &operation).unwrap_or_else(|e| panic!("{operation:?}: {e}"));
         }

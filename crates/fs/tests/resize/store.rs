@@ -6,12 +6,14 @@
 use std::sync::Arc;
 
 use shoal_check::{ImageSource, Source};
-use shoal_format::superblock::{Geometry, MemoryKind, SUPERBLOCK_AT, Superblock};
+use shoal_format::superblock::{MemoryKind, SUPERBLOCK_AT, Superblock};
 use shoal_format::{BULK_BLOCK, PAGE, SEGMENT};
-use shoal_fs::{AtRest, FormatOptions, Fs, Limits, Options, Parts, Refused, Relayout, Steps};
+use shoal_fs::{AtRest, Fs, Limits, Options, Parts, Refused, Relayout, Steps};
 use shoal_media::{ImageFile, PersistentMemory};
 use shoal_region::Recovery;
 use shoal_sim::{SimClock, SimImage, SimMemory, SimMemoryKind, World};
+
+use crate::store;
 
 /// Blocks of the bulk device: more than any layout here uses.
 pub const DEVICE_BLOCKS: u64 = 1200;
@@ -46,25 +48,22 @@ impl Media {
         world.add_image();
         world.add_log();
         if setup.bulk_blocks > 0 {
-            world.add_used_disk(DEVICE_BLOCKS * BULK_BLOCK, 0xaa);
+            world.add_used_disk(DEVICE_BLOCKS * BULK_BLOCK, store::FOREIGN);
         }
         let mut media = Media { world, kind: setup.kind, bulk: setup.bulk_blocks > 0, memories: 0, openings: 0 };
-        let geometry = Geometry {
-            memory_kind: setup.kind,
-            uuid: [5; 16],
+        let formatted = store::Setup {
+            kind: setup.kind,
+            saved: true,
             region_bytes: setup.segments * SEGMENT,
-            bulk_blocks: setup.bulk_blocks,
             ring_bytes: 256 << 10,
+            bulk_blocks: setup.bulk_blocks,
             threshold: 80 << 10,
-            hash_seed: seed,
-            created_ns: 0,
         };
         let memory: Arc<dyn PersistentMemory> = match setup.kind {
-            MemoryKind::Logged => SimMemory::volatile(geometry.region_bytes, None),
-            _ => media.add_region(geometry.region_bytes),
+            MemoryKind::Logged => SimMemory::volatile(formatted.region_bytes, None),
+            _ => media.add_region(formatted.region_bytes),
         };
-        let options = FormatOptions { geometry, root_mode: 0o755, root_uid: 0, root_gid: 0 };
-        Fs::format(media.parts(memory), &options).expect("the store is formatted");
+        Fs::format(media.parts(memory), &store::format_options(formatted, seed)).expect("the store is formatted");
         media
     }
 
@@ -157,11 +156,7 @@ impl Media {
     fn judge(&self, image: ImageSource<'_>, log: Option<&dyn shoal_media::LogDevice>) -> Result<(), String> {
         let bulk_bytes = self.bulk.then_some(DEVICE_BLOCKS * BULK_BLOCK);
         let source = Source { image, log, bulk_bytes, power_lost: false, sums: true };
-        let report = shoal_check::check(source, &mut |_| ()).map_err(|e| e.to_string())?;
-        match report.errors.first() {
-            None => Ok(()),
-            Some(first) => Err(format!("check finds {} errors, first: {first}", report.errors.len())),
-        }
+        store::check_source(source).map(drop)
     }
 
     pub fn superblock(&self) -> Superblock {

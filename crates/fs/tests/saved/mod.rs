@@ -6,7 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::data_store::{Kind, Setup, Store};
+use crate::data_store::Store;
+use crate::store::Setup;
 use shoal_format::BULK_BLOCK;
 use shoal_fs::{Error, Ino, ROOT};
 use shoal_sim::{Limits, Random};
@@ -92,7 +93,8 @@ impl Run {
 }
 
 pub fn explore(seed: u64) -> u64 {
-    let setup = Setup { kind: Kind::Saved, threshold: 64 << 10, bulk_blocks: BLOCKS, region_bytes: 12 << 20 };
+    let setup =
+        Setup { saved: true, threshold: 64 << 10, bulk_blocks: BLOCKS, region_bytes: 12 << 20, ..Setup::default() };
     let store = Store::new(setup);
     let mut run =
         Run { store, random: Random::new(seed), files: Files::new(), last_id: 0, history: Vec::new(), saved_at: 0 };

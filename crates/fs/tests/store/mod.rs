@@ -1,0 +1,338 @@
+//! A store on simulated media: formatting, opening, checking. Every test of the file system begins here.
+//!
+//! Rules: everything is a function of the world's seed and of [`Boot`]; a power loss changes the boot's number, every
+//! opening its count. The bulk device begins full of [`FOREIGN`] bytes, and trims either zero a range or leave it as it
+//! was, as the contract allows: whoever reads a block nobody wrote sees bytes that no file ever held, or another file's.
+//! Left out: what is done with a store and what it must hold; stores that change their size (`resize`).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use shoal_check::{ImageSource, Report, Source};
+use shoal_format::BULK_BLOCK;
+use shoal_format::superblock::{Geometry, MemoryKind};
+use shoal_fs::{Caller, FormatOptions, Fs, Options, Parts};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, ImageFile, LogDevice, PersistentMemory, Request};
+use shoal_region::Recovery;
+use shoal_sim::{Random, SimClock, SimDisk, SimLog, SimMemory, SimMemoryKind, World};
+
+/// What the bulk device holds before anybody writes.
+pub const FOREIGN: u8 = 0xaa;
+
+pub const CALLER: Caller = Caller { uid: 7, gid: 8, umask: 0o022, hold: false };
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setup {
+    pub kind: MemoryKind,
+    /// The region is saved in images, too, though its memory survives a power loss.
+    pub saved: bool,
+    pub region_bytes: u64,
+    pub ring_bytes: u64,
+    /// 0: no bulk device.
+    pub bulk_blocks: u64,
+    /// Bytes.
+    pub threshold: u64,
+}
+
+impl Default for Setup {
+    /// Room for files of every length.
+    fn default() -> Setup {
+        let (kind, ring_bytes) = (MemoryKind::Battery, 4 << 20);
+        Setup { kind, saved: false, region_bytes: 32 << 20, ring_bytes, bulk_blocks: 256, threshold: 1 << 20 }
+    }
+}
+
+impl Setup {
+    /// Both tiers, each small enough to be copied and compared a hundred thousand times.
+    pub fn two_tiers(kind: MemoryKind) -> Setup {
+        Setup {
+            kind,
+            saved: false,
+            region_bytes: 56 << 16,
+            ring_bytes: 256 << 10,
+            bulk_blocks: 48,
+            threshold: 80 << 10,
+        }
+    }
+
+    /// Both tiers, with so few bulk blocks that what one file gives up is soon another's.
+    pub fn tight(kind: MemoryKind) -> Setup {
+        Setup { bulk_blocks: 9, ..Setup::two_tiers(kind) }
+    }
+
+    /// Both tiers, for `layouts`.
+    pub fn layouts(kind: MemoryKind) -> Setup {
+        Setup { kind, saved: false, region_bytes: 90 << 16, ring_bytes: 512 << 10, bulk_blocks: 24, threshold: 40_000 }
+    }
+
+    /// The region alone, for files so long that operations on them take several transactions there.
+    pub fn region_only(kind: MemoryKind) -> Setup {
+        Setup { kind, saved: false, region_bytes: 80 << 16, ring_bytes: 768 << 10, bulk_blocks: 0, threshold: 1 << 20 }
+    }
+}
+
+/// Which boot of the machine, and which opening of the store over all boots.
+#[derive(Clone, Copy, Debug)]
+pub struct Boot {
+    pub boot: u8,
+    pub opening: u64,
+    /// Trims leave the blocks' bytes as they were.
+    pub keeps_trimmed: bool,
+}
+
+impl Boot {
+    pub fn first(keeps_trimmed: bool) -> Boot {
+        Boot { boot: 1, opening: 1, keeps_trimmed }
+    }
+
+    pub fn after(self, power: bool) -> Boot {
+        Boot { boot: self.boot + power as u8, opening: self.opening + 1, ..self }
+    }
+}
+
+/// A call of a medium that is about to begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    LogAppend,
+    LogSync,
+    Flush,
+}
+
+/// Called in the middle of operations, so that a test can do something there, or let them wait.
+pub type Hook = Arc<dyn Fn(Moment) + Send + Sync>;
+
+/// What a test learns of the calls that media get.
+#[derive(Clone, Default)]
+pub struct Watch {
+    /// Bytes that were trimmed and keep what they held.
+    pub trimmed: Arc<AtomicU64>,
+    pub hook: Option<Hook>,
+}
+
+impl Watch {
+    fn call(&self, moment: Moment) {
+        if let Some(hook) = &self.hook {
+            hook(moment);
+        }
+    }
+}
+
+/// A log that calls the hook, and has no appends of its own for urgent records.
+struct Log {
+    log: Arc<SimLog>,
+    watch: Watch,
+}
+
+impl LogDevice for Log {
+    fn append(&self, position: u64, bytes: &[u8]) -> shoal_media::Result<()> {
+        self.watch.call(Moment::LogAppend);
+        self.log.append(position, bytes)
+    }
+
+    fn sync(&self) -> shoal_media::Result<()> {
+        self.watch.call(Moment::LogSync);
+        self.log.sync()
+    }
+
+    fn read(&self, position: u64, out: &mut [u8]) -> shoal_media::Result<usize> {
+        self.log.read(position, out)
+    }
+
+    fn release(&self, position: u64) -> shoal_media::Result<()> {
+        self.log.release(position)
+    }
+}
+
+struct Bulk {
+    disk: Arc<SimDisk>,
+    keeps_trimmed: bool,
+    watch: Watch,
+}
+
+impl BlockDevice for Bulk {
+    fn geometry(&self) -> BlockGeometry {
+        self.disk.geometry()
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        match request {
+            Request::Trim { len, .. } if self.keeps_trimmed => {
+                self.watch.trimmed.fetch_add(len, Ordering::Relaxed);
+                done(Ok(Vec::new()))
+            }
+            Request::Flush => {
+                self.watch.call(Moment::Flush);
+                self.disk.submit(Request::Flush, done);
+            }
+            other => self.disk.submit(other, done),
+        }
+    }
+
+    fn read_into(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
+        self.disk.read_into(at, out)
+    }
+
+    fn write_from(&self, at: u64, bytes: &[u8]) -> shoal_media::Result<()> {
+        self.disk.write_from(at, bytes)
+    }
+}
+
+pub struct Store {
+    pub setup: Setup,
+    pub world: World,
+    pub fs: Fs,
+    pub recovery: Recovery,
+    pub clock: Arc<SimClock>,
+    pub boot: Boot,
+}
+
+fn parts(
+    setup: Setup,
+    world: &World,
+    boot: Boot,
+    watch: &Watch,
+    fresh: bool,
+    clock: &Arc<SimClock>,
+) -> Result<Parts, String> {
+    let mut nonce = [0; 16];
+    Random::new(boot.opening << 8 | boot.boot as u64).fill(&mut nonce);
+    let images = || -> [Arc<dyn ImageFile>; 2] { [world.image(0), world.image(1)] };
+    let (memory, log, images): (Arc<dyn PersistentMemory>, _, _) = if setup.kind.has_ring() {
+        (world.memory(0), None, setup.saved.then(images))
+    } else {
+        let images = images();
+        let attached = match fresh {
+            true => None,
+            false => {
+                let (newest, _, anchor) = shoal_region::newest_image(&images).map_err(|e| format!("images: {e}"))?;
+                Some((world.image(newest), anchor.used_bytes.get().next_multiple_of(4096)))
+            }
+        };
+        let log: Arc<dyn LogDevice> = match watch.hook {
+            Some(_) => Arc::new(Log { log: world.log(0), watch: watch.clone() }),
+            None => world.log(0),
+        };
+        (SimMemory::volatile(setup.region_bytes, attached), Some(log), Some(images))
+    };
+    let region = shoal_region::Parts { memory, log, images, boot_id: [boot.boot; 16], nonce };
+    let bulk = (setup.bulk_blocks > 0).then(|| -> Arc<dyn BlockDevice> {
+        Arc::new(Bulk { disk: world.disk(0), keeps_trimmed: boot.keeps_trimmed, watch: watch.clone() })
+    });
+    Ok(Parts { region, bulk, clock: clock.clone() })
+}
+
+/// What a store of this setup is formatted with.
+pub fn format_options(setup: Setup, seed: u64) -> FormatOptions {
+    let geometry = Geometry {
+        memory_kind: setup.kind,
+        uuid: [5; 16],
+        region_bytes: setup.region_bytes,
+        bulk_blocks: setup.bulk_blocks,
+        ring_bytes: setup.ring_bytes,
+        threshold: setup.threshold,
+        hash_seed: seed,
+        created_ns: 0,
+    };
+    FormatOptions { geometry, root_mode: 0o755, root_uid: 0, root_gid: 0 }
+}
+
+/// A new, empty store at rest.
+pub fn format(setup: Setup, seed: u64) -> World {
+    let world = World::new(seed);
+    match setup.kind {
+        MemoryKind::Logged => drop(world.add_log()),
+        MemoryKind::Battery => drop(world.add_memory(setup.region_bytes, SimMemoryKind::Battery)),
+        MemoryKind::Dax => drop(world.add_memory(setup.region_bytes, SimMemoryKind::Dax)),
+    }
+    if setup.saved || !setup.kind.has_ring() {
+        world.add_image();
+        world.add_image();
+    }
+    if setup.bulk_blocks > 0 {
+        world.add_used_disk(setup.bulk_blocks * BULK_BLOCK, FOREIGN);
+    }
+    let boot = Boot { boot: 1, opening: 0, keeps_trimmed: true };
+    let clock = Arc::new(SimClock::new(1));
+    let parts = parts(setup, &world, boot, &Watch::default(), true, &clock).expect("media of a new store");
+    Fs::format(parts, &format_options(setup, seed)).expect("the store is formatted");
+    world
+}
+
+/// Opens what is in `world`. The clock begins `boot.opening` hours after its epoch: recovery must not change times.
+pub fn open(setup: Setup, world: World, boot: Boot) -> Result<Store, String> {
+    let (fs, recovery, clock) = try_open(setup, &world, boot)?.map_err(|e| format!("opening: {e}"))?;
+    Ok(Store { setup, world, fs, recovery, clock, boot })
+}
+
+/// As [`open`], with the engine's own error.
+pub fn try_open(setup: Setup, world: &World, boot: Boot) -> Result<Result<Opened, shoal_fs::Error>, String> {
+    let clock = Arc::new(SimClock::new(boot.opening as i64 * 3_600_000_000_000));
+    let opened = open_with(setup, world, boot, &Watch::default(), quiet(), &clock)?;
+    Ok(opened.map(|(fs, recovery)| (fs, recovery, clock)))
+}
+
+pub type Opened = (Fs, Recovery, Arc<SimClock>);
+
+/// Opens the store at a time that goes on from one opening to the next.
+pub fn open_at(
+    setup: Setup,
+    world: &World,
+    boot: u8,
+    opening: u32,
+    clock: &Arc<SimClock>,
+) -> Result<(Fs, Recovery), String> {
+    let boot = Boot { boot, opening: opening.into(), keeps_trimmed: true };
+    open_with(setup, world, boot, &Watch::default(), quiet(), clock)?.map_err(|e| format!("opening: {e}"))
+}
+
+/// Reading a tree must not change it.
+fn quiet() -> Options {
+    Options { no_atime: true, ..Options::default() }
+}
+
+/// The outer error is one of finding the newest image.
+pub fn open_with(
+    setup: Setup,
+    world: &World,
+    boot: Boot,
+    watch: &Watch,
+    options: Options,
+    clock: &Arc<SimClock>,
+) -> Result<Result<(Fs, Recovery), shoal_fs::Error>, String> {
+    Ok(Fs::open(parts(setup, world, boot, watch, false, clock)?, options))
+}
+
+/// The offline checker's report on a store at rest.
+pub fn report(setup: Setup, world: &World, power_lost: bool) -> Result<Report, String> {
+    let bulk_bytes = (setup.bulk_blocks > 0).then_some(setup.bulk_blocks * BULK_BLOCK);
+    if setup.kind.has_ring() {
+        let memory = world.memory(0);
+        let image = ImageSource::Memory(&*memory);
+        report_on(Source { image, log: None, bulk_bytes, power_lost, sums: true })
+    } else {
+        let (images, log) = ([world.image(0), world.image(1)], world.log(0));
+        let image = ImageSource::Images([&*images[0], &*images[1]]);
+        report_on(Source { image, log: Some(&*log), bulk_bytes, power_lost, sums: true })
+    }
+}
+
+fn report_on(source: Source<'_>) -> Result<Report, String> {
+    shoal_check::check(source, &mut |_| ()).map_err(|e| format!("check: {e}"))
+}
+
+/// The checker finds nothing wrong.
+pub fn check(setup: Setup, world: &World, power_lost: bool) -> Result<Report, String> {
+    without_errors(report(setup, world, power_lost)?)
+}
+
+/// The checker finds nothing wrong in these media.
+pub fn check_source(source: Source<'_>) -> Result<Report, String> {
+    without_errors(report_on(source)?)
+}
+
+fn without_errors(report: Report) -> Result<Report, String> {
+    match report.errors.first() {
+        None => Ok(report),
+        Some(first) => Err(format!("check finds {} errors, first: {first}", report.errors.len())),
+    }
+}
