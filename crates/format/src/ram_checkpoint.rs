@@ -24,7 +24,7 @@ pub const LOOK: u32 = u32::MAX;
 /// The header of a piece. The checksum is that of the bytes behind it, up to `len`.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-struct CheckpointPieceHeader {
+struct CheckpointHeader {
     crc: U32,
     /// Bytes of the piece, without padding.
     len: U32,
@@ -40,8 +40,8 @@ struct CheckpointPieceHeader {
     reserved_end: [u8; 4],
 }
 
-const _: () = assert!(size_of::<CheckpointPieceHeader>() == PIECE_HEADER);
-const _: () = assert!(std::mem::offset_of!(CheckpointPieceHeader, index) == 48);
+const _: () = assert!(size_of::<CheckpointHeader>() == PIECE_HEADER);
+const _: () = assert!(std::mem::offset_of!(CheckpointHeader, index) == 48);
 
 /// What follows in a root.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -194,7 +194,7 @@ pub enum Kind {
 /// A piece, padded to a multiple of 512 bytes. `index`: its place in the log, or among the pages.
 pub fn encode(stamp: &Stamp, kind: Kind, index: u32, payload: &[u8]) -> Vec<u8> {
     let len = PIECE_HEADER + payload.len();
-    let header = CheckpointPieceHeader {
+    let header = CheckpointHeader {
         crc: 0.into(),
         len: u32::try_from(len).expect("a page has 64 KiB at most").into(),
         magic: MAGIC.into(),
@@ -217,7 +217,7 @@ pub fn encode(stamp: &Stamp, kind: Kind, index: u32, payload: &[u8]) -> Vec<u8> 
 
 /// The kind and the payload of the piece that begins here, if it is this checkpoint's and has this place.
 pub fn decode<'a>(bytes: &'a [u8], stamp: &Stamp, index: u32) -> Option<(Kind, &'a [u8])> {
-    let (header, _) = CheckpointPieceHeader::ref_from_prefix(bytes).ok()?;
+    let (header, _) = CheckpointHeader::ref_from_prefix(bytes).ok()?;
     if header.magic != MAGIC || header.uuid != stamp.uuid {
         return None;
     }
