@@ -6,7 +6,7 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::{FormatError, SlotRef};
+use crate::{FormatError, SlotRef, index};
 
 /// Bytes of the header of a root or leaf.
 pub const EXTENT_HEADER: usize = 16;
@@ -15,7 +15,7 @@ pub const EXTENT_BYTES: usize = 16;
 /// Bytes of a leaf.
 pub const LEAF_BYTES: u64 = 4096;
 /// Extents in a leaf.
-pub const LEAF_EXTENTS: usize = (LEAF_BYTES as usize - EXTENT_HEADER) / EXTENT_BYTES;
+pub const LEAF_EXTENTS: usize = (index(LEAF_BYTES) - EXTENT_HEADER) / EXTENT_BYTES;
 
 /// Written, but perhaps not durable: after a power loss it reads as zeros.
 pub const EXTENT_NEW: u32 = 1;

@@ -113,21 +113,21 @@ impl Layout {
             1024..65536 => (4096, 4096),
             _ => (4096, 65536),
         };
-        let names = ((record_bytes - PIECE_HEADER) / NAME) as u32;
+        let names = u32::try_from((record_bytes - PIECE_HEADER) / NAME).expect("a record has 4 KiB at most");
         // 8 bytes for each block and 32 for each unit, in pages whose last record may not fit.
-        let bytes = units as u64 * (8 * buffer as u64 + 32);
+        let bytes = u64::from(units) * (8 * buffer as u64 + 32);
         Layout {
-            at: front + units as u64 * unit_bytes as u64,
+            at: front + u64::from(units) * unit_bytes as u64,
             record_bytes,
             records: 16 + 2 * units.div_ceil(names),
             page_bytes,
-            pages: bytes.div_ceil(page_bytes as u64 - 256) as u32 + 2,
+            pages: u32::try_from(bytes.div_ceil(page_bytes as u64 - 256)).expect("fewer than 2^32 pages") + 2,
         }
     }
 
     fn half_bytes(&self) -> u64 {
-        let log = self.records as u64 * self.record_bytes as u64;
-        ROOT_BYTES as u64 + log + self.pages as u64 * self.page_bytes as u64
+        let log = u64::from(self.records) * self.record_bytes as u64;
+        ROOT_BYTES as u64 + log + u64::from(self.pages) * self.page_bytes as u64
     }
 
     /// Bytes of both halves.
@@ -140,11 +140,11 @@ impl Layout {
     }
 
     pub fn record_at(&self, half: u64, index: u32) -> u64 {
-        self.root_at(half) + ROOT_BYTES as u64 + index as u64 * self.record_bytes as u64
+        self.root_at(half) + ROOT_BYTES as u64 + u64::from(index) * self.record_bytes as u64
     }
 
     pub fn page_at(&self, half: u64, index: u32) -> u64 {
-        self.record_at(half, self.records) + index as u64 * self.page_bytes as u64
+        self.record_at(half, self.records) + u64::from(index) * self.page_bytes as u64
     }
 
     /// Units that a list names at most.
@@ -159,7 +159,8 @@ pub fn units(bytes: u64, front: u64, unit_bytes: usize, buffer: usize) -> u32 {
         let layout = Layout::new(front, units, unit_bytes, buffer);
         layout.at + layout.bytes() <= bytes
     };
-    let (mut low, mut high) = (0, (bytes.saturating_sub(front) / unit_bytes as u64).min(u32::MAX as u64 - 2) as u32);
+    let most = bytes.saturating_sub(front) / unit_bytes as u64;
+    let (mut low, mut high) = (0, u32::try_from(most).unwrap_or(u32::MAX).min(u32::MAX - 2));
     while low < high {
         let middle = low + (high - low).div_ceil(2);
         if fits(middle) { low = middle } else { high = middle - 1 }

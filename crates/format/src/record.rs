@@ -8,7 +8,7 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::{FormatError, Offset, REGION_BYTES_MAX, checksum, u64_at};
+use crate::{FormatError, Offset, REGION_BYTES_MAX, checksum, index, u64_at};
 
 pub const RECORD_MAGIC: u32 = u32::from_le_bytes(*b"SHrc");
 /// Bytes of a record header.
@@ -59,7 +59,7 @@ impl RecordHeader {
     pub fn new(kind: RecordKind, lsn: u64, salt: u32, len: usize, payload_crc: u32) -> RecordHeader {
         let mut header = RecordHeader {
             magic: RECORD_MAGIC.into(),
-            len: (len as u32).into(),
+            len: u32::try_from(len).expect("a payload has `RECORD_PAYLOAD_MAX` at most").into(),
             lsn: lsn.into(),
             salt: salt.into(),
             kind: (kind as u32).into(),
@@ -213,7 +213,7 @@ impl<'a> Iterator for Entries<'a> {
             return Some(Err(FormatError::Range { what, field: "offset", found: at }));
         }
         let body = &payload[8..];
-        let stored = if kind == KIND_ZERO { 0 } else { len as usize };
+        let stored = if kind == KIND_ZERO { 0 } else { index(len) };
         if body.len() < stored {
             return short(stored, body.len());
         }
