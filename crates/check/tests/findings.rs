@@ -337,6 +337,10 @@ fn damaged_extent_maps_are_found() {
     gives(K::ExtentMap, |s| s.write(root(s), &[7]));
     gives(K::ExtentMap, |s| s.write(leaf(s, 0), &[1]));
     let extent = |file_block, flags| Extent { file_block, blocks: 3, bulk_block: 60, flags };
+    // Flags no writer writes: both at once, and an unknown one.
+    for flags in [3, 4] {
+        gives(K::ExtentMap, |s| s.write(leaf(s, 0), &extents(&[extent(0, flags)])));
+    }
     gives_only(K::ExtentMap, |s| s.write(leaf(s, 0), &extents(&[extent(3, 0)])));
     gives_only(K::ExtentMap, |s| {
         let below = Extent { file_block: 4, blocks: 4, bulk_block: 100, flags: 0 };

@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
-use shoal_devices::Description;
+use shoal_devices::DeviceName;
 use shoal_devices::lend::Allow;
 use shoal_devices::size::Size;
 use shoal_nbd::Listen;
@@ -95,7 +95,7 @@ pub struct FormatArgs {
     ///
     /// With it PATH becomes a small file that names the device.
     #[arg(long, value_name = "DEVICE", verbatim_doc_comment)]
-    pub over: Option<Description>,
+    pub over: Option<DeviceName>,
     /// Of vlog:PATH: size of the file below, which is made
     #[arg(long, value_name = "SIZE")]
     pub size: Option<Size>,

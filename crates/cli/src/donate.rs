@@ -86,7 +86,7 @@ pub fn run(args: &DonateArgs) -> Outcome<()> {
     let terms = Terms { area_bytes: area, compression: args.compress, keep: Duration::from_secs(args.keep) };
     let lender = Arc::new(Lender::new(names, Quota::new(memory), terms));
     let marks = Marks { stall_percent: args.memory_stall, available_percent: args.low_memory };
-    let mut watch = Watch {
+    let mut watch = PressureWatch {
         lender: lender.clone(),
         gauge: Gauge::new(marks),
         begin: Instant::now(),
@@ -145,7 +145,7 @@ fn wait_for_signals(signals: SigSet) -> Outcome<Receiver<Signal>> {
 }
 
 /// What is done once a second.
-struct Watch {
+struct PressureWatch {
     lender: Arc<Lender>,
     gauge: Gauge,
     begin: Instant,
@@ -154,7 +154,7 @@ struct Watch {
     told: Option<Instant>,
 }
 
-impl Watch {
+impl PressureWatch {
     /// Until a signal asks for the end. Returns the thread that packs; it ends after its pass.
     fn until(mut self, ending: &Receiver<Signal>, compress_after_s: u32) -> Outcome<JoinHandle<()>> {
         let (compact, compacting) = start_compacting(self.lender.clone())?;

@@ -72,7 +72,7 @@ fn text(report: &FileReport) -> String {
 
 #[cfg(test)]
 mod tests {
-    use shoal_store::Piece;
+    use shoal_store::PieceReport;
 
     use super::*;
 
@@ -99,8 +99,8 @@ mod tests {
             record_at: 0x1000,
             has_xattrs: false,
             pieces: vec![
-                Piece { file_at: 0, bytes: 65536, tier: "bulk".into(), at: 0x20000, new: true, unwritten: false },
-                Piece { file_at: 65536, bytes: 65536, tier: "bulk".into(), at: 0, new: false, unwritten: true },
+                PieceReport { file_at: 0, bytes: 65536, tier: "bulk".into(), at: 0x20000, new: true, unwritten: false },
+                PieceReport { file_at: 65536, bytes: 65536, tier: "bulk".into(), at: 0, new: false, unwritten: true },
             ],
         };
         let json = serde_json::to_string(&report).unwrap();

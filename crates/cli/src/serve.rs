@@ -15,7 +15,7 @@ use nix::sys::signal::{SigSet, Signal};
 use parking_lot::Mutex;
 use serde::Serialize;
 use shoal_devices::size::human;
-use shoal_devices::{Description, Device, During, Failure, Outcome};
+use shoal_devices::{Device, DeviceName, During, Failure, Outcome};
 use shoal_nbd::tls::TlsServer;
 use shoal_nbd::{Export, Listen, Server, ServerOptions};
 use shoal_store::control::{self, Answer, Question};
@@ -44,19 +44,19 @@ struct Ready {
 }
 
 pub fn run(args: &ServeArgs) -> Outcome<()> {
-    let description: Description = args.device.parse().map_err(|error: String| Failure::told(error).misuse())?;
+    let name: DeviceName = args.device.parse().map_err(|error: String| Failure::told(error).misuse())?;
     // Status and changes name donors as any directory has them.
-    let mut description = description.absolute().during(&args.device)?;
+    let mut name = name.absolute().during(&args.device)?;
     if args.takeover {
         let cause = "only a network RAM disk can be taken over";
-        description = description.taking_over().ok_or_else(|| Failure::new("--takeover", cause).misuse())?;
+        name = name.taking_over().ok_or_else(|| Failure::new("--takeover", cause).misuse())?;
     }
     let signals: SigSet = ENDING_SIGNALS.into_iter().collect();
     signals.thread_block().during("signals")?;
     daemon::start_log();
     daemon::abort_on_panic();
     let tls = args.tls_certificates.as_deref().map(TlsServer::from_directory).transpose().map_err(Failure::told)?;
-    let device: Arc<dyn Device> = Arc::from(description.open()?);
+    let device: Arc<dyn Device> = Arc::from(name.open()?);
     let block_device = device.block_device();
     let size_bytes = block_device.geometry().bytes;
     let export = export(args, &*device).during("--name")?;
@@ -67,7 +67,7 @@ pub fn run(args: &ServeArgs) -> Outcome<()> {
     let server = Arc::new(Mutex::new(Some(server)));
     let control = start_control(&address, args, &device, &server);
     let ready = Ready {
-        device: device.description().without_secrets().to_string(),
+        device: device.name().without_secrets().to_string(),
         name: args.name.clone(),
         uri: uri(&address, &args.name, uses_tls),
         address: address.to_string(),
@@ -104,7 +104,7 @@ pub fn run(args: &ServeArgs) -> Outcome<()> {
 fn export(args: &ServeArgs, device: &dyn Device) -> Result<Export, shoal_nbd::export::ExportError> {
     let export = Export::new(args.name.as_str(), device.block_device())?
         // Any client reads it: no donors' addresses, no paths of this machine.
-        .description(device.description().kind().words)
+        .description(device.name().kind().words)
         .multi_conn(true)
         .read_only(args.read_only);
     match device.redundancy() {

@@ -13,14 +13,14 @@ use serde_json::{Map, Value};
 use shoal_media::BlockDevice;
 use shoal_nbd::BlockStatus;
 
-use crate::description::Description;
+use crate::device_name::DeviceName;
 use crate::failure::{Failure, Outcome};
 use crate::size::human;
 
 /// An open device.
 pub trait Device: Send + Sync {
     /// How to open it again.
-    fn description(&self) -> Description;
+    fn name(&self) -> DeviceName;
 
     fn block_device(&self) -> Arc<dyn BlockDevice>;
 
@@ -41,18 +41,17 @@ pub trait Device: Send + Sync {
 
     /// Changes who lends the device its memory; in words what was done.
     fn change(&self, _change: DonorChange, _donor: &str) -> Outcome<String> {
-        Err(Failure::new(self.description().without_secrets(), "has no donors")
-            .remedy("name a server of a network RAM disk"))
+        Err(Failure::new(self.name().without_secrets(), "has no donors").remedy("name a server of a network RAM disk"))
     }
 }
 
 impl dyn Device {
     /// How the device is, for programs and for [`DeviceReport::text`].
     pub fn report(&self) -> DeviceReport {
-        let description = self.description();
+        let name = self.name();
         DeviceReport {
-            device: description.without_secrets().to_string(),
-            kind: description.kind().name.into(),
+            device: name.without_secrets().to_string(),
+            kind: name.kind().name.into(),
             size_bytes: self.block_device().geometry().bytes,
             own: self.own_report(),
         }

@@ -24,7 +24,7 @@ pub(crate) const FRONT_BYTES: usize = shoal_netram::SUPERBLOCK_BYTES;
 
 /// What the owner of a link wants to be told, from a thread of the link.
 #[derive(Default)]
-pub(crate) struct Watch {
+pub(crate) struct LinkListener {
     pub lost: Option<Box<dyn Fn() + Send + Sync>>,
     /// Another client has the donor now.
     pub taken_over: Option<Box<dyn Fn() + Send + Sync>>,
@@ -37,7 +37,7 @@ struct Donor {
     /// The disk whose superblock was written here, or found here.
     disk: Mutex<Option<[u8; 16]>>,
     under_pressure: Mutex<bool>,
-    watch: OnceLock<Watch>,
+    listener: OnceLock<LinkListener>,
 }
 
 /// The device. Dropping it disconnects; requests in flight then fail.
@@ -49,8 +49,12 @@ pub(crate) struct DonorLink {
 impl DonorLink {
     pub fn connect(uri: &Uri, lost_after: Duration) -> Result<DonorLink, ConnectError> {
         let name = uri.to_string();
-        let donor =
-            Arc::new(Donor { name, disk: Mutex::default(), under_pressure: Mutex::default(), watch: OnceLock::new() });
+        let donor = Arc::new(Donor {
+            name,
+            disk: Mutex::default(),
+            under_pressure: Mutex::default(),
+            listener: OnceLock::new(),
+        });
         let options = LinkOptions {
             lost_after,
             reliance: Reliance::Completed,
@@ -61,9 +65,9 @@ impl DonorLink {
     }
 
     /// Once: whom to tell.
-    pub fn watch(&self, watch: Watch) {
+    pub fn listen(&self, listener: LinkListener) {
         // A second one would find the first in place, which is a mistake of the program.
-        assert!(self.donor.watch.set(watch).is_ok(), "a link is watched once");
+        assert!(self.donor.listener.set(listener).is_ok(), "a link has one listener");
     }
 
     /// The bytes that tell whose a donor is.
@@ -157,7 +161,7 @@ impl Owner for Donor {
     /// Tells of changes of the server's state of memory.
     fn look(&self, client: &Client) {
         // Before anybody can be told nothing is asked: a state that is known already is told no more.
-        let Some(told) = self.watch.get().and_then(|watch| watch.pressure.as_ref()) else { return };
+        let Some(told) = self.listener.get().and_then(|listener| listener.pressure.as_ref()) else { return };
         let Some(now) = pressure(client) else { return };
         let before = std::mem::replace(&mut *self.under_pressure.lock(), now);
         if now != before {
@@ -166,11 +170,11 @@ impl Owner for Donor {
     }
 
     fn ended(&self, end: &End) {
-        let Some(watch) = self.watch.get() else { return };
-        if let Some(told) = watch.taken_over.as_ref().filter(|_| *end == End::TakenOver) {
+        let Some(listener) = self.listener.get() else { return };
+        if let Some(told) = listener.taken_over.as_ref().filter(|_| *end == End::TakenOver) {
             told();
         }
-        if let Some(lost) = &watch.lost {
+        if let Some(lost) = &listener.lost {
             lost();
         }
     }

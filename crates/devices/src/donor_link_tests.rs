@@ -121,7 +121,7 @@ fn another_server_in_its_place_is_refused() {
     let told = Arc::new(AtomicU32::new(0));
     let lost = told.clone();
     let tell = move || _ = lost.fetch_add(1, Ordering::SeqCst);
-    link.watch(Watch { lost: Some(Box::new(tell)), ..Watch::default() });
+    link.listen(LinkListener { lost: Some(Box::new(tell)), ..LinkListener::default() });
     link.write_from(0, &[1; 4096]).unwrap();
     // Written, and not a superblock: as if the server had lost one.
     link.belongs_to([7; 16], true);
@@ -156,7 +156,7 @@ fn a_servers_pressure_is_told_when_it_changes() {
     let (sender, receiver) = mpsc::channel();
     let sender = Mutex::new(sender);
     let tell = move |on: bool| sender.lock().send(on).unwrap_or_default();
-    link.watch(Watch { pressure: Some(Box::new(tell)), ..Watch::default() });
+    link.listen(LinkListener { pressure: Some(Box::new(tell)), ..LinkListener::default() });
     for on in [true, false, true, false] {
         assert_eq!(receiver.recv_timeout(Duration::from_secs(5)).unwrap(), on);
         world.pressure.store(u32::from(!on), Ordering::SeqCst);

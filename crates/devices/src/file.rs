@@ -10,8 +10,8 @@ use std::{fmt, io};
 use shoal_host::FileDevice;
 use shoal_media::BlockDevice;
 
-use crate::description::{Description, Kind, Name, path_of};
 use crate::device::Device;
+use crate::device_name::{DeviceName, Kind, Name, path_of};
 use crate::failure::{Failure, Outcome};
 
 pub static KIND: Kind = Kind {
@@ -29,8 +29,8 @@ pub static KIND: Kind = Kind {
 struct FileName(PathBuf);
 
 /// The device that a file or a block device is.
-pub fn file(path: impl Into<PathBuf>) -> Description {
-    Description::new(FileName(path.into()))
+pub fn file(path: impl Into<PathBuf>) -> DeviceName {
+    DeviceName::new(FileName(path.into()))
 }
 
 impl fmt::Display for FileName {
@@ -44,11 +44,11 @@ impl Name for FileName {
         &KIND
     }
 
-    fn without_secrets(&self) -> Description {
-        Description::new(self.clone())
+    fn without_secrets(&self) -> DeviceName {
+        DeviceName::new(self.clone())
     }
 
-    fn absolute(&self) -> io::Result<Description> {
+    fn absolute(&self) -> io::Result<DeviceName> {
         std::path::absolute(&self.0).map(file)
     }
 
@@ -71,8 +71,8 @@ struct OpenFile {
 }
 
 impl Device for OpenFile {
-    fn description(&self) -> Description {
-        Description::new(self.name.clone())
+    fn name(&self) -> DeviceName {
+        DeviceName::new(self.name.clone())
     }
 
     fn block_device(&self) -> Arc<dyn BlockDevice> {

@@ -5,8 +5,8 @@
 
 use std::str::FromStr;
 
-use crate::description::{Description, Kind};
 use crate::device::DeviceReport;
+use crate::device_name::{DeviceName, Kind};
 use crate::{file, nbd, netram, vlog};
 
 /// All kinds.
@@ -24,10 +24,10 @@ impl Kind {
     }
 }
 
-impl FromStr for Description {
+impl FromStr for DeviceName {
     type Err = String;
 
-    fn from_str(text: &str) -> Result<Description, String> {
+    fn from_str(text: &str) -> Result<DeviceName, String> {
         KINDS.into_iter().find_map(|kind| (kind.parse)(text)).unwrap_or_else(|| {
             Err(format!(
                 "{text:?} is no device; write file:PATH, vlog:PATH, nbd://HOST/NAME, nbd+unix:///NAME?socket=PATH or \
@@ -75,7 +75,7 @@ mod tests {
             ("netram:a:1,b:2?policy=mirrored&parity=2", "needs 3 donors at least, 2 given"),
             ("netram:nbd+unix:///a?socket=/a&policy=none", "options of the disk come after"),
         ] {
-            let error = text.parse::<Description>().expect_err(text);
+            let error = text.parse::<DeviceName>().expect_err(text);
             assert!(error.contains(expected), "{text}: {error}");
         }
     }
@@ -89,9 +89,9 @@ mod tests {
             ("nbd://h:1/x", "nbd", "nbd://h:1/x"),
             ("netram:a:1,b:2?policy=none", "netram", "netram:a:1,b:2?policy=none"),
         ] {
-            let description: Description = text.parse().unwrap();
-            assert_eq!((description.kind().name, description.to_string().as_str()), (kind, written), "{text}");
-            assert_eq!(description, written.parse().unwrap());
+            let name: DeviceName = text.parse().unwrap();
+            assert_eq!((name.kind().name, name.to_string().as_str()), (kind, written), "{text}");
+            assert_eq!(name, written.parse().unwrap());
         }
     }
 

@@ -3,7 +3,7 @@
 //! | module | owns |
 //! |---|---|
 //! | `kinds` | the table of kinds |
-//! | `description` | a device's name, whatever its kind |
+//! | `device_name` | a device's name, whatever its kind |
 //! | `device` | the trait of open devices, and their report |
 //! | `file`, `nbd`, `netram`, `vlog` | one kind each: its grammar, opening, making, reporting |
 //! | `donor_link` | a connection to a donor of a network RAM disk |
@@ -15,13 +15,13 @@
 //! which kinds there are.
 //!
 //! ```
-//! use shoal_devices::Description;
+//! use shoal_devices::DeviceName;
 //!
 //! let dir = tempfile::tempdir()?;
 //! let path = dir.path().join("disk");
 //! std::fs::File::create(&path)?.set_len(1 << 20)?;
-//! let description: Description = format!("file:{}", path.display()).parse()?;
-//! let device = description.open()?;
+//! let name: DeviceName = format!("file:{}", path.display()).parse()?;
+//! let device = name.open()?;
 //! assert_eq!(device.block_device().geometry().bytes, 1 << 20);
 //! assert_eq!(device.report().kind, "file");
 //! device.close()?;
@@ -33,8 +33,8 @@
 
 #![forbid(unsafe_code)]
 
-mod description;
 mod device;
+mod device_name;
 mod donor_link;
 mod failure;
 mod file;
@@ -49,8 +49,8 @@ pub mod vlog;
 
 use std::path::PathBuf;
 
-pub use description::{Description, Kind, Make, MakeOptions, Name};
 pub use device::{Device, DeviceReport, DonorChange, Made};
+pub use device_name::{DeviceName, Kind, Make, MakeOptions, Name};
 pub use failure::{During, Failure, Outcome};
 pub use file::file;
 pub use kinds::KINDS;

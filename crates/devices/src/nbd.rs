@@ -14,8 +14,8 @@ use shoal_media::BlockDevice;
 use shoal_nbd::address::Place;
 use shoal_nbd::{Link, LinkOptions, Uri};
 
-use crate::description::{Description, Kind, Name};
 use crate::device::Device;
+use crate::device_name::{DeviceName, Kind, Name};
 use crate::failure::{Failure, Outcome};
 
 /// How long a device without which nothing goes on is tried to be reached again: as long as its server may take to come back.
@@ -39,10 +39,10 @@ struct NbdName {
     lost_after: Duration,
 }
 
-fn parse(text: &str) -> Result<Description, String> {
+fn parse(text: &str) -> Result<DeviceName, String> {
     let (text, lost_after) = take_lost_after(text)?;
     let uri = text.parse().map_err(|error: shoal_nbd::address::AddressError| error.to_string())?;
-    Ok(Description::new(NbdName { uri, lost_after: lost_after.unwrap_or(LOST_AFTER) }))
+    Ok(DeviceName::new(NbdName { uri, lost_after: lost_after.unwrap_or(LOST_AFTER) }))
 }
 
 /// Takes our own parameter out of an NBD URI.
@@ -113,14 +113,14 @@ impl Name for NbdName {
         &KIND
     }
 
-    fn without_secrets(&self) -> Description {
-        Description::new(NbdName { uri: self.uri.without_secret(), ..self.clone() })
+    fn without_secrets(&self) -> DeviceName {
+        DeviceName::new(NbdName { uri: self.uri.without_secret(), ..self.clone() })
     }
 
-    fn absolute(&self) -> io::Result<Description> {
+    fn absolute(&self) -> io::Result<DeviceName> {
         let mut name = self.clone();
         make_uri_absolute(&mut name.uri)?;
-        Ok(Description::new(name))
+        Ok(DeviceName::new(name))
     }
 
     fn open(&self) -> Outcome<Box<dyn Device>> {
@@ -140,8 +140,8 @@ struct OpenNbd {
 }
 
 impl Device for OpenNbd {
-    fn description(&self) -> Description {
-        Description::new(self.name.clone())
+    fn name(&self) -> DeviceName {
+        DeviceName::new(self.name.clone())
     }
 
     fn block_device(&self) -> Arc<dyn BlockDevice> {

@@ -6,7 +6,7 @@
 //! empty range. Walking the tree from left to right is walking in hash order, so a hash is a cookie that
 //! stays valid while the directory grows, shrinks or splits.
 
-use crate::{FormatError, SlotRef, u16_at, u32_at, u64_at};
+use crate::{FormatError, SlotRef, index, u16_at, u32_at, u64_at};
 
 /// Bits of a name's hash.
 pub const HASH_BITS: u32 = 60;
@@ -34,7 +34,7 @@ pub fn name_hash(seed: u64, name: &[u8]) -> u64 {
 
 /// The index of `hash` in a node of `level` (0 is the root).
 pub fn node_index(hash: u64, level: u32) -> usize {
-    (hash >> (HASH_BITS - NODE_BITS * (level + 1))) as usize & (NODE_FANOUT - 1)
+    index(hash >> (HASH_BITS - NODE_BITS * (level + 1))) & (NODE_FANOUT - 1)
 }
 
 /// One entry of a bucket.
@@ -54,20 +54,20 @@ impl Dirent<'_> {
     }
 
     pub fn encode(&self, out: &mut Vec<u8>) {
-        debug_assert!(self.name.len() <= NAME_MAX);
         out.extend_from_slice(&self.hash.to_le_bytes());
         out.extend_from_slice(&self.ino.to_le_bytes());
         out.push(self.kind);
-        out.push(self.name.len() as u8);
+        out.push(u8::try_from(self.name.len()).expect("a name has `NAME_MAX` bytes at most"));
         out.extend_from_slice(self.name);
     }
 }
 
 /// A bucket's header for `used` bytes and `live` entries.
 pub fn bucket_header(used: usize, live: usize) -> [u8; BUCKET_HEADER] {
+    let field = |value: usize| u16::try_from(value).expect("a bucket has `BUCKET_BYTES` at most").to_le_bytes();
     let mut header = [0; BUCKET_HEADER];
-    header[..2].copy_from_slice(&(used as u16).to_le_bytes());
-    header[2..4].copy_from_slice(&(live as u16).to_le_bytes());
+    header[..2].copy_from_slice(&field(used));
+    header[2..4].copy_from_slice(&field(live));
     header
 }
 
@@ -195,7 +195,7 @@ impl NodeRef {
     pub fn encode(self) -> u64 {
         match self {
             NodeRef::Null => 0,
-            NodeRef::Bucket { slot, depth } => slot.bits() | (depth as u64) << DEPTH_SHIFT,
+            NodeRef::Bucket { slot, depth } => slot.bits() | u64::from(depth) << DEPTH_SHIFT,
             NodeRef::Node(slot) => slot.bits() | IS_NODE,
         }
     }
@@ -208,7 +208,7 @@ impl NodeRef {
         let depth = (bits & !IS_NODE) >> DEPTH_SHIFT;
         let slot = SlotRef::from_bits(bits & ((1 << DEPTH_SHIFT) - 1)).filter(|s| !s.is_none()).ok_or(error.clone())?;
         let expected = if bits & IS_NODE != 0 { NODE_BYTES } else { BUCKET_BYTES as u64 };
-        if depth > NODE_BITS as u64 || (bits & IS_NODE != 0 && depth != 0) || slot.capacity() != expected {
+        if depth > u64::from(NODE_BITS) || (bits & IS_NODE != 0 && depth != 0) || slot.capacity() != expected {
             return Err(error);
         }
         Ok(if bits & IS_NODE != 0 { NodeRef::Node(slot) } else { NodeRef::Bucket { slot, depth: depth as u32 } })

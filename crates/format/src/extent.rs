@@ -6,7 +6,7 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::{FormatError, SlotRef};
+use crate::{FormatError, SlotRef, index};
 
 /// Bytes of the header of a root or leaf.
 pub const EXTENT_HEADER: usize = 16;
@@ -15,7 +15,7 @@ pub const EXTENT_BYTES: usize = 16;
 /// Bytes of a leaf.
 pub const LEAF_BYTES: u64 = 4096;
 /// Extents in a leaf.
-pub const LEAF_EXTENTS: usize = (LEAF_BYTES as usize - EXTENT_HEADER) / EXTENT_BYTES;
+pub const LEAF_EXTENTS: usize = (index(LEAF_BYTES) - EXTENT_HEADER) / EXTENT_BYTES;
 
 /// Written, but perhaps not durable: after a power loss it reads as zeros.
 pub const EXTENT_NEW: u32 = 1;
@@ -74,6 +74,65 @@ impl Extent {
     }
 }
 
+const WHAT: &str = "extent map";
+/// Bits of a block number on the bulk device.
+const BULK_BITS: u32 = 40;
+const FLAGS_SHIFT: u32 = 56;
+
+const fn range(field: &'static str, found: u64) -> FormatError {
+    FormatError::Range { what: WHAT, field, found }
+}
+
+/// A block of a file, or a number of them.
+fn block(number: u64) -> U32 {
+    u32::try_from(number).expect("a file ends at block 2^32").into()
+}
+
+impl ExtentRecord {
+    fn new(extent: &Extent) -> ExtentRecord {
+        ExtentRecord {
+            file_block: block(extent.file_block),
+            blocks: block(extent.blocks),
+            bulk_and_flags: (extent.bulk_block | u64::from(extent.flags) << FLAGS_SHIFT).into(),
+        }
+    }
+
+    /// `bulk_blocks`: those of the device, which the extent must not leave.
+    #[inline]
+    pub fn decode(&self, bulk_blocks: u64) -> Result<Extent, FormatError> {
+        let word = self.bulk_and_flags.get();
+        let extent = Extent {
+            file_block: self.file_block.get().into(),
+            blocks: self.blocks.get().into(),
+            bulk_block: word & ((1 << BULK_BITS) - 1),
+            flags: (word >> FLAGS_SHIFT) as u32,
+        };
+        if extent.blocks == 0 {
+            return Err(range("blocks", 0));
+        }
+        if extent.bulk_block + extent.blocks > bulk_blocks || extent.end() > 1 << 32 {
+            return Err(range("bulk block", extent.bulk_block));
+        }
+        if word >> BULK_BITS & 0xffff != 0 || extent.flags > EXTENT_UNWRITTEN {
+            return Err(range("flags", word >> BULK_BITS));
+        }
+        Ok(extent)
+    }
+}
+
+impl IndexRecord {
+    fn new(first: u64, leaf: SlotRef) -> IndexRecord {
+        IndexRecord { file_block: block(first), reserved: 0.into(), leaf: leaf.bits().into() }
+    }
+
+    /// First file block and leaf.
+    #[inline]
+    pub fn decode(&self) -> Result<(u64, SlotRef), FormatError> {
+        let leaf = SlotRef::from_bits(self.leaf.get()).filter(|leaf| leaf.capacity() == LEAF_BYTES);
+        Ok((self.file_block.get().into(), leaf.ok_or(range("leaf", self.leaf.get()))?))
+    }
+}
+
 /// A decoded root or leaf.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ExtentNode {
@@ -89,25 +148,18 @@ pub fn encode(node: &ExtentNode) -> Vec<u8> {
         ExtentNode::Index(index) => (1, index.len()),
     };
     let mut out = Vec::with_capacity(EXTENT_HEADER + count * EXTENT_BYTES);
-    let header = ExtentHeader { kind: kind.into(), count: (count as u32).into(), reserved: 0.into() };
+    let header = ExtentHeader {
+        kind: kind.into(),
+        count: u32::try_from(count).expect("a node is a piece").into(),
+        reserved: 0.into(),
+    };
     out.extend_from_slice(header.as_bytes());
     match node {
         ExtentNode::Extents(extents) => {
-            for e in extents {
-                let record = ExtentRecord {
-                    file_block: (e.file_block as u32).into(),
-                    blocks: (e.blocks as u32).into(),
-                    bulk_and_flags: (e.bulk_block | (e.flags as u64) << 56).into(),
-                };
-                out.extend_from_slice(record.as_bytes());
-            }
+            extents.iter().for_each(|extent| out.extend_from_slice(ExtentRecord::new(extent).as_bytes()));
         }
         ExtentNode::Index(index) => {
-            for &(first, leaf) in index {
-                let record =
-                    IndexRecord { file_block: (first as u32).into(), reserved: 0.into(), leaf: leaf.bits().into() };
-                out.extend_from_slice(record.as_bytes());
-            }
+            index.iter().for_each(|&(first, leaf)| out.extend_from_slice(IndexRecord::new(first, leaf).as_bytes()));
         }
     }
     out
@@ -115,36 +167,21 @@ pub fn encode(node: &ExtentNode) -> Vec<u8> {
 
 /// Decodes a root or leaf; `bulk_blocks` bounds every extent. Extents must ascend without overlap.
 pub fn decode(bytes: &[u8], bulk_blocks: u64) -> Result<ExtentNode, FormatError> {
-    let what = "extent map";
-    let range = |field, found| Err(FormatError::Range { what, field, found });
-    let Ok((header, body)) = ExtentHeader::read_from_prefix(bytes) else {
-        return Err(FormatError::Short { what, expected: EXTENT_HEADER, found: bytes.len() });
+    let Ok((header, body)) = ExtentHeader::ref_from_prefix(bytes) else {
+        return Err(FormatError::Short { what: WHAT, expected: EXTENT_HEADER, found: bytes.len() });
     };
     let count = header.count.get() as usize;
     if body.len() / EXTENT_BYTES < count {
-        return range("count", count as u64);
+        return Err(range("count", header.count.into()));
     }
     let items = body.chunks_exact(EXTENT_BYTES).take(count);
     match header.kind.get() {
         0 => {
             let mut extents: Vec<Extent> = Vec::with_capacity(count);
             for item in items {
-                let record = ExtentRecord::read_from_bytes(item).expect("size is asserted");
-                let word = record.bulk_and_flags.get();
-                let extent = Extent {
-                    file_block: record.file_block.get() as u64,
-                    blocks: record.blocks.get() as u64,
-                    bulk_block: word & ((1 << 40) - 1),
-                    flags: (word >> 56) as u32,
-                };
-                if extent.blocks == 0 || extents.last().is_some_and(|last| last.end() > extent.file_block) {
-                    return range("file block", extent.file_block);
-                }
-                if extent.bulk_block + extent.blocks > bulk_blocks || extent.end() > 1 << 32 {
-                    return range("bulk block", extent.bulk_block);
-                }
-                if word >> 40 & 0xffff != 0 || extent.flags > 2 {
-                    return range("flags", word >> 40);
+                let extent = ExtentRecord::ref_from_bytes(item).expect("size is asserted").decode(bulk_blocks)?;
+                if extents.last().is_some_and(|last| last.end() > extent.file_block) {
+                    return Err(range("file block", extent.file_block));
                 }
                 extents.push(extent);
             }
@@ -153,24 +190,43 @@ pub fn decode(bytes: &[u8], bulk_blocks: u64) -> Result<ExtentNode, FormatError>
         1 => {
             let mut index: Vec<(u64, SlotRef)> = Vec::with_capacity(count);
             for item in items {
-                let record = IndexRecord::read_from_bytes(item).expect("size is asserted");
-                let first = record.file_block.get() as u64;
-                let leaf = SlotRef::from_bits(record.leaf.get()).filter(|leaf| leaf.capacity() == LEAF_BYTES);
-                let Some(leaf) = leaf else { return range("leaf", record.leaf.get()) };
+                let (first, leaf) = IndexRecord::ref_from_bytes(item).expect("size is asserted").decode()?;
                 if index.last().is_some_and(|&(last, _)| last >= first) {
-                    return range("file block", first);
+                    return Err(range("file block", first));
                 }
                 index.push((first, leaf));
             }
             Ok(ExtentNode::Index(index))
         }
-        kind => range("kind", kind as u64),
+        kind => Err(range("kind", kind.into())),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_no_writer_writes_is_refused() {
+        let good = ExtentRecord::new(&Extent { file_block: 7, blocks: 2, bulk_block: 10, flags: EXTENT_UNWRITTEN });
+        assert!(good.decode(12).is_ok());
+        let with = |change: fn(&mut ExtentRecord)| {
+            let mut record = good;
+            change(&mut record);
+            match record.decode(12) {
+                Err(FormatError::Range { field, .. }) => field,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(with(|record| record.blocks = 0.into()), "blocks");
+        assert_eq!(with(|record| record.blocks = 3.into()), "bulk block");
+        assert_eq!(with(|record| record.file_block = u32::MAX.into()), "bulk block");
+        for flags in [3, 4, 128] {
+            let record = ExtentRecord { bulk_and_flags: (10 | flags << FLAGS_SHIFT).into(), ..good };
+            assert!(record.decode(12).is_err(), "flags {flags}");
+        }
+        assert_eq!(with(|record| record.bulk_and_flags = (10 | 1 << 40).into()), "flags");
+    }
 
     #[test]
     fn maps_round_trip_and_overlaps_are_refused() {

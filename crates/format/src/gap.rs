@@ -12,8 +12,8 @@
 
 use zerocopy::FromBytes;
 
-use crate::checksum;
 use crate::record::{RECORD_ALIGN, RECORD_HEADER, RECORD_MAGIC, RECORD_PAYLOAD_MAX, RecordHeader, RecordKind};
+use crate::{checksum, index};
 
 /// Bytes behind the end within which a record must follow that continues the chain.
 pub const GAP_BYTES_MAX: usize = RECORD_PAYLOAD_MAX + 2 * RECORD_HEADER;
@@ -39,7 +39,7 @@ fn record(bytes: &[u8]) -> Option<RecordHeader> {
 pub fn next_of_chain(bytes: &[u8], end: u64, salt: u32) -> Option<RecordHeader> {
     if let Ok(damaged) = RecordHeader::decode(bytes, end, salt) {
         // Its header is whole, and says where the next one is.
-        let next = header(bytes.get(damaged.total() as usize..)?)?;
+        let next = header(bytes.get(index(damaged.total())..)?)?;
         return (next.lsn.get() == end + damaged.total() && next.salt.get() == damaged.crc.get()).then_some(next);
     }
     let bytes = &bytes[..bytes.len().min(GAP_BYTES_MAX)];
@@ -92,7 +92,7 @@ pub fn next_in_ring(bytes: &[u8], end: u64, ring_bytes: u64) -> Option<RecordHea
         let whole = (lsn == position || earlier) && record(&bytes[at..]).is_some();
         match whole {
             true if lsn == position => return Some(found),
-            true => at = (at + found.total() as usize).min(bytes.len()),
+            true => at = (at + index(found.total())).min(bytes.len()),
             false => at += RECORD_ALIGN,
         }
     }

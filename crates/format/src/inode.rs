@@ -202,7 +202,7 @@ impl Inode {
             3 => Layout::Extents,
             4 => Layout::DirPacked,
             5 => Layout::DirHashed,
-            found => return Err(FormatError::Range { what, field: "layout", found: found as u64 }),
+            found => return Err(FormatError::Range { what, field: "layout", found: u64::from(found) }),
         };
         let inode = Inode {
             mode: record.mode.get(),
@@ -228,7 +228,7 @@ impl Inode {
             S_IFREG => !matches!(layout, Layout::DirPacked | Layout::DirHashed),
             S_IFLNK => layout == Layout::Direct,
             S_IFSOCK | S_IFBLK | S_IFCHR | S_IFIFO => layout == Layout::Empty,
-            found => return Err(FormatError::Range { what, field: "mode", found: found as u64 }),
+            found => return Err(FormatError::Range { what, field: "mode", found: u64::from(found) }),
         };
         if !layout_fits || (layout == Layout::Empty) != inode.root.is_none() {
             return Err(FormatError::Range { what, field: "layout", found: layout as u64 });

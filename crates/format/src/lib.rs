@@ -7,6 +7,7 @@
 //! Left out: I/O, allocation policy, locking, anything that needs a clock.
 
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), warn(clippy::cast_lossless, clippy::cast_possible_truncation))]
 
 pub mod dir;
 pub mod extent;
@@ -61,6 +62,14 @@ pub enum FormatError {
 /// CRC32C of `bytes`, continued from `seed`.
 pub fn checksum(seed: u32, bytes: &[u8]) -> u32 {
     crc32c::crc32c_append(seed, bytes)
+}
+
+/// A number of bytes or items as an index: addresses have 64 bits.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "usize has 64 bits, which is asserted")]
+pub(crate) const fn index(value: u64) -> usize {
+    const { assert!(usize::BITS == u64::BITS) };
+    value as usize
 }
 
 /// Puts the CRC32C of the bytes behind the first four, continued from `seed`, into these four.

@@ -24,7 +24,7 @@ pub const LOOK: u32 = u32::MAX;
 /// The header of a piece. The checksum is that of the bytes behind it, up to `len`.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-struct CheckpointPieceHeader {
+struct CheckpointHeader {
     crc: U32,
     /// Bytes of the piece, without padding.
     len: U32,
@@ -40,8 +40,8 @@ struct CheckpointPieceHeader {
     reserved_end: [u8; 4],
 }
 
-const _: () = assert!(size_of::<CheckpointPieceHeader>() == PIECE_HEADER);
-const _: () = assert!(std::mem::offset_of!(CheckpointPieceHeader, index) == 48);
+const _: () = assert!(size_of::<CheckpointHeader>() == PIECE_HEADER);
+const _: () = assert!(std::mem::offset_of!(CheckpointHeader, index) == 48);
 
 /// What follows in a root.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -113,21 +113,21 @@ impl Layout {
             1024..65536 => (4096, 4096),
             _ => (4096, 65536),
         };
-        let names = ((record_bytes - PIECE_HEADER) / NAME) as u32;
+        let names = u32::try_from((record_bytes - PIECE_HEADER) / NAME).expect("a record has 4 KiB at most");
         // 8 bytes for each block and 32 for each unit, in pages whose last record may not fit.
-        let bytes = units as u64 * (8 * buffer as u64 + 32);
+        let bytes = u64::from(units) * (8 * buffer as u64 + 32);
         Layout {
-            at: front + units as u64 * unit_bytes as u64,
+            at: front + u64::from(units) * unit_bytes as u64,
             record_bytes,
             records: 16 + 2 * units.div_ceil(names),
             page_bytes,
-            pages: bytes.div_ceil(page_bytes as u64 - 256) as u32 + 2,
+            pages: u32::try_from(bytes.div_ceil(page_bytes as u64 - 256)).expect("fewer than 2^32 pages") + 2,
         }
     }
 
     fn half_bytes(&self) -> u64 {
-        let log = self.records as u64 * self.record_bytes as u64;
-        ROOT_BYTES as u64 + log + self.pages as u64 * self.page_bytes as u64
+        let log = u64::from(self.records) * self.record_bytes as u64;
+        ROOT_BYTES as u64 + log + u64::from(self.pages) * self.page_bytes as u64
     }
 
     /// Bytes of both halves.
@@ -140,11 +140,11 @@ impl Layout {
     }
 
     pub fn record_at(&self, half: u64, index: u32) -> u64 {
-        self.root_at(half) + ROOT_BYTES as u64 + index as u64 * self.record_bytes as u64
+        self.root_at(half) + ROOT_BYTES as u64 + u64::from(index) * self.record_bytes as u64
     }
 
     pub fn page_at(&self, half: u64, index: u32) -> u64 {
-        self.record_at(half, self.records) + index as u64 * self.page_bytes as u64
+        self.record_at(half, self.records) + u64::from(index) * self.page_bytes as u64
     }
 
     /// Units that a list names at most.
@@ -159,7 +159,8 @@ pub fn units(bytes: u64, front: u64, unit_bytes: usize, buffer: usize) -> u32 {
         let layout = Layout::new(front, units, unit_bytes, buffer);
         layout.at + layout.bytes() <= bytes
     };
-    let (mut low, mut high) = (0, (bytes.saturating_sub(front) / unit_bytes as u64).min(u32::MAX as u64 - 2) as u32);
+    let most = bytes.saturating_sub(front) / unit_bytes as u64;
+    let (mut low, mut high) = (0, u32::try_from(most).unwrap_or(u32::MAX).min(u32::MAX - 2));
     while low < high {
         let middle = low + (high - low).div_ceil(2);
         if fits(middle) { low = middle } else { high = middle - 1 }
@@ -194,7 +195,7 @@ pub enum Kind {
 /// A piece, padded to a multiple of 512 bytes. `index`: its place in the log, or among the pages.
 pub fn encode(stamp: &Stamp, kind: Kind, index: u32, payload: &[u8]) -> Vec<u8> {
     let len = PIECE_HEADER + payload.len();
-    let header = CheckpointPieceHeader {
+    let header = CheckpointHeader {
         crc: 0.into(),
         len: u32::try_from(len).expect("a page has 64 KiB at most").into(),
         magic: MAGIC.into(),
@@ -217,7 +218,7 @@ pub fn encode(stamp: &Stamp, kind: Kind, index: u32, payload: &[u8]) -> Vec<u8> 
 
 /// The kind and the payload of the piece that begins here, if it is this checkpoint's and has this place.
 pub fn decode<'a>(bytes: &'a [u8], stamp: &Stamp, index: u32) -> Option<(Kind, &'a [u8])> {
-    let (header, _) = CheckpointPieceHeader::ref_from_prefix(bytes).ok()?;
+    let (header, _) = CheckpointHeader::ref_from_prefix(bytes).ok()?;
     if header.magic != MAGIC || header.uuid != stamp.uuid {
         return None;
     }

@@ -8,7 +8,7 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::{FormatError, Offset, REGION_BYTES_MAX, checksum, u64_at};
+use crate::{FormatError, Offset, REGION_BYTES_MAX, checksum, index, u64_at};
 
 pub const RECORD_MAGIC: u32 = u32::from_le_bytes(*b"SHrc");
 /// Bytes of a record header.
@@ -49,11 +49,17 @@ pub enum RecordKind {
     Epoch = 1,
 }
 
+impl RecordKind {
+    fn of(kind: u32) -> Option<RecordKind> {
+        [RecordKind::Tx, RecordKind::Epoch].into_iter().find(|&known| known as u32 == kind)
+    }
+}
+
 impl RecordHeader {
     pub fn new(kind: RecordKind, lsn: u64, salt: u32, len: usize, payload_crc: u32) -> RecordHeader {
         let mut header = RecordHeader {
             magic: RECORD_MAGIC.into(),
-            len: (len as u32).into(),
+            len: u32::try_from(len).expect("a payload has `RECORD_PAYLOAD_MAX` at most").into(),
             lsn: lsn.into(),
             salt: salt.into(),
             kind: (kind as u32).into(),
@@ -72,7 +78,7 @@ impl RecordHeader {
             return Err(FormatError::Short { what, expected: RECORD_HEADER, found: bytes.len() });
         };
         if header.magic.get() != RECORD_MAGIC {
-            return Err(FormatError::Magic { what, expected: RECORD_MAGIC as u64, found: header.magic.get() as u64 });
+            return Err(FormatError::Magic { what, expected: RECORD_MAGIC.into(), found: header.magic.into() });
         }
         let found = checksum(0, &header.as_bytes()[..28]);
         if header.crc.get() != found {
@@ -82,16 +88,20 @@ impl RecordHeader {
             return Err(FormatError::Range { what, field: "lsn", found: header.lsn.get() });
         }
         if header.salt.get() != salt {
-            return Err(FormatError::Range { what, field: "salt", found: header.salt.get() as u64 });
+            return Err(FormatError::Range { what, field: "salt", found: header.salt.into() });
         }
-        if header.len.get() as usize > RECORD_PAYLOAD_MAX || header.kind.get() > 1 {
-            return Err(FormatError::Range { what, field: "length", found: header.len.get() as u64 });
+        if header.len.get() as usize > RECORD_PAYLOAD_MAX {
+            return Err(FormatError::Range { what, field: "length", found: header.len.into() });
+        }
+        if RecordKind::of(header.kind.get()).is_none() {
+            return Err(FormatError::Range { what, field: "kind", found: header.kind.into() });
         }
         Ok(header)
     }
 
+    /// Of a header that was decoded: no other has a kind that is known.
     pub fn record_kind(&self) -> RecordKind {
-        if self.kind.get() == 1 { RecordKind::Epoch } else { RecordKind::Tx }
+        RecordKind::of(self.kind.get()).expect("`decode` refuses others")
     }
 
     /// Bytes the whole record takes in the log.
@@ -203,7 +213,7 @@ impl<'a> Iterator for Entries<'a> {
             return Some(Err(FormatError::Range { what, field: "offset", found: at }));
         }
         let body = &payload[8..];
-        let stored = if kind == KIND_ZERO { 0 } else { len as usize };
+        let stored = if kind == KIND_ZERO { 0 } else { index(len) };
         if body.len() < stored {
             return short(stored, body.len());
         }
@@ -255,5 +265,17 @@ mod tests {
         assert!(RecordHeader::decode(bytes, 4104, 77).is_err());
         assert!(RecordHeader::decode(bytes, 4096, 78).is_err());
         assert_eq!(header.total(), 40);
+        // Under a checksum that is right.
+        let forged = |change: fn(&mut RecordHeader)| {
+            let mut header = header;
+            change(&mut header);
+            header.crc = checksum(0, &header.as_bytes()[..28]).into();
+            match RecordHeader::decode(header.as_bytes(), 4096, 77) {
+                Err(FormatError::Range { field, found, .. }) => (field, found),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(forged(|header| header.kind = 2.into()), ("kind", 2));
+        assert_eq!(forged(|header| header.len = (2 << 20).into()), ("length", 2 << 20));
     }
 }

@@ -6,8 +6,8 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::FormatError;
 use crate::slot::{CLASSES, RUN_SEGMENTS_MAX, class_geometry};
+use crate::{FormatError, index};
 
 /// Bytes of one entry of the segment table.
 pub const SEGMENT_ENTRY: u64 = 16;
@@ -29,8 +29,8 @@ pub struct SegmentEntry {
     pub bitmap: U64,
 }
 
-const _: () = assert!(size_of::<SegmentEntry>() == SEGMENT_ENTRY as usize);
-const _: () = assert!(std::mem::offset_of!(SegmentEntry, bitmap) == SEGMENT_ENTRY_BITMAP as usize);
+const _: () = assert!(size_of::<SegmentEntry>() == index(SEGMENT_ENTRY));
+const _: () = assert!(std::mem::offset_of!(SegmentEntry, bitmap) == index(SEGMENT_ENTRY_BITMAP));
 
 /// What a segment is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +70,7 @@ impl SegmentEntry {
             0 => SegmentUse::Free,
             1 => {
                 if entry.class as usize >= CLASSES {
-                    return Err(FormatError::Range { what, field: "class", found: entry.class as u64 });
+                    return Err(FormatError::Range { what, field: "class", found: u64::from(entry.class) });
                 }
                 let (slots, _) = class_geometry(entry.class);
                 if slots > 64 && bitmap != 0 || slots < 64 && bitmap >> slots != 0 {
@@ -80,14 +80,14 @@ impl SegmentEntry {
             }
             2 => {
                 let run = entry.run.get();
-                if run == 0 || run as u64 > RUN_SEGMENTS_MAX {
-                    return Err(FormatError::Range { what, field: "run length", found: run as u64 });
+                if run == 0 || u64::from(run) > RUN_SEGMENTS_MAX {
+                    return Err(FormatError::Range { what, field: "run length", found: u64::from(run) });
                 }
                 SegmentUse::RunHead(run)
             }
             3 => SegmentUse::RunBody,
             4 => SegmentUse::Reserved,
-            kind => return Err(FormatError::Range { what, field: "kind", found: kind as u64 }),
+            kind => return Err(FormatError::Range { what, field: "kind", found: u64::from(kind) }),
         };
         if bitmap != 0 {
             return Err(FormatError::Range { what, field: "bitmap", found: bitmap });

@@ -36,13 +36,17 @@ const GEOMETRY: [(u32, u32); CLASSES] = {
     table
 };
 
+/// [`SEGMENT`], as offsets within one are counted.
+const SEGMENT_BYTES: u32 = 1 << 16;
+const _: () = assert!(SEGMENT_BYTES as u64 == SEGMENT);
+
 const fn geometry(size: u32) -> (u32, u32) {
-    let most = SEGMENT as u32 / size;
+    let most = SEGMENT_BYTES / size;
     if most <= 64 {
         return (most, 0);
     }
     let header = most.div_ceil(8).next_multiple_of(64);
-    ((SEGMENT as u32 - header) / size, header)
+    ((SEGMENT_BYTES - header) / size, header)
 }
 
 /// The smallest class whose slots hold `len` bytes; `None` above [`SLOT_MAX`].
@@ -51,10 +55,10 @@ pub const fn class_for(len: u64) -> Option<u8> {
         return None;
     }
     let mut class = 0;
-    while (CLASS_SIZES[class] as u64) < len {
+    while (CLASS_SIZES[class as usize] as u64) < len {
         class += 1;
     }
-    Some(class as u8)
+    Some(class)
 }
 
 /// A reference to an allocated piece: offset (40 bits), class (6 bits), run length in segments (9 bits).
@@ -67,12 +71,12 @@ impl SlotRef {
 
     pub fn slot(offset: Offset, class: u8) -> SlotRef {
         debug_assert!(offset != 0 && offset < REGION_BYTES_MAX && (class as usize) < CLASSES);
-        SlotRef(offset | (class as u64) << 40)
+        SlotRef(offset | u64::from(class) << 40)
     }
 
     pub fn run(offset: Offset, segments: u64) -> SlotRef {
         debug_assert!(offset.is_multiple_of(SEGMENT) && segments <= RUN_SEGMENTS_MAX);
-        SlotRef(offset | (CLASS_RUN as u64) << 40 | segments << 46)
+        SlotRef(offset | u64::from(CLASS_RUN) << 40 | segments << 46)
     }
 
     /// From stored bits. `None` when no writer writes such bits; zero decodes to [`SlotRef::NONE`].
@@ -105,7 +109,7 @@ impl SlotRef {
         let size = const { CLASS_SIZES[CLASS as usize] };
         let reference = SlotRef(bits);
         let behind = ((reference.offset() % SEGMENT) as u32).wrapping_sub(first);
-        let ok = bits >> 40 == CLASS as u64
+        let ok = bits >> 40 == u64::from(CLASS)
             && behind / size < slots
             && behind.is_multiple_of(size)
             && reference.offset() >= SEGMENT;
@@ -129,7 +133,7 @@ impl SlotRef {
 
     #[inline]
     pub fn class(self) -> u8 {
-        (self.0 >> 40) as u8 & 63
+        (self.0 >> 40 & 63) as u8
     }
 
     #[inline]
@@ -151,7 +155,7 @@ impl SlotRef {
         } else if self.is_run() {
             self.run_segments() * SEGMENT
         } else {
-            CLASS_SIZES[self.class() as usize] as u64
+            u64::from(CLASS_SIZES[self.class() as usize])
         }
     }
 

@@ -208,7 +208,7 @@ impl Superblock {
         }
         let code = record.memory_kind.get();
         let Some(memory_kind) = MemoryKind::of_code(code) else {
-            return Err(FormatError::Range { what, field: "memory kind", found: code as u64 });
+            return Err(FormatError::Range { what, field: "memory kind", found: u64::from(code) });
         };
         let superblock = Superblock {
             memory_kind,

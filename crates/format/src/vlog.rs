@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::{FormatError, checksum, seal};
 use map::Area;
-pub use record::{LINKS_MAX, PIECES_MAX, Piece, Record};
+pub use record::{LINKS_MAX, LoggedPiece, PIECES_MAX, Record};
 
 /// Bytes of a block, logical or physical.
 pub const BLOCK: usize = 4096;
@@ -335,7 +335,7 @@ pub(crate) mod tests {
     fn record() -> Record {
         let mut entries = [Entry::default(); PIECE_BLOCKS as usize];
         entries[3] = Entry { at: 77, crc: 1234 };
-        let piece = |index| Piece { index, changed: index as u8, entries };
+        let piece = |index| LoggedPiece { index, changed: index as u8, entries };
         let link = |n: u32| Link { at: LOG_AT + n, seq: n as u64 };
         Record {
             at: 500,

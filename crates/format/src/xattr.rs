@@ -19,17 +19,18 @@ pub type Attribute = (Vec<u8>, Vec<u8>);
 
 /// Encodes a list of attributes.
 pub fn encode(attributes: &[Attribute]) -> Vec<u8> {
+    let count = |value: usize| u32::try_from(value).expect("at most `XATTR_TOTAL_MAX` bytes").to_le_bytes();
     let mut out = vec![0; XATTR_HEADER];
     for (name, value) in attributes {
-        out.push(name.len() as u8);
+        out.push(u8::try_from(name.len()).expect("a name has 255 bytes at most"));
         out.extend_from_slice(&[0; 3]);
-        out.extend_from_slice(&(value.len() as u32).to_le_bytes());
+        out.extend_from_slice(&count(value.len()));
         out.extend_from_slice(name);
         out.extend_from_slice(value);
     }
-    let used = out.len() as u32;
-    out[..4].copy_from_slice(&used.to_le_bytes());
-    out[4..8].copy_from_slice(&(attributes.len() as u32).to_le_bytes());
+    let used = count(out.len());
+    out[..4].copy_from_slice(&used);
+    out[4..8].copy_from_slice(&count(attributes.len()));
     out
 }
 

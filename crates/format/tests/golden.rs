@@ -8,7 +8,7 @@ use shoal_format::ram::{
 };
 use shoal_format::ram_checkpoint::{self as checkpoint, GroupRecord, Kind, Root, Stamp};
 use shoal_format::vlog::map::{Area, Directory, List, MapPiece, decode_map, encode_map};
-use shoal_format::vlog::{Checkpoint, Entry, LINKS_MAX, Link, PIECES_MAX, Piece, Record, Superblock, Tail};
+use shoal_format::vlog::{Checkpoint, Entry, LINKS_MAX, Link, LoggedPiece, PIECES_MAX, Record, Superblock, Tail};
 
 fn dump(bytes: &[u8]) -> String {
     use std::fmt::Write;
@@ -315,7 +315,7 @@ fn entries(first: u32) -> [Entry; 8] {
 #[test]
 fn the_records_of_a_virtual_log() {
     let superblock = vlog_superblock(None);
-    let piece = |n: u32| Piece { index: 0x0112_1310 + n, changed: 0xa0 + n as u8, entries: entries(8 * n) };
+    let piece = |n: u32| LoggedPiece { index: 0x0112_1310 + n, changed: 0xa0 + n as u8, entries: entries(8 * n) };
     let link = |n: u32| Link { at: 0x0304_0500 + n, seq: 0x0506_0708_090a_0b00 + n as u64 };
     let small = Record {
         at: 0x0708_090a,

@@ -130,26 +130,13 @@ fn items_up_to(view: &impl View, node: SlotRef, count: u64, block: u64) -> Resul
 fn index_entry(view: &impl View, node: SlotRef, index: u64) -> Result<(u64, SlotRef)> {
     let mut bytes = [0; EXTENT_BYTES];
     view.read(item_at(node, index), &mut bytes)?;
-    let record = IndexRecord::read_from_bytes(&bytes).expect("sixteen bytes");
-    let leaf = SlotRef::from_bits(record.leaf.get()).filter(|leaf| leaf.capacity() == LEAF_BYTES);
-    Ok((record.file_block.get() as u64, leaf.ok_or(damaged("leaf", record.leaf.get()))?))
+    Ok(IndexRecord::ref_from_bytes(&bytes).expect("sixteen bytes").decode()?)
 }
 
 fn extent_entry(view: &impl View, node: SlotRef, index: u64, bulk_blocks: u64) -> Result<Extent> {
     let mut bytes = [0; EXTENT_BYTES];
     view.read(item_at(node, index), &mut bytes)?;
-    let record = ExtentRecord::read_from_bytes(&bytes).expect("sixteen bytes");
-    let word = record.bulk_and_flags.get();
-    let extent = Extent {
-        file_block: record.file_block.get() as u64,
-        blocks: record.blocks.get() as u64,
-        bulk_block: word & ((1 << 40) - 1),
-        flags: (word >> 56) as u32,
-    };
-    if extent.blocks == 0 || extent.bulk_block + extent.blocks > bulk_blocks {
-        return Err(damaged("bulk block", extent.bulk_block));
-    }
-    Ok(extent)
+    Ok(ExtentRecord::ref_from_bytes(&bytes).expect("sixteen bytes").decode(bulk_blocks)?)
 }
 
 /// Leaves of the map with this root.

@@ -220,3 +220,28 @@ fn a_stored_map_behaves_like_a_map_of_blocks_through_splits_and_removals_of_leav
     }
     assert!(most_leaves > LEAVES_MAX, "only {most_leaves} leaves: one edit held them all");
 }
+
+#[test]
+fn a_look_up_refuses_an_extent_that_no_writer_writes_as_an_edit_does() {
+    // The top three bytes of a record: two that are zero, and the flags.
+    for (odd, refused) in
+        [([0, 0, 2], false), ([0, 0, 3], true), ([0, 0, 4], true), ([1, 0, 0], true), ([0, 128, 1], true)]
+    {
+        let region = region();
+        let mut inode = no_data();
+        let mut edit = MapEdit::load(&region, &inode, 0, 8, BULK_BLOCKS).unwrap();
+        put(&mut edit.extents, Extent { file_block: 2, blocks: 4, bulk_block: 50, flags: 0 });
+        let mut tx = region.begin();
+        edit.store(&mut tx, &mut inode).unwrap();
+        tx.write(item_at(inode.root, 0) + 13, &odd).unwrap();
+        tx.commit().unwrap();
+        let map = (&region, inode.root);
+        // Within the extent, and in the hole before it.
+        for block in [3, 0] {
+            assert_eq!(find(map.0, map.1, block, BULK_BLOCKS).is_err(), refused, "{odd:?}, block {block}");
+        }
+        assert_eq!(goal_before(map.0, map.1, 6, BULK_BLOCKS).is_err(), refused, "{odd:?}");
+        assert_eq!(MapEdit::load(&region, &inode, 0, 8, BULK_BLOCKS).is_err(), refused, "{odd:?}");
+        assert_eq!(raw(map.0, map.1).unwrap().is_empty(), refused, "{odd:?}");
+    }
+}

@@ -19,7 +19,7 @@ use shoal_region::{Lsn, Tx};
 
 use crate::large::{FILE_BLOCKS_MAX, MOVE_BACK_BYTES};
 use crate::planted::{Bug, is_planted};
-use crate::{Error, Fs, Ino, Piece, Result, flags, small};
+use crate::{Error, Fs, Ino, PlacedRange, Result, flags, small};
 
 /// Longest file (bytes): an extent map counts blocks with 32 bits.
 pub const FILE_BYTES_MAX: u64 = FILE_BLOCKS_MAX * BULK_BLOCK;
@@ -486,7 +486,7 @@ impl Fs {
     }
 
     /// Where the file's data are: slots of the region, extents of the bulk device, in the order of the file.
-    pub(crate) fn pieces(&self, inode: &Inode) -> Result<Vec<Piece>> {
+    pub(crate) fn pieces(&self, inode: &Inode) -> Result<Vec<PlacedRange>> {
         if inode.layout == Layout::Extents {
             return self.large_pieces(inode);
         }
@@ -495,7 +495,7 @@ impl Fs {
             let slot = small::chunk_slot(&self.region, inode, chunk)?;
             if !slot.is_none() {
                 let (file_at, len, at) = (chunk * CHUNK, slot.capacity(), slot.offset());
-                pieces.push(Piece { file_at, len, at, bulk: false, new: false, unwritten: false });
+                pieces.push(PlacedRange { file_at, len, at, bulk: false, new: false, unwritten: false });
             }
         }
         Ok(pieces)

@@ -29,7 +29,7 @@ use shoal_region::{Lsn, Tx};
 use crate::bulk::{Bulk, Run, Tail, may_wait};
 use crate::extents::{MapEdit, Mapped, clip, cut, find, goal_before, put, reflag};
 use crate::planted::{Bug, is_planted};
-use crate::{Error, Fs, Ino, Piece, Result, small};
+use crate::{Error, Fs, Ino, PlacedRange, Result, small};
 
 /// Blocks of a file at most: extents hold 32 bits.
 pub(crate) const FILE_BLOCKS_MAX: u64 = 1 << 32;
@@ -189,14 +189,14 @@ impl Fs {
         })
     }
 
-    pub(crate) fn large_pieces(&self, inode: &Inode) -> Result<Vec<Piece>> {
+    pub(crate) fn large_pieces(&self, inode: &Inode) -> Result<Vec<PlacedRange>> {
         let mut pieces = Vec::new();
         let mut block = 0;
         while block < FILE_BLOCKS_MAX {
             match self.mapped(inode, block)? {
                 Mapped::Hole { until } => block = until,
                 Mapped::At(extent) => {
-                    pieces.push(Piece {
+                    pieces.push(PlacedRange {
                         file_at: extent.file_block * BULK_BLOCK,
                         len: extent.blocks * BULK_BLOCK,
                         at: extent.bulk_block * BULK_BLOCK,

@@ -73,7 +73,7 @@ pub use namespace::DirEntry;
 pub use rename::RenameMode;
 pub use resize::{AtRest, Limits, Refused, Relayout, Steps};
 pub use shoal_region::Failure;
-pub use space::{Piece, Placement, StatFs, Usage};
+pub use space::{PlacedRange, Placement, StatFs, Usage};
 pub use xattr::XattrMode;
 
 /// An inode number.

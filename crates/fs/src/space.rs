@@ -58,7 +58,7 @@ pub struct Usage {
 
 /// A piece of a file: where in the file, where on the medium (bytes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct PlacedRange {
     pub file_at: u64,
     pub len: u64,
     pub at: u64,
@@ -77,7 +77,7 @@ pub struct Placement {
     pub inode: Inode,
     /// Offset of the inode's record in the region.
     pub record_at: u64,
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<PlacedRange>,
 }
 
 const BLOCK: u64 = 4096;

@@ -25,7 +25,7 @@ use shoal_writeback::S_NS;
 
 use crate::experiment::{Common, LabError, Run};
 use crate::report::Report;
-use layout::Disk;
+use layout::DiskModel;
 
 /// In which order the disk takes its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -43,8 +43,8 @@ pub enum Queue {
     shoal lab run update-policy --disk rz58 --queue elevator --trials 2")]
 pub struct Options {
     /// Disks
-    #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',', default_values_t = [Disk::Rz58, Disk::Rz57])]
-    pub disk: Vec<Disk>,
+    #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',', default_values_t = [DiskModel::Rz58, DiskModel::Rz57])]
+    pub disk: Vec<DiskModel>,
     /// In which order a disk takes its requests
     #[arg(long, value_enum, default_value_t = Queue::Fifo)]
     pub queue: Queue,
@@ -77,7 +77,7 @@ pub struct Options {
 /// What is run, with `--quick` taken into account.
 #[derive(Clone, Debug)]
 struct Plan {
-    disks: Vec<Disk>,
+    disks: Vec<DiskModel>,
     order: Order,
     trials: u64,
     reads: u64,

@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::busy_poll::BusyPoll;
 use crate::channel::Channel;
-use crate::watch::Watch;
 
 /// Asked from the socket at once (bytes).
 const BUFFER_BYTES: usize = 64 << 10;
 
 pub(crate) struct Input {
     channel: Arc<Channel>,
-    watch: Option<Watch>,
+    watch: Option<BusyPoll>,
     stall: Option<Stall>,
     buffer: Vec<u8>,
     start: usize,
@@ -58,7 +58,7 @@ impl Input {
 
     /// Watches the socket before sleeping on it, where that pays.
     pub(crate) fn watching(mut self) -> Input {
-        self.watch = Watch::new(&self.channel);
+        self.watch = BusyPoll::new(&self.channel);
         self
     }
 
@@ -138,7 +138,7 @@ impl Input {
 
 fn wait(
     channel: &Channel,
-    watch: &mut Option<Watch>,
+    watch: &mut Option<BusyPoll>,
     mut stall: Option<&mut Stall>,
     out: &mut [u8],
     idle: &mut dyn FnMut() -> io::Result<()>,

@@ -50,7 +50,7 @@ impl View for Region {
 
 /// One write of the overlay: where in the region, how long, where in the record (`ZEROS`: no bytes stored).
 #[derive(Clone, Copy)]
-struct Piece {
+struct BufferedWrite {
     at: Offset,
     len: u64,
     data: usize,
@@ -62,7 +62,7 @@ const ZEROS: usize = usize::MAX;
 #[derive(Default)]
 struct Buffers {
     record: Vec<u8>,
-    pieces: Vec<Piece>,
+    pieces: Vec<BufferedWrite>,
     allocated: Vec<SlotRef>,
     freed: Vec<SlotRef>,
 }
@@ -133,7 +133,7 @@ impl<'r> Tx<'r> {
         }
         self.room(8 + bytes.len())?;
         let data = Entry::Write { at, bytes }.encode(&mut self.buffers.record);
-        self.buffers.pieces.push(Piece { at, len: bytes.len() as u64, data });
+        self.buffers.pieces.push(BufferedWrite { at, len: bytes.len() as u64, data });
         Ok(())
     }
 
@@ -142,7 +142,7 @@ impl<'r> Tx<'r> {
         self.bound(at, len)?;
         self.room(8)?;
         Entry::Zero { at, len }.encode(&mut self.buffers.record);
-        self.buffers.pieces.push(Piece { at, len, data: ZEROS });
+        self.buffers.pieces.push(BufferedWrite { at, len, data: ZEROS });
         Ok(())
     }
 

@@ -54,7 +54,7 @@ pub enum BulkChoice {
     /// A file, which is made, or a block device.
     File(PathBuf),
     /// Any other device; it is there already.
-    Device(shoal_devices::Description),
+    Device(shoal_devices::DeviceName),
 }
 
 impl FromStr for BulkChoice {

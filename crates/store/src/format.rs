@@ -83,7 +83,7 @@ impl Store {
         let memory = memory_place(&options.memory)?;
         refuse_bulk_place(directory, options)?;
         let device = match &options.bulk {
-            Some(BulkChoice::Device(description)) => Some(open_empty(description, options)?),
+            Some(BulkChoice::Device(name)) => Some(open_empty(name, options)?),
             _ => None,
         };
         let (directory, lock) = directory::prepare(directory, options.force)?;
@@ -242,12 +242,12 @@ fn prepare_bulk(directory: &Path, options: &FormatOptions) -> Outcome<(Option<Bu
 }
 
 /// Opens a device elsewhere; one that holds something is not overwritten by mistake.
-fn open_empty(description: &shoal_devices::Description, options: &FormatOptions) -> Outcome<Arc<dyn Device>> {
-    let description = description.absolute().during("--bulk")?;
-    let opened = description.open();
+fn open_empty(name: &shoal_devices::DeviceName, options: &FormatOptions) -> Outcome<Arc<dyn Device>> {
+    let name = name.absolute().during("--bulk")?;
+    let opened = name.open();
     let device: Arc<dyn Device> = opened.map(Arc::from).map_err(|failure| failure.within("bulk storage"))?;
     let block_device = device.block_device();
-    refuse_if_not_empty(&*block_device, description, options.force)?;
+    refuse_if_not_empty(&*block_device, name, options.force)?;
     // A hint: what an earlier user left there takes no room any more.
     let _ = shoal_media::trim(&*block_device, 0, block_device.geometry().bytes);
     Ok(device)
@@ -259,7 +259,7 @@ fn elsewhere(device: &dyn Device, options: &FormatOptions) -> Outcome<(Option<Bu
     let wanted = options.bulk_bytes.unwrap_or(found);
     if wanted > found {
         let cause =
-            format!("{} is more than {} has ({})", human(wanted), device.description().without_secrets(), human(found));
+            format!("{} is more than {} has ({})", human(wanted), device.name().without_secrets(), human(found));
         return Err(Failure::new("--bulk-size", cause).misuse());
     }
     let bytes = wanted / BULK_BLOCK * BULK_BLOCK;
@@ -268,7 +268,7 @@ fn elsewhere(device: &dyn Device, options: &FormatOptions) -> Outcome<(Option<Bu
             .remedy("use --bulk none")
             .misuse());
     }
-    Ok((Some(BulkPlace::Device(device.description().to_string())), bytes))
+    Ok((Some(BulkPlace::Device(device.name().to_string())), bytes))
 }
 
 #[cfg(test)]

@@ -36,12 +36,12 @@ pub struct FileReport {
     /// Offset of the inode's record in the region.
     pub record_at: u64,
     pub has_xattrs: bool,
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<PieceReport>,
 }
 
 /// A piece of its data.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub struct Piece {
+pub struct PieceReport {
     pub file_at: u64,
     pub bytes: u64,
     /// `memory` or `bulk`.
@@ -71,7 +71,7 @@ impl FileReport {
             12 => "socket",
             other => return Err(Failure::new(path.display(), format!("mode {other:o} is of no known kind"))),
         };
-        let pieces = placement.pieces.iter().map(|piece| Piece {
+        let pieces = placement.pieces.iter().map(|piece| PieceReport {
             file_at: piece.file_at,
             bytes: piece.len,
             tier: if piece.bulk { "bulk" } else { "memory" }.into(),

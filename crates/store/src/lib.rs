@@ -62,7 +62,7 @@ mod volume;
 pub use copy::{Copied, CopyOptions};
 pub use description::{BulkChoice, BulkPlace, Description};
 pub use format::{FormatOptions, Formatted};
-pub use inspect::{FileReport, Piece};
+pub use inspect::{FileReport, PieceReport};
 pub use memory::{LossBounds, MemoryChoice};
 pub use mounted::{Mounted, Recovered, access_times_name};
 pub use names::{DAEMON_LOG, DESCRIPTION};

@@ -222,7 +222,7 @@ impl Asked {
                 Some(bulk) => {
                     let done = bulk.change(change, &donor)?;
                     // The next mount needs the new donor, too.
-                    let place = Some(BulkPlace::Device(bulk.description().to_string()));
+                    let place = Some(BulkPlace::Device(bulk.name().to_string()));
                     let description = Description { bulk: place, ..self.description.clone() };
                     description.write(directory).map(|()| done.into())
                 }

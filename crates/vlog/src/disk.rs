@@ -133,7 +133,7 @@ impl Status {
     }
 }
 
-/// An open virtual-log disk. It has no thread: what is to happen in gaps is asked for, see [`crate::Disk`].
+/// An open virtual-log disk. It has no thread: what is to happen in gaps is asked for, see [`crate::VirtualLogDisk`].
 pub struct VirtualLog {
     pub(crate) device: Arc<dyn BlockDevice>,
     pub(crate) clock: Arc<dyn Clock>,

@@ -1,6 +1,6 @@
 //! Gaps between requests, and the thread that uses them.
 //!
-//! Owns: when the disk counts as idle (no request for several times the usual distance between two), and [`Disk`], a virtual
+//! Owns: when the disk counts as idle (no request for several times the usual distance between two), and [`VirtualLogDisk`], a virtual
 //! log with a thread that writes what waited too long and lets the compactor run while nobody comes.
 //! Rules: the compactor is asked block by block, so that a request waits for one block at most. Left out: what it does.
 
@@ -69,19 +69,19 @@ struct Stop {
 }
 
 /// A virtual log that uses gaps by itself. Dropping it closes the disk: the next opening finds its end at once.
-pub struct Disk {
+pub struct VirtualLogDisk {
     log: Arc<VirtualLog>,
     stop: Arc<Stop>,
     ticker: Option<JoinHandle<()>>,
 }
 
-impl Disk {
-    pub fn start(log: VirtualLog) -> Disk {
+impl VirtualLogDisk {
+    pub fn start(log: VirtualLog) -> VirtualLogDisk {
         let log = Arc::new(log);
         let stop = Arc::new(Stop::default());
         let (working, stopping) = (Arc::downgrade(&log), stop.clone());
         let ticker = thread::Builder::new().name("vlog-idle".into()).spawn(move || work(&working, &stopping)).ok();
-        Disk { log, stop, ticker }
+        VirtualLogDisk { log, stop, ticker }
     }
 
     pub fn log(&self) -> &VirtualLog {
@@ -89,7 +89,7 @@ impl Disk {
     }
 }
 
-impl BlockDevice for Disk {
+impl BlockDevice for VirtualLogDisk {
     fn geometry(&self) -> BlockGeometry {
         self.log.geometry()
     }
@@ -107,7 +107,7 @@ impl BlockDevice for Disk {
     }
 }
 
-impl Drop for Disk {
+impl Drop for VirtualLogDisk {
     fn drop(&mut self) {
         *self.stop.stopped.lock() = true;
         self.stop.changed.notify_all();

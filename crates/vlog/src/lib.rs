@@ -55,7 +55,7 @@ use shoal_format::vlog::BLOCK;
 use shoal_media::{Head, MediaError};
 
 pub use disk::{Status, VirtualLog};
-pub use idle::Disk;
+pub use idle::VirtualLogDisk;
 pub use recover::{Recovery, identify};
 pub use search::Progress;
 

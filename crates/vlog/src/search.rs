@@ -34,7 +34,7 @@ pub struct Progress {
     pub total: u64,
 }
 
-pub(crate) type Watch = Option<Arc<dyn Fn(Progress) + Send + Sync>>;
+pub(crate) type OnProgress = Option<Arc<dyn Fn(Progress) + Send + Sync>>;
 
 pub(crate) struct Search<'a> {
     pub device: &'a dyn BlockDevice,
@@ -54,7 +54,7 @@ pub(crate) struct Search<'a> {
     pub durable: u64,
     pub blocks_read: u64,
     pub records: u64,
-    watch: Watch,
+    watch: OnProgress,
 }
 
 /// Found in a disk.
@@ -65,7 +65,7 @@ pub(crate) struct Found {
 }
 
 impl<'a> Search<'a> {
-    pub fn new(device: &'a dyn BlockDevice, superblock: Superblock, watch: Watch) -> Search<'a> {
+    pub fn new(device: &'a dyn BlockDevice, superblock: Superblock, watch: OnProgress) -> Search<'a> {
         Search {
             device,
             superblock,

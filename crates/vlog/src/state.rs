@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use shoal_format::vlog::{Entry, LINKS_MAX, Link, PIECE_BLOCKS, PIECES_MAX, Piece, Record, Superblock};
+use shoal_format::vlog::{Entry, LINKS_MAX, Link, LoggedPiece, PIECE_BLOCKS, PIECES_MAX, Record, Superblock};
 
 use crate::checkpoint::Bits;
 use crate::entries::Map;
@@ -159,7 +159,7 @@ impl State {
             self.piece_at[index as usize] = at;
             self.mark_dirty(index);
             live.newest |= 1 << n;
-            pieces.push(Piece { index, changed: mask, entries: self.map.piece(index) });
+            pieces.push(LoggedPiece { index, changed: mask, entries: self.map.piece(index) });
         }
         if !pieces.is_empty() && pieces.len() <= SPARSE as usize {
             self.sparse.push(at);

@@ -3,7 +3,9 @@
 //! Rules: holes stay holes; data marked UNWRITTEN, or NEW after a power loss, is none; bytes in a page whose sum was wrong are
 //! sent as they were found and named, because most of them are right.
 
-use shoal_format::extent::{EXTENT_BYTES, EXTENT_HEADER, EXTENT_NEW, EXTENT_UNWRITTEN, ExtentRecord, IndexRecord};
+use shoal_format::extent::{
+    EXTENT_BYTES, EXTENT_HEADER, EXTENT_NEW, EXTENT_UNWRITTEN, Extent, ExtentRecord, IndexRecord,
+};
 use shoal_format::inode::{CHUNK, Inode, Layout, S_IFLNK};
 use shoal_format::{BULK_BLOCK, SlotRef, xattr};
 use zerocopy::FromBytes;
@@ -169,17 +171,12 @@ impl Walk<'_, '_> {
     /// Sends the data of one extent, which begins at `from` or later (file blocks); returns where it ends.
     fn extent(&mut self, path: &[u8], inode: &Inode, record: &ExtentRecord, from: u64) -> Result<u64, CheckError> {
         let (file_block, blocks) = (record.file_block.get() as u64, record.blocks.get() as u64);
-        let word = record.bulk_and_flags.get();
-        let (first, flags) = (word & ((1 << 40) - 1), (word >> 56) as u32);
         let (start, mut end) = (file_block * BULK_BLOCK, (file_block + blocks).saturating_mul(BULK_BLOCK));
-        if blocks == 0
-            || file_block < from
-            || first + blocks > self.superblock.bulk_blocks
-            || flags & !(EXTENT_NEW | EXTENT_UNWRITTEN) != 0
-        {
+        let decoded = record.decode(self.superblock.bulk_blocks).ok().filter(|extent| extent.file_block >= from);
+        let Some(Extent { bulk_block: first, flags, .. }) = decoded else {
             self.lost(Some(path), Some((start, end)), "an extent of its map is impossible".into());
             return Ok(from);
-        }
+        };
         end = end.min(inode.size);
         let no_data = flags & EXTENT_UNWRITTEN != 0 || (flags & EXTENT_NEW != 0 && self.source.power_lost);
         if no_data || start >= end {

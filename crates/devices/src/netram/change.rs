@@ -45,8 +45,8 @@ impl Inner {
         if self.in_use(&donor).is_ok() {
             return Err(Failure::new(format_args!("donor {name}"), "is in use by this disk already"));
         }
-        let description = self.description.lock().clone();
-        let one = reach(&donor, &description, &self.export).map_err(NotReached::into_failure)?;
+        let disk_name = self.name.lock().clone();
+        let one = reach(&donor, &disk_name, &self.export).map_err(NotReached::into_failure)?;
         if let Some(other) = one.disk().filter(|uuid| *uuid != self.uuid) {
             return Err(Failure::new(
                 format_args!("donor {name}"),
@@ -73,7 +73,7 @@ impl Inner {
         self.take_in(&one)?;
         // Not before: the keeper would take it back meanwhile.
         self.dismissed.lock().remove(&name);
-        let donors = &mut self.description.lock().donors;
+        let donors = &mut self.name.lock().donors;
         if !donors.contains(&donor) {
             donors.push(donor);
         }

@@ -140,7 +140,7 @@ impl Inner {
         let status = self.disk.status();
         let here = |name: &str| status.donors.iter().any(|donor| donor.name == name && donor.state.is_in_use());
         let dismissed = self.dismissed.lock();
-        let donors = self.description.lock().donors.clone();
+        let donors = self.name.lock().donors.clone();
         let away = |donor: &Donor| {
             let name = donor.to_string();
             !here(&name) && !dismissed.contains(&name)
@@ -149,8 +149,8 @@ impl Inner {
     }
 
     fn take_back(&self, donor: &Donor) {
-        let description = self.description.lock().clone();
-        let one = match reach(donor, &description, &self.export) {
+        let disk_name = self.name.lock().clone();
+        let one = match reach(donor, &disk_name, &self.export) {
             Ok(one) => one,
             Err(NotReached::Away(error)) => return debug!("{error}"),
             Err(NotReached::Unfit(failure)) => return debug!("{failure}"),

@@ -35,9 +35,9 @@ use shoal_nbd::{BlockStatus, ClientId, Extent};
 use shoal_netram::{Disk, DonorId, DonorState, DonorStatus};
 use tracing::{info, warn};
 
-use crate::description::{Description, Kind};
 use crate::device::{Device, DonorChange};
-use crate::donor_link::{DonorLink, Watch};
+use crate::device_name::{DeviceName, Kind};
+use crate::donor_link::{DonorLink, LinkListener};
 use crate::failure::{During, Failure, Outcome};
 use crate::uuid::uuid_text;
 
@@ -52,7 +52,7 @@ pub static KIND: Kind = Kind {
     schemes: &["netram"],
     // Leases and the keeper's work.
     opening_writes: true,
-    parse: |text| text.strip_prefix("netram:").map(|rest| Netram::parse(rest).map(Description::new)),
+    parse: |text| text.strip_prefix("netram:").map(|rest| Netram::parse(rest).map(DeviceName::new)),
     make: Some(make::make),
     text: report::text,
 };
@@ -77,7 +77,7 @@ struct Inner {
     /// What this client is to donors.
     client: ClientId,
     /// As it is to be opened again.
-    description: Mutex<Netram>,
+    name: Mutex<Netram>,
     export: String,
     members: Arc<Mutex<BTreeMap<String, Member>>>,
     /// Held while a donor joins or is let go of: what is found out of the one must not be acted on after the other.
@@ -137,12 +137,12 @@ impl NetramDisk {
         }
         info!("network RAM disk {} opened", uuid_text(&uuid));
         // From here on it is this disk, and no other.
-        let mut description = Netram { uuid: Some(uuid), ..wanted.clone() };
-        description.config.policy = policy;
-        let description = Mutex::new(description);
+        let mut name = Netram { uuid: Some(uuid), ..wanted.clone() };
+        name.config.policy = policy;
+        let name = Mutex::new(name);
         let (members, dismissed, leaving) = (Arc::default(), Mutex::default(), Mutex::default());
         let joining = Mutex::default();
-        let inner = Arc::new(Inner { disk, uuid, client, description, export, members, joining, dismissed, leaving });
+        let inner = Arc::new(Inner { disk, uuid, client, name, export, members, joining, dismissed, leaving });
         for one in reached {
             inner.join(&one.donor.to_string(), one.link.clone());
         }
@@ -152,8 +152,8 @@ impl NetramDisk {
 }
 
 impl Device for NetramDisk {
-    fn description(&self) -> Description {
-        Description::new(self.inner.description.lock().clone())
+    fn name(&self) -> DeviceName {
+        DeviceName::new(self.inner.name.lock().clone())
     }
 
     fn block_device(&self) -> Arc<dyn BlockDevice> {
@@ -238,11 +238,11 @@ impl Inner {
                 }
             }
         };
-        // First, so that what the watch is told at once has a place.
+        // First, so that what the listener is told at once has a place.
         let former = self.members.lock().insert(name.to_string(), Member { link: link.clone(), under_pressure: false });
         // Without the lock: its thread may be telling of its pressure.
         drop(former);
-        link.watch(Watch {
+        link.listen(LinkListener {
             lost: Some(Box::new(lost)),
             taken_over: Some(Box::new(taken_over)),
             pressure: Some(Box::new(pressure)),

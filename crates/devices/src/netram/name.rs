@@ -15,8 +15,8 @@ use shoal_nbd::address::Place;
 use shoal_netram::{Config, Policy};
 
 use super::{KIND, NetramDisk};
-use crate::description::{Description, Kind, Name};
 use crate::device::Device;
+use crate::device_name::{DeviceName, Kind, Name};
 use crate::failure::Outcome;
 use crate::nbd::{lost_after_of, make_absolute, make_uri_absolute, uri_text};
 use crate::size::Size;
@@ -262,21 +262,21 @@ impl Name for Netram {
         &KIND
     }
 
-    fn without_secrets(&self) -> Description {
+    fn without_secrets(&self) -> DeviceName {
         let donors = self.donors.iter().cloned().map(Donor::without_secret).collect();
-        Description::new(Netram { donors, ..self.clone() })
+        DeviceName::new(Netram { donors, ..self.clone() })
     }
 
-    fn absolute(&self) -> io::Result<Description> {
-        self.with_absolute_paths().map(Description::new)
+    fn absolute(&self) -> io::Result<DeviceName> {
+        self.with_absolute_paths().map(DeviceName::new)
     }
 
     fn open(&self) -> Outcome<Box<dyn Device>> {
         Ok(Box::new(NetramDisk::open(self)?))
     }
 
-    fn taking_over(&self) -> Option<Description> {
-        Some(Description::new(Netram { takeover: true, ..self.clone() }))
+    fn taking_over(&self) -> Option<DeviceName> {
+        Some(DeviceName::new(Netram { takeover: true, ..self.clone() }))
     }
 }
 

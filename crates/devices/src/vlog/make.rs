@@ -15,8 +15,8 @@ use shoal_media::BlockDevice;
 use shoal_vlog::{FormatOptions, Placement, VirtualLog};
 
 use super::{Below, KIND, in_use};
-use crate::description::{Description, MakeOptions};
 use crate::device::Made;
+use crate::device_name::{DeviceName, MakeOptions};
 use crate::failure::{During, Failure, Outcome};
 use crate::overwrite;
 use crate::size::human;
@@ -89,7 +89,7 @@ pub(super) fn make(text: &str, options: &MakeOptions) -> Outcome<Box<dyn Made>> 
 }
 
 /// The device that the disk is to lie on: PATH itself, or the one its description will name.
-fn device_below(over: Option<&Description>, path: &Path, options: &MakeOptions) -> Outcome<Arc<dyn BlockDevice>> {
+fn device_below(over: Option<&DeviceName>, path: &Path, options: &MakeOptions) -> Outcome<Arc<dyn BlockDevice>> {
     let Some(over) = over else { return device_at(options, path) };
     if path.exists() && !options.force {
         return Err(Failure::new(path.display(), "exists").remedy("name a new file, or add --force"));

@@ -22,11 +22,11 @@ use shoal_format::FormatError;
 use shoal_format::vlog::BLOCK;
 use shoal_host::{Concurrent, FileDevice, FileLock, SystemClock};
 use shoal_media::BlockDevice;
-use shoal_vlog::{Disk, Progress, Recovery, VirtualLog, VlogError};
+use shoal_vlog::{Progress, Recovery, VirtualLog, VirtualLogDisk, VlogError};
 use tracing::info;
 
-use crate::description::{Description, Kind, Name, path_of};
 use crate::device::Device;
+use crate::device_name::{DeviceName, Kind, Name, path_of};
 use crate::failure::{During, Failure, Outcome};
 use crate::size::human;
 use crate::uuid::uuid_text;
@@ -39,7 +39,7 @@ pub static KIND: Kind = Kind {
     schemes: &["vlog"],
     // The end of the log is found, and written down.
     opening_writes: true,
-    parse: |text| path_of(text, KIND.schemes).map(|path| Ok(Description::new(VlogName(path.into())))),
+    parse: |text| path_of(text, KIND.schemes).map(|path| Ok(DeviceName::new(VlogName(path.into())))),
     make: Some(make::make),
     text: report::text,
 };
@@ -73,12 +73,12 @@ impl Name for VlogName {
         &KIND
     }
 
-    fn without_secrets(&self) -> Description {
-        Description::new(self.clone())
+    fn without_secrets(&self) -> DeviceName {
+        DeviceName::new(self.clone())
     }
 
-    fn absolute(&self) -> io::Result<Description> {
-        std::path::absolute(&self.0).map(|path| Description::new(VlogName(path)))
+    fn absolute(&self) -> io::Result<DeviceName> {
+        std::path::absolute(&self.0).map(|path| DeviceName::new(VlogName(path)))
     }
 
     fn open(&self) -> Outcome<Box<dyn Device>> {
@@ -89,7 +89,7 @@ impl Name for VlogName {
 struct VlogDisk {
     /// The disk, for clients with many requests on one connection.
     requests: Arc<Concurrent>,
-    disk: Arc<Disk>,
+    disk: Arc<VirtualLogDisk>,
     path: PathBuf,
     over: Option<Box<dyn Device>>,
     recovery: Recovery,
@@ -188,7 +188,7 @@ impl VlogDisk {
                 // The description stands for the device below, which need not know locks.
                 let file = OpenOptions::new().read(true).write(true).open(path).during(path.display())?;
                 let lock = FileLock::acquire(file).map_err(|error| in_use(path, error))?;
-                let below: Description =
+                let below: DeviceName =
                     description.over.parse().map_err(|error: String| Failure::new(path.display(), error))?;
                 let over = below.open();
                 let over = over.map_err(|failure| failure.within(&format!("device below {}", path.display())))?;
@@ -215,15 +215,15 @@ impl VlogDisk {
                 .remedy(format!("it is {}; make the file anew, or bring the device back", uuid_text(&log.uuid()))));
         }
         tell(path, &log, &recovery);
-        let disk = Arc::new(Disk::start(log));
+        let disk = Arc::new(VirtualLogDisk::start(log));
         let requests = Arc::new(Concurrent::new(disk.clone()));
         Ok(VlogDisk { requests, disk, path: path.into(), over, recovery, _lock: lock })
     }
 }
 
 impl Device for VlogDisk {
-    fn description(&self) -> Description {
-        Description::new(VlogName(self.path.clone()))
+    fn name(&self) -> DeviceName {
+        DeviceName::new(VlogName(self.path.clone()))
     }
 
     fn block_device(&self) -> Arc<dyn BlockDevice> {

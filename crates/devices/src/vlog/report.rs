@@ -50,7 +50,7 @@ impl VlogDisk {
         let status = self.disk.log().status();
         VlogReport {
             uuid: uuid_text(&self.disk.log().uuid()),
-            over: self.over.as_ref().map(|over| over.description().to_string()),
+            over: self.over.as_ref().map(|over| over.name().to_string()),
             log_bytes: status.log_bytes,
             used_bytes: status.used_bytes,
             segments: status.segments,

@@ -146,16 +146,16 @@ impl Superblock {
 
     /// Where version `slot` of a map block is.
     pub fn map_at(&self, slot: u8, index: u32) -> u32 {
-        self.area_at() + slot as u32 * self.map_blocks() + index
+        self.area_at() + u32::from(slot) * self.map_blocks() + index
     }
 
     pub fn directory_at(&self, side: u8, index: u32) -> u32 {
-        self.area_at() + 2 * self.map_blocks() + side as u32 * self.directory_blocks() + index
+        self.area_at() + 2 * self.map_blocks() + u32::from(side) * self.directory_blocks() + index
     }
 
     pub fn list_at(&self, side: u8, copy: u8, index: u32) -> u32 {
         let lists = self.area_at() + 2 * (self.map_blocks() + self.directory_blocks());
-        lists + (2 * side as u32 + copy as u32) * self.list_blocks() + index
+        lists + (2 * u32::from(side) + u32::from(copy)) * self.list_blocks() + index
     }
 
     pub fn list_blocks(&self) -> u32 {
@@ -169,7 +169,7 @@ impl Superblock {
     /// Blocks an area takes on a disk of so many logical blocks.
     pub fn area_blocks(logical_blocks: u32, map_pieces: u32, list_blocks: u32) -> u64 {
         let map = logical_blocks.div_ceil(PIECE_BLOCKS).div_ceil(map_pieces);
-        2 * (map as u64 + map.div_ceil(DIRECTORY_ENTRIES) as u64) + 4 * list_blocks as u64
+        2 * (u64::from(map) + u64::from(map.div_ceil(DIRECTORY_ENTRIES))) + 4 * u64::from(list_blocks)
     }
 
     pub(super) fn check_area(&self, what: &'static str) -> Result<(), FormatError> {
@@ -182,7 +182,7 @@ impl Superblock {
             return bad("blocks of a list", area.list_blocks);
         }
         let blocks = Superblock::area_blocks(self.logical_blocks, area.map_pieces, area.list_blocks);
-        let fits = area.at > LOG_AT && area.at as u64 + blocks <= self.physical_blocks as u64;
+        let fits = area.at > LOG_AT && u64::from(area.at) + blocks <= u64::from(self.physical_blocks);
         if !fits || self.segment_blocks == 0 || self.logical_blocks >= area.at - LOG_AT {
             return bad("map area", area.at);
         }

@@ -64,7 +64,7 @@ const _: () = assert!(size_of::<LinkRecord>() == 12);
 
 /// The map of [`PIECE_BLOCKS`] logical blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct LoggedPiece {
     /// The first logical block is this times [`PIECE_BLOCKS`].
     pub index: u32,
     /// Bit *n*: the record changed entry *n*.
@@ -85,7 +85,7 @@ pub struct Record {
     pub skip: u16,
     /// Pieces that existed when it was written: never fewer again.
     pub mapped: u32,
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<LoggedPiece>,
     pub links: Vec<Link>,
 }
 
@@ -139,8 +139,9 @@ impl Record {
         };
         let log = LOG_AT..superblock.log_end();
         for (head, entries) in found.pieces[..pieces].iter().zip(&found.entries) {
-            let piece = Piece { index: head.index.get(), changed: head.changed, entries: entries.map(Entry::from) };
-            let twice = record.pieces.iter().any(|other: &Piece| other.index == piece.index);
+            let piece =
+                LoggedPiece { index: head.index.get(), changed: head.changed, entries: entries.map(Entry::from) };
+            let twice = record.pieces.iter().any(|other: &LoggedPiece| other.index == piece.index);
             if twice || piece.index >= superblock.pieces() {
                 return bad("piece", piece.index.into());
             }

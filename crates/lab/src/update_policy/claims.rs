@@ -5,7 +5,7 @@
 
 use super::build;
 use super::figures::{histogram, least_ms, number};
-use super::layout::Disk;
+use super::layout::DiskModel;
 use super::points::{Config, Crossing, Found, Measured};
 use crate::report::{Cell, Comparison, Table};
 
@@ -32,13 +32,13 @@ fn about(ours: f64, paper: f64) -> &'static str {
 }
 
 impl Found {
-    pub(super) fn of(&self, disk: Disk, config: Config) -> Option<&Measured> {
+    pub(super) fn of(&self, disk: DiskModel, config: Config) -> Option<&Measured> {
         self.measured.iter().find(|measured| measured.disk == disk && measured.config == config)
     }
 }
 
 /// AIPU's worst read under a burst (ms).
-pub fn aipu_worst_ms(found: &Found, disk: Disk) -> Option<f64> {
+pub fn aipu_worst_ms(found: &Found, disk: DiskModel) -> Option<f64> {
     found.bursts.iter().find(|burst| burst.disk == disk && burst.name == "AIPU").map(|burst| burst.all.worst_ms)
 }
 
@@ -70,9 +70,11 @@ fn crossing_claims(crossings: &[Crossing], claims: &mut Comparison) {
 
 pub fn comparison(found: &Found) -> Table {
     let mut claims = Comparison::new("The report beside ours (simulated time)");
-    if let (Some(asynchronous), Some(pu), Some(aipu)) =
-        (found.of(Disk::Rz58, PU_ASYNCHRONOUS), found.of(Disk::Rz58, PU_DELAYED), found.of(Disk::Rz58, AIPU_DELAYED))
-    {
+    if let (Some(asynchronous), Some(pu), Some(aipu)) = (
+        found.of(DiskModel::Rz58, PU_ASYNCHRONOUS),
+        found.of(DiskModel::Rz58, PU_DELAYED),
+        found.of(DiskModel::Rz58, AIPU_DELAYED),
+    ) {
         let rate = asynchronous.all.reads_per_s;
         claims.push("reads, asynchronous writes, RZ58", number(32.0, 0), number(rate, 1), "1/s", about(rate, 32.0));
         let rate = pu.all.reads_per_s;
@@ -93,14 +95,14 @@ pub fn comparison(found: &Found) -> Table {
         let few = above * 60_000 <= aipu.all.reads;
         claims.push("delayed AIPU, reads above 450 ms", "1 of 60000".into(), above.into(), "reads", shown(few));
     }
-    for disk in [Disk::Rz58, Disk::Rz57] {
+    for disk in [DiskModel::Rz58, DiskModel::Rz57] {
         let all = [PU_ASYNCHRONOUS, PU_DELAYED, AIPU_DELAYED].map(|config| found.of(disk, config));
         let [Some(asynchronous), Some(pu), Some(aipu)] = all else { continue };
         let of = |claim: &str| format!("{claim}, {}", disk.name());
         let s = pu.all.worst_ms / 1000.0;
         // The text's seconds are those of 600 blocks, the faster system's.
         let (paper, verdict) =
-            if disk == Disk::Rz58 { ("8-9".into(), from_to(s, 8.0, 9.0, 1.0)) } else { (Cell::Empty, "") };
+            if disk == DiskModel::Rz58 { ("8-9".into(), from_to(s, 8.0, 9.0, 1.0)) } else { (Cell::Empty, "") };
         claims.push(of("worst read of delayed PU"), paper, number(s, 2), "s", verdict);
         let ratio = pu.all.deviation_ms / aipu.all.deviation_ms;
         claims.push(

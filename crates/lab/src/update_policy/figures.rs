@@ -6,7 +6,7 @@
 use super::Plan;
 use super::build;
 use super::claims::{aipu_worst_ms, comparison};
-use super::layout::{BLOCK_BYTES, Disk};
+use super::layout::{BLOCK_BYTES, DiskModel};
 use super::points::{BURST_EVERY_S, Config, Found, Measured};
 use crate::report::{Cell, Plot, Series, Style, Table};
 
@@ -23,8 +23,8 @@ pub fn number(value: f64, decimals: usize) -> Cell {
     Cell::Number(value, decimals)
 }
 
-fn scatter(found: &Found, disk: Disk) -> Table {
-    let (figure, name) = if disk == Disk::Rz58 { (1, "fast") } else { (2, "slow") };
+fn scatter(found: &Found, disk: DiskModel) -> Table {
+    let (figure, name) = if disk == DiskModel::Rz58 { (1, "fast") } else { (2, "slow") };
     let mut table = Table::new(
         &format!("figure-{figure}"),
         format!("Figure {figure}: local random reads, {name} system ({}), each trial (simulated time)", disk.name()),
@@ -68,8 +68,8 @@ pub fn histogram(responses_us: &[u32]) -> Vec<(i32, u64)> {
     buckets
 }
 
-fn histograms(found: &Found, disk: Disk) -> Table {
-    let (figure, name) = if disk == Disk::Rz58 { (3, "fast") } else { (4, "slow") };
+fn histograms(found: &Found, disk: DiskModel) -> Table {
+    let (figure, name) = if disk == DiskModel::Rz58 { (3, "fast") } else { (4, "slow") };
     let names = Config::ALL.map(Config::name);
     let columns: Vec<&str> = ["from ms"].into_iter().chain(names).collect();
     let title = format!(
@@ -292,7 +292,7 @@ pub fn tables(plan: &Plan, found: &Found) -> Vec<Table> {
 pub fn plots(plan: &Plan, found: &Found) -> Vec<Plot> {
     let mut plots = vec![];
     for &disk in &plan.disks {
-        let (first, name) = if disk == Disk::Rz58 { (1, "fast") } else { (2, "slow") };
+        let (first, name) = if disk == DiskModel::Rz58 { (1, "fast") } else { (2, "slow") };
         let of = |points: &dyn Fn(&Measured) -> Vec<(f64, f64)>| {
             let measured = found.measured.iter().filter(|measured| measured.disk == disk);
             measured.map(|of| Series { name: of.config.name().into(), points: points(of) }).collect::<Vec<_>>()

@@ -1,6 +1,6 @@
 //! Where the blocks of files lie on the simulated disk.
 //!
-//! Owns: [`Disk`], the two disks of the report with their caches and files; [`Layout`], an aged file system in the manner of
+//! Owns: [`DiskModel`], the two disks of the report with their caches and files; [`Layout`], an aged file system in the manner of
 //! 4.2BSD. The report says nothing of it, so it is settled here: the partition is the outer 55% of the disk; a cylinder group has
 //! 16 cylinders; a file takes a quarter of a group and goes on in another one, groups evenly spread; within a group its blocks lie
 //! anywhere. So neighbouring blocks of a file are near each other, but a write of the next block still waits for the platter:
@@ -17,39 +17,39 @@ const GROUP_CYLINDERS: u64 = 32;
 
 /// A disk of the report, on its machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
-pub enum Disk {
+pub enum DiskModel {
     Rz58,
     Rz57,
 }
 
-impl Disk {
+impl DiskModel {
     pub fn name(self) -> &'static str {
         match self {
-            Disk::Rz58 => "RZ58",
-            Disk::Rz57 => "RZ57",
+            DiskModel::Rz58 => "RZ58",
+            DiskModel::Rz57 => "RZ57",
         }
     }
 
     pub fn drive(self) -> Drive {
         match self {
-            Disk::Rz58 => Drive::rz58(),
-            Disk::Rz57 => Drive::rz57(),
+            DiskModel::Rz58 => Drive::rz58(),
+            DiskModel::Rz57 => Drive::rz57(),
         }
     }
 
     /// Blocks of the machine's buffer cache.
     pub fn buffers(self) -> u64 {
         match self {
-            Disk::Rz58 => 1228,
-            Disk::Rz57 => 614,
+            DiskModel::Rz58 => 1228,
+            DiskModel::Rz57 => 614,
         }
     }
 
     /// Blocks of the file that is read.
     pub fn read_blocks(self) -> u64 {
         let mbyte = match self {
-            Disk::Rz58 => 34,
-            Disk::Rz57 => 32,
+            DiskModel::Rz58 => 34,
+            DiskModel::Rz57 => 32,
         };
         (mbyte << 20) / BLOCK_BYTES
     }
@@ -110,7 +110,7 @@ mod tests {
 
     #[test]
     fn a_files_blocks_lie_apart_in_few_groups() {
-        for disk in [Disk::Rz58, Disk::Rz57] {
+        for disk in [DiskModel::Rz58, DiskModel::Rz57] {
             let disk_of = MechanicalDisk::new(disk.drive(), Arc::new(SimClock::new(0)));
             let layout = Layout::new(disk_of.layout());
             let places = layout.file(disk.read_blocks(), &mut Random::new(1));

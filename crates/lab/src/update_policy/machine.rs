@@ -12,7 +12,7 @@ use shoal_sim::mechanical::{DiskQueue, Order};
 use shoal_sim::{MechanicalDisk, Random, SimClock};
 use shoal_writeback::{BlockId, Counts, DirtySet, FileId, Load as DiskLoad, Policy, Rule, S_NS};
 
-use super::layout::{BLOCK_BYTES, Disk, Layout};
+use super::layout::{BLOCK_BYTES, DiskModel, Layout};
 use crate::experiment::LabError;
 
 /// What becomes of a write of the generator.
@@ -47,7 +47,7 @@ pub enum Reader {
 /// A machine under load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Setup {
-    pub disk: Disk,
+    pub disk: DiskModel,
     pub rule: Rule,
     pub writes: Writes,
     pub writer: Writer,
@@ -316,7 +316,7 @@ impl Machine {
 }
 
 /// Time until a disk has written as many blocks (s), all of them queued at once.
-pub fn drain_s(disk: Disk, order: Order, places: &Places, seed: u64) -> Result<f64, LabError> {
+pub fn drain_s(disk: DiskModel, order: Order, places: &Places, seed: u64) -> Result<f64, LabError> {
     let clock = Arc::new(SimClock::new(0));
     let mechanical = MechanicalDisk::new(disk.drive(), clock.clone());
     let (layout, mut random) = (Layout::new(mechanical.layout()), Random::new(seed));

@@ -9,7 +9,7 @@ use shoal_writeback::{Counts, Policy, Rule, S_NS, Shape};
 
 use super::Plan;
 use super::build::{self, Replayed};
-use super::layout::Disk;
+use super::layout::DiskModel;
 use super::machine::{self, Places, Reader, Setup, Trial, Writer, Writes};
 use crate::experiment::LabError;
 use crate::parallel;
@@ -113,7 +113,7 @@ impl Figures {
 
 /// One of the report's configurations on a disk.
 pub struct Measured {
-    pub disk: Disk,
+    pub disk: DiskModel,
     pub config: Config,
     pub trials: Vec<Figures>,
     pub all: Figures,
@@ -121,14 +121,14 @@ pub struct Measured {
 
 /// A policy when the whole cache is dirtied within a second.
 pub struct Burst {
-    pub disk: Disk,
+    pub disk: DiskModel,
     pub name: String,
     pub all: Figures,
 }
 
 /// Periodic update and asynchronous writes, some of which fill no block.
 pub struct Partial {
-    pub disk: Disk,
+    pub disk: DiskModel,
     pub percent: u32,
     pub all: Figures,
 }
@@ -166,7 +166,7 @@ impl Crossing {
 
 /// Time to write a whole cache.
 pub struct Drain {
-    pub disk: Disk,
+    pub disk: DiskModel,
     pub anywhere_s: f64,
     pub file_s: f64,
     pub elevator_s: f64,
@@ -185,16 +185,16 @@ pub struct Found {
 /// What a setup was run for.
 #[derive(Clone, Debug)]
 enum For {
-    Config(Disk, Config),
-    Burst(Disk, String),
-    Partial(Disk, u32),
+    Config(DiskModel, Config),
+    Burst(DiskModel, String),
+    Partial(DiskModel, u32),
     /// Loads (percent).
     Through(u32, u32),
     /// Hits (percent); comes behind its loads' `Through`, three in a row.
     Hits(u32, usize),
 }
 
-fn setup(plan: &Plan, disk: Disk, rule: Rule, seed: u64) -> Setup {
+fn setup(plan: &Plan, disk: DiskModel, rule: Rule, seed: u64) -> Setup {
     Setup {
         disk,
         rule,
@@ -276,11 +276,11 @@ fn setups(plan: &Plan, service_s: f64) -> Vec<(For, Setup)> {
 }
 
 /// Mean time of an access anywhere on the partition (s): what a load of 1 is measured by.
-fn service_s(disk: Disk, seed: u64) -> Result<f64, LabError> {
+fn service_s(disk: DiskModel, seed: u64) -> Result<f64, LabError> {
     Ok(machine::drain_s(disk, Order::Fifo, &Places::Anywhere, seed)? / disk.buffers() as f64)
 }
 
-fn drain(disk: Disk, seed: u64) -> Result<Drain, LabError> {
+fn drain(disk: DiskModel, seed: u64) -> Result<Drain, LabError> {
     let time_s = |order, places: Places| machine::drain_s(disk, order, &places, seed);
     Ok(Drain {
         disk,

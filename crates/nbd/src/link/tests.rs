@@ -23,14 +23,14 @@ struct Late {
 }
 
 #[derive(Default)]
-struct Disk {
+struct ServedDisk {
     stable: Mutex<Vec<u8>>,
     flushes: AtomicUsize,
 }
 
 /// A device with a cache of its own over a disk that outlives it.
 struct Cache {
-    disk: Arc<Disk>,
+    disk: Arc<ServedDisk>,
     current: Arc<Mutex<Vec<u8>>>,
     late: Arc<Late>,
     hangs: AtomicBool,
@@ -91,7 +91,7 @@ impl BlockDevice for Cache {
 
 struct World {
     socket: PathBuf,
-    disk: Arc<Disk>,
+    disk: Arc<ServedDisk>,
     late: Arc<Late>,
     server: Option<(Server, Arc<Cache>)>,
     _dir: tempfile::TempDir,
@@ -100,7 +100,7 @@ struct World {
 impl World {
     fn new() -> World {
         let dir = tempfile::tempdir().unwrap();
-        let disk = Arc::new(Disk::default());
+        let disk = Arc::new(ServedDisk::default());
         *disk.stable.lock() = vec![0; BYTES];
         let socket = dir.path().join("s");
         let mut world = World { socket, disk, late: Arc::default(), server: None, _dir: dir };
@@ -132,7 +132,7 @@ impl World {
     }
 }
 
-fn serve(socket: &Path, disk: &Arc<Disk>, late: &Arc<Late>) -> (Server, Arc<Cache>) {
+fn serve(socket: &Path, disk: &Arc<ServedDisk>, late: &Arc<Late>) -> (Server, Arc<Cache>) {
     let current = Arc::new(Mutex::new(disk.stable.lock().clone()));
     let late = late.clone();
     let (hangs, fails) = (AtomicBool::new(false), AtomicBool::new(false));

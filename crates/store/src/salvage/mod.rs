@@ -223,7 +223,7 @@ fn bulk(directory: &Path, description: &Description) -> Result<Option<Bulk>, Str
             Ok(Some(Box::new(bulk)))
         }
         Some(BulkPlace::Device(text)) => {
-            let device: shoal_devices::Description = text.parse().map_err(|error: String| lost(&error))?;
+            let device: shoal_devices::DeviceName = text.parse().map_err(|error: String| lost(&error))?;
             if device.kind().opening_writes {
                 return Err(lost(&format!(
                     "opening {text} would write to it; export it with `shoal serve --read-only`, and name that as `bulk` in a copy of {}",

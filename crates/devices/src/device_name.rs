@@ -26,7 +26,7 @@ pub struct Kind {
     /// Opening a device changes what it holds, and so is not for those who only save what is left.
     pub opening_writes: bool,
     /// Reads a name; `None` where it is of another kind.
-    pub(crate) parse: fn(&str) -> Option<Result<Description, String>>,
+    pub(crate) parse: fn(&str) -> Option<Result<DeviceName, String>>,
     /// `None` where devices are there or not, but are not made.
     pub make: Option<Make>,
     /// A report for people.
@@ -37,7 +37,7 @@ pub struct Kind {
 #[derive(Clone, Debug, Default)]
 pub struct MakeOptions {
     /// The device below a virtual-log disk.
-    pub over: Option<Description>,
+    pub over: Option<DeviceName>,
     /// Of the file below, which is made.
     pub size: Option<Size>,
     /// Part of the device that never holds data (percent).
@@ -53,10 +53,10 @@ pub trait Name: fmt::Debug + fmt::Display + Send + Sync {
     fn kind(&self) -> &'static Kind;
 
     /// What may be shown to people and written into logs.
-    fn without_secrets(&self) -> Description;
+    fn without_secrets(&self) -> DeviceName;
 
     /// The same device for a process in another directory.
-    fn absolute(&self) -> io::Result<Description>;
+    fn absolute(&self) -> io::Result<DeviceName>;
 
     fn open(&self) -> Outcome<Box<dyn Device>>;
 
@@ -66,22 +66,22 @@ pub trait Name: fmt::Debug + fmt::Display + Send + Sync {
     }
 
     /// The same device, to be taken from the client that has it open; `None` where that cannot be.
-    fn taking_over(&self) -> Option<Description> {
+    fn taking_over(&self) -> Option<DeviceName> {
         None
     }
 }
 
 /// What a device is called, whatever its kind.
 #[derive(Clone)]
-pub struct Description(Arc<dyn Name>);
+pub struct DeviceName(Arc<dyn Name>);
 
-impl Description {
-    pub(crate) fn new(name: impl Name + 'static) -> Description {
-        Description(Arc::new(name))
+impl DeviceName {
+    pub(crate) fn new(name: impl Name + 'static) -> DeviceName {
+        DeviceName(Arc::new(name))
     }
 }
 
-impl std::ops::Deref for Description {
+impl std::ops::Deref for DeviceName {
     type Target = dyn Name;
 
     fn deref(&self) -> &Self::Target {
@@ -89,25 +89,25 @@ impl std::ops::Deref for Description {
     }
 }
 
-impl fmt::Display for Description {
+impl fmt::Display for DeviceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl fmt::Debug for Description {
+impl fmt::Debug for DeviceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&self.0, f)
     }
 }
 
-impl PartialEq for Description {
-    fn eq(&self, other: &Description) -> bool {
+impl PartialEq for DeviceName {
+    fn eq(&self, other: &DeviceName) -> bool {
         self.to_string() == other.to_string()
     }
 }
 
-impl Eq for Description {}
+impl Eq for DeviceName {}
 
 /// A path behind one of these words and a colon.
 pub(crate) fn path_of<'a>(text: &'a str, schemes: &[&str]) -> Option<&'a Path> {

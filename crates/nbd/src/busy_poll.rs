@@ -1,7 +1,7 @@
 //! Watching a socket for a moment before sleeping on it.
 //!
 //! A client that waits for each answer asks again within microseconds; putting the thread to sleep and waking it takes several
-//! times as long. Owns: when that pays ([`Watch`]). Rules: each watch in vain makes the next ones rarer, down to one wait in a
+//! times as long. Owns: when that pays ([`BusyPoll`]). Rules: each watch in vain makes the next ones rarer, down to one wait in a
 //! thousand, so that a connection that is idle, or whose requests come on their own time, costs nothing; between two looks
 //! whoever else has work goes first; on a single processor nobody watches. Left out: connections under TLS, whose records cost
 //! more than a wake-up.
@@ -17,18 +17,18 @@ const MOMENT: Duration = Duration::from_micros(40);
 /// Waits without a watch after many in vain.
 const RARELY: u32 = 1023;
 
-pub(crate) struct Watch {
+pub(crate) struct BusyPoll {
     /// Waits to go without one.
     skip: u32,
     /// How many the next one in vain will cost.
     backoff: u32,
 }
 
-impl Watch {
+impl BusyPoll {
     /// Nothing where it cannot help.
-    pub(crate) fn new(channel: &Channel) -> Option<Watch> {
+    pub(crate) fn new(channel: &Channel) -> Option<BusyPoll> {
         let several = thread::available_parallelism().is_ok_and(|processors| processors.get() > 1);
-        (several && !channel.is_tls()).then_some(Watch { skip: 0, backoff: 0 })
+        (several && !channel.is_tls()).then_some(BusyPoll { skip: 0, backoff: 0 })
     }
 
     /// What comes within a moment, if this is the time to watch.
@@ -66,7 +66,7 @@ mod tests {
     fn watching_in_vain_becomes_rare_and_pays_again_later() {
         let (mut there, here) = UnixStream::pair().unwrap();
         let channel = Channel::new(Socket::Unix(here));
-        let mut watch = Watch { skip: 0, backoff: 0 };
+        let mut watch = BusyPoll { skip: 0, backoff: 0 };
         let mut out = [0; 8];
         let mut watches = 0;
         for _ in 0..10_000 {
