@@ -4,24 +4,35 @@
 //! Rules: an event is handled completely before the call returns; the same events in the same order give the same actions.
 //! Left out: carrying operations out, and time (the caller's).
 
-use std::sync::Arc;
-
-use shoal_format::ram::{self, DiskSuperblock, SUPERBLOCK_BYTES, Standing};
 use shoal_media::Request;
 
+use std::sync::Arc;
+
+use shoal_format::ram;
+use shoal_format::ram::{DiskSuperblock, SUPERBLOCK_BYTES, Standing};
+
+use crate::absence;
 use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, NotBack};
 use crate::checkpoint;
 use crate::clean;
 use crate::config::{Config, Policy};
 use crate::donors::DonorState;
-use crate::doubt;
+use crate::drain;
+use crate::ending;
+use crate::epochs;
+use crate::level;
 use crate::membership;
 use crate::read;
+use crate::reclaim;
 use crate::repair;
-use crate::room::{self, DrainRoom};
+use crate::retry;
+use crate::room::DrainRoom;
 use crate::scan;
+use crate::send;
+use crate::settle;
 use crate::state::State;
 use crate::status::Status;
+use crate::superblocks::{belongs, checkpoint_named, counts, merge};
 use crate::task::{Core, Jobs};
 use crate::window;
 use crate::write;
@@ -41,7 +52,7 @@ pub fn identify(superblock: &[u8]) -> Option<([u8; 16], u64)> {
 }
 
 /// A job for each kind: one for all would be as large as the largest, beyond what the allocator has at hand.
-fn begin(core: &Arc<Core>, state: &mut State, ticket: u64, request: Request) {
+pub(crate) fn begin(core: &Arc<Core>, state: &mut State, ticket: u64, request: Request) {
     let core = core.clone();
     let schedule = &mut state.schedule;
     match request {
@@ -178,17 +189,17 @@ impl Engine {
         {
             let schedule = &mut core.lock().schedule;
             schedule.spawn(clean::cleaner(core.clone()));
-            schedule.spawn(clean::reaper(core.clone()));
-            schedule.spawn(clean::trimmer(core.clone()));
-            schedule.spawn(membership::herald(core.clone()));
+            schedule.spawn(reclaim::reaper(core.clone()));
+            schedule.spawn(reclaim::trimmer(core.clone()));
+            schedule.spawn(epochs::herald(core.clone()));
             schedule.spawn(membership::excluder(core.clone()));
-            schedule.spawn(membership::eraser(core.clone()));
+            schedule.spawn(reclaim::eraser(core.clone()));
             schedule.spawn(repair::guardian(core.clone()));
-            schedule.spawn(room::leveler(core.clone()));
-            schedule.spawn(doubt::settler(core.clone()));
+            schedule.spawn(level::leveler(core.clone()));
+            schedule.spawn(settle::settler(core.clone()));
             schedule.spawn(window::opener(core.clone()));
             schedule.spawn(checkpoint::keeper(core.clone()));
-            schedule.spawn(checkpoint::ender(core.clone()));
+            schedule.spawn(ending::ender(core.clone()));
             schedule.spawn(repair::repairer(core.clone()));
         }
         let mut engine = Engine { core, jobs: Jobs::default() };
@@ -269,7 +280,7 @@ impl Engine {
     /// A donor cannot be reached. Its operations in flight must still be answered, with [`crate::Trouble::Away`].
     pub fn lost(&mut self, donor: DonorId, now_ns: u64) {
         self.core.lock().now_ns = now_ns;
-        membership::miss(&self.core, &mut self.core.lock(), donor);
+        absence::miss(&self.core, &mut self.core.lock(), donor);
         self.run();
     }
 
@@ -325,8 +336,8 @@ impl Engine {
             state.now_ns = now_ns;
             let id = state.add_donor(donor).ok_or_else(too_many)?;
             state.donors[id as usize].state = DonorState::Joining;
-            membership::try_again(state);
-            membership::new_epoch(state, true);
+            retry::try_again(state);
+            epochs::new_epoch(state, true);
             state.wake();
             id
         };
@@ -345,7 +356,7 @@ impl Engine {
         {
             let state = &mut *self.core.lock();
             state.now_ns = now_ns;
-            state.schedule.spawn(repair::drain(self.core.clone(), donor));
+            state.schedule.spawn(drain::drain(self.core.clone(), donor));
         }
         self.run();
     }
@@ -367,7 +378,7 @@ impl Engine {
                 };
                 let overdue: Vec<u32> = state.in_memory.iter().copied().filter(waited).collect();
                 for index in overdue {
-                    write::send(&self.core, state, index, true);
+                    send::send(&self.core, state, index, true);
                 }
                 if !(state.trims.is_empty() && state.losses.is_empty())
                     && now_ns.saturating_sub(state.last_request_ns) >= timeout_ns
@@ -410,68 +421,6 @@ impl Engine {
     pub fn status(&self) -> Status {
         self.core.lock().status()
     }
-}
-
-/// Who belongs to the disk, by what all superblocks say together. The one with the highest epoch alone does not do: a client that
-/// died while it opened the disk may have written it to one donor only, before another client went on without that donor.
-/// Who is gone is gone for ever, and a later birth ends an earlier one. Who was away for one may have been taken back
-/// since; it is treated as if it were not, if the disk can be opened like that.
-fn merge(newest: &DiskSuperblock, all: &[&DiskSuperblock], parity: usize) -> Vec<ram::DonorPlace> {
-    let places = all.iter().map(|superblock| superblock.donors.len()).max().unwrap_or(0);
-    let said = |number: usize| all.iter().filter_map(move |superblock| superblock.donors.get(number).copied());
-    let strictest = |number: usize| {
-        let born = said(number).map(|place| place.born).max().unwrap_or(0);
-        let standing = said(number).filter(|place| place.born == born).map(|place| place.standing);
-        let rank = |standing: &Standing| match standing {
-            Standing::Joins => 0,
-            Standing::Counts => 1,
-            Standing::Away => 2,
-            Standing::Gone => 3,
-        };
-        ram::DonorPlace { standing: standing.max_by_key(rank).unwrap_or_default(), born }
-    };
-    let merged: Vec<ram::DonorPlace> = (0..places).map(strictest).collect();
-    let counting = merged.iter().filter(|place| counts(place)).count();
-    let is_there = |number: &usize| {
-        let own = |superblock: &&&DiskSuperblock| {
-            superblock.donor as usize == *number && superblock.donors[*number].born == merged[*number].born
-        };
-        merged[*number].standing == Standing::Counts && all.iter().any(|superblock| own(&superblock))
-    };
-    if (0..places).filter(is_there).count() + parity >= counting {
-        return merged;
-    }
-    let lenient = |(number, place): (usize, &ram::DonorPlace)| match newest.donors.get(number) {
-        Some(last) if place.standing == Standing::Away && last.born == place.born => *last,
-        _ => *place,
-    };
-    merged.iter().enumerate().map(lenient).collect()
-}
-
-/// The checkpoint that all donors name that belong to the disk; 0: none.
-fn checkpoint_named(donors: &[ram::DonorPlace], all: &[&DiskSuperblock]) -> u64 {
-    let own = |number: usize| {
-        let of_it = |superblock: &&&DiskSuperblock| {
-            superblock.donor as usize == number && superblock.donors[number].born == donors[number].born
-        };
-        all.iter().find(of_it).and_then(|superblock| superblock.checkpoint).unwrap_or(0)
-    };
-    let mut named = (0..donors.len()).filter(|&number| counts(&donors[number])).map(|number| {
-        let is_source = donors[number].standing == Standing::Counts;
-        if is_source { own(number) } else { 0 }
-    });
-    let first = named.next().unwrap_or(0);
-    if named.all(|other| other == first) { first } else { 0 }
-}
-
-/// Is a donor with this superblock still one of the disk's?
-fn belongs(own: &DiskSuperblock, newest: &DiskSuperblock) -> bool {
-    let birth = |superblock: &DiskSuperblock| superblock.donors.get(own.donor as usize).map(|place| place.born);
-    newest.donors.get(own.donor as usize).is_some_and(counts) && birth(own) == birth(newest)
-}
-
-fn counts(place: &ram::DonorPlace) -> bool {
-    matches!(place.standing, Standing::Counts | Standing::Away)
 }
 
 fn too_many() -> DiskError {

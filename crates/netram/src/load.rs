@@ -13,15 +13,17 @@ use shoal_format::ram_checkpoint::{
     GroupRecord, Kind, LOOK, PIECE_HEADER, Root, Stamp, decode, decode_list, decode_range,
 };
 
+use crate::absence::miss;
 use crate::api::{DonorId, DonorOp, Purpose};
-use crate::checkpoint::{VALID, Valid};
+use crate::bits::Bits;
+use crate::checkpoints::{VALID, Valid};
 use crate::group::Group;
-use crate::membership::miss;
+use crate::headers::{AGAIN_NS, TRIES, headers_of};
+use crate::place::{Location, Member};
 use crate::planted::{Bug, is_planted};
-use crate::scan::{AGAIN_NS, TRIES, headers_of, pause};
-use crate::state::{Location, Member, State};
-use crate::task::{Core, Op, all};
-use crate::window::{Bits, Log};
+use crate::state::State;
+use crate::task::{Core, Op, all, pause};
+use crate::units::Log;
 
 /// Bytes of logs and pages asked for at a time, and how many such requests are on their way to a donor.
 const READ_BYTES: usize = 1 << 18;
@@ -54,7 +56,7 @@ impl Base {
 }
 
 /// Reads bytes of a donor. `None`: it does not give them.
-async fn read(core: &Arc<Core>, donor: usize, at: u64, len: usize) -> Option<Vec<u8>> {
+pub(crate) async fn read(core: &Arc<Core>, donor: usize, at: u64, len: usize) -> Option<Vec<u8>> {
     for _ in 0..TRIES {
         let op = {
             let state = &mut *core.lock();

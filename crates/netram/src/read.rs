@@ -7,19 +7,22 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::Poll;
 
 use parking_lot::Mutex;
+
+use std::sync::Arc;
+
 use shoal_format::{checksum, ram};
 
 use crate::api::{DiskError, Purpose};
 use crate::donors::DonorState;
 use crate::parity;
+use crate::place::{Location, Member};
 use crate::planted::{Bug, is_planted};
-use crate::scan::pause;
-use crate::state::{Location, Member, State};
-use crate::task::{Answer, Core, Op, all};
+use crate::schedule::Answer;
+use crate::state::State;
+use crate::task::{Core, Op, all, pause};
 
 /// How often a block is asked for that a donor refuses, and after what time (ns).
 const TRIES: usize = 4;

@@ -7,21 +7,22 @@
 
 use std::sync::Arc;
 
-use shoal_format::ram::{SLOTS_BYTES, UnitEntry, UnitHeader};
+use shoal_format::ram::UnitHeader;
 
 use crate::api::{DonorId, DonorOp, Purpose};
-use crate::clean::empty;
 use crate::donors::DonorState;
-use crate::membership::{needs_repair, new_epoch, requeue, retry_later, try_again};
-use crate::parity;
+use crate::drain::ROOM_NS;
+use crate::empty::empty;
+use crate::place::Member;
 use crate::planted::{Bug, is_planted};
-use crate::state::{Member, NOTE_UNITS, RESERVE_UNITS, State};
-use crate::task::{Core, Op};
+use crate::rebuild::{copy, rebuild};
+use crate::retry::{needs_repair, retry_later};
+use crate::room::{NOTE_UNITS, RESERVE_UNITS};
+use crate::state::State;
+use crate::task::{Core, join};
 use crate::unit::Head;
-use crate::write::{join, send};
+use crate::write::flush;
 
-/// A drain that waits for room looks again after so long (ns).
-const ROOM_NS: u64 = 100_000_000;
 /// Groups repaired at the same time.
 const AT_ONCE: usize = 8;
 
@@ -41,7 +42,7 @@ pub(crate) async fn guardian(core: Arc<Core>) {
             due.then(|| state.repair_moved = false)
         })
         .await;
-        if crate::write::flush(&core).await.is_ok() {
+        if flush(&core).await.is_ok() {
             let state = &mut *core.lock();
             state.repair_safe = done(state) && !state.repair_moved;
             if state.repair_safe && state.doubts.is_empty() {
@@ -218,245 +219,4 @@ async fn empty_in_turn(core: &Arc<Core>, index: u32) {
     }
     empty(core, index).await;
     core.lock().emptied -= 1;
-}
-
-/// A data unit as it is, if it is as it was written. Of a parity unit nothing says what its blocks must be.
-async fn copy(core: &Arc<Core>, index: u32, place: usize) -> Option<(UnitHeader, Vec<u8>)> {
-    let (id, data, members, op) = {
-        let state = &mut *core.lock();
-        let group = &state.groups[index as usize];
-        let (id, data, members) = (group.id, group.data(), group.members.clone());
-        let op = whole_unit(state, members[place]);
-        (id, data, members, core.op(state, op.0, op.1, Purpose::Repair))
-    };
-    let bytes = op.await.ok()?;
-    let state = core.lock();
-    let header = state.sealed_header(&bytes, id, &members, place).filter(|_| place < data)?;
-    let blocks = &bytes[state.heads_bytes()..];
-    are_right(&header.lists[0], blocks, state.block_bytes).then(|| (header, blocks.to_vec()))
-}
-
-/// Are these the blocks that the list says?
-fn are_right(list: &[UnitEntry], blocks: &[u8], block_bytes: usize) -> bool {
-    let right = |(entry, block): (&UnitEntry, &[u8])| shoal_format::checksum(0, block) == entry.crc;
-    list.iter().zip(blocks.chunks_exact(block_bytes)).all(right)
-}
-
-/// Reads both headers and all blocks.
-fn whole_unit(state: &State, member: Member) -> (DonorId, DonorOp) {
-    let len = (state.heads_bytes() + member.count as usize * state.block_bytes) as u32;
-    (member.donor, DonorOp::Read { at: state.unit_at(member.unit), len })
-}
-
-/// Computes a lost unit from the others of its group.
-async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<(UnitHeader, Vec<u8>)> {
-    let (data, members, block_bytes, heads_bytes, uuid, id) = {
-        let state = core.lock();
-        let group = &state.groups[index as usize];
-        (group.data(), group.members.clone(), state.block_bytes, state.heads_bytes(), state.config.uuid, group.id)
-    };
-    // Whole units of all that is left, at the same time.
-    let ops: Vec<Option<Op>> = {
-        let state = &mut *core.lock();
-        let mut ask = |(other, member): (usize, &Member)| {
-            let there = other != place && member.exists() && member.count > 0;
-            let there = there && !state.donors[member.donor as usize].is_absent();
-            there.then(|| {
-                let (donor, op) = whole_unit(state, *member);
-                core.op(state, donor, op, Purpose::Repair)
-            })
-        };
-        members.iter().enumerate().map(&mut ask).collect()
-    };
-    let mut units: Vec<Option<Vec<u8>>> = Vec::new();
-    for op in ops {
-        units.push(match op {
-            Some(op) => op.await.ok(),
-            None => None,
-        });
-    }
-    let headers: Vec<Option<UnitHeader>> = units
-        .iter()
-        .enumerate()
-        .map(|(other, unit)| core.lock().sealed_header(unit.as_ref()?, id, &members, other))
-        .collect();
-    let block = |unit: usize, row: usize| -> Option<&[u8]> {
-        let header = headers[unit].as_ref()?;
-        let bytes = units[unit].as_ref()?.get(heads_bytes + row * block_bytes..)?.get(..block_bytes)?;
-        let right = |entry: &UnitEntry| shoal_format::checksum(0, bytes) == entry.crc;
-        (unit >= data || header.lists[0].get(row).is_some_and(right)).then_some(bytes)
-    };
-    let parities = members.len() - data;
-    let rows = members[place].count as usize;
-    // Another parity unit knows what a missing data unit held.
-    let known = || headers[data..].iter().flatten().next().map(|header| header.lists.clone());
-    let lists: Vec<Vec<UnitEntry>> = if place < data {
-        vec![known()?.get(place)?.clone()]
-    } else {
-        let own = |unit: usize| match members[unit].count {
-            0 => Some(Vec::new()),
-            _ => headers[unit].as_ref()?.lists.first().cloned(),
-        };
-        let all: Option<Vec<_>> = (0..data).map(own).collect();
-        all.or_else(known)?
-    };
-    let mut blocks = Vec::new();
-    for row in 0..rows {
-        let here = |unit: usize| match row < members[unit].count as usize {
-            true => block(unit, row).map(<[u8]>::to_vec),
-            false => Some(vec![0; block_bytes]),
-        };
-        let mut data_row: Vec<Option<Vec<u8>>> =
-            (0..data).map(|unit| if unit == place { None } else { here(unit) }).collect();
-        let parity_row: Vec<Option<Vec<u8>>> = (data..members.len())
-            .map(|unit| if unit == place { None } else { block(unit, row).map(<[u8]>::to_vec) })
-            .collect();
-        for unit in (0..data).filter(|&unit| unit != place) {
-            if data_row[unit].is_none() {
-                data_row[unit] = Some(parity::decode(unit, &data_row, &parity_row)?);
-            }
-        }
-        if place < data {
-            blocks.extend_from_slice(&parity::decode(place, &data_row, &parity_row)?);
-        } else {
-            let whole: Vec<Option<&[u8]>> = data_row.iter().map(|block| block.as_deref()).collect();
-            blocks.extend_from_slice(&parity::encode(&whole, parities, block_bytes)[place - data]);
-        }
-    }
-    let header = UnitHeader {
-        uuid,
-        group: id,
-        donor: 0,
-        born: 0,
-        horizon: 0,
-        cut: 0,
-        member: place as u8,
-        data: data as u8,
-        parity: parities as u8,
-        lists,
-    };
-    // What parity gives back is compared with what was written.
-    if place < data {
-        let list = &header.lists[0];
-        if list.len() != rows || !are_right(list, &blocks, block_bytes) {
-            return None;
-        }
-    }
-    core.lock().counts.reconstructed += rows as u64;
-    Some((header, blocks))
-}
-
-/// There is no room anywhere else at the moment: donors that were to be emptied stay in use, and their own room helps. True if
-/// there were any.
-pub(crate) fn give_up_drains(state: &mut State) -> bool {
-    let mut any = false;
-    for donor in &mut state.donors {
-        if donor.state == DonorState::Draining {
-            (donor.state, donor.drains, any) = (DonorState::Active, false, true);
-        }
-    }
-    if any {
-        state.drain_waits = false;
-        state.count_donors();
-        try_again(state);
-        state.wake();
-    }
-    any
-}
-
-/// Moves everything off a donor; it is not used any more afterwards.
-pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
-    // Until the map is there, nothing is known to be on it.
-    core.until(|state| state.ready.then_some(())).await;
-    {
-        let state = &mut *core.lock();
-        if state.donors[donor as usize].state != DonorState::Active {
-            return;
-        }
-        state.donors[donor as usize].state = DonorState::Draining;
-        state.count_donors();
-        for index in state.in_memory.clone() {
-            if state.groups[index as usize].is_on(donor) {
-                for cache in &mut state.caches {
-                    if cache.group == Some(index) {
-                        cache.group = None;
-                    }
-                }
-                state.close(index);
-                send(&core, state, index, true);
-            }
-        }
-    }
-    // Gone for good, or in use again because there was no room anywhere else.
-    let over = move |state: &State| {
-        let donor = &state.donors[donor as usize];
-        donor.is_final() || donor.state == DonorState::Active
-    };
-    loop {
-        let left = {
-            let state = &mut *core.lock();
-            state.drain_waits = false;
-            requeue(state);
-            state.groups.iter().any(|group| group.id != 0 && group.is_on(donor))
-        };
-        if !left || over(&core.lock()) {
-            // One that went away meanwhile is excluded by itself, unless it is back before that.
-            let there = core.until(|state| match state.donors[donor as usize].state {
-                DonorState::Draining => Some(true),
-                DonorState::Missing | DonorState::Returning => None,
-                _ => Some(false),
-            });
-            if !there.await {
-                return;
-            }
-            if !core.lock().groups.iter().any(|group| group.id != 0 && group.is_on(donor)) {
-                break;
-            }
-            continue;
-        }
-        // Until what was queued is through; then what was on its way at the time is sealed, too.
-        core.until(|state| {
-            let settled = state.repair_queue.is_empty() && state.repair_done == state.repair_total;
-            (settled || over(state)).then_some(())
-        })
-        .await;
-        if core.lock().stuck {
-            // It was full when the drain began.
-            give_up_drains(&mut core.lock());
-            return;
-        }
-        // Emptied groups become free when their blocks are safe elsewhere.
-        let safe_from = core.lock().next_sequence;
-        if crate::write::flush(&core).await.is_err() {
-            crate::scan::pause(&core, 1_000_000_000).await;
-            continue;
-        }
-        let retries = core.lock().returns;
-        core.until(|state| {
-            let on_its_way = state.groups.iter().any(|group| {
-                // What died since waits for a flush that nobody else may ask for.
-                let dies = group.live == 0 && group.killed <= safe_from;
-                let moves = group.memory.is_some() || group.busy || dies;
-                group.id != 0 && moves && group.is_on(donor)
-            });
-            // While one waits for room, more may have to be done for it.
-            state.room_wanted |= state.drain_waits && !state.has_room(1);
-            // What could not be moved waits for the next try.
-            let waits = on_its_way || (state.retry_at_ns.is_some() && state.returns == retries);
-            (!waits || state.stuck || over(state)).then_some(())
-        })
-        .await;
-    }
-    let erasing = {
-        let state = &mut *core.lock();
-        let op = DonorOp::Write { at: 0, bytes: vec![0; SLOTS_BYTES] };
-        let op = core.op(state, donor, op, Purpose::Upkeep);
-        state.donors[donor as usize].state = DonorState::Drained;
-        state.donors[donor as usize].release();
-        new_epoch(state, true);
-        state.count_donors();
-        op
-    };
-    // It is empty already; a failure changes nothing.
-    let _ = erasing.await;
 }

@@ -11,24 +11,11 @@
 //!
 //! Left out: moving a unit (`repair`), cleaning.
 
-use std::sync::Arc;
-
 use crate::api::DonorId;
-use crate::clean::GROUPS_AHEAD;
 use crate::donors::{Donor, DonorState};
-use crate::membership::needs_repair;
-use crate::repair;
+use crate::place::Member;
 use crate::state::State;
-use crate::task::Core;
 
-/// Donors whose free units differ by less are even.
-const UNEVEN_UNITS: usize = 16;
-/// The same where somebody waits for room and there is none: one move more would only turn the difference round.
-const UNEVEN_MIN: usize = 2;
-/// When no unit could be moved, it is looked for again after so long (ns).
-const LOOK_AGAIN_NS: u64 = 1_000_000_000;
-/// A unit that could not be moved is left for so long (ns).
-const FAILED_NS: u64 = 50_000_000;
 /// Where the donors cannot hold the whole disk, so much of their room holds data (percent): cleaning in less of a rest than that
 /// makes no room in the end.
 const TIGHT_PERCENT: u64 = 95;
@@ -46,7 +33,70 @@ impl DrainRoom {
     }
 }
 
+/// Units of each donor that only cleaning and repair may take.
+pub(crate) const RESERVE_UNITS: usize = 4;
+
+/// Those of them that only lists of ranges may take: dead groups become free when these are written.
+pub(crate) const NOTE_UNITS: usize = 1;
+
+/// Groups that should be free to open before a writer has to wait.
+pub(crate) const GROUPS_AHEAD: usize = 4;
+
 impl State {
+    /// Groups of full width the donors could hold together.
+    pub fn groups_max(&self) -> u64 {
+        let width = self.plan.data + self.plan.parity;
+        let units: Vec<u64> = self.donors.iter().map(|donor| donor.units as u64).collect();
+        groups_of(&units, width)
+    }
+
+    /// Groups that no data is promised to: open ones, and room to clean in.
+    pub fn groups_kept(&self) -> u64 {
+        self.caches.len() as u64 + RESERVE_UNITS as u64 + 2
+    }
+
+    /// Takes a unit on each of `count` donors, the emptiest ones, above `reserve` units of each.
+    pub fn take_units(&mut self, count: usize, reserve: usize) -> Option<Vec<Member>> {
+        let turn = self.next_group as usize;
+        let donors = self.donors.len();
+        let mut order: Vec<usize> = (0..donors).filter(|&n| self.is_roomy(n, reserve)).collect();
+        if order.len() < count {
+            return None;
+        }
+        order.sort_by_key(|&n| (usize::MAX - self.donors[n].all_free_units(), (n + turn) % donors));
+        order.truncate(count);
+        // Parity is what comes last.
+        order.sort_unstable();
+        if !self.config.dedicated_parity {
+            order.rotate_left(turn % count);
+        }
+        let take = |n: usize| {
+            let unit = self.donors[n].take().expect("there is a free unit");
+            Member { donor: n as DonorId, unit, count: 0 }
+        };
+        Some(order.into_iter().map(take).collect())
+    }
+
+    /// A free unit, above `reserve` of them, on a donor that has none of the group's.
+    pub fn take_unit_beside(&mut self, members: &[Member], reserve: usize) -> Option<Member> {
+        let taken = |n: usize| members.iter().any(|member| member.is_on(n as DonorId));
+        let candidates = (0..self.donors.len()).filter(|&n| self.is_roomy(n, reserve) && !taken(n));
+        let donor = candidates.max_by_key(|&n| self.donors[n].all_free_units())?;
+        let unit = self.donors[donor].take().expect("there is a free unit");
+        Some(Member { donor: donor as DonorId, unit, count: 0 })
+    }
+
+    /// Are there `groups` groups to open, beyond what is kept for cleaning?
+    pub fn has_room(&self, groups: usize) -> bool {
+        let width = (self.plan.data + self.plan.parity).min(self.takers());
+        (0..self.donors.len()).filter(|&n| self.is_roomy(n, RESERVE_UNITS + groups - 1)).count() >= width
+    }
+
+    /// Can the cleaner go on?
+    pub fn has_room_to_clean(&self) -> bool {
+        self.caches[self.cleaning()].group.is_some() || self.width(0) > self.plan.parity
+    }
+
     /// Would what is stored fit without this donor?
     pub fn drain_room(&self, leaving: DonorId) -> DrainRoom {
         let bytes = |blocks: u64| blocks * self.block_bytes as u64;
@@ -64,7 +114,7 @@ impl State {
     }
 
     /// Blocks that fit on the donors that stay.
-    fn room_without(&self, leaving: Option<DonorId>) -> u64 {
+    pub fn room_without(&self, leaving: Option<DonorId>) -> u64 {
         let stays = |&(number, donor): &(usize, &Donor)| {
             leaving.map(usize::from) != Some(number) && matches!(donor.state, DonorState::Active | DonorState::Joining)
         };
@@ -81,39 +131,6 @@ impl State {
         let is_tight = leaving.is_some() || blocks < self.blocks;
         if is_tight { self.blocks.min(blocks * TIGHT_PERCENT / 100) } else { self.blocks }
     }
-
-    /// The group of which a unit is to move, and the donor it leaves.
-    fn next_to_level(&mut self) -> Option<(u32, DonorId)> {
-        if !self.ready || self.now_ns < self.level_at_ns || self.has_room(GROUPS_AHEAD) {
-            return None;
-        }
-        // What is being erased is free soon.
-        let room = |donor: &Donor| donor.all_free_units() + donor.erase.len() + donor.erasing.len();
-        let there = || (0..self.donors.len()).filter(|&number| self.takes(number));
-        let full = there().min_by_key(|&number| room(&self.donors[number]))?;
-        let empty = there().max_by_key(|&number| self.donors[number].all_free_units())?;
-        let is_urgent = (self.drain_waits || self.stuck) && !self.has_room(1);
-        let uneven = if is_urgent { UNEVEN_MIN } else { UNEVEN_UNITS };
-        if self.donors[empty].all_free_units() < room(&self.donors[full]) + uneven {
-            return None;
-        }
-        let moves = |index: &usize| {
-            let group = &self.groups[*index];
-            let rests =
-                group.id != 0 && group.live > 0 && group.memory.is_none() && !group.busy && !needs_repair(self, *index);
-            rests && group.is_on(full as DonorId) && !group.is_on(empty as DonorId)
-        };
-        // Where the last search ended: the groups before it have been moved.
-        let groups = self.groups.len();
-        let begin = self.level_from.min(groups);
-        let found = (begin..groups).chain(0..begin).find(moves);
-        let Some(index) = found else {
-            self.level_at_ns = self.now_ns + LOOK_AGAIN_NS;
-            return None;
-        };
-        self.level_from = index + 1;
-        Some((index as u32, full as DonorId))
-    }
 }
 
 /// Groups of this width that donors with so many units hold together.
@@ -126,25 +143,6 @@ pub(crate) fn groups_of(units: &[u64], width: usize) -> u64 {
         if fits(middle) { low = middle } else { high = middle - 1 }
     }
     low
-}
-
-/// Evens donors out, one unit after the other. Runs as long as the disk.
-pub(crate) async fn leveler(core: Arc<Core>) {
-    loop {
-        let (index, from) = core
-            .until(|state| {
-                let found = state.next_to_level()?;
-                state.claim(found.0);
-                Some(found)
-            })
-            .await;
-        let moved = repair::move_off(&core, index, from).await;
-        let state = &mut *core.lock();
-        state.release(index);
-        if !moved {
-            state.level_at_ns = state.now_ns + FAILED_NS;
-        }
-    }
 }
 
 #[cfg(test)]

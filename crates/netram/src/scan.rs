@@ -10,114 +10,25 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use shoal_format::checksum;
-use shoal_format::ram::{self, LOST, UnitEntry, UnitHeader};
+use shoal_format::ram::{LOST, UnitEntry};
+use shoal_format::{checksum, ram};
 
 use crate::api::{DonorId, Purpose};
 use crate::donors::{Donor, DonorState};
-use crate::doubt::{self, Doubt};
-use crate::found::{FoundUnsafe, Unprotected};
-use crate::group::{Group, Incomplete};
-use crate::load::{self, Base};
-use crate::membership::{self, miss};
+use crate::doubt::{Copied, Doubt};
+use crate::enter::{FoundUnit, Newest, enter};
+use crate::epochs::new_epoch;
+use crate::found::{FoundUnsafe, Opening, Unprotected};
+use crate::headers::{AGAIN_NS, headers};
+use crate::load;
+use crate::load::Base;
 use crate::parity;
+use crate::place::{Location, Member};
 use crate::planted::{Bug, is_planted};
 use crate::read;
 use crate::repair;
-use crate::spread::Numbered;
-use crate::state::{Location, Member, State};
-use crate::task::{Core, Op};
-
-/// Headers asked for at the same time, of each donor.
-const AT_ONCE: usize = 32;
-/// How often a header that a donor refuses is asked for again, and after what time (ns).
-pub(crate) const TRIES: usize = 20;
-pub(crate) const AGAIN_NS: u64 = 100_000_000;
-
-/// A unit that was found.
-struct Found {
-    donor: DonorId,
-    unit: u32,
-    header: UnitHeader,
-}
-
-/// Of each block the sequence, the place and the checksum of its newest copy so far.
-type Newest = Numbered<u32, (u64, Location, u32)>;
-
-/// What opening has found so far.
-#[derive(Default)]
-pub(crate) struct Opening {
-    looking: HashSet<DonorId>,
-    found: HashMap<DonorId, Vec<(u32, UnitHeader)>>,
-}
-
-/// Waits for a moment.
-pub(crate) async fn pause(core: &Arc<Core>, ns: u64) {
-    let until = core.lock().now_ns + ns;
-    core.until(move |state| (state.now_ns >= until).then_some(())).await;
-}
-
-/// The headers of all units of a donor that are this disk's and this donor's. `None`: it cannot be reached any more.
-pub(crate) async fn headers(core: &Arc<Core>, number: DonorId) -> Option<Vec<(u32, UnitHeader)>> {
-    let units = core.lock().donors[number as usize].units;
-    headers_of(core, number, 0..units).await
-}
-
-/// The same of some units.
-pub(crate) async fn headers_of(
-    core: &Arc<Core>,
-    number: DonorId,
-    units: impl Iterator<Item = u32>,
-) -> Option<Vec<(u32, UnitHeader)>> {
-    let (born, uuid, header_bytes) = {
-        let state = core.lock();
-        let donor = &state.donors[number as usize];
-        (donor.born, state.config.uuid, state.header_bytes)
-    };
-    let mut found = Vec::new();
-    let mut units = units;
-    loop {
-        let mut wanted: Vec<u32> = units.by_ref().take(AT_ONCE).collect();
-        if wanted.is_empty() {
-            return Some(found);
-        }
-        for tried in 0.. {
-            let ops: Vec<(u32, Op)> = {
-                let state = &mut *core.lock();
-                let mut ask = |unit: u32| {
-                    let op = state.heads_op(unit);
-                    (unit, core.op(state, number, op, Purpose::Upkeep))
-                };
-                wanted.drain(..).map(&mut ask).collect()
-            };
-            for (unit, op) in ops {
-                match op.await {
-                    Ok(bytes) => {
-                        let its_own = |header: &UnitHeader| header.donor == number && header.born == born;
-                        let ours = |header: &UnitHeader| {
-                            header.uuid == uuid && (its_own(header) || is_planted(Bug::StaleUnits))
-                        };
-                        let header = UnitHeader::newest(&bytes, header_bytes, ours);
-                        found.extend(header.map(|header| (unit, header)));
-                    }
-                    Err(_) => wanted.push(unit),
-                }
-            }
-            if core.lock().donors[number as usize].is_absent() {
-                return None;
-            }
-            if wanted.is_empty() {
-                break;
-            }
-            if tried == TRIES {
-                // Nothing that is left out may be taken for nothing.
-                miss(core, &mut core.lock(), number);
-                return None;
-            }
-            pause(core, AGAIN_NS).await;
-        }
-    }
-}
+use crate::state::State;
+use crate::task::{Core, Op, pause};
 
 /// Starts looking at donors that came; true when enough has been seen, and nothing is being looked at.
 fn look(core: &Arc<Core>, state: &mut State) -> bool {
@@ -175,7 +86,7 @@ async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
     let horizon;
     {
         let state = &mut *core.lock();
-        let mut groups: HashMap<u64, Vec<Found>> = HashMap::new();
+        let mut groups: HashMap<u64, Vec<FoundUnit>> = HashMap::new();
         let found = match &mut base {
             Some(base) => std::mem::take(&mut base.found),
             None => std::mem::take(&mut state.opening.found),
@@ -186,7 +97,7 @@ async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
         for (donor, units) in found {
             used.insert(donor, units.iter().map(|&(unit, _)| unit).collect());
             for (unit, header) in units {
-                groups.entry(header.group).or_default().push(Found { donor, unit, header });
+                groups.entry(header.group).or_default().push(FoundUnit { donor, unit, header });
             }
         }
         if let Some(base) = &mut base {
@@ -245,10 +156,9 @@ async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
                 let before = newest.insert(entry.block, (entry.sequence, at, entry.crc));
                 if let Some(doubt) = doubts.get_mut(&entry.block) {
                     let is_doubted = matches!(found, read::Fetched::Unanswered);
-                    let copy = doubt::Found { sequence: entry.sequence, at, crc: entry.crc, is_doubted };
+                    let copy = Copied { sequence: entry.sequence, at, crc: entry.crc, is_doubted };
                     let present = std::mem::replace(&mut doubt.present, is_doubted.then_some(copy));
-                    let certain =
-                        before.map(|(sequence, at, crc)| doubt::Found { sequence, at, crc, is_doubted: false });
+                    let certain = before.map(|(sequence, at, crc)| Copied { sequence, at, crc, is_doubted: false });
                     match is_doubted {
                         true => doubt.older.extend(present.or(certain)),
                         false => doubt.older.clear(),
@@ -400,7 +310,7 @@ async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
         }
     }
     repair::after_scan(state);
-    membership::new_epoch(state, false);
+    new_epoch(state, false);
     state.serve_when_known(core);
     true
 }
@@ -504,128 +414,4 @@ impl State {
         let new = || Unprotected { index: at.group, id: group.id, is_unsure: false, holds: Vec::new() };
         found.entry(at.group).or_insert_with(new).is_unsure |= sequence >= horizon;
     }
-}
-
-/// Enters a group's units, remembers its blocks where they are the newest, and lists what is to be looked at. Returns its blocks.
-fn enter(
-    state: &mut State,
-    id: u64,
-    found: Vec<Found>,
-    horizon: u64,
-    base: Option<&Base>,
-    newest: &mut Newest,
-    entries: &mut Vec<(Location, UnitEntry)>,
-) -> Option<(u32, Vec<u32>)> {
-    let first_of = |header: &UnitHeader| header.lists.iter().flatten().map(|entry| entry.sequence).min().unwrap_or(0);
-    let first_found = found.iter().map(|found| first_of(&found.header)).min().unwrap_or(0);
-    let (data, parity) = (found[0].header.data as usize, found[0].header.parity as usize);
-    if data > state.plan.data || data == 0 {
-        let stray = |found: &Found| (Member { donor: found.donor, unit: found.unit, count: 1 }, first_found);
-        state.strays.extend(found.iter().map(stray));
-        return None;
-    }
-    let mut members = vec![Member::NONE; data + parity];
-    let known = |all: &[Vec<UnitEntry>]| all.iter().map(Vec::len).sum::<usize>();
-    let mut best: Vec<Vec<Vec<UnitEntry>>> = vec![Vec::new(); data + parity];
-    for Found { donor, unit, header } in found {
-        let place = header.member as usize;
-        let fits = header.data as usize == data && header.parity as usize == parity && place < members.len();
-        let rows = header.lists.iter().map(Vec::len).max().unwrap_or(0);
-        let member = Member { donor, unit, count: rows as u8 };
-        if !fits || rows > state.plan.buffer {
-            state.strays.push((member, first_found));
-            continue;
-        }
-        // Moved to another donor, and the old copy was not erased yet: the one that knows more counts.
-        let better = known(&header.lists) > known(&best[place]);
-        if members[place].exists() && !better {
-            state.strays.push((member, first_found));
-            continue;
-        }
-        let other = std::mem::replace(&mut members[place], member);
-        state.strays.extend(other.exists().then_some((other, first_found)));
-        best[place] = header.lists;
-    }
-    // Parity units that know less than the others are of an older version: they do not fit together.
-    let most = (data..data + parity).max_by_key(|&place| known(&best[place])).map(|place| best[place].clone());
-    for place in data..data + parity {
-        if members[place].exists() && Some(&best[place]) != most.as_ref() {
-            state.strays.push((std::mem::replace(&mut members[place], Member::NONE), first_found));
-        }
-    }
-    let parity_lists = most.filter(|_| members[data..].iter().any(Member::exists));
-    let lists: Vec<Option<Vec<UnitEntry>>> =
-        (0..data).map(|unit| members[unit].exists().then(|| best[unit][0].clone())).collect();
-    // Its place is taken now.
-    let index = state.insert_group(Group::new(id, data, Vec::new()));
-    let mut all: Vec<Vec<UnitEntry>> = Vec::new();
-    let mut own_rows: Vec<u8> = Vec::new();
-    let mut whole = true;
-    let parities = members[data..].iter().filter(|member| member.exists()).count();
-    // Computable only where not more of the row is missing than there is parity for it.
-    let there = |row: usize| {
-        let missing = |other: &usize| {
-            let expected = parity_lists.as_ref().and_then(|all| all[*other].get(row));
-            expected.is_some() && lists[*other].as_ref().and_then(|own| own.get(row)) != expected
-        };
-        (0..data).filter(missing).count() <= parities || is_planted(Bug::MissingRow)
-    };
-    for unit in 0..data {
-        let own = lists[unit].as_deref().unwrap_or_default();
-        let listed = parity_lists.as_ref().map(|all| &all[unit][..]).unwrap_or_default();
-        whole &= match members[unit].exists() {
-            true => parity == 0 || own == listed,
-            false => listed.is_empty(),
-        };
-        let mut list = own.to_vec();
-        // The unit is missing, or an older version of it took its place.
-        if !members[unit].exists() || listed.starts_with(own) {
-            list.extend((own.len()..listed.len()).take_while(|&row| there(row)).map(|row| listed[row]));
-        }
-        own_rows.push(own.len() as u8);
-        members[unit].count = list.len() as u8;
-        all.push(list);
-    }
-    let used = all.iter().any(|list| !list.is_empty());
-    whole &= (data..data + parity).all(|place| members[place].exists()) || !used;
-    // It is written anew elsewhere: its parity may have been written in part.
-    whole &= parity == 0 || all.iter().flatten().all(|entry| entry.sequence < horizon);
-    let blocks = all.iter().flatten().map(|entry| entry.block).collect();
-    let mut first_sequence = u64::MAX;
-    let (mut live, mut notes) = (0, Vec::new());
-    for (unit, list) in all.iter().enumerate() {
-        for (row, entry) in list.iter().enumerate() {
-            let at = Location { group: index, unit, row };
-            first_sequence = first_sequence.min(entry.sequence);
-            state.next_sequence = state.next_sequence.max(entry.sequence + 1);
-            if ram::is_note(entry.block) {
-                notes.push((unit, row));
-                live += 1;
-                entries.push((at, *entry));
-                continue;
-            }
-            // The pages say what came before them.
-            let counts = base.as_ref().is_none_or(|base| base.counts(entry.block, entry.sequence));
-            if (entry.block as u64) >= state.blocks || !counts {
-                continue;
-            }
-            if entry.sequence >= horizon && !is_planted(Bug::TornCounts) {
-                entries.push((at, *entry));
-            } else if newest.get(&entry.block).is_none_or(|&(sequence, _, _)| sequence < entry.sequence) {
-                newest.insert(entry.block, (entry.sequence, at, entry.crc));
-            }
-        }
-    }
-    state.next_group = state.next_group.max(id + 1);
-    let covered = |unit: usize| parity_lists.as_ref().map_or(0, |all: &Vec<Vec<UnitEntry>>| all[unit].len() as u8);
-    let incomplete = (!whole).then(|| {
-        let covered = (0..data).map(covered).collect();
-        Incomplete { covered, own: own_rows, lists: all, absent: usize::MAX }
-    });
-    let mut group = Group::new(id, data, members);
-    (group.live, group.first_sequence) = (live, first_sequence);
-    group.set_incomplete(incomplete);
-    notes.into_iter().for_each(|place| group.add_note(place));
-    state.groups[index as usize] = group;
-    Some((index, blocks))
 }

@@ -13,58 +13,18 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 
-use shoal_format::checksum;
-use shoal_format::ram::{
-    self, DiskSuperblock, DonorPlace, LOST, Standing, TRIMMED, TrimmedRange, UnitEntry, UnitHeader,
-};
+use shoal_format::ram::{LOST, TRIMMED, TrimmedRange, UnitHeader};
 
-use crate::api::{Action, DiskError, DonorId, DonorOp, Purpose};
-use crate::checkpoint::Checkpoints;
-use crate::config::{Config, Plan, Policy};
-use crate::donors::{Donor, DonorState};
+use crate::api::{Action, DiskError, DonorOp, Purpose};
+use crate::checkpoints::Checkpoints;
+use crate::config::{Config, Plan};
+use crate::counts::Counts;
+use crate::donors::Donor;
 use crate::doubt::Doubt;
+use crate::found::{FoundUnsafe, Opening};
 use crate::group::Group;
-pub(crate) use crate::group::Member;
-use crate::room::groups_of;
-use crate::status::Counts;
-use crate::task::Schedule;
-use crate::unit::Head;
-
-/// Units of each donor that only cleaning and repair may take.
-pub(crate) const RESERVE_UNITS: usize = 4;
-/// Those of them that only lists of ranges may take: dead groups become free when these are written.
-pub(crate) const NOTE_UNITS: usize = 1;
-/// Groups in memory beyond the caches, on their way to donors.
-const GROUPS_ON_THE_WAY: usize = 24;
-
-/// A group that is being filled or sent.
-pub(crate) struct Memory {
-    /// Blocks of each data unit.
-    pub buffers: Vec<Vec<u8>>,
-    pub lists: Vec<Vec<UnitEntry>>,
-    /// For each block the sequence up to which a flush waits for it.
-    pub origins: Vec<Vec<u64>>,
-    /// Of each unit, parity too: the header on its donor.
-    pub heads: Vec<Head>,
-    /// Blocks of each unit that are on their way or there.
-    pub sent: Vec<u8>,
-    pub stored: Vec<u8>,
-    pub safe: Vec<u8>,
-    /// Lowest origin of the blocks that are not safe; `u64::MAX`: none.
-    pub unsafe_from: u64,
-    /// Takes no more.
-    pub full: bool,
-    pub sending: bool,
-    /// What is there is to be made safe.
-    pub parity_wanted: bool,
-    /// A donor did not take its part: its live blocks go into other groups.
-    pub abandoned: bool,
-    /// All of it is sent once more, its parity too.
-    pub again: bool,
-    pub purpose: Purpose,
-    /// Since when something of it is not safe.
-    pub unsafe_since_ns: u64,
-}
+use crate::place::{Location, Member};
+use crate::schedule::Schedule;
 
 /// A cache that fills one group at a time.
 #[derive(Clone, Copy, Default)]
@@ -74,14 +34,6 @@ pub(crate) struct Cache {
     pub next: u32,
     /// Groups the victim has filled since this one last filled.
     pub waited: u32,
-}
-
-/// Where a block is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Location {
-    pub group: u32,
-    pub unit: usize,
-    pub row: usize,
 }
 
 pub(crate) struct State {
@@ -99,7 +51,7 @@ pub(crate) struct State {
     pub header_bytes: usize,
     pub donors: Vec<Donor>,
     /// For each block its location + 1 in the low half, its checksum in the high half; 0: reads as zeros.
-    table: Vec<u64>,
+    pub table: Vec<u64>,
     pub groups: Vec<Group>,
     unused_groups: Vec<u32>,
     /// Streams, then the victim if there is one, then the cleaner's.
@@ -129,7 +81,7 @@ pub(crate) struct State {
     pub stuck: bool,
     /// The map is complete: requests are served.
     pub ready: bool,
-    pub opening: crate::scan::Opening,
+    pub opening: Opening,
     pub checkpoints: Checkpoints,
     pub failure: Option<DiskError>,
     /// Groups that lost a unit, or are to leave a donor: place and number.
@@ -137,7 +89,7 @@ pub(crate) struct State {
     /// Units with headers that count no more, to be erased after opening.
     pub strays: Vec<(Member, u64)>,
     /// What opening found and is not safe.
-    pub found: crate::found::FoundUnsafe,
+    pub found: FoundUnsafe,
     /// Blocks with entries that opening found and that may not be there.
     pub doubts: BTreeMap<u32, Doubt>,
     /// Groups from this number on were not there when the disk was opened.
@@ -258,18 +210,6 @@ impl State {
         self.schedule.changed = true;
     }
 
-    /// Groups of full width the donors could hold together.
-    pub fn groups_max(&self) -> u64 {
-        let width = self.plan.data + self.plan.parity;
-        let units: Vec<u64> = self.donors.iter().map(|donor| donor.units as u64).collect();
-        groups_of(&units, width)
-    }
-
-    /// Groups that no data is promised to: open ones, and room to clean in.
-    pub fn groups_kept(&self) -> u64 {
-        self.caches.len() as u64 + RESERVE_UNITS as u64 + 2
-    }
-
     pub fn slots(&self) -> usize {
         self.plan.data * self.plan.buffer
     }
@@ -279,7 +219,7 @@ impl State {
         self.table = vec![0; blocks as usize];
     }
 
-    fn pack(&self, at: Location, crc: u32) -> u64 {
+    pub fn pack(&self, at: Location, crc: u32) -> u64 {
         let slot = at.group as u64 * self.slots() as u64 + (at.unit * self.plan.buffer + at.row) as u64;
         debug_assert!(slot < u32::MAX as u64);
         (crc as u64) << 32 | (slot + 1)
@@ -414,54 +354,6 @@ impl State {
         self.file(index);
     }
 
-    /// Every block with a lower origin is safe.
-    pub fn horizon(&self) -> u64 {
-        let memories = self.in_memory.iter().filter_map(|&index| self.groups[index as usize].memory.as_ref());
-        memories.map(|memory| memory.unsafe_from).min().unwrap_or(u64::MAX).min(self.trims_origin)
-    }
-
-    /// Takes a unit on each of `count` donors, the emptiest ones, above `reserve` units of each.
-    fn take_units(&mut self, count: usize, reserve: usize) -> Option<Vec<Member>> {
-        let turn = self.next_group as usize;
-        let donors = self.donors.len();
-        let mut order: Vec<usize> = (0..donors).filter(|&n| self.is_roomy(n, reserve)).collect();
-        if order.len() < count {
-            return None;
-        }
-        order.sort_by_key(|&n| (usize::MAX - self.donors[n].all_free_units(), (n + turn) % donors));
-        order.truncate(count);
-        // Parity is what comes last.
-        order.sort_unstable();
-        if !self.config.dedicated_parity {
-            order.rotate_left(turn % count);
-        }
-        let take = |n: usize| {
-            let unit = self.donors[n].take().expect("there is a free unit");
-            Member { donor: n as DonorId, unit, count: 0 }
-        };
-        Some(order.into_iter().map(take).collect())
-    }
-
-    /// A free unit, above `reserve` of them, on a donor that has none of the group's.
-    pub fn take_unit_beside(&mut self, members: &[Member], reserve: usize) -> Option<Member> {
-        let taken = |n: usize| members.iter().any(|member| member.is_on(n as DonorId));
-        let candidates = (0..self.donors.len()).filter(|&n| self.is_roomy(n, reserve) && !taken(n));
-        let donor = candidates.max_by_key(|&n| self.donors[n].all_free_units())?;
-        let unit = self.donors[donor].take().expect("there is a free unit");
-        Some(Member { donor: donor as DonorId, unit, count: 0 })
-    }
-
-    /// Are there `groups` groups to open, beyond what is kept for cleaning?
-    pub fn has_room(&self, groups: usize) -> bool {
-        let width = (self.plan.data + self.plan.parity).min(self.takers());
-        (0..self.donors.len()).filter(|&n| self.is_roomy(n, RESERVE_UNITS + groups - 1)).count() >= width
-    }
-
-    /// Can the cleaner go on?
-    pub fn has_room_to_clean(&self) -> bool {
-        self.caches[self.cleaning()].group.is_some() || self.width(0) > self.plan.parity
-    }
-
     /// Opening begins anew.
     pub fn forget_groups(&mut self) {
         self.groups.clear();
@@ -496,220 +388,6 @@ impl State {
         self.caches.len() - 1
     }
 
-    /// May a request go on that came at `begun_ns`?
-    pub fn serves(&self, begun_ns: u64) -> Option<Result<(), DiskError>> {
-        if let Some(error) = &self.failure {
-            return Some(Err(error.clone()));
-        }
-        let (need, have) = (self.plan.parity + 1, self.healthy_donors());
-        let long = self.now_ns.saturating_sub(begun_ns) > self.patience_ns();
-        match self.ready {
-            true => Some(Ok(())),
-            false if long && have >= need => Some(Err(DiskError::NotOpen)),
-            false => long.then_some(Err(DiskError::TooFewDonors { have, need })),
-        }
-    }
-
-    /// Opens a group for a cache. `None`: no room, or too many groups are on their way.
-    fn open(&mut self, cache: usize, for_note: bool) -> Option<u32> {
-        let cleaning = cache == self.cleaning();
-        let on_the_way = self.in_memory.len() >= self.caches.len() + GROUPS_ON_THE_WAY;
-        if on_the_way && !cleaning {
-            return None;
-        }
-        let parity = self.plan.parity;
-        let reserve = match (cleaning, for_note) {
-            (true, true) => 0,
-            (true, false) => NOTE_UNITS,
-            (false, _) => RESERVE_UNITS,
-        };
-        let width = match cleaning || self.narrow {
-            true => self.width(reserve),
-            false => (self.plan.data + parity).min(self.takers()),
-        };
-        if width < parity + 1 {
-            return None;
-        }
-        let members = self.take_units(width, reserve)?;
-        let data = width - parity;
-        let unit = Vec::with_capacity(self.plan.buffer * self.block_bytes);
-        let memory = Memory {
-            buffers: vec![unit; data],
-            lists: vec![Vec::new(); data],
-            origins: vec![Vec::new(); data],
-            heads: vec![Head::default(); width],
-            sent: vec![0; data],
-            stored: vec![0; data],
-            safe: vec![0; data],
-            unsafe_from: u64::MAX,
-            full: false,
-            sending: false,
-            parity_wanted: false,
-            abandoned: false,
-            again: false,
-            purpose: if cleaning { Purpose::Clean } else { Purpose::Write },
-            unsafe_since_ns: self.now_ns,
-        };
-        let id = self.next_group;
-        self.next_group += 1;
-        let mut group = Group::new(id, data, members);
-        group.memory = Some(Box::new(memory));
-        let index = self.insert_group(group);
-        self.in_memory.push(index);
-        self.caches[cache].group = Some(index);
-        Some(index)
-    }
-
-    /// Overwrites a block that is in memory and not yet on its way.
-    fn absorb(&mut self, block: u32, bytes: &[u8], crc: u32) -> bool {
-        let Some((at, _)) = self.find(block) else { return false };
-        let block_bytes = self.block_bytes;
-        let sequence = self.next_sequence;
-        let Some(memory) = &mut self.groups[at.group as usize].memory else { return false };
-        if at.row < memory.sent[at.unit] as usize || memory.abandoned {
-            return false;
-        }
-        memory.buffers[at.unit][at.row * block_bytes..][..block_bytes].copy_from_slice(bytes);
-        memory.lists[at.unit][at.row] = UnitEntry { block, crc, sequence };
-        self.next_sequence += 1;
-        self.table[block as usize] = self.pack(at, crc);
-        self.counts.absorbed += 1;
-        true
-    }
-
-    /// Stores a block in a cache's group and maps it there. `origin`: what a flush waits for, if it is no new write.
-    /// `None`: no room now. Returns the place, and whether the group is full.
-    pub fn place(&mut self, block: u32, bytes: &[u8], cache: usize, origin: Option<u64>) -> Option<(Location, bool)> {
-        let crc = checksum(0, bytes);
-        let is_note = ram::is_note(block);
-        if !is_note && origin.is_none() && self.absorb(block, bytes, crc) {
-            let (at, _) = self.find(block).expect("it was absorbed where it is");
-            return Some((at, false));
-        }
-        let index = match self.caches[cache].group {
-            Some(index) => index,
-            None => match self.open(cache, is_note) {
-                Some(index) => index,
-                None => {
-                    self.room_wanted = true;
-                    return None;
-                }
-            },
-        };
-        let sequence = self.next_sequence;
-        self.next_sequence += 1;
-        let origin = origin.unwrap_or(sequence);
-        let buffer = self.plan.buffer;
-        let group = &mut self.groups[index as usize];
-        let data = group.data();
-        let memory = group.memory.as_mut().expect("an open group is in memory");
-        let unit = (0..data).find(|&unit| memory.lists[unit].len() < buffer).expect("an open group has room");
-        let row = memory.lists[unit].len();
-        memory.buffers[unit].extend_from_slice(bytes);
-        memory.lists[unit].push(UnitEntry { block, crc, sequence });
-        memory.origins[unit].push(origin);
-        if memory.unsafe_from == u64::MAX {
-            memory.unsafe_since_ns = self.now_ns;
-        }
-        memory.unsafe_from = memory.unsafe_from.min(origin);
-        group.members[unit].count = row as u8 + 1;
-        group.first_sequence = group.first_sequence.min(sequence);
-        group.live += 1;
-        let full = unit + 1 == data && row + 1 == buffer;
-        memory.full |= full;
-        let at = Location { group: index, unit, row };
-        if is_note {
-            self.groups[index as usize].add_note((unit, row));
-        } else {
-            if !self.unmap(block) {
-                self.counts.unmapped_written += 1;
-            }
-            self.counts.mapped += 1;
-            self.table[block as usize] = self.pack(at, crc);
-            self.lost_blocks.remove(&block);
-        }
-        if cache != self.cleaning() {
-            self.cleaned_in_vain = 0;
-        }
-        if full {
-            self.caches[cache].group = None;
-        }
-        Some((at, full))
-    }
-
-    /// The cache for a request that begins at `block`, by the paper's rules.
-    pub fn choose_cache(&self, block: u32) -> usize {
-        if self.plan.streams == 1 {
-            return 0;
-        }
-        let streams = &self.caches[..self.plan.streams];
-        let continued = streams.iter().position(|cache| cache.group.is_some() && cache.next == block);
-        let empty = || streams.iter().position(|cache| cache.group.is_none());
-        continued.or_else(empty).unwrap_or(self.plan.streams)
-    }
-
-    /// A cache filled its group. When the victim fills for the second time, streams that have not filled meanwhile are
-    /// closed as they are; returns their groups.
-    pub fn filled(&mut self, cache: usize) -> Vec<u32> {
-        self.caches[cache].waited = 0;
-        if self.plan.streams == 1 || cache != self.plan.streams {
-            return Vec::new();
-        }
-        let mut closed = Vec::new();
-        for stream in 0..self.plan.streams {
-            self.caches[stream].waited += 1;
-            if self.caches[stream].waited >= 2
-                && let Some(index) = self.caches[stream].group.take()
-            {
-                self.caches[stream].waited = 0;
-                self.close(index);
-                closed.push(index);
-            }
-        }
-        closed
-    }
-
-    /// The group takes no more blocks; units it never used are given back.
-    pub fn close(&mut self, index: u32) {
-        let group = &mut self.groups[index as usize];
-        let data = group.data();
-        let memory = group.memory.as_mut().expect("an open group is in memory");
-        memory.full = true;
-        let unused: Vec<usize> = (0..data).filter(|&unit| memory.lists[unit].is_empty()).collect();
-        let members: Vec<Member> =
-            unused.iter().map(|&unit| std::mem::replace(&mut group.members[unit], Member::NONE)).collect();
-        members.into_iter().for_each(|member| self.give_back(member));
-    }
-
-    pub fn superblock(&self, donor: usize) -> DiskSuperblock {
-        let policy = Policy::ALL.iter().position(|&policy| policy == self.config.policy).expect("all are listed");
-        let place = |donor: &Donor| {
-            let standing = match donor.state {
-                DonorState::Joining if donor.blank => Standing::Joins,
-                DonorState::Joining => Standing::Counts,
-                _ if !donor.counts() => Standing::Gone,
-                _ if donor.stale => Standing::Away,
-                _ => Standing::Counts,
-            };
-            DonorPlace { standing, born: donor.born }
-        };
-        DiskSuperblock {
-            uuid: self.config.uuid,
-            epoch: self.epoch,
-            donor: donor as u16,
-            policy: policy as u8,
-            data: self.plan.data as u8,
-            parity: self.plan.parity as u8,
-            streams: self.config.streams,
-            buffer_blocks: self.plan.buffer as u16,
-            flags: self.config.dedicated_parity as u8,
-            block_bytes: self.config.block_bytes,
-            blocks: self.blocks,
-            checkpoint: self.checkpoints.enabled.then_some(self.checkpoints.named),
-            donors: self.donors.iter().map(place).collect(),
-        }
-    }
-
     pub fn count_op(&mut self, op: &DonorOp, purpose: Purpose) {
         let (bytes, reads) = match op {
             DonorOp::Read { len, .. } => (*len as u64, true),
@@ -723,5 +401,11 @@ impl State {
         } else {
             traffic.written_bytes += bytes;
         }
+    }
+}
+
+impl State {
+    pub fn complete(&mut self, ticket: u64, result: Result<Vec<u8>, DiskError>) {
+        self.actions.push(Action::Complete { ticket, result });
     }
 }

@@ -5,12 +5,12 @@
 //! a write that is done in part leaves the former version. A write begins at its slot, so that it is one operation. Left out:
 //! when units are written (`write`, `repair`).
 
-use shoal_format::ram::{HEADER_SLOTS, SUPERBLOCK_BYTES, UnitEntry, UnitHeader};
+use shoal_format::ram::{HEADER_SLOTS, SUPERBLOCK_BYTES, UnitHeader};
 
 use crate::api::DonorOp;
-use crate::group::Group;
+use crate::place::Member;
 use crate::planted::{Bug, is_planted};
-use crate::state::{Member, Memory, State};
+use crate::state::State;
 
 /// The slot beside the blocks.
 const LAST_SLOT: usize = HEADER_SLOTS - 1;
@@ -79,27 +79,6 @@ impl State {
         bytes.extend_from_slice(blocks);
         let at = self.unit_at(unit) + (slot * self.header_bytes) as u64;
         Version { op: DonorOp::Write { at, bytes }, head: Head(Some((slot, head))) }
-    }
-
-    /// A data unit of a group in memory as it is now.
-    pub fn data_version(&self, group: &Group, memory: &Memory, place: usize) -> Version {
-        let header = self.header(group, place, vec![memory.lists[place].clone()]);
-        self.version(group.members[place].unit, &memory.heads[place], &header, &memory.buffers[place])
-    }
-
-    pub fn header(&self, group: &Group, place: usize, lists: Vec<Vec<UnitEntry>>) -> UnitHeader {
-        UnitHeader {
-            uuid: self.config.uuid,
-            group: group.id,
-            donor: group.members[place].donor,
-            born: self.donors[group.members[place].donor as usize].born,
-            horizon: self.sure_horizon(),
-            cut: 0,
-            member: place as u8,
-            data: group.data() as u8,
-            parity: (group.members.len() - group.data()) as u8,
-            lists,
-        }
     }
 
     /// Writes a header that lists less than the one its donor has, into one slot after the other.
