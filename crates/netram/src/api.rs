@@ -3,7 +3,6 @@
 //! Owns: the vocabulary. Every donor operation and every request carries a ticket; the answer names it. Left out: who carries
 //! operations out (`disk` over real devices, the simulation over a model of time).
 
-
 /// Place of a donor in the engine's table. The place of one that is gone may become another's.
 pub type DonorId = u16;
 

@@ -35,10 +35,6 @@ use crate::write::flush;
 const NAMED_SHARE: u32 = 16;
 const NAMED_IDLE_SHARE: u32 = 128;
 const NAMED_MIN: u32 = 1024;
-/// Pages on their way to each donor at the same time.
-pub(crate) const PAGES_AT_ONCE: usize = 2;
-/// Places or blocks in a page without any at most.
-pub(crate) const EMPTY_MAX: usize = 1 << 20;
 impl State {
     /// Everything about checkpoints that the donors are there for.
     pub fn is_calm(&self) -> bool {

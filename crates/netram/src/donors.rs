@@ -12,6 +12,9 @@ use crate::api::DonorInfo;
 use crate::planted::{Bug, is_planted};
 use crate::units::{Erase, Log};
 
+/// A donor that refused a write gets none for so long (ns), and twice as long each time.
+pub(crate) const REFUSED_NS: u64 = 100_000_000;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DonorState {
     Active,

@@ -37,7 +37,7 @@ pub(crate) async fn empty(core: &Arc<Core>, index: u32) {
         };
         runs.into_iter().map(read).collect()
     };
-    let block_bytes = core.lock().block_bytes;
+    let block_bytes = core.lock().shape.block_bytes;
     for (unit, rows, op) in reads {
         let bytes = op.await.unwrap_or_default();
         for (n, row) in rows.enumerate() {
@@ -142,9 +142,9 @@ async fn header(core: &Arc<Core>, index: u32, place: usize) -> Option<UnitHeader
         if !member.exists() {
             return None;
         }
-        let op = state.heads_op(member.unit);
+        let op = state.shape.heads_op(member.unit);
         (id, members, core.op(state, member.donor, op, Purpose::Upkeep))
     };
     let bytes = op.await.ok()?;
-    core.lock().sealed_header(&bytes, id, &members, place)
+    core.lock().shape.sealed_header(&bytes, id, &members, place)
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use shoal_format::ram;
 use shoal_format::ram::{DiskSuperblock, SUPERBLOCK_BYTES, Standing};
 
+use crate::abandon::abandon;
 use crate::absence;
 use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, NotBack};
 use crate::checkpoint;
@@ -28,6 +29,7 @@ use crate::repair;
 use crate::retry;
 use crate::room::DrainRoom;
 use crate::scan;
+use crate::schedule::DonorLost;
 use crate::send;
 use crate::settle;
 use crate::state::State;
@@ -65,6 +67,11 @@ pub(crate) fn begin(core: &Arc<Core>, state: &mut State, ticket: u64, request: R
         Request::Trim { at, len } => schedule.spawn(write::zero(core, ticket, at, len, false)),
         Request::WriteZeroes { at, len, fua } => schedule.spawn(write::zero(core, ticket, at, len, fua)),
     }
+}
+
+/// A group that a donor did not take is saved elsewhere.
+fn rescue(core: &Arc<Core>, lost: DonorLost) {
+    abandon(core, &mut core.lock(), lost.group);
 }
 
 impl Engine {
@@ -208,19 +215,19 @@ impl Engine {
     }
 
     fn run(&mut self) {
-        self.jobs.run(&self.core);
+        self.jobs.run(&self.core, rescue);
         while self.core.lock().unstick(&self.core) {
-            self.jobs.run(&self.core);
+            self.jobs.run(&self.core, rescue);
         }
     }
 
     pub fn bytes(&self) -> u64 {
         let state = self.core.lock();
-        state.blocks * state.block_bytes as u64
+        state.blocks * state.shape.block_bytes as u64
     }
 
     pub fn block_bytes(&self) -> u32 {
-        self.core.lock().block_bytes as u32
+        self.core.lock().shape.block_bytes as u32
     }
 
     /// Its map is complete, and its donors know it: requests do not wait.
@@ -234,7 +241,7 @@ impl Engine {
             let state = &mut *self.core.lock();
             (state.now_ns, state.last_request_ns) = (now_ns, now_ns);
             let (at, len) = request.range();
-            let bytes = state.blocks * state.block_bytes as u64;
+            let bytes = state.blocks * state.shape.block_bytes as u64;
             let sector = SECTOR_BYTES as u64;
             if at > bytes || len > bytes - at || !at.is_multiple_of(sector) || !len.is_multiple_of(sector) {
                 state.complete(ticket, Err(DiskError::OutOfRange { at, len }));
@@ -438,7 +445,7 @@ fn blocks(state: &State) -> Result<u64, DiskError> {
         Some(bytes) => bytes / config.block_bytes as u64,
     };
     if blocks == 0 || blocks > usable {
-        let kept = state.groups_kept() * state.unit_bytes() as u64 + SUPERBLOCK_BYTES as u64;
+        let kept = state.groups_kept() * state.shape.unit_bytes() as u64 + SUPERBLOCK_BYTES as u64;
         return Err(DiskError::Config(format!(
             "a disk of {} bytes does not fit: the donors have room for {} bytes of data (each needs {kept} bytes more); \
              give larger donors or a smaller size",

@@ -37,7 +37,7 @@ impl State {
         }
         let members = self.take_units(width, reserve)?;
         let data = width - parity;
-        let unit = Vec::with_capacity(self.plan.buffer * self.block_bytes);
+        let unit = Vec::with_capacity(self.plan.buffer * self.shape.block_bytes);
         let memory = Memory {
             buffers: vec![unit; data],
             lists: vec![Vec::new(); data],
@@ -68,7 +68,7 @@ impl State {
     /// Overwrites a block that is in memory and not yet on its way.
     pub fn absorb(&mut self, block: u32, bytes: &[u8], crc: u32) -> bool {
         let Some((at, _)) = self.find(block) else { return false };
-        let block_bytes = self.block_bytes;
+        let block_bytes = self.shape.block_bytes;
         let sequence = self.next_sequence;
         let Some(memory) = &mut self.groups[at.group as usize].memory else { return false };
         if at.row < memory.sent[at.unit] as usize || memory.abandoned {

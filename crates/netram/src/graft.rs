@@ -6,11 +6,10 @@ use std::sync::Arc;
 use shoal_format::ram::{HEADER_SLOTS, UnitEntry, UnitHeader};
 
 use crate::api::{DonorId, Purpose};
-use crate::donors::DonorState;
+use crate::donors::{DonorState, REFUSED_NS};
 use crate::epochs::new_epoch;
 use crate::group::Group;
 use crate::headers::headers;
-use crate::membership::REFUSED_NS;
 use crate::place::Member;
 use crate::planted::{Bug, is_planted};
 use crate::retry::try_again;
@@ -93,7 +92,7 @@ async fn cut(core: &Arc<Core>, number: DonorId, gone: &impl Fn(&State) -> bool) 
     for slot in 0..HEADER_SLOTS {
         let op = {
             let state = &mut *core.lock();
-            let op = state.cut_op(unit, slot, &header);
+            let op = state.shape.cut_op(unit, slot, &header);
             core.op(state, number, op, Purpose::Upkeep)
         };
         done = done && op.await.is_ok();

@@ -3,7 +3,6 @@
 //! Owns: [`Group`], its units and what only few groups have. Rules: what few groups have lies in a box of its own ([`Rare`]), and a
 //! box that says nothing is given back. Left out: what happens to groups (`state`).
 
-
 use shoal_format::ram::UnitEntry;
 
 use crate::api::DonorId;

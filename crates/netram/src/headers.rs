@@ -32,7 +32,7 @@ pub(crate) async fn headers_of(
     let (born, uuid, header_bytes) = {
         let state = core.lock();
         let donor = &state.donors[number as usize];
-        (donor.born, state.config.uuid, state.header_bytes)
+        (donor.born, state.config.uuid, state.shape.header_bytes)
     };
     let mut found = Vec::new();
     let mut units = units;
@@ -45,7 +45,7 @@ pub(crate) async fn headers_of(
             let ops: Vec<(u32, Op)> = {
                 let state = &mut *core.lock();
                 let mut ask = |unit: u32| {
-                    let op = state.heads_op(unit);
+                    let op = state.shape.heads_op(unit);
                     (unit, core.op(state, number, op, Purpose::Upkeep))
                 };
                 wanted.drain(..).map(&mut ask).collect()

@@ -18,7 +18,7 @@ use shoal_format::ram::DiskSuperblock;
 
 use crate::absence::{discard, miss};
 use crate::api::{DonorId, DonorInfo, NotBack, Trouble};
-use crate::donors::{Donor, DonorState};
+use crate::donors::{Donor, DonorState, REFUSED_NS};
 use crate::epochs::{new_epoch, settle_epoch};
 use crate::graft::graft;
 use crate::group::Group;
@@ -29,8 +29,6 @@ use crate::schedule::{Answer, Asked};
 use crate::state::State;
 use crate::task::Core;
 
-/// A donor that refused a write gets none for so long (ns), and twice as long each time.
-pub(crate) const REFUSED_NS: u64 = 100_000_000;
 const REFUSED_DOUBLED_MAX: u32 = 6;
 /// A donor answered.
 pub(crate) fn answered(core: &Arc<Core>, state: &mut State, asked: Asked, result: &Answer) {

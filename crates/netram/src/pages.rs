@@ -7,12 +7,16 @@ use shoal_format::ram_checkpoint::{
 };
 
 use crate::api::{DonorId, DonorOp, Purpose};
-use crate::checkpoint::{EMPTY_MAX, PAGES_AT_ONCE};
 use crate::checkpoints::{NEXT, Round};
 use crate::group::Group;
 use crate::place::Member;
 use crate::state::State;
 use crate::task::{Core, join};
+
+/// Pages on their way to each donor at the same time.
+const PAGES_AT_ONCE: usize = 2;
+/// Places or blocks in a page without any at most.
+const EMPTY_MAX: usize = 1 << 20;
 
 impl State {
     /// May a page speak of the group?

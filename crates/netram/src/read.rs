@@ -52,7 +52,7 @@ pub(crate) async fn read(core: Arc<Core>, ticket: u64, at: u64, mut buffer: Vec<
 }
 
 async fn read_range(core: &Arc<Core>, at: u64, buffer: &mut [u8]) -> Result<(), DiskError> {
-    let block_bytes = core.lock().block_bytes as u64;
+    let block_bytes = core.lock().shape.block_bytes as u64;
     let end = at + buffer.len() as u64;
     let (first, last) = (at / block_bytes, end.div_ceil(block_bytes));
     if !at.is_multiple_of(block_bytes) || !end.is_multiple_of(block_bytes) {
@@ -65,7 +65,7 @@ async fn read_range(core: &Arc<Core>, at: u64, buffer: &mut [u8]) -> Result<(), 
 }
 
 async fn read_blocks(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> Result<(), DiskError> {
-    let block_bytes = core.lock().block_bytes;
+    let block_bytes = core.lock().shape.block_bytes;
     let (mut runs, mut failed) = start(core, first, buffer);
     let mut missing = Vec::new();
     let mut take = |(begin, crcs, bytes): (u32, Vec<u32>, Vec<u8>)| {
@@ -175,7 +175,7 @@ fn start(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> (Vec<Run>, Result<(
     let mut failed = Ok(());
     let mut runs: Vec<Run> = Vec::new();
     let mut asked: Vec<(Member, Location, u32, Vec<u32>)> = Vec::new();
-    for (n, out) in buffer.chunks_exact_mut(state.block_bytes).enumerate() {
+    for (n, out) in buffer.chunks_exact_mut(state.shape.block_bytes).enumerate() {
         let number = first + n as u32;
         state.counts.blocks_read += 1;
         let Some((at, crc)) = state.find(number) else {
@@ -224,7 +224,7 @@ pub(crate) async fn block(core: &Arc<Core>, number: u32) -> Result<(Vec<u8>, Opt
             if state.is_lost(number) {
                 return Err(DiskError::Lost { block: number as u64 });
             }
-            let Some((at, crc)) = state.find(number) else { return Ok((vec![0; state.block_bytes], None)) };
+            let Some((at, crc)) = state.find(number) else { return Ok((vec![0; state.shape.block_bytes], None)) };
             if let Some(bytes) = state.in_memory(at) {
                 return Ok((bytes.to_vec(), Some((at, crc))));
             }
@@ -371,7 +371,7 @@ async fn rest_of_row(core: &Arc<Core>, at: Location, purpose: Purpose) -> Result
             answered &= there || empty || unit == at.unit || !state.may_come(at, unit) || (member.exists() && !has);
             units.push((empty, sequence, there.then(|| core.read(state, member, at.row..at.row + 1, purpose))));
         }
-        (data, state.block_bytes, is_note, units, answered)
+        (data, state.shape.block_bytes, is_note, units, answered)
     };
     let mut row = Vec::new();
     let mut in_order = Vec::new();

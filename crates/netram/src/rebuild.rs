@@ -18,8 +18,8 @@ fn are_right(list: &[UnitEntry], blocks: &[u8], block_bytes: usize) -> bool {
 
 /// Reads both headers and all blocks.
 fn whole_unit(state: &State, member: Member) -> (DonorId, DonorOp) {
-    let len = (state.heads_bytes() + member.count as usize * state.block_bytes) as u32;
-    (member.donor, DonorOp::Read { at: state.unit_at(member.unit), len })
+    let len = (state.shape.heads_bytes() + member.count as usize * state.shape.block_bytes) as u32;
+    (member.donor, DonorOp::Read { at: state.shape.unit_at(member.unit), len })
 }
 
 /// A data unit as it is, if it is as it was written. Of a parity unit nothing says what its blocks must be.
@@ -33,9 +33,9 @@ pub(crate) async fn copy(core: &Arc<Core>, index: u32, place: usize) -> Option<(
     };
     let bytes = op.await.ok()?;
     let state = core.lock();
-    let header = state.sealed_header(&bytes, id, &members, place).filter(|_| place < data)?;
-    let blocks = &bytes[state.heads_bytes()..];
-    are_right(&header.lists[0], blocks, state.block_bytes).then(|| (header, blocks.to_vec()))
+    let header = state.shape.sealed_header(&bytes, id, &members, place).filter(|_| place < data)?;
+    let blocks = &bytes[state.shape.heads_bytes()..];
+    are_right(&header.lists[0], blocks, state.shape.block_bytes).then(|| (header, blocks.to_vec()))
 }
 
 /// Computes a lost unit from the others of its group.
@@ -43,7 +43,14 @@ pub(crate) async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Optio
     let (data, members, block_bytes, heads_bytes, uuid, id) = {
         let state = core.lock();
         let group = &state.groups[index as usize];
-        (group.data(), group.members.clone(), state.block_bytes, state.heads_bytes(), state.config.uuid, group.id)
+        (
+            group.data(),
+            group.members.clone(),
+            state.shape.block_bytes,
+            state.shape.heads_bytes(),
+            state.config.uuid,
+            group.id,
+        )
     };
     // Whole units of all that is left, at the same time.
     let ops: Vec<Option<Op>> = {
@@ -68,7 +75,7 @@ pub(crate) async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Optio
     let headers: Vec<Option<UnitHeader>> = units
         .iter()
         .enumerate()
-        .map(|(other, unit)| core.lock().sealed_header(unit.as_ref()?, id, &members, other))
+        .map(|(other, unit)| core.lock().shape.sealed_header(unit.as_ref()?, id, &members, other))
         .collect();
     let block = |unit: usize, row: usize| -> Option<&[u8]> {
         let header = headers[unit].as_ref()?;

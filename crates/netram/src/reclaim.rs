@@ -72,8 +72,8 @@ pub(crate) async fn eraser(core: Arc<Core>) {
         let state = &mut *core.lock();
         for (number, erase) in batch {
             let op = match is_planted(Bug::NoErase) {
-                true => state.heads_op(erase.unit),
-                false => state.erase_op(erase.unit),
+                true => state.shape.heads_op(erase.unit),
+                false => state.shape.erase_op(erase.unit),
             };
             let op = core.op(state, number, op, Purpose::Upkeep);
             let core = core.clone();
@@ -109,7 +109,7 @@ pub(crate) async fn trimmer(core: Arc<Core>) {
         let member = core.until(|state| state.next_to_trim()).await;
         let trimming = {
             let state = &mut *core.lock();
-            let op = state.trim_op(member.unit);
+            let op = state.shape.trim_op(member.unit);
             core.op(state, member.donor, op, Purpose::Upkeep)
         };
         // Waited for, because the next write of the unit must not be overtaken.

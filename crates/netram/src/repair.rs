@@ -175,10 +175,10 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
             // The header names the donor it is on.
             let born = state.donors[target.donor as usize].born;
             let header = UnitHeader { donor: target.donor, born, ..header };
-            let version = state.version(target.unit, &Head::default(), &header, &blocks);
+            let version = state.shape.version(target.unit, &Head::default(), &header, &blocks);
             // Its blocks first: where the former unit is still there, too, opening must not take this one if it is there in part.
             let DonorOp::Write { at, mut bytes } = version.op else { unreachable!("a version is a write") };
-            let blocks = bytes.split_off(state.heads_bytes());
+            let blocks = bytes.split_off(state.shape.heads_bytes());
             let blocks = DonorOp::Write { at: at + bytes.len() as u64, bytes: blocks };
             heads = DonorOp::Write { at, bytes };
             core.op(state, target.donor, blocks, Purpose::Repair)

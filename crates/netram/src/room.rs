@@ -99,7 +99,7 @@ impl State {
 
     /// Would what is stored fit without this donor?
     pub fn drain_room(&self, leaving: DonorId) -> DrainRoom {
-        let bytes = |blocks: u64| blocks * self.block_bytes as u64;
+        let bytes = |blocks: u64| blocks * self.shape.block_bytes as u64;
         DrainRoom { stored_bytes: bytes(self.counts.mapped), room_bytes: bytes(self.room_without(Some(leaving))) }
     }
 
@@ -168,7 +168,7 @@ mod tests {
         let room = state.drain_room(0).room_bytes;
         // Two data units of three, less headers and what is kept.
         assert!(room > 114 << 20 && room < 122 << 20, "{room}");
-        state.counts.mapped = room / state.block_bytes as u64;
+        state.counts.mapped = room / state.shape.block_bytes as u64;
         assert!(state.drain_room(0).fits());
         state.counts.mapped += 1;
         assert!(!state.drain_room(0).fits());

@@ -14,7 +14,7 @@ use crate::units::Erase;
 impl State {
     /// Units a donor of this size has.
     pub fn units_of(&self, info: &DonorInfo) -> u32 {
-        let (front, unit_bytes) = (SUPERBLOCK_BYTES as u64, self.unit_bytes());
+        let (front, unit_bytes) = (SUPERBLOCK_BYTES as u64, self.shape.unit_bytes());
         if self.checkpoints.enabled {
             return ram_checkpoint::units(info.bytes, front, unit_bytes, self.plan.buffer);
         }

@@ -377,7 +377,7 @@ async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
         let asked: Vec<Option<Op>> = members.into_iter().map(|member| member.map(&mut ask)).collect();
         (data, lists, covered, asked)
     };
-    let block_bytes = core.lock().block_bytes;
+    let block_bytes = core.lock().shape.block_bytes;
     let mut row: Vec<Option<Vec<u8>>> = Vec::new();
     for (unit, op) in asked.into_iter().enumerate() {
         let bytes = match op {

@@ -2,11 +2,32 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::task::{Context, Poll};
 
 use crate::api::{DonorError, DonorId};
 use crate::spread::Numbered;
 
-pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// A donor did not take its part of a group in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DonorLost {
+    pub group: u32,
+}
+
+/// Steps that wait for donors and conditions.
+pub(crate) enum Job {
+    Plain(Pin<Box<dyn Future<Output = ()> + Send>>),
+    /// Sends a group, and tells how that ended.
+    Send(Pin<Box<dyn Future<Output = Result<(), DonorLost>> + Send>>),
+}
+
+impl Job {
+    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), DonorLost>> {
+        match self {
+            Job::Plain(job) => job.as_mut().poll(context).map(Ok),
+            Job::Send(job) => job.as_mut().poll(context),
+        }
+    }
+}
 
 pub(crate) type Answer = Result<Vec<u8>, DonorError>;
 
@@ -38,7 +59,12 @@ pub(crate) struct Schedule {
 
 impl Schedule {
     pub fn spawn(&mut self, job: impl Future<Output = ()> + Send + 'static) {
-        self.spawned.push(Box::pin(job));
+        self.spawned.push(Job::Plain(Box::pin(job)));
+    }
+
+    /// A job that sends a group. What becomes of the group when a donor is lost is up to whoever runs the jobs.
+    pub fn spawn_send(&mut self, job: impl Future<Output = Result<(), DonorLost>> + Send + 'static) {
+        self.spawned.push(Job::Send(Box::pin(job)));
     }
 
     /// Time has gone on.

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use shoal_format::ram::{UnitEntry, UnitHeader};
 
-use crate::abandon::abandon;
 use crate::api::{DonorId, Purpose};
 use crate::group::Group;
 use crate::memory::Memory;
 use crate::parity;
 use crate::planted::{Bug, is_planted};
+use crate::schedule::DonorLost;
 use crate::state::State;
 use crate::task::{Core, Op};
 use crate::unit::{Head, Version};
@@ -35,12 +35,12 @@ pub(crate) fn send(core: &Arc<Core>, state: &mut State, index: u32, with_parity:
     }
     memory.sending = true;
     let core = core.clone();
-    state.schedule.spawn(async move { send_all(&core, index).await });
+    state.schedule.spawn_send(async move { send_all(&core, index).await });
 }
 
-async fn send_all(core: &Arc<Core>, index: u32) {
+async fn send_all(core: &Arc<Core>, index: u32) -> Result<(), DonorLost> {
     loop {
-        let Some((data, fresh_parity)) = send_data(core, index) else { return };
+        let Some((data, fresh_parity)) = send_data(core, index) else { return Ok(()) };
         let counts: Vec<u8> = data.1;
         let mut failed = arrive(core, index, data.0).await;
         if is_planted(Bug::FlushEarly) {
@@ -60,15 +60,12 @@ async fn send_all(core: &Arc<Core>, index: u32) {
         failed |= arrive(core, index, parity.unwrap_or_default()).await;
         let mut state = core.lock();
         let state = &mut *state;
-        if failed {
-            abandon(core, state, index);
-        }
         let redundant = state.plan.parity > 0;
         let memory = state.groups[index as usize].memory.as_mut().expect("it is being sent");
-        if memory.abandoned {
+        if failed || memory.abandoned {
             memory.sending = false;
             state.wake();
-            return;
+            return if failed { Err(DonorLost { group: index }) } else { Ok(()) };
         }
         memory.arrived(&counts, with_parity || !redundant);
         memory.again &= !with_parity && redundant;
@@ -81,14 +78,14 @@ async fn send_all(core: &Arc<Core>, index: u32) {
         }
         if memory.full && all_safe {
             seal(state, index);
-            return;
+            return Ok(());
         }
         let goes_on = memory.sent != lens || (memory.parity_wanted && !all_safe) || memory.full;
         let wanted = memory.parity_wanted || memory.full || !state.plan.cached;
         let memory = state.groups[index as usize].memory.as_mut().expect("it is being sent");
         if !(goes_on && wanted) {
             memory.sending = false;
-            return;
+            return Ok(());
         }
     }
 }
@@ -148,7 +145,7 @@ fn send_parity(core: &Arc<Core>, index: u32, counts: &[u8]) -> Option<Vec<Sent>>
 }
 
 fn parity_ops(core: &Arc<Core>, state: &mut State, index: u32, counts: &[u8]) -> Vec<Sent> {
-    let block_bytes = state.block_bytes;
+    let block_bytes = state.shape.block_bytes;
     let group = &state.groups[index as usize];
     let memory = group.memory.as_ref().expect("it is being sent");
     let parity = group.members.len() - group.data();
@@ -171,7 +168,7 @@ fn parity_ops(core: &Arc<Core>, state: &mut State, index: u32, counts: &[u8]) ->
     for (place, blocks) in blocks.into_iter().enumerate() {
         let place = data + place;
         let header = state.header(group, place, lists.clone());
-        let version = state.version(group.members[place].unit, &memory.heads[place], &header, &blocks);
+        let version = state.shape.version(group.members[place].unit, &memory.heads[place], &header, &blocks);
         writes.push((place, group.members[place].donor, version));
     }
     let sent = if purpose == Purpose::Clean { &mut state.counts.cleaned_parity } else { &mut state.counts.sent_parity };
@@ -197,7 +194,7 @@ impl State {
     /// A data unit of a group in memory as it is now.
     pub fn data_version(&self, group: &Group, memory: &Memory, place: usize) -> Version {
         let header = self.header(group, place, vec![memory.lists[place].clone()]);
-        self.version(group.members[place].unit, &memory.heads[place], &header, &memory.buffers[place])
+        self.shape.version(group.members[place].unit, &memory.heads[place], &header, &memory.buffers[place])
     }
 
     pub fn header(&self, group: &Group, place: usize, lists: Vec<Vec<UnitEntry>>) -> UnitHeader {

@@ -25,6 +25,7 @@ use crate::found::{FoundUnsafe, Opening};
 use crate::group::Group;
 use crate::place::{Location, Member};
 use crate::schedule::Schedule;
+use crate::unit::Shape;
 
 /// A cache that fills one group at a time.
 #[derive(Clone, Copy, Default)]
@@ -46,9 +47,7 @@ pub(crate) struct State {
     pub epoch_changes: bool,
     pub next_born: u32,
     pub blocks: u64,
-    pub block_bytes: usize,
-    /// Room of one header.
-    pub header_bytes: usize,
+    pub shape: Shape,
     pub donors: Vec<Donor>,
     /// For each block its location + 1 in the low half, its checksum in the high half; 0: reads as zeros.
     pub table: Vec<u64>,
@@ -147,8 +146,11 @@ impl State {
             epoch_changes: false,
             next_born: 1,
             blocks: 0,
-            block_bytes: config.block_bytes as usize,
-            header_bytes: UnitHeader::bytes(plan.data, plan.buffer),
+            shape: Shape {
+                block_bytes: config.block_bytes as usize,
+                header_bytes: UnitHeader::bytes(plan.data, plan.buffer),
+                rows: plan.buffer,
+            },
             donors: Vec::new(),
             table: Vec::new(),
             groups: Vec::new(),
@@ -253,7 +255,7 @@ impl State {
     /// The bytes of a block that is in memory.
     pub fn in_memory(&self, at: Location) -> Option<&[u8]> {
         let memory = self.groups[at.group as usize].memory.as_ref()?;
-        Some(&memory.buffers[at.unit][at.row * self.block_bytes..][..self.block_bytes])
+        Some(&memory.buffers[at.unit][at.row * self.shape.block_bytes..][..self.shape.block_bytes])
     }
 
     /// Enters a block found on the donors.

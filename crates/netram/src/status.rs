@@ -78,7 +78,7 @@ impl State {
     }
 
     pub fn status(&self) -> Status {
-        let unit_bytes = self.unit_bytes() as u64;
+        let unit_bytes = self.shape.unit_bytes() as u64;
         let donors = self.donors.iter().map(|donor| DonorStatus {
             name: donor.info.name.clone(),
             state: donor.state,
@@ -110,8 +110,8 @@ impl State {
         Status {
             policy: self.config.policy,
             ready: self.ready,
-            bytes: self.blocks * self.block_bytes as u64,
-            block_bytes: self.block_bytes as u32,
+            bytes: self.blocks * self.shape.block_bytes as u64,
+            block_bytes: self.shape.block_bytes as u32,
             data_units: self.plan.data,
             parity_units: self.plan.parity,
             epoch: self.epoch,

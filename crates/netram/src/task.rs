@@ -18,7 +18,7 @@ use shoal_format::ram::SUPERBLOCK_BYTES;
 
 use crate::api::{Action, DiskError, DonorError, DonorId, DonorOp, Purpose, Trouble};
 use crate::place::Member;
-use crate::schedule::{Answer, Asked, Job};
+use crate::schedule::{Answer, Asked, DonorLost, Job};
 use crate::spread::{Numbered, Numbers};
 use crate::state::State;
 
@@ -145,7 +145,7 @@ impl Core {
                 DonorOp::Write { at, .. } | DonorOp::Trim { at, .. } => (*at, true),
             };
             let front = SUPERBLOCK_BYTES as u64;
-            let unit = (writes && at >= front).then(|| ((at - front) / state.unit_bytes() as u64) as u32);
+            let unit = (writes && at >= front).then(|| ((at - front) / state.shape.unit_bytes() as u64) as u32);
             state.schedule.asked.insert(ticket, Asked { donor, writes, unit });
             state.actions.push(Action::Donor { ticket, donor, op, purpose });
         }
@@ -154,9 +154,11 @@ impl Core {
 
     /// Reads blocks of a unit; of one that does not exist the answer is an error.
     pub fn read(self: &Arc<Core>, state: &mut State, member: Member, rows: Range<usize>, purpose: Purpose) -> Op {
-        let len = (rows.len() * state.block_bytes) as u32;
+        let len = (rows.len() * state.shape.block_bytes) as u32;
         match member.exists() {
-            true => self.op(state, member.donor, DonorOp::Read { at: state.row_at(member, rows.start), len }, purpose),
+            true => {
+                self.op(state, member.donor, DonorOp::Read { at: state.shape.row_at(member, rows.start), len }, purpose)
+            }
             false => self.op(state, NOBODY, DonorOp::Read { at: 0, len }, purpose),
         }
     }
@@ -184,8 +186,8 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
-    /// Polls until nothing is ready.
-    pub fn run(&mut self, core: &Arc<Core>) {
+    /// Polls until nothing is ready. `lost` takes care of groups that a donor did not take.
+    pub fn run(&mut self, core: &Arc<Core>, lost: impl Fn(&Arc<Core>, DonorLost)) {
         loop {
             let (spawned, ready) = {
                 let schedule = &mut core.lock().schedule;
@@ -207,13 +209,13 @@ impl Jobs {
                     schedule.last_job += 1;
                     schedule.last_job
                 };
-                if !is_over(core, id, &mut job) {
+                if !is_over(core, id, &mut job, &lost) {
                     self.jobs.insert(id, job);
                 }
             }
             for id in ready {
                 let Some(job) = self.jobs.get_mut(&id) else { continue };
-                if is_over(core, id, job) {
+                if is_over(core, id, job, &lost) {
                     self.jobs.remove(&id);
                 }
             }
@@ -222,9 +224,14 @@ impl Jobs {
 }
 
 /// Lets a job go on as far as it can. True if it has ended.
-pub(crate) fn is_over(core: &Arc<Core>, id: u64, job: &mut Job) -> bool {
+fn is_over(core: &Arc<Core>, id: u64, job: &mut Job, lost: &impl Fn(&Arc<Core>, DonorLost)) -> bool {
     core.lock().schedule.current = id;
-    job.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    match job.poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Pending => return false,
+        Poll::Ready(Ok(())) => {}
+        Poll::Ready(Err(donor_lost)) => lost(core, donor_lost),
+    }
+    true
 }
 
 /// Waits for all; true if any failed.

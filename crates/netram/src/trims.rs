@@ -114,8 +114,8 @@ pub(crate) async fn write_trims(core: &Arc<Core>) -> Result<(), DiskError> {
                 if let Some(error) = state.gives_up(begun) {
                     return Some(Err(error));
                 }
-                let count = noted.len().min(ram::trimmed_max(state.block_bytes));
-                let mut bytes = vec![0; state.block_bytes];
+                let count = noted.len().min(ram::trimmed_max(state.shape.block_bytes));
+                let mut bytes = vec![0; state.shape.block_bytes];
                 ram::encode_trimmed(&noted[..count], &mut bytes);
                 let (cache, origin) = (state.cleaning(), state.trims_origin);
                 let Some((at, full)) = state.place(kind, &bytes, cache, Some(origin)) else {

@@ -26,7 +26,7 @@ const OPEN_MIN: usize = RESERVE_UNITS + GROUPS_AHEAD;
 
 impl State {
     pub fn layout(&self, donor: usize) -> Layout {
-        Layout::new(SUPERBLOCK_BYTES as u64, self.donors[donor].units, self.unit_bytes(), self.plan.buffer)
+        Layout::new(SUPERBLOCK_BYTES as u64, self.donors[donor].units, self.shape.unit_bytes(), self.plan.buffer)
     }
 
     pub fn stamp(&self, donor: usize, number: u64) -> Stamp {

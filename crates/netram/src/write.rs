@@ -40,7 +40,7 @@ enum Placed {
 async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Result<(), DiskError> {
     let (block_bytes, begun) = {
         let state = core.lock();
-        (state.block_bytes as u64, state.now_ns)
+        (state.shape.block_bytes as u64, state.now_ns)
     };
     let end = at + buffer.len() as u64;
     let mut places = Vec::new();
@@ -164,7 +164,7 @@ pub(crate) async fn zero(core: Arc<Core>, ticket: u64, at: u64, len: u64, fua: b
 }
 
 async fn zero_range(core: &Arc<Core>, at: u64, len: u64, fua: bool) -> Result<(), DiskError> {
-    let block_bytes = core.lock().block_bytes as u64;
+    let block_bytes = core.lock().shape.block_bytes as u64;
     let end = at + len;
     let (first, last) = (at.next_multiple_of(block_bytes), end / block_bytes * block_bytes);
     if first >= last {
@@ -176,7 +176,7 @@ async fn zero_range(core: &Arc<Core>, at: u64, len: u64, fua: bool) -> Result<()
         let many = {
             let state = &mut *core.lock();
             state.trim((first / block_bytes) as u32, (last / block_bytes) as u32);
-            state.trims.len() >= ram::trimmed_max(state.block_bytes)
+            state.trims.len() >= ram::trimmed_max(state.shape.block_bytes)
         };
         if many {
             write_trims(core).await?;
