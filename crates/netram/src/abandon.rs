@@ -10,16 +10,11 @@ use crate::send::{seal, send};
 use crate::state::State;
 use crate::task::Core;
 use crate::trims::write_trims;
-use crate::unit::Head;
 
 /// Moves the live blocks of a group in memory into others, because one of its donors did not take them.
 pub(crate) fn abandon(core: &Arc<Core>, state: &mut State, index: u32) {
-    for cache in &mut state.caches {
-        if cache.group == Some(index) {
-            cache.group = None;
-        }
-    }
-    let Some(memory) = &mut state.groups[index as usize].memory else { return };
+    state.open.leave(index);
+    let Some(memory) = state.groups[index].memory_mut() else { return };
     if memory.abandoned {
         return;
     }
@@ -29,16 +24,16 @@ pub(crate) fn abandon(core: &Arc<Core>, state: &mut State, index: u32) {
     state.schedule.spawn(async move {
         // What is on its way must arrive before the units can be another group's.
         core.until(|state| {
-            let memory = state.groups[index as usize].memory.as_ref();
+            let memory = state.groups[index].memory();
             memory.is_some_and(|memory| !memory.sending || is_planted(Bug::AbandonEarly)).then_some(())
         })
         .await;
         let entries: Vec<_> = {
             let state = core.lock();
-            if !state.groups[index as usize].is_abandoned() {
+            if !state.groups[index].is_abandoned() {
                 return;
             }
-            let memory = state.groups[index as usize].memory.as_ref().expect("an abandoned group keeps its memory");
+            let memory = state.groups[index].memory().expect("an abandoned group keeps its memory");
             let unit = |(unit, list): (usize, &Vec<ram::UnitEntry>)| {
                 list.iter().enumerate().map(move |(row, entry)| (unit, row, *entry)).collect::<Vec<_>>()
             };
@@ -50,14 +45,14 @@ pub(crate) fn abandon(core: &Arc<Core>, state: &mut State, index: u32) {
             let mut noted = false;
             let full = core
                 .until(|state| {
-                    if !state.groups[index as usize].is_abandoned() {
+                    if !state.groups[index].is_abandoned() {
                         return Some(Err(()));
                     }
                     let is_note = ram::is_note(entry.block);
-                    let memory = state.groups[index as usize].memory.as_ref()?;
+                    let memory = state.groups[index].memory()?;
                     let (origin, safe) = (memory.origins[unit][row], row < memory.safe[unit] as usize);
                     if is_note && !safe && !noted {
-                        let id = state.groups[index as usize].id;
+                        let id = state.groups[index].id;
                         state.found.torn_notes.push((index, id, entry.sequence));
                         noted = true;
                     }
@@ -68,7 +63,7 @@ pub(crate) fn abandon(core: &Arc<Core>, state: &mut State, index: u32) {
                         return Some(Ok(None));
                     }
                     let bytes = state.in_memory(at)?.to_vec();
-                    let cleaning = state.cleaning();
+                    let cleaning = state.open.cleaning();
                     // Without room it waits, and stays readable here; flushes say so meanwhile.
                     let (placed, full) = state.place(entry.block, &bytes, cleaning, Some(origin))?;
                     if is_note {
@@ -85,7 +80,7 @@ pub(crate) fn abandon(core: &Arc<Core>, state: &mut State, index: u32) {
             }
         }
         let state = &mut *core.lock();
-        if state.groups[index as usize].live == 0 {
+        if state.groups[index].live() == 0 {
             seal(state, index);
         }
         send_cleaned(&core, state);
@@ -96,8 +91,8 @@ pub(crate) fn abandon(core: &Arc<Core>, state: &mut State, index: u32) {
 /// Sends an abandoned group once more as it is, if its donors take it now: there is no room to move its blocks to. A unit that a
 /// late write may reach is left for another one. True if it is on its way.
 pub(crate) fn revive(core: &Arc<Core>, state: &mut State, index: u32) -> bool {
-    let group = &state.groups[index as usize];
-    if !group.is_abandoned() || group.memory.as_ref().is_some_and(|memory| memory.sending) {
+    let group = &state.groups[index];
+    if !group.is_abandoned() || group.memory().is_some_and(|memory| memory.sending) {
         return false;
     }
     let members: Vec<_> = group.members.iter().copied().enumerate().filter(|(_, member)| member.exists()).collect();
@@ -117,17 +112,10 @@ pub(crate) fn revive(core: &Arc<Core>, state: &mut State, index: u32) -> bool {
         };
         taken.push((place, Member { unit, ..member }));
     }
-    let group = &mut state.groups[index as usize];
+    let group = &state.groups[index];
     let (id, first_sequence) = (group.id, group.first_sequence);
     state.found.torn_notes.retain(|&(_, other, _)| other != id);
-    let memory = group.memory.as_mut().expect("an abandoned group keeps its memory");
-    for (place, member) in taken {
-        group.members[place] = member;
-        memory.heads[place] = Head::default();
-    }
-    (memory.abandoned, memory.again) = (false, true);
-    memory.sent.fill(0);
-    memory.stored.fill(0);
+    state.groups[index].revive(&taken);
     for (_, member) in left {
         state.erase_later(member, first_sequence);
     }
@@ -138,7 +126,7 @@ pub(crate) fn revive(core: &Arc<Core>, state: &mut State, index: u32) -> bool {
 
 /// Moved blocks may be waited for by flushes: they must not wait for the cleaner's cache to fill.
 fn send_cleaned(core: &Arc<Core>, state: &mut State) {
-    if let Some(open) = state.caches[state.cleaning()].group {
+    if let Some(open) = state.open.cleaners() {
         send(core, state, open, true);
     }
 }
@@ -147,26 +135,25 @@ impl State {
     /// An entry for `block` was dead before it was safe, and will never be sent. What it replaced may be freed only when what
     /// replaced it is safe: that takes over the origin, and is sent, because a flush may wait for it.
     pub fn inherit(&mut self, core: &Arc<Core>, block: u32, origin: u64) {
-        let heirs: Vec<(u32, usize, usize)> = match (block < ram::LOST).then(|| self.find(block)).flatten() {
+        let heirs: Vec<(u32, usize, usize)> = match (block < ram::LOST).then(|| self.map.find(block)).flatten() {
             Some((at, _)) => vec![(at.group, at.unit, at.row)],
             None => {
                 // A trim replaced it, noted or on its way with a list.
-                if !self.trims.is_empty() || !self.losses.is_empty() {
-                    self.trims_origin = self.trims_origin.min(origin);
+                if !self.notes.is_empty() {
+                    self.notes.waits_from(origin);
                     let core = core.clone();
                     self.schedule.spawn(async move {
                         let _ = write_trims(&core).await;
                         send_cleaned(&core, &mut core.lock());
                     });
                 }
-                let notes = |&index: &u32| {
-                    self.groups[index as usize].notes().iter().map(move |&(unit, row)| (index, unit, row))
-                };
-                self.in_memory.iter().flat_map(notes).collect()
+                let notes =
+                    |&index: &u32| self.groups[index].notes().iter().map(move |&(unit, row)| (index, unit, row));
+                self.groups.in_memory().iter().flat_map(notes).collect()
             }
         };
         for (index, unit, row) in heirs {
-            let memory = self.groups[index as usize].memory.as_mut();
+            let memory = self.groups[index].memory_mut();
             if memory.is_some_and(|memory| memory.inherit(unit, row, origin)) {
                 send(core, self, index, true);
             }

@@ -28,9 +28,9 @@ pub(crate) fn miss(core: &Arc<Core>, state: &mut State, number: DonorId) {
 }
 
 /// Groups on a donor that is not there any more go elsewhere.
-fn leave(core: &Arc<Core>, state: &mut State, number: DonorId) {
-    for index in state.in_memory.clone() {
-        let group = &state.groups[index as usize];
+pub(crate) fn leave(core: &Arc<Core>, state: &mut State, number: DonorId) {
+    for index in state.groups.in_memory().to_vec() {
+        let group = &state.groups[index];
         if group.is_on(number) {
             abandon(core, state, index);
         }

@@ -46,11 +46,11 @@ impl State {
         let joins = |donor: &Donor| donor.state == DonorState::Joining;
         self.ready
             && self.failure.is_none()
-            && self.epoch_stored
-            && self.doubts.is_empty()
+            && self.epoch.is_stored()
+            && self.found.doubts.is_empty()
             && self.found.groups.is_empty()
             && self.found.torn_notes.is_empty()
-            && self.strays.is_empty()
+            && self.opening.strays.is_empty()
             && !self.donors.iter().any(joins)
             && self.donors.iter().enumerate().filter(|(_, donor)| donor.counts()).all(|(n, donor)| fit(n, donor))
     }
@@ -83,7 +83,7 @@ impl State {
             return None;
         }
         let valid = self.checkpoints.valid.map(|valid| valid.number);
-        let mut number = self.checkpoints.last.max(self.epoch << 16).max(valid.unwrap_or(0)) + 1;
+        let mut number = self.checkpoints.last.max(self.epoch.number() << 16).max(valid.unwrap_or(0)) + 1;
         // Not in the half of the one that counts.
         number += valid.is_some_and(|valid| valid % 2 == number % 2) as u64;
         self.checkpoints.last = number;
@@ -91,13 +91,13 @@ impl State {
             let open = Bits::new(donor.units as usize, true);
             donor.logs[NEXT] = Some(Log { number, open, ..Log::default() });
         }
-        let excluded = self.in_memory.iter().map(|&index| self.groups[index as usize].id).collect();
+        let excluded = self.groups.in_memory().iter().map(|&index| self.groups[index].id).collect();
         self.checkpoints.round = Some(Round {
             number,
             sequence: self.next_sequence,
-            first_group: self.next_group,
+            first_group: self.groups.next_number(),
             excluded,
-            vouched: Bits::new(self.groups.len(), false),
+            vouched: Bits::new(self.groups.places() as usize, false),
             named: false,
         });
         Some(number)
@@ -158,10 +158,10 @@ async fn round(core: &Arc<Core>, number: u64) -> Option<()> {
             sequence: round.sequence,
             horizon: state.sure_horizon().min(if is_planted(Bug::CheckpointEarly) { round.sequence } else { u64::MAX }),
             next_sequence: state.next_sequence,
-            next_group: state.next_group,
+            next_group: state.groups.next_number(),
             first_group: round.first_group,
             groups: pages.groups,
-            blocks: state.blocks as u32,
+            blocks: state.map.blocks() as u32,
             pages: 0,
         };
         let mut ask = |(&donor, &pages): (&usize, &u32)| {
@@ -186,7 +186,7 @@ async fn round(core: &Arc<Core>, number: u64) -> Option<()> {
     }
     let named = core
         .until(|state| match state.checkpoints.named == number && state.is_in_round(number) {
-            true => state.epoch_stored.then_some(true),
+            true => state.epoch.is_stored().then_some(true),
             false => Some(false),
         })
         .await;

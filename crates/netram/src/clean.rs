@@ -25,39 +25,44 @@ impl State {
 
     /// The group to clean now, if any.
     fn next_victim(&mut self) -> Option<u32> {
-        if !self.ready || self.stuck {
+        if !self.ready || self.shortage.is_stuck() {
             return None;
         }
         let idle = self.config.idle_cleaning && self.is_idle();
         let short = !self.has_room(GROUPS_AHEAD);
-        self.narrow &= !self.has_room(1);
+        if self.has_room(1) {
+            self.shortage.set_narrow(false);
+        }
         // Blocks that move about without gaining room would do so for ever.
-        let in_vain = self.cleaned_in_vain > 2 * self.groups.len() + GROUPS_AHEAD;
-        let looks = short || (idle && self.victims_changed);
-        let more = self.victims.is_empty() || (short && self.victims.len() < self.config.victims as usize);
+        let in_vain = self.shortage.cleaned_in_vain() > 2 * self.groups.places() as usize + GROUPS_AHEAD;
+        let looks = short || (idle && self.groups.has_changed());
+        let more = self.shortage.victims().is_empty()
+            || (short && self.shortage.victims().len() < self.config.victims as usize);
         if in_vain || !looks || !more {
             return None;
         }
         let found = self.find_victim(short);
         // Nothing to find until something dies.
-        self.victims_changed &= found.is_some() || short;
+        if found.is_none() && !short {
+            self.groups.is_searched();
+        }
         found
     }
 
     fn find_victim(&self, short: bool) -> Option<u32> {
-        let capacity = |index: u32| (self.groups[index as usize].data() * self.plan.buffer) as u32;
-        let half_dead = || self.by_live.iter().copied().filter(|&(live, index)| live < capacity(index));
+        let capacity = |index: u32| (self.groups[index].data() * self.plan.buffer) as u32;
+        let half_dead = || self.groups.by_live().filter(|&(live, index)| live < capacity(index));
         let gains = || half_dead().next().filter(|&(live, _)| self.gives_a_group(live, half_dead(), &capacity));
         let pays = |&(live, index): &(u32, u32)| live * 4 <= capacity(index) * 3;
         if short {
             // What is dead already is enough; it will be free when what took its place is safe.
-            let dies = |&&(_, index): &&(u64, u32)| !self.groups[index as usize].is_held();
-            if self.dying.iter().filter(dies).take(GROUPS_AHEAD).count() == GROUPS_AHEAD {
+            let dies = |&(_, index): &(u64, u32)| !self.groups[index].is_held();
+            if self.groups.dying().filter(dies).take(GROUPS_AHEAD).count() == GROUPS_AHEAD {
                 return None;
             }
             // Before anybody has to wait, only where it pays.
             let found = gains().filter(|found| pays(found) || !self.has_room(1));
-            let found = found.filter(|&(live, _)| self.victims.is_empty() || self.fits_beside_victims(live));
+            let found = found.filter(|&(live, _)| self.shortage.victims().is_empty() || self.fits_beside_victims(live));
             return found.map(|(_, victim)| victim);
         }
         gains().filter(pays).map(|(_, victim)| victim)
@@ -70,17 +75,17 @@ impl State {
         let slots = (width.saturating_sub(self.plan.parity) * self.plan.buffer) as u32;
         let roomy = |groups: usize| (0..self.donors.len()).filter(|&n| self.is_roomy(n, NOTE_UNITS + groups)).count();
         let kept = (1..RESERVE_UNITS - NOTE_UNITS).take_while(|&groups| roomy(groups) >= width).count();
-        let moving = live + self.victims.iter().map(|&index| self.groups[index as usize].live).sum::<u32>();
+        let moving = live + self.shortage.victims().iter().map(|&index| self.groups[index].live()).sum::<u32>();
         let taken = moving.saturating_sub(self.room_in_cleaning()).div_ceil(slots.max(1)) as usize;
-        taken <= kept && taken <= self.victims.len()
+        taken <= kept && taken <= self.shortage.victims().len()
     }
 
     /// Blocks that the cleaner's open group can still take.
     fn room_in_cleaning(&self) -> u32 {
-        let Some(index) = self.caches[self.cleaning()].group else { return 0 };
-        let group = &self.groups[index as usize];
+        let Some(index) = self.open.cleaners() else { return 0 };
+        let group = &self.groups[index];
         let taken = |memory: &Memory| memory.lists.iter().map(Vec::len).sum::<usize>();
-        group.memory.as_ref().map_or(0, |memory| (group.data() * self.plan.buffer - taken(memory)) as u32)
+        group.memory().map_or(0, |memory| (group.data() * self.plan.buffer - taken(memory)) as u32)
     }
 
     /// Would cleaning make room in the end? Not if all dead blocks together are less than a new group, unless the next victim's
@@ -114,9 +119,8 @@ pub(crate) async fn cleaner(core: Arc<Core>) {
         let cleaning = core.clone();
         core.until(|state| {
             let victim = state.next_victim()?;
-            state.claim(victim);
-            state.victims.push(victim);
-            state.cleaned_in_vain += 1;
+            state.groups.claim(victim);
+            state.shortage.cleans(victim);
             let core = cleaning.clone();
             state.schedule.spawn(async move { clean(&core, victim).await });
             Some(())
@@ -129,7 +133,7 @@ async fn clean(core: &Arc<Core>, victim: u32) {
     empty(core, victim).await;
     {
         let state = &mut *core.lock();
-        state.victims.retain(|&other| other != victim);
+        state.shortage.cleaned(victim);
         state.release(victim);
     }
     // Lists of trims go where its blocks went: alone in a group they would be the next victim.

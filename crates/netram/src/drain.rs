@@ -28,13 +28,9 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
         }
         state.donors[donor as usize].state = DonorState::Draining;
         state.count_donors();
-        for index in state.in_memory.clone() {
-            if state.groups[index as usize].is_on(donor) {
-                for cache in &mut state.caches {
-                    if cache.group == Some(index) {
-                        cache.group = None;
-                    }
-                }
+        for index in state.groups.in_memory().to_vec() {
+            if state.groups[index].is_on(donor) {
+                state.open.leave(index);
                 state.close(index);
                 send(&core, state, index, true);
             }
@@ -48,9 +44,9 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
     loop {
         let left = {
             let state = &mut *core.lock();
-            state.drain_waits = false;
+            state.repairs.no_drain_waits();
             requeue(state);
-            state.groups.iter().any(|group| group.id != 0 && group.is_on(donor))
+            state.groups.are_on(donor)
         };
         if !left || over(&core.lock()) {
             // One that went away meanwhile is excluded by itself, unless it is back before that.
@@ -62,18 +58,18 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
             if !there.await {
                 return;
             }
-            if !core.lock().groups.iter().any(|group| group.id != 0 && group.is_on(donor)) {
+            if !core.lock().groups.are_on(donor) {
                 break;
             }
             continue;
         }
         // Until what was queued is through; then what was on its way at the time is sealed, too.
         core.until(|state| {
-            let settled = state.repair_queue.is_empty() && state.repair_done == state.repair_total;
+            let settled = state.repairs.is_through();
             (settled || over(state)).then_some(())
         })
         .await;
-        if core.lock().stuck {
+        if core.lock().shortage.is_stuck() {
             // It was full when the drain began.
             give_up_drains(&mut core.lock());
             return;
@@ -84,19 +80,21 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
             pause(&core, 1_000_000_000).await;
             continue;
         }
-        let retries = core.lock().returns;
+        let retries = core.lock().repairs.tries();
         core.until(|state| {
-            let on_its_way = state.groups.iter().any(|group| {
+            let on_its_way = state.groups.iter().any(|(_, group)| {
                 // What died since waits for a flush that nobody else may ask for.
-                let dies = group.live == 0 && group.killed <= safe_from;
-                let moves = group.memory.is_some() || group.busy || dies;
-                group.id != 0 && moves && group.is_on(donor)
+                let dies = group.live() == 0 && group.killed() <= safe_from;
+                let moves = group.is_in_memory() || group.is_busy() || dies;
+                group.exists() && moves && group.is_on(donor)
             });
             // While one waits for room, more may have to be done for it.
-            state.room_wanted |= state.drain_waits && !state.has_room(1);
+            if state.repairs.drain_waits() && !state.has_room(1) {
+                state.shortage.want();
+            }
             // What could not be moved waits for the next try.
-            let waits = on_its_way || (state.retry_at_ns.is_some() && state.returns == retries);
-            (!waits || state.stuck || over(state)).then_some(())
+            let waits = on_its_way || state.repairs.waits_for_retry(retries);
+            (!waits || state.shortage.is_stuck() || over(state)).then_some(())
         })
         .await;
     }

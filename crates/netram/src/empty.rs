@@ -10,13 +10,12 @@ use crate::api::Purpose;
 use crate::place::Location;
 use crate::planted::{Bug, is_planted};
 use crate::read;
-use crate::retry::retry_later;
 use crate::send::send;
 use crate::task::{Core, Op};
 
 /// Moves the live blocks of a claimed group into the cleaner's cache. What cannot be read stays where it is.
 pub(crate) async fn empty(core: &Arc<Core>, index: u32) {
-    let before = core.lock().groups[index as usize].live;
+    let before = core.lock().groups[index].live();
     let lists = entries(core, index).await;
     // All that lives is read at once.
     let reads: Vec<(usize, Range<usize>, Op)> = {
@@ -31,7 +30,7 @@ pub(crate) async fn empty(core: &Arc<Core>, index: u32) {
             }
         }
         let read = |(unit, rows): (usize, Range<usize>)| {
-            let member = state.groups[index as usize].members[unit];
+            let member = state.groups[index].members[unit];
             state.counts.cleaned_read += rows.len() as u64;
             (unit, rows.clone(), core.read(state, member, rows, Purpose::Clean))
         };
@@ -60,10 +59,9 @@ pub(crate) async fn empty(core: &Arc<Core>, index: u32) {
     }
     let state = &mut *core.lock();
     state.counts.groups_cleaned += 1;
-    let group = &mut state.groups[index as usize];
-    group.hopeless = group.live > 0 && group.live == before && !state.stuck;
-    if group.hopeless {
-        retry_later(state);
+    let is_full = state.shortage.is_stuck();
+    if !state.groups.moved(index, before, is_full) {
+        state.retry_later();
     }
 }
 
@@ -89,21 +87,21 @@ async fn place(core: &Arc<Core>, at: Location, entry: UnitEntry, bytes: &[u8]) {
         let oldest = if is_planted(Bug::TrimDropped) { u64::MAX } else { state.oldest_sequence() };
         ranges.retain(|range| oldest < range.sequence);
         if !ranges.is_empty() {
-            state.trims_origin = state.trims_origin.min(state.next_sequence);
-            state.next_sequence += 1;
-            state.trims.extend(ranges);
+            let sequence = state.take_sequence();
+            state.notes.waits_from(sequence);
+            ranges.into_iter().for_each(|range| state.notes.trim(range));
         }
         state.kill_note(at);
         return;
     }
     let full = core
         .until(|state| {
-            if !state.is_at(entry.block, at) {
+            if !state.map.is_at(entry.block, at) {
                 return Some(None);
             }
-            let cache = state.cleaning();
+            let cache = state.open.cleaning();
             let placed = state.place(entry.block, bytes, cache, None);
-            placed.map(|(placed, full)| full.then_some(placed.group)).or(state.stuck.then_some(None))
+            placed.map(|(placed, full)| full.then_some(placed.group)).or(state.shortage.is_stuck().then_some(None))
         })
         .await;
     if let Some(group) = full {
@@ -115,7 +113,7 @@ async fn place(core: &Arc<Core>, at: Location, entry: UnitEntry, bytes: &[u8]) {
 pub(crate) async fn entries(core: &Arc<Core>, index: u32) -> Vec<Vec<UnitEntry>> {
     let (data, members) = {
         let state = core.lock();
-        let group = &state.groups[index as usize];
+        let group = &state.groups[index];
         if let Some(found) = group.incomplete() {
             return found.lists.clone();
         }
@@ -137,7 +135,7 @@ pub(crate) async fn entries(core: &Arc<Core>, index: u32) -> Vec<Vec<UnitEntry>>
 async fn header(core: &Arc<Core>, index: u32, place: usize) -> Option<UnitHeader> {
     let (id, members, op) = {
         let state = &mut *core.lock();
-        let group = &state.groups[index as usize];
+        let group = &state.groups[index];
         let (id, members, member) = (group.id, group.members.clone(), group.members[place]);
         if !member.exists() {
             return None;

@@ -84,7 +84,7 @@ impl Engine {
             state.add_donor(donor).ok_or_else(too_many)?;
         }
         let blocks = blocks(&state)?;
-        state.set_blocks(blocks);
+        state.map.reset(blocks);
         let core = Core::new(state);
         core.lock().serve_when_known(&core);
         Ok(Engine::start(core))
@@ -123,11 +123,11 @@ impl Engine {
         let mut plan = config.plan(usize::MAX)?;
         plan.data = newest.data as usize;
         let mut state = State::new(&config, plan, now_ns);
-        state.epoch = newest.epoch;
+        state.epoch.meets(newest.epoch);
         state.checkpoints.enabled = newest.checkpoint.is_some();
         let mut blank = Vec::new();
         let all: Vec<&DiskSuperblock> = found.iter().flatten().collect();
-        all.iter().for_each(|superblock| state.knows_births(superblock));
+        all.iter().for_each(|superblock| state.epoch.knows_births(superblock));
         newest.donors = merge(&newest, &all, plan.parity);
         let mut present: Vec<Option<DonorInfo>> = vec![None; newest.donors.len()];
         let mut known: Vec<(u64, Option<usize>)> = vec![(0, None); newest.donors.len()];
@@ -175,14 +175,13 @@ impl Engine {
             };
             state.donors.push(donor);
         }
-        state.set_blocks(newest.blocks);
+        state.map.reset(newest.blocks);
         // The places of those that are gone are not used again before the map is there.
         for info in blank {
             if state.donors.len() >= ram::DONORS_MAX {
                 return Err(too_many());
             }
-            let born = state.next_born;
-            state.next_born += 1;
+            let born = state.epoch.next_birth();
             let donor = state.new_donor(info, born);
             state.donors.push(donor);
             state.donors.last_mut().expect("just added").state = DonorState::Joining;
@@ -223,7 +222,7 @@ impl Engine {
 
     pub fn bytes(&self) -> u64 {
         let state = self.core.lock();
-        state.blocks * state.shape.block_bytes as u64
+        state.map.blocks() * state.shape.block_bytes as u64
     }
 
     pub fn block_bytes(&self) -> u32 {
@@ -241,7 +240,7 @@ impl Engine {
             let state = &mut *self.core.lock();
             (state.now_ns, state.last_request_ns) = (now_ns, now_ns);
             let (at, len) = request.range();
-            let bytes = state.blocks * state.shape.block_bytes as u64;
+            let bytes = state.map.blocks() * state.shape.block_bytes as u64;
             let sector = SECTOR_BYTES as u64;
             if at > bytes || len > bytes - at || !at.is_multiple_of(sector) || !len.is_multiple_of(sector) {
                 state.complete(ticket, Err(DiskError::OutOfRange { at, len }));
@@ -378,18 +377,14 @@ impl Engine {
             let timeout_ns = state.config.timeout_ms as u64 * 1_000_000;
             if timeout_ns > 0 && state.ready {
                 let waited = |index: &u32| {
-                    let memory = state.groups[*index as usize].memory.as_ref();
-                    memory.is_some_and(|memory| {
-                        memory.unsafe_from != u64::MAX && now_ns.saturating_sub(memory.unsafe_since_ns) >= timeout_ns
-                    })
+                    let memory = state.groups[*index].memory();
+                    memory.is_some_and(|memory| memory.is_overdue(now_ns, timeout_ns))
                 };
-                let overdue: Vec<u32> = state.in_memory.iter().copied().filter(waited).collect();
+                let overdue: Vec<u32> = state.groups.in_memory().iter().copied().filter(waited).collect();
                 for index in overdue {
                     send::send(&self.core, state, index, true);
                 }
-                if !(state.trims.is_empty() && state.losses.is_empty())
-                    && now_ns.saturating_sub(state.last_request_ns) >= timeout_ns
-                {
+                if !state.notes.is_empty() && now_ns.saturating_sub(state.last_request_ns) >= timeout_ns {
                     let core = self.core.clone();
                     state.schedule.spawn(async move {
                         // An error is the next flush's to report.
@@ -416,7 +411,7 @@ impl Engine {
     #[doc(hidden)]
     pub fn checksums(&self) -> Vec<Option<u32>> {
         let state = self.core.lock();
-        (0..state.blocks as u32).map(|block| state.find(block).map(|(_, crc)| crc)).collect()
+        (0..state.map.blocks() as u32).map(|block| state.map.find(block).map(|(_, crc)| crc)).collect()
     }
 
     /// Whether each unit is one thing only and each block is in a group that is there, for tests.
@@ -438,7 +433,7 @@ fn too_many() -> DiskError {
 /// Size of a new disk in blocks.
 fn blocks(state: &State) -> Result<u64, DiskError> {
     let config = &state.config;
-    let usable = state.groups_max().saturating_sub(state.groups_kept()) * state.slots() as u64;
+    let usable = state.groups_max().saturating_sub(state.groups_kept()) * state.map.slots() as u64;
     let room = usable * 100 / (100 + config.spare_percent as u64);
     let blocks = match config.bytes {
         None => room,
@@ -453,7 +448,7 @@ fn blocks(state: &State) -> Result<u64, DiskError> {
             usable * config.block_bytes as u64,
         )));
     }
-    if state.groups_max() * state.slots() as u64 >= u32::MAX as u64 {
+    if state.groups_max() * state.map.slots() as u64 >= u32::MAX as u64 {
         return Err(DiskError::Config("more than 2^32 blocks; use larger blocks".into()));
     }
     Ok(blocks)

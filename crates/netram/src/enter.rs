@@ -36,7 +36,7 @@ pub(crate) fn enter(
     let (data, parity) = (found[0].header.data as usize, found[0].header.parity as usize);
     if data > state.plan.data || data == 0 {
         let stray = |found: &FoundUnit| (Member { donor: found.donor, unit: found.unit, count: 1 }, first_found);
-        state.strays.extend(found.iter().map(stray));
+        state.opening.strays.extend(found.iter().map(stray));
         return None;
     }
     let mut members = vec![Member::NONE; data + parity];
@@ -48,31 +48,31 @@ pub(crate) fn enter(
         let rows = header.lists.iter().map(Vec::len).max().unwrap_or(0);
         let member = Member { donor, unit, count: rows as u8 };
         if !fits || rows > state.plan.buffer {
-            state.strays.push((member, first_found));
+            state.opening.strays.push((member, first_found));
             continue;
         }
         // Moved to another donor, and the old copy was not erased yet: the one that knows more counts.
         let better = known(&header.lists) > known(&best[place]);
         if members[place].exists() && !better {
-            state.strays.push((member, first_found));
+            state.opening.strays.push((member, first_found));
             continue;
         }
         let other = std::mem::replace(&mut members[place], member);
-        state.strays.extend(other.exists().then_some((other, first_found)));
+        state.opening.strays.extend(other.exists().then_some((other, first_found)));
         best[place] = header.lists;
     }
     // Parity units that know less than the others are of an older version: they do not fit together.
     let most = (data..data + parity).max_by_key(|&place| known(&best[place])).map(|place| best[place].clone());
     for place in data..data + parity {
         if members[place].exists() && Some(&best[place]) != most.as_ref() {
-            state.strays.push((std::mem::replace(&mut members[place], Member::NONE), first_found));
+            state.opening.strays.push((std::mem::replace(&mut members[place], Member::NONE), first_found));
         }
     }
     let parity_lists = most.filter(|_| members[data..].iter().any(Member::exists));
     let lists: Vec<Option<Vec<UnitEntry>>> =
         (0..data).map(|unit| members[unit].exists().then(|| best[unit][0].clone())).collect();
     // Its place is taken now.
-    let index = state.insert_group(Group::new(id, data, Vec::new()));
+    let index = state.groups.insert(Group::new(id, data, Vec::new()));
     let mut all: Vec<Vec<UnitEntry>> = Vec::new();
     let mut own_rows: Vec<u8> = Vec::new();
     let mut whole = true;
@@ -107,21 +107,20 @@ pub(crate) fn enter(
     whole &= parity == 0 || all.iter().flatten().all(|entry| entry.sequence < horizon);
     let blocks = all.iter().flatten().map(|entry| entry.block).collect();
     let mut first_sequence = u64::MAX;
-    let (mut live, mut notes) = (0, Vec::new());
+    let mut notes = Vec::new();
     for (unit, list) in all.iter().enumerate() {
         for (row, entry) in list.iter().enumerate() {
             let at = Location { group: index, unit, row };
             first_sequence = first_sequence.min(entry.sequence);
-            state.next_sequence = state.next_sequence.max(entry.sequence + 1);
+            state.meets_sequence(entry.sequence);
             if ram::is_note(entry.block) {
                 notes.push((unit, row));
-                live += 1;
                 entries.push((at, *entry));
                 continue;
             }
             // The pages say what came before them.
             let counts = base.as_ref().is_none_or(|base| base.counts(entry.block, entry.sequence));
-            if (entry.block as u64) >= state.blocks || !counts {
+            if (entry.block as u64) >= state.map.blocks() || !counts {
                 continue;
             }
             if entry.sequence >= horizon && !is_planted(Bug::TornCounts) {
@@ -131,16 +130,17 @@ pub(crate) fn enter(
             }
         }
     }
-    state.next_group = state.next_group.max(id + 1);
+    state.groups.number_from(id + 1);
     let covered = |unit: usize| parity_lists.as_ref().map_or(0, |all: &Vec<Vec<UnitEntry>>| all[unit].len() as u8);
     let incomplete = (!whole).then(|| {
         let covered = (0..data).map(covered).collect();
         Incomplete { covered, own: own_rows, lists: all, absent: usize::MAX }
     });
-    let mut group = Group::new(id, data, members);
-    (group.live, group.first_sequence) = (live, first_sequence);
+    let mut group = Group::found(id, data, members, first_sequence);
     group.set_incomplete(incomplete);
+    let lists = notes.len();
     notes.into_iter().for_each(|place| group.add_note(place));
-    state.groups[index as usize] = group;
+    state.groups[index] = group;
+    (0..lists).for_each(|_| state.groups.gain(index));
     Some((index, blocks))
 }

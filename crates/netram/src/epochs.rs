@@ -27,7 +27,7 @@ impl State {
         };
         DiskSuperblock {
             uuid: self.config.uuid,
-            epoch: self.epoch,
+            epoch: self.epoch.number(),
             donor: donor as u16,
             policy: policy as u8,
             data: self.plan.data as u8,
@@ -36,7 +36,7 @@ impl State {
             buffer_blocks: self.plan.buffer as u16,
             flags: self.config.dedicated_parity as u8,
             block_bytes: self.config.block_bytes,
-            blocks: self.blocks,
+            blocks: self.map.blocks(),
             checkpoint: self.checkpoints.enabled.then_some(self.checkpoints.named),
             donors: self.donors.iter().map(place).collect(),
         }
@@ -48,9 +48,7 @@ pub(crate) fn new_epoch(state: &mut State, members: bool) {
     if members {
         state.drop_checkpoint();
     }
-    state.epoch += 1;
-    state.epoch_stored = false;
-    state.epoch_changes |= members;
+    state.epoch.begin(members);
     state.wake();
 }
 
@@ -61,7 +59,7 @@ fn hears(donor: &Donor) -> bool {
 
 /// Looks whether the present epoch is known well enough.
 pub(crate) fn settle_epoch(state: &mut State) {
-    let (epoch, quorum) = (state.epoch, state.plan.parity + 1);
+    let (epoch, quorum) = (state.epoch.number(), state.plan.parity + 1);
     let sources = |donor: &&Donor| donor.counts() && !donor.stale;
     let there = state.donors.iter().filter(sources).filter(|donor| hears(donor)).count();
     let known = state.donors.iter().filter(sources).filter(|donor| hears(donor) && donor.epoch == epoch).count();
@@ -72,12 +70,12 @@ pub(crate) fn settle_epoch(state: &mut State) {
     state.donors.iter_mut().filter(|donor| is_new(donor)).for_each(|donor| donor.announced |= announced);
     // With too few donors for that nobody joins, and what is there is read.
     let joins = there >= quorum.min(all) && state.donors.iter().any(|donor| is_new(donor) && donor.refusals == 0);
-    let need = if state.epoch_changes { quorum.min(all) } else { quorum.min(there) };
-    if !state.epoch_stored && (known < need.max(1) || waits || joins) {
+    let need = if state.epoch.changes() { quorum.min(all) } else { quorum.min(there) };
+    if !state.epoch.is_stored() && (known < need.max(1) || waits || joins) {
         return;
     }
-    if !state.epoch_stored {
-        (state.epoch_stored, state.epoch_changes) = (true, false);
+    if !state.epoch.is_stored() {
+        state.epoch.store();
     }
     let mut joined = false;
     for donor in &mut state.donors {
@@ -109,14 +107,14 @@ pub(crate) async fn herald(core: Arc<Core>) {
                 let announced = |donor: &Donor| donor.announced || is_planted(Bug::BornTwice);
                 let joins = |donor: &Donor| donor.state == DonorState::Joining && donor.blank && announced(donor);
                 let joining = with(&|donor| joins(donor) && ready(donor));
-                let behind = || with(&|donor| hears(donor) && donor.epoch < state.epoch && ready(donor));
+                let behind = || with(&|donor| hears(donor) && donor.epoch < state.epoch.number() && ready(donor));
                 let targets = if joining.is_empty() { behind() } else { joining };
                 (!targets.is_empty()).then_some(targets)
             })
             .await;
         let (epoch, ops) = {
             let state = &mut *core.lock();
-            let epoch = state.epoch;
+            let epoch = state.epoch.number();
             let (mut ops, mut places): (Vec<Op>, Vec<usize>) = (Vec::new(), Vec::new());
             for &number in &targets {
                 let slot = state.superblock(number).encode();

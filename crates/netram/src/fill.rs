@@ -4,12 +4,10 @@ use shoal_format::ram::UnitEntry;
 use shoal_format::{checksum, ram};
 
 use crate::api::Purpose;
-use crate::group::Group;
 use crate::memory::Memory;
 use crate::place::{Location, Member};
 use crate::room::{NOTE_UNITS, RESERVE_UNITS};
 use crate::state::State;
-use crate::unit::Head;
 
 /// Groups in memory beyond the caches, on their way to donors.
 const GROUPS_ON_THE_WAY: usize = 24;
@@ -17,8 +15,8 @@ const GROUPS_ON_THE_WAY: usize = 24;
 impl State {
     /// Opens a group for a cache. `None`: no room, or too many groups are on their way.
     fn open(&mut self, cache: usize, for_note: bool) -> Option<u32> {
-        let cleaning = cache == self.cleaning();
-        let on_the_way = self.in_memory.len() >= self.caches.len() + GROUPS_ON_THE_WAY;
+        let cleaning = cache == self.open.cleaning();
+        let on_the_way = self.groups.in_memory().len() >= self.open.caches() + GROUPS_ON_THE_WAY;
         if on_the_way && !cleaning {
             return None;
         }
@@ -28,7 +26,7 @@ impl State {
             (true, false) => NOTE_UNITS,
             (false, _) => RESERVE_UNITS,
         };
-        let width = match cleaning || self.narrow {
+        let width = match cleaning || self.shortage.is_narrow() {
             true => self.width(reserve),
             false => (self.plan.data + parity).min(self.takers()),
         };
@@ -37,47 +35,23 @@ impl State {
         }
         let members = self.take_units(width, reserve)?;
         let data = width - parity;
-        let unit = Vec::with_capacity(self.plan.buffer * self.shape.block_bytes);
-        let memory = Memory {
-            buffers: vec![unit; data],
-            lists: vec![Vec::new(); data],
-            origins: vec![Vec::new(); data],
-            heads: vec![Head::default(); width],
-            sent: vec![0; data],
-            stored: vec![0; data],
-            safe: vec![0; data],
-            unsafe_from: u64::MAX,
-            full: false,
-            sending: false,
-            parity_wanted: false,
-            abandoned: false,
-            again: false,
-            purpose: if cleaning { Purpose::Clean } else { Purpose::Write },
-            unsafe_since_ns: self.now_ns,
-        };
-        let id = self.next_group;
-        self.next_group += 1;
-        let mut group = Group::new(id, data, members);
-        group.memory = Some(Box::new(memory));
-        let index = self.insert_group(group);
-        self.in_memory.push(index);
-        self.caches[cache].group = Some(index);
+        let purpose = if cleaning { Purpose::Clean } else { Purpose::Write };
+        let memory = Memory::new(data, width, self.plan.buffer * self.shape.block_bytes, purpose, self.now_ns);
+        let index = self.groups.open(members, data, memory);
+        self.open.open(cache, index);
         Some(index)
     }
 
     /// Overwrites a block that is in memory and not yet on its way.
-    pub fn absorb(&mut self, block: u32, bytes: &[u8], crc: u32) -> bool {
-        let Some((at, _)) = self.find(block) else { return false };
-        let block_bytes = self.shape.block_bytes;
-        let sequence = self.next_sequence;
-        let Some(memory) = &mut self.groups[at.group as usize].memory else { return false };
-        if at.row < memory.sent[at.unit] as usize || memory.abandoned {
+    fn absorb(&mut self, block: u32, bytes: &[u8], crc: u32) -> bool {
+        let Some((at, _)) = self.map.find(block) else { return false };
+        let entry = UnitEntry { block, crc, sequence: self.next_sequence };
+        let Some(memory) = self.groups[at.group].memory_mut() else { return false };
+        if !memory.overwrite(at.unit, at.row, bytes, entry) {
             return false;
         }
-        memory.buffers[at.unit][at.row * block_bytes..][..block_bytes].copy_from_slice(bytes);
-        memory.lists[at.unit][at.row] = UnitEntry { block, crc, sequence };
         self.next_sequence += 1;
-        self.table[block as usize] = self.pack(at, crc);
+        self.map.renew(block, at, crc);
         self.counts.absorbed += 1;
         true
     }
@@ -88,97 +62,48 @@ impl State {
         let crc = checksum(0, bytes);
         let is_note = ram::is_note(block);
         if !is_note && origin.is_none() && self.absorb(block, bytes, crc) {
-            let (at, _) = self.find(block).expect("it was absorbed where it is");
+            let (at, _) = self.map.find(block).expect("it was absorbed where it is");
             return Some((at, false));
         }
-        let index = match self.caches[cache].group {
-            Some(index) => index,
-            None => match self.open(cache, is_note) {
-                Some(index) => index,
-                None => {
-                    self.room_wanted = true;
-                    return None;
-                }
-            },
+        let Some(index) = self.open.group(cache).or_else(|| self.open(cache, is_note)) else {
+            self.shortage.want();
+            return None;
         };
-        let sequence = self.next_sequence;
-        self.next_sequence += 1;
-        let origin = origin.unwrap_or(sequence);
-        let buffer = self.plan.buffer;
-        let group = &mut self.groups[index as usize];
-        let data = group.data();
-        let memory = group.memory.as_mut().expect("an open group is in memory");
-        let unit = (0..data).find(|&unit| memory.lists[unit].len() < buffer).expect("an open group has room");
-        let row = memory.lists[unit].len();
-        memory.buffers[unit].extend_from_slice(bytes);
-        memory.lists[unit].push(UnitEntry { block, crc, sequence });
-        memory.origins[unit].push(origin);
-        if memory.unsafe_from == u64::MAX {
-            memory.unsafe_since_ns = self.now_ns;
-        }
-        memory.unsafe_from = memory.unsafe_from.min(origin);
-        group.members[unit].count = row as u8 + 1;
-        group.first_sequence = group.first_sequence.min(sequence);
-        group.live += 1;
-        let full = unit + 1 == data && row + 1 == buffer;
-        memory.full |= full;
+        let sequence = self.take_sequence();
+        let entry = UnitEntry { block, crc, sequence };
+        let group = &mut self.groups[index];
+        let (unit, row, full) = group.push(bytes, entry, origin.unwrap_or(sequence), self.plan.buffer, self.now_ns);
+        self.groups.gain(index);
         let at = Location { group: index, unit, row };
         if is_note {
-            self.groups[index as usize].add_note((unit, row));
+            self.groups[index].add_note((unit, row));
         } else {
             if !self.unmap(block) {
                 self.counts.unmapped_written += 1;
             }
-            self.counts.mapped += 1;
-            self.table[block as usize] = self.pack(at, crc);
-            self.lost_blocks.remove(&block);
+            self.map.insert(block, at, crc);
         }
-        if cache != self.cleaning() {
-            self.cleaned_in_vain = 0;
+        if cache != self.open.cleaning() {
+            self.shortage.got_room();
         }
         if full {
-            self.caches[cache].group = None;
+            self.open.close(cache);
         }
         Some((at, full))
     }
 
-    /// The cache for a request that begins at `block`, by the paper's rules.
-    pub fn choose_cache(&self, block: u32) -> usize {
-        if self.plan.streams == 1 {
-            return 0;
-        }
-        let streams = &self.caches[..self.plan.streams];
-        let continued = streams.iter().position(|cache| cache.group.is_some() && cache.next == block);
-        let empty = || streams.iter().position(|cache| cache.group.is_none());
-        continued.or_else(empty).unwrap_or(self.plan.streams)
-    }
-
-    /// A cache filled its group. When the victim fills for the second time, streams that have not filled meanwhile are
-    /// closed as they are; returns their groups.
+    /// A cache filled its group. Groups that are closed because of that, as they are.
     pub fn filled(&mut self, cache: usize) -> Vec<u32> {
-        self.caches[cache].waited = 0;
-        if self.plan.streams == 1 || cache != self.plan.streams {
-            return Vec::new();
-        }
-        let mut closed = Vec::new();
-        for stream in 0..self.plan.streams {
-            self.caches[stream].waited += 1;
-            if self.caches[stream].waited >= 2
-                && let Some(index) = self.caches[stream].group.take()
-            {
-                self.caches[stream].waited = 0;
-                self.close(index);
-                closed.push(index);
-            }
-        }
+        let closed = self.open.filled(cache);
+        closed.iter().for_each(|&index| self.close(index));
         closed
     }
 
     /// The group takes no more blocks; units it never used are given back.
     pub fn close(&mut self, index: u32) {
-        let group = &mut self.groups[index as usize];
+        let group = &mut self.groups[index];
         let data = group.data();
-        let memory = group.memory.as_mut().expect("an open group is in memory");
+        let memory = group.memory_mut().expect("an open group is in memory");
         memory.full = true;
         let unused: Vec<usize> = (0..data).filter(|&unit| memory.lists[unit].is_empty()).collect();
         let members: Vec<Member> =

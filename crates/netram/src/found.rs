@@ -10,12 +10,14 @@
 //!
 //! Left out: what opening finds (`scan`), writing it anew (`repair`), what it could not tell (`doubt`).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use shoal_format::ram::UnitHeader;
 
 use crate::api::DonorId;
-use crate::group::Group;
+use crate::doubt::Doubt;
+use crate::group::Groups;
+use crate::place::Member;
 
 /// A group with such blocks.
 pub(crate) struct Unprotected {
@@ -38,13 +40,15 @@ pub(crate) struct FoundUnsafe {
     pub torn_notes: Vec<(u32, u64, u64)>,
     /// What opening knew to be safe: all entries with a lower sequence.
     pub horizon: u64,
+    /// Blocks with entries that may not be there.
+    pub doubts: BTreeMap<u32, Doubt>,
 }
 
 impl Unprotected {
     /// Is something of it not safe elsewhere yet?
-    pub fn remains(&self, groups: &[Group], horizon: u64) -> bool {
-        let group = &groups[self.index as usize];
-        group.id == self.id && (group.live > 0 || group.killed > horizon)
+    pub fn remains(&self, groups: &Groups, horizon: u64) -> bool {
+        let group = &groups[self.index];
+        group.id == self.id && (group.live() > 0 || group.killed() > horizon)
     }
 }
 
@@ -53,4 +57,6 @@ impl Unprotected {
 pub(crate) struct Opening {
     pub looking: HashSet<DonorId>,
     pub found: HashMap<DonorId, Vec<(u32, UnitHeader)>>,
+    /// Units with headers that count no more, to be erased after opening, and the lowest sequences in them.
+    pub strays: Vec<(Member, u64)>,
 }

@@ -19,7 +19,7 @@ use crate::task::{Core, pause};
 /// Looks at what a donor holds that was away when the disk was opened: units that are missing in their groups are taken back,
 /// all others are erased. Then it is a donor like the others.
 pub(crate) async fn graft(core: Arc<Core>, number: DonorId) {
-    let visit = core.lock().returns;
+    let visit = core.lock().repairs.tries();
     core.lock().donors[number as usize].visit = visit;
     // It may go away and come back again meanwhile: then there is another one of these.
     let gone = |state: &State| {
@@ -32,8 +32,8 @@ pub(crate) async fn graft(core: Arc<Core>, number: DonorId) {
         if gone(state) {
             return;
         }
-        let groups = state.groups.iter().enumerate().filter(|(_, group)| group.id != 0);
-        let index_of: HashMap<u64, u32> = groups.map(|(index, group)| (group.id, index as u32)).collect();
+        let groups = state.groups.iter();
+        let index_of: HashMap<u64, u32> = groups.map(|(index, group)| (group.id, index)).collect();
         let mut units: Vec<bool> = vec![true; state.donors[number as usize].units as usize];
         for (unit, header) in found {
             let taken = match index_of.get(&header.group) {
@@ -79,7 +79,7 @@ async fn cut(core: &Arc<Core>, number: DonorId, gone: &impl Fn(&State) -> bool) 
             let member = group.members.get(header.member as usize).filter(|_| group.id == header.group);
             member.is_some_and(|member| member.donor == number && member.unit == unit)
         };
-        if !state.groups.iter().any(is_at) {
+        if !state.groups.iter().any(|(_, group)| is_at(group)) {
             // It has been freed.
             state.donors[number as usize].cuts.pop_front();
             return true;
@@ -115,11 +115,11 @@ async fn cut(core: &Arc<Core>, number: DonorId, gone: &impl Fn(&State) -> bool) 
 /// Is this unit the one its group misses? The group knows only what was there when the disk was opened, and no more counts.
 fn take_back(state: &mut State, number: DonorId, unit: u32, header: &UnitHeader, index: u32) -> bool {
     let buffer = state.plan.buffer;
-    let group = &mut state.groups[index as usize];
+    let group = &mut state.groups[index];
     let place = header.member as usize;
     let rows = header.lists.iter().map(Vec::len).max().unwrap_or(0);
     let fits = group.id == header.group
-        && group.memory.is_none()
+        && !group.is_in_memory()
         && group.data() == header.data as usize
         && group.members.len() == group.data() + header.parity as usize
         && rows <= buffer

@@ -8,17 +8,17 @@ use crate::state::State;
 impl State {
     /// Every block with a lower origin is safe.
     pub fn horizon(&self) -> u64 {
-        let memories = self.in_memory.iter().filter_map(|&index| self.groups[index as usize].memory.as_ref());
-        memories.map(|memory| memory.unsafe_from).min().unwrap_or(u64::MAX).min(self.trims_origin)
+        let memories = self.groups.memories().map(|(_, memory)| memory.unsafe_from);
+        memories.min().unwrap_or(u64::MAX).min(self.notes.origin())
     }
 
     /// No copy of a block that is still to be found anywhere has a lower sequence.
     pub fn oldest_sequence(&self) -> u64 {
-        if self.epoch_changes {
+        if self.epoch.changes() {
             // A donor that was excluded may still be one of the disk's after the client's death.
             return 0;
         }
-        let groups = self.groups.iter().filter(|group| group.id != 0).map(|group| group.first_sequence).min();
+        let groups = self.groups.iter().map(|(_, group)| group.first_sequence).min();
         let pending = self.donors.iter().map(Donor::pending_sequence).min();
         groups.unwrap_or(u64::MAX).min(pending.unwrap_or(u64::MAX)).min(self.trims_kept_from())
     }
@@ -49,7 +49,7 @@ impl State {
 
     /// One reason less to keep a group.
     pub fn let_go(&mut self, (index, id): (u32, u64)) {
-        let group = &mut self.groups[index as usize];
+        let group = &mut self.groups[index];
         if group.id == id {
             group.let_go();
         }
@@ -68,8 +68,7 @@ impl State {
             return u64::MAX;
         }
         let pending = self.donors.iter().map(Donor::erasing_sequence).min().unwrap_or(u64::MAX);
-        let is_there =
-            |&&(index, id, sequence): &&(u32, u64, u64)| self.groups[index as usize].id == id || pending <= sequence;
+        let is_there = |&&(index, id, sequence): &&(u32, u64, u64)| self.groups[index].id == id || pending <= sequence;
         self.found.torn_notes.iter().filter(is_there).map(|&(_, _, sequence)| sequence).min().unwrap_or(u64::MAX)
     }
 
@@ -77,7 +76,7 @@ impl State {
     pub fn sure_horizon(&self) -> u64 {
         let horizon = self.horizon();
         let unsure = |found: &Unprotected| found.is_unsure && found.remains(&self.groups, horizon);
-        let is_sure = self.doubts.is_empty() && !self.found.groups.iter().any(unsure);
+        let is_sure = self.found.doubts.is_empty() && !self.found.groups.iter().any(unsure);
         let found = if is_sure { u64::MAX } else { self.found.horizon };
         let found = if is_planted(Bug::DoubtForgotten) { u64::MAX } else { found.min(self.torn_note()) };
         horizon.min(self.next_sequence).min(found)

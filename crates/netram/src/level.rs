@@ -25,7 +25,7 @@ const FAILED_NS: u64 = 50_000_000;
 impl State {
     /// The group of which a unit is to move, and the donor it leaves.
     fn next_to_level(&mut self) -> Option<(u32, DonorId)> {
-        if !self.ready || self.now_ns < self.level_at_ns || self.has_room(GROUPS_AHEAD) {
+        if !self.ready || !self.leveling.is_due(self.now_ns) || self.has_room(GROUPS_AHEAD) {
             return None;
         }
         // What is being erased is free soon.
@@ -33,27 +33,30 @@ impl State {
         let there = || (0..self.donors.len()).filter(|&number| self.takes(number));
         let full = there().min_by_key(|&number| room(&self.donors[number]))?;
         let empty = there().max_by_key(|&number| self.donors[number].all_free_units())?;
-        let is_urgent = (self.drain_waits || self.stuck) && !self.has_room(1);
+        let is_urgent = (self.repairs.drain_waits() || self.shortage.is_stuck()) && !self.has_room(1);
         let uneven = if is_urgent { UNEVEN_MIN } else { UNEVEN_UNITS };
         if self.donors[empty].all_free_units() < room(&self.donors[full]) + uneven {
             return None;
         }
-        let moves = |index: &usize| {
+        let moves = |index: &u32| {
             let group = &self.groups[*index];
-            let rests =
-                group.id != 0 && group.live > 0 && group.memory.is_none() && !group.busy && !needs_repair(self, *index);
+            let rests = group.exists()
+                && group.live() > 0
+                && !group.is_in_memory()
+                && !group.is_busy()
+                && !needs_repair(self, *index);
             rests && group.is_on(full as DonorId) && !group.is_on(empty as DonorId)
         };
         // Where the last search ended: the groups before it have been moved.
-        let groups = self.groups.len();
-        let begin = self.level_from.min(groups);
+        let groups = self.groups.places();
+        let begin = self.leveling.from().min(groups);
         let found = (begin..groups).chain(0..begin).find(moves);
         let Some(index) = found else {
-            self.level_at_ns = self.now_ns + LOOK_AGAIN_NS;
+            self.leveling.wait_until(self.now_ns + LOOK_AGAIN_NS);
             return None;
         };
-        self.level_from = index + 1;
-        Some((index as u32, full as DonorId))
+        self.leveling.moves(index);
+        Some((index, full as DonorId))
     }
 }
 
@@ -63,7 +66,7 @@ pub(crate) async fn leveler(core: Arc<Core>) {
         let (index, from) = core
             .until(|state| {
                 let found = state.next_to_level()?;
-                state.claim(found.0);
+                state.groups.claim(found.0);
                 Some(found)
             })
             .await;
@@ -71,7 +74,7 @@ pub(crate) async fn leveler(core: Arc<Core>) {
         let state = &mut *core.lock();
         state.release(index);
         if !moved {
-            state.level_at_ns = state.now_ns + FAILED_NS;
+            state.leveling.wait_until(state.now_ns + FAILED_NS);
         }
     }
 }

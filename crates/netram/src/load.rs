@@ -9,9 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use shoal_format::ram::UnitHeader;
-use shoal_format::ram_checkpoint::{
-    GroupRecord, Kind, LOOK, PIECE_HEADER, Root, Stamp, decode, decode_list, decode_range,
-};
+use shoal_format::ram_checkpoint::{GroupRecord, Kind, PIECE_HEADER, Root, Stamp, decode, decode_list, decode_range};
 
 use crate::absence::miss;
 use crate::api::{DonorId, DonorOp, Purpose};
@@ -128,7 +126,7 @@ impl Pages {
                     let Some(record) = GroupRecord::take(&mut body)? else { continue };
                     let members = record.members();
                     let member = |(donor, unit, count)| Member { donor, unit, count };
-                    let place = state.groups.get_mut(index as usize)?;
+                    let place = state.groups.get_mut(index)?;
                     *place = Group::new(record.id, record.data as usize, members.map(member).collect::<Vec<_>>());
                     place.first_sequence = record.first_sequence;
                     let data = place.data();
@@ -139,7 +137,7 @@ impl Pages {
                 self.groups.push((first, count));
             }
             Kind::Table => {
-                state.enter_page(first, count, body)?;
+                state.map.enter_page(first, count, body)?;
                 self.table.push((first, count));
             }
             _ => return None,
@@ -153,49 +151,6 @@ fn is_whole(mut ranges: Vec<(u32, u32)>, count: u32) -> bool {
     ranges.sort_unstable();
     let end = ranges.iter().try_fold(0, |end, &(first, count)| (first == end).then(|| first + count));
     end == Some(count)
-}
-
-impl State {
-    /// Entries of the block table as they are in a page. `None`: they are not.
-    fn enter_page(&mut self, first: u32, count: u32, body: &[u8]) -> Option<()> {
-        let places = self.table_mut().get_mut(first as usize..first as usize + count as usize)?;
-        if body.is_empty() {
-            return Some(());
-        }
-        let (entries, []) = body.as_chunks::<8>() else { return None };
-        if entries.len() != places.len() {
-            return None;
-        }
-        for (place, entry) in places.iter_mut().zip(entries) {
-            *place = u64::from_le_bytes(*entry);
-        }
-        Some(())
-    }
-
-    /// Counts live blocks; those in no group of the pages are to be looked for.
-    fn count_live(&mut self, groups: usize) -> (Bits, Vec<u16>) {
-        let mut looks = Bits::new(self.blocks as usize, false);
-        let slots = self.slots() as u32;
-        let there: Vec<bool> = self.groups.iter().map(|group| group.id != 0).collect();
-        let mut live = vec![0u16; groups];
-        let mut mapped = 0;
-        for (block, entry) in self.table_mut().iter_mut().enumerate() {
-            let place = *entry as u32;
-            if place == 0 {
-                continue;
-            }
-            let group = ((place - 1) / slots) as usize;
-            if place != LOOK && there.get(group).copied().unwrap_or(false) {
-                live[group] += 1;
-                mapped += 1;
-            } else {
-                *entry = 0;
-                looks.set(block, !is_planted(Bug::LookForgotten));
-            }
-        }
-        self.counts.mapped = mapped;
-        (looks, live)
-    }
 }
 
 /// Reads the checkpoint that the superblocks name. `None`: there is none, or something about it is in doubt; what, is noted.
@@ -229,11 +184,11 @@ pub(crate) async fn load(core: &Arc<Core>) -> Option<Base> {
         let same = parts.iter().all(|(root, _)| Root { pages: 0, ..*root } == common);
         // No donor has more groups than units.
         let units: u64 = state.donors.iter().map(|donor| donor.units as u64).sum();
-        if !same || common.blocks as u64 != state.blocks || common.groups as u64 > units {
+        if !same || common.blocks as u64 != state.map.blocks() || common.groups as u64 > units {
             return None;
         }
-        state.groups = Vec::with_capacity(common.groups as usize + state.donors.len() * 1024);
-        state.groups.resize_with(common.groups as usize, Group::default);
+        let more = state.donors.len() * 1024;
+        state.groups.make_places(common.groups as usize, more);
     }
     doubts("a page is damaged, or a donor does not answer");
     let mut pages = Pages::default();
@@ -297,7 +252,9 @@ pub(crate) async fn load(core: &Arc<Core>) -> Option<Base> {
         return None;
     }
     state.checkpoints.unused = Some("pages and units contradict each other");
-    let (looks, live) = state.count_live(common.groups as usize);
+    let mut there = vec![false; common.groups as usize];
+    state.groups.iter().for_each(|(place, _)| there[place as usize] = true);
+    let (looks, live) = state.map.settle(&there, !is_planted(Bug::LookForgotten));
     let mut base = Base {
         sequence: common.sequence,
         horizon: common.horizon,
@@ -309,7 +266,7 @@ pub(crate) async fn load(core: &Arc<Core>) -> Option<Base> {
         touched: Vec::new(),
     };
     state.next_sequence = state.next_sequence.max(common.next_sequence);
-    state.next_group = state.next_group.max(common.next_group);
+    state.groups.number_from(common.next_group);
     state.join_units(&mut base, &donors, &logs, found)?;
     for (&donor, log) in donors.iter().zip(logs) {
         state.donors[donor].logs[VALID] = Some(log);
@@ -338,15 +295,15 @@ impl State {
         // Units of groups of the pages that were looked at, and those of them that are still theirs.
         let mut unsure: HashSet<(usize, u32)> = HashSet::new();
         let mut changed: HashSet<u32> = HashSet::new();
-        for (index, group) in self.groups.iter().enumerate().filter(|(_, group)| group.id != 0) {
-            if ids.contains(&group.id) && known.insert(group.id, index as u32).is_some() {
+        for (index, group) in self.groups.iter() {
+            if ids.contains(&group.id) && known.insert(group.id, index).is_some() {
                 return None;
             }
             for member in group.members.iter().filter(|member| member.exists()) {
                 let place = *place_of.get(member.donor as usize).filter(|&&place| place != usize::MAX)?;
                 if logs[place].open.get(member.unit as usize) {
                     unsure.insert((place, member.unit));
-                    changed.insert(index as u32);
+                    changed.insert(index);
                 }
                 owned[place].set(member.unit as usize, true);
             }
@@ -361,7 +318,7 @@ impl State {
                     base.found.entry(donor).or_default().push((unit, header));
                     continue;
                 };
-                let group = &self.groups[index as usize];
+                let group = &self.groups[index];
                 let rows = header.lists.iter().map(Vec::len).max().unwrap_or(0);
                 let fits = group.data() == header.data as usize
                     && group.members.len() == group.data() + header.parity as usize
@@ -378,7 +335,7 @@ impl State {
             }
         }
         for (member, at, index) in moved.into_iter().filter(|_| !is_planted(Bug::MovedForgotten)) {
-            let group = &self.groups[index as usize];
+            let group = &self.groups[index];
             let former = group.members[at];
             // One that was looked at and is still the group's stays; one that the pages alone know may have been erased.
             let place = place_of[former.donor as usize];
@@ -387,14 +344,14 @@ impl State {
             let is_others = unsure.contains(&(place, former.unit));
             let first_sequence = group.first_sequence;
             let stray = if stays { Some(member) } else { Some(former).filter(|former| former.exists() && !is_others) };
-            self.strays.extend(stray.map(|stray| (stray, first_sequence)));
+            self.opening.strays.extend(stray.map(|stray| (stray, first_sequence)));
             if !stays {
-                self.groups[index as usize].members[at] = member;
+                self.groups[index].members[at] = member;
             }
             changed.insert(index);
         }
         for index in changed {
-            for member in self.groups[index as usize].members.iter_mut() {
+            for member in self.groups[index].members.iter_mut() {
                 if member.exists() && unsure.contains(&(place_of[member.donor as usize], member.unit)) {
                     *member = Member::NONE;
                     base.broken.push(index);
@@ -415,10 +372,8 @@ impl State {
 
     /// Where the pages say that a block is; from now on the newer entries say it.
     pub fn touch(&mut self, base: &mut Base, block: u32) -> Option<(u64, Location, u32)> {
-        let (at, crc) = self.find(block)?;
-        self.table_mut()[block as usize] = 0;
+        let (at, crc) = self.map.remove(block)?;
         base.live[at.group as usize] -= 1;
-        self.counts.mapped -= 1;
         base.touched.push((at.group, block));
         Some((base.sequence - 1, at, crc))
     }
@@ -426,20 +381,15 @@ impl State {
     /// A block that the pages know is none; the group it was in.
     pub fn clear(&mut self, base: &mut Option<&mut Base>, block: u32) -> Option<u32> {
         let base = base.as_mut()?;
-        let (at, _) = self.find(block)?;
-        self.table_mut()[block as usize] = 0;
+        let (at, _) = self.map.remove(block)?;
         base.live[at.group as usize] -= 1;
-        self.counts.mapped -= 1;
         Some(at.group)
     }
 
     /// Opening looks at everything, and nothing is known.
     pub fn forget_map(&mut self) {
         self.forget_groups();
-        self.set_blocks(self.blocks);
-        self.counts.mapped = 0;
-        self.doubts.clear();
-        self.lost_blocks.clear();
+        self.map.reset(self.map.blocks());
         self.found = Default::default();
         self.checkpoints.valid = None;
         self.checkpoints.named = 0;

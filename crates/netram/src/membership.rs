@@ -85,8 +85,8 @@ pub(crate) fn back(
     (donor.info, donor.units, donor.epoch, donor.slot) = (info, units, own.epoch, Some(slot));
     (donor.refusals, donor.refused_until_ns) = (0, 0);
     // A former client may have died when no other donor knew that epoch.
-    state.epoch = state.epoch.max(own.epoch);
-    state.knows_births(&own);
+    state.epoch.meets(own.epoch);
+    state.epoch.knows_births(&own);
     let donor = &mut state.donors[number as usize];
     let unknown = std::mem::take(&mut donor.unknown);
     if !fenced && !is_planted(Bug::TaintedReused) {
@@ -124,15 +124,15 @@ pub(crate) fn forget(core: &Arc<Core>, state: &mut State, number: DonorId) {
 /// Blocks that no donor can give back any more are lost. Nothing but donors given up for good counts: others may come back.
 fn lose_what_is_gone(state: &mut State) {
     let mut lost: Vec<(u32, Location)> = Vec::new();
-    for block in 0..state.blocks as u32 {
+    for block in 0..state.map.blocks() as u32 {
         let gone = |&(at, _): &(Location, u32)| state.is_beyond_parity(at) && !state.is_doubted(block, at);
-        if let Some((at, _)) = state.find(block).filter(gone) {
+        if let Some((at, _)) = state.map.find(block).filter(gone) {
             lost.push((block, at));
         }
     }
     let mut notes = Vec::new();
-    for (index, group) in state.groups.iter().enumerate() {
-        let places = group.notes().iter().map(|&(unit, row)| Location { group: index as u32, unit, row });
+    for (index, group) in state.groups.iter() {
+        let places = group.notes().iter().map(|&(unit, row)| Location { group: index, unit, row });
         notes.extend(places.filter(|&at| state.is_beyond_parity(at)));
     }
     state.note_lost(&lost, !notes.is_empty());
@@ -144,8 +144,8 @@ fn lose_what_is_gone(state: &mut State) {
 impl State {
     /// Is more of this block's row on donors given up for good than parity could give back?
     fn is_beyond_parity(&self, at: Location) -> bool {
-        let group = &self.groups[at.group as usize];
-        if group.memory.is_some() || !self.is_gone(at, at.unit) {
+        let group = &self.groups[at.group];
+        if group.is_in_memory() || !self.is_gone(at, at.unit) {
             return false;
         }
         let filled = |&unit: &usize| at.row < group.covered(unit) as usize;
@@ -159,7 +159,7 @@ impl State {
 pub(crate) fn tick(state: &mut State) {
     state.count_donors();
     settle_epoch(state);
-    if state.retry_at_ns.is_some_and(|at| state.now_ns >= at) {
+    if state.repairs.is_retry_due(state.now_ns) {
         retry(state);
     }
 }
@@ -170,7 +170,7 @@ impl State {
     pub fn serve_when_known(&mut self, core: &Arc<Core>) {
         let core = core.clone();
         self.schedule.spawn(async move {
-            core.until(|state| (state.epoch_stored || is_planted(Bug::ServeEarly)).then_some(())).await;
+            core.until(|state| (state.epoch.is_stored() || is_planted(Bug::ServeEarly)).then_some(())).await;
             let state = &mut *core.lock();
             state.ready = true;
             for number in 0..state.donors.len() {
@@ -194,15 +194,14 @@ pub(crate) async fn excluder(core: Arc<Core>) {
 }
 
 fn to_exclude(state: &mut State) -> Option<DonorId> {
-    let done = state.ready && state.repair_safe && state.repair_queue.is_empty() && state.epoch_stored;
-    if !done || state.repair_done != state.repair_total {
+    if !(state.ready && state.repairs.is_over() && state.epoch.is_stored()) {
         return None;
     }
     let gone = |donor: &Donor| matches!(donor.state, DonorState::Missing | DonorState::Forgotten);
     let is_free = |number: usize| {
         let scanned = state.donors[number].scanned;
         let named = |group: &Group| group.is_on(number as DonorId) || (!scanned && group.incomplete().is_some());
-        !state.groups.iter().any(|group| group.id != 0 && named(group))
+        !state.groups.iter().any(|(_, group)| named(group))
     };
     (0..state.donors.len())
         .find(|&number| gone(&state.donors[number]) && is_free(number))

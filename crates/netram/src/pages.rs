@@ -21,13 +21,13 @@ const EMPTY_MAX: usize = 1 << 20;
 impl State {
     /// May a page speak of the group?
     pub fn is_vouched(&self, round: &Round, group: &Group) -> bool {
-        let is_old = group.id != 0 && group.id < round.first_group && !round.excluded.contains(&group.id);
+        let is_old = group.exists() && group.id < round.first_group && !round.excluded.contains(&group.id);
         let is_sure = |member: &Member| {
             let donor = &self.donors[member.donor as usize];
             !donor.tainted.contains(&member.unit) && !donor.unknown.contains(&member.unit)
         };
         is_old
-            && group.memory.is_none()
+            && !group.is_in_memory()
             && group.incomplete().is_none()
             && group.notes().is_empty()
             && group.members.iter().filter(|member| member.exists()).all(is_sure)
@@ -60,11 +60,7 @@ impl State {
             }
             *cursor = match cursor {
                 Cursor::Groups(_) => Cursor::Table(0),
-                _ => {
-                    let mut lost: Vec<u32> = self.lost_blocks.iter().copied().collect();
-                    lost.sort_unstable();
-                    Cursor::Lost(lost)
-                }
+                _ => Cursor::Lost(self.map.lost()),
             };
         };
         self.checkpoints.round = Some(round);
@@ -74,9 +70,9 @@ impl State {
     fn groups_page(&mut self, round: &mut Round, first: &mut usize, room: usize) -> Option<(Kind, Vec<u8>)> {
         let mut body = Vec::with_capacity(room);
         let mut next = *first;
-        while next < self.groups.len() {
-            let vouched = self.is_vouched(round, &self.groups[next]);
-            let group = &self.groups[next];
+        while next < self.groups.places() as usize {
+            let vouched = self.is_vouched(round, &self.groups[next as u32]);
+            let group = &self.groups[next as u32];
             let width = if vouched { group.members.len() } else { 0 };
             if body.len() + group_bytes(width) > room {
                 break;
@@ -102,7 +98,7 @@ impl State {
     }
 
     fn table_page(&self, round: &Round, first: &mut usize, room: usize) -> Option<(Kind, Vec<u8>)> {
-        let rest = &self.raw_table()[*first..];
+        let rest = &self.map.entries()[*first..];
         if rest.is_empty() {
             return None;
         }
@@ -112,7 +108,7 @@ impl State {
         let mut out = Vec::with_capacity(room + 8);
         encode_range(*first as u32, count as u32, &mut out);
         if empty < count {
-            let slots = self.slots() as u32;
+            let slots = self.map.slots() as u32;
             for &entry in &rest[..count] {
                 let place = entry as u32;
                 let is_vouched = place != 0 && round.vouched.get(((place - 1) / slots) as usize);

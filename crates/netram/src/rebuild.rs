@@ -26,7 +26,7 @@ fn whole_unit(state: &State, member: Member) -> (DonorId, DonorOp) {
 pub(crate) async fn copy(core: &Arc<Core>, index: u32, place: usize) -> Option<(UnitHeader, Vec<u8>)> {
     let (id, data, members, op) = {
         let state = &mut *core.lock();
-        let group = &state.groups[index as usize];
+        let group = &state.groups[index];
         let (id, data, members) = (group.id, group.data(), group.members.clone());
         let op = whole_unit(state, members[place]);
         (id, data, members, core.op(state, op.0, op.1, Purpose::Repair))
@@ -42,7 +42,7 @@ pub(crate) async fn copy(core: &Arc<Core>, index: u32, place: usize) -> Option<(
 pub(crate) async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<(UnitHeader, Vec<u8>)> {
     let (data, members, block_bytes, heads_bytes, uuid, id) = {
         let state = core.lock();
-        let group = &state.groups[index as usize];
+        let group = &state.groups[index];
         (
             group.data(),
             group.members.clone(),

@@ -21,12 +21,12 @@ pub(crate) async fn reaper(core: Arc<Core>) {
                 state.has_unprotected();
                 let horizon = state.horizon();
                 let groups = &state.groups;
-                let due = |&&(killed, index): &&(u64, u32)| {
-                    let held = groups[index as usize].is_held();
+                let due = |&(killed, index): &(u64, u32)| {
+                    let held = groups[index].is_held();
                     (state.ready && killed <= horizon && !held) || is_planted(Bug::FreeEarly)
                 };
-                let (killed, index) = state.dying.iter().find(due).copied()?;
-                state.dying.remove(&(killed, index));
+                let (killed, index) = groups.dying().find(due)?;
+                state.groups.reap(killed, index);
                 Some(index)
             })
             .await;
@@ -96,7 +96,7 @@ impl State {
             donor.tainted_sequence = donor.tainted_sequence.min(erase.first_sequence);
         } else {
             donor.put_free(unit, true);
-            self.stuck = false;
+            self.shortage.has_unit();
         }
         self.wake();
     }

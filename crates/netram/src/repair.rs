@@ -16,36 +16,31 @@ use crate::empty::empty;
 use crate::place::Member;
 use crate::planted::{Bug, is_planted};
 use crate::rebuild::{copy, rebuild};
-use crate::retry::{needs_repair, retry_later};
+use crate::retry::needs_repair;
 use crate::room::{NOTE_UNITS, RESERVE_UNITS};
 use crate::state::State;
 use crate::task::{Core, join};
 use crate::unit::Head;
 use crate::write::flush;
 
-/// Groups repaired at the same time.
-const AT_ONCE: usize = 8;
-
 /// Puts right what opening found: stray units, groups that miss units, donors that are not there.
 pub(crate) fn after_scan(state: &mut State) {
-    for (member, first_sequence) in std::mem::take(&mut state.strays) {
+    for (member, first_sequence) in std::mem::take(&mut state.opening.strays) {
         state.erase_later(member, first_sequence);
     }
 }
 
 /// Repair is over only when what it moved is safe. Runs as long as the disk.
 pub(crate) async fn guardian(core: Arc<Core>) {
-    let done = |state: &State| state.repair_queue.is_empty() && state.repair_done == state.repair_total;
     loop {
         core.until(|state| {
-            let due = !state.repair_safe && done(state) && !state.stuck && state.failure.is_none();
-            due.then(|| state.repair_moved = false)
+            let due = state.repairs.wants_flush() && !state.shortage.is_stuck() && state.failure.is_none();
+            due.then(|| state.repairs.flush_begins())
         })
         .await;
         if flush(&core).await.is_ok() {
             let state = &mut *core.lock();
-            state.repair_safe = done(state) && !state.repair_moved;
-            if state.repair_safe && state.doubts.is_empty() {
+            if state.repairs.flush_ended() && state.found.doubts.is_empty() {
                 state.let_go_of_doubted();
             }
             state.wake();
@@ -58,11 +53,7 @@ pub(crate) async fn repairer(core: Arc<Core>) {
     loop {
         let repairing = core.clone();
         core.until(|state| {
-            if state.repairing == AT_ONCE {
-                return None;
-            }
-            let (index, id) = state.repair_queue.pop_front()?;
-            state.repairing += 1;
+            let (index, id) = state.repairs.next()?;
             let core = repairing.clone();
             state.schedule.spawn(async move { repair_queued(&core, index, id).await });
             Some(())
@@ -75,14 +66,14 @@ async fn repair_queued(core: &Arc<Core>, index: u32, id: u64) {
     // Claimed, or freed meanwhile.
     let ours = core
         .until(|state| {
-            let group = &state.groups[index as usize];
+            let group = &state.groups[index];
             if group.id != id {
                 return Some(false);
             }
-            if group.busy || group.memory.is_some() {
+            if group.is_busy() || group.is_in_memory() {
                 return None;
             }
-            state.claim(index);
+            state.groups.claim(index);
             Some(true)
         })
         .await;
@@ -91,12 +82,11 @@ async fn repair_queued(core: &Arc<Core>, index: u32, id: u64) {
         core.lock().release(index);
     }
     let state = &mut *core.lock();
-    let group = &state.groups[index as usize];
-    if ours && group.id == id && group.live > 0 && needs_repair(state, index as usize) {
-        retry_later(state);
+    let group = &state.groups[index];
+    if ours && group.id == id && group.live() > 0 && needs_repair(state, index) {
+        state.retry_later();
     }
-    state.repairing -= 1;
-    state.repair_done += 1;
+    state.repairs.ended();
     state.wake();
 }
 
@@ -104,15 +94,15 @@ async fn repair_queued(core: &Arc<Core>, index: u32, id: u64) {
 pub(crate) async fn move_off(core: &Arc<Core>, index: u32, from: DonorId) -> bool {
     repair(core, index, Some(from)).await;
     let state = core.lock();
-    !state.groups[index as usize].is_on(from)
+    !state.groups[index].is_on(from)
 }
 
 /// Brings a claimed group's units onto donors that count. `from`: it is to leave this one, too, if another has room.
 async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
     loop {
         let (incomplete, dead) = {
-            let group = &core.lock().groups[index as usize];
-            (group.incomplete().is_some(), group.live == 0)
+            let group = &core.lock().groups[index];
+            (group.incomplete().is_some(), group.live() == 0)
         };
         if dead {
             return;
@@ -123,7 +113,7 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
         }
         let (place, member, draining, target) = {
             let state = &mut *core.lock();
-            let group = &state.groups[index as usize];
+            let group = &state.groups[index];
             let leaves = |member: &Member| {
                 let stays = state.donors[member.donor as usize].keeps() && from != Some(member.donor);
                 member.exists() && !stays
@@ -131,7 +121,7 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
             let Some(place) = group.members.iter().position(leaves) else { return };
             let member = group.members[place];
             if member.count == 0 {
-                state.groups[index as usize].members[place] = Member::NONE;
+                state.groups[index].members[place] = Member::NONE;
                 state.give_back(member);
                 continue;
             }
@@ -189,11 +179,11 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
             failed = join(vec![write]).await;
         }
         let state = &mut *core.lock();
-        let first_sequence = state.groups[index as usize].first_sequence;
+        let first_sequence = state.groups[index].first_sequence;
         if failed {
             state.erase_later(target, first_sequence);
         } else {
-            state.groups[index as usize].members[place] = Member { count: member.count, ..target };
+            state.groups[index].members[place] = Member { count: member.count, ..target };
             state.erase_later(member, first_sequence);
         }
     }
@@ -204,19 +194,22 @@ async fn empty_in_turn(core: &Arc<Core>, index: u32) {
     {
         let state = &mut *core.lock();
         // Its units are free only when its blocks are safe elsewhere, in two narrower groups at most.
-        let room = if state.emptied == 0 { 1 } else { 2 * (state.emptied + 1) };
+        let room = match state.repairs.emptied() {
+            0 => 1,
+            others => 2 * (others + 1),
+        };
         if !state.has_room(room) {
             let at = state.now_ns + ROOM_NS;
-            state.retry_at_ns = Some(state.retry_at_ns.map_or(at, |other| other.min(at)));
-            if !std::mem::replace(&mut state.drain_waits, true) {
+            state.repairs.retry_by(at);
+            if state.repairs.drain_wants_room() {
                 // Evening out may make room now that units have moved.
-                state.level_at_ns = 0;
+                state.leveling.try_now();
             }
             state.wake();
             return;
         }
-        state.emptied += 1;
+        state.repairs.emptying_begins();
     }
     empty(core, index).await;
-    core.lock().emptied -= 1;
+    core.lock().repairs.emptying_ended();
 }

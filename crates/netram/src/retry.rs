@@ -3,38 +3,27 @@
 use crate::place::Member;
 use crate::state::State;
 
-/// What could not be repaired is tried again after so long (ns), and twice as long each time.
-const RETRY_NS: u64 = 1_000_000_000;
-
-const RETRY_MAX_NS: u64 = 64_000_000_000;
-
 /// Something has changed for the better: what could not be done is tried again.
 pub(crate) fn try_again(state: &mut State) {
-    state.may_have_room();
-    state.retry_delay_ns = RETRY_NS;
+    state.shortage.may_have_room();
+    state.repairs.hope();
     retry(state);
 }
 
 pub(crate) fn retry(state: &mut State) {
-    state.level_at_ns = 0;
-    state.returns += 1;
-    state.retry_at_ns = None;
-    for index in 0..state.groups.len() as u32 {
-        if std::mem::take(&mut state.groups[index as usize].hopeless) {
-            let group = &state.groups[index as usize];
-            if group.id != 0 && group.memory.is_none() && !group.busy {
-                state.file(index);
-            }
-        }
+    state.leveling.try_now();
+    state.repairs.try_again();
+    if state.groups.try_again() {
+        state.wake();
     }
     requeue(state);
 }
 
 /// Does the group miss a unit, or is one where it is not to stay?
-pub(crate) fn needs_repair(state: &State, index: usize) -> bool {
+pub(crate) fn needs_repair(state: &State, index: u32) -> bool {
     let group = &state.groups[index];
     let leaves = |member: &Member| member.exists() && !state.donors[member.donor as usize].keeps();
-    group.id != 0 && group.memory.is_none() && (group.incomplete().is_some() || group.members.iter().any(leaves))
+    group.exists() && !group.is_in_memory() && (group.incomplete().is_some() || group.members.iter().any(leaves))
 }
 
 /// All groups that need it wait for repair.
@@ -43,29 +32,13 @@ pub(crate) fn requeue(state: &mut State) {
         // The map is not there; all of it is looked at then.
         return;
     }
-    if state.repair_done + state.repair_queue.len() as u64 == state.repair_total {
-        (state.repair_done, state.repair_total, state.repair_began_ns) = (0, 0, state.now_ns);
-    } else {
-        state.repair_total -= state.repair_queue.len() as u64;
-    }
-    state.repair_queue.clear();
+    let mut queue = Vec::new();
     // What is not safe first: it keeps other groups from being free.
     for incomplete in [true, false] {
-        for index in 0..state.groups.len() {
-            if state.groups[index].incomplete().is_some() == incomplete && needs_repair(state, index) {
-                state.repair_queue.push_back((index as u32, state.groups[index].id));
-            }
-        }
+        let of_these = state.groups.iter().filter(|(_, group)| group.incomplete().is_some() == incomplete);
+        let needy = of_these.filter(|&(index, _)| needs_repair(state, index));
+        queue.extend(needy.map(|(index, group)| (index, group.id)));
     }
-    state.repair_total += state.repair_queue.len() as u64;
-    state.repair_moves();
+    state.repairs.queue(queue.into_iter(), state.now_ns);
     state.wake();
-}
-
-/// Repair could not do everything: once more later.
-pub(crate) fn retry_later(state: &mut State) {
-    if state.retry_at_ns.is_none() {
-        state.retry_at_ns = Some(state.now_ns + state.retry_delay_ns);
-        state.retry_delay_ns = (2 * state.retry_delay_ns).min(RETRY_MAX_NS);
-    }
 }

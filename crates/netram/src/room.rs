@@ -52,12 +52,12 @@ impl State {
 
     /// Groups that no data is promised to: open ones, and room to clean in.
     pub fn groups_kept(&self) -> u64 {
-        self.caches.len() as u64 + RESERVE_UNITS as u64 + 2
+        self.open.caches() as u64 + RESERVE_UNITS as u64 + 2
     }
 
     /// Takes a unit on each of `count` donors, the emptiest ones, above `reserve` units of each.
     pub fn take_units(&mut self, count: usize, reserve: usize) -> Option<Vec<Member>> {
-        let turn = self.next_group as usize;
+        let turn = self.groups.next_number() as usize;
         let donors = self.donors.len();
         let mut order: Vec<usize> = (0..donors).filter(|&n| self.is_roomy(n, reserve)).collect();
         if order.len() < count {
@@ -94,23 +94,24 @@ impl State {
 
     /// Can the cleaner go on?
     pub fn has_room_to_clean(&self) -> bool {
-        self.caches[self.cleaning()].group.is_some() || self.width(0) > self.plan.parity
+        self.open.cleaners().is_some() || self.width(0) > self.plan.parity
     }
 
     /// Would what is stored fit without this donor?
     pub fn drain_room(&self, leaving: DonorId) -> DrainRoom {
         let bytes = |blocks: u64| blocks * self.shape.block_bytes as u64;
-        DrainRoom { stored_bytes: bytes(self.counts.mapped), room_bytes: bytes(self.room_without(Some(leaving))) }
+        DrainRoom { stored_bytes: bytes(self.map.mapped()), room_bytes: bytes(self.room_without(Some(leaving))) }
     }
 
     /// Looks how many blocks the donors that are there can hold.
     pub fn measure_room(&mut self) {
-        self.room_blocks = self.room_without(None);
+        let blocks = self.room_without(None);
+        self.shortage.set_room(blocks);
     }
 
     /// Is there no room for one more block that held nothing so far?
     pub fn is_beyond_room(&self, block: u32) -> bool {
-        self.counts.mapped >= self.room_blocks && self.find(block).is_none()
+        self.map.mapped() >= self.shortage.room_blocks() && self.map.find(block).is_none()
     }
 
     /// Blocks that fit on the donors that stay.
@@ -128,8 +129,8 @@ impl State {
         };
         let blocks = groups * (width.saturating_sub(self.plan.parity) * self.plan.buffer) as u64;
         // A drain needs room to work in, too, however small the disk is.
-        let is_tight = leaving.is_some() || blocks < self.blocks;
-        if is_tight { self.blocks.min(blocks * TIGHT_PERCENT / 100) } else { self.blocks }
+        let is_tight = leaving.is_some() || blocks < self.map.blocks();
+        if is_tight { self.map.blocks().min(blocks * TIGHT_PERCENT / 100) } else { self.map.blocks() }
     }
 }
 
@@ -158,7 +159,7 @@ mod tests {
             let info = DonorInfo { name: format!("donor{number}"), bytes: mib << 20 };
             state.add_donor(info).unwrap();
         }
-        state.set_blocks((donors.iter().sum::<u64>() << 20) / 2 / 4096);
+        state.map.reset((donors.iter().sum::<u64>() << 20) / 2 / 4096);
         state
     }
 
@@ -168,26 +169,26 @@ mod tests {
         let room = state.drain_room(0).room_bytes;
         // Two data units of three, less headers and what is kept.
         assert!(room > 114 << 20 && room < 122 << 20, "{room}");
-        state.counts.mapped = room / state.shape.block_bytes as u64;
+        state.map.pretend_mapped(room / state.shape.block_bytes as u64);
         assert!(state.drain_room(0).fits());
-        state.counts.mapped += 1;
+        state.map.pretend_mapped(state.map.mapped() + 1);
         assert!(!state.drain_room(0).fits());
     }
 
     #[test]
     fn blocks_that_hold_nothing_are_refused_only_while_the_donors_cannot_hold_the_disk() {
         let mut state = state(&[64, 64, 64, 64], 1);
-        state.counts.mapped = state.blocks - 1;
+        state.map.pretend_mapped(state.map.blocks() - 1);
         state.measure_room();
         assert!(!state.is_beyond_room(0));
         state.donors[3].state = DonorState::Missing;
         state.measure_room();
         assert!(state.is_beyond_room(0));
-        state.counts.mapped = state.room_blocks - 1;
+        state.map.pretend_mapped(state.shortage.room_blocks() - 1);
         assert!(!state.is_beyond_room(0));
         state.donors[3].state = DonorState::Active;
         state.measure_room();
-        assert_eq!(state.room_blocks, state.blocks);
+        assert_eq!(state.shortage.room_blocks(), state.map.blocks());
     }
 
     #[test]
@@ -195,7 +196,7 @@ mod tests {
         let mut state = state(&[64, 64], 1);
         assert_eq!(state.drain_room(1).room_bytes, 0);
         assert!(state.drain_room(1).fits(), "nothing is stored");
-        state.counts.mapped = 1;
+        state.map.pretend_mapped(1);
         assert!(!state.drain_room(1).fits());
         let three = self::state(&[64, 64, 1024], 1);
         assert!(three.drain_room(2).room_bytes < 64 << 20, "a copy of each block is on both");

@@ -2,7 +2,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use shoal_format::ram::{DONORS_MAX, DiskSuperblock, SUPERBLOCK_BYTES};
+use shoal_format::ram::{DONORS_MAX, SUPERBLOCK_BYTES};
 use shoal_format::ram_checkpoint;
 
 use crate::api::{DiskError, DonorId, DonorInfo};
@@ -24,8 +24,7 @@ impl State {
 
     /// Enters a donor that holds nothing, at the place of one that is gone or behind the others. `None`: there are too many.
     pub fn add_donor(&mut self, info: DonorInfo) -> Option<DonorId> {
-        let born = self.next_born;
-        self.next_born += 1;
+        let born = self.epoch.next_birth();
         let donor = self.new_donor(info, born);
         let place = (0..self.donors.len()).find(|&place| self.is_vacant(place));
         match place {
@@ -34,12 +33,6 @@ impl State {
             None => return None,
         }
         Some(place.unwrap_or(self.donors.len() - 1) as DonorId)
-    }
-
-    /// A birth is never used again.
-    pub fn knows_births(&mut self, superblock: &DiskSuperblock) {
-        let last = superblock.donors.iter().map(|place| place.born).max().unwrap_or(0);
-        self.next_born = self.next_born.max(last + 1);
     }
 
     pub fn new_donor(&self, info: DonorInfo, born: u32) -> Donor {
@@ -81,9 +74,9 @@ impl State {
     pub fn is_vacant(&self, place: usize) -> bool {
         let number = place as DonorId;
         self.donors[place].is_over()
-            && self.epoch_stored
+            && self.epoch.is_stored()
             && !self.schedule.is_asked(number)
-            && !self.groups.iter().any(|group| group.is_on(number))
+            && !self.groups.are_on(number)
     }
 
     /// Can new units be put on it now?
@@ -159,7 +152,7 @@ impl State {
         let donor = &mut self.donors[member.donor as usize];
         if member.exists() && !donor.is_final() {
             donor.put_free(member.unit, false);
-            self.stuck = false;
+            self.shortage.has_unit();
         }
         self.wake();
     }

@@ -102,7 +102,7 @@ async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
         }
         if let Some(base) = &mut base {
             let lists = groups.values().flatten().flat_map(|found| found.header.lists.iter().flatten());
-            let last = state.blocks;
+            let last = state.map.blocks();
             let counts = |entry: &&UnitEntry| u64::from(entry.block) < last && base.counts(entry.block, entry.sequence);
             let mut blocks: Vec<u32> = lists.filter(counts).map(|entry| entry.block).collect();
             // One after the other: memory is slow for those who jump about in it.
@@ -143,7 +143,7 @@ async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
         }
         let Some(found) = look_at(core, at, entry, horizon, &mut patience).await else { return false };
         if matches!(found, read::Fetched::Bad) && !is_planted(Bug::AbsentComputed) {
-            let group = &mut core.lock().groups[at.group as usize];
+            let group = &mut core.lock().groups[at.group];
             if let Some(found) = group.incomplete_mut() {
                 found.absent = found.absent.min(at.row);
             }
@@ -174,21 +174,20 @@ async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
         };
         let state = &mut *core.lock();
         if ranges.is_none() {
-            let group = &mut state.groups[at.group as usize];
-            group.remove_note((at.unit, at.row));
-            group.live -= 1;
+            let group = &state.groups[at.group];
             torn_notes.push((at.group, group.id, entry.sequence));
+            state.groups.lose_note(at.group, (at.unit, at.row));
         } else if state.is_unsafe(at, entry.sequence, horizon) {
             state.found_unsafe(at, entry.sequence, horizon, &mut unsafe_groups);
             for range in ranges.iter().flatten() {
-                let end = range.first.saturating_add(range.count).min(state.blocks as u32);
+                let end = range.first.saturating_add(range.count).min(state.map.blocks() as u32);
                 homes.extend((range.first..end).map(|block| (block, at.group)));
             }
         }
         if entry.block == LOST { &mut lost } else { &mut trimmed }.extend(ranges.unwrap_or_default());
     }
     let state = &mut *core.lock();
-    let last = state.blocks as u32;
+    let last = state.map.blocks() as u32;
     let mut gone: HashMap<u32, u64> = HashMap::new();
     let looks = base.as_mut().map(|base| std::mem::take(&mut base.looks)).unwrap_or_default();
     let began = base.as_ref().map_or(0, |base| base.sequence);
@@ -203,7 +202,7 @@ async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
         doubts.entry(block).and_modify(|doubt| doubt.was_lost = true);
     }
     for ram::TrimmedRange { first, count, sequence } in lost {
-        state.next_sequence = state.next_sequence.max(sequence + 1);
+        state.meets_sequence(sequence);
         for block in (first..first.saturating_add(count).min(last)).filter(|_| !is_planted(Bug::LossForgotten)) {
             if !counts(block, sequence) {
                 continue;
@@ -228,7 +227,7 @@ async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
         }
     }
     for ram::TrimmedRange { first, count, sequence } in trimmed {
-        state.next_sequence = state.next_sequence.max(sequence + 1);
+        state.meets_sequence(sequence);
         for block in first..first.saturating_add(count).min(last) {
             if !counts(block, sequence) {
                 continue;
@@ -250,10 +249,9 @@ async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
             }
         }
     }
-    state.lost_blocks = gone.into_keys().filter(|block| !newest.contains_key(block)).collect();
+    state.map.set_lost(gone.into_keys().filter(|block| !newest.contains_key(block)));
     if let Some(base) = &mut base {
-        let live = std::mem::take(&mut base.live).into_iter();
-        state.groups.iter_mut().zip(live).for_each(|(group, live)| group.live += u32::from(live));
+        state.groups.add_live(&std::mem::take(&mut base.live));
     }
     let mut blocks: Vec<_> = newest.into_iter().collect();
     blocks.sort_unstable_by_key(|&(block, _)| block);
@@ -270,7 +268,7 @@ async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
     }
     if let Some(base) = &mut base {
         let found = |block: usize| ended.contains(&(block as u32));
-        let is_dead = |&index: &u32| state.groups[index as usize].live == 0;
+        let is_dead = |&index: &u32| state.groups[index].live() == 0;
         if !looks.ones(last as usize).all(found) || !base.broken.iter().all(is_dead) {
             return false;
         }
@@ -286,8 +284,7 @@ async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
     listed.sort_unstable();
     let mut held_by_doubts = Vec::new();
     for (index, blocks) in listed {
-        let index = index as usize;
-        let held = (index as u32, state.groups[index].id);
+        let held = (index, state.groups[index].id);
         let by: HashSet<u32> = blocks.iter().filter_map(|block| homes.get(block).copied()).collect();
         for by in by.into_iter().filter(|_| !is_planted(Bug::FoundFreed)) {
             unsafe_groups.get_mut(&by).expect("entered above").holds.push(held);
@@ -298,9 +295,10 @@ async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
             state.groups[index].hold();
         }
     }
-    state.file_all();
-    (state.doubts, state.first_group) = (doubts, state.next_group);
-    state.found = FoundUnsafe { groups: unsafe_groups.into_values().collect(), held_by_doubts, torn_notes, horizon };
+    state.groups.file_all();
+    state.wake();
+    state.found =
+        FoundUnsafe { groups: unsafe_groups.into_values().collect(), held_by_doubts, torn_notes, horizon, doubts };
     // What the others do not know did not exist from here on.
     for donor in &mut state.donors {
         donor.stale |= donor.counts() && !donor.scanned && !is_planted(Bug::StaleCounts);
@@ -363,7 +361,7 @@ async fn look_at(
 async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
     let (data, lists, covered, asked) = {
         let state = &mut *core.lock();
-        let group = &state.groups[at.group as usize];
+        let group = &state.groups[at.group];
         let Some(found) = group.incomplete() else { return false };
         let (data, lists) = (group.data(), found.lists.clone());
         let covered: Vec<bool> = found.covered.iter().map(|&rows| at.row < rows.into()).collect();
@@ -404,13 +402,13 @@ async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
 impl State {
     /// May what was found there not be had any more with the next loss? A parity that nobody knew to be safe may be there in part.
     fn is_unsafe(&self, at: Location, sequence: u64, horizon: u64) -> bool {
-        let group = &self.groups[at.group as usize];
+        let group = &self.groups[at.group];
         let covered = at.row < group.covered(at.unit) as usize && sequence < horizon;
         group.members.len() > group.data() && !covered
     }
 
     fn found_unsafe(&self, at: Location, sequence: u64, horizon: u64, found: &mut BTreeMap<u32, Unprotected>) {
-        let group = &self.groups[at.group as usize];
+        let group = &self.groups[at.group];
         let new = || Unprotected { index: at.group, id: group.id, is_unsure: false, holds: Vec::new() };
         found.entry(at.group).or_insert_with(new).is_unsure |= sequence >= horizon;
     }

@@ -17,19 +17,15 @@ use crate::unit::{Head, Version};
 /// Starts sending what a group holds; with `parity`, until all of it is safe.
 pub(crate) fn send(core: &Arc<Core>, state: &mut State, index: u32, with_parity: bool) {
     let redundant = state.plan.parity > 0;
-    let Some(memory) = &mut state.groups[index as usize].memory else { return };
+    let Some(memory) = state.groups[index].memory_mut() else { return };
     memory.parity_wanted |= with_parity || !redundant || memory.full;
     let several = state.plan.parity > 1 && memory.parity_wanted && !memory.full && !memory.abandoned;
     if several {
         // Several parity units cannot grow together at once: what is there is a group of its own.
-        for cache in &mut state.caches {
-            if cache.group == Some(index) {
-                cache.group = None;
-            }
-        }
+        state.open.leave(index);
         state.close(index);
     }
-    let Some(memory) = &mut state.groups[index as usize].memory else { return };
+    let Some(memory) = state.groups[index].memory_mut() else { return };
     if memory.sending || memory.abandoned {
         return;
     }
@@ -45,7 +41,7 @@ async fn send_all(core: &Arc<Core>, index: u32) -> Result<(), DonorLost> {
         let mut failed = arrive(core, index, data.0).await;
         if is_planted(Bug::FlushEarly) {
             let state = &mut *core.lock();
-            if let Some(memory) = &mut state.groups[index as usize].memory {
+            if let Some(memory) = state.groups[index].memory_mut() {
                 memory.arrived(&counts, true);
             }
             state.wake();
@@ -61,7 +57,7 @@ async fn send_all(core: &Arc<Core>, index: u32) -> Result<(), DonorLost> {
         let mut state = core.lock();
         let state = &mut *state;
         let redundant = state.plan.parity > 0;
-        let memory = state.groups[index as usize].memory.as_mut().expect("it is being sent");
+        let memory = state.groups[index].memory_mut().expect("it is being sent");
         if failed || memory.abandoned {
             memory.sending = false;
             state.wake();
@@ -70,8 +66,8 @@ async fn send_all(core: &Arc<Core>, index: u32) -> Result<(), DonorLost> {
         memory.arrived(&counts, with_parity || !redundant);
         memory.again &= !with_parity && redundant;
         state.wake();
-        let memory = state.groups[index as usize].memory.as_mut().expect("it is being sent");
-        let lens: Vec<u8> = memory.lists.iter().map(|list| list.len() as u8).collect();
+        let memory = state.groups[index].memory_mut().expect("it is being sent");
+        let lens: Vec<u8> = memory.counts();
         let all_safe = memory.safe == lens;
         if all_safe {
             memory.parity_wanted = false;
@@ -82,7 +78,7 @@ async fn send_all(core: &Arc<Core>, index: u32) -> Result<(), DonorLost> {
         }
         let goes_on = memory.sent != lens || (memory.parity_wanted && !all_safe) || memory.full;
         let wanted = memory.parity_wanted || memory.full || !state.plan.cached;
-        let memory = state.groups[index as usize].memory.as_mut().expect("it is being sent");
+        let memory = state.groups[index].memory_mut().expect("it is being sent");
         if !(goes_on && wanted) {
             memory.sending = false;
             return Ok(());
@@ -102,7 +98,7 @@ async fn arrive(core: &Arc<Core>, index: u32, sent: Vec<Sent>) -> bool {
     for (op, place, head) in sent {
         let stored = op.await.is_ok();
         failed |= !stored;
-        if let (true, Some(memory)) = (stored, &mut core.lock().groups[index as usize].memory) {
+        if let (true, Some(memory)) = (stored, core.lock().groups[index].memory_mut()) {
             memory.heads[place] = head;
         }
     }
@@ -112,18 +108,18 @@ async fn arrive(core: &Arc<Core>, index: u32, sent: Vec<Sent>) -> bool {
 fn send_data(core: &Arc<Core>, index: u32) -> Option<Sending> {
     let mut state = core.lock();
     let state = &mut *state;
-    let group = &state.groups[index as usize];
-    let memory = group.memory.as_ref()?;
+    let group = &state.groups[index];
+    let memory = group.memory()?;
     let fresh = memory.sent.iter().chain(&memory.safe).all(|&count| count == 0);
     let (purpose, wanted) = (memory.purpose, memory.parity_wanted);
-    let counts: Vec<u8> = memory.lists.iter().map(|list| list.len() as u8).collect();
+    let counts: Vec<u8> = memory.counts();
     let grown: Vec<usize> = (0..group.data()).filter(|&unit| counts[unit] > memory.sent[unit]).collect();
     let writes: Vec<_> =
         grown.iter().map(|&unit| (unit, group.members[unit].donor, state.data_version(group, memory, unit))).collect();
     let blocks: u64 = grown.iter().map(|&unit| (counts[unit] - memory.sent[unit]) as u64).sum();
     let sent = if purpose == Purpose::Clean { &mut state.counts.cleaned_data } else { &mut state.counts.sent_data };
     *sent += blocks;
-    state.groups[index as usize].memory.as_mut().expect("looked at above").sent.copy_from_slice(&counts);
+    state.groups[index].memory_mut().expect("looked at above").sent.copy_from_slice(&counts);
     let ops: Vec<Sent> = writes
         .into_iter()
         .map(|(place, donor, version)| (core.op(state, donor, version.op, purpose), place, version.head))
@@ -137,7 +133,7 @@ fn send_data(core: &Arc<Core>, index: u32) -> Option<Sending> {
 fn send_parity(core: &Arc<Core>, index: u32, counts: &[u8]) -> Option<Vec<Sent>> {
     let mut state = core.lock();
     let state = &mut *state;
-    let memory = state.groups[index as usize].memory.as_ref()?;
+    let memory = state.groups[index].memory()?;
     if !memory.parity_wanted || state.plan.parity == 0 || (memory.safe == counts && !memory.again) {
         return None;
     }
@@ -146,8 +142,8 @@ fn send_parity(core: &Arc<Core>, index: u32, counts: &[u8]) -> Option<Vec<Sent>>
 
 fn parity_ops(core: &Arc<Core>, state: &mut State, index: u32, counts: &[u8]) -> Vec<Sent> {
     let block_bytes = state.shape.block_bytes;
-    let group = &state.groups[index as usize];
-    let memory = group.memory.as_ref().expect("it is being sent");
+    let group = &state.groups[index];
+    let memory = group.memory().expect("it is being sent");
     let parity = group.members.len() - group.data();
     let rows = counts.iter().copied().max().unwrap_or(0) as usize;
     let mut blocks: Vec<Vec<u8>> = vec![Vec::with_capacity(rows * block_bytes); parity];
@@ -174,7 +170,7 @@ fn parity_ops(core: &Arc<Core>, state: &mut State, index: u32, counts: &[u8]) ->
     let sent = if purpose == Purpose::Clean { &mut state.counts.cleaned_parity } else { &mut state.counts.sent_parity };
     *sent += (parity * (rows - covered.min(rows)).max(1)) as u64;
     for place in data..data + parity {
-        state.groups[index as usize].members[place].count = rows as u8;
+        state.groups[index].members[place].count = rows as u8;
     }
     let op = |(place, donor, version): (usize, DonorId, Version)| {
         (core.op(state, donor, version.op, purpose), place, version.head)
@@ -184,10 +180,8 @@ fn parity_ops(core: &Arc<Core>, state: &mut State, index: u32, counts: &[u8]) ->
 
 /// Everything of the group is safe: donors have it, the memory goes.
 pub(crate) fn seal(state: &mut State, index: u32) {
-    let group = &mut state.groups[index as usize];
-    group.memory = None;
-    state.in_memory.retain(|&other| other != index);
-    state.file(index);
+    state.groups.seal(index);
+    state.wake();
 }
 
 impl State {

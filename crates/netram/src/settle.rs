@@ -10,7 +10,6 @@ use crate::found::Unprotected;
 use crate::place::Location;
 use crate::planted::{Bug, is_planted};
 use crate::read::{Fetched, fetch};
-use crate::retry::retry_later;
 use crate::send::send;
 use crate::state::State;
 use crate::task::Core;
@@ -18,16 +17,16 @@ use crate::task::Core;
 impl State {
     /// Is it not sure that the block is there?
     pub fn is_doubted(&self, block: u32, at: Location) -> bool {
-        let present = self.doubts.get(&block).and_then(|doubt| doubt.present);
+        let present = self.found.doubts.get(&block).and_then(|doubt| doubt.present);
         present.is_some_and(|copy| copy.at == at)
     }
 
     pub fn next_doubt(&mut self) -> Option<u32> {
-        let returns = self.returns;
+        let returns = self.repairs.tries();
         if !self.ready || self.failure.is_some() {
             return None;
         }
-        let (block, doubt) = self.doubts.iter_mut().find(|(_, doubt)| doubt.tried != Some(returns))?;
+        let (block, doubt) = self.found.doubts.iter_mut().find(|(_, doubt)| doubt.tried != Some(returns))?;
         doubt.tried = Some(returns);
         Some(*block)
     }
@@ -35,44 +34,37 @@ impl State {
     /// The copy that counted is not there: the one before it counts again.
     fn step_back(&mut self, block: u32) {
         self.unmap(block);
-        let Some(doubt) = self.doubts.get_mut(&block) else { return };
+        let Some(doubt) = self.found.doubts.get_mut(&block) else { return };
         let copy = doubt.older.pop();
         doubt.present = copy.filter(|copy| copy.is_doubted);
         doubt.tried = None;
         match copy {
             Some(copy) => {
                 self.enter_again(block, copy);
-                let group = &self.groups[copy.at.group as usize];
+                let group = &self.groups[copy.at.group];
                 let (index, id) = (copy.at.group, group.id);
                 if group.members.len() > group.data() {
                     self.found.groups.push(Unprotected { index, id, is_unsure: true, holds: Vec::new() });
                 }
             }
-            None if doubt.was_lost => drop(self.lost_blocks.insert(block)),
+            None if doubt.was_lost => self.map.lose(block),
             None => {}
         }
         self.wake();
     }
 
     fn enter_again(&mut self, block: u32, copy: Copied) {
-        let index = copy.at.group;
-        let group = &self.groups[index as usize];
-        let filed = group.memory.is_none() && !group.busy;
-        self.by_live.remove(&(group.live, index));
-        self.dying.remove(&(group.killed, index));
-        self.enter(block, copy.at, copy.crc);
-        if filed {
-            self.file(index);
-        }
+        self.map.insert(block, copy.at, copy.crc);
+        self.groups.regain(copy.at.group);
     }
 
     /// The block has no copy that counts: a note says so, instead of one.
     fn note_doubt(&mut self, core: &Arc<Core>, block: u32, from: u64) {
-        let sequence = self.next_sequence;
-        self.next_sequence += 1;
-        let range = TrimmedRange { first: block, count: 1, sequence };
-        let noted = if self.lost_blocks.contains(&block) { &mut self.losses } else { &mut self.trims };
-        noted.push(range);
+        let sequence = self.take_sequence();
+        match self.map.is_lost(block) {
+            true => self.notes.lose(block, sequence),
+            false => self.notes.trim(TrimmedRange { first: block, count: 1, sequence }),
+        }
         self.inherit(core, block, from);
     }
 }
@@ -85,62 +77,62 @@ pub(crate) async fn settler(core: Arc<Core>) {
     }
 }
 
-async fn settle(core: &Arc<Core>, block: u32) {
+pub(crate) async fn settle(core: &Arc<Core>, block: u32) {
     let (at, crc, from) = {
         let state = &mut *core.lock();
-        let Some(from) = state.doubts.get(&block).map(|doubt| doubt.from) else { return };
-        let found = state.find(block);
-        let in_memory = found.is_some_and(|(at, _)| state.groups[at.group as usize].memory.is_some());
-        let is_new = found.is_some_and(|(at, _)| state.groups[at.group as usize].id >= state.first_group);
+        let Some(from) = state.found.doubts.get(&block).map(|doubt| doubt.from) else { return };
+        let found = state.map.find(block);
+        let in_memory = found.is_some_and(|(at, _)| state.groups[at.group].is_in_memory());
+        let is_new = found.is_some_and(|(at, _)| state.groups.is_new(state.groups[at.group].id));
         match found {
             // Written, or moved, since.
             Some(_) if in_memory || is_new => {
                 if in_memory {
                     state.inherit(core, block, from);
                 }
-                state.doubts.remove(&block);
+                state.found.doubts.remove(&block);
                 return;
             }
             Some((at, crc)) => (at, crc, from),
             None => {
                 state.note_doubt(core, block, from);
-                state.doubts.remove(&block);
+                state.found.doubts.remove(&block);
                 return;
             }
         }
     };
     let bytes = match fetch(core, at, crc, Purpose::Repair).await {
         Fetched::Good(bytes) => bytes,
-        Fetched::Unanswered => return retry_later(&mut core.lock()),
+        Fetched::Unanswered => return core.lock().retry_later(),
         Fetched::Bad => {
             let state = &mut *core.lock();
-            match (state.is_at(block, at), state.is_doubted(block, at)) {
+            match (state.map.is_at(block, at), state.is_doubted(block, at)) {
                 (true, true) if !is_planted(Bug::NoStepBack) => state.step_back(block),
-                (true, true) => retry_later(state),
+                (true, true) => state.retry_later(),
                 // Damaged: there is nothing to write anew.
-                (true, false) => drop(state.doubts.remove(&block)),
-                (false, _) => retry_later(state),
+                (true, false) => drop(state.found.doubts.remove(&block)),
+                (false, _) => state.retry_later(),
             }
             return;
         }
     };
     let placed = core
         .until(|state| {
-            if !state.is_at(block, at) {
+            if !state.map.is_at(block, at) {
                 return Some(None);
             }
-            let cache = state.cleaning();
+            let cache = state.open.cleaning();
             let placed = state.place(block, &bytes, cache, Some(from));
             if placed.is_some() {
-                state.doubts.remove(&block);
+                state.found.doubts.remove(&block);
             }
-            placed.map(Some).or(state.stuck.then_some(None))
+            placed.map(Some).or(state.shortage.is_stuck().then_some(None))
         })
         .await;
     let state = &mut *core.lock();
     match placed {
         Some((placed, full)) if full => send(core, state, placed.group, true),
         Some(_) => {}
-        None => retry_later(state),
+        None => state.retry_later(),
     }
 }

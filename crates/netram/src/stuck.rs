@@ -7,6 +7,7 @@ use crate::donors::DonorState;
 use crate::retry::try_again;
 use crate::room::RESERVE_UNITS;
 use crate::send::send;
+use crate::shortage::Wanted;
 use crate::state::State;
 use crate::task::Core;
 use crate::trims::write_trims;
@@ -19,22 +20,16 @@ impl State {
         if self.is_opening_units() || self.expects() || self.takers() < self.plan.parity + 1 {
             return false;
         }
-        let asked = std::mem::take(&mut self.asked);
-        if !self.room_wanted || self.stuck || !self.schedule.is_quiet() {
-            return false;
+        match self.shortage.next(self.schedule.is_quiet()) {
+            Wanted::Nothing => return false,
+            Wanted::AskAgain => {
+                self.wake();
+                return true;
+            }
+            Wanted::Room => {}
         }
-        self.room_wanted = false;
-        if !asked {
-            // Who wanted room may have got it since: a request that still waits says so again.
-            self.asked = true;
-            self.wake();
-            return true;
-        }
-        let waiting = |index: &u32| {
-            let memory = self.groups[*index as usize].memory.as_ref();
-            memory.is_some_and(|memory| memory.unsafe_from != u64::MAX && !memory.abandoned && !memory.sending)
-        };
-        let waiting: Vec<u32> = self.in_memory.iter().copied().filter(waiting).collect();
+        let waiting = self.groups.memories().filter(|(_, memory)| memory.waits());
+        let waiting: Vec<u32> = waiting.map(|(index, _)| index).collect();
         if waiting.is_empty() {
             self.last_resort(core);
         }
@@ -47,20 +42,20 @@ impl State {
 
     /// Nothing waits to be sent: the first of these that is possible.
     pub fn last_resort(&mut self, core: &Arc<Core>) {
-        let has_notes = !(self.trims.is_empty() && self.losses.is_empty());
+        let has_notes = !self.notes.is_empty();
         if has_notes && self.has_room_to_clean() {
             // Groups that trims killed are freed when the trims are safe, and nobody may ever ask for a flush.
             let core = core.clone();
             self.schedule.spawn(async move { drop(write_trims(&core).await) });
             return;
         }
-        if self.in_memory.clone().into_iter().any(|index| revive(core, self, index)) {
+        if self.groups.in_memory().to_vec().into_iter().any(|index| revive(core, self, index)) {
             return;
         }
-        if !self.narrow && self.width(RESERVE_UNITS) > self.plan.parity {
-            self.narrow = true;
+        if !self.shortage.is_narrow() && self.width(RESERVE_UNITS) > self.plan.parity {
+            self.shortage.set_narrow(true);
         } else if !give_up_drains(self) {
-            self.stuck = true;
+            self.shortage.give_up();
         }
     }
 }
@@ -75,7 +70,7 @@ pub(crate) fn give_up_drains(state: &mut State) -> bool {
         }
     }
     if any {
-        state.drain_waits = false;
+        state.repairs.no_drain_waits();
         state.count_donors();
         try_again(state);
         state.wake();

@@ -224,7 +224,7 @@ impl Jobs {
 }
 
 /// Lets a job go on as far as it can. True if it has ended.
-fn is_over(core: &Arc<Core>, id: u64, job: &mut Job, lost: &impl Fn(&Arc<Core>, DonorLost)) -> bool {
+pub(crate) fn is_over(core: &Arc<Core>, id: u64, job: &mut Job, lost: &impl Fn(&Arc<Core>, DonorLost)) -> bool {
     core.lock().schedule.current = id;
     match job.poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Pending => return false,

@@ -14,50 +14,48 @@ impl State {
     /// Unmaps blocks and notes it for the donors.
     pub fn trim(&mut self, first: u32, end: u32) {
         // Before the blocks are dead: who frees them waits for the note, too.
-        let origin = self.next_sequence;
-        self.next_sequence += 1;
+        let origin = self.take_sequence();
         let mut run: Option<ram::TrimmedRange> = None;
         for block in first..end {
-            if self.unmap(block) | self.lost_blocks.remove(&block) {
+            if self.unmap(block) | self.map.unlose(block) {
                 // There may be something to clean now.
-                self.may_have_room();
+                self.shortage.may_have_room();
                 run = match run {
                     Some(run) if run.first + run.count == block => {
                         Some(ram::TrimmedRange { count: run.count + 1, ..run })
                     }
                     other => {
-                        self.trims.extend(other);
+                        other.into_iter().for_each(|range| self.notes.trim(range));
                         Some(ram::TrimmedRange { first: block, count: 1, sequence: origin })
                     }
                 };
             }
         }
         if let Some(run) = run {
-            self.trims.push(run);
-            self.trims_origin = self.trims_origin.min(origin);
+            self.notes.trim(run);
+            self.notes.waits_from(origin);
             self.wake();
         }
     }
 
     /// Everything that holds nothing is noted as trimmed.
     pub fn trim_unmapped(&mut self) {
-        let origin = self.next_sequence;
-        self.next_sequence += 1;
+        let origin = self.take_sequence();
         let mut first = None;
-        for block in 0..self.blocks as u32 + 1 {
+        for block in 0..self.map.blocks() as u32 + 1 {
             let holds_nothing =
-                (block as u64) < self.blocks && self.find(block).is_none() && !self.lost_blocks.contains(&block);
+                (block as u64) < self.map.blocks() && self.map.find(block).is_none() && !self.map.is_lost(block);
             match (first, holds_nothing) {
                 (None, true) => first = Some(block),
                 (Some(begin), false) => {
                     let range = ram::TrimmedRange { first: begin, count: block - begin, sequence: origin };
-                    self.trims.push(range);
+                    self.notes.trim(range);
                     first = None;
                 }
                 _ => {}
             }
         }
-        self.trims_origin = self.trims_origin.min(origin);
+        self.notes.waits_from(origin);
         self.wake();
     }
 
@@ -65,21 +63,20 @@ impl State {
     pub fn note_lost(&mut self, lost: &[(u32, Location)], notes: bool) {
         let mut blocks: Vec<u32> = Vec::new();
         for &(block, at) in lost {
-            if self.is_at(block, at) {
-                self.lost_blocks.insert(block);
+            if self.map.is_at(block, at) {
+                self.map.lose(block);
                 blocks.push(block);
             }
         }
         if notes {
             // What the lists said is not known any more: all that holds nothing is hidden anew, all that is lost noted anew.
             self.trim_unmapped();
-            blocks = self.lost_blocks.iter().copied().collect();
-            blocks.sort_unstable();
+            blocks = self.map.lost();
         }
         // Before the blocks are dead: who frees their group waits for the note, too.
         self.note_losses(&blocks);
         for &(block, at) in lost {
-            if self.is_at(block, at) {
+            if self.map.is_at(block, at) {
                 self.unmap(block);
             }
         }
@@ -87,14 +84,10 @@ impl State {
 
     /// Those of the blocks that are lost are to be written down, again. In order.
     pub fn note_losses(&mut self, blocks: &[u32]) {
-        let sequence = self.next_sequence;
-        self.next_sequence += 1;
-        for &block in blocks.iter().filter(|block| self.lost_blocks.contains(block)) {
-            match self.losses.last_mut() {
-                Some(last) if last.sequence == sequence && last.first + last.count == block => last.count += 1,
-                _ => self.losses.push(ram::TrimmedRange { first: block, count: 1, sequence }),
-            }
-            self.trims_origin = self.trims_origin.min(sequence);
+        let sequence = self.take_sequence();
+        for &block in blocks.iter().filter(|&&block| self.map.is_lost(block)) {
+            self.notes.lose(block, sequence);
+            self.notes.waits_from(sequence);
         }
         self.wake();
     }
@@ -106,25 +99,18 @@ pub(crate) async fn write_trims(core: &Arc<Core>) -> Result<(), DiskError> {
     loop {
         let full = core
             .until(|state| {
-                let kind = if state.losses.is_empty() { ram::TRIMMED } else { ram::LOST };
-                let noted = if kind == ram::LOST { &state.losses } else { &state.trims };
-                if noted.is_empty() {
-                    return Some(Ok(None));
-                }
+                let most = ram::trimmed_max(state.shape.block_bytes);
+                let Some((kind, ranges)) = state.notes.next_list(most) else { return Some(Ok(None)) };
                 if let Some(error) = state.gives_up(begun) {
                     return Some(Err(error));
                 }
-                let count = noted.len().min(ram::trimmed_max(state.shape.block_bytes));
-                let mut bytes = vec![0; state.shape.block_bytes];
-                ram::encode_trimmed(&noted[..count], &mut bytes);
-                let (cache, origin) = (state.cleaning(), state.trims_origin);
+                let (count, mut bytes) = (ranges.len(), vec![0; state.shape.block_bytes]);
+                ram::encode_trimmed(ranges, &mut bytes);
+                let (cache, origin) = (state.open.cleaning(), state.notes.origin());
                 let Some((at, full)) = state.place(kind, &bytes, cache, Some(origin)) else {
-                    return state.stuck.then_some(Err(DiskError::NoSpace));
+                    return state.shortage.is_stuck().then_some(Err(DiskError::NoSpace));
                 };
-                let noted = if kind == ram::LOST { &mut state.losses } else { &mut state.trims };
-                noted.drain(..count);
-                if state.trims.is_empty() && state.losses.is_empty() {
-                    state.trims_origin = u64::MAX;
+                if state.notes.listed(kind, count) {
                     state.wake();
                 }
                 Some(Ok(Some((at.group, full))))

@@ -147,7 +147,7 @@ async fn open(core: &Arc<Core>, donor: DonorId, units: Vec<(u32, bool)>) {
     let donor = &mut state.donors[n];
     if !donor.is_final() {
         units.into_iter().for_each(|(unit, has_memory)| donor.put_free(unit, has_memory));
-        state.stuck = false;
+        state.shortage.has_unit();
     }
     state.wake();
 }

@@ -19,8 +19,8 @@ use crate::trims::write_trims;
 
 /// Is what is wanted of a group's blocks done? `id`: the group's, for its place may be another's by now.
 fn reached(state: &State, at: Location, id: u64, safe: bool) -> bool {
-    let group = &state.groups[at.group as usize];
-    let Some(memory) = group.memory.as_ref().filter(|_| group.id == id) else { return true };
+    let group = &state.groups[at.group];
+    let Some(memory) = group.memory().filter(|_| group.id == id) else { return true };
     let count = if safe { memory.safe[at.unit] } else { memory.stored[at.unit] };
     memory.abandoned || at.row < count as usize
 }
@@ -70,17 +70,17 @@ async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Re
                         // A donor that may come back may bring room.
                         return (!state.expects()).then_some(Some(Placed::Failed(DiskError::NoSpace)));
                     }
-                    if !whole && state.find(block) != seen {
+                    if !whole && state.map.find(block) != seen {
                         return Some(None);
                     }
-                    let chosen = *cache.get_or_insert_with(|| state.choose_cache(block));
+                    let chosen = *cache.get_or_insert_with(|| state.open.choose(block));
                     match state.place(block, bytes, chosen, None) {
                         Some((location, full)) => {
-                            state.caches[chosen].next = block + 1;
+                            state.open.goes_on_at(chosen, block + 1);
                             state.counts.blocks_written += 1;
                             Some(Some(Placed::At(location, full)))
                         }
-                        None if state.stuck => Some(Some(Placed::Failed(DiskError::NoSpace))),
+                        None if state.shortage.is_stuck() => Some(Some(Placed::Failed(DiskError::NoSpace))),
                         None => None,
                     }
                 })
@@ -104,7 +104,7 @@ async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Re
                     if full || at_once {
                         send(core, state, location.group, full || state.plan.parity_at_once);
                     }
-                    places.push((location, state.groups[location.group as usize].id));
+                    places.push((location, state.groups[location.group].id));
                     break;
                 }
             }
@@ -137,8 +137,8 @@ pub(crate) async fn flush(core: &Arc<Core>) -> Result<(), DiskError> {
     }
     {
         let state = &mut *core.lock();
-        for index in state.in_memory.clone() {
-            let memory = state.groups[index as usize].memory.as_ref().expect("it is in memory");
+        for index in state.groups.in_memory().to_vec() {
+            let memory = state.groups[index].memory().expect("it is in memory");
             if memory.unsafe_from < target {
                 send(core, state, index, true);
             }
@@ -150,9 +150,9 @@ pub(crate) async fn flush(core: &Arc<Core>) -> Result<(), DiskError> {
             Some(Err(DiskError::NoSpace))
         }
         Some(error) => Some(Err(error)),
-        None if is_planted(Bug::TrimForgotten) && state.trims_origin < target => Some(Ok(())),
+        None if is_planted(Bug::TrimForgotten) && state.notes.origin() < target => Some(Ok(())),
         // Blocks of a lost donor's group found no other place.
-        None => state.stuck.then_some(Err(DiskError::NoSpace)),
+        None => state.shortage.is_stuck().then_some(Err(DiskError::NoSpace)),
     })
     .await
 }
@@ -176,7 +176,7 @@ async fn zero_range(core: &Arc<Core>, at: u64, len: u64, fua: bool) -> Result<()
         let many = {
             let state = &mut *core.lock();
             state.trim((first / block_bytes) as u32, (last / block_bytes) as u32);
-            state.trims.len() >= ram::trimmed_max(state.shape.block_bytes)
+            state.notes.trims() >= ram::trimmed_max(state.shape.block_bytes)
         };
         if many {
             write_trims(core).await?;
