@@ -18,17 +18,9 @@ use crate::planted::{Bug, is_planted};
 use crate::rebuild::{copy, rebuild};
 use crate::retry::needs_repair;
 use crate::room::{NOTE_UNITS, RESERVE_UNITS};
-use crate::state::State;
 use crate::task::{Core, join};
 use crate::unit::Head;
 use crate::write::flush;
-
-/// Puts right what opening found: stray units, groups that miss units, donors that are not there.
-pub(crate) fn after_scan(state: &mut State) {
-    for (member, first_sequence) in std::mem::take(&mut state.opening.strays) {
-        state.erase_later(member, first_sequence);
-    }
-}
 
 /// Repair is over only when what it moved is safe. Runs as long as the disk.
 pub(crate) async fn guardian(core: Arc<Core>) {
