@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use shoal_format::ram;
+use shoal_format::ram::{self, UnitEntry};
 
 use crate::place::{Location, Member};
 use crate::planted::{Bug, is_planted};
@@ -21,71 +21,80 @@ pub(crate) fn abandon(core: &Arc<Core>, state: &mut State, index: u32) {
     (memory.abandoned, memory.full) = (true, true);
     state.wake();
     let core = core.clone();
-    state.schedule.spawn(async move {
-        // What is on its way must arrive before the units can be another group's.
-        core.until(|state| {
-            let memory = state.groups[index].memory();
-            memory.is_some_and(|memory| !memory.sending || is_planted(Bug::AbandonEarly)).then_some(())
-        })
-        .await;
-        let entries: Vec<_> = {
-            let state = core.lock();
-            if !state.groups[index].is_abandoned() {
-                return;
-            }
-            let memory = state.groups[index].memory().expect("an abandoned group keeps its memory");
-            let unit = |(unit, list): (usize, &Vec<ram::UnitEntry>)| {
-                list.iter().enumerate().map(move |(row, entry)| (unit, row, *entry)).collect::<Vec<_>>()
-            };
-            memory.lists.iter().enumerate().flat_map(unit).collect()
+    state.schedule.spawn(async move { move_blocks(&core, index).await });
+}
+
+async fn move_blocks(core: &Arc<Core>, index: u32) {
+    // What is on its way must arrive before the units can be another group's.
+    core.until(|state| {
+        let memory = state.groups[index].memory();
+        memory.is_some_and(|memory| !memory.sending || is_planted(Bug::AbandonEarly)).then_some(())
+    })
+    .await;
+    let entries: Vec<_> = {
+        let state = core.lock();
+        if !state.groups[index].is_abandoned() {
+            return;
+        }
+        let memory = state.groups[index].memory().expect("an abandoned group keeps its memory");
+        let unit = |(unit, list): (usize, &Vec<UnitEntry>)| {
+            list.iter().enumerate().map(move |(row, entry)| (unit, row, *entry)).collect::<Vec<_>>()
         };
-        for (unit, row, entry) in entries {
-            let at = Location { group: index, unit, row };
-            let heir = core.clone();
-            let mut noted = false;
-            let full = core
-                .until(|state| {
-                    if !state.groups[index].is_abandoned() {
-                        return Some(Err(()));
-                    }
-                    let is_note = ram::is_note(entry.block);
-                    let memory = state.groups[index].memory()?;
-                    let (origin, safe) = (memory.origins[unit][row], row < memory.safe[unit] as usize);
-                    if is_note && !safe && !noted {
-                        let id = state.groups[index].id;
-                        state.found.torn_notes.push((index, id, entry.sequence));
-                        noted = true;
-                    }
-                    if !state.lives(entry.block, at) {
-                        if !safe && !is_planted(Bug::DropDead) {
-                            state.inherit(&heir, entry.block, origin);
-                        }
-                        return Some(Ok(None));
-                    }
-                    let bytes = state.in_memory(at)?.to_vec();
-                    let cleaning = state.open.cleaning();
-                    // Without room it waits, and stays readable here; flushes say so meanwhile.
-                    let (placed, full) = state.place(entry.block, &bytes, cleaning, Some(origin))?;
-                    if is_note {
-                        state.kill_note(at);
-                    }
-                    Some(Ok(full.then_some(placed.group)))
-                })
-                .await;
-            match full {
-                Ok(Some(full)) => send(&core, &mut core.lock(), full, true),
-                Ok(None) => {}
-                // It is sent once more as it is.
-                Err(()) => return,
-            }
+        memory.lists.iter().enumerate().flat_map(unit).collect()
+    };
+    for (unit, row, entry) in entries {
+        let at = Location { group: index, unit, row };
+        let mut noted = false;
+        let moved = core.until(|state| move_block(core, state, at, entry, &mut noted)).await;
+        match moved {
+            Moved::Filled(full) => send(core, &mut core.lock(), full, true),
+            Moved::Done => {}
+            Moved::Revived => return,
         }
-        let state = &mut *core.lock();
-        if state.groups[index].live() == 0 {
-            seal(state, index);
+    }
+    let state = &mut *core.lock();
+    if state.groups[index].live() == 0 {
+        seal(state, index);
+    }
+    send_cleaned(core, state);
+    state.wake();
+}
+
+/// What has become of a block of an abandoned group.
+enum Moved {
+    Done,
+    /// It is in this group, which is full now.
+    Filled(u32),
+    /// The group is sent once more as it is.
+    Revived,
+}
+
+/// Moves a block of an abandoned group, if it is still live. `None`: without room it waits, and stays readable where it is;
+/// flushes fail meanwhile. `noted`: a list of ranges is known not to be safe there.
+fn move_block(core: &Arc<Core>, state: &mut State, at: Location, entry: UnitEntry, noted: &mut bool) -> Option<Moved> {
+    let group = &state.groups[at.group];
+    if !group.is_abandoned() {
+        return Some(Moved::Revived);
+    }
+    let is_note = ram::is_note(entry.block);
+    let memory = group.memory()?;
+    let (origin, safe) = (memory.origins[at.unit][at.row], at.row < memory.safe[at.unit] as usize);
+    if is_note && !safe && !*noted {
+        state.found.torn_notes.push((at.group, group.id, entry.sequence));
+        *noted = true;
+    }
+    if !state.lives(entry.block, at) {
+        if !safe && !is_planted(Bug::DropDead) {
+            state.inherit(core, entry.block, origin);
         }
-        send_cleaned(&core, state);
-        state.wake();
-    });
+        return Some(Moved::Done);
+    }
+    let bytes = state.in_memory(at)?.to_vec();
+    let (placed, full) = state.place(entry.block, &bytes, state.open.cleaning(), Some(origin))?;
+    if is_note {
+        state.kill_note(at);
+    }
+    Some(if full { Moved::Filled(placed.group) } else { Moved::Done })
 }
 
 /// Sends an abandoned group once more as it is, if its donors take it now: there is no room to move its blocks to. A unit that a

@@ -24,7 +24,7 @@ use crate::bits::Bits;
 use crate::checkpoints::{NEXT, Round, VALID, Valid};
 use crate::donors::{Donor, DonorState};
 use crate::epochs::new_epoch;
-use crate::pages::write_pages;
+use crate::pages::{Written, write_pages};
 use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::task::{Core, Op, join};
@@ -148,6 +148,11 @@ async fn round(core: &Arc<Core>, number: u64) -> Option<()> {
         }
     }
     write_lists(core, number, &donors).await?;
+    write_roots(core, number, &donors, &pages).await?;
+    name(core, number).await
+}
+
+async fn write_roots(core: &Arc<Core>, number: u64, donors: &[usize], pages: &Written) -> Option<()> {
     let ops: Vec<Op> = {
         let state = &mut *core.lock();
         if !state.is_in_round(number) {
@@ -172,9 +177,11 @@ async fn round(core: &Arc<Core>, number: u64) -> Option<()> {
         };
         donors.iter().zip(&pages.written).map(&mut ask).collect()
     };
-    if join(ops).await {
-        return None;
-    }
+    (!join(ops).await).then_some(())
+}
+
+/// Has the superblocks name the checkpoint; it counts when enough donors have them.
+async fn name(core: &Arc<Core>, number: u64) -> Option<()> {
     {
         let state = &mut *core.lock();
         if !state.is_in_round(number) || !state.is_calm() {

@@ -17,7 +17,7 @@ use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, NotBack};
 use crate::checkpoint;
 use crate::clean;
 use crate::config::{Config, Policy};
-use crate::donors::DonorState;
+use crate::donors::{Donor, DonorState};
 use crate::drain;
 use crate::ending;
 use crate::epochs;
@@ -74,6 +74,52 @@ fn rescue(core: &Arc<Core>, lost: DonorLost) {
     abandon(core, &mut core.lock(), lost.group);
 }
 
+/// A donor of the disk that is there: the epoch and the slot of its superblock.
+struct Present {
+    info: DonorInfo,
+    epoch: u64,
+    slot: Option<usize>,
+}
+
+/// The configuration of a disk that was found.
+fn config_of(superblock: &DiskSuperblock, config: &Config) -> Config {
+    Config {
+        policy: Policy::ALL[superblock.policy as usize],
+        uuid: superblock.uuid,
+        block_bytes: superblock.block_bytes,
+        buffer_blocks: superblock.buffer_blocks,
+        parity: superblock.parity,
+        streams: superblock.streams,
+        dedicated_parity: superblock.flags & 1 != 0,
+        width: if superblock.policy == 2 { 0 } else { superblock.data + superblock.parity },
+        ..config.clone()
+    }
+}
+
+/// A donor of a disk that is being opened; `present`: it is there.
+fn found_donor(state: &State, number: usize, present: Option<Present>, place: &ram::DonorPlace) -> Donor {
+    let there = present.is_some();
+    let present = present.unwrap_or_else(|| {
+        let info = DonorInfo { name: format!("#{number} (not there)"), bytes: 0 };
+        Present { info, epoch: 0, slot: None }
+    });
+    Donor {
+        blank: false,
+        scanned: false,
+        epoch: present.epoch,
+        slot: present.slot,
+        stale: place.standing == Standing::Away,
+        missing_since_ns: state.now_ns,
+        state: match (place.standing, there) {
+            (Standing::Gone | Standing::Joins, _) => DonorState::Lost,
+            (_, false) => DonorState::Missing,
+            (Standing::Away, true) => DonorState::Returning,
+            (Standing::Counts, true) => DonorState::Active,
+        },
+        ..state.new_donor(present.info, place.born)
+    }
+}
+
 impl Engine {
     /// A new disk on donors whose contents do not matter.
     pub fn create(config: &Config, donors: Vec<DonorInfo>, now_ns: u64) -> Result<Engine, DiskError> {
@@ -109,28 +155,20 @@ impl Engine {
             let name = &donors[other].0.name;
             return wrong(format!("donor {name} belongs to another disk; leave it out"));
         }
-        let config = Config {
-            policy: Policy::ALL[newest.policy as usize],
-            uuid: newest.uuid,
-            block_bytes: newest.block_bytes,
-            buffer_blocks: newest.buffer_blocks,
-            parity: newest.parity,
-            streams: newest.streams,
-            dedicated_parity: newest.flags & 1 != 0,
-            width: if newest.policy == 2 { 0 } else { newest.data + newest.parity },
-            ..config.clone()
-        };
+        let config = config_of(&newest, config);
         let mut plan = config.plan(usize::MAX)?;
         plan.data = newest.data as usize;
         let mut state = State::new(&config, plan, now_ns);
         state.epoch.meets(newest.epoch);
         state.checkpoints.enabled = newest.checkpoint.is_some();
-        let mut blank = Vec::new();
         let all: Vec<&DiskSuperblock> = found.iter().flatten().collect();
         all.iter().for_each(|superblock| state.epoch.knows_births(superblock));
         newest.donors = merge(&newest, &all, plan.parity);
-        let mut present: Vec<Option<DonorInfo>> = vec![None; newest.donors.len()];
-        let mut known: Vec<(u64, Option<usize>)> = vec![(0, None); newest.donors.len()];
+        if config.checkpoints {
+            state.checkpoints.named = checkpoint_named(&newest.donors, &all);
+        }
+        let mut blank = Vec::new();
+        let mut present: Vec<Option<Present>> = newest.donors.iter().map(|_| None).collect();
         for (((info, bytes), superblock), slot) in donors.into_iter().zip(&found).zip(slots) {
             match superblock {
                 Some(own) if belongs(own, &newest) => {
@@ -138,41 +176,24 @@ impl Engine {
                     if place.is_some() {
                         return wrong(format!("donor {} is given twice", info.name));
                     }
-                    *place = Some(info);
-                    known[own.donor as usize] = (own.epoch, slot);
+                    *place = Some(Present { info, epoch: own.epoch, slot });
                 }
                 // Stale, or never part of it; one that cannot be reached is not given a place.
                 _ if bytes.is_some() => blank.push(info),
                 _ => {}
             }
         }
-        if config.checkpoints {
-            state.checkpoints.named = checkpoint_named(&newest.donors, &all);
-        }
         let counting = newest.donors.iter().filter(|place| counts(place)).count();
         // One that was away at an opening before is no help in finding out what is on the disk.
-        let helps = |(info, place): &(&Option<DonorInfo>, &ram::DonorPlace)| {
-            info.is_some() && place.standing == Standing::Counts
+        let helps = |(present, place): &(&Option<Present>, &ram::DonorPlace)| {
+            present.is_some() && place.standing == Standing::Counts
         };
         let have = present.iter().zip(&newest.donors).filter(helps).count();
         if counting - have > plan.parity {
             return Err(DiskError::TooFewDonors { have, need: counting - plan.parity });
         }
-        for (number, (info, place)) in present.into_iter().zip(&newest.donors).enumerate() {
-            let there = info.is_some();
-            let name = format!("#{number} (not there)");
-            let info = info.unwrap_or(DonorInfo { name, bytes: 0 });
-            let mut donor = state.new_donor(info, place.born);
-            (donor.blank, donor.scanned) = (false, false);
-            (donor.epoch, donor.slot) = known[number];
-            donor.stale = place.standing == Standing::Away;
-            donor.missing_since_ns = now_ns;
-            donor.state = match (place.standing, there) {
-                (Standing::Gone | Standing::Joins, _) => DonorState::Lost,
-                (_, false) => DonorState::Missing,
-                (Standing::Away, true) => DonorState::Returning,
-                (Standing::Counts, true) => DonorState::Active,
-            };
+        for (number, (present, place)) in present.into_iter().zip(&newest.donors).enumerate() {
+            let donor = found_donor(&state, number, present, place);
             state.donors.push(donor);
         }
         state.map.reset(newest.blocks);
@@ -183,8 +204,7 @@ impl Engine {
             }
             let born = state.epoch.next_birth();
             let donor = state.new_donor(info, born);
-            state.donors.push(donor);
-            state.donors.last_mut().expect("just added").state = DonorState::Joining;
+            state.donors.push(Donor { state: DonorState::Joining, ..donor });
         }
         let core = Core::new(state);
         core.lock().schedule.spawn(scan::scan(core.clone()));

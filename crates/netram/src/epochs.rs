@@ -13,6 +13,25 @@ use crate::state::State;
 use crate::task::{Core, Op};
 
 impl State {
+    /// A write of a donor's superblock, and the slot it goes to: never that of the newest one, because the write may be done in
+    /// part. On a donor whose superblock may be anything it covers the other slot, too.
+    fn superblock_op(&self, number: usize) -> (usize, DonorOp) {
+        let slot = self.superblock(number).encode();
+        let donor = &self.donors[number];
+        let place = match donor.slot {
+            Some(newest) if is_planted(Bug::SlotOverwritten) => newest,
+            Some(newest) => 1 - newest,
+            None => 0,
+        };
+        let at = place * slot.len();
+        if !donor.blank {
+            return (place, DonorOp::Write { at: at as u64, bytes: slot });
+        }
+        let mut bytes = vec![0; SLOTS_BYTES];
+        bytes[at..at + slot.len()].copy_from_slice(&slot);
+        (place, DonorOp::Write { at: 0, bytes })
+    }
+
     pub fn superblock(&self, donor: usize) -> DiskSuperblock {
         let policy = Policy::ALL.iter().position(|&policy| policy == self.config.policy).expect("all are listed");
         let place = |donor: &Donor| {
@@ -96,49 +115,15 @@ pub(crate) fn settle_epoch(state: &mut State) {
 /// Writes superblocks: one epoch after the other, because a late write must not undo a newer one. Runs as long as the disk.
 pub(crate) async fn herald(core: Arc<Core>) {
     loop {
-        let targets: Vec<usize> = core
-            .until(|state| {
-                let ready = |donor: &Donor| state.now_ns >= donor.refused_until_ns;
-                let with = |wanted: &dyn Fn(&Donor) -> bool| -> Vec<usize> {
-                    (0..state.donors.len()).filter(|&n| wanted(&state.donors[n])).collect()
-                };
-                // A joining donor must have stored its number before the others count it; and before that they must know its
-                // birth: it may be away when the next client gives births away.
-                let announced = |donor: &Donor| donor.announced || is_planted(Bug::BornTwice);
-                let joins = |donor: &Donor| donor.state == DonorState::Joining && donor.blank && announced(donor);
-                let joining = with(&|donor| joins(donor) && ready(donor));
-                let behind = || with(&|donor| hears(donor) && donor.epoch < state.epoch.number() && ready(donor));
-                let targets = if joining.is_empty() { behind() } else { joining };
-                (!targets.is_empty()).then_some(targets)
-            })
-            .await;
+        let targets = core.until(|state| targets(state)).await;
         let (epoch, ops) = {
             let state = &mut *core.lock();
-            let epoch = state.epoch.number();
-            let (mut ops, mut places): (Vec<Op>, Vec<usize>) = (Vec::new(), Vec::new());
-            for &number in &targets {
-                let slot = state.superblock(number).encode();
-                let donor = &state.donors[number];
-                // Never over the newest one: the write may be done in part.
-                let place = match donor.slot {
-                    Some(newest) if is_planted(Bug::SlotOverwritten) => newest,
-                    Some(newest) => 1 - newest,
-                    None => 0,
-                };
-                let at = place * slot.len();
-                places.push(place);
-                let op = match donor.blank {
-                    // Also over whatever the other slot holds.
-                    true => {
-                        let mut bytes = vec![0; SLOTS_BYTES];
-                        bytes[at..at + slot.len()].copy_from_slice(&slot);
-                        DonorOp::Write { at: 0, bytes }
-                    }
-                    false => DonorOp::Write { at: at as u64, bytes: slot },
-                };
-                ops.push(core.op(state, number as DonorId, op, Purpose::Upkeep));
-            }
-            (epoch, ops.into_iter().zip(places))
+            let mut send = |&number: &usize| {
+                let (place, op) = state.superblock_op(number);
+                (core.op(state, number as DonorId, op, Purpose::Upkeep), place)
+            };
+            let ops: Vec<(Op, usize)> = targets.iter().map(&mut send).collect();
+            (state.epoch.number(), ops)
         };
         for (number, (op, place)) in targets.into_iter().zip(ops) {
             let stored = op.await.is_ok();
@@ -159,4 +144,18 @@ pub(crate) async fn herald(core: Arc<Core>) {
         settle_epoch(state);
         state.wake();
     }
+}
+
+/// Donors to write superblocks to, if any. A donor that joins must have stored its number before the others count it; and
+/// before that they must know its birth: it may be away when the next client gives births away.
+fn targets(state: &State) -> Option<Vec<usize>> {
+    let with = |wanted: &dyn Fn(&Donor) -> bool| -> Vec<usize> {
+        let ready = |donor: &Donor| state.now_ns >= donor.refused_until_ns;
+        (0..state.donors.len()).filter(|&n| wanted(&state.donors[n]) && ready(&state.donors[n])).collect()
+    };
+    let announced = |donor: &Donor| donor.announced || is_planted(Bug::BornTwice);
+    let joining = with(&|donor| donor.state == DonorState::Joining && donor.blank && announced(donor));
+    let behind = || with(&|donor| hears(donor) && donor.epoch < state.epoch.number());
+    let targets = if joining.is_empty() { behind() } else { joining };
+    (!targets.is_empty()).then_some(targets)
 }

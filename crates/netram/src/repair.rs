@@ -11,16 +11,19 @@ use shoal_format::ram::UnitHeader;
 
 use crate::api::{DonorId, DonorOp, Purpose};
 use crate::donors::DonorState;
-use crate::drain::ROOM_NS;
 use crate::empty::empty;
 use crate::place::Member;
 use crate::planted::{Bug, is_planted};
 use crate::rebuild::{copy, rebuild};
 use crate::retry::needs_repair;
 use crate::room::{NOTE_UNITS, RESERVE_UNITS};
-use crate::task::{Core, join};
+use crate::state::State;
+use crate::task::Core;
 use crate::unit::Head;
 use crate::write::flush;
+
+/// A drain that waits for room looks again after so long (ns).
+const ROOM_NS: u64 = 100_000_000;
 
 /// Repair is over only when what it moved is safe. Runs as long as the disk.
 pub(crate) async fn guardian(core: Arc<Core>) {
@@ -89,6 +92,18 @@ pub(crate) async fn move_off(core: &Arc<Core>, index: u32, from: DonorId) -> boo
     !state.groups[index].is_on(from)
 }
 
+/// A unit that is to leave its donor.
+struct Leaving {
+    place: usize,
+    member: Member,
+    /// A unit on another donor for it, if there is room.
+    target: Option<Member>,
+    /// The donor is being drained.
+    draining: bool,
+    /// The donor stays in use; only this unit leaves it.
+    moves: bool,
+}
+
 /// Brings a claimed group's units onto donors that count. `from`: it is to leave this one, too, if another has room.
 async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
     loop {
@@ -100,42 +115,16 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
             return;
         }
         if incomplete {
-            empty(core, index).await;
-            return;
+            return empty(core, index).await;
         }
-        let (place, member, draining, target) = {
-            let state = &mut *core.lock();
-            let group = &state.groups[index];
-            let leaves = |member: &Member| {
-                let stays = state.donors[member.donor as usize].keeps() && from != Some(member.donor);
-                member.exists() && !stays
-            };
-            let Some(place) = group.members.iter().position(leaves) else { return };
-            let member = group.members[place];
-            if member.count == 0 {
-                state.groups[index].members[place] = Member::NONE;
-                state.give_back(member);
-                continue;
-            }
-            let mut members = group.members.to_vec();
-            if is_planted(Bug::SharedDonor) {
-                members.clear();
-            } else if from != Some(member.donor) {
-                members.remove(place);
-            }
-            // Nothing is lost while a drain waits: it leaves what cleaning needs.
-            let draining = state.donors[member.donor as usize].state == DonorState::Draining;
-            let reserve = if draining { RESERVE_UNITS } else { NOTE_UNITS };
-            (place, member, draining, state.take_unit_beside(&members, reserve))
-        };
-        let moves = from == Some(member.donor);
-        let Some(target) = target else {
-            match (moves, draining) {
+        let Some(leaving) = next_to_leave(&mut core.lock(), index, from) else { return };
+        let Leaving { place, draining, moves, .. } = leaving;
+        let Some(target) = leaving.target else {
+            return match (moves, draining) {
                 (true, _) => {}
                 (false, true) => empty_in_turn(core, index).await,
                 (false, false) => empty(core, index).await,
-            }
-            return;
+            };
         };
         let copy = if draining || moves { copy(core, index, place).await } else { None };
         let unit = match copy {
@@ -143,42 +132,77 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
             None => rebuild(core, index, place).await,
         };
         let Some((header, blocks)) = unit else {
-            // Beyond what parity can give back: what is live elsewhere in the group is saved.
             core.lock().give_back(target);
-            if moves {
-                return;
+            if !moves {
+                // Beyond what parity can give back: what is live elsewhere in the group is saved.
+                empty(core, index).await;
             }
-            empty(core, index).await;
             return;
         };
-        let heads;
-        let write = {
-            let state = &mut *core.lock();
-            // The header names the donor it is on.
-            let born = state.donors[target.donor as usize].born;
-            let header = UnitHeader { donor: target.donor, born, ..header };
-            let version = state.shape.version(target.unit, &Head::default(), &header, &blocks);
-            // Its blocks first: where the former unit is still there, too, opening must not take this one if it is there in part.
-            let DonorOp::Write { at, mut bytes } = version.op else { unreachable!("a version is a write") };
-            let blocks = bytes.split_off(state.shape.heads_bytes());
-            let blocks = DonorOp::Write { at: at + bytes.len() as u64, bytes: blocks };
-            heads = DonorOp::Write { at, bytes };
-            core.op(state, target.donor, blocks, Purpose::Repair)
-        };
-        let mut failed = join(vec![write]).await;
-        if !failed {
-            let write = core.op(&mut core.lock(), target.donor, heads, Purpose::Repair);
-            failed = join(vec![write]).await;
-        }
+        let stored = store(core, target, header, &blocks).await;
         let state = &mut *core.lock();
         let first_sequence = state.groups[index].first_sequence;
-        if failed {
-            state.erase_later(target, first_sequence);
-        } else {
+        if stored {
+            let member = leaving.member;
             state.groups[index].members[place] = Member { count: member.count, ..target };
             state.erase_later(member, first_sequence);
+        } else {
+            state.erase_later(target, first_sequence);
         }
     }
+}
+
+/// The first unit of a group that is not to stay where it is. Units that were never used are given back.
+fn next_to_leave(state: &mut State, index: u32, from: Option<DonorId>) -> Option<Leaving> {
+    loop {
+        let group = &state.groups[index];
+        let leaves = |member: &Member| {
+            let stays = state.donors[member.donor as usize].keeps() && from != Some(member.donor);
+            member.exists() && !stays
+        };
+        let place = group.members.iter().position(leaves)?;
+        let member = group.members[place];
+        if member.count == 0 {
+            state.groups[index].members[place] = Member::NONE;
+            state.give_back(member);
+            continue;
+        }
+        let moves = from == Some(member.donor);
+        let mut members = group.members.to_vec();
+        if is_planted(Bug::SharedDonor) {
+            members.clear();
+        } else if !moves {
+            members.remove(place);
+        }
+        // Nothing is lost while a drain waits: it leaves what cleaning needs.
+        let draining = state.donors[member.donor as usize].state == DonorState::Draining;
+        let reserve = if draining { RESERVE_UNITS } else { NOTE_UNITS };
+        let target = state.take_unit_beside(&members, reserve);
+        return Some(Leaving { place, member, target, draining, moves });
+    }
+}
+
+/// Writes a unit to its new place: its blocks first, then its header. Where the former unit is still there, too, opening must
+/// not take this one if it is there in part. False if the donor did not take it.
+async fn store(core: &Arc<Core>, target: Member, header: UnitHeader, blocks: &[u8]) -> bool {
+    let heads;
+    let write = {
+        let state = &mut *core.lock();
+        // The header names the donor it is on.
+        let born = state.donors[target.donor as usize].born;
+        let header = UnitHeader { donor: target.donor, born, ..header };
+        let version = state.shape.version(target.unit, &Head::default(), &header, blocks);
+        let DonorOp::Write { at, mut bytes } = version.op else { unreachable!("a version is a write") };
+        let blocks = bytes.split_off(state.shape.heads_bytes());
+        let blocks = DonorOp::Write { at: at + bytes.len() as u64, bytes: blocks };
+        heads = DonorOp::Write { at, bytes };
+        core.op(state, target.donor, blocks, Purpose::Repair)
+    };
+    if write.await.is_err() {
+        return false;
+    }
+    let write = core.op(&mut core.lock(), target.donor, heads, Purpose::Repair);
+    write.await.is_ok()
 }
 
 /// Empties a group of a donor that is to leave, if there is room for what it holds beside others that are emptied; else later.

@@ -31,9 +31,12 @@ pub(crate) async fn write(core: Arc<Core>, ticket: u64, at: u64, buffer: Vec<u8>
     core.lock().complete(ticket, result.map(|()| buffer));
 }
 
-/// What a write needs next.
+/// What has become of a block of a write.
 enum Placed {
+    /// In this group, which it has filled, or not.
     At(Location, bool),
+    /// The rest of its block was written meanwhile.
+    Changed,
     Failed(DiskError),
 }
 
@@ -53,61 +56,24 @@ async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Re
         let piece = &buffer[(position - at) as usize..][..to - from];
         let whole = piece.len() == block_bytes as usize;
         let (mut merged, mut seen) = (Vec::new(), None);
-        loop {
+        let (location, full) = loop {
             if !whole {
                 // The rest of the block stays as it is: read, merge, and begin again if somebody else was faster.
                 // On the heap: whole blocks do without, and their jobs are small.
                 (merged, seen) = Box::pin(read::block(core, block)).await?;
                 merged[from..to].copy_from_slice(piece);
             }
-            let bytes = if whole { piece } else { &merged };
-            let placed = core
-                .until(|state| {
-                    if let Some(error) = state.gives_up(begun) {
-                        return Some(Some(Placed::Failed(error)));
-                    }
-                    if state.is_beyond_room(block) {
-                        // A donor that may come back may bring room.
-                        return (!state.expects()).then_some(Some(Placed::Failed(DiskError::NoSpace)));
-                    }
-                    if !whole && state.map.find(block) != seen {
-                        return Some(None);
-                    }
-                    let chosen = *cache.get_or_insert_with(|| state.open.choose(block));
-                    match state.place(block, bytes, chosen, None) {
-                        Some((location, full)) => {
-                            state.open.goes_on_at(chosen, block + 1);
-                            state.counts.blocks_written += 1;
-                            Some(Some(Placed::At(location, full)))
-                        }
-                        None if state.shortage.is_stuck() => Some(Some(Placed::Failed(DiskError::NoSpace))),
-                        None => None,
-                    }
-                })
-                .await;
-            match placed {
-                None => continue,
-                Some(Placed::Failed(error)) => {
-                    return Err(error);
-                }
-                Some(Placed::At(location, full)) => {
-                    let state = &mut *core.lock();
-                    let chosen = cache.expect("chosen before the block was placed");
-                    if full {
-                        for closed in state.filled(chosen) {
-                            send(core, state, closed, true);
-                        }
-                        // The rest of the request, if any, chooses anew.
-                        cache = None;
-                    }
-                    let at_once = state.plan.data_at_once;
-                    if full || at_once {
-                        send(core, state, location.group, full || state.plan.parity_at_once);
-                    }
-                    places.push((location, state.groups[location.group].id));
-                    break;
-                }
+            let (bytes, seen) = if whole { (piece, None) } else { (&merged[..], Some(seen)) };
+            match core.until(|state| place(state, block, bytes, seen, &mut cache, begun)).await {
+                Placed::At(location, full) => break (location, full),
+                Placed::Changed => {}
+                Placed::Failed(error) => return Err(error),
             }
+        };
+        {
+            let state = &mut *core.lock();
+            places.push((location, state.groups[location.group].id));
+            send_placed(core, state, location, full, &mut cache);
         }
         position += (to - from) as u64;
     }
@@ -123,6 +89,48 @@ async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Re
         return core.until(|state| there(state).then_some(Ok(())).or_else(|| state.gives_up(begun).map(Err))).await;
     }
     Ok(())
+}
+
+/// Puts a block of a write that began at `begun_ns` into a cache, or says why not. `None`: it waits for room. `seen`: where the
+/// block must still be for its bytes to be right.
+fn place(
+    state: &mut State,
+    block: u32,
+    bytes: &[u8],
+    seen: Option<Option<(Location, u32)>>,
+    cache: &mut Option<usize>,
+    begun_ns: u64,
+) -> Option<Placed> {
+    if let Some(error) = state.gives_up(begun_ns) {
+        return Some(Placed::Failed(error));
+    }
+    if state.is_beyond_room(block) {
+        // A donor that may come back may bring room.
+        return (!state.expects()).then_some(Placed::Failed(DiskError::NoSpace));
+    }
+    if seen.is_some_and(|seen| state.map.find(block) != seen) {
+        return Some(Placed::Changed);
+    }
+    let chosen = *cache.get_or_insert_with(|| state.open.choose(block));
+    let Some((location, full)) = state.place(block, bytes, chosen, None) else {
+        return state.shortage.is_stuck().then_some(Placed::Failed(DiskError::NoSpace));
+    };
+    state.open.goes_on_at(chosen, block + 1);
+    state.counts.blocks_written += 1;
+    Some(Placed::At(location, full))
+}
+
+/// A block was put into a group: sends the group where that is due. When it is full the rest of the request chooses its cache anew.
+fn send_placed(core: &Arc<Core>, state: &mut State, at: Location, full: bool, cache: &mut Option<usize>) {
+    if full {
+        let chosen = cache.take().expect("chosen before the block was placed");
+        for closed in state.filled(chosen) {
+            send(core, state, closed, true);
+        }
+    }
+    if full || state.plan.data_at_once {
+        send(core, state, at.group, full || state.plan.parity_at_once);
+    }
 }
 
 /// Makes everything written before safe.
