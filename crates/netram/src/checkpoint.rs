@@ -15,133 +15,29 @@
 //!
 //! Left out: opening from a checkpoint (`load`), what is on donors (`shoal_format::ram_checkpoint`).
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
-use shoal_format::ram_checkpoint::{
-    Kind, LOOK, PIECE_HEADER, Root, encode, encode_group, encode_list, encode_range, group_bytes,
-};
+use shoal_format::ram_checkpoint::{Kind, Root, encode};
 
 use crate::api::{DonorId, DonorOp, Purpose};
+use crate::bits::Bits;
+use crate::checkpoints::{NEXT, Round, VALID, Valid};
 use crate::donors::{Donor, DonorState};
-use crate::group::Group;
-use crate::membership::new_epoch;
+use crate::epochs::new_epoch;
+use crate::pages::{Written, write_pages};
 use crate::planted::{Bug, is_planted};
-use crate::state::{Member, State};
-use crate::task::{Core, Op};
-use crate::window::{Bits, Log};
-use crate::write::{flush, join};
+use crate::state::State;
+use crate::task::{Core, Op, join};
+use crate::units::Log;
+use crate::write::flush;
 
 /// A round begins when so many units of a donor were named, as a share of all, and at least; in an idle gap before.
 const NAMED_SHARE: u32 = 16;
 const NAMED_IDLE_SHARE: u32 = 128;
 const NAMED_MIN: u32 = 1024;
-/// After a round that came to nothing (ns).
-const RETRY_NS: u64 = 1_000_000_000;
-const RETRY_MAX_NS: u64 = 64_000_000_000;
-/// Pages on their way to each donor at the same time.
-const PAGES_AT_ONCE: usize = 2;
-/// Places or blocks in a page without any at most.
-const EMPTY_MAX: usize = 1 << 20;
-/// Logs of a donor: of the checkpoint that counts, and of the next one.
-pub(crate) const VALID: usize = 0;
-pub(crate) const NEXT: usize = 1;
-
-/// A checkpoint that counts, or may count.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Valid {
-    pub number: u64,
-    /// What came before it began is only in its pages.
-    pub sequence: u64,
-}
-
-pub(crate) struct Round {
-    number: u64,
-    sequence: u64,
-    first_group: u64,
-    /// Groups that were in memory when it began.
-    excluded: HashSet<u64>,
-    /// Groups of its pages that are still there, by their places.
-    vouched: Bits,
-    /// Superblocks may name it.
-    named: bool,
-}
-
-#[derive(Default)]
-pub(crate) struct Checkpoints {
-    /// The donors have room for them.
-    pub enabled: bool,
-    pub valid: Option<Valid>,
-    pub round: Option<Round>,
-    /// Why the disk was opened without one.
-    pub unused: Option<&'static str>,
-    /// What superblocks say from now on; 0: none.
-    pub named: u64,
-    last: u64,
-    retry_at_ns: u64,
-    retry_delay_ns: u64,
-}
-
-impl Checkpoints {
-    /// A place of a group is free.
-    pub fn forget_group(&mut self, index: u32) {
-        if let Some(round) = self.round.as_mut().filter(|_| !is_planted(Bug::PlaceReused)) {
-            round.vouched.set(index as usize, false);
-        }
-    }
-}
-
 impl State {
-    /// What opening finds only in lists of trims with this sequence or a higher one.
-    pub fn trims_kept_from(&self) -> u64 {
-        let valid = self.checkpoints.valid.map(|valid| valid.sequence);
-        let first = valid.or(self.checkpoints.round.as_ref().map(|round| round.sequence));
-        first.filter(|_| !is_planted(Bug::CheckpointTrimDropped)).map_or(u64::MAX, |sequence| sequence - 1)
-    }
-
-    /// Ends the checkpoint that counts, and the one that is being made.
-    pub fn drop_checkpoint(&mut self) {
-        if !self.checkpoints.enabled {
-            return;
-        }
-        if is_planted(Bug::CheckpointKept) {
-            (self.checkpoints.valid, self.checkpoints.round) = (None, None);
-            self.end_logs(&[VALID, NEXT]);
-            return;
-        }
-        self.retry_round_later();
-        if self.checkpoints.round.as_ref().is_some_and(|round| !round.named) {
-            self.checkpoints.round = None;
-            self.end_logs(&[NEXT]);
-        }
-        if std::mem::take(&mut self.checkpoints.named) != 0 {
-            new_epoch(self, false);
-        }
-        self.wake();
-    }
-
-    fn retry_round_later(&mut self) {
-        let delay = (2 * self.checkpoints.retry_delay_ns).clamp(RETRY_NS, RETRY_MAX_NS);
-        (self.checkpoints.retry_delay_ns, self.checkpoints.retry_at_ns) = (delay, self.now_ns + delay);
-    }
-
-    /// Does a checkpoint not count any more that donors may still know?
-    pub fn ends_checkpoint(&self) -> bool {
-        let checkpoints = &self.checkpoints;
-        let kept = checkpoints.valid.is_some() || checkpoints.round.as_ref().is_some_and(|round| round.named);
-        kept && checkpoints.named == 0
-    }
-
-    fn end_logs(&mut self, which: &[usize]) {
-        for donor in &mut self.donors {
-            which.iter().for_each(|&log| donor.logs[log] = None);
-            donor.reopen();
-        }
-        self.wake();
-    }
-
     /// Everything about checkpoints that the donors are there for.
-    fn is_calm(&self) -> bool {
+    pub fn is_calm(&self) -> bool {
         let fit = |number: usize, donor: &Donor| {
             let is_used = donor.state == DonorState::Active && !donor.stale && donor.scanned && donor.refusals == 0;
             let is_sure = !donor.tainted.iter().chain(&donor.unknown).any(|&unit| unit >= donor.units);
@@ -150,11 +46,11 @@ impl State {
         let joins = |donor: &Donor| donor.state == DonorState::Joining;
         self.ready
             && self.failure.is_none()
-            && self.epoch_stored
-            && self.doubts.is_empty()
+            && self.epoch.is_stored()
+            && self.found.doubts.is_empty()
             && self.found.groups.is_empty()
             && self.found.torn_notes.is_empty()
-            && self.strays.is_empty()
+            && self.opening.strays.is_empty()
             && !self.donors.iter().any(joins)
             && self.donors.iter().enumerate().filter(|(_, donor)| donor.counts()).all(|(n, donor)| fit(n, donor))
     }
@@ -187,7 +83,7 @@ impl State {
             return None;
         }
         let valid = self.checkpoints.valid.map(|valid| valid.number);
-        let mut number = self.checkpoints.last.max(self.epoch << 16).max(valid.unwrap_or(0)) + 1;
+        let mut number = self.checkpoints.last.max(self.epoch.number() << 16).max(valid.unwrap_or(0)) + 1;
         // Not in the half of the one that counts.
         number += valid.is_some_and(|valid| valid % 2 == number % 2) as u64;
         self.checkpoints.last = number;
@@ -195,130 +91,21 @@ impl State {
             let open = Bits::new(donor.units as usize, true);
             donor.logs[NEXT] = Some(Log { number, open, ..Log::default() });
         }
-        let excluded = self.in_memory.iter().map(|&index| self.groups[index as usize].id).collect();
+        let excluded = self.groups.in_memory().iter().map(|&index| self.groups[index].id).collect();
         self.checkpoints.round = Some(Round {
             number,
             sequence: self.next_sequence,
-            first_group: self.next_group,
+            first_group: self.groups.next_number(),
             excluded,
-            vouched: Bits::new(self.groups.len(), false),
+            vouched: Bits::new(self.groups.places() as usize, false),
             named: false,
         });
         Some(number)
     }
 
-    fn is_in_round(&self, number: u64) -> bool {
+    pub fn is_in_round(&self, number: u64) -> bool {
         let round = self.checkpoints.round.as_ref();
         round.is_some_and(|round| round.number == number) && self.failure.is_none()
-    }
-
-    /// May a page speak of the group?
-    fn is_vouched(&self, round: &Round, group: &Group) -> bool {
-        let is_old = group.id != 0 && group.id < round.first_group && !round.excluded.contains(&group.id);
-        let is_sure = |member: &Member| {
-            let donor = &self.donors[member.donor as usize];
-            !donor.tainted.contains(&member.unit) && !donor.unknown.contains(&member.unit)
-        };
-        is_old
-            && group.memory.is_none()
-            && group.incomplete().is_none()
-            && group.notes().is_empty()
-            && group.members.iter().filter(|member| member.exists()).all(is_sure)
-    }
-}
-
-/// Where a round is.
-enum Cursor {
-    Groups(usize),
-    Table(usize),
-    Lost(Vec<u32>),
-}
-
-impl State {
-    /// The next page, at most `bytes` long; `None`: there are no more.
-    fn next_page(&mut self, cursor: &mut Cursor, bytes: usize) -> Option<(Kind, Vec<u8>)> {
-        let room = bytes - PIECE_HEADER - 8;
-        let mut round = self.checkpoints.round.take().expect("pages are those of a round");
-        let page = loop {
-            let page = match cursor {
-                Cursor::Groups(first) => self.groups_page(&mut round, first, room),
-                Cursor::Table(first) => self.table_page(&round, first, room),
-                Cursor::Lost(lost) => {
-                    let some = lost.split_off(lost.len().saturating_sub(room / 4));
-                    break (!some.is_empty()).then(|| (Kind::Lost, encode_list(&some)));
-                }
-            };
-            if page.is_some() {
-                break page;
-            }
-            *cursor = match cursor {
-                Cursor::Groups(_) => Cursor::Table(0),
-                _ => {
-                    let mut lost: Vec<u32> = self.lost_blocks.iter().copied().collect();
-                    lost.sort_unstable();
-                    Cursor::Lost(lost)
-                }
-            };
-        };
-        self.checkpoints.round = Some(round);
-        page
-    }
-
-    fn groups_page(&mut self, round: &mut Round, first: &mut usize, room: usize) -> Option<(Kind, Vec<u8>)> {
-        let mut body = Vec::with_capacity(room);
-        let mut next = *first;
-        while next < self.groups.len() {
-            let vouched = self.is_vouched(round, &self.groups[next]);
-            let group = &self.groups[next];
-            let width = if vouched { group.members.len() } else { 0 };
-            if body.len() + group_bytes(width) > room {
-                break;
-            }
-            let members = group.members[..width].iter().map(|member| (member.donor, member.unit, member.count));
-            encode_group(group.id, group.first_sequence, group.data() as u8, members, &mut body);
-            round.vouched.set(next, vouched);
-            for member in group.members[..width].iter().filter(|member| member.exists()) {
-                if let Some(log) = &mut self.donors[member.donor as usize].logs[NEXT] {
-                    log.open.set(member.unit as usize, false);
-                }
-            }
-            next += 1;
-        }
-        if next == *first {
-            return None;
-        }
-        let mut out = Vec::with_capacity(room + 8);
-        encode_range(*first as u32, (next - *first) as u32, &mut out);
-        out.extend(body);
-        *first = next;
-        Some((Kind::Groups, out))
-    }
-
-    fn table_page(&self, round: &Round, first: &mut usize, room: usize) -> Option<(Kind, Vec<u8>)> {
-        let rest = &self.raw_table()[*first..];
-        if rest.is_empty() {
-            return None;
-        }
-        let most = rest.len().min(room / 8);
-        let empty = rest.iter().take(EMPTY_MAX).take_while(|&&entry| entry == 0).count();
-        let count = empty.max(most);
-        let mut out = Vec::with_capacity(room + 8);
-        encode_range(*first as u32, count as u32, &mut out);
-        if empty < count {
-            let slots = self.slots() as u32;
-            for &entry in &rest[..count] {
-                let place = entry as u32;
-                let is_vouched = place != 0 && round.vouched.get(((place - 1) / slots) as usize);
-                let written = match place {
-                    0 => 0,
-                    _ if is_vouched => entry,
-                    _ => LOOK as u64,
-                };
-                out.extend_from_slice(&written.to_le_bytes());
-            }
-        }
-        *first += count;
-        Some((Kind::Table, out))
     }
 }
 
@@ -361,6 +148,11 @@ async fn round(core: &Arc<Core>, number: u64) -> Option<()> {
         }
     }
     write_lists(core, number, &donors).await?;
+    write_roots(core, number, &donors, &pages).await?;
+    name(core, number).await
+}
+
+async fn write_roots(core: &Arc<Core>, number: u64, donors: &[usize], pages: &Written) -> Option<()> {
     let ops: Vec<Op> = {
         let state = &mut *core.lock();
         if !state.is_in_round(number) {
@@ -371,10 +163,10 @@ async fn round(core: &Arc<Core>, number: u64) -> Option<()> {
             sequence: round.sequence,
             horizon: state.sure_horizon().min(if is_planted(Bug::CheckpointEarly) { round.sequence } else { u64::MAX }),
             next_sequence: state.next_sequence,
-            next_group: state.next_group,
+            next_group: state.groups.next_number(),
             first_group: round.first_group,
             groups: pages.groups,
-            blocks: state.blocks as u32,
+            blocks: state.map.blocks() as u32,
             pages: 0,
         };
         let mut ask = |(&donor, &pages): (&usize, &u32)| {
@@ -385,9 +177,11 @@ async fn round(core: &Arc<Core>, number: u64) -> Option<()> {
         };
         donors.iter().zip(&pages.written).map(&mut ask).collect()
     };
-    if join(ops).await {
-        return None;
-    }
+    (!join(ops).await).then_some(())
+}
+
+/// Has the superblocks name the checkpoint; it counts when enough donors have them.
+async fn name(core: &Arc<Core>, number: u64) -> Option<()> {
     {
         let state = &mut *core.lock();
         if !state.is_in_round(number) || !state.is_calm() {
@@ -399,7 +193,7 @@ async fn round(core: &Arc<Core>, number: u64) -> Option<()> {
     }
     let named = core
         .until(|state| match state.checkpoints.named == number && state.is_in_round(number) {
-            true => state.epoch_stored.then_some(true),
+            true => state.epoch.is_stored().then_some(true),
             false => Some(false),
         })
         .await;
@@ -416,59 +210,6 @@ async fn round(core: &Arc<Core>, number: u64) -> Option<()> {
     }
     state.wake();
     Some(())
-}
-
-/// What was written of pages.
-struct Pages {
-    /// On each of the donors.
-    written: Vec<u32>,
-    groups: u32,
-}
-
-async fn write_pages(core: &Arc<Core>, number: u64, donors: &[usize]) -> Option<Pages> {
-    let mut cursor = Cursor::Groups(0);
-    let mut pages = Pages { written: vec![0; donors.len()], groups: 0 };
-    loop {
-        let mut ops = Vec::new();
-        let over = {
-            let state = &mut *core.lock();
-            if !state.is_in_round(number) {
-                return None;
-            }
-            let mut over = false;
-            while ops.len() < PAGES_AT_ONCE * donors.len() && !over {
-                // The donor with most room.
-                let left = |&place: &usize| {
-                    let layout = state.layout(donors[place]);
-                    (layout.pages - pages.written[place]) as u64 * layout.page_bytes as u64
-                };
-                let place = (0..donors.len()).max_by_key(left)?;
-                let (donor, index) = (donors[place], pages.written[place]);
-                let layout = state.layout(donor);
-                if index == layout.pages {
-                    return None;
-                }
-                let Some((kind, payload)) = state.next_page(&mut cursor, layout.page_bytes) else {
-                    over = true;
-                    break;
-                };
-                if let Cursor::Groups(done) = cursor {
-                    pages.groups = done as u32;
-                }
-                let bytes = encode(&state.stamp(donor, number), kind, index, &payload);
-                let at = layout.page_at(number % 2, index);
-                pages.written[place] += 1;
-                ops.push(core.op(state, donor as DonorId, DonorOp::Write { at, bytes }, Purpose::Upkeep));
-            }
-            over
-        };
-        if join(ops).await {
-            return None;
-        }
-        if over {
-            return Some(pages);
-        }
-    }
 }
 
 /// Names the units that opening is to look at: all that no page speaks of, but free ones that are closed from now on.
@@ -522,14 +263,4 @@ async fn write_lists(core: &Arc<Core>, number: u64, donors: &[usize]) -> Option<
     }
     state.wake();
     Some(())
-}
-
-/// Opens what was closed for checkpoints that donors know to be over. Runs as long as the disk.
-pub(crate) async fn ender(core: Arc<Core>) {
-    loop {
-        core.until(|state| (state.ends_checkpoint() && state.epoch_stored).then_some(())).await;
-        let state = &mut *core.lock();
-        (state.checkpoints.valid, state.checkpoints.round) = (None, None);
-        state.end_logs(&[VALID, NEXT]);
-    }
 }

@@ -5,7 +5,6 @@
 //! complete at once cannot nest without end. After a failed flush the disk refuses writes. A device's error is the donor's
 //! refusal, unless it has a [`DonorError`] inside that says more. Left out: finding donors and connecting again (their owner's).
 
-use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -14,6 +13,8 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, RwLock};
 use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Poison, Request};
+
+use std::collections::{HashMap, VecDeque};
 
 use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, NotBack, Trouble};
 use crate::config::Config;

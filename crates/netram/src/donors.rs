@@ -6,12 +6,14 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use shoal_format::ram::{DONORS_MAX, DiskSuperblock, SUPERBLOCK_BYTES, UnitHeader};
-use shoal_format::ram_checkpoint;
+use shoal_format::ram::UnitHeader;
 
-use crate::api::{DiskError, DonorId, DonorInfo};
-use crate::state::{Member, State};
-use crate::window::Log;
+use crate::api::DonorInfo;
+use crate::planted::{Bug, is_planted};
+use crate::units::{Erase, Log};
+
+/// A donor that refused a write gets none for so long (ns), and twice as long each time.
+pub(crate) const REFUSED_NS: u64 = 100_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DonorState {
@@ -30,14 +32,6 @@ pub enum DonorState {
     Drained,
     /// Not needed any more, or given up for good.
     Lost,
-}
-
-/// A unit whose header is to be erased before the unit is used again.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Erase {
-    pub unit: u32,
-    /// Lowest sequence of what the header may list.
-    pub first_sequence: u64,
 }
 
 pub(crate) struct Donor {
@@ -162,7 +156,7 @@ impl Donor {
     }
 
     /// Lowest sequence of what its units list that are still to be erased.
-    fn pending_sequence(&self) -> u64 {
+    pub fn pending_sequence(&self) -> u64 {
         self.erasing_sequence().min(self.tainted_sequence)
     }
 
@@ -175,176 +169,60 @@ impl Donor {
     }
 }
 
-impl State {
-    /// Units a donor of this size has.
-    pub fn units_of(&self, info: &DonorInfo) -> u32 {
-        let (front, unit_bytes) = (SUPERBLOCK_BYTES as u64, self.unit_bytes());
-        if self.checkpoints.enabled {
-            return ram_checkpoint::units(info.bytes, front, unit_bytes, self.plan.buffer);
+impl Donor {
+    /// The logs of the checkpoint that counts, and of the one that is being made.
+    pub fn logs(&mut self) -> impl Iterator<Item = &mut Log> {
+        self.logs.iter_mut().flatten()
+    }
+
+    /// A unit that nothing is left of is free.
+    pub fn put_free(&mut self, unit: u32, has_memory: bool) {
+        let mut open = true;
+        for log in self.logs() {
+            if !log.listed {
+                log.open.set(unit as usize, true);
+            }
+            open &= log.open.get(unit as usize);
         }
-        let room = info.bytes.saturating_sub(front) / unit_bytes as u64;
-        room.min(u32::MAX as u64 - 1) as u32
-    }
-
-    /// Enters a donor that holds nothing, at the place of one that is gone or behind the others. `None`: there are too many.
-    pub fn add_donor(&mut self, info: DonorInfo) -> Option<DonorId> {
-        let born = self.next_born;
-        self.next_born += 1;
-        let donor = self.new_donor(info, born);
-        let place = (0..self.donors.len()).find(|&place| self.is_vacant(place));
-        match place {
-            Some(place) => self.donors[place] = donor,
-            None if self.donors.len() < DONORS_MAX => self.donors.push(donor),
-            None => return None,
-        }
-        Some(place.unwrap_or(self.donors.len() - 1) as DonorId)
-    }
-
-    /// A birth is never used again.
-    pub fn knows_births(&mut self, superblock: &DiskSuperblock) {
-        let last = superblock.donors.iter().map(|place| place.born).max().unwrap_or(0);
-        self.next_born = self.next_born.max(last + 1);
-    }
-
-    pub fn new_donor(&self, info: DonorInfo, born: u32) -> Donor {
-        let units = self.units_of(&info);
-        Donor {
-            units,
-            info,
-            free: VecDeque::new(),
-            blank_units: (0..units).rev().collect(),
-            closed: VecDeque::new(),
-            closed_blank: Vec::new(),
-            logs: [None, None],
-            announcing: false,
-            erase: VecDeque::new(),
-            erasing: Vec::new(),
-            cuts: VecDeque::new(),
-            cutting: None,
-            tainted: HashSet::new(),
-            tainted_sequence: u64::MAX,
-            unknown: HashSet::new(),
-            state: DonorState::Active,
-            drains: false,
-            born,
-            blank: true,
-            announced: false,
-            epoch: 0,
-            slot: None,
-            stale: false,
-            scanned: true,
-            visit: 0,
-            answered_ns: 0,
-            refused_until_ns: 0,
-            refusals: 0,
-            missing_since_ns: 0,
+        match (open || is_planted(Bug::ClosedUsed), has_memory) {
+            (true, true) => self.free.push_back(unit),
+            (true, false) => self.blank_units.push(unit),
+            (false, true) => self.closed.push_back(unit),
+            (false, false) => self.closed_blank.push(unit),
         }
     }
 
-    /// May another donor take this place? Nothing speaks of the last one any more.
-    fn is_vacant(&self, place: usize) -> bool {
-        let number = place as DonorId;
-        self.donors[place].is_over()
-            && self.epoch_stored
-            && !self.schedule.is_asked(number)
-            && !self.groups.iter().any(|group| group.is_on(number))
+    /// What is closed without a reason any more is open.
+    pub fn reopen(&mut self) {
+        let (closed, blank) = (std::mem::take(&mut self.closed), std::mem::take(&mut self.closed_blank));
+        blank.into_iter().for_each(|unit| self.put_free(unit, false));
+        closed.into_iter().for_each(|unit| self.put_free(unit, true));
     }
 
-    /// Can new units be put on it now?
-    pub fn takes(&self, donor: usize) -> bool {
-        let donor = &self.donors[donor];
-        donor.state == DonorState::Active && self.now_ns >= donor.refused_until_ns
-    }
-
-    pub fn takers(&self) -> usize {
-        (0..self.donors.len()).filter(|&donor| self.takes(donor)).count()
-    }
-
-    /// Can a unit be put on it now that leaves `reserve` free ones?
-    pub fn is_roomy(&self, donor: usize, reserve: usize) -> bool {
-        self.takes(donor) && self.donors[donor].free_units() > reserve
-    }
-
-    /// Donors a group could spread over now that leaves `reserve` free units on each.
-    pub fn width(&self, reserve: usize) -> usize {
-        let roomy = (0..self.donors.len()).filter(|&n| self.is_roomy(n, reserve)).count();
-        (self.plan.data + self.plan.parity).min(roomy)
-    }
-
-    /// Donors that store what they are sent.
-    pub fn healthy_donors(&self) -> usize {
-        self.donors.iter().filter(|donor| donor.state == DonorState::Active && donor.refusals == 0).count()
-    }
-
-    pub fn patience_ns(&self) -> u64 {
-        self.config.patience_ms as u64 * 1_000_000
-    }
-
-    /// Is a donor away that is expected back?
-    pub fn awaits(&self) -> bool {
-        self.donors.iter().any(|donor| match donor.state {
-            DonorState::Missing => self.now_ns.saturating_sub(donor.missing_since_ns) < self.patience_ns(),
-            DonorState::Returning => !donor.scanned,
-            _ => false,
-        })
-    }
-
-    /// The same, or does one refuse writes for the moment?
-    pub fn expects(&self) -> bool {
-        use DonorState::{Active, Draining, Joining};
-        let refuses = |donor: &Donor| donor.refusals > 0 && self.now_ns < donor.refused_until_ns;
-        let is_here = |donor: &Donor| matches!(donor.state, Active | Draining | Joining);
-        self.awaits() || self.donors.iter().any(|donor| is_here(donor) && refuses(donor))
-    }
-
-    /// Why a write that has waited since `begun_ns` waits no longer.
-    pub fn gives_up(&self, begun_ns: u64) -> Option<DiskError> {
-        if let Some(error) = &self.failure {
-            return Some(error.clone());
+    /// Closes free units but so many.
+    pub fn close_all_but(&mut self, ahead: usize) {
+        let from_free = self.free.len().saturating_sub(ahead);
+        self.closed.extend(self.free.drain(..from_free));
+        let left = self.blank_units.len().min(ahead - self.free.len());
+        let kept = self.blank_units.split_off(self.blank_units.len() - left);
+        let closed = std::mem::replace(&mut self.blank_units, kept);
+        match self.closed_blank.is_empty() {
+            true => self.closed_blank = closed,
+            false => self.closed_blank.extend(closed),
         }
-        let (need, have) = (self.plan.parity + 1, self.healthy_donors());
-        let long = |since: u64| self.now_ns.saturating_sub(since) > self.patience_ns();
-        let over = (have < need && long(begun_ns)) || self.few_since_ns.is_some_and(long);
-        over.then_some(DiskError::TooFewDonors { have, need })
     }
 
-    /// Looks whether enough donors are there at all.
-    pub fn count_donors(&mut self) {
-        self.measure_room();
-        let there = self.donors.iter().filter(|donor| donor.state == DonorState::Active).count();
-        self.few_since_ns = match there < self.plan.parity + 1 {
-            true => Some(self.few_since_ns.unwrap_or(self.now_ns)),
-            false => None,
-        };
+    /// Free units, also those that a list must name first.
+    pub fn all_free_units(&self) -> usize {
+        self.free_units() + self.closed.len() + self.closed_blank.len()
     }
 
-    /// No copy of a block that is still to be found anywhere has a lower sequence.
-    pub fn oldest_sequence(&self) -> u64 {
-        if self.epoch_changes {
-            // A donor that was excluded may still be one of the disk's after the client's death.
-            return 0;
-        }
-        let groups = self.groups.iter().filter(|group| group.id != 0).map(|group| group.first_sequence).min();
-        let pending = self.donors.iter().map(Donor::pending_sequence).min();
-        groups.unwrap_or(u64::MAX).min(pending.unwrap_or(u64::MAX)).min(self.trims_kept_from())
+    /// Are the lists of a round being written?
+    pub fn is_listing(&self) -> bool {
+        self.logs.iter().flatten().any(|log| log.writing)
     }
 
-    /// A unit nothing was sent to is free again.
-    pub fn give_back(&mut self, member: Member) {
-        let donor = &mut self.donors[member.donor as usize];
-        if member.exists() && !donor.is_final() {
-            donor.put_free(member.unit, false);
-            self.stuck = false;
-        }
-        self.wake();
-    }
-
-    /// A unit that may have a header is erased, when its donor is there, and free then.
-    pub fn erase_later(&mut self, member: Member, first_sequence: u64) {
-        let donor = &mut self.donors[member.donor as usize];
-        if member.exists() && !donor.is_final() {
-            donor.erase.push_back(Erase { unit: member.unit, first_sequence });
-        }
-        self.wake();
+    pub fn has_closed(&self) -> bool {
+        !self.closed.is_empty() || !self.closed_blank.is_empty()
     }
 }

@@ -4,22 +4,11 @@
 //! been flushed; what it replaced is kept, and takes its place when it turns out that it is not there. Either way the block is
 //! written anew: a later opening would take the entry for safe, because much has been since. Left out: what counts at opening (`scan`).
 
-use std::sync::Arc;
-
-use shoal_format::ram::TrimmedRange;
-
-use crate::api::Purpose;
-use crate::found::Unprotected;
-use crate::membership::retry_later;
-use crate::planted::{Bug, is_planted};
-use crate::read::{Fetched, fetch};
-use crate::state::{Location, State};
-use crate::task::Core;
-use crate::write::send;
+use crate::place::Location;
 
 /// A copy of a block.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Found {
+pub(crate) struct Copied {
     pub sequence: u64,
     pub at: Location,
     pub crc: u32,
@@ -33,13 +22,13 @@ pub(crate) struct Doubt {
     pub from: u64,
     pub to: u64,
     /// The copy that counts, if nobody could tell whether it is there.
-    pub present: Option<Found>,
+    pub present: Option<Copied>,
     /// What counts when it is not there, the newest last.
-    pub older: Vec<Found>,
+    pub older: Vec<Copied>,
     /// Before these, its data was lost.
     pub was_lost: bool,
     /// The number of returns when it was last tried.
-    tried: Option<u64>,
+    pub tried: Option<u64>,
 }
 
 impl Doubt {
@@ -53,135 +42,5 @@ impl Doubt {
     pub fn ends_before(&mut self, sequence: u64) -> bool {
         self.older.retain(|copy| copy.sequence > sequence);
         self.to < sequence
-    }
-}
-
-impl State {
-    /// Is it not sure that the block is there?
-    pub fn is_doubted(&self, block: u32, at: Location) -> bool {
-        let present = self.doubts.get(&block).and_then(|doubt| doubt.present);
-        present.is_some_and(|copy| copy.at == at)
-    }
-
-    fn next_doubt(&mut self) -> Option<u32> {
-        let returns = self.returns;
-        if !self.ready || self.failure.is_some() {
-            return None;
-        }
-        let (block, doubt) = self.doubts.iter_mut().find(|(_, doubt)| doubt.tried != Some(returns))?;
-        doubt.tried = Some(returns);
-        Some(*block)
-    }
-
-    /// The copy that counted is not there: the one before it counts again.
-    fn step_back(&mut self, block: u32) {
-        self.unmap(block);
-        let Some(doubt) = self.doubts.get_mut(&block) else { return };
-        let copy = doubt.older.pop();
-        doubt.present = copy.filter(|copy| copy.is_doubted);
-        doubt.tried = None;
-        match copy {
-            Some(copy) => {
-                self.enter_again(block, copy);
-                let group = &self.groups[copy.at.group as usize];
-                let (index, id) = (copy.at.group, group.id);
-                if group.members.len() > group.data() {
-                    self.found.groups.push(Unprotected { index, id, is_unsure: true, holds: Vec::new() });
-                }
-            }
-            None if doubt.was_lost => drop(self.lost_blocks.insert(block)),
-            None => {}
-        }
-        self.wake();
-    }
-
-    fn enter_again(&mut self, block: u32, copy: Found) {
-        let index = copy.at.group;
-        let group = &self.groups[index as usize];
-        let filed = group.memory.is_none() && !group.busy;
-        self.by_live.remove(&(group.live, index));
-        self.dying.remove(&(group.killed, index));
-        self.enter(block, copy.at, copy.crc);
-        if filed {
-            self.file(index);
-        }
-    }
-
-    /// The block has no copy that counts: a note says so, instead of one.
-    fn note_doubt(&mut self, core: &Arc<Core>, block: u32, from: u64) {
-        let sequence = self.next_sequence;
-        self.next_sequence += 1;
-        let range = TrimmedRange { first: block, count: 1, sequence };
-        let noted = if self.lost_blocks.contains(&block) { &mut self.losses } else { &mut self.trims };
-        noted.push(range);
-        self.inherit(core, block, from);
-    }
-}
-
-/// Runs as long as the disk.
-pub(crate) async fn settler(core: Arc<Core>) {
-    loop {
-        let block = core.until(State::next_doubt).await;
-        settle(&core, block).await;
-    }
-}
-
-async fn settle(core: &Arc<Core>, block: u32) {
-    let (at, crc, from) = {
-        let state = &mut *core.lock();
-        let Some(from) = state.doubts.get(&block).map(|doubt| doubt.from) else { return };
-        let found = state.find(block);
-        let in_memory = found.is_some_and(|(at, _)| state.groups[at.group as usize].memory.is_some());
-        let is_new = found.is_some_and(|(at, _)| state.groups[at.group as usize].id >= state.first_group);
-        match found {
-            // Written, or moved, since.
-            Some(_) if in_memory || is_new => {
-                if in_memory {
-                    state.inherit(core, block, from);
-                }
-                state.doubts.remove(&block);
-                return;
-            }
-            Some((at, crc)) => (at, crc, from),
-            None => {
-                state.note_doubt(core, block, from);
-                state.doubts.remove(&block);
-                return;
-            }
-        }
-    };
-    let bytes = match fetch(core, at, crc, Purpose::Repair).await {
-        Fetched::Good(bytes) => bytes,
-        Fetched::Unanswered => return retry_later(&mut core.lock()),
-        Fetched::Bad => {
-            let state = &mut *core.lock();
-            match (state.is_at(block, at), state.is_doubted(block, at)) {
-                (true, true) if !is_planted(Bug::NoStepBack) => state.step_back(block),
-                (true, true) => retry_later(state),
-                // Damaged: there is nothing to write anew.
-                (true, false) => drop(state.doubts.remove(&block)),
-                (false, _) => retry_later(state),
-            }
-            return;
-        }
-    };
-    let placed = core
-        .until(|state| {
-            if !state.is_at(block, at) {
-                return Some(None);
-            }
-            let cache = state.cleaning();
-            let placed = state.place(block, &bytes, cache, Some(from));
-            if placed.is_some() {
-                state.doubts.remove(&block);
-            }
-            placed.map(Some).or(state.stuck.then_some(None))
-        })
-        .await;
-    let state = &mut *core.lock();
-    match placed {
-        Some((placed, full)) if full => send(core, state, placed.group, true),
-        Some(_) => {}
-        None => retry_later(state),
     }
 }

@@ -4,24 +4,37 @@
 //! Rules: an event is handled completely before the call returns; the same events in the same order give the same actions.
 //! Left out: carrying operations out, and time (the caller's).
 
-use std::sync::Arc;
-
-use shoal_format::ram::{self, DiskSuperblock, SUPERBLOCK_BYTES, Standing};
 use shoal_media::Request;
 
+use std::sync::Arc;
+
+use shoal_format::ram;
+use shoal_format::ram::{DiskSuperblock, SUPERBLOCK_BYTES, Standing};
+
+use crate::abandon::abandon;
+use crate::absence;
 use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, NotBack};
 use crate::checkpoint;
 use crate::clean;
 use crate::config::{Config, Policy};
-use crate::donors::DonorState;
-use crate::doubt;
+use crate::donors::{Donor, DonorState};
+use crate::drain;
+use crate::ending;
+use crate::epochs;
+use crate::level;
 use crate::membership;
 use crate::read;
+use crate::reclaim;
 use crate::repair;
-use crate::room::{self, DrainRoom};
+use crate::retry;
+use crate::room::DrainRoom;
 use crate::scan;
+use crate::schedule::DonorLost;
+use crate::send;
+use crate::settle;
 use crate::state::State;
 use crate::status::Status;
+use crate::superblocks::{belongs, checkpoint_named, counts, merge};
 use crate::task::{Core, Jobs};
 use crate::window;
 use crate::write;
@@ -41,7 +54,7 @@ pub fn identify(superblock: &[u8]) -> Option<([u8; 16], u64)> {
 }
 
 /// A job for each kind: one for all would be as large as the largest, beyond what the allocator has at hand.
-fn begin(core: &Arc<Core>, state: &mut State, ticket: u64, request: Request) {
+pub(crate) fn begin(core: &Arc<Core>, state: &mut State, ticket: u64, request: Request) {
     let core = core.clone();
     let schedule = &mut state.schedule;
     match request {
@@ -56,6 +69,57 @@ fn begin(core: &Arc<Core>, state: &mut State, ticket: u64, request: Request) {
     }
 }
 
+/// A group that a donor did not take is saved elsewhere.
+fn rescue(core: &Arc<Core>, lost: DonorLost) {
+    abandon(core, &mut core.lock(), lost.group);
+}
+
+/// A donor of the disk that is there: the epoch and the slot of its superblock.
+struct Present {
+    info: DonorInfo,
+    epoch: u64,
+    slot: Option<usize>,
+}
+
+/// The configuration of a disk that was found.
+fn config_of(superblock: &DiskSuperblock, config: &Config) -> Config {
+    Config {
+        policy: Policy::ALL[superblock.policy as usize],
+        uuid: superblock.uuid,
+        block_bytes: superblock.block_bytes,
+        buffer_blocks: superblock.buffer_blocks,
+        parity: superblock.parity,
+        streams: superblock.streams,
+        dedicated_parity: superblock.flags & 1 != 0,
+        width: if superblock.policy == 2 { 0 } else { superblock.data + superblock.parity },
+        ..config.clone()
+    }
+}
+
+/// A donor of a disk that is being opened; `present`: it is there.
+fn found_donor(state: &State, number: usize, present: Option<Present>, place: &ram::DonorPlace) -> Donor {
+    let there = present.is_some();
+    let present = present.unwrap_or_else(|| {
+        let info = DonorInfo { name: format!("#{number} (not there)"), bytes: 0 };
+        Present { info, epoch: 0, slot: None }
+    });
+    Donor {
+        blank: false,
+        scanned: false,
+        epoch: present.epoch,
+        slot: present.slot,
+        stale: place.standing == Standing::Away,
+        missing_since_ns: state.now_ns,
+        state: match (place.standing, there) {
+            (Standing::Gone | Standing::Joins, _) => DonorState::Lost,
+            (_, false) => DonorState::Missing,
+            (Standing::Away, true) => DonorState::Returning,
+            (Standing::Counts, true) => DonorState::Active,
+        },
+        ..state.new_donor(present.info, place.born)
+    }
+}
+
 impl Engine {
     /// A new disk on donors whose contents do not matter.
     pub fn create(config: &Config, donors: Vec<DonorInfo>, now_ns: u64) -> Result<Engine, DiskError> {
@@ -66,7 +130,7 @@ impl Engine {
             state.add_donor(donor).ok_or_else(too_many)?;
         }
         let blocks = blocks(&state)?;
-        state.set_blocks(blocks);
+        state.map.reset(blocks);
         let core = Core::new(state);
         core.lock().serve_when_known(&core);
         Ok(Engine::start(core))
@@ -91,28 +155,20 @@ impl Engine {
             let name = &donors[other].0.name;
             return wrong(format!("donor {name} belongs to another disk; leave it out"));
         }
-        let config = Config {
-            policy: Policy::ALL[newest.policy as usize],
-            uuid: newest.uuid,
-            block_bytes: newest.block_bytes,
-            buffer_blocks: newest.buffer_blocks,
-            parity: newest.parity,
-            streams: newest.streams,
-            dedicated_parity: newest.flags & 1 != 0,
-            width: if newest.policy == 2 { 0 } else { newest.data + newest.parity },
-            ..config.clone()
-        };
+        let config = config_of(&newest, config);
         let mut plan = config.plan(usize::MAX)?;
         plan.data = newest.data as usize;
         let mut state = State::new(&config, plan, now_ns);
-        state.epoch = newest.epoch;
+        state.epoch.meets(newest.epoch);
         state.checkpoints.enabled = newest.checkpoint.is_some();
-        let mut blank = Vec::new();
         let all: Vec<&DiskSuperblock> = found.iter().flatten().collect();
-        all.iter().for_each(|superblock| state.knows_births(superblock));
+        all.iter().for_each(|superblock| state.epoch.knows_births(superblock));
         newest.donors = merge(&newest, &all, plan.parity);
-        let mut present: Vec<Option<DonorInfo>> = vec![None; newest.donors.len()];
-        let mut known: Vec<(u64, Option<usize>)> = vec![(0, None); newest.donors.len()];
+        if config.checkpoints {
+            state.checkpoints.named = checkpoint_named(&newest.donors, &all);
+        }
+        let mut blank = Vec::new();
+        let mut present: Vec<Option<Present>> = newest.donors.iter().map(|_| None).collect();
         for (((info, bytes), superblock), slot) in donors.into_iter().zip(&found).zip(slots) {
             match superblock {
                 Some(own) if belongs(own, &newest) => {
@@ -120,54 +176,35 @@ impl Engine {
                     if place.is_some() {
                         return wrong(format!("donor {} is given twice", info.name));
                     }
-                    *place = Some(info);
-                    known[own.donor as usize] = (own.epoch, slot);
+                    *place = Some(Present { info, epoch: own.epoch, slot });
                 }
                 // Stale, or never part of it; one that cannot be reached is not given a place.
                 _ if bytes.is_some() => blank.push(info),
                 _ => {}
             }
         }
-        if config.checkpoints {
-            state.checkpoints.named = checkpoint_named(&newest.donors, &all);
-        }
         let counting = newest.donors.iter().filter(|place| counts(place)).count();
         // One that was away at an opening before is no help in finding out what is on the disk.
-        let helps = |(info, place): &(&Option<DonorInfo>, &ram::DonorPlace)| {
-            info.is_some() && place.standing == Standing::Counts
+        let helps = |(present, place): &(&Option<Present>, &ram::DonorPlace)| {
+            present.is_some() && place.standing == Standing::Counts
         };
         let have = present.iter().zip(&newest.donors).filter(helps).count();
         if counting - have > plan.parity {
             return Err(DiskError::TooFewDonors { have, need: counting - plan.parity });
         }
-        for (number, (info, place)) in present.into_iter().zip(&newest.donors).enumerate() {
-            let there = info.is_some();
-            let name = format!("#{number} (not there)");
-            let info = info.unwrap_or(DonorInfo { name, bytes: 0 });
-            let mut donor = state.new_donor(info, place.born);
-            (donor.blank, donor.scanned) = (false, false);
-            (donor.epoch, donor.slot) = known[number];
-            donor.stale = place.standing == Standing::Away;
-            donor.missing_since_ns = now_ns;
-            donor.state = match (place.standing, there) {
-                (Standing::Gone | Standing::Joins, _) => DonorState::Lost,
-                (_, false) => DonorState::Missing,
-                (Standing::Away, true) => DonorState::Returning,
-                (Standing::Counts, true) => DonorState::Active,
-            };
+        for (number, (present, place)) in present.into_iter().zip(&newest.donors).enumerate() {
+            let donor = found_donor(&state, number, present, place);
             state.donors.push(donor);
         }
-        state.set_blocks(newest.blocks);
+        state.map.reset(newest.blocks);
         // The places of those that are gone are not used again before the map is there.
         for info in blank {
             if state.donors.len() >= ram::DONORS_MAX {
                 return Err(too_many());
             }
-            let born = state.next_born;
-            state.next_born += 1;
+            let born = state.epoch.next_birth();
             let donor = state.new_donor(info, born);
-            state.donors.push(donor);
-            state.donors.last_mut().expect("just added").state = DonorState::Joining;
+            state.donors.push(Donor { state: DonorState::Joining, ..donor });
         }
         let core = Core::new(state);
         core.lock().schedule.spawn(scan::scan(core.clone()));
@@ -178,17 +215,17 @@ impl Engine {
         {
             let schedule = &mut core.lock().schedule;
             schedule.spawn(clean::cleaner(core.clone()));
-            schedule.spawn(clean::reaper(core.clone()));
-            schedule.spawn(clean::trimmer(core.clone()));
-            schedule.spawn(membership::herald(core.clone()));
+            schedule.spawn(reclaim::reaper(core.clone()));
+            schedule.spawn(reclaim::trimmer(core.clone()));
+            schedule.spawn(epochs::herald(core.clone()));
             schedule.spawn(membership::excluder(core.clone()));
-            schedule.spawn(membership::eraser(core.clone()));
+            schedule.spawn(reclaim::eraser(core.clone()));
             schedule.spawn(repair::guardian(core.clone()));
-            schedule.spawn(room::leveler(core.clone()));
-            schedule.spawn(doubt::settler(core.clone()));
+            schedule.spawn(level::leveler(core.clone()));
+            schedule.spawn(settle::settler(core.clone()));
             schedule.spawn(window::opener(core.clone()));
             schedule.spawn(checkpoint::keeper(core.clone()));
-            schedule.spawn(checkpoint::ender(core.clone()));
+            schedule.spawn(ending::ender(core.clone()));
             schedule.spawn(repair::repairer(core.clone()));
         }
         let mut engine = Engine { core, jobs: Jobs::default() };
@@ -197,19 +234,19 @@ impl Engine {
     }
 
     fn run(&mut self) {
-        self.jobs.run(&self.core);
+        self.jobs.run(&self.core, rescue);
         while self.core.lock().unstick(&self.core) {
-            self.jobs.run(&self.core);
+            self.jobs.run(&self.core, rescue);
         }
     }
 
     pub fn bytes(&self) -> u64 {
         let state = self.core.lock();
-        state.blocks * state.block_bytes as u64
+        state.map.blocks() * state.shape.block_bytes as u64
     }
 
     pub fn block_bytes(&self) -> u32 {
-        self.core.lock().block_bytes as u32
+        self.core.lock().shape.block_bytes as u32
     }
 
     /// Its map is complete, and its donors know it: requests do not wait.
@@ -223,7 +260,7 @@ impl Engine {
             let state = &mut *self.core.lock();
             (state.now_ns, state.last_request_ns) = (now_ns, now_ns);
             let (at, len) = request.range();
-            let bytes = state.blocks * state.block_bytes as u64;
+            let bytes = state.map.blocks() * state.shape.block_bytes as u64;
             let sector = SECTOR_BYTES as u64;
             if at > bytes || len > bytes - at || !at.is_multiple_of(sector) || !len.is_multiple_of(sector) {
                 state.complete(ticket, Err(DiskError::OutOfRange { at, len }));
@@ -269,7 +306,7 @@ impl Engine {
     /// A donor cannot be reached. Its operations in flight must still be answered, with [`crate::Trouble::Away`].
     pub fn lost(&mut self, donor: DonorId, now_ns: u64) {
         self.core.lock().now_ns = now_ns;
-        membership::miss(&self.core, &mut self.core.lock(), donor);
+        absence::miss(&self.core, &mut self.core.lock(), donor);
         self.run();
     }
 
@@ -325,8 +362,8 @@ impl Engine {
             state.now_ns = now_ns;
             let id = state.add_donor(donor).ok_or_else(too_many)?;
             state.donors[id as usize].state = DonorState::Joining;
-            membership::try_again(state);
-            membership::new_epoch(state, true);
+            retry::try_again(state);
+            epochs::new_epoch(state, true);
             state.wake();
             id
         };
@@ -345,7 +382,7 @@ impl Engine {
         {
             let state = &mut *self.core.lock();
             state.now_ns = now_ns;
-            state.schedule.spawn(repair::drain(self.core.clone(), donor));
+            state.schedule.spawn(drain::drain(self.core.clone(), donor));
         }
         self.run();
     }
@@ -360,18 +397,14 @@ impl Engine {
             let timeout_ns = state.config.timeout_ms as u64 * 1_000_000;
             if timeout_ns > 0 && state.ready {
                 let waited = |index: &u32| {
-                    let memory = state.groups[*index as usize].memory.as_ref();
-                    memory.is_some_and(|memory| {
-                        memory.unsafe_from != u64::MAX && now_ns.saturating_sub(memory.unsafe_since_ns) >= timeout_ns
-                    })
+                    let memory = state.groups[*index].memory();
+                    memory.is_some_and(|memory| memory.is_overdue(now_ns, timeout_ns))
                 };
-                let overdue: Vec<u32> = state.in_memory.iter().copied().filter(waited).collect();
+                let overdue: Vec<u32> = state.groups.in_memory().iter().copied().filter(waited).collect();
                 for index in overdue {
-                    write::send(&self.core, state, index, true);
+                    send::send(&self.core, state, index, true);
                 }
-                if !(state.trims.is_empty() && state.losses.is_empty())
-                    && now_ns.saturating_sub(state.last_request_ns) >= timeout_ns
-                {
+                if !state.notes.is_empty() && now_ns.saturating_sub(state.last_request_ns) >= timeout_ns {
                     let core = self.core.clone();
                     state.schedule.spawn(async move {
                         // An error is the next flush's to report.
@@ -398,7 +431,7 @@ impl Engine {
     #[doc(hidden)]
     pub fn checksums(&self) -> Vec<Option<u32>> {
         let state = self.core.lock();
-        (0..state.blocks as u32).map(|block| state.find(block).map(|(_, crc)| crc)).collect()
+        (0..state.map.blocks() as u32).map(|block| state.map.find(block).map(|(_, crc)| crc)).collect()
     }
 
     /// Whether each unit is one thing only and each block is in a group that is there, for tests.
@@ -412,68 +445,6 @@ impl Engine {
     }
 }
 
-/// Who belongs to the disk, by what all superblocks say together. The one with the highest epoch alone does not do: a client that
-/// died while it opened the disk may have written it to one donor only, before another client went on without that donor.
-/// Who is gone is gone for ever, and a later birth ends an earlier one. Who was away for one may have been taken back
-/// since; it is treated as if it were not, if the disk can be opened like that.
-fn merge(newest: &DiskSuperblock, all: &[&DiskSuperblock], parity: usize) -> Vec<ram::DonorPlace> {
-    let places = all.iter().map(|superblock| superblock.donors.len()).max().unwrap_or(0);
-    let said = |number: usize| all.iter().filter_map(move |superblock| superblock.donors.get(number).copied());
-    let strictest = |number: usize| {
-        let born = said(number).map(|place| place.born).max().unwrap_or(0);
-        let standing = said(number).filter(|place| place.born == born).map(|place| place.standing);
-        let rank = |standing: &Standing| match standing {
-            Standing::Joins => 0,
-            Standing::Counts => 1,
-            Standing::Away => 2,
-            Standing::Gone => 3,
-        };
-        ram::DonorPlace { standing: standing.max_by_key(rank).unwrap_or_default(), born }
-    };
-    let merged: Vec<ram::DonorPlace> = (0..places).map(strictest).collect();
-    let counting = merged.iter().filter(|place| counts(place)).count();
-    let is_there = |number: &usize| {
-        let own = |superblock: &&&DiskSuperblock| {
-            superblock.donor as usize == *number && superblock.donors[*number].born == merged[*number].born
-        };
-        merged[*number].standing == Standing::Counts && all.iter().any(|superblock| own(&superblock))
-    };
-    if (0..places).filter(is_there).count() + parity >= counting {
-        return merged;
-    }
-    let lenient = |(number, place): (usize, &ram::DonorPlace)| match newest.donors.get(number) {
-        Some(last) if place.standing == Standing::Away && last.born == place.born => *last,
-        _ => *place,
-    };
-    merged.iter().enumerate().map(lenient).collect()
-}
-
-/// The checkpoint that all donors name that belong to the disk; 0: none.
-fn checkpoint_named(donors: &[ram::DonorPlace], all: &[&DiskSuperblock]) -> u64 {
-    let own = |number: usize| {
-        let of_it = |superblock: &&&DiskSuperblock| {
-            superblock.donor as usize == number && superblock.donors[number].born == donors[number].born
-        };
-        all.iter().find(of_it).and_then(|superblock| superblock.checkpoint).unwrap_or(0)
-    };
-    let mut named = (0..donors.len()).filter(|&number| counts(&donors[number])).map(|number| {
-        let is_source = donors[number].standing == Standing::Counts;
-        if is_source { own(number) } else { 0 }
-    });
-    let first = named.next().unwrap_or(0);
-    if named.all(|other| other == first) { first } else { 0 }
-}
-
-/// Is a donor with this superblock still one of the disk's?
-fn belongs(own: &DiskSuperblock, newest: &DiskSuperblock) -> bool {
-    let birth = |superblock: &DiskSuperblock| superblock.donors.get(own.donor as usize).map(|place| place.born);
-    newest.donors.get(own.donor as usize).is_some_and(counts) && birth(own) == birth(newest)
-}
-
-fn counts(place: &ram::DonorPlace) -> bool {
-    matches!(place.standing, Standing::Counts | Standing::Away)
-}
-
 fn too_many() -> DiskError {
     let most = ram::DONORS_MAX;
     DiskError::Config(format!("a disk has at most {most} donors; drain one that is not needed first"))
@@ -482,14 +453,14 @@ fn too_many() -> DiskError {
 /// Size of a new disk in blocks.
 fn blocks(state: &State) -> Result<u64, DiskError> {
     let config = &state.config;
-    let usable = state.groups_max().saturating_sub(state.groups_kept()) * state.slots() as u64;
+    let usable = state.groups_max().saturating_sub(state.groups_kept()) * state.map.slots() as u64;
     let room = usable * 100 / (100 + config.spare_percent as u64);
     let blocks = match config.bytes {
         None => room,
         Some(bytes) => bytes / config.block_bytes as u64,
     };
     if blocks == 0 || blocks > usable {
-        let kept = state.groups_kept() * state.unit_bytes() as u64 + SUPERBLOCK_BYTES as u64;
+        let kept = state.groups_kept() * state.shape.unit_bytes() as u64 + SUPERBLOCK_BYTES as u64;
         return Err(DiskError::Config(format!(
             "a disk of {} bytes does not fit: the donors have room for {} bytes of data (each needs {kept} bytes more); \
              give larger donors or a smaller size",
@@ -497,7 +468,7 @@ fn blocks(state: &State) -> Result<u64, DiskError> {
             usable * config.block_bytes as u64,
         )));
     }
-    if state.groups_max() * state.slots() as u64 >= u32::MAX as u64 {
+    if state.groups_max() * state.map.slots() as u64 >= u32::MAX as u64 {
         return Err(DiskError::Config("more than 2^32 blocks; use larger blocks".into()));
     }
     Ok(blocks)

@@ -28,41 +28,77 @@
 
 #![forbid(unsafe_code)]
 
+mod abandon;
+mod absence;
 mod api;
+mod bits;
 mod checkpoint;
+mod checkpoints;
 mod clean;
 mod config;
+mod counts;
 mod disk;
 pub mod donor;
 mod donors;
 mod doubt;
+mod drain;
+mod empty;
+mod ending;
 mod engine;
+mod enter;
+mod epoch;
+mod epochs;
+mod fill;
 mod found;
+mod graft;
 mod group;
+mod headers;
+mod horizon;
+mod level;
 mod load;
+mod map;
 mod membership;
+mod memory;
+mod notes;
+mod open_groups;
+mod pages;
 mod parity;
+mod place;
 #[cfg(feature = "planted")]
 pub mod planted;
 #[cfg(not(feature = "planted"))]
 mod planted;
 mod read;
+mod rebuild;
+mod reclaim;
 mod repair;
+mod repairs;
+mod retry;
 mod room;
+mod roster;
 mod scan;
+mod schedule;
+mod send;
+mod settle;
+mod shortage;
 mod spread;
 mod state;
 mod status;
+mod stuck;
+mod superblocks;
 mod task;
+mod trims;
 mod unit;
+mod units;
 mod window;
 mod write;
 
 pub use api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, NotBack, Purpose, Trouble};
 pub use config::{Config, Plan, Policy};
+pub use counts::{Counts, Traffic};
 pub use disk::{Disk, DonorDevice};
 pub use donors::DonorState;
 pub use engine::{Engine, SECTOR_BYTES, identify};
 pub use room::DrainRoom;
 pub use shoal_format::ram::SUPERBLOCK_BYTES;
-pub use status::{Counts, DonorStatus, RepairStatus, Status, Traffic};
+pub use status::{DonorStatus, RepairStatus, Status};

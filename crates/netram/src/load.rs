@@ -9,19 +9,18 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use shoal_format::ram::UnitHeader;
-use shoal_format::ram_checkpoint::{
-    GroupRecord, Kind, LOOK, PIECE_HEADER, Root, Stamp, decode, decode_list, decode_range,
-};
+use shoal_format::ram_checkpoint::{GroupRecord, Kind, PIECE_HEADER, Root, Stamp, decode, decode_list, decode_range};
 
 use crate::api::{DonorId, DonorOp, Purpose};
-use crate::checkpoint::{VALID, Valid};
+use crate::bits::Bits;
+use crate::checkpoints::{VALID, Valid};
 use crate::group::Group;
-use crate::membership::miss;
+use crate::headers::{headers_of, insist};
+use crate::place::{Location, Member};
 use crate::planted::{Bug, is_planted};
-use crate::scan::{AGAIN_NS, TRIES, headers_of, pause};
-use crate::state::{Location, Member, State};
+use crate::state::State;
 use crate::task::{Core, Op, all};
-use crate::window::{Bits, Log};
+use crate::units::Log;
 
 /// Bytes of logs and pages asked for at a time, and how many such requests are on their way to a donor.
 const READ_BYTES: usize = 1 << 18;
@@ -53,23 +52,22 @@ impl Base {
     }
 }
 
+/// Why a checkpoint is not used.
+pub(crate) type Unused = &'static str;
+
+const NOT_NAMED: Unused = "the superblocks of all donors do not name one";
+const BAD_ROOT: Unused = "a root or a log is damaged, or a donor does not answer";
+const BAD_PAGE: Unused = "a page is damaged, or a donor does not answer";
+const BAD_UNIT: Unused = "a unit that a log names cannot be read";
+const ENDED: Unused = "a donor went away, or a change of membership ended it";
+const CONTRADICTED: Unused = "pages and units contradict each other";
+/// For the caller of [`load`], who looks for the blocks.
+pub(crate) const NOT_FOUND: Unused = "a block that it says is in a new unit is not there";
+
 /// Reads bytes of a donor. `None`: it does not give them.
 async fn read(core: &Arc<Core>, donor: usize, at: u64, len: usize) -> Option<Vec<u8>> {
-    for _ in 0..TRIES {
-        let op = {
-            let state = &mut *core.lock();
-            core.op(state, donor as DonorId, DonorOp::Read { at, len: len as u32 }, Purpose::Upkeep)
-        };
-        if let Ok(bytes) = op.await {
-            return Some(bytes);
-        }
-        if core.lock().donors[donor].is_absent() {
-            return None;
-        }
-        pause(core, AGAIN_NS).await;
-    }
-    miss(core, &mut core.lock(), donor as DonorId);
-    None
+    let op = |_: &State, ()| DonorOp::Read { at, len: len as u32 };
+    insist(core, donor as DonorId, vec![()], op).await?.pop().map(|((), bytes)| bytes)
 }
 
 /// The units that the log of a donor names, and how many pieces it has. `None`: it is not whole.
@@ -126,7 +124,7 @@ impl Pages {
                     let Some(record) = GroupRecord::take(&mut body)? else { continue };
                     let members = record.members();
                     let member = |(donor, unit, count)| Member { donor, unit, count };
-                    let place = state.groups.get_mut(index as usize)?;
+                    let place = state.groups.get_mut(index)?;
                     *place = Group::new(record.id, record.data as usize, members.map(member).collect::<Vec<_>>());
                     place.first_sequence = record.first_sequence;
                     let data = place.data();
@@ -137,7 +135,7 @@ impl Pages {
                 self.groups.push((first, count));
             }
             Kind::Table => {
-                state.enter_page(first, count, body)?;
+                state.map.enter_page(first, count, body)?;
                 self.table.push((first, count));
             }
             _ => return None,
@@ -153,149 +151,32 @@ fn is_whole(mut ranges: Vec<(u32, u32)>, count: u32) -> bool {
     end == Some(count)
 }
 
-impl State {
-    /// Entries of the block table as they are in a page. `None`: they are not.
-    fn enter_page(&mut self, first: u32, count: u32, body: &[u8]) -> Option<()> {
-        let places = self.table_mut().get_mut(first as usize..first as usize + count as usize)?;
-        if body.is_empty() {
-            return Some(());
-        }
-        let (entries, []) = body.as_chunks::<8>() else { return None };
-        if entries.len() != places.len() {
-            return None;
-        }
-        for (place, entry) in places.iter_mut().zip(entries) {
-            *place = u64::from_le_bytes(*entry);
-        }
-        Some(())
-    }
-
-    /// Counts live blocks; those in no group of the pages are to be looked for.
-    fn count_live(&mut self, groups: usize) -> (Bits, Vec<u16>) {
-        let mut looks = Bits::new(self.blocks as usize, false);
-        let slots = self.slots() as u32;
-        let there: Vec<bool> = self.groups.iter().map(|group| group.id != 0).collect();
-        let mut live = vec![0u16; groups];
-        let mut mapped = 0;
-        for (block, entry) in self.table_mut().iter_mut().enumerate() {
-            let place = *entry as u32;
-            if place == 0 {
-                continue;
-            }
-            let group = ((place - 1) / slots) as usize;
-            if place != LOOK && there.get(group).copied().unwrap_or(false) {
-                live[group] += 1;
-                mapped += 1;
-            } else {
-                *entry = 0;
-                looks.set(block, !is_planted(Bug::LookForgotten));
-            }
-        }
-        self.counts.mapped = mapped;
-        (looks, live)
-    }
-}
-
-/// Reads the checkpoint that the superblocks name. `None`: there is none, or something about it is in doubt; what, is noted.
-pub(crate) async fn load(core: &Arc<Core>) -> Option<Base> {
-    let doubts = |what| core.lock().checkpoints.unused = Some(what);
-    if core.lock().checkpoints.enabled {
-        doubts("the superblocks of all donors do not name one");
-    }
+/// Reads the checkpoint that the superblocks name, or says why it is not used.
+pub(crate) async fn load(core: &Arc<Core>) -> Result<Base, Unused> {
     let (number, donors) = {
         let state = core.lock();
         let donors: Vec<usize> = (0..state.donors.len()).filter(|&n| state.donors[n].counts()).collect();
         (state.checkpoints.named, donors)
     };
     if number == 0 {
-        return None;
+        return Err(NOT_NAMED);
     }
-    doubts("a root or a log is damaged, or a donor does not answer");
-    let stamp = |donor: usize| core.lock().stamp(donor, number);
-    let parts = donors.iter().map(|&donor| async move {
-        let own = stamp(donor);
-        let layout = core.lock().layout(donor);
-        let bytes = read(core, donor, layout.root_at(number % 2), 512).await?;
-        let (kind, payload) = decode(&bytes, &own, 0)?;
-        let root = Root::decode(payload).filter(|_| kind == Kind::Root)?;
-        Some((root, log(core, donor, &own).await?))
-    });
-    let parts: Vec<(Root, Log)> = all(parts).await.into_iter().collect::<Option<_>>()?;
-    let common = Root { pages: 0, ..parts.first()?.0 };
-    {
-        let state = &mut *core.lock();
-        let same = parts.iter().all(|(root, _)| Root { pages: 0, ..*root } == common);
-        // No donor has more groups than units.
-        let units: u64 = state.donors.iter().map(|donor| donor.units as u64).sum();
-        if !same || common.blocks as u64 != state.blocks || common.groups as u64 > units {
-            return None;
-        }
-        state.groups = Vec::with_capacity(common.groups as usize + state.donors.len() * 1024);
-        state.groups.resize_with(common.groups as usize, Group::default);
-    }
-    doubts("a page is damaged, or a donor does not answer");
-    let mut pages = Pages::default();
-    let mut queues: Vec<u32> = vec![0; donors.len()];
-    // All donors at the same time, a few requests of each.
-    loop {
-        let mut asked: Vec<(usize, u32, u32, Op)> = Vec::new();
-        {
-            let state = &mut *core.lock();
-            for (place, &donor) in donors.iter().enumerate() {
-                let layout = state.layout(donor);
-                let each = (READ_BYTES / layout.page_bytes).max(1) as u32;
-                for _ in 0..READS_AT_ONCE {
-                    let first = queues[place];
-                    let count = each.min(parts[place].0.pages.min(layout.pages) - first);
-                    if count == 0 {
-                        break;
-                    }
-                    queues[place] += count;
-                    let at = layout.page_at(number % 2, first);
-                    let op = DonorOp::Read { at, len: (count as usize * layout.page_bytes) as u32 };
-                    asked.push((donor, first, count, core.op(state, donor as DonorId, op, Purpose::Upkeep)));
-                }
-            }
-        }
-        if asked.is_empty() {
-            break;
-        }
-        for (donor, first, count, op) in asked {
-            let layout = core.lock().layout(donor);
-            let bytes = match op.await {
-                Ok(bytes) => bytes,
-                Err(_) => {
-                    let at = layout.page_at(number % 2, first);
-                    read(core, donor, at, count as usize * layout.page_bytes).await?
-                }
-            };
-            let own = stamp(donor);
-            let state = &mut *core.lock();
-            for (n, piece) in bytes.chunks_exact(layout.page_bytes).enumerate() {
-                debug_assert!(piece.len() >= PIECE_HEADER);
-                let (kind, payload) = decode(piece, &own, first + n as u32)?;
-                pages.enter(state, kind, payload)?;
-            }
-        }
-    }
+    let parts = read_roots(core, number, &donors).await.ok_or(BAD_ROOT)?;
+    let common = common_root(&mut core.lock(), &parts).ok_or(BAD_ROOT)?;
+    let counts: Vec<u32> = parts.iter().map(|(root, _)| root.pages).collect();
+    let pages = read_pages(core, number, &donors, &counts).await.ok_or(BAD_PAGE)?;
     if !is_whole(pages.groups, common.groups) || !is_whole(pages.table, common.blocks) {
-        return None;
+        return Err(BAD_PAGE);
     }
-    doubts("a unit that a log names cannot be read");
     let logs: Vec<Log> = parts.into_iter().map(|(_, log)| log).collect();
-    let looked = donors.iter().zip(&logs).map(|(&donor, log)| async move {
-        let end = core.lock().donors[donor].units as usize;
-        let units = log.open.ones(end).map(|unit| unit as u32);
-        headers_of(core, donor as DonorId, units).await
-    });
-    let found: Vec<Vec<(u32, UnitHeader)>> = all(looked).await.into_iter().collect::<Option<_>>()?;
+    let found = read_open_units(core, &donors, &logs).await.ok_or(BAD_UNIT)?;
     let state = &mut *core.lock();
-    state.checkpoints.unused = Some("a donor went away, or a change of membership ended it");
     if state.checkpoints.named != number || donors.iter().any(|&donor| state.donors[donor].is_absent()) {
-        return None;
+        return Err(ENDED);
     }
-    state.checkpoints.unused = Some("pages and units contradict each other");
-    let (looks, live) = state.count_live(common.groups as usize);
+    let mut there = vec![false; common.groups as usize];
+    state.groups.iter().for_each(|(place, _)| there[place as usize] = true);
+    let (looks, live) = state.map.settle(&there, !is_planted(Bug::LookForgotten));
     let mut base = Base {
         sequence: common.sequence,
         horizon: common.horizon,
@@ -307,16 +188,111 @@ pub(crate) async fn load(core: &Arc<Core>) -> Option<Base> {
         touched: Vec::new(),
     };
     state.next_sequence = state.next_sequence.max(common.next_sequence);
-    state.next_group = state.next_group.max(common.next_group);
-    state.join_units(&mut base, &donors, &logs, found)?;
+    state.groups.number_from(common.next_group);
+    state.join_units(&mut base, &donors, &logs, found).ok_or(CONTRADICTED)?;
     for (&donor, log) in donors.iter().zip(logs) {
         state.donors[donor].logs[VALID] = Some(log);
         state.donors[donor].scanned = true;
     }
-    // Unless something is not found.
-    state.checkpoints.unused = Some("a block that it says is in a new unit is not there");
     state.checkpoints.valid = Some(Valid { number, sequence: common.sequence });
-    Some(base)
+    Ok(base)
+}
+
+/// The roots of all donors, and their logs.
+async fn read_roots(core: &Arc<Core>, number: u64, donors: &[usize]) -> Option<Vec<(Root, Log)>> {
+    let parts = donors.iter().map(|&donor| async move {
+        let own = core.lock().stamp(donor, number);
+        let layout = core.lock().layout(donor);
+        let bytes = read(core, donor, layout.root_at(number % 2), 512).await?;
+        let (kind, payload) = decode(&bytes, &own, 0)?;
+        let root = Root::decode(payload).filter(|_| kind == Kind::Root)?;
+        Some((root, log(core, donor, &own).await?))
+    });
+    all(parts).await.into_iter().collect()
+}
+
+/// What all roots say alike; makes places for the groups.
+fn common_root(state: &mut State, parts: &[(Root, Log)]) -> Option<Root> {
+    let common = Root { pages: 0, ..parts.first()?.0 };
+    let same = parts.iter().all(|(root, _)| Root { pages: 0, ..*root } == common);
+    // No donor has more groups than units.
+    let units: u64 = state.donors.iter().map(|donor| donor.units as u64).sum();
+    if !same || common.blocks as u64 != state.map.blocks() || common.groups as u64 > units {
+        return None;
+    }
+    let more = state.donors.len() * 1024;
+    state.groups.make_places(common.groups as usize, more);
+    Some(common)
+}
+
+/// Pages that a donor was asked for.
+struct AskedPages {
+    donor: usize,
+    first: u32,
+    count: u32,
+    op: Op,
+}
+
+/// All pages of all donors, of which each has so many.
+async fn read_pages(core: &Arc<Core>, number: u64, donors: &[usize], counts: &[u32]) -> Option<Pages> {
+    let mut pages = Pages::default();
+    let mut next: Vec<u32> = vec![0; donors.len()];
+    loop {
+        let asked = ask_for_pages(core, number, donors, counts, &mut next);
+        if asked.is_empty() {
+            return Some(pages);
+        }
+        for AskedPages { donor, first, count, op } in asked {
+            let layout = core.lock().layout(donor);
+            let bytes = match op.await {
+                Ok(bytes) => bytes,
+                Err(_) => {
+                    let at = layout.page_at(number % 2, first);
+                    read(core, donor, at, count as usize * layout.page_bytes).await?
+                }
+            };
+            let own = core.lock().stamp(donor, number);
+            let state = &mut *core.lock();
+            for (n, piece) in bytes.chunks_exact(layout.page_bytes).enumerate() {
+                debug_assert!(piece.len() >= PIECE_HEADER);
+                let (kind, payload) = decode(piece, &own, first + n as u32)?;
+                pages.enter(state, kind, payload)?;
+            }
+        }
+    }
+}
+
+/// Asks all donors at the same time, for a few runs of pages each. `next`: the first page of each that was not asked for.
+fn ask_for_pages(core: &Arc<Core>, number: u64, donors: &[usize], counts: &[u32], next: &mut [u32]) -> Vec<AskedPages> {
+    let state = &mut *core.lock();
+    let mut asked = Vec::new();
+    for (place, &donor) in donors.iter().enumerate() {
+        let layout = state.layout(donor);
+        let each = (READ_BYTES / layout.page_bytes).max(1) as u32;
+        for _ in 0..READS_AT_ONCE {
+            let first = next[place];
+            let count = each.min(counts[place].min(layout.pages) - first);
+            if count == 0 {
+                break;
+            }
+            next[place] += count;
+            let at = layout.page_at(number % 2, first);
+            let op = DonorOp::Read { at, len: (count as usize * layout.page_bytes) as u32 };
+            let op = core.op(state, donor as DonorId, op, Purpose::Upkeep);
+            asked.push(AskedPages { donor, first, count, op });
+        }
+    }
+    asked
+}
+
+/// The headers of all units that the logs name, by donors.
+async fn read_open_units(core: &Arc<Core>, donors: &[usize], logs: &[Log]) -> Option<Vec<Vec<(u32, UnitHeader)>>> {
+    let looked = donors.iter().zip(logs).map(|(&donor, log)| async move {
+        let end = core.lock().donors[donor].units as usize;
+        let units = log.open.ones(end).map(|unit| unit as u32);
+        headers_of(core, donor as DonorId, units).await
+    });
+    all(looked).await.into_iter().collect()
 }
 
 impl State {
@@ -336,15 +312,15 @@ impl State {
         // Units of groups of the pages that were looked at, and those of them that are still theirs.
         let mut unsure: HashSet<(usize, u32)> = HashSet::new();
         let mut changed: HashSet<u32> = HashSet::new();
-        for (index, group) in self.groups.iter().enumerate().filter(|(_, group)| group.id != 0) {
-            if ids.contains(&group.id) && known.insert(group.id, index as u32).is_some() {
+        for (index, group) in self.groups.iter() {
+            if ids.contains(&group.id) && known.insert(group.id, index).is_some() {
                 return None;
             }
             for member in group.members.iter().filter(|member| member.exists()) {
                 let place = *place_of.get(member.donor as usize).filter(|&&place| place != usize::MAX)?;
                 if logs[place].open.get(member.unit as usize) {
                     unsure.insert((place, member.unit));
-                    changed.insert(index as u32);
+                    changed.insert(index);
                 }
                 owned[place].set(member.unit as usize, true);
             }
@@ -359,7 +335,7 @@ impl State {
                     base.found.entry(donor).or_default().push((unit, header));
                     continue;
                 };
-                let group = &self.groups[index as usize];
+                let group = &self.groups[index];
                 let rows = header.lists.iter().map(Vec::len).max().unwrap_or(0);
                 let fits = group.data() == header.data as usize
                     && group.members.len() == group.data() + header.parity as usize
@@ -376,7 +352,7 @@ impl State {
             }
         }
         for (member, at, index) in moved.into_iter().filter(|_| !is_planted(Bug::MovedForgotten)) {
-            let group = &self.groups[index as usize];
+            let group = &self.groups[index];
             let former = group.members[at];
             // One that was looked at and is still the group's stays; one that the pages alone know may have been erased.
             let place = place_of[former.donor as usize];
@@ -385,14 +361,14 @@ impl State {
             let is_others = unsure.contains(&(place, former.unit));
             let first_sequence = group.first_sequence;
             let stray = if stays { Some(member) } else { Some(former).filter(|former| former.exists() && !is_others) };
-            self.strays.extend(stray.map(|stray| (stray, first_sequence)));
+            self.opening.strays.extend(stray.map(|stray| (stray, first_sequence)));
             if !stays {
-                self.groups[index as usize].members[at] = member;
+                self.groups[index].members[at] = member;
             }
             changed.insert(index);
         }
         for index in changed {
-            for member in self.groups[index as usize].members.iter_mut() {
+            for member in self.groups[index].members.iter_mut() {
                 if member.exists() && unsure.contains(&(place_of[member.donor as usize], member.unit)) {
                     *member = Member::NONE;
                     base.broken.push(index);
@@ -413,10 +389,8 @@ impl State {
 
     /// Where the pages say that a block is; from now on the newer entries say it.
     pub fn touch(&mut self, base: &mut Base, block: u32) -> Option<(u64, Location, u32)> {
-        let (at, crc) = self.find(block)?;
-        self.table_mut()[block as usize] = 0;
+        let (at, crc) = self.map.remove(block)?;
         base.live[at.group as usize] -= 1;
-        self.counts.mapped -= 1;
         base.touched.push((at.group, block));
         Some((base.sequence - 1, at, crc))
     }
@@ -424,20 +398,15 @@ impl State {
     /// A block that the pages know is none; the group it was in.
     pub fn clear(&mut self, base: &mut Option<&mut Base>, block: u32) -> Option<u32> {
         let base = base.as_mut()?;
-        let (at, _) = self.find(block)?;
-        self.table_mut()[block as usize] = 0;
+        let (at, _) = self.map.remove(block)?;
         base.live[at.group as usize] -= 1;
-        self.counts.mapped -= 1;
         Some(at.group)
     }
 
     /// Opening looks at everything, and nothing is known.
     pub fn forget_map(&mut self) {
         self.forget_groups();
-        self.set_blocks(self.blocks);
-        self.counts.mapped = 0;
-        self.doubts.clear();
-        self.lost_blocks.clear();
+        self.map.reset(self.map.blocks());
         self.found = Default::default();
         self.checkpoints.valid = None;
         self.checkpoints.named = 0;

@@ -7,19 +7,22 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::Poll;
 
 use parking_lot::Mutex;
+
+use std::sync::Arc;
+
 use shoal_format::{checksum, ram};
 
 use crate::api::{DiskError, Purpose};
 use crate::donors::DonorState;
 use crate::parity;
+use crate::place::{Location, Member};
 use crate::planted::{Bug, is_planted};
-use crate::scan::pause;
-use crate::state::{Location, Member, State};
-use crate::task::{Answer, Core, Op, all};
+use crate::schedule::Answer;
+use crate::state::State;
+use crate::task::{Core, Op, all, pause};
 
 /// How often a block is asked for that a donor refuses, and after what time (ns).
 const TRIES: usize = 4;
@@ -49,7 +52,7 @@ pub(crate) async fn read(core: Arc<Core>, ticket: u64, at: u64, mut buffer: Vec<
 }
 
 async fn read_range(core: &Arc<Core>, at: u64, buffer: &mut [u8]) -> Result<(), DiskError> {
-    let block_bytes = core.lock().block_bytes as u64;
+    let block_bytes = core.lock().shape.block_bytes as u64;
     let end = at + buffer.len() as u64;
     let (first, last) = (at / block_bytes, end.div_ceil(block_bytes));
     if !at.is_multiple_of(block_bytes) || !end.is_multiple_of(block_bytes) {
@@ -62,7 +65,7 @@ async fn read_range(core: &Arc<Core>, at: u64, buffer: &mut [u8]) -> Result<(), 
 }
 
 async fn read_blocks(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> Result<(), DiskError> {
-    let block_bytes = core.lock().block_bytes;
+    let block_bytes = core.lock().shape.block_bytes;
     let (mut runs, mut failed) = start(core, first, buffer);
     let mut missing = Vec::new();
     let mut take = |(begin, crcs, bytes): (u32, Vec<u32>, Vec<u8>)| {
@@ -124,7 +127,7 @@ async fn answer(core: &Arc<Core>, mut op: Op, at: Location, crcs: &[u32]) -> Ans
         (state.now_ns, state.plan.parity > 0)
     };
     let mut late = std::pin::pin!(core.until_late(|state| {
-        let member = state.groups[at.group as usize].members.get(at.unit);
+        let member = state.groups[at.group].members.get(at.unit);
         let Some(member) = member.filter(|member| redundant && member.exists()) else { return false };
         let waited = |since: u64| state.now_ns.saturating_sub(since);
         let silent = waited(asked_ns.max(state.donors[member.donor as usize].answered_ns)) > SILENT_NS;
@@ -172,10 +175,10 @@ fn start(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> (Vec<Run>, Result<(
     let mut failed = Ok(());
     let mut runs: Vec<Run> = Vec::new();
     let mut asked: Vec<(Member, Location, u32, Vec<u32>)> = Vec::new();
-    for (n, out) in buffer.chunks_exact_mut(state.block_bytes).enumerate() {
+    for (n, out) in buffer.chunks_exact_mut(state.shape.block_bytes).enumerate() {
         let number = first + n as u32;
         state.counts.blocks_read += 1;
-        let Some((at, crc)) = state.find(number) else {
+        let Some((at, crc)) = state.map.find(number) else {
             if state.is_lost(number) && failed.is_ok() {
                 failed = Err(DiskError::Lost { block: number as u64 });
             }
@@ -186,7 +189,7 @@ fn start(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> (Vec<Run>, Result<(
             out.copy_from_slice(bytes);
             continue;
         }
-        let member = state.groups[at.group as usize].members[at.unit];
+        let member = state.groups[at.group].members[at.unit];
         match asked.last_mut() {
             Some((last, from, begin, crcs))
                 if *last == member && from.row + crcs.len() == at.row && *begin + crcs.len() as u32 == number =>
@@ -205,7 +208,7 @@ fn start(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> (Vec<Run>, Result<(
 
 impl State {
     pub fn is_lost(&self, block: u32) -> bool {
-        !self.lost_blocks.is_empty() && self.lost_blocks.contains(&block) && !is_planted(Bug::LostZeros)
+        self.map.is_lost(block) && !is_planted(Bug::LostZeros)
     }
 }
 
@@ -221,11 +224,11 @@ pub(crate) async fn block(core: &Arc<Core>, number: u32) -> Result<(Vec<u8>, Opt
             if state.is_lost(number) {
                 return Err(DiskError::Lost { block: number as u64 });
             }
-            let Some((at, crc)) = state.find(number) else { return Ok((vec![0; state.block_bytes], None)) };
+            let Some((at, crc)) = state.map.find(number) else { return Ok((vec![0; state.shape.block_bytes], None)) };
             if let Some(bytes) = state.in_memory(at) {
                 return Ok((bytes.to_vec(), Some((at, crc))));
             }
-            ((at, crc), state.returns)
+            ((at, crc), state.repairs.tries())
         };
         let fetched = fetch(core, found.0, found.1, Purpose::Read).await;
         if let Fetched::Good(bytes) = fetched {
@@ -234,7 +237,9 @@ pub(crate) async fn block(core: &Arc<Core>, number: u32) -> Result<(Vec<u8>, Opt
         // Moved, or somebody came back: it may be had now.
         let changed = core
             .until(|state| {
-                let changed = state.find(number) != Some(found) || state.returns != returns || state.failure.is_some();
+                let changed = state.map.find(number) != Some(found)
+                    || state.repairs.tries() != returns
+                    || state.failure.is_some();
                 let waits = matches!(fetched, Fetched::Unanswered) && state.awaits();
                 (changed || !waits).then_some(changed)
             })
@@ -275,8 +280,8 @@ pub(crate) enum Fetched {
 pub(crate) async fn fetch(core: &Arc<Core>, at: Location, crc: u32, purpose: Purpose) -> Fetched {
     let own = {
         let state = &mut *core.lock();
-        let group = &state.groups[at.group as usize];
-        if group.id == 0 || group.memory.is_some() {
+        let group = &state.groups[at.group];
+        if !group.exists() || group.is_in_memory() {
             return Fetched::Unanswered;
         }
         let there = group.members[at.unit].exists() && at.row < group.own(at.unit) as usize;
@@ -285,7 +290,7 @@ pub(crate) async fn fetch(core: &Arc<Core>, at: Location, crc: u32, purpose: Pur
     };
     let mut answered = {
         let state = core.lock();
-        let group = &state.groups[at.group as usize];
+        let group = &state.groups[at.group];
         // One that is there and does not have the row will never have it.
         group.members.get(at.unit).is_some_and(Member::exists) || !state.may_come(at, at.unit)
     };
@@ -306,8 +311,8 @@ pub(crate) async fn fetch(core: &Arc<Core>, at: Location, crc: u32, purpose: Pur
 impl State {
     /// May what this unit holds still be had from somebody?
     fn may_come(&self, at: Location, unit: usize) -> bool {
-        let group = &self.groups[at.group as usize];
-        let Some(member) = group.members.get(unit).filter(|_| group.id != 0) else { return true };
+        let group = &self.groups[at.group];
+        let Some(member) = group.members.get(unit).filter(|_| group.exists()) else { return true };
         match member.exists() {
             true => !self.donors[member.donor as usize].is_final(),
             // It may be on a donor nobody has looked at yet.
@@ -317,8 +322,8 @@ impl State {
 
     /// Is what this unit holds gone for good?
     pub fn is_gone(&self, at: Location, unit: usize) -> bool {
-        let group = &self.groups[at.group as usize];
-        let Some(member) = group.members.get(unit).filter(|_| group.id != 0) else { return false };
+        let group = &self.groups[at.group];
+        let Some(member) = group.members.get(unit).filter(|_| group.exists()) else { return false };
         // One that does not exist may be on a donor that nobody has looked at yet, or that was taken for another.
         member.exists() && self.donors[member.donor as usize].is_final()
     }
@@ -341,8 +346,8 @@ struct Row {
 async fn rest_of_row(core: &Arc<Core>, at: Location, purpose: Purpose) -> Result<Row, Fetched> {
     let (data, block_bytes, is_note, units, mut answered) = {
         let state = &mut *core.lock();
-        let group = &state.groups[at.group as usize];
-        if group.id == 0 || group.memory.is_some() {
+        let group = &state.groups[at.group];
+        if !group.exists() || group.is_in_memory() {
             return Err(Fetched::Unanswered);
         }
         if group.members.len() == group.data() {
@@ -368,7 +373,7 @@ async fn rest_of_row(core: &Arc<Core>, at: Location, purpose: Purpose) -> Result
             answered &= there || empty || unit == at.unit || !state.may_come(at, unit) || (member.exists() && !has);
             units.push((empty, sequence, there.then(|| core.read(state, member, at.row..at.row + 1, purpose))));
         }
-        (data, state.block_bytes, is_note, units, answered)
+        (data, state.shape.block_bytes, is_note, units, answered)
     };
     let mut row = Vec::new();
     let mut in_order = Vec::new();

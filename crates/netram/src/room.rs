@@ -11,24 +11,11 @@
 //!
 //! Left out: moving a unit (`repair`), cleaning.
 
-use std::sync::Arc;
-
 use crate::api::DonorId;
-use crate::clean::GROUPS_AHEAD;
 use crate::donors::{Donor, DonorState};
-use crate::membership::needs_repair;
-use crate::repair;
+use crate::place::Member;
 use crate::state::State;
-use crate::task::Core;
 
-/// Donors whose free units differ by less are even.
-const UNEVEN_UNITS: usize = 16;
-/// The same where somebody waits for room and there is none: one move more would only turn the difference round.
-const UNEVEN_MIN: usize = 2;
-/// When no unit could be moved, it is looked for again after so long (ns).
-const LOOK_AGAIN_NS: u64 = 1_000_000_000;
-/// A unit that could not be moved is left for so long (ns).
-const FAILED_NS: u64 = 50_000_000;
 /// Where the donors cannot hold the whole disk, so much of their room holds data (percent): cleaning in less of a rest than that
 /// makes no room in the end.
 const TIGHT_PERCENT: u64 = 95;
@@ -46,25 +33,89 @@ impl DrainRoom {
     }
 }
 
+/// Units of each donor that only cleaning and repair may take.
+pub(crate) const RESERVE_UNITS: usize = 4;
+
+/// Those of them that only lists of ranges may take: dead groups become free when these are written.
+pub(crate) const NOTE_UNITS: usize = 1;
+
+/// Groups that should be free to open before a writer has to wait.
+pub(crate) const GROUPS_AHEAD: usize = 4;
+
 impl State {
+    /// Groups of full width the donors could hold together.
+    pub fn groups_max(&self) -> u64 {
+        let width = self.plan.data + self.plan.parity;
+        let units: Vec<u64> = self.donors.iter().map(|donor| donor.units as u64).collect();
+        groups_of(&units, width)
+    }
+
+    /// Groups that no data is promised to: open ones, and room to clean in.
+    pub fn groups_kept(&self) -> u64 {
+        self.open.caches() as u64 + RESERVE_UNITS as u64 + 2
+    }
+
+    /// Takes a unit on each of `count` donors, the emptiest ones, above `reserve` units of each.
+    pub fn take_units(&mut self, count: usize, reserve: usize) -> Option<Vec<Member>> {
+        let turn = self.groups.next_number() as usize;
+        let donors = self.donors.len();
+        let mut order: Vec<usize> = (0..donors).filter(|&n| self.is_roomy(n, reserve)).collect();
+        if order.len() < count {
+            return None;
+        }
+        order.sort_by_key(|&n| (usize::MAX - self.donors[n].all_free_units(), (n + turn) % donors));
+        order.truncate(count);
+        // Parity is what comes last.
+        order.sort_unstable();
+        if !self.config.dedicated_parity {
+            order.rotate_left(turn % count);
+        }
+        let take = |n: usize| {
+            let unit = self.donors[n].take().expect("there is a free unit");
+            Member { donor: n as DonorId, unit, count: 0 }
+        };
+        Some(order.into_iter().map(take).collect())
+    }
+
+    /// A free unit, above `reserve` of them, on a donor that has none of the group's.
+    pub fn take_unit_beside(&mut self, members: &[Member], reserve: usize) -> Option<Member> {
+        let taken = |n: usize| members.iter().any(|member| member.is_on(n as DonorId));
+        let candidates = (0..self.donors.len()).filter(|&n| self.is_roomy(n, reserve) && !taken(n));
+        let donor = candidates.max_by_key(|&n| self.donors[n].all_free_units())?;
+        let unit = self.donors[donor].take().expect("there is a free unit");
+        Some(Member { donor: donor as DonorId, unit, count: 0 })
+    }
+
+    /// Are there `groups` groups to open, beyond what is kept for cleaning?
+    pub fn has_room(&self, groups: usize) -> bool {
+        let width = (self.plan.data + self.plan.parity).min(self.takers());
+        (0..self.donors.len()).filter(|&n| self.is_roomy(n, RESERVE_UNITS + groups - 1)).count() >= width
+    }
+
+    /// Can the cleaner go on?
+    pub fn has_room_to_clean(&self) -> bool {
+        self.open.cleaners().is_some() || self.width(0) > self.plan.parity
+    }
+
     /// Would what is stored fit without this donor?
     pub fn drain_room(&self, leaving: DonorId) -> DrainRoom {
-        let bytes = |blocks: u64| blocks * self.block_bytes as u64;
-        DrainRoom { stored_bytes: bytes(self.counts.mapped), room_bytes: bytes(self.room_without(Some(leaving))) }
+        let bytes = |blocks: u64| blocks * self.shape.block_bytes as u64;
+        DrainRoom { stored_bytes: bytes(self.map.mapped()), room_bytes: bytes(self.room_without(Some(leaving))) }
     }
 
     /// Looks how many blocks the donors that are there can hold.
     pub fn measure_room(&mut self) {
-        self.room_blocks = self.room_without(None);
+        let blocks = self.room_without(None);
+        self.shortage.set_room(blocks);
     }
 
     /// Is there no room for one more block that held nothing so far?
     pub fn is_beyond_room(&self, block: u32) -> bool {
-        self.counts.mapped >= self.room_blocks && self.find(block).is_none()
+        self.map.mapped() >= self.shortage.room_blocks() && self.map.find(block).is_none()
     }
 
     /// Blocks that fit on the donors that stay.
-    fn room_without(&self, leaving: Option<DonorId>) -> u64 {
+    pub fn room_without(&self, leaving: Option<DonorId>) -> u64 {
         let stays = |&(number, donor): &(usize, &Donor)| {
             leaving.map(usize::from) != Some(number) && matches!(donor.state, DonorState::Active | DonorState::Joining)
         };
@@ -78,41 +129,8 @@ impl State {
         };
         let blocks = groups * (width.saturating_sub(self.plan.parity) * self.plan.buffer) as u64;
         // A drain needs room to work in, too, however small the disk is.
-        let is_tight = leaving.is_some() || blocks < self.blocks;
-        if is_tight { self.blocks.min(blocks * TIGHT_PERCENT / 100) } else { self.blocks }
-    }
-
-    /// The group of which a unit is to move, and the donor it leaves.
-    fn next_to_level(&mut self) -> Option<(u32, DonorId)> {
-        if !self.ready || self.now_ns < self.level_at_ns || self.has_room(GROUPS_AHEAD) {
-            return None;
-        }
-        // What is being erased is free soon.
-        let room = |donor: &Donor| donor.all_free_units() + donor.erase.len() + donor.erasing.len();
-        let there = || (0..self.donors.len()).filter(|&number| self.takes(number));
-        let full = there().min_by_key(|&number| room(&self.donors[number]))?;
-        let empty = there().max_by_key(|&number| self.donors[number].all_free_units())?;
-        let is_urgent = (self.drain_waits || self.stuck) && !self.has_room(1);
-        let uneven = if is_urgent { UNEVEN_MIN } else { UNEVEN_UNITS };
-        if self.donors[empty].all_free_units() < room(&self.donors[full]) + uneven {
-            return None;
-        }
-        let moves = |index: &usize| {
-            let group = &self.groups[*index];
-            let rests =
-                group.id != 0 && group.live > 0 && group.memory.is_none() && !group.busy && !needs_repair(self, *index);
-            rests && group.is_on(full as DonorId) && !group.is_on(empty as DonorId)
-        };
-        // Where the last search ended: the groups before it have been moved.
-        let groups = self.groups.len();
-        let begin = self.level_from.min(groups);
-        let found = (begin..groups).chain(0..begin).find(moves);
-        let Some(index) = found else {
-            self.level_at_ns = self.now_ns + LOOK_AGAIN_NS;
-            return None;
-        };
-        self.level_from = index + 1;
-        Some((index as u32, full as DonorId))
+        let is_tight = leaving.is_some() || blocks < self.map.blocks();
+        if is_tight { self.map.blocks().min(blocks * TIGHT_PERCENT / 100) } else { self.map.blocks() }
     }
 }
 
@@ -128,25 +146,6 @@ pub(crate) fn groups_of(units: &[u64], width: usize) -> u64 {
     low
 }
 
-/// Evens donors out, one unit after the other. Runs as long as the disk.
-pub(crate) async fn leveler(core: Arc<Core>) {
-    loop {
-        let (index, from) = core
-            .until(|state| {
-                let found = state.next_to_level()?;
-                state.claim(found.0);
-                Some(found)
-            })
-            .await;
-        let moved = repair::move_off(&core, index, from).await;
-        let state = &mut *core.lock();
-        state.release(index);
-        if !moved {
-            state.level_at_ns = state.now_ns + FAILED_NS;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,7 +159,7 @@ mod tests {
             let info = DonorInfo { name: format!("donor{number}"), bytes: mib << 20 };
             state.add_donor(info).unwrap();
         }
-        state.set_blocks((donors.iter().sum::<u64>() << 20) / 2 / 4096);
+        state.map.reset((donors.iter().sum::<u64>() << 20) / 2 / 4096);
         state
     }
 
@@ -170,26 +169,26 @@ mod tests {
         let room = state.drain_room(0).room_bytes;
         // Two data units of three, less headers and what is kept.
         assert!(room > 114 << 20 && room < 122 << 20, "{room}");
-        state.counts.mapped = room / state.block_bytes as u64;
+        state.map.pretend_mapped(room / state.shape.block_bytes as u64);
         assert!(state.drain_room(0).fits());
-        state.counts.mapped += 1;
+        state.map.pretend_mapped(state.map.mapped() + 1);
         assert!(!state.drain_room(0).fits());
     }
 
     #[test]
     fn blocks_that_hold_nothing_are_refused_only_while_the_donors_cannot_hold_the_disk() {
         let mut state = state(&[64, 64, 64, 64], 1);
-        state.counts.mapped = state.blocks - 1;
+        state.map.pretend_mapped(state.map.blocks() - 1);
         state.measure_room();
         assert!(!state.is_beyond_room(0));
         state.donors[3].state = DonorState::Missing;
         state.measure_room();
         assert!(state.is_beyond_room(0));
-        state.counts.mapped = state.room_blocks - 1;
+        state.map.pretend_mapped(state.shortage.room_blocks() - 1);
         assert!(!state.is_beyond_room(0));
         state.donors[3].state = DonorState::Active;
         state.measure_room();
-        assert_eq!(state.room_blocks, state.blocks);
+        assert_eq!(state.shortage.room_blocks(), state.map.blocks());
     }
 
     #[test]
@@ -197,7 +196,7 @@ mod tests {
         let mut state = state(&[64, 64], 1);
         assert_eq!(state.drain_room(1).room_bytes, 0);
         assert!(state.drain_room(1).fits(), "nothing is stored");
-        state.counts.mapped = 1;
+        state.map.pretend_mapped(1);
         assert!(!state.drain_room(1).fits());
         let three = self::state(&[64, 64, 1024], 1);
         assert!(three.drain_room(2).room_bytes < 64 << 20, "a copy of each block is on both");

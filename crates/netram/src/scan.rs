@@ -10,114 +10,24 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-use shoal_format::checksum;
-use shoal_format::ram::{self, LOST, UnitEntry, UnitHeader};
+use shoal_format::ram::{LOST, TrimmedRange, UnitEntry};
+use shoal_format::{checksum, ram};
 
 use crate::api::{DonorId, Purpose};
+use crate::bits::Bits;
 use crate::donors::{Donor, DonorState};
-use crate::doubt::{self, Doubt};
-use crate::found::{FoundUnsafe, Unprotected};
-use crate::group::{Group, Incomplete};
-use crate::load::{self, Base};
-use crate::membership::{self, miss};
+use crate::doubt::{Copied, Doubt};
+use crate::enter::{FoundUnit, Newest, enter};
+use crate::epochs::new_epoch;
+use crate::found::{FoundUnsafe, Opening, Unprotected};
+use crate::headers::{AGAIN_NS, headers};
+use crate::load::{Base, NOT_FOUND, load};
 use crate::parity;
+use crate::place::{Location, Member};
 use crate::planted::{Bug, is_planted};
-use crate::read;
-use crate::repair;
-use crate::spread::Numbered;
-use crate::state::{Location, Member, State};
-use crate::task::{Core, Op};
-
-/// Headers asked for at the same time, of each donor.
-const AT_ONCE: usize = 32;
-/// How often a header that a donor refuses is asked for again, and after what time (ns).
-pub(crate) const TRIES: usize = 20;
-pub(crate) const AGAIN_NS: u64 = 100_000_000;
-
-/// A unit that was found.
-struct Found {
-    donor: DonorId,
-    unit: u32,
-    header: UnitHeader,
-}
-
-/// Of each block the sequence, the place and the checksum of its newest copy so far.
-type Newest = Numbered<u32, (u64, Location, u32)>;
-
-/// What opening has found so far.
-#[derive(Default)]
-pub(crate) struct Opening {
-    looking: HashSet<DonorId>,
-    found: HashMap<DonorId, Vec<(u32, UnitHeader)>>,
-}
-
-/// Waits for a moment.
-pub(crate) async fn pause(core: &Arc<Core>, ns: u64) {
-    let until = core.lock().now_ns + ns;
-    core.until(move |state| (state.now_ns >= until).then_some(())).await;
-}
-
-/// The headers of all units of a donor that are this disk's and this donor's. `None`: it cannot be reached any more.
-pub(crate) async fn headers(core: &Arc<Core>, number: DonorId) -> Option<Vec<(u32, UnitHeader)>> {
-    let units = core.lock().donors[number as usize].units;
-    headers_of(core, number, 0..units).await
-}
-
-/// The same of some units.
-pub(crate) async fn headers_of(
-    core: &Arc<Core>,
-    number: DonorId,
-    units: impl Iterator<Item = u32>,
-) -> Option<Vec<(u32, UnitHeader)>> {
-    let (born, uuid, header_bytes) = {
-        let state = core.lock();
-        let donor = &state.donors[number as usize];
-        (donor.born, state.config.uuid, state.header_bytes)
-    };
-    let mut found = Vec::new();
-    let mut units = units;
-    loop {
-        let mut wanted: Vec<u32> = units.by_ref().take(AT_ONCE).collect();
-        if wanted.is_empty() {
-            return Some(found);
-        }
-        for tried in 0.. {
-            let ops: Vec<(u32, Op)> = {
-                let state = &mut *core.lock();
-                let mut ask = |unit: u32| {
-                    let op = state.heads_op(unit);
-                    (unit, core.op(state, number, op, Purpose::Upkeep))
-                };
-                wanted.drain(..).map(&mut ask).collect()
-            };
-            for (unit, op) in ops {
-                match op.await {
-                    Ok(bytes) => {
-                        let its_own = |header: &UnitHeader| header.donor == number && header.born == born;
-                        let ours = |header: &UnitHeader| {
-                            header.uuid == uuid && (its_own(header) || is_planted(Bug::StaleUnits))
-                        };
-                        let header = UnitHeader::newest(&bytes, header_bytes, ours);
-                        found.extend(header.map(|header| (unit, header)));
-                    }
-                    Err(_) => wanted.push(unit),
-                }
-            }
-            if core.lock().donors[number as usize].is_absent() {
-                return None;
-            }
-            if wanted.is_empty() {
-                break;
-            }
-            if tried == TRIES {
-                // Nothing that is left out may be taken for nothing.
-                miss(core, &mut core.lock(), number);
-                return None;
-            }
-            pause(core, AGAIN_NS).await;
-        }
-    }
-}
+use crate::read::{Fetched, fetch};
+use crate::state::State;
+use crate::task::{Core, Op, pause};
 
 /// Starts looking at donors that came; true when enough has been seen, and nothing is being looked at.
 fn look(core: &Arc<Core>, state: &mut State) -> bool {
@@ -146,13 +56,20 @@ fn look(core: &Arc<Core>, state: &mut State) -> bool {
 
 /// Looks at the donors; once more, if one comes back that is needed.
 pub(crate) async fn scan(core: Arc<Core>) {
-    if let Some(mut base) = load::load(&core).await
-        && map(&core, Some(&mut base)).await
+    let unused = match load(&core).await {
+        Ok(mut base) => match map(&core, Some(&mut base)).await {
+            true => None,
+            false => Some(NOT_FOUND),
+        },
+        Err(why) => Some(why),
+    };
     {
         let state = &mut *core.lock();
-        state.counts.opened_by_checkpoint = true;
-        state.checkpoints.unused = None;
-        return;
+        state.checkpoints.unused = unused.filter(|_| state.checkpoints.enabled);
+        if unused.is_none() {
+            state.counts.opened_by_checkpoint = true;
+            return;
+        }
     }
     core.lock().forget_map();
     while !map(&core, None).await {
@@ -163,234 +80,59 @@ pub(crate) async fn scan(core: Arc<Core>) {
     }
 }
 
+/// What one look at the donors has found.
+#[derive(Default)]
+struct Survey {
+    newest: Newest,
+    /// Below this sequence everything was safe.
+    horizon: u64,
+    /// The blocks of each group, in the order of their places.
+    listed: Vec<(u32, Vec<u32>)>,
+    trimmed: Vec<TrimmedRange>,
+    lost: Vec<TrimmedRange>,
+    doubts: BTreeMap<u32, Doubt>,
+    unsafe_groups: BTreeMap<u32, Unprotected>,
+    /// In which group what counts of a block is, if it is not safe.
+    homes: HashMap<u32, u32>,
+    torn_notes: Vec<(u32, u64, u64)>,
+    /// Blocks that a checkpoint leaves to be looked for, and those of them that were found, or hold nothing.
+    looks: Bits,
+    ended: HashSet<u32>,
+    /// Blocks of groups of the pages that a list which is not safe has ended.
+    touched: Vec<(u32, u32)>,
+}
+
 /// Makes the map from what the donors hold; false if it is to be tried again.
 async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
     if base.is_none() {
         core.until(|state| look(core, state).then_some(())).await;
     }
-    let mut newest = Newest::default();
-    let mut entries: Vec<(Location, UnitEntry)> = Vec::new();
-    // The blocks of each group, in the order of their places.
-    let mut listed: Vec<(u32, Vec<u32>)> = Vec::new();
-    let horizon;
-    {
-        let state = &mut *core.lock();
-        let mut groups: HashMap<u64, Vec<Found>> = HashMap::new();
-        let found = match &mut base {
-            Some(base) => std::mem::take(&mut base.found),
-            None => std::mem::take(&mut state.opening.found),
-        };
-        let mut found: Vec<_> = found.into_iter().collect();
-        found.sort_unstable_by_key(|&(donor, _)| donor);
-        let mut used: HashMap<DonorId, HashSet<u32>> = HashMap::new();
-        for (donor, units) in found {
-            used.insert(donor, units.iter().map(|&(unit, _)| unit).collect());
-            for (unit, header) in units {
-                groups.entry(header.group).or_default().push(Found { donor, unit, header });
-            }
-        }
-        if let Some(base) = &mut base {
-            let lists = groups.values().flatten().flat_map(|found| found.header.lists.iter().flatten());
-            let last = state.blocks;
-            let counts = |entry: &&UnitEntry| u64::from(entry.block) < last && base.counts(entry.block, entry.sequence);
-            let mut blocks: Vec<u32> = lists.filter(counts).map(|entry| entry.block).collect();
-            // One after the other: memory is slow for those who jump about in it.
-            blocks.sort_unstable();
-            blocks.dedup();
-            newest.reserve(blocks.len());
-            newest.extend(blocks.into_iter().filter_map(|block| Some((block, state.touch(base, block)?))));
-        }
-        let mut ids: Vec<u64> = groups.keys().copied().collect();
-        ids.sort_unstable();
-        let said = groups.values().flatten().map(|found| found.header.horizon).max().unwrap_or(0);
-        horizon = base.as_ref().map_or(said, |base| said.max(base.horizon));
-        for id in ids {
-            let found = groups.remove(&id).expect("listed");
-            listed.extend(enter(state, id, found, horizon, base.as_deref(), &mut newest, &mut entries));
-        }
-        for (number, donor) in state.donors.iter_mut().enumerate() {
-            if let Some(used) = used.get(&(number as DonorId)).filter(|_| base.is_none()) {
-                donor.blank_units.clear();
-                donor.free = (0..donor.units).rev().filter(|unit| !used.contains(unit)).collect();
-            }
-        }
-    }
-    // What may not have been safe when the client died may have been written in part. It counts if it is there.
-    let mut trimmed: Vec<ram::TrimmedRange> = Vec::new();
-    let mut lost: Vec<ram::TrimmedRange> = Vec::new();
-    let mut doubts: BTreeMap<u32, Doubt> = BTreeMap::new();
-    let mut unsafe_groups: BTreeMap<u32, Unprotected> = BTreeMap::new();
-    // In which group what counts of a block is, if it is not safe.
-    let mut homes: HashMap<u32, u32> = HashMap::new();
-    let mut torn_notes = Vec::new();
-    let mut patience = None;
+    let mut survey = Survey::default();
+    let mut entries = survey.enter_units(&mut core.lock(), &mut base);
     entries.sort_by_key(|(_, entry)| entry.sequence);
+    let mut patience = None;
     for (at, entry) in entries {
         let is_note = ram::is_note(entry.block);
-        if !is_note && newest.get(&entry.block).is_some_and(|&(sequence, _, _)| sequence > entry.sequence) {
+        if !is_note && survey.newest.get(&entry.block).is_some_and(|&(sequence, _, _)| sequence > entry.sequence) {
             continue;
         }
-        let Some(found) = look_at(core, at, entry, horizon, &mut patience).await else { return false };
-        if matches!(found, read::Fetched::Bad) && !is_planted(Bug::AbsentComputed) {
-            let group = &mut core.lock().groups[at.group as usize];
-            if let Some(found) = group.incomplete_mut() {
-                found.absent = found.absent.min(at.row);
-            }
-        }
-        if !is_note {
-            if !matches!(found, read::Fetched::Good(_)) {
-                doubts.entry(entry.block).or_default().meets(entry.sequence);
-            }
-            if !matches!(found, read::Fetched::Bad) {
-                let before = newest.insert(entry.block, (entry.sequence, at, entry.crc));
-                if let Some(doubt) = doubts.get_mut(&entry.block) {
-                    let is_doubted = matches!(found, read::Fetched::Unanswered);
-                    let copy = doubt::Found { sequence: entry.sequence, at, crc: entry.crc, is_doubted };
-                    let present = std::mem::replace(&mut doubt.present, is_doubted.then_some(copy));
-                    let certain =
-                        before.map(|(sequence, at, crc)| doubt::Found { sequence, at, crc, is_doubted: false });
-                    match is_doubted {
-                        true => doubt.older.extend(present.or(certain)),
-                        false => doubt.older.clear(),
-                    }
-                }
-            }
-            continue;
-        }
-        // Lists of trimmed and lost ranges are blocks like any other; they are applied by their sequence.
-        let ranges = match found {
-            read::Fetched::Good(bytes) => ram::decode_trimmed(&bytes).ok(),
-            _ => None,
-        };
-        let state = &mut *core.lock();
-        if ranges.is_none() {
-            let group = &mut state.groups[at.group as usize];
-            group.remove_note((at.unit, at.row));
-            group.live -= 1;
-            torn_notes.push((at.group, group.id, entry.sequence));
-        } else if state.is_unsafe(at, entry.sequence, horizon) {
-            state.found_unsafe(at, entry.sequence, horizon, &mut unsafe_groups);
-            for range in ranges.iter().flatten() {
-                let end = range.first.saturating_add(range.count).min(state.blocks as u32);
-                homes.extend((range.first..end).map(|block| (block, at.group)));
-            }
-        }
-        if entry.block == LOST { &mut lost } else { &mut trimmed }.extend(ranges.unwrap_or_default());
+        let Some(found) = look_at(core, at, entry, survey.horizon, &mut patience).await else { return false };
+        survey.weigh(&mut core.lock(), at, entry, found);
     }
     let state = &mut *core.lock();
-    let last = state.blocks as u32;
-    let mut gone: HashMap<u32, u64> = HashMap::new();
-    let looks = base.as_mut().map(|base| std::mem::take(&mut base.looks)).unwrap_or_default();
-    let began = base.as_ref().map_or(0, |base| base.sequence);
-    let is_looked_for = |block: u32| looks.get(block as usize);
-    let counts = |block: u32, sequence: u64| sequence >= began || is_looked_for(block);
-    // Blocks of groups of the pages that a list which is not safe has ended.
-    let mut touched: Vec<(u32, u32)> = Vec::new();
-    // Blocks that were looked for and hold nothing.
-    let mut ended: HashSet<u32> = HashSet::new();
-    for (block, sequence) in base.iter().flat_map(|base| base.lost.iter().map(|&block| (block, base.sequence - 1))) {
-        gone.insert(block, sequence);
-        doubts.entry(block).and_modify(|doubt| doubt.was_lost = true);
+    survey.apply_ranges(state, &mut base);
+    survey.enter_blocks(state, &mut base);
+    if let Some(base) = &mut base
+        && !survey.agrees(state, base)
+    {
+        return false;
     }
-    for ram::TrimmedRange { first, count, sequence } in lost {
-        state.next_sequence = state.next_sequence.max(sequence + 1);
-        for block in (first..first.saturating_add(count).min(last)).filter(|_| !is_planted(Bug::LossForgotten)) {
-            if !counts(block, sequence) {
-                continue;
-            }
-            if let Some(doubt) = doubts.get_mut(&block) {
-                doubt.was_lost = true;
-                if doubt.ends_before(sequence) {
-                    doubts.remove(&block);
-                }
-            }
-            if newest.get(&block).is_none_or(|&(at, _, _)| at < sequence) {
-                newest.remove(&block);
-                touched.extend(
-                    state.clear(&mut base, block).filter(|_| homes.contains_key(&block)).map(|group| (group, block)),
-                );
-                if is_looked_for(block) {
-                    ended.insert(block);
-                }
-                let known = gone.entry(block).or_default();
-                *known = sequence.max(*known);
-            }
-        }
-    }
-    for ram::TrimmedRange { first, count, sequence } in trimmed {
-        state.next_sequence = state.next_sequence.max(sequence + 1);
-        for block in first..first.saturating_add(count).min(last) {
-            if !counts(block, sequence) {
-                continue;
-            }
-            if newest.get(&block).is_none_or(|&(at, _, _)| at < sequence) {
-                newest.remove(&block);
-                touched.extend(
-                    state.clear(&mut base, block).filter(|_| homes.contains_key(&block)).map(|group| (group, block)),
-                );
-                if is_looked_for(block) {
-                    ended.insert(block);
-                }
-            }
-            if doubts.get_mut(&block).is_some_and(|doubt| doubt.ends_before(sequence)) {
-                doubts.remove(&block);
-            }
-            if gone.get(&block).is_some_and(|&at| at < sequence) {
-                gone.remove(&block);
-            }
-        }
-    }
-    state.lost_blocks = gone.into_keys().filter(|block| !newest.contains_key(block)).collect();
-    if let Some(base) = &mut base {
-        let live = std::mem::take(&mut base.live).into_iter();
-        state.groups.iter_mut().zip(live).for_each(|(group, live)| group.live += u32::from(live));
-    }
-    let mut blocks: Vec<_> = newest.into_iter().collect();
-    blocks.sort_unstable_by_key(|&(block, _)| block);
-    for (block, (sequence, at, crc)) in blocks {
-        state.enter(block, at, crc);
-        if is_looked_for(block) {
-            ended.insert(block);
-        }
-        homes.remove(&block);
-        if state.is_unsafe(at, sequence, horizon) {
-            state.found_unsafe(at, sequence, horizon, &mut unsafe_groups);
-            homes.insert(block, at.group);
-        }
-    }
-    if let Some(base) = &mut base {
-        let found = |block: usize| ended.contains(&(block as u32));
-        let is_dead = |&index: &u32| state.groups[index as usize].live == 0;
-        if !looks.ones(last as usize).all(found) || !base.broken.iter().all(is_dead) {
-            return false;
-        }
-        base.touched.extend(touched.into_iter().filter(|_| !is_planted(Bug::TrimmedUnheld)));
-        base.touched.retain(|(_, block)| homes.contains_key(block) || doubts.contains_key(block));
-        base.touched.sort_unstable();
-        let of_one = base.touched.chunk_by(|a, b| a.0 == b.0);
-        listed.extend(of_one.map(|some| (some[0].0, some.iter().map(|&(_, block)| block).collect())));
-    }
-    if homes.is_empty() && doubts.is_empty() {
-        listed.clear();
-    }
-    listed.sort_unstable();
-    let mut held_by_doubts = Vec::new();
-    for (index, blocks) in listed {
-        let index = index as usize;
-        let held = (index as u32, state.groups[index].id);
-        let by: HashSet<u32> = blocks.iter().filter_map(|block| homes.get(block).copied()).collect();
-        for by in by.into_iter().filter(|_| !is_planted(Bug::FoundFreed)) {
-            unsafe_groups.get_mut(&by).expect("entered above").holds.push(held);
-            state.groups[index].hold();
-        }
-        if blocks.iter().any(|block| doubts.contains_key(block)) && !is_planted(Bug::FoundFreed) {
-            held_by_doubts.push(held);
-            state.groups[index].hold();
-        }
-    }
-    state.file_all();
-    (state.doubts, state.first_group) = (doubts, state.next_group);
-    state.found = FoundUnsafe { groups: unsafe_groups.into_values().collect(), held_by_doubts, torn_notes, horizon };
+    let held_by_doubts = survey.hold_older(state);
+    state.groups.file_all();
+    state.wake();
+    let Survey { unsafe_groups, torn_notes, horizon, doubts, .. } = survey;
+    let groups = unsafe_groups.into_values().collect();
+    state.found = FoundUnsafe { groups, held_by_doubts, torn_notes, horizon, doubts };
     // What the others do not know did not exist from here on.
     for donor in &mut state.donors {
         donor.stale |= donor.counts() && !donor.scanned && !is_planted(Bug::StaleCounts);
@@ -399,10 +141,236 @@ async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
             donor.state = DonorState::Returning;
         }
     }
-    repair::after_scan(state);
-    membership::new_epoch(state, false);
+    for (member, first_sequence) in std::mem::take(&mut state.opening.strays) {
+        state.erase_later(member, first_sequence);
+    }
+    new_epoch(state, false);
     state.serve_when_known(core);
     true
+}
+
+impl Survey {
+    /// Enters all units that were found into groups. Returns the entries whose blocks have to be looked at.
+    fn enter_units(&mut self, state: &mut State, base: &mut Option<&mut Base>) -> Vec<(Location, UnitEntry)> {
+        let found = match base {
+            Some(base) => std::mem::take(&mut base.found),
+            None => std::mem::take(&mut state.opening.found),
+        };
+        let mut found: Vec<_> = found.into_iter().collect();
+        found.sort_unstable_by_key(|&(donor, _)| donor);
+        let mut groups: HashMap<u64, Vec<FoundUnit>> = HashMap::new();
+        let mut used: HashMap<DonorId, HashSet<u32>> = HashMap::new();
+        for (donor, units) in found {
+            used.insert(donor, units.iter().map(|&(unit, _)| unit).collect());
+            for (unit, header) in units {
+                groups.entry(header.group).or_default().push(FoundUnit { donor, unit, header });
+            }
+        }
+        if let Some(base) = base {
+            let lists = groups.values().flatten().flat_map(|found| found.header.lists.iter().flatten());
+            let last = state.map.blocks();
+            let counts = |entry: &&UnitEntry| u64::from(entry.block) < last && base.counts(entry.block, entry.sequence);
+            let mut blocks: Vec<u32> = lists.filter(counts).map(|entry| entry.block).collect();
+            // In order: looking up neighbours one after the other is faster.
+            blocks.sort_unstable();
+            blocks.dedup();
+            self.newest.reserve(blocks.len());
+            self.newest.extend(blocks.into_iter().filter_map(|block| Some((block, state.touch(base, block)?))));
+        }
+        let mut ids: Vec<u64> = groups.keys().copied().collect();
+        ids.sort_unstable();
+        let said = groups.values().flatten().map(|found| found.header.horizon).max().unwrap_or(0);
+        self.horizon = base.as_ref().map_or(said, |base| said.max(base.horizon));
+        let mut entries = Vec::new();
+        for id in ids {
+            let found = groups.remove(&id).expect("listed");
+            let base = base.as_deref();
+            self.listed.extend(enter(state, id, found, self.horizon, base, &mut self.newest, &mut entries));
+        }
+        for (number, donor) in state.donors.iter_mut().enumerate() {
+            if let Some(used) = used.get(&(number as DonorId)).filter(|_| base.is_none()) {
+                donor.blank_units.clear();
+                donor.free = (0..donor.units).rev().filter(|unit| !used.contains(unit)).collect();
+            }
+        }
+        entries
+    }
+
+    /// Takes what was found of an entry that may have been written in part when the client died: it counts if it is there.
+    fn weigh(&mut self, state: &mut State, at: Location, entry: UnitEntry, found: Fetched) {
+        if matches!(found, Fetched::Bad)
+            && !is_planted(Bug::AbsentComputed)
+            && let Some(found) = state.groups[at.group].incomplete_mut()
+        {
+            found.absent = found.absent.min(at.row);
+        }
+        if !ram::is_note(entry.block) {
+            return self.weigh_block(at, entry, &found);
+        }
+        // Lists of trimmed and lost ranges are blocks like any other; they are applied by their sequence.
+        let ranges = match found {
+            Fetched::Good(bytes) => ram::decode_trimmed(&bytes).ok(),
+            _ => None,
+        };
+        let Some(ranges) = ranges else {
+            self.torn_notes.push((at.group, state.groups[at.group].id, entry.sequence));
+            return state.groups.lose_note(at.group, (at.unit, at.row));
+        };
+        if state.is_unsafe(at, entry.sequence, self.horizon) {
+            state.found_unsafe(at, entry.sequence, self.horizon, &mut self.unsafe_groups);
+            for range in &ranges {
+                let end = range.first.saturating_add(range.count).min(state.map.blocks() as u32);
+                self.homes.extend((range.first..end).map(|block| (block, at.group)));
+            }
+        }
+        if entry.block == LOST { &mut self.lost } else { &mut self.trimmed }.extend(ranges);
+    }
+
+    fn weigh_block(&mut self, at: Location, entry: UnitEntry, found: &Fetched) {
+        if !matches!(found, Fetched::Good(_)) {
+            self.doubts.entry(entry.block).or_default().meets(entry.sequence);
+        }
+        if matches!(found, Fetched::Bad) {
+            return;
+        }
+        let before = self.newest.insert(entry.block, (entry.sequence, at, entry.crc));
+        let Some(doubt) = self.doubts.get_mut(&entry.block) else { return };
+        let is_doubted = matches!(found, Fetched::Unanswered);
+        let copy = Copied { sequence: entry.sequence, at, crc: entry.crc, is_doubted };
+        let present = std::mem::replace(&mut doubt.present, is_doubted.then_some(copy));
+        let certain = before.map(|(sequence, at, crc)| Copied { sequence, at, crc, is_doubted: false });
+        match is_doubted {
+            true => doubt.older.extend(present.or(certain)),
+            false => doubt.older.clear(),
+        }
+    }
+
+    /// Applies the lists of lost and of trimmed ranges.
+    fn apply_ranges(&mut self, state: &mut State, base: &mut Option<&mut Base>) {
+        let last = state.map.blocks() as u32;
+        let blocks = |range: &TrimmedRange| range.first..range.first.saturating_add(range.count).min(last);
+        self.looks = base.as_mut().map(|base| std::mem::take(&mut base.looks)).unwrap_or_default();
+        let began = base.as_ref().map_or(0, |base| base.sequence);
+        let mut gone: HashMap<u32, u64> = HashMap::new();
+        for (block, sequence) in base.iter().flat_map(|base| base.lost.iter().map(|&block| (block, base.sequence - 1)))
+        {
+            gone.insert(block, sequence);
+            self.doubts.entry(block).and_modify(|doubt| doubt.was_lost = true);
+        }
+        for range in std::mem::take(&mut self.lost) {
+            let sequence = range.sequence;
+            state.meets_sequence(sequence);
+            for block in blocks(&range).filter(|_| !is_planted(Bug::LossForgotten)) {
+                if sequence < began && !self.is_looked_for(block) {
+                    continue;
+                }
+                if let Some(doubt) = self.doubts.get_mut(&block) {
+                    doubt.was_lost = true;
+                    if doubt.ends_before(sequence) {
+                        self.doubts.remove(&block);
+                    }
+                }
+                if self.ends(state, base, block, sequence) {
+                    let known = gone.entry(block).or_default();
+                    *known = sequence.max(*known);
+                }
+            }
+        }
+        for range in std::mem::take(&mut self.trimmed) {
+            let sequence = range.sequence;
+            state.meets_sequence(sequence);
+            for block in blocks(&range) {
+                if sequence < began && !self.is_looked_for(block) {
+                    continue;
+                }
+                self.ends(state, base, block, sequence);
+                if self.doubts.get_mut(&block).is_some_and(|doubt| doubt.ends_before(sequence)) {
+                    self.doubts.remove(&block);
+                }
+                if gone.get(&block).is_some_and(|&at| at < sequence) {
+                    gone.remove(&block);
+                }
+            }
+        }
+        state.map.set_lost(gone.into_keys().filter(|block| !self.newest.contains_key(block)));
+    }
+
+    fn is_looked_for(&self, block: u32) -> bool {
+        self.looks.get(block as usize)
+    }
+
+    /// A list says that what a block was before this sequence does not count. False if a newer copy of it counts.
+    fn ends(&mut self, state: &mut State, base: &mut Option<&mut Base>, block: u32, sequence: u64) -> bool {
+        if self.newest.get(&block).is_some_and(|&(at, _, _)| at >= sequence) {
+            return false;
+        }
+        self.newest.remove(&block);
+        let cleared = state.clear(base, block).filter(|_| self.homes.contains_key(&block));
+        self.touched.extend(cleared.map(|group| (group, block)));
+        if self.is_looked_for(block) {
+            self.ended.insert(block);
+        }
+        true
+    }
+
+    /// Enters the copies that count into the map.
+    fn enter_blocks(&mut self, state: &mut State, base: &mut Option<&mut Base>) {
+        if let Some(base) = base {
+            state.groups.add_live(&std::mem::take(&mut base.live));
+        }
+        let mut blocks: Vec<_> = std::mem::take(&mut self.newest).into_iter().collect();
+        blocks.sort_unstable_by_key(|&(block, _)| block);
+        for (block, (sequence, at, crc)) in blocks {
+            state.enter(block, at, crc);
+            if self.is_looked_for(block) {
+                self.ended.insert(block);
+            }
+            self.homes.remove(&block);
+            if state.is_unsafe(at, sequence, self.horizon) {
+                state.found_unsafe(at, sequence, self.horizon, &mut self.unsafe_groups);
+                self.homes.insert(block, at.group);
+            }
+        }
+    }
+
+    /// Is everything there that the checkpoint says is there? Then its groups are listed, too.
+    fn agrees(&mut self, state: &State, base: &mut Base) -> bool {
+        let found = |block: usize| self.ended.contains(&(block as u32));
+        let is_dead = |&index: &u32| state.groups[index].live() == 0;
+        if !self.looks.ones(state.map.blocks() as usize).all(found) || !base.broken.iter().all(is_dead) {
+            return false;
+        }
+        let touched = std::mem::take(&mut self.touched);
+        base.touched.extend(touched.into_iter().filter(|_| !is_planted(Bug::TrimmedUnheld)));
+        base.touched.retain(|(_, block)| self.homes.contains_key(block) || self.doubts.contains_key(block));
+        base.touched.sort_unstable();
+        let of_one = base.touched.chunk_by(|a, b| a.0 == b.0);
+        self.listed.extend(of_one.map(|some| (some[0].0, some.iter().map(|&(_, block)| block).collect())));
+        true
+    }
+
+    /// Keeps the groups with older copies of what is not safe or doubted. Returns those that doubts keep.
+    fn hold_older(&mut self, state: &mut State) -> Vec<(u32, u64)> {
+        let mut listed = std::mem::take(&mut self.listed);
+        let mut held_by_doubts = Vec::new();
+        if (self.homes.is_empty() && self.doubts.is_empty()) || is_planted(Bug::FoundFreed) {
+            return held_by_doubts;
+        }
+        listed.sort_unstable();
+        for (index, blocks) in listed {
+            let held = (index, state.groups[index].id);
+            let by: HashSet<u32> = blocks.iter().filter_map(|block| self.homes.get(block).copied()).collect();
+            for by in by {
+                self.unsafe_groups.get_mut(&by).expect("entered with its block").holds.push(held);
+                state.groups[index].hold();
+            }
+            if blocks.iter().any(|block| self.doubts.contains_key(block)) {
+                held_by_doubts.push(held);
+                state.groups[index].hold();
+            }
+        }
+        held_by_doubts
+    }
 }
 
 /// A block that opening needs; nothing if it is not there. One that cannot be read at the moment is waited for, all of them together
@@ -416,11 +384,11 @@ async fn look_at(
     entry: UnitEntry,
     horizon: u64,
     patience: &mut Option<u64>,
-) -> Option<read::Fetched> {
+) -> Option<Fetched> {
     let is_note = ram::is_note(entry.block);
     loop {
-        match read::fetch(core, at, entry.crc, Purpose::Upkeep).await {
-            read::Fetched::Unanswered => {}
+        match fetch(core, at, entry.crc, Purpose::Upkeep).await {
+            Fetched::Unanswered => {}
             other => return Some(other),
         }
         let until = {
@@ -429,10 +397,10 @@ async fn look_at(
         };
         if core.lock().now_ns > until {
             if !is_note {
-                return Some(read::Fetched::Unanswered);
+                return Some(Fetched::Unanswered);
             }
             if entry.sequence >= horizon && is_torn(core, at, entry).await {
-                return Some(read::Fetched::Bad);
+                return Some(Fetched::Bad);
             }
             let has_gone = |donor: &Donor| donor.counts() && donor.scanned && donor.is_absent();
             if core.lock().donors.iter().any(has_gone) && !is_planted(Bug::LookedAtGone) {
@@ -453,7 +421,7 @@ async fn look_at(
 async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
     let (data, lists, covered, asked) = {
         let state = &mut *core.lock();
-        let group = &state.groups[at.group as usize];
+        let group = &state.groups[at.group];
         let Some(found) = group.incomplete() else { return false };
         let (data, lists) = (group.data(), found.lists.clone());
         let covered: Vec<bool> = found.covered.iter().map(|&rows| at.row < rows.into()).collect();
@@ -467,7 +435,7 @@ async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
         let asked: Vec<Option<Op>> = members.into_iter().map(|member| member.map(&mut ask)).collect();
         (data, lists, covered, asked)
     };
-    let block_bytes = core.lock().block_bytes;
+    let block_bytes = core.lock().shape.block_bytes;
     let mut row: Vec<Option<Vec<u8>>> = Vec::new();
     for (unit, op) in asked.into_iter().enumerate() {
         let bytes = match op {
@@ -494,138 +462,14 @@ async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
 impl State {
     /// May what was found there not be had any more with the next loss? A parity that nobody knew to be safe may be there in part.
     fn is_unsafe(&self, at: Location, sequence: u64, horizon: u64) -> bool {
-        let group = &self.groups[at.group as usize];
+        let group = &self.groups[at.group];
         let covered = at.row < group.covered(at.unit) as usize && sequence < horizon;
         group.members.len() > group.data() && !covered
     }
 
     fn found_unsafe(&self, at: Location, sequence: u64, horizon: u64, found: &mut BTreeMap<u32, Unprotected>) {
-        let group = &self.groups[at.group as usize];
+        let group = &self.groups[at.group];
         let new = || Unprotected { index: at.group, id: group.id, is_unsure: false, holds: Vec::new() };
         found.entry(at.group).or_insert_with(new).is_unsure |= sequence >= horizon;
     }
-}
-
-/// Enters a group's units, remembers its blocks where they are the newest, and lists what is to be looked at. Returns its blocks.
-fn enter(
-    state: &mut State,
-    id: u64,
-    found: Vec<Found>,
-    horizon: u64,
-    base: Option<&Base>,
-    newest: &mut Newest,
-    entries: &mut Vec<(Location, UnitEntry)>,
-) -> Option<(u32, Vec<u32>)> {
-    let first_of = |header: &UnitHeader| header.lists.iter().flatten().map(|entry| entry.sequence).min().unwrap_or(0);
-    let first_found = found.iter().map(|found| first_of(&found.header)).min().unwrap_or(0);
-    let (data, parity) = (found[0].header.data as usize, found[0].header.parity as usize);
-    if data > state.plan.data || data == 0 {
-        let stray = |found: &Found| (Member { donor: found.donor, unit: found.unit, count: 1 }, first_found);
-        state.strays.extend(found.iter().map(stray));
-        return None;
-    }
-    let mut members = vec![Member::NONE; data + parity];
-    let known = |all: &[Vec<UnitEntry>]| all.iter().map(Vec::len).sum::<usize>();
-    let mut best: Vec<Vec<Vec<UnitEntry>>> = vec![Vec::new(); data + parity];
-    for Found { donor, unit, header } in found {
-        let place = header.member as usize;
-        let fits = header.data as usize == data && header.parity as usize == parity && place < members.len();
-        let rows = header.lists.iter().map(Vec::len).max().unwrap_or(0);
-        let member = Member { donor, unit, count: rows as u8 };
-        if !fits || rows > state.plan.buffer {
-            state.strays.push((member, first_found));
-            continue;
-        }
-        // Moved to another donor, and the old copy was not erased yet: the one that knows more counts.
-        let better = known(&header.lists) > known(&best[place]);
-        if members[place].exists() && !better {
-            state.strays.push((member, first_found));
-            continue;
-        }
-        let other = std::mem::replace(&mut members[place], member);
-        state.strays.extend(other.exists().then_some((other, first_found)));
-        best[place] = header.lists;
-    }
-    // Parity units that know less than the others are of an older version: they do not fit together.
-    let most = (data..data + parity).max_by_key(|&place| known(&best[place])).map(|place| best[place].clone());
-    for place in data..data + parity {
-        if members[place].exists() && Some(&best[place]) != most.as_ref() {
-            state.strays.push((std::mem::replace(&mut members[place], Member::NONE), first_found));
-        }
-    }
-    let parity_lists = most.filter(|_| members[data..].iter().any(Member::exists));
-    let lists: Vec<Option<Vec<UnitEntry>>> =
-        (0..data).map(|unit| members[unit].exists().then(|| best[unit][0].clone())).collect();
-    // Its place is taken now.
-    let index = state.insert_group(Group::new(id, data, Vec::new()));
-    let mut all: Vec<Vec<UnitEntry>> = Vec::new();
-    let mut own_rows: Vec<u8> = Vec::new();
-    let mut whole = true;
-    let parities = members[data..].iter().filter(|member| member.exists()).count();
-    // Computable only where not more of the row is missing than there is parity for it.
-    let there = |row: usize| {
-        let missing = |other: &usize| {
-            let expected = parity_lists.as_ref().and_then(|all| all[*other].get(row));
-            expected.is_some() && lists[*other].as_ref().and_then(|own| own.get(row)) != expected
-        };
-        (0..data).filter(missing).count() <= parities || is_planted(Bug::MissingRow)
-    };
-    for unit in 0..data {
-        let own = lists[unit].as_deref().unwrap_or_default();
-        let listed = parity_lists.as_ref().map(|all| &all[unit][..]).unwrap_or_default();
-        whole &= match members[unit].exists() {
-            true => parity == 0 || own == listed,
-            false => listed.is_empty(),
-        };
-        let mut list = own.to_vec();
-        // The unit is missing, or an older version of it took its place.
-        if !members[unit].exists() || listed.starts_with(own) {
-            list.extend((own.len()..listed.len()).take_while(|&row| there(row)).map(|row| listed[row]));
-        }
-        own_rows.push(own.len() as u8);
-        members[unit].count = list.len() as u8;
-        all.push(list);
-    }
-    let used = all.iter().any(|list| !list.is_empty());
-    whole &= (data..data + parity).all(|place| members[place].exists()) || !used;
-    // It is written anew elsewhere: its parity may have been written in part.
-    whole &= parity == 0 || all.iter().flatten().all(|entry| entry.sequence < horizon);
-    let blocks = all.iter().flatten().map(|entry| entry.block).collect();
-    let mut first_sequence = u64::MAX;
-    let (mut live, mut notes) = (0, Vec::new());
-    for (unit, list) in all.iter().enumerate() {
-        for (row, entry) in list.iter().enumerate() {
-            let at = Location { group: index, unit, row };
-            first_sequence = first_sequence.min(entry.sequence);
-            state.next_sequence = state.next_sequence.max(entry.sequence + 1);
-            if ram::is_note(entry.block) {
-                notes.push((unit, row));
-                live += 1;
-                entries.push((at, *entry));
-                continue;
-            }
-            // The pages say what came before them.
-            let counts = base.as_ref().is_none_or(|base| base.counts(entry.block, entry.sequence));
-            if (entry.block as u64) >= state.blocks || !counts {
-                continue;
-            }
-            if entry.sequence >= horizon && !is_planted(Bug::TornCounts) {
-                entries.push((at, *entry));
-            } else if newest.get(&entry.block).is_none_or(|&(sequence, _, _)| sequence < entry.sequence) {
-                newest.insert(entry.block, (entry.sequence, at, entry.crc));
-            }
-        }
-    }
-    state.next_group = state.next_group.max(id + 1);
-    let covered = |unit: usize| parity_lists.as_ref().map_or(0, |all: &Vec<Vec<UnitEntry>>| all[unit].len() as u8);
-    let incomplete = (!whole).then(|| {
-        let covered = (0..data).map(covered).collect();
-        Incomplete { covered, own: own_rows, lists: all, absent: usize::MAX }
-    });
-    let mut group = Group::new(id, data, members);
-    (group.live, group.first_sequence) = (live, first_sequence);
-    group.set_incomplete(incomplete);
-    notes.into_iter().for_each(|place| group.add_note(place));
-    state.groups[index as usize] = group;
-    Some((index, blocks))
 }

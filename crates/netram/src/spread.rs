@@ -3,8 +3,9 @@
 //! Nobody chooses these numbers so that they collide, so they need no hash that keeps a secret. Several such maps are asked for each
 //! request.
 
-use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
+
+use std::collections::{HashMap, HashSet};
 
 pub(crate) type Numbered<K, V> = HashMap<K, V, BuildHasherDefault<Spread>>;
 pub(crate) type Numbers<K> = HashSet<K, BuildHasherDefault<Spread>>;

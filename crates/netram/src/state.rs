@@ -11,172 +11,53 @@
 //!
 //! Left out: everything that waits (`write`, `read`, `clean`, `repair`, `scan`).
 
-use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use shoal_format::ram::{LOST, TRIMMED, UnitHeader};
 
-use shoal_format::checksum;
-use shoal_format::ram::{
-    self, DiskSuperblock, DonorPlace, LOST, Standing, TRIMMED, TrimmedRange, UnitEntry, UnitHeader,
-};
-
-use crate::api::{Action, DiskError, DonorId, DonorOp, Purpose};
-use crate::checkpoint::Checkpoints;
-use crate::config::{Config, Plan, Policy};
-use crate::donors::{Donor, DonorState};
-use crate::doubt::Doubt;
-use crate::group::Group;
-pub(crate) use crate::group::Member;
-use crate::room::groups_of;
-use crate::status::Counts;
-use crate::task::Schedule;
-use crate::unit::Head;
-
-/// Units of each donor that only cleaning and repair may take.
-pub(crate) const RESERVE_UNITS: usize = 4;
-/// Those of them that only lists of ranges may take: dead groups become free when these are written.
-pub(crate) const NOTE_UNITS: usize = 1;
-/// Groups in memory beyond the caches, on their way to donors.
-const GROUPS_ON_THE_WAY: usize = 24;
-
-/// A group that is being filled or sent.
-pub(crate) struct Memory {
-    /// Blocks of each data unit.
-    pub buffers: Vec<Vec<u8>>,
-    pub lists: Vec<Vec<UnitEntry>>,
-    /// For each block the sequence up to which a flush waits for it.
-    pub origins: Vec<Vec<u64>>,
-    /// Of each unit, parity too: the header on its donor.
-    pub heads: Vec<Head>,
-    /// Blocks of each unit that are on their way or there.
-    pub sent: Vec<u8>,
-    pub stored: Vec<u8>,
-    pub safe: Vec<u8>,
-    /// Lowest origin of the blocks that are not safe; `u64::MAX`: none.
-    pub unsafe_from: u64,
-    /// Takes no more.
-    pub full: bool,
-    pub sending: bool,
-    /// What is there is to be made safe.
-    pub parity_wanted: bool,
-    /// A donor did not take its part: its live blocks go into other groups.
-    pub abandoned: bool,
-    /// All of it is sent once more, its parity too.
-    pub again: bool,
-    pub purpose: Purpose,
-    /// Since when something of it is not safe.
-    pub unsafe_since_ns: u64,
-}
-
-/// A cache that fills one group at a time.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Cache {
-    pub group: Option<u32>,
-    /// The block that would continue the stream.
-    pub next: u32,
-    /// Groups the victim has filled since this one last filled.
-    pub waited: u32,
-}
-
-/// Where a block is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Location {
-    pub group: u32,
-    pub unit: usize,
-    pub row: usize,
-}
+use crate::api::{Action, DiskError, DonorOp, Purpose};
+use crate::checkpoints::Checkpoints;
+use crate::config::{Config, Plan};
+use crate::counts::Counts;
+use crate::donors::Donor;
+use crate::epoch::Epoch;
+use crate::found::{FoundUnsafe, Opening};
+use crate::group::{Group, Groups};
+use crate::map::BlockMap;
+use crate::notes::Notes;
+use crate::open_groups::OpenGroups;
+use crate::place::Location;
+use crate::repairs::Repairs;
+use crate::schedule::Schedule;
+use crate::shortage::{Leveling, Shortage};
+use crate::unit::Shape;
 
 pub(crate) struct State {
     pub config: Config,
     pub plan: Plan,
-    pub epoch: u64,
-    /// Enough donors have the present epoch: no set of donors that can be opened without them knows an older one alone.
-    pub epoch_stored: bool,
-    /// The present epoch changes who belongs to the disk.
-    pub epoch_changes: bool,
-    pub next_born: u32,
-    pub blocks: u64,
-    pub block_bytes: usize,
-    /// Room of one header.
-    pub header_bytes: usize,
+    pub shape: Shape,
+    pub epoch: Epoch,
     pub donors: Vec<Donor>,
-    /// For each block its location + 1 in the low half, its checksum in the high half; 0: reads as zeros.
-    table: Vec<u64>,
-    pub groups: Vec<Group>,
-    unused_groups: Vec<u32>,
-    /// Streams, then the victim if there is one, then the cleaner's.
-    pub caches: Vec<Cache>,
-    /// Sealed groups by live blocks.
-    pub by_live: BTreeSet<(u32, u32)>,
-    /// Dead groups, by the sequence that killed their last block.
-    pub dying: BTreeSet<(u64, u32)>,
-    /// Groups with a memory.
-    pub in_memory: Vec<u32>,
+    pub groups: Groups,
+    pub open: OpenGroups,
+    pub map: BlockMap,
+    pub notes: Notes,
+    /// The next entry gets this sequence.
     pub next_sequence: u64,
-    pub next_group: u64,
-    /// Trimmed ranges not yet written down.
-    pub trims: Vec<TrimmedRange>,
-    pub trims_origin: u64,
-    /// The same for blocks whose data is lost.
-    pub losses: Vec<TrimmedRange>,
-    pub now_ns: u64,
-    pub last_request_ns: u64,
-    /// Somebody found no room since this was last cleared.
-    pub room_wanted: bool,
-    /// Whoever waits for room was asked again, with nothing on its way.
-    pub asked: bool,
-    /// New groups go to the donors that have room, however few: nothing else would make some.
-    pub narrow: bool,
-    /// There is no room, and nothing on its way that would make some.
-    pub stuck: bool,
+    pub shortage: Shortage,
+    pub leveling: Leveling,
+    pub repairs: Repairs,
+    pub checkpoints: Checkpoints,
+    pub opening: Opening,
+    /// What opening found and is not safe.
+    pub found: FoundUnsafe,
     /// The map is complete: requests are served.
     pub ready: bool,
-    pub opening: crate::scan::Opening,
-    pub checkpoints: Checkpoints,
     pub failure: Option<DiskError>,
-    /// Groups that lost a unit, or are to leave a donor: place and number.
-    pub repair_queue: VecDeque<(u32, u64)>,
-    /// Units with headers that count no more, to be erased after opening.
-    pub strays: Vec<(Member, u64)>,
-    /// What opening found and is not safe.
-    pub found: crate::found::FoundUnsafe,
-    /// Blocks with entries that opening found and that may not be there.
-    pub doubts: BTreeMap<u32, Doubt>,
-    /// Groups from this number on were not there when the disk was opened.
-    pub first_group: u64,
-    /// Grows when a donor comes back, joins or is forgotten: what could not be done is tried again.
-    pub returns: u64,
+    pub now_ns: u64,
+    pub last_request_ns: u64,
     /// Since when too few donors are there to write to.
     pub few_since_ns: Option<u64>,
-    /// When what repair could not do is tried again.
-    pub retry_at_ns: Option<u64>,
-    pub retry_delay_ns: u64,
     /// Reads that ask other donors because one is late.
     pub hedges: usize,
-    /// Groups that the cleaner empties.
-    pub victims: Vec<u32>,
-    /// Groups cleaned since a request got room, or something changed for the better.
-    pub cleaned_in_vain: usize,
-    /// Groups that are being repaired.
-    pub repairing: usize,
-    /// Groups that drains are emptying.
-    pub emptied: usize,
-    /// A group of a donor that is to leave waits for room.
-    pub drain_waits: bool,
-    /// Something died since the last look for a group to clean.
-    pub victims_changed: bool,
-    /// Blocks that the donors that are there can hold.
-    pub room_blocks: u64,
-    /// Where the next unit to move for evenness is looked for, and when.
-    pub level_from: usize,
-    pub level_at_ns: u64,
-    pub repair_total: u64,
-    pub repair_done: u64,
-    pub repair_began_ns: u64,
-    /// What repair moved is safe where it is now.
-    pub repair_safe: bool,
-    /// More was moved since the flush began that makes it safe.
-    pub repair_moved: bool,
-    /// Blocks whose data is lost: reads of them fail.
-    pub lost_blocks: HashSet<u32>,
     pub counts: Counts,
     pub actions: Vec<Action>,
     pub schedule: Schedule,
@@ -184,67 +65,31 @@ pub(crate) struct State {
 
 impl State {
     pub fn new(config: &Config, plan: Plan, now_ns: u64) -> State {
-        let caches = match plan.streams {
-            // The one cache and the cleaner's.
-            1 => 2,
-            streams => streams + 2,
-        };
         State {
-            epoch: 1,
-            epoch_stored: false,
-            epoch_changes: false,
-            next_born: 1,
-            blocks: 0,
-            block_bytes: config.block_bytes as usize,
-            header_bytes: UnitHeader::bytes(plan.data, plan.buffer),
+            shape: Shape {
+                block_bytes: config.block_bytes as usize,
+                header_bytes: UnitHeader::bytes(plan.data, plan.buffer),
+                rows: plan.buffer,
+            },
+            epoch: Epoch::default(),
             donors: Vec::new(),
-            table: Vec::new(),
-            groups: Vec::new(),
-            unused_groups: Vec::new(),
-            caches: vec![Cache::default(); caches],
-            by_live: BTreeSet::new(),
-            dying: BTreeSet::new(),
-            in_memory: Vec::new(),
+            groups: Groups::new(),
+            open: OpenGroups::new(plan.streams),
+            map: BlockMap::new(plan.data, plan.buffer),
+            notes: Notes::default(),
             next_sequence: 1,
-            next_group: 1,
-            trims: Vec::new(),
-            trims_origin: u64::MAX,
-            losses: Vec::new(),
+            shortage: Shortage::default(),
+            leveling: Leveling::default(),
+            repairs: Repairs::default(),
+            checkpoints: Checkpoints::default(),
+            opening: Opening::default(),
+            found: FoundUnsafe::default(),
+            ready: false,
+            failure: None,
             now_ns,
             last_request_ns: now_ns,
-            room_wanted: false,
-            asked: false,
-            narrow: false,
-            stuck: false,
-            ready: false,
-            opening: Default::default(),
-            checkpoints: Default::default(),
-            failure: None,
-            repair_queue: VecDeque::new(),
-            strays: Vec::new(),
-            found: Default::default(),
-            doubts: BTreeMap::new(),
-            first_group: 0,
-            returns: 0,
             few_since_ns: None,
-            retry_at_ns: None,
-            retry_delay_ns: 1_000_000_000,
             hedges: 0,
-            victims: Vec::new(),
-            cleaned_in_vain: 0,
-            repairing: 0,
-            emptied: 0,
-            drain_waits: false,
-            victims_changed: true,
-            room_blocks: u64::MAX,
-            level_from: 0,
-            level_at_ns: 0,
-            repair_total: 0,
-            repair_done: 0,
-            repair_began_ns: 0,
-            repair_safe: true,
-            repair_moved: false,
-            lost_blocks: HashSet::new(),
             counts: Counts::default(),
             actions: Vec::new(),
             schedule: Schedule::default(),
@@ -258,456 +103,84 @@ impl State {
         self.schedule.changed = true;
     }
 
-    /// Groups of full width the donors could hold together.
-    pub fn groups_max(&self) -> u64 {
-        let width = self.plan.data + self.plan.parity;
-        let units: Vec<u64> = self.donors.iter().map(|donor| donor.units as u64).collect();
-        groups_of(&units, width)
+    /// The sequence of a new entry or range.
+    pub fn take_sequence(&mut self) -> u64 {
+        self.next_sequence += 1;
+        self.next_sequence - 1
     }
 
-    /// Groups that no data is promised to: open ones, and room to clean in.
-    pub fn groups_kept(&self) -> u64 {
-        self.caches.len() as u64 + RESERVE_UNITS as u64 + 2
-    }
-
-    pub fn slots(&self) -> usize {
-        self.plan.data * self.plan.buffer
-    }
-
-    pub fn set_blocks(&mut self, blocks: u64) {
-        self.blocks = blocks;
-        self.table = vec![0; blocks as usize];
-    }
-
-    fn pack(&self, at: Location, crc: u32) -> u64 {
-        let slot = at.group as u64 * self.slots() as u64 + (at.unit * self.plan.buffer + at.row) as u64;
-        debug_assert!(slot < u32::MAX as u64);
-        (crc as u64) << 32 | (slot + 1)
-    }
-
-    /// Where a block is, and its checksum.
-    pub fn find(&self, block: u32) -> Option<(Location, u32)> {
-        let entry = self.table[block as usize];
-        if entry == 0 {
-            return None;
-        }
-        let slot = (entry as u32 - 1) as usize;
-        let (group, slot) = (slot / self.slots(), slot % self.slots());
-        let at = Location { group: group as u32, unit: slot / self.plan.buffer, row: slot % self.plan.buffer };
-        Some((at, (entry >> 32) as u32))
-    }
-
-    pub fn table_mut(&mut self) -> &mut [u64] {
-        &mut self.table
-    }
-
-    /// The block table as it is.
-    pub fn raw_table(&self) -> &[u64] {
-        &self.table
-    }
-
-    pub fn is_at(&self, block: u32, at: Location) -> bool {
-        self.find(block).is_some_and(|(found, _)| found == at)
+    /// This sequence is in use.
+    pub fn meets_sequence(&mut self, sequence: u64) {
+        self.next_sequence = self.next_sequence.max(sequence + 1);
     }
 
     /// The bytes of a block that is in memory.
     pub fn in_memory(&self, at: Location) -> Option<&[u8]> {
-        let memory = self.groups[at.group as usize].memory.as_ref()?;
-        Some(&memory.buffers[at.unit][at.row * self.block_bytes..][..self.block_bytes])
+        let memory = self.groups[at.group].memory()?;
+        Some(memory.block(at.unit, at.row, self.shape.block_bytes))
     }
 
     /// Enters a block found on the donors.
     pub fn enter(&mut self, block: u32, at: Location, crc: u32) {
-        self.table[block as usize] = self.pack(at, crc);
-        self.groups[at.group as usize].live += 1;
-        self.counts.mapped += 1;
-    }
-
-    /// Something has changed that may make room; what cleaning itself frees does not count.
-    pub fn may_have_room(&mut self) {
-        (self.stuck, self.cleaned_in_vain) = (false, 0);
+        self.map.insert(block, at, crc);
+        self.groups.gain(at.group);
     }
 
     /// Unmaps a block; what it was is dead from now on.
     pub fn unmap(&mut self, block: u32) -> bool {
-        let Some((at, _)) = self.find(block) else { return false };
-        self.table[block as usize] = 0;
-        self.counts.mapped -= 1;
+        let Some((at, _)) = self.map.remove(block) else { return false };
         self.kill(at.group);
         true
     }
 
     /// One block of the group is dead.
     pub fn kill(&mut self, index: u32) {
-        let sequence = self.next_sequence;
-        self.victims_changed = true;
-        let group = &mut self.groups[index as usize];
-        let live = group.live;
-        (group.live, group.killed) = (live - 1, sequence);
-        let (filed, repaired) = (group.memory.is_none() && !group.busy, live == 1 && group.incomplete().is_some());
-        // It is over when what took the block's place is safe, and nobody else may ask for that.
-        if repaired {
-            self.repair_moves();
+        let killed = self.groups.kill(index, self.next_sequence);
+        // Repair is over when what took the block's place is safe, and nobody else may ask for that.
+        if killed.ends_repair {
+            self.repairs.moves();
         }
-        if filed {
-            self.by_live.remove(&(live, index));
-            self.file(index);
+        if killed.filed {
+            self.wake();
         }
-    }
-
-    /// What repair moves is not safe yet, nor covered by a flush that has begun.
-    pub fn repair_moves(&mut self) {
-        (self.repair_safe, self.repair_moved) = (false, true);
     }
 
     /// Does the block of this entry still count there?
     pub fn lives(&self, block: u32, at: Location) -> bool {
         match block {
-            TRIMMED | LOST => self.groups[at.group as usize].notes().contains(&(at.unit, at.row)),
-            block => self.is_at(block, at),
+            TRIMMED | LOST => self.groups[at.group].notes().contains(&(at.unit, at.row)),
+            block => self.map.is_at(block, at),
         }
     }
 
     /// A list of trimmed ranges counts no more.
     pub fn kill_note(&mut self, at: Location) {
-        if self.groups[at.group as usize].remove_note((at.unit, at.row)) {
+        if self.groups[at.group].remove_note((at.unit, at.row)) {
             self.kill(at.group);
         }
     }
 
-    /// Puts a sealed group that nobody works on where the cleaner or the reaper finds it.
-    pub fn file(&mut self, index: u32) {
-        let group = &self.groups[index as usize];
-        debug_assert!(group.memory.is_none() && !group.busy);
-        self.victims_changed = true;
-        match group.live {
-            0 => drop(self.dying.insert((group.killed, index))),
-            _ if group.hopeless => {}
-            live => drop(self.by_live.insert((live, index))),
-        }
-        self.wake();
+    /// Repair could not do everything: once more later.
+    pub fn retry_later(&mut self) {
+        self.repairs.retry_later(self.now_ns);
     }
 
-    /// The same for all groups, when opening has found them.
-    pub fn file_all(&mut self) {
-        let groups = || self.groups.iter().enumerate().filter(|(_, group)| group.id != 0);
-        let dead = groups().filter(|(_, group)| group.live == 0);
-        self.dying = dead.map(|(index, group)| (group.killed, index as u32)).collect();
-        let alive = groups().filter(|(_, group)| group.live > 0);
-        self.by_live = alive.map(|(index, group)| (group.live, index as u32)).collect();
-        self.unused_groups =
-            (0..self.groups.len() as u32).rev().filter(|&index| self.groups[index as usize].id == 0).collect();
-        self.victims_changed = true;
-        self.wake();
-    }
-
-    /// Takes a sealed group away from cleaner and reaper.
-    pub fn claim(&mut self, index: u32) {
-        let group = &self.groups[index as usize];
-        self.by_live.remove(&(group.live, index));
-        self.dying.remove(&(group.killed, index));
-        self.groups[index as usize].busy = true;
-    }
-
+    /// A job has ended its work on a group.
     pub fn release(&mut self, index: u32) {
-        self.groups[index as usize].busy = false;
-        self.file(index);
-    }
-
-    /// Every block with a lower origin is safe.
-    pub fn horizon(&self) -> u64 {
-        let memories = self.in_memory.iter().filter_map(|&index| self.groups[index as usize].memory.as_ref());
-        memories.map(|memory| memory.unsafe_from).min().unwrap_or(u64::MAX).min(self.trims_origin)
-    }
-
-    /// Takes a unit on each of `count` donors, the emptiest ones, above `reserve` units of each.
-    fn take_units(&mut self, count: usize, reserve: usize) -> Option<Vec<Member>> {
-        let turn = self.next_group as usize;
-        let donors = self.donors.len();
-        let mut order: Vec<usize> = (0..donors).filter(|&n| self.is_roomy(n, reserve)).collect();
-        if order.len() < count {
-            return None;
-        }
-        order.sort_by_key(|&n| (usize::MAX - self.donors[n].all_free_units(), (n + turn) % donors));
-        order.truncate(count);
-        // Parity is what comes last.
-        order.sort_unstable();
-        if !self.config.dedicated_parity {
-            order.rotate_left(turn % count);
-        }
-        let take = |n: usize| {
-            let unit = self.donors[n].take().expect("there is a free unit");
-            Member { donor: n as DonorId, unit, count: 0 }
-        };
-        Some(order.into_iter().map(take).collect())
-    }
-
-    /// A free unit, above `reserve` of them, on a donor that has none of the group's.
-    pub fn take_unit_beside(&mut self, members: &[Member], reserve: usize) -> Option<Member> {
-        let taken = |n: usize| members.iter().any(|member| member.is_on(n as DonorId));
-        let candidates = (0..self.donors.len()).filter(|&n| self.is_roomy(n, reserve) && !taken(n));
-        let donor = candidates.max_by_key(|&n| self.donors[n].all_free_units())?;
-        let unit = self.donors[donor].take().expect("there is a free unit");
-        Some(Member { donor: donor as DonorId, unit, count: 0 })
-    }
-
-    /// Are there `groups` groups to open, beyond what is kept for cleaning?
-    pub fn has_room(&self, groups: usize) -> bool {
-        let width = (self.plan.data + self.plan.parity).min(self.takers());
-        (0..self.donors.len()).filter(|&n| self.is_roomy(n, RESERVE_UNITS + groups - 1)).count() >= width
-    }
-
-    /// Can the cleaner go on?
-    pub fn has_room_to_clean(&self) -> bool {
-        self.caches[self.cleaning()].group.is_some() || self.width(0) > self.plan.parity
+        self.groups.release(index);
+        self.wake();
     }
 
     /// Opening begins anew.
     pub fn forget_groups(&mut self) {
         self.groups.clear();
-        self.unused_groups.clear();
-        self.by_live.clear();
-        self.dying.clear();
-        self.strays.clear();
-    }
-
-    pub fn insert_group(&mut self, group: Group) -> u32 {
-        match self.unused_groups.pop() {
-            Some(index) => {
-                self.groups[index as usize] = group;
-                index
-            }
-            None => {
-                self.groups.push(group);
-                (self.groups.len() - 1) as u32
-            }
-        }
+        self.opening.strays.clear();
     }
 
     /// The group's place may be used again; its units are the caller's business.
     pub fn remove_group(&mut self, index: u32) -> Group {
         self.checkpoints.forget_group(index);
-        self.unused_groups.push(index);
-        std::mem::take(&mut self.groups[index as usize])
-    }
-
-    /// The cleaner's cache.
-    pub fn cleaning(&self) -> usize {
-        self.caches.len() - 1
-    }
-
-    /// May a request go on that came at `begun_ns`?
-    pub fn serves(&self, begun_ns: u64) -> Option<Result<(), DiskError>> {
-        if let Some(error) = &self.failure {
-            return Some(Err(error.clone()));
-        }
-        let (need, have) = (self.plan.parity + 1, self.healthy_donors());
-        let long = self.now_ns.saturating_sub(begun_ns) > self.patience_ns();
-        match self.ready {
-            true => Some(Ok(())),
-            false if long && have >= need => Some(Err(DiskError::NotOpen)),
-            false => long.then_some(Err(DiskError::TooFewDonors { have, need })),
-        }
-    }
-
-    /// Opens a group for a cache. `None`: no room, or too many groups are on their way.
-    fn open(&mut self, cache: usize, for_note: bool) -> Option<u32> {
-        let cleaning = cache == self.cleaning();
-        let on_the_way = self.in_memory.len() >= self.caches.len() + GROUPS_ON_THE_WAY;
-        if on_the_way && !cleaning {
-            return None;
-        }
-        let parity = self.plan.parity;
-        let reserve = match (cleaning, for_note) {
-            (true, true) => 0,
-            (true, false) => NOTE_UNITS,
-            (false, _) => RESERVE_UNITS,
-        };
-        let width = match cleaning || self.narrow {
-            true => self.width(reserve),
-            false => (self.plan.data + parity).min(self.takers()),
-        };
-        if width < parity + 1 {
-            return None;
-        }
-        let members = self.take_units(width, reserve)?;
-        let data = width - parity;
-        let unit = Vec::with_capacity(self.plan.buffer * self.block_bytes);
-        let memory = Memory {
-            buffers: vec![unit; data],
-            lists: vec![Vec::new(); data],
-            origins: vec![Vec::new(); data],
-            heads: vec![Head::default(); width],
-            sent: vec![0; data],
-            stored: vec![0; data],
-            safe: vec![0; data],
-            unsafe_from: u64::MAX,
-            full: false,
-            sending: false,
-            parity_wanted: false,
-            abandoned: false,
-            again: false,
-            purpose: if cleaning { Purpose::Clean } else { Purpose::Write },
-            unsafe_since_ns: self.now_ns,
-        };
-        let id = self.next_group;
-        self.next_group += 1;
-        let mut group = Group::new(id, data, members);
-        group.memory = Some(Box::new(memory));
-        let index = self.insert_group(group);
-        self.in_memory.push(index);
-        self.caches[cache].group = Some(index);
-        Some(index)
-    }
-
-    /// Overwrites a block that is in memory and not yet on its way.
-    fn absorb(&mut self, block: u32, bytes: &[u8], crc: u32) -> bool {
-        let Some((at, _)) = self.find(block) else { return false };
-        let block_bytes = self.block_bytes;
-        let sequence = self.next_sequence;
-        let Some(memory) = &mut self.groups[at.group as usize].memory else { return false };
-        if at.row < memory.sent[at.unit] as usize || memory.abandoned {
-            return false;
-        }
-        memory.buffers[at.unit][at.row * block_bytes..][..block_bytes].copy_from_slice(bytes);
-        memory.lists[at.unit][at.row] = UnitEntry { block, crc, sequence };
-        self.next_sequence += 1;
-        self.table[block as usize] = self.pack(at, crc);
-        self.counts.absorbed += 1;
-        true
-    }
-
-    /// Stores a block in a cache's group and maps it there. `origin`: what a flush waits for, if it is no new write.
-    /// `None`: no room now. Returns the place, and whether the group is full.
-    pub fn place(&mut self, block: u32, bytes: &[u8], cache: usize, origin: Option<u64>) -> Option<(Location, bool)> {
-        let crc = checksum(0, bytes);
-        let is_note = ram::is_note(block);
-        if !is_note && origin.is_none() && self.absorb(block, bytes, crc) {
-            let (at, _) = self.find(block).expect("it was absorbed where it is");
-            return Some((at, false));
-        }
-        let index = match self.caches[cache].group {
-            Some(index) => index,
-            None => match self.open(cache, is_note) {
-                Some(index) => index,
-                None => {
-                    self.room_wanted = true;
-                    return None;
-                }
-            },
-        };
-        let sequence = self.next_sequence;
-        self.next_sequence += 1;
-        let origin = origin.unwrap_or(sequence);
-        let buffer = self.plan.buffer;
-        let group = &mut self.groups[index as usize];
-        let data = group.data();
-        let memory = group.memory.as_mut().expect("an open group is in memory");
-        let unit = (0..data).find(|&unit| memory.lists[unit].len() < buffer).expect("an open group has room");
-        let row = memory.lists[unit].len();
-        memory.buffers[unit].extend_from_slice(bytes);
-        memory.lists[unit].push(UnitEntry { block, crc, sequence });
-        memory.origins[unit].push(origin);
-        if memory.unsafe_from == u64::MAX {
-            memory.unsafe_since_ns = self.now_ns;
-        }
-        memory.unsafe_from = memory.unsafe_from.min(origin);
-        group.members[unit].count = row as u8 + 1;
-        group.first_sequence = group.first_sequence.min(sequence);
-        group.live += 1;
-        let full = unit + 1 == data && row + 1 == buffer;
-        memory.full |= full;
-        let at = Location { group: index, unit, row };
-        if is_note {
-            self.groups[index as usize].add_note((unit, row));
-        } else {
-            if !self.unmap(block) {
-                self.counts.unmapped_written += 1;
-            }
-            self.counts.mapped += 1;
-            self.table[block as usize] = self.pack(at, crc);
-            self.lost_blocks.remove(&block);
-        }
-        if cache != self.cleaning() {
-            self.cleaned_in_vain = 0;
-        }
-        if full {
-            self.caches[cache].group = None;
-        }
-        Some((at, full))
-    }
-
-    /// The cache for a request that begins at `block`, by the paper's rules.
-    pub fn choose_cache(&self, block: u32) -> usize {
-        if self.plan.streams == 1 {
-            return 0;
-        }
-        let streams = &self.caches[..self.plan.streams];
-        let continued = streams.iter().position(|cache| cache.group.is_some() && cache.next == block);
-        let empty = || streams.iter().position(|cache| cache.group.is_none());
-        continued.or_else(empty).unwrap_or(self.plan.streams)
-    }
-
-    /// A cache filled its group. When the victim fills for the second time, streams that have not filled meanwhile are
-    /// closed as they are; returns their groups.
-    pub fn filled(&mut self, cache: usize) -> Vec<u32> {
-        self.caches[cache].waited = 0;
-        if self.plan.streams == 1 || cache != self.plan.streams {
-            return Vec::new();
-        }
-        let mut closed = Vec::new();
-        for stream in 0..self.plan.streams {
-            self.caches[stream].waited += 1;
-            if self.caches[stream].waited >= 2
-                && let Some(index) = self.caches[stream].group.take()
-            {
-                self.caches[stream].waited = 0;
-                self.close(index);
-                closed.push(index);
-            }
-        }
-        closed
-    }
-
-    /// The group takes no more blocks; units it never used are given back.
-    pub fn close(&mut self, index: u32) {
-        let group = &mut self.groups[index as usize];
-        let data = group.data();
-        let memory = group.memory.as_mut().expect("an open group is in memory");
-        memory.full = true;
-        let unused: Vec<usize> = (0..data).filter(|&unit| memory.lists[unit].is_empty()).collect();
-        let members: Vec<Member> =
-            unused.iter().map(|&unit| std::mem::replace(&mut group.members[unit], Member::NONE)).collect();
-        members.into_iter().for_each(|member| self.give_back(member));
-    }
-
-    pub fn superblock(&self, donor: usize) -> DiskSuperblock {
-        let policy = Policy::ALL.iter().position(|&policy| policy == self.config.policy).expect("all are listed");
-        let place = |donor: &Donor| {
-            let standing = match donor.state {
-                DonorState::Joining if donor.blank => Standing::Joins,
-                DonorState::Joining => Standing::Counts,
-                _ if !donor.counts() => Standing::Gone,
-                _ if donor.stale => Standing::Away,
-                _ => Standing::Counts,
-            };
-            DonorPlace { standing, born: donor.born }
-        };
-        DiskSuperblock {
-            uuid: self.config.uuid,
-            epoch: self.epoch,
-            donor: donor as u16,
-            policy: policy as u8,
-            data: self.plan.data as u8,
-            parity: self.plan.parity as u8,
-            streams: self.config.streams,
-            buffer_blocks: self.plan.buffer as u16,
-            flags: self.config.dedicated_parity as u8,
-            block_bytes: self.config.block_bytes,
-            blocks: self.blocks,
-            checkpoint: self.checkpoints.enabled.then_some(self.checkpoints.named),
-            donors: self.donors.iter().map(place).collect(),
-        }
+        self.groups.remove(index)
     }
 
     pub fn count_op(&mut self, op: &DonorOp, purpose: Purpose) {
@@ -723,5 +196,11 @@ impl State {
         } else {
             traffic.written_bytes += bytes;
         }
+    }
+}
+
+impl State {
+    pub fn complete(&mut self, ticket: u64, result: Result<Vec<u8>, DiskError>) {
+        self.actions.push(Action::Complete { ticket, result });
     }
 }

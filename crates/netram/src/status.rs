@@ -3,54 +3,10 @@
 //! Owns: [`Status`] and the counters. All sizes are bytes unless named otherwise. Rules: a status is a picture of one moment;
 //! counters grow from the disk's opening on. Left out: how it is printed.
 
-use crate::api::Purpose;
 use crate::config::Policy;
+use crate::counts::Counts;
 use crate::donors::DonorState;
 use crate::state::State;
-
-/// Traffic with donors for one purpose.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Traffic {
-    pub operations: u64,
-    pub read_bytes: u64,
-    pub written_bytes: u64,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Blocks that hold something.
-    pub mapped: u64,
-    pub reads: u64,
-    pub writes: u64,
-    pub flushes: u64,
-    pub blocks_read: u64,
-    pub blocks_written: u64,
-    /// Blocks overwritten in a cache before they were sent.
-    pub absorbed: u64,
-    /// Blocks written that held nothing before.
-    pub unmapped_written: u64,
-    /// Blocks sent to donors: written ones, parity, and those the cleaner moved (with their parity).
-    pub sent_data: u64,
-    pub sent_parity: u64,
-    pub cleaned_data: u64,
-    pub cleaned_parity: u64,
-    /// Blocks the cleaner read.
-    pub cleaned_read: u64,
-    pub groups_cleaned: u64,
-    /// Blocks computed from parity.
-    pub reconstructed: u64,
-    /// Checkpoints of the map that were completed, and whether the disk was opened from one.
-    pub checkpoints: u64,
-    pub opened_by_checkpoint: bool,
-    /// By [`Purpose`].
-    pub traffic: [Traffic; 5],
-}
-
-impl Counts {
-    pub fn traffic(&self, purpose: Purpose) -> Traffic {
-        self.traffic[purpose as usize]
-    }
-}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DonorStatus {
@@ -103,7 +59,7 @@ impl State {
     pub fn audit(&self) -> Result<(), String> {
         for (number, donor) in self.donors.iter().enumerate().filter(|(_, donor)| donor.scanned && donor.counts()) {
             let number = number as u16;
-            let members = self.groups.iter().flat_map(|group| group.members.iter());
+            let members = self.groups.iter().flat_map(|(_, group)| group.members.iter());
             let own = members.filter(|member| member.is_on(number)).map(|member| member.unit);
             let free = donor.free.iter().chain(&donor.blank_units).chain(&donor.closed).chain(&donor.closed_blank);
             let erased = donor.erase.iter().chain(&donor.erasing).map(|erase| erase.unit);
@@ -113,16 +69,19 @@ impl State {
                 return Err(format!("unit {} of donor {number} is two things", twice[0]));
             }
         }
-        let mut live: Vec<u32> = self.groups.iter().map(|group| group.notes().len() as u32).collect();
-        (0..self.blocks as u32).filter_map(|block| self.find(block)).for_each(|(at, _)| live[at.group as usize] += 1);
-        match self.groups.iter().zip(live).position(|(group, live)| group.live != live) {
-            Some(index) => Err(format!("group {} counts other live blocks than it has", self.groups[index].id)),
+        let mut live = vec![0; self.groups.places() as usize];
+        self.groups.iter().for_each(|(index, group)| live[index as usize] = group.notes().len() as u32);
+        (0..self.map.blocks() as u32)
+            .filter_map(|block| self.map.find(block))
+            .for_each(|(at, _)| live[at.group as usize] += 1);
+        match self.groups.iter().find(|(index, group)| group.live() != live[*index as usize]) {
+            Some((_, group)) => Err(format!("group {} counts other live blocks than it has", group.id)),
             None => Ok(()),
         }
     }
 
     pub fn status(&self) -> Status {
-        let unit_bytes = self.unit_bytes() as u64;
+        let unit_bytes = self.shape.unit_bytes() as u64;
         let donors = self.donors.iter().map(|donor| DonorStatus {
             name: donor.info.name.clone(),
             state: donor.state,
@@ -132,46 +91,45 @@ impl State {
                 false => (donor.units as u64 - donor.all_free_units() as u64) * unit_bytes,
             },
         });
-        let groups = || self.groups.iter().filter(|group| group.id != 0);
+        let groups = || self.groups.iter().map(|(_, group)| group);
         let lost = |donor: u16| self.donors[donor as usize].is_absent();
         let horizon = self.horizon();
         // A dead group counts while what took its blocks' place is not safe.
         let degraded = groups().filter(|group| {
-            group.memory.is_none()
-                && (group.live > 0 || group.killed > horizon)
+            !group.is_in_memory()
+                && (group.live() > 0 || group.killed() > horizon)
                 && (group.incomplete().is_some()
                     || group.members.iter().any(|member| member.exists() && member.count > 0 && lost(member.donor)))
         });
         let (groups_degraded, blocks_unprotected) =
-            degraded.fold((0, 0), |(count, blocks), group| (count + 1, blocks + group.live as u64));
-        let running = self.repair_done < self.repair_total || !self.repair_safe;
-        let repair = running.then(|| {
-            let running_ns = self.now_ns.saturating_sub(self.repair_began_ns);
-            let left = self.repair_total - self.repair_done;
-            let left_ns = running_ns.checked_mul(left).and_then(|ns| ns.checked_div(self.repair_done));
-            RepairStatus { groups: self.repair_total, groups_done: self.repair_done, running_ns, left_ns }
+            degraded.fold((0, 0), |(count, blocks), group| (count + 1, blocks + group.live() as u64));
+        let repair = self.repairs.is_running().then(|| {
+            let (groups, groups_done, began_ns) = self.repairs.progress();
+            let running_ns = self.now_ns.saturating_sub(began_ns);
+            let left_ns = running_ns.checked_mul(groups - groups_done).and_then(|ns| ns.checked_div(groups_done));
+            RepairStatus { groups, groups_done, running_ns, left_ns }
         });
         Status {
             policy: self.config.policy,
             ready: self.ready,
-            bytes: self.blocks * self.block_bytes as u64,
-            block_bytes: self.block_bytes as u32,
+            bytes: self.map.blocks() * self.shape.block_bytes as u64,
+            block_bytes: self.shape.block_bytes as u32,
             data_units: self.plan.data,
             parity_units: self.plan.parity,
-            epoch: self.epoch,
-            epoch_stored: self.epoch_stored,
+            epoch: self.epoch.number(),
+            epoch_stored: self.epoch.is_stored(),
             donors: donors.collect(),
             groups: groups().count() as u64,
-            groups_open: self.in_memory.len() as u64,
+            groups_open: self.groups.in_memory().len() as u64,
             groups_degraded,
             blocks_unprotected,
-            blocks_lost: self.lost_blocks.len() as u64,
-            full: self.stuck,
+            blocks_lost: self.map.lost_count(),
+            full: self.shortage.is_stuck(),
             repair,
-            counts: self.counts,
+            counts: Counts { mapped: self.map.mapped(), ..self.counts },
             // Before, nobody knows.
             checkpoint_unused: self.checkpoints.unused.filter(|_| self.ready),
-            table_bytes: self.blocks * 8,
+            table_bytes: self.map.blocks() * 8,
         }
     }
 }

@@ -6,92 +6,25 @@
 //! engine polls what became ready when an event comes in, in a fixed order.
 
 use std::future::Future;
-use std::ops::Range;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use parking_lot::{Mutex, MutexGuard};
 
+use std::ops::Range;
+use std::sync::Arc;
+
 use shoal_format::ram::SUPERBLOCK_BYTES;
 
 use crate::api::{Action, DiskError, DonorError, DonorId, DonorOp, Purpose, Trouble};
+use crate::place::Member;
+use crate::schedule::{Answer, Asked, DonorLost, Job};
 use crate::spread::{Numbered, Numbers};
-use crate::state::{Member, State};
-
-pub(crate) type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
-pub(crate) type Answer = Result<Vec<u8>, DonorError>;
+use crate::state::State;
 
 /// The engine's state, shared with its jobs.
 pub(crate) struct Core {
     state: Mutex<State>,
-}
-
-/// Who waits for what.
-#[derive(Default)]
-pub(crate) struct Schedule {
-    current: u64,
-    last_job: u64,
-    ready: Vec<u64>,
-    watchers: Vec<u64>,
-    tick_watchers: Vec<u64>,
-    ticks: u64,
-    pub(crate) changed: bool,
-    spawned: Vec<Job>,
-    last_ticket: u64,
-    waiting: Numbered<u64, u64>,
-    answers: Numbered<u64, Answer>,
-    asked: Numbered<u64, Asked>,
-}
-
-/// An operation that a donor has not answered.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
-    pub donor: DonorId,
-    pub writes: bool,
-    /// The unit it changes, if it does.
-    pub unit: Option<u32>,
-}
-
-impl Schedule {
-    pub fn spawn(&mut self, job: impl Future<Output = ()> + Send + 'static) {
-        self.spawned.push(Box::pin(job));
-    }
-
-    /// Time has gone on.
-    pub fn tick(&mut self) {
-        self.ticks += 1;
-        self.ready.append(&mut self.tick_watchers);
-    }
-
-    /// Is no operation on its way?
-    pub fn is_quiet(&self) -> bool {
-        self.waiting.is_empty()
-    }
-
-    /// Has this donor still something to answer?
-    pub fn is_asked(&self, donor: DonorId) -> bool {
-        self.asked.values().any(|asked| asked.donor == donor)
-    }
-
-    /// What the answer to come belongs to.
-    pub fn take_asked(&mut self, ticket: u64) -> Option<Asked> {
-        self.asked.remove(&ticket)
-    }
-
-    /// Answers that no job has taken.
-    #[cfg(test)]
-    pub fn untaken(&self) -> usize {
-        self.answers.len()
-    }
-
-    /// An answer came in.
-    pub fn answer(&mut self, ticket: u64, answer: Answer) {
-        if let Some(job) = self.waiting.remove(&ticket) {
-            self.ready.push(job);
-        }
-        self.answers.insert(ticket, answer);
-    }
 }
 
 /// In place of a donor where there is none.
@@ -212,7 +145,7 @@ impl Core {
                 DonorOp::Write { at, .. } | DonorOp::Trim { at, .. } => (*at, true),
             };
             let front = SUPERBLOCK_BYTES as u64;
-            let unit = (writes && at >= front).then(|| ((at - front) / state.unit_bytes() as u64) as u32);
+            let unit = (writes && at >= front).then(|| ((at - front) / state.shape.unit_bytes() as u64) as u32);
             state.schedule.asked.insert(ticket, Asked { donor, writes, unit });
             state.actions.push(Action::Donor { ticket, donor, op, purpose });
         }
@@ -221,9 +154,11 @@ impl Core {
 
     /// Reads blocks of a unit; of one that does not exist the answer is an error.
     pub fn read(self: &Arc<Core>, state: &mut State, member: Member, rows: Range<usize>, purpose: Purpose) -> Op {
-        let len = (rows.len() * state.block_bytes) as u32;
+        let len = (rows.len() * state.shape.block_bytes) as u32;
         match member.exists() {
-            true => self.op(state, member.donor, DonorOp::Read { at: state.row_at(member, rows.start), len }, purpose),
+            true => {
+                self.op(state, member.donor, DonorOp::Read { at: state.shape.row_at(member, rows.start), len }, purpose)
+            }
             false => self.op(state, NOBODY, DonorOp::Read { at: 0, len }, purpose),
         }
     }
@@ -251,8 +186,8 @@ pub(crate) struct Jobs {
 }
 
 impl Jobs {
-    /// Polls until nothing is ready.
-    pub fn run(&mut self, core: &Arc<Core>) {
+    /// Polls until nothing is ready. `lost` takes care of groups that a donor did not take.
+    pub fn run(&mut self, core: &Arc<Core>, lost: impl Fn(&Arc<Core>, DonorLost)) {
         loop {
             let (spawned, ready) = {
                 let schedule = &mut core.lock().schedule;
@@ -274,13 +209,13 @@ impl Jobs {
                     schedule.last_job += 1;
                     schedule.last_job
                 };
-                if !is_over(core, id, &mut job) {
+                if !is_over(core, id, &mut job, &lost) {
                     self.jobs.insert(id, job);
                 }
             }
             for id in ready {
                 let Some(job) = self.jobs.get_mut(&id) else { continue };
-                if is_over(core, id, job) {
+                if is_over(core, id, job, &lost) {
                     self.jobs.remove(&id);
                 }
             }
@@ -289,7 +224,27 @@ impl Jobs {
 }
 
 /// Lets a job go on as far as it can. True if it has ended.
-fn is_over(core: &Arc<Core>, id: u64, job: &mut Job) -> bool {
+pub(crate) fn is_over(core: &Arc<Core>, id: u64, job: &mut Job, lost: &impl Fn(&Arc<Core>, DonorLost)) -> bool {
     core.lock().schedule.current = id;
-    job.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    match job.poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Pending => return false,
+        Poll::Ready(Ok(())) => {}
+        Poll::Ready(Err(donor_lost)) => lost(core, donor_lost),
+    }
+    true
+}
+
+/// Waits for all; true if any failed.
+pub(crate) async fn join(ops: Vec<Op>) -> bool {
+    let mut failed = false;
+    for op in ops {
+        failed |= op.await.is_err();
+    }
+    failed
+}
+
+/// Waits for a moment.
+pub(crate) async fn pause(core: &Arc<Core>, ns: u64) {
+    let until = core.lock().now_ns + ns;
+    core.until(move |state| (state.now_ns >= until).then_some(())).await;
 }

@@ -5,12 +5,11 @@
 //! a write that is done in part leaves the former version. A write begins at its slot, so that it is one operation. Left out:
 //! when units are written (`write`, `repair`).
 
-use shoal_format::ram::{HEADER_SLOTS, SUPERBLOCK_BYTES, UnitEntry, UnitHeader};
+use shoal_format::ram::{HEADER_SLOTS, SUPERBLOCK_BYTES, UnitHeader};
 
 use crate::api::DonorOp;
-use crate::group::Group;
+use crate::place::Member;
 use crate::planted::{Bug, is_planted};
-use crate::state::{Member, Memory, State};
 
 /// The slot beside the blocks.
 const LAST_SLOT: usize = HEADER_SLOTS - 1;
@@ -27,44 +26,55 @@ pub(crate) struct Version {
     pub head: Head,
 }
 
-impl State {
+/// Sizes of a disk's units.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    /// Of a block.
+    pub block_bytes: usize,
+    /// Room of one header.
+    pub header_bytes: usize,
+    /// Blocks of a unit.
+    pub rows: usize,
+}
+
+impl Shape {
     /// Bytes of both slots.
-    pub fn heads_bytes(&self) -> usize {
+    pub fn heads_bytes(self) -> usize {
         HEADER_SLOTS * self.header_bytes
     }
 
-    pub fn unit_bytes(&self) -> usize {
-        self.heads_bytes() + self.plan.buffer * self.block_bytes
+    pub fn unit_bytes(self) -> usize {
+        self.heads_bytes() + self.rows * self.block_bytes
     }
 
-    pub fn unit_at(&self, unit: u32) -> u64 {
+    pub fn unit_at(self, unit: u32) -> u64 {
         SUPERBLOCK_BYTES as u64 + unit as u64 * self.unit_bytes() as u64
     }
 
     /// Offset of a block on its donor.
-    pub fn row_at(&self, member: Member, row: usize) -> u64 {
+    pub fn row_at(self, member: Member, row: usize) -> u64 {
         self.unit_at(member.unit) + (self.heads_bytes() + row * self.block_bytes) as u64
     }
 
     /// Both slots of a unit's header.
-    pub fn heads_op(&self, unit: u32) -> DonorOp {
+    pub fn heads_op(self, unit: u32) -> DonorOp {
         DonorOp::Read { at: self.unit_at(unit), len: self.heads_bytes() as u32 }
     }
 
     /// Makes both headers of a unit count no more.
-    pub fn erase_op(&self, unit: u32) -> DonorOp {
+    pub fn erase_op(self, unit: u32) -> DonorOp {
         let bytes = (HEADER_SLOTS - 1) * self.header_bytes + ERASED_BYTES;
         DonorOp::Write { at: self.unit_at(unit), bytes: vec![0; bytes] }
     }
 
     /// Gives back the memory of an erased unit, but not of what was erased.
-    pub fn trim_op(&self, unit: u32) -> DonorOp {
+    pub fn trim_op(self, unit: u32) -> DonorOp {
         let erased = ((HEADER_SLOTS - 1) * self.header_bytes + ERASED_BYTES) as u64;
         DonorOp::Trim { at: self.unit_at(unit) + erased, len: self.unit_bytes() as u64 - erased }
     }
 
     /// Stores a version of a unit beside the one its donor has; the first one in both slots.
-    pub fn version(&self, unit: u32, stored: &Head, header: &UnitHeader, blocks: &[u8]) -> Version {
+    pub fn version(self, unit: u32, stored: &Head, header: &UnitHeader, blocks: &[u8]) -> Version {
         let slot = match &stored.0 {
             Some((slot, _)) if *slot < LAST_SLOT || is_planted(Bug::HeaderOverwritten) => LAST_SLOT,
             _ => 0,
@@ -81,29 +91,8 @@ impl State {
         Version { op: DonorOp::Write { at, bytes }, head: Head(Some((slot, head))) }
     }
 
-    /// A data unit of a group in memory as it is now.
-    pub fn data_version(&self, group: &Group, memory: &Memory, place: usize) -> Version {
-        let header = self.header(group, place, vec![memory.lists[place].clone()]);
-        self.version(group.members[place].unit, &memory.heads[place], &header, &memory.buffers[place])
-    }
-
-    pub fn header(&self, group: &Group, place: usize, lists: Vec<Vec<UnitEntry>>) -> UnitHeader {
-        UnitHeader {
-            uuid: self.config.uuid,
-            group: group.id,
-            donor: group.members[place].donor,
-            born: self.donors[group.members[place].donor as usize].born,
-            horizon: self.sure_horizon(),
-            cut: 0,
-            member: place as u8,
-            data: group.data() as u8,
-            parity: (group.members.len() - group.data()) as u8,
-            lists,
-        }
-    }
-
     /// Writes a header that lists less than the one its donor has, into one slot after the other.
-    pub fn cut_op(&self, unit: u32, slot: usize, header: &UnitHeader) -> DonorOp {
+    pub fn cut_op(self, unit: u32, slot: usize, header: &UnitHeader) -> DonorOp {
         let mut bytes = Vec::with_capacity(self.header_bytes);
         header.encode(self.header_bytes, &mut bytes);
         DonorOp::Write { at: self.unit_at(unit) + (slot * self.header_bytes) as u64, bytes }
@@ -111,7 +100,7 @@ impl State {
 
     /// The header of a unit of a sealed group, from both slots, if it lists all that the group has there: a former version does
     /// not.
-    pub fn sealed_header(&self, bytes: &[u8], id: u64, members: &[Member], place: usize) -> Option<UnitHeader> {
+    pub fn sealed_header(self, bytes: &[u8], id: u64, members: &[Member], place: usize) -> Option<UnitHeader> {
         let ours = |header: &UnitHeader| header.group == id && header.member as usize == place;
         let header = UnitHeader::newest(bytes, self.header_bytes, ours)?;
         let whole = match header.is_parity() {
