@@ -3,8 +3,8 @@
 //! `wire` has the bytes, `negotiation` the handshake as state machines without I/O, `limits` what a peer may cost.
 //! Server: `export` (what is offered), `clients` (which client has it), `server` (listening), `guests` (connections), `pool`
 //! (their memory), `session` (requests). Client: `connect`,
-//! `client`, `inflight`, `replies`, `pieces`; `link` is a client that connects again. Both stand on `channel` (socket, TLS), `input` and `busy_poll`
-//! (receiving) and `outbox` (sending).
+//! `client`, `inflight`, `replies`, `pieces`; `link` is a client that connects again. Both stand on `channel` (socket, TLS),
+//! `input` and `busy_poll` (receiving) and `outbox` (sending).
 //! Threads: each connection has one that receives and one that sends what nobody could send without waiting.
 //! Left out: oldstyle, extended headers (refused), TLS with pre-shared keys, resizing.
 
