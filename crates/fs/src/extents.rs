@@ -7,6 +7,8 @@
 //! A map without extents has no root: the inode's layout is `Empty` then.
 //! An edit loads at most [`LEAVES_MAX`] leaves, from the end of its range backwards, so that its record stays small.
 //! Left out: the bulk device and its allocator, and what the flags mean.
+//!
+//! One file of over 500 lines: reading and editing a map are one algorithm over the same nodes.
 
 use shoal_format::extent::{
     EXTENT_BYTES, EXTENT_HEADER, Extent, ExtentHeader, ExtentNode, ExtentRecord, IndexRecord, LEAF_BYTES, LEAF_EXTENTS,

@@ -10,6 +10,8 @@
 //!   the flag finishes it before doing anything else.
 //!
 //! Left out: names, attributes other than times and size, and clearing set-id bits (the kernel's part).
+//!
+//! One file of over 500 lines: the operations on a regular file side by side, each with its two tiers.
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -17,19 +17,23 @@
 //! blocks goes in steps from the end of the range, each a transaction of its own.
 //! Left out: the decision which tier a file belongs to (`file`), free blocks (`bulk`), the map's bytes (`extents`), when NEW
 //! is cleared (`settle`).
+//!
+//! One file of over 500 lines: a write, a cut and a punch share the rules above and the same private steps.
+
+mod tiers;
 
 use std::sync::atomic::Ordering;
 
 use shoal_format::BULK_BLOCK;
 use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, Extent};
-use shoal_format::inode::{CHUNK, INODE_HAS_NEW, INODE_TRUNCATING, Inode, Layout};
+use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Inode, Layout};
 use shoal_format::slot::SlotRef;
 use shoal_region::{Lsn, Tx};
 
-use crate::bulk::{Bulk, Run, Tail, may_wait};
+use crate::bulk::{Bulk, Run, Tail};
 use crate::extents::{MapEdit, Mapped, clip, cut, find, goal_before, put, reflag};
 use crate::planted::{Bug, is_planted};
-use crate::{Error, Fs, Ino, PlacedRange, Result, small};
+use crate::{Error, Fs, Ino, PlacedRange, Result};
 
 /// Blocks of a file at most: extents hold 32 bits.
 pub(crate) const FILE_BLOCKS_MAX: u64 = 1 << 32;
@@ -529,140 +533,6 @@ impl Fs {
             upto = start;
         }
         Ok(())
-    }
-
-    /// Moves a file's data from the region to the bulk device; size and contents stay.
-    ///
-    /// Bytes in the region may have been promised durable, so the blocks are flushed before the record that frees the
-    /// slots. Only when nothing of the file can have been promised yet, as in the middle of a copy, is the flush left out
-    /// and the blocks are NEW. That is decided for good under the commit lock: a promise made while the blocks were
-    /// written turns the record down, and the flush is made after all.
-    pub(crate) fn move_to_bulk(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
-        if matches!(inode.layout, Layout::Empty | Layout::Extents) {
-            return Ok(());
-        }
-        let bulk = self.bulk()?;
-        let by_durable = is_planted(Bug::BirthByDurable);
-        let promised = if by_durable { self.region.durable_lsn() } else { self.region.promised_lsn() };
-        let mut birth = bulk.births.of(ino).filter(|&birth| birth > promised || is_planted(Bug::NeverPromised));
-        if by_durable || is_planted(Bug::NeverPromised) {
-            // The comparison under the commit lock does not see it either.
-            birth = birth.map(|_| Lsn::MAX);
-        }
-        let data_flags = if birth.is_some() { EXTENT_NEW } else { 0 };
-        if birth.is_none() {
-            // Before the blocks are written: there will be a flush.
-            may_wait()?;
-        }
-        let mut mapping = Mapping::new(bulk);
-        let write = self.copy_to_bulk(inode, &mut mapping, data_flags)?;
-        birth = birth.filter(|_| write > 0);
-        let before = *inode;
-        loop {
-            if birth.is_none() && write > 0 && !is_planted(Bug::MoveFlush) {
-                bulk.flush(&self.region)?;
-            }
-            let mut tx = self.region.begin_reclaim();
-            if !small::free_all(&mut tx, inode)? {
-                return Err(Error::FileTooBig);
-            }
-            mapping.store(&mut tx, inode)?;
-            let Some(lsn) = birth else {
-                self.commit_large(tx, ino, before.layout, inode)?;
-                break;
-            };
-            inode.flags |= INODE_HAS_NEW;
-            bulk.fresh.list(ino);
-            self.store(&mut tx, ino, inode)?;
-            if tx.commit_unpromised(lsn)?.is_some() {
-                self.count_large(before.layout, inode);
-                break;
-            }
-            *inode = before;
-            birth = None;
-            mapping.extents.iter_mut().for_each(|extent| extent.flags &= !EXTENT_NEW);
-        }
-        mapping.committed(ino, write);
-        bulk.fresh.wrote(ino, write);
-        bulk.fresh.set_tail(ino, true);
-        Ok(())
-    }
-
-    /// Copies a file's data from the region to blocks that `mapping` reserves; returns the number of the last write, 0 if
-    /// there was none.
-    fn copy_to_bulk(&self, inode: &Inode, mapping: &mut Mapping<'_>, data_flags: u32) -> Result<u64> {
-        let chunks = small::chunk_count(inode);
-        let chunks_per_block = BULK_BLOCK / CHUNK;
-        let blocks = chunks.div_ceil(chunks_per_block);
-        let kind = |block: u64| -> Result<Option<u32>> {
-            let first = block * chunks_per_block;
-            for chunk in first..first + chunks_per_block {
-                if !small::chunk_slot(&self.region, inode, chunk)?.is_none() {
-                    let behind = block * BULK_BLOCK >= inode.size;
-                    return Ok(Some(if behind { EXTENT_UNWRITTEN } else { data_flags }));
-                }
-            }
-            Ok(None)
-        };
-        let mut buffer = Vec::new();
-        let mut write = 0;
-        let mut block = 0;
-        while block < blocks {
-            let Some(flags) = kind(block)? else {
-                block += 1;
-                continue;
-            };
-            let mut until = block + 1;
-            while until < blocks && until < block + WRITE_BLOCKS && kind(until)? == Some(flags) {
-                until += 1;
-            }
-            let extent = mapping.reserve(self, inode, block, until - block, flags)?;
-            if flags != EXTENT_UNWRITTEN {
-                let at = block * BULK_BLOCK;
-                buffer.clear();
-                buffer.resize((extent.blocks * BULK_BLOCK) as usize, 0);
-                let readable = (inode.size - at).min(buffer.len() as u64) as usize;
-                small::read(&self.region, inode, at, &mut buffer[..readable])?;
-                write = mapping.bulk.write(extent.bulk_block * BULK_BLOCK, &buffer)?;
-            }
-            block = extent.end();
-        }
-        Ok(write)
-    }
-
-    /// Moves a file of at most [`MOVE_BACK_BYTES`], without blocks behind its end, into the region. A full region is no
-    /// error: the file stays where it is.
-    pub(crate) fn move_to_region(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
-        if inode.layout != Layout::Extents || inode.size > MOVE_BACK_BYTES {
-            return Ok(());
-        }
-        let mut moved = *inode;
-        match self.try_move_to_region(ino, &mut moved) {
-            Ok(()) => *inode = moved,
-            Err(Error::NoSpace) => {}
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-
-    fn try_move_to_region(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
-        let before = *inode;
-        let mut tx = self.region.begin();
-        let (runs, _) = self.unmap(&mut tx, inode, 0, FILE_BLOCKS_MAX)?;
-        if inode.layout != Layout::Empty {
-            return Err(Error::Corrupt(format!("inode {ino}: blocks behind the end of the file")));
-        }
-        let mut buffer = vec![0; BULK_BLOCK as usize];
-        for block in 0..inode.size.div_ceil(BULK_BLOCK) {
-            if let Ok(_data) = self.data_at(&before, block)? {
-                let at = block * BULK_BLOCK;
-                let part = &mut buffer[..(inode.size - at).min(BULK_BLOCK) as usize];
-                self.read_large(&before, at, part)?;
-                small::write(&mut tx, inode, at, part)?;
-            }
-        }
-        let lsn = self.commit_large(tx, ino, before.layout, inode)?;
-        self.unmapped(ino, &Inode { layout: Layout::Empty, ..*inode }, lsn, &runs, 0, FILE_BLOCKS_MAX)
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! Every operation locks the directories it changes and the inodes it changes, looks again under the locks, and commits one
 //! transaction. An inode that loses its last name while held stays, without links, until [`Fs::forget`].
+//!
+//! One file of over 500 lines: the operations are short, and share their steps with locks, links and reclaiming.
 
 use std::sync::atomic::Ordering::Relaxed;
 

@@ -10,6 +10,8 @@
 //! so does emptying a segment or taking it from its class.
 //! The last 1/32 of the segments serve only transactions that free space in the end; so do the last of those that have room
 //! on the host (`room`). How sparse segments are emptied, and free ones given back to the machine: `drain`.
+//!
+//! One file of over 500 lines: every function keeps the same counts of segments and slots, which are private to it.
 
 use std::sync::Arc;
 

@@ -11,6 +11,8 @@
 //!
 //! Threads: none of its own. Callers hold their own locks over the bytes they change; the commit lock orders
 //! the rest. Lock order: growing, checkpoint, commit, allocator, sync state.
+//!
+//! One file of over 500 lines: opening, committing and the questions to a region, whose parts are in the modules below.
 
 #![forbid(unsafe_code)]
 
@@ -24,6 +26,7 @@ mod log_end;
 pub mod planted;
 #[cfg(not(feature = "planted"))]
 mod planted;
+mod replay;
 mod ring;
 mod room;
 mod seal;
@@ -35,7 +38,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Condvar, Mutex};
-use shoal_format::record::{Entries, Entry, RECORD_HEADER, RECORD_PAYLOAD_MAX, RecordHeader, RecordKind, record_bytes};
+use shoal_format::record::{Entries, RECORD_HEADER, RecordHeader, RecordKind, record_bytes};
 use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, Geometry, SUPERBLOCK_AT, Superblock};
 use shoal_format::{Offset, PAGE, SEGMENT};
 use shoal_media::{Clock, ImageFile, LogDevice, PersistentMemory};
@@ -48,6 +51,7 @@ pub use error::{Error, Failure, Result};
 pub use incarnation::{compare, next_incarnation, place_anchor, restore};
 pub use log_end::ring_end;
 use planted::{Bug, is_planted};
+use replay::{apply, replay};
 pub use seal::{empty_image, seal_image, write_image, write_pages};
 pub use tx::{Tx, View};
 
@@ -516,116 +520,5 @@ fn mark_dirty(dirty: &[AtomicU64], at: Offset, len: u64) {
         if word.load(Ordering::Relaxed) & bit == 0 {
             word.fetch_or(bit, Ordering::Relaxed);
         }
-    }
-}
-
-/// Applies one entry; on memory that needs it, starts its write-back.
-fn apply(memory: &dyn PersistentMemory, entry: &Entry<'_>) {
-    match *entry {
-        Entry::Write { at, bytes } => memory.write(at, bytes),
-        Entry::SetBits { at, mask } => memory.write_u64(at, memory.read_u64(at) | mask),
-        Entry::ClearBits { at, mask } => memory.write_u64(at, memory.read_u64(at) & !mask),
-        Entry::Zero { at, len } => memory.zero(at, len),
-    }
-    let (at, len) = entry.range();
-    memory.write_back(at, len);
-}
-
-/// Replays the log from the anchor until the chain breaks. Returns the end, the last header checksum, the boot
-/// the log names last, what was done. Without `memory` nothing is applied.
-fn replay(
-    superblock: &Superblock,
-    anchor: &AnchorRecord,
-    memory: Option<&dyn PersistentMemory>,
-    log: &dyn LogDevice,
-    dirty: &[AtomicU64],
-    boot_id: [u8; 16],
-) -> Result<(Lsn, u32, [u8; 16], Recovery)> {
-    let (mut lsn, mut salt) = (anchor.replay_lsn.get(), anchor.replay_salt.get());
-    let mut recovery = Recovery::default();
-    let mut last_boot = anchor.boot_id;
-    let mut reader = LogReader { log, buffer: Vec::new(), start: lsn, ahead: LogReader::AHEAD_FIRST };
-    // A ring holds at most its size: without this bound a damaged ring could be read round and round.
-    let limit = if superblock.memory_kind.has_ring() { lsn + superblock.ring_bytes } else { u64::MAX };
-    while let Some(bytes) = reader.at(lsn, RECORD_HEADER)? {
-        let expected =
-            if is_planted(Bug::Salt) { u32::from_le_bytes([bytes[16], bytes[17], bytes[18], bytes[19]]) } else { salt };
-        let Ok(header) = RecordHeader::decode(bytes, lsn, expected) else { break };
-        let len = header.len.get() as usize;
-        if lsn + header.total() > limit {
-            break;
-        }
-        let Some(bytes) = reader.at(lsn, header.total() as usize)? else { break };
-        let payload = &bytes[RECORD_HEADER..RECORD_HEADER + len];
-        if header.check_payload(payload).is_err() && !is_planted(Bug::PayloadChecksum) {
-            break;
-        }
-        match header.record_kind() {
-            RecordKind::Epoch => {
-                if len != 32 {
-                    return Err(Error::corrupt("epoch record", lsn, len as u64));
-                }
-                last_boot.copy_from_slice(&payload[16..32]);
-            }
-            RecordKind::Tx => {
-                // All entries are validated before the first is applied.
-                for entry in Entries::new(payload, superblock.region_bytes) {
-                    entry?;
-                }
-                recovery.records += 1;
-                if let Some(memory) = memory {
-                    for entry in Entries::new(payload, superblock.region_bytes) {
-                        let entry = entry?;
-                        apply(memory, &entry);
-                        let (at, len) = entry.range();
-                        if !is_planted(Bug::ReplayDirty) {
-                            mark_dirty(dirty, at, len);
-                        }
-                    }
-                }
-            }
-        }
-        lsn += header.total();
-        salt = header.crc.get();
-    }
-    recovery.bytes = lsn - anchor.replay_lsn.get();
-    recovery.power_lost = last_boot != boot_id;
-    Ok((lsn, salt, last_boot, recovery))
-}
-
-/// Reads the log ahead in large pieces.
-struct LogReader<'a> {
-    log: &'a dyn LogDevice,
-    buffer: Vec<u8>,
-    /// Position of the buffer's first byte.
-    start: Lsn,
-    /// Bytes of the next read: few at first, for most logs are short.
-    ahead: usize,
-}
-
-impl LogReader<'_> {
-    const AHEAD_FIRST: usize = 64 << 10;
-    const AHEAD_MAX: usize = 4 << 20;
-
-    /// `len` bytes at `lsn`, or `None` where the log has no more.
-    fn at(&mut self, lsn: Lsn, len: usize) -> Result<Option<&[u8]>> {
-        debug_assert!(len <= RECORD_PAYLOAD_MAX + 2 * RECORD_HEADER);
-        let mut from = (lsn - self.start) as usize;
-        if from + len > self.buffer.len() {
-            self.buffer.drain(..from.min(self.buffer.len()));
-            self.start = lsn;
-            from = 0;
-            while self.buffer.len() < len {
-                let have = self.buffer.len();
-                self.buffer.resize(have + self.ahead, 0);
-                self.ahead = (self.ahead * 2).min(Self::AHEAD_MAX);
-                let got = self.log.read(lsn + have as u64, &mut self.buffer[have..])?;
-                self.buffer.truncate(have + got);
-                if got == 0 {
-                    return Ok(None);
-                }
-            }
-        }
-        Ok(Some(&self.buffer[from..from + len]))
     }
 }

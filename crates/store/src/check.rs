@@ -22,7 +22,7 @@ impl Store {
             }
             watched.at(progress.done);
         };
-        let region = self.region_at_rest()?;
+        let region = self.description.memory.media_at_rest(&self.resting())?;
         let image = region.image().ok_or_else(|| Failure::new("memory", "has neither region nor images"))?;
         let power_lost = self.power_was_lost();
         let source = Source { image, log: region.log.as_deref(), bulk_bytes, power_lost, sums };

@@ -30,7 +30,7 @@ pub(crate) struct Media {
 
 impl Store {
     pub(crate) fn open_media(&self, read_only: bool) -> Outcome<Media> {
-        let region = self.open_region(read_only)?;
+        let region = self.description.memory.open_media(&self.resting(), read_only)?;
         let period = self.period()?;
         Media::assemble(region, self.open_bulk()?, period)
     }

@@ -16,6 +16,7 @@ use shoal_host::StoreLock;
 use shoal_region::Recovery;
 
 use crate::description::Description;
+use crate::memory::{self, Resting};
 use crate::names::{LOG, PID};
 use crate::user::{self, holder, is_ending, is_in_use, lock, period};
 use crate::{host_room, place};
@@ -106,8 +107,14 @@ impl Store {
         &self.description
     }
 
-    pub(crate) fn restores(&self) -> bool {
-        self.restore
+    /// The store, as opening its memory's media needs to know it.
+    pub(crate) fn resting(&self) -> Resting<'_> {
+        Resting {
+            directory: &self.directory,
+            uuid: &self.description.uuid,
+            restore: self.restore,
+            unmounted: self.was_unmounted(),
+        }
     }
 
     pub(crate) fn assemble(directory: PathBuf, description: Description, lock: StoreLock) -> Store {
@@ -152,10 +159,7 @@ impl Store {
     }
 
     pub(crate) fn damaged(&self, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
-        let store = self.directory.display();
-        let remedy =
-            format!("`shoal check {store}` tells more, `shoal salvage {store} DIR` copies out what can be read");
-        Failure::new(format_args!("store {}", self.directory.display()), error).remedy(remedy)
+        memory::damaged(&self.directory, error)
     }
 
     pub(crate) fn log_path(&self) -> PathBuf {

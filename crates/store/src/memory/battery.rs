@@ -16,15 +16,14 @@ use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, SUPERBLOCK
 use shoal_host::{HostImage, PrivateMap, SharedKind, SharedMap};
 use shoal_media::{ImageFile, PersistentMemory};
 
-use super::{Loss, Means, RegionMedia, RestingMedia};
+use super::{Loss, Means, RegionMedia, Resting, RestingMedia};
 use crate::calendar;
 use crate::images::{self, shared};
-use crate::store::Store;
 
 pub(super) static MEANS: Means = Means {
     make,
     open: |store, path, read_only| {
-        let images = images::open(&store.directory)?;
+        let images = images::open(store.directory)?;
         let memory = open(path, &images, &wish(store, read_only))?;
         Ok(RegionMedia { memory, log: None, images: Some(shared(&images)), survives_power_loss: true })
     },
@@ -40,14 +39,14 @@ fn make(directory: &Path, path: &Path, bytes: u64) -> Outcome<RegionMedia> {
     Ok(RegionMedia { memory, log: None, images: Some(shared(&images::create(directory)?)), survives_power_loss: true })
 }
 
-fn wish(store: &Store, read_only: bool) -> Wish<'_> {
-    Wish { read_only, restore: store.restores(), uuid: &store.description.uuid, unmounted: store.was_unmounted() }
+fn wish<'a>(store: &Resting<'a>, read_only: bool) -> Wish<'a> {
+    Wish { read_only, restore: store.restore, uuid: store.uuid, unmounted: store.unmounted }
 }
 
 /// What a mount would refuse is not the store, sound as it may be in itself.
-fn rest(store: &Store, path: &Path) -> Outcome<RestingMedia> {
+fn rest(store: &Resting<'_>, path: &Path) -> Outcome<RestingMedia> {
     let wish = Wish { restore: false, ..wish(store, true) };
-    let images = images::open(&store.directory)?;
+    let images = images::open(store.directory)?;
     let mut found = RestingMedia { memory: None, log: None, images: Some(shared(&images)), refused: None };
     if path.exists() {
         found.memory = Some(open(path, &images, &wish)?);

@@ -9,8 +9,7 @@ use std::sync::Arc;
 use shoal_devices::{During, Outcome};
 use shoal_host::{SharedKind, SharedMap};
 
-use super::{Loss, Means, RegionMedia, RestingMedia};
-use crate::store::Store;
+use super::{Loss, Means, RegionMedia, Resting, RestingMedia};
 
 pub(super) static MEANS: Means = Means { make, open, rest, loss };
 
@@ -34,12 +33,12 @@ fn make(_: &Path, path: &Path, bytes: u64) -> Outcome<RegionMedia> {
     Ok(media(SharedMap::create(path, bytes, SharedKind::Dax).during("memory")?))
 }
 
-fn open(_: &Store, path: &Path, read_only: bool) -> Outcome<RegionMedia> {
+fn open(_: &Resting<'_>, path: &Path, read_only: bool) -> Outcome<RegionMedia> {
     let open = if read_only { SharedMap::open_aside } else { SharedMap::open };
     Ok(media(open(path, SharedKind::Dax).during("memory")?))
 }
 
-fn rest(_: &Store, path: &Path) -> Outcome<RestingMedia> {
+fn rest(_: &Resting<'_>, path: &Path) -> Outcome<RestingMedia> {
     let memory = SharedMap::open(path, SharedKind::Dax).during("memory")?;
     Ok(RestingMedia { memory: Some(Arc::new(memory)), log: None, images: None, refused: None })
 }

@@ -9,10 +9,9 @@ use shoal_devices::{During, Outcome};
 use shoal_format::PAGE;
 use shoal_host::{PrivateMap, SEGMENT_BYTES, SegmentLog};
 
-use super::{Loss, Means, RegionMedia, RestingMedia};
+use super::{Loss, Means, RegionMedia, Resting, RestingMedia, damaged};
 use crate::images::{self, shared};
 use crate::names::LOG;
-use crate::store::Store;
 
 pub(super) static MEANS: Means =
     Means { make, open, rest, loss: |_| Loss { power_loss: "at most the last second", after_fsync: "nothing" } };
@@ -24,13 +23,14 @@ fn make(directory: &Path, _: &Path, bytes: u64) -> Outcome<RegionMedia> {
     Ok(RegionMedia { memory, log: Some(log), images, survives_power_loss: true })
 }
 
-fn open(store: &Store, _: &Path, _: bool) -> Outcome<RegionMedia> {
-    let images = images::open(&store.directory)?;
-    let damaged = |error: shoal_region::Error| store.damaged(error);
-    let (index, superblock, anchor) = shoal_region::newest_image(&shared(&images)).map_err(damaged)?;
+fn open(store: &Resting<'_>, _: &Path, _: bool) -> Outcome<RegionMedia> {
+    let images = images::open(store.directory)?;
+    let (index, superblock, anchor) =
+        shoal_region::newest_image(&shared(&images)).map_err(|error| damaged(store.directory, error))?;
     let image = Some((images[index].file(), anchor.used_bytes.get().next_multiple_of(PAGE)));
-    let memory = PrivateMap::new(superblock.region_bytes, image).map_err(|error| store.damaged(error))?;
-    let log = SegmentLog::open(&store.log_path(), SEGMENT_BYTES).map_err(|error| store.damaged(error))?;
+    let memory = PrivateMap::new(superblock.region_bytes, image).map_err(|error| damaged(store.directory, error))?;
+    let log =
+        SegmentLog::open(&store.directory.join(LOG), SEGMENT_BYTES).map_err(|error| damaged(store.directory, error))?;
     Ok(RegionMedia {
         memory: Arc::new(memory),
         log: Some(Arc::new(log)),
@@ -39,8 +39,8 @@ fn open(store: &Store, _: &Path, _: bool) -> Outcome<RegionMedia> {
     })
 }
 
-fn rest(store: &Store, _: &Path) -> Outcome<RestingMedia> {
-    let images = Some(shared(&images::open(&store.directory)?));
-    let log = Arc::new(SegmentLog::open(&store.log_path(), SEGMENT_BYTES).during("log")?);
+fn rest(store: &Resting<'_>, _: &Path) -> Outcome<RestingMedia> {
+    let images = Some(shared(&images::open(store.directory)?));
+    let log = Arc::new(SegmentLog::open(&store.directory.join(LOG), SEGMENT_BYTES).during("log")?);
     Ok(RestingMedia { memory: None, log: Some(log), images, refused: None })
 }

@@ -18,8 +18,6 @@ use shoal_devices::{Failure, Outcome};
 use shoal_format::memory::MemoryKind;
 use shoal_media::{ImageFile, LogDevice, PersistentMemory};
 
-use crate::store::Store;
-
 /// `--memory`, and the `memory` object of the store's description.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Written", into = "Written")]
@@ -153,6 +151,24 @@ impl RestingMedia {
     }
 }
 
+/// A store whose media are to be opened, as far as memory needs to know it.
+pub(crate) struct Resting<'a> {
+    pub directory: &'a Path,
+    /// The store's uuid, in words.
+    pub uuid: &'a str,
+    /// Go on from the saved image although it lacks something, or the region there is no good.
+    pub restore: bool,
+    /// Nothing is left of a process that served the store: it was unmounted.
+    pub unmounted: bool,
+}
+
+/// Of a store whose media cannot be read.
+pub(crate) fn damaged(directory: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
+    let store = directory.display();
+    let remedy = format!("`shoal check {store}` tells more, `shoal salvage {store} DIR` copies out what can be read");
+    Failure::new(format_args!("store {store}"), error).remedy(remedy)
+}
+
 struct Loss {
     power_loss: &'static str,
     after_fsync: &'static str,
@@ -163,9 +179,9 @@ struct Means {
     /// Makes the media of a new store in `directory`, with a region of `bytes` that is all zeros.
     make: fn(directory: &Path, path: &Path, bytes: u64) -> Outcome<RegionMedia>,
     /// Opens them to be used, or, `read_only`, to be looked at: nothing is changed then.
-    open: fn(store: &Store, path: &Path, read_only: bool) -> Outcome<RegionMedia>,
+    open: fn(store: &Resting<'_>, path: &Path, read_only: bool) -> Outcome<RegionMedia>,
     /// Opens them for the checker.
-    rest: fn(store: &Store, path: &Path) -> Outcome<RestingMedia>,
+    rest: fn(store: &Resting<'_>, path: &Path) -> Outcome<RestingMedia>,
     /// What may be lost; its argument is [`RegionMedia::survives_power_loss`].
     loss: fn(survives_power_loss: bool) -> Loss,
 }
@@ -187,19 +203,15 @@ impl MemoryChoice {
     pub(crate) fn make_media(&self, directory: &Path, bytes: u64) -> Outcome<RegionMedia> {
         (means(self.kind).make)(directory, self.region_file(), bytes)
     }
-}
 
-impl Store {
     /// Opens the region's media, to use them or, `read_only`, to look at them.
-    pub(crate) fn open_region(&self, read_only: bool) -> Outcome<RegionMedia> {
-        let memory = &self.description.memory;
-        (means(memory.kind).open)(self, memory.region_file(), read_only)
+    pub(crate) fn open_media(&self, store: &Resting<'_>, read_only: bool) -> Outcome<RegionMedia> {
+        (means(self.kind).open)(store, self.region_file(), read_only)
     }
 
     /// Opens the region's media for the checker.
-    pub(crate) fn region_at_rest(&self) -> Outcome<RestingMedia> {
-        let memory = &self.description.memory;
-        (means(memory.kind).rest)(self, memory.region_file())
+    pub(crate) fn media_at_rest(&self, store: &Resting<'_>) -> Outcome<RestingMedia> {
+        (means(self.kind).rest)(store, self.region_file())
     }
 }
 

@@ -1,0 +1,277 @@
+//! Free blocks of the bulk device: the bitmap in memory, which decides what is given out.
+//!
+//! A run is looked for behind a file's last extent, else behind a roving cursor that leaves a gap, so that files growing side by
+//! side stay contiguous. Left out: the bitmap in the region, and when a freed block may be used again ([`super::Bulk`]).
+
+use shoal_region::Lsn;
+
+use crate::planted::{Bug, is_planted};
+
+/// Blocks that lie side by side on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Run {
+    pub first: u64,
+    pub blocks: u64,
+}
+
+impl Run {
+    pub fn end(&self) -> u64 {
+        self.first + self.blocks
+    }
+}
+
+/// Bitmap words of one group; a group without free blocks is skipped as a whole.
+const GROUP_WORDS: usize = 512;
+/// Free runs looked at before the longest one so far will do.
+const RUNS_LOOKED_AT: usize = 4096;
+
+pub(super) struct Blocks {
+    pub words: Vec<u64>,
+    pub group_free: Vec<u32>,
+    pub count: u64,
+    pub free: u64,
+    /// Freed blocks that must not be reused yet: pending or held.
+    pub pending_blocks: u64,
+    pub cursor: u64,
+    pub pending: Vec<(Lsn, Run)>,
+    /// The bitmap of the newest saved image; empty: there is none.
+    pub saved: Vec<u64>,
+    /// Freed for good, but mapped by the saved image.
+    pub held: Vec<Run>,
+    pub held_blocks: u64,
+    /// Free blocks that are not given out: a limit below the layout's.
+    pub withheld: u64,
+}
+
+impl Blocks {
+    /// Blocks that are not free.
+    pub fn taken(&self) -> u64 {
+        self.count - self.free
+    }
+
+    pub fn new(mut words: Vec<u64>, count: u64) -> Blocks {
+        if !count.is_multiple_of(64) {
+            // Bits behind the last block are never free.
+            *words.last_mut().expect("there is a last word") |= u64::MAX << (count % 64);
+        }
+        let group_free: Vec<u32> =
+            words.chunks(GROUP_WORDS).map(|group| group.iter().map(|w| w.count_zeros()).sum()).collect();
+        let free = group_free.iter().map(|&n| n as u64).sum();
+        Blocks {
+            words,
+            group_free,
+            count,
+            free,
+            pending_blocks: 0,
+            cursor: 0,
+            pending: Vec::new(),
+            saved: Vec::new(),
+            held: Vec::new(),
+            held_blocks: 0,
+            withheld: 0,
+        }
+    }
+
+    /// Holds what the saved image maps and the region does not: freed in an earlier life.
+    pub fn hold_saved(&mut self) {
+        for word in 0..self.saved.len() {
+            let mut mask = self.saved[word] & !self.words[word];
+            while mask != 0 {
+                let bit = mask.trailing_zeros() as u64;
+                let blocks = (mask >> bit).trailing_ones() as u64;
+                mask &= !(u64::MAX >> (64 - blocks) << bit);
+                let run = Run { first: word as u64 * 64 + bit, blocks };
+                self.set(run, true);
+                self.pending_blocks += blocks;
+                self.held_blocks += blocks;
+                self.held.push(run);
+            }
+        }
+    }
+
+    /// Holds what of a freed run the saved image maps; returns the rest.
+    pub fn hold(&mut self, freed: Run) -> Vec<Run> {
+        if self.saved.is_empty() || is_planted(Bug::ReuseSaved) {
+            return vec![freed];
+        }
+        let mut rest = Vec::new();
+        let mut first = freed.first;
+        while first < freed.end() {
+            let mapped = |block: u64| self.saved[block as usize / 64] >> (block % 64) & 1 == 1;
+            let holds = mapped(first);
+            let end = (first..freed.end()).find(|&block| mapped(block) != holds).unwrap_or(freed.end());
+            let run = Run { first, blocks: end - first };
+            if holds {
+                self.held_blocks += run.blocks;
+                self.held.push(run);
+            } else {
+                rest.push(run);
+            }
+            first = end;
+        }
+        rest
+    }
+
+    pub fn is_free(&self, block: u64) -> bool {
+        block < self.count && self.words[block as usize / 64] >> (block % 64) & 1 == 0
+    }
+
+    /// The first free block at or behind `from`.
+    pub fn next_free(&self, from: u64) -> Option<u64> {
+        let mut block = from;
+        while block < self.count {
+            let word = block as usize / 64;
+            if self.group_free[word / GROUP_WORDS] == 0 {
+                block = ((word / GROUP_WORDS + 1) * GROUP_WORDS) as u64 * 64;
+                continue;
+            }
+            let free = !self.words[word] >> (block % 64);
+            if free != 0 {
+                return Some(block + free.trailing_zeros() as u64);
+            }
+            block = (word as u64 + 1) * 64;
+        }
+        None
+    }
+
+    /// Free blocks from `block` on, counted up to `most`.
+    pub fn free_len(&self, block: u64, most: u64) -> u64 {
+        let mut len = 0;
+        while len < most && block + len < self.count {
+            let at = block + len;
+            let used = self.words[at as usize / 64] >> (at % 64);
+            if used != 0 {
+                len += used.trailing_zeros() as u64;
+                break;
+            }
+            len += 64 - at % 64;
+        }
+        len.min(most).min(self.count - block)
+    }
+
+    pub fn set(&mut self, run: Run, used: bool) {
+        let mut block = run.first;
+        while block < run.end() {
+            let word = block as usize / 64;
+            let bits = (64 - block % 64).min(run.end() - block);
+            let mask = (u64::MAX >> (64 - bits)) << (block % 64);
+            let group = &mut self.group_free[word / GROUP_WORDS];
+            if used {
+                debug_assert_eq!(self.words[word] & mask, 0, "block {block} is used twice");
+                self.words[word] |= mask;
+                *group -= bits as u32;
+            } else {
+                debug_assert_eq!(self.words[word] & mask, mask, "block {block} is freed twice");
+                self.words[word] &= !mask;
+                *group += bits as u32;
+            }
+            block += bits;
+        }
+        self.free = if used { self.free - run.blocks } else { self.free + run.blocks };
+    }
+
+    pub fn take_before(&mut self, limit: u64, want: u64) -> Option<Run> {
+        let mut best: Option<Run> = None;
+        let mut from = 0;
+        while let Some(first) = self.next_free(from).filter(|&first| first < limit) {
+            let run = Run { first, blocks: self.free_len(first, want.min(limit - first)) };
+            if best.is_none_or(|best| best.blocks < run.blocks) {
+                best = Some(run);
+            }
+            if run.blocks == want {
+                break;
+            }
+            from = run.end();
+        }
+        self.set(best?, true);
+        best
+    }
+
+    pub fn take(&mut self, goal: Option<u64>, want: u64, ahead: u64) -> Option<Run> {
+        let want = want.min(self.free.saturating_sub(self.withheld));
+        if want == 0 {
+            return None;
+        }
+        if let Some(goal) = goal.filter(|&goal| self.is_free(goal)) {
+            let run = Run { first: goal, blocks: self.free_len(goal, want) };
+            self.set(run, true);
+            return Some(run);
+        }
+        let mut best: Option<Run> = None;
+        let mut looked_at = 0;
+        // From the cursor to the end, then from the start to the cursor.
+        let mut from = self.cursor.min(self.count);
+        let mut wrapped = false;
+        while looked_at < RUNS_LOOKED_AT {
+            match self.next_free(from) {
+                Some(first) if !wrapped || first < self.cursor => {
+                    let run = Run { first, blocks: self.free_len(first, want) };
+                    if best.is_none_or(|best| best.blocks < run.blocks) {
+                        best = Some(run);
+                    }
+                    if run.blocks == want {
+                        break;
+                    }
+                    looked_at += 1;
+                    from = run.end();
+                }
+                _ if wrapped => break,
+                _ => (from, wrapped) = (0, true),
+            }
+        }
+        let run = best?;
+        self.set(run, true);
+        self.cursor = (run.end() + ahead) % self.count;
+        Some(run)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn blocks(count: u64) -> Blocks {
+        Blocks::new(vec![0; count.div_ceil(64) as usize], count)
+    }
+
+    fn run(first: u64, blocks: u64) -> Run {
+        Run { first, blocks }
+    }
+
+    #[test]
+    fn files_growing_side_by_side_stay_contiguous() {
+        let mut blocks = blocks(1000);
+        let mut ends = [None; 2];
+        let mut runs = 0;
+        for _ in 0..32 {
+            for end in &mut ends {
+                let got = blocks.take(*end, 1, 32).unwrap();
+                runs += (*end != Some(got.first)) as u32;
+                *end = Some(got.end());
+            }
+        }
+        assert_eq!(runs, 2);
+    }
+
+    #[test]
+    fn every_block_is_given_out_once_and_the_last_bits_never() {
+        let mut blocks = blocks(100_003);
+        let mut seen = vec![false; 100_003];
+        let mut total = 0;
+        while let Some(got) = blocks.take(None, 1 + total % 700, 16) {
+            (got.first..got.end()).for_each(|b| assert!(!std::mem::replace(&mut seen[b as usize], true)));
+            total += got.blocks;
+        }
+        assert_eq!((total, blocks.free), (100_003, 0));
+        blocks.set(run(40_000, 3), false);
+        assert_eq!(blocks.take(None, 8, 0), Some(run(40_000, 3)));
+    }
+
+    #[test]
+    fn a_run_that_is_long_enough_is_preferred_to_the_nearest_one() {
+        let mut blocks = blocks(640);
+        blocks.set(run(2, 100), true);
+        assert_eq!(blocks.take(None, 8, 0), Some(run(102, 8)));
+        assert_eq!(blocks.take(Some(0), 8, 0), Some(run(0, 2)));
+    }
+}
