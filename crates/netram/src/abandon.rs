@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use shoal_format::ram::{self, UnitEntry};
+use shoal_format::ram;
+use shoal_format::ram::UnitEntry;
 
 use crate::place::{Location, Member};
 use crate::planted::{Bug, is_planted};
@@ -108,14 +109,11 @@ pub(crate) fn revive(core: &Arc<Core>, state: &mut State, index: u32) -> bool {
     if !members.iter().all(|(_, member)| state.takes(member.donor as usize)) {
         return false;
     }
-    let tainted = |state: &State, member: &Member| {
-        let donor = &state.donors[member.donor as usize];
-        donor.tainted.contains(&member.unit)
-    };
+    let tainted = |state: &State, member: &Member| state.donors[member.donor as usize].units.is_tainted(member.unit);
     let left: Vec<_> = members.into_iter().filter(|(_, member)| tainted(state, member)).collect();
     let mut taken = Vec::new();
     for &(place, member) in &left {
-        let Some(unit) = state.donors[member.donor as usize].take() else {
+        let Some(unit) = state.donors[member.donor as usize].units.take() else {
             taken.into_iter().for_each(|(_, member)| state.give_back(member));
             return false;
         };

@@ -43,6 +43,6 @@ pub(crate) fn leave(core: &Arc<Core>, state: &mut State, number: DonorId) {
 pub(crate) fn discard(state: &mut State, number: DonorId) {
     let donor = &mut state.donors[number as usize];
     donor.state = DonorState::Lost;
-    donor.release();
+    donor.units.release();
     new_epoch(state, true);
 }

@@ -4,13 +4,8 @@
 //! is erased before it is used again; one that a write may still reach from a dead connection is not used again at all.
 //! Left out: how donors come and go (`membership`).
 
-use std::collections::{HashSet, VecDeque};
-
-use shoal_format::ram::UnitHeader;
-
 use crate::api::DonorInfo;
-use crate::planted::{Bug, is_planted};
-use crate::units::{Erase, Log};
+use crate::units::Units;
 
 /// A donor that refused a write gets none for so long (ns), and twice as long each time.
 pub(crate) const REFUSED_NS: u64 = 100_000_000;
@@ -36,31 +31,7 @@ pub enum DonorState {
 
 pub(crate) struct Donor {
     pub info: DonorInfo,
-    pub units: u32,
-    /// Free units that may have memory, the next one to take last.
-    pub free: VecDeque<u32>,
-    /// Free units whose memory was given back.
-    pub blank_units: Vec<u32>,
-    /// Free units that no list names yet, which a checkpoint that counts needs (`window`): with memory, and without.
-    pub closed: VecDeque<u32>,
-    pub closed_blank: Vec<u32>,
-    /// Of the checkpoint that counts, and of the next one.
-    pub logs: [Option<Log>; 2],
-    /// A list is on its way.
-    pub announcing: bool,
-    /// Units to be erased, and those being erased.
-    pub erase: VecDeque<Erase>,
-    pub erasing: Vec<Erase>,
-    /// Headers that list more than is known, as they are to be.
-    pub cuts: VecDeque<(u32, UnitHeader)>,
-    /// The unit whose header is being made shorter.
-    pub cutting: Option<u32>,
-    /// Units that a write may still reach from a connection that is over: not used again before the disk is opened anew.
-    pub tainted: HashSet<u32>,
-    /// Lowest sequence in them.
-    pub tainted_sequence: u64,
-    /// Units with changes in flight when the donor went away.
-    pub unknown: HashSet<u32>,
+    pub units: Units,
     pub state: DonorState,
     /// It was to be emptied when it went away.
     pub drains: bool,
@@ -85,6 +56,30 @@ pub(crate) struct Donor {
     pub refused_until_ns: u64,
     pub refusals: u32,
     pub missing_since_ns: u64,
+}
+
+impl Donor {
+    /// A donor of which nothing is known yet.
+    pub fn new(info: DonorInfo, units: u32, born: u32) -> Donor {
+        Donor {
+            info,
+            units: Units::new(units),
+            state: DonorState::Active,
+            drains: false,
+            born,
+            blank: true,
+            announced: false,
+            epoch: 0,
+            slot: None,
+            stale: false,
+            scanned: true,
+            visit: 0,
+            answered_ns: 0,
+            refused_until_ns: 0,
+            refusals: 0,
+            missing_since_ns: 0,
+        }
+    }
 }
 
 impl DonorState {
@@ -131,98 +126,15 @@ impl Donor {
         matches!(self.state, Active | Draining | Missing | Returning | Forgotten)
     }
 
-    /// Its units are nobody's business any more.
-    pub fn release(&mut self) {
-        self.free.clear();
-        self.blank_units.clear();
-        self.closed.clear();
-        self.closed_blank.clear();
-        self.logs = [None, None];
-        self.erase.clear();
-        self.erasing.clear();
-        self.cuts.clear();
-        self.tainted.clear();
-        self.unknown.clear();
-        self.tainted_sequence = u64::MAX;
-    }
-
-    pub fn free_units(&self) -> usize {
-        self.free.len() + self.blank_units.len()
-    }
-
-    /// A free unit, rather one with memory.
-    pub fn take(&mut self) -> Option<u32> {
-        self.free.pop_back().or_else(|| self.blank_units.pop())
-    }
-
     /// Lowest sequence of what its units list that are still to be erased.
     pub fn pending_sequence(&self) -> u64 {
-        self.erasing_sequence().min(self.tainted_sequence)
+        self.erasing_sequence().min(self.units.tainted_sequence())
     }
 
     /// The same without units that nothing but a late write could bring back.
     pub fn erasing_sequence(&self) -> u64 {
-        let pending = self.erase.iter().chain(&self.erasing).map(|erase| erase.first_sequence).min();
         // What a donor that was not looked at holds is not known.
         let unseen = if self.counts() && !self.is_final() && !self.scanned { 0 } else { u64::MAX };
-        pending.unwrap_or(u64::MAX).min(unseen)
-    }
-}
-
-impl Donor {
-    /// The logs of the checkpoint that counts, and of the one that is being made.
-    pub fn logs(&mut self) -> impl Iterator<Item = &mut Log> {
-        self.logs.iter_mut().flatten()
-    }
-
-    /// A unit that nothing is left of is free.
-    pub fn put_free(&mut self, unit: u32, has_memory: bool) {
-        let mut open = true;
-        for log in self.logs() {
-            if !log.listed {
-                log.open.set(unit as usize, true);
-            }
-            open &= log.open.get(unit as usize);
-        }
-        match (open || is_planted(Bug::ClosedUsed), has_memory) {
-            (true, true) => self.free.push_back(unit),
-            (true, false) => self.blank_units.push(unit),
-            (false, true) => self.closed.push_back(unit),
-            (false, false) => self.closed_blank.push(unit),
-        }
-    }
-
-    /// What is closed without a reason any more is open.
-    pub fn reopen(&mut self) {
-        let (closed, blank) = (std::mem::take(&mut self.closed), std::mem::take(&mut self.closed_blank));
-        blank.into_iter().for_each(|unit| self.put_free(unit, false));
-        closed.into_iter().for_each(|unit| self.put_free(unit, true));
-    }
-
-    /// Closes free units but so many.
-    pub fn close_all_but(&mut self, ahead: usize) {
-        let from_free = self.free.len().saturating_sub(ahead);
-        self.closed.extend(self.free.drain(..from_free));
-        let left = self.blank_units.len().min(ahead - self.free.len());
-        let kept = self.blank_units.split_off(self.blank_units.len() - left);
-        let closed = std::mem::replace(&mut self.blank_units, kept);
-        match self.closed_blank.is_empty() {
-            true => self.closed_blank = closed,
-            false => self.closed_blank.extend(closed),
-        }
-    }
-
-    /// Free units, also those that a list must name first.
-    pub fn all_free_units(&self) -> usize {
-        self.free_units() + self.closed.len() + self.closed_blank.len()
-    }
-
-    /// Are the lists of a round being written?
-    pub fn is_listing(&self) -> bool {
-        self.logs.iter().flatten().any(|log| log.writing)
-    }
-
-    pub fn has_closed(&self) -> bool {
-        !self.closed.is_empty() || !self.closed_blank.is_empty()
+        self.units.erasing_sequence().min(unseen)
     }
 }

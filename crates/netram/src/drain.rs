@@ -78,7 +78,7 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
         let op = DonorOp::Write { at: 0, bytes: vec![0; SLOTS_BYTES] };
         let op = core.op(state, donor, op, Purpose::Upkeep);
         state.donors[donor as usize].state = DonorState::Drained;
-        state.donors[donor as usize].release();
+        state.donors[donor as usize].units.release();
         new_epoch(state, true);
         state.count_donors();
         op

@@ -49,8 +49,8 @@ impl State {
 
     pub fn end_logs(&mut self, which: &[usize]) {
         for donor in &mut self.donors {
-            which.iter().for_each(|&log| donor.logs[log] = None);
-            donor.reopen();
+            which.iter().for_each(|&log| donor.units.end_log(log));
+            donor.units.reopen();
         }
         self.wake();
     }

@@ -4,8 +4,8 @@ use shoal_format::ram;
 use shoal_format::ram::{UnitEntry, UnitHeader};
 
 use crate::api::DonorId;
+use crate::base::Base;
 use crate::group::{Group, Incomplete};
-use crate::load::Base;
 use crate::place::{Location, Member};
 use crate::planted::{Bug, is_planted};
 use crate::spread::Numbered;
@@ -21,6 +21,17 @@ pub(crate) struct FoundUnit {
 /// Of each block the sequence, the place and the checksum of its newest copy so far.
 pub(crate) type Newest = Numbered<u32, (u64, Location, u32)>;
 
+/// The units of a group that count.
+struct Chosen {
+    data: usize,
+    parity: usize,
+    members: Vec<Member>,
+    /// What each data unit lists itself.
+    own: Vec<Vec<UnitEntry>>,
+    /// What the parity units list, if there is one.
+    listed: Option<Vec<Vec<UnitEntry>>>,
+}
+
 /// Enters a group's units, remembers its blocks where they are the newest, and lists what is to be looked at. Returns its blocks.
 pub(crate) fn enter(
     state: &mut State,
@@ -31,6 +42,47 @@ pub(crate) fn enter(
     newest: &mut Newest,
     entries: &mut Vec<(Location, UnitEntry)>,
 ) -> Option<(u32, Vec<u32>)> {
+    let mut chosen = choose(state, found)?;
+    let lists = chosen.combine();
+    let incomplete = !chosen.is_whole(&lists, horizon);
+    let blocks = lists.iter().flatten().map(|entry| entry.block).collect();
+    // Its place is taken now.
+    let index = state.groups.insert(Group::new(id, chosen.data, Vec::new()));
+    let mut first_sequence = u64::MAX;
+    let mut notes = Vec::new();
+    for (unit, list) in lists.iter().enumerate() {
+        for (row, entry) in list.iter().enumerate() {
+            let at = Location { group: index, unit, row };
+            first_sequence = first_sequence.min(entry.sequence);
+            state.meets_sequence(entry.sequence);
+            if ram::is_note(entry.block) {
+                notes.push((unit, row));
+                entries.push((at, *entry));
+                continue;
+            }
+            // The pages say what came before them.
+            let counts = base.as_ref().is_none_or(|base| base.counts(entry.block, entry.sequence));
+            if (entry.block as u64) >= state.map.blocks() || !counts {
+                continue;
+            }
+            if entry.sequence >= horizon && !is_planted(Bug::TornCounts) {
+                entries.push((at, *entry));
+            } else if newest.get(&entry.block).is_none_or(|&(sequence, _, _)| sequence < entry.sequence) {
+                newest.insert(entry.block, (entry.sequence, at, entry.crc));
+            }
+        }
+    }
+    state.groups.number_from(id + 1);
+    let mut group = Group::found(id, chosen.data, chosen.members.clone(), first_sequence);
+    group.set_incomplete(incomplete.then(|| chosen.incomplete(lists)));
+    notes.iter().for_each(|&place| group.add_note(place));
+    state.groups[index] = group;
+    notes.iter().for_each(|_| state.groups.gain(index));
+    Some((index, blocks))
+}
+
+/// Chooses one unit for each place of a group; the others are strays. `None`: the group cannot be one of the disk's.
+pub(crate) fn choose(state: &mut State, found: Vec<FoundUnit>) -> Option<Chosen> {
     let first_of = |header: &UnitHeader| header.lists.iter().flatten().map(|entry| entry.sequence).min().unwrap_or(0);
     let first_found = found.iter().map(|found| first_of(&found.header)).min().unwrap_or(0);
     let (data, parity) = (found[0].header.data as usize, found[0].header.parity as usize);
@@ -68,79 +120,65 @@ pub(crate) fn enter(
             state.opening.strays.push((std::mem::replace(&mut members[place], Member::NONE), first_found));
         }
     }
-    let parity_lists = most.filter(|_| members[data..].iter().any(Member::exists));
-    let lists: Vec<Option<Vec<UnitEntry>>> =
-        (0..data).map(|unit| members[unit].exists().then(|| best[unit][0].clone())).collect();
-    // Its place is taken now.
-    let index = state.groups.insert(Group::new(id, data, Vec::new()));
-    let mut all: Vec<Vec<UnitEntry>> = Vec::new();
-    let mut own_rows: Vec<u8> = Vec::new();
-    let mut whole = true;
-    let parities = members[data..].iter().filter(|member| member.exists()).count();
-    // Computable only where not more of the row is missing than there is parity for it.
-    let there = |row: usize| {
-        let missing = |other: &usize| {
-            let expected = parity_lists.as_ref().and_then(|all| all[*other].get(row));
-            expected.is_some() && lists[*other].as_ref().and_then(|own| own.get(row)) != expected
-        };
-        (0..data).filter(missing).count() <= parities || is_planted(Bug::MissingRow)
-    };
-    for unit in 0..data {
-        let own = lists[unit].as_deref().unwrap_or_default();
-        let listed = parity_lists.as_ref().map(|all| &all[unit][..]).unwrap_or_default();
-        whole &= match members[unit].exists() {
-            true => parity == 0 || own == listed,
-            false => listed.is_empty(),
-        };
-        let mut list = own.to_vec();
-        // The unit is missing, or an older version of it took its place.
-        if !members[unit].exists() || listed.starts_with(own) {
-            list.extend((own.len()..listed.len()).take_while(|&row| there(row)).map(|row| listed[row]));
-        }
-        own_rows.push(own.len() as u8);
-        members[unit].count = list.len() as u8;
-        all.push(list);
+    let listed = most.filter(|_| members[data..].iter().any(Member::exists));
+    let own = best.into_iter().take(data).map(|lists| lists.into_iter().next().unwrap_or_default()).collect();
+    Some(Chosen { data, parity, members, own, listed })
+}
+
+impl Chosen {
+    /// What the parity units list of a data unit.
+    fn listed(&self, unit: usize) -> &[UnitEntry] {
+        self.listed.as_ref().map(|all| &all[unit][..]).unwrap_or_default()
     }
-    let used = all.iter().any(|list| !list.is_empty());
-    whole &= (data..data + parity).all(|place| members[place].exists()) || !used;
-    // It is written anew elsewhere: its parity may have been written in part.
-    whole &= parity == 0 || all.iter().flatten().all(|entry| entry.sequence < horizon);
-    let blocks = all.iter().flatten().map(|entry| entry.block).collect();
-    let mut first_sequence = u64::MAX;
-    let mut notes = Vec::new();
-    for (unit, list) in all.iter().enumerate() {
-        for (row, entry) in list.iter().enumerate() {
-            let at = Location { group: index, unit, row };
-            first_sequence = first_sequence.min(entry.sequence);
-            state.meets_sequence(entry.sequence);
-            if ram::is_note(entry.block) {
-                notes.push((unit, row));
-                entries.push((at, *entry));
-                continue;
+
+    /// Is not more of a row missing than there is parity for it? Only then it can be computed.
+    fn is_computable(&self, row: usize) -> bool {
+        let parities = self.members[self.data..].iter().filter(|member| member.exists()).count();
+        let missing = |&unit: &usize| {
+            let expected = self.listed(unit).get(row);
+            expected.is_some() && self.own[unit].get(row) != expected
+        };
+        (0..self.data).filter(missing).count() <= parities || is_planted(Bug::MissingRow)
+    }
+
+    /// The entries of each data unit that count: its own, and what the parity gives back.
+    fn combine(&mut self) -> Vec<Vec<UnitEntry>> {
+        let list = |unit: usize| {
+            let (own, listed) = (&self.own[unit], self.listed(unit));
+            let mut list = own.clone();
+            // The unit is missing, or an older version of it took its place.
+            if !self.members[unit].exists() || listed.starts_with(own) {
+                let more = (own.len()..listed.len()).take_while(|&row| self.is_computable(row));
+                list.extend(more.map(|row| listed[row]));
             }
-            // The pages say what came before them.
-            let counts = base.as_ref().is_none_or(|base| base.counts(entry.block, entry.sequence));
-            if (entry.block as u64) >= state.map.blocks() || !counts {
-                continue;
-            }
-            if entry.sequence >= horizon && !is_planted(Bug::TornCounts) {
-                entries.push((at, *entry));
-            } else if newest.get(&entry.block).is_none_or(|&(sequence, _, _)| sequence < entry.sequence) {
-                newest.insert(entry.block, (entry.sequence, at, entry.crc));
-            }
+            list
+        };
+        let lists: Vec<Vec<UnitEntry>> = (0..self.data).map(list).collect();
+        for (member, list) in self.members.iter_mut().zip(&lists) {
+            member.count = list.len() as u8;
+        }
+        lists
+    }
+
+    /// Are all units there, and does the parity cover what they list? Entries from the horizon on are written anew elsewhere:
+    /// their parity may have been written in part.
+    fn is_whole(&self, lists: &[Vec<UnitEntry>], horizon: u64) -> bool {
+        let fits = |unit: usize| match self.members[unit].exists() {
+            true => self.parity == 0 || self.own[unit] == self.listed(unit),
+            false => self.listed(unit).is_empty(),
+        };
+        let used = lists.iter().any(|list| !list.is_empty());
+        (0..self.data).all(fits)
+            && (!used || self.members[self.data..].iter().all(Member::exists))
+            && (self.parity == 0 || lists.iter().flatten().all(|entry| entry.sequence < horizon))
+    }
+
+    fn incomplete(&self, lists: Vec<Vec<UnitEntry>>) -> Incomplete {
+        Incomplete {
+            covered: (0..self.data).map(|unit| self.listed(unit).len() as u8).collect(),
+            own: self.own.iter().map(|list| list.len() as u8).collect(),
+            lists,
+            absent: usize::MAX,
         }
     }
-    state.groups.number_from(id + 1);
-    let covered = |unit: usize| parity_lists.as_ref().map_or(0, |all: &Vec<Vec<UnitEntry>>| all[unit].len() as u8);
-    let incomplete = (!whole).then(|| {
-        let covered = (0..data).map(covered).collect();
-        Incomplete { covered, own: own_rows, lists: all, absent: usize::MAX }
-    });
-    let mut group = Group::found(id, data, members, first_sequence);
-    group.set_incomplete(incomplete);
-    let lists = notes.len();
-    notes.into_iter().for_each(|place| group.add_note(place));
-    state.groups[index] = group;
-    (0..lists).for_each(|_| state.groups.gain(index));
-    Some((index, blocks))
 }

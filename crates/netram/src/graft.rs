@@ -34,7 +34,7 @@ pub(crate) async fn graft(core: Arc<Core>, number: DonorId) {
         }
         let groups = state.groups.iter();
         let index_of: HashMap<u64, u32> = groups.map(|(index, group)| (group.id, index)).collect();
-        let mut units: Vec<bool> = vec![true; state.donors[number as usize].units as usize];
+        let mut units: Vec<bool> = vec![true; state.donors[number as usize].units.count() as usize];
         for (unit, header) in found {
             let taken = match index_of.get(&header.group) {
                 Some(&index) => take_back(state, number, unit, &header, index),
@@ -47,10 +47,7 @@ pub(crate) async fn graft(core: Arc<Core>, number: DonorId) {
             }
         }
         let donor = &mut state.donors[number as usize];
-        donor.blank_units.clear();
-        donor.closed.clear();
-        donor.closed_blank.clear();
-        donor.free = (0..donor.units).rev().filter(|&unit| units[unit as usize]).collect();
+        donor.units.found(|unit| units[unit as usize], |_| false);
         donor.scanned = true;
         try_again(state);
     }
@@ -58,7 +55,7 @@ pub(crate) async fn graft(core: Arc<Core>, number: DonorId) {
     let erased = core
         .until(|state| {
             let donor = &state.donors[number as usize];
-            let clean = donor.erase.is_empty() && donor.erasing.is_empty();
+            let clean = donor.units.is_erased();
             (gone(state) || clean).then_some(!gone(state))
         })
         .await;
@@ -73,19 +70,18 @@ pub(crate) async fn graft(core: Arc<Core>, number: DonorId) {
 async fn cut(core: &Arc<Core>, number: DonorId, gone: &impl Fn(&State) -> bool) -> bool {
     let (unit, header) = {
         let state = &mut *core.lock();
-        let cuts = &state.donors[number as usize].cuts;
-        let Some((unit, header)) = cuts.front().filter(|_| !gone(state)).cloned() else { return false };
+        let units = &state.donors[number as usize].units;
+        let Some((unit, header)) = units.next_cut().filter(|_| !gone(state)).cloned() else { return false };
         let is_at = |group: &Group| {
             let member = group.members.get(header.member as usize).filter(|_| group.id == header.group);
             member.is_some_and(|member| member.donor == number && member.unit == unit)
         };
         if !state.groups.iter().any(|(_, group)| is_at(group)) {
             // It has been freed.
-            state.donors[number as usize].cuts.pop_front();
+            state.donors[number as usize].units.drop_cut();
             return true;
         }
-        // Not erased meanwhile: the header would be there again.
-        state.donors[number as usize].cutting = Some(unit);
+        state.donors[number as usize].units.begin_cut(unit);
         (unit, header)
     };
     let mut done = true;
@@ -99,11 +95,7 @@ async fn cut(core: &Arc<Core>, number: DonorId, gone: &impl Fn(&State) -> bool) 
     }
     {
         let state = &mut *core.lock();
-        let donor = &mut state.donors[number as usize];
-        donor.cutting = None;
-        if done && donor.cuts.front().is_some_and(|(first, _)| *first == unit) {
-            donor.cuts.pop_front();
-        }
+        state.donors[number as usize].units.end_cut(unit, done);
         state.wake();
     }
     if !done {
@@ -170,7 +162,7 @@ impl State {
     /// What a unit lists that nobody has seen must be gone before its donor is a source again.
     pub fn cut_later(&mut self, number: DonorId, unit: u32, header: UnitHeader) {
         if !is_planted(Bug::NewsKept) {
-            self.donors[number as usize].cuts.push_back((unit, header));
+            self.donors[number as usize].units.cut_later(unit, header);
         }
     }
 }

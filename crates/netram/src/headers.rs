@@ -57,7 +57,7 @@ pub(crate) async fn insist<K: Copy>(
 
 /// The headers of all units of a donor that are this disk's and this donor's. `None`: it cannot be reached any more.
 pub(crate) async fn headers(core: &Arc<Core>, number: DonorId) -> Option<Vec<(u32, UnitHeader)>> {
-    let units = core.lock().donors[number as usize].units;
+    let units = core.lock().donors[number as usize].units.count();
     headers_of(core, number, 0..units).await
 }
 

@@ -29,13 +29,13 @@ impl State {
             return None;
         }
         // What is being erased is free soon.
-        let room = |donor: &Donor| donor.all_free_units() + donor.erase.len() + donor.erasing.len();
+        let room = |donor: &Donor| donor.units.free_soon();
         let there = || (0..self.donors.len()).filter(|&number| self.takes(number));
         let full = there().min_by_key(|&number| room(&self.donors[number]))?;
-        let empty = there().max_by_key(|&number| self.donors[number].all_free_units())?;
+        let empty = there().max_by_key(|&number| self.donors[number].units.free())?;
         let is_urgent = (self.repairs.drain_waits() || self.shortage.is_stuck()) && !self.has_room(1);
         let uneven = if is_urgent { UNEVEN_MIN } else { UNEVEN_UNITS };
-        if self.donors[empty].all_free_units() < room(&self.donors[full]) + uneven {
+        if self.donors[empty].units.free() < room(&self.donors[full]) + uneven {
             return None;
         }
         let moves = |index: &u32| {

@@ -31,6 +31,7 @@
 mod abandon;
 mod absence;
 mod api;
+mod base;
 mod bits;
 mod checkpoint;
 mod checkpoints;

@@ -5,18 +5,19 @@
 //! which a unit is neither must have no live block. Of a block the pages say where it is, that it holds nothing, or that
 //! it is to be looked for; entries since the checkpoint began are newer than that. Left out: which of several entries counts (`scan`).
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use shoal_format::ram::UnitHeader;
 use shoal_format::ram_checkpoint::{GroupRecord, Kind, PIECE_HEADER, Root, Stamp, decode, decode_list, decode_range};
 
 use crate::api::{DonorId, DonorOp, Purpose};
+use crate::base::{Base, reconcile};
 use crate::bits::Bits;
 use crate::checkpoints::{VALID, Valid};
 use crate::group::Group;
 use crate::headers::{headers_of, insist};
-use crate::place::{Location, Member};
+use crate::place::Member;
 use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::task::{Core, Op, all};
@@ -25,32 +26,6 @@ use crate::units::Log;
 /// Bytes of logs and pages asked for at a time, and how many such requests are on their way to a donor.
 const READ_BYTES: usize = 1 << 18;
 const READS_AT_ONCE: usize = 4;
-
-/// What a checkpoint says.
-pub(crate) struct Base {
-    /// What has a lower sequence counts only for blocks that are to be looked for.
-    pub sequence: u64,
-    pub horizon: u64,
-    /// Live blocks of each group of the pages that no newer entry is about.
-    pub live: Vec<u16>,
-    /// Blocks that are to be looked for.
-    pub looks: Bits,
-    /// Groups of which a unit is another's by now: nothing of them may live.
-    pub broken: Vec<u32>,
-    /// Blocks whose data was lost.
-    pub lost: Vec<u32>,
-    /// Units that are none of the pages' groups'.
-    pub found: HashMap<DonorId, Vec<(u32, UnitHeader)>>,
-    /// Groups of the pages, and blocks of theirs that newer entries are about.
-    pub touched: Vec<(u32, u32)>,
-}
-
-impl Base {
-    /// Does something with this sequence count for a block?
-    pub fn counts(&self, block: u32, sequence: u64) -> bool {
-        sequence >= self.sequence || self.looks.get(block as usize)
-    }
-}
 
 /// Why a checkpoint is not used.
 pub(crate) type Unused = &'static str;
@@ -74,7 +49,7 @@ async fn read(core: &Arc<Core>, donor: usize, at: u64, len: usize) -> Option<Vec
 async fn log(core: &Arc<Core>, donor: usize, stamp: &Stamp) -> Option<Log> {
     let (layout, units) = {
         let state = core.lock();
-        (state.layout(donor), state.donors[donor].units)
+        (state.layout(donor), state.donors[donor].units.count())
     };
     let each = (READ_BYTES / layout.record_bytes).max(1) as u32;
     let mut log = Log { number: stamp.number, open: Bits::new(units as usize, false), listed: true, ..Log::default() };
@@ -145,7 +120,7 @@ impl Pages {
 }
 
 /// Do these ranges cover everything, each thing once?
-fn is_whole(mut ranges: Vec<(u32, u32)>, count: u32) -> bool {
+pub(crate) fn is_whole(mut ranges: Vec<(u32, u32)>, count: u32) -> bool {
     ranges.sort_unstable();
     let end = ranges.iter().try_fold(0, |end, &(first, count)| (first == end).then(|| first + count));
     end == Some(count)
@@ -189,9 +164,9 @@ pub(crate) async fn load(core: &Arc<Core>) -> Result<Base, Unused> {
     };
     state.next_sequence = state.next_sequence.max(common.next_sequence);
     state.groups.number_from(common.next_group);
-    state.join_units(&mut base, &donors, &logs, found).ok_or(CONTRADICTED)?;
+    reconcile(state, &mut base, &donors, &logs, found).ok_or(CONTRADICTED)?;
     for (&donor, log) in donors.iter().zip(logs) {
-        state.donors[donor].logs[VALID] = Some(log);
+        state.donors[donor].units.set_log(VALID, log);
         state.donors[donor].scanned = true;
     }
     state.checkpoints.valid = Some(Valid { number, sequence: common.sequence });
@@ -216,7 +191,7 @@ fn common_root(state: &mut State, parts: &[(Root, Log)]) -> Option<Root> {
     let common = Root { pages: 0, ..parts.first()?.0 };
     let same = parts.iter().all(|(root, _)| Root { pages: 0, ..*root } == common);
     // No donor has more groups than units.
-    let units: u64 = state.donors.iter().map(|donor| donor.units as u64).sum();
+    let units: u64 = state.donors.iter().map(|donor| donor.units.count() as u64).sum();
     if !same || common.blocks as u64 != state.map.blocks() || common.groups as u64 > units {
         return None;
     }
@@ -288,133 +263,9 @@ fn ask_for_pages(core: &Arc<Core>, number: u64, donors: &[usize], counts: &[u32]
 /// The headers of all units that the logs name, by donors.
 async fn read_open_units(core: &Arc<Core>, donors: &[usize], logs: &[Log]) -> Option<Vec<Vec<(u32, UnitHeader)>>> {
     let looked = donors.iter().zip(logs).map(|(&donor, log)| async move {
-        let end = core.lock().donors[donor].units as usize;
+        let end = core.lock().donors[donor].units.count() as usize;
         let units = log.open.ones(end).map(|unit| unit as u32);
         headers_of(core, donor as DonorId, units).await
     });
     all(looked).await.into_iter().collect()
-}
-
-impl State {
-    /// Brings what the pages say of units together with what was looked at.
-    fn join_units(
-        &mut self,
-        base: &mut Base,
-        donors: &[usize],
-        logs: &[Log],
-        found: Vec<Vec<(u32, UnitHeader)>>,
-    ) -> Option<()> {
-        let mut place_of = vec![usize::MAX; self.donors.len()];
-        donors.iter().enumerate().for_each(|(place, &donor)| place_of[donor] = place);
-        let mut owned: Vec<Bits> = donors.iter().map(|&n| Bits::new(self.donors[n].units as usize, false)).collect();
-        let ids: HashSet<u64> = found.iter().flatten().map(|(_, header)| header.group).collect();
-        let mut known: HashMap<u64, u32> = HashMap::new();
-        // Units of groups of the pages that were looked at, and those of them that are still theirs.
-        let mut unsure: HashSet<(usize, u32)> = HashSet::new();
-        let mut changed: HashSet<u32> = HashSet::new();
-        for (index, group) in self.groups.iter() {
-            if ids.contains(&group.id) && known.insert(group.id, index).is_some() {
-                return None;
-            }
-            for member in group.members.iter().filter(|member| member.exists()) {
-                let place = *place_of.get(member.donor as usize).filter(|&&place| place != usize::MAX)?;
-                if logs[place].open.get(member.unit as usize) {
-                    unsure.insert((place, member.unit));
-                    changed.insert(index);
-                }
-                owned[place].set(member.unit as usize, true);
-            }
-        }
-        let mut moved: Vec<(Member, usize, u32)> = Vec::new();
-        let mut used: Vec<HashSet<u32>> = vec![HashSet::new(); donors.len()];
-        for (place, units) in found.into_iter().enumerate() {
-            let donor = donors[place] as DonorId;
-            for (unit, header) in units {
-                used[place].insert(unit);
-                let Some(&index) = known.get(&header.group) else {
-                    base.found.entry(donor).or_default().push((unit, header));
-                    continue;
-                };
-                let group = &self.groups[index];
-                let rows = header.lists.iter().map(Vec::len).max().unwrap_or(0);
-                let fits = group.data() == header.data as usize
-                    && group.members.len() == group.data() + header.parity as usize
-                    && group.members[header.member as usize].count as usize == rows;
-                if !fits {
-                    return None;
-                }
-                let own = group.members[header.member as usize];
-                if (own.donor, own.unit) == (donor, unit) {
-                    unsure.remove(&(place, unit));
-                } else {
-                    moved.push((Member { donor, unit, count: own.count }, header.member as usize, index));
-                }
-            }
-        }
-        for (member, at, index) in moved.into_iter().filter(|_| !is_planted(Bug::MovedForgotten)) {
-            let group = &self.groups[index];
-            let former = group.members[at];
-            // One that was looked at and is still the group's stays; one that the pages alone know may have been erased.
-            let place = place_of[former.donor as usize];
-            let is_open = || logs.get(place).is_some_and(|log| log.open.get(former.unit as usize));
-            let stays = former.exists() && is_open() && !unsure.contains(&(place, former.unit));
-            let is_others = unsure.contains(&(place, former.unit));
-            let first_sequence = group.first_sequence;
-            let stray = if stays { Some(member) } else { Some(former).filter(|former| former.exists() && !is_others) };
-            self.opening.strays.extend(stray.map(|stray| (stray, first_sequence)));
-            if !stays {
-                self.groups[index].members[at] = member;
-            }
-            changed.insert(index);
-        }
-        for index in changed {
-            for member in self.groups[index].members.iter_mut() {
-                if member.exists() && unsure.contains(&(place_of[member.donor as usize], member.unit)) {
-                    *member = Member::NONE;
-                    base.broken.push(index);
-                }
-            }
-        }
-        for (place, &number) in donors.iter().enumerate() {
-            let donor = &mut self.donors[number];
-            let is_open = |unit: &u32| logs[place].open.get(*unit as usize);
-            let end = donor.units;
-            donor.blank_units = Vec::new();
-            donor.free = (0..end).rev().filter(|unit| is_open(unit) && !used[place].contains(unit)).collect();
-            let is_closed = |unit: &u32| !is_open(unit) && !owned[place].get(*unit as usize);
-            donor.closed = (0..end).rev().filter(is_closed).collect();
-        }
-        Some(())
-    }
-
-    /// Where the pages say that a block is; from now on the newer entries say it.
-    pub fn touch(&mut self, base: &mut Base, block: u32) -> Option<(u64, Location, u32)> {
-        let (at, crc) = self.map.remove(block)?;
-        base.live[at.group as usize] -= 1;
-        base.touched.push((at.group, block));
-        Some((base.sequence - 1, at, crc))
-    }
-
-    /// A block that the pages know is none; the group it was in.
-    pub fn clear(&mut self, base: &mut Option<&mut Base>, block: u32) -> Option<u32> {
-        let base = base.as_mut()?;
-        let (at, _) = self.map.remove(block)?;
-        base.live[at.group as usize] -= 1;
-        Some(at.group)
-    }
-
-    /// Opening looks at everything, and nothing is known.
-    pub fn forget_map(&mut self) {
-        self.forget_groups();
-        self.map.reset(self.map.blocks());
-        self.found = Default::default();
-        self.checkpoints.valid = None;
-        self.checkpoints.named = 0;
-        for donor in self.donors.iter_mut().filter(|donor| donor.counts() && !donor.stale) {
-            donor.scanned = false;
-            donor.logs = [None, None];
-            donor.closed.clear();
-            donor.closed_blank.clear();
-        }
-    }
 }

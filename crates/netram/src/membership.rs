@@ -51,11 +51,11 @@ pub(crate) fn answered(core: &Arc<Core>, state: &mut State, asked: Asked, result
         Trouble::Refused => {}
         Trouble::Uncertain => {
             if !is_planted(Bug::TaintedReused) {
-                donor.tainted.extend(asked.unit);
+                donor.units.taint(asked.unit);
             }
         }
         Trouble::Away => {
-            donor.unknown.extend(asked.unit);
+            donor.units.loses_sight(asked.unit);
             miss(core, state, asked.donor);
         }
     }
@@ -79,19 +79,17 @@ pub(crate) fn back(
     if born != Some(donor.born) || donor.is_final() {
         return Err(NotBack::Stranger);
     }
-    if donor.state != DonorState::Missing || is_asked || (donor.scanned && donor.units != units) {
+    if donor.state != DonorState::Missing || is_asked || (donor.scanned && donor.units.count() != units) {
         return Err(NotBack::Later);
     }
-    (donor.info, donor.units, donor.epoch, donor.slot) = (info, units, own.epoch, Some(slot));
+    (donor.info, donor.epoch, donor.slot) = (info, own.epoch, Some(slot));
+    donor.units.set_count(units);
     (donor.refusals, donor.refused_until_ns) = (0, 0);
     // A former client may have died when no other donor knew that epoch.
     state.epoch.meets(own.epoch);
     state.epoch.knows_births(&own);
     let donor = &mut state.donors[number as usize];
-    let unknown = std::mem::take(&mut donor.unknown);
-    if !fenced && !is_planted(Bug::TaintedReused) {
-        donor.tainted.extend(unknown);
-    }
+    donor.units.is_back(!fenced && !is_planted(Bug::TaintedReused));
     donor.state = match (donor.scanned || !state.ready, donor.stale) {
         (false, _) | (_, true) => DonorState::Returning,
         (true, false) if donor.drains => DonorState::Draining,
@@ -114,7 +112,7 @@ pub(crate) fn forget(core: &Arc<Core>, state: &mut State, number: DonorId) {
     let Some(donor) = state.donors.get_mut(number as usize) else { return };
     if donor.state == DonorState::Missing {
         donor.state = DonorState::Forgotten;
-        donor.release();
+        donor.units.release();
         state.drop_checkpoint();
         lose_what_is_gone(state);
         try_again(state);

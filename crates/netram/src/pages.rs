@@ -22,10 +22,7 @@ impl State {
     /// May a page speak of the group?
     pub fn is_vouched(&self, round: &Round, group: &Group) -> bool {
         let is_old = group.exists() && group.id < round.first_group && !round.excluded.contains(&group.id);
-        let is_sure = |member: &Member| {
-            let donor = &self.donors[member.donor as usize];
-            !donor.tainted.contains(&member.unit) && !donor.unknown.contains(&member.unit)
-        };
+        let is_sure = |member: &Member| self.donors[member.donor as usize].units.is_sure(member.unit);
         is_old
             && !group.is_in_memory()
             && group.incomplete().is_none()
@@ -81,7 +78,7 @@ impl State {
             encode_group(group.id, group.first_sequence, group.data() as u8, members, &mut body);
             round.vouched.set(next, vouched);
             for member in group.members[..width].iter().filter(|member| member.exists()) {
-                if let Some(log) = &mut self.donors[member.donor as usize].logs[NEXT] {
+                if let Some(log) = self.donors[member.donor as usize].units.log_mut(NEXT) {
                     log.open.set(member.unit as usize, false);
                 }
             }

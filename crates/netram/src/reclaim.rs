@@ -58,12 +58,9 @@ pub(crate) async fn eraser(core: Arc<Core>) {
                 let mut batch: Vec<(DonorId, Erase)> = Vec::new();
                 for (number, donor) in state.donors.iter_mut().enumerate() {
                     let there = is_ready && !donor.is_absent() && now >= donor.refused_until_ns;
-                    while there && donor.erasing.len() < ERASES_AT_ONCE {
-                        let is_due = |erase: &Erase| donor.cutting != Some(erase.unit);
-                        let Some(place) = donor.erase.iter().position(is_due) else { break };
-                        let erase = donor.erase.remove(place).expect("it is there");
-                        donor.erasing.push(erase);
-                        batch.push((number as DonorId, erase));
+                    if there {
+                        let next = std::iter::from_fn(|| donor.units.next_erase(ERASES_AT_ONCE));
+                        batch.extend(next.map(|erase| (number as DonorId, erase)));
                     }
                 }
                 (!batch.is_empty()).then_some(batch)
@@ -87,16 +84,10 @@ pub(crate) async fn eraser(core: Arc<Core>) {
 
 impl State {
     pub fn erased(&mut self, number: DonorId, unit: u32, done: bool) {
-        let donor = &mut self.donors[number as usize];
-        let Some(place) = donor.erasing.iter().position(|erase| erase.unit == unit) else { return };
-        let erase = donor.erasing.swap_remove(place);
-        if !done {
-            donor.erase.push_back(erase);
-        } else if donor.tainted.contains(&unit) {
-            donor.tainted_sequence = donor.tainted_sequence.min(erase.first_sequence);
-        } else {
-            donor.put_free(unit, true);
-            self.shortage.has_unit();
+        match self.donors[number as usize].units.erased(unit, done) {
+            None => return,
+            Some(true) => self.shortage.has_unit(),
+            Some(false) => {}
         }
         self.wake();
     }
@@ -120,7 +111,7 @@ pub(crate) async fn trimmer(core: Arc<Core>) {
             state.erase_later(member, u64::MAX);
         } else if !state.donors[member.donor as usize].is_final() {
             // Taken last, after those that have memory.
-            state.donors[member.donor as usize].put_free(member.unit, false);
+            state.donors[member.donor as usize].units.put_free(member.unit, false);
             state.wake();
         }
     }
@@ -133,13 +124,9 @@ impl State {
             return None;
         }
         let there = |&number: &usize| self.takes(number) || self.donors[number].state == DonorState::Draining;
-        let has_memory = |&number: &usize| {
-            let donor = &self.donors[number];
-            !donor.free.is_empty() || !donor.closed.is_empty()
-        };
+        let has_memory = |&number: &usize| self.donors[number].units.can_trim();
         let number = (0..self.donors.len()).filter(there).find(has_memory)?;
-        let donor = &mut self.donors[number];
-        let unit = donor.free.pop_front().or_else(|| donor.closed.pop_front())?;
+        let unit = self.donors[number].units.take_to_trim()?;
         Some(Member { donor: number as u16, unit, count: 0 })
     }
 }

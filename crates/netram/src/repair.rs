@@ -184,7 +184,7 @@ fn next_to_leave(state: &mut State, index: u32, from: Option<DonorId>) -> Option
 
 /// Writes a unit to its new place: its blocks first, then its header. Where the former unit is still there, too, opening must
 /// not take this one if it is there in part. False if the donor did not take it.
-async fn store(core: &Arc<Core>, target: Member, header: UnitHeader, blocks: &[u8]) -> bool {
+pub(crate) async fn store(core: &Arc<Core>, target: Member, header: UnitHeader, blocks: &[u8]) -> bool {
     let heads;
     let write = {
         let state = &mut *core.lock();

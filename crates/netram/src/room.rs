@@ -46,7 +46,7 @@ impl State {
     /// Groups of full width the donors could hold together.
     pub fn groups_max(&self) -> u64 {
         let width = self.plan.data + self.plan.parity;
-        let units: Vec<u64> = self.donors.iter().map(|donor| donor.units as u64).collect();
+        let units: Vec<u64> = self.donors.iter().map(|donor| donor.units.count() as u64).collect();
         groups_of(&units, width)
     }
 
@@ -63,7 +63,7 @@ impl State {
         if order.len() < count {
             return None;
         }
-        order.sort_by_key(|&n| (usize::MAX - self.donors[n].all_free_units(), (n + turn) % donors));
+        order.sort_by_key(|&n| (usize::MAX - self.donors[n].units.free(), (n + turn) % donors));
         order.truncate(count);
         // Parity is what comes last.
         order.sort_unstable();
@@ -71,7 +71,7 @@ impl State {
             order.rotate_left(turn % count);
         }
         let take = |n: usize| {
-            let unit = self.donors[n].take().expect("there is a free unit");
+            let unit = self.donors[n].units.take().expect("there is a free unit");
             Member { donor: n as DonorId, unit, count: 0 }
         };
         Some(order.into_iter().map(take).collect())
@@ -81,8 +81,8 @@ impl State {
     pub fn take_unit_beside(&mut self, members: &[Member], reserve: usize) -> Option<Member> {
         let taken = |n: usize| members.iter().any(|member| member.is_on(n as DonorId));
         let candidates = (0..self.donors.len()).filter(|&n| self.is_roomy(n, reserve) && !taken(n));
-        let donor = candidates.max_by_key(|&n| self.donors[n].all_free_units())?;
-        let unit = self.donors[donor].take().expect("there is a free unit");
+        let donor = candidates.max_by_key(|&n| self.donors[n].units.free())?;
+        let unit = self.donors[donor].units.take().expect("there is a free unit");
         Some(Member { donor: donor as DonorId, unit, count: 0 })
     }
 
@@ -120,7 +120,7 @@ impl State {
             leaving.map(usize::from) != Some(number) && matches!(donor.state, DonorState::Active | DonorState::Joining)
         };
         // Units that a broken connection may still write to are not used.
-        let usable = |donor: &Donor| (donor.units as u64).saturating_sub(donor.tainted.len() as u64);
+        let usable = |donor: &Donor| (donor.units.count() as u64).saturating_sub(donor.units.tainted());
         let units: Vec<u64> = self.donors.iter().enumerate().filter(stays).map(|(_, donor)| usable(donor)).collect();
         let width = (self.plan.data + self.plan.parity).min(units.len());
         let groups = match width > self.plan.parity {

@@ -1,7 +1,5 @@
 //! The donors as a whole: who takes units, who is expected back, and whether there are enough.
 
-use std::collections::{HashSet, VecDeque};
-
 use shoal_format::ram::{DONORS_MAX, SUPERBLOCK_BYTES};
 use shoal_format::ram_checkpoint;
 
@@ -9,7 +7,6 @@ use crate::api::{DiskError, DonorId, DonorInfo};
 use crate::donors::{Donor, DonorState};
 use crate::place::Member;
 use crate::state::State;
-use crate::units::Erase;
 
 impl State {
     /// Units a donor of this size has.
@@ -37,37 +34,7 @@ impl State {
 
     pub fn new_donor(&self, info: DonorInfo, born: u32) -> Donor {
         let units = self.units_of(&info);
-        Donor {
-            units,
-            info,
-            free: VecDeque::new(),
-            blank_units: (0..units).rev().collect(),
-            closed: VecDeque::new(),
-            closed_blank: Vec::new(),
-            logs: [None, None],
-            announcing: false,
-            erase: VecDeque::new(),
-            erasing: Vec::new(),
-            cuts: VecDeque::new(),
-            cutting: None,
-            tainted: HashSet::new(),
-            tainted_sequence: u64::MAX,
-            unknown: HashSet::new(),
-            state: DonorState::Active,
-            drains: false,
-            born,
-            blank: true,
-            announced: false,
-            epoch: 0,
-            slot: None,
-            stale: false,
-            scanned: true,
-            visit: 0,
-            answered_ns: 0,
-            refused_until_ns: 0,
-            refusals: 0,
-            missing_since_ns: 0,
-        }
+        Donor::new(info, units, born)
     }
 
     /// May another donor take this place? Nothing speaks of the last one any more.
@@ -91,7 +58,7 @@ impl State {
 
     /// Can a unit be put on it now that leaves `reserve` free ones?
     pub fn is_roomy(&self, donor: usize, reserve: usize) -> bool {
-        self.takes(donor) && self.donors[donor].free_units() > reserve
+        self.takes(donor) && self.donors[donor].units.open() > reserve
     }
 
     /// Donors a group could spread over now that leaves `reserve` free units on each.
@@ -151,7 +118,7 @@ impl State {
     pub fn give_back(&mut self, member: Member) {
         let donor = &mut self.donors[member.donor as usize];
         if member.exists() && !donor.is_final() {
-            donor.put_free(member.unit, false);
+            donor.units.put_free(member.unit, false);
             self.shortage.has_unit();
         }
         self.wake();
@@ -161,7 +128,7 @@ impl State {
     pub fn erase_later(&mut self, member: Member, first_sequence: u64) {
         let donor = &mut self.donors[member.donor as usize];
         if member.exists() && !donor.is_final() {
-            donor.erase.push_back(Erase { unit: member.unit, first_sequence });
+            donor.units.erase_later(member.unit, first_sequence);
         }
         self.wake();
     }

@@ -14,6 +14,7 @@ use shoal_format::ram::{LOST, TrimmedRange, UnitEntry};
 use shoal_format::{checksum, ram};
 
 use crate::api::{DonorId, Purpose};
+use crate::base::Base;
 use crate::bits::Bits;
 use crate::donors::{Donor, DonorState};
 use crate::doubt::{Copied, Doubt};
@@ -21,7 +22,7 @@ use crate::enter::{FoundUnit, Newest, enter};
 use crate::epochs::new_epoch;
 use crate::found::{FoundUnsafe, Opening, Unprotected};
 use crate::headers::{AGAIN_NS, headers};
-use crate::load::{Base, NOT_FOUND, load};
+use crate::load::{NOT_FOUND, load};
 use crate::parity;
 use crate::place::{Location, Member};
 use crate::planted::{Bug, is_planted};
@@ -189,8 +190,7 @@ impl Survey {
         }
         for (number, donor) in state.donors.iter_mut().enumerate() {
             if let Some(used) = used.get(&(number as DonorId)).filter(|_| base.is_none()) {
-                donor.blank_units.clear();
-                donor.free = (0..donor.units).rev().filter(|unit| !used.contains(unit)).collect();
+                donor.units.found(|unit| !used.contains(&unit), |_| false);
             }
         }
         entries

@@ -26,7 +26,12 @@ const OPEN_MIN: usize = RESERVE_UNITS + GROUPS_AHEAD;
 
 impl State {
     pub fn layout(&self, donor: usize) -> Layout {
-        Layout::new(SUPERBLOCK_BYTES as u64, self.donors[donor].units, self.shape.unit_bytes(), self.plan.buffer)
+        Layout::new(
+            SUPERBLOCK_BYTES as u64,
+            self.donors[donor].units.count(),
+            self.shape.unit_bytes(),
+            self.plan.buffer,
+        )
     }
 
     pub fn stamp(&self, donor: usize, number: u64) -> Stamp {
@@ -36,20 +41,20 @@ impl State {
     /// Units of a donor that are kept open ahead.
     pub fn ahead(&self, donor: usize) -> usize {
         match self.config.window_units {
-            0 => (self.donors[donor].units / AHEAD_SHARE).clamp(AHEAD_MIN, AHEAD_MAX) as usize,
+            0 => (self.donors[donor].units.count() / AHEAD_SHARE).clamp(AHEAD_MIN, AHEAD_MAX) as usize,
             units => OPEN_MIN.max(units as usize),
         }
     }
 
     fn has_few_open(&self, donor: usize) -> bool {
-        self.donors[donor].free_units() < OPEN_MIN.max(self.ahead(donor) / 2)
+        self.donors[donor].units.open() < OPEN_MIN.max(self.ahead(donor) / 2)
     }
 
     /// Is there room that only a list has to name?
     pub fn is_opening_units(&self) -> bool {
         let opens = |n: usize| {
-            let donor = &self.donors[n];
-            donor.announcing || (donor.has_closed() && (self.has_few_open(n) || self.ends_checkpoint()))
+            let units = &self.donors[n].units;
+            units.is_announcing() || (units.has_closed() && (self.has_few_open(n) || self.ends_checkpoint()))
         };
         (0..self.donors.len()).any(|n| self.takes(n) && opens(n))
     }
@@ -63,21 +68,16 @@ impl State {
         let wants = |&n: &usize| {
             let donor = &self.donors[n];
             let ready = !donor.is_absent() && self.now_ns >= donor.refused_until_ns;
-            self.has_few_open(n) && ready && donor.has_closed() && !donor.announcing && !donor.is_listing()
+            self.has_few_open(n)
+                && ready
+                && donor.units.has_closed()
+                && !donor.units.is_announcing()
+                && !donor.units.is_listing()
         };
         let number = (0..self.donors.len()).find(wants)?;
         let some = if self.config.window_units > 0 { self.config.window_units as usize } else { self.ahead(number) };
         let most = some.min(self.layout(number).names());
-        let donor = &mut self.donors[number];
-        donor.announcing = true;
-        let mut units = Vec::with_capacity(most);
-        while units.len() < most {
-            let unit = donor.closed.pop_back().map(|unit| (unit, true));
-            match unit.or_else(|| donor.closed_blank.pop().map(|unit| (unit, false))) {
-                Some(unit) => units.push(unit),
-                None => break,
-            }
-        }
+        let units = self.donors[number].units.announce(most);
         Some((number as DonorId, units))
     }
 
@@ -108,13 +108,11 @@ async fn open(core: &Arc<Core>, donor: DonorId, units: Vec<(u32, bool)>) {
     let n = donor as usize;
     let numbers: Vec<u32> = units.iter().map(|&(unit, _)| unit).collect();
     // A round may have begun to write its lists meanwhile.
-    core.until(move |state| (!state.donors[n].is_listing() || is_planted(Bug::ListsMixed)).then_some(())).await;
+    core.until(move |state| (!state.donors[n].units.is_listing() || is_planted(Bug::ListsMixed)).then_some(())).await;
     let (ops, logs, full) = {
         let state = &mut *core.lock();
         let (mut ops, mut logs, mut full): (Vec<Op>, Vec<u64>, bool) = (Vec::new(), Vec::new(), false);
-        let listed = state.donors[n].logs.iter().flatten().filter(|log| log.listed);
-        let lists: Vec<(u64, u32)> = listed.map(|log| (log.number, log.used)).collect();
-        for (number, used) in lists {
+        for (number, used) in state.donors[n].units.listed() {
             match state.list_op(number, n, used, &numbers) {
                 Some(_) if is_planted(Bug::ListForgotten) => {}
                 Some(op) => ops.push(core.op(state, donor, op, Purpose::Upkeep)),
@@ -134,11 +132,11 @@ async fn open(core: &Arc<Core>, donor: DonorId, units: Vec<(u32, bool)>) {
         false => join(ops).await,
     };
     let state = &mut *core.lock();
-    state.donors[n].announcing = false;
+    state.donors[n].units.announced();
     if failed || full {
         state.drop_checkpoint();
     } else {
-        for log in state.donors[n].logs().filter(|log| logs.contains(&log.number)) {
+        for log in state.donors[n].units.logs().filter(|log| logs.contains(&log.number)) {
             log.used += 1;
             log.named += numbers.len() as u32;
             numbers.iter().for_each(|&unit| log.open.set(unit as usize, true));
@@ -146,7 +144,7 @@ async fn open(core: &Arc<Core>, donor: DonorId, units: Vec<(u32, bool)>) {
     }
     let donor = &mut state.donors[n];
     if !donor.is_final() {
-        units.into_iter().for_each(|(unit, has_memory)| donor.put_free(unit, has_memory));
+        units.into_iter().for_each(|(unit, has_memory)| donor.units.put_free(unit, has_memory));
         state.shortage.has_unit();
     }
     state.wake();
