@@ -1,35 +1,42 @@
 //! Checkpoints of the map: what most units hold, written down so that opening need not look at each of them.
 //!
-//! A checkpoint only makes opening faster. It counts if the superblocks of all donors name it and all its pieces are there;
-//! where anything about it is in doubt, opening looks at all units, as if there were none. Rules:
-//! - A round goes through groups, then through the block table, a page at a time, while writing goes on. A page says what is so when it
-//!   is made. Of a block that is in no group of the pages it says that opening has to *look* for it.
-//! - Groups of the pages were sealed, complete and safe when the round began. Units that are in none of them are named in the logs
-//!   (`window`), unless nothing is written to them: entries since the round began are found there, and they are newer.
-//! - Superblocks name it only when all that the pages may speak of is safe: what they leave out is found at opening, then.
+//! A checkpoint only makes opening faster. It counts if the superblocks of all donors name it and all its pieces are
+//! there; where anything about it is in doubt, opening looks at all units, as if there were none. Rules:
+//! - A round goes through groups, then through the block table, a page at a time, while writing goes on. A page says
+//!   what is so when it is made. Of a block that is in no group of the pages it says that opening has to *look* for
+//!   it.
+//! - Groups of the pages were sealed, complete and safe when the round began. Units that are in none of them are
+//!   named in the logs (`window`), unless nothing is written to them: entries since the round began are found there,
+//!   and they are newer.
+//! - Superblocks name it only when all that the pages may speak of is safe: what they leave out is found at opening,
+//!   then.
 //! - Lists of trims that came since the round began are kept as long as it counts: what they hide may be in the pages.
-//! - The former checkpoint counts until superblocks name the next one, and uses the other half. Until one of both is known to count,
-//!   units are named in both logs.
-//! - A change of who belongs to the disk, a piece that cannot be written, or a loss ends a checkpoint. What is closed for it is open
-//!   when the donors know that.
+//! - The former checkpoint counts until superblocks name the next one, and uses the other half. Until one of both is
+//!   known to count, units are named in both logs.
+//! - A change of who belongs to the disk, a piece that cannot be written, or a loss ends a checkpoint. What is closed
+//!   for it is open when the donors know that.
 //!
 //! Left out: opening from a checkpoint (`load`), what is on donors (`shoal_format::ram_checkpoint`).
+
+pub(crate) mod ending;
+pub(crate) mod pages;
+pub(crate) mod window;
 
 use std::sync::Arc;
 
 use shoal_format::ram_checkpoint::{Kind, Root, encode};
 
 use crate::api::{DonorId, DonorOp, Purpose};
-use crate::bits::Bits;
-use crate::checkpoints::{NEXT, Round, VALID, Valid};
-use crate::donors::{Donor, DonorState};
-use crate::epochs::new_epoch;
-use crate::pages::{Written, write_pages};
+use crate::checkpoint::pages::{Written, write_pages};
+use crate::membership::epochs::new_epoch;
 use crate::planted::{Bug, is_planted};
+use crate::requests::write::flush;
 use crate::state::State;
+use crate::state::bits::Bits;
+use crate::state::checkpoints::{NEXT, Round, VALID, Valid};
+use crate::state::donors::{Donor, DonorState};
+use crate::state::units::Log;
 use crate::task::{Core, Op, join};
-use crate::units::Log;
-use crate::write::flush;
 
 /// A round begins when so many units of a donor were named, as a share of all, and at least; in an idle gap before.
 const NAMED_SHARE: u32 = 16;

@@ -1,12 +1,12 @@
 //! What a disk says about itself: donors, groups, redundancy, repair, and what it has moved.
 //!
-//! Owns: [`Status`] and the counters. All sizes are bytes unless named otherwise. Rules: a status is a picture of one moment;
-//! counters grow from the disk's opening on. Left out: how it is printed.
+//! Owns: [`Status`] and the counters. All sizes are bytes unless named otherwise. Rules: a status is a picture of one
+//! moment; counters grow from the disk's opening on. Left out: how it is printed.
 
 use crate::config::Policy;
 use crate::counts::Counts;
-use crate::donors::DonorState;
 use crate::state::State;
+use crate::state::donors::DonorState;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DonorStatus {
