@@ -1,7 +1,7 @@
 //! What goes into the engine and what comes out of it: requests, operations on donors, completions.
 //!
-//! Owns: the vocabulary. Every donor operation and every request carries a ticket; the answer names it. Left out: who carries
-//! operations out (`disk` over real devices, the simulation over a model of time).
+//! Owns: the vocabulary. Every donor operation and every request carries a ticket; the answer names it. Left out: who
+//! carries operations out (`disk` over real devices, the simulation over a model of time).
 
 /// Place of a donor in the engine's table. The place of one that is gone may become another's.
 pub type DonorId = u16;
@@ -85,8 +85,8 @@ pub enum NotBack {
 /// What the engine wants done.
 #[derive(Debug)]
 pub enum Action {
-    /// Carry out `op` on `donor`, then call [`crate::Engine::done`] with the ticket. Operations in flight at the same time may be
-    /// carried out in any order.
+    /// Carry out `op` on `donor`, then call [`crate::Engine::done`] with the ticket. Operations in flight at the same
+    /// time may be carried out in any order.
     Donor { ticket: u64, donor: DonorId, op: DonorOp, purpose: Purpose },
     /// The request submitted with this ticket is over; the buffer is the request's own.
     Complete { ticket: u64, result: Result<Vec<u8>, DiskError> },

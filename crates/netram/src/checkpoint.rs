@@ -1,35 +1,42 @@
 //! Checkpoints of the map: what most units hold, written down so that opening need not look at each of them.
 //!
-//! A checkpoint only makes opening faster. It counts if the superblocks of all donors name it and all its pieces are there;
-//! where anything about it is in doubt, opening looks at all units, as if there were none. Rules:
-//! - A round goes through groups, then through the block table, a page at a time, while writing goes on. A page says what is so when it
-//!   is made. Of a block that is in no group of the pages it says that opening has to *look* for it.
-//! - Groups of the pages were sealed, complete and safe when the round began. Units that are in none of them are named in the logs
-//!   (`window`), unless nothing is written to them: entries since the round began are found there, and they are newer.
-//! - Superblocks name it only when all that the pages may speak of is safe: what they leave out is found at opening, then.
+//! A checkpoint only makes opening faster. It counts if the superblocks of all donors name it and all its pieces are
+//! there; where anything about it is in doubt, opening looks at all units, as if there were none. Rules:
+//! - A round goes through groups, then through the block table, a page at a time, while writing goes on. A page says
+//!   what is so when it is made. Of a block that is in no group of the pages it says that opening has to *look* for
+//!   it.
+//! - Groups of the pages were sealed, complete and safe when the round began. Units that are in none of them are
+//!   named in the logs (`window`), unless nothing is written to them: entries since the round began are found there,
+//!   and they are newer.
+//! - Superblocks name it only when all that the pages may speak of is safe: what they leave out is found at opening,
+//!   then.
 //! - Lists of trims that came since the round began are kept as long as it counts: what they hide may be in the pages.
-//! - The former checkpoint counts until superblocks name the next one, and uses the other half. Until one of both is known to count,
-//!   units are named in both logs.
-//! - A change of who belongs to the disk, a piece that cannot be written, or a loss ends a checkpoint. What is closed for it is open
-//!   when the donors know that.
+//! - The former checkpoint counts until superblocks name the next one, and uses the other half. Until one of both is
+//!   known to count, units are named in both logs.
+//! - A change of who belongs to the disk, a piece that cannot be written, or a loss ends a checkpoint. What is closed
+//!   for it is open when the donors know that.
 //!
 //! Left out: opening from a checkpoint (`load`), what is on donors (`shoal_format::ram_checkpoint`).
+
+pub(crate) mod ending;
+pub(crate) mod pages;
+pub(crate) mod window;
 
 use std::sync::Arc;
 
 use shoal_format::ram_checkpoint::{Kind, Root, encode};
 
 use crate::api::{DonorId, DonorOp, Purpose};
-use crate::bits::Bits;
-use crate::checkpoints::{NEXT, Round, VALID, Valid};
-use crate::donors::{Donor, DonorState};
-use crate::epochs::new_epoch;
-use crate::pages::{Written, write_pages};
+use crate::checkpoint::pages::{Written, write_pages};
+use crate::membership::epochs::new_epoch;
 use crate::planted::{Bug, is_planted};
+use crate::requests::write::flush;
 use crate::state::State;
+use crate::state::bits::Bits;
+use crate::state::checkpoints::{NEXT, Round, VALID, Valid};
+use crate::state::donors::{Donor, DonorState};
+use crate::state::units::Log;
 use crate::task::{Core, Op, join};
-use crate::units::Log;
-use crate::write::flush;
 
 /// A round begins when so many units of a donor were named, as a share of all, and at least; in an idle gap before.
 const NAMED_SHARE: u32 = 16;
@@ -40,8 +47,7 @@ impl State {
     pub fn is_calm(&self) -> bool {
         let fit = |number: usize, donor: &Donor| {
             let is_used = donor.state == DonorState::Active && !donor.stale && donor.scanned && donor.refusals == 0;
-            let is_sure = !donor.tainted.iter().chain(&donor.unknown).any(|&unit| unit >= donor.units);
-            is_used && is_sure && self.layout(number).pages > 2
+            is_used && donor.units.is_sure_behind() && self.layout(number).pages > 2
         };
         let joins = |donor: &Donor| donor.state == DonorState::Joining;
         self.ready
@@ -66,10 +72,10 @@ impl State {
         }
         let Some(valid) = checkpoints.valid else { return checkpoints.named == 0 };
         let full = |number: usize, donor: &Donor| {
-            let Some(log) = &donor.logs[VALID] else { return false };
+            let Some(log) = donor.units.log(VALID) else { return false };
             let most = match (self.config.window_units, self.is_idle()) {
-                (0, false) => (donor.units / NAMED_SHARE).max(NAMED_MIN),
-                (0, true) => (donor.units / NAMED_IDLE_SHARE).max(NAMED_MIN),
+                (0, false) => (donor.units.count() / NAMED_SHARE).max(NAMED_MIN),
+                (0, true) => (donor.units.count() / NAMED_IDLE_SHARE).max(NAMED_MIN),
                 (units, _) => 4 * units,
             };
             log.named >= most || log.used >= self.layout(number).records / 2
@@ -88,8 +94,8 @@ impl State {
         number += valid.is_some_and(|valid| valid % 2 == number % 2) as u64;
         self.checkpoints.last = number;
         for donor in self.donors.iter_mut().filter(|donor| donor.counts()) {
-            let open = Bits::new(donor.units as usize, true);
-            donor.logs[NEXT] = Some(Log { number, open, ..Log::default() });
+            let open = Bits::new(donor.units.count() as usize, true);
+            donor.units.set_log(NEXT, Log { number, open, ..Log::default() });
         }
         let excluded = self.groups.in_memory().iter().map(|&index| self.groups[index].id).collect();
         self.checkpoints.round = Some(Round {
@@ -132,7 +138,7 @@ pub(crate) async fn keeper(core: Arc<Core>) {
 async fn round(core: &Arc<Core>, number: u64) -> Option<()> {
     let donors: Vec<usize> = {
         let state = core.lock();
-        (0..state.donors.len()).filter(|&n| state.donors[n].logs[NEXT].is_some()).collect()
+        (0..state.donors.len()).filter(|&n| state.donors[n].units.log(NEXT).is_some()).collect()
     };
     let pages = write_pages(core, number, &donors).await?;
     // What the pages say of blocks that opening has to look for is there, or what came after it.
@@ -204,9 +210,7 @@ async fn name(core: &Arc<Core>, number: u64) -> Option<()> {
     let round = state.checkpoints.round.take()?;
     state.checkpoints.valid = Some(Valid { number, sequence: round.sequence });
     for donor in &mut state.donors {
-        let log = donor.logs[NEXT].take();
-        donor.logs[VALID] = log;
-        donor.reopen();
+        donor.units.log_counts();
     }
     state.wake();
     Some(())
@@ -221,12 +225,9 @@ async fn write_lists(core: &Arc<Core>, number: u64, donors: &[usize]) -> Option<
             let (ahead, is_first) = (state.ahead(n), state.checkpoints.valid.is_none());
             let donor = &mut state.donors[n];
             if is_first {
-                donor.close_all_but(ahead);
+                donor.units.close_all_but(ahead);
             }
-            let log = donor.logs[NEXT].as_mut()?;
-            donor.closed.iter().chain(&donor.closed_blank).for_each(|&unit| log.open.set(unit as usize, false));
-            (log.listed, log.writing) = (true, true);
-            lists.push(log.open.ones(donor.units as usize).map(|unit| unit as u32).collect());
+            lists.push(donor.units.begin_lists()?);
         }
     }
     let mut done = vec![0; donors.len()];
@@ -247,7 +248,7 @@ async fn write_lists(core: &Arc<Core>, number: u64, donors: &[usize]) -> Option<
                 }
                 let op = state.list_op(number, donor, index, &lists[place][done[place]..][..some])?;
                 done[place] += some;
-                state.donors[donor].logs[NEXT].as_mut()?.used = index + 1;
+                state.donors[donor].units.log_mut(NEXT)?.used = index + 1;
                 is_over &= done[place] == lists[place].len();
                 ops.push(core.op(state, donor as DonorId, op, Purpose::Upkeep));
             }
@@ -259,7 +260,7 @@ async fn write_lists(core: &Arc<Core>, number: u64, donors: &[usize]) -> Option<
     }
     let state = &mut *core.lock();
     for &donor in donors {
-        state.donors[donor].logs[NEXT].as_mut()?.writing = false;
+        state.donors[donor].units.log_mut(NEXT)?.writing = false;
     }
     state.wake();
     Some(())

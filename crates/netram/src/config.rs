@@ -1,7 +1,7 @@
 //! How a disk is laid over its donors: policy, redundancy, sizes.
 //!
-//! Owns: [`Policy`], [`Config`], what they are called on a command line, and which combinations make sense. The policies are
-//! those of the paper; all of them run through one engine and differ in the numbers of [`Plan`].
+//! Owns: [`Policy`], [`Config`], what they are called on a command line, and which combinations make sense. The
+//! policies are those of the paper; all of them run through one engine and differ in the numbers of [`Plan`].
 
 use std::str::FromStr;
 
@@ -93,7 +93,8 @@ pub struct Config {
     pub victims: u8,
     /// Send what has waited in a cache for so long (ms); 0: only when the cache is full or a flush comes.
     pub timeout_ms: u32,
-    /// A new disk has room for checkpoints of its map; they are made and used. Without, all units are looked at when it is opened.
+    /// A new disk has room for checkpoints of its map; they are made and used. Without, all units are looked at when
+    /// it is opened.
     pub checkpoints: bool,
     /// Units of each donor that a checkpoint leaves open ahead; 0: as fits its size.
     pub window_units: u32,

@@ -1,6 +1,7 @@
 //! Counters of what a disk has done and moved.
 //!
-//! Rules: counters grow from the disk's opening on, but `mapped`, which says how it is.
+//! Owns: [`Counts`]. Rules: all but `mapped` grow from the moment the disk was opened; `mapped` says how it is now.
+//! Left out: the picture of one moment (`status`).
 
 use crate::api::Purpose;
 

@@ -1,9 +1,10 @@
 //! The network RAM disk as a block device: an engine, and donors that are block devices themselves.
 //!
-//! Owns: the lock around the engine, the tickets of requests, and a thread that lets time go on. Rules: no donor is called and no
-//! request completed while the engine is locked; actions are carried out by one thread at a time, so that donors that
-//! complete at once cannot nest without end. After a failed flush the disk refuses writes. A device's error is the donor's
-//! refusal, unless it has a [`DonorError`] inside that says more. Left out: finding donors and connecting again (their owner's).
+//! Owns: the lock around the engine, the tickets of requests, and a thread that lets time go on. Rules: no donor is
+//! called and no request completed while the engine is locked; actions are carried out by one thread at a time, so
+//! that donors that complete at once cannot nest without end. After a failed flush the disk refuses writes. A
+//! device's error is the donor's refusal, unless it has a [`DonorError`] inside that says more. Left out: finding
+//! donors and connecting again (their owner's).
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,8 +20,8 @@ use std::collections::{HashMap, VecDeque};
 use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, DonorOp, NotBack, Trouble};
 use crate::config::Config;
 use crate::engine::{Engine, SECTOR_BYTES};
-use crate::room::DrainRoom;
 use crate::spread::Numbered;
+use crate::state::room::DrainRoom;
 use crate::status::Status;
 
 /// Between two looks at time-outs and idle gaps.

@@ -1,43 +1,43 @@
 //! The engine: a disk's state and its jobs, driven by events.
 //!
-//! Owns: creating and opening a disk, and the door through which requests, answers, losses and time come in and actions go out.
-//! Rules: an event is handled completely before the call returns; the same events in the same order give the same actions.
-//! Left out: carrying operations out, and time (the caller's).
+//! Owns: creating and opening a disk, and the door through which requests, answers, losses and time come in and
+//! actions go out. Rules: an event is handled completely before the call returns; the same events in the same order
+//! give the same actions. Left out: carrying operations out, and time (the caller's).
 
 use shoal_media::Request;
 
 use std::sync::Arc;
 
 use shoal_format::ram;
-use shoal_format::ram::{DiskSuperblock, SUPERBLOCK_BYTES, Standing};
+use shoal_format::ram::{DiskSuperblock, DonorPlace, SUPERBLOCK_BYTES, Standing};
 
-use crate::abandon::abandon;
-use crate::absence;
 use crate::api::{Action, DiskError, DonorError, DonorId, DonorInfo, NotBack};
 use crate::checkpoint;
-use crate::clean;
+use crate::checkpoint::ending;
+use crate::checkpoint::window;
 use crate::config::{Config, Policy};
-use crate::donors::{Donor, DonorState};
-use crate::drain;
-use crate::ending;
-use crate::epochs;
-use crate::level;
 use crate::membership;
-use crate::read;
-use crate::reclaim;
-use crate::repair;
-use crate::retry;
-use crate::room::DrainRoom;
-use crate::scan;
-use crate::schedule::DonorLost;
-use crate::send;
-use crate::settle;
+use crate::membership::absence;
+use crate::membership::epochs;
+use crate::opening::scan;
+use crate::opening::settle;
+use crate::opening::superblocks::{belongs, checkpoint_named, counts, merge};
+use crate::requests::abandon::abandon;
+use crate::requests::read;
+use crate::requests::send;
+use crate::requests::write;
 use crate::state::State;
+use crate::state::donors::{Donor, DonorState};
+use crate::state::retry;
+use crate::state::room::DrainRoom;
+use crate::state::schedule::DonorLost;
 use crate::status::Status;
-use crate::superblocks::{belongs, checkpoint_named, counts, merge};
 use crate::task::{Core, Jobs};
-use crate::window;
-use crate::write;
+use crate::upkeep::clean;
+use crate::upkeep::drain;
+use crate::upkeep::level;
+use crate::upkeep::reclaim;
+use crate::upkeep::repair;
 
 /// Requests are multiples of this, whatever the size of blocks (bytes).
 pub const SECTOR_BYTES: u32 = 512;
@@ -96,8 +96,21 @@ fn config_of(superblock: &DiskSuperblock, config: &Config) -> Config {
     }
 }
 
+/// Are enough donors there to find out what is on the disk?
+fn enough(present: &[Option<Present>], places: &[DonorPlace], parity: usize) -> Result<(), DiskError> {
+    let counting = places.iter().filter(|place| counts(place)).count();
+    // One that was away at an opening before is no help.
+    let helps =
+        |(present, place): &(&Option<Present>, &DonorPlace)| present.is_some() && place.standing == Standing::Counts;
+    let have = present.iter().zip(places).filter(helps).count();
+    match counting - have > parity {
+        true => Err(DiskError::TooFewDonors { have, need: counting - parity }),
+        false => Ok(()),
+    }
+}
+
 /// A donor of a disk that is being opened; `present`: it is there.
-fn found_donor(state: &State, number: usize, present: Option<Present>, place: &ram::DonorPlace) -> Donor {
+fn found_donor(state: &State, number: usize, present: Option<Present>, place: &DonorPlace) -> Donor {
     let there = present.is_some();
     let present = present.unwrap_or_else(|| {
         let info = DonorInfo { name: format!("#{number} (not there)"), bytes: 0 };
@@ -136,8 +149,8 @@ impl Engine {
         Ok(Engine::start(core))
     }
 
-    /// A disk found on its donors. `superblocks`: the first 4096 bytes of each donor; `None` where it cannot be reached.
-    /// Donors that hold nothing of this disk join it empty.
+    /// A disk found on its donors. `superblocks`: the first 4096 bytes of each donor; `None` where it cannot be
+    /// reached. Donors that hold nothing of this disk join it empty.
     pub fn open(config: &Config, donors: Vec<(DonorInfo, Option<Vec<u8>>)>, now_ns: u64) -> Result<Engine, DiskError> {
         let wrong = |text: String| Err(DiskError::Config(text));
         let (slots, found): (Vec<Option<usize>>, Vec<Option<DiskSuperblock>>) = donors
@@ -183,15 +196,7 @@ impl Engine {
                 _ => {}
             }
         }
-        let counting = newest.donors.iter().filter(|place| counts(place)).count();
-        // One that was away at an opening before is no help in finding out what is on the disk.
-        let helps = |(present, place): &(&Option<Present>, &ram::DonorPlace)| {
-            present.is_some() && place.standing == Standing::Counts
-        };
-        let have = present.iter().zip(&newest.donors).filter(helps).count();
-        if counting - have > plan.parity {
-            return Err(DiskError::TooFewDonors { have, need: counting - plan.parity });
-        }
+        enough(&present, &newest.donors, plan.parity)?;
         for (number, (present, place)) in present.into_iter().zip(&newest.donors).enumerate() {
             let donor = found_donor(&state, number, present, place);
             state.donors.push(donor);
@@ -322,8 +327,8 @@ impl Engine {
         id
     }
 
-    /// A donor is given up for good: what only it holds is lost. Not while the disk is being opened: what is lost could not be
-    /// told from what never was.
+    /// A donor is given up for good: what only it holds is lost. Not while the disk is being opened: what is lost
+    /// could not be told from what never was.
     pub fn forget(&mut self, donor: DonorId, now_ns: u64) -> Result<(), DiskError> {
         {
             let state = &mut *self.core.lock();
@@ -376,8 +381,8 @@ impl Engine {
         self.core.lock().drain_room(donor)
     }
 
-    /// Everything is moved off a donor; then it is not used any more. Ask [`Engine::drain_room`] first: without room elsewhere the
-    /// donor stays in use.
+    /// Everything is moved off a donor; then it is not used any more. Ask [`Engine::drain_room`] first: without room
+    /// elsewhere the donor stays in use.
     pub fn drain(&mut self, donor: DonorId, now_ns: u64) {
         {
             let state = &mut *self.core.lock();

@@ -1,32 +1,44 @@
-//! Donors that go away, come back, join, and are given up; and the epochs that say on the donors who belongs to the disk.
+//! Donors that refuse, go away, come back, and are given up.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `absence` | a donor that cannot be reached |
+//! | `epochs` | telling the donors which of them belong to the disk |
+//! | `headers` | reads that are repeated until the donor answers or is given up; headers of units |
+//! | `graft` | taking back what a donor holds that was away when the disk was opened |
 //!
 //! Rules:
-//! - A donor that cannot be reached is *missing*. It stays one of the disk's: what it holds is rebuilt elsewhere where the others
-//!   suffice for that, and it is taken back as it was when it returns. Only when nothing of the disk refers to it any more
-//!   does an epoch exclude it. So no epoch ever commits a loss; only [`forget`], an administrator's word, does.
+//! - A donor that cannot be reached is *missing*. It stays one of the disk's: what it holds is rebuilt elsewhere
+//!   where the others suffice for that, and it is taken back as it was when it returns. Only when nothing of the disk
+//!   refers to it any more does an epoch exclude it. So no epoch ever commits a loss; only [`forget`], an
+//!   administrator's word, does.
 //! - A write that a donor refuses is done elsewhere. The donor gets nothing new for a moment and goes on being read.
-//! - An epoch that changes membership counts once *parity + 1* donors have stored it. A later opening needs all donors but
-//!   *parity*, so it meets one that has.
-//! - A donor that was away while the disk was opened is *stale*: what only it knows did not exist for the client since. It is looked
-//!   at when it returns ([`graft`]); until then its superblocks elsewhere say that it is no source.
+//! - A donor that was away while the disk was opened is *stale*: what only it knows did not exist for the client
+//!   since. It is looked at when it returns (`graft`); until then the superblocks of the others say that it is no
+//!   source.
 //!
-//! Left out: restoring redundancy (`repair`), noticing absence and return (who carries out operations).
+//! Left out: restoring redundancy (`upkeep`), noticing absence and return (the engine's caller).
+
+pub(crate) mod absence;
+pub(crate) mod epochs;
+pub(crate) mod graft;
+pub(crate) mod headers;
 
 use std::sync::Arc;
 
 use shoal_format::ram::DiskSuperblock;
 
-use crate::absence::{discard, miss};
 use crate::api::{DonorId, DonorInfo, NotBack, Trouble};
-use crate::donors::{Donor, DonorState, REFUSED_NS};
-use crate::epochs::{new_epoch, settle_epoch};
-use crate::graft::graft;
-use crate::group::Group;
-use crate::place::Location;
+use crate::membership::absence::{discard, miss};
+use crate::membership::epochs::{new_epoch, settle_epoch};
+use crate::membership::graft::graft;
 use crate::planted::{Bug, is_planted};
-use crate::retry::{requeue, retry, try_again};
-use crate::schedule::{Answer, Asked};
 use crate::state::State;
+use crate::state::donors::{Donor, DonorState, REFUSED_NS};
+use crate::state::group::Group;
+use crate::state::place::Location;
+use crate::state::retry::{requeue, retry, try_again};
+use crate::state::schedule::{Answer, Asked};
 use crate::task::Core;
 
 const REFUSED_DOUBLED_MAX: u32 = 6;
@@ -51,11 +63,11 @@ pub(crate) fn answered(core: &Arc<Core>, state: &mut State, asked: Asked, result
         Trouble::Refused => {}
         Trouble::Uncertain => {
             if !is_planted(Bug::TaintedReused) {
-                donor.tainted.extend(asked.unit);
+                donor.units.taint(asked.unit);
             }
         }
         Trouble::Away => {
-            donor.unknown.extend(asked.unit);
+            donor.units.loses_sight(asked.unit);
             miss(core, state, asked.donor);
         }
     }
@@ -79,19 +91,17 @@ pub(crate) fn back(
     if born != Some(donor.born) || donor.is_final() {
         return Err(NotBack::Stranger);
     }
-    if donor.state != DonorState::Missing || is_asked || (donor.scanned && donor.units != units) {
+    if donor.state != DonorState::Missing || is_asked || (donor.scanned && donor.units.count() != units) {
         return Err(NotBack::Later);
     }
-    (donor.info, donor.units, donor.epoch, donor.slot) = (info, units, own.epoch, Some(slot));
+    (donor.info, donor.epoch, donor.slot) = (info, own.epoch, Some(slot));
+    donor.units.set_count(units);
     (donor.refusals, donor.refused_until_ns) = (0, 0);
     // A former client may have died when no other donor knew that epoch.
     state.epoch.meets(own.epoch);
     state.epoch.knows_births(&own);
     let donor = &mut state.donors[number as usize];
-    let unknown = std::mem::take(&mut donor.unknown);
-    if !fenced && !is_planted(Bug::TaintedReused) {
-        donor.tainted.extend(unknown);
-    }
+    donor.units.is_back(!fenced && !is_planted(Bug::TaintedReused));
     donor.state = match (donor.scanned || !state.ready, donor.stale) {
         (false, _) | (_, true) => DonorState::Returning,
         (true, false) if donor.drains => DonorState::Draining,
@@ -114,14 +124,15 @@ pub(crate) fn forget(core: &Arc<Core>, state: &mut State, number: DonorId) {
     let Some(donor) = state.donors.get_mut(number as usize) else { return };
     if donor.state == DonorState::Missing {
         donor.state = DonorState::Forgotten;
-        donor.release();
+        donor.units.release();
         state.drop_checkpoint();
         lose_what_is_gone(state);
         try_again(state);
     }
 }
 
-/// Blocks that no donor can give back any more are lost. Nothing but donors given up for good counts: others may come back.
+/// Blocks that no donor can give back any more are lost. Nothing but donors given up for good counts: others may come
+/// back.
 fn lose_what_is_gone(state: &mut State) {
     let mut lost: Vec<(u32, Location)> = Vec::new();
     for block in 0..state.map.blocks() as u32 {
@@ -165,8 +176,8 @@ pub(crate) fn tick(state: &mut State) {
 }
 
 impl State {
-    /// Requests are served when the donors know the present epoch: before, a disk could not be found again, or a donor that
-    /// is missing now could come back after the client's next death with what nobody has seen.
+    /// Requests are served when the donors know the present epoch: before, a disk could not be found again, or a
+    /// donor that is missing now could come back after the client's next death with what nobody has seen.
     pub fn serve_when_known(&mut self, core: &Arc<Core>) {
         let core = core.clone();
         self.schedule.spawn(async move {

@@ -1,7 +1,7 @@
 //! Parity of rows: XOR for one lost unit, Reed-Solomon for more.
 //!
-//! A row is the block at one place of every data unit of a group; a unit that has none there counts as zeros. Owns: computing
-//! the parity of a row, and a missing data block from what is left of its row. Left out: where blocks are.
+//! A row is the block at one place of every data unit of a group; a unit that has none there counts as zeros. Owns:
+//! computing the parity of a row, and a missing data block from what is left of its row. Left out: where blocks are.
 
 use shoal_format::checksum;
 
@@ -30,8 +30,8 @@ pub(crate) fn encode(row: &[Option<&[u8]>], parity: usize, block_bytes: usize) -
     reed_solomon_simd::encode(row.len(), parity, row).expect("counts and sizes are within the code's limits")
 }
 
-/// The block of data unit `wanted`, from the others of its row. `row`: what is there of the data (`None`: missing), with units
-/// that have no block as zeros; `parity`: what is there of the parity. `None` when too much is missing.
+/// The block of data unit `wanted`, from the others of its row. `row`: what is there of the data (`None`: missing),
+/// with units that have no block as zeros; `parity`: what is there of the parity. `None` when too much is missing.
 pub(crate) fn decode(wanted: usize, row: &[Option<Vec<u8>>], parity: &[Option<Vec<u8>>]) -> Option<Vec<u8>> {
     if parity.len() == 1 {
         let mut sum = parity[0].clone()?;
@@ -52,9 +52,10 @@ pub(crate) fn decode(wanted: usize, row: &[Option<Vec<u8>>], parity: &[Option<Ve
     restored.remove(&wanted)
 }
 
-/// Recovers a missing block from a row whose only parity block was not written completely: the parity is a former version, or begins
-/// with a newer version and ends with a former one. `others`: the other blocks, in the order in which the parity came to cover them;
-/// `step`: the newer version ends at a multiple of this many bytes. The checksum decides which version fits.
+/// Recovers a missing block from a row whose only parity block was not written completely: the parity is a former
+/// version, or begins with a newer version and ends with a former one. `others`: the other blocks, in the order in
+/// which the parity came to cover them; `step`: the newer version ends at a multiple of this many bytes. The checksum
+/// decides which version fits.
 pub(crate) fn of_former(parity: &[u8], others: &[Option<Vec<u8>>], crc: u32, step: usize) -> Option<Vec<u8>> {
     let mut versions = vec![parity.to_vec()];
     for block in others.iter().map_while(Option::as_ref) {

@@ -1,7 +1,7 @@
 //! Bugs to plant, so that the tests can show that they would find them (docs/design/testing.md, T7).
 //!
-//! Owns: the list of rules that can be broken. Each bug leaves out one ordering or one test that the design says is needed.
-//! Left out: the switch (`shoal_media::plantable`) and the harness (`tests/planted.rs`).
+//! Owns: the list of rules that can be broken. Each bug leaves out one ordering or one test that the design says is
+//! needed. Left out: the switch (`shoal_media::plantable`) and the harness (`tests/planted.rs`).
 
 shoal_media::plantable! {
     /// A rule of the engine, left out.

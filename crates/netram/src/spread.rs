@@ -1,7 +1,7 @@
 //! Maps by numbers of our own: blocks, jobs, tickets.
 //!
-//! Nobody chooses these numbers so that they collide, so they need no hash that keeps a secret. Several such maps are asked for each
-//! request.
+//! Nobody chooses these numbers so that they collide, so they need no hash that keeps a secret. Several such maps are
+//! asked for each request.
 
 use std::hash::{BuildHasherDefault, Hasher};
 

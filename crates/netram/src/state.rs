@@ -1,34 +1,71 @@
-//! The engine's state: donors and their units, groups, the block table, the caches; and the steps that change it at once.
+//! The engine's state: owners of its parts, and the few steps that change several of them at once.
 //!
-//! Owns: where a block is, what of a group is on its way, stored and safe, and when a unit may be used again.
-//! Rules:
-//! - A location is a group, one of its data units and a row. A block of an open group is in memory until the group is sealed.
+//! | module | owns |
+//! |---|---|
+//! | `place`, `bits`, `unit` | members of groups and locations of blocks; sets of numbers; sizes of units and how one grows |
+//! | `memory`, `group` | groups in memory; all groups, and the orders in which they are looked for |
+//! | `map`, `notes` | where each block is; what was trimmed or lost and is in no list yet |
+//! | `open_groups` | the groups that are being filled |
+//! | `units`, `donors` | the units of one donor; the donor itself |
+//! | `epoch`, `checkpoints` | the number of the present membership; the checkpoint that counts and the next one |
+//! | `repairs`, `retry`, `shortage` | what repair has to do; which groups need it, and trying again; whether room is short |
+//! | `doubt`, `found` | what opening found and is not safe yet |
+//! | `schedule` | jobs, and what they wait for |
+//! | `roster`, `room`, `fill`, `horizon` | questions and steps that need several of these |
+//!
+//! Rules that no part keeps alone:
+//! - A location is a group, one of its data units and a row. A block of an open group is in memory until the group is
+//!   sealed.
 //! - *Stored*: the donor has answered. *Safe*: stored, and its group's parity covers it. A flush waits for safe blocks.
-//! - A unit that grows keeps its former version until the new one is there (`unit`). While a group grows, data units are
-//!   stored before the parity that covers them: the parity on the donors never speaks of blocks that are not there.
-//! - A group whose blocks are all dead is freed only when what took their place is safe, and its headers are erased
-//!   before its units are used again. What cannot be erased yet is kept in mind (`Donor::erase`): until then lists of trims stay.
+//! - A unit that grows keeps its former version until the new one is there (`unit`). While a group grows, data units
+//!   are stored before the parity that covers them: the parity on the donors never speaks of blocks that are not
+//!   there.
+//! - A group whose blocks are all dead is freed only when the blocks that took their places are safe, and its headers
+//!   are erased before its units are used again. As long as something is still to be erased, lists of trims are kept.
 //!
-//! Left out: everything that waits (`write`, `read`, `clean`, `repair`, `scan`).
+//! Left out: everything that waits (`requests`, `upkeep`, `membership`, `opening`, `checkpoint`).
+
+pub(crate) mod bits;
+pub(crate) mod checkpoints;
+pub(crate) mod donors;
+pub(crate) mod doubt;
+pub(crate) mod epoch;
+pub(crate) mod fill;
+pub(crate) mod found;
+pub(crate) mod group;
+pub(crate) mod horizon;
+pub(crate) mod map;
+pub(crate) mod memory;
+pub(crate) mod notes;
+pub(crate) mod open_groups;
+pub(crate) mod place;
+pub(crate) mod repairs;
+pub(crate) mod retry;
+pub(crate) mod room;
+pub(crate) mod roster;
+pub(crate) mod schedule;
+pub(crate) mod shortage;
+pub(crate) mod unit;
+pub(crate) mod units;
 
 use shoal_format::ram::{LOST, TRIMMED, UnitHeader};
 
 use crate::api::{Action, DiskError, DonorOp, Purpose};
-use crate::checkpoints::Checkpoints;
 use crate::config::{Config, Plan};
 use crate::counts::Counts;
-use crate::donors::Donor;
-use crate::epoch::Epoch;
-use crate::found::{FoundUnsafe, Opening};
-use crate::group::{Group, Groups};
-use crate::map::BlockMap;
-use crate::notes::Notes;
-use crate::open_groups::OpenGroups;
-use crate::place::Location;
-use crate::repairs::Repairs;
-use crate::schedule::Schedule;
-use crate::shortage::{Leveling, Shortage};
-use crate::unit::Shape;
+use crate::state::checkpoints::Checkpoints;
+use crate::state::donors::Donor;
+use crate::state::epoch::Epoch;
+use crate::state::found::{FoundUnsafe, Opening};
+use crate::state::group::{Group, Groups};
+use crate::state::map::BlockMap;
+use crate::state::notes::Notes;
+use crate::state::open_groups::OpenGroups;
+use crate::state::place::Location;
+use crate::state::repairs::Repairs;
+use crate::state::schedule::Schedule;
+use crate::state::shortage::{Leveling, Shortage};
+use crate::state::unit::Shape;
 
 pub(crate) struct State {
     pub config: Config,

@@ -1,12 +1,12 @@
 //! What a disk says about itself: donors, groups, redundancy, repair, and what it has moved.
 //!
-//! Owns: [`Status`] and the counters. All sizes are bytes unless named otherwise. Rules: a status is a picture of one moment;
-//! counters grow from the disk's opening on. Left out: how it is printed.
+//! Owns: [`Status`] and the counters. All sizes are bytes unless named otherwise. Rules: a status is a picture of one
+//! moment; counters grow from the disk's opening on. Left out: how it is printed.
 
 use crate::config::Policy;
 use crate::counts::Counts;
-use crate::donors::DonorState;
 use crate::state::State;
+use crate::state::donors::DonorState;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DonorStatus {
@@ -61,9 +61,7 @@ impl State {
             let number = number as u16;
             let members = self.groups.iter().flat_map(|(_, group)| group.members.iter());
             let own = members.filter(|member| member.is_on(number)).map(|member| member.unit);
-            let free = donor.free.iter().chain(&donor.blank_units).chain(&donor.closed).chain(&donor.closed_blank);
-            let erased = donor.erase.iter().chain(&donor.erasing).map(|erase| erase.unit);
-            let mut units: Vec<u32> = own.chain(free.copied()).chain(erased).collect();
+            let mut units: Vec<u32> = own.chain(donor.units.unused()).collect();
             units.sort_unstable();
             if let Some(twice) = units.windows(2).find(|pair| pair[0] == pair[1]) {
                 return Err(format!("unit {} of donor {number} is two things", twice[0]));
@@ -88,7 +86,7 @@ impl State {
             bytes: donor.info.bytes,
             used_bytes: match donor.is_final() {
                 true => 0,
-                false => (donor.units as u64 - donor.all_free_units() as u64) * unit_bytes,
+                false => (donor.units.count() as u64 - donor.units.free() as u64) * unit_bytes,
             },
         });
         let groups = || self.groups.iter().map(|(_, group)| group);

@@ -1,9 +1,9 @@
 //! A small executor: jobs of several steps, driven by the answers of donors.
 //!
-//! Owns: [`Core`], the engine's state with its jobs' waiting lists, and the two things a job can wait for: a donor's answer
-//! ([`Op`]) and a condition on the state ([`Core::until`]). Rules: a job holds the state's lock only between two waits; whoever
-//! changes something a condition reads calls [`State::wake`]. There is no thread, no clock and no real waker: the
-//! engine polls what became ready when an event comes in, in a fixed order.
+//! Owns: [`Core`], the engine's state with its jobs' waiting lists, and the two things a job can wait for: a donor's
+//! answer ([`Op`]) and a condition on the state ([`Core::until`]). Rules: a job holds the state's lock only between
+//! two waits; whoever changes something a condition reads calls [`State::wake`]. There is no thread, no clock and no
+//! real waker: the engine polls what became ready when an event comes in, in a fixed order.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -17,10 +17,10 @@ use std::sync::Arc;
 use shoal_format::ram::SUPERBLOCK_BYTES;
 
 use crate::api::{Action, DiskError, DonorError, DonorId, DonorOp, Purpose, Trouble};
-use crate::place::Member;
-use crate::schedule::{Answer, Asked, DonorLost, Job};
 use crate::spread::{Numbered, Numbers};
 use crate::state::State;
+use crate::state::place::Member;
+use crate::state::schedule::{Answer, Asked, DonorLost, Job};
 
 /// The engine's state, shared with its jobs.
 pub(crate) struct Core {
@@ -127,8 +127,8 @@ impl Core {
         self.state.lock()
     }
 
-    /// Asks a donor; the operation is on its way when this returns. One that is away has answered already. After a takeover
-    /// only reads for requests are answered, with an error.
+    /// Asks a donor; the operation is on its way when this returns. One that is away has answered already. After a
+    /// takeover only reads for requests are answered, with an error.
     pub fn op(self: &Arc<Core>, state: &mut State, donor: DonorId, op: DonorOp, purpose: Purpose) -> Op {
         state.schedule.last_ticket += 1;
         let ticket = state.schedule.last_ticket;

@@ -1,11 +1,12 @@
 //! When a machine needs its memory itself.
 //!
-//! Numbers in, a decision out. Two signs are looked at together: how much memory is available, and how much of the last ten
-//! seconds some task stood still for want of memory (the kernel's pressure stall information, PSI). Little memory is enough by itself.
-//! Stalls count only where memory is not ample: the kernel also stalls tasks while it reclaims page cache, with nearly all of the
-//! memory available, and what is lent is not to blame for that. A machine is pressed at once, and free again when both signs were well
-//! on the other side of their marks for `CALM_READINGS` readings, so that a donor does not refuse and grant in turn. A sign that
-//! cannot be read is none; stalls then count alone. Left out: reading /proc, and what to do.
+//! Numbers in, a decision out. Two signs are looked at together: how much memory is available, and how much of the
+//! last ten seconds some task stood still for want of memory (the kernel's pressure stall information, PSI). Little
+//! memory is enough by itself. Stalls count only where memory is not ample: the kernel also stalls tasks while it
+//! reclaims page cache, with nearly all of the memory available, and what is lent is not to blame for that. A machine
+//! is pressed at once, and free again when both signs were well on the other side of their marks for `CALM_READINGS`
+//! readings, so that a donor does not refuse and grant in turn. A sign that cannot be read is none; stalls then count
+//! alone. Left out: reading /proc, and what to do.
 
 /// Where pressure begins.
 #[derive(Clone, Copy, Debug, PartialEq)]

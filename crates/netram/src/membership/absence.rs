@@ -1,0 +1,51 @@
+//! Donors that go away: their groups in memory are saved, and the others wait for repair.
+//!
+//! Rules: a donor that cannot be reached stays one of the disk's, with all it holds. Only one that had not joined yet
+//! is dropped. Left out: coming back and being forgotten (`membership`).
+
+use std::sync::Arc;
+
+use crate::api::DonorId;
+use crate::membership::epochs::{new_epoch, settle_epoch};
+use crate::requests::abandon::abandon;
+use crate::state::State;
+use crate::state::donors::DonorState;
+use crate::state::retry::requeue;
+use crate::task::Core;
+
+/// A donor cannot be reached.
+pub(crate) fn miss(core: &Arc<Core>, state: &mut State, number: DonorId) {
+    let now = state.now_ns;
+    let Some(donor) = state.donors.get_mut(number as usize) else { return };
+    match donor.state {
+        DonorState::Joining => return discard(state, number),
+        DonorState::Active | DonorState::Draining | DonorState::Returning => {
+            donor.drains = donor.state == DonorState::Draining;
+            donor.state = DonorState::Missing;
+            donor.missing_since_ns = now;
+        }
+        DonorState::Missing | DonorState::Forgotten | DonorState::Drained | DonorState::Lost => return,
+    }
+    leave(core, state, number);
+    settle_epoch(state);
+}
+
+/// Groups on a donor that is not there any more go elsewhere.
+pub(crate) fn leave(core: &Arc<Core>, state: &mut State, number: DonorId) {
+    for index in state.groups.in_memory().to_vec() {
+        let group = &state.groups[index];
+        if group.is_on(number) {
+            abandon(core, state, index);
+        }
+    }
+    state.count_donors();
+    requeue(state);
+}
+
+/// Nothing of the disk refers to this donor.
+pub(crate) fn discard(state: &mut State, number: DonorId) {
+    let donor = &mut state.donors[number as usize];
+    donor.state = DonorState::Lost;
+    donor.units.release();
+    new_epoch(state, true);
+}

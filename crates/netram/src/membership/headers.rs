@@ -1,0 +1,91 @@
+//! Reading headers of units, and other reads that opening insists on.
+//!
+//! Rules: what a donor refuses is asked for again; a donor that refuses too often is given up as missing, because
+//! nothing that was not read may be taken for empty. Left out: what the headers mean (`enter`).
+
+use std::sync::Arc;
+
+use shoal_format::ram::UnitHeader;
+
+use crate::api::{DonorId, DonorOp, Purpose};
+use crate::membership::absence::miss;
+use crate::planted::{Bug, is_planted};
+use crate::state::State;
+use crate::task::{Core, Op, pause};
+
+/// Headers asked for at the same time, of each donor.
+const AT_ONCE: usize = 32;
+/// How often a read that a donor refuses is asked for again, and after what time (ns).
+const TRIES: usize = 20;
+pub(crate) const AGAIN_NS: u64 = 100_000_000;
+
+/// Reads from a donor until it has given all that is wanted. `None`: it is away, or was given up because it refused
+/// too often.
+pub(crate) async fn insist<K: Copy>(
+    core: &Arc<Core>,
+    donor: DonorId,
+    mut wanted: Vec<K>,
+    op_of: impl Fn(&State, K) -> DonorOp,
+) -> Option<Vec<(K, Vec<u8>)>> {
+    let mut given = Vec::with_capacity(wanted.len());
+    for tried in 0.. {
+        let ops: Vec<(K, Op)> = {
+            let state = &mut *core.lock();
+            let mut ask = |what: K| {
+                let op = op_of(state, what);
+                (what, core.op(state, donor, op, Purpose::Upkeep))
+            };
+            wanted.drain(..).map(&mut ask).collect()
+        };
+        for (what, op) in ops {
+            match op.await {
+                Ok(bytes) => given.push((what, bytes)),
+                Err(_) => wanted.push(what),
+            }
+        }
+        if core.lock().donors[donor as usize].is_absent() {
+            return None;
+        }
+        if wanted.is_empty() {
+            break;
+        }
+        if tried == TRIES {
+            // What was not read must not be taken for empty.
+            miss(core, &mut core.lock(), donor);
+            return None;
+        }
+        pause(core, AGAIN_NS).await;
+    }
+    Some(given)
+}
+
+/// The headers of all units of a donor that are this disk's and this donor's. `None`: it cannot be reached any more.
+pub(crate) async fn headers(core: &Arc<Core>, number: DonorId) -> Option<Vec<(u32, UnitHeader)>> {
+    let units = core.lock().donors[number as usize].units.count();
+    headers_of(core, number, 0..units).await
+}
+
+/// The same of some units.
+pub(crate) async fn headers_of(
+    core: &Arc<Core>,
+    number: DonorId,
+    mut units: impl Iterator<Item = u32>,
+) -> Option<Vec<(u32, UnitHeader)>> {
+    let (born, uuid, header_bytes) = {
+        let state = core.lock();
+        let donor = &state.donors[number as usize];
+        (donor.born, state.config.uuid, state.shape.header_bytes)
+    };
+    let its_own = |header: &UnitHeader| header.donor == number && header.born == born;
+    let ours = |header: &UnitHeader| header.uuid == uuid && (its_own(header) || is_planted(Bug::StaleUnits));
+    let mut found = Vec::new();
+    loop {
+        let wanted: Vec<u32> = units.by_ref().take(AT_ONCE).collect();
+        if wanted.is_empty() {
+            return Some(found);
+        }
+        for (unit, bytes) in insist(core, number, wanted, |state, unit| state.shape.heads_op(unit)).await? {
+            found.extend(UnitHeader::newest(&bytes, header_bytes, ours).map(|header| (unit, header)));
+        }
+    }
+}

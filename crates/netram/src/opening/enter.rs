@@ -1,0 +1,189 @@
+//! Entering the units of one group that were found on the donors.
+//!
+//! Rules: of several units for one place the one that lists more counts; parity units of an older version do not. A
+//! block that its own unit does not have counts only where its row can be computed. Units that do not count are
+//! strays, to be erased. Left out: which of several copies of a block counts (`scan`).
+
+use shoal_format::ram;
+use shoal_format::ram::{UnitEntry, UnitHeader};
+
+use crate::api::DonorId;
+use crate::opening::base::Base;
+use crate::planted::{Bug, is_planted};
+use crate::spread::Numbered;
+use crate::state::State;
+use crate::state::group::{Group, Incomplete};
+use crate::state::place::{Location, Member};
+
+/// A unit that was found.
+pub(crate) struct FoundUnit {
+    pub donor: DonorId,
+    pub unit: u32,
+    pub header: UnitHeader,
+}
+
+/// Of each block the sequence, the place and the checksum of its newest copy so far.
+pub(crate) type Newest = Numbered<u32, (u64, Location, u32)>;
+
+/// The units of a group that count.
+struct Chosen {
+    data: usize,
+    parity: usize,
+    members: Vec<Member>,
+    /// What each data unit lists itself.
+    own: Vec<Vec<UnitEntry>>,
+    /// What the parity units list, if there is one.
+    listed: Option<Vec<Vec<UnitEntry>>>,
+}
+
+/// Enters a group's units, remembers its blocks where they are the newest, and lists what is to be looked at. Returns
+/// its blocks.
+pub(crate) fn enter(
+    state: &mut State,
+    id: u64,
+    found: Vec<FoundUnit>,
+    horizon: u64,
+    base: Option<&Base>,
+    newest: &mut Newest,
+    entries: &mut Vec<(Location, UnitEntry)>,
+) -> Option<(u32, Vec<u32>)> {
+    let mut chosen = choose(state, found)?;
+    let lists = chosen.combine();
+    let incomplete = !chosen.is_whole(&lists, horizon);
+    let blocks = lists.iter().flatten().map(|entry| entry.block).collect();
+    // Its place is taken now.
+    let index = state.groups.insert(Group::new(id, chosen.data, Vec::new()));
+    let mut first_sequence = u64::MAX;
+    let mut notes = Vec::new();
+    for (unit, list) in lists.iter().enumerate() {
+        for (row, entry) in list.iter().enumerate() {
+            let at = Location { group: index, unit, row };
+            first_sequence = first_sequence.min(entry.sequence);
+            state.meets_sequence(entry.sequence);
+            if ram::is_note(entry.block) {
+                notes.push((unit, row));
+                entries.push((at, *entry));
+                continue;
+            }
+            // The pages say what came before them.
+            let counts = base.as_ref().is_none_or(|base| base.counts(entry.block, entry.sequence));
+            if (entry.block as u64) >= state.map.blocks() || !counts {
+                continue;
+            }
+            if entry.sequence >= horizon && !is_planted(Bug::TornCounts) {
+                entries.push((at, *entry));
+            } else if newest.get(&entry.block).is_none_or(|&(sequence, _, _)| sequence < entry.sequence) {
+                newest.insert(entry.block, (entry.sequence, at, entry.crc));
+            }
+        }
+    }
+    state.groups.number_from(id + 1);
+    let mut group = Group::found(id, chosen.data, chosen.members.clone(), first_sequence);
+    group.set_incomplete(incomplete.then(|| chosen.incomplete(lists)));
+    notes.iter().for_each(|&place| group.add_note(place));
+    state.groups[index] = group;
+    notes.iter().for_each(|_| state.groups.gain(index));
+    Some((index, blocks))
+}
+
+/// Chooses one unit for each place of a group; the others are strays. `None`: the group cannot be one of the disk's.
+fn choose(state: &mut State, found: Vec<FoundUnit>) -> Option<Chosen> {
+    let first_of = |header: &UnitHeader| header.lists.iter().flatten().map(|entry| entry.sequence).min().unwrap_or(0);
+    let first_found = found.iter().map(|found| first_of(&found.header)).min().unwrap_or(0);
+    let (data, parity) = (found[0].header.data as usize, found[0].header.parity as usize);
+    if data > state.plan.data || data == 0 {
+        let stray = |found: &FoundUnit| (Member { donor: found.donor, unit: found.unit, count: 1 }, first_found);
+        state.opening.strays.extend(found.iter().map(stray));
+        return None;
+    }
+    let mut members = vec![Member::NONE; data + parity];
+    let known = |all: &[Vec<UnitEntry>]| all.iter().map(Vec::len).sum::<usize>();
+    let mut best: Vec<Vec<Vec<UnitEntry>>> = vec![Vec::new(); data + parity];
+    for FoundUnit { donor, unit, header } in found {
+        let place = header.member as usize;
+        let fits = header.data as usize == data && header.parity as usize == parity && place < members.len();
+        let rows = header.lists.iter().map(Vec::len).max().unwrap_or(0);
+        let member = Member { donor, unit, count: rows as u8 };
+        if !fits || rows > state.plan.buffer {
+            state.opening.strays.push((member, first_found));
+            continue;
+        }
+        // Moved to another donor, and the old copy was not erased yet: the one that knows more counts.
+        let better = known(&header.lists) > known(&best[place]);
+        if members[place].exists() && !better {
+            state.opening.strays.push((member, first_found));
+            continue;
+        }
+        let other = std::mem::replace(&mut members[place], member);
+        state.opening.strays.extend(other.exists().then_some((other, first_found)));
+        best[place] = header.lists;
+    }
+    // Parity units that know less than the others are of an older version: they do not fit together.
+    let most = (data..data + parity).max_by_key(|&place| known(&best[place])).map(|place| best[place].clone());
+    for place in data..data + parity {
+        if members[place].exists() && Some(&best[place]) != most.as_ref() {
+            state.opening.strays.push((std::mem::replace(&mut members[place], Member::NONE), first_found));
+        }
+    }
+    let listed = most.filter(|_| members[data..].iter().any(Member::exists));
+    let own = best.into_iter().take(data).map(|lists| lists.into_iter().next().unwrap_or_default()).collect();
+    Some(Chosen { data, parity, members, own, listed })
+}
+
+impl Chosen {
+    /// What the parity units list of a data unit.
+    fn listed(&self, unit: usize) -> &[UnitEntry] {
+        self.listed.as_ref().map(|all| &all[unit][..]).unwrap_or_default()
+    }
+
+    /// Is not more of a row missing than there is parity for it? Only then it can be computed.
+    fn is_computable(&self, row: usize) -> bool {
+        let parities = self.members[self.data..].iter().filter(|member| member.exists()).count();
+        let missing = |&unit: &usize| {
+            let expected = self.listed(unit).get(row);
+            expected.is_some() && self.own[unit].get(row) != expected
+        };
+        (0..self.data).filter(missing).count() <= parities || is_planted(Bug::MissingRow)
+    }
+
+    /// The entries of each data unit that count: its own, and what the parity gives back.
+    fn combine(&mut self) -> Vec<Vec<UnitEntry>> {
+        let list = |unit: usize| {
+            let (own, listed) = (&self.own[unit], self.listed(unit));
+            let mut list = own.clone();
+            // The unit is missing, or an older version of it took its place.
+            if !self.members[unit].exists() || listed.starts_with(own) {
+                let more = (own.len()..listed.len()).take_while(|&row| self.is_computable(row));
+                list.extend(more.map(|row| listed[row]));
+            }
+            list
+        };
+        let lists: Vec<Vec<UnitEntry>> = (0..self.data).map(list).collect();
+        for (member, list) in self.members.iter_mut().zip(&lists) {
+            member.count = list.len() as u8;
+        }
+        lists
+    }
+
+    /// Are all units there, and does the parity cover what they list? Entries from the horizon on are written anew
+    /// elsewhere: their parity may have been written in part.
+    fn is_whole(&self, lists: &[Vec<UnitEntry>], horizon: u64) -> bool {
+        let fits = |unit: usize| match self.members[unit].exists() {
+            true => self.parity == 0 || self.own[unit] == self.listed(unit),
+            false => self.listed(unit).is_empty(),
+        };
+        let used = lists.iter().any(|list| !list.is_empty());
+        (0..self.data).all(fits)
+            && (!used || self.members[self.data..].iter().all(Member::exists))
+            && (self.parity == 0 || lists.iter().flatten().all(|entry| entry.sequence < horizon))
+    }
+
+    fn incomplete(&self, lists: Vec<Vec<UnitEntry>>) -> Incomplete {
+        Incomplete {
+            covered: (0..self.data).map(|unit| self.listed(unit).len() as u8).collect(),
+            own: self.own.iter().map(|list| list.len() as u8).collect(),
+            lists,
+            absent: usize::MAX,
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Opening a disk from a checkpoint of its map: its pages, and the headers of units that it leaves open.
+//!
+//! Rules: all donors of the disk must be there and name the checkpoint, and every piece of it must be right; else all
+//! units are looked at (`scan`). A unit that is named in a log is what its header says; any other is what the pages
+//! say. A group of the pages of which a unit is neither must have no live block. Of a block the pages say where it
+//! is, that it holds nothing, or that it is to be looked for; entries since the checkpoint began are newer than that.
+//! Left out: which of several entries counts (`scan`).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use shoal_format::ram::UnitHeader;
+use shoal_format::ram_checkpoint::{GroupRecord, Kind, PIECE_HEADER, Root, Stamp, decode, decode_list, decode_range};
+
+use crate::api::{DonorId, DonorOp, Purpose};
+use crate::membership::headers::{headers_of, insist};
+use crate::opening::base::{Base, reconcile};
+use crate::planted::{Bug, is_planted};
+use crate::state::State;
+use crate::state::bits::Bits;
+use crate::state::checkpoints::{VALID, Valid};
+use crate::state::group::Group;
+use crate::state::place::Member;
+use crate::state::units::Log;
+use crate::task::{Core, Op, all};
+
+/// Bytes of logs and pages asked for at a time, and how many such requests are on their way to a donor.
+const READ_BYTES: usize = 1 << 18;
+const READS_AT_ONCE: usize = 4;
+
+/// Why a checkpoint is not used.
+pub(crate) type Unused = &'static str;
+
+const NOT_NAMED: Unused = "the superblocks of all donors do not name one";
+const BAD_ROOT: Unused = "a root or a log is damaged, or a donor does not answer";
+const BAD_PAGE: Unused = "a page is damaged, or a donor does not answer";
+const BAD_UNIT: Unused = "a unit that a log names cannot be read";
+const ENDED: Unused = "a donor went away, or a change of membership ended it";
+const CONTRADICTED: Unused = "pages and units contradict each other";
+/// For the caller of [`load`], who looks for the blocks.
+pub(crate) const NOT_FOUND: Unused = "a block that it says is in a new unit is not there";
+
+/// Reads bytes of a donor. `None`: it does not give them.
+async fn read(core: &Arc<Core>, donor: usize, at: u64, len: usize) -> Option<Vec<u8>> {
+    let op = |_: &State, ()| DonorOp::Read { at, len: len as u32 };
+    insist(core, donor as DonorId, vec![()], op).await?.pop().map(|((), bytes)| bytes)
+}
+
+/// The units that the log of a donor names, and how many pieces it has. `None`: it is not whole.
+async fn log(core: &Arc<Core>, donor: usize, stamp: &Stamp) -> Option<Log> {
+    let (layout, units) = {
+        let state = core.lock();
+        (state.layout(donor), state.donors[donor].units.count())
+    };
+    let each = (READ_BYTES / layout.record_bytes).max(1) as u32;
+    let mut log = Log { number: stamp.number, open: Bits::new(units as usize, false), listed: true, ..Log::default() };
+    for first in (0..layout.records).step_by(each as usize) {
+        let count = each.min(layout.records - first);
+        let at = layout.record_at(stamp.number % 2, first);
+        let bytes = read(core, donor, at, count as usize * layout.record_bytes).await?;
+        for (n, piece) in bytes.chunks_exact(layout.record_bytes).enumerate() {
+            let index = first + n as u32;
+            match decode(piece, stamp, index)? {
+                (Kind::List, payload) => {
+                    for unit in decode_list(payload) {
+                        log.open.set(unit as usize, true);
+                        log.named += 1;
+                    }
+                }
+                (Kind::End, _) => {
+                    log.used = index;
+                    return Some(log);
+                }
+                _ => return None,
+            }
+        }
+    }
+    None
+}
+
+/// What is read of the pages.
+#[derive(Default)]
+struct Pages {
+    groups: Vec<(u32, u32)>,
+    table: Vec<(u32, u32)>,
+    lost: Vec<u32>,
+}
+
+impl Pages {
+    /// Takes a page into the state. `None`: it is not what it should be.
+    fn enter(&mut self, state: &mut State, kind: Kind, payload: &[u8]) -> Option<()> {
+        if kind == Kind::Lost {
+            self.lost.extend(decode_list(payload));
+            return Some(());
+        }
+        let (first, count, mut body) = decode_range(payload)?;
+        match kind {
+            Kind::Groups => {
+                for index in first..first.checked_add(count)? {
+                    let Some(record) = GroupRecord::take(&mut body)? else { continue };
+                    let members = record.members();
+                    let member = |(donor, unit, count)| Member { donor, unit, count };
+                    let place = state.groups.get_mut(index)?;
+                    *place = Group::new(record.id, record.data as usize, members.map(member).collect::<Vec<_>>());
+                    place.first_sequence = record.first_sequence;
+                    let data = place.data();
+                    if data == 0 || data > state.plan.data || place.members.len() < data {
+                        return None;
+                    }
+                }
+                self.groups.push((first, count));
+            }
+            Kind::Table => {
+                state.map.enter_page(first, count, body)?;
+                self.table.push((first, count));
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+}
+
+/// Do these ranges cover everything, each thing once?
+pub(crate) fn is_whole(mut ranges: Vec<(u32, u32)>, count: u32) -> bool {
+    ranges.sort_unstable();
+    let end = ranges.iter().try_fold(0, |end, &(first, count)| (first == end).then(|| first + count));
+    end == Some(count)
+}
+
+/// Reads the checkpoint that the superblocks name, or says why it is not used.
+pub(crate) async fn load(core: &Arc<Core>) -> Result<Base, Unused> {
+    let (number, donors) = {
+        let state = core.lock();
+        let donors: Vec<usize> = (0..state.donors.len()).filter(|&n| state.donors[n].counts()).collect();
+        (state.checkpoints.named, donors)
+    };
+    if number == 0 {
+        return Err(NOT_NAMED);
+    }
+    let parts = read_roots(core, number, &donors).await.ok_or(BAD_ROOT)?;
+    let common = common_root(&mut core.lock(), &parts).ok_or(BAD_ROOT)?;
+    let counts: Vec<u32> = parts.iter().map(|(root, _)| root.pages).collect();
+    let pages = read_pages(core, number, &donors, &counts).await.ok_or(BAD_PAGE)?;
+    if !is_whole(pages.groups, common.groups) || !is_whole(pages.table, common.blocks) {
+        return Err(BAD_PAGE);
+    }
+    let logs: Vec<Log> = parts.into_iter().map(|(_, log)| log).collect();
+    let found = read_open_units(core, &donors, &logs).await.ok_or(BAD_UNIT)?;
+    let state = &mut *core.lock();
+    if state.checkpoints.named != number || donors.iter().any(|&donor| state.donors[donor].is_absent()) {
+        return Err(ENDED);
+    }
+    let mut there = vec![false; common.groups as usize];
+    state.groups.iter().for_each(|(place, _)| there[place as usize] = true);
+    let (looks, live) = state.map.settle(&there, !is_planted(Bug::LookForgotten));
+    let mut base = Base {
+        sequence: common.sequence,
+        horizon: common.horizon,
+        live,
+        looks,
+        broken: Vec::new(),
+        lost: pages.lost,
+        found: HashMap::new(),
+        touched: Vec::new(),
+    };
+    state.next_sequence = state.next_sequence.max(common.next_sequence);
+    state.groups.number_from(common.next_group);
+    reconcile(state, &mut base, &donors, &logs, found).ok_or(CONTRADICTED)?;
+    for (&donor, log) in donors.iter().zip(logs) {
+        state.donors[donor].units.set_log(VALID, log);
+        state.donors[donor].scanned = true;
+    }
+    state.checkpoints.valid = Some(Valid { number, sequence: common.sequence });
+    Ok(base)
+}
+
+/// The roots of all donors, and their logs.
+async fn read_roots(core: &Arc<Core>, number: u64, donors: &[usize]) -> Option<Vec<(Root, Log)>> {
+    let parts = donors.iter().map(|&donor| async move {
+        let own = core.lock().stamp(donor, number);
+        let layout = core.lock().layout(donor);
+        let bytes = read(core, donor, layout.root_at(number % 2), 512).await?;
+        let (kind, payload) = decode(&bytes, &own, 0)?;
+        let root = Root::decode(payload).filter(|_| kind == Kind::Root)?;
+        Some((root, log(core, donor, &own).await?))
+    });
+    all(parts).await.into_iter().collect()
+}
+
+/// What all roots say alike; makes places for the groups.
+fn common_root(state: &mut State, parts: &[(Root, Log)]) -> Option<Root> {
+    let common = Root { pages: 0, ..parts.first()?.0 };
+    let same = parts.iter().all(|(root, _)| Root { pages: 0, ..*root } == common);
+    // No donor has more groups than units.
+    let units: u64 = state.donors.iter().map(|donor| donor.units.count() as u64).sum();
+    if !same || common.blocks as u64 != state.map.blocks() || common.groups as u64 > units {
+        return None;
+    }
+    let more = state.donors.len() * 1024;
+    state.groups.make_places(common.groups as usize, more);
+    Some(common)
+}
+
+/// Pages that a donor was asked for.
+struct AskedPages {
+    donor: usize,
+    first: u32,
+    count: u32,
+    op: Op,
+}
+
+/// All pages of all donors, of which each has so many.
+async fn read_pages(core: &Arc<Core>, number: u64, donors: &[usize], counts: &[u32]) -> Option<Pages> {
+    let mut pages = Pages::default();
+    let mut next: Vec<u32> = vec![0; donors.len()];
+    loop {
+        let asked = ask_for_pages(core, number, donors, counts, &mut next);
+        if asked.is_empty() {
+            return Some(pages);
+        }
+        for AskedPages { donor, first, count, op } in asked {
+            let layout = core.lock().layout(donor);
+            let bytes = match op.await {
+                Ok(bytes) => bytes,
+                Err(_) => {
+                    let at = layout.page_at(number % 2, first);
+                    read(core, donor, at, count as usize * layout.page_bytes).await?
+                }
+            };
+            let own = core.lock().stamp(donor, number);
+            let state = &mut *core.lock();
+            for (n, piece) in bytes.chunks_exact(layout.page_bytes).enumerate() {
+                debug_assert!(piece.len() >= PIECE_HEADER);
+                let (kind, payload) = decode(piece, &own, first + n as u32)?;
+                pages.enter(state, kind, payload)?;
+            }
+        }
+    }
+}
+
+/// Asks all donors at the same time, for a few runs of pages each. `next`: the first page of each that was not asked
+/// for.
+fn ask_for_pages(core: &Arc<Core>, number: u64, donors: &[usize], counts: &[u32], next: &mut [u32]) -> Vec<AskedPages> {
+    let state = &mut *core.lock();
+    let mut asked = Vec::new();
+    for (place, &donor) in donors.iter().enumerate() {
+        let layout = state.layout(donor);
+        let each = (READ_BYTES / layout.page_bytes).max(1) as u32;
+        for _ in 0..READS_AT_ONCE {
+            let first = next[place];
+            let count = each.min(counts[place].min(layout.pages) - first);
+            if count == 0 {
+                break;
+            }
+            next[place] += count;
+            let at = layout.page_at(number % 2, first);
+            let op = DonorOp::Read { at, len: (count as usize * layout.page_bytes) as u32 };
+            let op = core.op(state, donor as DonorId, op, Purpose::Upkeep);
+            asked.push(AskedPages { donor, first, count, op });
+        }
+    }
+    asked
+}
+
+/// The headers of all units that the logs name, by donors.
+async fn read_open_units(core: &Arc<Core>, donors: &[usize], logs: &[Log]) -> Option<Vec<Vec<(u32, UnitHeader)>>> {
+    let looked = donors.iter().zip(logs).map(|(&donor, log)| async move {
+        let end = core.lock().donors[donor].units.count() as usize;
+        let units = log.open.ones(end).map(|unit| unit as u32);
+        headers_of(core, donor as DonorId, units).await
+    });
+    all(looked).await.into_iter().collect()
+}

@@ -1,0 +1,480 @@
+//! Opening a disk that is on its donors: the block table is rebuilt from the headers of the units.
+//!
+//! Rules: the superblock with the highest epoch says which donors count; one it does not count, or whose own birth is
+//! another, is blank. All of them but as many as there is parity must have been looked at completely, and none of
+//! these may have been away at an opening before: then every flushed block has been met. A block counts if its own
+//! unit lists it; a block that its unit does not have counts if the parity unit lists it and enough of the row is
+//! there, because only then the row can be computed (a late write may have put an older version in the place of a
+//! unit that had grown). Of several copies the highest sequence counts. What cannot be read at the moment is waited
+//! for, not left out. Then groups that miss a unit are repaired.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use shoal_format::ram::{LOST, TrimmedRange, UnitEntry};
+use shoal_format::{checksum, ram};
+
+use crate::api::{DonorId, Purpose};
+use crate::membership::epochs::new_epoch;
+use crate::membership::headers::{AGAIN_NS, headers};
+use crate::opening::base::Base;
+use crate::opening::enter::{FoundUnit, Newest, enter};
+use crate::opening::load::{NOT_FOUND, load};
+use crate::parity;
+use crate::planted::{Bug, is_planted};
+use crate::requests::read::{Fetched, fetch};
+use crate::state::State;
+use crate::state::bits::Bits;
+use crate::state::donors::{Donor, DonorState};
+use crate::state::doubt::{Copied, Doubt};
+use crate::state::found::{FoundUnsafe, Opening, Unprotected};
+use crate::state::place::{Location, Member};
+use crate::task::{Core, Op, pause};
+
+/// Starts looking at donors that came; true when enough has been seen, and nothing is being looked at.
+fn look(core: &Arc<Core>, state: &mut State) -> bool {
+    for number in 0..state.donors.len() {
+        if !state.donors[number].is_unseen() || !state.opening.looking.insert(number as DonorId) {
+            continue;
+        }
+        let core = core.clone();
+        state.schedule.spawn(async move {
+            let number = number as DonorId;
+            let found = headers(&core, number).await;
+            let state = &mut *core.lock();
+            state.opening.looking.remove(&number);
+            if let Some(found) = found {
+                state.opening.found.insert(number, found);
+                state.donors[number as usize].scanned = true;
+            }
+            state.wake();
+        });
+    }
+    let counting = state.donors.iter().filter(|donor| donor.counts()).count();
+    let seen = state.donors.iter().filter(|donor| donor.counts() && donor.scanned && !donor.stale).count();
+    let enough = seen + state.plan.parity >= counting || is_planted(Bug::OpenEarly);
+    enough && state.opening.looking.is_empty()
+}
+
+/// Looks at the donors; once more, if one comes back that is needed.
+pub(crate) async fn scan(core: Arc<Core>) {
+    let unused = match load(&core).await {
+        Ok(mut base) => match map(&core, Some(&mut base)).await {
+            true => None,
+            false => Some(NOT_FOUND),
+        },
+        Err(why) => Some(why),
+    };
+    {
+        let state = &mut *core.lock();
+        state.checkpoints.unused = unused.filter(|_| state.checkpoints.enabled);
+        if unused.is_none() {
+            state.counts.opened_by_checkpoint = true;
+            return;
+        }
+    }
+    core.lock().forget_map();
+    while !map(&core, None).await {
+        let state = &mut *core.lock();
+        state.forget_groups();
+        state.opening = Opening::default();
+        state.donors.iter_mut().filter(|donor| !donor.stale).for_each(|donor| donor.scanned = false);
+    }
+}
+
+/// What one look at the donors has found.
+#[derive(Default)]
+struct Survey {
+    newest: Newest,
+    /// Below this sequence everything was safe.
+    horizon: u64,
+    /// The blocks of each group, in the order of their places.
+    listed: Vec<(u32, Vec<u32>)>,
+    trimmed: Vec<TrimmedRange>,
+    lost: Vec<TrimmedRange>,
+    doubts: BTreeMap<u32, Doubt>,
+    unsafe_groups: BTreeMap<u32, Unprotected>,
+    /// In which group what counts of a block is, if it is not safe.
+    homes: HashMap<u32, u32>,
+    torn_notes: Vec<(u32, u64, u64)>,
+    /// Blocks that a checkpoint leaves to be looked for, and those of them that were found, or hold nothing.
+    looks: Bits,
+    ended: HashSet<u32>,
+    /// Blocks of groups of the pages that a list which is not safe has ended.
+    touched: Vec<(u32, u32)>,
+}
+
+/// Makes the map from what the donors hold; false if it is to be tried again.
+async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
+    if base.is_none() {
+        core.until(|state| look(core, state).then_some(())).await;
+    }
+    let mut survey = Survey::default();
+    let mut entries = survey.enter_units(&mut core.lock(), &mut base);
+    entries.sort_by_key(|(_, entry)| entry.sequence);
+    let mut patience = None;
+    for (at, entry) in entries {
+        let is_note = ram::is_note(entry.block);
+        if !is_note && survey.newest.get(&entry.block).is_some_and(|&(sequence, _, _)| sequence > entry.sequence) {
+            continue;
+        }
+        let Some(found) = look_at(core, at, entry, survey.horizon, &mut patience).await else { return false };
+        survey.weigh(&mut core.lock(), at, entry, found);
+    }
+    let state = &mut *core.lock();
+    survey.apply_ranges(state, &mut base);
+    survey.enter_blocks(state, &mut base);
+    if let Some(base) = &mut base
+        && !survey.agrees(state, base)
+    {
+        return false;
+    }
+    let held_by_doubts = survey.hold_older(state);
+    state.groups.file_all();
+    state.wake();
+    let Survey { unsafe_groups, torn_notes, horizon, doubts, .. } = survey;
+    let groups = unsafe_groups.into_values().collect();
+    state.found = FoundUnsafe { groups, held_by_doubts, torn_notes, horizon, doubts };
+    // What the others do not know did not exist from here on.
+    for donor in &mut state.donors {
+        donor.stale |= donor.counts() && !donor.scanned && !is_planted(Bug::StaleCounts);
+        if !donor.scanned && matches!(donor.state, DonorState::Active | DonorState::Draining) {
+            // It came while the others were looked at.
+            donor.state = DonorState::Returning;
+        }
+    }
+    for (member, first_sequence) in std::mem::take(&mut state.opening.strays) {
+        state.erase_later(member, first_sequence);
+    }
+    new_epoch(state, false);
+    state.serve_when_known(core);
+    true
+}
+
+impl Survey {
+    /// Enters all units that were found into groups. Returns the entries whose blocks have to be looked at.
+    fn enter_units(&mut self, state: &mut State, base: &mut Option<&mut Base>) -> Vec<(Location, UnitEntry)> {
+        let found = match base {
+            Some(base) => std::mem::take(&mut base.found),
+            None => std::mem::take(&mut state.opening.found),
+        };
+        let mut found: Vec<_> = found.into_iter().collect();
+        found.sort_unstable_by_key(|&(donor, _)| donor);
+        let mut groups: HashMap<u64, Vec<FoundUnit>> = HashMap::new();
+        let mut used: HashMap<DonorId, HashSet<u32>> = HashMap::new();
+        for (donor, units) in found {
+            used.insert(donor, units.iter().map(|&(unit, _)| unit).collect());
+            for (unit, header) in units {
+                groups.entry(header.group).or_default().push(FoundUnit { donor, unit, header });
+            }
+        }
+        if let Some(base) = base {
+            let lists = groups.values().flatten().flat_map(|found| found.header.lists.iter().flatten());
+            let last = state.map.blocks();
+            let counts = |entry: &&UnitEntry| u64::from(entry.block) < last && base.counts(entry.block, entry.sequence);
+            let mut blocks: Vec<u32> = lists.filter(counts).map(|entry| entry.block).collect();
+            // In order: looking up neighbours one after the other is faster.
+            blocks.sort_unstable();
+            blocks.dedup();
+            self.newest.reserve(blocks.len());
+            self.newest.extend(blocks.into_iter().filter_map(|block| Some((block, state.touch(base, block)?))));
+        }
+        let mut ids: Vec<u64> = groups.keys().copied().collect();
+        ids.sort_unstable();
+        let said = groups.values().flatten().map(|found| found.header.horizon).max().unwrap_or(0);
+        self.horizon = base.as_ref().map_or(said, |base| said.max(base.horizon));
+        let mut entries = Vec::new();
+        for id in ids {
+            let found = groups.remove(&id).expect("listed");
+            let base = base.as_deref();
+            self.listed.extend(enter(state, id, found, self.horizon, base, &mut self.newest, &mut entries));
+        }
+        for (number, donor) in state.donors.iter_mut().enumerate() {
+            if let Some(used) = used.get(&(number as DonorId)).filter(|_| base.is_none()) {
+                donor.units.found(|unit| !used.contains(&unit), |_| false);
+            }
+        }
+        entries
+    }
+
+    /// Takes what was found of an entry that may have been written in part when the client died: it counts if it is
+    /// there.
+    fn weigh(&mut self, state: &mut State, at: Location, entry: UnitEntry, found: Fetched) {
+        if matches!(found, Fetched::Bad)
+            && !is_planted(Bug::AbsentComputed)
+            && let Some(found) = state.groups[at.group].incomplete_mut()
+        {
+            found.absent = found.absent.min(at.row);
+        }
+        if !ram::is_note(entry.block) {
+            return self.weigh_block(at, entry, &found);
+        }
+        // Lists of trimmed and lost ranges are blocks like any other; they are applied by their sequence.
+        let ranges = match found {
+            Fetched::Good(bytes) => ram::decode_trimmed(&bytes).ok(),
+            _ => None,
+        };
+        let Some(ranges) = ranges else {
+            self.torn_notes.push((at.group, state.groups[at.group].id, entry.sequence));
+            return state.groups.lose_note(at.group, (at.unit, at.row));
+        };
+        if state.is_unsafe(at, entry.sequence, self.horizon) {
+            state.found_unsafe(at, entry.sequence, self.horizon, &mut self.unsafe_groups);
+            for range in &ranges {
+                let end = range.first.saturating_add(range.count).min(state.map.blocks() as u32);
+                self.homes.extend((range.first..end).map(|block| (block, at.group)));
+            }
+        }
+        if entry.block == LOST { &mut self.lost } else { &mut self.trimmed }.extend(ranges);
+    }
+
+    fn weigh_block(&mut self, at: Location, entry: UnitEntry, found: &Fetched) {
+        if !matches!(found, Fetched::Good(_)) {
+            self.doubts.entry(entry.block).or_default().meets(entry.sequence);
+        }
+        if matches!(found, Fetched::Bad) {
+            return;
+        }
+        let before = self.newest.insert(entry.block, (entry.sequence, at, entry.crc));
+        let Some(doubt) = self.doubts.get_mut(&entry.block) else { return };
+        let is_doubted = matches!(found, Fetched::Unanswered);
+        let copy = Copied { sequence: entry.sequence, at, crc: entry.crc, is_doubted };
+        let present = std::mem::replace(&mut doubt.present, is_doubted.then_some(copy));
+        let certain = before.map(|(sequence, at, crc)| Copied { sequence, at, crc, is_doubted: false });
+        match is_doubted {
+            true => doubt.older.extend(present.or(certain)),
+            false => doubt.older.clear(),
+        }
+    }
+
+    /// Applies the lists of lost and of trimmed ranges.
+    fn apply_ranges(&mut self, state: &mut State, base: &mut Option<&mut Base>) {
+        let last = state.map.blocks() as u32;
+        let blocks = |range: &TrimmedRange| range.first..range.first.saturating_add(range.count).min(last);
+        self.looks = base.as_mut().map(|base| std::mem::take(&mut base.looks)).unwrap_or_default();
+        let began = base.as_ref().map_or(0, |base| base.sequence);
+        let mut gone: HashMap<u32, u64> = HashMap::new();
+        for (block, sequence) in base.iter().flat_map(|base| base.lost.iter().map(|&block| (block, base.sequence - 1)))
+        {
+            gone.insert(block, sequence);
+            self.doubts.entry(block).and_modify(|doubt| doubt.was_lost = true);
+        }
+        for range in std::mem::take(&mut self.lost) {
+            let sequence = range.sequence;
+            state.meets_sequence(sequence);
+            for block in blocks(&range).filter(|_| !is_planted(Bug::LossForgotten)) {
+                if sequence < began && !self.is_looked_for(block) {
+                    continue;
+                }
+                if let Some(doubt) = self.doubts.get_mut(&block) {
+                    doubt.was_lost = true;
+                    if doubt.ends_before(sequence) {
+                        self.doubts.remove(&block);
+                    }
+                }
+                if self.ends(state, base, block, sequence) {
+                    let known = gone.entry(block).or_default();
+                    *known = sequence.max(*known);
+                }
+            }
+        }
+        for range in std::mem::take(&mut self.trimmed) {
+            let sequence = range.sequence;
+            state.meets_sequence(sequence);
+            for block in blocks(&range) {
+                if sequence < began && !self.is_looked_for(block) {
+                    continue;
+                }
+                self.ends(state, base, block, sequence);
+                if self.doubts.get_mut(&block).is_some_and(|doubt| doubt.ends_before(sequence)) {
+                    self.doubts.remove(&block);
+                }
+                if gone.get(&block).is_some_and(|&at| at < sequence) {
+                    gone.remove(&block);
+                }
+            }
+        }
+        state.map.set_lost(gone.into_keys().filter(|block| !self.newest.contains_key(block)));
+    }
+
+    fn is_looked_for(&self, block: u32) -> bool {
+        self.looks.get(block as usize)
+    }
+
+    /// A list says that what a block was before this sequence does not count. False if a newer copy of it counts.
+    fn ends(&mut self, state: &mut State, base: &mut Option<&mut Base>, block: u32, sequence: u64) -> bool {
+        if self.newest.get(&block).is_some_and(|&(at, _, _)| at >= sequence) {
+            return false;
+        }
+        self.newest.remove(&block);
+        let cleared = state.clear(base, block).filter(|_| self.homes.contains_key(&block));
+        self.touched.extend(cleared.map(|group| (group, block)));
+        if self.is_looked_for(block) {
+            self.ended.insert(block);
+        }
+        true
+    }
+
+    /// Enters the copies that count into the map.
+    fn enter_blocks(&mut self, state: &mut State, base: &mut Option<&mut Base>) {
+        if let Some(base) = base {
+            state.groups.add_live(&std::mem::take(&mut base.live));
+        }
+        let mut blocks: Vec<_> = std::mem::take(&mut self.newest).into_iter().collect();
+        blocks.sort_unstable_by_key(|&(block, _)| block);
+        for (block, (sequence, at, crc)) in blocks {
+            state.enter(block, at, crc);
+            if self.is_looked_for(block) {
+                self.ended.insert(block);
+            }
+            self.homes.remove(&block);
+            if state.is_unsafe(at, sequence, self.horizon) {
+                state.found_unsafe(at, sequence, self.horizon, &mut self.unsafe_groups);
+                self.homes.insert(block, at.group);
+            }
+        }
+    }
+
+    /// Is everything there that the checkpoint says is there? Then its groups are listed, too.
+    fn agrees(&mut self, state: &State, base: &mut Base) -> bool {
+        let found = |block: usize| self.ended.contains(&(block as u32));
+        let is_dead = |&index: &u32| state.groups[index].live() == 0;
+        if !self.looks.ones(state.map.blocks() as usize).all(found) || !base.broken.iter().all(is_dead) {
+            return false;
+        }
+        let touched = std::mem::take(&mut self.touched);
+        base.touched.extend(touched.into_iter().filter(|_| !is_planted(Bug::TrimmedUnheld)));
+        base.touched.retain(|(_, block)| self.homes.contains_key(block) || self.doubts.contains_key(block));
+        base.touched.sort_unstable();
+        let of_one = base.touched.chunk_by(|a, b| a.0 == b.0);
+        self.listed.extend(of_one.map(|some| (some[0].0, some.iter().map(|&(_, block)| block).collect())));
+        true
+    }
+
+    /// Keeps the groups with older copies of what is not safe or doubted. Returns those that doubts keep.
+    fn hold_older(&mut self, state: &mut State) -> Vec<(u32, u64)> {
+        let mut listed = std::mem::take(&mut self.listed);
+        let mut held_by_doubts = Vec::new();
+        if (self.homes.is_empty() && self.doubts.is_empty()) || is_planted(Bug::FoundFreed) {
+            return held_by_doubts;
+        }
+        listed.sort_unstable();
+        for (index, blocks) in listed {
+            let held = (index, state.groups[index].id);
+            let by: HashSet<u32> = blocks.iter().filter_map(|block| self.homes.get(block).copied()).collect();
+            for by in by {
+                self.unsafe_groups.get_mut(&by).expect("entered with its block").holds.push(held);
+                state.groups[index].hold();
+            }
+            if blocks.iter().any(|block| self.doubts.contains_key(block)) {
+                held_by_doubts.push(held);
+                state.groups[index].hold();
+            }
+        }
+        held_by_doubts
+    }
+}
+
+/// A block that opening needs; nothing if it is not there. One that cannot be read at the moment is waited for, all
+/// of them together for as long as the disk's patience lasts. Of a block it is enough to know then that it may be
+/// there (`Unanswered`): reads of it fail, until they do not. A list of ranges that may have been flushed is waited
+/// for as long as it takes, because without it old blocks would count again. `None`: a donor came that may have it,
+/// or one went away that was looked at: what only it said of a group that was being erased must not be waited for, if
+/// the others are enough.
+async fn look_at(
+    core: &Arc<Core>,
+    at: Location,
+    entry: UnitEntry,
+    horizon: u64,
+    patience: &mut Option<u64>,
+) -> Option<Fetched> {
+    let is_note = ram::is_note(entry.block);
+    loop {
+        match fetch(core, at, entry.crc, Purpose::Upkeep).await {
+            Fetched::Unanswered => {}
+            other => return Some(other),
+        }
+        let until = {
+            let state = core.lock();
+            *patience.get_or_insert(state.now_ns + state.patience_ns())
+        };
+        if core.lock().now_ns > until {
+            if !is_note {
+                return Some(Fetched::Unanswered);
+            }
+            if entry.sequence >= horizon && is_torn(core, at, entry).await {
+                return Some(Fetched::Bad);
+            }
+            let has_gone = |donor: &Donor| donor.counts() && donor.scanned && donor.is_absent();
+            if core.lock().donors.iter().any(has_gone) && !is_planted(Bug::LookedAtGone) {
+                return None;
+            }
+        }
+        pause(core, AGAIN_NS).await;
+        if core.lock().donors.iter().any(Donor::is_unseen) {
+            return None;
+        }
+    }
+}
+
+/// Is it certain that this entry, which nobody knew to be safe, was never part of a flush? A flush waits for all
+/// units of a group. A unit that grows keeps what it has, and parity lists what a unit has grown by only when that is
+/// there. What repair moves has no header before its blocks are there. So a unit that lists a block of this row and
+/// has not got it was still being written, and so was a parity that is wrong, unless that may be because of another
+/// block that came later.
+async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
+    let (data, lists, covered, asked) = {
+        let state = &mut *core.lock();
+        let group = &state.groups[at.group];
+        let Some(found) = group.incomplete() else { return false };
+        let (data, lists) = (group.data(), found.lists.clone());
+        let covered: Vec<bool> = found.covered.iter().map(|&rows| at.row < rows.into()).collect();
+        let has = |unit: usize| match unit < data {
+            true => at.row < found.own[unit].into(),
+            false => covered[at.unit],
+        };
+        let member = |(unit, member): (usize, &Member)| (member.exists() && has(unit)).then_some(*member);
+        let members: Vec<Option<Member>> = group.members.iter().enumerate().map(member).collect();
+        let mut ask = |member: Member| core.read(state, member, at.row..at.row + 1, Purpose::Upkeep);
+        let asked: Vec<Option<Op>> = members.into_iter().map(|member| member.map(&mut ask)).collect();
+        (data, lists, covered, asked)
+    };
+    let block_bytes = core.lock().shape.block_bytes;
+    let mut row: Vec<Option<Vec<u8>>> = Vec::new();
+    for (unit, op) in asked.into_iter().enumerate() {
+        let bytes = match op {
+            Some(op) => op.await.ok(),
+            None => None,
+        };
+        let listed = lists.get(unit).and_then(|list| list.get(at.row));
+        let wrong = bytes.as_ref().zip(listed).is_some_and(|(bytes, listed)| checksum(0, bytes) != listed.crc);
+        if wrong && (unit == at.unit || covered[unit]) {
+            return true;
+        }
+        let is_empty = unit < data && !covered[unit];
+        row.push(if is_empty { Some(vec![0; block_bytes]) } else { bytes });
+    }
+    let parity = row.split_off(data);
+    row[at.unit] = None;
+    let newest =
+        (0..data).filter(|&unit| covered[unit]).filter_map(|unit| lists[unit].get(at.row)).map(|entry| entry.sequence);
+    let is_last = parity.len() > 1 || newest.max() == Some(entry.sequence);
+    let computed = parity::decode(at.unit, &row, &parity);
+    is_last && covered[at.unit] && computed.is_some_and(|bytes| checksum(0, &bytes) != entry.crc)
+}
+
+impl State {
+    /// May what was found there not be had any more with the next loss? A parity that nobody knew to be safe may be
+    /// there in part.
+    fn is_unsafe(&self, at: Location, sequence: u64, horizon: u64) -> bool {
+        let group = &self.groups[at.group];
+        let covered = at.row < group.covered(at.unit) as usize && sequence < horizon;
+        group.members.len() > group.data() && !covered
+    }
+
+    fn found_unsafe(&self, at: Location, sequence: u64, horizon: u64, found: &mut BTreeMap<u32, Unprotected>) {
+        let group = &self.groups[at.group];
+        let new = || Unprotected { index: at.group, id: group.id, is_unsure: false, holds: Vec::new() };
+        found.entry(at.group).or_insert_with(new).is_unsure |= sequence >= horizon;
+    }
+}

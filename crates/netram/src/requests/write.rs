@@ -1,0 +1,197 @@
+//! Writing: into a cache, from there to donors; flushes, trims, and what happens to a group whose donor is lost
+//! meanwhile.
+//!
+//! Rules: a request that finds no room, or too few donors, waits, in the order of arrival, for as long as the disk's
+//! patience lasts; a group that never was on the donors is sent with its parity at once, one that grows sends data
+//! first. When an operation fails, the group's live blocks go into other groups: they are still in memory. Left out:
+//! which donors and groups (`state`).
+
+use std::sync::Arc;
+
+use shoal_format::ram;
+
+use crate::api::DiskError;
+use crate::planted::{Bug, is_planted};
+use crate::requests::read;
+use crate::requests::send::send;
+use crate::requests::trims::write_trims;
+use crate::state::State;
+use crate::state::place::Location;
+use crate::task::Core;
+
+/// Is what is wanted of a group's blocks done? `id`: the group's, for its place may be another's by now.
+fn reached(state: &State, at: Location, id: u64, safe: bool) -> bool {
+    let group = &state.groups[at.group];
+    let Some(memory) = group.memory().filter(|_| group.id == id) else { return true };
+    let count = if safe { memory.safe[at.unit] } else { memory.stored[at.unit] };
+    memory.abandoned || at.row < count as usize
+}
+
+/// A write of whole blocks, or of parts of them.
+pub(crate) async fn write(core: Arc<Core>, ticket: u64, at: u64, buffer: Vec<u8>, fua: bool) {
+    let result = write_blocks(&core, at, &buffer, fua).await;
+    core.lock().complete(ticket, result.map(|()| buffer));
+}
+
+/// What has become of a block of a write.
+enum Placed {
+    /// In this group, which it has filled, or not.
+    At(Location, bool),
+    /// The rest of its block was written meanwhile.
+    Changed,
+    Failed(DiskError),
+}
+
+async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Result<(), DiskError> {
+    let (block_bytes, begun) = {
+        let state = core.lock();
+        (state.shape.block_bytes as u64, state.now_ns)
+    };
+    let end = at + buffer.len() as u64;
+    let mut places = Vec::new();
+    let mut cache = None;
+    let mut position = at;
+    while position < end {
+        let block = (position / block_bytes) as u32;
+        let (from, to) =
+            ((position % block_bytes) as usize, (end - block as u64 * block_bytes).min(block_bytes) as usize);
+        let piece = &buffer[(position - at) as usize..][..to - from];
+        let whole = piece.len() == block_bytes as usize;
+        let (mut merged, mut seen) = (Vec::new(), None);
+        let (location, full) = loop {
+            if !whole {
+                // The rest of the block stays as it is: read, merge, and begin again if somebody else was faster.
+                // On the heap: whole blocks do without, and their jobs are small.
+                (merged, seen) = Box::pin(read::block(core, block)).await?;
+                merged[from..to].copy_from_slice(piece);
+            }
+            let (bytes, seen) = if whole { (piece, None) } else { (&merged[..], Some(seen)) };
+            match core.until(|state| place(state, block, bytes, seen, &mut cache, begun)).await {
+                Placed::At(location, full) => break (location, full),
+                Placed::Changed => {}
+                Placed::Failed(error) => return Err(error),
+            }
+        };
+        {
+            let state = &mut *core.lock();
+            places.push((location, state.groups[location.group].id));
+            send_placed(core, state, location, full, &mut cache);
+        }
+        position += (to - from) as u64;
+    }
+    let (cached, parity_at_once) = {
+        let state = core.lock();
+        (state.plan.cached, state.plan.parity_at_once)
+    };
+    if fua {
+        return flush(core).await;
+    }
+    if !cached {
+        let there = |state: &State| places.iter().all(|&(at, id)| reached(state, at, id, parity_at_once));
+        return core.until(|state| there(state).then_some(Ok(())).or_else(|| state.gives_up(begun).map(Err))).await;
+    }
+    Ok(())
+}
+
+/// Puts a block of a write that began at `begun_ns` into a cache, or says why not. `None`: it waits for room. `seen`:
+/// where the block must still be for its bytes to be right.
+fn place(
+    state: &mut State,
+    block: u32,
+    bytes: &[u8],
+    seen: Option<Option<(Location, u32)>>,
+    cache: &mut Option<usize>,
+    begun_ns: u64,
+) -> Option<Placed> {
+    if let Some(error) = state.gives_up(begun_ns) {
+        return Some(Placed::Failed(error));
+    }
+    if state.is_beyond_room(block) {
+        // A donor that may come back may bring room.
+        return (!state.expects()).then_some(Placed::Failed(DiskError::NoSpace));
+    }
+    if seen.is_some_and(|seen| state.map.find(block) != seen) {
+        return Some(Placed::Changed);
+    }
+    let chosen = *cache.get_or_insert_with(|| state.open.choose(block));
+    let Some((location, full)) = state.place(block, bytes, chosen, None) else {
+        return state.shortage.is_stuck().then_some(Placed::Failed(DiskError::NoSpace));
+    };
+    state.open.goes_on_at(chosen, block + 1);
+    state.counts.blocks_written += 1;
+    Some(Placed::At(location, full))
+}
+
+/// A block was put into a group: sends the group where that is due. When it is full the rest of the request chooses
+/// its cache anew.
+fn send_placed(core: &Arc<Core>, state: &mut State, at: Location, full: bool, cache: &mut Option<usize>) {
+    if full {
+        let chosen = cache.take().expect("chosen before the block was placed");
+        for closed in state.filled(chosen) {
+            send(core, state, closed, true);
+        }
+    }
+    if full || state.plan.data_at_once {
+        send(core, state, at.group, full || state.plan.parity_at_once);
+    }
+}
+
+/// Makes everything written before safe.
+pub(crate) async fn flush(core: &Arc<Core>) -> Result<(), DiskError> {
+    let (target, begun) = {
+        let mut state = core.lock();
+        state.counts.flushes += 1;
+        (state.next_sequence, state.now_ns)
+    };
+    if !is_planted(Bug::TrimForgotten) {
+        write_trims(core).await?;
+    }
+    {
+        let state = &mut *core.lock();
+        for index in state.groups.in_memory().to_vec() {
+            let memory = state.groups[index].memory().expect("it is in memory");
+            if memory.unsafe_from < target {
+                send(core, state, index, true);
+            }
+        }
+    }
+    core.until(|state| match state.gives_up(begun) {
+        None if state.horizon() >= target && !state.has_unprotected() => Some(Ok(())),
+        None if state.now_ns.saturating_sub(begun) > state.patience_ns() && state.has_unprotected() => {
+            Some(Err(DiskError::NoSpace))
+        }
+        Some(error) => Some(Err(error)),
+        None if is_planted(Bug::TrimForgotten) && state.notes.origin() < target => Some(Ok(())),
+        // Blocks of a lost donor's group found no other place.
+        None => state.shortage.is_stuck().then_some(Err(DiskError::NoSpace)),
+    })
+    .await
+}
+
+/// Unmaps whole blocks and zeroes the rest of a range.
+pub(crate) async fn zero(core: Arc<Core>, ticket: u64, at: u64, len: u64, fua: bool) {
+    let result = zero_range(&core, at, len, fua).await;
+    core.lock().complete(ticket, result.map(|()| Vec::new()));
+}
+
+async fn zero_range(core: &Arc<Core>, at: u64, len: u64, fua: bool) -> Result<(), DiskError> {
+    let block_bytes = core.lock().shape.block_bytes as u64;
+    let end = at + len;
+    let (first, last) = (at.next_multiple_of(block_bytes), end / block_bytes * block_bytes);
+    if first >= last {
+        // Parts of one block, or of two.
+        write_blocks(core, at, &vec![0; len as usize], false).await?;
+    } else {
+        write_blocks(core, at, &vec![0; (first - at) as usize], false).await?;
+        write_blocks(core, last, &vec![0; (end - last) as usize], false).await?;
+        let many = {
+            let state = &mut *core.lock();
+            state.trim((first / block_bytes) as u32, (last / block_bytes) as u32);
+            state.notes.trims() >= ram::trimmed_max(state.shape.block_bytes)
+        };
+        if many {
+            write_trims(core).await?;
+        }
+    }
+    if fua { flush(core).await } else { Ok(()) }
+}

@@ -1,0 +1,117 @@
+//! Filling groups: blocks go into open groups, where they stay in memory until they are sent.
+//!
+//! Rules: a block that is not on its way yet is overwritten where it is. A group is opened on the emptiest donors,
+//! and only above the units that are kept for cleaning and for lists. Left out: which cache a request uses
+//! (`open_groups`), sending (`requests::send`).
+
+use shoal_format::ram::UnitEntry;
+use shoal_format::{checksum, ram};
+
+use crate::api::Purpose;
+use crate::state::State;
+use crate::state::memory::Memory;
+use crate::state::place::{Location, Member};
+use crate::state::room::{NOTE_UNITS, RESERVE_UNITS};
+
+/// Groups in memory beyond the caches, on their way to donors.
+const GROUPS_ON_THE_WAY: usize = 24;
+
+impl State {
+    /// Opens a group for a cache. `None`: no room, or too many groups are on their way.
+    fn open(&mut self, cache: usize, for_note: bool) -> Option<u32> {
+        let cleaning = cache == self.open.cleaning();
+        let on_the_way = self.groups.in_memory().len() >= self.open.caches() + GROUPS_ON_THE_WAY;
+        if on_the_way && !cleaning {
+            return None;
+        }
+        let parity = self.plan.parity;
+        let reserve = match (cleaning, for_note) {
+            (true, true) => 0,
+            (true, false) => NOTE_UNITS,
+            (false, _) => RESERVE_UNITS,
+        };
+        let width = match cleaning || self.shortage.is_narrow() {
+            true => self.width(reserve),
+            false => (self.plan.data + parity).min(self.takers()),
+        };
+        if width < parity + 1 {
+            return None;
+        }
+        let members = self.take_units(width, reserve)?;
+        let data = width - parity;
+        let purpose = if cleaning { Purpose::Clean } else { Purpose::Write };
+        let memory = Memory::new(data, width, self.plan.buffer * self.shape.block_bytes, purpose, self.now_ns);
+        let index = self.groups.open(members, data, memory);
+        self.open.open(cache, index);
+        Some(index)
+    }
+
+    /// Overwrites a block that is in memory and not yet on its way.
+    fn absorb(&mut self, block: u32, bytes: &[u8], crc: u32) -> bool {
+        let Some((at, _)) = self.map.find(block) else { return false };
+        let entry = UnitEntry { block, crc, sequence: self.next_sequence };
+        let Some(memory) = self.groups[at.group].memory_mut() else { return false };
+        if !memory.overwrite(at.unit, at.row, bytes, entry) {
+            return false;
+        }
+        self.next_sequence += 1;
+        self.map.renew(block, at, crc);
+        self.counts.absorbed += 1;
+        true
+    }
+
+    /// Stores a block in a cache's group and maps it there. `origin`: what a flush waits for, if it is no new write.
+    /// `None`: no room now. Returns the place, and whether the group is full.
+    pub fn place(&mut self, block: u32, bytes: &[u8], cache: usize, origin: Option<u64>) -> Option<(Location, bool)> {
+        let crc = checksum(0, bytes);
+        let is_note = ram::is_note(block);
+        if !is_note && origin.is_none() && self.absorb(block, bytes, crc) {
+            let (at, _) = self.map.find(block).expect("it was absorbed where it is");
+            return Some((at, false));
+        }
+        let Some(index) = self.open.group(cache).or_else(|| self.open(cache, is_note)) else {
+            self.shortage.want();
+            return None;
+        };
+        let sequence = self.take_sequence();
+        let entry = UnitEntry { block, crc, sequence };
+        let group = &mut self.groups[index];
+        let (unit, row, full) = group.push(bytes, entry, origin.unwrap_or(sequence), self.plan.buffer, self.now_ns);
+        self.groups.gain(index);
+        let at = Location { group: index, unit, row };
+        if is_note {
+            self.groups[index].add_note((unit, row));
+        } else {
+            if !self.unmap(block) {
+                self.counts.unmapped_written += 1;
+            }
+            self.map.insert(block, at, crc);
+        }
+        if cache != self.open.cleaning() {
+            self.shortage.got_room();
+        }
+        if full {
+            self.open.close(cache);
+        }
+        Some((at, full))
+    }
+
+    /// A cache filled its group. Groups that are closed because of that, as they are.
+    pub fn filled(&mut self, cache: usize) -> Vec<u32> {
+        let closed = self.open.filled(cache);
+        closed.iter().for_each(|&index| self.close(index));
+        closed
+    }
+
+    /// The group takes no more blocks; units it never used are given back.
+    pub fn close(&mut self, index: u32) {
+        let group = &mut self.groups[index];
+        let data = group.data();
+        let memory = group.memory_mut().expect("an open group is in memory");
+        memory.full = true;
+        let unused: Vec<usize> = (0..data).filter(|&unit| memory.lists[unit].is_empty()).collect();
+        let members: Vec<Member> =
+            unused.iter().map(|&unit| std::mem::replace(&mut group.members[unit], Member::NONE)).collect();
+        members.into_iter().for_each(|member| self.give_back(member));
+    }
+}

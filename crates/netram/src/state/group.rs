@@ -1,0 +1,495 @@
+//! Groups, as small as they can be, and the orders in which they are looked for: a large disk has ten million of them.
+//!
+//! Owns: [`Group`] and [`Groups`]. Rules: what few groups have lies in a box of its own ([`Rare`]), and a box that
+//! says nothing is given back. A group is in memory, claimed by one job, or *filed*: by its live blocks for the
+//! cleaner, or as dead for the reaper. Left out: what happens to groups (`upkeep`).
+
+use std::ops::{Index, IndexMut};
+
+use std::collections::BTreeSet;
+
+use shoal_format::ram::UnitEntry;
+
+use crate::api::DonorId;
+use crate::state::memory::Memory;
+use crate::state::place::{Member, Members};
+use crate::state::unit::Head;
+
+/// Data units first, then parity.
+#[derive(Default)]
+pub(crate) struct Group {
+    /// 0: this place is unused.
+    pub id: u64,
+    /// Lowest sequence of its entries.
+    pub first_sequence: u64,
+    /// No block with this sequence or a higher one took the place of one of this group.
+    killed: u64,
+    pub members: Members,
+    memory: Option<Box<Memory>>,
+    rare: Option<Box<Rare>>,
+    live: u32,
+    data: u8,
+    /// A job works on it: not to be cleaned, freed or moved.
+    busy: bool,
+    /// Its live blocks cannot be moved: it is not tried again.
+    hopeless: bool,
+}
+
+/// What few groups have.
+#[derive(Default)]
+struct Rare {
+    /// Found like this at opening: units are missing, or the parity covers only the first blocks of each data unit.
+    incomplete: Option<Incomplete>,
+    /// Places (unit, row) of lists of trimmed ranges that still count.
+    notes: Vec<(usize, usize)>,
+    /// So many times it is kept because it has older copies of what opening found and is not safe yet (`found`).
+    held: u32,
+}
+
+pub(crate) struct Incomplete {
+    /// Blocks of each data unit that the parity covers.
+    pub covered: Vec<u8>,
+    /// Blocks that each data unit holds itself.
+    pub own: Vec<u8>,
+    /// What counts of each data unit.
+    pub lists: Vec<Vec<UnitEntry>>,
+    /// The first row with a block that is listed, and that everybody asked said is not there. A parity unit that was
+    /// away could compute it: what this opening did not find must not be found by the next one.
+    pub absent: usize,
+}
+
+impl Group {
+    pub fn new(id: u64, data: usize, members: impl Into<Members>) -> Group {
+        Group { id, data: data as u8, members: members.into(), first_sequence: u64::MAX, ..Group::default() }
+    }
+
+    /// A group that opening found.
+    pub fn found(id: u64, data: usize, members: Vec<Member>, first_sequence: u64) -> Group {
+        Group { first_sequence, ..Group::new(id, data, members) }
+    }
+
+    /// Is there a group at this place?
+    pub fn exists(&self) -> bool {
+        self.id != 0
+    }
+
+    /// Blocks and lists of it that count.
+    pub fn live(&self) -> u32 {
+        self.live
+    }
+
+    /// No block with this sequence or a higher one took the place of one of this group.
+    pub fn killed(&self) -> u64 {
+        self.killed
+    }
+
+    /// Works a job on it? Then it is not to be cleaned, freed or moved.
+    pub fn is_busy(&self) -> bool {
+        self.busy
+    }
+
+    pub fn memory(&self) -> Option<&Memory> {
+        self.memory.as_deref()
+    }
+
+    pub fn memory_mut(&mut self) -> Option<&mut Memory> {
+        self.memory.as_deref_mut()
+    }
+
+    pub fn is_in_memory(&self) -> bool {
+        self.memory.is_some()
+    }
+
+    /// Is it sealed, and nobody works on it?
+    pub fn rests(&self) -> bool {
+        self.exists() && self.memory.is_none() && !self.busy
+    }
+
+    /// Adds a block to an open group; its unit and row, and whether it was the last one that fits.
+    pub fn push(
+        &mut self,
+        bytes: &[u8],
+        entry: UnitEntry,
+        origin: u64,
+        rows: usize,
+        now_ns: u64,
+    ) -> (usize, usize, bool) {
+        let memory = self.memory.as_mut().expect("an open group is in memory");
+        let (unit, row) = memory.push(bytes, entry, origin, rows, now_ns);
+        self.members[unit].count = row as u8 + 1;
+        self.first_sequence = self.first_sequence.min(entry.sequence);
+        (unit, row, unit + 1 == self.data() && row + 1 == rows)
+    }
+
+    /// An abandoned group is sent once more, with other units at some places.
+    pub fn revive(&mut self, units: &[(usize, Member)]) {
+        let memory = self.memory.as_mut().expect("an abandoned group keeps its memory");
+        for &(place, member) in units {
+            self.members[place] = member;
+            memory.heads[place] = Head::default();
+        }
+        memory.revive();
+    }
+
+    /// Its data units.
+    pub fn data(&self) -> usize {
+        self.data as usize
+    }
+
+    pub fn incomplete(&self) -> Option<&Incomplete> {
+        self.rare.as_ref().and_then(|rare| rare.incomplete.as_ref())
+    }
+
+    pub fn incomplete_mut(&mut self) -> Option<&mut Incomplete> {
+        self.rare.as_mut().and_then(|rare| rare.incomplete.as_mut())
+    }
+
+    pub fn set_incomplete(&mut self, found: Option<Incomplete>) {
+        self.change_rare(|rare| rare.incomplete = found);
+    }
+
+    pub fn notes(&self) -> &[(usize, usize)] {
+        self.rare.as_ref().map_or(&[], |rare| &rare.notes)
+    }
+
+    pub fn add_note(&mut self, place: (usize, usize)) {
+        self.change_rare(|rare| rare.notes.push(place));
+    }
+
+    /// True if it was one.
+    pub fn remove_note(&mut self, place: (usize, usize)) -> bool {
+        let found = self.notes().iter().position(|&other| other == place);
+        if let Some(found) = found {
+            self.change_rare(|rare| {
+                rare.notes.swap_remove(found);
+            });
+        }
+        found.is_some()
+    }
+
+    pub fn is_held(&self) -> bool {
+        self.rare.as_ref().is_some_and(|rare| rare.held > 0)
+    }
+
+    /// One reason more to keep it.
+    pub fn hold(&mut self) {
+        self.change_rare(|rare| rare.held += 1);
+    }
+
+    pub fn let_go(&mut self) {
+        self.change_rare(|rare| rare.held -= 1);
+    }
+
+    fn change_rare(&mut self, change: impl FnOnce(&mut Rare)) {
+        let mut rare = self.rare.take().unwrap_or_default();
+        change(&mut rare);
+        let says = rare.incomplete.is_some() || !rare.notes.is_empty() || rare.held > 0;
+        self.rare = says.then_some(rare);
+    }
+
+    /// Has this donor a unit of the group?
+    pub fn is_on(&self, donor: DonorId) -> bool {
+        self.members.iter().any(|member| member.is_on(donor))
+    }
+
+    /// Blocks of a data unit that the parity covers.
+    pub fn covered(&self, unit: usize) -> u8 {
+        self.incomplete().map_or(self.members[unit].count, |found| found.covered[unit])
+    }
+
+    pub fn is_abandoned(&self) -> bool {
+        self.memory.as_ref().is_some_and(|memory| memory.abandoned)
+    }
+
+    /// Blocks that a data unit holds itself.
+    pub fn own(&self, unit: usize) -> u8 {
+        self.incomplete().map_or(self.members[unit].count, |found| found.own[unit])
+    }
+}
+
+/// What the death of a block has done to its group.
+pub(crate) struct Killed {
+    /// The group has gone to another place among those that the cleaner and the reaper look at.
+    pub filed: bool,
+    /// It was the last one of a group that was to be repaired.
+    pub ends_repair: bool,
+}
+
+/// All groups of a disk, and the orders in which they are looked for.
+#[derive(Default)]
+pub(crate) struct Groups {
+    places: Vec<Group>,
+    unused: Vec<u32>,
+    /// Sealed groups that nobody works on and that may be cleaned, by live blocks.
+    by_live: BTreeSet<(u32, u32)>,
+    /// Dead groups, by the sequence that killed their last block.
+    dying: BTreeSet<(u64, u32)>,
+    /// Groups with a memory.
+    in_memory: Vec<u32>,
+    next: u64,
+    first_new: u64,
+    changed: bool,
+}
+
+impl Index<u32> for Groups {
+    type Output = Group;
+
+    fn index(&self, place: u32) -> &Group {
+        &self.places[place as usize]
+    }
+}
+
+impl IndexMut<u32> for Groups {
+    fn index_mut(&mut self, place: u32) -> &mut Group {
+        &mut self.places[place as usize]
+    }
+}
+
+impl Groups {
+    pub fn new() -> Groups {
+        Groups { next: 1, changed: true, ..Groups::default() }
+    }
+
+    /// Places of groups, used or not.
+    pub fn places(&self) -> u32 {
+        self.places.len() as u32
+    }
+
+    /// The groups and their places.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &Group)> {
+        self.places.iter().enumerate().filter(|(_, group)| group.exists()).map(|(place, group)| (place as u32, group))
+    }
+
+    pub fn get_mut(&mut self, place: u32) -> Option<&mut Group> {
+        self.places.get_mut(place as usize)
+    }
+
+    /// Has this donor a unit of any group?
+    pub fn are_on(&self, donor: DonorId) -> bool {
+        self.places.iter().any(|group| group.is_on(donor))
+    }
+
+    /// The number that the next group gets.
+    pub fn next_number(&self) -> u64 {
+        self.next
+    }
+
+    /// A new group gets none of the numbers below this one.
+    pub fn number_from(&mut self, number: u64) {
+        self.next = self.next.max(number);
+    }
+
+    /// Was this group not there when the disk was opened?
+    pub fn is_new(&self, id: u64) -> bool {
+        id >= self.first_new
+    }
+
+    /// Opening begins anew.
+    pub fn clear(&mut self) {
+        self.places.clear();
+        self.unused.clear();
+        self.by_live.clear();
+        self.dying.clear();
+    }
+
+    /// So many places without groups, and memory for some more.
+    pub fn make_places(&mut self, places: usize, more: usize) {
+        self.places = Vec::with_capacity(places + more);
+        self.places.resize_with(places, Group::default);
+    }
+
+    pub fn insert(&mut self, group: Group) -> u32 {
+        match self.unused.pop() {
+            Some(place) => {
+                self.places[place as usize] = group;
+                place
+            }
+            None => {
+                self.places.push(group);
+                self.places() - 1
+            }
+        }
+    }
+
+    /// A new group in memory.
+    pub fn open(&mut self, members: Vec<Member>, data: usize, memory: Memory) -> u32 {
+        let mut group = Group::new(self.next, data, members);
+        self.next += 1;
+        group.memory = Some(Box::new(memory));
+        let place = self.insert(group);
+        self.in_memory.push(place);
+        place
+    }
+
+    /// Donors have all of it: the memory goes.
+    pub fn seal(&mut self, place: u32) {
+        self[place].memory = None;
+        self.in_memory.retain(|&other| other != place);
+        self.file(place);
+    }
+
+    /// Groups in memory.
+    pub fn in_memory(&self) -> &[u32] {
+        &self.in_memory
+    }
+
+    /// The groups in memory and their places.
+    pub fn memories(&self) -> impl Iterator<Item = (u32, &Memory)> {
+        self.in_memory.iter().filter_map(|&place| Some((place, self[place].memory()?)))
+    }
+
+    /// The group's place may be used again; its units are the caller's business.
+    pub fn remove(&mut self, place: u32) -> Group {
+        self.unused.push(place);
+        std::mem::take(&mut self[place])
+    }
+
+    /// One more block or list of the group counts.
+    pub fn gain(&mut self, place: u32) {
+        self[place].live += 1;
+    }
+
+    /// The same of a group that may be filed already.
+    pub fn regain(&mut self, place: u32) {
+        let rests = self[place].rests();
+        self.unfile(place);
+        self.gain(place);
+        if rests {
+            self.file(place);
+        }
+    }
+
+    /// Blocks of the first groups that count, beside those that are counted already.
+    pub fn add_live(&mut self, live: &[u16]) {
+        self.places.iter_mut().zip(live).for_each(|(group, &live)| group.live += u32::from(live));
+    }
+
+    /// A list that opening found does not count.
+    pub fn lose_note(&mut self, place: u32, note: (usize, usize)) {
+        self[place].remove_note(note);
+        self[place].live -= 1;
+    }
+
+    /// One block or list of the group is dead; what took its place has a lower sequence than `sequence`.
+    pub fn kill(&mut self, place: u32, sequence: u64) -> Killed {
+        self.changed = true;
+        let group = &mut self[place];
+        let live = group.live;
+        (group.live, group.killed) = (live - 1, sequence);
+        let killed = Killed { filed: group.rests(), ends_repair: live == 1 && group.incomplete().is_some() };
+        if killed.filed {
+            self.by_live.remove(&(live, place));
+            self.file(place);
+        }
+        killed
+    }
+
+    /// Puts a sealed group that nobody works on where the cleaner or the reaper finds it.
+    fn file(&mut self, place: u32) {
+        let group = &self.places[place as usize];
+        debug_assert!(group.memory.is_none() && !group.busy);
+        self.changed = true;
+        match group.live {
+            0 => drop(self.dying.insert((group.killed, place))),
+            _ if group.hopeless => {}
+            live => drop(self.by_live.insert((live, place))),
+        }
+    }
+
+    fn unfile(&mut self, place: u32) {
+        let group = &self.places[place as usize];
+        self.by_live.remove(&(group.live, place));
+        self.dying.remove(&(group.killed, place));
+    }
+
+    /// Opening has found these groups, and no others: the cleaner and the reaper may look at them.
+    pub fn file_all(&mut self) {
+        let dead = self.iter().filter(|(_, group)| group.live == 0);
+        self.dying = dead.map(|(place, group)| (group.killed, place)).collect();
+        let alive = self.iter().filter(|(_, group)| group.live > 0);
+        self.by_live = alive.map(|(place, group)| (group.live, place)).collect();
+        self.unused = (0..self.places()).rev().filter(|&place| !self[place].exists()).collect();
+        self.changed = true;
+        self.first_new = self.next;
+    }
+
+    /// Takes a sealed group away from cleaner and reaper. [`Groups::release`] must follow.
+    pub fn claim(&mut self, place: u32) {
+        self.unfile(place);
+        self[place].busy = true;
+    }
+
+    pub fn release(&mut self, place: u32) {
+        self[place].busy = false;
+        self.file(place);
+    }
+
+    /// Sealed groups that may be cleaned: live blocks and place, the fewest blocks first.
+    pub fn by_live(&self) -> impl Iterator<Item = (u32, u32)> {
+        self.by_live.iter().copied()
+    }
+
+    /// Dead groups: the sequence that killed their last block, and their places.
+    pub fn dying(&self) -> impl Iterator<Item = (u64, u32)> {
+        self.dying.iter().copied()
+    }
+
+    /// The reaper has taken a dead group.
+    pub fn reap(&mut self, killed: u64, place: u32) {
+        self.dying.remove(&(killed, place));
+    }
+
+    /// The live blocks of a claimed group, once `before`, could not be moved, or could: whether it is worth another
+    /// try.
+    pub fn moved(&mut self, place: u32, before: u32, is_full: bool) -> bool {
+        let group = &mut self[place];
+        group.hopeless = group.live > 0 && group.live == before && !is_full;
+        !group.hopeless
+    }
+
+    /// Groups that could not be moved are tried again. True if there were any.
+    pub fn try_again(&mut self) -> bool {
+        let mut any = false;
+        for place in 0..self.places() {
+            if std::mem::take(&mut self[place].hopeless) && self[place].rests() {
+                self.file(place);
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// Has something died since the cleaner last found nothing?
+    pub fn has_changed(&self) -> bool {
+        self.changed
+    }
+
+    /// The cleaner found nothing.
+    pub fn is_searched(&mut self) {
+        self.changed = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state::place::Member;
+
+    #[test]
+    fn a_group_of_four_units_needs_88_bytes_and_no_allocation() {
+        assert_eq!(size_of::<Group>(), 88);
+        assert!(matches!(Members::from(vec![Member::NONE; 4]), Members::Few(4, _)));
+        assert!(matches!(Members::from(vec![Member::NONE; 5]), Members::Many(_)));
+    }
+
+    #[test]
+    fn what_says_nothing_is_given_back() {
+        let mut group = Group::new(1, 1, vec![Member::NONE; 2]);
+        group.add_note((0, 3));
+        group.hold();
+        assert!(group.rare.is_some() && group.is_held() && group.notes() == [(0, 3)]);
+        group.let_go();
+        assert!(group.remove_note((0, 3)) && !group.remove_note((0, 3)));
+        assert!(group.rare.is_none());
+    }
+}

@@ -1,0 +1,48 @@
+//! Which groups need repair, and trying again what failed.
+//!
+//! Rules: groups that opening found incomplete come first, because they keep other groups from being freed.
+//! Everything is tried again when a donor comes back, joins or is forgotten, and from time to time. Left out: the
+//! repair itself (`repair`).
+
+use crate::state::State;
+use crate::state::place::Member;
+
+/// Something has changed for the better: what could not be done is tried again.
+pub(crate) fn try_again(state: &mut State) {
+    state.shortage.may_have_room();
+    state.repairs.hope();
+    retry(state);
+}
+
+pub(crate) fn retry(state: &mut State) {
+    state.leveling.try_now();
+    state.repairs.try_again();
+    if state.groups.try_again() {
+        state.wake();
+    }
+    requeue(state);
+}
+
+/// Does the group miss a unit, or is one where it is not to stay?
+pub(crate) fn needs_repair(state: &State, index: u32) -> bool {
+    let group = &state.groups[index];
+    let leaves = |member: &Member| member.exists() && !state.donors[member.donor as usize].keeps();
+    group.exists() && !group.is_in_memory() && (group.incomplete().is_some() || group.members.iter().any(leaves))
+}
+
+/// All groups that need it wait for repair.
+pub(crate) fn requeue(state: &mut State) {
+    if !state.ready {
+        // The map is not there; all of it is looked at then.
+        return;
+    }
+    let mut queue = Vec::new();
+    // What is not safe first: it keeps other groups from being free.
+    for incomplete in [true, false] {
+        let of_these = state.groups.iter().filter(|(_, group)| group.incomplete().is_some() == incomplete);
+        let needy = of_these.filter(|&(index, _)| needs_repair(state, index));
+        queue.extend(needy.map(|(index, group)| (index, group.id)));
+    }
+    state.repairs.queue(queue.into_iter(), state.now_ns);
+    state.wake();
+}

@@ -1,0 +1,206 @@
+//! Room: whether a donor can be done without, and evening out donors of which one is full while another is empty.
+//!
+//! Rules:
+//! - While the donors that are there cannot hold the whole disk, blocks that hold nothing yet are refused before the
+//!   room is gone: the rest is for cleaning, so that what is there can still be overwritten and trimmed.
+//! - A donor is emptied only when what is stored fits on the others, without what is kept for open groups and for
+//!   cleaning, and with a rest to work in: a drain that does not fit would fill the others to the brim, and nothing
+//!   could be written any more.
+//! - Two units of a group never share a donor, so room on one donor alone is of no use. When room is short and one
+//!   donor has much more of it than another, units move from the fullest to the emptiest. That is so after a donor
+//!   has joined, and after a drain that was given up.
+//!
+//! Left out: moving a unit (`repair`), cleaning.
+
+use crate::api::DonorId;
+use crate::state::State;
+use crate::state::donors::{Donor, DonorState};
+use crate::state::place::Member;
+
+/// Where the donors cannot hold the whole disk, so much of their room holds data (percent): cleaning in less of a
+/// rest than that makes no room in the end.
+const TIGHT_PERCENT: u64 = 95;
+
+/// What is to fit on the other donors when one leaves, and what does (bytes of data).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DrainRoom {
+    pub stored_bytes: u64,
+    pub room_bytes: u64,
+}
+
+impl DrainRoom {
+    pub fn fits(&self) -> bool {
+        self.stored_bytes <= self.room_bytes
+    }
+}
+
+/// Units of each donor that only cleaning and repair may take.
+pub(crate) const RESERVE_UNITS: usize = 4;
+
+/// Those of them that only lists of ranges may take: dead groups become free when these are written.
+pub(crate) const NOTE_UNITS: usize = 1;
+
+/// Groups that should be free to open before a writer has to wait.
+pub(crate) const GROUPS_AHEAD: usize = 4;
+
+impl State {
+    /// Groups of full width the donors could hold together.
+    pub fn groups_max(&self) -> u64 {
+        let width = self.plan.data + self.plan.parity;
+        let units: Vec<u64> = self.donors.iter().map(|donor| donor.units.count() as u64).collect();
+        groups_of(&units, width)
+    }
+
+    /// Groups that no data is promised to: open ones, and room to clean in.
+    pub fn groups_kept(&self) -> u64 {
+        self.open.caches() as u64 + RESERVE_UNITS as u64 + 2
+    }
+
+    /// Takes a unit on each of `count` donors, the emptiest ones, above `reserve` units of each.
+    pub fn take_units(&mut self, count: usize, reserve: usize) -> Option<Vec<Member>> {
+        let turn = self.groups.next_number() as usize;
+        let donors = self.donors.len();
+        let mut order: Vec<usize> = (0..donors).filter(|&n| self.is_roomy(n, reserve)).collect();
+        if order.len() < count {
+            return None;
+        }
+        order.sort_by_key(|&n| (usize::MAX - self.donors[n].units.free(), (n + turn) % donors));
+        order.truncate(count);
+        // Parity is what comes last.
+        order.sort_unstable();
+        if !self.config.dedicated_parity {
+            order.rotate_left(turn % count);
+        }
+        let take = |n: usize| {
+            let unit = self.donors[n].units.take().expect("there is a free unit");
+            Member { donor: n as DonorId, unit, count: 0 }
+        };
+        Some(order.into_iter().map(take).collect())
+    }
+
+    /// A free unit, above `reserve` of them, on a donor that has none of the group's.
+    pub fn take_unit_beside(&mut self, members: &[Member], reserve: usize) -> Option<Member> {
+        let taken = |n: usize| members.iter().any(|member| member.is_on(n as DonorId));
+        let candidates = (0..self.donors.len()).filter(|&n| self.is_roomy(n, reserve) && !taken(n));
+        let donor = candidates.max_by_key(|&n| self.donors[n].units.free())?;
+        let unit = self.donors[donor].units.take().expect("there is a free unit");
+        Some(Member { donor: donor as DonorId, unit, count: 0 })
+    }
+
+    /// Are there `groups` groups to open, beyond what is kept for cleaning?
+    pub fn has_room(&self, groups: usize) -> bool {
+        let width = (self.plan.data + self.plan.parity).min(self.takers());
+        (0..self.donors.len()).filter(|&n| self.is_roomy(n, RESERVE_UNITS + groups - 1)).count() >= width
+    }
+
+    /// Can the cleaner go on?
+    pub fn has_room_to_clean(&self) -> bool {
+        self.open.cleaners().is_some() || self.width(0) > self.plan.parity
+    }
+
+    /// Would what is stored fit without this donor?
+    pub fn drain_room(&self, leaving: DonorId) -> DrainRoom {
+        let bytes = |blocks: u64| blocks * self.shape.block_bytes as u64;
+        DrainRoom { stored_bytes: bytes(self.map.mapped()), room_bytes: bytes(self.room_without(Some(leaving))) }
+    }
+
+    /// Looks how many blocks the donors that are there can hold.
+    pub fn measure_room(&mut self) {
+        let blocks = self.room_without(None);
+        self.shortage.set_room(blocks);
+    }
+
+    /// Is there no room for one more block that held nothing so far?
+    pub fn is_beyond_room(&self, block: u32) -> bool {
+        self.map.mapped() >= self.shortage.room_blocks() && self.map.find(block).is_none()
+    }
+
+    /// Blocks that fit on the donors that stay.
+    pub fn room_without(&self, leaving: Option<DonorId>) -> u64 {
+        let stays = |&(number, donor): &(usize, &Donor)| {
+            leaving.map(usize::from) != Some(number) && matches!(donor.state, DonorState::Active | DonorState::Joining)
+        };
+        // Units that a broken connection may still write to are not used.
+        let usable = |donor: &Donor| (donor.units.count() as u64).saturating_sub(donor.units.tainted());
+        let units: Vec<u64> = self.donors.iter().enumerate().filter(stays).map(|(_, donor)| usable(donor)).collect();
+        let width = (self.plan.data + self.plan.parity).min(units.len());
+        let groups = match width > self.plan.parity {
+            true => groups_of(&units, width).saturating_sub(self.groups_kept()),
+            false => 0,
+        };
+        let blocks = groups * (width.saturating_sub(self.plan.parity) * self.plan.buffer) as u64;
+        // A drain needs room to work in, too, however small the disk is.
+        let is_tight = leaving.is_some() || blocks < self.map.blocks();
+        if is_tight { self.map.blocks().min(blocks * TIGHT_PERCENT / 100) } else { self.map.blocks() }
+    }
+}
+
+/// Groups of this width that donors with so many units hold together.
+pub(crate) fn groups_of(units: &[u64], width: usize) -> u64 {
+    let width = width as u64;
+    let fits = |groups: u64| units.iter().map(|&units| units.min(groups)).sum::<u64>() >= groups * width;
+    let (mut low, mut high) = (0, units.iter().sum::<u64>() / width);
+    while low < high {
+        let middle = (low + high).div_ceil(2);
+        if fits(middle) { low = middle } else { high = middle - 1 }
+    }
+    low
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::{DonorInfo, Policy};
+
+    fn state(donors: &[u64], parity: u8) -> State {
+        let config = Config { policy: Policy::Adaptive, parity, ..Config::default() };
+        let mut state = State::new(&config, config.plan(donors.len()).unwrap(), 0);
+        for (number, mib) in donors.iter().enumerate() {
+            let info = DonorInfo { name: format!("donor{number}"), bytes: mib << 20 };
+            state.add_donor(info).unwrap();
+        }
+        state.map.reset((donors.iter().sum::<u64>() << 20) / 2 / 4096);
+        state
+    }
+
+    #[test]
+    fn a_drain_fits_while_the_others_have_room_beside_what_is_kept() {
+        let mut state = state(&[64, 64, 64, 64], 1);
+        let room = state.drain_room(0).room_bytes;
+        // Two data units of three, less headers and what is kept.
+        assert!(room > 114 << 20 && room < 122 << 20, "{room}");
+        state.map.pretend_mapped(room / state.shape.block_bytes as u64);
+        assert!(state.drain_room(0).fits());
+        state.map.pretend_mapped(state.map.mapped() + 1);
+        assert!(!state.drain_room(0).fits());
+    }
+
+    #[test]
+    fn blocks_that_hold_nothing_are_refused_only_while_the_donors_cannot_hold_the_disk() {
+        let mut state = state(&[64, 64, 64, 64], 1);
+        state.map.pretend_mapped(state.map.blocks() - 1);
+        state.measure_room();
+        assert!(!state.is_beyond_room(0));
+        state.donors[3].state = DonorState::Missing;
+        state.measure_room();
+        assert!(state.is_beyond_room(0));
+        state.map.pretend_mapped(state.shortage.room_blocks() - 1);
+        assert!(!state.is_beyond_room(0));
+        state.donors[3].state = DonorState::Active;
+        state.measure_room();
+        assert_eq!(state.shortage.room_blocks(), state.map.blocks());
+    }
+
+    #[test]
+    fn too_few_donors_have_no_room_however_large_they_are() {
+        let mut state = state(&[64, 64], 1);
+        assert_eq!(state.drain_room(1).room_bytes, 0);
+        assert!(state.drain_room(1).fits(), "nothing is stored");
+        state.map.pretend_mapped(1);
+        assert!(!state.drain_room(1).fits());
+        let three = self::state(&[64, 64, 1024], 1);
+        assert!(three.drain_room(2).room_bytes < 64 << 20, "a copy of each block is on both");
+        assert_eq!(three.drain_room(0).room_bytes, three.drain_room(1).room_bytes);
+    }
+}

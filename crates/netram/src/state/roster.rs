@@ -1,0 +1,153 @@
+//! The donors as a whole: which take units, which are expected back, and whether there are enough.
+//!
+//! Rules: a donor takes new units while it is in use and has not just refused a write. Requests wait for donors that
+//! are expected back, for as long as the disk's patience lasts. Left out: how donors come and go (`membership`).
+
+use shoal_format::ram::{DONORS_MAX, SUPERBLOCK_BYTES};
+use shoal_format::ram_checkpoint;
+
+use crate::api::{DiskError, DonorId, DonorInfo};
+use crate::state::State;
+use crate::state::donors::{Donor, DonorState};
+use crate::state::place::Member;
+
+impl State {
+    /// Units a donor of this size has.
+    pub fn units_of(&self, info: &DonorInfo) -> u32 {
+        let (front, unit_bytes) = (SUPERBLOCK_BYTES as u64, self.shape.unit_bytes());
+        if self.checkpoints.enabled {
+            return ram_checkpoint::units(info.bytes, front, unit_bytes, self.plan.buffer);
+        }
+        let room = info.bytes.saturating_sub(front) / unit_bytes as u64;
+        room.min(u32::MAX as u64 - 1) as u32
+    }
+
+    /// Enters a donor that holds nothing, at the place of one that is gone or behind the others. `None`: there are
+    /// too many.
+    pub fn add_donor(&mut self, info: DonorInfo) -> Option<DonorId> {
+        let born = self.epoch.next_birth();
+        let donor = self.new_donor(info, born);
+        let place = (0..self.donors.len()).find(|&place| self.is_vacant(place));
+        match place {
+            Some(place) => self.donors[place] = donor,
+            None if self.donors.len() < DONORS_MAX => self.donors.push(donor),
+            None => return None,
+        }
+        Some(place.unwrap_or(self.donors.len() - 1) as DonorId)
+    }
+
+    pub fn new_donor(&self, info: DonorInfo, born: u32) -> Donor {
+        let units = self.units_of(&info);
+        Donor::new(info, units, born)
+    }
+
+    /// May another donor take this place? Nothing speaks of the last one any more.
+    pub fn is_vacant(&self, place: usize) -> bool {
+        let number = place as DonorId;
+        self.donors[place].is_over()
+            && self.epoch.is_stored()
+            && !self.schedule.is_asked(number)
+            && !self.groups.are_on(number)
+    }
+
+    /// Can new units be put on it now?
+    pub fn takes(&self, donor: usize) -> bool {
+        let donor = &self.donors[donor];
+        donor.state == DonorState::Active && self.now_ns >= donor.refused_until_ns
+    }
+
+    pub fn takers(&self) -> usize {
+        (0..self.donors.len()).filter(|&donor| self.takes(donor)).count()
+    }
+
+    /// Can a unit be put on it now that leaves `reserve` free ones?
+    pub fn is_roomy(&self, donor: usize, reserve: usize) -> bool {
+        self.takes(donor) && self.donors[donor].units.open() > reserve
+    }
+
+    /// Donors a group could spread over now that leaves `reserve` free units on each.
+    pub fn width(&self, reserve: usize) -> usize {
+        let roomy = (0..self.donors.len()).filter(|&n| self.is_roomy(n, reserve)).count();
+        (self.plan.data + self.plan.parity).min(roomy)
+    }
+
+    /// Donors that store what they are sent.
+    pub fn healthy_donors(&self) -> usize {
+        self.donors.iter().filter(|donor| donor.state == DonorState::Active && donor.refusals == 0).count()
+    }
+
+    pub fn patience_ns(&self) -> u64 {
+        self.config.patience_ms as u64 * 1_000_000
+    }
+
+    /// Is a donor away that is expected back?
+    pub fn awaits(&self) -> bool {
+        self.donors.iter().any(|donor| match donor.state {
+            DonorState::Missing => self.now_ns.saturating_sub(donor.missing_since_ns) < self.patience_ns(),
+            DonorState::Returning => !donor.scanned,
+            _ => false,
+        })
+    }
+
+    /// The same, or does one refuse writes for the moment?
+    pub fn expects(&self) -> bool {
+        use DonorState::{Active, Draining, Joining};
+        let refuses = |donor: &Donor| donor.refusals > 0 && self.now_ns < donor.refused_until_ns;
+        let is_here = |donor: &Donor| matches!(donor.state, Active | Draining | Joining);
+        self.awaits() || self.donors.iter().any(|donor| is_here(donor) && refuses(donor))
+    }
+
+    /// Why a write that has waited since `begun_ns` waits no longer.
+    pub fn gives_up(&self, begun_ns: u64) -> Option<DiskError> {
+        if let Some(error) = &self.failure {
+            return Some(error.clone());
+        }
+        let (need, have) = (self.plan.parity + 1, self.healthy_donors());
+        let long = |since: u64| self.now_ns.saturating_sub(since) > self.patience_ns();
+        let over = (have < need && long(begun_ns)) || self.few_since_ns.is_some_and(long);
+        over.then_some(DiskError::TooFewDonors { have, need })
+    }
+
+    /// Looks whether enough donors are there at all.
+    pub fn count_donors(&mut self) {
+        self.measure_room();
+        let there = self.donors.iter().filter(|donor| donor.state == DonorState::Active).count();
+        self.few_since_ns = match there < self.plan.parity + 1 {
+            true => Some(self.few_since_ns.unwrap_or(self.now_ns)),
+            false => None,
+        };
+    }
+
+    /// A unit nothing was sent to is free again.
+    pub fn give_back(&mut self, member: Member) {
+        let donor = &mut self.donors[member.donor as usize];
+        if member.exists() && !donor.is_final() {
+            donor.units.put_free(member.unit, false);
+            self.shortage.has_unit();
+        }
+        self.wake();
+    }
+
+    /// A unit that may have a header is erased, when its donor is there, and free then.
+    pub fn erase_later(&mut self, member: Member, first_sequence: u64) {
+        let donor = &mut self.donors[member.donor as usize];
+        if member.exists() && !donor.is_final() {
+            donor.units.erase_later(member.unit, first_sequence);
+        }
+        self.wake();
+    }
+
+    /// May a request go on that came at `begun_ns`?
+    pub fn serves(&self, begun_ns: u64) -> Option<Result<(), DiskError>> {
+        if let Some(error) = &self.failure {
+            return Some(Err(error.clone()));
+        }
+        let (need, have) = (self.plan.parity + 1, self.healthy_donors());
+        let long = self.now_ns.saturating_sub(begun_ns) > self.patience_ns();
+        match self.ready {
+            true => Some(Ok(())),
+            false if long && have >= need => Some(Err(DiskError::NotOpen)),
+            false => long.then_some(Err(DiskError::TooFewDonors { have, need })),
+        }
+    }
+}

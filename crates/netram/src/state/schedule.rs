@@ -1,0 +1,107 @@
+//! Jobs that can go on, what the others wait for, and what donors were asked.
+//!
+//! Owns: [`Schedule`] and [`Job`]. Rules: a job waits for answers of donors and for conditions; a condition is asked
+//! again when something it may read has changed, or at the next tick. Left out: running the jobs (`task`).
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use crate::api::{DonorError, DonorId};
+use crate::spread::Numbered;
+
+/// A donor did not take its part of a group in memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DonorLost {
+    pub group: u32,
+}
+
+/// Steps that wait for donors and conditions.
+pub(crate) enum Job {
+    Plain(Pin<Box<dyn Future<Output = ()> + Send>>),
+    /// Sends a group, and tells how that ended.
+    Send(Pin<Box<dyn Future<Output = Result<(), DonorLost>> + Send>>),
+}
+
+impl Job {
+    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), DonorLost>> {
+        match self {
+            Job::Plain(job) => job.as_mut().poll(context).map(Ok),
+            Job::Send(job) => job.as_mut().poll(context),
+        }
+    }
+}
+
+pub(crate) type Answer = Result<Vec<u8>, DonorError>;
+
+/// An operation that a donor has not answered.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub donor: DonorId,
+    pub writes: bool,
+    /// The unit it changes, if it does.
+    pub unit: Option<u32>,
+}
+
+/// Who waits for what.
+#[derive(Default)]
+pub(crate) struct Schedule {
+    pub current: u64,
+    pub last_job: u64,
+    pub ready: Vec<u64>,
+    pub watchers: Vec<u64>,
+    pub tick_watchers: Vec<u64>,
+    pub ticks: u64,
+    pub changed: bool,
+    pub spawned: Vec<Job>,
+    pub last_ticket: u64,
+    pub waiting: Numbered<u64, u64>,
+    pub answers: Numbered<u64, Answer>,
+    pub asked: Numbered<u64, Asked>,
+}
+
+impl Schedule {
+    pub fn spawn(&mut self, job: impl Future<Output = ()> + Send + 'static) {
+        self.spawned.push(Job::Plain(Box::pin(job)));
+    }
+
+    /// A job that sends a group. What becomes of the group when a donor is lost is up to whoever runs the jobs.
+    pub fn spawn_send(&mut self, job: impl Future<Output = Result<(), DonorLost>> + Send + 'static) {
+        self.spawned.push(Job::Send(Box::pin(job)));
+    }
+
+    /// Time has gone on.
+    pub fn tick(&mut self) {
+        self.ticks += 1;
+        self.ready.append(&mut self.tick_watchers);
+    }
+
+    /// Is no operation on its way?
+    pub fn is_quiet(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Has this donor still something to answer?
+    pub fn is_asked(&self, donor: DonorId) -> bool {
+        self.asked.values().any(|asked| asked.donor == donor)
+    }
+
+    /// What the answer to come belongs to.
+    pub fn take_asked(&mut self, ticket: u64) -> Option<Asked> {
+        self.asked.remove(&ticket)
+    }
+
+    /// Answers that no job has taken.
+    #[cfg(test)]
+    pub fn untaken(&self) -> usize {
+        self.answers.len()
+    }
+
+    /// An answer came in.
+    pub fn answer(&mut self, ticket: u64, answer: Answer) {
+        if let Some(job) = self.waiting.remove(&ticket) {
+            self.ready.push(job);
+        }
+        self.answers.insert(ticket, answer);
+    }
+}

@@ -1,0 +1,389 @@
+//! The units of one donor: which are free, which may be written to, and which are to be erased first.
+//!
+//! Owns: [`Units`] and the [`Log`]s of a donor. Rules:
+//! - A unit is in a group, free, or to be erased, and one of these only; what is in a group is the group's to know.
+//! - A unit that was written is erased before it is free again. One that a write may still reach from a dead
+//!   connection is *tainted*: it is not used again before the disk is opened anew.
+//! - While a checkpoint counts, a free unit that opening would not look at is *closed*: it is not taken before a list
+//!   names it.
+//!
+//! Left out: erasing (`reclaim`), naming units in lists (`window`), making headers shorter (`graft`).
+
+use std::collections::{HashSet, VecDeque};
+
+use shoal_format::ram::UnitHeader;
+
+use crate::planted::{Bug, is_planted};
+use crate::state::bits::Bits;
+use crate::state::checkpoints::{NEXT, VALID};
+
+/// What opening will look at on a donor, for one checkpoint.
+#[derive(Clone, Default)]
+pub(crate) struct Log {
+    pub number: u64,
+    /// Units that it will look at.
+    pub open: Bits,
+    /// They are in the log. Before, units that a page speaks of are taken out, and come in again when they are free.
+    pub listed: bool,
+    /// The lists are being written.
+    pub writing: bool,
+    /// Pieces of the log, without its end.
+    pub used: u32,
+    /// Units that were named since.
+    pub named: u32,
+}
+
+/// A unit whose header is to be erased before the unit is used again.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Erase {
+    pub unit: u32,
+    /// Lowest sequence of what the header may list.
+    pub first_sequence: u64,
+}
+
+pub(crate) struct Units {
+    count: u32,
+    /// Free units that may have memory, the next one to take last.
+    free: VecDeque<u32>,
+    /// Free units whose memory was given back.
+    blank: Vec<u32>,
+    /// Closed units, with memory and without.
+    closed: VecDeque<u32>,
+    closed_blank: Vec<u32>,
+    /// Of the checkpoint that counts, and of the next one.
+    logs: [Option<Log>; 2],
+    /// A list is on its way.
+    announcing: bool,
+    /// Units to be erased, and those being erased.
+    erase: VecDeque<Erase>,
+    erasing: Vec<Erase>,
+    /// Headers that list more than is known, as they are to be.
+    cuts: VecDeque<(u32, UnitHeader)>,
+    /// The unit whose header is being made shorter.
+    cutting: Option<u32>,
+    tainted: HashSet<u32>,
+    /// Lowest sequence in them.
+    tainted_sequence: u64,
+    /// Units with changes in flight when the donor went away.
+    unknown: HashSet<u32>,
+}
+
+impl Units {
+    /// So many units without memory, all of them free.
+    pub fn new(count: u32) -> Units {
+        Units {
+            count,
+            free: VecDeque::new(),
+            blank: (0..count).rev().collect(),
+            closed: VecDeque::new(),
+            closed_blank: Vec::new(),
+            logs: [None, None],
+            announcing: false,
+            erase: VecDeque::new(),
+            erasing: Vec::new(),
+            cuts: VecDeque::new(),
+            cutting: None,
+            tainted: HashSet::new(),
+            tainted_sequence: u64::MAX,
+            unknown: HashSet::new(),
+        }
+    }
+
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// A donor that nobody has looked at came back with so many.
+    pub fn set_count(&mut self, count: u32) {
+        self.count = count;
+    }
+
+    /// They are nobody's business any more.
+    pub fn release(&mut self) {
+        *self = Units { count: self.count, announcing: self.announcing, cutting: self.cutting.take(), ..Units::new(0) };
+    }
+
+    /// Opening has looked at the donor: which units are free, and which are closed.
+    pub fn found(&mut self, is_free: impl Fn(u32) -> bool, is_closed: impl Fn(u32) -> bool) {
+        self.blank = Vec::new();
+        self.closed_blank = Vec::new();
+        self.free = (0..self.count).rev().filter(|&unit| is_free(unit)).collect();
+        self.closed = (0..self.count).rev().filter(|&unit| is_closed(unit)).collect();
+    }
+}
+
+/// Free units.
+impl Units {
+    /// Free units that may be taken.
+    pub fn open(&self) -> usize {
+        self.free.len() + self.blank.len()
+    }
+
+    /// Free units, also those that a list must name first.
+    pub fn free(&self) -> usize {
+        self.open() + self.closed.len() + self.closed_blank.len()
+    }
+
+    /// Units that are free, or will be when they are erased.
+    pub fn free_soon(&self) -> usize {
+        self.free() + self.erase.len() + self.erasing.len()
+    }
+
+    /// All that are not in a group, for audits.
+    pub fn unused(&self) -> impl Iterator<Item = u32> {
+        let free = self.free.iter().chain(&self.blank).chain(&self.closed).chain(&self.closed_blank);
+        free.copied().chain(self.erase.iter().chain(&self.erasing).map(|erase| erase.unit))
+    }
+
+    /// A free unit, rather one with memory.
+    pub fn take(&mut self) -> Option<u32> {
+        self.free.pop_back().or_else(|| self.blank.pop())
+    }
+
+    /// A unit that nothing is left of is free.
+    pub fn put_free(&mut self, unit: u32, has_memory: bool) {
+        let mut open = true;
+        for log in self.logs() {
+            if !log.listed {
+                log.open.set(unit as usize, true);
+            }
+            open &= log.open.get(unit as usize);
+        }
+        match (open || is_planted(Bug::ClosedUsed), has_memory) {
+            (true, true) => self.free.push_back(unit),
+            (true, false) => self.blank.push(unit),
+            (false, true) => self.closed.push_back(unit),
+            (false, false) => self.closed_blank.push(unit),
+        }
+    }
+
+    /// Is there a free unit with memory?
+    pub fn can_trim(&self) -> bool {
+        !self.free.is_empty() || !self.closed.is_empty()
+    }
+
+    /// A free unit with memory, the last one that would be taken.
+    pub fn take_to_trim(&mut self) -> Option<u32> {
+        self.free.pop_front().or_else(|| self.closed.pop_front())
+    }
+}
+
+/// Closed units and logs.
+impl Units {
+    pub fn log(&self, which: usize) -> Option<&Log> {
+        self.logs[which].as_ref()
+    }
+
+    pub fn log_mut(&mut self, which: usize) -> Option<&mut Log> {
+        self.logs[which].as_mut()
+    }
+
+    pub fn set_log(&mut self, which: usize, log: Log) {
+        self.logs[which] = Some(log);
+    }
+
+    /// The logs of the checkpoint that counts, and of the one that is being made.
+    pub fn logs(&mut self) -> impl Iterator<Item = &mut Log> {
+        self.logs.iter_mut().flatten()
+    }
+
+    /// Number and pieces of each log that names units already.
+    pub fn listed(&self) -> Vec<(u64, u32)> {
+        self.logs.iter().flatten().filter(|log| log.listed).map(|log| (log.number, log.used)).collect()
+    }
+
+    /// Are the lists of a round being written?
+    pub fn is_listing(&self) -> bool {
+        self.logs.iter().flatten().any(|log| log.writing)
+    }
+
+    /// A checkpoint is over: what is closed without a reason any more is open.
+    pub fn end_log(&mut self, which: usize) {
+        self.logs[which] = None;
+    }
+
+    /// The next checkpoint counts.
+    pub fn log_counts(&mut self) {
+        self.logs[VALID] = self.logs[NEXT].take();
+        self.reopen();
+    }
+
+    /// What is closed without a reason any more is open.
+    pub fn reopen(&mut self) {
+        let (closed, blank) = (std::mem::take(&mut self.closed), std::mem::take(&mut self.closed_blank));
+        blank.into_iter().for_each(|unit| self.put_free(unit, false));
+        closed.into_iter().for_each(|unit| self.put_free(unit, true));
+    }
+
+    /// Closes free units but so many.
+    pub fn close_all_but(&mut self, ahead: usize) {
+        let from_free = self.free.len().saturating_sub(ahead);
+        self.closed.extend(self.free.drain(..from_free));
+        let left = self.blank.len().min(ahead - self.free.len());
+        let kept = self.blank.split_off(self.blank.len() - left);
+        let closed = std::mem::replace(&mut self.blank, kept);
+        match self.closed_blank.is_empty() {
+            true => self.closed_blank = closed,
+            false => self.closed_blank.extend(closed),
+        }
+    }
+
+    /// The next log begins to be written: it names all units that no page speaks of, but closed ones. `None`: there
+    /// is no log.
+    pub fn begin_lists(&mut self) -> Option<Vec<u32>> {
+        let log = self.logs[NEXT].as_mut()?;
+        self.closed.iter().chain(&self.closed_blank).for_each(|&unit| log.open.set(unit as usize, false));
+        (log.listed, log.writing) = (true, true);
+        Some(log.open.ones(self.count as usize).map(|unit| unit as u32).collect())
+    }
+
+    pub fn has_closed(&self) -> bool {
+        !self.closed.is_empty() || !self.closed_blank.is_empty()
+    }
+
+    /// A list is on its way.
+    pub fn is_announcing(&self) -> bool {
+        self.announcing
+    }
+
+    /// Takes closed units to name them in a list, and whether each has memory. [`Units::announced`] must follow.
+    pub fn announce(&mut self, most: usize) -> Vec<(u32, bool)> {
+        self.announcing = true;
+        let mut units = Vec::with_capacity(most);
+        while units.len() < most {
+            let unit = self.closed.pop_back().map(|unit| (unit, true));
+            match unit.or_else(|| self.closed_blank.pop().map(|unit| (unit, false))) {
+                Some(unit) => units.push(unit),
+                None => break,
+            }
+        }
+        units
+    }
+
+    pub fn announced(&mut self) {
+        self.announcing = false;
+    }
+
+    /// Opening looks at everything: there is no checkpoint.
+    pub fn forget_logs(&mut self) {
+        self.logs = [None, None];
+        self.closed.clear();
+        self.closed_blank.clear();
+    }
+}
+
+/// Units to be erased, and headers to be made shorter.
+impl Units {
+    /// A unit that may have a header is erased, and free then.
+    pub fn erase_later(&mut self, unit: u32, first_sequence: u64) {
+        self.erase.push_back(Erase { unit, first_sequence });
+    }
+
+    /// The next unit to erase, if less than `most` are being erased. [`Units::erased`] must follow.
+    pub fn next_erase(&mut self, most: usize) -> Option<Erase> {
+        if self.erasing.len() >= most {
+            return None;
+        }
+        let place = self.erase.iter().position(|erase| self.cutting != Some(erase.unit))?;
+        let erase = self.erase.remove(place)?;
+        self.erasing.push(erase);
+        Some(erase)
+    }
+
+    /// A unit was erased, or the donor did not do it. `None`: that is of no interest any more; else whether it is free.
+    pub fn erased(&mut self, unit: u32, done: bool) -> Option<bool> {
+        let place = self.erasing.iter().position(|erase| erase.unit == unit)?;
+        let erase = self.erasing.swap_remove(place);
+        if !done {
+            self.erase.push_back(erase);
+        } else if self.tainted.contains(&unit) {
+            self.tainted_sequence = self.tainted_sequence.min(erase.first_sequence);
+        } else {
+            self.put_free(unit, true);
+            return Some(true);
+        }
+        Some(false)
+    }
+
+    /// Is nothing to be erased?
+    pub fn is_erased(&self) -> bool {
+        self.erase.is_empty() && self.erasing.is_empty()
+    }
+
+    /// Lowest sequence of what units list that are still to be erased; `u64::MAX`: none.
+    pub fn erasing_sequence(&self) -> u64 {
+        let pending = self.erase.iter().chain(&self.erasing).map(|erase| erase.first_sequence);
+        pending.min().unwrap_or(u64::MAX)
+    }
+
+    /// The same of units that a late write could bring back.
+    pub fn tainted_sequence(&self) -> u64 {
+        self.tainted_sequence
+    }
+
+    /// A unit's header is to be made shorter.
+    pub fn cut_later(&mut self, unit: u32, header: UnitHeader) {
+        self.cuts.push_back((unit, header));
+    }
+
+    /// The next header to make shorter.
+    pub fn next_cut(&self) -> Option<&(u32, UnitHeader)> {
+        self.cuts.front()
+    }
+
+    /// That unit has been freed.
+    pub fn drop_cut(&mut self) {
+        self.cuts.pop_front();
+    }
+
+    /// The header is being made shorter: the unit is not erased meanwhile, or the header would be there again.
+    pub fn begin_cut(&mut self, unit: u32) {
+        self.cutting = Some(unit);
+    }
+
+    pub fn end_cut(&mut self, unit: u32, done: bool) {
+        self.cutting = None;
+        if done && self.cuts.front().is_some_and(|(first, _)| *first == unit) {
+            self.cuts.pop_front();
+        }
+    }
+}
+
+/// Units that late writes may reach.
+impl Units {
+    /// A write to this unit may still be carried out.
+    pub fn taint(&mut self, unit: Option<u32>) {
+        self.tainted.extend(unit);
+    }
+
+    pub fn is_tainted(&self, unit: u32) -> bool {
+        self.tainted.contains(&unit)
+    }
+
+    pub fn tainted(&self) -> u64 {
+        self.tainted.len() as u64
+    }
+
+    /// The donor went away with a write to this unit in flight.
+    pub fn loses_sight(&mut self, unit: Option<u32>) {
+        self.unknown.extend(unit);
+    }
+
+    /// The donor is back. `taints`: what was in flight may still be carried out.
+    pub fn is_back(&mut self, taints: bool) {
+        let unknown = std::mem::take(&mut self.unknown);
+        if taints {
+            self.tainted.extend(unknown);
+        }
+    }
+
+    /// Can no late write reach this unit?
+    pub fn is_sure(&self, unit: u32) -> bool {
+        !self.tainted.contains(&unit) && !self.unknown.contains(&unit)
+    }
+
+    /// Can no late write reach what is behind the units?
+    pub fn is_sure_behind(&self) -> bool {
+        !self.tainted.iter().chain(&self.unknown).any(|&unit| unit >= self.count)
+    }
+}

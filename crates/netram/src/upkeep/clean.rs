@@ -1,0 +1,145 @@
+//! Cleaning: live blocks of half-dead groups go into new ones, and the units of dead groups become free.
+//!
+//! Rules: the group with the fewest live blocks first ("most redundant first"). In an idle gap one group after the
+//! other, so that cleaning can stop between two; when room is short several at once, because each waits for donors
+//! four times, but only as many as the room that is kept for cleaning can take: half-emptied groups give no room. A
+//! dead group is freed when everything that took its blocks' place is safe; its headers are erased before its units
+//! are taken again. Left out: which donor takes the new group (`state`).
+
+use std::sync::Arc;
+
+use crate::requests::trims::write_trims;
+use crate::state::State;
+use crate::state::memory::Memory;
+use crate::state::room::{GROUPS_AHEAD, NOTE_UNITS, RESERVE_UNITS};
+use crate::task::Core;
+use crate::upkeep::empty::empty;
+
+/// Without a request for so long the disk is idle (ns).
+const IDLE_NS: u64 = 200_000_000;
+
+impl State {
+    /// Has there been no request for a while?
+    pub fn is_idle(&self) -> bool {
+        self.now_ns.saturating_sub(self.last_request_ns) > IDLE_NS
+    }
+
+    /// The group to clean now, if any.
+    fn next_victim(&mut self) -> Option<u32> {
+        if !self.ready || self.shortage.is_stuck() {
+            return None;
+        }
+        let idle = self.config.idle_cleaning && self.is_idle();
+        let short = !self.has_room(GROUPS_AHEAD);
+        if self.has_room(1) {
+            self.shortage.set_narrow(false);
+        }
+        // Blocks that move about without gaining room would do so for ever.
+        let in_vain = self.shortage.cleaned_in_vain() > 2 * self.groups.places() as usize + GROUPS_AHEAD;
+        let looks = short || (idle && self.groups.has_changed());
+        let more = self.shortage.victims().is_empty()
+            || (short && self.shortage.victims().len() < self.config.victims as usize);
+        if in_vain || !looks || !more {
+            return None;
+        }
+        let found = self.find_victim(short);
+        // Nothing to find until something dies.
+        if found.is_none() && !short {
+            self.groups.is_searched();
+        }
+        found
+    }
+
+    fn find_victim(&self, short: bool) -> Option<u32> {
+        let capacity = |index: u32| (self.groups[index].data() * self.plan.buffer) as u32;
+        let half_dead = || self.groups.by_live().filter(|&(live, index)| live < capacity(index));
+        let gains = || half_dead().next().filter(|&(live, _)| self.gives_a_group(live, half_dead(), &capacity));
+        let pays = |&(live, index): &(u32, u32)| live * 4 <= capacity(index) * 3;
+        if short {
+            // What is dead already is enough; it will be free when what took its place is safe.
+            let dies = |&(_, index): &(u64, u32)| !self.groups[index].is_held();
+            if self.groups.dying().filter(dies).take(GROUPS_AHEAD).count() == GROUPS_AHEAD {
+                return None;
+            }
+            // Before anybody has to wait, only where it pays.
+            let found = gains().filter(|found| pays(found) || !self.has_room(1));
+            let found = found.filter(|&(live, _)| self.shortage.victims().is_empty() || self.fits_beside_victims(live));
+            return found.map(|(_, victim)| victim);
+        }
+        gains().filter(pays).map(|(_, victim)| victim)
+    }
+
+    /// May a group with so many live blocks be emptied beside others? There must be room for all that moves, without
+    /// units that writers may take, and without one that repair may need; and all of them together must give more
+    /// groups than they take.
+    fn fits_beside_victims(&self, live: u32) -> bool {
+        let width = (self.plan.data + self.plan.parity).min(self.takers());
+        let slots = (width.saturating_sub(self.plan.parity) * self.plan.buffer) as u32;
+        let roomy = |groups: usize| (0..self.donors.len()).filter(|&n| self.is_roomy(n, NOTE_UNITS + groups)).count();
+        let kept = (1..RESERVE_UNITS - NOTE_UNITS).take_while(|&groups| roomy(groups) >= width).count();
+        let moving = live + self.shortage.victims().iter().map(|&index| self.groups[index].live()).sum::<u32>();
+        let taken = moving.saturating_sub(self.room_in_cleaning()).div_ceil(slots.max(1)) as usize;
+        taken <= kept && taken <= self.shortage.victims().len()
+    }
+
+    /// Blocks that the cleaner's open group can still take.
+    fn room_in_cleaning(&self) -> u32 {
+        let Some(index) = self.open.cleaners() else { return 0 };
+        let group = &self.groups[index];
+        let taken = |memory: &Memory| memory.lists.iter().map(Vec::len).sum::<usize>();
+        group.memory().map_or(0, |memory| (group.data() * self.plan.buffer - taken(memory)) as u32)
+    }
+
+    /// Would cleaning make room in the end? Not if all dead blocks together are less than a new group, unless the
+    /// next victim's live ones fit into the cleaner's open group: they would move about for ever.
+    fn gives_a_group(
+        &self,
+        live: u32,
+        half_dead: impl Iterator<Item = (u32, u32)>,
+        capacity: &impl Fn(u32) -> u32,
+    ) -> bool {
+        let room = self.room_in_cleaning();
+        if live <= room {
+            return true;
+        }
+        let wanted = (self.width(NOTE_UNITS).saturating_sub(self.plan.parity) * self.plan.buffer) as u32;
+        if wanted == 0 {
+            // No group can be opened now. When one can, it is asked again whether that pays.
+            return false;
+        }
+        let mut dead = room;
+        half_dead.map(|(live, index)| capacity(index) - live).any(|more| {
+            dead += more;
+            dead >= wanted
+        })
+    }
+}
+
+/// Runs as long as the disk.
+pub(crate) async fn cleaner(core: Arc<Core>) {
+    loop {
+        let cleaning = core.clone();
+        core.until(|state| {
+            let victim = state.next_victim()?;
+            state.groups.claim(victim);
+            state.shortage.cleans(victim);
+            let core = cleaning.clone();
+            state.schedule.spawn(async move { clean(&core, victim).await });
+            Some(())
+        })
+        .await;
+    }
+}
+
+async fn clean(core: &Arc<Core>, victim: u32) {
+    empty(core, victim).await;
+    {
+        let state = &mut *core.lock();
+        state.shortage.cleaned(victim);
+        state.release(victim);
+    }
+    // Lists of trims go where its blocks went: alone in a group they would be the next victim.
+    let _ = write_trims(core).await;
+}
+
+impl State {}

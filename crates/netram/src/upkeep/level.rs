@@ -1,0 +1,83 @@
+//! Evening out donors of which one is full while another is empty.
+//!
+//! Rules: one unit at a time moves from the fullest donor to the emptiest, and only when room is short. What could
+//! not be moved is left for a while. Left out: moving a unit (`repair`), how much room there is (`state::room`).
+
+use std::sync::Arc;
+
+use crate::api::DonorId;
+use crate::state::State;
+use crate::state::donors::Donor;
+use crate::state::retry::needs_repair;
+use crate::state::room::GROUPS_AHEAD;
+use crate::task::Core;
+use crate::upkeep::repair;
+
+/// Donors whose free units differ by less are even.
+const UNEVEN_UNITS: usize = 16;
+
+/// The same where somebody waits for room and there is none: one move more would only turn the difference round.
+const UNEVEN_MIN: usize = 2;
+
+/// When no unit could be moved, it is looked for again after so long (ns).
+const LOOK_AGAIN_NS: u64 = 1_000_000_000;
+
+/// A unit that could not be moved is left for so long (ns).
+const FAILED_NS: u64 = 50_000_000;
+
+impl State {
+    /// The group of which a unit is to move, and the donor it leaves.
+    fn next_to_level(&mut self) -> Option<(u32, DonorId)> {
+        if !self.ready || !self.leveling.is_due(self.now_ns) || self.has_room(GROUPS_AHEAD) {
+            return None;
+        }
+        // What is being erased is free soon.
+        let room = |donor: &Donor| donor.units.free_soon();
+        let there = || (0..self.donors.len()).filter(|&number| self.takes(number));
+        let full = there().min_by_key(|&number| room(&self.donors[number]))?;
+        let empty = there().max_by_key(|&number| self.donors[number].units.free())?;
+        let is_urgent = (self.repairs.drain_waits() || self.shortage.is_stuck()) && !self.has_room(1);
+        let uneven = if is_urgent { UNEVEN_MIN } else { UNEVEN_UNITS };
+        if self.donors[empty].units.free() < room(&self.donors[full]) + uneven {
+            return None;
+        }
+        let moves = |index: &u32| {
+            let group = &self.groups[*index];
+            let rests = group.exists()
+                && group.live() > 0
+                && !group.is_in_memory()
+                && !group.is_busy()
+                && !needs_repair(self, *index);
+            rests && group.is_on(full as DonorId) && !group.is_on(empty as DonorId)
+        };
+        // Where the last search ended: the groups before it have been moved.
+        let groups = self.groups.places();
+        let begin = self.leveling.from().min(groups);
+        let found = (begin..groups).chain(0..begin).find(moves);
+        let Some(index) = found else {
+            self.leveling.wait_until(self.now_ns + LOOK_AGAIN_NS);
+            return None;
+        };
+        self.leveling.moves(index);
+        Some((index, full as DonorId))
+    }
+}
+
+/// Evens donors out, one unit after the other. Runs as long as the disk.
+pub(crate) async fn leveler(core: Arc<Core>) {
+    loop {
+        let (index, from) = core
+            .until(|state| {
+                let found = state.next_to_level()?;
+                state.groups.claim(found.0);
+                Some(found)
+            })
+            .await;
+        let moved = repair::move_off(&core, index, from).await;
+        let state = &mut *core.lock();
+        state.release(index);
+        if !moved {
+            state.leveling.wait_until(state.now_ns + FAILED_NS);
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The bytes of a unit that is to stand elsewhere: copied, or computed from the rest of its group.
+//!
+//! Rules: a data unit is compared with the checksums of its blocks, whether it was copied or computed. A parity unit
+//! is always computed, because nothing says what its blocks must be. Left out: where the unit goes (`repair`).
+
+use std::sync::Arc;
+
+use shoal_format::checksum;
+use shoal_format::ram::{UnitEntry, UnitHeader};
+
+use crate::api::{DonorId, DonorOp, Purpose};
+use crate::parity;
+use crate::state::State;
+use crate::state::place::{Member, Members};
+use crate::task::{Core, Op};
+
+/// Are these the blocks that the list says?
+fn are_right(list: &[UnitEntry], blocks: &[u8], block_bytes: usize) -> bool {
+    let right = |(entry, block): (&UnitEntry, &[u8])| checksum(0, block) == entry.crc;
+    list.iter().zip(blocks.chunks_exact(block_bytes)).all(right)
+}
+
+/// Reads both headers and all blocks.
+fn whole_unit(state: &State, member: Member) -> (DonorId, DonorOp) {
+    let len = (state.shape.heads_bytes() + member.count as usize * state.shape.block_bytes) as u32;
+    (member.donor, DonorOp::Read { at: state.shape.unit_at(member.unit), len })
+}
+
+/// A data unit as it is, if it is as it was written. Of a parity unit nothing says what its blocks must be.
+pub(crate) async fn copy(core: &Arc<Core>, index: u32, place: usize) -> Option<(UnitHeader, Vec<u8>)> {
+    let (id, data, members, op) = {
+        let state = &mut *core.lock();
+        let group = &state.groups[index];
+        let (id, data, members) = (group.id, group.data(), group.members.clone());
+        let op = whole_unit(state, members[place]);
+        (id, data, members, core.op(state, op.0, op.1, Purpose::Repair))
+    };
+    let bytes = op.await.ok()?;
+    let state = core.lock();
+    let header = state.shape.sealed_header(&bytes, id, &members, place).filter(|_| place < data)?;
+    let blocks = &bytes[state.shape.heads_bytes()..];
+    are_right(&header.lists[0], blocks, state.shape.block_bytes).then(|| (header, blocks.to_vec()))
+}
+
+/// What is left of a group of which a unit is to be computed.
+struct Rest {
+    data: usize,
+    members: Members,
+    units: Vec<Option<Vec<u8>>>,
+    headers: Vec<Option<UnitHeader>>,
+    heads_bytes: usize,
+    block_bytes: usize,
+}
+
+impl Rest {
+    /// A block that is as it was written. Of a parity unit nothing says what its blocks must be.
+    fn block(&self, unit: usize, row: usize) -> Option<&[u8]> {
+        let header = self.headers[unit].as_ref()?;
+        let bytes = self.units[unit].as_ref()?.get(self.heads_bytes + row * self.block_bytes..)?;
+        let bytes = bytes.get(..self.block_bytes)?;
+        let right = |entry: &UnitEntry| checksum(0, bytes) == entry.crc;
+        (unit >= self.data || header.lists[0].get(row).is_some_and(right)).then_some(bytes)
+    }
+
+    /// The lists of the missing unit's header.
+    fn lists(&self, place: usize) -> Option<Vec<Vec<UnitEntry>>> {
+        // Another parity unit knows what a missing data unit held.
+        let known = || self.headers[self.data..].iter().flatten().next().map(|header| header.lists.clone());
+        if place < self.data {
+            return Some(vec![known()?.get(place)?.clone()]);
+        }
+        let own = |unit: usize| match self.members[unit].count {
+            0 => Some(Vec::new()),
+            _ => self.headers[unit].as_ref()?.lists.first().cloned(),
+        };
+        let all: Option<Vec<_>> = (0..self.data).map(own).collect();
+        all.or_else(known)
+    }
+
+    /// The missing unit's block of a row.
+    fn compute(&self, place: usize, row: usize) -> Option<Vec<u8>> {
+        let here = |unit: usize| match row < self.members[unit].count as usize {
+            true => self.block(unit, row).map(<[u8]>::to_vec),
+            false => Some(vec![0; self.block_bytes]),
+        };
+        let mut data_row: Vec<Option<Vec<u8>>> =
+            (0..self.data).map(|unit| if unit == place { None } else { here(unit) }).collect();
+        let parity_row: Vec<Option<Vec<u8>>> = (self.data..self.members.len())
+            .map(|unit| if unit == place { None } else { self.block(unit, row).map(<[u8]>::to_vec) })
+            .collect();
+        for unit in (0..self.data).filter(|&unit| unit != place) {
+            if data_row[unit].is_none() {
+                data_row[unit] = Some(parity::decode(unit, &data_row, &parity_row)?);
+            }
+        }
+        if place < self.data {
+            return parity::decode(place, &data_row, &parity_row);
+        }
+        let whole: Vec<Option<&[u8]>> = data_row.iter().map(|block| block.as_deref()).collect();
+        let mut parities = parity::encode(&whole, parity_row.len(), self.block_bytes);
+        Some(parities.swap_remove(place - self.data))
+    }
+}
+
+/// Computes a lost unit from the others of its group.
+pub(crate) async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Option<(UnitHeader, Vec<u8>)> {
+    let (uuid, id) = {
+        let state = core.lock();
+        (state.config.uuid, state.groups[index].id)
+    };
+    let rest = rest(core, index, place).await;
+    let lists = rest.lists(place)?;
+    let rows = rest.members[place].count as usize;
+    let mut blocks = Vec::with_capacity(rows * rest.block_bytes);
+    for row in 0..rows {
+        blocks.extend_from_slice(&rest.compute(place, row)?);
+    }
+    let header = UnitHeader {
+        uuid,
+        group: id,
+        donor: 0,
+        born: 0,
+        horizon: 0,
+        cut: 0,
+        member: place as u8,
+        data: rest.data as u8,
+        parity: (rest.members.len() - rest.data) as u8,
+        lists,
+    };
+    // What parity gives back is compared with what was written.
+    if place < rest.data {
+        let list = &header.lists[0];
+        if list.len() != rows || !are_right(list, &blocks, rest.block_bytes) {
+            return None;
+        }
+    }
+    core.lock().counts.reconstructed += rows as u64;
+    Some((header, blocks))
+}
+
+/// Reads all units of a group but one, at the same time.
+async fn rest(core: &Arc<Core>, index: u32, place: usize) -> Rest {
+    let (data, members, shape, id, ops) = {
+        let state = &mut *core.lock();
+        let group = &state.groups[index];
+        let (data, members, id) = (group.data(), group.members.clone(), group.id);
+        let mut ask = |(other, member): (usize, &Member)| {
+            let there = other != place && member.exists() && member.count > 0;
+            let there = there && !state.donors[member.donor as usize].is_absent();
+            there.then(|| {
+                let (donor, op) = whole_unit(state, *member);
+                core.op(state, donor, op, Purpose::Repair)
+            })
+        };
+        let ops: Vec<Option<Op>> = members.iter().enumerate().map(&mut ask).collect();
+        (data, members, state.shape, id, ops)
+    };
+    let mut units: Vec<Option<Vec<u8>>> = Vec::new();
+    for op in ops {
+        units.push(match op {
+            Some(op) => op.await.ok(),
+            None => None,
+        });
+    }
+    let header = |(other, unit): (usize, &Option<Vec<u8>>)| shape.sealed_header(unit.as_ref()?, id, &members, other);
+    let headers = units.iter().enumerate().map(header).collect();
+    Rest { data, members, units, headers, heads_bytes: shape.heads_bytes(), block_bytes: shape.block_bytes }
+}

@@ -1,0 +1,136 @@
+//! From dead groups to free units: freeing, erasing, and giving memory back.
+//!
+//! Rules: a dead group is freed when the blocks that took the places of its blocks are safe. Its headers are erased
+//! before its units are free. The memory of free units is given back in idle gaps only. Left out: which units are
+//! free (`state::units`).
+
+use std::sync::Arc;
+
+use crate::api::{DonorId, Purpose};
+use crate::planted::{Bug, is_planted};
+use crate::state::State;
+use crate::state::donors::DonorState;
+use crate::state::place::Member;
+use crate::state::units::Erase;
+use crate::task::{Core, join};
+
+/// Units erased at the same time on one donor: a large trim frees hundreds of thousands.
+const ERASES_AT_ONCE: usize = 32;
+
+/// Frees dead groups. Runs as long as the disk.
+pub(crate) async fn reaper(core: Arc<Core>) {
+    loop {
+        let index = core
+            .until(|state| {
+                state.has_unprotected();
+                let horizon = state.horizon();
+                let groups = &state.groups;
+                let due = |&(killed, index): &(u64, u32)| {
+                    let held = groups[index].is_held();
+                    (state.ready && killed <= horizon && !held) || is_planted(Bug::FreeEarly)
+                };
+                let (killed, index) = groups.dying().find(due)?;
+                state.groups.reap(killed, index);
+                Some(index)
+            })
+            .await;
+        let state = &mut *core.lock();
+        free(state, index);
+    }
+}
+
+/// The group's units are to be erased, and free then.
+fn free(state: &mut State, index: u32) {
+    let group = state.remove_group(index);
+    for member in group.members.iter().copied() {
+        match member.exists() && member.count > 0 {
+            true => state.erase_later(member, group.first_sequence),
+            false if member.exists() => state.give_back(member),
+            false => {}
+        }
+    }
+}
+
+/// Erases what is to be erased, a bounded number at a time. Runs as long as the disk.
+pub(crate) async fn eraser(core: Arc<Core>) {
+    loop {
+        let batch = core
+            .until(|state| {
+                // Before, a checkpoint may count that says otherwise of these units.
+                let is_ready = state.ready || !state.checkpoints.enabled;
+                let now = state.now_ns;
+                let mut batch: Vec<(DonorId, Erase)> = Vec::new();
+                for (number, donor) in state.donors.iter_mut().enumerate() {
+                    let there = is_ready && !donor.is_absent() && now >= donor.refused_until_ns;
+                    if there {
+                        let next = std::iter::from_fn(|| donor.units.next_erase(ERASES_AT_ONCE));
+                        batch.extend(next.map(|erase| (number as DonorId, erase)));
+                    }
+                }
+                (!batch.is_empty()).then_some(batch)
+            })
+            .await;
+        let state = &mut *core.lock();
+        for (number, erase) in batch {
+            let op = match is_planted(Bug::NoErase) {
+                true => state.shape.heads_op(erase.unit),
+                false => state.shape.erase_op(erase.unit),
+            };
+            let op = core.op(state, number, op, Purpose::Upkeep);
+            let core = core.clone();
+            state.schedule.spawn(async move {
+                let done = op.await.is_ok();
+                core.lock().erased(number, erase.unit, done);
+            });
+        }
+    }
+}
+
+impl State {
+    pub fn erased(&mut self, number: DonorId, unit: u32, done: bool) {
+        match self.donors[number as usize].units.erased(unit, done) {
+            None => return,
+            Some(true) => self.shortage.has_unit(),
+            Some(false) => {}
+        }
+        self.wake();
+    }
+}
+
+/// Gives the memory of free units back to the donors, in idle gaps: under load the next groups take these units, and
+/// the donor would have to find new pages for them. Runs as long as the disk.
+pub(crate) async fn trimmer(core: Arc<Core>) {
+    loop {
+        let member = core.until(|state| state.next_to_trim()).await;
+        let trimming = {
+            let state = &mut *core.lock();
+            let op = state.shape.trim_op(member.unit);
+            core.op(state, member.donor, op, Purpose::Upkeep)
+        };
+        // Waited for, because the next write of the unit must not be overtaken.
+        let failed = join(vec![trimming]).await;
+        let state = &mut *core.lock();
+        if failed {
+            // It may be late.
+            state.erase_later(member, u64::MAX);
+        } else if !state.donors[member.donor as usize].is_final() {
+            // Taken last, after those that have memory.
+            state.donors[member.donor as usize].units.put_free(member.unit, false);
+            state.wake();
+        }
+    }
+}
+
+impl State {
+    /// A free unit with memory, taken from the free ones.
+    fn next_to_trim(&mut self) -> Option<Member> {
+        if !self.ready || !self.is_idle() {
+            return None;
+        }
+        let there = |&number: &usize| self.takes(number) || self.donors[number].state == DonorState::Draining;
+        let has_memory = |&number: &usize| self.donors[number].units.can_trim();
+        let number = (0..self.donors.len()).filter(there).find(has_memory)?;
+        let unit = self.donors[number].units.take_to_trim()?;
+        Some(Member { donor: number as u16, unit, count: 0 })
+    }
+}

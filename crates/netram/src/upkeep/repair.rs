@@ -1,0 +1,234 @@
+//! Restoring redundancy: units of donors that are not there are rebuilt on others, and a donor that is to leave is
+//! emptied.
+//!
+//! Rules: a unit that is not where it is to stay is computed anew, or copied, and put on a donor that holds nothing
+//! of its group; where there is none, the group's live blocks go into narrower groups. What cannot be had at the
+//! moment stays as it is, and is tried again. Two units of a group never share a donor. What is rebuilt was compared
+//! with its checksums. Left out: who is there (`membership`), stale donors at opening (`scan`).
+
+use std::sync::Arc;
+
+use shoal_format::ram::UnitHeader;
+
+use crate::api::{DonorId, DonorOp, Purpose};
+use crate::planted::{Bug, is_planted};
+use crate::requests::write::flush;
+use crate::state::State;
+use crate::state::donors::DonorState;
+use crate::state::place::Member;
+use crate::state::retry::needs_repair;
+use crate::state::room::{NOTE_UNITS, RESERVE_UNITS};
+use crate::state::unit::Head;
+use crate::task::Core;
+use crate::upkeep::empty::empty;
+use crate::upkeep::rebuild::{copy, rebuild};
+
+/// A drain that waits for room looks again after so long (ns).
+const ROOM_NS: u64 = 100_000_000;
+
+/// Repair is over only when what it moved is safe. Runs as long as the disk.
+pub(crate) async fn guardian(core: Arc<Core>) {
+    loop {
+        core.until(|state| {
+            let due = state.repairs.wants_flush() && !state.shortage.is_stuck() && state.failure.is_none();
+            due.then(|| state.repairs.flush_begins())
+        })
+        .await;
+        if flush(&core).await.is_ok() {
+            let state = &mut *core.lock();
+            if state.repairs.flush_ended() && state.found.doubts.is_empty() {
+                state.let_go_of_doubted();
+            }
+            state.wake();
+        }
+    }
+}
+
+/// Works through the queue. Runs as long as the disk.
+pub(crate) async fn repairer(core: Arc<Core>) {
+    loop {
+        let repairing = core.clone();
+        core.until(|state| {
+            let (index, id) = state.repairs.next()?;
+            let core = repairing.clone();
+            state.schedule.spawn(async move { repair_queued(&core, index, id).await });
+            Some(())
+        })
+        .await;
+    }
+}
+
+async fn repair_queued(core: &Arc<Core>, index: u32, id: u64) {
+    // Claimed, or freed meanwhile.
+    let ours = core
+        .until(|state| {
+            let group = &state.groups[index];
+            if group.id != id {
+                return Some(false);
+            }
+            if group.is_busy() || group.is_in_memory() {
+                return None;
+            }
+            state.groups.claim(index);
+            Some(true)
+        })
+        .await;
+    if ours {
+        repair(core, index, None).await;
+        core.lock().release(index);
+    }
+    let state = &mut *core.lock();
+    let group = &state.groups[index];
+    if ours && group.id == id && group.live() > 0 && needs_repair(state, index) {
+        state.retry_later();
+    }
+    state.repairs.ended();
+    state.wake();
+}
+
+/// Moves the unit of a claimed group that is on a donor to another one. False if there was no room, or it could not
+/// be had.
+pub(crate) async fn move_off(core: &Arc<Core>, index: u32, from: DonorId) -> bool {
+    repair(core, index, Some(from)).await;
+    let state = core.lock();
+    !state.groups[index].is_on(from)
+}
+
+/// A unit that is to leave its donor.
+struct Leaving {
+    place: usize,
+    member: Member,
+    /// A unit on another donor for it, if there is room.
+    target: Option<Member>,
+    /// The donor is being drained.
+    draining: bool,
+    /// The donor stays in use; only this unit leaves it.
+    moves: bool,
+}
+
+/// Brings a claimed group's units onto donors that count. `from`: it is to leave this one, too, if another has room.
+async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
+    loop {
+        let (incomplete, dead) = {
+            let group = &core.lock().groups[index];
+            (group.incomplete().is_some(), group.live() == 0)
+        };
+        if dead {
+            return;
+        }
+        if incomplete {
+            return empty(core, index).await;
+        }
+        let Some(leaving) = next_to_leave(&mut core.lock(), index, from) else { return };
+        let Leaving { place, draining, moves, .. } = leaving;
+        let Some(target) = leaving.target else {
+            return match (moves, draining) {
+                (true, _) => {}
+                (false, true) => empty_in_turn(core, index).await,
+                (false, false) => empty(core, index).await,
+            };
+        };
+        let copy = if draining || moves { copy(core, index, place).await } else { None };
+        let unit = match copy {
+            Some(unit) => Some(unit),
+            None => rebuild(core, index, place).await,
+        };
+        let Some((header, blocks)) = unit else {
+            core.lock().give_back(target);
+            if !moves {
+                // Beyond what parity can give back: what is live elsewhere in the group is saved.
+                empty(core, index).await;
+            }
+            return;
+        };
+        let stored = store(core, target, header, &blocks).await;
+        let state = &mut *core.lock();
+        let first_sequence = state.groups[index].first_sequence;
+        if stored {
+            let member = leaving.member;
+            state.groups[index].members[place] = Member { count: member.count, ..target };
+            state.erase_later(member, first_sequence);
+        } else {
+            state.erase_later(target, first_sequence);
+        }
+    }
+}
+
+/// The first unit of a group that is not to stay where it is. Units that were never used are given back.
+fn next_to_leave(state: &mut State, index: u32, from: Option<DonorId>) -> Option<Leaving> {
+    loop {
+        let group = &state.groups[index];
+        let leaves = |member: &Member| {
+            let stays = state.donors[member.donor as usize].keeps() && from != Some(member.donor);
+            member.exists() && !stays
+        };
+        let place = group.members.iter().position(leaves)?;
+        let member = group.members[place];
+        if member.count == 0 {
+            state.groups[index].members[place] = Member::NONE;
+            state.give_back(member);
+            continue;
+        }
+        let moves = from == Some(member.donor);
+        let mut members = group.members.to_vec();
+        if is_planted(Bug::SharedDonor) {
+            members.clear();
+        } else if !moves {
+            members.remove(place);
+        }
+        // Nothing is lost while a drain waits: it leaves what cleaning needs.
+        let draining = state.donors[member.donor as usize].state == DonorState::Draining;
+        let reserve = if draining { RESERVE_UNITS } else { NOTE_UNITS };
+        let target = state.take_unit_beside(&members, reserve);
+        return Some(Leaving { place, member, target, draining, moves });
+    }
+}
+
+/// Writes a unit to its new place: its blocks first, then its header. Where the former unit is still there, too,
+/// opening must not take this one if it is there in part. False if the donor did not take it.
+pub(crate) async fn store(core: &Arc<Core>, target: Member, header: UnitHeader, blocks: &[u8]) -> bool {
+    let heads;
+    let write = {
+        let state = &mut *core.lock();
+        // The header names the donor it is on.
+        let born = state.donors[target.donor as usize].born;
+        let header = UnitHeader { donor: target.donor, born, ..header };
+        let version = state.shape.version(target.unit, &Head::default(), &header, blocks);
+        let DonorOp::Write { at, mut bytes } = version.op else { unreachable!("a version is a write") };
+        let blocks = bytes.split_off(state.shape.heads_bytes());
+        let blocks = DonorOp::Write { at: at + bytes.len() as u64, bytes: blocks };
+        heads = DonorOp::Write { at, bytes };
+        core.op(state, target.donor, blocks, Purpose::Repair)
+    };
+    if write.await.is_err() {
+        return false;
+    }
+    let write = core.op(&mut core.lock(), target.donor, heads, Purpose::Repair);
+    write.await.is_ok()
+}
+
+/// Empties a group of a donor that is to leave, if there is room for what it holds beside others that are emptied;
+/// else later.
+async fn empty_in_turn(core: &Arc<Core>, index: u32) {
+    {
+        let state = &mut *core.lock();
+        // Its units are free only when its blocks are safe elsewhere, in two narrower groups at most.
+        let room = match state.repairs.emptied() {
+            0 => 1,
+            others => 2 * (others + 1),
+        };
+        if !state.has_room(room) {
+            let at = state.now_ns + ROOM_NS;
+            state.repairs.retry_by(at);
+            if state.repairs.drain_wants_room() {
+                // Evening out may make room now that units have moved.
+                state.leveling.try_now();
+            }
+            state.wake();
+            return;
+        }
+        state.repairs.emptying_begins();
+    }
+    empty(core, index).await;
+    core.lock().repairs.emptying_ended();
+}
