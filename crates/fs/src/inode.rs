@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use shoal_format::inode::{INO_MAX, INODE_BLOCK, INODES_PER_BLOCK, Inode, InodeSlot, TABLE_FANOUT, TABLE_NODE};
 use shoal_format::slot::{CLASS_SIZES, class_for};
 use shoal_format::superblock::{ROOTS_AT, Roots};
-use shoal_format::{FormatError, Offset, SlotRef};
+use shoal_format::{Offset, SlotRef};
 use shoal_region::{Region, Tx, View};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -224,9 +224,8 @@ impl InodeTable {
         Ok(block::place(self.block_of(view, ino)?, ino))
     }
 
-    #[inline]
     pub fn read(&self, view: &impl View, ino: Ino) -> Result<InodeSlot> {
-        block::get(view, self.block_of(view, ino)?, ino)?.map_err(|error| undecodable(ino, error))
+        block::get(view, self.block_of(view, ino)?, ino)
     }
 
     /// Calls `each` for every record of one block, as they are between two transactions: their locks are not held. False
@@ -249,7 +248,7 @@ impl InodeTable {
         for (ino, record) in (block * INODES_PER_BLOCK..).zip(block::records(&bytes)) {
             match record {
                 Ok(slot) => each(ino, slot),
-                Err(error) => self.damage.note(ino, &undecodable(ino, error)),
+                Err(error) => self.damage.note(ino, &block::undecodable(ino, error)),
             }
         }
         Ok(true)
@@ -363,10 +362,6 @@ fn child_at(view: &impl View, place: Offset, level: u32) -> Result<Option<SlotRe
     // A piece of another size is none of the table's: what lies there must not be taken for records.
     let bits = view.read_u64(place)?;
     Ok(if level == 0 { SlotRef::from_bits_of::<BLOCK_CLASS>(bits) } else { SlotRef::from_bits_of::<NODE_CLASS>(bits) })
-}
-
-fn undecodable(ino: Ino, error: FormatError) -> Error {
-    Error::Corrupt(format!("inode {ino}: {error}; run `shoal check`"))
 }
 
 fn new_node(tx: &mut Tx<'_>) -> Result<SlotRef> {

@@ -11,7 +11,7 @@ use shoal_format::inode::{INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Inode, In
 use shoal_format::{FormatError, Offset, SlotRef};
 use shoal_region::{Tx, View};
 
-use crate::{Ino, Result};
+use crate::{Error, Ino, Result};
 
 /// The bytes of a block.
 pub(crate) type Bytes = [u8; INODE_BLOCK as usize];
@@ -29,11 +29,14 @@ pub(super) fn make(tx: &mut Tx<'_>) -> Result<SlotRef> {
 }
 
 /// Reads one record.
-#[inline]
-pub(super) fn get(view: &impl View, block: SlotRef, ino: Ino) -> Result<std::result::Result<InodeSlot, FormatError>> {
+pub(super) fn get(view: &impl View, block: SlotRef, ino: Ino) -> Result<InodeSlot> {
     let mut bytes = [0; INODE_RECORD];
     view.read(place(block, ino), &mut bytes)?;
-    Ok(Inode::decode(&bytes))
+    Inode::decode(&bytes).map_err(|error| undecodable(ino, error))
+}
+
+pub(super) fn undecodable(ino: Ino, error: FormatError) -> Error {
+    Error::Corrupt(format!("inode {ino}: {error}; run `shoal check`"))
 }
 
 /// Writes the record of an inode in use.
