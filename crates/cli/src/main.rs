@@ -72,8 +72,9 @@ fn parse() -> Cli {
         }
         let text = error.to_string();
         // Its own lines, without the advice and the usage that follow them.
-        let own =
-            text.lines().map(str::trim).take_while(|line| !line.starts_with("tip:") && !line.starts_with("Usage:"));
+        let is_advice =
+            |line: &str| ["tip:", "Usage:", "For more information"].iter().any(|word| line.starts_with(word));
+        let own = text.lines().map(str::trim).take_while(|line| !is_advice(line));
         let cause = own.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
         let cause = cause.trim_start_matches("error: ");
         let command = std::env::args_os().nth(1).filter(|word| Cli::command().find_subcommand(word).is_some());
