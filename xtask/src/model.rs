@@ -7,37 +7,14 @@
 
 use std::collections::BTreeMap;
 
-/// A small generator with a fixed algorithm: seeds must mean the same in every version.
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Random {
-        Random(seed)
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
-    }
-
-    fn pick<'a, T>(&mut self, from: &'a [T]) -> Option<&'a T> {
-        if from.is_empty() { None } else { Some(&from[self.below(from.len())]) }
-    }
-}
+use shoal_sim::Random;
 
 /// Bytes that depend on the seed alone; every second block repeats a word, so that some of it compresses.
 pub fn bytes(seed: u64, len: usize) -> Vec<u8> {
     let mut random = Random::new(seed);
     let mut out = Vec::with_capacity(len + 8);
     while out.len() < len {
-        let word = random.next().to_le_bytes();
+        let word = random.next_u64().to_le_bytes();
         let times = if out.len() / 4096 % 2 == 0 { 1 } else { 64 };
         (0..times).for_each(|_| out.extend_from_slice(&word));
     }
@@ -157,29 +134,29 @@ impl Model {
         let room = all.len() < ENTRIES_MAX;
         // A fresh name in a random folder; long ones now and then.
         self.made += 1;
-        let padding = if random.below(10) == 0 { "n".repeat(random.below(200)) } else { String::new() };
+        let padding = if random.index(10) == 0 { "n".repeat(random.index(200)) } else { String::new() };
         let name = format!("{}{padding}", self.made);
         let fresh = match random.pick(&folders) {
-            Some((folder, _)) if random.below(4) != 0 && folder.len() < 800 => format!("{folder}/{name}"),
+            Some((folder, _)) if random.index(4) != 0 && folder.len() < 800 => format!("{folder}/{name}"),
             _ => name,
         };
-        match random.below(100) {
+        match random.index(100) {
             0..=13 if room => Some(Op::Create { path: fresh, mode: *random.pick(&[0o644, 0o600, 0o640])? }),
             14..=18 if room => Some(Op::Mkdir { path: fresh, mode: *random.pick(&[0o755, 0o700])? }),
-            19..=21 if room => Some(Op::Symlink { path: fresh, target: "t".repeat(1 + random.below(300)) }),
+            19..=21 if room => Some(Op::Symlink { path: fresh, target: "t".repeat(1 + random.index(300)) }),
             22..=44 => {
                 let (path, id) = random.pick(&files)?;
                 let scale = *random.pick(&[100, 4096, 4096, 4096, 20_000, 65_536, 300_000, 2_500_000])?;
                 // The largest are rare: they would take most of the time.
-                let scale = if scale > 1 << 20 && random.below(4) != 0 { 4096 } else { scale };
-                let len = 1 + random.below(scale);
+                let scale = if scale > 1 << 20 && random.index(4) != 0 { 4096 } else { scale };
+                let len = 1 + random.index(scale);
                 let old = match &self.nodes[id].kind {
                     Kind::File(content) => content.len(),
                     _ => 0,
                 };
-                let at = if random.below(2) == 0 { old } else { random.below(old + 10_000) };
+                let at = if random.index(2) == 0 { old } else { random.index(old + 10_000) };
                 let fits = at + len <= FILE_BYTES_MAX && all_bytes + len <= ALL_BYTES_MAX;
-                fits.then(|| Op::Write { path: path.clone(), at, len, seed: random.next() })
+                fits.then(|| Op::Write { path: path.clone(), at, len, seed: random.next_u64() })
             }
             45..=51 => {
                 let (path, id) = random.pick(&files)?;
@@ -187,16 +164,16 @@ impl Model {
                     Kind::File(content) => content.len(),
                     _ => 0,
                 };
-                let len = match random.below(4) {
+                let len = match random.index(4) {
                     0 => 0,
-                    1 => (old + random.below(20_000)).min(FILE_BYTES_MAX),
-                    _ => random.below(old + 1),
+                    1 => (old + random.index(20_000)).min(FILE_BYTES_MAX),
+                    _ => random.index(old + 1),
                 };
                 Some(Op::Truncate { path: path.clone(), len })
             }
             52..=53 => {
                 let (path, _) = random.pick(&files)?;
-                Some(Op::Punch { path: path.clone(), at: random.below(100_000), len: 1 + random.below(200_000) })
+                Some(Op::Punch { path: path.clone(), at: random.index(100_000), len: 1 + random.index(200_000) })
             }
             54..=63 => {
                 let (from, _) = random.pick(all)?;
@@ -227,11 +204,11 @@ impl Model {
             }
             86..=89 => {
                 let (path, id) = random.pick(&real)?;
-                let name = format!("user.k{}", random.below(6));
-                let len = random.below(300);
+                let name = format!("user.k{}", random.index(6));
+                let len = random.index(300);
                 // ext4 keeps all attributes of a file within a block: the load must run there, too.
                 let held: usize = self.nodes[id].xattrs.values().map(Vec::len).sum();
-                (held < 2000).then(|| Op::SetXattr { path: path.clone(), name, len, seed: random.next() })
+                (held < 2000).then(|| Op::SetXattr { path: path.clone(), name, len, seed: random.next_u64() })
             }
             90..=91 => {
                 let (path, id) = random.pick(&real)?;
@@ -241,11 +218,11 @@ impl Model {
             }
             92..=94 => {
                 let (path, _) = random.pick(&real)?;
-                Some(Op::Chmod { path: path.clone(), mode: 0o700 | random.below(0o100) as u32 })
+                Some(Op::Chmod { path: path.clone(), mode: 0o700 | random.index(0o100) as u32 })
             }
             95..=97 => {
                 let (path, _) = random.pick(&real)?;
-                Some(Op::Utime { path: path.clone(), mtime_ns: (random.next() % (2 << 60)) as i64 })
+                Some(Op::Utime { path: path.clone(), mtime_ns: (random.next_u64() % (2 << 60)) as i64 })
             }
             98 => Some(Op::Fsync { path: random.pick(&real)?.0.clone() }),
             _ => None,

@@ -3,8 +3,9 @@
 //! Rules: every sample is checked sound before it is damaged; every `FindingKind` appears here.
 //! Left out: damage at random (`hostile`).
 
-mod store;
-
+use crate::store::media::{Image, Log, Memory};
+use crate::store::sample::*;
+use crate::store::{FIRST_LSN, Store, check_images, check_memory, empty_inode};
 use shoal_check::{CheckError, FindingKind as K, ImageSource, Report, Source, check};
 use shoal_format::dir::{BUCKET_HEADER, NODE_BYTES, NodeRef, bucket_header};
 use shoal_format::extent::{EXTENT_NEW, Extent, ExtentNode, encode};
@@ -13,9 +14,6 @@ use shoal_format::record::{Entry, RecordKind};
 use shoal_format::segment::{SegmentEntry, SegmentUse};
 use shoal_format::superblock::{MemoryKind, ROOTS_AT};
 use shoal_format::{PAGE, SEGMENT, SlotRef};
-use store::media::{Image, Log, Memory};
-use store::sample::*;
-use store::{FIRST_LSN, Store, check_images, check_memory, empty_inode};
 
 fn has(report: &Report, kind: K) -> bool {
     report.errors.iter().any(|finding| finding.kind == kind)

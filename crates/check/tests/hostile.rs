@@ -3,16 +3,14 @@
 //! Rules: seeds are fixed and in the failure's message; a flip that is not reported must leave the tree as it was.
 //! Left out: named damage (`findings`).
 
-mod store;
-
 use std::time::{Duration, Instant};
 
+use crate::store::media::{Image, Log, Memory};
+use crate::store::{BULK_BLOCKS, Store, tree};
 use shoal_check::{ImageSource, Report, Source, check};
 use shoal_format::PAGE;
 use shoal_format::record::Entry;
 use shoal_format::superblock::MemoryKind;
-use store::media::{Image, Log, Memory};
-use store::{BULK_BLOCKS, Store, tree};
 
 struct Random(u64);
 
@@ -78,7 +76,7 @@ fn flipped_bits_without_sums_never_panic() {
             let bit = 1 << random.below(8);
             image[at] ^= bit;
             let report = if kind.has_ring() {
-                store::check_memory(&Memory(image.clone()))
+                crate::store::check_memory(&Memory(image.clone()))
             } else {
                 run(&Image(image.clone()), &store.log_device(), false)
             };

@@ -3,17 +3,15 @@
 //! Rules: the tree of the undamaged store is the model. A path that differs from it must be named by a loss, of its own or of a
 //! directory above. Media refuse writes by panicking. Left out: the directory the copy is made in (`crates/cli`).
 
-mod store;
-
 use std::collections::BTreeMap;
 
+use crate::store::media::{Image, Log, Memory};
+use crate::store::sample::*;
+use crate::store::{Store, tree};
 use shoal_check::{BulkData, ImageSource, Item, Loss, SalvageSource, Salvaged, Sink, salvage};
 use shoal_format::inode::{INODE_HAS_NEW, Inode};
 use shoal_format::superblock::{MemoryKind, ROOTS_AT};
 use shoal_format::{PAGE, SlotRef};
-use store::media::{Image, Log, Memory};
-use store::sample::*;
-use store::{Store, tree};
 
 /// A bulk device whose bytes tell where they lie.
 struct Pattern;

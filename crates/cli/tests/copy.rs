@@ -3,15 +3,13 @@
 //! Stores are filled through a mount, ended cleanly or by SIGKILL, and copied. Needs /dev/fuse; every program runs under
 //! `timeout`, and what is mounted is unmounted at the end.
 
-mod scene;
-
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use scene::Scene;
+use crate::scene::Scene;
 
 fn room(directory: &Path) -> u64 {
     let blocks = |path: &Path| fs::symlink_metadata(path).unwrap().blocks() * 512;

@@ -3,23 +3,11 @@
 //! A `battery` region has no page sums, so a repair acts on what it finds there. Seeds are in the failures' messages; SHOAL_DEEP=1
 //! takes more of them. Left out: damage to the ring, which is refused (`damaged_log`).
 
-mod damaged_media;
-
 use std::fs;
 use std::os::unix::fs::FileExt;
 
-use damaged_media::{Scene, Tree};
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % limit
-    }
-}
+use crate::damaged_media::{Scene, Tree};
+use shoal_sim::Random;
 
 /// Files that could be read; directories, and what gave an error, aside.
 fn readable(tree: Tree) -> Tree {
@@ -38,7 +26,7 @@ fn damage(scene: &Scene, random: &mut Random) {
         .collect();
     let file = scene.open("region");
     for _ in 0..1 + random.below(3) {
-        let at = used[random.below(used.len() as u64) as usize] + random.below(64);
+        let at = used[random.index(used.len())] + random.below(64);
         match random.below(3) {
             0 => file.write_all_at(&[bytes[at as usize] ^ 1 << random.below(8)], at).unwrap(),
             1 => file.write_all_at(&[random.below(256) as u8; 16], at).unwrap(),
@@ -69,11 +57,11 @@ fn a_repair_loses_nothing_that_could_be_read() {
             fs::copy(scene.at(&name.replace('/', "-whole-")), scene.at(name)).unwrap();
         }
         fs::copy(scene.at("whole"), scene.at("region")).unwrap();
-        damage(&scene, &mut Random(seed * 0x9e37_79b9_7f4a_7c15));
+        damage(&scene, &mut Random::new(seed));
         let before = scene.sums();
         scene.run(&["check", "store"]);
         scene.run(&["salvage", "store", "copy"]);
-        let salvaged = damaged_media::read_tree(&scene.at("copy"));
+        let salvaged = crate::damaged_media::read_tree(&scene.at("copy"));
         fs::remove_dir_all(scene.at("copy")).unwrap();
         assert!(scene.sums() == before, "seed {seed}: a look changes the store");
         if !scene.run(&["mount", "-o", "ro", "store", "mnt"]).status.success() {

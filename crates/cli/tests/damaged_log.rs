@@ -2,12 +2,10 @@
 //!
 //! In the ring of a `battery` region, and in the log files of `logged` memory, after the process was killed.
 
-mod damaged_media;
-
 use std::fs;
 use std::os::unix::fs::FileExt;
 
-use damaged_media::{Scene, Tree, read_tree};
+use crate::damaged_media::{Scene, Tree, read_tree};
 
 /// A store whose process was killed with a log to replay, and what was in it.
 fn killed(scene: &Scene) -> Tree {

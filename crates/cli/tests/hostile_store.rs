@@ -8,9 +8,6 @@
 //! SHOAL_CASE=WORDS the cases whose names have these words.
 //! Left out: power loss, and media that fail while they are used.
 
-mod damaged_media;
-mod hostile_damage;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
@@ -19,8 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use damaged_media::Scene;
-use hostile_damage::{KINDS, Kind, Targets, damage, files};
+use crate::damaged_media::Scene;
+use crate::hostile_damage::{KINDS, Kind, Targets, damage, files};
 use shoal_sim::Budget;
 
 /// Larger ones have forged sizes.
@@ -52,7 +49,10 @@ fn attributes(path: &Path) -> Option<BTreeMap<Vec<u8>, Vec<u8>>> {
 fn thing(path: &Path) -> Option<Thing> {
     let meta = fs::symlink_metadata(path).ok()?;
     let bytes = match meta.file_type() {
-        kind if kind.is_symlink() => fs::read_link(path).ok()?.into_os_string().into_encoded_bytes(),
+        // The kernel shows a target that was zeroed as empty: no file system can hold that again.
+        kind if kind.is_symlink() => {
+            Some(fs::read_link(path).ok()?.into_os_string().into_encoded_bytes()).filter(|target| !target.is_empty())?
+        }
         kind if kind.is_file() && meta.len() <= SIZE_MAX => fs::read(path).ok()?,
         kind if kind.is_dir() => Vec::new(),
         _ => return None,

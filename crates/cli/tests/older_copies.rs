@@ -2,11 +2,9 @@
 //!
 //! A region and images that do not belong together are refused, by this program and by those before it.
 
-mod damaged_media;
-
 use std::fs;
 
-use damaged_media::Scene;
+use crate::damaged_media::Scene;
 use shoal_format::superblock::FEATURE_INCARNATION;
 
 const FILES: [&str; 3] = ["store/image.0", "store/image.1", "region"];

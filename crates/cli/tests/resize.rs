@@ -4,8 +4,6 @@
 //! only times are tried); the host is full or read-only; another command comes in between; bytes of the store are damaged.
 //! Needs /dev/fuse, and root for small hosts. `SHOAL_DEEP=1` tries every system call.
 
-mod scene;
-
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -13,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
-use scene::{Scene, Tree};
+use crate::scene::{Scene, Tree};
 use serde_json::Value;
 
 const KINDS: [&[&str]; 2] = [&[], &["--memory", "battery"]];

@@ -3,8 +3,6 @@
 //! Memory lies on a tmpfs that is unmounted (the file system is not there) or mounted anew (the power was lost). Needs
 //! root and /dev/fuse; every program runs under `timeout`. What is mounted is unmounted at the end, also by a panic.
 
-mod killed;
-
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -78,7 +76,7 @@ impl Scene {
     }
 
     fn kill(&self) {
-        killed::kill_daemon(&self.at("store"));
+        crate::killed::kill_daemon(&self.at("store"));
         self.ok(&["umount", &self.text("mnt")]);
     }
 

@@ -14,6 +14,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use shoal_media::{BlockDevice, flush, read, write};
 use shoal_nbd::{Client, ClientOptions};
+use shoal_sim::Random;
 
 const MIB: u64 = 1 << 20;
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -170,14 +171,7 @@ fn connect(served: &Served, contexts: &[&str]) -> Client {
 
 /// Bytes that differ from block to block and from seed to seed.
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
-    let mut x = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut next = || {
-        x ^= x << 13;
-        x ^= x >> 7;
-        x ^= x << 17;
-        x as u8
-    };
-    (0..len).map(|_| next()).collect()
+    Random::new(seed).bytes(len)
 }
 
 fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {

@@ -2,12 +2,10 @@
 //!
 //! A checkpoint writes into the standby only what changed, so what lies in it must be known to be right.
 
-mod damaged_media;
-
 use std::fs;
 use std::os::unix::fs::FileExt;
 
-use damaged_media::{Scene, Tree};
+use crate::damaged_media::{Scene, Tree};
 use shoal_format::{PAGE, checksum};
 
 /// Its name, and how an image gets it.
@@ -135,7 +133,7 @@ fn a_missing_image_is_named_with_what_can_be_done() {
     }
     // The other image, and the log since it was written, hold everything.
     scene.exits(0, &["salvage", "store", "copy"]);
-    assert!(damaged_media::read_tree(&scene.at("copy")) == tree);
+    assert!(crate::damaged_media::read_tree(&scene.at("copy")) == tree);
     fs::rename(scene.at("away"), scene.at(newest)).unwrap();
     scene.mount();
     scene.umount();
@@ -146,7 +144,7 @@ fn salvaged(scene: &Scene, code: i32) -> (Tree, String) {
     let before = scene.sums();
     let told = scene.exits(code, &["salvage", "store", "copy"]);
     assert!(scene.sums() == before, "salvage writes nothing into the store");
-    let tree = damaged_media::read_tree(&scene.at("copy"));
+    let tree = crate::damaged_media::read_tree(&scene.at("copy"));
     fs::remove_dir_all(scene.at("copy")).unwrap();
     (tree, told)
 }

@@ -1,5 +1,6 @@
 //! The tests of the file system in one program: `cargo test -p shoal-fs --test all <module>::<part of a name>` runs some.
 //!
+//! What they are about: data, names, damage, resizing, crashes at every point, two operations at once.
 //! Beside them are `planted` and `recorded`, which need features and change what the whole process does.
 
 mod actors;

@@ -19,12 +19,13 @@ use crate::options::MountOptions;
 use crate::protocol::layout::{
     AttrOut, EntryOut, InitInRest, InitInShort, InitOut, MkdirIn, MknodIn, OutHeader, SetattrIn, WriteIn,
 };
-use crate::protocol::tests::{Random, message, rounds};
+use crate::protocol::tests::{message, random_from_environment, rounds};
 use crate::protocol::{init_flags, opcode, setattr};
 use crate::session::{Threads, handshake};
 use crate::syncer::{Syncer, SyncerThread};
 use crate::ticker::Ticker;
 use crate::waiters::{WaiterThreads, Waiters};
+use shoal_sim::Random;
 
 /// What was sent: errno and body by request.
 type Sent = HashMap<u64, Vec<(i32, Vec<u8>)>>;
@@ -369,7 +370,7 @@ fn plausible(random: &mut Random, opcode: u32) -> Vec<u8> {
             [u64::to_ne_bytes(random.below(5)), u64::to_ne_bytes(random.below(3))].concat()
         }
         _ => (0..11)
-            .flat_map(|_| u64::to_ne_bytes([0, 1, 3, 100, 4096, random.next()][random.below(6) as usize]))
+            .flat_map(|_| u64::to_ne_bytes([0, 1, 3, 100, 4096, random.next_u64()][random.below(6) as usize]))
             .collect(),
     };
     body.extend_from_slice(&name(random));
@@ -380,19 +381,19 @@ fn plausible(random: &mut Random, opcode: u32) -> Vec<u8> {
 /// The kernel would be left with a waiting program by a request without an answer, and refuses an answer that is too long.
 #[test]
 fn any_message_is_answered_once_and_within_its_room() {
-    let mut random = Random::from_environment();
+    let mut random = random_from_environment();
     let mount = mounted(|_| {}, ALL);
     let mut kinds = HashMap::new();
     for round in 0..rounds(30_000) {
         let opcode = random.below(u64::from(opcode::END) + 2) as u32;
-        let node = [1, 1, 2, 3, 4, 5, 6, random.next()][random.below(8) as usize];
+        let node = [1, 1, 2, 3, 4, 5, 6, random.next_u64()][random.below(8) as usize];
         let mut bytes = message(opcode, node, &plausible(&mut random, opcode));
         let unique = round + 1;
         bytes[8..16].copy_from_slice(&unique.to_ne_bytes());
         if random.below(4) == 0 {
             // Not the header's first half: another length is another message, another number another request.
             let at = 16 + random.below(bytes.len() as u64 - 16) as usize;
-            bytes[at] = random.next() as u8;
+            bytes[at] = random.next_u64() as u8;
         }
         if opcode == opcode::FALLOCATE || opcode == opcode::COPY_FILE_RANGE || opcode == opcode::COPY_FILE_RANGE_64 {
             // Gigabytes would only take time.

@@ -29,8 +29,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use shoal_fs::{Fs, Fsync, Ino, Result};
-
-use crate::ticker::Bell;
+use shoal_host::Bell;
 
 /// Request threads, at least, for one of them to flush the bulk device.
 const THREADS_MIN: usize = 4;

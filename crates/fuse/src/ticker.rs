@@ -10,38 +10,27 @@
 //! Left out: any policy.
 
 use std::io;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use shoal_fs::{Error, Fs};
+use shoal_host::Bell;
 
 /// Between two ticks, and between two looks whether a checkpoint is due.
 const PERIOD: Duration = Duration::from_millis(100);
 const NO_ROOM: &str = "checkpoint: no room in the file system that holds the store; make some there, it is tried again";
 
 pub(crate) struct Ticker {
-    threads: Vec<(mpsc::Sender<()>, JoinHandle<()>)>,
-}
-
-/// Wakes a thread before its time.
-#[derive(Clone)]
-pub(crate) struct Bell(mpsc::Sender<()>);
-
-impl Bell {
-    pub fn ring(&self) {
-        // A thread that has ended has nothing left to do.
-        let _ = self.0.send(());
-    }
+    threads: Vec<shoal_host::Ticker>,
 }
 
 impl Ticker {
     /// A store that cannot be written to has no background work. The bell wakes `log-clock`.
     pub fn start(fs: &Arc<Fs>) -> io::Result<(Ticker, Bell)> {
         if fs.region().is_read_only() {
-            return Ok((Ticker { threads: Vec::new() }, Bell(mpsc::channel().0)));
+            return Ok((Ticker { threads: Vec::new() }, Bell::default()));
         }
         let told = Arc::new(AtomicBool::new(false));
         let reporting = |work: fn(&Fs) -> Result<(), String>| {
@@ -66,17 +55,13 @@ impl Ticker {
         let checkpoint = every("checkpoint", PERIOD, checkpoint)?;
         let compact = reporting(|fs| fs.compact_tick().map_err(|e| format!("compaction: {e}")));
         let compact = every("compaction", PERIOD, compact)?;
-        let bell = Bell(log.0.clone());
+        let bell = log.bell();
         Ok((Ticker { threads: vec![compact, checkpoint, bulk, log] }, bell))
     }
 
-    /// Returns when the work under way, if any, is over. Every [`Bell`] must be gone.
+    /// Returns when the work under way, if any, is over.
     pub fn stop(self) {
-        for (stop, thread) in self.threads {
-            drop(stop);
-            // A panic in the thread has been reported by the panic hook.
-            let _ = thread.join();
-        }
+        self.threads.iter().for_each(shoal_host::Ticker::stop);
     }
 }
 
@@ -89,30 +74,24 @@ fn tell_failure(fs: &Fs, told: &AtomicBool) -> bool {
     true
 }
 
-/// Calls `work` until every sender is dropped: once a period, and whenever something is sent.
+/// A ticker that logs the first error of a series, and its end.
 fn every(
     name: &str,
     period: Duration,
     mut work: impl FnMut() -> Result<(), String> + Send + 'static,
-) -> io::Result<(mpsc::Sender<()>, JoinHandle<()>)> {
-    let (stop, stopped) = mpsc::channel();
-    let thread = std::thread::Builder::new().name(name.into()).spawn(move || {
-        let mut failing = false;
-        // What was sent before the end is still served.
-        while stopped.recv_timeout(period) != Err(RecvTimeoutError::Disconnected) {
-            // One call answers all who rang before it.
-            stopped.try_iter().for_each(drop);
-            let outcome = work();
-            if let (Err(error), false) = (&outcome, failing) {
-                tracing::error!("background work failed: {error}");
-            }
-            if failing && outcome.is_ok() {
-                tracing::info!("background work goes on");
-            }
-            failing = outcome.is_err();
+) -> io::Result<shoal_host::Ticker> {
+    let mut failing = false;
+    shoal_host::Ticker::start(name, period, move |_| {
+        let outcome = work();
+        if let (Err(error), false) = (&outcome, failing) {
+            tracing::error!("background work failed: {error}");
         }
-    })?;
-    Ok((stop, thread))
+        if failing && outcome.is_ok() {
+            tracing::info!("background work goes on");
+        }
+        failing = outcome.is_err();
+        ControlFlow::Continue(())
+    })
 }
 
 #[cfg(test)]

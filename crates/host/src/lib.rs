@@ -52,7 +52,7 @@ pub use private_map::PrivateMap;
 pub use segment_log::{SEGMENT_BYTES, SegmentLog, log_bytes_max};
 pub use shared_map::{SharedKind, SharedMap};
 pub use store_lock::{FileLock, StoreLock};
-pub use ticker::{Stopping, Ticker};
+pub use ticker::{Bell, Stopping, Ticker};
 
 /// Bytes of a page: maps and images are measured in it.
 pub const PAGE_BYTES: u64 = 4096;

@@ -1,8 +1,8 @@
-//! A thread that does the same work again and again, until it is stopped.
+//! A thread that does the same work again and again, and whenever it is rung, until it is stopped.
 //!
-//! Rules: the first time is one period after the start; the work is never under way twice; stopping waits for the work under
-//! way, which can ask whether it is to end soon. A thread that cannot be started is an error of the start, never a ticker that
-//! does not tick. Left out: work that must be done at once when something happens.
+//! Rules: the first time is one period after the start; the work is never under way twice; a ring before the end is still
+//! answered, one call answers all rings before it; stopping waits for the work under way, which can ask whether it is to end
+//! soon. A thread that cannot be started is an error of the start, never a ticker that does not tick.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -13,32 +13,49 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 #[derive(Default)]
-struct Stop {
-    stopped: Mutex<bool>,
+struct Orders {
+    stop: bool,
+    rung: bool,
+}
+
+#[derive(Default)]
+struct Shared {
+    orders: Mutex<Orders>,
     changed: Condvar,
 }
 
 /// Whether a ticker is to end, for its work.
-pub struct Stopping(Arc<Stop>);
+pub struct Stopping(Arc<Shared>);
 
 impl Stopping {
     pub fn is_stopped(&self) -> bool {
-        *self.0.stopped.lock()
+        self.0.orders.lock().stop
     }
 
-    /// Waits for so long, or until the end: true at the end.
+    /// Waits for so long, for a ring, or until the end: true at the end.
     fn wait(&self, period: Duration) -> bool {
-        let mut stopped = self.0.stopped.lock();
-        if !*stopped {
-            self.0.changed.wait_for(&mut stopped, period);
+        let mut orders = self.0.orders.lock();
+        if !orders.stop && !orders.rung {
+            self.0.changed.wait_for(&mut orders, period);
         }
-        *stopped
+        !std::mem::take(&mut orders.rung) && orders.stop
+    }
+}
+
+/// Wakes a ticker's thread before its time. One of no ticker does nothing.
+#[derive(Clone, Default)]
+pub struct Bell(Arc<Shared>);
+
+impl Bell {
+    pub fn ring(&self) {
+        self.0.orders.lock().rung = true;
+        self.0.changed.notify_all();
     }
 }
 
 /// Ticks until it is stopped or dropped.
 pub struct Ticker {
-    stop: Arc<Stop>,
+    shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -49,17 +66,21 @@ impl Ticker {
         period: Duration,
         mut work: impl FnMut(&Stopping) -> ControlFlow<()> + Send + 'static,
     ) -> io::Result<Ticker> {
-        let stop = Arc::new(Stop::default());
-        let stopping = Stopping(stop.clone());
+        let shared = Arc::new(Shared::default());
+        let stopping = Stopping(shared.clone());
         let run = move || while !stopping.wait(period) && work(&stopping).is_continue() {};
         let thread = std::thread::Builder::new().name(name.into()).spawn(run)?;
-        Ok(Ticker { stop, thread: Mutex::new(Some(thread)) })
+        Ok(Ticker { shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    pub fn bell(&self) -> Bell {
+        Bell(self.shared.clone())
     }
 
     /// Returns when the work under way, if any, is over.
     pub fn stop(&self) {
-        *self.stop.stopped.lock() = true;
-        self.stop.changed.notify_all();
+        self.shared.orders.lock().stop = true;
+        self.shared.changed.notify_all();
         let thread = self.thread.lock().take();
         // The work may let go of the last thing that holds its own ticker.
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
@@ -119,5 +140,20 @@ mod tests {
         });
         assert_eq!(ticks.iter().count(), 1);
         ticker.unwrap().stop();
+    }
+
+    #[test]
+    fn a_ring_is_answered_at_once_and_also_before_the_end() {
+        let (sender, ticks) = mpsc::channel();
+        let ticker = Ticker::start("test", Duration::from_secs(3600), move |_| {
+            sender.send(()).unwrap();
+            ControlFlow::Continue(())
+        });
+        let ticker = ticker.unwrap();
+        ticker.bell().ring();
+        ticks.recv_timeout(Duration::from_secs(10)).unwrap();
+        ticker.bell().ring();
+        drop(ticker);
+        assert_eq!(ticks.iter().count(), 1);
     }
 }

@@ -3,13 +3,11 @@
 //! Owns: properties of a small run through its command line: its tables and plots are there, time is called simulated, and what
 //! the experiment is about holds. Left out: the systems one by one (their modules), the paper's figures (its page).
 
-mod common;
-
-use common::rows;
+use crate::common::rows;
 use serde_json::Value;
 
 fn report(options: &str) -> (Value, Vec<String>) {
-    common::report(&format!("idle-time {options}"))
+    crate::common::report(&format!("idle-time {options}"))
 }
 
 /// The numbers of a table's column, from top to bottom.

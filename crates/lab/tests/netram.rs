@@ -4,8 +4,6 @@
 //! within each
 //! of them. Left out: agreement with the live disk (`live`).
 
-mod common;
-
 use shoal_lab::netram::model::Pace;
 use shoal_lab::netram::points::{Room, Setup, Variant, measure, measure_all};
 use shoal_lab::network::Network;
@@ -90,7 +88,7 @@ fn the_experiment_writes_tables_plots_and_json() {
     let out = scratch.path().join("out");
     let line =
         ["run", "netram", "--synthetic", "--quick", "--requests", "4000", "--extra", "60", "--seed", "5", "--out"];
-    let args = common::args(line.into_iter().chain([out.to_str().unwrap()]));
+    let args = crate::common::args(line.into_iter().chain([out.to_str().unwrap()]));
     let (report, files) = shoal_lab::run(&args).unwrap();
     let names: Vec<String> = files.iter().map(|f| f.file_name().unwrap().to_string_lossy().into_owned()).collect();
     for name in
@@ -109,7 +107,7 @@ fn the_experiment_writes_tables_plots_and_json() {
 
 #[test]
 fn a_trace_that_is_named_and_not_there_is_an_error() {
-    let args = common::args(["run", "netram", "--trace", "/nonexistent/week.srt"]);
+    let args = crate::common::args(["run", "netram", "--trace", "/nonexistent/week.srt"]);
     let error = shoal_lab::run(&args).unwrap_err().to_string();
     assert!(error.contains("/nonexistent/week.srt"), "{error}");
 }

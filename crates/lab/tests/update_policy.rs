@@ -5,13 +5,11 @@
 //! block does not, and yielding or shaping ends the waiting behind a cache that was dirtied at once. Left out: the policies
 //! (their crate), the disks (`sim`), the report's figures to the digit (its page).
 
-mod common;
-
-use common::rows;
+use crate::common::rows;
 use serde_json::Value;
 
 fn report(options: &str) -> (Value, Vec<String>) {
-    common::report(&format!("update-policy {options}"))
+    crate::common::report(&format!("update-policy {options}"))
 }
 
 /// The figure of a disk's row that has `name` in `column`.

@@ -2,14 +2,12 @@
 //!
 //! Owns: budgets of memory and places. Left out: what one client sends wrong (`hostile_client`).
 
-mod world;
-
 use std::time::{Duration, Instant};
 
+use crate::world::{MIB, Raw, World, export, memory};
 use shoal_nbd::wire::handshake::{OPT_GO, encode_option};
 use shoal_nbd::wire::transmission::*;
 use shoal_nbd::{Client, ClientOptions, Limits, ServerOptions};
-use world::{MIB, Raw, World, export, memory};
 
 fn serving(limits: Limits) -> World {
     World::new(vec![export(memory(64 * MIB, 1))], ServerOptions { limits, ..ServerOptions::default() })
@@ -37,7 +35,7 @@ fn works(client: &Client) {
 #[test]
 fn many_clients_that_read_nothing_cost_what_the_server_has_and_the_others_are_served() {
     let world = serving(Limits { server_bytes: 128 << 20, ..Limits::default() });
-    let before = world::peak_memory_bytes();
+    let before = crate::world::peak_memory_bytes();
     let greedy: Vec<Raw> = (0..30)
         .map(|_| {
             let mut greedy = world.raw();
@@ -52,7 +50,7 @@ fn many_clients_that_read_nothing_cost_what_the_server_has_and_the_others_are_se
         works(&client);
         assert!(world.server.counts().held_bytes <= 128 << 20);
     }
-    let grown = world::peak_memory_bytes() - before;
+    let grown = crate::world::peak_memory_bytes() - before;
     assert!(grown < 400 << 20, "{grown} bytes");
     drop(greedy);
     until("nothing is held any more", || world.server.counts().held_bytes == 0);

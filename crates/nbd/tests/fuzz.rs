@@ -4,20 +4,18 @@
 //! answer or a typed error, in bounded time and memory, never a panic, and a server that still serves.
 //! `NBD_FUZZ_ROUNDS` multiplies the rounds.
 
-mod world;
-
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::world::{MIB, World, export, memory};
 use shoal_media::{BlockDevice, Request};
 use shoal_nbd::negotiation::{client, server};
 use shoal_nbd::wire::handshake::*;
 use shoal_nbd::wire::transmission::*;
 use shoal_nbd::{Catalog, Client, ClientOptions, Limits, Peer, ServerOptions, Uri};
 use shoal_sim::Random;
-use world::{MIB, World, export, memory};
 
 fn rounds(base: u64) -> u64 {
     base * std::env::var("NBD_FUZZ_ROUNDS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
@@ -225,7 +223,7 @@ fn a_live_server_survives_damaged_conversations_in_bounded_time_and_memory() {
     let limits =
         Limits { handshake: Duration::from_millis(500), stalled: Duration::from_millis(500), ..Limits::default() };
     let world = World::new(vec![export(memory(MIB, 1))], ServerOptions { limits, ..ServerOptions::default() });
-    let (before, started) = (world::peak_memory_bytes(), Instant::now());
+    let (before, started) = (crate::world::peak_memory_bytes(), Instant::now());
     for seed in 0..rounds(400) {
         let mut random = Random::new(seed);
         let mut raw = world.raw();
@@ -260,7 +258,7 @@ fn a_live_server_survives_damaged_conversations_in_bounded_time_and_memory() {
         assert!(said < 64 << 20, "seed {seed}");
     }
     shoal_media::read(&world.client(), 0, &mut [0; 512]).unwrap();
-    let grown = world::peak_memory_bytes() - before;
+    let grown = crate::world::peak_memory_bytes() - before;
     assert!(grown < 256 << 20, "{grown} bytes");
     assert!(started.elapsed() < Duration::from_secs(60) * rounds(1) as u32);
 }
@@ -308,8 +306,8 @@ fn a_live_client_survives_damaged_servers_and_completes_every_request() {
         request_timeout: Duration::from_millis(100),
         ..ClientOptions::default()
     };
-    let uri: Uri = world::unix_uri(&socket);
-    let (before, started, mut connected, mut answered) = (world::peak_memory_bytes(), Instant::now(), 0, 0);
+    let uri: Uri = crate::world::unix_uri(&socket);
+    let (before, started, mut connected, mut answered) = (crate::world::peak_memory_bytes(), Instant::now(), 0, 0);
     for seed in 0..count {
         let Ok(client) = Client::connect(&uri, &options) else { continue };
         connected += 1;
@@ -331,6 +329,6 @@ fn a_live_client_survives_damaged_servers_and_completes_every_request() {
         assert_eq!(client.in_flight(), 0, "seed {seed}");
     }
     assert!(connected > count / 4 && answered > 0, "{connected} connections, {answered} answers: damaged too much");
-    assert!(world::peak_memory_bytes() - before < 256 << 20);
+    assert!(crate::world::peak_memory_bytes() - before < 256 << 20);
     assert!(started.elapsed() < Duration::from_secs(120) * rounds(1) as u32);
 }

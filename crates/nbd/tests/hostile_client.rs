@@ -2,14 +2,12 @@
 //!
 //! After each attack the server still serves the next client.
 
-mod world;
-
 use std::time::{Duration, Instant};
 
+use crate::world::{MIB, World, export, memory};
 use shoal_nbd::wire::handshake::*;
 use shoal_nbd::wire::transmission::*;
 use shoal_nbd::{Limits, ServerOptions};
-use world::{MIB, World, export, memory};
 
 fn still_serves(world: &World) {
     shoal_media::read(&world.client(), 0, &mut [0; 512]).unwrap();
@@ -154,7 +152,7 @@ fn unknown_client_flags_close_and_old_clients_get_zeroes() {
         let mut stream = std::os::unix::net::UnixStream::connect(&world.socket).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         stream.read_exact(&mut [0; GREETING_BYTES]).unwrap();
-        let mut raw = world::Raw(stream);
+        let mut raw = crate::world::Raw(stream);
         raw.send(&flags.to_be_bytes());
         raw
     };
@@ -196,7 +194,7 @@ fn a_slow_handshake_ends_at_its_time_limit_and_options_are_counted() {
 fn a_client_that_reads_no_replies_costs_its_budget_and_is_cut_off() {
     let limits = Limits { stalled: Duration::from_millis(300), ..Limits::default() };
     let world = World::new(vec![export(memory(64 * MIB, 1))], ServerOptions { limits, ..ServerOptions::default() });
-    let before = world::peak_memory_bytes();
+    let before = crate::world::peak_memory_bytes();
     let mut greedy = world.raw();
     greedy.go("disk");
     greedy.0.set_write_timeout(Some(Duration::from_secs(5))).unwrap();
@@ -208,7 +206,7 @@ fn a_client_that_reads_no_replies_costs_its_budget_and_is_cut_off() {
         assert!(Instant::now() < deadline, "a client that reads nothing must be cut off");
         std::thread::sleep(Duration::from_millis(20));
     }
-    let grown = world::peak_memory_bytes() - before;
+    let grown = crate::world::peak_memory_bytes() - before;
     assert!(grown < 300 << 20, "{grown} bytes");
     still_serves(&world);
 }

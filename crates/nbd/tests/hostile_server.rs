@@ -3,19 +3,17 @@
 //!
 //! Each case is a byte stream written by hand; the client must answer with a typed error within its time-outs.
 
-mod world;
-
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use crate::world::{MIB, unix_uri};
 use shoal_media::{BlockDevice, MediaError, Request};
 use shoal_nbd::wire::handshake::*;
 use shoal_nbd::wire::transmission::*;
 use shoal_nbd::{Client, ClientOptions, ConnectError, Lost};
-use world::{MIB, unix_uri};
 
 /// The handshake of an honest server, except for the flags and sizes given.
 fn shake_hands(stream: &mut UnixStream, structured: bool, bytes: u64, sizes: BlockSizes) {

@@ -2,20 +2,18 @@
 //!
 //! The model is a byte vector. Devices here complete late, on other threads and out of order, or fail on command.
 
-mod world;
-
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::world::{MIB, World, export, memory};
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
 use shoal_nbd::wire::transmission::*;
 use shoal_nbd::{
     BlockStatus, Client, ClientOptions, Export, Extent, Limits, Listen, Lost, Server, ServerError, ServerOptions, Uri,
 };
 use shoal_sim::Random;
-use world::{MIB, World, export, memory};
 
 /// Completes on a thread of its own, each request after another while, so in another order than submitted.
 struct Late {

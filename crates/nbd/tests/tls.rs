@@ -2,14 +2,13 @@
 //!
 //! Certificates are made for each test: an authority, a server for `localhost`, a client, and strangers.
 
-mod world;
-
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 
+use crate::world::{MIB, Raw, export, memory};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use shoal_nbd::negotiation::HandshakeError;
 use shoal_nbd::negotiation::server::{Handshake, Step};
@@ -18,7 +17,6 @@ use shoal_nbd::{
     Catalog, Client, ClientOptions, ConnectError, Limits, Listen, Peer, Server, ServerOptions, TlsClient, TlsServer,
     Uri,
 };
-use world::{MIB, Raw, export, memory};
 
 /// Fills a directory with an authority and certificates by it, under the usual file names.
 fn certificates(directory: &Path, server_name: &str, with_client: bool) {
@@ -126,7 +124,7 @@ fn a_tls_server_serves_nobody_in_the_clear() {
 
 #[test]
 fn a_client_that_wants_tls_does_not_go_on_without() {
-    let world = world::World::of_memory(MIB);
+    let world = crate::world::World::of_memory(MIB);
     let directory = tempfile::tempdir().unwrap();
     certificates(directory.path(), "localhost", false);
     let socket = world.socket.display();

@@ -2,8 +2,6 @@
 //!
 //! An earlier program named the boot in another way; its name counts as well.
 
-mod logged;
-
 use shoal_format::{PAGE, SEGMENT};
 use shoal_region::{Parts, Region, newest_image};
 use shoal_sim::{SimMemory, World};
@@ -12,16 +10,19 @@ const SEGMENTS: u64 = 16;
 
 fn parts(world: &World, boot: u8, image: bool) -> Parts {
     let from = image.then(|| {
-        let (newest, _, anchor) = newest_image(&logged::images(world)).unwrap();
+        let (newest, _, anchor) = newest_image(&crate::logged::images(world)).unwrap();
         (world.image(newest), anchor.used_bytes.get().next_multiple_of(PAGE))
     });
-    logged::parts(world, SimMemory::volatile(SEGMENTS * SEGMENT, from), boot)
+    crate::logged::parts(world, SimMemory::volatile(SEGMENTS * SEGMENT, from), boot)
 }
 
 #[test]
 fn the_name_an_earlier_program_gave_the_boot_is_no_power_loss() {
-    let world = logged::world();
-    Region::create(logged::geometry(SEGMENTS * SEGMENT, 0), parts(&world, 1, false)).unwrap().shutdown().unwrap();
+    let world = crate::logged::world();
+    Region::create(crate::logged::geometry(SEGMENTS * SEGMENT, 0), parts(&world, 1, false))
+        .unwrap()
+        .shutdown()
+        .unwrap();
     // Opened by a program that called this boot 3, and cut off.
     drop(Region::open(parts(&world, 3, true), false).unwrap());
     let lost = |also| Region::open_unsettled(parts(&world, 4, true), true, also).unwrap().1.power_lost;

@@ -4,14 +4,12 @@
 //! media may be left in is recovered and compared with the model's prefix of transactions, byte for byte, the
 //! allocator's tables included. By turns: recovery twice, crashes during recovery to depth two, further work and
 //! another crash, and an allocation of everything that is left.
-//! A failure prints its seed: `SHOAL_SEED=<n> cargo test --release -p shoal-region --test crash -- --nocapture`.
-
-mod machine;
+//! A failure prints its seed: `SHOAL_SEED=<n> cargo test --release -p shoal-region --test all crash -- --nocapture`.
 
 use std::sync::Arc;
 
-use machine::media::Plant;
-use machine::{Plan, explore, limits, seeds};
+use crate::machine::media::Plant;
+use crate::machine::{Plan, explore, limits, seeds};
 use shoal_format::superblock::MemoryKind;
 
 fn enumerate(kind: MemoryKind, stores: bool, first: u64, runs: u64, steps: usize) {
@@ -51,7 +49,7 @@ fn battery_memory_that_was_lost_comes_back_from_its_saved_image() {
     use shoal_sim::{SimMemoryKind, World};
 
     let world = World::new(1);
-    let kept = world.add_memory(machine::store::REGION_BYTES, SimMemoryKind::Battery);
+    let kept = world.add_memory(crate::machine::store::REGION_BYTES, SimMemoryKind::Battery);
     let parts = |memory: Arc<dyn PersistentMemory>, boot: u8| Parts {
         memory,
         log: None,
@@ -61,7 +59,8 @@ fn battery_memory_that_was_lost_comes_back_from_its_saved_image() {
     };
     world.add_image();
     world.add_image();
-    let mut region = Region::create(machine::store::geometry(MemoryKind::Battery), parts(kept.clone(), 1)).unwrap();
+    let mut region =
+        Region::create(crate::machine::store::geometry(MemoryKind::Battery), parts(kept.clone(), 1)).unwrap();
     let mut places = Vec::new();
     for round in 0..5u8 {
         let mut tx = region.begin();

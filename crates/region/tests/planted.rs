@@ -5,8 +5,6 @@
 //! A bug that stays unnoticed within the budget fails the test, except for those listed as needless with the reason why
 //! nothing can go wrong without them under the media's contracts.
 
-#![cfg(feature = "planted")]
-
 mod machine;
 mod promise;
 

@@ -3,12 +3,10 @@
 //! The region's memory counts which segments are touched. Slots are freed and allocated in an order that a seed gives,
 //! over mounts that were ended cleanly and others that were cut off, with transactions abandoned on the way.
 
-mod logged;
-
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-use logged::{images, parts};
+use crate::logged::{images, parts};
 use shoal_format::slot::class_geometry;
 use shoal_format::{PAGE, SEGMENT, SlotRef};
 use shoal_media::{ImageFile, PersistentMemory};
@@ -72,9 +70,9 @@ fn open(world: &World, boot: u8, hints: bool) -> (Region, Arc<Noted>) {
 }
 
 fn new_world() -> World {
-    let world = logged::world();
+    let world = crate::logged::world();
     let parts = parts(&world, SimMemory::volatile(SEGMENTS * SEGMENT, None), 1);
-    Region::create(logged::geometry(SEGMENTS * SEGMENT, 4096), parts).unwrap().shutdown().unwrap();
+    Region::create(crate::logged::geometry(SEGMENTS * SEGMENT, 4096), parts).unwrap().shutdown().unwrap();
     world
 }
 

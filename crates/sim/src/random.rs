@@ -1,6 +1,6 @@
 //! The simulation's only source of chance: splitmix64, a pure function of its seed.
 //!
-//! One seed makes one run, on every machine. Not for secrets, and not for statistics: states to try only need to differ.
+//! One seed makes one run, on every machine and in every version. Not for secrets, and not for statistics: states to try only need to differ.
 
 #[derive(Clone, Debug)]
 pub struct Random {
@@ -23,6 +23,15 @@ impl Random {
     /// A number below `bound`, which is not 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         self.next_u64() % bound
+    }
+
+    /// An index of something so long; 0 when it is empty.
+    pub fn index(&mut self, len: usize) -> usize {
+        self.below(len.max(1) as u64) as usize
+    }
+
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> Option<&'a T> {
+        if from.is_empty() { None } else { Some(&from[self.index(from.len())]) }
     }
 
     pub fn fill(&mut self, out: &mut [u8]) {

@@ -3,14 +3,12 @@
 //! A device that changes, loses or keeps back one block of the map area or one tail record must cost time at most: what is read is
 //! what was written. Crashes are in `crash`; what each rule is good for is in `planted`.
 
-mod common;
-
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{BLOCK, Kind, Life, ask, damage, damage_of_the_closed, judge, name_in_time};
+use crate::common::{BLOCK, Kind, Life, ask, damage, damage_of_the_closed, judge, name_in_time};
 use parking_lot::Mutex;
 use shoal_format::vlog::map::{Area, Directory, List, MapPiece, encode_map};
 use shoal_format::vlog::{

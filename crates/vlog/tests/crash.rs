@@ -4,9 +4,7 @@
 //! The workload covers the log, the map and the compactor; the judge is in `common`: what was flushed is there, anything else is
 //! old or new, never torn, never foreign, and what was found once stays.
 
-mod common;
-
-use common::{Kind, Plan, Tried, enumerate};
+use crate::common::{Kind, Plan, Tried, enumerate};
 use shoal_sim::{Budget, Limits};
 
 fn visit_seeds(kind: Kind, mut seeds: std::ops::Range<u64>) {

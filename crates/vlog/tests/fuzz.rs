@@ -3,9 +3,7 @@
 //! Bytes are changed at random; records, superblock and tail are also forged with right checksums, as somebody could who knows
 //! the salt. What can be opened can be read, written, compacted, closed and opened again.
 
-mod common;
-
-use common::{BLOCK, Kind, Life, ask};
+use crate::common::{BLOCK, Kind, Life, ask};
 use shoal_format::vlog::map::{Directory, List, MapPiece, decode_map, encode_map};
 use shoal_format::vlog::{Checkpoint, Link, Record, Superblock, TAIL_AT, Tail};
 use shoal_media::{BlockDevice, Request};

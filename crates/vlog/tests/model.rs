@@ -3,8 +3,6 @@
 //! What the harness in `common` cannot show by itself is here: that the disk stays usable when every block of it is
 //! written, that requests that come at the same time do not disturb each other, and what a damaged device is met with.
 
-mod common;
-
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -12,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use common::{BLOCK, Kind, Life, ask};
+use crate::common::{BLOCK, Kind, Life, ask};
 use shoal_media::block::before_this_thread_waits;
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
 use shoal_sim::{Call, Fault, FaultPlan, Random, SimClock, World};
@@ -72,7 +70,7 @@ fn crashes_follow_each_other() {
                 }
             };
             let after = state.open();
-            common::judge(kind, &after, &life.model, life.model.done)
+            crate::common::judge(kind, &after, &life.model, life.model.done)
                 .unwrap_or_else(|error| panic!("seed {seed}, round {round}: {error}"));
             life.reborn(after.disk(0)).unwrap_or_else(|error| panic!("seed {seed}, round {round}: {error}"));
             world = after;

@@ -3,11 +3,6 @@
 //! Needs /dev/fuse, and root or fusermount3. Every program runs under `timeout`; what is mounted is unmounted at the end, also
 //! by a panic.
 
-#![allow(dead_code, reason = "each test binary uses its part")]
-
-#[path = "../killed/mod.rs"]
-mod killed;
-
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
@@ -78,7 +73,7 @@ impl Scene {
 
     /// Ends the daemon as a crash of its process would.
     pub fn kill(&self) {
-        killed::kill_daemon(&self.at("store"));
+        crate::killed::kill_daemon(&self.at("store"));
         self.umount();
     }
 

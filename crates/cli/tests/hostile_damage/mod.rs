@@ -9,19 +9,9 @@ use std::os::unix::fs::FileExt;
 use shoal_format::inode::{INODE_RECORD, Inode, InodeSlot};
 use shoal_format::superblock::{ANCHOR_AT, AnchorRecord, MemoryKind, Superblock};
 use shoal_format::{PAGE, SEGMENT, SlotRef, checksum};
+use shoal_sim::Random;
 
 use crate::damaged_media::Scene;
-
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % limit.max(1)
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -108,7 +98,7 @@ impl Medium<'_> {
 
     /// Flips a bit, or overwrites a few bytes, in `len` bytes from `at`.
     fn hurt(&self, at: u64, len: u64, random: &mut Random) {
-        let at = at + random.below(len);
+        let at = at + random.below(len.max(1));
         match random.below(3) {
             0 => self.write(at, &vec![random.below(256) as u8; 8.min(self.used.saturating_sub(at).max(1)) as usize]),
             _ => self.write(at, &[self.bytes(at, 1)[0] ^ 1 << random.below(8)]),
@@ -126,7 +116,7 @@ impl Medium<'_> {
     fn piece(&self, targets: &Targets, random: &mut Random, pick: impl Fn(&Inode) -> SlotRef) -> Option<SlotRef> {
         let inodes = targets.records.iter().filter_map(|&at| self.inode(at));
         let pieces: Vec<SlotRef> = inodes.map(|inode| pick(&inode)).filter(|piece| !piece.is_none()).collect();
-        pieces.get(random.below(pieces.len() as u64) as usize).copied()
+        pieces.get(random.index(pieces.len())).copied()
     }
 
     /// A page that holds anything, not the first two.
@@ -135,7 +125,7 @@ impl Medium<'_> {
         let bytes = self.bytes(0, self.used as usize);
         let filled = bytes.chunks(PAGE as usize).enumerate().filter(|(_, page)| page.iter().any(|&byte| byte != 0));
         let pages: Vec<u64> = filled.map(|(number, _)| number as u64).filter(|n| *n > 1 && !ring.contains(n)).collect();
-        pages[random.below(pages.len() as u64) as usize]
+        pages[random.index(pages.len())]
     }
 }
 
@@ -180,13 +170,10 @@ fn media<'a>(scene: &'a Scene, random: &mut Random) -> Vec<Medium<'a>> {
 
 /// Does the damage; what was done, in words.
 pub fn damage(scene: &Scene, targets: &Targets, kind: Kind, seed: u64) -> String {
-    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-    for _ in 0..4 {
-        random.below(2);
-    }
+    let mut random = Random::new(seed);
     let names = files(scene);
-    let name = names[random.below(names.len() as u64) as usize].clone();
-    let other = names[random.below(names.len() as u64) as usize].clone();
+    let name = names[random.index(names.len())].clone();
+    let other = names[random.index(names.len())].clone();
     match kind {
         Kind::Truncated => {
             let len = fs::metadata(scene.at(&name)).unwrap().len();
@@ -212,14 +199,14 @@ pub fn damage(scene: &Scene, targets: &Targets, kind: Kind, seed: u64) -> String
         }
         Kind::Description => {
             let len = fs::metadata(scene.at("store/shoal.json")).unwrap().len();
-            let at = random.below(len);
+            let at = random.below(len.max(1));
             scene.open("store/shoal.json").write_all_at(&[random.below(128) as u8; 3], at).unwrap();
             return format!("bytes at {at} of the description");
         }
         Kind::Bulk => {
             let Ok(bytes) = fs::read(scene.at("store/bulk")) else { return "no bulk storage".into() };
             let used: Vec<usize> = (0..bytes.len()).step_by(512).filter(|&at| bytes[at] != 0).collect();
-            let at = used[random.below(used.len() as u64) as usize] as u64;
+            let at = used[random.index(used.len())] as u64;
             scene.open("store/bulk").write_all_at(&[0xa5; 512], at).unwrap();
             return format!("a sector of bulk storage at {at}");
         }
@@ -235,7 +222,7 @@ pub fn damage(scene: &Scene, targets: &Targets, kind: Kind, seed: u64) -> String
             };
             let bytes = fs::read(scene.at(name)).unwrap();
             let used: Vec<u64> = range.filter(|&at| bytes[at as usize] != 0).collect();
-            let Some(&at) = used.get(random.below(used.len() as u64) as usize) else { return "an empty log".into() };
+            let Some(&at) = used.get(random.index(used.len())) else { return "an empty log".into() };
             match random.below(3) {
                 0 => scene.open(name).write_all_at(&[0x5a; 512], at / 512 * 512).unwrap(),
                 _ => scene.flip(name, at),
@@ -245,10 +232,10 @@ pub fn damage(scene: &Scene, targets: &Targets, kind: Kind, seed: u64) -> String
         _ => {}
     }
     let mut told = Vec::new();
-    let seed = random.0;
+    let seed = random.next_u64();
     for medium in media(scene, &mut random) {
         // Both images are hurt alike.
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         let at = one(&medium, targets, kind, &mut random);
         told.push(format!("{kind:?} at {at:#x} of {}{}", medium.name, if medium.sealed { ", sealed" } else { "" }));
     }
@@ -258,7 +245,7 @@ pub fn damage(scene: &Scene, targets: &Targets, kind: Kind, seed: u64) -> String
 /// Damage to the bytes of a region; where it is.
 fn one(medium: &Medium<'_>, targets: &Targets, kind: Kind, random: &mut Random) -> u64 {
     let superblock = medium.superblock;
-    let record = targets.records[random.below(targets.records.len() as u64) as usize];
+    let record = targets.records[random.index(targets.records.len())];
     let hurt_piece = |piece: Option<SlotRef>, random: &mut Random| {
         let Some(piece) = piece.filter(|piece| piece.offset() + piece.capacity() <= medium.used) else { return 0 };
         medium.hurt(piece.offset(), piece.capacity().min(200), random);
@@ -295,7 +282,7 @@ fn one(medium: &Medium<'_>, targets: &Targets, kind: Kind, random: &mut Random) 
             ANCHOR_AT[0]
         }
         Kind::SegmentTable => {
-            let at = superblock.segment_table + random.below(medium.used / SEGMENT) * 16;
+            let at = superblock.segment_table + random.below((medium.used / SEGMENT).max(1)) * 16;
             medium.hurt(at, 16, random);
             at
         }
@@ -306,10 +293,10 @@ fn one(medium: &Medium<'_>, targets: &Targets, kind: Kind, random: &mut Random) 
         Kind::ForgedRecord => {
             let mut bytes = medium.bytes(record, INODE_RECORD);
             let field = [0, 2, 3, 4, 16, 64, 72, 80, 88][random.below(9) as usize];
-            let from = targets.records[random.below(targets.records.len() as u64) as usize];
+            let from = targets.records[random.index(targets.records.len())];
             let forged = match random.below(3) {
                 0 => medium.inode(from).map_or(7, |inode| inode.root.bits()),
-                1 => random.0,
+                1 => random.next_u64(),
                 _ => random.below(64),
             };
             let width = [1, 2, 4, 8][random.below(4) as usize].min(92 - field);

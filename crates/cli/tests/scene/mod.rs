@@ -2,11 +2,6 @@
 //!
 //! Needs /dev/fuse; every program runs under `timeout`, and what is mounted is unmounted at the end.
 
-#![allow(dead_code, reason = "each test file uses its part")]
-
-#[path = "../killed/mod.rs"]
-mod killed;
-
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -66,7 +61,7 @@ impl Scene {
     }
 
     pub fn kill(&self) {
-        killed::kill_daemon(&self.at("store"));
+        crate::killed::kill_daemon(&self.at("store"));
         self.umount();
     }
 

@@ -4,31 +4,17 @@
 //! Random and damaged messages must decode or be refused, never panic. `SHOAL_SEED` chooses others, `SHOAL_DEEP` makes more.
 
 use shoal_fs::Attr;
+use shoal_sim::Random;
 use zerocopy::IntoBytes;
 
 use super::layout::{InHeader, SetattrIn};
 use super::*;
 
-/// Numbers from a seed (xorshift64*).
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub fn from_environment() -> Random {
-        let seed = std::env::var("SHOAL_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(0x5eed_f05e);
-        println!("SHOAL_SEED={seed}");
-        Random(seed | 1)
-    }
-
-    pub fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    pub fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
+/// Numbers from a seed of the environment's, which is printed.
+pub(crate) fn random_from_environment() -> Random {
+    let seed = std::env::var("SHOAL_SEED").ok().and_then(|text| text.parse().ok()).unwrap_or(0x5eed_f05e);
+    println!("SHOAL_SEED={seed}");
+    Random::new(seed)
 }
 
 pub(crate) fn rounds(usual: u64) -> u64 {
@@ -266,10 +252,10 @@ fn attr_of_nothing() -> Attr {
 
 #[test]
 fn arbitrary_bytes_decode_or_are_refused() {
-    let mut random = Random::from_environment();
+    let mut random = random_from_environment();
     let (mut understood, mut refused) = (0, 0);
     for _ in 0..rounds(200_000) {
-        let mut body: Vec<u8> = (0..random.below(100)).map(|_| random.next() as u8).collect();
+        let mut body: Vec<u8> = (0..random.below(100)).map(|_| random.next_u64() as u8).collect();
         // Small numbers and short names are what gets far.
         for byte in &mut body {
             if random.below(3) > 0 {
@@ -279,12 +265,12 @@ fn arbitrary_bytes_decode_or_are_refused() {
         let mut message = message(random.below(u64::from(opcode::END) + 2) as u32, random.below(9), &body);
         if random.below(10) == 0 {
             let at = random.below(message.len() as u64) as usize;
-            message[at] = random.next() as u8;
+            message[at] = random.next_u64() as u8;
         }
         if random.below(20) == 0 {
             message.truncate(random.below(message.len() as u64) as usize);
         }
-        match decode(&message, &agreed(random.next())) {
+        match decode(&message, &agreed(random.next_u64())) {
             Ok(request) => {
                 understood += 1;
                 assert!(request.operation.answer_bytes_max() <= u32::MAX as usize + 16);

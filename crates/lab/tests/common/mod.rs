@@ -2,8 +2,6 @@
 //!
 //! Owns: the way from words to a report, and to the rows of its tables. Left out: what has to hold (the tests).
 
-#![allow(dead_code, reason = "each test file uses its part")]
-
 use clap::Parser;
 use serde_json::Value;
 use shoal_lab::RunArgs;

@@ -2,8 +2,6 @@
 //!
 //! Owns: servers on UNIX and TCP sockets, certificates, devices that fail or stall; everything ends with the test.
 
-#![allow(dead_code)]
-
 #[path = "../../examples/memory/mod.rs"]
 pub mod memory;
 

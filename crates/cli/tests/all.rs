@@ -1,0 +1,20 @@
+//! The tests of the command line in one program: `--test all <module>::<part of a name>` runs some.
+//! What they share is compiled and linked once, and long tests run beside each other.
+//! What they are about: mount, damage, resize, serve and donate with the built program; most need /dev/fuse.
+
+mod copy;
+mod damage;
+mod damage_fuzz;
+mod damaged_log;
+mod damaged_media;
+mod donate;
+mod hostile_damage;
+mod hostile_store;
+mod killed;
+mod life;
+mod older_copies;
+mod resize;
+mod restore;
+mod scene;
+mod serve;
+mod standby;
