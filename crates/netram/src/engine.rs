@@ -53,7 +53,8 @@ pub fn identify(superblock: &[u8]) -> Option<([u8; 16], u64)> {
     DiskSuperblock::decode(superblock).ok().map(|found| (found.uuid, found.epoch))
 }
 
-/// A job for each kind: one for all would be as large as the largest, beyond what the allocator has at hand.
+/// Each kind of request has a job of its own. One job for all kinds would be as large as the largest of them, and the
+/// allocator has no blocks of that size at hand.
 pub(crate) fn begin(core: &Arc<Core>, state: &mut State, ticket: u64, request: Request) {
     let core = core.clone();
     let schedule = &mut state.schedule;
@@ -96,7 +97,7 @@ fn config_of(superblock: &DiskSuperblock, config: &Config) -> Config {
     }
 }
 
-/// Are enough donors there to find out what is on the disk?
+/// Are enough donors there to find every block of the disk?
 fn enough(present: &[Option<Present>], places: &[DonorPlace], parity: usize) -> Result<(), DiskError> {
     let counting = places.iter().filter(|place| counts(place)).count();
     // One that was away at an opening before is no help.
@@ -254,12 +255,12 @@ impl Engine {
         self.core.lock().shape.block_bytes as u32
     }
 
-    /// Its map is complete, and its donors know it: requests do not wait.
+    /// True when the map is complete and the donors know the present epoch: requests are served at once.
     pub fn is_ready(&self) -> bool {
         self.core.lock().ready
     }
 
-    /// A request; [`Action::Complete`] will name the ticket, unique among those in flight.
+    /// Submits a request. `ticket` is unique among those in flight; [`Action::Complete`] will name it.
     pub fn submit(&mut self, ticket: u64, request: Request, now_ns: u64) {
         {
             let state = &mut *self.core.lock();
@@ -295,7 +296,7 @@ impl Engine {
         self.run();
     }
 
-    /// The answer to [`Action::Donor`]: the bytes read, else nothing.
+    /// The answer to [`Action::Donor`]: the bytes that were read, or no bytes for a write or trim.
     pub fn done(&mut self, ticket: u64, result: Result<Vec<u8>, DonorError>, now_ns: u64) {
         {
             let state = &mut *self.core.lock();
@@ -327,8 +328,8 @@ impl Engine {
         id
     }
 
-    /// A donor is given up for good: what only it holds is lost. Not while the disk is being opened: what is lost
-    /// could not be told from what never was.
+    /// Gives a donor up for good: data that only it holds is lost. Refused while the disk is being opened, because a
+    /// lost block could not be told from one that was never written.
     pub fn forget(&mut self, donor: DonorId, now_ns: u64) -> Result<(), DiskError> {
         {
             let state = &mut *self.core.lock();
@@ -376,7 +377,7 @@ impl Engine {
         Ok(id)
     }
 
-    /// Would what is stored fit without this donor?
+    /// Whether the stored data would fit without this donor.
     pub fn drain_room(&self, donor: DonorId) -> DrainRoom {
         self.core.lock().drain_room(donor)
     }
@@ -422,7 +423,7 @@ impl Engine {
         self.run();
     }
 
-    /// What is to be done now.
+    /// The operations and completions to carry out now; each is given once.
     pub fn actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.core.lock().actions)
     }
