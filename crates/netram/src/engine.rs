@@ -110,6 +110,18 @@ fn enough(present: &[Option<Present>], places: &[DonorPlace], parity: usize) -> 
     }
 }
 
+/// A donor that holds nothing of the disk joins while that is being opened. It gets a place behind the others: the places of
+/// donors that are gone are not used again before the map is there.
+fn join(state: &mut State, info: DonorInfo) -> Result<(), DiskError> {
+    if state.donors.len() >= ram::DONORS_MAX {
+        return Err(too_many());
+    }
+    let born = state.epoch.next_birth();
+    let donor = state.new_donor(info, born);
+    state.donors.push(Donor { state: DonorState::Joining, ..donor });
+    Ok(())
+}
+
 /// A donor of a disk that is being opened; `present`: it is there.
 fn found_donor(state: &State, number: usize, present: Option<Present>, place: &DonorPlace) -> Donor {
     let there = present.is_some();
@@ -203,15 +215,7 @@ impl Engine {
             state.donors.push(donor);
         }
         state.map.reset(newest.blocks);
-        // The places of those that are gone are not used again before the map is there.
-        for info in blank {
-            if state.donors.len() >= ram::DONORS_MAX {
-                return Err(too_many());
-            }
-            let born = state.epoch.next_birth();
-            let donor = state.new_donor(info, born);
-            state.donors.push(Donor { state: DonorState::Joining, ..donor });
-        }
+        blank.into_iter().try_for_each(|info| join(&mut state, info))?;
         let core = Core::new(state);
         core.lock().schedule.spawn(scan::scan(core.clone()));
         Ok(Engine::start(core))
