@@ -15,7 +15,7 @@ pub struct DonorInfo {
     pub bytes: u64,
 }
 
-/// What a donor is asked to do. Offsets and lengths are multiples of 512 bytes.
+/// An operation on a donor. Offsets and lengths are multiples of 512 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DonorOp {
     Read {
@@ -33,7 +33,7 @@ pub enum DonorOp {
     },
 }
 
-/// What is known of an operation that was not answered with success.
+/// How an operation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     /// The donor answered that it could not. A write may have been done in part; the donor is there.
@@ -58,12 +58,12 @@ impl DonorError {
     }
 }
 
-/// What an operation on a donor is for.
+/// The purpose of an operation on a donor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Purpose {
     /// Reading for a request.
     Read,
-    /// Storing what was written, and its parity.
+    /// Storing written blocks, and their parity.
     Write,
     /// Reading and storing of live blocks to gain room.
     Clean,
@@ -82,7 +82,7 @@ pub enum NotBack {
     Stranger,
 }
 
-/// What the engine wants done.
+/// A task for the engine's caller.
 #[derive(Debug)]
 pub enum Action {
     /// Carry out `op` on `donor`, then call [`crate::Engine::done`] with the ticket. Operations in flight at the same

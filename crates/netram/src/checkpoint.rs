@@ -2,9 +2,8 @@
 //!
 //! A checkpoint only makes opening faster. It counts if the superblocks of all donors name it and all its pieces are
 //! there; where anything about it is in doubt, opening looks at all units, as if there were none. Rules:
-//! - A round goes through groups, then through the block table, a page at a time, while writing goes on. A page says
-//!   what is so when it is made. Of a block that is in no group of the pages it says that opening has to *look* for
-//!   it.
+//! - A round goes through groups, then through the block table, a page at a time, while writing goes on. A page is
+//!   true at the moment it is made. A block that is in no group of the pages is marked: opening has to *look* for it.
 //! - Groups of the pages were sealed, complete and safe when the round began. Units that are in none of them are
 //!   named in the logs (`window`), unless nothing is written to them: entries since the round began are found there,
 //!   and they are newer.
@@ -13,8 +12,8 @@
 //! - Lists of trims that came since the round began are kept as long as it counts: what they hide may be in the pages.
 //! - The former checkpoint counts until superblocks name the next one, and uses the other half. Until one of both is
 //!   known to count, units are named in both logs.
-//! - A change of who belongs to the disk, a piece that cannot be written, or a loss ends a checkpoint. What is closed
-//!   for it is open when the donors know that.
+//! - A change of membership, a piece that cannot be written, or a loss ends a checkpoint. Units that were closed for
+//!   it are opened when the donors know that.
 //!
 //! Left out: opening from a checkpoint (`load`), what is on donors (`shoal_format::ram_checkpoint`).
 
@@ -38,7 +37,8 @@ use crate::state::donors::{Donor, DonorState};
 use crate::state::units::Log;
 use crate::task::{Core, Op, join};
 
-/// A round begins when so many units of a donor were named, as a share of all, and at least; in an idle gap before.
+/// A round begins when this share of the units of a donor, and at least `NAMED_MIN`, was named since the last one; in
+/// an idle gap a smaller share is enough.
 const NAMED_SHARE: u32 = 16;
 const NAMED_IDLE_SHARE: u32 = 128;
 const NAMED_MIN: u32 = 1024;
@@ -141,7 +141,7 @@ async fn round(core: &Arc<Core>, number: u64) -> Option<()> {
         (0..state.donors.len()).filter(|&n| state.donors[n].units.log(NEXT).is_some()).collect()
     };
     let pages = write_pages(core, number, &donors).await?;
-    // What the pages say of blocks that opening has to look for is there, or what came after it.
+    // The blocks that the pages leave to be looked for must be on the donors, or newer copies of them.
     let reached = core.lock().next_sequence;
     if !is_planted(Bug::CheckpointEarly) {
         flush(core).await.ok()?;

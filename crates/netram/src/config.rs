@@ -65,7 +65,7 @@ impl FromStr for Policy {
     }
 }
 
-/// What a disk is made with.
+/// The settings of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub policy: Policy,
@@ -91,14 +91,15 @@ pub struct Config {
     pub idle_cleaning: bool,
     /// Groups that are emptied at the same time at most, when space is short.
     pub victims: u8,
-    /// Send what has waited in a cache for so long (ms); 0: only when the cache is full or a flush comes.
+    /// Blocks are sent when they have waited in a cache for this time (ms); 0: only when the cache is full or a flush
+    /// comes.
     pub timeout_ms: u32,
     /// A new disk has room for checkpoints of its map; they are made and used. Without, all units are looked at when
     /// it is opened.
     pub checkpoints: bool,
     /// Units of each donor that a checkpoint leaves open ahead; 0: as fits its size.
     pub window_units: u32,
-    /// Requests wait so long for donors that are away before they fail (ms).
+    /// How long requests wait for donors that are away before they fail (ms).
     pub patience_ms: u32,
 }
 

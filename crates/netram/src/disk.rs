@@ -42,7 +42,7 @@ struct Shared {
 #[derive(Default)]
 struct Actions {
     waiting: VecDeque<Action>,
-    /// Somebody is carrying them out.
+    /// A thread is carrying them out.
     running: bool,
 }
 
@@ -63,7 +63,7 @@ pub struct Disk {
 pub type DonorDevice = (DonorInfo, Arc<dyn BlockDevice>);
 
 impl Disk {
-    /// A new disk; what the donors hold is lost.
+    /// A new disk. The former contents of the donors are lost.
     pub fn create(config: &Config, donors: Vec<DonorDevice>, clock: Arc<dyn Clock>) -> Result<Disk, DiskError> {
         let (infos, devices): (Vec<_>, Vec<_>) = donors.into_iter().unzip();
         let engine = Engine::create(config, infos, clock.monotonic_ns())?;
@@ -125,7 +125,7 @@ impl Disk {
         self.shared.with(|engine, now| engine.lost(donor, now));
     }
 
-    /// Would what is stored fit without this donor?
+    /// Whether the stored data would fit without this donor.
     pub fn drain_room(&self, donor: DonorId) -> DrainRoom {
         self.shared.engine.lock().drain_room(donor)
     }
@@ -236,7 +236,7 @@ fn tick(shared: &Weak<Shared>, stop: &Stop) {
     }
 }
 
-/// What a device's error says of the donor: the [`DonorError`] its connection put inside, else that the donor refused.
+/// The donor's trouble behind a device's error: the [`DonorError`] that its connection put inside, else a refusal.
 fn trouble_of(error: &MediaError) -> DonorError {
     let own = match error {
         MediaError::Io { source, .. } => source.get_ref().and_then(|inner| inner.downcast_ref::<DonorError>()),
@@ -246,7 +246,7 @@ fn trouble_of(error: &MediaError) -> DonorError {
 }
 
 impl Shared {
-    /// Tells the engine something, then does what it wants.
+    /// Tells the engine something, then carries out its actions.
     fn with<T>(self: &Arc<Shared>, tell: impl FnOnce(&mut Engine, u64) -> T) -> T {
         let value = {
             let mut engine = self.engine.lock();

@@ -53,7 +53,8 @@ pub fn identify(superblock: &[u8]) -> Option<([u8; 16], u64)> {
     DiskSuperblock::decode(superblock).ok().map(|found| (found.uuid, found.epoch))
 }
 
-/// A job for each kind: one for all would be as large as the largest, beyond what the allocator has at hand.
+/// Each kind of request has a job of its own. One job for all kinds would be as large as the largest of them, and the
+/// allocator has no blocks of that size at hand.
 pub(crate) fn begin(core: &Arc<Core>, state: &mut State, ticket: u64, request: Request) {
     let core = core.clone();
     let schedule = &mut state.schedule;
@@ -96,7 +97,7 @@ fn config_of(superblock: &DiskSuperblock, config: &Config) -> Config {
     }
 }
 
-/// Are enough donors there to find out what is on the disk?
+/// Are enough donors there to find every block of the disk?
 fn enough(present: &[Option<Present>], places: &[DonorPlace], parity: usize) -> Result<(), DiskError> {
     let counting = places.iter().filter(|place| counts(place)).count();
     // One that was away at an opening before is no help.
@@ -107,6 +108,18 @@ fn enough(present: &[Option<Present>], places: &[DonorPlace], parity: usize) -> 
         true => Err(DiskError::TooFewDonors { have, need: counting - parity }),
         false => Ok(()),
     }
+}
+
+/// A donor that holds nothing of the disk joins while that is being opened. It gets a place behind the others: the places of
+/// donors that are gone are not used again before the map is there.
+fn join(state: &mut State, info: DonorInfo) -> Result<(), DiskError> {
+    if state.donors.len() >= ram::DONORS_MAX {
+        return Err(too_many());
+    }
+    let born = state.epoch.next_birth();
+    let donor = state.new_donor(info, born);
+    state.donors.push(Donor { state: DonorState::Joining, ..donor });
+    Ok(())
 }
 
 /// A donor of a disk that is being opened; `present`: it is there.
@@ -202,15 +215,7 @@ impl Engine {
             state.donors.push(donor);
         }
         state.map.reset(newest.blocks);
-        // The places of those that are gone are not used again before the map is there.
-        for info in blank {
-            if state.donors.len() >= ram::DONORS_MAX {
-                return Err(too_many());
-            }
-            let born = state.epoch.next_birth();
-            let donor = state.new_donor(info, born);
-            state.donors.push(Donor { state: DonorState::Joining, ..donor });
-        }
+        blank.into_iter().try_for_each(|info| join(&mut state, info))?;
         let core = Core::new(state);
         core.lock().schedule.spawn(scan::scan(core.clone()));
         Ok(Engine::start(core))
@@ -254,12 +259,12 @@ impl Engine {
         self.core.lock().shape.block_bytes as u32
     }
 
-    /// Its map is complete, and its donors know it: requests do not wait.
+    /// True when the map is complete and the donors know the present epoch: requests are served at once.
     pub fn is_ready(&self) -> bool {
         self.core.lock().ready
     }
 
-    /// A request; [`Action::Complete`] will name the ticket, unique among those in flight.
+    /// Submits a request. `ticket` is unique among those in flight; [`Action::Complete`] will name it.
     pub fn submit(&mut self, ticket: u64, request: Request, now_ns: u64) {
         {
             let state = &mut *self.core.lock();
@@ -295,7 +300,7 @@ impl Engine {
         self.run();
     }
 
-    /// The answer to [`Action::Donor`]: the bytes read, else nothing.
+    /// The answer to [`Action::Donor`]: the bytes that were read, or no bytes for a write or trim.
     pub fn done(&mut self, ticket: u64, result: Result<Vec<u8>, DonorError>, now_ns: u64) {
         {
             let state = &mut *self.core.lock();
@@ -327,8 +332,8 @@ impl Engine {
         id
     }
 
-    /// A donor is given up for good: what only it holds is lost. Not while the disk is being opened: what is lost
-    /// could not be told from what never was.
+    /// Gives a donor up for good: data that only it holds is lost. Refused while the disk is being opened, because a
+    /// lost block could not be told from one that was never written.
     pub fn forget(&mut self, donor: DonorId, now_ns: u64) -> Result<(), DiskError> {
         {
             let state = &mut *self.core.lock();
@@ -376,7 +381,7 @@ impl Engine {
         Ok(id)
     }
 
-    /// Would what is stored fit without this donor?
+    /// Whether the stored data would fit without this donor.
     pub fn drain_room(&self, donor: DonorId) -> DrainRoom {
         self.core.lock().drain_room(donor)
     }
@@ -422,7 +427,7 @@ impl Engine {
         self.run();
     }
 
-    /// What is to be done now.
+    /// The operations and completions to carry out now; each is given once.
     pub fn actions(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.core.lock().actions)
     }

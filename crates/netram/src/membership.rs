@@ -118,7 +118,7 @@ pub(crate) fn back(
     Ok(number)
 }
 
-/// A donor is given up for good. The epochs go on counting it until what is lost with it is written down.
+/// Gives a donor up for good. Epochs go on counting it until the losses are in lists on the donors.
 pub(crate) fn forget(core: &Arc<Core>, state: &mut State, number: DonorId) {
     miss(core, state, number);
     let Some(donor) = state.donors.get_mut(number as usize) else { return };
@@ -166,7 +166,7 @@ impl State {
     }
 }
 
-/// What depends on time alone.
+/// The steps that depend on time alone.
 pub(crate) fn tick(state: &mut State) {
     state.count_donors();
     settle_epoch(state);
@@ -177,7 +177,7 @@ pub(crate) fn tick(state: &mut State) {
 
 impl State {
     /// Requests are served when the donors know the present epoch: before, a disk could not be found again, or a
-    /// donor that is missing now could come back after the client's next death with what nobody has seen.
+    /// donor that is missing now could come back after the client's next death with entries that nobody has seen.
     pub fn serve_when_known(&mut self, core: &Arc<Core>) {
         let core = core.clone();
         self.schedule.spawn(async move {

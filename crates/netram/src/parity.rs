@@ -1,7 +1,7 @@
 //! Parity of rows: XOR for one lost unit, Reed-Solomon for more.
 //!
 //! A row is the block at one place of every data unit of a group; a unit that has none there counts as zeros. Owns:
-//! computing the parity of a row, and a missing data block from what is left of its row. Left out: where blocks are.
+//! computing the parity of a row, and a missing data block from the rest of its row. Left out: where blocks are.
 
 use shoal_format::checksum;
 

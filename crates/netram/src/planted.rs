@@ -14,9 +14,9 @@ shoal_media::plantable! {
         FreeEarly,
         /// Headers of freed units are not erased.
         NoErase,
-        /// What donors return is not compared with its checksum.
+        /// Blocks that donors return are not compared with their checksums.
         NoChecksum,
-        /// A flush does not write down what was trimmed.
+        /// A flush does not write lists of trims.
         TrimForgotten,
         /// Units count although their donor was given up in the meantime.
         StaleUnits,
@@ -44,13 +44,13 @@ shoal_media::plantable! {
         LookedAtGone,
         /// Losses are not read when the disk is opened.
         LossForgotten,
-        /// What a donor knows that was away at an opening counts at the next one.
+        /// A donor that was away at one opening is believed at the next one.
         StaleCounts,
-        /// A donor is a source again while its units list what nobody has seen.
+        /// A donor is a source again while its units list entries that no opening has seen.
         NewsKept,
         /// A parity that was away gives back what opening did not find.
         AbsentComputed,
-        /// What was written in part when the client died counts.
+        /// Blocks count that were written in part when the client died.
         TornCounts,
         /// A flush does not cover what opening found without parity.
         FoundUnprotected,
@@ -58,11 +58,11 @@ shoal_media::plantable! {
         FoundFreed,
         /// Headers call entries safe that opening has only seen, or that are not there.
         DoubtForgotten,
-        /// What a doubted copy replaced does not take its place again.
+        /// When a doubted copy is not there, the copy before it does not count again.
         NoStepBack,
         /// A donor that joins stores its birth before the others know it.
         BornTwice,
-        /// Of a parity that grew in part, what it covered before is not tried.
+        /// When a parity grew in part, its former version is not tried.
         FormerForgotten,
         /// A superblock is written over the newest one.
         SlotOverwritten,
@@ -80,7 +80,7 @@ shoal_media::plantable! {
         ListForgotten,
         /// A checkpoint counts before all that its pages may speak of is safe.
         CheckpointEarly,
-        /// Lists of trims are dropped although a checkpoint may still have what they hide.
+        /// Lists of trims are dropped although a checkpoint may still have the blocks that they hide.
         CheckpointTrimDropped,
         /// A page speaks of a group that came to the place of one it may speak of.
         PlaceReused,
@@ -88,9 +88,9 @@ shoal_media::plantable! {
         CheckpointKept,
         /// Opening from a checkpoint leaves units of its groups where they were.
         MovedForgotten,
-        /// Older copies that the pages know of what a list ends that is not safe are freed at once.
+        /// A list of trims that is not safe ends copies that the pages know; these are freed at once.
         TrimmedUnheld,
-        /// Opening from a checkpoint takes what is to be looked for as trimmed.
+        /// Opening from a checkpoint takes blocks that are to be looked for as trimmed.
         LookForgotten,
     }
 }

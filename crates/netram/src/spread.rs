@@ -1,7 +1,6 @@
-//! Maps by numbers of our own: blocks, jobs, tickets.
-//!
-//! Nobody chooses these numbers so that they collide, so they need no hash that keeps a secret. Several such maps are
-//! asked for each request.
+//! Maps by numbers of our own: blocks, jobs, tickets. Owns: [`Numbered`], [`Numbers`] and their hash. The engine
+//! gives these numbers away itself, so nobody can choose them to collide, and a hash with a secret is not needed.
+//! Several such maps are asked for each request.
 
 use std::hash::{BuildHasherDefault, Hasher};
 

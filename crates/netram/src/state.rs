@@ -163,7 +163,7 @@ impl State {
         self.groups.gain(at.group);
     }
 
-    /// Unmaps a block; what it was is dead from now on.
+    /// Unmaps a block; its copy is dead from now on. False if it was not mapped.
     pub fn unmap(&mut self, block: u32) -> bool {
         let Some((at, _)) = self.map.remove(block) else { return false };
         self.kill(at.group);
@@ -173,7 +173,7 @@ impl State {
     /// One block of the group is dead.
     pub fn kill(&mut self, index: u32) {
         let killed = self.groups.kill(index, self.next_sequence);
-        // Repair is over when what took the block's place is safe, and nobody else may ask for that.
+        // Repair is over only when the block's new copy is safe, and there may be no other reason to flush it.
         if killed.ends_repair {
             self.repairs.moves();
         }

@@ -1,4 +1,4 @@
-//! What a disk says about itself: donors, groups, redundancy, repair, and what it has moved.
+//! The status of a disk: donors, groups, redundancy, repair, and traffic.
 //!
 //! Owns: [`Status`] and the counters. All sizes are bytes unless named otherwise. Rules: a status is a picture of one
 //! moment; counters grow from the disk's opening on. Left out: how it is printed.
@@ -45,7 +45,7 @@ pub struct Status {
     /// Blocks of data that would be lost with one more donor, beyond what the policy accepts.
     pub blocks_unprotected: u64,
     pub blocks_lost: u64,
-    /// Somebody found no room, and nothing is on its way that would make some.
+    /// A request found no room, and nothing is on its way that would make some.
     pub full: bool,
     pub repair: Option<RepairStatus>,
     pub counts: Counts,

@@ -2,8 +2,8 @@
 //!
 //! Owns: [`Core`], the engine's state with its jobs' waiting lists, and the two things a job can wait for: a donor's
 //! answer ([`Op`]) and a condition on the state ([`Core::until`]). Rules: a job holds the state's lock only between
-//! two waits; whoever changes something a condition reads calls [`State::wake`]. There is no thread, no clock and no
-//! real waker: the engine polls what became ready when an event comes in, in a fixed order.
+//! two waits; a step that changes something a condition reads calls [`State::wake`]. There is no thread, no clock and
+//! no real waker: the engine polls what became ready when an event comes in, in a fixed order.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -59,7 +59,7 @@ impl State {
     }
 }
 
-/// Opens what was closed for checkpoints that donors know to be over. Runs as long as the disk.
+/// Opens units that were closed for a checkpoint, when the donors know that it is over. Runs as long as the disk.
 pub(crate) async fn ender(core: Arc<Core>) {
     loop {
         core.until(|state| (state.ends_checkpoint() && state.epoch.is_stored()).then_some(())).await;

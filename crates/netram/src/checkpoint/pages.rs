@@ -125,7 +125,7 @@ impl State {
     }
 }
 
-/// What was written of pages.
+/// The pages that were written.
 pub(crate) struct Written {
     /// On each of the donors.
     pub written: Vec<u32>,

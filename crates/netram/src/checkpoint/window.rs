@@ -3,7 +3,7 @@
 //! A checkpoint says what most units hold, so that opening need not look at them. All others are named in a *log* on
 //! their own donor. Rules: a unit that opening would not look at is not written to before a list that names it is on
 //! its donor; until then it is *closed*. An erased unit is closed, too: the checkpoint may still say that it holds
-//! something. Some units of each donor are kept open ahead, so that nobody waits for a list. When a list cannot be
+//! something. Some units of each donor are kept open ahead, so that no write waits for a list. When a list cannot be
 //! written, the checkpoint ends. Left out: making checkpoints (`checkpoint`), opening from one (`load`).
 
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::task::{Core, Op, join};
 const AHEAD_SHARE: u32 = 128;
 const AHEAD_MIN: u32 = 128;
 const AHEAD_MAX: u32 = 4096;
-/// With so many open units on each donor nobody finds that room is short.
+/// With this many open units on each donor the cleaner does not find that room is short.
 const OPEN_MIN: usize = RESERVE_UNITS + GROUPS_AHEAD;
 
 impl State {

@@ -66,7 +66,7 @@ impl State {
     }
 }
 
-/// Donors are to learn who belongs to the disk. `members`: that has changed.
+/// Begins an epoch: the donors are told which of them belong to the disk. `members`: that has changed.
 pub(crate) fn new_epoch(state: &mut State, members: bool) {
     if members {
         state.drop_checkpoint();
@@ -91,7 +91,7 @@ pub(crate) fn settle_epoch(state: &mut State) {
     let announced = known >= quorum.min(all);
     let is_new = |donor: &Donor| donor.state == DonorState::Joining && donor.blank;
     state.donors.iter_mut().filter(|donor| is_new(donor)).for_each(|donor| donor.announced |= announced);
-    // With too few donors for that nobody joins, and what is there is read.
+    // With too few donors for that no donor joins, and the disk is read from those that are there.
     let joins = there >= quorum.min(all) && state.donors.iter().any(|donor| is_new(donor) && donor.refusals == 0);
     let need = if state.epoch.changes() { quorum.min(all) } else { quorum.min(there) };
     if !state.epoch.is_stored() && (known < need.max(1) || waits || joins) {

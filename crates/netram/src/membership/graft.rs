@@ -20,8 +20,8 @@ use crate::state::place::Member;
 use crate::state::retry::try_again;
 use crate::task::{Core, pause};
 
-/// Looks at what a donor holds that was away when the disk was opened: units that are missing in their groups are
-/// taken back, all others are erased. Then it is a donor like the others.
+/// Looks at the units of a donor that was away when the disk was opened. Units that their groups miss are taken back,
+/// all others are erased; then it is a donor like the others.
 pub(crate) async fn graft(core: Arc<Core>, number: DonorId) {
     let visit = core.lock().repairs.tries();
     core.lock().donors[number as usize].visit = visit;
@@ -108,8 +108,8 @@ async fn cut(core: &Arc<Core>, number: DonorId, gone: &impl Fn(&State) -> bool) 
     true
 }
 
-/// Is this unit the one its group misses? The group knows only what was there when the disk was opened, and no more
-/// counts.
+/// Takes a unit back if it is the one that its group misses. Only entries that opening knew count. True if it was
+/// taken.
 fn take_back(state: &mut State, number: DonorId, unit: u32, header: &UnitHeader, index: u32) -> bool {
     let buffer = state.plan.buffer;
     let group = &mut state.groups[index];
@@ -164,7 +164,7 @@ fn take_back(state: &mut State, number: DonorId, unit: u32, header: &UnitHeader,
 }
 
 impl State {
-    /// What a unit lists that nobody has seen must be gone before its donor is a source again.
+    /// Entries that no opening has seen must be gone from a unit before its donor is a source again.
     pub fn cut_later(&mut self, number: DonorId, unit: u32, header: UnitHeader) {
         if !is_planted(Bug::NewsKept) {
             self.donors[number as usize].units.cut_later(unit, header);

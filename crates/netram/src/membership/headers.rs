@@ -50,7 +50,7 @@ pub(crate) async fn insist<K: Copy>(
             break;
         }
         if tried == TRIES {
-            // What was not read must not be taken for empty.
+            // A unit that was not read must not be taken for an empty one.
             miss(core, &mut core.lock(), donor);
             return None;
         }

@@ -15,9 +15,9 @@ use crate::state::bits::Bits;
 use crate::state::place::{Location, Member};
 use crate::state::units::Log;
 
-/// What a checkpoint says.
+/// The contents of a checkpoint.
 pub(crate) struct Base {
-    /// What has a lower sequence counts only for blocks that are to be looked for.
+    /// Entries with a lower sequence count only for blocks that are to be looked for.
     pub sequence: u64,
     pub horizon: u64,
     /// Live blocks of each group of the pages that no newer entry is about.
@@ -62,7 +62,8 @@ struct Reconciled<'a> {
     moved: Vec<(Member, usize, u32)>,
 }
 
-/// Brings what the pages say of units together with what was looked at. `None`: they contradict each other.
+/// Compares the pages with the headers that were read, and brings the groups up to date. `None`: they contradict each
+/// other.
 pub(crate) fn reconcile(
     state: &mut State,
     base: &mut Base,
@@ -115,7 +116,7 @@ impl Reconciled<'_> {
         Some(())
     }
 
-    /// Compares headers with what the pages say of their groups.
+    /// Compares headers with the groups of the pages.
     fn compare(&mut self, state: &State, base: &mut Base, found: Vec<Vec<(u32, UnitHeader)>>) -> Option<()> {
         for (place, units) in found.into_iter().enumerate() {
             let donor = self.donors[place] as DonorId;
@@ -164,7 +165,7 @@ impl Reconciled<'_> {
         }
     }
 
-    /// Takes units away from groups whose they are not any more.
+    /// Takes units away from groups that do not have them any more.
     fn break_groups(&self, state: &mut State, base: &mut Base) {
         for &index in &self.changed {
             for member in state.groups[index].members.iter_mut() {

@@ -78,7 +78,7 @@ async fn log(core: &Arc<Core>, donor: usize, stamp: &Stamp) -> Option<Log> {
     None
 }
 
-/// What is read of the pages.
+/// The ranges that the pages read so far cover, and the lost blocks.
 #[derive(Default)]
 struct Pages {
     groups: Vec<(u32, u32)>,
@@ -87,7 +87,7 @@ struct Pages {
 }
 
 impl Pages {
-    /// Takes a page into the state. `None`: it is not what it should be.
+    /// Takes a page into the state. `None`: it is damaged.
     fn enter(&mut self, state: &mut State, kind: Kind, payload: &[u8]) -> Option<()> {
         if kind == Kind::Lost {
             self.lost.extend(decode_list(payload));
@@ -187,7 +187,8 @@ async fn read_roots(core: &Arc<Core>, number: u64, donors: &[usize]) -> Option<V
     all(parts).await.into_iter().collect()
 }
 
-/// What all roots say alike; makes places for the groups.
+/// The part that all roots have in common. Makes places for the groups. `None`: the roots differ, or do not fit the
+/// disk.
 fn common_root(state: &mut State, parts: &[(Root, Log)]) -> Option<Root> {
     let common = Root { pages: 0, ..parts.first()?.0 };
     let same = parts.iter().all(|(root, _)| Root { pages: 0, ..*root } == common);
@@ -209,7 +210,7 @@ struct AskedPages {
     op: Op,
 }
 
-/// All pages of all donors, of which each has so many.
+/// Reads all pages; `counts`: how many each donor has.
 async fn read_pages(core: &Arc<Core>, number: u64, donors: &[usize], counts: &[u32]) -> Option<Pages> {
     let mut pages = Pages::default();
     let mut next: Vec<u32> = vec![0; donors.len()];

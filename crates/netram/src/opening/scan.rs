@@ -82,7 +82,7 @@ pub(crate) async fn scan(core: Arc<Core>) {
     }
 }
 
-/// What one look at the donors has found.
+/// The findings of one look at the donors.
 #[derive(Default)]
 struct Survey {
     newest: Newest,
@@ -135,7 +135,7 @@ async fn map(core: &Arc<Core>, mut base: Option<&mut Base>) -> bool {
     let Survey { unsafe_groups, torn_notes, horizon, doubts, .. } = survey;
     let groups = unsafe_groups.into_values().collect();
     state.found = FoundUnsafe { groups, held_by_doubts, torn_notes, horizon, doubts };
-    // What the others do not know did not exist from here on.
+    // From here on entries that only an unseen donor knows did not exist.
     for donor in &mut state.donors {
         donor.stale |= donor.counts() && !donor.scanned && !is_planted(Bug::StaleCounts);
         if !donor.scanned && matches!(donor.state, DonorState::Active | DonorState::Draining) {
@@ -197,8 +197,7 @@ impl Survey {
         entries
     }
 
-    /// Takes what was found of an entry that may have been written in part when the client died: it counts if it is
-    /// there.
+    /// Weighs an entry whose block may have been written in part when the client died: it counts if the block is there.
     fn weigh(&mut self, state: &mut State, at: Location, entry: UnitEntry, found: Fetched) {
         if matches!(found, Fetched::Bad)
             && !is_planted(Bug::AbsentComputed)
@@ -301,7 +300,7 @@ impl Survey {
         self.looks.get(block as usize)
     }
 
-    /// A list says that what a block was before this sequence does not count. False if a newer copy of it counts.
+    /// A list says that copies of a block from before this sequence do not count. False if a newer copy counts.
     fn ends(&mut self, state: &mut State, base: &mut Option<&mut Base>, block: u32, sequence: u64) -> bool {
         if self.newest.get(&block).is_some_and(|&(at, _, _)| at >= sequence) {
             return false;
@@ -351,7 +350,7 @@ impl Survey {
         true
     }
 
-    /// Keeps the groups with older copies of what is not safe or doubted. Returns those that doubts keep.
+    /// Keeps the groups with older copies of blocks that are not safe, or doubted. Returns those that doubts keep.
     fn hold_older(&mut self, state: &mut State) -> Vec<(u32, u64)> {
         let mut listed = std::mem::take(&mut self.listed);
         let mut held_by_doubts = Vec::new();
@@ -464,7 +463,7 @@ async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
 }
 
 impl State {
-    /// May what was found there not be had any more with the next loss? A parity that nobody knew to be safe may be
+    /// May the block that was found there be gone with the next loss? A parity that nobody knew to be safe may be
     /// there in part.
     fn is_unsafe(&self, at: Location, sequence: u64, horizon: u64) -> bool {
         let group = &self.groups[at.group];

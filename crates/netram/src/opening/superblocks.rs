@@ -6,10 +6,11 @@
 use shoal_format::ram;
 use shoal_format::ram::{DiskSuperblock, Standing};
 
-/// Who belongs to the disk, by what all superblocks say together. The one with the highest epoch alone does not do: a
+/// Which donors belong to the disk, by all superblocks together. The one with the highest epoch is not enough: a
 /// client that died while it opened the disk may have written it to one donor only, before another client went on
-/// without that donor. Who is gone is gone for ever, and a later birth ends an earlier one. Who was away for one may
-/// have been taken back since; it is treated as if it were not, if the disk can be opened like that.
+/// without that donor. A donor that is gone is gone for ever, and a later birth ends an earlier one. A donor that one
+/// superblock calls away may have been taken back since; it is treated as if it were not, if the disk can be opened
+/// like that.
 pub(crate) fn merge(newest: &DiskSuperblock, all: &[&DiskSuperblock], parity: usize) -> Vec<ram::DonorPlace> {
     let places = all.iter().map(|superblock| superblock.donors.len()).max().unwrap_or(0);
     let said = |number: usize| all.iter().filter_map(move |superblock| superblock.donors.get(number).copied());

@@ -65,7 +65,7 @@ async fn move_blocks(core: &Arc<Core>, index: u32) {
     state.wake();
 }
 
-/// What has become of a block of an abandoned group.
+/// The outcome for one block of an abandoned group.
 enum Moved {
     Done,
     /// It is in this group, which is full now.
@@ -143,8 +143,9 @@ fn send_cleaned(core: &Arc<Core>, state: &mut State) {
 }
 
 impl State {
-    /// An entry for `block` was dead before it was safe, and will never be sent. What it replaced may be freed only
-    /// when what replaced it is safe: that takes over the origin, and is sent, because a flush may wait for it.
+    /// An entry for `block` was dead before it was safe, and will never be sent. The copy before it may be freed only
+    /// when the entry after it is safe. So that one takes over the origin, and is sent, because a flush may wait for
+    /// it.
     pub fn inherit(&mut self, core: &Arc<Core>, block: u32, origin: u64) {
         let heirs: Vec<(u32, usize, usize)> = match (block < ram::LOST).then(|| self.map.find(block)).flatten() {
             Some((at, _)) => vec![(at.group, at.unit, at.row)],

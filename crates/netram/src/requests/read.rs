@@ -1,10 +1,10 @@
-//! Reading: from a cache, from the donor, or from what is left of the row when the donor is lost.
+//! Reading: from a cache, from the donor, or from the rest of the row when the donor is lost.
 //!
 //! Rules: every block read from a donor is compared with the checksum in the block table; one that does not match is
-//! taken from parity, or looked up again if it has moved meanwhile. Nothing wrong is ever returned. What is on donors
-//! that are away is waited for, for as long as the disk's patience lasts; then the read fails, and the next one tries
-//! again. A donor that is late is not waited for: its blocks are computed from the others, and the first answer
-//! counts. Left out: the donors' answers (`task`).
+//! taken from parity, or looked up again if it has moved meanwhile. Nothing wrong is ever returned. A read waits for
+//! donors that are away, for as long as the disk's patience lasts; then the read fails, and the next one tries again.
+//! A donor that is late is not waited for: its blocks are computed from the others, and the first answer counts. Left
+//! out: the donors' answers (`task`).
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -29,12 +29,12 @@ use crate::task::{Core, Op, all, pause};
 const TRIES: usize = 4;
 const AGAIN_NS: u64 = 100_000_000;
 
-/// A donor that has answered nothing for so long, or this request not for so long (ns), is late.
+/// A donor is late that has answered nothing for `SILENT_NS`, or this request not for `LATE_NS` (ns).
 const SILENT_NS: u64 = 50_000_000;
 const LATE_NS: u64 = 500_000_000;
 /// Reads that ask other donors at the same time: where all are slow, more work would make them slower.
 const HEDGES_MAX: usize = 32;
-/// What a donor writes as a whole, or not at all.
+/// A donor writes a sector as a whole, or not at all (bytes).
 const SECTOR: usize = 512;
 /// Parts of one request that are waited for at the same time.
 const AT_ONCE: usize = 64;
@@ -120,8 +120,8 @@ async fn answer_to(core: &Arc<Core>, run: Run) -> (u32, Vec<u32>, Vec<u8>) {
     (run.first, run.crcs, bytes)
 }
 
-/// What a donor answers when it is asked for blocks from `at` on. If it is late and the other donors are faster,
-/// these blocks as they follow from theirs.
+/// The answer of a donor that was asked for blocks from `at` on. If it is late and the other donors are faster, the
+/// blocks are computed from theirs.
 async fn answer(core: &Arc<Core>, mut op: Op, at: Location, crcs: &[u32]) -> Answer {
     let (asked_ns, redundant) = {
         let state = core.lock();
@@ -235,7 +235,7 @@ pub(crate) async fn block(core: &Arc<Core>, number: u32) -> Result<(Vec<u8>, Opt
         if let Fetched::Good(bytes) = fetched {
             return Ok((bytes, Some(found)));
         }
-        // Moved, or somebody came back: it may be had now.
+        // The block has moved, or a donor came back: it may be had now.
         let changed = core
             .until(|state| {
                 let changed = state.map.find(number) != Some(found)
@@ -269,12 +269,12 @@ fn unavailable(state: &State, number: u32) -> DiskError {
     DiskError::Unavailable { block: number as u64, donors }
 }
 
-/// What became of looking for a block.
+/// The outcome of looking for a block.
 pub(crate) enum Fetched {
     Good(Vec<u8>),
-    /// Everybody who may have something of it has answered: it is not to be had.
+    /// All donors that may have a part of it have answered: the block cannot be had.
     Bad,
-    /// Somebody is away, or refuses.
+    /// A donor that may have a part of it is away, or refuses.
     Unanswered,
 }
 
@@ -311,7 +311,7 @@ pub(crate) async fn fetch(core: &Arc<Core>, at: Location, crc: u32, purpose: Pur
 }
 
 impl State {
-    /// May what this unit holds still be had from somebody?
+    /// May any donor still give what this unit holds?
     fn may_come(&self, at: Location, unit: usize) -> bool {
         let group = &self.groups[at.group];
         let Some(member) = group.members.get(unit).filter(|_| group.exists()) else { return true };
@@ -322,7 +322,7 @@ impl State {
         }
     }
 
-    /// Is what this unit holds gone for good?
+    /// Are the contents of this unit gone for good?
     pub fn is_gone(&self, at: Location, unit: usize) -> bool {
         let group = &self.groups[at.group];
         let Some(member) = group.members.get(unit).filter(|_| group.exists()) else { return false };

@@ -18,14 +18,14 @@ use crate::state::schedule::DonorLost;
 use crate::state::unit::{Head, Version};
 use crate::task::{Core, Op};
 
-/// Starts sending what a group holds; with `parity`, until all of it is safe.
+/// Starts sending a group; with `with_parity`, until all of its blocks are safe.
 pub(crate) fn send(core: &Arc<Core>, state: &mut State, index: u32, with_parity: bool) {
     let redundant = state.plan.parity > 0;
     let Some(memory) = state.groups[index].memory_mut() else { return };
     memory.parity_wanted |= with_parity || !redundant || memory.full;
     let several = state.plan.parity > 1 && memory.parity_wanted && !memory.full && !memory.abandoned;
     if several {
-        // Several parity units cannot grow together at once: what is there is a group of its own.
+        // Several parity units cannot grow at the same moment: the group is closed as it is.
         state.open.leave(index);
         state.close(index);
     }

@@ -72,7 +72,7 @@ impl State {
             }
         }
         if notes {
-            // What the lists said is not known any more: all that holds nothing is hidden anew, all that is lost noted anew.
+            // Nobody knows any more what the lists said. So every block that holds nothing is trimmed anew, and every lost block noted anew.
             self.trim_unmapped();
             blocks = self.map.lost();
         }

@@ -19,7 +19,8 @@ use crate::state::State;
 use crate::state::place::Location;
 use crate::task::Core;
 
-/// Is what is wanted of a group's blocks done? `id`: the group's, for its place may be another's by now.
+/// Is the block stored, or with `safe` covered by parity? `id`: the group's number, because its place may be
+/// another's by now.
 fn reached(state: &State, at: Location, id: u64, safe: bool) -> bool {
     let group = &state.groups[at.group];
     let Some(memory) = group.memory().filter(|_| group.id == id) else { return true };
@@ -33,7 +34,7 @@ pub(crate) async fn write(core: Arc<Core>, ticket: u64, at: u64, buffer: Vec<u8>
     core.lock().complete(ticket, result.map(|()| buffer));
 }
 
-/// What has become of a block of a write.
+/// The outcome for one block of a write.
 enum Placed {
     /// In this group, which it has filled, or not.
     At(Location, bool),
@@ -60,7 +61,7 @@ async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Re
         let (mut merged, mut seen) = (Vec::new(), None);
         let (location, full) = loop {
             if !whole {
-                // The rest of the block stays as it is: read, merge, and begin again if somebody else was faster.
+                // The rest of the block stays as it is: read, merge, and begin again if another write was faster.
                 // On the heap: whole blocks do without, and their jobs are small.
                 (merged, seen) = Box::pin(read::block(core, block)).await?;
                 merged[from..to].copy_from_slice(piece);

@@ -18,7 +18,7 @@ pub(crate) const NEXT: usize = 1;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Valid {
     pub number: u64,
-    /// What came before it began is only in its pages.
+    /// Entries from before it began are only in its pages.
     pub sequence: u64,
 }
 

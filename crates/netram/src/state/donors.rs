@@ -6,7 +6,7 @@
 use crate::api::DonorInfo;
 use crate::state::units::Units;
 
-/// A donor that refused a write gets none for so long (ns), and twice as long each time.
+/// How long a donor that refused a write gets none (ns); twice as long each time.
 pub(crate) const REFUSED_NS: u64 = 100_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub enum DonorState {
     Active,
     /// Does not know yet that it belongs to the disk; takes nothing.
     Joining,
-    /// It was away while the disk was opened: what it holds is being looked at; takes nothing.
+    /// It was away while the disk was opened: its units are being looked at; takes nothing.
     Returning,
     /// Being emptied; takes nothing new.
     Draining,
@@ -37,13 +37,13 @@ pub(crate) struct Donor {
     pub born: u32,
     /// Its superblock may be anything.
     pub blank: bool,
-    /// It joins, and so many donors know its birth that any later opening meets one of them.
+    /// It joins, and enough donors know its birth: any later opening meets one of them.
     pub announced: bool,
     /// The epoch of the superblock it has.
     pub epoch: u64,
     /// The slot of its superblock that it has.
     pub slot: Option<usize>,
-    /// It was away when the disk was opened, and nothing of what it holds was looked at since.
+    /// It was away when the disk was opened, and its units were not looked at since.
     pub stale: bool,
     /// Its units have been looked at.
     pub scanned: bool,
@@ -104,7 +104,7 @@ impl Donor {
         self.state.is_final()
     }
 
-    /// Does the disk refer to it no more? Its place is free when what it was asked is answered.
+    /// Does the disk refer to it no more? Its place is free when it has no more operations to answer.
     pub fn is_over(&self) -> bool {
         matches!(self.state, DonorState::Lost | DonorState::Drained)
     }
@@ -132,7 +132,7 @@ impl Donor {
 
     /// The same without units that nothing but a late write could bring back.
     pub fn erasing_sequence(&self) -> u64 {
-        // What a donor that was not looked at holds is not known.
+        // The units of a donor that was not looked at may hold anything.
         let unseen = if self.counts() && !self.is_final() && !self.scanned { 0 } else { u64::MAX };
         self.units.erasing_sequence().min(unseen)
     }

@@ -15,7 +15,7 @@ pub(crate) struct Copied {
     pub is_doubted: bool,
 }
 
-/// What is not sure of a block.
+/// A block of which a copy may not be there.
 #[derive(Default)]
 pub(crate) struct Doubt {
     /// Lowest and highest sequence of entries that are not there, or perhaps not.

@@ -1,4 +1,4 @@
-//! The disk's epoch: a number that grows whenever the donors are to learn who belongs to the disk.
+//! The disk's epoch: a number that grows whenever the donors are to be told which of them belong to the disk.
 //!
 //! Owns: [`Epoch`], and births, which are never used again. Left out: writing superblocks (`epochs`).
 
@@ -27,12 +27,12 @@ impl Epoch {
         self.stored
     }
 
-    /// The present epoch changes who belongs to the disk, and is not stored yet.
+    /// The present epoch changes the membership, and is not stored yet.
     pub fn changes(&self) -> bool {
         self.changes
     }
 
-    /// Donors are to learn who belongs to the disk. `members`: that has changed.
+    /// Begins an epoch. `members`: the membership has changed.
     pub fn begin(&mut self, members: bool) {
         self.number += 1;
         self.stored = false;

@@ -60,8 +60,8 @@ impl State {
         true
     }
 
-    /// Stores a block in a cache's group and maps it there. `origin`: what a flush waits for, if it is no new write.
-    /// `None`: no room now. Returns the place, and whether the group is full.
+    /// Stores a block in a cache's group and maps it there. `origin`: the sequence up to which a flush waits for it,
+    /// if it is no new write. `None`: no room now. Returns the place, and whether the group is full.
     pub fn place(&mut self, block: u32, bytes: &[u8], cache: usize, origin: Option<u64>) -> Option<(Location, bool)> {
         let crc = checksum(0, bytes);
         let is_note = ram::is_note(block);

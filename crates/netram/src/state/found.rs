@@ -27,7 +27,7 @@ pub(crate) struct Unprotected {
     /// Its place and its number.
     pub index: u32,
     pub id: u64,
-    /// Nobody knew some of them to be safe.
+    /// Some of them were not known to be safe.
     pub is_unsure: bool,
     /// Groups (place and number) with copies of them, older ones and its own.
     pub holds: Vec<(u32, u64)>,

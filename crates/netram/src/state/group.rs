@@ -42,7 +42,8 @@ struct Rare {
     incomplete: Option<Incomplete>,
     /// Places (unit, row) of lists of trimmed ranges that still count.
     notes: Vec<(usize, usize)>,
-    /// So many times it is kept because it has older copies of what opening found and is not safe yet (`found`).
+    /// How many reasons there are to keep it: it has older copies of blocks that opening found and that are not safe
+    /// yet (`found`).
     held: u32,
 }
 
@@ -83,7 +84,7 @@ impl Group {
         self.killed
     }
 
-    /// Works a job on it? Then it is not to be cleaned, freed or moved.
+    /// A job works on it: it is not to be cleaned, freed or moved.
     pub fn is_busy(&self) -> bool {
         self.busy
     }
@@ -100,7 +101,7 @@ impl Group {
         self.memory.is_some()
     }
 
-    /// Is it sealed, and nobody works on it?
+    /// Is it sealed, with no job working on it?
     pub fn rests(&self) -> bool {
         self.exists() && self.memory.is_none() && !self.busy
     }
@@ -207,7 +208,7 @@ impl Group {
     }
 }
 
-/// What the death of a block has done to its group.
+/// The effects of a block's death on its group.
 pub(crate) struct Killed {
     /// The group has gone to another place among those that the cleaner and the reaper look at.
     pub filed: bool,
@@ -220,7 +221,7 @@ pub(crate) struct Killed {
 pub(crate) struct Groups {
     places: Vec<Group>,
     unused: Vec<u32>,
-    /// Sealed groups that nobody works on and that may be cleaned, by live blocks.
+    /// Sealed groups that no job works on and that may be cleaned, by live blocks.
     by_live: BTreeSet<(u32, u32)>,
     /// Dead groups, by the sequence that killed their last block.
     dying: BTreeSet<(u64, u32)>,
@@ -292,7 +293,7 @@ impl Groups {
         self.dying.clear();
     }
 
-    /// So many places without groups, and memory for some more.
+    /// Makes `places` places without groups, and room for `more`.
     pub fn make_places(&mut self, places: usize, more: usize) {
         self.places = Vec::with_capacity(places + more);
         self.places.resize_with(places, Group::default);
@@ -384,7 +385,7 @@ impl Groups {
         killed
     }
 
-    /// Puts a sealed group that nobody works on where the cleaner or the reaper finds it.
+    /// Puts a sealed group that no job works on where the cleaner or the reaper finds it.
     fn file(&mut self, place: u32) {
         let group = &self.places[place as usize];
         debug_assert!(group.memory.is_none() && !group.busy);
@@ -439,8 +440,8 @@ impl Groups {
         self.dying.remove(&(killed, place));
     }
 
-    /// The live blocks of a claimed group, once `before`, could not be moved, or could: whether it is worth another
-    /// try.
+    /// A job has tried to move the live blocks of a claimed group, of which there were `before`. False if it moved
+    /// none, though there was room: the group is not tried again before something changes.
     pub fn moved(&mut self, place: u32, before: u32, is_full: bool) -> bool {
         let group = &mut self[place];
         group.hopeless = group.live > 0 && group.live == before && !is_full;

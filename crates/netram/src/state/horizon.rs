@@ -34,7 +34,7 @@ impl State {
         first.filter(|_| !is_planted(Bug::CheckpointTrimDropped)).map_or(u64::MAX, |sequence| sequence - 1)
     }
 
-    /// Is anything of what opening found still not safe? Lets go of what was kept for the rest.
+    /// Is anything that opening found still not safe? Lets go of groups that were kept for the rest.
     pub fn has_unprotected(&mut self) -> bool {
         if self.torn_note() == u64::MAX {
             self.found.torn_notes.clear();
@@ -59,7 +59,7 @@ impl State {
         }
     }
 
-    /// Nothing is doubted any more, and what was written anew is safe.
+    /// Nothing is doubted any more, and the blocks that were written anew are safe.
     pub fn let_go_of_doubted(&mut self) {
         for held in std::mem::take(&mut self.found.held_by_doubts) {
             self.let_go(held);
@@ -76,7 +76,7 @@ impl State {
         self.found.torn_notes.iter().filter(is_there).map(|&(_, _, sequence)| sequence).min().unwrap_or(u64::MAX)
     }
 
-    /// What a header may say: every entry with a lower sequence was safe, or does not count.
+    /// The horizon that a header may name: every entry with a lower sequence is safe, or does not count.
     pub fn sure_horizon(&self) -> u64 {
         let horizon = self.horizon();
         let unsure = |found: &Unprotected| found.is_unsure && found.remains(&self.groups, horizon);

@@ -26,7 +26,7 @@ impl BlockMap {
         BlockMap { table: Vec::new(), slots: units * rows, rows, mapped: 0, lost: HashSet::new() }
     }
 
-    /// Forgets everything. The disk has so many blocks.
+    /// Forgets everything. The disk has `blocks` blocks.
     pub fn reset(&mut self, blocks: u64) {
         self.table = vec![0; blocks as usize];
         self.mapped = 0;

@@ -26,9 +26,9 @@ pub(crate) struct Memory {
     /// Takes no more.
     pub full: bool,
     pub sending: bool,
-    /// What is there is to be made safe.
+    /// All blocks that are there are to be made safe.
     pub parity_wanted: bool,
-    /// A donor did not take its part: its live blocks go into other groups.
+    /// A donor did not take its part: the live blocks go into other groups.
     pub abandoned: bool,
     /// All of it is sent once more, its parity too.
     pub again: bool,
@@ -69,7 +69,7 @@ impl Memory {
         self.unsafe_from != u64::MAX && !self.abandoned && !self.sending
     }
 
-    /// Is something of it not safe since so long (ns)?
+    /// Has something of it not been safe for `timeout_ns`?
     pub fn is_overdue(&self, now_ns: u64, timeout_ns: u64) -> bool {
         self.unsafe_from != u64::MAX && now_ns.saturating_sub(self.unsafe_since_ns) >= timeout_ns
     }
@@ -104,7 +104,7 @@ impl Memory {
         true
     }
 
-    /// Donors have so many blocks of each data unit; `safe`: with their parity.
+    /// Donors have `counts` blocks of the data units; `safe`: with their parity.
     pub fn arrived(&mut self, counts: &[u8], safe: bool) {
         self.stored.copy_from_slice(counts);
         if safe {

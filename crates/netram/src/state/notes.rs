@@ -1,4 +1,4 @@
-//! What was trimmed and what was lost, until lists on the donors say so.
+//! Notes of trimmed and of lost blocks, kept until they are in lists on the donors.
 //!
 //! Owns: [`Notes`]. Rules: ranges are written down in the order in which they were noted, losses first; a flush waits
 //! until all that was noted before it is in a list. Left out: writing lists (`trims`).
@@ -55,7 +55,7 @@ impl Notes {
         (!noted.is_empty()).then(|| (kind, &noted[..noted.len().min(most)]))
     }
 
-    /// So many ranges of the next list are in a group. True if nothing is left.
+    /// The first `count` ranges of the next list are in a group now. True if nothing is left.
     pub fn listed(&mut self, kind: u32, count: usize) -> bool {
         let noted = if kind == LOST { &mut self.losses } else { &mut self.trims };
         noted.drain(..count);

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 /// Groups repaired at the same time.
 const AT_ONCE: usize = 8;
-/// What could not be repaired is tried again after so long (ns), and twice as long each time.
+/// After what time a repair that failed is tried again (ns); twice as long each time.
 const RETRY_NS: u64 = 1_000_000_000;
 const RETRY_MAX_NS: u64 = 64_000_000_000;
 

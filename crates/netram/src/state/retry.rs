@@ -37,7 +37,7 @@ pub(crate) fn requeue(state: &mut State) {
         return;
     }
     let mut queue = Vec::new();
-    // What is not safe first: it keeps other groups from being free.
+    // Groups that are not safe come first: they keep other groups from being freed.
     for incomplete in [true, false] {
         let of_these = state.groups.iter().filter(|(_, group)| group.incomplete().is_some() == incomplete);
         let needy = of_these.filter(|&(index, _)| needs_repair(state, index));

@@ -21,7 +21,7 @@ use crate::state::place::Member;
 /// rest than that makes no room in the end.
 const TIGHT_PERCENT: u64 = 95;
 
-/// What is to fit on the other donors when one leaves, and what does (bytes of data).
+/// How much data must fit on the other donors when one leaves, and how much does (bytes).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainRoom {
     pub stored_bytes: u64,
@@ -87,7 +87,7 @@ impl State {
         Some(Member { donor: donor as DonorId, unit, count: 0 })
     }
 
-    /// Are there `groups` groups to open, beyond what is kept for cleaning?
+    /// Can `groups` groups be opened beyond those that are kept for cleaning?
     pub fn has_room(&self, groups: usize) -> bool {
         let width = (self.plan.data + self.plan.parity).min(self.takers());
         (0..self.donors.len()).filter(|&n| self.is_roomy(n, RESERVE_UNITS + groups - 1)).count() >= width
@@ -98,7 +98,7 @@ impl State {
         self.open.cleaners().is_some() || self.width(0) > self.plan.parity
     }
 
-    /// Would what is stored fit without this donor?
+    /// Whether the stored data would fit without this donor.
     pub fn drain_room(&self, leaving: DonorId) -> DrainRoom {
         let bytes = |blocks: u64| blocks * self.shape.block_bytes as u64;
         DrainRoom { stored_bytes: bytes(self.map.mapped()), room_bytes: bytes(self.room_without(Some(leaving))) }
@@ -135,7 +135,7 @@ impl State {
     }
 }
 
-/// Groups of this width that donors with so many units hold together.
+/// How many groups of this width fit on donors with these numbers of units.
 pub(crate) fn groups_of(units: &[u64], width: usize) -> u64 {
     let width = width as u64;
     let fits = |groups: u64| units.iter().map(|&units| units.min(groups)).sum::<u64>() >= groups * width;

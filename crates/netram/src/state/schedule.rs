@@ -43,7 +43,7 @@ pub(crate) struct Asked {
     pub unit: Option<u32>,
 }
 
-/// Who waits for what.
+/// Jobs, and what each waits for.
 #[derive(Default)]
 pub(crate) struct Schedule {
     pub current: u64,
@@ -65,7 +65,7 @@ impl Schedule {
         self.spawned.push(Job::Plain(Box::pin(job)));
     }
 
-    /// A job that sends a group. What becomes of the group when a donor is lost is up to whoever runs the jobs.
+    /// A job that sends a group. When a donor is lost, the caller of the jobs takes care of the group.
     pub fn spawn_send(&mut self, job: impl Future<Output = Result<(), DonorLost>> + Send + 'static) {
         self.spawned.push(Job::Send(Box::pin(job)));
     }
@@ -86,7 +86,7 @@ impl Schedule {
         self.asked.values().any(|asked| asked.donor == donor)
     }
 
-    /// What the answer to come belongs to.
+    /// The operation that a ticket belongs to, when its answer comes in.
     pub fn take_asked(&mut self, ticket: u64) -> Option<Asked> {
         self.asked.remove(&ticket)
     }

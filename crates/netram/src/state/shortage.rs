@@ -1,9 +1,9 @@
-//! Whether room is short, and what is being done about it.
+//! The shortage of room, and the state of the work against it.
 //!
 //! Owns: [`Shortage`] and [`Leveling`]. Rules: *stuck* means that there is no room and nothing on its way that would
 //! make some; whatever may make room ends that. Left out: making room (`clean`, `stuck`, `level`).
 
-/// What is to be tried for a job that waits for room.
+/// The next step for jobs that wait for room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wanted {
     Nothing,
@@ -46,7 +46,7 @@ impl Shortage {
         self.wanted = true;
     }
 
-    /// What is to be done for jobs that want room; `quiet`: nothing is on its way.
+    /// The next step for jobs that want room; `quiet`: nothing is on its way.
     pub fn next(&mut self, quiet: bool) -> Wanted {
         let asked = std::mem::take(&mut self.asked);
         if !self.wanted || self.stuck || !quiet {

@@ -67,7 +67,7 @@ impl Shape {
         DonorOp::Write { at: self.unit_at(unit), bytes: vec![0; bytes] }
     }
 
-    /// Gives back the memory of an erased unit, but not of what was erased.
+    /// Gives back the memory of an erased unit, except the erased headers: they must stay zero.
     pub fn trim_op(self, unit: u32) -> DonorOp {
         let erased = ((HEADER_SLOTS - 1) * self.header_bytes + ERASED_BYTES) as u64;
         DonorOp::Trim { at: self.unit_at(unit) + erased, len: self.unit_bytes() as u64 - erased }

@@ -1,7 +1,7 @@
 //! The units of one donor: which are free, which may be written to, and which are to be erased first.
 //!
 //! Owns: [`Units`] and the [`Log`]s of a donor. Rules:
-//! - A unit is in a group, free, or to be erased, and one of these only; what is in a group is the group's to know.
+//! - A unit is in a group, free, or to be erased, and one of these only; which units are in groups, the groups know.
 //! - A unit that was written is erased before it is free again. One that a write may still reach from a dead
 //!   connection is *tainted*: it is not used again before the disk is opened anew.
 //! - While a checkpoint counts, a free unit that opening would not look at is *closed*: it is not taken before a list
@@ -69,7 +69,7 @@ pub(crate) struct Units {
 }
 
 impl Units {
-    /// So many units without memory, all of them free.
+    /// `count` units without memory, all of them free.
     pub fn new(count: u32) -> Units {
         Units {
             count,
@@ -93,12 +93,12 @@ impl Units {
         self.count
     }
 
-    /// A donor that nobody has looked at came back with so many.
+    /// The donor came back with another size; opening has not looked at its units.
     pub fn set_count(&mut self, count: u32) {
         self.count = count;
     }
 
-    /// They are nobody's business any more.
+    /// The disk has no interest in them any more.
     pub fn release(&mut self) {
         *self = Units { count: self.count, announcing: self.announcing, cutting: self.cutting.take(), ..Units::new(0) };
     }
@@ -197,7 +197,7 @@ impl Units {
         self.logs.iter().flatten().any(|log| log.writing)
     }
 
-    /// A checkpoint is over: what is closed without a reason any more is open.
+    /// A checkpoint is over. [`Units::reopen`] opens units that were closed for it.
     pub fn end_log(&mut self, which: usize) {
         self.logs[which] = None;
     }
@@ -208,14 +208,14 @@ impl Units {
         self.reopen();
     }
 
-    /// What is closed without a reason any more is open.
+    /// Opens closed units that no checkpoint needs closed any more.
     pub fn reopen(&mut self) {
         let (closed, blank) = (std::mem::take(&mut self.closed), std::mem::take(&mut self.closed_blank));
         blank.into_iter().for_each(|unit| self.put_free(unit, false));
         closed.into_iter().for_each(|unit| self.put_free(unit, true));
     }
 
-    /// Closes free units but so many.
+    /// Closes all free units but `ahead`.
     pub fn close_all_but(&mut self, ahead: usize) {
         let from_free = self.free.len().saturating_sub(ahead);
         self.closed.extend(self.free.drain(..from_free));
@@ -369,7 +369,7 @@ impl Units {
         self.unknown.extend(unit);
     }
 
-    /// The donor is back. `taints`: what was in flight may still be carried out.
+    /// The donor is back. `taints`: writes that were in flight may still be carried out.
     pub fn is_back(&mut self, taints: bool) {
         let unknown = std::mem::take(&mut self.unknown);
         if taints {
@@ -382,7 +382,7 @@ impl Units {
         !self.tainted.contains(&unit) && !self.unknown.contains(&unit)
     }
 
-    /// Can no late write reach what is behind the units?
+    /// Can no late write reach the bytes behind the units?
     pub fn is_sure_behind(&self) -> bool {
         !self.tainted.iter().chain(&self.unknown).any(|&unit| unit >= self.count)
     }

@@ -15,7 +15,7 @@ use crate::state::room::{GROUPS_AHEAD, NOTE_UNITS, RESERVE_UNITS};
 use crate::task::Core;
 use crate::upkeep::empty::empty;
 
-/// Without a request for so long the disk is idle (ns).
+/// The disk is idle when there was no request for this time (ns).
 const IDLE_NS: u64 = 200_000_000;
 
 impl State {
@@ -56,7 +56,7 @@ impl State {
         let gains = || half_dead().next().filter(|&(live, _)| self.gives_a_group(live, half_dead(), &capacity));
         let pays = |&(live, index): &(u32, u32)| live * 4 <= capacity(index) * 3;
         if short {
-            // What is dead already is enough; it will be free when what took its place is safe.
+            // The dead groups are enough; they are freed when the blocks that took the places of theirs are safe.
             let dies = |&(_, index): &(u64, u32)| !self.groups[index].is_held();
             if self.groups.dying().filter(dies).take(GROUPS_AHEAD).count() == GROUPS_AHEAD {
                 return None;

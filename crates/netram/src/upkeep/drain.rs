@@ -50,7 +50,7 @@ pub(crate) async fn drain(core: Arc<Core>, donor: DonorId) {
             }
             continue;
         }
-        // Until what was queued is through; then what was on its way at the time is sealed, too.
+        // Waits until the queue is through; by then the groups that were in memory are sealed, too.
         core.until(|state| (state.repairs.is_through() || is_over(state, donor)).then_some(())).await;
         if core.lock().shortage.is_stuck() {
             // It was full when the drain began.
@@ -108,7 +108,7 @@ async fn wait_for_moves(core: &Arc<Core>, donor: DonorId, safe_from: u64) {
     let retries = core.lock().repairs.tries();
     core.until(|state| {
         let on_its_way = state.groups.iter().any(|(_, group)| {
-            // What died since waits for a flush that nobody else may ask for.
+            // A group that died since then waits for another flush, and there may be no other reason for one.
             let dies = group.live() == 0 && group.killed() <= safe_from;
             let moves = group.is_in_memory() || group.is_busy() || dies;
             moves && group.is_on(donor)

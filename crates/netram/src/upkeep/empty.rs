@@ -86,7 +86,7 @@ async fn place(core: &Arc<Core>, at: Location, entry: UnitEntry, bytes: &[u8]) {
         if !state.lives(entry.block, at) {
             return;
         }
-        // A list nobody could read says nothing; one older than everything has nothing left to hide.
+        // A list that cannot be decoded says nothing; a range older than every copy has nothing left to hide.
         let mut ranges = ram::decode_trimmed(bytes).unwrap_or_default();
         let oldest = if is_planted(Bug::TrimDropped) { u64::MAX } else { state.oldest_sequence() };
         ranges.retain(|range| oldest < range.sequence);
@@ -113,7 +113,7 @@ async fn place(core: &Arc<Core>, at: Location, entry: UnitEntry, bytes: &[u8]) {
     }
 }
 
-/// What the data units of a group hold, as its headers say.
+/// The entries of the data units of a group, as its headers list them.
 pub(crate) async fn entries(core: &Arc<Core>, index: u32) -> Vec<Vec<UnitEntry>> {
     let (data, members) = {
         let state = core.lock();

@@ -16,13 +16,13 @@ use crate::upkeep::repair;
 /// Donors whose free units differ by less are even.
 const UNEVEN_UNITS: usize = 16;
 
-/// The same where somebody waits for room and there is none: one move more would only turn the difference round.
+/// The same where a job waits for room and there is none: one move more would only turn the difference round.
 const UNEVEN_MIN: usize = 2;
 
-/// When no unit could be moved, it is looked for again after so long (ns).
+/// When there was no unit to move, the next search begins after this time (ns).
 const LOOK_AGAIN_NS: u64 = 1_000_000_000;
 
-/// A unit that could not be moved is left for so long (ns).
+/// After a move that failed nothing is moved for this time (ns).
 const FAILED_NS: u64 = 50_000_000;
 
 impl State {

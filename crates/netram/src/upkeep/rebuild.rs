@@ -26,7 +26,8 @@ fn whole_unit(state: &State, member: Member) -> (DonorId, DonorOp) {
     (member.donor, DonorOp::Read { at: state.shape.unit_at(member.unit), len })
 }
 
-/// A data unit as it is, if it is as it was written. Of a parity unit nothing says what its blocks must be.
+/// A copy of a data unit, if its blocks are as they were written. A parity unit cannot be copied: nothing says what
+/// its blocks must be.
 pub(crate) async fn copy(core: &Arc<Core>, index: u32, place: usize) -> Option<(UnitHeader, Vec<u8>)> {
     let (id, data, members, op) = {
         let state = &mut *core.lock();
@@ -42,7 +43,7 @@ pub(crate) async fn copy(core: &Arc<Core>, index: u32, place: usize) -> Option<(
     are_right(&header.lists[0], blocks, state.shape.block_bytes).then(|| (header, blocks.to_vec()))
 }
 
-/// What is left of a group of which a unit is to be computed.
+/// The rest of a group of which a unit is to be computed.
 struct Rest {
     data: usize,
     members: Members,
@@ -127,7 +128,7 @@ pub(crate) async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Optio
         parity: (rest.members.len() - rest.data) as u8,
         lists,
     };
-    // What parity gives back is compared with what was written.
+    // The computed blocks are compared with the checksums of those that were written.
     if place < rest.data {
         let list = &header.lists[0];
         if list.len() != rows || !are_right(list, &blocks, rest.block_bytes) {

@@ -51,7 +51,7 @@ fn free(state: &mut State, index: u32) {
     }
 }
 
-/// Erases what is to be erased, a bounded number at a time. Runs as long as the disk.
+/// Erases headers of units, a bounded number at a time. Runs as long as the disk.
 pub(crate) async fn eraser(core: Arc<Core>) {
     loop {
         let batch = core

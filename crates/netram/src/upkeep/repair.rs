@@ -3,8 +3,8 @@
 //!
 //! Rules: a unit that is not where it is to stay is computed anew, or copied, and put on a donor that holds nothing
 //! of its group; where there is none, the group's live blocks go into narrower groups. What cannot be had at the
-//! moment stays as it is, and is tried again. Two units of a group never share a donor. What is rebuilt was compared
-//! with its checksums. Left out: who is there (`membership`), stale donors at opening (`scan`).
+//! moment stays as it is, and is tried again. Two units of a group never share a donor. Rebuilt blocks are compared
+//! with their checksums. Left out: which donors are there (`membership`), stale donors at opening (`opening::scan`).
 
 use std::sync::Arc;
 
@@ -23,10 +23,10 @@ use crate::task::Core;
 use crate::upkeep::empty::empty;
 use crate::upkeep::rebuild::{copy, rebuild};
 
-/// A drain that waits for room looks again after so long (ns).
+/// After what time a drain that waits for room looks again (ns).
 const ROOM_NS: u64 = 100_000_000;
 
-/// Repair is over only when what it moved is safe. Runs as long as the disk.
+/// Flushes when the queue is through: repair is over only when the moved blocks are safe. Runs as long as the disk.
 pub(crate) async fn guardian(core: Arc<Core>) {
     loop {
         core.until(|state| {
@@ -136,7 +136,7 @@ async fn repair(core: &Arc<Core>, index: u32, from: Option<DonorId>) {
         let Some((header, blocks)) = unit else {
             core.lock().give_back(target);
             if !moves {
-                // Beyond what parity can give back: what is live elsewhere in the group is saved.
+                // Parity cannot give it back: the live blocks of the other units are saved.
                 empty(core, index).await;
             }
             return;
@@ -207,8 +207,8 @@ pub(crate) async fn store(core: &Arc<Core>, target: Member, header: UnitHeader, 
     write.await.is_ok()
 }
 
-/// Empties a group of a donor that is to leave, if there is room for what it holds beside others that are emptied;
-/// else later.
+/// Empties a group of a donor that is to leave, if there is room for its blocks beside those of other groups that are
+/// being emptied; else it waits.
 async fn empty_in_turn(core: &Arc<Core>, index: u32) {
     {
         let state = &mut *core.lock();

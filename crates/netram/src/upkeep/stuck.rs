@@ -17,10 +17,10 @@ use crate::state::shortage::Wanted;
 use crate::task::Core;
 
 impl State {
-    /// Somebody waits for room and nothing is on its way: whether anything more can be done, sends what waits in
-    /// caches, else says that there is no room. True if there is something to do now.
+    /// When a job waits for room and nothing is on its way, takes the next step that may make some. True if there is
+    /// something to do now.
     pub fn unstick(&mut self, core: &Arc<Core>) -> bool {
-        // Who is away or refuses may make room.
+        // A donor that is away or refuses may bring room.
         if self.is_opening_units() || self.expects() || self.takers() < self.plan.parity + 1 {
             return false;
         }
