@@ -1,8 +1,8 @@
 //! A thread that does the same work again and again, until it is stopped.
 //!
-//! Rules: the first time is one period after the start; the work is never under way twice; stopping waits for the work under
-//! way, which can ask whether it is to end soon. A thread that cannot be started is an error of the start, never a ticker that
-//! does not tick. Left out: work that must be done at once when something happens.
+//! Rules: the first run is one period after the start; the work is never under way twice; stopping waits for the work
+//! under way, which can ask whether it is to end soon. A thread that cannot be started is an error of the start. Left
+//! out: work that must be done at once when something happens.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -18,7 +18,7 @@ struct Stop {
     changed: Condvar,
 }
 
-/// Whether a ticker is to end, for its work.
+/// Tells the work whether its ticker is to end.
 pub struct Stopping(Arc<Stop>);
 
 impl Stopping {
@@ -26,7 +26,7 @@ impl Stopping {
         *self.0.stopped.lock()
     }
 
-    /// Waits for so long, or until the end: true at the end.
+    /// Waits for `period`, or until the end; true at the end.
     fn wait(&self, period: Duration) -> bool {
         let mut stopped = self.0.stopped.lock();
         if !*stopped {
@@ -61,7 +61,7 @@ impl Ticker {
         *self.stop.stopped.lock() = true;
         self.stop.changed.notify_all();
         let thread = self.thread.lock().take();
-        // The work may let go of the last thing that holds its own ticker.
+        // The work itself may drop the last owner of its ticker.
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
             // A panic there has been reported.
             let _ = thread.join();
