@@ -28,10 +28,10 @@ use crate::Error;
 use crate::mount_table;
 use crate::options::MountOptions;
 
-/// Pages dirtied through memory maps are written back for at most so long before a busy mount is cut off.
+/// Maximum time for writing back pages dirtied through memory maps, before a busy mount is cut off.
 const WRITE_BACK_LIMIT: Duration = Duration::from_secs(10);
 
-/// A mount that somebody only looks at in passing (`df`, `stat`) is busy for a moment.
+/// Time for programs that look at a mount in passing (`df`, `stat`) and keep it busy for a moment.
 const PASSERS_BY: Duration = Duration::from_secs(2);
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(10);
 
@@ -59,7 +59,8 @@ pub struct Unmounter {
     device: String,
 }
 
-/// Where a mount would go, and its mode; or why nothing can be mounted there. Worth asking before a store is opened.
+/// The canonical path and the mode of a mount point, or why nothing can be mounted there. To be called before a store
+/// is opened.
 pub fn check_mountpoint(mountpoint: &Path) -> Result<(PathBuf, u32), Error> {
     let at = |source| Error::MountPoint { path: mountpoint.into(), source };
     let path = mountpoint.canonicalize().map_err(at)?;
@@ -153,7 +154,7 @@ fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
 }
 
 impl Unmounter {
-    /// Ends the mount; if it is busy, after writing back what memory maps hold, by force.
+    /// Ends the mount. A busy one is ended by force, after pages of memory maps have been written back.
     pub fn unmount(&self) -> Result<Unmounted, Error> {
         let failed = |source| Error::Unmount { path: self.mountpoint.clone(), source };
         if !self.is_mounted().map_err(failed)? {
@@ -190,7 +191,7 @@ impl Unmounter {
         }
     }
 
-    /// In a thread of its own: if the request loop hangs, so does whoever asks it to write.
+    /// Runs in a thread of its own: if the request loop hangs, so does the thread that asks it to write.
     fn write_back(&self) {
         let (done, finished) = mpsc::channel();
         let path = self.mountpoint.clone();
@@ -207,7 +208,7 @@ impl Unmounter {
     }
 
     /// Ends the connection, so that the request loop ends although the mount is in use. Root gets the same by
-    /// umount2(MNT_FORCE); this is for those who must use `fusermount3`.
+    /// umount2(MNT_FORCE); this is for users of `fusermount3`.
     fn abort(&self) {
         if let Some((_, minor)) = self.device.split_once(':') {
             // Absent where fusectl is not mounted: then the session lasts as long as its last user.
@@ -224,7 +225,7 @@ impl Unmounter {
     }
 }
 
-/// Tries until it is not busy any more, or has been for too long to be in passing.
+/// Tries again while the mount is busy, for [`PASSERS_BY`] at most.
 fn while_busy(mut unmount: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     let begin = Instant::now();
     loop {
@@ -248,16 +249,16 @@ pub(crate) fn unmount_by_fusermount(mountpoint: &Path, flags: &[&str]) -> io::Re
     Err(io::Error::new(kind, message))
 }
 
-/// Gives the mount at `mountpoint` the flags of `options`: the kernel then refuses writes to one that is read-only, and has sent
-/// what memory maps hold before it does. FUSE's own options cannot change.
+/// Gives the mount at `mountpoint` the flags of `options`. Before the kernel makes a mount read-only it sends what
+/// memory maps hold. FUSE's own options cannot change.
 pub fn remount(mountpoint: &Path, options: &MountOptions) -> io::Result<()> {
-    // Without any of its flags the kernel would keep the rule for access times there was.
+    // Without any of these flags the kernel would keep the old rule for access times.
     let relative = options.access_times == shoal_fs::AccessTimes::Relative;
     let flags = options.flags() | if relative { MountFlags::RELATIME } else { MountFlags::empty() };
     Ok(rustix::mount::mount_remount(mountpoint, flags, c"")?)
 }
 
-/// Ends the mount at `mountpoint`, whoever made it; `lazy` takes it away although it is in use.
+/// Ends the mount at `mountpoint`, also one of another process; `lazy` takes it away although it is in use.
 pub fn unmount_path(mountpoint: &Path, lazy: bool) -> io::Result<()> {
     let flags = if lazy { UnmountFlags::DETACH } else { UnmountFlags::empty() };
     while_busy(|| match rustix::mount::unmount(mountpoint, flags | UnmountFlags::NOFOLLOW) {

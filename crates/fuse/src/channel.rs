@@ -1,11 +1,11 @@
 //! The way to the kernel and back: [`Channel`], and the [`Reply`] that a request waits for.
 //!
-//! A transport is one small trait: messages in, messages out. `/dev/fuse` is one; a ring (io_uring) or a queue of a guest
+//! A transport is one small trait: messages in, messages out. `/dev/fuse` is one; an io_uring ring or a guest's queue
 //! (virtiofs) can be others.
 //!
-//! Rules: every request that waits gets exactly one answer, also when the code that owes it forgets (EIO then): a client without
-//! an answer waits until the daemon dies, and not even a signal ends it. An answer goes to the channel the
-//! request came from, from any thread. It is never longer than the request has room for.
+//! Rules: every request that waits gets exactly one answer. If the code that owes it forgets, the answer is EIO: a
+//! client without an answer waits until the daemon dies, and not even a signal ends the wait. An answer goes to the
+//! channel its request came from, from any thread. It is never longer than the request has room for.
 
 use std::io::{self, IoSlice};
 use std::sync::Arc;
@@ -17,19 +17,19 @@ use crate::counts::Counts;
 use crate::errno::Errno;
 use crate::protocol::{self, Request};
 
-/// Messages to and from the kernel. Whole messages: a piece of one is never received or sent.
+/// Sends and receives messages of the kernel, always whole.
 pub(crate) trait Channel: Send + Sync {
-    /// Waits for a message and puts it into `buffer`; its length, or `None` when the connection has ended.
+    /// Waits for a message and puts it into `buffer`. Returns its length, or `None` when the connection has ended.
     fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>>;
 
     /// Sends the pieces as one message.
     fn send(&self, pieces: &[IoSlice<'_>]) -> io::Result<()>;
 }
 
-/// A channel, and what went through it.
+/// A channel and its counts.
 pub(crate) struct Port {
     pub channel: Box<dyn Channel>,
-    /// Outlives the channel, for reports: who asks for them must not keep the connection open.
+    /// Outlives the channel, for reports: a reader of reports must not keep the connection open.
     pub counts: Arc<Counts>,
 }
 
@@ -39,7 +39,7 @@ impl Port {
     }
 }
 
-/// The answer that a request waits for. Dropped, it is an EIO.
+/// The answer that a request waits for. Dropping it answers EIO.
 pub(crate) struct Reply {
     port: Arc<Port>,
     unique: u64,
@@ -61,7 +61,7 @@ impl Reply {
         }
     }
 
-    /// To a message of which only this much could be read.
+    /// For a message of which only these fields could be read.
     pub fn to_malformed(unique: u64, opcode: u32, port: &Arc<Port>, began: Instant) -> Reply {
         Reply { port: port.clone(), unique, opcode, bytes_max: 0, began, is_owed: true }
     }
@@ -74,7 +74,7 @@ impl Reply {
         self.answer(error.0, &[], &[]);
     }
 
-    /// True when the kernel took it: references it carries count only then.
+    /// Returns true when the kernel took the answer: the references it carries count only then.
     pub fn value(mut self, value: &(impl IntoBytes + Immutable)) -> bool {
         self.answer(0, value.as_bytes(), &[])
     }
@@ -104,11 +104,11 @@ impl Reply {
         }
         let header = protocol::out_header(self.unique, errno, bytes);
         let pieces = [IoSlice::new(header.as_bytes()), IoSlice::new(front), IoSlice::new(back)];
-        // No empty pieces at the end: they cost the kernel a look each.
+        // No empty pieces at the end: the kernel would look at each.
         let used = if !back.is_empty() { 3 } else { 1 + usize::from(!front.is_empty()) };
         // Before the answer is sent: the client may ask for the counts next.
         self.port.counts.note(self.opcode, self.began.elapsed());
-        // Without a receiver the request has been aborted, and nobody waits any more.
+        // Without a receiver the request has been aborted, and no program waits any more.
         let sent = self.port.channel.send(&pieces[..used]);
         if let Err(error) = &sent {
             tracing::debug!("answer to request {}: {error}", self.opcode);

@@ -1,8 +1,8 @@
-//! Conversions of what requests carry: times, what to do at a rename, set-id bits.
+//! Conversions of values in requests: times, rename modes, set-id bits.
 //!
-//! Pure functions. Times are nanoseconds since 1970 in an `i64` (years 1678 to 2262); what lies outside is
-//! clamped. Set-id bits: which of them a write, a truncation or a change of owner clears is the kernel's rule
-//! (`should_remove_suid`), restated here because with HANDLE_KILLPRIV_V2 the daemon applies it.
+//! Pure functions. Times are nanoseconds since 1970 in an `i64` (years 1678 to 2262); times outside are clamped. Which
+//! set-id bits a write, a truncation or a change of owner clears is the kernel's rule (`should_remove_suid`). It is
+//! restated here because with HANDLE_KILLPRIV_V2 the daemon applies it.
 
 use shoal_fs::{RenameMode, SetAttr, TimeChange};
 
@@ -27,7 +27,7 @@ pub(crate) fn received_ns(seconds: i64, ns: u32) -> i64 {
     ns.clamp(i64::MIN.into(), i64::MAX.into()) as i64
 }
 
-/// The attributes that a request names.
+/// The attributes that a request changes.
 pub(crate) fn attr_change(asked: &SetattrIn) -> SetAttr {
     let is_named = |bit| asked.valid & bit != 0;
     let time = |bit, now, seconds, ns| {
@@ -46,7 +46,7 @@ pub(crate) fn attr_change(asked: &SetattrIn) -> SetAttr {
     }
 }
 
-/// What to do about the target, and whether the old name becomes a whiteout. `None` for flags that are unknown or exclude
+/// Treatment of the target, and whether the old name becomes a whiteout. `None` for flags that are unknown or exclude
 /// each other: an exchange leaves no name free.
 pub(crate) fn rename_mode(flags: u32) -> Option<(RenameMode, bool)> {
     let whiteout = flags & RENAME_WHITEOUT != 0;
@@ -58,17 +58,18 @@ pub(crate) fn rename_mode(flags: u32) -> Option<(RenameMode, bool)> {
     }
 }
 
-/// The mode that a write or truncation by a caller without CAP_FSETID leaves, if it is another one.
+/// The mode after a write or truncation by a caller without CAP_FSETID; `None` if it stays the same.
 pub(crate) fn mode_after_write(mode: u32) -> Option<u32> {
     (mode & S_IFMT == S_IFREG).then(|| without_set_id(mode)).flatten()
 }
 
-/// The mode that a change of owner or group leaves, if it is another one.
+/// The mode after a change of owner or group; `None` if it stays the same.
 pub(crate) fn mode_after_chown(mode: u32) -> Option<u32> {
     (mode & S_IFMT != S_IFDIR).then(|| without_set_id(mode)).flatten()
 }
 
-/// Set-group-id without group execution once meant mandatory locking, and stays.
+/// The mode without set-id bits; `None` if it has none to lose. Set-group-id without group execution once meant
+/// mandatory locking, and stays.
 fn without_set_id(mode: u32) -> Option<u32> {
     let mut kept = mode & !S_ISUID;
     if mode & S_IXGRP != 0 {

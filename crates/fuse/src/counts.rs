@@ -1,22 +1,21 @@
 //! How many requests there were of each kind, and how long they took in this process.
 //!
-//! Time runs from the moment a request was received to the moment its answer was ready, so it contains waiting for locks and
-//! devices but not the kernel's part. Each thread that serves requests has counts of its own, so that counting
-//! costs no shared cache line; reports add them up. Durations go into classes an eighth apart at most, so a percentile is right to
-//! about 12%.
+//! The time of a request runs from its receipt until its answer is ready. It contains waiting for locks and devices,
+//! but not the kernel's part. Each thread that serves requests has counts of its own, so that counting costs no shared
+//! cache line; reports add them up. Durations are counted in classes so narrow that a percentile is right to about 12%.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::protocol::opcode;
 
-/// Classes for each power of two.
+/// Number of classes for each power of two.
 const PARTS: u64 = 4;
-/// Shorter times are all of the first class.
+/// Durations below 2 to this power (ns) are all in the first class.
 const SHORTEST_LOG2: u64 = 8;
 const CLASSES: usize = 128;
 
-/// Of one kind of request.
+/// Counts of one kind of request.
 struct Kind {
     count: AtomicU64,
     total_ns: AtomicU64,
@@ -29,7 +28,7 @@ pub(crate) struct Counts(Box<[Kind]>);
 /// Requests of one kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestCount {
-    /// As the kernel's headers call it, without `FUSE_`.
+    /// Name in the kernel's headers, without `FUSE_`.
     pub name: &'static str,
     pub count: u64,
     pub total_ns: u64,
@@ -49,7 +48,7 @@ impl Counts {
         Counts((0..opcode::END).map(|_| kind()).collect())
     }
 
-    /// Requests of kinds that nobody knows count as kind 0.
+    /// Counts a request. Unknown kinds count as kind 0.
     pub fn note(&self, opcode: u32, took: Duration) {
         let Some(kind) = self.0.get(opcode as usize).or(self.0.first()) else { return };
         let ns = took.as_nanos() as u64;
@@ -71,14 +70,14 @@ fn class_of(ns: u64) -> usize {
     (((log2 - SHORTEST_LOG2) * PARTS + part) as usize + 1).min(CLASSES - 1)
 }
 
-/// The middle of a class.
+/// The middle of a class (ns).
 fn time_of(class: usize) -> u64 {
     let Some(index) = class.checked_sub(1) else { return 1 << (SHORTEST_LOG2 - 1) };
     let (log2, part) = (index as u64 / PARTS + SHORTEST_LOG2, index as u64 % PARTS);
     ((2 * (PARTS + part) + 1) << log2) / (2 * PARTS)
 }
 
-/// All kinds of which there were requests, the most frequent first.
+/// All kinds with at least one request, the most frequent first.
 pub(crate) fn report<'a>(all: impl Iterator<Item = &'a Counts> + Clone) -> Vec<RequestCount> {
     let mut kinds: Vec<RequestCount> = (0..opcode::END as usize)
         .filter_map(|number| {

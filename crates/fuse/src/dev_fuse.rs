@@ -1,8 +1,8 @@
 //! The transport of `/dev/fuse`: one `read` for a message in, one `writev` for a message out.
 //!
-//! Each thread reads from a descriptor of its own where the device lets itself be opened again, else all from the one that was
-//! mounted. The kernel hands a request to one reader, whole. A read that ends with ENOENT met a request that was taken back;
-//! ENODEV is the end of the connection: it was unmounted or aborted.
+//! Each thread reads from a descriptor of its own where the device can be opened again; otherwise all threads read from
+//! the one that was mounted. The kernel hands a request to one reader, whole. A read that ends with ENOENT met a
+//! request that was withdrawn. ENODEV is the end of the connection: it was unmounted or aborted.
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,7 +24,7 @@ impl DevFuse {
     pub fn another(&self) -> DevFuse {
         match shoal_host::clone_connection(self.0.as_fd()) {
             Ok(device) => DevFuse::new(device),
-            // Not every container has the device; what is shared serves as well, a little slower.
+            // Not every container has the device. The shared descriptor serves as well, a little slower.
             Err(error) => {
                 tracing::debug!("/dev/fuse: {error}; the threads share one descriptor");
                 self.clone()

@@ -1,4 +1,4 @@
-//! What a request is refused with.
+//! Error numbers of refused requests.
 //!
 //! Numbers are Linux' generic ones, as everywhere in the protocol. ENOSYS is special: the kernel takes it as "never ask again".
 

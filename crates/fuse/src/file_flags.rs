@@ -1,12 +1,13 @@
 //! The ioctls of chattr(1) and lsattr(1): numbers, words and bits, in both of their forms.
 //!
-//! Pure functions. The kernel turns both forms into requests, after it has checked that the caller owns the file and, for
-//! immutable and append-only, has CAP_LINUX_IMMUTABLE. A flag that Shoal does not keep is refused, not dropped:
-//! a program must not believe it.
+//! Pure functions. The kernel turns both forms into requests, after it has checked that the caller owns the file and,
+//! for immutable and append-only, has CAP_LINUX_IMMUTABLE. A flag that Shoal does not keep is refused, not dropped: a
+//! program must not believe that it was set.
 
 use shoal_fs::FileFlags;
 
-/// `FS_IOC_GETFLAGS`, `FS_IOC_SETFLAGS`: a word of flags. The numbers say `long`; four bytes are carried.
+/// `FS_IOC_GETFLAGS`, `FS_IOC_SETFLAGS`: a word of flags. The numbers encode the size of `long`, but four bytes are
+/// carried.
 pub(crate) const GET_FLAGS: u32 = 0x8008_6601;
 pub(crate) const SET_FLAGS: u32 = 0x4008_6602;
 /// `FS_IOC_FSGETXATTR`, `FS_IOC_FSSETXATTR`: a `struct fsxattr`, whose first word has the flags.
@@ -15,7 +16,7 @@ pub(crate) const SET_XFLAGS: u32 = 0x401c_5820;
 
 const FSXATTR_BYTES: usize = 28;
 
-/// In the order of the fields of [`FileFlags`]: immutable, append-only, no-dump, no-atime.
+/// Bits of the flags, in the order of the fields of [`FileFlags`]: immutable, append-only, no-dump, no-atime.
 const FLAGS: [u32; 4] = [0x10, 0x20, 0x40, 0x80];
 const XFLAGS: [u32; 4] = [0x08, 0x10, 0x80, 0x40];
 
@@ -24,13 +25,13 @@ fn to_word(flags: FileFlags, bits: [u32; 4]) -> u32 {
     set.iter().zip(bits).filter(|(set, _)| **set).map(|(_, bit)| bit).sum()
 }
 
-/// `None` when there is a flag besides those four.
+/// The flags of a word; `None` if it has a flag besides those four.
 fn from_word(word: u32, bits: [u32; 4]) -> Option<FileFlags> {
     let [immutable, append_only, no_dump, no_atime] = bits.map(|bit| word & bit != 0);
     (word & !bits.iter().sum::<u32>() == 0).then_some(FileFlags { immutable, append_only, no_dump, no_atime })
 }
 
-/// What the two asking ioctls answer, of the length asked for.
+/// Answer to the two ioctls that read flags: `len` bytes, zeros behind the word.
 pub(crate) fn answer(command: u32, flags: FileFlags, len: usize) -> Vec<u8> {
     let word = to_word(flags, if command == GET_FLAGS { FLAGS } else { XFLAGS });
     let mut out = word.to_le_bytes().to_vec();
@@ -38,7 +39,7 @@ pub(crate) fn answer(command: u32, flags: FileFlags, len: usize) -> Vec<u8> {
     out
 }
 
-/// What the two setting ioctls ask for; `None` for flags that are not kept, and for projects and extent sizes.
+/// Flags that the two setting ioctls ask for; `None` for flags that are not kept, and for projects and extent sizes.
 pub(crate) fn asked(command: u32, data: &[u8]) -> Option<FileFlags> {
     let word = u32::from_le_bytes(*data.first_chunk()?);
     if command == SET_FLAGS {

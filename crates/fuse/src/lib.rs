@@ -6,12 +6,12 @@
 //! | `channel` | the way to the kernel and back, as a trait; the answer that a request waits for |
 //! | `dev_fuse` | the transport of `/dev/fuse` |
 //! | `session` | INIT, and the threads that serve requests |
-//! | `service` | from a decoded request to what is done, and back |
-//! | `requests` | what is done: policy over plain values |
+//! | `service` | from a decoded request to its action, and from the outcome to the answer |
+//! | `requests` | the actions: policy over plain values |
 //! | `counts` | how many requests of each kind there were, and how long they took |
 //! | `convert` | times, rename flags, set-id bits: pure functions |
 //! | `file_flags` | the ioctls of chattr(1): pure functions |
-//! | `options` | what a mount may be asked for, as kernel flags and option strings |
+//! | `options` | mount options, as kernel flags and option strings |
 //! | `attach` | mount(2), `fusermount3`, unmounting, also of a busy mount |
 //! | `mount_table` | reading the table of mounts |
 //! | `ticker` | the threads behind `Fs::tick_log`, `Fs::tick_bulk` and `Fs::checkpoint` |
@@ -19,10 +19,11 @@
 //! | `waiters` | threads for the other requests that have to wait for a flush of the bulk device |
 //!
 //! Rules: no file-system logic here. The store has exactly one mount, so the kernel may cache names, attributes and
-//! pages for ever; whatever the engine changes on its own must be invalidated (only set-id bits are). The kernel's
-//! lookup references are the engine's `hold`/`forget`; there are no file handles. Nothing is cached on
-//! the write side: a write that returned is in the engine, and survives the end of this process.
-//! Left out: `syncfs(2)` as the kernel does not forward it to mounts over `/dev/fuse`; the engine's commit age (1 s) bounds it.
+//! pages for ever; any change that the engine makes on its own must be invalidated (it makes one: clearing set-id
+//! bits). The kernel's lookup references are the engine's `hold`/`forget`; there are no file handles. Writes are not
+//! cached here: a write that returned is in the engine, and survives the end of this process. Left out: `syncfs(2)`,
+//! which the kernel does not forward to mounts over `/dev/fuse`; the engine's commit age (1 s) bounds what it would
+//! cover.
 
 #![forbid(unsafe_code)]
 
@@ -63,7 +64,7 @@ pub use counts::RequestCount;
 pub use options::{Access, MountOptions};
 pub use session::RequestCounts;
 
-/// Why a mount could not be made, served or ended.
+/// Failure to make, serve or end a mount.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("mount point {path}: {source}; name an existing directory")]
@@ -109,7 +110,7 @@ pub fn mount(fs: Arc<Fs>, mountpoint: &Path, options: &MountOptions) -> Result<S
             Ok(Session { fs, threads, ticker, waiters: waiter_threads, syncer: syncer_thread, unmounter })
         }
         Err(error) => {
-            // The device is closed by now, so what is left is a dead mount.
+            // The device is closed by now, so the mount is dead.
             let _ = unmounter.detach();
             waiter_threads.stop();
             syncer_thread.stop();
@@ -119,7 +120,7 @@ pub fn mount(fs: Arc<Fs>, mountpoint: &Path, options: &MountOptions) -> Result<S
     }
 }
 
-/// Comes to terms with the kernel, then serves in threads.
+/// Negotiates with the kernel, then serves in threads.
 fn serve(
     fs: &Arc<Fs>,
     device: OwnedFd,
@@ -146,7 +147,7 @@ impl Session {
         self.unmounter.clone()
     }
 
-    /// What the kernel has asked for so far.
+    /// Requests of the kernel so far.
     pub fn request_counts(&self) -> RequestCounts {
         self.threads.counts()
     }
@@ -154,7 +155,7 @@ impl Session {
     /// Serves until the mount is gone, however it went, then shuts the store down cleanly.
     pub fn wait(self) -> Result<(), Error> {
         let served = self.threads.join();
-        // In this order: work that waited is still done, and the syncer leaves answers to the log's clock.
+        // In this order: waiting work is still done, and the syncer leaves answers to the log's clock.
         self.waiters.stop();
         self.syncer.stop();
         self.ticker.stop();

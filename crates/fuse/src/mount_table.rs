@@ -1,7 +1,7 @@
 //! The kernel's table of mounts (`/proc/self/mountinfo`).
 //!
 //! Pure parsing, and one reader. Of several mounts on one path the last one listed covers the others.
-//! Nothing here touches a mount point: a mount whose daemon is gone or busy must not stop whoever reads the table.
+//! Nothing here touches a mount point: a mount whose daemon is gone or busy must not block the reader of the table.
 
 use std::ffi::OsString;
 use std::io;
@@ -16,11 +16,11 @@ pub struct MountEntry {
     /// `major:minor` of the mounted file system.
     pub device: String,
     pub mountpoint: PathBuf,
-    /// Of this mount, separated by commas.
+    /// Options of this mount, separated by commas.
     pub options: String,
     pub file_system_type: String,
     pub source: PathBuf,
-    /// Of the file system, whatever mounts it has.
+    /// Options of the file system, the same for all of its mounts.
     pub super_options: String,
 }
 
@@ -51,7 +51,7 @@ fn entry(line: &[u8]) -> Option<MountEntry> {
     Some(MountEntry { device, mountpoint, options, file_system_type, source, super_options })
 }
 
-/// Blanks, tabs, line feeds and backslashes are written as `\` and three octal digits.
+/// Reads a path, in which blanks, tabs, line feeds and backslashes are written as `\` and three octal digits.
 fn path(field: &[u8]) -> PathBuf {
     let mut out = Vec::with_capacity(field.len());
     let mut rest = field;

@@ -1,8 +1,9 @@
-//! What a mount may be asked for, and how it is said to mount(2), to `fusermount3` and to the request loop.
+//! Mount options, and their forms for mount(2), `fusermount3` and the request loop.
 //!
 //! Rules: `default_permissions` is on unless it is refused, and POSIX ACLs depend on it (the kernel checks both).
-//! Without a wish for threads there are at least four: a request that waits for a disk must not hold up the others.
-//! Access times are the engine's matter: the kernel does not keep any for FUSE, its flags only show in the table of mounts.
+//! Unless a number of threads is given there are at least four: a request that waits for a disk must not hold up the
+//! others. Access times are the engine's matter: the kernel keeps none for FUSE, and its flags only show in the table
+//! of mounts.
 //! Left out: the fstab syntax, which belongs to the command line.
 
 use std::os::unix::ffi::OsStrExt;
@@ -11,17 +12,18 @@ use std::path::PathBuf;
 use rustix::mount::MountFlags;
 use shoal_fs::AccessTimes;
 
-/// The others would be refused; for a mount without root's rights they are left out, except that the engine obeys them.
+/// Options that `fusermount3` accepts. A mount without root's rights leaves the others out, though the engine obeys
+/// them.
 const FUSERMOUNT_KNOWS: [&str; 7] = ["ro", "nodev", "nosuid", "noexec", "noatime", "sync", "dirsync"];
 
-/// Who may use the mount, besides the permissions of its files.
+/// Users who may use the mount, within the permissions of its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// The user who mounted it.
     Owner,
     /// That user and root.
     OwnerAndRoot,
-    /// Everybody.
+    /// Every user.
     All,
 }
 
@@ -41,7 +43,7 @@ pub struct MountOptions {
     pub noexec: bool,
     /// When reads change access times.
     pub access_times: AccessTimes,
-    /// Access times of directories stay as they are. They do so anyway: this is what the table of mounts says.
+    /// Access times of directories do not change. They never do: this only shows in the table of mounts.
     pub nodiratime: bool,
     /// Symbolic links on this mount are not followed.
     pub nosymfollow: bool,
@@ -49,9 +51,9 @@ pub struct MountOptions {
     pub synchronous: bool,
     /// Shown in the table of mounts; changes of directories are in the log in any case.
     pub directories_synchronous: bool,
-    /// The kernel may keep time stamps back.
+    /// The kernel may hold time stamps back.
     pub lazytime: bool,
-    /// Threads that serve requests; 0: as many as suit the machine.
+    /// Number of threads that serve requests; 0 to suit the machine.
     pub threads: usize,
     /// Every thread reads requests from a descriptor of its own.
     pub clone_fd: bool,
@@ -86,7 +88,7 @@ impl MountOptions {
         self.words().map(|(_, flag)| flag).collect()
     }
 
-    /// What is asked for, as words and as flags.
+    /// The options set, as words and as flags.
     fn words(&self) -> impl Iterator<Item = (&'static str, MountFlags)> {
         [
             (self.read_only, "ro", MountFlags::RDONLY),
@@ -118,7 +120,7 @@ impl MountOptions {
         data
     }
 
-    /// Everything as one option list for `fusermount3`, which knows `\` as its escape.
+    /// All options as one list for `fusermount3`, whose escape character is `\`.
     pub(crate) fn fusermount_list(&self) -> Vec<u8> {
         let mut list = self.data().into_bytes();
         for (word, _) in self.words().filter(|(word, _)| FUSERMOUNT_KNOWS.contains(word)) {

@@ -1,7 +1,7 @@
-//! Between the protocol and what is done: a message is decoded, carried out by `requests`, and its answer encoded.
+//! Between the protocol and the actions: a message is decoded, carried out by `requests`, and its answer encoded.
 //!
-//! One arm for each operation, without policy, but for two rules of the connection: who may use the mount, and what happens to
-//! messages that cannot be understood (EIO; never ENOSYS, which would switch the operation off for good).
+//! One arm for each operation, without policy, except for two rules of the connection: who may use the mount, and the
+//! answer to messages that cannot be understood (EIO; never ENOSYS, which would switch the operation off for good).
 
 use std::io;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use crate::protocol::layout::{CreateOut, GetXattrOut, IoctlOut, LseekOut, OpenOu
 use crate::protocol::{self, Agreed, Listing, Operation, Request, decode};
 use crate::requests::{Asker, AttributeChange, Copy, Created, Entry, Outcome, REQUEST_BYTES_MAX, Requests};
 
-/// The kernel's side of a mount, answered.
+/// Serves the requests of one mount.
 pub(crate) struct Service {
     pub requests: Requests,
     pub agreed: Agreed,
     pub access: Access,
-    /// Who mounted.
+    /// Uid of the user who mounted.
     pub owner: u32,
 }
 
-/// What a thread goes on with.
+/// What a thread does next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Request,
@@ -32,7 +32,7 @@ pub(crate) enum Next {
 }
 
 impl Service {
-    /// Carries out one message. `scratch` is the thread's, for what is read.
+    /// Carries out one message. `scratch` is the thread's buffer for data that is read.
     pub fn serve(&self, message: &[u8], port: &Arc<Port>, scratch: &mut Vec<u8>) -> io::Result<Next> {
         let began = Instant::now();
         let request = match decode(message, &self.agreed) {
@@ -48,7 +48,7 @@ impl Service {
             }
         };
         match request.operation {
-            // Nobody waits for these.
+            // The kernel waits for no answer to these.
             Operation::Forget { count } => self.requests.forget(request.node, count),
             Operation::BatchForget(forgets) => {
                 forgets.iter().for_each(|(node, count)| self.requests.forget(node, count));
@@ -71,15 +71,15 @@ impl Service {
         Ok(Next::Request)
     }
 
-    /// May the asking user use the mount? The kernel knows no mount for its owner and root, and checks programs rather than the
-    /// identity that a request carries.
+    /// May the caller use the mount? The kernel has no rule for the owner and root, and checks programs rather than the
+    /// identity in the request.
     fn admits(&self, request: &Request<'_>) -> bool {
         let is_admitted = match self.access {
             Access::All => true,
             Access::OwnerAndRoot => request.uid == self.owner || request.uid == 0,
             Access::Owner => request.uid == self.owner,
         };
-        // These the kernel also sends on its own behalf.
+        // The kernel also sends these on its own behalf.
         is_admitted
             || matches!(
                 request.operation,
@@ -102,7 +102,7 @@ impl Service {
             Operation::Forget { .. } | Operation::BatchForget(_) | Operation::NotifyReply | Operation::Destroy => {
                 reply.error(Errno::IO);
             }
-            // Once is enough.
+            // INIT comes once.
             Operation::Init(_) => reply.error(Errno::IO),
             Operation::Lookup { name } => self.entry(reply, requests.lookup(node, name)),
             Operation::Getattr => attr(reply, requests.getattr(node)),
@@ -165,7 +165,7 @@ impl Service {
                     ..StatfsOut::default()
                 });
             }
-            // There are no handles; kernels that send these know of the one that all opens get.
+            // There are no handles; a kernel that sends these has the one handle that all opens get.
             Operation::Release | Operation::Releasedir => reply.empty(),
             Operation::Fsync | Operation::Fsyncdir => requests.fsync(node, move |outcome| reply.finish(outcome)),
             Operation::Syncfs => requests.syncfs(move |outcome| reply.finish(outcome)),
@@ -211,8 +211,8 @@ impl Service {
                     (outcome, _) => written(reply, outcome.map(|copied| copied as u32)),
                 });
             }
-            // Everything is sent on by then; ACCESS is only asked without default_permissions: then nobody checks. An INTERRUPT
-            // refused so is the last: nothing here waits for long that could be called off.
+            // FLUSH has nothing left to send. ACCESS is only asked without default_permissions, and then nothing is
+            // checked. The first INTERRUPT refused so is the last: no long wait here could be called off.
             Operation::Flush | Operation::Access | Operation::Interrupt | Operation::Unknown => {
                 reply.error(Errno::NOSYS);
             }

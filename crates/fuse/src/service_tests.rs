@@ -1,4 +1,4 @@
-//! The whole way of a message, over a real engine in memory and a channel that notes what is sent.
+//! The whole way of a message, over a real engine in memory and a channel that records what is sent.
 //!
 //! Owns: the policy's tests (what is never asked again, references, set-id bits, who is admitted), the rule of one answer within its
 //! room, and the property test of any message. `SHOAL_SEED` chooses other messages, `SHOAL_DEEP` makes more.
@@ -27,7 +27,7 @@ use crate::ticker::Ticker;
 use crate::waiters::{WaiterThreads, Waiters};
 use shoal_sim::Random;
 
-/// What was sent: errno and body by request.
+/// Answers sent: errno and body by request.
 type Sent = HashMap<u64, Vec<(i32, Vec<u8>)>>;
 
 /// A kernel that takes every answer, or none, and asks what it is given.
@@ -60,7 +60,7 @@ impl Channel for Kernel {
     }
 }
 
-/// A mount without a mount.
+/// A service without a mount.
 struct Mounted {
     kernel: Kernel,
     fs: Arc<Fs>,
@@ -161,7 +161,7 @@ fn names_that_do_not_exist_are_remembered_and_handles_are_never_asked_for_again(
     assert_eq!(mount.ask(opcode::CREATE, ROOT, &body).0, 38);
     assert_eq!(mount.ask(40, ROOT, &[]).0, 38, "POLL");
     mount.end();
-    // A kernel that cannot do without gets handles that mean nothing.
+    // A kernel that needs handles gets handles without meaning.
     let mount = mounted(|_| {}, 0);
     let (errno, body) = mount.ask(opcode::OPEN, ROOT, &[0; 8]);
     assert_eq!((errno, body.len(), body[8]), (0, 16, (protocol::open::KEEP_CACHE | protocol::open::NOFLUSH) as u8));
@@ -208,7 +208,7 @@ fn set_id_bits_go_when_the_kernel_says_so_and_stay_for_root() {
     let mount = mounted(|_| {}, ALL);
     let node = mount.make("f", 0o104755);
     assert_eq!(mount.ask(opcode::WRITE, node, &write(b"x", 0, 0)).0, 0);
-    assert_eq!(mount.mode(node), 0o4755, "whoever writes has CAP_FSETID");
+    assert_eq!(mount.mode(node), 0o4755, "the writer has CAP_FSETID");
     assert_eq!(mount.ask(opcode::WRITE, node, &write(b"x", 0, protocol::WRITE_KILL_SUIDGID)).0, 0);
     assert_eq!(mount.mode(node), 0o755);
     let told = mount.kernel.0.sent.lock().unwrap().remove(&0).expect("the kernel is told of the mode");
@@ -223,7 +223,7 @@ fn set_id_bits_go_when_the_kernel_says_so_and_stay_for_root() {
     assert_eq!(set(0o4755, 6, setattr::SIZE | setattr::KILL_SUIDGID, 0), 0o755, "or by root without it");
     assert_eq!(set(0o6755, 0, setattr::UID | setattr::KILL_SUIDGID, 1000), 0o755, "a user's chown");
     assert_eq!(set(0o6755, 0, setattr::UID | setattr::KILL_SUIDGID, 0), 0o6755, "root's chown to the same owner");
-    // fallocate has no such word.
+    // fallocate does not tell.
     mount.ask_as(
         0,
         opcode::SETATTR,
@@ -254,7 +254,7 @@ fn an_access_acl_takes_set_group_id_when_the_kernel_says_so() {
     assert_eq!(set(&mount, node, &[0, 0]), 0o2000);
     assert_eq!(set(&mount, node, &[protocol::SETXATTR_ACL_KILL_SGID, 0]), 0);
     mount.end();
-    // A kernel without that word: the asker's own group counts, which is 100 here.
+    // A kernel that does not tell: the caller's own group decides, which is 100 here.
     let mount = mounted(|_| {}, ALL & !init_flags::SETXATTR_EXT);
     let node = mount.make("f", 0o102654);
     assert_eq!(set(&mount, node, &[]), 0o2000);
@@ -350,7 +350,7 @@ fn a_connection_begins_with_init_and_ends_with_destroy() {
     fs.shutdown().unwrap();
 }
 
-/// Bodies that mean something, of numbers that exist.
+/// Plausible bodies, with existing inode numbers.
 fn plausible(random: &mut Random, opcode: u32) -> Vec<u8> {
     let name = |random: &mut Random| text(["a", "b", "c", "d/e", ".", ".."][random.below(6) as usize]);
     let mut body: Vec<u8> = match opcode {
@@ -378,7 +378,7 @@ fn plausible(random: &mut Random, opcode: u32) -> Vec<u8> {
     body
 }
 
-/// The kernel would be left with a waiting program by a request without an answer, and refuses an answer that is too long.
+/// A request without an answer would leave a program waiting, and the kernel refuses an answer that is too long.
 #[test]
 fn any_message_is_answered_once_and_within_its_room() {
     let mut random = random_from_environment();
@@ -391,7 +391,7 @@ fn any_message_is_answered_once_and_within_its_room() {
         let unique = round + 1;
         bytes[8..16].copy_from_slice(&unique.to_ne_bytes());
         if random.below(4) == 0 {
-            // Not the header's first half: another length is another message, another number another request.
+            // The header's first half is spared: another length is another message, another number another request.
             let at = 16 + random.below(bytes.len() as u64 - 16) as usize;
             bytes[at] = random.next_u64() as u8;
         }

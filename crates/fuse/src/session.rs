@@ -62,7 +62,7 @@ pub(crate) struct Threads {
 }
 
 impl Threads {
-    /// One for each port. When one cannot be started, those that were go on until the connection ends.
+    /// Starts one thread for each port. If one cannot be started, those that run go on until the connection ends.
     pub fn start(service: Service, ports: Vec<Arc<Port>>) -> io::Result<Threads> {
         let service = Arc::new(service);
         let mut threads = Vec::new();
@@ -79,7 +79,7 @@ impl Threads {
         self.counts.clone()
     }
 
-    /// Returns when the connection has ended: with the first error.
+    /// Returns when the connection has ended, with the first error if there was one.
     pub fn join(self) -> io::Result<()> {
         let mut outcome = Ok(());
         for thread in self.threads {
@@ -106,7 +106,7 @@ fn serve(service: &Service, port: &Arc<Port>) -> io::Result<()> {
 pub struct RequestCounts(Vec<Arc<Counts>>);
 
 impl RequestCounts {
-    /// The most frequent kinds first; kinds of which there were none are left out.
+    /// Counts by kind, the most frequent first. Kinds without requests are left out.
     pub fn report(&self) -> Vec<RequestCount> {
         counts::report(self.0.iter().map(|counts| &**counts))
     }

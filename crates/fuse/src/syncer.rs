@@ -1,26 +1,28 @@
 //! fsync of large files: a slow bulk device must not take the threads that serve requests.
 //!
-//! A request thread that waited for a flush could serve nobody meanwhile, and there are few of them. So it first looks
-//! what the fsync needs ([`Fs::fsync_begin`]). What needs the log alone is answered by the log's group commit, whose
-//! leader is a request thread. What needs the bulk device as well is somebody's *turn*, of which there is one:
-//! - Nobody has it, and nobody waits for it: the request thread takes it and flushes itself, because to wake another thread
-//!   may cost a lone client as much as the flush. So at most one request thread waits for the bulk device's flush, and
-//!   none where there are fewer than [`THREADS_MIN`] of them.
-//! - Else the fsync goes to the syncer, a thread of its own. It waits for the turn, takes all that were sent, makes one
-//!   flush that covers them, clears NEW for each, and leaves the answers to the log's group commit.
+//! A request thread that waits for a flush serves no request meanwhile, and there are few of them. So it first checks
+//! what the fsync needs ([`Fs::fsync_begin`]). An fsync that needs the log alone is answered by the log's group commit,
+//! whose leader is a request thread. An fsync that needs the bulk device as well is done by the thread that has the
+//! *turn*:
+//! - If the turn is free and no fsync waits for it, the request thread takes it and flushes itself, because waking
+//!   another thread may cost a lone client as much as the flush. So at most one request thread waits for the bulk
+//!   device's flush, and none where there are fewer than [`THREADS_MIN`] of them.
+//! - Otherwise the fsync goes to the syncer, a thread of its own. The syncer waits for the turn, takes every fsync sent
+//!   so far, makes one flush that covers them, clears NEW for each, and leaves the answers to the log's group commit.
 //!
-//! Nobody waits in a circle:
-//! - A request thread waits for the turn never: it tries, or sends a message.
-//! - The thread with the turn holds one lock while it flushes, the bulk device's own (`flushing`), whose holders wait for the
-//!   device alone. Then it takes one inode lock at a time. Who holds that lock may wait for the bulk device or for the
-//!   log's leader, neither of which takes inode locks or the turn. The turn is over before the log's group commit.
-//! - The syncer leads the log for one flush at most: under load a leader goes on for ever. It leaves callbacks, and rings
-//!   the log's clock (`ticker`), whose only work the log is, for those that came in behind that flush.
-//! - The end: the requests end first, then the syncer is stopped, which answers all it was sent; then the log's clock,
-//!   which does not go before the last ring is served.
+//! There is no deadlock:
+//! - A request thread never waits for the turn: it tries, or sends a message.
+//! - The thread with the turn holds one lock while it flushes, the bulk device's own (`flushing`), whose holders wait
+//!   for the device alone. Then it takes one inode lock at a time. The holder of such a lock may wait for the bulk
+//!   device or for the log's leader, neither of which takes inode locks or the turn. The turn is over before the log's
+//!   group commit.
+//! - The syncer leads the log for one flush at most: under load a leader goes on for ever. For the callbacks that came
+//!   in behind that flush it rings the log's clock (`ticker`), whose only work is the log.
+//! - At the end the requests end first. Then the syncer is stopped, which answers all it was sent. Then the log's clock
+//!   ends, after it has served the last ring.
 //!
-//! A store that failed answers every wait with the failure. A panic in the thread ends the process, as everywhere.
-//! Left out: when data are flushed without an fsync (`ticker`).
+//! A store that failed answers every wait with the failure. A panic in the thread ends the process, as everywhere. Left
+//! out: flushes of data without an fsync (`ticker`).
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -31,7 +33,7 @@ use std::thread::JoinHandle;
 use shoal_fs::{Fs, Fsync, Ino, Result};
 use shoal_host::Bell;
 
-/// Request threads, at least, for one of them to flush the bulk device.
+/// Minimum number of request threads for one of them to flush the bulk device.
 const THREADS_MIN: usize = 4;
 
 /// Called with the outcome of an fsync.
@@ -42,16 +44,16 @@ enum Message {
     Stop,
 }
 
-/// Who flushes the bulk device for fsyncs.
+/// The right to flush the bulk device for fsyncs.
 #[derive(Default)]
 struct Turn {
     taken: Mutex<()>,
-    /// Sent to the syncer, and not yet taken by it. While there are any nobody else takes the turn: a request thread could
-    /// else always be there first.
+    /// Number of fsyncs sent to the syncer and not yet taken by it. While there are any, no other thread takes the
+    /// turn: a request thread could otherwise always be there first.
     sent: AtomicUsize,
 }
 
-/// Where fsyncs are asked for. One for each who asks.
+/// Accepts fsyncs; every user has a clone of its own.
 #[derive(Clone)]
 pub(crate) struct Syncer {
     fs: Arc<Fs>,
@@ -104,8 +106,8 @@ impl Syncer {
         self.fs.region().sync_with(lsn, Box::new(move |outcome| done(outcome.map_err(shoal_fs::Error::from))));
     }
 
-    /// The bulk device's part of an fsync in this thread, if it may and the turn is free: at which position of the log the
-    /// file is durable.
+    /// The bulk device's part of an fsync in this thread, if it may flush and the turn is free. Returns the position of
+    /// the log at which the file is durable.
     fn flush_here(&self, ino: Ino) -> Option<Result<u64>> {
         if !self.takes_turns || self.turn.sent.load(Ordering::Acquire) > 0 {
             return None;
@@ -116,7 +118,7 @@ impl Syncer {
 }
 
 impl SyncerThread {
-    /// Returns when everything asked for before has been answered, or waits for the log alone.
+    /// Returns when every earlier fsync has been answered, or waits for the log alone.
     pub fn stop(self) {
         // It ends only by this message.
         let _ = self.queue.send(Message::Stop);
@@ -157,7 +159,7 @@ fn serve(fs: &Fs, messages: &Receiver<Message>, turn: &Turn, log: &Bell) {
                 Err(error) => done(Err(error)),
             }
         }
-        // Alone, the syncer flushes the log itself; for those who come in meanwhile somebody else does.
+        // The syncer leads one flush of the log; the log's clock serves callbacks that came in meanwhile.
         if leaderless && fs.region().sync_once() {
             log.ring();
         }

@@ -282,10 +282,10 @@ fn one_request_thread_at_most_waits_for_a_flush() {
         assert_eq!(slow.len(), waiting, "{returned:?}");
         let answered: Vec<_> = files
             .iter()
-            .map(|_| answers.recv_timeout(Duration::from_secs(10)).expect("everybody is answered"))
+            .map(|_| answers.recv_timeout(Duration::from_secs(10)).expect("every fsync is answered"))
             .collect();
         assert!(answered.iter().all(|(outcome, _)| outcome.is_ok()), "{answered:?}");
-        // Who waits is answered without the help of another thread.
+        // The waiting thread is answered without the help of another one.
         assert_eq!(answered.iter().filter(|(_, by)| slow.iter().any(|(_, slow)| slow == by)).count(), waiting);
         thread.stop();
         ticker.stop();
@@ -314,7 +314,7 @@ fn one_flush_serves_all_who_wait() {
     let flushes = store.flushes.load(Ordering::Relaxed) - before;
     assert!(flushes <= 2, "{flushes} flushes for {} files", files.len());
     assert!(store.fs.region().durable_lsn() >= store.fs.region().last_lsn());
-    // Asked after the end, the caller does the work.
+    // After the end the caller does the work.
     store.fs.write(files[0], 0, &[1; 4096]).unwrap();
     let answer = answer.clone();
     syncer.fsync(files[0], move |outcome| answer.send(outcome).unwrap());
@@ -406,7 +406,7 @@ fn a_store_that_failed_answers_every_fsync_with_the_first_failure() {
             syncer.fsync(ino, move |outcome| answer.send(outcome).unwrap());
         }
         for _ in &files {
-            let outcome = answers.recv_timeout(Duration::from_secs(10)).expect("everybody is answered");
+            let outcome = answers.recv_timeout(Duration::from_secs(10)).expect("every fsync is answered");
             assert!(matches!(outcome, Err(Error::Io(_) | Error::Failed(_))), "{outcome:?}");
         }
         let failure = store.fs.region().failure().expect("the store has failed");

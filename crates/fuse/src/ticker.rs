@@ -1,13 +1,14 @@
 //! The threads that give the engine time for its background work.
 //!
-//! Each device has its own, so that none is late because another is slow: `log-clock` calls `Fs::tick_log` about ten times a
-//! second (commits by age) and whenever it is rung, `bulk-clock` calls `Fs::tick_bulk` (data of large files, deferred
-//! frees), `checkpoint` writes checkpoints when they are due. Only `log-clock` may become the leader of the log's group
-//! commit for long: it has nothing else to do. `compaction` calls `Fs::compact_tick`, which empties sparse segments of the
-//! region while nothing else goes on.
-//! An error is logged when it first appears and not again until the work went well. The failure that makes the store
-//! read-only is told once, by whoever of them sees it first.
-//! Left out: any policy.
+//! Each kind of work has a thread of its own, so that none is late because another is slow:
+//! - `log-clock` calls `Fs::tick_log` about ten times a second (commits by age) and whenever it is rung. It is the only
+//!   thread that may lead the log's group commit for long: it has nothing else to do.
+//! - `bulk-clock` calls `Fs::tick_bulk` (data of large files, deferred frees).
+//! - `checkpoint` writes checkpoints when they are due.
+//! - `compaction` calls `Fs::compact_tick`, which empties sparse segments of the region while nothing else goes on.
+//!
+//! An error is logged when it first appears, and not again until the work has succeeded in between. The failure that
+//! makes the store read-only is logged once, by the first thread that sees it. Left out: any policy.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -18,16 +19,17 @@ use std::time::Duration;
 use shoal_fs::{Error, Fs};
 use shoal_host::Bell;
 
-/// Between two ticks, and between two looks whether a checkpoint is due.
+/// Time between two ticks, and between two checks whether a checkpoint is due.
 const PERIOD: Duration = Duration::from_millis(100);
-const NO_ROOM: &str = "checkpoint: no room in the file system that holds the store; make some there, it is tried again";
+const NO_ROOM: &str = "checkpoint: no room in the file system that holds the store; free some: it is tried again";
 
 pub(crate) struct Ticker {
     threads: Vec<shoal_host::Ticker>,
 }
 
 impl Ticker {
-    /// A store that cannot be written to has no background work. The bell wakes `log-clock`.
+    /// Starts the threads, unless the store cannot be written to: then it has no background work. The bell wakes
+    /// `log-clock`.
     pub fn start(fs: &Arc<Fs>) -> io::Result<(Ticker, Bell)> {
         if fs.region().is_read_only() {
             return Ok((Ticker { threads: Vec::new() }, Bell::default()));
@@ -65,7 +67,7 @@ impl Ticker {
     }
 }
 
-/// Logs, once, what made the store read-only. True when it is.
+/// Logs once why the store is read-only. True when it has failed.
 fn tell_failure(fs: &Fs, told: &AtomicBool) -> bool {
     let Some(failure) = fs.region().failure() else { return false };
     if !told.swap(true, Ordering::Relaxed) {

@@ -1,25 +1,26 @@
 //! Threads for requests that have to wait for a flush of the bulk device in their middle.
 //!
-//! Request threads are few, and a bulk device may take seconds for a flush. So a request that might flush (a write, a change
-//! of size, an allocation, a copy, a rename over a file) is tried in its request thread without the right to flush; refused, it is run again here,
-//! with the right to. Requests beyond the number of these threads wait in a queue, not in a request thread.
+//! Request threads are few, and a bulk device may take seconds for a flush. So a request that might flush (a write, a
+//! change of size, an allocation, a copy, a rename over a file) is first tried in its request thread without the right
+//! to flush. If that is refused, it is run again here, with the right. Requests beyond the number of these threads wait
+//! in a queue, not in a request thread. Only a request for an inode whose lock is held here still waits in its request
+//! thread.
 //!
-//! Nobody waits in a circle: a thread here holds the inode locks of one operation while it waits for the device, as the
-//! operation's request thread did before; the device's flush needs no lock of the engine and no thread of this crate.
-//! The end: requests end first, then all that is queued is carried out, then the store is shut down.
-//! What still waits in a request thread: a request for an inode whose lock is held here.
+//! There is no deadlock: a thread here holds the inode locks of one operation while it waits for the device, as the
+//! operation's request thread did before. The device's flush needs no lock of the engine and no thread of this crate.
+//! At the end, requests end first, then all queued work is carried out, then the store is shut down.
 
 use std::io;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// They wait for the same flush: more of them cost memory, not time.
+/// Number of threads. They wait for the same flush: more of them would cost memory and save no time.
 const THREADS: usize = 8;
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// Where work is handed in. One for each who does.
+/// Accepts work; every user has a clone of its own.
 #[derive(Clone)]
 pub(crate) struct Waiters(Sender<Option<Work>>);
 
@@ -42,7 +43,7 @@ impl Waiters {
         Ok((Waiters(queue.clone()), WaiterThreads { queue, threads }))
     }
 
-    /// Runs `work` in one of the threads; after their end, here.
+    /// Runs `work` in one of the threads, or in the calling one if they have ended.
     pub fn run(&self, work: impl FnOnce() + Send + 'static) {
         if let Err(mpsc::SendError(Some(work))) = self.0.send(Some(Box::new(work))) {
             work();
@@ -94,7 +95,7 @@ mod tests {
         }
         threads.stop();
         assert_eq!(done.load(Ordering::Relaxed) as usize, 5 * THREADS);
-        // The threads are gone: done by who asks.
+        // The threads are gone: the caller does the work.
         let (counted, here) = (done.clone(), std::thread::current().id());
         waiters.run(move || {
             assert_eq!(std::thread::current().id(), here);

@@ -1,8 +1,8 @@
-//! Write-back of cache lines to persistent memory, by whichever instruction the processor has.
+//! Write-back of cache lines to persistent memory, by the best instruction of the processor.
 //!
 //! `clwb` keeps the line cached, `clflushopt` drops it, `clflush` drops it and is ordered; all three are complete
 //! only after `sfence`. Stores of whole lines can go past the cache (`movntdq`) and need only the fence.
-//! Other processors than x86-64 are not supported: `LineFlush::detect` says so and no map is made.
+//! Processors other than x86-64 are not supported: `LineFlush::detect` says so and no map is made.
 
 use std::io;
 

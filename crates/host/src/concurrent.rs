@@ -1,11 +1,12 @@
 //! Many requests at once on a device that carries out each in `submit`.
 //!
-//! A server has one thread that receives for each connection. Where a request takes a millisecond in that thread, a connection
-//! gets a thousand a second, however many it has in flight. [`Concurrent`] hands requests to threads of its own, as soon as it sees
-//! that they take long; a device that answers at once, from memory or because it queues requests itself, is called directly, since
-//! a hand-over costs more than such a request.
-//! Rules: a request is submitted to the device after the caller submitted it and before its completion runs, so a flush covers
-//! what it must. Dropping waits for all requests taken. Left out: order among requests in flight, which nobody promises.
+//! A server has one receiving thread for each connection. If a request takes a millisecond in that thread, a connection
+//! gets a thousand a second, however many it has in flight. [`Concurrent`] hands requests to threads of its own as soon
+//! as it sees that they take long. A device that answers at once, from memory or because it queues requests itself, is
+//! called directly, since a hand-over costs more than such a request.
+//! Rules: a request is submitted to the device after the caller submitted it and before its completion runs, so a flush
+//! covers what it must. Dropping waits for all requests taken. Left out: order among requests in flight, which the
+//! contract does not promise.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -47,7 +48,7 @@ impl Shared {
         self.device.submit(request, done);
         let took = begun.elapsed().as_nanos() as u64;
         let usual = self.usual_ns.load(Ordering::Relaxed);
-        // Of two threads one may be forgotten: it is an average.
+        // One of two threads' updates may be lost: it is an average.
         self.usual_ns.store(usual - usual / 8 + took / 8, Ordering::Relaxed);
     }
 
@@ -79,7 +80,7 @@ impl Concurrent {
         Concurrent::with(device, SLOW_NS)
     }
 
-    /// Also requests that take as long as a read of a fast disk are handed over.
+    /// Also hands over requests as short as a read of a fast disk.
     pub fn for_short_requests(device: Arc<dyn BlockDevice>) -> Concurrent {
         Concurrent::with(device, SHORT_NS)
     }
@@ -187,7 +188,7 @@ mod tests {
         assert_eq!(answers.iter().take(400).count(), 400);
         let took = begun.elapsed();
         assert!(took < Duration::from_millis(400 * 5 / 4), "{took:?} for 400 requests of 5 ms");
-        // What was taken is carried out, also when the device goes.
+        // Requests taken are carried out, also when the device is dropped.
         let answers = ask(&device, 100);
         drop(device);
         assert_eq!((answers.iter().count(), slow.served.load(Ordering::SeqCst)), (100, 500));

@@ -2,9 +2,9 @@
 //!
 //! Requests are carried out in `submit`, so their completion runs before it returns; a flush is `fdatasync` and
 //! covers every earlier write. Completed writes are in the page cache and survive the process.
-//! After a failed flush (or a failed flush of a FUA write) the device refuses further writes. A write that finds
-//! no space may have stored a part of its range: it is outside every promise until it is written again.
-//! Which bytes mean what is left to the engines.
+//! After a failed flush (or a failed flush of a FUA write) the device refuses further writes. A write that finds no
+//! space may have stored a part of its range; the range is outside every promise until it is written again. The meaning
+//! of the bytes is left to the engines.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -47,7 +47,7 @@ impl FileDevice {
             let message = "exists and is not an empty file: choose another path, or remove it first";
             return Err(named(path, io::Error::new(io::ErrorKind::AlreadyExists, message)));
         }
-        // While it is empty: a file with contents keeps its ways.
+        // Only while it is empty: a file with contents keeps its way of writing.
         host_kind::write_in_place(&file);
         calls::set_len(&file, bytes).and_then(|()| calls::sync_all(&file)).map_err(|e| named(path, e))?;
         sync_parent(path)?;
@@ -63,7 +63,7 @@ impl FileDevice {
         Ok(Self::over(file, bytes - bytes % BLOCK_BYTES as u64, path))
     }
 
-    /// Keeps every other process that asks for it from the device, as long as this one has it open.
+    /// Locks the device against every other process that claims it, as long as this one has it open.
     pub fn claim(&self) -> io::Result<()> {
         lock_alone(&self.file)
     }
@@ -106,7 +106,7 @@ impl FileDevice {
             return Ok(());
         }
         match calls::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len) {
-            // A hint: whoever cannot follow it keeps the bytes.
+            // A hint: a file system that cannot follow it keeps the bytes.
             Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
             Err(e) => Err(self.io_error(e.into())),
         }

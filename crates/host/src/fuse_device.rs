@@ -1,7 +1,8 @@
 //! `/dev/fuse`: further descriptors of a connection.
 //!
 //! Each has its own list of requests that were read and not yet answered, so threads with a descriptor each do not
-//! meet there; an answer must go to the descriptor its request came from. The connection ends when the last is closed.
+//! contend for it; an answer must go to the descriptor its request came from. The connection ends when the last is
+//! closed.
 //! Left out: mounting, reading and writing, which need nothing of this crate.
 
 use std::fs::OpenOptions;

@@ -1,8 +1,8 @@
-//! What the file system under a store is like: does it write in place, and can it reserve room?
+//! Properties of the file system under a store: does it write in place, and can it reserve room?
 //!
-//! A store into a map whose block must be copied on write needs room at that moment, and a file system without any answers with
-//! SIGBUS. So maps are stored to only where blocks that are there are written in place; everywhere else `pwrite` is used,
-//! which can say ENOSPC. XFS counts as copying: blocks it shares with a reflinked copy are copied on write.
+//! A store into a map whose block must be copied on write needs room at that moment, and a file system without room
+//! answers with SIGBUS. So maps are stored to only where existing blocks are written in place; everywhere else `pwrite`
+//! is used, which can report ENOSPC. XFS counts as copying: blocks it shares with a reflinked copy are copied on write.
 //! Left out: free space (`machine`).
 
 use std::fs::File;
@@ -16,20 +16,20 @@ use crate::calls;
 /// Magic numbers of statfs(2): ext2 to ext4, tmpfs, ramfs.
 const IN_PLACE: [u32; 3] = [0xef53, 0x0102_1994, 0x8584_58f6];
 
-/// Does the file system of `file` always write blocks that are there in place? What is not known does not.
+/// Does the file system of `file` always write existing blocks in place? An unknown one counts as not.
 pub(crate) fn writes_in_place(file: &File) -> bool {
     fstatfs(file).is_ok_and(|s| IN_PLACE.contains(&(s.f_type as u32)))
 }
 
-/// Asks a file system that copies on write to write this empty file, or the files made in this directory, in place. Only a wish:
-/// what is said to no avail costs the guarantee, nothing else.
+/// Asks a file system that copies on write to write this empty file, or the files made in this directory, in place.
+/// Only a wish: if it is not granted the guarantee is missing, nothing else.
 pub(crate) fn write_in_place(file: &File) {
     if !writes_in_place(file) {
         let _ = ioctl_getflags(file).and_then(|flags| ioctl_setflags(file, flags | IFlags::NOCOW));
     }
 }
 
-/// Takes room for a range; false where the file system does not know how.
+/// Takes room for a range; false where the file system cannot.
 pub(crate) fn allocate(file: &File, at: u64, len: u64) -> io::Result<bool> {
     if len == 0 {
         return Ok(true);
@@ -48,7 +48,7 @@ mod tests {
     #[test]
     fn only_file_systems_known_to_write_in_place_do() {
         let proc = File::open("/proc").unwrap();
-        assert!(!writes_in_place(&proc), "what is not in the list is not trusted");
+        assert!(!writes_in_place(&proc), "an unlisted file system is not trusted");
         let shm = File::open("/dev/shm").unwrap();
         let tmpfs = fstatfs(&shm).unwrap().f_type as u32 == 0x0102_1994;
         assert_eq!(writes_in_place(&shm), tmpfs);

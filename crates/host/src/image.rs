@@ -1,8 +1,8 @@
 //! An image file: a region at rest, a sparse file read and written at positions.
 //!
-//! Bytes never written read as zeros, also behind the end of the file. After a failed sync every further write
-//! and sync is refused: the kernel may have dropped what it could not write, and only a new open may judge.
-//! Which bytes make an image valid, and when one is sealed, is left to the region.
+//! Bytes never written read as zeros, also behind the end of the file. After a failed sync every further write and sync
+//! is refused: the kernel may have dropped bytes that it could not write, and only a new open can tell. Left to the
+//! region: which bytes make an image valid, and when one is sealed.
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -9,9 +9,9 @@
 //! | `file_device` | bulk storage on a file or a block device |
 //! | `fuse_device` | further descriptors of a FUSE connection |
 //! | `calls` | every call that changes one of these files; `recorder` notes them for tests |
-//! | `concurrent` | threads for requests of a device that takes its time |
-//! | `host_kind` | what the file system under a store is like: writing in place, reserving room |
-//! | `ticker` | a thread for what is done once in a while |
+//! | `concurrent` | threads for requests of a slow device |
+//! | `host_kind` | properties of the file system under a store: writing in place, reserving room |
+//! | `ticker` | a thread for periodic work |
 //! | `machine`, `store_lock` | clock, boot id, randomness, free space; one mount per store |
 //!
 //! This is the only crate with `unsafe`. The unsafe operations lie in `map`, `cache_line` and `fuse_device`; each is one
@@ -54,7 +54,7 @@ pub use shared_map::{SharedKind, SharedMap};
 pub use store_lock::{FileLock, StoreLock};
 pub use ticker::{Bell, Stopping, Ticker};
 
-/// Bytes of a page: maps and images are measured in it.
+/// Size of a page (bytes), the unit of maps and images.
 pub const PAGE_BYTES: u64 = 4096;
 
 /// Adds the object's name to an error of the operating system, keeping its kind.
@@ -63,7 +63,7 @@ fn named(path: &Path, source: impl Into<io::Error>) -> io::Error {
     io::Error::new(source.kind(), format!("{}: {source}", path.display()))
 }
 
-/// Removes a file, and its name durably.
+/// Removes a file durably.
 pub fn remove_durably(path: &Path) -> io::Result<()> {
     calls::remove_file(path).map_err(|e| named(path, e))?;
     sync_parent(path)

@@ -1,7 +1,7 @@
-//! What the machine itself tells: time, its boot, randomness, memory, free space.
+//! Facts about the machine: time, its boot, randomness, memory, free space.
 //!
-//! Wall-clock time may step and is for time stamps only; ages and intervals use the monotonic clock, which counts
-//! from the clock's creation. The boot id tells whether the power was lost since a store was used last.
+//! Wall-clock time may step and is for time stamps only; ages and intervals use the monotonic clock, which counts from
+//! the clock's creation. The boot id tells whether the power was lost since a store was last used.
 
 use std::io;
 use std::path::Path;
@@ -69,9 +69,9 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
 /// Identifies a file or directory and the mount it lies in, within one boot.
 ///
 /// A file system that went down without a sync and is mounted again within one boot has lost what a power loss would
-/// have lost; its mount has another number, where the kernel can tell (from Linux 6.8 on). A copy of the file or a snapshot of
-/// the subvolume it is in need not hold what was only in the page cache of the original; they have another inode or device
-/// number. Another view of the same file system (a bind mount, a mount namespace) has another mount number, too.
+/// have lost; its mount has another number, where the kernel can tell (from Linux 6.8 on). A copy of the file, or a
+/// snapshot of its subvolume, may lack bytes that were only in the page cache of the original; it has another inode or
+/// device number. Another view of the same file system (a bind mount, a mount namespace) has another mount number, too.
 pub fn place_id(path: &Path) -> io::Result<u64> {
     // STATX_MNT_ID_UNIQUE: never used twice in one boot, unlike the number in /proc/self/mountinfo.
     let unique = rustix::fs::StatxFlags::from_bits_retain(0x4000);

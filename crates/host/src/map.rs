@@ -86,7 +86,7 @@ impl Map {
     }
 
     /// Gives every page of [at, at + bytes) a private copy. Safe beside other accesses: contents do not change.
-    /// A page that cannot be had ends the process (SIGBUS), never leaves it shared.
+    /// If no page can be had the process ends (SIGBUS); a page never stays shared.
     pub fn populate_for_write(&self, at: u64, bytes: u64) {
         let (mut at, end) = (at as usize, (at + bytes) as usize);
         while at < end {
@@ -97,14 +97,14 @@ impl Map {
             match populated {
                 Ok(()) => {}
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => continue,
-                // Before Linux 5.14 the advice is unknown; whatever else went wrong, touching finds out for certain.
+                // Linux before 5.14 does not know the advice; for any other error, touching finds out for certain.
                 Err(_) => self.touch_pages(at, len),
             }
             at += len;
         }
     }
 
-    /// Stores to one byte of every page what it holds already. A compare-and-exchange, because compilers turn
+    /// Stores one byte of every page again, unchanged. A compare-and-exchange, because compilers turn
     /// `fetch_or(0)` into a fenced load, which would leave the page shared with its file.
     pub fn touch_pages(&self, at: usize, len: usize) {
         for page in (at..at + len).step_by(PAGE_BYTES as usize) {
@@ -113,12 +113,13 @@ impl Map {
             // view is atomic, so a neighbour's store is not undone.
             let byte = unsafe { AtomicU8::from_ptr(byte) };
             let value = byte.load(Ordering::Relaxed);
-            // When it fails somebody stored to the page in between, which has copied it as well.
+            // If it fails, another thread stored to the page in between, which has copied it as well.
             let _ = byte.compare_exchange(value, value, Ordering::AcqRel, Ordering::Relaxed);
         }
     }
 
-    /// Lets the kernel have the pages of [at, at + bytes) of a private map. Their bytes are lost: zeros, or the file's.
+    /// Gives the pages of [at, at + bytes) of a private map back to the kernel. Their bytes are lost: zeros, or the
+    /// file's.
     pub fn drop_pages(&self, at: u64, bytes: u64) {
         let len = usize::try_from(bytes).expect("a range within a map fits the address space");
         let start: *mut c_void = self.at(at, len).cast();

@@ -19,7 +19,7 @@ shoal_media::plantable! {
         ImageUnsynced,
         /// The flush of the bulk file does nothing.
         BulkUnflushed,
-        /// A log that is opened takes what an earlier process left in the page cache for durable.
+        /// An opened log takes bytes that an earlier process left in the page cache for durable.
         ReopenedClean,
     }
 }

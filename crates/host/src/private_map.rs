@@ -19,7 +19,7 @@ pub struct PrivateMap {
     map: Map,
     /// Bytes at the start that come from the image file.
     image_bytes: u64,
-    /// Of them, bytes that are independent of it; held while pages are copied.
+    /// Of these, bytes that no longer depend on it; locked while pages are copied.
     detached_bytes: Mutex<u64>,
 }
 
@@ -83,8 +83,8 @@ impl PersistentMemory for PrivateMap {
         }
     }
 
-    /// Over the image, its file's present bytes show again, whatever a checkpoint makes of them: the contract leaves them
-    /// undefined. A store to such a page copies it first, so that it is independent from then on.
+    /// Over the image the present bytes of its file show again, and a checkpoint may change them: the contract leaves
+    /// them undefined. A store to such a page copies it first, so that it is independent from then on.
     fn discard(&self, at: u64, len: u64) {
         self.map.drop_pages(at, len);
     }
@@ -168,7 +168,7 @@ mod tests {
         for page in (0..32).chain(160..256) {
             assert_eq!(memory.read_u64(page * 4096), page + 1, "page {page}");
         }
-        // What is stored again stays, also when the image below changes.
+        // A page stored again stays, also when the image below changes.
         memory.write_u64(IMAGE / 2, 5);
         file.write_all_at(&vec![1; IMAGE as usize], 0).unwrap();
         assert_eq!(memory.read_u64(IMAGE / 2), 5);

@@ -1,4 +1,5 @@
-//! What was done to the store's files, in order, for tests that replay any prefix of it (docs/design/testing.md, T12).
+//! A recording of every change to the store's files, in order, for tests that replay any prefix of it
+//! (docs/design/testing.md, T12).
 //!
 //! One recorder for the process: [`start`] empties it and turns it on, [`take`] turns it off and hands out the events. Tests that
 //! use it run one at a time. Only built with the feature `recorded`; nothing of it is in a release.
@@ -9,8 +10,8 @@ use std::path::PathBuf;
 
 use parking_lot::Mutex;
 
-/// A file, whatever it is called: device and inode number. A number may come again after its file is gone; [`Event::Created`]
-/// says so.
+/// A file, whatever its name: device and inode number. A number may be used again after its file is gone;
+/// [`Event::Created`] says so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileId(u64, u64);
 
@@ -67,7 +68,7 @@ pub enum Event {
     SyncEnded {
         sync: u64,
     },
-    /// The test's own note: what has been promised from here on.
+    /// The test's own note of what has been promised from here on.
     Mark(u64),
 }
 

@@ -1,17 +1,17 @@
-//! The files of the log's directory: their names, and how each comes to be and to go.
+//! The files of the log's directory: their names, and how each is made and removed.
 //!
 //! | name | is |
 //! |---|---|
 //! | `log-<16 hex digits>` | the segment that begins at this log position |
 //! | `spare-<n>` | a whole segment without meaning, ready for any position |
-//! | `new-<n>` | a spare in the making; what a killed process left of one is removed when the log takes or makes a segment |
+//! | `new-<n>` | a spare in the making; leftovers of a killed process are removed when the log takes or makes a segment |
 //!
 //! A segment is written full of zeros and made durable under the `new` name before any other name is given to it.
 //! So a `log` or `spare` file has its full length and its blocks at any power loss, stores into its map find room,
 //! and a sync of records writes records only. A file of another name, or a `log` file of another length, stops the open: it is not
 //! ours, or damaged. A `spare` of another length is left alone. Opening changes nothing: a log may be opened only to be read.
-//! On a full host nothing is begun: room is looked for and taken whole before the first zero is written. Errors of making
-//! a segment come as the system gave them, because who asked must tell a lack from a failure.
+//! On a full host nothing is begun: all of the room is checked and taken before the first zero is written. Errors of
+//! making a segment come as the system gave them, because the caller must tell a lack from a failure.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -27,7 +27,8 @@ use crate::map::Map;
 use crate::planted::{Bug, is_planted};
 use crate::{calls, host_kind, named};
 
-/// Spares kept, on a host with room for them: what a checkpoint of the usual 256 MiB releases, and one held back.
+/// Maximum number of spares kept, on a host with room for them: the segments that a checkpoint of the usual 256 MiB
+/// releases, and one held back.
 pub(crate) const SPARES_MAX: usize = 9;
 const ZEROS_BYTES: usize = 1 << 20;
 
@@ -42,14 +43,14 @@ pub(crate) enum Step {
     Store,
 }
 
-/// Asked before each step; a test makes it fail, or take its time.
+/// Called before each step, so that a test can make it fail or take long.
 #[cfg(test)]
 pub(crate) type Hook = Box<dyn FnMut(Step) -> io::Result<()> + Send>;
 
-/// A segment's file and its mapping; what it is called is kept beside it.
+/// A segment's file and its mapping; its name is kept beside it.
 pub(crate) struct Segment {
     pub file: File,
-    /// Where stores into a map always find room.
+    /// Present where stores into a map always find room.
     pub map: Option<Map>,
     /// Appended to since its last sync. Set after the bytes are stored, taken before they are synced.
     pub dirty: AtomicBool,
@@ -60,7 +61,7 @@ pub(crate) struct Spare {
     pub segment: Segment,
 }
 
-/// What an existing directory holds.
+/// Contents of an existing directory.
 pub(crate) struct Scan {
     /// By start position.
     pub segments: BTreeMap<u64, Segment>,
@@ -125,7 +126,7 @@ impl SegmentFiles {
                 }
                 Some(Name::Spare(number)) => {
                     files.number_after(number);
-                    // One of another length holds nothing, and no store should be refused for its sake.
+                    // A spare of another length holds nothing, and no store should be refused because of it.
                     if files.is_whole(&file_path) {
                         if scan.spares.len() < SPARES_MAX {
                             scan.spares.push(Spare { number, segment: files.open_segment(&file_path)? });
@@ -147,7 +148,7 @@ impl SegmentFiles {
         Ok((files, scan))
     }
 
-    /// No spare is given a number up to `found` any more.
+    /// New spares get numbers above `found` from now on.
     fn number_after(&mut self, found: u64) {
         let next = self.next_number.get_mut();
         *next = found.saturating_add(1).max(*next);
@@ -157,7 +158,7 @@ impl SegmentFiles {
         !self.leftovers.lock().is_empty()
     }
 
-    /// Gives the host the room of what opening found and nobody needs. What cannot be removed is found by the next opening.
+    /// Removes the leftovers that opening found. A file that cannot be removed is found again by the next opening.
     pub fn remove_leftovers(&self) {
         let found = std::mem::take(&mut *self.leftovers.lock());
         for path in found {
@@ -194,7 +195,7 @@ impl SegmentFiles {
         host_kind::write_in_place(&self.directory);
     }
 
-    /// Goes before each call that may fail.
+    /// Called before each call that may fail.
     pub fn step(&self, step: Step) -> io::Result<()> {
         #[cfg(test)]
         if let Some(before) = &mut *self.before.lock() {
@@ -218,7 +219,7 @@ impl SegmentFiles {
         match made {
             Ok(segment) => Ok(Spare { number, segment }),
             Err(e) => {
-                // What cannot be removed is a leftover for the next process; here only its space matters.
+                // A file that cannot be removed is a leftover for the next process; here only its space matters.
                 let _ = calls::remove_file(&temporary);
                 Err(e)
             }
@@ -227,7 +228,7 @@ impl SegmentFiles {
 
     fn fill_segment(&self, path: &Path, stop: &AtomicBool) -> io::Result<File> {
         self.step(Step::Create)?;
-        // Not even begun on a full host: whoever else writes there must not find what is left taken for a moment.
+        // Not even begun on a full host: other writers there must not find the last room taken for a moment.
         let space = rustix::fs::fstatvfs(&self.directory)?;
         if space.f_bavail.saturating_mul(space.f_frsize) < self.segment_bytes {
             return Err(io::ErrorKind::StorageFull.into());
@@ -259,7 +260,7 @@ impl SegmentFiles {
         calls::rename(&path, &self.log_path(start))
     }
 
-    /// Takes the meaning from a segment; returns the spare's number.
+    /// Makes a segment a spare, without meaning; returns its number.
     pub fn rename_to_spare(&self, start: u64) -> io::Result<u64> {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let path = self.log_path(start);

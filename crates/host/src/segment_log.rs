@@ -2,20 +2,21 @@
 //!
 //! Position p lies in the segment that begins at p rounded down. Rules:
 //! - All segments an append needs are there before its first byte is stored, so a full disk changes nothing.
-//! - One spare is held back: an ordinary append leaves it, and finds no room instead. So what frees space in the end, and
-//!   the checkpoint that gives segments back, can always be logged.
+//! - One spare is held back for urgent appends; an ordinary append finds no room instead. So the records that free
+//!   space in the end, and the checkpoint that gives segments back, can always be logged.
 //! - Segments are made ahead by a background thread, as soon as one is taken, and recycled from released ones; stale records
 //!   in them are rejected by the record chain. A segment is durable at full length before it gets a name (`segment_files`).
-//! - A small host bears a short log: beyond `segments_max` an append must wait until something is released.
+//! - A small host gets a short log: beyond `segments_max` an append must wait until something is released.
 //! - Lack of room, descriptors or memory fails the append and nothing else; the end does not move.
 //! - A segment is marked dirty *after* bytes were stored and cleaned *before* it is synced: a byte whose append has
 //!   returned is never missed. Its name was given before, and the directory is synced with it.
 //! - Syncs exclude each other (a second one must not return on the first one's unfinished work), never appends.
 //! - A failed sync or store poisons the log.
 //!
-//! Storing into the map costs a tenth of a `pwrite`, but the sync after it twice as much: callers that sync often
-//! get `pwrite`, the others the map. Both meet in the page cache. Where the host copies on write a store into a map could end
-//! the process for lack of room, so all get `pwrite`. What the bytes mean is left to the region.
+//! Storing into the map costs a tenth of a `pwrite`, but the sync after it twice as much: callers that sync often get
+//! `pwrite`, the others the map. Both meet in the page cache. Where the host copies on write, a store into the map
+//! could end the process for lack of room, so every append uses `pwrite`. The meaning of the bytes is left to the
+//! region.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -39,11 +40,11 @@ pub const SEGMENT_BYTES: u64 = 32 << 20;
 const MAP_BYTES_MIN: u64 = 64 << 10;
 /// Spares that only urgent appends take.
 const HELD_BACK: usize = 1;
-/// Spares made ahead besides.
+/// Spares made ahead besides that one.
 const AHEAD: usize = 1;
 /// The segment being written, the next one and the one held back: with fewer a log cannot go round.
 const SEGMENTS_MIN: u64 = 3;
-/// The log takes no more than this part of its host.
+/// The log takes at most one part in this many of its host.
 const HOST_SHARE: u64 = 32;
 /// Between two attempts to make a spare that failed.
 const RETRY_FIRST: Duration = Duration::from_millis(100);
@@ -53,8 +54,8 @@ fn segments_max(host_bytes: u64, segment_bytes: u64) -> usize {
     (host_bytes / HOST_SHARE / segment_bytes).max(SEGMENTS_MIN) as usize
 }
 
-/// On a host of so many bytes a checkpoint should come before the log is longer than this: later the log may have no segment
-/// left, and appends wait.
+/// Length of the log (bytes) at which a checkpoint should come, on a host of `host_bytes`. Later the log may have no
+/// segment left, and appends wait.
 pub fn log_bytes_max(host_bytes: u64) -> u64 {
     (segments_max(host_bytes, SEGMENT_BYTES) as u64 - 2) * SEGMENT_BYTES / 4 * 3
 }
@@ -70,7 +71,7 @@ struct Shared {
     /// Segments of the log, spares included, beyond which none are made for ordinary appends.
     segments_max: usize,
     state: Mutex<State>,
-    /// Wakes the preparer, and whoever waits for what it prepares.
+    /// Wakes the preparer, and threads that wait for its spares.
     changed: Condvar,
     /// Held for the whole of a sync.
     syncing: Mutex<()>,
@@ -136,7 +137,7 @@ impl SegmentLog {
             end: None,
             preparing: false,
         };
-        // What an earlier process stored or renamed may not be durable yet: the first sync covers all of it.
+        // Bytes and names of an earlier process may not be durable yet: the first sync covers all of them.
         for segment in state.segments.values() {
             segment.dirty.store(!is_planted(Bug::ReopenedClean), Ordering::Release);
         }
@@ -195,7 +196,7 @@ impl Shared {
     }
 
     fn refuse_poisoned(&self) -> Result<()> {
-        // The name is made of the path: not before it is needed.
+        // The name is built from the path, so not before it is needed.
         if self.poison.is_set() { self.poison.refuse(&self.name()) } else { Ok(()) }
     }
 
@@ -219,7 +220,7 @@ impl Shared {
             }
             match self.make_spare(&mut state) {
                 Ok(()) => patience = RETRY_FIRST,
-                // Who needs it at once tries again itself and reports it.
+                // A caller that needs it at once tries again itself, and reports the error.
                 Err(_) => {
                     self.changed.wait_for(&mut state, patience);
                     patience = (patience * 2).min(RETRY_MAX);
@@ -228,7 +229,7 @@ impl Shared {
         }
     }
 
-    /// One more spare; the lock is free meanwhile. Nobody else may be making one.
+    /// Makes one more spare, with the lock released meanwhile. No other thread may be making one.
     fn make_spare(&self, state: &mut MutexGuard<'_, State>) -> io::Result<()> {
         state.preparing = true;
         let made = MutexGuard::unlocked(state, || self.files.create_spare(&self.stop));
@@ -244,7 +245,7 @@ impl Shared {
         }
     }
 
-    /// The usual case: everything lies in one segment that is there. Moves the end; if the store then fails the log
+    /// The usual case: everything lies in one existing segment. Moves the end; if the store then fails the log
     /// is poisoned and has none.
     fn only_segment_for(&self, position: u64, len: u64) -> Option<Arc<Segment>> {
         let mut state = self.state.lock();
@@ -313,7 +314,7 @@ impl Shared {
         };
         if let Err(error) = stored {
             if error.is_lack() {
-                // What was stored of it lies behind the end, where anything may be.
+                // Bytes stored so far lie behind the end, where anything may be.
                 self.state.lock().end = Some(position);
             }
             return Err(error);
@@ -333,9 +334,9 @@ impl Shared {
             _ => {
                 let stored = self.files.step(Step::Store).and_then(|()| calls::write_all_at(&segment.file, bytes, at));
                 stored.map_err(|e| {
-                    // A host that copies on write may have no room for blocks that are there.
+                    // A host that copies on write may have no room even for existing blocks.
                     let error = self.io_error(e);
-                    // After anything but a lack what the segment holds is unknown.
+                    // After any error but a lack the contents of the segment are unknown.
                     if !error.is_lack() {
                         self.poison.set(&error);
                     }
@@ -358,7 +359,7 @@ impl Shared {
             state.segments.values().filter(|s| s.dirty.swap(false, Ordering::AcqRel)).cloned().collect()
         };
         let appended = self.appended_bytes.swap(0, Ordering::Relaxed);
-        // Timers sync idle logs, too; that says nothing about how appends come.
+        // Timers sync idle logs, too; that tells nothing about appends.
         if appended > 0 {
             self.interval_bytes.store(appended, Ordering::Relaxed);
         }
@@ -394,7 +395,7 @@ impl Shared {
             if state.spares.len() < SPARES_MAX.min(self.segments_max - 1) {
                 let number = self.files.rename_to_spare(start).map_err(|e| self.io_error(e))?;
                 let segment = state.segments.remove(&start).expect("listed above");
-                // What it held needs no sync any more.
+                // Its former bytes need no sync any more.
                 segment.dirty.store(false, Ordering::Release);
                 state.spares.push(SpareSegment { number, segment });
             } else {

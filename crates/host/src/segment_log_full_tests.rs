@@ -1,7 +1,7 @@
 //! Tests of the segment log on a host that lacks something: room, descriptors, memory, speed.
 //!
-//! Failures are injected before each step of making a segment and before each `pwrite`. What must hold whatever fails: the
-//! bytes appended before are there, an append that failed changed nothing, the next try works, nothing is poisoned.
+//! Failures are injected before each step of making a segment and before each `pwrite`. Whatever fails: the bytes
+//! appended before are there, a failed append changed nothing, the next try works, nothing is poisoned.
 
 use std::sync::atomic::AtomicUsize;
 use std::time::Instant;
@@ -64,7 +64,7 @@ fn an_ordinary_append_leaves_the_segment_held_back_and_an_urgent_one_takes_it() 
     log.append_urgent(end, &pattern(end, 5000)).unwrap();
     end += 5000;
     assert!(log.is_short());
-    // What frees space finds room for a whole segment more, and then a release gives both kinds room again.
+    // Urgent appends find room for a whole segment more. Then a release gives both kinds room again.
     while (end + 5000) / SEGMENT == end / SEGMENT {
         log.append_urgent(end, &pattern(end, 5000)).unwrap();
         end += 5000;
@@ -89,7 +89,7 @@ fn a_host_that_is_full_at_any_step_changes_nothing_and_the_next_try_works() {
                 let log = scratch.create();
                 let met = fail(&log, making, nth, for_good, errno);
                 let (mut position, mut failures) = (0, 0);
-                // Six segments; a failure may also have met the preparer, and then nobody else.
+                // Six segments; a failure may also have met the preparer alone.
                 while position < 6 * SEGMENT {
                     match log.append(position, &pattern(position, 9000)) {
                         Ok(()) => position += 9000,

@@ -1,7 +1,7 @@
 //! Tests of the segment log against a scratch directory: crossing, recycling, reopening, refusal, concurrency.
 //!
-//! What a power loss leaves is not tested here (that needs the simulated media); what is checked is that
-//! bytes, names and lengths are right after every step, on both ways of storing.
+//! A power loss is not tested here (that needs the simulated media). The tests check that bytes, names and lengths are
+//! right after every step, on both ways of storing.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -13,7 +13,7 @@ use super::*;
 mod full;
 
 const SEGMENT: u64 = 64 << 10;
-/// What a log with one segment in use takes.
+/// Bytes that a log with one segment in use takes.
 const IDLE: u64 = (1 + HELD_BACK + AHEAD) as u64 * SEGMENT;
 
 struct Scratch {

@@ -1,8 +1,8 @@
 //! A region mapped in place: the file behind `battery` or `dax` memory.
 //!
-//! `battery`: a file on tmpfs or hugetlbfs whose pages are RAM; stores survive this process at once, so
-//! write-back and fence do nothing. A store the file system has no page for would end the process with SIGBUS, so the
-//! region takes pages (`reserve`) before it uses them: lack of memory is an error of the call that wanted more.
+//! `battery`: a file on tmpfs or hugetlbfs whose pages are RAM. Stores survive this process at once, so write-back and
+//! fence do nothing. A store that finds no page would end the process with SIGBUS, so the region takes pages
+//! (`reserve`) before it uses them: lack of memory is then an error of the call that wanted more.
 //! `dax`: a file on persistent memory, mapped with MAP_SYNC so that cache-line write-back and fence make a store
 //! durable without the kernel. Where the file system refuses MAP_SYNC, stores survive a process crash only, and
 //! `sync` (msync) is what makes them durable; `synchronous` tells which of the two it is.
@@ -79,8 +79,8 @@ impl SharedMap {
         Self::map_file(path, file, bytes, kind)
     }
 
-    /// Maps an existing file so that what is written stays in this process: for who only looks, and must replay a log to see
-    /// what is there. Nobody else may have the file meanwhile.
+    /// Maps an existing file so that stores stay in this process: for a reader that must replay a log to see the
+    /// contents. The file must have no other user meanwhile.
     pub fn open_aside(path: &Path, kind: SharedKind) -> io::Result<SharedMap> {
         let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| named(path, e))?;
         let bytes = file.metadata().map_err(|e| named(path, e))?.len();
@@ -115,7 +115,7 @@ impl SharedMap {
     }
 }
 
-/// Kernels and file systems without the flag answer with either.
+/// Kernels and file systems without the flag answer with either error.
 fn refuses_map_sync(error: &io::Error) -> bool {
     matches!(Errno::from_io_error(error), Some(Errno::OPNOTSUPP | Errno::INVAL))
 }
@@ -176,7 +176,7 @@ impl PersistentMemory for SharedMap {
             return Ok(false);
         }
         match self.kind {
-            // All of it was taken when the file was created.
+            // All pages were taken when the file was created.
             SharedKind::Dax => Ok(false),
             SharedKind::Battery => {
                 host_kind::allocate(&self.file, at, len).map_err(|e| MediaError::io(self.name.as_str(), e))
@@ -303,7 +303,7 @@ mod tests {
         map.sync().unwrap();
         map.read(100, &mut out);
         assert_eq!(&out, b"aside");
-        assert!(SharedMap::open(&path, SharedKind::Battery).is_err(), "nobody else may have the file");
+        assert!(SharedMap::open(&path, SharedKind::Battery).is_err(), "the file must have no other user");
         drop(map);
         assert_eq!(seen(), before);
         SharedMap::open(&path, SharedKind::Battery).unwrap().read(100, &mut out);

@@ -1,7 +1,7 @@
 //! One user per store: an advisory lock on the file `lock` in the store's directory, and on the files and devices outside of it.
 //!
-//! The kernel releases it when the process ends, however it ends. The file holds the process id of its
-//! owner, for the message to whoever comes second; it stays behind, empty of meaning, when the lock is released.
+//! The kernel releases it when the process ends, however it ends. The file holds the process id of its owner, for the
+//! message to the next process that wants the store. It stays behind, without meaning, when the lock is released.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 
 use crate::named;
 
-/// How long a region that another process has open is waited for.
+/// How long to wait for a region that another process has open.
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 pub struct StoreLock {
@@ -23,7 +23,7 @@ pub struct StoreLock {
 }
 
 impl StoreLock {
-    /// Locks the store in `directory` or says at once who holds it (`WouldBlock`).
+    /// Locks the store in `directory`, or names its owner at once (`WouldBlock`).
     pub fn acquire(directory: &Path) -> io::Result<StoreLock> {
         let path = directory.join("lock");
         let mut options = OpenOptions::new();
@@ -39,18 +39,18 @@ impl StoreLock {
         Ok(lock)
     }
 
-    /// Does somebody hold the lock? Asked through a file opened for reading, which leaves the lock file as it is.
+    /// Is the lock held? Asked through a file opened for reading, which leaves the lock file as it is.
     pub fn is_held(directory: &Path) -> bool {
         let Ok(file) = File::open(directory.join("lock")) else { return false };
         flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK)
     }
 
-    /// Writes this process's id into the lock; again after a fork that hands the store to the child.
+    /// Writes this process's id into the lock file. Called again after a fork that hands the store to the child.
     pub fn record_owner(&self) -> io::Result<()> {
         let text = format!("{}\n", std::process::id());
         let written = self.file.set_len(0).and_then(|()| self.file.write_all_at(text.as_bytes(), 0));
         match written {
-            // The number is for a message only: a full host must not keep anybody from the store.
+            // The id is for a message only: a full host must not stop the store from being opened.
             Err(e) if matches!(e.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) => Ok(()),
             written => written.map_err(|e| named(&self.path, e)),
         }
@@ -62,8 +62,8 @@ impl StoreLock {
 pub struct FileLock(File);
 
 impl FileLock {
-    /// Locks the file for this process. `WouldBlock`: another one has it, and did not let go of it in the moment that a process
-    /// takes to end.
+    /// Locks the file for this process. `WouldBlock`: another process has it, and did not release it in the moment that
+    /// a process takes to end.
     pub fn acquire(file: File) -> io::Result<FileLock> {
         lock_alone(&file).map(|()| FileLock(file))
     }
@@ -73,9 +73,9 @@ impl FileLock {
     }
 }
 
-/// One user at a time of a file outside of the store's directory: the store's own lock does not see a copy of that directory,
-/// which names the same file. A process that is ending gives back its locks one after the other, so this one is waited for,
-/// briefly.
+/// Locks a file outside of the store's directory for this process alone. The store's own lock does not cover a copy of
+/// that directory, which names the same file. A process that is ending releases its locks one after the other, so this
+/// one is waited for, briefly.
 pub(crate) fn lock_alone(file: &File) -> io::Result<()> {
     let begin = Instant::now();
     loop {

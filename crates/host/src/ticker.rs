@@ -82,7 +82,7 @@ impl Ticker {
         self.shared.orders.lock().stop = true;
         self.shared.changed.notify_all();
         let thread = self.thread.lock().take();
-        // The work may let go of the last thing that holds its own ticker.
+        // The work itself may drop the last owner of its ticker.
         if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
             // A panic there has been reported.
             let _ = thread.join();

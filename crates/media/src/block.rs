@@ -8,7 +8,7 @@ use std::sync::mpsc;
 
 use crate::{MediaError, Result};
 
-/// What a device is like.
+/// Properties of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockGeometry {
     /// Size in bytes.
@@ -37,7 +37,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// Where it begins and how long it is (bytes); nothing for a flush.
+    /// Start and length (bytes); 0 and 0 for a flush.
     pub fn range(&self) -> (u64, u64) {
         match self {
             Request::Read { at, buffer } | Request::Write { at, buffer, .. } => (*at, buffer.len() as u64),
@@ -53,7 +53,8 @@ pub type Completion = Box<dyn FnOnce(Result<Vec<u8>>) + Send>;
 /// A block device with many requests in flight.
 ///
 /// Contract:
-/// - Requests in flight at the same time may be carried out in any order; who needs an order waits for the completion.
+/// - Requests in flight at the same time may be carried out in any order; a caller that needs an order waits for the
+///   completion.
 /// - A flush covers every write completed before the flush was submitted, and no other.
 /// - After a power loss unflushed writes may survive in any subset, each torn at `atomic_bytes`.
 /// - After a failed flush every further write, flush, trim and zeroing fails with `Poisoned`; reads go on.
@@ -80,13 +81,13 @@ thread_local! {
     static BEFORE_WAIT: Cell<Option<fn()>> = const { Cell::new(None) };
 }
 
-/// For threads that put something off while they work, such as messages: `then` runs whenever the calling thread is about
-/// to wait for a request, which may depend on what was put off.
+/// For threads that put work off, such as sending messages: `then` runs whenever the calling thread is about to wait
+/// for a request, which may depend on that work.
 pub fn before_this_thread_waits(then: fn()) {
     BEFORE_WAIT.set(Some(then));
 }
 
-/// To be called before waiting for anything else that may depend on requests: a lock held by who waits for one.
+/// Called before waiting for anything else that may depend on requests, such as a lock whose holder waits for one.
 pub fn about_to_wait() {
     BEFORE_WAIT.get().into_iter().for_each(|then| then());
 }
@@ -101,7 +102,7 @@ pub fn wait(device: &(impl BlockDevice + ?Sized), request: Request) -> Result<Ve
             let _ = sender.send(result);
         }),
     );
-    // A device that completed at once has left nothing to wait for.
+    // A device that completed at once leaves nothing to wait for.
     match receiver.try_recv() {
         Ok(result) => return result,
         Err(_) => about_to_wait(),

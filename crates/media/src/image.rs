@@ -1,6 +1,7 @@
 //! Image files: a region at rest, for `logged` memory and for saved `battery` memory.
 //!
-//! Owns: the trait [`ImageFile`] with its contract. What lies in an image is the region's business (`docs/spec/region.md`).
+//! Owns: the trait [`ImageFile`] with its contract. The contents of an image are the region's business
+//! (`docs/spec/region.md`).
 
 use crate::{MediaError, Result};
 
@@ -23,8 +24,8 @@ pub trait ImageFile: Send + Sync {
         Ok(false)
     }
 
-    /// Cuts off what lies behind `bytes` and gives its room back: it reads as zeros. Until the next sync a power loss may
-    /// leave any part of it. For images that are not in use any more; who only reads refuses.
+    /// Cuts the image off behind `bytes` and gives the room back: that part reads as zeros. Until the next sync a power
+    /// loss may leave any part of it. For images that are not in use any more; a read-only image refuses.
     fn truncate(&self, bytes: u64) -> Result<()> {
         let _ = bytes;
         Err(MediaError::io("image", std::io::ErrorKind::Unsupported.into()))

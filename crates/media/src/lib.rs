@@ -28,7 +28,7 @@ pub use poison::Poison;
 const ENFILE: i32 = 23;
 const EMFILE: i32 = 24;
 
-/// What went wrong at a medium.
+/// Failure of a medium.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum MediaError {
     /// The medium reported a failure. After a failed flush nothing unflushed may be assumed durable.
@@ -61,7 +61,7 @@ impl MediaError {
         MediaError::Io { what: what.into(), source }
     }
 
-    /// The call changed nothing and may succeed later: its medium is as good as before.
+    /// True if the call changed nothing and may succeed later: its medium is as good as before.
     pub fn is_lack(&self) -> bool {
         matches!(self, MediaError::NoSpace { .. } | MediaError::Busy { .. })
     }

@@ -13,8 +13,8 @@ use crate::Result;
 /// - `append` stores bytes at `position`, which is the end of the bytes appended before (or where recovery found the
 ///   log to end). When it returns, the bytes survive a process crash. A lack ([`MediaError::is_lack`]) leaves the
 ///   log as it was; after any other error the device is poisoned.
-/// - A device may hold back room from `append`, for `append_urgent` alone: what frees space in the end, and what opening
-///   and closing a store write, must find room when nothing else does.
+/// - A device may hold back room from `append`, for `append_urgent` alone: records that free space in the end, and
+///   those that opening and closing a store write, must find room when nothing else does.
 /// - `sync` returns when everything appended before the call is durable. After a power loss, bytes appended since may
 ///   be there in any subset, torn at 512 bytes, the rest holding anything (stale bytes of reused space, zeros).
 /// - `sync` may run while another thread appends; two threads never append at the same time.
@@ -22,7 +22,7 @@ use crate::Result;
 pub trait LogDevice: Send + Sync {
     fn append(&self, position: u64, bytes: &[u8]) -> Result<()>;
 
-    /// As `append`, and may use what is held back.
+    /// As `append`, and may use the room held back.
     fn append_urgent(&self, position: u64, bytes: &[u8]) -> Result<()> {
         self.append(position, bytes)
     }
@@ -32,13 +32,13 @@ pub trait LogDevice: Send + Sync {
     /// Reads up to `out.len()` bytes from `position`; returns how many exist there (0 at the end of all segments).
     fn read(&self, position: u64, out: &mut [u8]) -> Result<usize>;
 
-    /// The next position behind `position` that exists, if `position` itself does not.
+    /// The next existing position behind `position`, if `position` itself does not exist.
     fn resumes_behind(&self, position: u64) -> Option<u64> {
         let _ = position;
         None
     }
 
-    /// Everything before `position` is not needed any more; its space may be reused. Need not be durable.
+    /// Bytes before `position` are not needed any more; their space may be reused. Need not be durable.
     fn release(&self, position: u64) -> Result<()>;
 
     /// Would `release(position)` make room for appends?
@@ -47,12 +47,12 @@ pub trait LogDevice: Send + Sync {
         true
     }
 
-    /// Less is held back than should be: the sooner something is released, the better.
+    /// Is less held back than should be? Then something should be released soon.
     fn is_short(&self) -> bool {
         false
     }
 
-    /// Bytes the log may still take from its host before it makes do with what it has.
+    /// Bytes by which the log may still grow on its host.
     fn growth_bytes(&self) -> u64 {
         0
     }

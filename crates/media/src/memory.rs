@@ -17,7 +17,7 @@ use crate::Result;
 /// - For memory that does not outlive the process (the DRAM of `logged` memory) write-back and fence do nothing.
 /// - Accesses that overlap must not run at the same time; the caller's locks see to that. `write_u64` is no exception.
 pub trait PersistentMemory: Send + Sync {
-    /// Bytes.
+    /// Length (bytes).
     fn len(&self) -> u64;
 
     fn is_empty(&self) -> bool {
@@ -40,13 +40,13 @@ pub trait PersistentMemory: Send + Sync {
 
     fn fence(&self);
 
-    /// Makes every store before it as durable as this memory can, by the kernel where a fence does not do it.
+    /// Makes every store before it as durable as this memory can, through the kernel where a fence is not enough.
     fn sync(&self) -> Result<()> {
         self.fence();
         Ok(())
     }
 
-    /// Takes the memory a range needs, so that stores to it find some; contents do not change. False where nothing has to
+    /// Takes the memory a range needs, so that stores to it find it; contents do not change. False where nothing has to
     /// be taken, or the host cannot promise it.
     fn reserve(&self, at: u64, len: u64) -> Result<bool> {
         let _ = (at, len);
@@ -59,8 +59,8 @@ pub trait PersistentMemory: Send + Sync {
         let _ = bytes;
     }
 
-    /// The bytes of a range are not needed any more: their memory may go to others. What is read there afterwards, until it
-    /// is stored again, is undefined, and may change by itself. Both numbers are multiples of the page.
+    /// The bytes of a range are not needed any more: their memory may be reused. Until they are stored again their
+    /// contents are undefined, and may change by themselves. Both numbers are multiples of the page.
     fn discard(&self, at: u64, len: u64) {
         let _ = (at, len);
     }

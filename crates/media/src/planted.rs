@@ -1,8 +1,9 @@
 //! Bugs to plant, so that tests can show that they would find them (docs/design/testing.md, T7).
 //!
-//! Owns: the macro that makes of a list of rules an enum `Bug` and its switch. Rules: with the feature `planted` of the crate that
-//! calls it one bug at a time is switched on for the whole process; without, `is_planted` is `false` when the program is
-//! compiled, and nothing of this is left in it. Left out: what the bugs are, and the tests that search for them.
+//! Owns: the macro that turns a list of rules into an enum `Bug` and its switch. Rules: with the feature `planted` of
+//! the calling crate, one bug at a time is switched on for the whole process. Without it `is_planted` is `false` at
+//! compile time, and nothing of this is left in the program. Left out: the bugs themselves, and the tests that search
+//! for them.
 
 /// Makes `Bug`, `Bug::ALL`, `plant` and, for the crate alone, `is_planted`. `ALL` and `plant` come with the feature `planted`.
 ///

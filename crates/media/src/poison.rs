@@ -1,4 +1,4 @@
-//! What a medium remembers of its first failed flush.
+//! The cause of a medium's first failed flush, kept for later refusals.
 //!
 //! Owns: [`Poison`]. Every later refusal names the first cause: by the time somebody reads a message, the error that
 //! matters is long past. Left out: which failures poison (each medium's own contract).
@@ -13,7 +13,7 @@ use crate::{MediaError, Result};
 pub struct Poison(OnceLock<Arc<str>>);
 
 impl Poison {
-    /// From now on the medium refuses writes because of `cause`, unless it does already because of an earlier one.
+    /// From now on the medium refuses writes because of `cause`, unless it already does because of an earlier one.
     pub fn set(&self, cause: impl Display) {
         self.0.get_or_init(|| cause.to_string().into());
     }

@@ -1,4 +1,4 @@
-//! Where servers listen and where clients find them.
+//! Addresses that servers listen on and clients connect to.
 //!
 //! Clients are given URIs as `doc/uri.md` of the NetworkBlockDevice project describes them: `nbd://HOST[:PORT]/NAME`,
 //! `nbd+unix:///NAME?socket=PATH`, and both with `nbds` for TLS. Parameters that are not understood are errors.
@@ -92,10 +92,10 @@ impl FromStr for Uri {
     }
 }
 
-/// What stands for a secret in what is shown.
+/// Shown in place of a secret.
 const HIDDEN: &str = "***";
 
-/// A URI as it was given, which may not be one, without what follows the name in the export's name.
+/// The text of a URI, valid or not, without the secret behind the export's name.
 fn without_secret(text: &str) -> String {
     let Some(path) = text.find("://").and_then(|at| text[at + 3..].find('/').map(|slash| at + 4 + slash)) else {
         return text.into();
@@ -116,7 +116,7 @@ impl Uri {
         Uri { name, ..self.clone() }
     }
 
-    /// All of it but the parameters of TLS, to connect with. What `Display` writes is for people and tells no secret.
+    /// The URI to connect with, without the parameters of TLS. `Display` is for people and shows no secret.
     pub fn to_text(&self) -> String {
         Whole(self).to_string()
     }

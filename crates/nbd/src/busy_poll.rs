@@ -1,10 +1,10 @@
 //! Watching a socket for a moment before sleeping on it.
 //!
-//! A client that waits for each answer asks again within microseconds; putting the thread to sleep and waking it takes several
-//! times as long. Owns: when that pays ([`BusyPoll`]). Rules: each watch in vain makes the next ones rarer, down to one wait in a
-//! thousand, so that a connection that is idle, or whose requests come on their own time, costs nothing; between two looks
-//! whoever else has work goes first; on a single processor nobody watches. Left out: connections under TLS, whose records cost
-//! more than a wake-up.
+//! A client that waits for each answer asks again within microseconds; putting the thread to sleep and waking it takes
+//! several times as long. Owns: when that pays ([`BusyPoll`]). Rules: each watch in vain makes the next ones rarer, down
+//! to one wait in a thousand, so that a connection that is idle, or whose requests do not depend on answers, costs
+//! nothing. Between two looks other threads go first, and on a single processor no thread watches. Left out:
+//! connections under TLS, whose records cost more than a wake-up.
 
 use std::io;
 use std::thread;
@@ -20,24 +20,24 @@ const RARELY: u32 = 1023;
 pub(crate) struct BusyPoll {
     /// Waits to go without one.
     skip: u32,
-    /// How many the next one in vain will cost.
+    /// Waits that the next watch in vain will skip.
     backoff: u32,
 }
 
 impl BusyPoll {
-    /// Nothing where it cannot help.
+    /// `None` where watching cannot help.
     pub(crate) fn new(channel: &Channel) -> Option<BusyPoll> {
         let several = thread::available_parallelism().is_ok_and(|processors| processors.get() > 1);
         (several && !channel.is_tls()).then_some(BusyPoll { skip: 0, backoff: 0 })
     }
 
-    /// What comes within a moment, if this is the time to watch.
+    /// Receives bytes that come within a moment, if this is the time to watch.
     pub(crate) fn recv(&mut self, channel: &Channel, out: &mut [u8]) -> io::Result<Option<usize>> {
         if self.skip > 0 {
             self.skip -= 1;
             return Ok(None);
         }
-        // What is there already says nothing about watching.
+        // Bytes that are there already say nothing about watching.
         if let Some(received) = channel.recv_now(out)? {
             return Ok(Some(received));
         }
@@ -74,7 +74,7 @@ mod tests {
             assert_eq!(watch.recv(&channel, &mut out).unwrap(), None);
         }
         assert!(watches < 30, "{watches} of 10,000");
-        // Its turn comes again, and what is there is taken.
+        // Its turn comes again, and the bytes there are taken.
         io::Write::write_all(&mut there, b"request").unwrap();
         let found = (0..=RARELY).find_map(|_| watch.recv(&channel, &mut out).unwrap());
         assert_eq!((found, &out[..7]), (Some(7), &b"request"[..]));

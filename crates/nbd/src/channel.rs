@@ -2,8 +2,8 @@
 //!
 //! One thread receives at a time, one sends at a time, both may run together. TLS keeps one state for both
 //! directions: its lock is held while records are made or opened, never while the socket is waited for. Sending can be
-//! told not to wait, so that whoever has something to send may try without giving up its thread to a slow peer.
-//! Which bytes mean what, and who sends when, is left to `outbox` and to the two ends.
+//! Sending can be told not to wait, so that a thread may try to send without being held up by a slow peer. Left to
+//! `outbox` and to the two ends: the meaning of the bytes, and who sends when.
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -100,7 +100,7 @@ impl Channel {
         self.socket.shutdown(Shutdown::Both);
     }
 
-    /// Ends receiving: what the peer sent already can still be read.
+    /// Ends receiving; bytes that the peer has sent already can still be read.
     pub(crate) fn shutdown_receiving(&self) {
         self.socket.shutdown(Shutdown::Read);
     }
@@ -109,8 +109,8 @@ impl Channel {
         self.socket.shutdown(Shutdown::Write);
     }
 
-    /// Says goodbye to a peer that is being refused: closing over what it still sends would make the kernel throw away
-    /// the refusal it has not read yet.
+    /// Says goodbye to a refused peer, and reads what it still sends: closing over unread bytes would make the kernel
+    /// throw away the refusal before the peer reads it.
     pub(crate) fn linger(&self, deadline: Instant) {
         self.socket.shutdown(Shutdown::Write);
         let (mut waste, mut left) = ([0; 4096], 64);
@@ -198,7 +198,7 @@ impl Channel {
         self.socket.send(slices, wait)
     }
 
-    /// Makes records of `plain`, appended to `records` together with what TLS itself has to say.
+    /// Appends records of `plain` to `records`, with any message of TLS itself.
     pub(crate) fn seal(&self, plain: &[u8], close: bool, records: &mut Vec<u8>) -> io::Result<()> {
         let Some(tls) = self.tls.get() else { return Ok(()) };
         let mut tls = tls.lock();
@@ -217,7 +217,7 @@ impl Channel {
         self.tls.get().is_some_and(|tls| tls.lock().session.wants_write())
     }
 
-    /// Sends everything and waits; for the handshake, when nobody else sends.
+    /// Sends everything and waits; for the handshake, when no other thread sends.
     pub(crate) fn send_all(&self, plain: &[u8], deadline: Instant) -> io::Result<()> {
         let mut sealed = Vec::new();
         self.seal(plain, false, &mut sealed)?;
@@ -245,14 +245,14 @@ impl Channel {
     }
 }
 
-/// A host that was switched off says nothing. Without probes a connection to it would stay open for ever, and what is held
-/// for it with it.
+/// A host that was switched off sends nothing. Without probes a connection to it would stay open for ever, and with it
+/// all that is held for it.
 fn notice_vanished_peers(stream: &TcpStream) -> rustix::io::Result<()> {
     sockopt::set_socket_keepalive(stream, true)?;
     sockopt::set_tcp_keepidle(stream, Duration::from_secs(30))?;
     sockopt::set_tcp_keepintvl(stream, Duration::from_secs(10))?;
     sockopt::set_tcp_keepcnt(stream, 3)?;
-    // The same for what was sent and is not acknowledged (milliseconds).
+    // The same for data sent and not acknowledged (milliseconds).
     sockopt::set_tcp_user_timeout(stream, 60_000)
 }
 

@@ -1,11 +1,11 @@
-//! The client: an export somewhere as a block device, with many requests in flight.
+//! The client: a remote export as a block device, with many requests in flight.
 //!
-//! `submit` never waits for the network: what the socket does not take at once is left to a writer thread, and replies
-//! are completed by a receiving thread. A lost connection, a reply that breaks the protocol, or a request unanswered
-//! for too long ends the connection: everything in flight and everything later fails with `Lost`, and so does what a
-//! server refuses because it is shutting down; connecting again is the caller's decision. What the server cannot do
-//! is made up for where the contract allows (zeroes are written, a FUA write is followed by a flush, a trim is left
-//! undone) and refused where it does not (no flush without one).
+//! `submit` never waits for the network: bytes that the socket does not take at once are left to a writer thread, and
+//! replies are completed by a receiving thread. A lost connection, a reply that breaks the protocol, or a request
+//! unanswered for too long ends the connection: every request in flight and every later one fails with `Lost`. So does
+//! a request that the server refuses because it is shutting down. Connecting again is the caller's decision. Features
+//! that the server lacks are made up for where the contract allows (zeroes are written, a FUA write is followed by a
+//! flush, a trim is left undone) and refused where it does not (no flush without one).
 
 use std::io;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use crate::replies::Replies;
 use crate::tls::TlsClient;
 use crate::wire::transmission::*;
 
-/// A request may be unanswered for so many time-outs while others are answered.
+/// Maximum number of time-outs for which a request may be unanswered while others are answered.
 const BUSY_TIMEOUTS_MAX: u32 = 10;
 
 /// Inside the `MediaError::Io` of every request that a lost connection took with it.
@@ -52,17 +52,17 @@ impl Lost {
 /// How a client behaves.
 #[derive(Debug, Clone)]
 pub struct ClientOptions {
-    /// Resolving aside, from connect to the transmission phase.
+    /// Maximum time from connect to the transmission phase, without resolving the name.
     pub connect_timeout: Duration,
-    /// A request unanswered for so long ends the connection.
+    /// Maximum time that a request may be unanswered; then the connection ends.
     pub request_timeout: Duration,
-    /// Instead of the certificates the URI names.
+    /// Used instead of the certificates the URI names.
     pub tls: Option<TlsClient>,
     /// Metadata contexts to ask for. Those the server does not have are left out.
     pub contexts: Vec<String>,
-    /// Whose the connection is; see [`Claim`].
+    /// The client that the connection belongs to; see [`Claim`].
     pub claim: Option<Claim>,
-    /// What the device's owner knows about torn writes; the protocol promises nothing (bytes).
+    /// Length of a write that is never torn (bytes), as the device's owner knows it; the protocol promises none.
     pub atomic_bytes: u32,
     /// Let a flush succeed on a server that knows none: its owner says it has no cache that could lose writes.
     pub flush_may_be_missing: bool,
@@ -82,7 +82,7 @@ impl Default for ClientOptions {
     }
 }
 
-/// What requests and the receiving thread share.
+/// State shared by requests and the receiving thread.
 pub(crate) struct Shared {
     name: String,
     pub(crate) agreed: Agreed,
@@ -112,7 +112,7 @@ impl Client {
         let Step::Agreed(mut agreed) = step else {
             unreachable!("a handshake that asks for an export ends with one or with an error")
         };
-        // No requests are made of this one.
+        // The claim is no context for requests.
         let contexts = agreed.contexts.len();
         agreed.contexts.retain(|context| Some(&context.name) != claim.as_ref());
         let is_claimed = agreed.contexts.len() < contexts;
@@ -153,7 +153,8 @@ impl Client {
         &self.shared.agreed
     }
 
-    /// Does the server know whose the connection is? Then nothing that older ones sent can come any more.
+    /// Does the server know which client the connection belongs to? Then no request of an older one can take effect any
+    /// more.
     pub fn is_claimed(&self) -> bool {
         self.shared.is_claimed
     }
@@ -308,7 +309,7 @@ impl Shared {
             Request::Flush => {
                 let shared = self.clone();
                 let poison: Completion = Box::new(move |result| {
-                    // With a lost connection nothing is known of the device: whoever connects again repeats the flush.
+                    // A lost connection says nothing of the device: the caller repeats the flush on a new one.
                     if let Some(error) = result.as_ref().err().filter(|error| Lost::of(error).is_none()) {
                         shared.poison.set(error);
                     }
@@ -382,10 +383,10 @@ impl Shared {
         self.outbox.push(Frame { head, body, tag, cost: 0 });
     }
 
-    /// The error a request fails with by the server's word.
+    /// The error of a request that the server refused.
     fn failed(&self, expect: Expect, error: u32, message: String) -> MediaError {
         if error == ESHUTDOWN {
-            // Not the device's error: the server is going, and has not carried the request out.
+            // Not the device's error: the server is shutting down, and has not carried the request out.
             let why = "the server is shutting down".into();
             return self.io(io::Error::new(io::ErrorKind::ConnectionAborted, Lost { why }));
         }
@@ -434,7 +435,7 @@ fn receive_all(shared: &Arc<Shared>, mut input: Input, timeout: Duration, tick: 
             Err(error) => break error,
         }
     };
-    // The sender may know better why: it is the one that sees a peer that reads nothing.
+    // The sending side may know the reason better: only it sees a peer that reads nothing.
     let (kind, why) = shared.outbox.failure().unwrap_or((ended.kind(), ended.to_string()));
     shared.in_flight.lose(shared.io(io::Error::new(kind, Lost { why })));
     flush_held();
@@ -452,7 +453,7 @@ fn request_bytes_max(agreed: &Agreed) -> u32 {
 fn geometry(agreed: &Agreed, options: &ClientOptions) -> BlockGeometry {
     let block_bytes = match agreed.sizes {
         Some(sizes) => sizes.minimum,
-        // Unsaid, sectors are what every server can do, unless its export does not consist of them.
+        // Unless the server says otherwise it can do sectors, if its export consists of them.
         None => 1 << agreed.bytes.trailing_zeros().min(9),
     };
     BlockGeometry {

@@ -1,13 +1,13 @@
-//! Which client an export is for: one at a time, and one connection of it at a time.
+//! The client of an export: one at a time, and one connection of it at a time.
 //!
-//! A connection may name its client when it asks for contexts: `shoal:open=ID` to become the client, `shoal:again=ID` to go on
-//! being it after a connection broke, `shoal:seize=ID` to take the export over. Servers that know none of this answer as
-//! for any unknown context.
-//! Rules: before a connection that names a client transmits, every older one that did is closed, and what it had sent is done or
-//! never will be (a *fence*): so a client may repeat what it had in flight. A client keeps the export while it is connected, and
-//! for `KEPT` after a connection that broke; then another one may open it. A client that another one has followed is told so.
-//! IDs with the same first half belong to one lock: its holder proves that other clients with such IDs are dead.
-//! Left out: connections that name no client.
+//! A connection may name its client when it asks for contexts: `shoal:open=ID` to become the client, `shoal:again=ID`
+//! to remain it after a connection broke, `shoal:seize=ID` to take the export over. Other servers answer as for any
+//! unknown context.
+//! Rules: before a connection that names a client transmits, every older one that did is closed, and the requests it
+//! had sent are done or never will be (a *fence*). So a client may repeat the requests it had in flight. A client keeps
+//! the export while it is connected, and for `KEPT` after a connection broke; then another one may open it. A client
+//! that another one has followed is told so. IDs with the same first half belong to one lock: its holder proves that
+//! other clients with such IDs are dead. Left out: connections that name no client.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,12 +20,12 @@ pub type ClientId = [u8; 16];
 
 /// How long a client whose connection broke may take to come back before another may have its export.
 const KEPT: Duration = Duration::from_secs(10);
-/// How long an older connection may take to finish what it was sent.
+/// Time for an older connection to finish the requests it was sent.
 const FENCE: Duration = Duration::from_secs(8);
-/// In the refusal of a client that another one has followed.
+/// Part of the refusal of a client that another one has followed.
 pub const TAKEN_OVER: &str = "another client has taken this area over";
 
-/// What a connection wants to be.
+/// A connection's claim on the export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
     Open(ClientId),
@@ -39,7 +39,7 @@ impl Claim {
         client
     }
 
-    /// The context that says it.
+    /// The context that expresses the claim.
     pub fn context(self) -> String {
         let verb = match self {
             Claim::Open(_) => "open",
@@ -71,9 +71,9 @@ impl Claim {
 struct Connection {
     number: u64,
     client: ClientId,
-    /// From when its requests are taken.
+    /// Present once its requests are taken.
     channel: Option<Arc<Channel>>,
-    /// To be closed as soon as there is something to close.
+    /// To be closed as soon as it has a channel.
     is_over: bool,
 }
 
@@ -133,7 +133,7 @@ impl Clients {
     }
 }
 
-/// A connection's place among the clients; its end is the end of what it had sent.
+/// A connection's place among the clients. Dropping it says that the connection's requests are done.
 pub(crate) struct Ticket {
     clients: Arc<Clients>,
     number: u64,

@@ -1,7 +1,7 @@
 //! Making a connection: socket, handshake, TLS.
 //!
 //! One deadline holds for all of it. A URI that asks for TLS gets TLS or an error, never a connection in the clear.
-//! What the connection is then used for is left to `client`.
+//! Left to `client`: the use of the connection.
 
 use std::io;
 use std::net::{TcpStream, ToSocketAddrs};
@@ -18,7 +18,7 @@ use crate::negotiation::client::{Handshake, Step, Wish};
 use crate::tls::{TlsClient, TlsError};
 use crate::wire::handshake::ListEntry;
 
-/// A connection that was not made.
+/// Failure to connect.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     #[error("{uri}: {source}; check the address and that the server runs")]
@@ -105,8 +105,8 @@ pub(crate) fn shake_hands(
     }
 }
 
-/// Why sending failed. A server that does not like our certificate says so after its side of the TLS handshake, when we
-/// may be sending already: its alert says more than "broken pipe".
+/// The reason why sending failed. A server that refuses our certificate says so after its side of the TLS handshake,
+/// when we may already be sending: its alert says more than "broken pipe".
 fn refusal(channel: &Channel, error: io::Error, deadline: Instant) -> io::Error {
     match channel.recv_until(&mut [0; 256], deadline) {
         Err(alert) if alert.kind() == io::ErrorKind::InvalidData => alert,

@@ -87,7 +87,7 @@ impl Export {
             name,
             description: String::new(),
             device,
-            // A rest shorter than a block could not be reached by any aligned request.
+            // No aligned request could reach a rest shorter than a block.
             bytes: geometry.bytes / u64::from(minimum) * u64::from(minimum),
             sizes: BlockSizes { minimum, preferred: minimum.max(4096), maximum: REQUEST_BYTES_MAX },
             read_only: false,
@@ -175,7 +175,7 @@ impl std::fmt::Debug for Export {
     }
 }
 
-/// Who asks.
+/// The asking client.
 #[derive(Debug, Clone, Default)]
 pub struct Peer {
     /// Address, for messages.
@@ -187,7 +187,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// A client of which nothing but its address is known.
+    /// A client known by its address alone.
     pub(crate) fn at(address: impl std::fmt::Display) -> Peer {
         Peer { address: address.to_string(), ..Peer::default() }
     }
@@ -204,7 +204,7 @@ pub enum Refusal {
 
 /// Exports by name.
 pub trait Catalog: Send + Sync {
-    /// What `LIST` shows. Exports may exist that it leaves out.
+    /// Exports that `LIST` shows; others may exist.
     fn list(&self, peer: &Peer) -> Vec<ListEntry>;
 
     /// The empty name asks for the default export.

@@ -1,8 +1,9 @@
 //! The open connections of a server, and which of them gives way when there are too many.
 //!
-//! Somebody who opens connections and leaves them must not lock everybody else out. Handshakes have places of their own,
-//! and the oldest gives way to the next; an address cannot have all places; and where there is none, a connection that has never
-//! asked for anything gives way, or the one that has been quiet for longest. A client that is at work keeps its place.
+//! A client that opens connections and leaves them must not lock the others out. Handshakes have places of their own,
+//! and the oldest gives way to the next. One address cannot have all places. Where there is no place left, a connection
+//! that has never asked for anything gives way, or the one that has been quiet for longest. A client at work keeps its
+//! place.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -119,7 +120,7 @@ impl Guests {
         }
     }
 
-    /// It is over.
+    /// The connection is over.
     pub(crate) fn leave(&self, id: u64) {
         if let Some(guest) = self.open.lock().remove(&id) {
             guest.channel.shutdown();
@@ -131,7 +132,7 @@ impl Guests {
         self.open.lock().len()
     }
 
-    /// How many had to give way.
+    /// Number of connections that had to give way.
     pub(crate) fn ended(&self) -> u64 {
         self.ended.load(Ordering::Relaxed)
     }
@@ -148,7 +149,7 @@ impl Guests {
     }
 }
 
-/// Who may give way: first those who never asked for anything, then who has been quiet for longest.
+/// The connection to give way: first one that never asked for anything, then the one quiet for longest.
 fn quietest(open: &HashMap<u64, Arc<Guest>>, limits: &Limits, among: impl Fn(&Guest) -> bool) -> Option<u64> {
     let candidates = open.iter().filter(|(_, guest)| among(guest) && guest.is_serving());
     let quiet = candidates.map(|(id, guest)| (*id, guest.requests.load(Ordering::Relaxed) == 0, guest.quiet()));

@@ -16,7 +16,7 @@ use crate::wire::transmission::Extent;
 /// Replies to a block status request: context id and extents.
 pub(crate) type Statuses = Vec<(u32, Vec<Extent>)>;
 
-/// Whom to tell.
+/// Receiver of the outcome.
 pub(crate) enum Done {
     Block(Completion),
     Status(Box<dyn FnOnce(Result<Statuses, MediaError>) + Send>),
@@ -33,7 +33,7 @@ pub(crate) enum Expect {
 /// One request in flight.
 pub(crate) struct Entry {
     pub(crate) expect: Expect,
-    /// Of a read: to be filled. Of a write: empty until the sending side hands it back.
+    /// For a read the buffer to fill; for a write empty until the sending side hands it back.
     pub(crate) buffer: Vec<u8>,
     pub(crate) buffer_is_out: bool,
     pub(crate) statuses: Statuses,
@@ -78,9 +78,9 @@ struct Slots {
     slots: Vec<Slot>,
     free: Vec<u32>,
     lost: Option<MediaError>,
-    /// When the last answer came.
+    /// When answers were last seen to have come.
     answered: Option<Instant>,
-    /// Answers since that was looked at.
+    /// Answers have come since `answered` was asked for.
     is_moving: bool,
 }
 
@@ -196,7 +196,7 @@ impl InFlight {
             entries.into_iter().map(|(_, entry)| entry).collect()
         };
         for entry in entries {
-            // What was answered before the loss was answered.
+            // A request answered before the loss stays answered.
             if entry.outcome.is_some() { entry.complete() } else { entry.fail(why.clone()) }
         }
     }
@@ -205,7 +205,7 @@ impl InFlight {
         self.0.lock().lost.clone()
     }
 
-    /// When answers were last seen to come, as well as those who ask know it.
+    /// When answers last came, as exactly as the calls of this function can tell.
     pub(crate) fn answered(&self) -> Option<Instant> {
         let mut slots = self.0.lock();
         if std::mem::take(&mut slots.is_moving) {

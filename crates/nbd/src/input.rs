@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::busy_poll::BusyPoll;
 use crate::channel::Channel;
 
-/// Asked from the socket at once (bytes).
+/// Bytes asked from the socket at once.
 const BUFFER_BYTES: usize = 64 << 10;
 
 pub(crate) struct Input {
@@ -23,16 +23,16 @@ pub(crate) struct Input {
     end: usize,
 }
 
-/// How long a message may be half there.
+/// Limits how long a message may be half received.
 struct Stall {
     limit: Duration,
-    /// When the first wait in vain ended; said in `told`.
+    /// When the first wait in vain ended; `told` says that there was one.
     since: Option<Instant>,
     told: Arc<AtomicBool>,
 }
 
 impl Stall {
-    /// After a wait in which nothing came.
+    /// Called after a wait in which nothing came.
     fn nothing_came(&mut self) -> io::Result<()> {
         if self.since.get_or_insert_with(Instant::now).elapsed() >= self.limit {
             return Err(io::Error::new(io::ErrorKind::TimedOut, "a request was half sent for too long"));
@@ -62,13 +62,13 @@ impl Input {
         self
     }
 
-    /// Ends the connection when a message has been half there for `limit`; `told` says meanwhile that it is.
+    /// Ends the connection when a message has been half received for `limit`; until then `told` says that it is.
     pub(crate) fn stalling(mut self, limit: Duration, told: Arc<AtomicBool>) -> Input {
         self.stall = Some(Stall { limit, since: None, told });
         self
     }
 
-    /// The next `N` bytes; nothing at the end of the stream, which may only come between two messages.
+    /// The next `N` bytes; `None` at the end of the stream, which may only come between two messages.
     pub(crate) fn header<const N: usize>(
         &mut self,
         idle: &mut dyn FnMut() -> io::Result<()>,
@@ -124,7 +124,7 @@ impl Input {
         self.channel.shutdown();
     }
 
-    /// Reads `len` bytes and forgets them.
+    /// Reads `len` bytes and drops them.
     pub(crate) fn skip(&mut self, mut len: usize, idle: &mut dyn FnMut() -> io::Result<()>) -> io::Result<()> {
         let mut waste = [0; 4096];
         while len > 0 {

@@ -1,6 +1,6 @@
-//! What one peer may cost: sizes, counts and times.
+//! Limits on one peer: sizes, counts and times.
 //!
-//! Every number a peer sends is held against one of these before memory is taken or time is spent for it. The
+//! Every number a peer sends is checked against one of these before memory is taken or time is spent for it. The
 //! defaults serve every client tested; a server for strangers may lower them, none may be switched off.
 
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 /// Largest read or write (bytes): the protocol's bound below which no request counts as an attack.
 pub const REQUEST_BYTES_MAX: u32 = 32 << 20;
 
-/// What one connection and one server may use.
+/// Limits of one connection and of one server.
 #[derive(Debug, Clone)]
 pub struct Limits {
     /// Data of one option (bytes). Longer options are refused, much longer ones end the connection.
@@ -26,7 +26,7 @@ pub struct Limits {
     pub handshakes: usize,
     /// Of these, from one address; UNIX sockets have none.
     pub address_connections: usize,
-    /// A connection without requests for so long gives way to a new one when there are too many.
+    /// A connection without requests for this long gives way to a new one when there are too many.
     pub quiet: Duration,
     /// From accept to the transmission phase, TLS included.
     pub handshake: Duration,
@@ -36,7 +36,7 @@ pub struct Limits {
     pub extents: usize,
 }
 
-/// What a request without data counts against `in_flight_bytes`.
+/// What a request without data counts against `in_flight_bytes` (bytes).
 pub const REQUEST_COST_BYTES: usize = 512;
 
 /// Above this an option's data is not even skipped (bytes).
@@ -61,7 +61,7 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Limits no legal request can be stopped by for good.
+    /// Raises limits that would stop legal requests for good.
     pub fn checked(mut self) -> Limits {
         self.in_flight_bytes = self.in_flight_bytes.max(REQUEST_BYTES_MAX as usize + REQUEST_COST_BYTES);
         self.server_bytes = self.server_bytes.max(self.in_flight_bytes);

@@ -1,14 +1,14 @@
 //! The sending side of a connection: frames from any thread, in order, without a hand-over where none is needed.
 //!
-//! Whoever brings a frame sends it, and with it what others bring meanwhile, as long as the socket takes it at once;
-//! the rest is left to the connection's writer thread, so that nobody else ever waits for a slow peer. Frames brought
-//! by a thread that receives, for whichever connection, are held until it is about to wait, so that one system call
-//! answers a batch of requests, or passes it on. (Always handing over to the writer costs a thread switch per request: half
-//! the speed at depth 1. Sending from the receiving thread alone would wait for slow devices and slow peers alike.)
-//! Such a thread calls [`flush_held`] before anything that waits.
+//! The pushing thread sends its frame and any pushed meanwhile, as long as the socket takes them at once. The rest is
+//! left to the connection's writer thread, so that no other thread ever waits for a slow peer. Frames pushed by a
+//! receiving thread, for whichever connection, are held until it is about to wait, so that one system call answers a
+//! batch of requests, or passes it on. Such a thread calls [`flush_held`] before anything that waits. (Rejected: always
+//! handing over to the writer costs a thread switch per request, half the speed at depth 1. Sending from the receiving
+//! thread alone would wait for slow devices and slow peers alike.)
 //!
-//! Frames can cost something: `acquire` waits until the costs taken and not yet sent stay within the connection's budget, and
-//! all connections' within the server's (`pool`).
+//! Frames can have a cost: `acquire` waits until the costs taken and not yet sent stay within the connection's budget,
+//! and those of all connections within the server's (`pool`).
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -28,9 +28,9 @@ use crate::wire::transmission::Head;
 pub(crate) struct Frame {
     pub(crate) head: Head,
     pub(crate) body: Vec<u8>,
-    /// Handed back with the body; 0 for nobody.
+    /// Handed back with the body; 0 if it need not be.
     pub(crate) tag: u64,
-    /// What `acquire` took for it.
+    /// Cost that `acquire` took for it (bytes).
     pub(crate) cost: usize,
 }
 
@@ -40,7 +40,7 @@ pub(crate) type Returned = Box<dyn Fn(u64, Vec<u8>) + Send + Sync>;
 #[derive(Default)]
 struct State {
     queue: VecDeque<Frame>,
-    /// Some thread is in `pump`, or the writer has been told to be.
+    /// A thread is in `pump`, or the writer has been told to enter it.
     sending: bool,
     /// The writer shall go on where another thread stopped.
     backlog: bool,
@@ -49,14 +49,14 @@ struct State {
     used: usize,
 }
 
-/// The other side reads, or sends, nothing.
+/// Set while the other side reads, or sends, nothing.
 #[derive(Default)]
 struct Stalls {
     reading: AtomicBool,
     sending: Arc<AtomicBool>,
 }
 
-/// What is being sent; belongs to the thread that sends.
+/// Frames being sent; they belong to the sending thread.
 #[derive(Default)]
 struct Sending {
     frames: VecDeque<Frame>,
@@ -91,19 +91,19 @@ const SEAL_BYTES: usize = 256 << 10;
 const ROUNDS_MAX: usize = 32;
 
 thread_local! {
-    /// Of a thread that receives: connections with frames it holds.
+    /// Connections whose frames this thread holds; `None` unless it receives.
     static HELD: RefCell<Option<Vec<Arc<Outbox>>>> = const { RefCell::new(None) };
 }
 
-/// The calling thread receives: from now on what it brings waits for [`flush_held`].
+/// Makes the calling thread a receiving one: from now on the frames it pushes wait for [`flush_held`].
 pub(crate) fn hold_on_this_thread() {
     HELD.set(Some(Vec::new()));
-    // A device that asks another one and waits for it.
+    // For a device that asks another one and waits for it.
     shoal_media::block::before_this_thread_waits(flush_held);
 }
 
-/// Sends what the calling thread holds, until it holds nothing: a request whose answer came before its buffer was back
-/// completes while it is being sent, and its completion may bring more, for other connections.
+/// Sends the frames that the calling thread holds, until there are none. A request whose answer came before its buffer
+/// was back completes while it is being sent, and its completion may push more, for other connections.
 pub(crate) fn flush_held() {
     while let Some(held) =
         HELD.with_borrow_mut(|held| held.as_mut().filter(|held| !held.is_empty()).map(std::mem::take))
@@ -146,12 +146,12 @@ impl Outbox {
         self.stalls.reading.load(Ordering::Relaxed) || self.stalls.sending.load(Ordering::Relaxed)
     }
 
-    /// What was acquired and not yet given back.
+    /// Cost acquired and not yet given back (bytes).
     pub(crate) fn used(&self) -> usize {
         self.state.lock().used
     }
 
-    /// Ends a connection whose client makes no progress, because others need what it holds.
+    /// Ends a connection whose client makes no progress, because other clients need the memory it holds.
     pub(crate) fn end_stalled(&self) {
         self.fail(io::Error::new(io::ErrorKind::TimedOut, "the other side makes no progress, and others wait"));
     }
@@ -170,13 +170,13 @@ impl Outbox {
                 state.used += cost;
                 return Ok(());
             }
-            // What is held back may be all that keeps the budget taken.
+            // Frames held back may be all that keeps the budget taken.
             if !state.queue.is_empty() && !state.sending {
                 state.sending = true;
                 MutexGuard::unlocked(&mut state, || self.pump(false));
                 continue;
             }
-            // So may what waits for other connections: the answers come from there.
+            // So may frames for other connections: the answers come from there.
             if std::mem::take(&mut holding) {
                 MutexGuard::unlocked(&mut state, flush_held);
                 continue;
@@ -191,7 +191,7 @@ impl Outbox {
         }
     }
 
-    /// Gives back what `acquire` took.
+    /// Gives back a cost that `acquire` took.
     fn release(&self, state: &mut State, cost: usize) {
         state.used -= cost;
         self.room.notify_all();
@@ -228,7 +228,7 @@ impl Outbox {
         })
     }
 
-    /// Sends what was held back.
+    /// Sends the frames held back.
     pub(crate) fn flush(&self) {
         let mut state = self.state.lock();
         if state.sending || state.failure.is_some() {
@@ -277,7 +277,7 @@ impl Outbox {
         self.state.lock().failure.clone()
     }
 
-    /// The writer thread: sends what others could not without waiting.
+    /// The writer thread: sends frames that other threads could not send without waiting.
     pub(crate) fn run_writer(&self) {
         let mut state = self.state.lock();
         loop {
@@ -328,7 +328,7 @@ impl Outbox {
         }
     }
 
-    /// Takes what was brought meanwhile; with nothing there, sending ends.
+    /// Takes the frames pushed meanwhile; without any, sending ends.
     fn next_batch(&self, sending: &mut Sending) -> bool {
         let mut state = self.state.lock();
         if state.queue.is_empty() && !self.channel.wants_to_send() {
@@ -478,7 +478,7 @@ mod tests {
             requests.push(frame(b"write"));
             flush_held();
             let mut received = [0; 16];
-            let len = client.read(&mut received).expect("nobody sends it once this thread sleeps");
+            let len = client.read(&mut received).expect("no thread sends it once this one sleeps");
             assert_eq!(&received[..len], b"answer");
         });
     }

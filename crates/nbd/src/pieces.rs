@@ -1,7 +1,7 @@
 //! Requests longer than a server takes, carried out piece by piece.
 //!
-//! One piece after the other: each is at least as long as the server's bound, so nothing is gained by having several
-//! in flight, and the first error ends it with nothing left behind. A flag for durability goes with every piece.
+//! One piece after the other: each is as long as the server allows, so nothing is gained by having several in flight,
+//! and the first error ends the run with nothing left behind. A flag for durability goes with every piece.
 
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
-//! Memory of a whole server: what the requests of all its connections may hold together.
+//! Memory of a whole server: the limit on the buffers of all connections together.
 //!
 //! A connection takes from the pool what it takes from its own budget, and waits while the pool is empty. A client that
-//! neither reads its replies nor finishes its request could keep the others waiting for ever. So a request that has waited for
-//! [`PATIENCE`] ends one of the connections whose client makes no progress: the one that holds most. Buffers kept for later requests
-//! count separately and are simply not kept when there are too many.
+//! neither reads its replies nor finishes its request could keep the others waiting for ever. So a request that has
+//! waited for [`PATIENCE`] ends one of the connections whose client makes no progress: the one that holds most. Buffers
+//! kept for later requests count separately; when there are too many, further ones are not kept.
 
 use std::sync::Weak;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,14 +15,14 @@ use crate::outbox::Outbox;
 
 /// How long a request waits for memory before a stalled client is ended for it.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Between two looks whether somebody has stalled meanwhile.
+/// Time between two checks for stalled clients.
 const LOOK: Duration = Duration::from_millis(100);
 
 pub(crate) struct Pool {
     limit: usize,
     used: AtomicUsize,
     spare: AtomicUsize,
-    /// Waiting for `freed`.
+    /// Number of threads waiting for `freed`.
     waiting: Mutex<usize>,
     freed: Condvar,
     members: Mutex<Vec<Weak<Outbox>>>,
@@ -47,7 +47,7 @@ impl Pool {
         members.push(outbox);
     }
 
-    /// Takes `bytes` if they are there; a pool that nobody uses gives any number.
+    /// Takes `bytes` if they are free; an unused pool gives any number.
     pub(crate) fn try_take(&self, bytes: usize) -> bool {
         let fits = |used: usize| (used == 0 || used + bytes <= self.limit).then_some(used + bytes);
         self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fits).is_ok()
@@ -55,7 +55,7 @@ impl Pool {
 
     pub(crate) fn give(&self, bytes: usize) {
         let before = self.used.fetch_sub(bytes, Ordering::SeqCst);
-        // Who waits found it full, or takes another look soon.
+        // A waiting thread found the pool full, or checks again soon.
         if before >= self.limit / 2 && *self.waiting.lock() > 0 {
             self.freed.notify_all();
         }
@@ -65,7 +65,7 @@ impl Pool {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Waits a moment for somebody to give something back. `begun` is when the caller began to.
+    /// Waits a moment until bytes are given back. `begun` is when the caller began to wait.
     pub(crate) fn wait(&self, begun: Instant) {
         if begun.elapsed() >= PATIENCE {
             self.end_stalled();
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn a_pool_gives_what_it_has_and_one_request_of_any_size() {
         let pool = Pool::new(100);
-        assert!(pool.try_take(150), "nobody else has anything");
+        assert!(pool.try_take(150), "no other connection has any");
         assert!(!pool.try_take(1));
         pool.give(150);
         assert!(pool.try_take(60) && !pool.try_take(41) && pool.try_take(40));

@@ -1,4 +1,4 @@
-//! The client's receiving side: every reply is held against the request it claims to answer.
+//! The client's receiving side: every reply is checked against the request it claims to answer.
 //!
 //! Anything a correct server cannot send ends the connection: an unknown cookie, a simple reply where a structured
 //! one was agreed on, data outside its request, twice, or not all of it, a payload longer than its kind can have.
@@ -11,7 +11,7 @@ use crate::input::Input;
 use crate::wire::WireError;
 use crate::wire::transmission::*;
 
-/// Most extents of one status reply that are taken.
+/// Maximum number of extents in one status reply.
 const EXTENTS_MAX: u32 = 1 << 16;
 
 /// A server that broke the protocol.
@@ -43,7 +43,7 @@ impl From<ReplyError> for io::Error {
     }
 }
 
-/// The reply to one read as far as it has come.
+/// The reply to one read, as far as received.
 struct Partial {
     cookie: u64,
     /// Ranges present, sorted, joined.
@@ -205,7 +205,7 @@ impl<'a> Replies<'a> {
         }
         let partial = self.partial(cookie)?;
         partial.chunks += 1;
-        // Servers cut at 512 bytes or coarser; one that sends single bytes wants to cost memory.
+        // Servers cut at 512 bytes or coarser; a server that sends single bytes is out to use up memory.
         if partial.chunks > 64 + len / 512 {
             return Err(ReplyError::TooManyChunks.into());
         }

@@ -1,9 +1,9 @@
 //! The server: listens, limits, and runs one connection per pair of threads.
 //!
 //! Blocking threads, no async runtime: a server has tens of connections, each deep in requests, and what counts is the
-//! cost of one request. A listener beyond loopback needs TLS or the owner's word (`insecure`). Connections for which there is
-//! no place (`guests`) are closed unread. Shutting down stops accepting, lets every connection finish what it has taken, and
-//! after a grace period cuts those that are still there.
+//! cost of one request. A listener beyond loopback needs TLS or the owner's word (`insecure`). Connections for which
+//! there is no place (`guests`) are closed unread. Shutting down stops accepting and lets every connection finish the
+//! requests it has taken; after a grace period it cuts those that are still there.
 
 use std::io;
 use std::net::TcpListener;
@@ -52,23 +52,23 @@ pub struct ServerOptions {
     pub limits: Limits,
 }
 
-/// How long a refused client is given to read why.
+/// Time for a refused client to read the reason.
 const FAREWELL: Duration = Duration::from_millis(250);
-/// Longest single wait for a client: after it somebody looks how long the client has made no progress.
+/// Longest single wait for a client; after it the server checks how long the client has made no progress.
 const TICK: Duration = Duration::from_secs(1);
 
-/// What a server has done and does.
+/// Counters of a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ServerCounts {
     pub open: usize,
     pub accepted: u64,
-    /// Closed unread: too many at once.
+    /// Connections closed unread because there were too many at once.
     pub turned_away: u64,
-    /// Ended to make place for others.
+    /// Connections ended to make place for others.
     pub gave_way: u64,
-    /// What the requests of all connections hold.
+    /// Memory that the requests of all connections hold (bytes).
     pub held_bytes: usize,
-    /// Ended before the transmission phase other than by the client's wish.
+    /// Handshakes that ended other than by the client's wish.
     pub failed_handshakes: u64,
 }
 
@@ -292,7 +292,7 @@ fn connection(shared: &Shared, guest: &Guest, peer: Peer) {
         return;
     }
     let mut session = session;
-    // Dropped last: what the connection had sent is done then.
+    // Dropped last, when the connection's requests are done.
     let mut ticket = session.ticket.take();
     if ticket.as_ref().is_some_and(|ticket| !ticket.attach(channel)) {
         return;
@@ -312,7 +312,7 @@ fn connection(shared: &Shared, guest: &Guest, peer: Peer) {
     let Ok(writing) = writing else { return };
     let closing = &shared.closing;
     let transmission = Transmission { session, outbox: outbox.clone(), spares, limits, guest, closing };
-    // However it ended: what was taken is finished and answered as far as the client listens.
+    // However it ended, requests taken are finished, and answered as far as the client listens.
     let input = Input::new(channel.clone(), &early).watching().stalling(limits.stalled, outbox.sending_stalls());
     let ended = transmission.run(input);
     if let Some(ticket) = &mut ticket {
@@ -347,7 +347,7 @@ fn shake_hands(shared: &Shared, guest: &Guest, peer: Peer) -> io::Result<Option<
         };
         input.drain(..consumed);
         if matches!(step, Step::Transmission(_)) {
-            // Before the client knows: one that counts on its place must not give way as half-open.
+            // Before the client knows: a client that counts on its place must not give way as half-open.
             guest.serves();
         }
         channel.send_all(&out, deadline)?;

@@ -65,7 +65,7 @@ impl Drop for Spares {
     }
 }
 
-/// What completions need to reply.
+/// State that a completion needs to reply.
 struct Answer {
     outbox: Arc<Outbox>,
     spares: Arc<Spares>,
@@ -184,7 +184,7 @@ impl Transmission<'_> {
             return Err(invalid_data(format!("write of {len} bytes, at most {REQUEST_BYTES_MAX} are taken")));
         }
         let checked = if self.closing.load(Ordering::Relaxed) {
-            // What is still on its way is answered rather than dropped: closing over unread requests would make the
+            // Requests still on their way are answered rather than dropped: closing over unread requests would make the
             // kernel throw away replies that were sent.
             Err((ESHUTDOWN, "the server is shutting down".to_string()))
         } else {
@@ -218,8 +218,8 @@ impl Transmission<'_> {
             CMD_WRITE => {
                 let mut buffer = self.spares.take(len as usize);
                 if let Err(error) = input.payload(&mut buffer, idle) {
-                    // The budget must come back for the end to be noticed. Who is cut off because this server is going may
-                    // still read it.
+                    // The budget must come back for the end to be noticed. A client that is cut off because this server
+                    // shuts down may still read the answer.
                     answer.failed((ESHUTDOWN, String::new()));
                     return Err(error);
                 }
@@ -229,7 +229,7 @@ impl Transmission<'_> {
             CMD_TRIM => {
                 let flushed = self.session.export.clone();
                 let then = move |result: Result<Vec<u8>, MediaError>| match result {
-                    // The device's trim cannot be told to be durable, its flush can.
+                    // A trim cannot be asked to be durable; a flush makes it so.
                     Ok(_) if fua => {
                         flushed.device.submit(Request::Flush, Box::new(move |result| answer.finish(result)))
                     }

@@ -1,9 +1,9 @@
 //! The bytes of the NBD protocol: constants, and pure encoding and decoding.
 //!
 //! Source: `doc/proto.md` of the NetworkBlockDevice project; names follow it without the `NBD_` prefix. All integers
-//! are big-endian. Every decoder takes a complete message whose length the caller has bounded first, checks each
-//! inner length against what is left, and returns a typed error: no input panics, and nothing is allocated that is
-//! larger than the input. What may follow what is left to `negotiation` and to the two ends of the connection.
+//! are big-endian. Every decoder takes a complete message whose length the caller has bounded first, checks each inner
+//! length against the bytes left, and returns a typed error: no input panics, and nothing is allocated that is larger
+//! than the input. The order of messages is left to `negotiation` and to the two ends of the connection.
 
 pub mod handshake;
 pub mod transmission;
@@ -11,7 +11,7 @@ pub mod transmission;
 /// Longest string of the protocol (names, contexts, messages), bytes.
 pub const TEXT_BYTES_MAX: usize = 4096;
 
-/// A message that is not one.
+/// A malformed message.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
     #[error("{what}: magic number is {found:#x}, expected {expected:#x}; the other side does not speak this protocol")]
@@ -95,7 +95,7 @@ impl<'a> Fields<'a> {
         self.rest.len()
     }
 
-    /// Nothing may follow.
+    /// Fails if bytes are left.
     pub(crate) fn end(&self) -> Result<(), WireError> {
         if self.rest.is_empty() {
             return Ok(());

@@ -69,7 +69,7 @@ fn a_request_that_is_half_sent_ends_its_connection() {
     let idle = world.client();
     until("both are cut off", || world.server.counts().open == 1);
     assert_eq!(world.server.counts().held_bytes, 0);
-    // Who has asked for nothing may take any time.
+    // A client that has asked for nothing may take any time.
     std::thread::sleep(Duration::from_millis(500));
     works(&idle);
 }
@@ -89,7 +89,7 @@ fn idle_connections_give_way_and_those_at_work_do_not() {
     }
     let first = world.client();
     works(&first);
-    assert!(shoal_media::read(&never_used, 0, &mut [0; 512]).is_err(), "who never asked goes first");
+    assert!(shoal_media::read(&never_used, 0, &mut [0; 512]).is_err(), "a client that never asked goes first");
     works(&used);
     assert_eq!((world.server.counts().gave_way, world.server.counts().turned_away), (1, 1));
 }

@@ -1,4 +1,5 @@
-//! Clients that break the protocol: what brought other servers down must end in an error or a closed connection.
+//! Clients that break the protocol: attacks that brought other servers down must end in an error or a closed
+//! connection.
 //!
 //! After each attack the server still serves the next client.
 

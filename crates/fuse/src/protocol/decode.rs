@@ -1,8 +1,8 @@
 //! A message from the kernel as a [`Request`].
 //!
-//! Names and data are borrowed from the message. What the kernel never sends (names with a slash or a zero byte, offsets beyond the
-//! largest file, data shorter than announced) is malformed. An operation this side does not know is no error: it
-//! is answered ENOSYS, which the kernel takes as the hint not to ask again.
+//! Names and data are borrowed from the message. A message that the kernel never sends is malformed (names with a slash
+//! or a zero byte, offsets beyond the largest file, less data than announced). An unknown operation is no error: it is
+//! answered ENOSYS, and the kernel then does not ask again.
 
 use zerocopy::FromBytes;
 
@@ -14,11 +14,11 @@ use super::layout::{
 use super::negotiation::flags::SETXATTR_EXT;
 use super::{Agreed, InitIn, opcode};
 
-/// What the kernel wants, and for whom.
+/// One request: its operation and its caller.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Request<'a> {
     pub unique: u64,
-    /// An operation's number, also of one that is not known.
+    /// The operation's number, also of an unknown one.
     pub opcode: u32,
     pub node: u64,
     pub uid: u32,
@@ -159,12 +159,12 @@ pub enum Operation<'a> {
     Unknown,
 }
 
-/// References the kernel drops, of several inodes.
+/// References to several inodes that the kernel drops.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Forgets<'a>(&'a [u8]);
 
 impl Forgets<'_> {
-    /// Inodes, and how many references of each.
+    /// Inodes, and the number of references dropped of each.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
         let whole = self.0.chunks_exact(size_of::<ForgetOne>());
         whole.filter_map(|bytes| ForgetOne::read_from_bytes(bytes).ok()).map(|one| (one.node, one.count))
@@ -174,7 +174,7 @@ impl Forgets<'_> {
 /// A message that is not a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed {
-    /// The request that waits for an answer; none when not even that can be read.
+    /// The request that waits for an answer; `None` if none waits, or its number cannot be read.
     pub unique: Option<u64>,
     pub opcode: u32,
 }
@@ -207,7 +207,7 @@ pub fn decode<'a>(message: &'a [u8], agreed: &Agreed) -> Result<Request<'a>, Mal
 }
 
 impl Operation<'_> {
-    /// How many bytes an answer may have besides its header. The kernel takes no more than it has room for, and of most
+    /// Maximum bytes of an answer besides its header. The kernel takes no more than it has room for, and for most
     /// operations no fewer either.
     pub fn answer_bytes_max(&self) -> usize {
         match *self {
@@ -227,7 +227,7 @@ impl Operation<'_> {
             Operation::Read { size, .. } | Operation::Readdir { size, .. } | Operation::Readdirplus { size, .. } => {
                 size as usize
             }
-            // The size alone is what a caller without room is told.
+            // A caller that gives no room is told the size alone.
             Operation::Getxattr { size, .. } | Operation::Listxattr { size } => {
                 if size == 0 {
                     8
@@ -258,7 +258,7 @@ impl Operation<'_> {
     }
 }
 
-/// What is left of a message.
+/// The rest of a message.
 struct Body<'a>(&'a [u8]);
 
 impl<'a> Body<'a> {
@@ -274,7 +274,7 @@ impl<'a> Body<'a> {
         Some(bytes)
     }
 
-    /// Bytes up to a zero byte, of which there is one.
+    /// Bytes up to the next zero byte, which must exist.
     fn text(&mut self) -> Option<&'a [u8]> {
         let end = self.0.iter().position(|&byte| byte == 0)?;
         let text = &self.0[..end];
@@ -326,7 +326,7 @@ impl<'a> Body<'a> {
                 let CreateIn { mode, umask, flags, .. } = self.take()?;
                 Operation::Create { name: self.name()?, mode, umask, flags }
             }
-            // It comes with a name that means nothing.
+            // The name in its body means nothing.
             opcode::TMPFILE => {
                 let CreateIn { mode, umask, flags, .. } = self.take()?;
                 Operation::Tmpfile { mode, umask, flags }
@@ -398,7 +398,7 @@ impl<'a> Body<'a> {
     }
 }
 
-/// The kernel's offsets and lengths have a sign.
+/// The offset or length, if it fits the kernel's signed numbers.
 fn in_file(offset: u64) -> Option<u64> {
     (offset <= i64::MAX as u64).then_some(offset)
 }

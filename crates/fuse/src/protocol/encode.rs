@@ -11,8 +11,8 @@ use super::{FOR_EVER_S, NOTIFY_INVAL_INODE};
 
 const NS: i64 = 1_000_000_000;
 
-/// Programs size their buffers by this (`st_blksize`): every buffer written is one request, so it is larger than the
-/// unit of allocation. 64 KiB is also what the C library then reads directories with.
+/// Programs size their buffers by this (`st_blksize`, bytes). Every buffer written is one request, so it is larger than
+/// the unit of allocation. The C library also reads directories with buffers of this size.
 const PREFERRED_IO_BYTES: u32 = 64 << 10;
 
 /// STATX_BASIC_STATS and STATX_BTIME.
@@ -52,7 +52,7 @@ pub fn attr(attr: &Attr) -> AttrOut {
     AttrOut { valid_s: FOR_EVER_S, attr: fixed_attr(attr), ..AttrOut::default() }
 }
 
-/// An inode under a name, both believed for `lifetime_s`.
+/// An inode under a name; the kernel may trust both for `lifetime_s` (seconds).
 pub fn entry(attr: &Attr, lifetime_s: u64) -> EntryOut {
     EntryOut {
         node: attr.ino,
@@ -64,7 +64,7 @@ pub fn entry(attr: &Attr, lifetime_s: u64) -> EntryOut {
     }
 }
 
-/// For the kernel's table of names: a name that does not exist, to be remembered as such.
+/// The answer that a name does not exist, for the kernel to remember.
 pub fn no_such_name() -> EntryOut {
     EntryOut { entry_valid_s: FOR_EVER_S, ..EntryOut::default() }
 }
@@ -97,7 +97,7 @@ pub fn statx(attr: &Attr) -> StatxOut {
     }
 }
 
-/// `errno` 0: all is well.
+/// Header of an answer; `errno` is 0 for success.
 pub fn out_header(unique: u64, errno: i32, body_bytes: usize) -> OutHeader {
     OutHeader { len: (size_of::<OutHeader>() + body_bytes) as u32, error: -errno, unique }
 }
@@ -108,7 +108,7 @@ pub fn notify_attributes(ino: u64) -> (OutHeader, NotifyInvalInodeOut) {
     (out_header(0, -NOTIFY_INVAL_INODE, size_of_val(&body)), body)
 }
 
-/// The answer to READDIR and READDIRPLUS: entries for as long as there is room.
+/// The answer to READDIR and READDIRPLUS: entries as long as there is room.
 pub struct Listing {
     bytes: Vec<u8>,
     bytes_max: usize,
@@ -120,12 +120,12 @@ impl Listing {
         Listing { bytes: Vec::with_capacity(bytes_max.min(64 << 10)), bytes_max }
     }
 
-    /// False when there is no room for it.
+    /// Adds an entry; false if there is no room for it.
     pub fn add(&mut self, ino: u64, next: u64, kind: u8, name: &[u8]) -> bool {
         self.add_behind(&[], ino, next, kind, name)
     }
 
-    /// The same with attributes in front.
+    /// Adds an entry with its attributes in front; false if there is no room for it.
     pub fn add_with(&mut self, entry: &EntryOut, next: u64, kind: u8, name: &[u8]) -> bool {
         self.add_behind(entry.as_bytes(), entry.attr.ino, next, kind, name)
     }

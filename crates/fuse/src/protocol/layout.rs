@@ -28,7 +28,7 @@ layouts! {
         uid: u32,
         gid: u32,
         pid: u32,
-        /// Of the extensions behind the body, in units of eight bytes.
+        /// Length of the extensions behind the body, in units of eight bytes.
         extensions: u16,
         _padding: u16,
     }
@@ -126,7 +126,7 @@ layouts! {
     /// In front of a name in a directory listing.
     Dirent: 24 {
         ino: u64,
-        /// What to continue from.
+        /// Offset to continue from.
         next: u64,
         name_len: u32,
         kind: u32,
@@ -172,12 +172,12 @@ layouts! {
 
     NotifyInvalInodeOut: 24 {
         ino: u64,
-        /// Negative: attributes alone.
+        /// Negative to invalidate the attributes alone.
         offset: i64,
         len: i64,
     }
 
-    /// What kernels before 5.17 send.
+    /// INIT of kernels before 5.17.
     InitInShort: 16 {
         major: u32,
         minor: u32,
@@ -291,7 +291,7 @@ layouts! {
         open_flags: u32,
     }
 
-    /// Of READ, READDIR and READDIRPLUS.
+    /// Body of READ, READDIR and READDIRPLUS.
     ReadIn: 40 {
         handle: u64,
         offset: u64,
@@ -312,7 +312,7 @@ layouts! {
         _padding: u32,
     }
 
-    /// What is sent unless SETXATTR_EXT was negotiated.
+    /// Body of SETXATTR unless SETXATTR_EXT was negotiated.
     SetxattrInShort: 8 {
         size: u32,
         flags: u32,

@@ -5,7 +5,7 @@
 //! | `layout` | the kernel's structures, with asserted sizes |
 //! | `decode` | a message from the kernel as a [`Request`] |
 //! | `encode` | attributes, entries and directory listings as the kernel wants them |
-//! | `negotiation` | INIT: what is offered and what is taken |
+//! | `negotiation` | INIT: the offer and the agreement |
 //!
 //! Rules: hostile bytes never panic; a message that cannot be understood says which request must be answered with an error.
 //! How long an answer may be follows from the request ([`Operation::answer_bytes_max`]); senders keep to it.
@@ -22,12 +22,12 @@ pub use decode::{Operation, Request, decode};
 pub use encode::{Listing, attr, entry, no_such_name, notify_attributes, out_header, statx};
 pub use negotiation::{Agreed, InitIn, Negotiation, Wanted, flags as init_flags, negotiate};
 
-/// For ever, as lifetimes go.
+/// A lifetime that does not end in practice (seconds).
 pub const FOR_EVER_S: u64 = 365 * 24 * 3600;
 
-/// Room for headers and names, besides the data of a write.
+/// Room for headers and names, besides the data of a write (bytes).
 pub const MESSAGE_ROOM_BYTES: usize = 4096;
-/// The kernel refuses smaller buffers.
+/// Smallest buffer that the kernel accepts (bytes).
 pub const BUFFER_BYTES_MIN: usize = 8192;
 
 /// `fuse_setattr_in.valid`.
@@ -43,7 +43,7 @@ pub mod setattr {
     pub const KILL_SUIDGID: u32 = 1 << 11;
 }
 
-/// What the answer to an open may say.
+/// Flags in the answer to an open.
 pub mod open {
     pub const KEEP_CACHE: u32 = 1 << 1;
     pub const CACHE_DIR: u32 = 1 << 3;
@@ -104,6 +104,6 @@ pub mod opcode {
     pub const STATX: u32 = 52;
     pub const COPY_FILE_RANGE_64: u32 = 53;
 
-    /// Above all that is understood.
+    /// One more than the largest known operation.
     pub const END: u32 = 54;
 }

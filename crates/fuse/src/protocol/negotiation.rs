@@ -1,15 +1,15 @@
 //! INIT: the first message of a connection, in which both sides say what they can do.
 //!
-//! The kernel offers flags and limits; the answer takes some of them. What was taken decides how later requests look
-//! ([`Agreed`]). Versions: major 7, and minors from 23 (Linux 3.15), since when all structures used here have their sizes. The
-//! answered minor is the smaller of both sides'; only flags decide what is sent.
+//! The kernel offers flags and limits, and the answer takes some of them. The result decides how later requests look
+//! ([`Agreed`]). Versions: major 7, minor 23 (Linux 3.15) or later: since then all structures used here have their
+//! present sizes. The answered minor is the smaller of both sides'; only flags decide what is sent.
 
 use zerocopy::FromBytes;
 
 use super::layout::{InitInRest, InitInShort, InitOut};
 
 const MAJOR: u32 = 7;
-/// COPY_FILE_RANGE_64, Linux 6.18.
+/// Minor version with COPY_FILE_RANGE_64 (Linux 6.18).
 const MINOR: u32 = 45;
 const MINOR_MIN: u32 = 23;
 const PAGE_BYTES: u32 = 4096;
@@ -35,7 +35,7 @@ pub mod flags {
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
 }
 
-/// What the kernel offers.
+/// The kernel's offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InitIn {
     pub major: u32,
@@ -57,7 +57,7 @@ impl InitIn {
     }
 }
 
-/// What this side would like.
+/// This side's wishes.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
     pub flags: u64,
@@ -66,11 +66,11 @@ pub struct Wanted {
     pub background_max: u16,
 }
 
-/// What both sides keep to from now on.
+/// The agreement that both sides keep from now on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Agreed {
     pub flags: u64,
-    /// Of data in one request.
+    /// Maximum data of one write (bytes).
     pub write_bytes_max: u32,
 }
 
@@ -83,7 +83,7 @@ impl Agreed {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Negotiation {
     Agreed(Agreed, InitOut),
-    /// The kernel's major version is newer: it is told ours, and says INIT again.
+    /// The kernel's major version is newer: it is told ours, and sends INIT again.
     Again(InitOut),
     /// The kernel is too old.
     Refused,

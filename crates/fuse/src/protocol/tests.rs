@@ -256,7 +256,7 @@ fn arbitrary_bytes_decode_or_are_refused() {
     let (mut understood, mut refused) = (0, 0);
     for _ in 0..rounds(200_000) {
         let mut body: Vec<u8> = (0..random.below(100)).map(|_| random.next_u64() as u8).collect();
-        // Small numbers and short names are what gets far.
+        // Small numbers and short names get furthest.
         for byte in &mut body {
             if random.below(3) > 0 {
                 *byte = [0, 0, 0, 1, b'n'][random.below(5) as usize];

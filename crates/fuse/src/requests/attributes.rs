@@ -1,8 +1,8 @@
 //! Attributes, set-id bits, extended attributes, chattr's flags.
 //!
-//! With HANDLE_KILLPRIV_V2 clearing set-id bits is this side's task. The kernel says with a write, a truncation or an access ACL
-//! whether the caller lacks CAP_FSETID or the group; `fallocate` and `copy_file_range` have no such word, so there
-//! callers other than root lose the bits.
+//! With HANDLE_KILLPRIV_V2 this side clears set-id bits. A write, a truncation or an access ACL tells whether the
+//! caller lacks CAP_FSETID or the group. `fallocate` and `copy_file_range` do not tell, so there every caller but root
+//! loses the bits.
 
 use shoal_fs::{Attr, FileFlags, Ino, SetAttr, XattrMode};
 
@@ -14,7 +14,7 @@ use crate::{convert, file_flags};
 
 const XATTR_CREATE: u32 = 1;
 const XATTR_REPLACE: u32 = 2;
-/// No ioctl that is answered returns more.
+/// Maximum answer of the supported ioctls (bytes).
 const IOCTL_BYTES_MAX: u32 = 4096;
 
 /// A new value of an extended attribute.
@@ -22,7 +22,7 @@ pub(crate) struct AttributeChange<'a> {
     pub name: &'a [u8],
     pub value: &'a [u8],
     pub flags: u32,
-    /// Of the protocol.
+    /// `setxattr_flags` of the protocol.
     pub more_flags: u32,
 }
 
@@ -44,8 +44,8 @@ impl Requests {
         let kills = self.agreed.has(init_flags::HANDLE_KILLPRIV_V2);
         if kills && change.mode.is_none() && (owner_changes || truncated_by_user) {
             let cleared = self.fs.getattr(ino).map(|attr| {
-                // Overlayfs copies a file up by setting its mode, then its owner, and does not mean to clear anything. A
-                // user's chown(2) looks the same, but by root and to the same owner clearing serves nobody.
+                // Overlayfs copies a file up by setting its mode, then its owner, and does not mean to clear anything.
+                // A user's chown(2) looks the same, but clearing gains nothing when root does it to the same owner.
                 let same = change.uid.is_none_or(|uid| uid == attr.uid) && change.gid.is_none_or(|gid| gid == attr.gid);
                 match owner_changes {
                     true if same && asker.uid == 0 => None,
@@ -61,7 +61,7 @@ impl Requests {
         self.waiting(move |fs| fs.setattr(ino, &change), answer);
     }
 
-    /// Clears set-id bits before a change of data that carries no word on whether the caller has CAP_FSETID: root has.
+    /// Clears set-id bits before a change of data that does not tell whether the caller has CAP_FSETID: root has it.
     pub(super) fn clear_set_id_unless_root(&self, asker: Asker, ino: Ino) -> shoal_fs::Result<()> {
         let kills = self.agreed.has(init_flags::HANDLE_KILLPRIV_V2);
         if kills && asker.uid != 0 { self.clear_set_id(ino) } else { Ok(()) }
@@ -87,8 +87,8 @@ impl Requests {
             XATTR_REPLACE => XattrMode::Replace,
             _ => return Err(Errno::INVAL),
         };
-        // Kernels before 5.13, and one that does not look after ACLs, leave it to what the request says of the caller: the bit
-        // then goes rather than stays.
+        // Kernels before 5.13, and those that do not handle ACLs, do not tell. Then the identity in the request
+        // decides, and a doubtful bit is cleared rather than kept.
         let told = self.agreed.has(init_flags::SETXATTR_EXT) && self.agreed.has(init_flags::POSIX_ACL);
         let keeps = |group| match told {
             true => change.more_flags & SETXATTR_ACL_KILL_SGID == 0,

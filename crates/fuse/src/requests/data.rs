@@ -1,7 +1,7 @@
 //! Data: reading, writing, room, syncs.
 //!
-//! What may have to wait for a flush of the bulk device answers through a callback, from another thread if need be (`waiters`,
-//! `syncer`); all else returns at once.
+//! A request that may have to wait for a flush of the bulk device answers through a callback, from another thread if
+//! need be (`waiters`, `syncer`). All others return at once.
 
 use shoal_fs::{Ino, Seek};
 
@@ -12,7 +12,7 @@ use crate::protocol::WRITE_KILL_SUIDGID;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
-/// A range to copy, and where to.
+/// A range to copy, and its destination.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Copy {
     pub from: Ino,
@@ -38,7 +38,7 @@ impl Requests {
         let cleared = if flags & WRITE_KILL_SUIDGID != 0 { self.clear_set_id(ino) } else { Ok(()) };
         match cleared.and_then(|()| shoal_fs::without_flush(|| self.fs.write(ino, at, data))) {
             Err(shoal_fs::Error::WouldFlush) => {
-                // The request's buffer is this thread's: only who waits pays for a copy.
+                // The request's buffer belongs to this thread: only a request that waits pays for a copy.
                 let (fs, data) = (self.fs.clone(), data.to_vec());
                 self.waiters.run(move || answer(fs.write(ino, at, &data).map_err(Errno::from)));
             }
@@ -50,7 +50,7 @@ impl Requests {
         self.syncer.fsync(ino, move |outcome| answer(outcome.map_err(Errno::from)));
     }
 
-    /// Everything: in a thread that may wait.
+    /// Syncs everything, in a thread that may wait.
     pub fn syncfs(&self, answer: impl FnOnce(Outcome<()>) + Send + 'static) {
         let fs = self.fs.clone();
         self.waiters.run(move || answer(fs.sync().map_err(Errno::from)));

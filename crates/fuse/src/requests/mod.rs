@@ -1,13 +1,13 @@
-//! What is done about each request: plain values in, plain results out, no bytes of the protocol.
+//! The action of each request: plain values in, plain results out, no bytes of the protocol.
 //!
-//! Round trips are what a FUSE file system pays for, so requests are avoided where the protocol allows it: open,
-//! opendir and flush are answered ENOSYS once (the kernel then never asks again, and keeps its caches),
-//! create as well (the kernel then sends one MKNOD, and no RELEASE); names that do not exist are cached like those that do.
-//! An open file needs no handle: the kernel's lookup references keep an unlinked inode alive (`hold`/`forget`).
-//! fsync is answered from the log's group commit, by whichever thread leads it; its followers block no thread here, and a
-//! flush of the bulk device none at all (`syncer`).
-//! Set-id bits are cleared here (HANDLE_KILLPRIV_V2), else the kernel asks for `security.capability` on each write.
-//! Not offered: ioctls but chattr's, remote locks (the kernel's own are enough for one mount).
+//! Round trips are the cost of a FUSE file system, so requests are avoided where the protocol allows it. Open, opendir
+//! and flush are answered ENOSYS once: the kernel then never asks again, and keeps its caches. So is create: the kernel
+//! then sends one MKNOD, and no RELEASE. Names that do not exist are cached like those that do.
+//! An open file needs no handle: the kernel's lookup references keep an unlinked inode alive (`hold`/`forget`). fsync
+//! is answered from the log's group commit, by the thread that leads it; its followers block no thread here, and a
+//! flush of the bulk device blocks one request thread at most (`syncer`). Set-id bits are cleared here
+//! (HANDLE_KILLPRIV_V2); otherwise the kernel would ask for `security.capability` on each write. Not offered: ioctls
+//! other than chattr's, remote locks (the kernel's own are enough for one mount).
 //!
 //! | module | owns |
 //! |---|---|
@@ -39,7 +39,7 @@ pub(crate) type Outcome<T> = Result<T, Errno>;
 /// The longest read or write in one request. The kernel's own limit (`fuse.max_pages_limit`) is 256 pages.
 pub(crate) const REQUEST_BYTES_MAX: u32 = 1 << 20;
 
-/// Who asks.
+/// The caller of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asker {
     pub uid: u32,
@@ -47,7 +47,7 @@ pub(crate) struct Asker {
 }
 
 impl Asker {
-    /// Making a file also takes a reference to it.
+    /// The engine's caller. A file it makes also gets a kernel reference.
     fn caller(self, umask: u32) -> Caller {
         Caller { uid: self.uid, gid: self.gid, umask, hold: true }
     }
@@ -57,7 +57,7 @@ pub(crate) struct Requests {
     fs: Arc<Fs>,
     syncer: Syncer,
     waiters: Waiters,
-    /// For what the kernel must forget.
+    /// Takes the messages that make the kernel forget attributes.
     kernel: Box<dyn Channel>,
     xattrs: bool,
     agreed: Agreed,
@@ -94,7 +94,8 @@ impl Requests {
         self.fs.statfs()
     }
 
-    /// Runs `work` and answers its outcome: here, or, when it has to flush the bulk device, in a thread that may wait for that.
+    /// Runs `work` and answers its outcome. Work that has to flush the bulk device is run again in a thread that may
+    /// wait.
     fn waiting<W, T, A>(&self, work: W, answer: A)
     where
         W: Fn(&Fs) -> shoal_fs::Result<T> + Send + 'static,
@@ -110,7 +111,7 @@ impl Requests {
     }
 }
 
-/// What this side would like of the kernel.
+/// This side's wishes for INIT.
 pub(crate) fn wanted(options: &MountOptions) -> protocol::Wanted {
     use init_flags as flag;
     // Without ASYNC_DIO: the kernel drops cached pages before a direct write, and after one that it waits for. After an

@@ -13,22 +13,22 @@ use crate::protocol::{FOR_EVER_S, Listing, entry};
 /// Directory entries collected before their attributes are looked up.
 const ENTRIES_AT_ONCE: usize = 64;
 
-/// What a name stands for.
+/// Outcome of a look-up.
 pub(crate) enum Entry {
-    /// To be believed for so long.
+    /// An inode that the kernel may trust for `lifetime_s` seconds.
     Found { attr: Attr, lifetime_s: u64 },
-    /// To be remembered as such.
+    /// No such name, which the kernel may remember.
     Absent,
 }
 
 impl From<Attr> for Entry {
-    /// The store has one mount: what the kernel knows stays true until it changes it itself.
+    /// The store has one mount: the kernel's attributes stay true until the kernel changes them.
     fn from(attr: Attr) -> Entry {
         Entry::Found { attr, lifetime_s: FOR_EVER_S }
     }
 }
 
-/// What to make.
+/// Kind of file to make.
 pub(crate) enum Created<'a> {
     Node { mode: u32, rdev: u32, umask: u32 },
     Directory { mode: u32, umask: u32 },
@@ -50,7 +50,8 @@ impl Requests {
         match self.fs.lookup(parent, name, true) {
             Err(shoal_fs::Error::NotFound) => Ok(Entry::Absent),
             Err(damage @ shoal_fs::Error::Corrupt(_)) => match self.fs.lookup_unreadable(parent, name) {
-                // So that the name can be removed; nothing is cached, and every look at the inode itself is an error.
+                // Found, so that the name can be removed. Nothing is cached, and every access to the inode itself
+                // fails.
                 Ok(attr) => Ok(Entry::Found { attr, lifetime_s: 0 }),
                 Err(_) => Err(damage.into()),
             },
@@ -62,7 +63,7 @@ impl Requests {
         self.fs.forget(ino, count);
     }
 
-    /// The kernel did not take an entry of `ino`.
+    /// Gives back the reference of an entry of `ino` that the kernel did not take.
     pub fn not_delivered(&self, ino: Ino) {
         self.fs.forget(ino, 1);
     }
@@ -124,7 +125,7 @@ impl Requests {
         Ok(listing)
     }
 
-    /// With attributes, and the inodes of which the listing carries a reference.
+    /// A listing with attributes, and the inodes to which it carries a reference.
     pub fn readdirplus(&self, ino: Ino, offset: u64, bytes_max: usize) -> Outcome<(Listing, Vec<Ino>)> {
         let mut listing = Listing::new(bytes_max);
         let mut held = Vec::new();
@@ -142,7 +143,7 @@ impl Requests {
                 true
             });
             if let Err(error) = outcome {
-                // What is in the listing carries references the kernel must hear of.
+                // Entries already in the listing carry references that the kernel must hear of.
                 return if cookie == offset { Err(error.into()) } else { Ok((listing, held)) };
             }
             for (ino, kind, next, name) in &entries {

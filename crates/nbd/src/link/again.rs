@@ -41,7 +41,7 @@ impl Again {
         !matches!(self, Again::Read { .. } | Again::Flush)
     }
 
-    /// What keeping it costs.
+    /// Memory that keeping it takes (bytes).
     pub(super) fn bytes(&self) -> usize {
         64 + if let Again::Write { bytes, .. } = self { bytes.len() } else { 0 }
     }

@@ -1,16 +1,17 @@
 //! A client that connects again when its connection is lost.
 //!
-//! Owns the patience: for `lost_after` the server is tried to be reached; what was in flight is repeated on the new
-//! connection, what comes meanwhile waits. After that, or when another server answers,
-//! every request fails and goes on failing. A server that stays but stops answering counts as lost in the same time.
+//! Owns the patience: for `lost_after` it tries to reach the server. Requests in flight are repeated on the new
+//! connection; new requests wait. After that time, or when another server answers, every request fails for good. A
+//! server that stays but stops answering counts as lost in the same time.
 //! Rules:
-//! - A change may be repeated on a new connection only if the old one can bring nothing any more: a request of a dead connection
-//!   may be carried out long after a newer one. A server of ours is told whose the connection is ([`Link::claim`]) and
-//!   ends older ones first. Elsewhere it depends on who else uses the server ([`Reliance`]).
-//! - Of a server with a cache only what a flush covered may be relied on: completed changes are kept until then and
-//!   repeated, in order, on a new connection before anything else. At most `KEPT_BYTES_MAX` are
-//!   kept: beyond, writes complete with a flush of our own.
-//! - Whether the server still is what it was is for its owner to recognise, before anything is sent ([`Owner`]).
+//! - A change may be repeated on a new connection only if the old one can have no more effect: a request of a dead
+//!   connection may be carried out long after a newer one. A server of ours is told which client the connection belongs
+//!   to ([`Link::claim`]), and ends older connections first. Elsewhere it depends on the other users of the server
+//!   ([`Reliance`]).
+//! - A server with a cache can be relied on only for changes that a flush covered: completed changes are kept until
+//!   then and repeated, in order, on a new connection before anything else. At most `KEPT_BYTES_MAX` are kept; beyond
+//!   that, writes complete with a flush of our own.
+//! - The owner recognises whether the server is still the one it was, before anything is sent ([`Owner`]).
 //! - Completions run without a lock held. Threads: one here (`reconnect`), two in the client.
 
 mod again;
@@ -33,21 +34,22 @@ use again::{Again, Kept};
 
 const KEPT_BYTES_MAX: usize = 32 << 20;
 
-/// What a server is relied on to have still when the connection to it broke.
+/// Changes that a server still has when the connection to it broke.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reliance {
-    /// What a flush covered. Nobody else uses the server: changes that were in flight are made again, in order.
+    /// Those that a flush covered. The server has no other user, so changes that were in flight are made again, in
+    /// order.
     #[default]
     Flushed,
-    /// What it completed. A change in flight is made again only where the server ends older connections first; elsewhere it
-    /// fails as uncertain, and its owner uses another place.
+    /// Those that it completed. A change in flight is made again only where the server ends older connections first;
+    /// elsewhere it fails as uncertain, and its owner uses another place.
     Completed,
 }
 
 /// How a link behaves.
 #[derive(Clone, Debug, Default)]
 pub struct LinkOptions {
-    /// How long the server is tried to be reached.
+    /// How long the link tries to reach the server.
     pub lost_after: Duration,
     pub reliance: Reliance,
     /// Metadata contexts to ask for.
@@ -56,10 +58,10 @@ pub struct LinkOptions {
     pub flush_may_be_missing: bool,
 }
 
-/// Why a new connection will not do.
+/// Reason why a new connection cannot be used.
 #[derive(Debug)]
 pub enum Refused {
-    /// It is tried again.
+    /// The link tries again.
     Unreachable(String),
     /// Another client has the server.
     TakenOver,
@@ -67,12 +69,12 @@ pub enum Refused {
     Another(String),
 }
 
-/// Why a link is over for good.
+/// Reason why a link is over for good.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
-    /// By its owner.
+    /// Its owner closed it.
     Closed,
-    /// The server could not be reached for so long.
+    /// The server could not be reached for `lost_after`.
     Away { lost_after: Duration, why: String },
     /// Another client has the server.
     TakenOver,
@@ -100,27 +102,28 @@ impl std::fmt::Display for End {
     }
 }
 
-/// Who has a link: what it knows of the server, and what it wants to be told. Called from the link's thread, without a lock held.
+/// The owner of a link: it recognises the server and is told of its end. Called from the link's thread, without a lock
+/// held.
 pub trait Owner: Send + Sync {
     /// Is the server that answers on this new connection the one there was? `written`: something was written to it.
     fn recognise(&self, _client: &Client, _written: bool) -> Result<(), Refused> {
         Ok(())
     }
 
-    /// What a change fails with that may have been made, and may still be.
+    /// Error of a change that may have been made, or may still be.
     fn uncertain(&self, why: &str) -> io::Error {
         io::Error::new(io::ErrorKind::NotConnected, why)
     }
 
-    /// What every request fails with from now on.
+    /// Error of every request from now on.
     fn gone(&self, end: &End) -> io::Error {
         io::Error::new(end.kind(), end.to_string())
     }
 
-    /// Once a second, while the server can be reached.
+    /// Called once a second, while the server can be reached.
     fn look(&self, _client: &Client) {}
 
-    /// The link is over; requests fail already.
+    /// Called when the link is over; requests fail already.
     fn ended(&self, _end: &End) {}
 }
 
@@ -130,7 +133,7 @@ impl Owner for () {}
 struct Operation {
     again: Arc<Again>,
     started: Instant,
-    /// Changes completed before it was submitted: what it covers if it is a flush.
+    /// Changes completed before it was submitted. A flush covers these.
     after: u64,
     done: Completion,
 }
@@ -138,7 +141,7 @@ struct Operation {
 #[derive(Default)]
 struct State {
     client: Option<Arc<Client>>,
-    /// Counts connections.
+    /// Number of the present connection.
     generation: u64,
     down_since: Option<Instant>,
     waiting: Vec<Operation>,
@@ -146,7 +149,7 @@ struct State {
     ended: Vec<Arc<Client>>,
     failed: Option<MediaError>,
     closing: bool,
-    /// What the first failed flush answered.
+    /// Error of the first failed flush.
     poisoned: Option<Arc<str>>,
     /// Changes completed so far.
     changes: u64,
@@ -156,7 +159,7 @@ struct State {
     flushing: bool,
     /// A write was completed.
     written: bool,
-    /// Whose the connections are.
+    /// Client that the connections belong to.
     client_id: Option<ClientId>,
     /// The server ends older connections first.
     is_fenced: bool,
@@ -181,7 +184,7 @@ pub struct Link {
 }
 
 impl Link {
-    /// Connects; the owner is asked from the first connection that is lost on.
+    /// Connects. From the first lost connection on, the owner is asked.
     pub fn connect(uri: &Uri, options: &LinkOptions, owner: Arc<dyn Owner>) -> Result<Link, ConnectError> {
         let lost_after = options.lost_after;
         let client_options = ClientOptions {
@@ -215,17 +218,17 @@ impl Link {
         Ok(Link { shared, thread: Some(thread) })
     }
 
-    /// The connection there is now, for what is no request to a block device.
+    /// The present connection, for requests that block devices do not have.
     pub fn client(&self) -> Option<Arc<Client>> {
         self.shared.state.lock().client.clone()
     }
 
-    /// What the owner is told when it is to recognise the server: whether something was written to it.
+    /// Sets whether something was written to the server, for [`Owner::recognise`].
     pub fn set_written(&self, written: bool) {
         self.shared.state.lock().written = written;
     }
 
-    /// Says whose this link is from now on. An error says that it is another client's, or what went wrong.
+    /// Claims the server for a client from now on. Fails if it is another client's, or cannot be reached.
     pub fn claim(&self, claim: Claim) -> Result<(), ConnectError> {
         let options = ClientOptions { claim: Some(claim), ..self.shared.client_options.clone() };
         let client = Client::connect(&self.shared.uri, &options)?;
@@ -311,7 +314,7 @@ impl Shared {
         client.submit(request, Box::new(move |result| shared.ended(generation, operation, result)));
     }
 
-    /// A request came back from the connection of this generation.
+    /// Handles a request that came back from the connection of this generation.
     fn ended(self: &Arc<Self>, generation: u64, operation: Operation, result: Result<Vec<u8>, MediaError>) {
         match result {
             Err(error) if Lost::of(&error).is_some() => {
@@ -344,9 +347,9 @@ impl Shared {
     fn succeeded(self: &Arc<Self>, generation: u64, operation: Operation, buffer: Vec<u8>) {
         let mut state = self.state.lock();
         let is_over = state.generation != generation || state.client.is_none();
-        // Of such a server only what a flush covered may be relied on.
+        // Such a server can be relied on only for changes that a flush covered.
         if is_over && self.reliance == Reliance::Flushed && operation.again.changes_data() && state.failed.is_none() {
-            // Too late to be among what the next connection begins with.
+            // Too late for the changes that the next connection begins with.
             drop(state);
             return self.start(operation, None);
         }
@@ -374,11 +377,12 @@ impl Shared {
         done(Ok(buffer));
     }
 
-    /// Our own flush, so that what is kept stays bounded.
+    /// A flush of our own, so that the kept changes stay bounded.
     fn flush_kept(self: &Arc<Self>) {
         let shared = self.clone();
         let done: Completion = Box::new(move |_| {
-            // Failed, it has poisoned the link: the owner learns it from its own flush. The writes as such were done.
+            // A failed flush has poisoned the link, and the owner learns it from its own flush. The writes themselves
+            // were done.
             let held = {
                 let mut state = shared.state.lock();
                 state.flushing = false;
@@ -401,7 +405,7 @@ impl Shared {
         }
     }
 
-    /// From now on nothing is waited for.
+    /// Fails every request, waiting or new.
     fn fail(&self, end: &End) {
         let error = MediaError::io(self.name.clone(), self.owner.gone(end));
         let (waiting, held, clients) = {

@@ -1,8 +1,8 @@
-//! The link's thread: it notices that a connection is lost, makes another one, and repeats on it what the server may have
-//! forgotten.
+//! The link's thread: it notices that a connection is lost, makes another one, and repeats on it the changes that the
+//! server may have forgotten.
 //!
-//! Rules: a new connection is used only after its server was recognised and everything kept was made again, many changes at a
-//! time, in order where they overlap. Once in a while the owner may look at the server.
+//! Rules: a new connection is used only after its server was recognised and all kept changes were made again, many at a
+//! time, in order where they overlap. Once a second the owner may look at the server.
 
 use std::ops::Range;
 use std::sync::{Arc, mpsc};
@@ -53,7 +53,7 @@ impl Shared {
         }
     }
 
-    /// Tries until there is a connection, or none is to be hoped for.
+    /// Tries until there is a connection, or no hope of one.
     fn reconnect(self: &Arc<Self>) -> Result<(), End> {
         let mut why = String::from("closed by the server");
         loop {
@@ -149,14 +149,14 @@ impl Shared {
             let range = at..at + len;
             let overlaps = |other: &Range<u64>| range.start < other.end && other.start < range.end;
             let bytes: u64 = in_flight.iter().map(|other| other.end - other.start).sum();
-            // All of them have the time of one request.
+            // All of these together have the time-out of one request.
             let full = in_flight.len() >= REPEATED_AT_ONCE || bytes >= REPEATED_BYTES;
             if full || in_flight.iter().any(overlaps) {
                 finish(&mut in_flight)?;
             }
             let sender = sender.clone();
             let done = move |result| {
-                // After an error nobody asks for the rest.
+                // After an error the rest is not received.
                 let _ = sender.send(result);
             };
             client.submit(request, Box::new(done));

@@ -13,12 +13,12 @@ use crate::{Export, Listen, Server, ServerOptions};
 const BYTES: usize = 64 << 20;
 const LOST_AFTER: Duration = Duration::from_secs(4);
 
-/// Writes that take their time: of those that come together, the first longest.
+/// A device with slow writes: of those that come together, the first takes longest.
 #[derive(Default)]
 struct Late {
     is_on: AtomicBool,
     now: AtomicUsize,
-    /// At the same time, at most.
+    /// Maximum number of writes at the same time.
     most: AtomicUsize,
 }
 
@@ -143,7 +143,7 @@ fn serve(socket: &Path, disk: &Arc<ServedDisk>, late: &Arc<Late>) -> (Server, Ar
     (Server::start(Arc::new(vec![Arc::new(export)]), &listen, ServerOptions::default()).unwrap(), cache)
 }
 
-/// Takes every server for a stranger that was written to, and keeps what it is told.
+/// An owner that refuses every server that was written to, and records what it is told.
 struct Told(mpsc::Sender<End>, OnceLock<bool>);
 
 impl Told {
@@ -211,7 +211,7 @@ fn what_was_in_flight_is_repeated_on_the_new_connection_if_the_server_ends_older
 #[test]
 fn a_change_that_a_dead_connection_may_still_bring_is_not_repeated() {
     let mut world = World::new();
-    // Any other server: it was not told whose the connection is.
+    // As any other server, it was not told which client the connection belongs to.
     let link = world.link(Reliance::Completed, LOST_AFTER);
     assert!(!link.is_fenced());
     world.cache().hangs.store(true, Ordering::SeqCst);

@@ -15,7 +15,7 @@ pub const LIST_ENTRIES_MAX: usize = 1 << 14;
 /// Largest export: offsets must fit signed 64-bit integers, as files' do.
 pub const EXPORT_BYTES_MAX: u64 = i64::MAX as u64;
 
-/// What the caller does next.
+/// The caller's next step.
 #[derive(Debug)]
 pub enum Step {
     /// Send the output; call again, with more input if nothing was consumed.
@@ -28,7 +28,7 @@ pub enum Step {
     Listed(Vec<ListEntry>),
 }
 
-/// What was agreed on.
+/// The outcome of a handshake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agreed {
     pub bytes: u64,
@@ -40,7 +40,7 @@ pub struct Agreed {
     pub contexts: Vec<MetaContext>,
 }
 
-/// What the client is after.
+/// The client's wishes.
 #[derive(Debug, Clone, Default)]
 pub struct Wish {
     pub name: String,
@@ -259,7 +259,7 @@ impl Handshake {
     }
 }
 
-/// What an error reply says, in words.
+/// The meaning of an error reply, in words.
 fn reason(kind: u32) -> &'static str {
     match kind {
         REP_ERR_UNSUP => "it does not know it",

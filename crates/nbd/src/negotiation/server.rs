@@ -13,7 +13,7 @@ use crate::limits::{Limits, OPTION_SKIP_BYTES_MAX};
 use crate::wire::handshake::*;
 use crate::wire::{TEXT_BYTES_MAX, WireError};
 
-/// What the caller does next.
+/// The caller's next step.
 #[derive(Debug)]
 pub enum Step {
     /// Send the output; call again, with more input if nothing was consumed.
@@ -26,16 +26,16 @@ pub enum Step {
     Closed,
 }
 
-/// What was agreed on.
+/// The outcome of a handshake.
 pub struct Session {
     pub export: Arc<Export>,
     pub structured: bool,
     pub contexts: Contexts,
-    /// Of a connection that said whose it is.
+    /// Present if the connection named its client.
     pub(crate) ticket: Option<Ticket>,
 }
 
-/// The id of the context that says whose a connection is; no requests are made of it.
+/// Id of the context that names a connection's client; it takes no requests.
 const CLAIM_ID: u32 = 1 << 30;
 
 /// Selected contexts with their ids.
@@ -70,7 +70,7 @@ pub struct Handshake<'a> {
     structured: bool,
     /// Of the last SET_META_CONTEXT: the export's name and the contexts.
     contexts: Option<(String, Contexts)>,
-    /// Whose the connection is, if it said so.
+    /// The connection's client, if it named one.
     claim: Option<Claim>,
     options: u32,
 }

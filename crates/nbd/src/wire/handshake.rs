@@ -9,7 +9,7 @@ use super::{Fields, TEXT_BYTES_MAX, WireError, text};
 pub const INIT_MAGIC: u64 = 0x4e42_444d_4147_4943;
 /// ASCII "IHAVEOPT".
 pub const OPTION_MAGIC: u64 = 0x4948_4156_454f_5054;
-/// What follows `INIT_MAGIC` in the old handshake without options.
+/// Follows `INIT_MAGIC` in the old handshake without options.
 pub const OLDSTYLE_MAGIC: u64 = 0x0000_4202_8186_1253;
 pub const OPTION_REPLY_MAGIC: u64 = 0x0003_e889_0455_65a9;
 
@@ -193,7 +193,7 @@ pub fn decode_name(data: &[u8]) -> Result<String, WireError> {
     text("export name", data)
 }
 
-/// What requests must keep to (bytes).
+/// Sizes that requests must keep to (bytes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockSizes {
     pub minimum: u32,

@@ -127,7 +127,7 @@ pub enum ReplyHeader {
 }
 
 impl ReplyHeader {
-    /// How many bytes the header has that begins with these.
+    /// Length of the header that begins with these bytes.
     pub fn len(magic: [u8; 4]) -> Result<usize, WireError> {
         match u32::from_be_bytes(magic) {
             SIMPLE_REPLY_MAGIC => Ok(SIMPLE_REPLY_BYTES),

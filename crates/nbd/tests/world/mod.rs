@@ -1,4 +1,4 @@
-//! What the tests share: devices, a running server, a raw client that can say anything, seeded numbers.
+//! Shared by the tests: devices, a running server, a raw client that can say anything, seeded numbers.
 //!
 //! Owns: servers on UNIX and TCP sockets, certificates, devices that fail or stall; everything ends with the test.
 
