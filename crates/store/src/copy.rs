@@ -22,7 +22,7 @@ use shoal_region::View;
 use crate::description::{BulkPlace, Description};
 use crate::directory;
 use crate::images::{self, shared};
-use crate::memory::MemoryChoice;
+use crate::memory::choice::MemoryChoice;
 use crate::names::{BULK, DESCRIPTION_NEW, IMAGES, LOCK, LOG};
 use crate::progress::Progress;
 use crate::store::{Opened, Store};

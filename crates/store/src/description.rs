@@ -12,7 +12,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use shoal_devices::{During, Failure, Kind, Outcome};
 
-use crate::memory::MemoryChoice;
+use crate::memory::choice::MemoryChoice;
 use crate::names::{DESCRIPTION, DESCRIPTION_NEW};
 
 const VERSION: u32 = 1;

@@ -22,7 +22,7 @@ use shoal_media::BlockDevice;
 use crate::description::{BulkChoice, BulkPlace, Description};
 use crate::directory;
 use crate::media::create_media;
-use crate::memory::MemoryChoice;
+use crate::memory::choice::MemoryChoice;
 use crate::names::BULK;
 use crate::store::Store;
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use shoal_fs::{HostRoom, Room};
 
-use crate::memory::MemoryChoice;
+use crate::memory::choice::MemoryChoice;
 
 /// Left for log and images on a host that holds bulk data as well: this, or a part of a small host.
 const HEADROOM_BYTES: u64 = 64 << 20;

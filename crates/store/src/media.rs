@@ -14,7 +14,7 @@ use shoal_media::BlockDevice;
 use shoal_writeback::{Policy, Rule, WriteBack};
 
 use crate::description::{BulkPlace, Description};
-use crate::memory::RegionMedia;
+use crate::memory::means::RegionMedia;
 use crate::names::{DESCRIPTION, LOG};
 use crate::store::Store;
 use crate::user::period;

@@ -16,7 +16,7 @@ use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, SUPERBLOCK
 use shoal_host::{HostImage, PrivateMap, SharedKind, SharedMap};
 use shoal_media::{ImageFile, PersistentMemory};
 
-use super::{Loss, Means, RegionMedia, RestingMedia};
+use super::means::{Loss, Means, RegionMedia, RestingMedia};
 use crate::calendar;
 use crate::images::{self, shared};
 use crate::store::Store;

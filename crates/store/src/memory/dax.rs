@@ -9,7 +9,7 @@ use std::sync::Arc;
 use shoal_devices::{During, Outcome};
 use shoal_host::{SharedKind, SharedMap};
 
-use super::{Loss, Means, RegionMedia, RestingMedia};
+use super::means::{Loss, Means, RegionMedia, RestingMedia};
 use crate::store::Store;
 
 pub(super) static MEANS: Means = Means { make, open, rest, loss };

@@ -9,7 +9,7 @@ use shoal_devices::{During, Outcome};
 use shoal_format::PAGE;
 use shoal_host::{PrivateMap, SEGMENT_BYTES, SegmentLog};
 
-use super::{Loss, Means, RegionMedia, RestingMedia};
+use super::means::{Loss, Means, RegionMedia, RestingMedia};
 use crate::images::{self, shared};
 use crate::names::LOG;
 use crate::store::Store;

@@ -5,104 +5,20 @@
 //! is named with what brings it back. Left out: bulk storage (`media`).
 
 mod battery;
+pub(crate) mod choice;
 mod dax;
 mod logged;
+pub(crate) mod means;
 
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
-use std::sync::Arc;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use shoal_check::ImageSource;
-use shoal_devices::{Failure, Outcome};
+use shoal_devices::Outcome;
 use shoal_format::memory::MemoryKind;
-use shoal_media::{ImageFile, LogDevice, PersistentMemory};
 
 use crate::store::Store;
-
-/// `--memory`, and the `memory` object of the store's description.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "Written", into = "Written")]
-pub struct MemoryChoice {
-    kind: MemoryKind,
-    /// The region's file; `None` for memory that has none.
-    path: Option<PathBuf>,
-}
-
-/// [`MemoryChoice`] as it is written in JSON.
-#[derive(Serialize, Deserialize)]
-struct Written {
-    kind: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    path: Option<PathBuf>,
-}
-
-impl From<MemoryChoice> for Written {
-    fn from(choice: MemoryChoice) -> Written {
-        Written { kind: choice.kind.name().into(), path: choice.path }
-    }
-}
-
-impl TryFrom<Written> for MemoryChoice {
-    type Error = String;
-
-    fn try_from(written: Written) -> Result<MemoryChoice, String> {
-        let kind = MemoryKind::named(&written.kind).ok_or_else(|| format!("no memory is called `{}`", written.kind))?;
-        if kind.properties().in_place != written.path.is_some() {
-            return Err(format!("`{}` memory and its path do not go together", written.kind));
-        }
-        Ok(MemoryChoice { kind, path: written.path })
-    }
-}
-
-impl FromStr for MemoryChoice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<MemoryChoice, String> {
-        let (name, path) = text.split_once('=').map_or((text, None), |(name, path)| (name, Some(path)));
-        let written = Written { kind: name.into(), path: path.filter(|path| !path.is_empty()).map(PathBuf::from) };
-        MemoryChoice::try_from(written)
-            .ok()
-            .filter(|choice| choice.path.is_some() == path.is_some())
-            .ok_or_else(|| format!("write {}", MemoryChoice::forms()))
-    }
-}
-
-impl MemoryChoice {
-    /// DRAM, with its log and images in the store's directory.
-    pub const LOGGED: MemoryChoice = MemoryChoice { kind: MemoryKind::Logged, path: None };
-
-    /// How each kind is written, for error messages.
-    fn forms() -> String {
-        let mut forms: Vec<String> = MemoryKind::all()
-            .map(|kind| {
-                if kind.properties().in_place {
-                    format!("`{}=PATH`", kind.name())
-                } else {
-                    format!("`{}`", kind.name())
-                }
-            })
-            .collect();
-        let last = forms.pop().unwrap_or_default();
-        format!("{} or {last}", forms.join(", "))
-    }
-
-    /// The kind, as the superblock has it.
-    pub fn kind(&self) -> MemoryKind {
-        self.kind
-    }
-
-    /// The file behind the region, for memory that has one.
-    pub fn path(&self) -> Option<&PathBuf> {
-        self.path.as_ref()
-    }
-
-    /// The same memory with the region's file at an absolute path, if there is one.
-    pub(crate) fn absolute(&self) -> std::io::Result<MemoryChoice> {
-        let path = self.path.as_ref().map(std::path::absolute).transpose()?;
-        Ok(MemoryChoice { kind: self.kind, path })
-    }
-}
+use choice::MemoryChoice;
+use means::{Loss, Means, RegionMedia, RestingMedia};
 
 /// What may be lost, by what happens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -122,54 +38,6 @@ impl LossBounds {
     }
 }
 
-/// The media of a region, opened or made.
-pub(crate) struct RegionMedia {
-    pub memory: Arc<dyn PersistentMemory>,
-    /// The log's files, for memory without a ring.
-    pub log: Option<Arc<dyn LogDevice>>,
-    pub images: Option<[Arc<dyn ImageFile>; 2]>,
-    /// False: the memory keeps its stores through a crash of the process only, although its kind promises more.
-    pub survives_power_loss: bool,
-}
-
-/// The media of a region as a checker takes them.
-pub(crate) struct RestingMedia {
-    /// The region itself; `None`: the images and the log are all there is.
-    pub memory: Option<Arc<dyn PersistentMemory>>,
-    pub log: Option<Arc<dyn LogDevice>>,
-    pub images: Option<[Arc<dyn ImageFile>; 2]>,
-    /// Why a mount would not go on from these images.
-    pub refused: Option<Failure>,
-}
-
-impl RestingMedia {
-    /// What there is to check: the region, or else its images.
-    pub fn image(&self) -> Option<ImageSource<'_>> {
-        match (&self.memory, &self.images) {
-            (Some(memory), _) => Some(ImageSource::Memory(memory.as_ref())),
-            (None, Some([first, second])) => Some(ImageSource::Images([first.as_ref(), second.as_ref()])),
-            (None, None) => None,
-        }
-    }
-}
-
-struct Loss {
-    power_loss: &'static str,
-    after_fsync: &'static str,
-}
-
-/// How the media of one kind of memory are handled. `path` is the region's file, for memory that has one.
-struct Means {
-    /// Makes the media of a new store in `directory`, with a region of `bytes` that is all zeros.
-    make: fn(directory: &Path, path: &Path, bytes: u64) -> Outcome<RegionMedia>,
-    /// Opens them to be used, or, `read_only`, to be looked at: nothing is changed then.
-    open: fn(store: &Store, path: &Path, read_only: bool) -> Outcome<RegionMedia>,
-    /// Opens them for the checker.
-    rest: fn(store: &Store, path: &Path) -> Outcome<RestingMedia>,
-    /// What may be lost; its argument is [`RegionMedia::survives_power_loss`].
-    loss: fn(survives_power_loss: bool) -> Loss,
-}
-
 fn means(kind: MemoryKind) -> &'static Means {
     match kind {
         MemoryKind::Logged => &logged::MEANS,
@@ -180,12 +48,12 @@ fn means(kind: MemoryKind) -> &'static Means {
 
 impl MemoryChoice {
     fn region_file(&self) -> &Path {
-        self.path.as_deref().unwrap_or(Path::new(""))
+        self.path().map_or(Path::new(""), |path| path)
     }
 
     /// Makes the media of a new store in an empty directory; the region has `bytes`, all zeros.
     pub(crate) fn make_media(&self, directory: &Path, bytes: u64) -> Outcome<RegionMedia> {
-        (means(self.kind).make)(directory, self.region_file(), bytes)
+        (means(self.kind()).make)(directory, self.region_file(), bytes)
     }
 }
 
@@ -193,41 +61,19 @@ impl Store {
     /// Opens the region's media, to use them or, `read_only`, to look at them.
     pub(crate) fn open_region(&self, read_only: bool) -> Outcome<RegionMedia> {
         let memory = &self.description.memory;
-        (means(memory.kind).open)(self, memory.region_file(), read_only)
+        (means(memory.kind()).open)(self, memory.region_file(), read_only)
     }
 
     /// Opens the region's media for the checker.
     pub(crate) fn region_at_rest(&self) -> Outcome<RestingMedia> {
         let memory = &self.description.memory;
-        (means(memory.kind).rest)(self, memory.region_file())
+        (means(memory.kind()).rest)(self, memory.region_file())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn kinds_are_read_as_they_are_written() {
-        assert_eq!("logged".parse(), Ok(MemoryChoice::LOGGED));
-        let dax = MemoryChoice { kind: MemoryKind::Dax, path: Some("/mnt/pmem/r".into()) };
-        assert_eq!("dax=/mnt/pmem/r".parse(), Ok(dax));
-        for text in ["", "logged=/x", "logged=", "battery", "battery=", "ram"] {
-            let error = text.parse::<MemoryChoice>().expect_err(text);
-            assert_eq!(error, "write `logged`, `battery=PATH` or `dax=PATH`", "{text}");
-        }
-    }
-
-    #[test]
-    fn the_description_names_kind_and_path() {
-        let json = serde_json::to_string(&"battery=/dev/shm/r".parse::<MemoryChoice>().unwrap()).unwrap();
-        assert_eq!(json, r#"{"kind":"battery","path":"/dev/shm/r"}"#);
-        assert_eq!(serde_json::to_string(&MemoryChoice::LOGGED).unwrap(), r#"{"kind":"logged"}"#);
-        assert_eq!(serde_json::from_str::<MemoryChoice>(&json).unwrap().kind(), MemoryKind::Battery);
-        for wrong in [r#"{"kind":"ram"}"#, r#"{"kind":"dax"}"#, r#"{"kind":"logged","path":"/r"}"#] {
-            assert!(serde_json::from_str::<MemoryChoice>(wrong).is_err(), "{wrong}");
-        }
-    }
 
     #[test]
     fn every_kind_says_what_may_be_lost() {
