@@ -11,7 +11,7 @@ use shoal_devices::size::human;
 use shoal_store::Store;
 
 use crate::args::CheckArgs;
-use crate::print_json;
+use crate::json::print_json;
 use crate::progress::Bars;
 
 /// Findings printed for people; JSON has all of them.

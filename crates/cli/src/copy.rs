@@ -7,6 +7,7 @@ use shoal_devices::size::human;
 use shoal_store::{CopyOptions, Store};
 
 use crate::args::CopyArgs;
+use crate::json;
 use crate::progress::Bars;
 
 pub fn run(args: &CopyArgs) -> Outcome<()> {
@@ -14,7 +15,7 @@ pub fn run(args: &CopyArgs) -> Outcome<()> {
     let options = CopyOptions { memory: args.memory.clone(), keep_uuid: args.keep_uuid };
     let copied = store.copy_to(&args.new, &options, &Bars::new(args.json))?;
     if args.json {
-        crate::print_json(&copied);
+        json::print_json(&copied);
     } else {
         let (inodes, region, bulk) = (copied.inodes, human(copied.region_bytes), human(copied.bulk_bytes));
         println!("{}: {inodes} inodes, {region} of memory and {bulk} of large files copied, no errors", copied.copy);

@@ -9,6 +9,7 @@ use shoal_store::control::{self, Question};
 use shoal_store::{LEAVING_PATIENCE, ReadOnly, Store, StoreReport, place};
 
 use crate::args::DfArgs;
+use crate::json;
 
 pub fn run(args: &DfArgs) -> Outcome<()> {
     let place = place::find(&args.path)?;
@@ -17,7 +18,7 @@ pub fn run(args: &DfArgs) -> Outcome<()> {
         None => Store::acquire(&place.store, LEAVING_PATIENCE)?.report()?,
     };
     if args.json {
-        crate::print_json(&report);
+        json::print_json(&report);
     } else {
         print!("{}", text(&report));
     }

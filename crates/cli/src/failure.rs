@@ -3,7 +3,8 @@
 //! The line reads `shoal: WHAT: CAUSE; REMEDY` ([`Failure`]). Exit codes: 1 for a command that failed, 2 for a wrong command line
 //! (as clap has it); `check` has those of fsck(8), which `salvage` shares.
 
-use std::io::Write;
+use std::io::{Error, ErrorKind, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 use shoal_devices::Failure;
@@ -27,4 +28,14 @@ pub fn end_with(failure: &Failure, code: u8) -> ExitCode {
     // Standard error may be a log on a full host: that is no reason to end otherwise than it would.
     let _ = writeln!(std::io::stderr(), "shoal: {failure}");
     ExitCode::from(code)
+}
+
+/// Why a mount point could not be changed. When it is busy, `remedy` gets the command that lists its users.
+pub fn of_mountpoint(mountpoint: &Path, error: Error, remedy: impl FnOnce(String) -> String) -> Failure {
+    let busy = error.kind() == ErrorKind::ResourceBusy;
+    let failure = Failure::new(mountpoint.display(), error);
+    if !busy {
+        return failure;
+    }
+    failure.remedy(remedy(format!("`fuser -vm {}`", mountpoint.display())))
 }

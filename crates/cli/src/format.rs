@@ -8,6 +8,7 @@ use shoal_devices::{During, Failure, Kind, Made, MakeOptions, Outcome};
 use shoal_store::{FormatOptions, Formatted, Store};
 
 use crate::args::FormatArgs;
+use crate::json;
 
 pub fn run(args: &FormatArgs) -> Outcome<()> {
     let scheme = args.store.to_str().and_then(|text| Some((text, text.split_once(':')?.0)));
@@ -30,7 +31,7 @@ pub fn run(args: &FormatArgs) -> Outcome<()> {
         },
     )?;
     if args.json {
-        crate::print_json(&formatted);
+        json::print_json(&formatted);
     } else {
         print(&formatted);
     }

@@ -11,6 +11,7 @@ use shoal_store::control::{self, Question};
 use shoal_store::{FileReport, LEAVING_PATIENCE, Store, place};
 
 use crate::args::InspectArgs;
+use crate::json;
 
 pub fn run(args: &InspectArgs) -> Outcome<()> {
     let place = place::find(&args.store)?;
@@ -20,7 +21,7 @@ pub fn run(args: &InspectArgs) -> Outcome<()> {
         None => Store::acquire(&place.store, LEAVING_PATIENCE)?.inspect(&args.path)?,
     };
     if args.json {
-        crate::print_json(&report);
+        json::print_json(&report);
     } else {
         print!("{}", text(&report));
     }

@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use shoal_devices::{Failure, Outcome};
 use shoal_lab::RunArgs;
 
-use crate::print_json;
+use crate::json::print_json;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \

@@ -6,7 +6,7 @@
 //! | `format`, `mount`, `remount`, `umount`, `df`, `check`, `copy`, `resize`, `salvage`, `inspect`, `bench`, `donate`, `lab`, `profile`, `pages` | one command each |
 //! | `serve`, `status` | a block device for NBD clients, and how it is; a network RAM disk's donors |
 //! | `daemon` | the process that serves a mount |
-//! | `failure`, `progress` | how commands fail, and how they pass the time |
+//! | `failure`, `json`, `progress` | how commands fail, report to programs, and show that they are at work |
 //!
 //! Thin glue: parsing, calling and printing; stores are the library `shoal-store`'s, devices `shoal-devices`'s. Errors are one line on
 //! standard error; exit codes are in `failure`. A reader that goes away (`shoal df | head`) is not an error.
@@ -23,6 +23,7 @@ mod donate;
 mod failure;
 mod format;
 mod inspect;
+mod json;
 mod kernel_requests;
 mod lab;
 mod mount;
@@ -111,15 +112,6 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
 /// For commands whose exit codes are those of fsck(8).
 fn operational(outcome: Outcome<ExitCode>) -> ExitCode {
     outcome.unwrap_or_else(|failure| failure::end_with(&failure, failure::EXIT_OPERATIONAL))
-}
-
-/// Prints a report as JSON on standard output.
-pub(crate) fn print_json(report: &impl serde::Serialize) {
-    match serde_json::to_string_pretty(report) {
-        Ok(text) => println!("{text}"),
-        // Paths that are not UTF-8 are the only values JSON cannot hold.
-        Err(error) => eprintln!("shoal: report: {error}"),
-    }
 }
 
 /// `println!` panics when the reader of a pipe has gone; a command line ends silently then.

@@ -15,6 +15,7 @@ use shoal_store::{DAEMON_LOG, Store};
 
 use crate::args::{MountArgs, MountHelper};
 use crate::daemon::{Message, Ready};
+use crate::json;
 use crate::{daemon, mount_options, remount};
 
 /// A log longer than this makes room for a new one when the store is mounted.
@@ -34,7 +35,7 @@ pub fn run(args: &MountArgs) -> Outcome<()> {
     if mount_options::is_remount(&args.options) {
         let done = remount::run(&directory, &mountpoint, &args.options)?;
         if args.json {
-            crate::print_json(&done);
+            json::print_json(&done);
         } else {
             let how = if done.read_only { "read-only, and everything in it is durable" } else { "read-write" };
             println!("{} on {} is {how}", done.store, done.mountpoint);
@@ -126,7 +127,7 @@ fn open_log(directory: &Path) -> Outcome<File> {
 
 fn print(ready: &Ready, json: bool) {
     if json {
-        return crate::print_json(ready);
+        return json::print_json(ready);
     }
     println!("{} is mounted on {} (process {})", ready.store, ready.mountpoint, ready.pid);
     if !ready.recovery.clean {

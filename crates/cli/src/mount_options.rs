@@ -18,43 +18,9 @@ pub const RESTORE: &str = "restore";
 const OPENING: [&str; 3] = ["allow_other", "allow_root", "default_permissions"];
 
 /// Words that say what is so anyway, or that others act on.
-const IGNORED: [&str; 35] = [
-    "acl",
-    "user_xattr",
-    "discard",
-    "remount",
-    "defaults",
-    "rw",
-    "dev",
-    "suid",
-    "exec",
-    "async",
-    "atime",
-    "relatime",
-    "norelatime",
-    "nostrictatime",
-    "diratime",
-    "symfollow",
-    "nolazytime",
-    "mand",
-    "nomand",
-    "iversion",
-    "noiversion",
-    "silent",
-    "loud",
-    "auto",
-    "noauto",
-    "_netdev",
-    "nofail",
-    "user",
-    "users",
-    "nouser",
-    "owner",
-    "noowner",
-    "group",
-    "nogroup",
-    RESTORE,
-];
+const IGNORED: &str = "acl user_xattr discard remount defaults rw dev suid exec async atime relatime norelatime nostrictatime diratime \
+    symfollow nolazytime mand nomand iversion noiversion silent loud auto noauto _netdev nofail user users nouser owner \
+    noowner group nogroup";
 
 /// Is a mount to be changed rather than made?
 pub fn is_remount(lists: &[String]) -> bool {
@@ -154,7 +120,7 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         "noxattr" => options.xattrs = false,
         "clone_fd" => options.clone_fd = true,
         "noclone_fd" => options.clone_fd = false,
-        _ if IGNORED.contains(&name) => undo(options, name),
+        _ if name == RESTORE || IGNORED.split(' ').any(|word| word == name) => undo(options, name),
         _ => return Err(unknown(word)),
     }
     Ok(())

@@ -9,12 +9,12 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use serde_json::{Value, json};
 use shoal_devices::{Failure, Outcome};
+use shoal_lab::profile;
 use shoal_lab::tree::{self, Tree};
-use shoal_pack::{Census, Kind, Precision, Profile, ProfileFile, Record};
+use shoal_pack::{Census, ProfileFile, Record};
 
-use crate::print_json;
+use crate::json::print_json;
 
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:\n  \
@@ -38,9 +38,6 @@ pub struct ProfileArgs {
     pub json: bool,
 }
 
-/// Values of a field that are listed.
-const LISTED: usize = 50;
-
 pub fn run(args: &ProfileArgs) -> Outcome<()> {
     let trees: Vec<Tree> = args
         .trees
@@ -60,7 +57,7 @@ pub fn run(args: &ProfileArgs) -> Outcome<()> {
     }
     let inodes: usize = trees.iter().map(|tree| tree.records.len()).sum();
     if args.json {
-        print_json(&report(inodes, &census, &file));
+        print_json(&profile::report(inodes, &census, &file));
         return Ok(());
     }
     println!("inodes    {inodes}");
@@ -88,44 +85,5 @@ fn write(path: &Path, bytes: &[u8], force: bool) -> Outcome<()> {
         let exists = error.kind() == ErrorKind::AlreadyExists;
         let failure = Failure::new(path.display(), error);
         if exists { failure.remedy("name another file, or give --force") } else { failure }
-    })
-}
-
-fn precision_name(precision: Precision) -> &'static str {
-    match precision {
-        Precision::Seconds => "seconds",
-        Precision::Nanoseconds => "nanoseconds",
-    }
-}
-
-fn report(inodes: usize, census: &Census, file: &ProfileFile) -> Value {
-    let triplets: Vec<Value> = census
-        .triplets()
-        .map(|(of, users)| json!({"uid": of.uid, "gid": of.gid, "mode": format!("{:o}", of.mode), "inodes": users}))
-        .collect();
-    let mut frequencies = json!({});
-    for precision in [Precision::Seconds, Precision::Nanoseconds] {
-        // All-or-nothing counts mode, uid and gid by themselves; triplets are above.
-        let Some(fields) = census.fields(Kind::AllOrNothing, precision) else { continue };
-        for (name, counts) in fields.fields() {
-            let sorted = counts.sorted();
-            let listed: Vec<Value> = sorted.iter().take(LISTED).map(|(value, count)| json!([value, count])).collect();
-            frequencies[precision_name(precision)][name] = json!({"values": sorted.len(), "most_frequent": listed});
-        }
-    }
-    let profile = |profile: &Profile| {
-        let fields: Vec<Value> = profile
-            .describe()
-            .into_iter()
-            .map(|field| json!({"field": field.field, "code": field.code, "bits": field.rows}))
-            .collect();
-        json!({"compressor": profile.name(), "times": precision_name(profile.precision), "fields": fields})
-    };
-    json!({
-        "command": file.comment.trim_end(),
-        "inodes": inodes,
-        "triplets": triplets,
-        "frequencies": frequencies,
-        "profiles": file.profiles.iter().map(profile).collect::<Vec<Value>>(),
     })
 }

@@ -8,7 +8,6 @@
 //! line of warning, not an error, because mount(8) hands over the whole line of fstab with any remount.
 //! mount(8) without the helper (`mount -i`) only does the kernel's half.
 
-use std::io;
 use std::path::Path;
 
 use serde::Serialize;
@@ -17,7 +16,7 @@ use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE, MountEntry};
 use shoal_store::access_times_name;
 use shoal_store::control::{self, Question};
 
-use crate::mount_options;
+use crate::{failure, mount_options};
 
 #[derive(Debug, Serialize)]
 pub struct Remounted {
@@ -56,7 +55,11 @@ pub fn run(directory: &Path, mountpoint: &Path, lists: &[String]) -> Outcome<Rem
     if !options.read_only {
         ask()?;
     }
-    shoal_fuse::remount(&mountpoint, &options).map_err(|error| refused(&mountpoint, error))?;
+    shoal_fuse::remount(&mountpoint, &options).map_err(|error| {
+        failure::of_mountpoint(&mountpoint, error, |users| {
+            format!("end the programs that have files open for writing ({users} lists them)")
+        })
+    })?;
     if options.read_only {
         ask()?;
     }
@@ -100,18 +103,6 @@ fn unchangeable(entry: &MountEntry, lists: &[String]) -> Vec<String> {
         })
         .map(String::from)
         .collect()
-}
-
-fn refused(mountpoint: &Path, error: io::Error) -> Failure {
-    let busy = error.kind() == io::ErrorKind::ResourceBusy;
-    let failure = Failure::new(mountpoint.display(), error);
-    if busy {
-        return failure.remedy(format!(
-            "end the programs that have files open for writing (`fuser -vm {}` lists them)",
-            mountpoint.display()
-        ));
-    }
-    failure
 }
 
 #[cfg(test)]

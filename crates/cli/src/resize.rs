@@ -8,6 +8,7 @@ use shoal_store::control::{self, Question};
 use shoal_store::{LEAVING_PATIENCE, Resized, Sizes, Store, place};
 
 use crate::args::ResizeArgs;
+use crate::json;
 use crate::progress::Bars;
 
 pub fn run(args: &ResizeArgs) -> Outcome<()> {
@@ -24,7 +25,7 @@ pub fn run(args: &ResizeArgs) -> Outcome<()> {
         }
     };
     if args.json {
-        crate::print_json(&resized);
+        json::print_json(&resized);
     } else {
         let (memory, bulk) = (human(resized.memory_bytes), human(resized.bulk_bytes));
         println!("{}: up to {memory} of metadata and small files, up to {bulk} of large files", resized.store);

@@ -10,6 +10,7 @@ use shoal_devices::size::human;
 use shoal_store::{Salvaged, Told};
 
 use crate::args::SalvageArgs;
+use crate::json;
 use crate::progress::Bars;
 
 const EXIT_LOST: u8 = 4;
@@ -30,7 +31,7 @@ pub fn run(args: &SalvageArgs) -> Outcome<ExitCode> {
     };
     let salvaged = shoal_store::salvage(&args.store, &args.target, &Bars::new(args.json), &mut tell)?;
     if args.json {
-        crate::print_json(&salvaged);
+        json::print_json(&salvaged);
     } else {
         print(&salvaged);
     }

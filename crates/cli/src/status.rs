@@ -14,12 +14,13 @@ use shoal_store::control::{self, Question};
 use shoal_store::{ReadOnly, Status, place};
 
 use crate::args::{DonorArgs, DonorCommand, StatusArgs};
+use crate::json;
 use crate::kernel_requests;
 
 pub fn run(args: &StatusArgs) -> Outcome<()> {
     let value = ask(&args.server, &Question::Status)?;
     if args.json {
-        crate::print_json(&value);
+        json::print_json(&value);
     } else {
         let report: Status = serde_json::from_value(value).during("answer of the server")?;
         print!("{}", text(&report).during("answer of the server")?);

@@ -3,7 +3,6 @@
 //! Also takes away what a daemon that died left behind ("transport endpoint is not connected"). The table of
 //! mounts says whether a path is a mounted store; the store's lock says when its daemon is done.
 
-use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -12,7 +11,8 @@ use shoal_devices::{Failure, Outcome};
 use shoal_store::place::{self, Place};
 
 use crate::args::UmountArgs;
-use crate::progress;
+use crate::json;
+use crate::{failure, progress};
 
 /// A store with much to write may take a while; a daemon that takes longer hangs.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -35,12 +35,16 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
     let was_dead = is_dead(&store, &mountpoint);
     // A daemon that serves for reading leaves the marks of an earlier crash as they are: they are not its own.
     let writer = shoal_store::writer(&store).filter(|pid| shoal_store::holder(&store) == Some(*pid));
-    shoal_fuse::unmount_path(&mountpoint, args.lazy || was_dead).map_err(|error| refused(&mountpoint, error))?;
+    shoal_fuse::unmount_path(&mountpoint, args.lazy || was_dead).map_err(|error| {
+        failure::of_mountpoint(&mountpoint, error, |users| {
+            format!("end the programs that use it ({users} lists them), or add --lazy")
+        })
+    })?;
     let clean = !was_dead && wait_until_free(&store, writer, args)?;
     let report =
         Report { store: store.display().to_string(), mountpoint: mountpoint.display().to_string(), was_dead, clean };
     if args.json {
-        crate::print_json(&report);
+        json::print_json(&report);
     } else if was_dead {
         println!(
             "{} was left behind by a daemon that died, and is taken away; the next mount recovers {}",
@@ -50,18 +54,6 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
         println!("{} is detached; its store is clean once the last user is gone", report.mountpoint);
     }
     Ok(())
-}
-
-fn refused(mountpoint: &Path, error: io::Error) -> Failure {
-    let busy = error.kind() == io::ErrorKind::ResourceBusy;
-    let failure = Failure::new(mountpoint.display(), error);
-    if busy {
-        return failure.remedy(format!(
-            "end the programs that use it (`fuser -vm {}` lists them), or add --lazy",
-            mountpoint.display()
-        ));
-    }
-    failure
 }
 
 /// Is there nobody behind the mount? The store's lock tells without asking a daemon that may hang.

@@ -10,6 +10,7 @@
 //! | `idle_time` | file systems on simulated disks, with and without idle time |
 //! | `netram` | the network RAM disk's policies under a trace and a network |
 //! | `tree` | the inodes of directories and of ext images |
+//! | `profile` | a profile of packed inodes as JSON |
 //! | `inodes` | mramfs' compressors of inodes on real trees |
 //! | `processor` | processor time of a thread |
 //! | `small_files` | compressors of file data on real trees |
@@ -28,6 +29,7 @@ pub mod netram;
 pub mod network;
 mod parallel;
 mod processor;
+pub mod profile;
 pub mod report;
 pub mod small_files;
 pub mod trace;

@@ -13,7 +13,7 @@ use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use shoal_sim::Random;
 
-use super::Sample;
+use super::figure::Sample;
 
 const PIECE_BYTES: u64 = 1 << 20;
 const PAGE_BYTES: u64 = 4096;

@@ -6,17 +6,20 @@
 //! spread; order and contents come from a seed.
 //! Rules: everything happens in one new directory, which is removed also after an error.
 
+mod figure;
 mod large;
 mod small;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use serde::Serialize;
 use shoal_devices::size::human;
 use shoal_devices::{During, Failure, Outcome};
 
+use figure::{Figure, Sample};
+
 use crate::args::BenchArgs;
+use crate::json;
 use crate::progress;
 
 /// Files created with an fsync each, at most: on a disk each takes milliseconds.
@@ -24,68 +27,12 @@ const FSYNC_FILES_MAX: u64 = 1000;
 /// Threads of the second fsync measurement: enough to share flushes.
 const FSYNC_THREADS: usize = 16;
 
-/// What one round of one kind of work took.
-#[derive(Clone, Copy, Debug)]
-pub struct Sample {
-    pub operations: u64,
-    /// Bytes moved; 0 where a rate in bytes says nothing.
-    pub bytes: u64,
-    pub time: Duration,
-}
-
 #[derive(Debug, Serialize)]
 pub struct Report {
     pub directory: String,
     pub file_system: String,
     pub rounds: usize,
     pub results: Vec<Figure>,
-}
-
-/// One line of the report.
-#[derive(Debug, Serialize)]
-pub struct Figure {
-    pub name: String,
-    pub threads: usize,
-    pub operations: u64,
-    pub operations_per_s: Spread,
-    /// Time between two operations of one thread, at the median.
-    pub us_per_operation: f64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub mib_per_s: Option<Spread>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Spread {
-    pub median: f64,
-    pub min: f64,
-    pub max: f64,
-}
-
-impl Spread {
-    fn of(mut values: Vec<f64>) -> Spread {
-        values.sort_by(f64::total_cmp);
-        let middle = values.len() / 2;
-        let median = if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 };
-        Spread { median, min: values[0], max: values[values.len() - 1] }
-    }
-}
-
-impl Figure {
-    fn of(name: &str, threads: usize, samples: &[Sample]) -> Figure {
-        let rate = |amount: &dyn Fn(&Sample) -> f64| {
-            Spread::of(samples.iter().map(|s| amount(s) / s.time.as_secs_f64().max(1e-9)).collect())
-        };
-        let operations_per_s = rate(&|s| s.operations as f64);
-        let mib_per_s = (samples[0].bytes > 0).then(|| rate(&|s| s.bytes as f64 / (1 << 20) as f64));
-        Figure {
-            name: name.into(),
-            threads,
-            operations: samples[0].operations,
-            us_per_operation: threads as f64 * 1e6 / operations_per_s.median,
-            operations_per_s,
-            mib_per_s,
-        }
-    }
 }
 
 /// The directory everything happens in; removed when dropped.
@@ -112,7 +59,7 @@ pub fn run(args: &BenchArgs) -> Outcome<()> {
     std::fs::create_dir(&scratch.0).during(scratch.0.display())?;
     let report = measure(args, &directory, &scratch.0).during(directory.display())?;
     if args.json {
-        crate::print_json(&report);
+        json::print_json(&report);
     } else {
         print(&report, args);
     }
@@ -206,20 +153,6 @@ fn print(report: &Report, args: &BenchArgs) {
 mod tests {
     use super::*;
     use shoal_devices::size::Size;
-
-    #[test]
-    fn a_median_is_the_middle_or_the_mean_of_the_two_middles() {
-        assert_eq!(Spread::of(vec![3.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 3.0 });
-        assert_eq!(Spread::of(vec![4.0, 1.0, 2.0, 3.0]), Spread { median: 2.5, min: 1.0, max: 4.0 });
-    }
-
-    #[test]
-    fn a_figure_counts_all_threads_time() {
-        let sample = Sample { operations: 1000, bytes: 0, time: Duration::from_millis(500) };
-        let figure = Figure::of("create", 4, &[sample]);
-        assert_eq!((figure.operations_per_s.median, figure.us_per_operation), (2000.0, 2000.0));
-        assert!(figure.mib_per_s.is_none());
-    }
 
     #[test]
     fn every_measurement_is_reported_and_nothing_is_left_behind() {

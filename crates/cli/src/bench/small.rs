@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use shoal_sim::Random;
 
-use super::Sample;
+use super::figure::Sample;
 
 const FILES_PER_DIRECTORY: u64 = 1000;
 

@@ -15,7 +15,7 @@ use shoal_check::{Item, Loss, Sink};
 use shoal_format::inode::{Inode, S_IFBLK, S_IFCHR, S_IFIFO, S_IFSOCK};
 use shoal_format::xattr::Attribute;
 
-use super::{Lost, Told};
+use super::report::{Lost, Told};
 
 /// The file being filled.
 struct Open {

@@ -1,16 +1,16 @@
 //! Copies out all that can be read of a damaged store, and names what cannot.
 //!
 //! The reading is `shoal_check::salvage`; here the store's files are opened, for reading alone and without touching its lock
-//! (`media`), and the copy is made (`copy`).
+//! (`media`), and the copy is made (`copy`). What was saved and what was lost is in `report`.
 //! Left out: bulk storage whose opening writes (network RAM disks, virtual-log disks): its files are named as lost.
 
 mod copy;
 mod media;
+mod report;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use serde::Serialize;
 use shoal_check::{BulkData, ImageSource, SalvageSource, Salvaged as Found};
 use shoal_devices::size::human;
 use shoal_devices::{During, Failure, Outcome};
@@ -26,51 +26,7 @@ use crate::names::{BULK, DESCRIPTION, IMAGES, LOG};
 use crate::progress::Progress;
 use crate::{place, user};
 
-/// What a salvage saved, and what it could not.
-#[derive(Debug, Serialize)]
-pub struct Salvaged {
-    pub store: String,
-    pub target: String,
-    pub directories: u64,
-    pub files: u64,
-    pub others: u64,
-    pub links: u64,
-    pub bytes: u64,
-    /// Inodes no name leads to; they are in `lost+found`.
-    pub unnamed: u64,
-    pub lost: Vec<Lost>,
-}
-
-/// Something that could not be read, or not be made in the copy.
-#[derive(Debug, Serialize)]
-pub struct Lost {
-    pub path: Option<String>,
-    pub from: Option<u64>,
-    pub to: Option<u64>,
-    pub why: String,
-}
-
-/// What a salvage tells while it goes on.
-pub enum Told<'a> {
-    Lost(&'a Lost),
-    /// What the target did not take beside name and contents; nothing is lost by it.
-    NotKept {
-        path: &'a str,
-        why: &'a str,
-    },
-}
-
-impl std::fmt::Display for Lost {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        if let Some(path) = &self.path {
-            write!(f, "/{path}: ")?;
-        }
-        if let (Some(from), Some(to)) = (self.from, self.to) {
-            write!(f, "bytes {from} to {to}: ")?;
-        }
-        f.write_str(&self.why)
-    }
-}
+pub use report::{Lost, Salvaged, Told};
 
 /// Copies what can be read of the store in `directory` into `target`, which is empty or not there yet. The store stays as it is.
 pub fn salvage(

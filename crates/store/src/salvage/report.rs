@@ -1,0 +1,51 @@
+//! The result of a salvage: what was saved, what was lost, and what is told meanwhile.
+//!
+//! The report travels as JSON (`shoal salvage --json`); the sentence of a loss names path, bytes and reason.
+
+use serde::Serialize;
+
+/// What a salvage saved, and what it could not.
+#[derive(Debug, Serialize)]
+pub struct Salvaged {
+    pub store: String,
+    pub target: String,
+    pub directories: u64,
+    pub files: u64,
+    pub others: u64,
+    pub links: u64,
+    pub bytes: u64,
+    /// Inodes no name leads to; they are in `lost+found`.
+    pub unnamed: u64,
+    pub lost: Vec<Lost>,
+}
+
+/// Something that could not be read, or not be made in the copy.
+#[derive(Debug, Serialize)]
+pub struct Lost {
+    pub path: Option<String>,
+    pub from: Option<u64>,
+    pub to: Option<u64>,
+    pub why: String,
+}
+
+/// What a salvage tells while it goes on.
+pub enum Told<'a> {
+    Lost(&'a Lost),
+    /// What the target did not take beside name and contents; nothing is lost by it.
+    NotKept {
+        path: &'a str,
+        why: &'a str,
+    },
+}
+
+impl std::fmt::Display for Lost {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if let Some(path) = &self.path {
+            write!(f, "/{path}: ")?;
+        }
+        if let (Some(from), Some(to)) = (self.from, self.to) {
+            write!(f, "bytes {from} to {to}: ")?;
+        }
+        f.write_str(&self.why)
+    }
+}
