@@ -60,7 +60,7 @@ impl Store {
         let made_here = missing(new);
         let (directory, lock) = directory::prepare(new, false).inspect_err(|_| remove_empty(&made_here))?;
         let superblock = original.fs.region().superblock();
-        let uuid = if options.keep_uuid { superblock.uuid } else { new_uuid()? };
+        let uuid = if options.keep_uuid { superblock.uuid } else { new_uuid() };
         let superblock = Superblock { uuid, ..*superblock };
         let bulk = (superblock.bulk_blocks > 0).then(|| BulkPlace::File(BULK.into()));
         let description = Description::new(&uuid, memory, bulk);

@@ -91,7 +91,7 @@ impl Store {
             Some(device) => elsewhere(&**device, options)?,
             None => prepare_bulk(&directory, options)?,
         };
-        let uuid = new_uuid()?;
+        let uuid = new_uuid();
         let geometry = geometry(memory.kind(), uuid, memory_bytes, bulk_bytes, options)?;
         make(&directory, lock, Description::new(&uuid, memory, bulk), geometry, device)
     }

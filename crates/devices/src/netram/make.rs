@@ -82,7 +82,7 @@ fn make_on(wanted: &Netram, force: bool) -> Outcome<MadeNetram> {
     }
     let reached: Vec<&Reached> = tried.iter().filter_map(|(_, reached)| reached.as_ref().ok()).collect();
     refuse_if_in_use(&reached, force)?;
-    let uuid = new_uuid()?;
+    let uuid = new_uuid();
     let what = || format!("network RAM disk {}", uuid_text(&uuid));
     let config = shoal_netram::Config { uuid, ..wanted.config.clone() };
     // An engine without its donors says whether there can be such a disk.

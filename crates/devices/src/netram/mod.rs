@@ -330,7 +330,7 @@ mod tests {
 
     #[test]
     fn a_disk_is_opened_once_at_a_time() {
-        let uuid = new_uuid().unwrap();
+        let uuid = new_uuid();
         let Some(held) = lock(&uuid).unwrap() else { return };
         assert!(lock(&uuid).unwrap_err().to_string().contains("another process"));
         drop(held);

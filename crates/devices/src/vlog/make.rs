@@ -58,7 +58,7 @@ pub(super) fn make(text: &str, options: &MakeOptions) -> Outcome<Box<dyn Made>> 
     let path = Path::new(text.strip_prefix("vlog:").unwrap_or(text));
     let path = std::path::absolute(path).during(path.display())?;
     let layout = FormatOptions {
-        uuid: new_uuid()?,
+        uuid: new_uuid(),
         salt: u64::from_le_bytes(shoal_host::random_bytes().during("random numbers")?),
         placement: Placement::Segments { blocks: segment_blocks(options.segment_bytes)? },
         spare_percent: options.spare_percent,
