@@ -6,8 +6,7 @@
 //! Beyond loopback TLS is demanded, or `--insecure`.
 
 use std::io::Write;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use serde::Serialize;
 use shoal_devices::size::human;
 use shoal_devices::{Description, Device, During, Failure, Outcome};
 use shoal_nbd::tls::TlsServer;
-use shoal_nbd::{Export, Listen, Server, ServerOptions};
+use shoal_nbd::{Export, Listen, Server, ServerOptions, Uri};
 use shoal_store::control::{self, Answer, Question};
 use shoal_store::{ExportReport, Status};
 use tracing::{info, warn};
@@ -69,7 +68,7 @@ pub fn run(args: &ServeArgs) -> Outcome<()> {
     let ready = Ready {
         device: device.description().without_secrets().to_string(),
         name: args.name.clone(),
-        uri: uri(&address, &args.name, uses_tls),
+        uri: Uri::of_export(&address, &args.name, uses_tls).to_text(),
         address: address.to_string(),
         size_bytes,
         pid: std::process::id(),
@@ -121,7 +120,7 @@ fn start_control(
     server: &Arc<Mutex<Option<Server>>>,
 ) -> Option<PathBuf> {
     let path = control_path(address).ok()?;
-    let started = prepare_directory(&path).and_then(|()| {
+    let started = control::prepare_at(&path).and_then(|()| {
         let (device, server) = (device.clone(), server.clone());
         let (name, read_only, address) = (args.name.clone(), args.read_only, address.to_string());
         control::serve_at(&path, move |question| match question {
@@ -151,18 +150,6 @@ fn start_control(
     }
 }
 
-fn prepare_directory(path: &Path) -> std::io::Result<()> {
-    if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        use std::os::unix::fs::DirBuilderExt;
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
-    }
-    if UnixStream::connect(path).is_ok() {
-        // The same port on another address.
-        return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, "another server is asked there"));
-    }
-    Ok(())
-}
-
 fn announce(ready: &Ready, json: bool) -> Outcome<()> {
     let mut line = if json {
         serde_json::to_string(ready).during("report")?
@@ -174,34 +161,4 @@ fn announce(ready: &Ready, json: bool) -> Outcome<()> {
     let mut out = std::io::stdout();
     let _ = out.write_all(line.as_bytes()).and_then(|()| out.flush());
     Ok(())
-}
-
-/// What clients are given.
-fn uri(address: &Listen, name: &str, tls: bool) -> String {
-    let place = match address {
-        Listen::Tcp(address) => shoal_nbd::address::Place::Tcp { host: address.ip().to_string(), port: address.port() },
-        Listen::Unix(path) => {
-            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-            shoal_nbd::address::Place::Unix { path }
-        }
-    };
-    shoal_nbd::Uri { place, name: name.into(), tls, certificates: None, server_name: None }.to_text()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn clients_are_told_a_uri_they_understand() {
-        for (address, expected) in [
-            ("unix:/run/d", "nbd+unix:///my%20disk?socket=/run/d"),
-            ("127.0.0.1:7000", "nbd://127.0.0.1:7000/my%20disk"),
-            ("[::1]:7000", "nbd://[::1]:7000/my%20disk"),
-        ] {
-            let text = uri(&address.parse().unwrap(), "my disk", false);
-            assert_eq!(text, expected);
-            assert_eq!(text.parse::<shoal_nbd::Uri>().unwrap().name, "my disk");
-        }
-    }
 }

@@ -259,7 +259,8 @@ pub fn damage(scene: &Scene, targets: &Targets, kind: Kind, seed: u64) -> String
 fn one(medium: &Medium<'_>, targets: &Targets, kind: Kind, random: &mut Random) -> u64 {
     let superblock = medium.superblock;
     let record = targets.records[random.below(targets.records.len() as u64) as usize];
-    let hurt_piece = |piece: Option<SlotRef>, random: &mut Random| {
+    let hurt_piece = |pick: &dyn Fn(&Inode) -> SlotRef, random: &mut Random| {
+        let piece = medium.piece(targets, random, pick);
         let Some(piece) = piece.filter(|piece| piece.offset() + piece.capacity() <= medium.used) else { return 0 };
         medium.hurt(piece.offset(), piece.capacity().min(200), random);
         piece.offset()
@@ -276,22 +277,7 @@ fn one(medium: &Medium<'_>, targets: &Targets, kind: Kind, random: &mut Random) 
             ANCHOR_AT[0]
         }
         Kind::ForgedAnchor => {
-            for at in ANCHOR_AT {
-                let mut anchor = medium.bytes(at, 128);
-                if anchor[..8] == [0; 8] {
-                    continue;
-                }
-                let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
-                let (replay, used) = (word(&anchor[32..40]), word(&anchor[72..80]));
-                match random.below(3) {
-                    0 => anchor[72..80].copy_from_slice(&(used / 2).to_le_bytes()),
-                    1 => anchor[72..80].copy_from_slice(&superblock.region_bytes.to_le_bytes()),
-                    _ => anchor[32..40].copy_from_slice(&(replay + 4096).to_le_bytes()),
-                }
-                let crc = checksum(0, &anchor[..124]);
-                anchor[124..].copy_from_slice(&crc.to_le_bytes());
-                medium.write(at, &anchor);
-            }
+            forge_anchors(medium, random);
             ANCHOR_AT[0]
         }
         Kind::SegmentTable => {
@@ -304,39 +290,17 @@ fn one(medium: &Medium<'_>, targets: &Targets, kind: Kind, random: &mut Random) 
             record
         }
         Kind::ForgedRecord => {
-            let mut bytes = medium.bytes(record, INODE_RECORD);
-            let field = [0, 2, 3, 4, 16, 64, 72, 80, 88][random.below(9) as usize];
-            let from = targets.records[random.below(targets.records.len() as u64) as usize];
-            let forged = match random.below(3) {
-                0 => medium.inode(from).map_or(7, |inode| inode.root.bits()),
-                1 => random.0,
-                _ => random.below(64),
-            };
-            let width = [1, 2, 4, 8][random.below(4) as usize].min(92 - field);
-            bytes[field..field + width].copy_from_slice(&forged.to_le_bytes()[..width]);
-            let crc = checksum(0, &bytes[..92]);
-            bytes[92..96].copy_from_slice(&crc.to_le_bytes());
-            medium.write(record, &bytes);
+            forge_record(medium, targets, record, random);
             record
         }
-        Kind::Directory => {
-            let piece = medium.piece(targets, random, |inode| if inode.is_dir() { inode.root } else { SlotRef::NONE });
-            hurt_piece(piece, random)
-        }
+        Kind::Directory => hurt_piece(&|inode| if inode.is_dir() { inode.root } else { SlotRef::NONE }, random),
         Kind::Extents => {
             use shoal_format::inode::Layout::{Chunked, Extents};
             let mapped = |inode: &Inode| matches!(inode.layout, Extents | Chunked);
-            let piece = medium.piece(targets, random, |inode| if mapped(inode) { inode.root } else { SlotRef::NONE });
-            hurt_piece(piece, random)
+            hurt_piece(&|inode| if mapped(inode) { inode.root } else { SlotRef::NONE }, random)
         }
-        Kind::Attributes => {
-            let piece = medium.piece(targets, random, |inode| inode.xattr);
-            hurt_piece(piece, random)
-        }
-        Kind::Data => {
-            let piece = medium.piece(targets, random, |inode| if inode.is_dir() { SlotRef::NONE } else { inode.root });
-            hurt_piece(piece, random)
-        }
+        Kind::Attributes => hurt_piece(&|inode| inode.xattr, random),
+        Kind::Data => hurt_piece(&|inode| if inode.is_dir() { SlotRef::NONE } else { inode.root }, random),
         Kind::Sums => {
             let at = superblock.region_bytes.next_multiple_of(PAGE) + medium.page(random) * 4;
             // A region in place has none.
@@ -363,4 +327,41 @@ fn one(medium: &Medium<'_>, targets: &Targets, kind: Kind, random: &mut Random) 
             page
         }
     }
+}
+
+/// Changes a field of every anchor that is there, and gives it a right checksum.
+fn forge_anchors(medium: &Medium<'_>, random: &mut Random) {
+    for at in ANCHOR_AT {
+        let mut anchor = medium.bytes(at, 128);
+        if anchor[..8] == [0; 8] {
+            continue;
+        }
+        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+        let (replay, used) = (word(&anchor[32..40]), word(&anchor[72..80]));
+        match random.below(3) {
+            0 => anchor[72..80].copy_from_slice(&(used / 2).to_le_bytes()),
+            1 => anchor[72..80].copy_from_slice(&medium.superblock.region_bytes.to_le_bytes()),
+            _ => anchor[32..40].copy_from_slice(&(replay + 4096).to_le_bytes()),
+        }
+        let crc = checksum(0, &anchor[..124]);
+        anchor[124..].copy_from_slice(&crc.to_le_bytes());
+        medium.write(at, &anchor);
+    }
+}
+
+/// Changes a field of the inode record at `record`, and gives it a right checksum.
+fn forge_record(medium: &Medium<'_>, targets: &Targets, record: u64, random: &mut Random) {
+    let mut bytes = medium.bytes(record, INODE_RECORD);
+    let field = [0, 2, 3, 4, 16, 64, 72, 80, 88][random.below(9) as usize];
+    let from = targets.records[random.below(targets.records.len() as u64) as usize];
+    let forged = match random.below(3) {
+        0 => medium.inode(from).map_or(7, |inode| inode.root.bits()),
+        1 => random.0,
+        _ => random.below(64),
+    };
+    let width = [1, 2, 4, 8][random.below(4) as usize].min(92 - field);
+    bytes[field..field + width].copy_from_slice(&forged.to_le_bytes()[..width]);
+    let crc = checksum(0, &bytes[..92]);
+    bytes[92..96].copy_from_slice(&crc.to_le_bytes());
+    medium.write(record, &bytes);
 }
