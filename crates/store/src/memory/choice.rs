@@ -75,7 +75,7 @@ impl MemoryChoice {
         format!("{} or {last}", forms.join(", "))
     }
 
-    /// The kind, as the superblock has it.
+    /// The kind, as in the superblock.
     pub fn kind(&self) -> MemoryKind {
         self.kind
     }

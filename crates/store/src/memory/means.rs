@@ -17,13 +17,13 @@ pub(crate) struct RegionMedia {
     /// The log's files, for memory without a ring.
     pub log: Option<Arc<dyn LogDevice>>,
     pub images: Option<[Arc<dyn ImageFile>; 2]>,
-    /// False: the memory keeps its stores through a crash of the process only, although its kind promises more.
+    /// False: the store survives only a crash of the process, although memory of this kind promises more.
     pub survives_power_loss: bool,
 }
 
 /// The media of a region as a checker takes them.
 pub(crate) struct RestingMedia {
-    /// The region itself; `None`: the images and the log are all there is.
+    /// The region itself; `None` where there are only images and a log.
     pub memory: Option<Arc<dyn PersistentMemory>>,
     pub log: Option<Arc<dyn LogDevice>>,
     pub images: Option<[Arc<dyn ImageFile>; 2]>,
@@ -32,7 +32,7 @@ pub(crate) struct RestingMedia {
 }
 
 impl RestingMedia {
-    /// What there is to check: the region, or else its images.
+    /// What to check: the region if there is one, else the images.
     pub fn image(&self) -> Option<ImageSource<'_>> {
         match (&self.memory, &self.images) {
             (Some(memory), _) => Some(ImageSource::Memory(memory.as_ref())),
@@ -51,9 +51,9 @@ pub(super) struct Loss {
 pub(super) struct Means {
     /// Makes the media of a new store in `directory`, with a region of `bytes` that is all zeros.
     pub make: fn(directory: &Path, path: &Path, bytes: u64) -> Outcome<RegionMedia>,
-    /// Opens them to be used, or, `read_only`, to be looked at: nothing is changed then.
+    /// Opens the media. With `read_only` nothing is changed.
     pub open: fn(store: &Store, path: &Path, read_only: bool) -> Outcome<RegionMedia>,
-    /// Opens them for the checker.
+    /// Opens the media for the checker.
     pub rest: fn(store: &Store, path: &Path) -> Outcome<RestingMedia>,
     /// What may be lost; its argument is [`RegionMedia::survives_power_loss`].
     pub loss: fn(survives_power_loss: bool) -> Loss,
