@@ -2,7 +2,8 @@
 //!
 //! What it owns: the names of the fields and their order; one object, findings as arrays of objects.
 //! Rules: absent values are `null`, kinds are the enum's names, strings are escaped as RFC 8259 demands.
-//! Left out: reading JSON. By hand, because one flat structure does not earn a serialisation dependency.
+//! Left out: reading JSON. The code is written by hand, because one flat structure does not justify a serialisation
+//! dependency.
 
 use std::fmt::Write;
 

@@ -25,8 +25,8 @@
 //! assert!(set.is_empty());
 //! ```
 //!
-//! Left out: writing, merging of neighbours, and who waits. Metadata that a system writes every 30 seconds whatever the
-//! policy for data, as the report's does, is a set of its own under [`Policy::Periodic`].
+//! Left out of the two policy modules: writing, merging of neighbours, and waiting. Metadata that a system writes every
+//! 30 seconds whatever the policy for data, as the report's does, is a set of its own under [`Policy::Periodic`].
 
 #![forbid(unsafe_code)]
 
