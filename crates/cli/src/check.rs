@@ -1,6 +1,7 @@
-//! `shoal check`: verifies a store that nobody uses, and repairs it where that is wanted.
+//! `shoal check`: verifies a store that is not in use, and repairs it with `--repair`.
 //!
-//! Owns the text of the findings, and the exit codes, which are those of fsck(8). As with `fsck -p` nothing is asked.
+//! Owns the text of the findings, and the exit codes, which are those of fsck(8). As with `fsck -p` there are no
+//! questions.
 
 use std::process::ExitCode;
 

@@ -8,8 +8,9 @@
 //! | `daemon` | the process that serves a mount |
 //! | `failure`, `json`, `progress` | how commands fail, report to programs, and show that they are at work |
 //!
-//! Thin glue: parsing, calling and printing; stores are the library `shoal-store`'s, devices `shoal-devices`'s. Errors are one line on
-//! standard error; exit codes are in `failure`. A reader that goes away (`shoal df | head`) is not an error.
+//! Thin glue: parsing, calling and printing. Stores belong to the library `shoal-store`, devices to `shoal-devices`.
+//! Errors are one line on standard error; exit codes are in `failure`. A reader that goes away (`shoal df | head`) is
+//! not an error.
 
 #![forbid(unsafe_code)]
 
@@ -72,7 +73,7 @@ fn parse() -> Cli {
             error.exit();
         }
         let text = error.to_string();
-        // Its own lines, without the advice and the usage that follow them.
+        // The error's own lines, without the advice and the usage that follow them.
         let own =
             text.lines().map(str::trim).take_while(|line| !line.starts_with("tip:") && !line.starts_with("Usage:"));
         let cause = own.filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ");
@@ -113,7 +114,7 @@ fn operational(outcome: Outcome<ExitCode>) -> ExitCode {
     outcome.unwrap_or_else(|failure| failure::end_with(&failure, failure::EXIT_OPERATIONAL))
 }
 
-/// `println!` panics when the reader of a pipe has gone; a command line ends silently then.
+/// `println!` panics when the reader of a pipe has gone; the program then ends silently.
 fn die_quietly_on_broken_pipes() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

@@ -1,9 +1,9 @@
 //! `shoal serve`: exports a device to NBD clients until it is told to stop.
 //!
-//! Order: signals blocked before the first thread, device, listener, control socket, one line on standard output that
-//! says it is ready. SIGTERM, SIGINT and SIGHUP stop accepting, let requests finish, flush, and end with success only
-//! if the flush did. One device stands behind all connections, so a flush on any covers them all (`multi-conn`).
-//! Beyond loopback TLS is demanded, or `--insecure`.
+//! Order: signals are blocked before the first thread starts; then come device, listener, control socket, and a line on
+//! standard output that says it is ready. On SIGTERM, SIGINT and SIGHUP the server accepts no more clients, lets
+//! requests finish and flushes; it succeeds only if the flush did. All connections share one device, so a flush on one
+//! covers all (`multi-conn`). An address beyond loopback needs TLS or `--insecure`.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -26,12 +26,12 @@ use crate::daemon;
 use crate::status::control_path;
 
 const ENDING_SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
-/// For requests in flight when the server is told to stop.
+/// Time for requests in flight when the server is told to stop.
 const GRACE: Duration = Duration::from_secs(10);
 /// A device that cannot flush in this time will not.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the ready line tells.
+/// The contents of the ready line.
 #[derive(Debug, Serialize)]
 struct Ready {
     device: String,
@@ -44,7 +44,7 @@ struct Ready {
 
 pub fn run(args: &ServeArgs) -> Outcome<()> {
     let description: Description = args.device.parse().map_err(|error: String| Failure::told(error).misuse())?;
-    // Status and changes name donors as any directory has them.
+    // Paths are made absolute, so that `status` and `donor` work from any directory.
     let mut description = description.absolute().during(&args.device)?;
     if args.takeover {
         let cause = "only a network RAM disk can be taken over";
@@ -102,7 +102,7 @@ pub fn run(args: &ServeArgs) -> Outcome<()> {
 
 fn export(args: &ServeArgs, device: &dyn Device) -> Result<Export, shoal_nbd::export::ExportError> {
     let export = Export::new(args.name.as_str(), device.block_device())?
-        // Any client reads it: no donors' addresses, no paths of this machine.
+        // Any client can read the description, so it has no addresses of donors and no paths of this machine.
         .description(device.description().kind().words)
         .multi_conn(true)
         .read_only(args.read_only);
@@ -112,7 +112,8 @@ fn export(args: &ServeArgs, device: &dyn Device) -> Result<Export, shoal_nbd::ex
     }
 }
 
-/// Without a place for the socket the device is served all the same; `shoal status` then finds nobody.
+/// Starts the control socket. Without a place for it the device is served all the same, but `shoal status` finds no
+/// server.
 fn start_control(
     address: &Listen,
     args: &ServeArgs,
@@ -157,7 +158,7 @@ fn announce(ready: &Ready, json: bool) -> Outcome<()> {
         format!("{} ({}) is served at {} (process {})", ready.device, human(ready.size_bytes), ready.uri, ready.pid)
     };
     line.push('\n');
-    // Whoever started the server may have gone; it serves all the same.
+    // The starter may have gone; the server goes on all the same.
     let mut out = std::io::stdout();
     let _ = out.write_all(line.as_bytes()).and_then(|()| out.flush());
     Ok(())

@@ -1,7 +1,8 @@
 //! Every kind of damage that a store's files can have, done to the files of a real store.
 //!
-//! Rules: the same seed does the same damage; what a kind needs and the store lacks (a ring, bulk storage) makes it do nothing.
-//! With `sealed` the page sums of the image are right afterwards: the damage is one that a writer with a bug leaves.
+//! Rules: the same seed does the same damage; a kind does nothing if the store lacks the part it damages (a ring, bulk
+//! storage). With `sealed` the page sums of the image are right afterwards: the damage is one that a writer with a bug
+//! leaves.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -72,7 +73,7 @@ pub const KINDS: [Kind; 21] = [
     Kind::Description,
 ];
 
-/// Where things lie in the region: offsets of inode records.
+/// Places in the region: offsets of inode records.
 pub struct Targets {
     pub records: Vec<u64>,
 }
@@ -122,14 +123,14 @@ impl Medium<'_> {
         }
     }
 
-    /// A random piece that some inode has, as `pick` says.
+    /// A random piece of some inode, as chosen by `pick`.
     fn piece(&self, targets: &Targets, random: &mut Random, pick: impl Fn(&Inode) -> SlotRef) -> Option<SlotRef> {
         let inodes = targets.records.iter().filter_map(|&at| self.inode(at));
         let pieces: Vec<SlotRef> = inodes.map(|inode| pick(&inode)).filter(|piece| !piece.is_none()).collect();
         pieces.get(random.below(pieces.len() as u64) as usize).copied()
     }
 
-    /// A page that holds anything, not the first two.
+    /// A random page with data, other than the first two.
     fn page(&self, random: &mut Random) -> u64 {
         let ring = self.superblock.ring / PAGE..(self.superblock.ring + self.superblock.ring_bytes) / PAGE;
         let bytes = self.bytes(0, self.used as usize);
@@ -139,7 +140,7 @@ impl Medium<'_> {
     }
 }
 
-/// The files of a store, by their names in the scene: those that damage may befall.
+/// The files of a store that may be damaged, by their names in the scene.
 pub fn files(scene: &Scene) -> Vec<String> {
     let mut names: Vec<String> = ["region", "store/image.0", "store/image.1", "store/bulk", "store/shoal.json"]
         .into_iter()
@@ -178,7 +179,7 @@ fn media<'a>(scene: &'a Scene, random: &mut Random) -> Vec<Medium<'a>> {
     whole.into_iter().map(|(name, _)| medium(name, sealed)).collect()
 }
 
-/// Does the damage; what was done, in words.
+/// Does the damage; returns a description.
 pub fn damage(scene: &Scene, targets: &Targets, kind: Kind, seed: u64) -> String {
     let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
     for _ in 0..4 {
@@ -255,7 +256,7 @@ pub fn damage(scene: &Scene, targets: &Targets, kind: Kind, seed: u64) -> String
     told.join("; ")
 }
 
-/// Damage to the bytes of a region; where it is.
+/// Damages the bytes of a region; returns the offset.
 fn one(medium: &Medium<'_>, targets: &Targets, kind: Kind, random: &mut Random) -> u64 {
     let superblock = medium.superblock;
     let record = targets.records[random.below(targets.records.len() as u64) as usize];
@@ -303,7 +304,7 @@ fn one(medium: &Medium<'_>, targets: &Targets, kind: Kind, random: &mut Random) 
         Kind::Data => hurt_piece(&|inode| if inode.is_dir() { SlotRef::NONE } else { inode.root }, random),
         Kind::Sums => {
             let at = superblock.region_bytes.next_multiple_of(PAGE) + medium.page(random) * 4;
-            // A region in place has none.
+            // A region in place has no sums.
             if medium.name != "region" {
                 medium.scene.open(medium.name).write_all_at(&[random.below(256) as u8], at).unwrap();
             }
