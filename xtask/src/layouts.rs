@@ -1,9 +1,9 @@
 //! The layout tables of `docs/spec/region.md` against the structs of `crates/format`.
 //!
-//! For every `#[repr(C)]` struct the page has a heading `### `Name`` and below it a table with rows
-//! `| offset | size | field | meaning |`, decimal, in order. The struct is read from its source: all fields are
-//! unaligned (`U16`, `U32`, `U64`, `I64`, `u8`, `[u8; N]`), so that offsets are sums of sizes. Each difference is one
-//! finding. Left out: encodings that are no structs; the page describes them in words.
+//! For every `#[repr(C)]` struct the page has a heading `### `Name`` and below it a table with rows `| offset | size |
+//! field | meaning |`, decimal, in order. The struct is read from its source: all fields are unaligned (`U16`, `U32`,
+//! `U64`, `I64`, `u8`, `[u8; N]`), so that offsets are sums of sizes. Each difference is one finding. Left out:
+//! encodings that are not structs; the page describes them in words.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What an experiment hands back: tables, plots, and what has to be said about them.
+//! The result of an experiment: tables, plots, and notes on them.
 //!
 //! | module | owns |
 //! |---|---|
@@ -37,7 +37,7 @@ pub enum Cell {
     Count(u64),
     /// A number, and the decimals it is shown with.
     Number(f64, usize),
-    /// Not measured, or not told by the paper.
+    /// Not measured, or not given by the paper.
     Empty,
 }
 
@@ -177,17 +177,17 @@ impl Comparison {
     }
 }
 
-/// All that an experiment found.
+/// The results of an experiment.
 #[derive(Debug)]
 pub struct Report {
     pub experiment: String,
     /// The command that makes it again.
     pub command: String,
-    /// What chance came from, where chance was used.
+    /// Seed of the random numbers, if the experiment uses any.
     pub seed: Option<u64>,
-    /// What was left out or replaced, loudly.
+    /// Parts that were left out or replaced; they are printed on standard error, too.
     pub skipped: Vec<String>,
-    /// What one has to know to read the figures.
+    /// Remarks that a reader of the figures needs.
     pub notes: Vec<String>,
     pub tables: Vec<Table>,
     pub plots: Vec<Plot>,

@@ -1,14 +1,15 @@
 //! The paper's figures 10 and 11, latency against utilisation, and the paper's claims, from the runs.
 //!
-//! Owns: what is told in which table and plot, and what counts as a claim shown. The excerpt of the paper has no figures in
-//! numbers, only the shape of its curves: verdicts are on shapes, by the measures named beside them. Times are simulated.
+//! Owns: the tables and plots, and the conditions under which a claim counts as shown. The excerpt of the paper gives
+//! only the shape of its curves and no numbers, so verdicts are on shapes, by the measures named beside them. Times are
+//! simulated.
 
 use super::lfs::First;
 use super::points::{DiskKind, Kind, Point, Setup};
 use super::{FULL_SPEED_BURST_KB, UTILISATION};
 use crate::report::{Cell, Comparison, Plot, Series, Style, Table};
 
-/// What was run.
+/// The parameters of the runs.
 pub struct Curve<'a> {
     pub disks: &'a [DiskKind],
     /// All in ascending order.
@@ -38,9 +39,9 @@ impl Measured {
     }
 }
 
-/// A latency within this of another counts as not above it: what seeds differ by where nothing else does.
+/// A latency up to this many times another counts as not above it; seeds alone make such a difference.
 const SAME: f64 = 1.02;
-/// At memory speed: at most so many times what accepting takes.
+/// A latency up to this many times the time to accept an update counts as memory speed.
 const AT_MEMORY_SPEED: f64 = 1.05;
 
 struct Runs<'a> {
@@ -262,7 +263,7 @@ fn full_speed_claims(runs: &Runs, claims: &mut Comparison) {
     }
 }
 
-/// By how much seeds differ.
+/// The spread over seeds.
 fn spread(curve: &Curve, all: &[Measured]) -> Table {
     let title = "Spread over seeds: (highest - lowest) / mean of a point (%), simulated time";
     let mut table = Table::new("spread", title, &["disk", "system", "points", "median", "worst", "worst point"]);

@@ -1,8 +1,8 @@
 //! The paper's tables and figures from what was measured.
 //!
-//! Owns: table 3.1, figures 3.1 to 3.4, the parts of Shoal's blocks, and the paper's claims beside ours. Rules: every table says what is
-//! counted; "bytes an inode" are codes padded to whole bytes, without the length byte, pointers and the block's head, which have
-//! columns of their own.
+//! Owns: table 3.1, figures 3.1 to 3.4, the parts of Shoal's blocks, and the paper's claims beside ours. Rules: every
+//! table names the bytes it counts; "bytes an inode" are codes padded to whole bytes, without the length byte, pointers
+//! and the block's head, which have columns of their own.
 
 use std::collections::HashMap;
 

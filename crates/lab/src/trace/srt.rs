@@ -6,10 +6,9 @@
 //! information,
 //! queue length. A sector has 256 bytes; bit 0 of the flags is set for a read.
 //!
-//! Rules: one record in memory at a time beside the requests; the first byte that cannot be is named; records are
-//! sorted by time, stably, since devices may have been merged. Left out: service times and queue lengths, which
-//! belong to
-//! the disks of 1992.
+//! Rules: one record in memory at a time beside the requests; an error names the first impossible byte; records are
+//! sorted by time, stably, since devices may have been merged. Left out: service times and queue lengths, which belong
+//! to the disks of 1992.
 
 use std::io::{ErrorKind, Read};
 

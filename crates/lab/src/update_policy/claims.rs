@@ -1,7 +1,8 @@
-//! The report's claims beside what the runs say.
+//! The report's claims beside the results of the runs.
 //!
-//! Owns: what counts as a claim shown. Rules: a verdict is the outcome of a comparison written beside it. "Near" is outside of what the
-//! text says and within the margin given here; a figure that the text does not tell has no verdict. Times are simulated.
+//! Owns: the conditions under which a claim counts as shown. Rules: a verdict is the outcome of a comparison written
+//! beside it. "Near" is outside the text's range and within the margin given here; a figure that the text does not give
+//! has no verdict. Times are simulated.
 
 use super::build;
 use super::figures::{histogram, least_ms, number};
@@ -17,7 +18,7 @@ fn shown(holds: bool) -> &'static str {
     if holds { "shown" } else { "not shown" }
 }
 
-/// A figure against the report's range, with what is still near it.
+/// A figure against the report's range; `near` is the margin that still counts as near.
 fn from_to(ours: f64, least: f64, most: f64, near: f64) -> &'static str {
     match ours {
         _ if (least..=most).contains(&ours) => "shown",

@@ -1,4 +1,4 @@
-//! Which machines are run, and what is kept of each run.
+//! The machines that are run, and the figures kept of each run.
 //!
 //! Owns: the report's four configurations ([`Config`]); the policies under a burst ([`Burst`]); the questions of when periodic update pays
 //! off ([`Crossing`]) and of reads of seconds under asynchronous writes ([`Partial`]); [`Found`], all figures. Rules: what is compared has the
@@ -55,7 +55,7 @@ impl Config {
     }
 }
 
-/// A distribution of read responses, and what went with it.
+/// A distribution of read responses, with other figures of the run.
 #[derive(Clone, Debug)]
 pub struct Figures {
     pub reads: u64,
@@ -182,7 +182,7 @@ pub struct Found {
     pub replayed: Vec<Replayed>,
 }
 
-/// What a setup was run for.
+/// The purpose of a setup.
 #[derive(Clone, Debug)]
 enum For {
     Config(Disk, Config),
@@ -275,7 +275,7 @@ fn setups(plan: &Plan, service_s: f64) -> Vec<(For, Setup)> {
     setups
 }
 
-/// Mean time of an access anywhere on the partition (s): what a load of 1 is measured by.
+/// Mean time of an access anywhere on the partition (s). A load of 1 is one request in that time.
 fn service_s(disk: Disk, seed: u64) -> Result<f64, LabError> {
     Ok(machine::drain_s(disk, Order::Fifo, &Places::Anywhere, seed)? / disk.buffers() as f64)
 }
@@ -291,7 +291,7 @@ fn drain(disk: Disk, seed: u64) -> Result<Drain, LabError> {
     })
 }
 
-/// Runs all that is planned.
+/// Runs the plan.
 pub fn measure(plan: &Plan) -> Result<Found, LabError> {
     let setups = setups(plan, service_s(plan.disks[0], plan.seed)?);
     let outcomes = parallel::map(&setups, plan.threads, |(_, setup)| machine::run(setup));
