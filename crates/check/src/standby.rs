@@ -25,7 +25,7 @@ pub(crate) fn examine(
     base.read(0, &mut page)?;
     let mut note = |kind, at, what: &str| {
         let sentence =
-            format!("image {number}, which does not count, {what}; the next checkpoint writes anew what is not right");
+            format!("image {number}, which does not count, {what}; the next checkpoint writes the wrong pages again");
         report.note(kind, None, Some(at), sentence);
     };
     // An image without anchors was being written or never was: a copy of a store has only one image.

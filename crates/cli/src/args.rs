@@ -144,7 +144,7 @@ pub struct FormatArgs {
     noatime, strictatime                      reads never, or always, change access times\n  \
     remount                                   change a mount: remount,ro or remount,rw, or its flags\n  \
     allow_other, noallow_other, allow_root    who may use it (root's mounts are for all)\n  \
-    nodefault_permissions                     nobody checks permissions, and there are no ACLs\n  \
+    nodefault_permissions                     permissions are not checked, and there are no ACLs\n  \
     private                                   root alone may use it, unchecked: fewer requests for changes\n  \
     noxattr                                   no extended attributes or ACLs; small files are made faster\n  \
     threads=N                                 threads that serve requests (default: 4, or one a processor)\n  \

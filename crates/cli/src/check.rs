@@ -54,7 +54,7 @@ fn repair(store: &Store, report: Report, args: &CheckArgs) -> Outcome<ExitCode> 
             eprintln!("shoal: not repaired: {obstacle}");
         }
         if !report.is_sound() {
-            println!("what is left has no safe remedy; `shoal salvage` copies out what can be read");
+            println!("the findings left have no safe remedy; `shoal salvage` copies out what can be read");
         }
     }
     let corrected = if changes.is_empty() { 0 } else { EXIT_CORRECTED };

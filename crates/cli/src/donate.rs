@@ -192,7 +192,7 @@ impl Watch {
         }
         self.tell_refused(Instant::now());
         for (name, held_s) in self.lender.revoke_unheld(Instant::now()) {
-            info!("area {name:?} taken back: nobody held it for {held_s} s");
+            info!("area {name:?} taken back: no client held it for {held_s} s");
         }
         pressed
     }

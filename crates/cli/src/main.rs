@@ -80,7 +80,7 @@ fn parse() -> Cli {
         let cause = cause.trim_start_matches("error: ");
         let command = std::env::args_os().nth(1).filter(|word| Cli::command().find_subcommand(word).is_some());
         let command = command.map_or_else(String::new, |word| format!(" {}", word.to_string_lossy()));
-        eprintln!("shoal{command}: {cause}; `shoal{command} --help` tells what is understood");
+        eprintln!("shoal{command}: {cause}; `shoal{command} --help` lists the options");
         std::process::exit(if command == " check" { EXIT_USAGE.into() } else { error.exit_code() })
     })
 }

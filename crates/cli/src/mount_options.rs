@@ -44,11 +44,9 @@ pub fn parse(lists: &[String], source: &Path, is_root: bool) -> Result<MountOpti
         }
     }
     if private && !is_root {
-        return Err(
-            "mount option `private`: nobody would check which files may be opened, so only root's mounts can be; \
+        return Err("mount option `private`: permissions would not be checked, so only root may use it; \
                     leave it out (a mount of yours is for you alone in any case)"
-                .into(),
-        );
+            .into());
     }
     if private {
         (options.access, options.default_permissions) = (Access::Owner, false);
@@ -91,7 +89,7 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
             return match value {
                 Some("ordered" | "writeback") => Ok(()),
                 _ => Err(format!(
-                    "mount option `{word}`: data of large files are written once, before what refers to them; leave the option out, or use `data=ordered`"
+                    "mount option `{word}`: data of large files is written once, before the records that refer to it; leave the option out, or use `data=ordered`"
                 )),
             };
         }

@@ -49,7 +49,7 @@ pub fn run(directory: &Path, mountpoint: &Path, lists: &[String]) -> Outcome<Rem
         };
         let answer = control::ask(directory, &question)?;
         answer.map(drop).ok_or_else(|| {
-            Failure::new(mountpoint.display(), "nobody serves this mount").remedy("mount the store again")
+            Failure::new(mountpoint.display(), "no daemon serves this mount").remedy("mount the store again")
         })
     };
     if !options.read_only {

@@ -53,7 +53,7 @@ fn ask(server: &str, question: &Question) -> Outcome<serde_json::Value> {
             let answer = control::ask_at(&path, &format!("server on {server}"), question)?;
             answer.ok_or_else(|| {
                 Failure::new(server, "no `shoal serve` is listening there on this machine")
-                    .remedy("name what `--nbd` was given, or a mounted store")
+                    .remedy("give the address of `shoal serve --nbd`, or a mounted store")
             })
         }
         None => {

@@ -47,7 +47,7 @@ impl Store {
             _ => format!("is damaged: {error} (and {} more errors)", count - 1),
         };
         let remedy =
-            format!("run `shoal check --repair {name}` first; what that leaves, `shoal salvage {name} DIR` copies out");
+            format!("run `shoal check --repair {name}` first, or copy the files with `shoal salvage {name} DIR`");
         Err(Failure::new(&name, cause).remedy(remedy))
     }
 }

@@ -63,7 +63,7 @@ impl Store {
         // mistake.
         let options = Options { recover: remedies.is_empty(), ..Options::default() };
         if remedies.is_empty() {
-            note("count inodes anew, and finish what is half-done".into());
+            note("count inodes again, and finish interrupted operations".into());
         }
         for remedy in remedies {
             note(remedy.to_string());

@@ -76,7 +76,7 @@ pub(super) fn open<'a>(source: &SalvageSource<'a>, losses: &mut Vec<String>) -> 
                 faults.extend(why.iter().map(|why| format!("{name}: {why}")));
                 end = reached;
                 cut = pages::cut(&base, &any, &anchor)?;
-                faults.extend(cut.map(|bytes| format!("{name} ends at byte {bytes}: what lay behind is missing")));
+                faults.extend(cut.map(|bytes| format!("{name} ends at byte {bytes}: the rest is missing")));
                 Some(anchor)
             }
             Ok(_) => continue,
@@ -171,7 +171,7 @@ fn replayed<'a>(
     let media = Source { image: source.image, log: source.log, bulk_bytes: None, power_lost, sums: false };
     let ring = superblock.memory_kind.has_ring();
     if source.log.is_none() && !ring {
-        let why = "there is no log: what was done after the image was written is lost".into();
+        let why = "there is no log: changes after the image was written are lost".into();
         return Ok((region, vec![why], anchor.replay_lsn.get()));
     }
     let (gaps, cut, end) = replay::replay_past_gaps(&media, superblock, anchor, &mut region)?;
@@ -183,7 +183,7 @@ fn replayed<'a>(
                  taken from the region as it stands"
             ),
             (false, false) => format!(
-                "a record of the log is damaged at position {at}, and left out: what it changed may be wrong or missing"
+                "a record of the log is damaged at position {at}, and left out: the data it changed may be wrong or missing"
             ),
             (false, true) => format!(
                 "the log breaks off at position {at}, and records that follow from {next} on are left out: lost with the power, or \

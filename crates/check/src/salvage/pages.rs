@@ -58,10 +58,13 @@ impl BadPages {
         let older = count(Content::Older);
         let mut sentences = Vec::new();
         if found > 0 {
-            sentences.push(format!("{found} pages of the image have wrong checksums; what lies in them is named"));
+            sentences
+                .push(format!("{found} pages of the image have wrong checksums; files with data in them are named"));
         }
         if older > 0 {
-            sentences.push(format!("{older} missing pages are taken from the older image; what lies in them is named"));
+            sentences.push(format!(
+                "{older} missing pages are taken from the older image; files with data in them are named"
+            ));
         }
         sentences
     }

@@ -51,7 +51,7 @@ fn measure(path: &Path, size: u64, seed: u64, report: &mut dyn FnMut(&str, Sampl
         for i in 0..pieces {
             file.read_exact_at(&mut buffer, i * PIECE_BYTES)?;
             if buffer != piece {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "what was read is not what was written"));
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "the data read is not the data written"));
             }
         }
         Ok(())

@@ -124,7 +124,7 @@ impl Worker {
                     self.buffer.clear();
                     File::open(path)?.read_to_end(&mut self.buffer)?;
                     if self.buffer != self.content {
-                        let text = format!("{}: what was read is not what was written", path.display());
+                        let text = format!("{}: the data read is not the data written", path.display());
                         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
                     }
                 }

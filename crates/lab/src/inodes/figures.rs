@@ -28,7 +28,7 @@ pub fn notes() -> Vec<String> {
         "times of 1 s: ctime, mtime and atime, as in ext2; of 1 ns: these and the time of birth",
         "all-or-nothing, huffman and gamma are the paper's, mixed takes the best of them for each field, hybrid is Shoal's",
         "the table of triplets is in the order of frequency; neighbours are sixteen successive inode numbers in use",
-        "no code is longer than the stripped record of 54 bytes and one byte: what would be is written so",
+        "no code is longer than the stripped record of 54 bytes and one byte: a longer one gives way to that form",
         "speed: millions of inodes a second, one thread, in memory, median (slowest-fastest); for the hybrid without the choice of a block's bases, which `blocks` has",
     ]
     .map(Into::into)

@@ -29,7 +29,7 @@ pub(super) static MEANS: Means = Means {
     },
     rest,
     loss: |_| Loss {
-        power_loss: "while the battery holds at most the last second of large files, else all since the last saved image",
+        power_loss: "while the battery holds, at most the last second of large files, otherwise everything since the last saved image",
         after_fsync: "nothing while the battery holds",
     },
 };
@@ -190,7 +190,7 @@ fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], wish: &Wish<'_>) -> Outco
     let end = match shoal_region::ring_end(&memory, &superblock, &anchor) {
         Ok(end) => end,
         Err(error) => {
-            let salvage = "copy out with `shoal salvage` what can be read, which is nearly everything";
+            let salvage = "copy out nearly everything with `shoal salvage`";
             let failure = Failure::new(path.display(), error).remedy(format!("{salvage}, or {restore}"));
             return Ok(Found::Refused(failure, anchor.incarnation.get()));
         }
