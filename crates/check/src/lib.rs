@@ -2,7 +2,7 @@
 //! of `docs/spec/region.md`.
 //!
 //! What it owns: reading a region from images or from memory, log replay, the walk over inodes, directories and
-//! extents, and the comparison of what is reachable with what is allocated.
+//! extents, and the comparison of reachable with allocated pieces.
 //! Rules: the crate depends on the formats and the media traits alone, so that it cannot share the engine's bugs; it
 //! never writes; hostile bytes give findings, never a panic, in time and memory bounded by the bytes on media (visited
 //! bits stop every cycle, every recursion has a fixed depth).

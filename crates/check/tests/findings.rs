@@ -106,7 +106,7 @@ fn a_page_never_written_to_the_image_needs_no_sum() {
     let sum = store.superblock.region_bytes as usize + blank * 4;
     assert_ne!(image[sum..sum + 4], [0; 4]);
     image[sum..sum + 4].fill(0);
-    // Page 1 has no sum, whatever the bytes in its place.
+    // Page 1 has no sum, so these bytes do not matter.
     image[store.superblock.region_bytes as usize + 4] = 9;
     let log = store.log_device();
     assert_eq!(check_images([&Image(image.clone()), &Image(Vec::new())], &log).errors, []);

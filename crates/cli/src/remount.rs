@@ -1,8 +1,8 @@
 //! `shoal mount -o remount,...`: changes a mount without unmounting it.
 //!
 //! The kernel keeps the mount's flags and refuses writes to one that is read-only; the daemon is told through its
-//! control socket, because it keeps the access times and what is not yet durable. Order: for a change to read-only the
-//! kernel goes first, so that no write follows the daemon's sync; for a change to read-write the daemon goes first,
+//! control socket, because it keeps the access times and data that is not yet durable. Order: for a change to read-only
+//! the kernel goes first, so that no write follows the daemon's sync; for a change to read-write the daemon goes first,
 //! since it may have opened the store for reading only. Options that are not named stay as they are. Options of the
 //! daemon and of the FUSE connection (threads, `noxattr`, `allow_other`, ...) cannot change under a mount: they take
 //! effect at the next mount. Naming one gives a warning, not an error, because mount(8) passes the whole line of fstab

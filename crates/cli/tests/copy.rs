@@ -1,7 +1,7 @@
-//! `shoal copy` on real stores: the copy holds what the original holds, takes little room, and is a store of its own.
+//! `shoal copy` on real stores: the copy has the original's contents, takes little space, and is a store of its own.
 //!
-//! Stores are filled through a mount, ended cleanly or by SIGKILL, and copied. Needs /dev/fuse; every program runs under
-//! `timeout`, and what is mounted is unmounted at the end.
+//! Stores are filled through a mount, ended cleanly or by SIGKILL, and copied. Needs /dev/fuse; every program runs
+//! under `timeout`, and every mount is undone at the end.
 
 mod scene;
 

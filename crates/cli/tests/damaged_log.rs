@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 
 use damaged_media::{Scene, Tree, read_tree};
 
-/// A store whose process was killed with a log to replay, and what was in it.
+/// A store whose process was killed with a log to replay, and its tree.
 fn killed(scene: &Scene) -> Tree {
     scene.mount();
     fs::create_dir(scene.at("mnt/dir")).unwrap();

@@ -317,7 +317,7 @@ impl Base {
         *tally.entry(if found.code == 0 { "sound" } else { "found" }).or_default() += 1;
         let Some(tree) = tree else {
             *tally.entry("not mounted").or_default() += 1;
-            // A check of the saved images says what they hold, not whether they are the store.
+            // A check of the saved images does not say whether they are the store.
             let gone = told.contains("region is missing");
             assert!(found.code != 0 || gone, "{case}: the check finds nothing, and no mount is possible");
             return;

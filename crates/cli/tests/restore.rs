@@ -1,7 +1,7 @@
 //! `battery` stores whose memory goes away and comes back, and host file systems that go down, on real mounts.
 //!
 //! Memory lies on a tmpfs that is unmounted (the file system is not there) or mounted anew (the power was lost). Needs
-//! root and /dev/fuse; every program runs under `timeout`. What is mounted is unmounted at the end, also by a panic.
+//! root and /dev/fuse; every program runs under `timeout`. Every mount is undone at the end, also by a panic.
 
 mod killed;
 
@@ -290,7 +290,7 @@ fn a_host_file_system_that_went_down_is_a_power_loss() {
     scene.ok(&["check", &scene.text("store")]);
 }
 
-/// The file system stops at once, and what was not synced is lost (EXT4_IOC_SHUTDOWN without a log flush).
+/// Stops the file system at once; data that was not synced is lost (EXT4_IOC_SHUTDOWN without a log flush).
 fn shut_down(at: &Path) {
     let script = "import fcntl, os, struct, sys\n\
                   fcntl.ioctl(os.open(sys.argv[1], os.O_RDONLY), 0x8004587d, struct.pack('I', 2))";

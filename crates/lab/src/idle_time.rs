@@ -2,7 +2,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `system` | what is compared, and the world it runs in |
+//! | `system` | a system to compare, and the world it runs in |
 //! | `in_place`, `lfs`, `eager` | UFS, LFS with NVRAM, eager writing with and without NVRAM |
 //! | `vlog` | the virtual log inside a simulated drive |
 //! | `points` | which systems are run on which disks, the workload, running it |
@@ -91,7 +91,7 @@ fn sorted<T: Ord + Copy>(values: &[T], also: &[T]) -> Vec<T> {
     values
 }
 
-/// What is run.
+/// The plan of runs.
 struct Plan {
     bursts_kb: Vec<u32>,
     idle_ms: Vec<u32>,

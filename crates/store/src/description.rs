@@ -1,7 +1,7 @@
 //! A store's description: the file `shoal.json` in its directory.
 //!
 //! Rules: the description is the last file written when a store is made and the first one removed when it goes,
-//! atomically, so a directory without it is not a store. Left out: what the media hold.
+//! atomically, so a directory without it is not a store. Left out: the contents of the media.
 
 use std::fs;
 use std::io::{self, Write};

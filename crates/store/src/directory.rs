@@ -66,7 +66,7 @@ pub(crate) fn is_within(absolute: &Path, directory: &Path) -> bool {
     absolute.ancestors().any(|above| above.canonicalize().is_ok_and(|above| above == directory))
 }
 
-/// Refuses a directory that holds anything but what is `spared`. `name`: as it was given.
+/// Refuses a directory that holds anything but the `spared` files. `name` is the directory as the user gave it.
 pub(crate) fn refuse_filled(directory: &Path, name: &Path, spared: &[&str]) -> Outcome<()> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,

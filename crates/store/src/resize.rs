@@ -3,10 +3,10 @@
 //! A store that is not mounted gets another layout ([`shoal_fs::Relayout`]): its region is written in the new layout
 //! into the image that is not current. The seal of that image is the switch, so the store is whole whenever the work is
 //! interrupted.
-//! Order: check (a damaged store is refused as it is: what cannot be read cannot be moved), open and close, so that one
-//! clean image is all of the store; bulk storage grows; the new image is written and checked; a `battery` region is
-//! removed (the next mount restores it from the image); seal; the old image and the end of bulk storage go. The process
-//! that serves a mounted store changes its limits within its layout, which are two numbers in the roots
+//! Order: check (a damaged store is refused, because pieces that cannot be read cannot be moved), open and close, so
+//! that one clean image is all of the store; bulk storage grows; the new image is written and checked; a `battery`
+//! region is removed (the next mount restores it from the image); seal; the old image and the end of bulk storage go.
+//! The process that serves a mounted store changes its limits within its layout, which are two numbers in the roots
 //! ([`shoal_fs::Fs::set_limits`]); more than that needs it unmounted. A smaller size may need compaction first, as
 //! ordinary work of the file system: the region is compacted, and blocks of large files move to the front.
 
@@ -157,7 +157,7 @@ impl Store {
         Ok((before, device_bytes))
     }
 
-    /// Moves what is in the way of the new limits; returns the layout wanted.
+    /// Moves data that is in the way of the new limits; returns the layout wanted.
     fn plan_resize(
         &self,
         sizes: &Sizes,

@@ -33,7 +33,7 @@ pub struct Store {
     _lock: StoreLock,
 }
 
-/// A store's file system, opened, with what is below it.
+/// A store's file system, opened, with its bulk storage.
 pub struct Opened {
     pub fs: Fs,
     /// What recovery had to do.

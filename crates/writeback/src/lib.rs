@@ -41,7 +41,7 @@ pub use policy::{Load, Policy, Rule, Shape};
 /// A second, in the unit of all times here (ns).
 pub const S_NS: u64 = 1_000_000_000;
 
-/// A block of the device or of a file; what the number means is the caller's.
+/// A block of the device or of a file; the caller gives the number its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub u64);
 

@@ -20,7 +20,7 @@ pub(super) struct Opened<'a> {
     pub bad_pages: BadPages,
 }
 
-/// An image, or the region in place, and what is wrong with it as a whole.
+/// An image, or the region in place, with the faults of the whole.
 struct Candidate<'a> {
     base: Base<'a>,
     name: &'static str,
@@ -150,8 +150,8 @@ fn stored(base: &Base<'_>, superblock: &Superblock) -> u64 {
     }
 }
 
-/// The region after as much of the log as counts, what is wrong with that, and where the log ends. `patches` are pages that
-/// are better than those of `base`.
+/// The region after replay of the valid part of the log, the log's faults, and its end. `patches` are pages that are
+/// better than those of `base`.
 fn replayed<'a>(
     source: &SalvageSource<'a>,
     superblock: &Superblock,

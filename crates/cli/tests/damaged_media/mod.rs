@@ -1,6 +1,6 @@
 //! A store in real files, for tests that damage its media.
 //!
-//! Needs /dev/fuse, and root or fusermount3. Every program runs under `timeout`; what is mounted is unmounted at the end, also
+//! Needs /dev/fuse, and root or fusermount3. Every program runs under `timeout`; every mount is undone at the end, also
 //! by a panic.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
@@ -50,7 +50,7 @@ impl Scene {
 
     pub fn run(&self, args: &[&str]) -> Output {
         let mut command = Command::new("timeout");
-        // Another build's program, to see what it makes of the same damage.
+        // `SHOAL` names the program of another build, to try the same damage with it.
         let program = std::env::var("SHOAL").unwrap_or_else(|_| env!("CARGO_BIN_EXE_shoal").into());
         command.arg("60").arg(program).args(args).stdin(Stdio::null());
         command.current_dir(self.dir.path()).output().unwrap()

@@ -1,8 +1,8 @@
 //! Every kind of damage that a store's files can have, done to the files of a real store.
 //!
 //! Rules: the same seed does the same damage; a kind does nothing if the store lacks the part it damages (a ring, bulk
-//! storage). With `sealed` the page sums of the image are right afterwards: the damage is one that a writer with a bug
-//! leaves.
+//! storage). With `sealed` the page sums of the image are right afterwards, as if a writer with a bug had done the
+//! damage.
 
 use std::fs;
 use std::os::unix::fs::FileExt;

@@ -1,6 +1,6 @@
 //! A real store in a temporary directory, its mount, and the tree under the mount.
 //!
-//! Needs /dev/fuse; every program runs under `timeout`, and what is mounted is unmounted at the end.
+//! Needs /dev/fuse; every program runs under `timeout`, and every mount is undone at the end.
 
 #![allow(dead_code, reason = "each test file uses its part")]
 

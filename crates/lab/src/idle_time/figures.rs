@@ -191,7 +191,7 @@ fn fall_claims(curve: &Curve, runs: &Runs, claims: &mut Comparison) {
     );
 }
 
-/// The shortest pause that gains anything, and what the longest one gains.
+/// The shortest pause with any gain, and the gain of the longest one.
 fn gain_claims(curve: &Curve, runs: &Runs, memory_ms: f64, claims: &mut Comparison) {
     let first_gain = |kind: Kind, burst: u32| {
         let line = runs.line(curve, kind, burst);

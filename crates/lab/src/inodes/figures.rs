@@ -1,4 +1,4 @@
-//! The paper's tables and figures from what was measured.
+//! The paper's tables and figures from the measurements.
 //!
 //! Owns: table 3.1, figures 3.1 to 3.4, the parts of Shoal's blocks, and the paper's claims beside ours. Rules: every
 //! table names the bytes it counts; "bytes an inode" are codes padded to whole bytes, without the length byte, pointers

@@ -1,4 +1,4 @@
-//! Table 4.1 and figures 4.1 to 4.3 from what was measured.
+//! Table 4.1 and figures 4.1 to 4.3 from the measurements.
 //!
 //! Owns: bins of equal width (512 bytes, as in the paper) and of equal count (as its readers asked for); means weighted
 //! by file and by byte; the paper's figures beside ours. Rules: a saving is the share that compression removes; a

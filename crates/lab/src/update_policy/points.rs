@@ -1,8 +1,8 @@
 //! The machines that are run, and the figures kept of each run.
 //!
-//! Owns: the report's four configurations ([`Config`]); the policies under a burst ([`Burst`]); the questions of when periodic update pays
-//! off ([`Crossing`]) and of reads of seconds under asynchronous writes ([`Partial`]); [`Found`], all figures. Rules: what is compared has the
-//! same seeds; points are independent of each other, and run side by side.
+//! Owns: the report's four configurations ([`Config`]); the policies under a burst ([`Burst`]); when periodic update
+//! pays off ([`Crossing`]), and reads of seconds under asynchronous writes ([`Partial`]); [`Found`], all figures.
+//! Rules: compared machines have the same seeds; points are independent of each other, and run side by side.
 
 use shoal_sim::mechanical::Order;
 use shoal_writeback::{Counts, Policy, Rule, S_NS, Shape};
@@ -23,7 +23,7 @@ const PARTIAL: [u32; 6] = [0, 20, 40, 60, 80, 100];
 const QUICK_PARTIAL: [u32; 3] = [0, 60, 100];
 /// Between two bursts: longer than any policy needs.
 pub const BURST_EVERY_S: u64 = 150;
-/// Loads of reads and of writes, in shares of what the disk can do (percent).
+/// Loads of reads and of writes (percent of the disk's capacity).
 const LOADS: [(u32, u32); 5] = [(30, 20), (30, 40), (50, 20), (50, 40), (50, 60)];
 const QUICK_LOADS: [(u32, u32); 2] = [(30, 40), (50, 60)];
 /// Write hits (percent).

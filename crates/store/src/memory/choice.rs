@@ -1,6 +1,7 @@
 //! Which memory a store has: a kind and, for memory that has one, the file of its region.
 //!
-//! Owns the words of `--memory` and the `memory` object of the description. What a kind is like is in `shoal_format::memory`.
+//! Owns the words of `--memory` and the `memory` object of the description. The properties of a kind are in
+//! `shoal_format::memory`.
 
 use std::path::PathBuf;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! What a kind of memory has to provide: making, opening and checking the media of a region, and what they may lose.
+//! The operations of a kind of memory: making, opening and checking the media of a region, and their possible losses.
 //!
 //! Owns the shape, [`Means`], and the media it hands out. A module for each kind fills it in.
 

@@ -1,4 +1,4 @@
-//! The memory of a store: which kind it is, how its media are made and opened, and what it promises.
+//! The memory of a store: its kind, making and opening its media, and its promises.
 //!
 //! The properties of a kind are a row in `shoal_format::memory`; a module here makes and opens its media, and [`means`]
 //! leads to that module. Everything else in this crate asks for properties, never for a kind. Rules: opening makes

@@ -1,6 +1,6 @@
 //! A store's files, opened for reading alone: every write is refused, and no lock, epoch or process number is left.
 //!
-//! Rules: a file that cannot be opened is absent or reads as zeros; the salvage names what is lost by that.
+//! Rules: a file that cannot be opened is absent or reads as zeros; the salvage names the losses.
 
 use std::collections::BTreeMap;
 use std::fs::File;

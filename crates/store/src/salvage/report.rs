@@ -1,4 +1,4 @@
-//! The result of a salvage: what was saved, what was lost, and what is told meanwhile.
+//! The result of a salvage: saved files, losses, and messages in between.
 //!
 //! The report travels as JSON (`shoal salvage --json`); the sentence of a loss names path, bytes and reason.
 
