@@ -1,10 +1,9 @@
 //! The model of a network: the cost to the client of a message to or from a donor.
 //!
 //! Owns: [`Link`], the client's one link to all donors. A transfer of n bytes takes the latency and n bytes at the
-//! bandwidth, and nothing else goes over the link meanwhile: the paper adds up transfer times the same way. Its
-//! network is ATM at
-//! 155 Mbit/s; a message through TCP/IP on the workstations of its time took about a millisecond. All time here is
-//! simulated. Left out: contention at the donors and between clients, losses, cells and headers.
+//! bandwidth, and nothing else goes over the link meanwhile: the paper adds up transfer times the same way. Its network
+//! is ATM at 155 Mbit/s; a message through TCP/IP on the workstations of its time took about a millisecond. All time
+//! here is simulated. Left out: contention at the donors and between clients, losses, cells and headers.
 
 /// Properties of a network.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]

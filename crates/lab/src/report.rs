@@ -4,10 +4,9 @@
 //! |---|---|
 //! | `plot` | a line plot as SVG |
 //!
-//! Owns: [`Report`], [`Table`], and how they look on a terminal, as CSV and as JSON. A [`Comparison`] puts the
-//! paper's figure
-//! beside ours. Rules: every table says in its title whether its time is simulated; a cell that was not measured is
-//! empty, never 0; files are named after the experiment and the table.
+//! Owns: [`Report`], [`Table`], and how they look on a terminal, as CSV and as JSON. A [`Comparison`] puts the paper's
+//! figure beside ours. Rules: every table says in its title whether its time is simulated; a cell that was not measured
+//! is empty, never 0; files are named after the experiment and the table.
 
 mod plot;
 
@@ -235,8 +234,7 @@ impl Report {
     }
 
     /// Writes all tables as CSV, all plots as SVG and everything as JSON into a directory, made if it is not there;
-    /// returns the
-    /// files.
+    /// returns the files.
     pub fn write(&self, directory: &Path) -> Result<Vec<PathBuf>, ReportError> {
         let failed = |path: &Path| {
             let path = path.to_path_buf();

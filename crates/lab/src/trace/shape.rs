@@ -66,8 +66,7 @@ fn blocks(request: &Request, block_bytes: u64) -> (u64, u64) {
 }
 
 /// `copies` replays of requests to a disk of `bytes`, each on its own part of a disk `copies` times as large, copy k
-/// later
-/// by k times `shift_ns`; in the order of time.
+/// later by k times `shift_ns`; in the order of time.
 pub fn replicate(requests: &[Request], bytes: u64, copies: u32, shift_ns: u64) -> Vec<Request> {
     let copy = |k: u64| {
         requests.iter().map(move |request| Request {
