@@ -1,9 +1,9 @@
 //! The direction of dependencies: which workspace crate may use which (ARCHITECTURE.md).
 //!
 //! `format` and `media` are the ground; building blocks stand on them; engines stand on building blocks and never on
-//! each other; adapters stand on engines. The table below is the rule, `cargo metadata` the fact. A crate that the
-//! table does not know is a finding: whoever adds one says where it stands. Development dependencies may also point
-//! at the two worlds (`host`, `sim`) and at `check`, since tests run engines in a world and then check the result.
+//! each other; adapters stand on engines. The table below is the rule, `cargo metadata` the fact. A crate that is not
+//! in the table is a finding, so a new crate needs a row. Development dependencies may also point at the two worlds
+//! (`host`, `sim`) and at `check`, since tests run engines in a world and then check the result.
 
 use std::path::Path;
 use std::process::Command;
@@ -45,7 +45,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("xtask", &["shoal-sim"]),
 ];
 
-/// What the crates at the top, which only put others together, may use.
+/// The crates that the top layer, which only puts others together, may use.
 const ASSEMBLY: &[&str] = &[
     "shoal-format",
     "shoal-media",
@@ -65,7 +65,7 @@ const ASSEMBLY: &[&str] = &[
     "shoal-lab",
 ];
 
-/// What tests may use beside their crate's own dependencies.
+/// The crates that tests may use beside their crate's own dependencies.
 const FOR_TESTS: &[&str] = &["shoal-format", "shoal-media", "shoal-host", "shoal-sim", "shoal-region", "shoal-check"];
 
 /// Findings in the workspace at `root`.

@@ -1,7 +1,7 @@
 //! Links between the pages: every relative link in a Markdown file must lead to a file, and to a heading if it names one.
 //!
 //! Reads inline links `[text](target)` and definitions `[label]: target`, outside of code. Addresses with a scheme are
-//! left out: a check of the project must not depend on the network. Findings are lines `path: target: what`.
+//! left out: a check of the project must not depend on the network. Findings are lines `path: target: reason`.
 
 use std::fs;
 use std::path::Path;

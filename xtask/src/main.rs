@@ -1,8 +1,8 @@
 //! `cargo xtask`: the project's own checks.
 //!
-//! - `check` runs what every commit must pass: format, lints, direction of dependencies, file lengths, `unsafe` in one
-//!   crate, links between pages, names on them and layout tables against the code. All of them run even if one fails; each finding is a
-//!   line that names its file.
+//! - `check` runs the checks that every commit must pass: format, lints, direction of dependencies, file lengths,
+//!   `unsafe` in one crate, links between pages, names on them and layout tables against the code. All of them run even
+//!   if one fails; each finding is a line that names its file.
 //! - `deep` runs the tests again with `SHOAL_DEEP=1`: the long searches, each for some minutes (`--seconds`, 0 for as long as it takes).
 //! - `load` and `verify` are the two halves of the kill -9 test (`tests/real/kill9`).
 //!
@@ -63,14 +63,14 @@ fn check() -> Result<(), String> {
     report("links between pages", links::check(&root));
     report("names on the pages", names::check(&root));
     report("layout tables", layouts::check(&root));
-    // In the profile of the tests: what its build scripts and macros need is built already.
+    // The profile of the tests is used, because its build scripts and macros are built already.
     let clippy = ["clippy", "--quiet", "--profile", "ci", "--workspace", "--all-targets", "--", "-D", "warnings"];
     report("clippy", command(&root, "cargo", &clippy));
     println!("{passed} passed, {failed} failed");
     if failed > 0 { Err("the project's checks found something; see the lines above".into()) } else { Ok(()) }
 }
 
-/// What a long search may take, unless it is told.
+/// Time of a long search, unless `--seconds` says otherwise (s).
 const DEEP_SECONDS: u64 = 120;
 
 fn deep(arguments: &[String]) -> Result<(), String> {
@@ -82,7 +82,7 @@ fn deep(arguments: &[String]) -> Result<(), String> {
         _ => return Err(USAGE.into()),
     };
     let mut failed = Vec::new();
-    // In the profile of the tests: what they need is built already.
+    // The profile of the tests is used, because its dependencies are built already.
     for more in
         [&["--workspace", "--no-fail-fast"][..], &["-p", "shoal-fs", "--features", "recorded", "--test", "recorded"]]
     {

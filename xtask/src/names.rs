@@ -1,9 +1,10 @@
 //! Names in code marks on the pages: each must exist in the code.
 //!
 //! Looks at ARCHITECTURE.md and the pages below `docs/` for spans that can only be names of the code: a path
-//! (`Bulk::flush`), a call (`sync_to()`), a type (`PersistentMemory`) or a source file (`large.rs`). Every word of such a name must
-//! occur somewhere in the Rust sources, or as a file or directory there. Spans in fenced blocks, and words in lower case that may be
-//! options or commands, are left alone. Left out: whether the name means there what the page says.
+//! (`Bulk::flush`), a call (`sync_to()`), a type (`PersistentMemory`) or a source file (`large.rs`). Every word of such
+//! a name must occur somewhere in the Rust sources, or as a file or directory there. Spans in fenced blocks, and words
+//! in lower case that may be options or commands, are left alone. Left out: whether the page describes the name
+//! correctly.
 
 use std::collections::HashSet;
 use std::fs;
@@ -15,7 +16,7 @@ pub fn check(root: &Path) -> Result<Vec<String>, String> {
     let mut known: HashSet<String> = HashSet::new();
     for path in files(root, "rs")? {
         let text = fs::read_to_string(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        // What only comments speak of is not there.
+        // A name that occurs only in comments does not count.
         let code = text.lines().map(|line| line.split("//").next().unwrap_or_default());
         known.extend(code.flat_map(words).map(str::to_string));
         for part in path.strip_prefix(root).unwrap_or(&path).components() {
@@ -54,7 +55,7 @@ fn spans(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Can it be nothing but a name of the code?
+/// Must this span be a name of the code?
 fn is_name(span: &str) -> bool {
     let path = span.trim_end_matches("()");
     let is_word = |word: &str| {

@@ -1,8 +1,8 @@
-//! Rules on source files: how long they are, that each says what it owns, and where `unsafe` may stand.
+//! Rules on source files: their length, a header that says what they own, and the place of `unsafe`.
 //!
 //! A file has at most 800 lines, unless a line of its header says `//! Longer than 800 lines because ...`. Every file
 //! opens with a `//!` header of at least 3 lines. `unsafe` stands in `crates/host` only, and every other crate forbids
-//! it at its root, so that the compiler holds the rule, too. Findings are lines `path: what`.
+//! it at its root, so that the compiler enforces the rule, too. Findings are lines `path: what`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ const HEADER_LINES_MIN: usize = 3;
 const LONGER: &str = "//! Longer than 800 lines because ";
 const UNSAFE_CRATE: &str = "crates/host/";
 
-/// All files below `root` with this extension, without build output and what git does not track by name.
+/// All files below `root` with this extension, without build output, fuzzing corpora and hidden directories.
 pub fn files(root: &Path, extension: &str) -> Result<Vec<PathBuf>, String> {
     let mut found = vec![];
     let mut folders = vec![root.to_path_buf()];
@@ -41,7 +41,7 @@ pub fn relative(root: &Path, path: &Path) -> String {
     path.strip_prefix(root).unwrap_or(path).display().to_string()
 }
 
-/// Files that are too long, or do not say what they own.
+/// Files that are too long, or lack a header.
 pub fn lengths(root: &Path) -> Result<Vec<String>, String> {
     let mut findings = vec![];
     for path in files(root, "rs")? {

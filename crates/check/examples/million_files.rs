@@ -1,7 +1,7 @@
 //! Checks an image of a million files of 1 KB in memory and prints how long it took.
 //!
 //! Run: `cargo run --release -p shoal-check --example million_files [FILES]`
-//! Left out: reading from a disk; the figure is the checker's own, on one core, with everything cached.
+//! Left out: reading from a disk. The figure is the checker's processor time on one core, with everything cached.
 
 #[path = "../tests/store/mod.rs"]
 mod store;
@@ -14,7 +14,7 @@ use shoal_format::superblock::MemoryKind;
 use store::media::Image;
 use store::{Store, empty_inode};
 
-/// Entries in a directory: what the builder's eight buckets hold at any spread of the hash.
+/// Entries of a directory: as many as the builder's eight buckets hold for any distribution of hashes.
 const FANOUT: u32 = 100;
 
 fn main() {

@@ -1,8 +1,8 @@
-//! What is allocated, what is referenced, and the difference.
+//! Allocated pieces against referenced pieces.
 //!
 //! What it owns: the segment table, decoded; for every segment the allocation bits and a bit per slot for "referenced".
-//! Rules: every reference passes through [`Allocation::claim`], once; who is refused must not follow the reference,
-//! which is what keeps walks over damaged structures finite.
+//! Rules: every reference passes through [`Allocation::claim`] once. A caller that is refused must not follow the
+//! reference; this keeps walks over damaged structures finite.
 //! Left out: the bulk device's blocks (`bulk`).
 
 use shoal_format::segment::{SEGMENT_ENTRY, SegmentEntry, SegmentUse};
@@ -24,14 +24,14 @@ struct Segment {
     allocated: u64,
     /// Referenced slots of such a class; bit 0 for a run.
     claimed: u64,
-    /// For the smaller classes: where in `wide` their words lie.
+    /// For the smaller classes: index of their first word in `wide`.
     wide: usize,
 }
 
 const FREE: Segment = Segment { usage: SegmentUse::Free, allocated: 0, claimed: 0, wide: 0 };
 
 pub(crate) struct Allocation {
-    /// Up to the last one in use.
+    /// The segments up to the last one in use.
     segments: Vec<Segment>,
     /// Allocation words, then as many words of claimed bits, per segment of a class with more than 64 slots.
     wide: Vec<u64>,
@@ -111,7 +111,7 @@ impl Allocation {
         Ok(())
     }
 
-    /// The fixed areas are reserved and nothing else is; every run has its head and its whole body.
+    /// Verifies that the fixed areas and nothing else are reserved, and that every run has its head and its whole body.
     fn verify_shape(&self, reserved: u64, report: &mut Report) {
         let mut body_until = 0;
         for index in 0..self.segments.len().max(reserved as usize) as u64 {
@@ -148,8 +148,8 @@ impl Allocation {
         self.segments.get(index as usize).map_or(SegmentUse::Free, |segment| segment.usage)
     }
 
-    /// Marks a piece as referenced. `false`: do not follow the reference (the report says why, unless it may be read
-    /// all the same).
+    /// Marks a piece as referenced. `false`: the reference must not be followed. The report says why; it also names a
+    /// piece that is marked free, which may be followed.
     pub(crate) fn claim(&mut self, slot: SlotRef, inode: Option<u32>, what: &str, report: &mut Report) -> bool {
         let at = slot.offset();
         let mut error = |kind, why: &str| report.error(kind, inode, Some(at), format!("{what} {slot:?} {why}"));
@@ -194,7 +194,7 @@ impl Allocation {
         true
     }
 
-    /// Reports what is allocated but was never claimed, one finding for each segment.
+    /// Reports pieces that are allocated but were never claimed, one finding for each segment.
     pub(crate) fn find_leaks(&self, report: &mut Report, progress: &mut dyn FnMut(Progress)) {
         for (index, segment) in self.segments.iter().enumerate() {
             let at = index as u64 * SEGMENT;

@@ -1,7 +1,7 @@
-//! Bulk blocks: what files map against what the bitmap says.
+//! Bulk blocks: the extents of files against the bitmap.
 //!
-//! Rules: both sides are sorted ranges, never a bit per block of what a forged extent claims, so that time and memory
-//! follow the bytes that are there. A block is mapped by at most one extent, and marked exactly then.
+//! Rules: both sides are sorted ranges, so that time and memory depend on the bytes on media and not on the length that
+//! a forged extent claims. A block is mapped by at most one extent, and it is marked if and only if it is mapped.
 //! Left out: the data in the blocks.
 
 use shoal_format::superblock::Superblock;
@@ -112,7 +112,7 @@ fn marked(region: &Region<'_>, superblock: &Superblock, mut range: impl FnMut(u6
     Ok(())
 }
 
-/// Which of the two lists alone holds a range.
+/// Which of the two lists holds a range that the other lacks.
 enum Side {
     Wanted,
     Marked,
@@ -121,7 +121,7 @@ enum Side {
 /// Compares two ascending lists of ranges; the second one streams by and is never held.
 struct Sweep<I, F> {
     wanted: I,
-    /// What is left of the first list's current range.
+    /// The rest of the first list's current range.
     current: Option<(u64, u64)>,
     differ: F,
 }

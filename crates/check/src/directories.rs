@@ -1,7 +1,7 @@
 //! Directories: walks every node and bucket, verifies every entry, and counts links.
 //!
-//! Rules: a walk goes as deep as the hash has bits, at most [`LEVELS_MAX`] levels; a node or bucket is visited once.
-//! A name can be twice only within one bucket, because its hash leads to one bucket alone.
+//! Rules: a walk goes as deep as the hash has bits, at most [`LEVELS_MAX`] levels; a node or bucket is visited once. A
+//! name can be there twice only within one bucket, because its hash leads to a single bucket.
 //! Left out: judging the counts (`links`), which needs all directories.
 
 use shoal_format::SlotRef;
@@ -75,8 +75,8 @@ fn verify(region: &Region<'_>, state: &mut State, directory: &Directory) -> Resu
     Ok(())
 }
 
-/// The hashes a bucket is for: those whose first `NODE_BITS * level` bits are `prefix` and whose index in the node of
-/// `level` is in `from..to`.
+/// The hashes that belong to a bucket: those whose first `NODE_BITS * level` bits are `prefix` and whose index in the
+/// node of `level` is in `from..to`.
 struct Place {
     prefix: u64,
     level: u32,
@@ -141,7 +141,7 @@ impl Walk<'_, '_> {
                             "the bucket of depth {depth} at index {i} is not referenced by {span} aligned entries"
                         );
                         self.error(FindingKind::DirectoryNode, at, sentence);
-                        // The references that agree are one bucket's all the same.
+                        // References that agree still count as those of one bucket.
                         span = (i..NODE_FANOUT).take_while(|&other| bits_at(other) == bits_at(i)).count();
                     }
                     self.bucket(bucket, Place { prefix, level, from: i, to: i + span })?;
@@ -221,7 +221,7 @@ impl Walk<'_, '_> {
         }
         if found.marks & DAMAGED != 0 {
             self.state.report.offer(Remedy::RemoveEntry { directory, name: entry.name.to_vec(), ino });
-            // What it was is not known; the entry's word for it keeps the directory's link count right.
+            // The inode's type is unknown; taking it from the entry keeps the directory's link count right.
             self.subdirectories += u32::from(entry.kind == KIND_DIRECTORY);
             return;
         }

@@ -1,7 +1,8 @@
-//! What files, symbolic links and extended attributes occupy.
+//! The pieces and blocks of files, symbolic links and extended attributes.
 //!
-//! Rules: data that ends before the size is a hole and no damage; data behind the size is preallocated and a note at
-//! most; every piece is claimed; `allocated` is the sum of what was claimed. File data is not read.
+//! Rules: a file whose data ends before its size has a hole, which is no damage; data behind the size is preallocated,
+//! which is a note at most; every piece is claimed; `allocated` is the sum of the claimed capacities. File data is not
+//! read.
 //! Left out: whether the bulk device's bitmap agrees with the extents (`bulk`).
 
 use shoal_format::extent::{self, EXTENT_NEW, Extent, ExtentNode};
@@ -203,7 +204,7 @@ impl File<'_, '_> {
         }
     }
 
-    /// Takes the extents of a leaf that is responsible for file blocks `first..end`.
+    /// Takes the extents of a leaf for file blocks `first..end`.
     fn map(&mut self, extents: &[Extent], first: u64, end: u64) {
         for extent in extents {
             if extent.file_block < first || extent.end() > end {

@@ -2,7 +2,7 @@
 //!
 //! What it owns: the list of blocks that exist and a state of 32 bytes for every record in them.
 //! Rules: the walk's depth is the table's height, at most [`HEIGHT_MAX`]; a node or block is visited once.
-//! Left out: what an inode's `root` refers to (`files`, `directories`) and link counts (`links`).
+//! Left out: the data behind an inode's `root` (`files`, `directories`) and link counts (`links`).
 
 use shoal_format::SlotRef;
 use shoal_format::inode::{
@@ -17,18 +17,18 @@ use crate::remedy::Remedy;
 use crate::report::FindingKind;
 use crate::{CheckError, Progress, Stage, State, files};
 
-/// Levels that 32-bit inode numbers can need.
+/// Most levels for 32-bit inode numbers.
 const HEIGHT_MAX: u32 = 4;
 const BLOCKS_MAX: u64 = (INO_MAX + 1) / INODES_PER_BLOCK;
 
-/// The record did not decode; nothing more is said about it.
+/// The record did not decode, so later stages skip it.
 pub(crate) const DAMAGED: u8 = 1;
 /// The way up from this directory was followed.
 pub(crate) const FOLLOWED: u8 = 2;
 /// The way up from this directory is being followed.
 pub(crate) const FOLLOWING: u8 = 4;
 
-/// What is known about one record.
+/// The state of one record.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct InodeState {
     /// `mode >> 12`; 0 for a free record.
@@ -41,7 +41,7 @@ pub(crate) struct InodeState {
     pub subdirectories: u32,
     /// The parent field.
     pub parent: u32,
-    /// The directory with the first entry found, and where in the region that entry lies (0: none found).
+    /// The directory with the first entry found, and the offset of that entry in the region (0: none found).
     pub holder: u32,
     pub entry_at: u64,
 }
@@ -63,7 +63,7 @@ pub(crate) struct Directory {
 pub(crate) struct Inodes {
     /// Numbers of the blocks that exist, ascending.
     blocks: Vec<u32>,
-    /// Sixteen for each of them.
+    /// The states of the records, sixteen for each block.
     pub states: Vec<InodeState>,
     pub directories: Vec<Directory>,
 }
@@ -71,7 +71,7 @@ pub(crate) struct Inodes {
 impl Inodes {
     fn position(&self, ino: u32) -> Option<usize> {
         let block = ino / INODES_PER_BLOCK as u32;
-        // A table without gaps, the usual one, needs no search.
+        // A table without gaps is the usual case and needs no search.
         let found = match self.blocks.get(block as usize) {
             Some(&there) if there == block => block as usize,
             _ => self.blocks.binary_search(&block).ok()?,

@@ -2,10 +2,10 @@
 //! of `docs/spec/region.md`.
 //!
 //! What it owns: reading a region from images or from memory, log replay, the walk over inodes, directories and
-//! extents, and the comparison of what is reachable with what is allocated.
-//! Rules: it depends on the formats and the media traits alone, so that an engine's bug cannot hide in the engine's
-//! own checker; it never writes; hostile bytes give findings, never a panic, in time and memory bounded by the bytes
-//! that are there (visited bits stop every cycle, every recursion has a fixed depth).
+//! extents, and the comparison of reachable with allocated pieces.
+//! Rules: the crate depends on the formats and the media traits alone, so that it cannot share the engine's bugs; it
+//! never writes; hostile bytes give findings, never a panic, in time and memory bounded by the bytes on media (visited
+//! bits stop every cycle, every recursion has a fixed depth).
 //! Left out: carrying out the remedies it offers (`remedy`), and the contents of bulk blocks.
 
 #![forbid(unsafe_code)]
@@ -66,7 +66,7 @@ pub enum Stage {
     Allocation,
 }
 
-/// How far a stage is; the unit is the stage's own (bytes, segments, inode blocks, directories).
+/// Progress of a stage, in the stage's own unit (bytes, segments, inode blocks, directories).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     pub stage: Stage,
@@ -74,7 +74,7 @@ pub struct Progress {
     pub total: u64,
 }
 
-/// Why a store could not be checked at all. Damage is not an error of the checker: it is in the report.
+/// Why a store could not be checked at all. Damage is not such an error: it is in the report.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum CheckError {
     #[error(transparent)]
@@ -119,14 +119,14 @@ pub fn check(source: Source<'_>, progress: &mut dyn FnMut(Progress)) -> Result<R
     Ok(state.report)
 }
 
-/// What the walks share.
+/// State shared by the walks.
 struct State {
     superblock: shoal_format::superblock::Superblock,
     allocation: allocation::Allocation,
     inodes: inodes::Inodes,
     /// Every extent of every file.
     mapped: Vec<bulk::Mapped>,
-    /// Unmounted cleanly, and nothing was replayed.
+    /// The store was unmounted cleanly, and nothing was replayed.
     clean: bool,
     power_lost: bool,
     report: Report,

@@ -1,7 +1,8 @@
-//! Link counts, the way up from every directory, and the names of what was found.
+//! Link counts, the way up from every directory, and the paths of findings.
 //!
-//! Rules: all directories have been walked before; a way up is followed once (marks), so that the whole stage is linear.
-//! Left out: inodes whose record does not decode; nothing can be said about their counts.
+//! Rules: all directories have been walked before; marks make sure that a way up is followed once, so the stage is
+//! linear.
+//! Left out: inodes whose record does not decode, because their counts are unknown.
 
 use shoal_format::dir::ENTRY_HEADER;
 use shoal_format::inode::{ROOT_INO, S_IFDIR};
@@ -14,9 +15,9 @@ use crate::{CheckError, Progress, Stage, State};
 
 const KIND_DIRECTORY: u8 = (S_IFDIR >> 12) as u8;
 const ROOT: u32 = ROOT_INO as u32;
-/// Deepest path that is spelt out.
+/// Deepest path that is reported.
 const DEPTH_MAX: usize = 1024;
-/// Findings of a list that get a path; the others name the inode alone.
+/// Findings of a list that get a path; further ones name the inode only.
 const PATHS_MAX: usize = 1000;
 
 pub(crate) fn verify(state: &mut State, progress: &mut dyn FnMut(Progress)) {

@@ -1,7 +1,7 @@
-//! Finds the region: which image counts, its superblock, its anchor, its page sums.
+//! Finds the region: the image that counts, its superblock, its anchor, its page sums.
 //!
-//! Rules: the image with the highest anchor generation counts; one whose anchors do not decode is being written and
-//! does not. Sums are verified before replay, because replay is allowed to change the pages.
+//! Rules: the image with the highest anchor generation counts; an image whose anchors do not decode was being written
+//! and does not count. Sums are verified before replay, because replay is allowed to change the pages.
 //! Left out: the log (`replay`).
 
 use shoal_format::superblock::{ANCHOR_AT, AnchorRecord, ROOTS_AT, Superblock};
@@ -13,9 +13,9 @@ use crate::{CheckError, ImageSource, Progress, Source, Stage, standby};
 
 /// Pages verified between two reports of progress.
 const BATCH_PAGES: u64 = 256;
-/// After so many wrong sums the rest is not looked at: the image is not one of ours, or all of it is gone.
+/// Wrong sums after which the rest is not verified: the file is not an image of a store, or is damaged throughout.
 const WRONG_SUMS_MAX: u64 = 1000;
-/// After so many pages in a row that were never written (4 GiB) a forged size is likelier than a store.
+/// Consecutive pages that were never written (4 GiB) after which the size is taken to be forged.
 const UNWRITTEN_PAGES_MAX: u64 = 1 << 20;
 
 pub(crate) struct Opened<'a> {
@@ -40,7 +40,7 @@ pub(crate) fn open<'a>(
                 _ => 0,
             };
             for (i, anchor) in anchors.iter().enumerate() {
-                // Zeros are an image that never was written: nothing to say about it.
+                // An image of zeros was never written, which is no finding.
                 if let Err(e) = anchor
                     && !matches!(e, FormatError::Magic { found: 0, .. })
                 {
@@ -90,7 +90,7 @@ pub(crate) fn open<'a>(
         standby::examine(*base, *number, others, &superblock, report, progress)?;
     }
     let stored_bytes = match base {
-        // What lies behind the end of the file is zeros, whatever the anchor says: it need not be read.
+        // Bytes behind the end of the file are zeros, whatever the anchor says, and need not be read.
         Base::Image(_) => anchor.used_bytes.get().min(base.stored_bytes()?),
         Base::Memory(_) => superblock.region_bytes,
     };
@@ -141,7 +141,8 @@ pub(crate) fn verify_sums(
 ) -> Result<(), CheckError> {
     let sums_at = superblock.region_bytes.next_multiple_of(PAGE);
     let pages = used_bytes.div_ceil(PAGE);
-    // A page behind the end of the file is zeros, and so is its sum, which lies behind all pages: nothing to compare.
+    // A page behind the end of the file is zeros, and so is its sum, which lies behind all pages. There is nothing to
+    // compare.
     let stored_pages = pages.min(base.stored_bytes()?.div_ceil(PAGE));
     let mut bytes = vec![0; (BATCH_PAGES * PAGE) as usize];
     let mut sums = vec![0; (BATCH_PAGES * 4) as usize];
@@ -156,7 +157,7 @@ pub(crate) fn verify_sums(
         for (i, page) in bytes.chunks_exact(PAGE as usize).enumerate() {
             let number = first + i as u64;
             let expected = u32::from_le_bytes(sums[i * 4..i * 4 + 4].try_into().expect("four bytes"));
-            // Nobody wrote this page to this image: it is zeros, without a sum.
+            // A page that was never written to this image is zeros and has no sum.
             let blank = expected == 0 && page.iter().all(|&byte| byte == 0);
             unwritten = if blank { unwritten + 1 } else { 0 };
             // The anchors are written after the sums.

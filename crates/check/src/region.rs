@@ -3,7 +3,7 @@
 //! What it owns: segments of 64 KiB, read when they are first needed and kept; those that are all zeros take no memory,
 //! so that a forged size costs nothing. Small-file data is never read.
 //! Rules: the medium is never written; a reader outside the region's bytes is a bug of the checker.
-//! Left out: what the bytes mean.
+//! Left out: the meaning of the bytes.
 
 use std::borrow::Cow;
 use std::cell::OnceCell;
@@ -35,7 +35,7 @@ impl Base<'_> {
         Ok(())
     }
 
-    /// Bytes up to the last one that is there, as far as the medium knows; what lies behind reads as zeros.
+    /// Bytes up to the last one stored, as far as the medium knows; bytes behind it read as zeros.
     pub(crate) fn stored_bytes(&self) -> Result<u64, CheckError> {
         Ok(match self {
             Base::Image(image) => image.stored_bytes()?.unwrap_or(u64::MAX),
@@ -51,7 +51,7 @@ pub(crate) struct Region<'a> {
     base: Base<'a>,
     /// Size of the address space (bytes).
     region_bytes: u64,
-    /// Bytes the medium holds; what lies behind is zero until the log writes there.
+    /// Bytes that the medium holds; bytes behind them are zero until the log writes there.
     stored_bytes: u64,
     groups: Vec<OnceCell<Box<[Kept]>>>,
 }
@@ -175,7 +175,7 @@ impl<'a> Region<'a> {
             let (segment, within) = ((at + done) / SEGMENT, (at + done) % SEGMENT);
             let take = (SEGMENT - within).min(len - done);
             if take == SEGMENT {
-                // No need to read what is to be forgotten.
+                // The segment is zeroed whole, so its old bytes need not be read.
                 self.kept(segment as usize);
                 let group = self.groups[segment as usize / GROUP].get_mut().expect("made in the line above");
                 group[segment as usize % GROUP] = OnceCell::from(Box::default());

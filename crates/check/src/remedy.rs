@@ -1,9 +1,11 @@
-//! What can be done about a finding: typed, for `shoal check --repair` to carry out through the engine.
+//! Remedies for findings, which `shoal check --repair` carries out through the engine.
 //!
-//! Rules: a remedy is offered only when the finding it answers is certain. While some directory, reference or page of the image
-//! cannot be trusted, what seems unreferenced may be referenced from there: then nothing is freed, attached or counted that
-//! rests on having seen everything. What cannot be decoded is freed first, with its entry; the next check sees the rest.
-//! Left out: doing it, and what opening a store settles by itself (orphans, truncations, the roots' counts).
+//! Rules: a remedy is offered only when the finding it answers is certain. While some directory, reference or page of
+//! the image cannot be trusted, a seemingly unreferenced piece may be referenced from there; then no remedy is offered
+//! that depends on having seen everything. Records that do not decode are freed first, with their entries; the next
+//! check sees the rest.
+//! Left out: carrying remedies out, and findings that opening a store settles by itself (orphans, truncations, the
+//! roots' counts).
 
 use shoal_format::SlotRef;
 
@@ -18,7 +20,7 @@ pub enum Remedy {
         name: Vec<u8>,
         ino: u32,
     },
-    /// Frees a record that does not decode; what it owned becomes a leak.
+    /// Frees a record that does not decode; the pieces it owned become a leak.
     FreeRecord {
         ino: u32,
     },
@@ -72,7 +74,7 @@ impl std::fmt::Display for Remedy {
     }
 }
 
-/// Leaves only what is certain.
+/// Removes the remedies that are not certain.
 pub(crate) fn keep_certain(report: &mut Report) {
     let has = |kinds: &[K]| report.errors.iter().any(|finding| kinds.contains(&finding.kind));
     let partial = report.omitted > 0
@@ -83,7 +85,7 @@ pub(crate) fn keep_certain(report: &mut Report) {
     let damaged: Vec<u32> =
         report.errors.iter().filter(|f| f.kind == K::InodeRecord).filter_map(|finding| finding.inode).collect();
     report.remedies.retain(|remedy| match remedy {
-        // The root is nobody's to free: without it there is nothing to mount.
+        // The root is never freed, because without it there is nothing to mount.
         Remedy::FreeRecord { ino } => *ino > 1,
         Remedy::RemoveEntry { ino, .. } => damaged.contains(ino) || !partial,
         Remedy::Attach { .. } | Remedy::LinkCount { .. } | Remedy::Entries { .. } => !names_unread,

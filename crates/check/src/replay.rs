@@ -1,8 +1,8 @@
 //! Replays the log over the checker's copy of the region.
 //!
-//! Rules: a record counts only at its position and with the salt of the record before it; the first that does not is
-//! the log's end. It must not lie before the anchor's seal. Superblock, anchors and ring are no transaction's to
-//! change. The ring is read as the medium holds it, so that no entry can forge the records behind it.
+//! Rules: a record is valid only at its position and with the salt of the record before it; the log ends before the
+//! first invalid one. The end must not lie before the anchor's seal. No transaction may change superblock, anchors or
+//! ring. The ring is read as the medium holds it, so that no entry can forge the records behind it.
 //! Left out: finishing intents (truncations, orphans), which the next mount does.
 
 use shoal_format::gap::{GAP_BYTES_MAX, next_in_ring, next_of_chain};
@@ -14,7 +14,7 @@ use crate::region::Region;
 use crate::report::{FindingKind, Report};
 use crate::{CheckError, Progress, Source, Stage};
 
-/// Bytes read ahead: few at first, for most logs are short.
+/// First read-ahead (bytes); it is small because most logs are short.
 const AHEAD_FIRST: usize = 64 << 10;
 const AHEAD_MAX: usize = 4 << 20;
 
@@ -60,7 +60,7 @@ pub(crate) fn replay(
     if let Some(next) = reader.gap(region, lsn, salt)? {
         let next = next.lsn.get();
         let sentence = format!("the log breaks off at {lsn}, and records that belong to it follow from {next} on");
-        // Of a tail that was not synced a power loss takes what it likes.
+        // A power loss may take any part of a tail that was not synced.
         if superblock.memory_kind.has_ring() || !source.power_lost {
             report.error(FindingKind::LogCut, None, Some(lsn), sentence + ": a record is damaged");
             return Ok(false);
@@ -81,8 +81,9 @@ pub(crate) struct Gap {
     pub next: u64,
 }
 
-/// As [`replay`], but goes on behind damaged records, for a salvage. Records of a ring before a gap are left
-/// out: they have been applied in place, and later records with them. Returns the gaps, what ends it before its time, and the end.
+/// Like [`replay`], but goes on behind damaged records, for a salvage. Records of a ring before a gap are skipped,
+/// because they and later ones have been applied in place. Returns the gaps, the reason if replay stopped early, and
+/// the end of the log.
 pub(crate) fn replay_past_gaps(
     source: &Source<'_>,
     superblock: &Superblock,
@@ -152,7 +153,7 @@ fn apply(payload: &[u8], superblock: &Superblock, region: &mut Region<'_>) -> Re
 
 enum Place<'a> {
     Device(&'a dyn LogDevice),
-    /// A ring, and the position it is read from: at most one turn of it is log.
+    /// A ring, and the position where reading starts; the log is at most one turn of it.
     Ring(Superblock, u64),
 }
 
@@ -187,7 +188,7 @@ impl Reader<'_> {
     fn gap(&mut self, region: &Region<'_>, lsn: u64, salt: u32) -> Result<Option<RecordHeader>, CheckError> {
         let turn = match &self.place {
             Place::Device(_) => None,
-            // What the ring of an image holds is no log.
+            // The ring in a saved image is not a log.
             Place::Ring(..) if region.is_image() => return Ok(None),
             Place::Ring(superblock, _) => Some(superblock.ring_bytes),
         };

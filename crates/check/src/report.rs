@@ -1,7 +1,8 @@
 //! The result of a check: findings with kind, object and sentence, and counts.
 //!
-//! Rules: an error is damage (something no writer leaves behind, even after a crash); a note is a state that recovery
-//! or the next mount settles by itself. The lists are bounded: hostile bytes must not turn into unbounded memory.
+//! Rules: an error is damage (a state that no writer leaves behind, even after a crash); a note is a state that
+//! recovery or the next mount settles by itself. The lists are bounded: hostile bytes must not turn into unbounded
+//! memory.
 //! Left out: the rendering as JSON (`json`) and as text (the command line).
 
 use serde::Serialize;
@@ -11,7 +12,7 @@ use crate::remedy::Remedy;
 /// Findings kept at most in each list; further ones are only counted.
 pub const FINDINGS_MAX: usize = 10_000;
 
-/// What is wrong.
+/// The kinds of findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub enum FindingKind {
     /// No image holds a valid anchor, or the region's anchors do not decode.
@@ -20,7 +21,8 @@ pub enum FindingKind {
     Superblock,
     /// The anchor contradicts the superblock.
     Anchor,
-    /// The memory's region is gone, and the images lack what was done since. Found by the caller, who knows where it should be.
+    /// The memory's region is gone, and the images lack the changes since they were saved. Found by the caller, which
+    /// knows where the region should be.
     RegionGone,
     /// A page of the image does not have the checksum it was written with.
     PageSum,
@@ -30,7 +32,7 @@ pub enum FindingKind {
     LogEntry,
     /// The roots are out of range.
     Roots,
-    /// The roots' counts, which a clean unmount writes, are not what is there.
+    /// The roots' counts, which a clean unmount writes, are wrong.
     RootCounts,
     /// An entry of the segment table does not decode.
     SegmentEntry,
@@ -46,9 +48,9 @@ pub enum FindingKind {
     InodeZero,
     /// Inode 1 is not a directory that is its own parent.
     RootDirectory,
-    /// A reference's bits are none a writer writes, or it points behind the region.
+    /// A reference has bits that no writer sets, or points behind the region.
     Reference,
-    /// A reference points into a segment that is not cut into its class, or that is no run of its length.
+    /// A reference points into a segment of another class, or to a run of another length.
     WrongClass,
     /// A referenced piece is not marked allocated.
     NotAllocated,
@@ -62,7 +64,7 @@ pub enum FindingKind {
     Chunk,
     /// An extent map does not decode or contradicts itself.
     ExtentMap,
-    /// An extent is marked NEW in an inode that does not say so: recovery would not look for it.
+    /// An extent is marked NEW but its inode lacks the flag, so recovery would not look for it.
     NewUnflagged,
     /// Data allocated beyond the end of a file (a note: preallocation does that).
     BeyondEnd,
@@ -80,7 +82,7 @@ pub enum FindingKind {
     DirectoryBucket,
     /// A directory's size is not its number of entries, or a bucket's count is not.
     EntryCount,
-    /// An entry's name is none a directory may hold.
+    /// An entry's name is not allowed in a directory.
     EntryName,
     /// An entry's hash is not the hash of its name.
     EntryHash,
@@ -92,7 +94,7 @@ pub enum FindingKind {
     EntryDangling,
     /// An entry's type is not its inode's.
     EntryType,
-    /// The link count is not what directories say.
+    /// The link count is not the number of entries.
     LinkCount,
     /// A directory has more than one entry.
     DirectoryLinks,
@@ -122,13 +124,13 @@ pub struct Finding {
     pub inode: Option<u32>,
     /// One of its paths, when the directories lead to it.
     pub path: Option<String>,
-    /// Where in the region, the log or the bulk device, by kind (bytes; bulk kinds: blocks).
+    /// Offset in the region, the log or the bulk device, by kind (bytes; bulk kinds: blocks).
     pub offset: Option<u64>,
-    /// What was found, in a sentence.
+    /// The finding in a sentence.
     pub sentence: String,
 }
 
-/// What is in the store.
+/// Counts of the store's contents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Counts {
     /// Inodes in use, orphans included.
@@ -163,18 +165,18 @@ pub struct Counts {
 pub struct Report {
     /// Damage, in the order found; at most [`FINDINGS_MAX`].
     pub errors: Vec<Finding>,
-    /// What is not damage but worth knowing; at most [`FINDINGS_MAX`].
+    /// States worth knowing that are not damage; at most [`FINDINGS_MAX`].
     pub notes: Vec<Finding>,
     /// Errors and notes beyond the limit.
     pub omitted: u64,
-    /// What can be done about errors, in the order in which to do it.
+    /// Remedies for errors, in the order in which to carry them out.
     pub remedies: Vec<Remedy>,
     pub counts: Counts,
     /// Records of the log that were replayed, epoch records included.
     pub replayed_records: u64,
     /// Bytes of the log that were replayed.
     pub log_bytes: u64,
-    /// Unmounted cleanly, and the log held no change since.
+    /// The store was unmounted cleanly, and the log holds no change since.
     pub clean: bool,
 }
 
@@ -199,7 +201,7 @@ impl Report {
         push(&mut self.notes, &mut self.omitted, finding);
     }
 
-    /// Offers a remedy; as many are kept as findings.
+    /// Offers a remedy; at most [`FINDINGS_MAX`] are kept.
     pub(crate) fn offer(&mut self, remedy: Remedy) {
         if self.remedies.len() < FINDINGS_MAX {
             self.remedies.push(remedy);

@@ -1,11 +1,11 @@
-//! Reads a damaged store as far as it can be read, and hands what it finds to its caller.
+//! Reads a damaged store as far as possible, and hands everything found to its caller.
 //!
-//! What it owns: finding every inode and every name that is left, and the bytes of files. Opening is in `salvage/open`, the
+//! What it owns: finding every inode and name that is left, and the bytes of files. Opening is in `salvage/open`, the
 //! contents of one inode in `salvage/contents`.
-//! Rules: the store is never written; nothing is believed that does not decode, and nothing that decodes is given up because
-//! something beside it is damaged. What is lost is told with path, range and reason. Every structure is visited once, so time
-//! and memory follow the bytes that are there. Inodes no name leads to come last, below `lost+found`.
-//! Left out: the directory the copy goes to ([`Sink`]), and judging allocation: a marked bit is no reason to lose a file.
+//! Rules: the store is never written; a structure that does not decode is not used, and one that decodes is not given
+//! up because something beside it is damaged. Losses are reported with path, range and reason. Every structure is
+//! visited once, so time and memory depend on the bytes on media. Inodes without a name come last, below `lost+found`.
+//! Left out: the directory the copy goes to ([`Sink`]), and allocation: a wrong bit is no reason to lose a file.
 
 mod contents;
 mod open;
@@ -46,7 +46,7 @@ pub trait BulkData {
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), String>;
 }
 
-/// Something found, to be made in the copy.
+/// An inode found, to be made in the copy.
 pub struct Item<'a> {
     /// Below the store's root, without a leading slash; empty for the root itself.
     pub path: &'a [u8],
@@ -56,21 +56,21 @@ pub struct Item<'a> {
     pub attributes: &'a [(Vec<u8>, Vec<u8>)],
 }
 
-/// Something that could not be read, or not be trusted.
+/// Something that could not be read, or cannot be trusted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// Below the store's root; `None` where it concerns more than one file.
+    /// Below the store's root; `None` where the loss concerns more than one file.
     pub path: Option<Vec<u8>>,
     /// Bytes of the file: from, to.
     pub range: Option<(u64, u64)>,
     pub why: String,
 }
 
-/// Where the copy goes.
+/// The receiver of the copy.
 pub trait Sink {
     /// Makes an inode; its contents follow. False: it could not be made, and its contents are not sent.
     fn make(&mut self, item: &Item<'_>) -> bool;
-    /// Bytes of the file made last; what is never sent is a hole.
+    /// Bytes of the file made last; bytes that are never sent are a hole.
     fn data(&mut self, at: u64, bytes: &[u8]);
     /// The file made last has been sent.
     fn done(&mut self);
@@ -79,7 +79,7 @@ pub trait Sink {
     fn lost(&mut self, loss: Loss);
 }
 
-/// What was found.
+/// Counts of a salvage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Salvaged {
     pub directories: u64,
@@ -90,12 +90,12 @@ pub struct Salvaged {
     pub links: u64,
     /// Bytes of file data sent.
     pub bytes: u64,
-    /// Inodes no name leads to.
+    /// Inodes without a name.
     pub unnamed: u64,
     pub losses: u64,
 }
 
-/// Copies out what can be read. `None`: there is no superblock to begin with.
+/// Copies out everything readable. `None`: no superblock was found, so nothing can be read.
 pub fn salvage(
     source: SalvageSource<'_>,
     sink: &mut dyn Sink,
@@ -126,11 +126,11 @@ pub fn salvage(
     Ok(Some(walk.found))
 }
 
-/// Blocks of the inode table that it does not lead to.
+/// A range of inode blocks that the table does not lead to.
 struct Gap {
     from: u64,
     to: u64,
-    /// The reference says that there are none.
+    /// The reference says that there are no blocks, so this may be a hole and no damage.
     hole: bool,
 }
 
@@ -146,7 +146,7 @@ struct Walk<'a, 'b> {
     records: HashMap<u32, Offset>,
     /// Inodes whose record does not decode.
     damaged: BTreeSet<u32>,
-    /// Inodes that were made, and their first path where they may have another.
+    /// Inodes that were made, with their first path where they may have more than one.
     seen: HashMap<u32, Option<Vec<u8>>>,
     found: Salvaged,
 }
@@ -161,7 +161,7 @@ impl Walk<'_, '_> {
         !slot.is_none() && slot.offset().saturating_add(slot.capacity()) <= self.superblock.region_bytes
     }
 
-    /// Reads without keeping what was read; zeros behind the region's end.
+    /// Reads without keeping the bytes; gives zeros behind the region's end.
     fn read(&self, mut at: Offset, mut out: &mut [u8]) -> Result<(), CheckError> {
         while !out.is_empty() {
             let take = ((SEGMENT - at % SEGMENT) as usize).min(out.len());
@@ -183,7 +183,8 @@ impl Walk<'_, '_> {
         self.bad_pages.first_in(at, len)
     }
 
-    /// Collects the records the inode table leads to; where a part of it is gone, blocks that look like its own.
+    /// Collects the records that the inode table leads to. Where a part of the table is gone, collects allocated blocks
+    /// that look like inode blocks.
     fn find_inodes(&mut self) -> Result<(), CheckError> {
         let mut bytes = [0; size_of::<Roots>()];
         self.read(ROOTS_AT, &mut bytes)?;
@@ -198,11 +199,11 @@ impl Walk<'_, '_> {
             _ => gaps.push(Gap { from: 0, to: blocks.max(1), hole: false }),
         }
         let strays = if gaps.is_empty() { Vec::new() } else { self.stray_blocks(&reached)? };
-        // A table may have holes; so long as no block is left over, they are no loss.
+        // A table may have holes. As long as no block is left over, they are no loss.
         if strays.is_empty() && gaps.iter().all(|gap| gap.hole) {
             return Ok(());
         }
-        // Blocks that were given back leave holes: what is left over belongs where the table is broken, if there is room for it.
+        // Freed blocks leave holes, so a block that is left over belongs where the table is broken, if it fits there.
         let broken: u64 = gaps.iter().filter(|gap| !gap.hole).map(|gap| gap.to - gap.from).sum();
         gaps.retain(|gap| !gap.hole || broken < strays.len() as u64);
         let gaps: Vec<(u64, u64)> = gaps.iter().map(|gap| (gap.from, gap.to)).collect();
@@ -227,8 +228,8 @@ impl Walk<'_, '_> {
                 rest.push(stray);
             }
         }
-        // Records do not say their numbers. One block for one gap needs no guess; else the numbers are made up, behind all others,
-        // and the inodes come out below lost+found.
+        // Records do not hold their numbers. One block for one gap needs no guess; otherwise the inodes get invented
+        // numbers behind all others, and come out below lost+found.
         if let ([number], [stray]) = (&free[..], &rest[..]) {
             known.push((*number, *stray));
             rest.clear();
@@ -329,7 +330,8 @@ impl Walk<'_, '_> {
         Ok(strays)
     }
 
-    /// Makes an inode and everything below it. Paths wait on a stack: a deep tree must not need a deep one of ours.
+    /// Makes an inode and everything below it. Pending paths are kept in a vector, so that a deep tree does not need a
+    /// deep call stack.
     fn tree(&mut self, top: u32, path: Vec<u8>) -> Result<(), CheckError> {
         let mut waiting = vec![(top, path)];
         while let Some((ino, path)) = waiting.pop() {
@@ -432,13 +434,14 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// What no name leads to: directories whose parent is not among them first, so that trees stay together.
+    /// Makes the inodes without a name. Directories whose parent is not among them come first, so that trees stay
+    /// together.
     fn unnamed(&mut self) -> Result<(), CheckError> {
         let mut left: BTreeMap<u32, Inode> = BTreeMap::new();
         let unseen: Vec<(u32, Offset)> =
             self.records.iter().filter(|(ino, _)| !self.seen.contains_key(ino)).map(|(&ino, &at)| (ino, at)).collect();
         for (ino, at) in unseen {
-            // Without links it was deleted, and only the end of that is missing.
+            // An inode without links was deleted; only its space had not been reclaimed.
             if let Some(inode) = self.decode(at)?.filter(|inode| inode.nlink > 0) {
                 left.insert(ino, inode);
             }

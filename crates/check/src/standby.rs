@@ -1,8 +1,8 @@
-//! The image that does not count: is it what the next checkpoint, or a salvage, may build on?
+//! Checks the standby, the image that does not count: may the next checkpoint, or a salvage, build on it?
 //!
-//! Rules: whatever is wrong with it is a note, because the store does not rest on it and the next checkpoint writes anew what
-//! is not right. It is judged by its own anchor and sums. Left out: whether it agrees with the newest image, which a
-//! checkpoint finds out.
+//! Rules: every fault is a note, because the store does not depend on this image and the next checkpoint rewrites pages
+//! that are not right. The image is judged by its own anchor and sums. Left out: whether it agrees with the newest
+//! image, which a checkpoint finds out.
 
 use shoal_format::superblock::{AnchorRecord, Superblock};
 use shoal_format::{FormatError, PAGE};
@@ -12,7 +12,7 @@ use crate::region::Base;
 use crate::report::{FindingKind, Report};
 use crate::{CheckError, Progress};
 
-/// Notes what is wrong with image `number`.
+/// Notes the faults of image `number`.
 pub(crate) fn examine(
     base: Base<'_>,
     number: usize,
@@ -25,10 +25,10 @@ pub(crate) fn examine(
     base.read(0, &mut page)?;
     let mut note = |kind, at, what: &str| {
         let sentence =
-            format!("image {number}, which does not count, {what}; the next checkpoint writes anew what is not right");
+            format!("image {number}, which does not count, {what}; the next checkpoint writes the wrong pages again");
         report.note(kind, None, Some(at), sentence);
     };
-    // Without anchors it is being written, or never was: a copy of a store has one image alone.
+    // An image without anchors was being written or never was: a copy of a store has only one image.
     let Ok(anchor) = anchor else { return Ok(()) };
     match Superblock::decode(&page) {
         Err(error) => note(FindingKind::Superblock, 0, &format!("has no superblock ({error})")),

@@ -29,7 +29,7 @@ fn gives(kind: K, damage: impl FnOnce(&mut Store)) -> Report {
     report
 }
 
-/// The same, and demands that nothing else is reported.
+/// Like [`gives`], and demands that nothing else is reported.
 #[track_caller]
 fn gives_only(kind: K, damage: impl FnOnce(&mut Store)) -> Report {
     let report = gives(kind, damage);
@@ -104,7 +104,7 @@ fn a_page_never_written_to_the_image_needs_no_sum() {
     let sum = store.superblock.region_bytes as usize + blank * 4;
     assert_ne!(image[sum..sum + 4], [0; 4]);
     image[sum..sum + 4].fill(0);
-    // Page 1 has no sum, whatever stands there.
+    // Page 1 has no sum, so these bytes do not matter.
     image[store.superblock.region_bytes as usize + 4] = 9;
     let log = store.log_device();
     assert_eq!(check_images([&Image(image.clone()), &Image(Vec::new())], &log).errors, []);
@@ -393,7 +393,7 @@ fn damaged_nodes_and_buckets_are_found() {
         }
     });
     assert!(report.errors.iter().any(|finding| finding.sentence.contains("no hash bits are left")));
-    // Down to the level where the hash ends it is sound.
+    // Down to the level where the hash ends the directory is sound.
     let mut s = Store::sample(MemoryKind::Logged);
     let bucket = SlotRef::from_bits(s.word(node(&s)) & ((1 << 56) - 1)).unwrap();
     s.write(node(&s), &NodeRef::Null.encode().to_le_bytes().repeat(32));
@@ -526,7 +526,7 @@ fn preallocation_behind_the_end_is_only_a_note() {
         assert_eq!(report.notes.iter().map(|note| (note.kind, note.inode)).collect::<Vec<_>>(), [(K::BeyondEnd, None)]);
         assert_eq!(report.counts.preallocated, 1);
     }
-    // However many there are, it is one line.
+    // All of them make one line.
     let mut s = Store::sample(MemoryKind::Logged);
     for ino in [LARGE, CHUNKED] {
         s.edit(ino, |inode| inode.size = 100);

@@ -1,4 +1,4 @@
-//! Bytes nobody wrote: flipped bits, forged fields, noise. Nothing panics, and time stays bounded.
+//! Bytes that no writer wrote: flipped bits, forged fields, noise. Nothing panics, and time stays bounded.
 //!
 //! Rules: seeds are fixed and in the failure's message; a flip that is not reported must leave the tree as it was.
 //! Left out: named damage (`findings`).
@@ -45,7 +45,7 @@ fn every_flipped_bit_of_an_image_is_reported_or_harmless() {
     let zeros = [0u8; 64];
     let mut at = 0;
     while at < image.0.len() {
-        // Of 64 zeros one bit is flipped, elsewhere all of them.
+        // In a run of 64 zeros one bit is flipped, elsewhere every bit.
         let blank = image.0[at..].starts_with(&zeros);
         for bit in 0..if blank { 1 } else { 8 } {
             image.0[at] ^= 1 << bit;

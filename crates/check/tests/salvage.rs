@@ -1,4 +1,4 @@
-//! What can be read of a damaged store is copied out as it was, and what cannot is named.
+//! The readable part of a damaged store is copied out unchanged, and the rest is named.
 //!
 //! Rules: the tree of the undamaged store is the model. A path that differs from it must be named by a loss, of its own or of a
 //! directory above. Media refuse writes by panicking. Left out: the directory the copy is made in (`crates/cli`).
@@ -78,7 +78,7 @@ fn nothing() -> Image {
     Image(Vec::new())
 }
 
-/// What differs from `model` and is named by no loss.
+/// Paths that differ from `model` and are named by no loss.
 fn unnamed(model: &Copy, copy: &Copy) -> Vec<String> {
     let named = |path: &[u8]| {
         copy.lost.iter().any(|loss| match &loss.path {
@@ -86,7 +86,7 @@ fn unnamed(model: &Copy, copy: &Copy) -> Vec<String> {
             None => loss.why.contains("inode table"),
         })
     };
-    // Of two names of one file the first is named.
+    // A loss names only the first of two names of one file.
     let first = |path: &[u8]| if path == b"hard" { b"directory/small".to_vec() } else { path.to_vec() };
     let differs = model
         .made
@@ -197,7 +197,7 @@ fn inodes_no_directory_reaches_come_out_below_lost_and_found() {
     assert_eq!(copy.made[&b"lost+found/#2/small"[..]].data[&0], b"hello, world", "a tree stays together");
     assert!(copy.made.contains_key(&b"lost+found/#7"[..]), "a file of the root");
     assert_eq!((found.directories, found.files), (2, 104));
-    // With the inode table's root gone as well.
+    // The inode table's root is gone as well.
     store.bytes[at + 20] ^= 1;
     store.write(ROOTS_AT, &SlotRef::slot(60 << 16, 17).bits().to_le_bytes());
     let (copy, found) = run([&Image(store.image()), &nothing()], Some(&store.log_device()), false);
@@ -217,11 +217,11 @@ fn a_missing_log_and_a_damaged_image_leave_what_the_other_holds() {
     let log = store.log_device();
     let mtime = |copy: &Copy| copy.made[&b"directory/small"[..]].inode.mtime;
     assert_eq!(mtime(&run([&old, &new], Some(&log), false).0), 77);
-    // Without a log the image as it is, and the loss is named.
+    // Without a log the image is copied as it is, and the loss is named.
     let (copy, _) = run([&old, &new], None, false);
     assert_eq!(mtime(&copy), 77);
     assert!(copy.lost.iter().any(|loss| loss.why.contains("no log")), "{:?}", copy.lost);
-    // The newer image without its superblock, then without its anchor, then both without.
+    // The newer image loses its superblock, then its anchor; then both images lose theirs.
     new.0[3] ^= 1;
     assert_eq!(mtime(&run([&old, &new], Some(&log), false).0), 4, "the older one is whole");
     new.0[3] ^= 1;

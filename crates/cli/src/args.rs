@@ -1,7 +1,9 @@
-//! The command line: every option with its name, its help and its type in one place; that table is longer than other files.
+//! The command line: every option with its name, its help and its type.
 //!
 //! Manual pages and completions are generated from these definitions. Commands whose report a program may want to
 //! read take `--json`. What an option does is in the module of its command; the fstab options are in `mount_options`.
+//!
+//! Longer than 500 lines because it is one table, a few lines for each option, which is read by looking an option up.
 
 use std::path::PathBuf;
 
@@ -91,18 +93,18 @@ pub struct FormatArgs {
     /// Directory that will be the store, made if it does not exist; or vlog:PATH, to make a virtual-log disk; or
     /// netram:DONOR,DONOR,...?OPTIONS, to make a network RAM disk
     pub store: PathBuf,
-    /// Of vlog:PATH: device below, `file:PATH`, `device:PATH`, an NBD URI or `netram:...` [default: PATH itself]
+    /// For vlog:PATH: device below, `file:PATH`, `device:PATH`, an NBD URI or `netram:...` [default: PATH itself]
     ///
-    /// With it PATH becomes a small file that names the device.
+    /// With this option PATH becomes a small file that names the device.
     #[arg(long, value_name = "DEVICE", verbatim_doc_comment)]
     pub over: Option<DeviceName>,
-    /// Of vlog:PATH: size of the file below, which is made
+    /// For vlog:PATH: size of the file below, which is made
     #[arg(long, value_name = "SIZE")]
     pub size: Option<Size>,
-    /// Of vlog:PATH: part of the device that never holds data; the more, the less the compactor has to do (10 to 90)
+    /// For vlog:PATH: part of the device that never holds data; the larger, the less work for the compactor (10 to 90)
     #[arg(long, value_name = "PERCENT", default_value_t = 20)]
     pub spare: u8,
-    /// Of vlog:PATH: a power of two from 128K to 16M; what is written and emptied as one piece
+    /// For vlog:PATH: size of the segments that are written and emptied as a whole, a power of two from 128K to 16M
     #[arg(long, value_name = "SIZE", default_value = "1M")]
     pub segment: Size,
     /// Memory that holds metadata and small files: `logged`, `battery=PATH` or `dax=PATH`
@@ -111,7 +113,7 @@ pub struct FormatArgs {
     /// outlives a power loss. dax: a file on persistent memory.
     #[arg(long, value_name = "KIND", default_value = "logged", verbatim_doc_comment)]
     pub memory: MemoryChoice,
-    /// Most that metadata and small files may take; a limit, nothing is set aside [default: half of the machine's memory]
+    /// Limit of metadata and small files; nothing is set aside [default: half of the machine's memory]
     #[arg(long, value_name = "SIZE")]
     pub memory_size: Option<Size>,
     /// Where the data of large files goes [default: a file in the store]
@@ -142,7 +144,7 @@ pub struct FormatArgs {
     noatime, strictatime                      reads never, or always, change access times\n  \
     remount                                   change a mount: remount,ro or remount,rw, or its flags\n  \
     allow_other, noallow_other, allow_root    who may use it (root's mounts are for all)\n  \
-    nodefault_permissions                     nobody checks permissions, and there are no ACLs\n  \
+    nodefault_permissions                     permissions are not checked, and there are no ACLs\n  \
     private                                   root alone may use it, unchecked: fewer requests for changes\n  \
     noxattr                                   no extended attributes or ACLs; small files are made faster\n  \
     threads=N                                 threads that serve requests (default: 4, or one a processor)\n  \
@@ -162,7 +164,7 @@ pub struct MountArgs {
     /// Stay in the foreground and log to standard error
     #[arg(long, short = 'f')]
     pub foreground: bool,
-    /// Battery memory: go on from the saved image where the region is gone, older or damaged; what came later is lost
+    /// Battery memory: go on from the saved image when the region is gone, older or damaged; later changes are lost
     #[arg(long)]
     pub restore: bool,
     /// Mount options, separated by commas
@@ -180,7 +182,7 @@ pub struct MountArgs {
 pub struct UmountArgs {
     /// Where the store is mounted
     pub mountpoint: PathBuf,
-    /// Take the mount away although it is in use; the store is clean once the last user is gone
+    /// Detach the mount although it is in use; the store is clean once the last user is gone
     #[arg(long, short = 'l')]
     pub lazy: bool,
     /// Report as JSON
@@ -208,8 +210,9 @@ pub struct CheckArgs {
     pub store: PathBuf,
     /// Make the changes that are safe, and list each before it is made
     ///
-    /// Counts are corrected, space nothing references is freed, entries without an inode are removed, records that do not
-    /// decode are freed with their entries, and what no entry names is put into lost+found. Nothing is asked.
+    /// Counts are corrected, unreferenced space is freed, entries without an inode are removed, records that do not
+    /// decode are freed with their entries, and inodes without an entry are put into lost+found. There are no
+    /// questions.
     #[arg(long)]
     pub repair: bool,
     /// Do not verify the checksums of the image's pages
@@ -229,12 +232,12 @@ pub struct CheckArgs {
 pub struct CopyArgs {
     /// The store's directory
     pub store: PathBuf,
-    /// Directory of the copy, empty or made
+    /// Directory of the copy; it is empty or does not exist
     pub new: PathBuf,
-    /// Where a copy of battery or dax memory has its region: `battery=PATH` or `dax=PATH`
+    /// Memory of a copy of a battery or dax store: `battery=PATH` or `dax=PATH`
     #[arg(long, value_name = "KIND")]
     pub memory: Option<MemoryChoice>,
-    /// Give the copy the store's own uuid: only where the copy replaces it
+    /// Give the copy the store's own uuid; only for a copy that replaces the store
     #[arg(long)]
     pub keep_uuid: bool,
     /// Report as JSON
@@ -253,10 +256,10 @@ pub struct CopyArgs {
 pub struct ResizeArgs {
     /// The store's directory, or where it is mounted
     pub store: PathBuf,
-    /// Most that metadata and small files may take
+    /// Limit of metadata and small files
     #[arg(long, value_name = "SIZE")]
     pub memory_size: Option<Size>,
-    /// Most that large files may take
+    /// Limit of large files
     #[arg(long, value_name = "SIZE")]
     pub bulk_size: Option<Size>,
     /// Report as JSON
@@ -272,7 +275,7 @@ pub struct ResizeArgs {
 pub struct SalvageArgs {
     /// The store's directory; it must not be mounted
     pub store: PathBuf,
-    /// Directory the files are copied into: empty, or made
+    /// Directory the files are copied into; it is empty or does not exist
     #[arg(value_name = "DIR")]
     pub target: PathBuf,
     /// Report as JSON
@@ -334,10 +337,10 @@ pub struct ServeArgs {
     /// Refuse writes
     #[arg(long)]
     pub read_only: bool,
-    /// Take a network RAM disk from the client that has it open; that one stops
+    /// Take a network RAM disk from the client that has it open; that client stops
     #[arg(long)]
     pub takeover: bool,
-    /// Say as JSON where it is served
+    /// Report the address as JSON
     #[arg(long)]
     pub json: bool,
 }
@@ -361,9 +364,9 @@ pub enum DonorCommand {
     Add(DonorArgs),
     /// Move everything off a donor, then use it no more
     Drain(DonorArgs),
-    /// Use a donor no more and rebuild what it held from the others; what they cannot give back waits for its return
+    /// Use a donor no more and rebuild its blocks from the others; blocks that cannot be rebuilt wait for its return
     Lost(DonorArgs),
-    /// Give up a donor that will not come back: what only it held is lost, and reads of it fail for ever
+    /// Give up a donor that will not come back: blocks that only it held are lost, and reads of them fail for ever
     Forget(DonorArgs),
 }
 
@@ -421,22 +424,22 @@ pub struct BenchArgs {
     Stays in the foreground and logs to standard error (SHOAL_LOG=debug makes it talkative); SIGTERM ends it, and\n\
     everything lent is zeroed.")]
 pub struct DonateArgs {
-    /// Memory lent at most, to all clients together; taken as it is written, not before
+    /// Most memory lent to all clients together; it is taken as it is written, not before
     #[arg(long, value_name = "SIZE")]
     pub memory: Size,
     /// Where clients connect: `unix:PATH` or `HOST:PORT`; beyond this machine only with TLS, or --insecure
     #[arg(long, value_name = "ADDRESS")]
     pub listen: Listen,
-    /// What each name gets [default: all of the memory, for one name at a time]
+    /// Size of each name's area [default: all of the memory, for one name at a time]
     #[arg(long, value_name = "SIZE")]
     pub area_size: Option<Size>,
     /// A name that may borrow, and a file whose first line is its secret; may be repeated [default: any name may]
     #[arg(long, value_name = "NAME[:SECRET_FILE]")]
     pub allow: Vec<Allow>,
-    /// Compress what was not written for a while: `none`, `lz4` or `zstd`
+    /// Compress data that was not written for a while: `none`, `lz4` or `zstd`
     #[arg(long, value_name = "HOW", default_value = "none")]
     pub compress: Compression,
-    /// What "a while" is; under memory pressure it is none
+    /// Length of that while; under memory pressure it is 0
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub compress_after: u32,
     /// How long a client's memory is kept after its last connection
@@ -456,7 +459,7 @@ pub struct DonateArgs {
     /// than four times --low-memory is available
     #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = percent)]
     pub memory_stall: f64,
-    /// Tell in JSON, on one line, when it is ready
+    /// Report readiness as JSON, on one line
     #[arg(long)]
     pub json: bool,
 }

@@ -1,6 +1,7 @@
-//! `shoal check`: verifies a store that nobody uses, and repairs it where that is wanted.
+//! `shoal check`: verifies a store that is not in use, and repairs it with `--repair`.
 //!
-//! Owns the text of the findings, and the exit codes, which are those of fsck(8). As with `fsck -p` nothing is asked.
+//! Owns the text of the findings, and the exit codes, which are those of fsck(8). As with `fsck -p` there are no
+//! questions.
 
 use std::process::ExitCode;
 
@@ -61,7 +62,7 @@ fn repair(store: &Store, report: Report, args: &CheckArgs) -> Outcome<ExitCode> 
             eprintln!("shoal: not repaired: {obstacle}");
         }
         if !report.is_sound() {
-            println!("what is left has no safe remedy; `shoal salvage` copies out what can be read");
+            println!("the findings left have no safe remedy; `shoal salvage` copies out what can be read");
         }
     }
     let corrected = if changes.is_empty() { 0 } else { EXIT_CORRECTED };

@@ -1,6 +1,6 @@
 //! `shoal copy`: a store of its own with the same contents, compactly.
 //!
-//! Owns the line that is printed; what a copy is and what it refuses is in `shoal_store`.
+//! Owns the line that is printed; copying itself is in `shoal_store`.
 
 use shoal_devices::Outcome;
 use shoal_devices::size::human;

@@ -1,8 +1,8 @@
 //! The process that serves a mount: opens the store, mounts it, answers until the mount is gone, shuts the store down.
 //!
-//! Order: signals blocked before the first thread (they are waited for in one of their own), lock, mount with its control
-//! socket, ready. It ends when the mount does; SIGTERM, SIGINT,
-//! SIGHUP and SIGPWR unmount, cutting off users if there are any, because a clean store is worth more than they are.
+//! Order: signals are blocked before the first thread starts (a thread of their own waits for them); then come lock,
+//! mount with its control socket, and the ready message. The process ends when the mount does. SIGTERM, SIGINT, SIGHUP
+//! and SIGPWR unmount even if the mount is in use, because a clean store is worth more than its last users.
 
 use std::path::Path;
 use std::time::Duration;
@@ -15,11 +15,11 @@ use shoal_store::{Recovered, Store};
 use tracing::{error, info, warn};
 use tracing_subscriber::EnvFilter;
 
-/// After umount(8) the daemon before this one may still be writing; a store with much to write takes a while.
+/// How long to wait for an earlier daemon, which may still be writing the store after umount(8).
 const PREDECESSOR_PATIENCE: Duration = Duration::from_secs(60);
 const ENDING_SIGNALS: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPWR];
 
-/// What the daemon tells when it is ready.
+/// The daemon's report when it is ready.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ready {
     pub store: String,
@@ -37,7 +37,7 @@ pub enum Message {
 
 /// Serves in a session of its own and reports to the process that started it.
 pub fn serve_detached(directory: &Path, mountpoint: &Path, options: &MountOptions, restore: bool) -> Outcome<()> {
-    // Fails only for the leader of a process group, which a child just started is not.
+    // Fails only for the leader of a process group, and a new child is none.
     nix::unistd::setsid().during("new session")?;
     let outcome = serve(directory, mountpoint, options, restore, &mut |ready| {
         tell(&Message::Ready(ready.clone()));
@@ -45,7 +45,7 @@ pub fn serve_detached(directory: &Path, mountpoint: &Path, options: &MountOption
     });
     if let Err(failure) = &outcome {
         error!("{failure}");
-        // If the mount had been ready, nobody listens any more.
+        // Once the mount was ready, the starter does not listen any more.
         tell(&Message::Error(failure.to_string()));
     }
     outcome
@@ -56,7 +56,7 @@ fn tell(message: &Message) {
     let Ok(mut line) = serde_json::to_string(message) else { return };
     line.push('\n');
     let mut out = std::io::stdout();
-    // Whoever started the mount may be gone; the mount is served all the same.
+    // The starter may be gone; the mount is served all the same.
     let _ = out.write_all(line.as_bytes()).and_then(|()| out.flush());
 }
 
@@ -69,8 +69,8 @@ fn release_terminal() -> Outcome<()> {
 
 /// From now on a panic in any thread ends the process, with its message in the log.
 ///
-/// A server that lost a thread would go on with fewer and fewer of them, while requests wait for what that one held. What
-/// it serves survives the end of the process, so that is the safe answer.
+/// A server that lost a thread would go on with fewer of them, while requests wait for locks that it held. The store
+/// survives the end of the process, so ending it is safe.
 pub fn abort_on_panic() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -103,7 +103,7 @@ pub fn serve(
     };
     let accompanied = wait_for_signals(signals, mounted.unmounter()).and_then(|()| ready(&report));
     if accompanied.is_err() {
-        // Nobody will use this mount; what went wrong is told below.
+        // The mount is given up; the error is reported below.
         let _ = mounted.unmounter().unmount();
     }
     let outcome = mounted.wait();
@@ -114,9 +114,9 @@ pub fn serve(
 pub fn start_log() {
     let filter = EnvFilter::try_from_env("SHOAL_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
-    // A line the log has no room for is lost; complaining about it on the same full host would end the daemon.
+    // A line that the log has no room for is lost. Reporting that on the same full host would end the daemon.
     let log = log.log_internal_errors(false);
-    // A log that is there already is as good.
+    // A log that was started before is kept.
     let _ = log.try_init();
 }
 

@@ -1,6 +1,6 @@
 //! `shoal df`: what a store holds, tier by tier, and what a crash may cost.
 //!
-//! Of a mounted store the daemon is asked, so that the numbers are those of `df`; a store that is not mounted is opened
+//! For a mounted store the daemon is asked, so that the numbers agree with df(1); a store that is not mounted is opened
 //! for reading.
 
 use shoal_devices::size::human;

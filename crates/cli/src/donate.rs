@@ -1,10 +1,11 @@
 //! `shoal donate`: lends this machine's idle memory to others, as NBD exports.
 //!
-//! One process, in the foreground, for many clients: a [`Lender`] makes an area for each name that may have one, and this
-//! module runs the server, watches the machine and takes back what nobody holds. Order: signals blocked before the
-//! first thread, server, ready line; at the end the server first, so that nobody writes any more, then every
-//! area, zeroed. Pressure is read once a second: while it lasts no new area is granted, and everything that can be
-//! packed is packed at once. Left out: decisions on pressure and the memory itself (`shoal_netram::donor`).
+//! One process in the foreground serves many clients: a [`Lender`] makes an area for each name that may have one, and
+//! this module runs the server, watches the machine and takes back areas that no client holds. Order: signals are
+//! blocked before the first thread starts; then come server and ready line. At the end the server stops first, so that
+//! no client writes any more; then every area is zeroed. Pressure is read once a second: while it lasts no new area is
+//! granted, and everything that can be packed is packed at once. Left out: decisions on pressure and the memory itself
+//! (`shoal_netram::donor`).
 
 use std::fs;
 use std::io::Write;
@@ -34,17 +35,17 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// How long clients may take to get their answers when the process ends.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Memory for requests of all clients, beside what is lent.
+/// Least memory for requests of all clients, beside the lent memory (bytes).
 const REQUESTS_BYTES_MIN: u64 = 64 << 20;
 const REQUESTS_BYTES_MAX: u64 = 256 << 20;
 
-/// Refused clients are told of no more often.
+/// Least time between two log lines about refused clients.
 const TELL_AGAIN: Duration = Duration::from_secs(60);
 
 const PRESSURE: &str = "/proc/pressure/memory";
 const MEMORY: &str = "/proc/meminfo";
 
-/// Told once the server listens.
+/// The report when the server listens.
 #[derive(Debug, Serialize)]
 struct Ready {
     listen: String,
@@ -93,7 +94,7 @@ pub fn run(args: &DonateArgs) -> Outcome<()> {
         refused: Refused::default(),
         told: None,
     };
-    // Before the first client asks.
+    // The first reading comes before the first client.
     watch.look();
     let limits = Limits {
         server_bytes: (memory / 4).clamp(REQUESTS_BYTES_MIN, REQUESTS_BYTES_MAX) as usize,
@@ -115,13 +116,13 @@ pub fn run(args: &DonateArgs) -> Outcome<()> {
     let cut = server.shut_down(GRACE);
     // Ends the pass of compaction that may be running, too.
     let areas = lender.revoke_all();
-    // A panic in it has been told by itself.
+    // A panic in that thread has been reported already.
     let _ = compacting?.join();
     info!("ended: {areas} areas zeroed, {cut} connections cut off");
     Ok(())
 }
 
-/// One line, whoever reads: the process goes on, so a reader could not wait for the end of a longer report.
+/// Prints one line, also as JSON: the process goes on, so a reader could not wait for the end of a longer report.
 fn tell(ready: &Ready, json: bool) -> Outcome<()> {
     let line = if json {
         serde_json::to_string(ready).during("report")?
@@ -136,7 +137,7 @@ fn wait_for_signals(signals: SigSet) -> Outcome<Receiver<Signal>> {
     let (sender, receiver) = mpsc::channel();
     let wait = move || {
         while let Ok(signal) = signals.wait() {
-            // Nobody listens any more once the first has been taken.
+            // The receiver is gone once the first signal has been taken.
             let _ = sender.send(signal);
         }
     };
@@ -144,25 +145,25 @@ fn wait_for_signals(signals: SigSet) -> Outcome<Receiver<Signal>> {
     Ok(receiver)
 }
 
-/// What is done once a second.
+/// The work done once a second.
 struct PressureWatch {
     lender: Arc<Lender>,
     gauge: Gauge,
     begin: Instant,
-    /// What the log has been told of refused clients, and when.
+    /// The refused clients logged so far; `told` is the time of the last line.
     refused: Refused,
     told: Option<Instant>,
 }
 
 impl PressureWatch {
-    /// Until a signal asks for the end. Returns the thread that packs; it ends after its pass.
+    /// Works until a signal asks for the end. Returns the thread that packs; it ends after its pass.
     fn until(mut self, ending: &Receiver<Signal>, compress_after_s: u32) -> Outcome<JoinHandle<()>> {
         let (compact, compacting) = start_compacting(self.lender.clone())?;
         loop {
             let pressed = self.look();
             let age_s = if pressed { 0 } else { compress_after_s };
             let now_s = u32::try_from(self.begin.elapsed().as_secs()).unwrap_or(u32::MAX);
-            // One pass at a time: if the last still runs, the next second's comes soon enough.
+            // Only one pass runs at a time; if the last one still does, this one is left out.
             let _ = compact.try_send(Pass { now_s, age_s });
             match ending.recv_timeout(INTERVAL) {
                 Err(RecvTimeoutError::Timeout) => {}
@@ -191,7 +192,7 @@ impl PressureWatch {
         }
         self.tell_refused(Instant::now());
         for (name, held_s) in self.lender.revoke_unheld(Instant::now()) {
-            info!("area {name:?} taken back: nobody held it for {held_s} s");
+            info!("area {name:?} taken back: no client held it for {held_s} s");
         }
         pressed
     }
@@ -207,7 +208,7 @@ impl PressureWatch {
     }
 }
 
-/// One pass of compaction: what is older than `age_s` is packed.
+/// One pass of compaction, which packs chunks older than `age_s`.
 struct Pass {
     now_s: u32,
     age_s: u32,

@@ -1,4 +1,4 @@
-//! How a command ends that failed: one line on standard error and an exit code.
+//! How a failed command ends: one line on standard error and an exit code.
 //!
 //! The line reads `shoal: WHAT: CAUSE; REMEDY` ([`Failure`]). Exit codes: 1 for a command that failed, 2 for a wrong command line
 //! (as clap has it); `check` has those of fsck(8), which `salvage` shares.
@@ -11,21 +11,21 @@ use shoal_devices::Failure;
 
 /// A command failed.
 const EXIT_FAILED: u8 = 1;
-/// The command line asked for what cannot be.
+/// The command line was wrong.
 const EXIT_MISUSE: u8 = 2;
 /// fsck(8): the check itself could not be done.
 pub const EXIT_OPERATIONAL: u8 = 8;
 /// fsck(8): wrong command line.
 pub const EXIT_USAGE: u8 = 16;
 
-/// Prints why a command failed, and says with which code it ends.
+/// Prints why a command failed; returns its exit code.
 pub fn end(failure: &Failure) -> ExitCode {
     end_with(failure, if failure.is_misuse() { EXIT_MISUSE } else { EXIT_FAILED })
 }
 
-/// The same with a code of the command's own.
+/// Like [`end`], with a code of the command's own.
 pub fn end_with(failure: &Failure, code: u8) -> ExitCode {
-    // Standard error may be a log on a full host: that is no reason to end otherwise than it would.
+    // Standard error may be a log on a full host; the exit code stays the same.
     let _ = writeln!(std::io::stderr(), "shoal: {failure}");
     ExitCode::from(code)
 }

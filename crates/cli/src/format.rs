@@ -1,7 +1,7 @@
-//! `shoal format`: makes a new, empty store, or a disk of a kind that is made.
+//! `shoal format`: makes a new, empty store, or a network RAM disk or virtual-log disk.
 //!
-//! A name that begins with the scheme of such a kind is a disk, everything else the directory of a store. Options that only the
-//! other has are refused.
+//! A name that begins with such a disk's scheme makes a disk, every other name is the directory of a store. Options
+//! that belong to the other of the two are refused.
 
 use shoal_devices::size::human;
 use shoal_devices::{During, Failure, Kind, Made, MakeOptions, Outcome};
@@ -48,7 +48,7 @@ fn make_options(args: &FormatArgs) -> MakeOptions {
     }
 }
 
-/// Tells of a disk that is no store.
+/// Reports a disk that is not a store.
 fn tell_made(args: &FormatArgs, made: &dyn Made) -> Outcome<()> {
     let text = if args.json { made.to_json().during("report")? } else { made.to_string() };
     println!("{text}");

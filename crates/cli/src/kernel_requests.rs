@@ -1,4 +1,4 @@
-//! What the kernel has asked a mount's daemon for, as `shoal status` prints it.
+//! The kernel's requests to a mount's daemon, as `shoal status` prints them.
 //!
 //! A line for each kind of request, the most frequent first, with the daemon's own share of the time.
 
@@ -13,7 +13,7 @@ pub fn text(requests: &[RequestReport]) -> String {
     out
 }
 
-/// Two digits and a bit: more would promise too much.
+/// A time in two to four digits; the percentiles are no more precise.
 fn duration(ns: u64) -> String {
     match ns {
         0..10_000 => format!("{:.1} us", ns as f64 / 1e3),

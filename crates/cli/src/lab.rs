@@ -1,8 +1,7 @@
 //! `shoal lab`: the papers' experiments.
 //!
-//! `list` tells which there are, `run` runs one and prints its tables, with the paper's figures beside ours. What an
-//! experiment is and which options it has is in `shoal-lab`. Files go only where `--out` says; a claim that is not
-//! shown is
+//! `list` names the experiments, `run` runs one and prints its tables, with the paper's figures beside ours.
+//! Experiments and their options are in `shoal-lab`. Files are written only with `--out`; a claim that is not shown is
 //! a line of the report, not a failure of the command.
 
 use clap::{Args, Subcommand};
@@ -61,7 +60,7 @@ fn list(json: bool) {
 
 fn experiment(args: &RunArgs) -> Outcome<()> {
     let (report, files) = shoal_lab::run(args).map_err(|error| Failure::new("lab", error))?;
-    // Loud also where only the report's table is read.
+    // Printed on standard error as well, for users who read only the tables.
     for skipped in &report.skipped {
         eprintln!("shoal: lab: SKIPPED: {skipped}");
     }

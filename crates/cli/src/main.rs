@@ -8,8 +8,9 @@
 //! | `daemon` | the process that serves a mount |
 //! | `failure`, `json`, `progress` | how commands fail, report to programs, and show that they are at work |
 //!
-//! Thin glue: parsing, calling and printing; stores are the library `shoal-store`'s, devices `shoal-devices`'s. Errors are one line on
-//! standard error; exit codes are in `failure`. A reader that goes away (`shoal df | head`) is not an error.
+//! Thin glue: parsing, calling and printing. Stores belong to the library `shoal-store`, devices to `shoal-devices`.
+//! Errors are one line on standard error; exit codes are in `failure`. A reader that goes away (`shoal df | head`) is
+//! not an error.
 
 #![forbid(unsafe_code)]
 
@@ -72,7 +73,7 @@ fn parse() -> Cli {
             error.exit();
         }
         let text = error.to_string();
-        // Its own lines, without the advice and the usage that follow them.
+        // The error's own lines, without the advice and the usage that follow them.
         let is_advice =
             |line: &str| ["tip:", "Usage:", "For more information"].iter().any(|word| line.starts_with(word));
         let own = text.lines().map(str::trim).take_while(|line| !is_advice(line));
@@ -80,7 +81,7 @@ fn parse() -> Cli {
         let cause = cause.trim_start_matches("error: ");
         let command = std::env::args_os().nth(1).filter(|word| Cli::command().find_subcommand(word).is_some());
         let command = command.map_or_else(String::new, |word| format!(" {}", word.to_string_lossy()));
-        eprintln!("shoal{command}: {cause}; `shoal{command} --help` tells what is understood");
+        eprintln!("shoal{command}: {cause}; `shoal{command} --help` lists the options");
         std::process::exit(if command == " check" { EXIT_USAGE.into() } else { error.exit_code() })
     })
 }
@@ -114,7 +115,7 @@ fn operational(outcome: Outcome<ExitCode>) -> ExitCode {
     outcome.unwrap_or_else(|failure| failure::end_with(&failure, failure::EXIT_OPERATIONAL))
 }
 
-/// `println!` panics when the reader of a pipe has gone; a command line ends silently then.
+/// `println!` panics when the reader of a pipe has gone; the program then ends silently.
 fn die_quietly_on_broken_pipes() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

@@ -18,11 +18,11 @@ use crate::daemon::{Message, Ready};
 use crate::json;
 use crate::{daemon, mount_options, remount};
 
-/// A log longer than this makes room for a new one when the store is mounted.
+/// A log longer than this is replaced by a new one when the store is mounted (bytes).
 const LOG_BYTES_MAX: u64 = 1 << 20;
 
 pub fn run(args: &MountArgs) -> Outcome<()> {
-    // Wrong options and stores that are none are told before anything is started.
+    // A missing store and wrong options are reported before anything is started.
     Store::describe(&args.store)?;
     let directory = args.store.canonicalize().during(args.store.display())?;
     let mountpoint = std::path::absolute(&args.mountpoint).during(args.mountpoint.display())?;
@@ -89,7 +89,7 @@ fn start(directory: &Path, mountpoint: &Path, options: &[String]) -> Outcome<Rea
     let mut command = Command::new(program);
     command.arg("mount").arg("--report-ready");
     for list in options {
-        // In one word: a list may begin with a dash.
+        // Option and list are one word, because a list may begin with a dash.
         command.arg(format!("-o{list}"));
     }
     command.arg("--").arg(directory).arg(mountpoint);
@@ -102,7 +102,8 @@ fn start(directory: &Path, mountpoint: &Path, options: &[String]) -> Outcome<Rea
     match serde_json::from_str(&line) {
         Ok(Message::Ready(ready)) => Ok(ready),
         Ok(Message::Error(error)) => {
-            // Its exit is near; whoever mounts again at once must not find the store locked.
+            // The child is about to end. It is waited for, so that a mount right after this one does not find the store
+            // locked.
             let _ = child.wait();
             Err(Failure::told(error))
         }

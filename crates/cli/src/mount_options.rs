@@ -1,28 +1,29 @@
 //! The fstab-style option list: `-o ro,noatime,threads=8`.
 //!
 //! Options meant for mount(8), systemd or the boot scripts are accepted and ignored, and so are those whose subject
-//! does not exist here: mandatory locks, inode versions, the kernel's messages about mounts. Words of ext4 are accepted where
-//! they ask for what a store does anyway: `acl`, `user_xattr`, `discard` (freed blocks are always trimmed),
-//! `errors=remount-ro`, `data=ordered` and the weaker `data=writeback`. An option nobody knows, or one that asks for what is
-//! not done, is an error that names it, because a mount with other properties than asked for is worse than none.
+//! does not exist here: mandatory locks, inode versions, the kernel's messages about mounts. Words of ext4 are accepted
+//! where they ask for what a store does anyway: `acl`, `user_xattr`, `discard` (freed blocks are always trimmed),
+//! `errors=remount-ro`, `data=ordered` and the weaker `data=writeback`. An unknown option, or one that asks for
+//! something Shoal does not do, is an error that names it, because a mount without the properties asked for is worse
+//! than none.
 
 use std::path::Path;
 
 use shoal_fs::AccessTimes;
 use shoal_fuse::{Access, MountOptions};
 
-/// Go on from the saved image of `battery` memory; how a store is opened, not how it is mounted.
+/// Go on from the saved image of `battery` memory. This option is about opening the store, not about the mount.
 pub const RESTORE: &str = "restore";
 
-/// Words that take back a `private` before them: without checks a mount must be for nobody else.
+/// Words that take back a `private` before them, because other users must not have a mount without checks.
 const OPENING: [&str; 3] = ["allow_other", "allow_root", "default_permissions"];
 
-/// Words that say what is so anyway, or that others act on.
+/// Words that ask for the default, or that are meant for other programs.
 const IGNORED: &str = "acl user_xattr discard remount defaults rw dev suid exec async atime relatime norelatime nostrictatime diratime \
     symfollow nolazytime mand nomand iversion noiversion silent loud auto noauto _netdev nofail user users nouser owner \
     noowner group nogroup";
 
-/// Is a mount to be changed rather than made?
+/// Does one of the lists ask for a remount?
 pub fn is_remount(lists: &[String]) -> bool {
     lists.iter().flat_map(|list| list.split(',')).any(|word| word == "remount")
 }
@@ -43,11 +44,9 @@ pub fn parse(lists: &[String], source: &Path, is_root: bool) -> Result<MountOpti
         }
     }
     if private && !is_root {
-        return Err(
-            "mount option `private`: nobody would check which files may be opened, so only root's mounts can be; \
+        return Err("mount option `private`: permissions would not be checked, so only root may use it; \
                     leave it out (a mount of yours is for you alone in any case)"
-                .into(),
-        );
+            .into());
     }
     if private {
         (options.access, options.default_permissions) = (Access::Owner, false);
@@ -90,11 +89,11 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
             return match value {
                 Some("ordered" | "writeback") => Ok(()),
                 _ => Err(format!(
-                    "mount option `{word}`: data of large files are written once, before what refers to them; leave the option out, or use `data=ordered`"
+                    "mount option `{word}`: data of large files is written once, before the records that refer to it; leave the option out, or use `data=ordered`"
                 )),
             };
         }
-        // Everything that begins so is for whoever reads fstab.
+        // Such options are meant for programs that read fstab.
         _ if name.starts_with("x-") || name.starts_with("X-") || name == "comment" || name == "user" => return Ok(()),
         _ if value.is_some() => return Err(unknown(word)),
         _ => {}
@@ -126,7 +125,7 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// A default that is named takes back what came before it.
+/// An option that names a default takes back the opposite option before it.
 fn undo(options: &mut MountOptions, name: &str) {
     match name {
         "rw" => options.read_only = false,

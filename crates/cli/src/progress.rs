@@ -20,7 +20,7 @@ pub fn steps(total: u64, silent: bool) -> ProgressBar {
     bar
 }
 
-/// A line that only tells that something goes on, shown when it takes longer than a moment.
+/// A line that only says that work goes on; it is shown when the work takes longer than a moment.
 pub fn waiting(message: &str, silent: bool) -> ProgressBar {
     if silent {
         return ProgressBar::hidden();
@@ -30,7 +30,7 @@ pub fn waiting(message: &str, silent: bool) -> ProgressBar {
     bar
 }
 
-/// Shows each step of long work with a bar of its own, or with a line where nobody knows how long it is.
+/// Shows each step of long work as a bar, or as a line if its length is unknown.
 pub struct Bars {
     silent: bool,
     bar: Mutex<Option<Bar>>,
@@ -38,7 +38,7 @@ pub struct Bars {
 
 struct Bar {
     bar: ProgressBar,
-    /// Counts units.
+    /// True for a bar that counts units.
     counts: bool,
 }
 

@@ -1,12 +1,12 @@
-//! `shoal mount -o remount,...`: changes a mount as it stands.
+//! `shoal mount -o remount,...`: changes a mount without unmounting it.
 //!
-//! The kernel keeps the mount's flags and refuses writes to one that is read-only; the daemon is told through its control
-//! socket, because it keeps the access times and what is not yet durable. Order: towards read-only the kernel goes first,
-//! so that nothing comes behind the daemon's sync; towards read-write the daemon goes first, which may have opened the
-//! store for reading only. What is not named stays as it is. Options of the daemon and of the FUSE connection (threads,
-//! `noxattr`, `allow_other`, ...) cannot change under a mount: they count from the next mount on. One that is named gets a
-//! line of warning, not an error, because mount(8) hands over the whole line of fstab with any remount.
-//! mount(8) without the helper (`mount -i`) only does the kernel's half.
+//! The kernel keeps the mount's flags and refuses writes to one that is read-only; the daemon is told through its
+//! control socket, because it keeps the access times and data that is not yet durable. Order: for a change to read-only
+//! the kernel goes first, so that no write follows the daemon's sync; for a change to read-write the daemon goes first,
+//! since it may have opened the store for reading only. Options that are not named stay as they are. Options of the
+//! daemon and of the FUSE connection (threads, `noxattr`, `allow_other`, ...) cannot change under a mount: they take
+//! effect at the next mount. Naming one gives a warning, not an error, because mount(8) passes the whole line of fstab
+//! with any remount. mount(8) without the helper (`mount -i`) only does the kernel's half.
 
 use std::path::Path;
 
@@ -22,7 +22,7 @@ use crate::{failure, mount_options};
 pub struct Remounted {
     pub store: String,
     pub mountpoint: String,
-    /// Writes are refused, and what was written is durable.
+    /// Writes are refused, and everything written is durable.
     pub read_only: bool,
 }
 
@@ -49,7 +49,7 @@ pub fn run(directory: &Path, mountpoint: &Path, lists: &[String]) -> Outcome<Rem
         };
         let answer = control::ask(directory, &question)?;
         answer.map(drop).ok_or_else(|| {
-            Failure::new(mountpoint.display(), "nobody serves this mount").remedy("mount the store again")
+            Failure::new(mountpoint.display(), "no daemon serves this mount").remedy("mount the store again")
         })
     };
     if !options.read_only {
@@ -70,14 +70,15 @@ pub fn run(directory: &Path, mountpoint: &Path, lists: &[String]) -> Outcome<Rem
     })
 }
 
-/// The options in force, then those given, which override them.
+/// The options in force, followed by the given ones, which override them.
 fn all_words(entry: &MountEntry, lists: &[String]) -> Vec<String> {
     let in_force = entry.options.split(',').chain(entry.super_options.split(','));
-    // The table names the two other rules, not this one. The file system's own "rw" says nothing about this mount.
+    // The table of mounts names the other two rules for access times, but not `strictatime`. The file system's own "rw"
+    // says nothing about this mount.
     let default = if entry.options.split(',').any(|w| w == "relatime" || w == "noatime") { "" } else { "strictatime" };
     let in_force = std::iter::once(default).chain(in_force.filter(|word| *word != "rw"));
     let given = lists.iter().flat_map(|list| list.split(','));
-    // What the kernel lists about the connection, and mount(8) hands back.
+    // Properties of the connection, which the kernel lists and mount(8) passes back.
     let connections = ["user_id=", "group_id=", "rootmode=", "fd=", "max_read=", "blksize=", "subtype=", "fsname="];
     in_force
         .chain(given)
@@ -86,7 +87,8 @@ fn all_words(entry: &MountEntry, lists: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// The options given that a remount does not change, unless the table of mounts says that they are in force.
+/// The given options that a remount cannot change. Those already in force according to the table of mounts are left
+/// out.
 fn unchangeable(entry: &MountEntry, lists: &[String]) -> Vec<String> {
     let in_force = |word: &str| entry.super_options.split(',').any(|known| known == word);
     let given = lists.iter().flat_map(|list| list.split(','));

@@ -1,4 +1,4 @@
-//! `shoal resize`: other limits for a store, mounted or not.
+//! `shoal resize`: changes the limits of a store, mounted or not.
 //!
 //! A mounted store is asked through its control socket: within its layout its limits can change while it is used.
 

@@ -1,4 +1,4 @@
-//! `shoal salvage`: copies out all that can be read of a damaged store, and names what cannot.
+//! `shoal salvage`: copies everything readable out of a damaged store, and names the rest.
 //!
 //! Exit codes: 0 everything was copied, 4 something is lost, 8 nothing could be done. Losses are named on standard error as they
 //! are found; with `--json` the report has them.

@@ -1,13 +1,12 @@
 //! `shoal serve`: exports a device to NBD clients until it is told to stop.
 //!
-//! Order: signals blocked before the first thread, device, listener, control socket, one line on standard output that
-//! says it is ready. SIGTERM, SIGINT and SIGHUP stop accepting, let requests finish, flush, and end with success only
-//! if the flush did. One device stands behind all connections, so a flush on any covers them all (`multi-conn`).
-//! Beyond loopback TLS is demanded, or `--insecure`.
+//! Order: signals are blocked before the first thread starts; then come device, listener, control socket, and a line on
+//! standard output that says it is ready. On SIGTERM, SIGINT and SIGHUP the server accepts no more clients, lets
+//! requests finish and flushes; it succeeds only if the flush did. All connections share one device, so a flush on one
+//! covers all (`multi-conn`). An address beyond loopback needs TLS or `--insecure`.
 
 use std::io::Write;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use serde::Serialize;
 use shoal_devices::size::human;
 use shoal_devices::{Device, DeviceName, During, Failure, Outcome};
 use shoal_nbd::tls::TlsServer;
-use shoal_nbd::{Export, Listen, Server, ServerOptions};
+use shoal_nbd::{Export, Listen, Server, ServerOptions, Uri};
 use shoal_store::control::{self, Answer, Question};
 use shoal_store::{ExportReport, Status};
 use tracing::{info, warn};
@@ -27,12 +26,12 @@ use crate::daemon;
 use crate::status::control_path;
 
 const ENDING_SIGNALS: [Signal; 3] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP];
-/// For requests in flight when the server is told to stop.
+/// Time for requests in flight when the server is told to stop.
 const GRACE: Duration = Duration::from_secs(10);
 /// A device that cannot flush in this time will not.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the ready line tells.
+/// The contents of the ready line.
 #[derive(Debug, Serialize)]
 struct Ready {
     device: String,
@@ -45,7 +44,7 @@ struct Ready {
 
 pub fn run(args: &ServeArgs) -> Outcome<()> {
     let name: DeviceName = args.device.parse().map_err(|error: String| Failure::told(error).misuse())?;
-    // Status and changes name donors as any directory has them.
+    // Paths are made absolute, so that `status` and `donor` work from any directory.
     let mut name = name.absolute().during(&args.device)?;
     if args.takeover {
         let cause = "only a network RAM disk can be taken over";
@@ -69,7 +68,7 @@ pub fn run(args: &ServeArgs) -> Outcome<()> {
     let ready = Ready {
         device: device.name().without_secrets().to_string(),
         name: args.name.clone(),
-        uri: uri(&address, &args.name, uses_tls),
+        uri: Uri::of_export(&address, &args.name, uses_tls).to_text(),
         address: address.to_string(),
         size_bytes,
         pid: std::process::id(),
@@ -103,7 +102,7 @@ pub fn run(args: &ServeArgs) -> Outcome<()> {
 
 fn export(args: &ServeArgs, device: &dyn Device) -> Result<Export, shoal_nbd::export::ExportError> {
     let export = Export::new(args.name.as_str(), device.block_device())?
-        // Any client reads it: no donors' addresses, no paths of this machine.
+        // Any client can read the description, so it has no addresses of donors and no paths of this machine.
         .description(device.name().kind().words)
         .multi_conn(true)
         .read_only(args.read_only);
@@ -113,7 +112,8 @@ fn export(args: &ServeArgs, device: &dyn Device) -> Result<Export, shoal_nbd::ex
     }
 }
 
-/// Without a place for the socket the device is served all the same; `shoal status` then finds nobody.
+/// Starts the control socket. Without a place for it the device is served all the same, but `shoal status` finds no
+/// server.
 fn start_control(
     address: &Listen,
     args: &ServeArgs,
@@ -121,7 +121,7 @@ fn start_control(
     server: &Arc<Mutex<Option<Server>>>,
 ) -> Option<PathBuf> {
     let path = control_path(address).ok()?;
-    let started = prepare_directory(&path).and_then(|()| {
+    let started = control::prepare_at(&path).and_then(|()| {
         let (device, server) = (device.clone(), server.clone());
         let (name, read_only, address) = (args.name.clone(), args.read_only, address.to_string());
         control::serve_at(&path, move |question| match question {
@@ -151,18 +151,6 @@ fn start_control(
     }
 }
 
-fn prepare_directory(path: &Path) -> std::io::Result<()> {
-    if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-        use std::os::unix::fs::DirBuilderExt;
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
-    }
-    if UnixStream::connect(path).is_ok() {
-        // The same port on another address.
-        return Err(std::io::Error::new(std::io::ErrorKind::AddrInUse, "another server is asked there"));
-    }
-    Ok(())
-}
-
 fn announce(ready: &Ready, json: bool) -> Outcome<()> {
     let mut line = if json {
         serde_json::to_string(ready).during("report")?
@@ -170,38 +158,8 @@ fn announce(ready: &Ready, json: bool) -> Outcome<()> {
         format!("{} ({}) is served at {} (process {})", ready.device, human(ready.size_bytes), ready.uri, ready.pid)
     };
     line.push('\n');
-    // Whoever started the server may have gone; it serves all the same.
+    // The starter may have gone; the server goes on all the same.
     let mut out = std::io::stdout();
     let _ = out.write_all(line.as_bytes()).and_then(|()| out.flush());
     Ok(())
-}
-
-/// What clients are given.
-fn uri(address: &Listen, name: &str, tls: bool) -> String {
-    let place = match address {
-        Listen::Tcp(address) => shoal_nbd::address::Place::Tcp { host: address.ip().to_string(), port: address.port() },
-        Listen::Unix(path) => {
-            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
-            shoal_nbd::address::Place::Unix { path }
-        }
-    };
-    shoal_nbd::Uri { place, name: name.into(), tls, certificates: None, server_name: None }.to_text()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn clients_are_told_a_uri_they_understand() {
-        for (address, expected) in [
-            ("unix:/run/d", "nbd+unix:///my%20disk?socket=/run/d"),
-            ("127.0.0.1:7000", "nbd://127.0.0.1:7000/my%20disk"),
-            ("[::1]:7000", "nbd://[::1]:7000/my%20disk"),
-        ] {
-            let text = uri(&address.parse().unwrap(), "my disk", false);
-            assert_eq!(text, expected);
-            assert_eq!(text.parse::<shoal_nbd::Uri>().unwrap().name, "my disk");
-        }
-    }
 }

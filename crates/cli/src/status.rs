@@ -1,5 +1,5 @@
-//! `shoal status` and `shoal donor`: what a served device or a store's bulk device is like, what the kernel asked a mount for, and
-//! changes of donors.
+//! `shoal status` and `shoal donor`: the state of a served device or a store's bulk device, the kernel's requests to a
+//! mount, and changes of donors.
 //!
 //! Owns the report, which travels as JSON over the control socket, and its text. SERVER is named as it was to `shoal
 //! serve --nbd` (`unix:PATH` or `HOST:PORT`, on this machine), or is a store or mount point. Left out: `df`, the view
@@ -53,7 +53,7 @@ fn ask(server: &str, question: &Question) -> Outcome<serde_json::Value> {
             let answer = control::ask_at(&path, &format!("server on {server}"), question)?;
             answer.ok_or_else(|| {
                 Failure::new(server, "no `shoal serve` is listening there on this machine")
-                    .remedy("name what `--nbd` was given, or a mounted store")
+                    .remedy("give the address of `shoal serve --nbd`, or a mounted store")
             })
         }
         None => {
@@ -67,7 +67,7 @@ fn ask(server: &str, question: &Question) -> Outcome<serde_json::Value> {
     }
 }
 
-/// Where the server that listens there is asked.
+/// The control socket of the server that listens at this address.
 pub fn control_path(listen: &Listen) -> Outcome<PathBuf> {
     match listen {
         Listen::Unix(path) => {

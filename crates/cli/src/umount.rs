@@ -1,7 +1,7 @@
 //! `shoal umount`: ends a mount and waits until its daemon has shut the store down.
 //!
-//! Also takes away what a daemon that died left behind ("transport endpoint is not connected"). The table of
-//! mounts says whether a path is a mounted store; the store's lock says when its daemon is done.
+//! Also removes the mount of a daemon that died ("transport endpoint is not connected"). The table of mounts says
+//! whether a path is a mounted store; the store's lock says when its daemon is done.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,18 +14,18 @@ use crate::args::UmountArgs;
 use crate::json;
 use crate::{failure, progress};
 
-/// A store with much to write may take a while; a daemon that takes longer hangs.
+/// How long to wait for the daemon, which may have much to write.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// A lazy unmount of an idle mount is over soon; for a busy one nobody waits.
+/// How long to wait after a lazy unmount; a busy mount is not waited for any longer.
 const LAZY_PATIENCE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Serialize)]
 struct Report {
     store: String,
     mountpoint: String,
-    /// The daemon was gone before.
+    /// The daemon had died before.
     was_dead: bool,
-    /// The store is shut down: nothing will have to be recovered.
+    /// The store is shut down, so the next mount has nothing to recover.
     clean: bool,
 }
 
@@ -33,7 +33,8 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
     let Place { store, mountpoint } = place::mounted_at(&args.mountpoint)?;
     let mountpoint = mountpoint.unwrap_or_else(|| args.mountpoint.clone());
     let was_dead = is_dead(&store, &mountpoint);
-    // A daemon that serves for reading leaves the marks of an earlier crash as they are: they are not its own.
+    // A daemon that serves a store read-only leaves the note of a crashed daemon in place, so the note counts only if
+    // its process holds the lock.
     let writer = shoal_store::writer(&store).filter(|pid| shoal_store::holder(&store) == Some(*pid));
     shoal_fuse::unmount_path(&mountpoint, args.lazy || was_dead).map_err(|error| {
         failure::of_mountpoint(&mountpoint, error, |users| {
@@ -56,16 +57,16 @@ pub fn run(args: &UmountArgs) -> Outcome<()> {
     Ok(())
 }
 
-/// Is there nobody behind the mount? The store's lock tells without asking a daemon that may hang.
+/// Is the mount without a daemon? The store's lock says so without asking a daemon that may hang.
 fn is_dead(store: &Path, mountpoint: &Path) -> bool {
     match shoal_store::is_in_use(store) {
         Ok(in_use) => !in_use,
-        // The store is gone, or not for us to look into.
+        // The store is gone, or may not be read by this user.
         Err(_) => nix::sys::statfs::statfs(mountpoint).is_err_and(|error| error == nix::errno::Errno::ENOTCONN),
     }
 }
 
-/// True once the daemon has let go of the store, clean.
+/// Waits until the daemon has released the store; returns whether it is clean.
 fn wait_until_free(store: &Path, writer: Option<u32>, args: &UmountArgs) -> Outcome<bool> {
     let begin = Instant::now();
     let bar = progress::waiting("waiting until the store is clean", args.json);
@@ -81,7 +82,7 @@ fn wait_until_free(store: &Path, writer: Option<u32>, args: &UmountArgs) -> Outc
         std::thread::sleep(Duration::from_millis(5));
     }
     bar.finish_and_clear();
-    // By now somebody else may have mounted it again: that is another writer.
+    // The store may have been mounted again by now; then the writer is another one.
     let left_open = writer.is_some() && shoal_store::writer(store) == writer;
     if left_open {
         return Err(Failure::new(store.display(), "was not shut down cleanly; the next mount recovers it")

@@ -1,7 +1,7 @@
-//! `shoal copy` on real stores: the copy holds what the original holds, takes little room, and is a store of its own.
+//! `shoal copy` on real stores: the copy has the original's contents, takes little space, and is a store of its own.
 //!
-//! Stores are filled through a mount, ended cleanly or by SIGKILL, and copied. Needs /dev/fuse; every program runs under
-//! `timeout`, and what is mounted is unmounted at the end.
+//! Stores are filled through a mount, ended cleanly or by SIGKILL, and copied. Needs /dev/fuse; every program runs
+//! under `timeout`, and every mount is undone at the end.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -20,7 +20,7 @@ fn room(directory: &Path) -> u64 {
         .sum()
 }
 
-/// Without the log, whose first segments are there in every store before anything is written.
+/// Bytes of the store without its log, whose first segments exist before anything is written.
 fn room_without_log(store: &Path) -> u64 {
     room(store) - room(&store.join("log"))
 }
@@ -113,7 +113,7 @@ fn a_refused_copy_leaves_nothing_behind() {
     scene.refused(&["copy", &scene.text("store"), &scene.text("file")]);
     scene.refused(&["copy", &scene.text("store"), &scene.text("file/copy")]);
     fs::remove_file(scene.at("file")).unwrap();
-    // Damage that a mount does not look at, and that the check of the copy finds: the links of a file.
+    // A wrong link count: a mount does not look at it, but the check of the copy finds it.
     let json = scene.ok(&["inspect", "--json", &scene.text("store"), "/large"]);
     let at = serde_json::from_str::<serde_json::Value>(&json).unwrap()["record_at"].as_u64().unwrap();
     for image in ["store/image.0", "store/image.1"] {
@@ -128,7 +128,7 @@ fn a_refused_copy_leaves_nothing_behind() {
     let refused = scene.refused(&["copy", &scene.text("store"), &scene.text("new/copy")]);
     assert!(refused.contains("link"), "{refused}");
     assert_eq!(names(&scene.at("")), top, "the directories made for the copy are gone");
-    // A directory that was there stays, and can be used again.
+    // A directory that existed before stays, and can be used again.
     fs::create_dir(scene.at("there")).unwrap();
     scene.refused(&["copy", &scene.text("store"), &scene.text("there")]);
     assert!(names(&scene.at("there")).iter().all(|name| name == "lock"));

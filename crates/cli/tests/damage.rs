@@ -1,4 +1,5 @@
-//! A damaged store in an operator's hands: it mounts, `df` tells, `salvage` brings the files out, `check --repair` mends.
+//! A damaged store in an operator's hands: it mounts, `df` reports the damage, `salvage` copies the files, `check
+//! --repair` repairs.
 //!
 //! The damage is written into both images of a store that was unmounted cleanly, with and without right page sums. Needs /dev/fuse,
 //! and root or fusermount3; every program runs under `timeout`. Left out: every kind of damage

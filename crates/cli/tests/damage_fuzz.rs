@@ -1,7 +1,8 @@
-//! Random damage to a store's region: who only looks changes nothing, and a repair loses nothing that could be read before it.
+//! Random damage to a store's region: reading commands change nothing, and a repair loses no file that could be read
+//! before.
 //!
-//! A `battery` region has no page sums, so a repair acts on what it finds there. Seeds are in the failures' messages; SHOAL_DEEP=1
-//! takes more of them. Left out: damage to the ring, which is refused (`damaged_log`).
+//! A `battery` region has no page sums, so a repair acts on the bytes it finds. Seeds are in the failures' messages;
+//! SHOAL_DEEP=1 takes more of them. Left out: damage to the ring, which is refused (`damaged_log`).
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -9,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use crate::damaged_media::{Scene, Tree};
 use shoal_sim::Random;
 
-/// Files that could be read; directories, and what gave an error, aside.
+/// The files that could be read; directories and errors are left out.
 fn readable(tree: Tree) -> Tree {
     let failed = |bytes: &[u8]| String::from_utf8_lossy(bytes).contains("(os error");
     tree.into_iter().filter(|(_, bytes)| bytes.as_deref().is_some_and(|bytes| !failed(bytes))).collect()

@@ -1,13 +1,13 @@
-//! A damaged record in the middle of the log: refused and named, never taken for the log's end.
+//! A damaged record in the middle of the log is refused and named, and never taken for the log's end.
 //!
-//! In the ring of a `battery` region, and in the log files of `logged` memory, after the process was killed.
+//! Tested in the ring of a `battery` region and in the log files of `logged` memory, after the process was killed.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
 
 use crate::damaged_media::{Scene, Tree, read_tree};
 
-/// A store whose process was killed with a log to replay, and what was in it.
+/// A store whose process was killed with a log to replay, and its tree.
 fn killed(scene: &Scene) -> Tree {
     scene.mount();
     fs::create_dir(scene.at("mnt/dir")).unwrap();
@@ -30,7 +30,7 @@ fn a_flipped_bit_in_a_ring_record_is_refused_and_salvaged() {
     let scene = Scene::battery();
     let tree = killed(&scene);
     fs::copy(scene.at("region"), scene.at("whole")).unwrap();
-    // The ring lies before the files' own pieces: what is found first is the record.
+    // The ring lies before the pieces of files, so the first match is the record.
     let at = scene.find("region", b"second contents of 50, other ones");
     let superblock = scene.head("region").0;
     assert!(at > superblock.ring && at < superblock.ring + superblock.ring_bytes, "in the ring");
@@ -47,7 +47,7 @@ fn a_flipped_bit_in_a_ring_record_is_refused_and_salvaged() {
     assert!(told.contains("a record of the log is damaged"), "{told}");
     assert!(scene.sums() == before, "nothing of it writes");
     assert!(read_tree(&scene.at("copy")) == tree, "every change had reached the memory");
-    // Going on from the image is the operator's to say; the region is kept.
+    // The operator may choose to go on from the image; the region is kept.
     scene.ok(&["mount", "--restore", "store", "mnt"]);
     scene.umount();
     assert!(scene.at("region.old-1").exists());

@@ -1,11 +1,11 @@
-//! Damage of every kind to real stores: who only looks changes nothing, and nothing that can be read is lost.
+//! Damage of every kind to real stores: reading commands change nothing, and nothing readable is lost.
 //!
-//! Stores of each kind of memory, with and without bulk storage, unmounted cleanly and cut off by SIGKILL, with files of every
-//! layout. Each is damaged as `hostile_damage` says; then `check`, `salvage`, `copy`, `mount -o ro` and a `resize` that is
-//! refused must leave every file as it was, and what a read-only mount can read must be in what `salvage`, `copy`, `resize` and
-//! `check --repair` make. A store's `lock`, `pid`, `control` and `shoal.log` are not looked at: who opens it writes to them.
-//! The usual run takes a damage of every kind for each store in turn; SHOAL_DEEP=1 takes many seeds,
-//! SHOAL_CASE=WORDS the cases whose names have these words.
+//! Stores of each kind of memory, with and without bulk storage, unmounted cleanly and cut off by SIGKILL, with files
+//! of every layout. Each is damaged by `hostile_damage`; then `check`, `salvage`, `copy`, `mount -o ro` and a refused
+//! `resize` must leave every file as it was, and everything that a read-only mount can read must be in the results of
+//! `salvage`, `copy`, `resize` and `check --repair`. A store's `lock`, `pid`, `control` and `shoal.log` are not
+//! compared, because every opening writes to them. The usual run does one damage of every kind to each store in turn;
+//! SHOAL_DEEP=1 takes many seeds, SHOAL_CASE=WORDS the cases whose names have these words.
 //! Left out: power loss, and media that fail while they are used.
 
 use std::collections::BTreeMap;
@@ -20,11 +20,11 @@ use crate::damaged_media::Scene;
 use crate::hostile_damage::{KINDS, Kind, Targets, damage, files};
 use shoal_sim::Budget;
 
-/// Larger ones have forged sizes.
+/// Larger files have forged sizes.
 const SIZE_MAX: u64 = 64 << 20;
 const READING_SECS_MAX: u64 = 60;
 
-/// What is under a path and can be read: contents, target or kind, and attributes.
+/// The readable properties of a path: contents, target or kind, and attributes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Thing {
     kind: u32,
@@ -60,7 +60,7 @@ fn thing(path: &Path) -> Option<Thing> {
     Some(Thing { kind: meta.mode() & 0o170_000, bytes, attributes: attributes(path)? })
 }
 
-/// Everything below `top` that can be read whole.
+/// Everything below `top` that can be read completely.
 fn things(top: &Path) -> Things {
     let (sender, receiver) = mpsc::channel();
     let top = top.to_path_buf();
@@ -70,7 +70,7 @@ fn things(top: &Path) -> Things {
         while let Some(folder) = folders.pop() {
             let Ok(entries) = fs::read_dir(&folder) else { continue };
             for path in entries.map_while(|entry| Some(entry.ok()?.path())) {
-                // A tree that contains itself has an end here.
+                // The walk ends here for a tree that contains itself.
                 if fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_dir()) && path.components().count() < 30 {
                     folders.push(path.clone());
                 }
@@ -90,7 +90,7 @@ struct Base {
     scene: Scene,
     battery: bool,
     targets: Targets,
-    /// What it holds.
+    /// Its contents before any damage.
     whole: Things,
     files: BTreeMap<String, Vec<u8>>,
 }
@@ -174,7 +174,8 @@ impl Base {
         Base { name, scene, battery, targets, whole, files }
     }
 
-    /// Puts every file back. In place: bulk storage and the log's directory are known by their numbers.
+    /// Puts every file back in place, because the store knows bulk storage and the log's directory by their inode
+    /// numbers.
     fn restore(&self) {
         let scene = &self.scene;
         for aside in fs::read_dir(scene.at("aside")).into_iter().flatten() {
@@ -202,7 +203,7 @@ impl Base {
         }
     }
 
-    /// After a failure, for the next case.
+    /// Cleans up after a failure, for the next case.
     fn release(&self) {
         let _ = self.scene.run(&["umount", "--lazy", "mnt"]);
         for made in ["salvaged", "copied", "copied.region"] {
@@ -255,7 +256,7 @@ impl Base {
         Ran { code, text }
     }
 
-    /// What a mount shows, `None` when it is refused.
+    /// The tree that a mount shows; `None` when it is refused.
     fn mounted(&self, args: &[&str]) -> Option<Things> {
         let mount = self.run(&[&["mount"][..], args, &["mnt"]].concat());
         if mount.code != 0 {
@@ -266,7 +267,8 @@ impl Base {
         Some(found)
     }
 
-    /// Everything of `tree` is in `made`: where it was, or with its bytes elsewhere. Bytes that are right again will do.
+    /// Paths of `tree` that are missing in `made`, where their bytes are not elsewhere either. Bytes that are right
+    /// again count as found.
     fn missing(&self, tree: &Things, made: &Things) -> Vec<String> {
         let kept = |path: &PathBuf, thing: &Thing| {
             let here = made.get(path);
@@ -274,7 +276,7 @@ impl Base {
             here == Some(thing)
                 || here.is_some() && here == self.whole.get(path)
                 || elsewhere()
-                // The name itself may have been what was damaged.
+                // The name itself may have been damaged.
                 || !self.whole.contains_key(path) && self.whole.values().any(|right| right.bytes == thing.bytes)
         };
         tree.iter().filter(|(path, thing)| !kept(path, thing)).map(|(path, _)| path.display().to_string()).collect()
@@ -315,7 +317,7 @@ impl Base {
         *tally.entry(if found.code == 0 { "sound" } else { "found" }).or_default() += 1;
         let Some(tree) = tree else {
             *tally.entry("not mounted").or_default() += 1;
-            // A check of the saved images says what they hold, not whether they are the store.
+            // A check of the saved images does not say whether they are the store.
             let gone = told.contains("region is missing");
             assert!(found.code != 0 || gone, "{case}: the check finds nothing, and no mount is possible");
             return;
@@ -348,7 +350,7 @@ impl Base {
 #[test]
 fn no_damage_makes_a_look_write_or_a_remedy_lose_what_can_be_read() {
     let deep = std::env::var_os("SHOAL_DEEP").is_some();
-    // A case as a failure names it, or a part of its name.
+    // The name of a case as a failure prints it, or a part of it.
     let wanted = std::env::var("SHOAL_CASE").unwrap_or_default();
     let (mut tally, mut failed) = (BTreeMap::new(), Vec::new());
     for number in 0..8u64 {
@@ -357,7 +359,7 @@ fn no_damage_makes_a_look_write_or_a_remedy_lose_what_can_be_read() {
         for (place, &kind) in KINDS.iter().enumerate() {
             let seeds = match (place as u64 + number) % 4 {
                 _ if deep || !wanted.is_empty() => 1..=12,
-                // Each kind for a store in four.
+                // Each kind of damage on every fourth store.
                 0 => number + 1..=number + 1,
                 _ => continue,
             };

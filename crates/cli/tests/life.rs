@@ -13,7 +13,7 @@ use serde_json::Value;
 
 struct Scene {
     dir: tempfile::TempDir,
-    /// Where store and mount point are, when not right in `dir`.
+    /// The directory of store and mount point, if it is not `dir`.
     odd: Option<PathBuf>,
 }
 
@@ -46,7 +46,7 @@ impl Scene {
     }
 
     fn run(&self, args: &[&str]) -> Output {
-        // The terminal is not inherited: a daemon that kept it would hold up whoever reads it.
+        // The terminal is not inherited: a daemon that kept it open would keep its reader waiting.
         let mut command = Command::new("timeout");
         command.arg("60").arg(env!("CARGO_BIN_EXE_shoal")).args(args).stdin(Stdio::null());
         command.output().unwrap()
@@ -90,14 +90,14 @@ impl Scene {
     fn signal(&self, signal: nix::sys::signal::Signal) {
         let pid = nix::unistd::Pid::from_raw(self.pid());
         nix::sys::signal::kill(pid, signal).unwrap();
-        // It is no child of this process: its end is seen by its absence.
+        // The daemon is no child of this process, so its end shows by its absence.
         wait_until("the daemon to end", || nix::sys::signal::kill(pid, None).is_err());
     }
 }
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        // A dead or a live mount; a scene that is not mounted says so, which is fine.
+        // Removes a live or dead mount; the error of a scene without one does not matter.
         let mut command = Command::new("timeout");
         command.arg("60").arg(env!("CARGO_BIN_EXE_shoal")).args(["umount", "--lazy"]).arg(self.mnt());
         let _ = command.output();
@@ -182,7 +182,7 @@ fn what_returned_survives_the_death_of_the_daemon() {
     }
     assert_eq!(fs::read_dir(scene.mnt()).unwrap().count(), 300);
     scene.signal(nix::sys::signal::SIGKILL);
-    // Looking at it without writing does not make it clean.
+    // A read-only mount does not make the store clean.
     assert_eq!(scene.mount(&["-o", "ro"])["recovery"]["clean"], false);
     assert_eq!(fs::read_dir(scene.mnt()).unwrap().count(), 300);
     assert_eq!(scene.umount()["clean"], false);
@@ -233,9 +233,9 @@ fn battery_memory_that_was_lost_comes_back_as_it_was_saved() {
     wait_until("the daemon to end", || nix::sys::signal::kill(pid, None).is_err());
     scene.umount();
     fs::remove_file(&memory).unwrap();
-    // The image is sound, and it is not all of the store.
+    // The image is sound, but it is not all of the store.
     assert_eq!(scene.run(&["check", place]).status.code(), Some(4));
-    // The image lacks what was done since: going on from it is for the operator to decide.
+    // The image lacks the later changes, so the operator must decide whether to go on from it.
     let refused = scene.fails(1, &["mount", place, scene.mnt().to_str().unwrap()]);
     assert!(refused.contains("lacks everything since 20") && refused.contains("--restore"), "{refused}");
     scene.ok(&["mount", "--restore", place, scene.mnt().to_str().unwrap()]);

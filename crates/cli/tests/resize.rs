@@ -1,8 +1,9 @@
-//! `shoal resize` on real stores, mounted and not: a store of another size holds what it held, whatever happens meanwhile.
+//! `shoal resize` on real stores, mounted and not: a store of another size keeps its contents, whatever happens
+//! meanwhile.
 //!
-//! What happens: the command is killed, or a system call fails, at each call that changes a file (strace(1) does it; without it
-//! only times are tried); the host is full or read-only; another command comes in between; bytes of the store are damaged.
-//! Needs /dev/fuse, and root for small hosts. `SHOAL_DEEP=1` tries every system call.
+//! Faults: the command is killed, or a system call fails, at each call that changes a file (through strace(1); without
+//! it the command is killed at various times only); the host is full or read-only; another command comes in between;
+//! bytes of the store are damaged. Needs /dev/fuse, and root for small hosts. `SHOAL_DEEP=1` tries every system call.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -45,14 +46,14 @@ fn take_files_and_end(scene: &Scene) {
     scene.ok(&["check", &scene.text("store")]);
 }
 
-/// So many that the smallest store there is does not hold them.
+/// More files than the smallest store can hold.
 fn more_small_files(scene: &Scene) {
     for file in 0..300 {
         fs::write(scene.at("mnt").join(format!("more{file}")), vec![file as u8; 30_000]).unwrap();
     }
 }
 
-/// A store with some of everything, unmounted, and what is in it.
+/// An unmounted store with some of everything, and its tree.
 fn filled(kind: &[&str]) -> (Scene, Tree) {
     let scene = Scene::new(kind);
     scene.mount("store");
@@ -121,13 +122,13 @@ fn a_store_of_another_size_holds_what_it_held() {
         let (memory, bulk) = sizes("32M", "512M");
         assert!(memory < 32 << 20 && bulk == 512 << 20);
         if !kind.is_empty() {
-            // Its ring alone takes so much.
+            // The ring alone takes that much.
             let refused = scene.refused(&["resize", "--memory-size", "8M", &scene.text("store")]);
             assert!(refused.contains("raise --memory-size") || refused.contains("give at least"), "{refused}");
         }
         let refused = scene.refused(&["resize", "--bulk-size", "1M", &scene.text("store")]);
         assert!(refused.contains("are in use; give at least"), "{refused}");
-        // What a refusal names is accepted, to the byte.
+        // The size that a refusal names is accepted, to the byte.
         for option in ["--bulk-size", "--memory-size"] {
             let refused = scene.refused(&[
                 "resize",
@@ -150,7 +151,7 @@ fn a_store_of_another_size_holds_what_it_held() {
     }
 }
 
-/// The resize command with a fault at the n-th call of a kind; `None` when there are not so many.
+/// The resize command with a fault at the n-th call of a kind; `None` when there are fewer calls.
 fn with_fault(scene: &Scene, size: &str, call: &str, nth: usize, fault: &str) -> Option<Output> {
     let log = scene.at("strace.log");
     let mut command = Command::new("timeout");
@@ -190,7 +191,7 @@ fn a_resize_with_a_fault_at_any_system_call_leaves_the_old_or_the_new_store() {
         let (mut tried, mut found) = (0, BTreeSet::new());
         for (turn, fault) in ["signal=SIGKILL", "error=ENOSPC", "error=EIO"].into_iter().enumerate() {
             for call in ["fdatasync", "fsync", "ftruncate", "unlink", "fallocate", "pwrite64"] {
-                // Of calls that are many a sample; the kinds of memory begin at different ones.
+                // A sample of the calls that are many; each kind of memory begins at another one.
                 let (begin, step) = match call {
                     _ if all => (1, 1),
                     "pwrite64" => (1 + (seed + first) % 500, (931 + 100 * turn) * share),
@@ -234,7 +235,7 @@ fn limits_of_a_mounted_store_change_and_hold() {
         assert_eq!(report["memory_bytes_before"], 64 << 20);
         let small = sizes_of(&scene, "mnt");
         assert!(small.0 < 24 << 20 && small.1 == 100 << 20, "{small:?}");
-        // The limit holds, and what is deleted can be had again.
+        // The limit holds, and deleting files gives their space back.
         let fill = |name: &str, most: usize| {
             let file = fs::File::create(scene.at("mnt").join(name)).unwrap();
             (0..most).take_while(|&at| file.write_all_at(&[3; 1 << 20], (at as u64) << 20).is_ok()).count()
@@ -246,7 +247,7 @@ fn limits_of_a_mounted_store_change_and_hold() {
         while fs::write(scene.at("mnt").join(format!("s{files}")), [1; 30_000]).is_ok() {
             files += 1;
         }
-        // Without the limit more than 1000 would.
+        // Without the limit more than 1000 files would fit.
         assert!((20..500).contains(&files), "{files} files of 30,000 bytes fit");
         (0..=files).for_each(|file| drop(fs::remove_file(scene.at("mnt").join(format!("s{file}")))));
         for (option, size, told) in [
@@ -283,7 +284,7 @@ fn damage_is_refused_and_nothing_is_changed() {
     for kind in KINDS {
         let (scene, before) = filled(kind);
         let aside = Aside::new(&scene);
-        // What a mount uses: the region, or the newest image.
+        // The file that a mount uses: the region, or the newest image.
         let place = if kind.is_empty() { newest_image(&scene) } else { scene.at("region") };
         let bytes = fs::read(&place).unwrap();
         let dense: Vec<usize> = (2 << 12..6 << 20).filter(|&at| bytes[at] != 0).collect();
@@ -302,7 +303,8 @@ fn damage_is_refused_and_nothing_is_changed() {
             let output = resize(&scene, "100M", "1G");
             let told = String::from_utf8_lossy(&output.stderr);
             if sound {
-                // Bytes of a small file in a region in place, which has no sums; or bytes that mean nothing.
+                // The damage hit bytes of a small file in a region in place, which has no sums, or bytes without
+                // meaning.
                 assert!(output.status.success(), "byte {at}: {told}");
                 scene.ok(&["check", &scene.text("store")]);
                 carried += 1;
@@ -343,7 +345,7 @@ fn two_resizes_at_once_and_one_beside_a_mount_leave_a_whole_store() {
         };
         let (mut first, mut second) = (spawn(["80M", "48M"][round % 2]), spawn("100M"));
         if round == 3 {
-            // A mount waits for them, or is there before them.
+            // A mount waits for the resize, or comes before it.
             scene.mount("store");
         }
         let done = [first.wait().unwrap().success(), second.wait().unwrap().success()];
@@ -356,7 +358,7 @@ fn two_resizes_at_once_and_one_beside_a_mount_leave_a_whole_store() {
     }
 }
 
-/// A host of its own, of so many MiB: a tmpfs. `None` without the right to make one.
+/// A small host file system: a tmpfs of the given size (MiB). `None` without the right to mount one.
 struct SmallHost {
     place: PathBuf,
 }
@@ -438,7 +440,7 @@ fn a_full_or_read_only_host_refuses_a_resize_and_loses_nothing() {
             failed += !output.status.success() as u32;
             same(&format!("{free_kib} KiB free: {}", String::from_utf8_lossy(&output.stderr)));
         }
-        // Few: what is written takes the room of the image that it replaces.
+        // Few attempts fail, because the new image takes the room of the one it replaces.
         println!("{kind:?}: {failed} of 6 failed on the full host");
         filler.set_len(0).unwrap();
         scene.ok(&["resize", "--memory-size", "100M", &place]);

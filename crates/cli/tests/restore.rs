@@ -1,7 +1,7 @@
 //! `battery` stores whose memory goes away and comes back, and host file systems that go down, on real mounts.
 //!
 //! Memory lies on a tmpfs that is unmounted (the file system is not there) or mounted anew (the power was lost). Needs
-//! root and /dev/fuse; every program runs under `timeout`. What is mounted is unmounted at the end, also by a panic.
+//! root and /dev/fuse; every program runs under `timeout`. Every mount is undone at the end, also by a panic.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -84,7 +84,7 @@ impl Scene {
         system("mount", &["-t", "tmpfs", "-o", "size=64M", "shoal-test", &self.text("ram")]);
     }
 
-    /// The memory's file system is not there, and its contents are kept elsewhere.
+    /// Makes the memory's file system absent; its contents are kept elsewhere.
     fn take_ram_away(&self) {
         fs::create_dir_all(self.at("away")).unwrap();
         system("mount", &["--bind", &self.text("ram"), &self.text("away")]);
@@ -153,7 +153,7 @@ fn a_region_that_comes_back_is_not_taken_for_the_one_restored_meanwhile() {
     let checked = scene.run(&["check", &scene.text("store")]);
     assert!(checked.status.code() == Some(4), "the image is not the store");
     assert!(String::from_utf8_lossy(&checked.stdout).contains("is it mounted?"));
-    // To look at the image makes no region.
+    // A read-only mount of the image makes no region.
     scene.mount(&["--restore", "-o", "ro"]);
     assert!(scene.holds("common", 1));
     scene.umount();
@@ -162,17 +162,17 @@ fn a_region_that_comes_back_is_not_taken_for_the_one_restored_meanwhile() {
     assert!(scene.holds("common", 1) && !scene.at("mnt/old").exists());
     scene.write("new", 3);
     scene.umount();
-    // What the first region put on the bulk device has been overwritten.
+    // The first region's data on the bulk device has been overwritten.
     scene.bring_ram_back();
     let refused = scene.mount_refused(&[]);
     assert!(refused.contains("older than the saved image") && refused.contains("--restore"), "{refused}");
     assert!(scene.run(&["check", &scene.text("store")]).status.code() == Some(8), "no store to check");
-    // Back to the one that has gone on.
+    // Now the region that has gone on returns.
     scene.take_ram_away();
     scene.mount(&[]);
     assert!(scene.holds("new", 3) && scene.holds("common", 1));
     scene.umount();
-    // Or on from its image, with the first region set aside.
+    // Or the store goes on from its image, with the first region set aside.
     scene.bring_ram_back();
     scene.mount(&["--restore"]);
     assert!(scene.holds("new", 3) && scene.holds("common", 1) && !scene.at("mnt/old").exists());
@@ -202,7 +202,7 @@ fn an_image_that_lacks_nothing_is_restored_unasked() {
     assert!(scene.holds("file", 1));
     scene.umount();
     assert!(fs::read_to_string(scene.at("store/shoal.log")).unwrap().contains("restored from the image"));
-    // A damaged region is not the store, and is not thrown away either.
+    // A damaged region is not taken for the store, and is not deleted either.
     let region = fs::OpenOptions::new().write(true).open(scene.at("ram/region")).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&region, &[0xee; 8192], 0).unwrap();
     assert!(scene.mount_refused(&[]).contains("--restore"));
@@ -256,12 +256,12 @@ fn a_host_file_system_that_went_down_is_a_power_loss() {
     system("mkfs.ext4", &["-q", "-F", &scene.text("disk.img")]);
     let disk = Disk { scene: &scene };
     disk.mount();
-    // Log and images on this file system, which stays; large files on one that goes down.
+    // Log and images are on this file system, which stays; large files are on one that goes down.
     let bulk = format!("file:{}", scene.text("disk/bulk"));
     let sizes = ["--memory-size", "64M", "--bulk-size", "64M"];
     scene.ok(&[&["format", "--bulk", &bulk][..], &sizes, &[&scene.text("store")]].concat());
     scene.mount(&[]);
-    // Other bytes than zeros, durably, where the next file will lie.
+    // Nonzero bytes are made durable where the next file will lie.
     scene.write("before", 7);
     scene.umount();
     let stale = |scene: &Scene| fs::read(scene.at("disk/bulk")).unwrap().chunks(4096).filter(|b| b[0] == 7).count();
@@ -288,7 +288,7 @@ fn a_host_file_system_that_went_down_is_a_power_loss() {
     scene.ok(&["check", &scene.text("store")]);
 }
 
-/// The file system stops at once, and what was not synced is lost (EXT4_IOC_SHUTDOWN without a log flush).
+/// Stops the file system at once; data that was not synced is lost (EXT4_IOC_SHUTDOWN without a log flush).
 fn shut_down(at: &Path) {
     let script = "import fcntl, os, struct, sys\n\
                   fcntl.ioctl(os.open(sys.argv[1], os.O_RDONLY), 0x8004587d, struct.pack('I', 2))";
@@ -300,7 +300,7 @@ fn a_copy_of_a_store_does_not_run_beside_it_on_the_same_memory_or_disk() {
     let Some(scene) = Scene::new(true) else { return };
     let (store, copy, bulk) = (scene.text("store"), scene.text("copy"), scene.text("bulk"));
     let beside = |named: &str| {
-        // What a mount is just making may be renamed under the copy.
+        // A file that the mount is just making may be renamed during the copy.
         let copied = (0..20).any(|_| {
             let _ = fs::remove_dir_all(&copy);
             Command::new("cp").args(["-a", &store, &copy]).stderr(Stdio::null()).status().unwrap().success()
@@ -322,7 +322,7 @@ fn a_copy_of_a_store_does_not_run_beside_it_on_the_same_memory_or_disk() {
     scene.write("kept", 4);
     beside(&format!("{bulk}:"));
     assert!(scene.holds("kept", 4));
-    // Nothing of it is held when the daemon has ended, however it did.
+    // Nothing of the disk is in use once the daemon has ended, in whatever way.
     scene.kill();
     scene.mount(&[]);
     scene.umount();

@@ -34,7 +34,7 @@ impl Served {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.child.id() as i32), signal).unwrap();
     }
 
-    /// Ends it as its user would; it must say that all is well.
+    /// Ends the server as its user would; it must report success.
     fn stop(mut self) {
         self.signal(Signal::SIGTERM);
         let begin = Instant::now();
@@ -155,7 +155,7 @@ impl Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        // Also where a mount that had to fail did not.
+        // Unmounts also after a mount that should have failed and did not.
         let mounts = fs::read_to_string("/proc/mounts").unwrap_or_default();
         if mounts.contains(&self.text("mnt")) {
             self.run(&["umount", "--lazy", &self.text("mnt")]);
@@ -423,7 +423,7 @@ fn a_network_ram_disk_survives_the_death_of_a_donor_under_writes() {
         disk["donors"][1]["state"] == "lost" && disk["rebuild"].is_null() && disk["redundancy"]["state"] == "full"
     });
     assert_eq!(redundancy(&client), 0);
-    // What was rebuilt is enough to lose another.
+    // After the rebuild another donor may be lost.
     donors.servers[2].take().unwrap().kill();
     assert!(intact(&client));
     wait_until("the second rebuild", || {
@@ -478,7 +478,7 @@ fn a_disk_is_made_by_format_alone_and_an_absent_one_is_never_replaced_by_an_empt
     assert!(back == pattern(1, 1 << 20));
     drop(client);
     served.stop();
-    // All of the cluster starts again: nothing is left, and that is said.
+    // The whole cluster starts again: nothing is left, and the message says so.
     lenders.into_iter().for_each(Served::kill);
     lenders = ["a", "b", "c"].map(lend);
     absent(&scene.fails(1, &["serve", &device, "--nbd", &at]));
@@ -490,7 +490,7 @@ fn a_disk_is_made_by_format_alone_and_an_absent_one_is_never_replaced_by_an_empt
     let served = scene.serve(&device, "disk", &[]);
     read(&connect(&served, &[]), 0, &mut back).unwrap();
     assert!(back.iter().all(|&byte| byte == 0));
-    // Some of the donors are away as well: those are named.
+    // Some donors are absent as well, and are named.
     served.stop();
     lenders.into_iter().take(2).for_each(Served::kill);
     let error = scene.fails(1, &["serve", &device, "--nbd", &at]);
@@ -580,7 +580,7 @@ fn donors_that_will_not_do_are_named_with_what_to_do() {
     assert!(error.contains("donor2: belongs to network RAM disk") && error.contains("format --force"), "{error}");
     let error = scene.fails(1, &["format", &pair(1, 2, "policy=mirrored")]);
     assert!(error.contains("donor1: holds network RAM disk") && error.contains("--force"), "{error}");
-    // A server that is away is missing; a new disk needs all.
+    // A server is absent, and a new disk needs all of its donors.
     donors.servers[3].take().unwrap().kill();
     let error = scene.fails(1, &["format", "--force", &pair(0, 3, "policy=mirrored")]);
     assert!(error.contains("donor3") && error.contains("a new disk needs all"), "{error}");
@@ -596,7 +596,7 @@ fn donors_that_will_not_do_are_named_with_what_to_do() {
     let both = format!("netram:unix:{},{}", scene.text("tiny"), donor(&list, 0));
     let error = scene.fails(1, &["format", "--force", &both]);
     assert!(error.contains("does not fit"), "{error}");
-    // What was refused has not touched the donor: it still holds its disk.
+    // The refused command has not touched the donor, which still holds its disk.
     let error = scene.fails(1, &["format", &both]);
     assert!(error.contains("donor0: holds network RAM disk"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! The registry: which experiments there are, and what they have in common.
+//! The registry of experiments, and the options they share.
 //!
 //! Owns: [`Experiment`], one variant for each, with its options; [`RunArgs`], the options of all. A new experiment is a
 //! module with a type that derives `clap::Args` and implements [`Run`], and its line in [`Experiment`] and in
@@ -25,14 +25,14 @@ pub enum LabError {
     Report(#[from] ReportError),
     #[error("{what}: {why}")]
     Option { what: &'static str, why: String },
-    /// Not a figure that disagrees, but one that cannot be had.
+    /// A figure could not be measured. (A figure that disagrees with the paper is no error.)
     #[error("{what}: {why}")]
     Broken { what: String, why: String },
 }
 
 /// An experiment with its options.
 pub trait Run {
-    /// Whose claims it repeats.
+    /// The paper whose claims the experiment repeats.
     const PAPER: &'static str;
 
     fn run(&self, common: &Common) -> Result<Report, LabError>;
@@ -41,7 +41,7 @@ pub trait Run {
 /// Options of every experiment.
 #[derive(Clone, Debug, Default, Args)]
 pub struct Common {
-    /// Fewer points and less work: done within seconds, figures are not to be quoted
+    /// Fewer points and less work, for a run of some seconds; do not quote its figures
     #[arg(long, global = true)]
     pub quick: bool,
     /// Write tables as CSV, plots as SVG and everything as JSON into DIR
@@ -98,17 +98,17 @@ impl Experiment {
     }
 }
 
-/// What `shoal lab list` says of an experiment.
+/// An experiment in the answer of `shoal lab list`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Listed {
     pub name: String,
     pub about: String,
     pub paper: &'static str,
-    /// Long names, beside those of every experiment.
+    /// Long names of its own options, without those that all experiments share.
     pub options: Vec<String>,
 }
 
-/// A command line that is nothing but an experiment.
+/// A command line that consists of an experiment and its options.
 #[derive(Debug, Parser)]
 #[command(name = "run", disable_help_subcommand = true)]
 struct Line {

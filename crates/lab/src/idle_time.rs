@@ -1,16 +1,16 @@
-//! `shoal lab run idle-time`: section 5.5 of the virtual-log paper, what idle time is worth to whom.
+//! `shoal lab run idle-time`: section 5.5 of the virtual-log paper, the worth of idle time to each system.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `system` | what is compared, and the world it runs in |
+//! | `system` | a system to compare, and the world it runs in |
 //! | `in_place`, `lfs`, `eager` | UFS, LFS with NVRAM, eager writing with and without NVRAM |
 //! | `vlog` | the virtual log inside a simulated drive |
 //! | `points` | which systems are run on which disks, the workload, running it |
 //! | `figures` | the paper's figures and claims from the runs |
 //!
-//! Owns: the experiment's options. Disks and file systems are models, the virtual log is the one that serves users; all times
-//! are the simulated clock's. Rules: every system gets the same updates; a point that a system has no room for is
-//! left empty, and said so.
+//! Owns: the experiment's options. Disks and file systems are models, the virtual log is the one that serves users; all
+//! times are the simulated clock's. Rules: every system gets the same updates; a point for which a system has no room
+//! is left empty, and the report says so.
 
 pub mod eager;
 mod figures;
@@ -32,7 +32,7 @@ use system::{BLOCK_BYTES, ModelError};
 
 /// How full the disks of figures 10 and 11 are (percent).
 const UTILISATION: u32 = 80;
-/// Of the runs without idle time (KB).
+/// Burst of the runs without idle time (KB).
 const FULL_SPEED_BURST_KB: u32 = 512;
 const QUICK_BURSTS_KB: [u32; 3] = [128, 512, 2048];
 const QUICK_IDLE_MS: [u32; 4] = [0, 200, 1000, 3000];
@@ -64,7 +64,7 @@ pub struct Options {
     /// Write buffer of LFS, of VLFS, and of delayed writes (KB)
     #[arg(long, value_name = "KB", default_value_t = 6246, value_parser = clap::value_parser!(u32).range(1024..=1_048_576))]
     pub buffer_kb: u32,
-    /// What the host takes to accept an update, at memory speed (microseconds, simulated)
+    /// Time for the host to accept an update, at memory speed (microseconds, simulated)
     #[arg(long, value_name = "US", default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=100_000))]
     pub accept_us: u32,
     /// What LFS uses a gap for first
@@ -91,7 +91,7 @@ fn sorted<T: Ord + Copy>(values: &[T], also: &[T]) -> Vec<T> {
     values
 }
 
-/// What is run.
+/// The plan of runs.
 struct Plan {
     bursts_kb: Vec<u32>,
     idle_ms: Vec<u32>,
@@ -113,7 +113,7 @@ impl Options {
                 buffer_bytes: u64::from(self.buffer_kb) << 10,
                 accept_ns: u64::from(self.accept_us) * 1000,
                 first: self.lfs_first,
-                // Twice what is live at 80%, as far as that is measured at all.
+                // About twice the live blocks at 80% utilisation.
                 warm_up: if quick { 5000 } else { 10_000 },
                 measured: updates,
             },

@@ -3,8 +3,8 @@
 //! | module | owns |
 //! |---|---|
 //! | `measure` | bytes, bits and speed of a compressor on a tree |
-//! | `controls` | what general compressors make of all inodes at once |
-//! | `figures` | the paper's tables and figures from what was measured, and its claims beside ours |
+//! | `controls` | all inodes at once under general compressors |
+//! | `figures` | the paper's tables and figures from the measurements, and its claims beside ours |
 //!
 //! Owns: the experiment's options, and which compressor is run with which profile: that of the tree itself, the built-in one, and
 //! those of all other trees. Rules: every code is decoded and compared before it is counted; sizes are exact and depend on the trees

@@ -14,11 +14,10 @@
 //! | `inodes` | mramfs' compressors of inodes on real trees |
 //! | `processor` | processor time of a thread |
 //! | `small_files` | compressors of file data on real trees |
-//! | `update_policy` | update policies before a simulated disk, and what readers wait for |
+//! | `update_policy` | update policies in front of a simulated disk, and the waiting of readers |
 //!
-//! Rules: the code under test is the code that serves users, never a copy of it; what is modelled is the world around
-//! it,
-//! and time of the model is called simulated wherever it is shown; one seed makes one result.
+//! Rules: the code under test is the code that serves users, never a copy of it; only the world around it is modelled,
+//! and the model's time is called simulated wherever it is shown; one seed makes one result.
 
 #![forbid(unsafe_code)]
 

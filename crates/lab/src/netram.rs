@@ -3,15 +3,13 @@
 //! | module | owns |
 //! |---|---|
 //! | `model` | the engine under a network in simulated time |
-//! | `points` | which disks are run, and how large their donors are |
+//! | `points` | the disks that are run, and the size of their donors |
 //! | `figures` | the paper's figures and table from the runs |
 //!
-//! Owns: the experiment's options, and which requests are run. The paper's trace (12 days of the busiest disk of a
-//! traced
-//! machine) is not public in that form; a week of one workstation's main disk is. Sized to what the trace
-//! touches, such a disk is full, so that cleaning happens. Rules: without a trace a synthetic workload takes its
-//! place, and
-//! the report says so first.
+//! Owns: the experiment's options, and the choice of requests. The paper's trace (12 days of the busiest disk of a
+//! traced machine) is not public in that form; a week of one workstation's main disk is. Sized to what the trace
+//! touches, such a disk is full, so that cleaning happens. Rules: without a trace a synthetic workload takes its place,
+//! and the report says so first.
 
 mod figures;
 pub mod model;
@@ -59,7 +57,7 @@ pub struct Options {
     /// [default: ../shared/data/ajw.1week.srt, else a synthetic workload]
     #[arg(long, value_name = "FILE", conflicts_with = "synthetic")]
     pub trace: Option<PathBuf>,
-    /// Run the synthetic workload, also if there is a trace
+    /// Run the synthetic workload even if there is a trace
     #[arg(long)]
     pub synthetic: bool,
     /// Disk of the trace, such as 0x8000008 [default: the busiest]
@@ -68,13 +66,13 @@ pub struct Options {
     /// Size of the simulated disk
     #[arg(long, value_enum, default_value = "touched")]
     pub disk: DiskSize,
-    /// Start with an empty disk; else every block is written once before the figures begin
+    /// Start with an empty disk; otherwise every block is written once before the figures begin
     #[arg(long)]
     pub empty: bool,
     /// Replay the trace N times side by side on a disk N times as large
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     pub copies: u32,
-    /// Each copy starts so much after the one before (seconds)
+    /// Delay of each copy after the one before (seconds)
     #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
     pub copy_shift_s: u32,
     /// Extra space of the storage donors, in percent of the disk; 20 is always among it
@@ -90,10 +88,11 @@ pub struct Options {
     /// Bandwidth of the client's link (Mbit/s)
     #[arg(long, value_name = "MBIT", default_value_t = Network::ATM.mbit, value_parser = positive)]
     pub mbit: f64,
-    /// When a request comes
+    /// Arrival of requests
     #[arg(long, value_enum, default_value = "back-to-back")]
     pub pace: Pace,
-    /// Send what has waited in a cache for so long (simulated); 0: only full caches are sent, as in the paper
+    /// Send a cache whose blocks have waited this long (milliseconds, simulated); 0: only full caches are sent, as in
+    /// the paper
     #[arg(long, value_name = "MS", default_value_t = 0)]
     pub timeout_ms: u32,
     /// Seed of the synthetic workload
@@ -123,7 +122,7 @@ fn positive(text: &str) -> Result<f64, String> {
     not_negative(text).ok().filter(|value| *value >= 1e-3).ok_or("write a number from 0.001 to 1e9".into())
 }
 
-/// What is run, and where it is from.
+/// The requests, and their origin.
 struct Load {
     source: String,
     device: Option<u32>,

@@ -1,17 +1,16 @@
-//! The model of a network: what it costs the client to exchange a message with a donor.
+//! The model of a network: the cost to the client of a message to or from a donor.
 //!
 //! Owns: [`Link`], the client's one link to all donors. A transfer of n bytes takes the latency and n bytes at the
-//! bandwidth, and nothing else goes over the link meanwhile: the paper adds up transfer times the same way. Its
-//! network is ATM at
-//! 155 Mbit/s; a message through TCP/IP on the workstations of its time took about a millisecond. All time here is
-//! simulated. Left out: contention at the donors and between clients, losses, cells and headers.
+//! bandwidth, and nothing else goes over the link meanwhile: the paper adds up transfer times the same way. Its network
+//! is ATM at 155 Mbit/s; a message through TCP/IP on the workstations of its time took about a millisecond. All time
+//! here is simulated. Left out: contention at the donors and between clients, losses, cells and headers.
 
-/// What a network is like.
+/// Properties of a network.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Network {
-    /// Of one message (µs).
+    /// Latency of one message (µs).
     pub latency_us: f64,
-    /// Of the client's link (Mbit/s, decimal).
+    /// Bandwidth of the client's link (Mbit/s, decimal).
     pub mbit: f64,
 }
 
@@ -39,7 +38,7 @@ impl Link {
         Link { network, free_at_ns: 0, busy_ns: 0, messages: 0 }
     }
 
-    /// Queues a message of `bytes` at `now_ns`; returns when it has been transferred and what it cost (ns).
+    /// Queues a message of `bytes` at `now_ns`; returns the end of its transfer and its cost (ns).
     pub fn send(&mut self, bytes: u64, now_ns: u64) -> (u64, u64) {
         let cost_ns = self.network.transfer_ns(bytes);
         self.free_at_ns = self.free_at_ns.max(now_ns) + cost_ns;

@@ -1,7 +1,7 @@
-//! Processor time of the thread that asks.
+//! Processor time of the calling thread.
 //!
-//! Owns: [`ProcessorTime`]. Studies of speed take it instead of the clock on the wall, so that what other programs do in
-//! the meantime does not count; that they share caches remains.
+//! Owns: [`ProcessorTime`]. Studies of speed use it instead of wall-clock time, so that the work of other programs does
+//! not count; shared caches still do.
 
 use rustix::time::{ClockId, clock_gettime};
 

@@ -15,7 +15,7 @@ fn precision_name(precision: Precision) -> &'static str {
     }
 }
 
-/// The report on `file`, which was made from the `census` of so many `inodes`.
+/// The report on `file`, which was made from the `census` of `inodes` inodes.
 pub fn report(inodes: usize, census: &Census, file: &ProfileFile) -> Value {
     let triplets: Vec<Value> = census
         .triplets()

@@ -1,13 +1,12 @@
-//! What an experiment hands back: tables, plots, and what has to be said about them.
+//! The result of an experiment: tables, plots, and notes on them.
 //!
 //! | module | owns |
 //! |---|---|
 //! | `plot` | a line plot as SVG |
 //!
-//! Owns: [`Report`], [`Table`], and how they look on a terminal, as CSV and as JSON. A [`Comparison`] puts the
-//! paper's figure
-//! beside ours. Rules: every table says in its title whether its time is simulated; a cell that was not measured is
-//! empty, never 0; files are named after the experiment and the table.
+//! Owns: [`Report`], [`Table`], and how they look on a terminal, as CSV and as JSON. A [`Comparison`] puts the paper's
+//! figure beside ours. Rules: every table says in its title whether its time is simulated; a cell that was not measured
+//! is empty, never 0; files are named after the experiment and the table.
 
 mod plot;
 
@@ -37,7 +36,7 @@ pub enum Cell {
     Count(u64),
     /// A number, and the decimals it is shown with.
     Number(f64, usize),
-    /// Not measured, or not told by the paper.
+    /// Not measured, or not given by the paper.
     Empty,
 }
 
@@ -177,17 +176,17 @@ impl Comparison {
     }
 }
 
-/// All that an experiment found.
+/// The results of an experiment.
 #[derive(Debug)]
 pub struct Report {
     pub experiment: String,
     /// The command that makes it again.
     pub command: String,
-    /// What chance came from, where chance was used.
+    /// Seed of the random numbers, if the experiment uses any.
     pub seed: Option<u64>,
-    /// What was left out or replaced, loudly.
+    /// Parts that were left out or replaced; they are printed on standard error, too.
     pub skipped: Vec<String>,
-    /// What one has to know to read the figures.
+    /// Remarks that a reader of the figures needs.
     pub notes: Vec<String>,
     pub tables: Vec<Table>,
     pub plots: Vec<Plot>,
@@ -235,8 +234,7 @@ impl Report {
     }
 
     /// Writes all tables as CSV, all plots as SVG and everything as JSON into a directory, made if it is not there;
-    /// returns the
-    /// files.
+    /// returns the files.
     pub fn write(&self, directory: &Path) -> Result<Vec<PathBuf>, ReportError> {
         let failed = |path: &Path| {
             let path = path.to_path_buf();

@@ -3,12 +3,12 @@
 //! | module | owns |
 //! |---|---|
 //! | `compressors` | the compressors, each behind one trait |
-//! | `lzrw1` | LZRW1, of which there is no kept library |
-//! | `measure` | files in memory, and what each compressor makes of them |
+//! | `lzrw1` | LZRW1, for which no maintained library exists |
+//! | `measure` | files in memory, and their sizes and speeds under each compressor |
 //! | `figures` | table 4.1 and figures 4.1 to 4.3, and the paper's figures beside ours |
 //!
-//! Owns: the experiment's options. Rules: files of 1 byte to 128 KiB, drawn by a seed when there are more than fit; every file is
-//! decompressed and compared; a dictionary is trained on files that are not measured.
+//! Owns: the experiment's options. Rules: files of 1 byte to 128 KiB, drawn by a seed if there are too many; every file
+//! is decompressed and compared; a dictionary is trained on files that are not measured.
 
 mod compressors;
 mod figures;

@@ -7,8 +7,8 @@
 //! | `shape` | from a big sparse disk to a small full one; several copies on a larger disk |
 //! | `synthetic` | a workload from a seed, for machines without a trace |
 //!
-//! Rules: readers meet any bytes with a typed error that says where, and hold no more than the requests themselves;
-//! addresses and lengths of a [`Request`] are in bytes, so that each experiment chooses its own block size.
+//! Rules: readers answer wrong bytes with a typed error that names the offset, and hold no more than the requests
+//! themselves; addresses and lengths of a [`Request`] are in bytes, so that each experiment chooses its own block size.
 
 pub mod csv;
 pub mod shape;

@@ -34,7 +34,7 @@ pub enum TreeError {
 /// The inodes of a tree.
 #[derive(Clone, Debug)]
 pub struct Tree {
-    /// As it was named.
+    /// The tree's path, as given.
     pub name: String,
     pub records: Vec<Record>,
     /// The first 128 bytes of each inode, where the tree is an image.
@@ -61,7 +61,7 @@ fn record_of(metadata: &Metadata) -> Record {
         ctime,
         mtime: ns(metadata.mtime(), metadata.mtime_nsec()),
         atime: ns(metadata.atime(), metadata.atime_nsec()),
-        // Where the file system keeps no time of birth there is none to code.
+        // If the file system keeps no time of birth, the time of the last change stands for it.
         btime: metadata.created().ok().and_then(since).unwrap_or(ctime),
         generation: 1,
         rdev: metadata.rdev() as u32,

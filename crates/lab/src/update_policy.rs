@@ -1,13 +1,14 @@
-//! `shoal lab run update-policy`: the measurements of Mogul's report, and what it left open, before simulated disks.
+//! `shoal lab run update-policy`: the measurements of Mogul's report, and the questions it left open, with simulated
+//! disks.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `layout` | the report's disks with their caches, and where files lie on them |
+//! | `layout` | the report's disks with their caches, and the places of files on them |
 //! | `machine` | a cache, a policy, a writer, a reader and a disk in simulated time |
-//! | `points` | which machines are run |
+//! | `points` | the machines that are run |
 //! | `build` | a recorded build under the policies: counts and bursts |
 //! | `figures` | the report's figures and tables from the runs |
-//! | `claims` | what the report says beside what came out |
+//! | `claims` | the report's claims beside our results |
 //!
 //! Owns: the experiment's options. The policies are those that serve users (`shoal-writeback`); caches, disks and programs are
 //! models, and all times are the simulated clock's. Rules: every figure comes out of a run, and every run out of one seed.
@@ -27,7 +28,7 @@ use crate::experiment::{Common, LabError, Run};
 use crate::report::Report;
 use layout::DiskModel;
 
-/// In which order the disk takes its requests.
+/// The order in which the disk takes its requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Queue {
     /// As they came, as in the report
@@ -45,7 +46,7 @@ pub struct Options {
     /// Disks
     #[arg(long, value_name = "LIST", value_enum, value_delimiter = ',', default_values_t = [DiskModel::Rz58, DiskModel::Rz57])]
     pub disk: Vec<DiskModel>,
-    /// In which order a disk takes its requests
+    /// The order in which a disk takes its requests
     #[arg(long, value_enum, default_value_t = Queue::Fifo)]
     pub queue: Queue,
     /// Trials of each configuration, with seeds that follow the first
@@ -54,10 +55,10 @@ pub struct Options {
     /// Reads of a trial
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u64).range(100..=10_000_000))]
     pub reads: u64,
-    /// What the reader takes between two reads (microseconds, simulated)
+    /// Time of the reader between two reads (microseconds, simulated)
     #[arg(long, value_name = "US", default_value_t = 200, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub think_us: u32,
-    /// Age from which on a block is held back by nothing, under read priority and shaping (seconds)
+    /// Age from which nothing holds a block back, under read priority and shaping (seconds)
     #[arg(long, value_name = "S", default_value_t = 90, value_parser = clap::value_parser!(u32).range(30..=3600))]
     pub age_max_s: u32,
     /// Shaping: writes at the disk at the same time, at most
@@ -74,7 +75,7 @@ pub struct Options {
     pub threads: Option<usize>,
 }
 
-/// What is run, with `--quick` taken into account.
+/// The plan of runs, with `--quick` taken into account.
 #[derive(Clone, Debug)]
 struct Plan {
     disks: Vec<DiskModel>,

@@ -1,7 +1,7 @@
-//! The idle-time experiment as a whole: what has to hold on any machine, for any seed.
+//! The idle-time experiment as a whole: properties on any machine, for any seed.
 //!
-//! Owns: properties of a small run through its command line: its tables and plots are there, time is called simulated, and what
-//! the experiment is about holds. Left out: the systems one by one (their modules), the paper's figures (its page).
+//! Owns: properties of a small run through its command line: its tables and plots are there, time is called simulated,
+//! and the main claim holds. Left out: the systems one by one (their modules), the paper's figures (its page).
 
 use crate::common::rows;
 use serde_json::Value;

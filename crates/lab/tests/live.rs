@@ -1,12 +1,10 @@
 //! The simulator and the live disk agree: the same requests cause the same transfers.
 //!
 //! Owns: one list of requests, through the engine under the model of a network and through `shoal_netram::Disk` over
-//! donors
-//! in memory, one request at a time; all counters of the engine must be equal, and the bytes at the end must be
-//! right. Donors
-//! answer in the order they were asked, on both sides: which groups the cleaner finds depends on who answers first.
-//! Time-outs
-//! and idle cleaning are off: they go by the clock, and the two clocks differ by design.
+//! donors in memory, one request at a time; all counters of the engine must be equal, and the bytes at the end must be
+//! right. Donors answer in the order of the requests on both sides, because the groups that the cleaner finds depend on
+//! the order of answers. Time-outs and idle cleaning are off, because they depend on the clock, and the two clocks
+//! differ by design.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -39,7 +37,7 @@ impl Clock for Stopwatch {
     }
 }
 
-/// Counts what threads other than the test's carry out: the disk's ticker may take over its work.
+/// Counts the requests that threads other than the test's carry out: the disk's ticker may take over its work.
 struct Foreign {
     test: ThreadId,
     count: AtomicU64,
@@ -53,7 +51,7 @@ impl Foreign {
     }
 }
 
-/// What is on its way to a donor.
+/// A request on its way to a donor.
 type Asked = (Arc<Mutex<Vec<u8>>>, DeviceRequest, Completion);
 
 /// The network: answers come in the order of asking.

@@ -1,8 +1,7 @@
-//! The simulation of the network RAM disk's policies: what has to hold on any machine, with or without the trace.
+//! The simulation of the network RAM disk's policies: properties on any machine, with or without the trace.
 //!
 //! Owns: properties of whole runs, on a synthetic workload. That no read returns wrong bytes is checked by the model
-//! within each
-//! of them. Left out: agreement with the live disk (`live`).
+//! within each of them. Left out: agreement with the live disk (`live`).
 
 use shoal_lab::netram::model::Pace;
 use shoal_lab::netram::points::{Room, Setup, Variant, measure, measure_all};

@@ -1,8 +1,7 @@
-//! The trace of 1992, where it lies beside the checkout: what is known of it, and what a small disk of it is like.
+//! The trace of 1992, if it lies beside the checkout: its known numbers, and the properties of a small disk made of it.
 //!
-//! Owns: the numbers others have counted in the same file. Skips loudly without it. Readers on hostile bytes are
-//! tested beside
-//! their code, on traces made there.
+//! Owns: the numbers others have counted in the same file. Without the trace the tests are skipped with a message.
+//! Readers on hostile bytes are tested beside their code, on traces made there.
 
 use std::path::Path;
 

@@ -1,9 +1,9 @@
-//! The update-policy experiment as a whole: what has to hold on any machine.
+//! The update-policy experiment as a whole: properties on any machine.
 //!
-//! Owns: properties of small runs through the command line: tables and plots are there, time is called simulated, one seed makes one
-//! result, and what the report is about holds: bursts of periodic update make reads wait for seconds, ageing block by
-//! block does not, and yielding or shaping ends the waiting behind a cache that was dirtied at once. Left out: the policies
-//! (their crate), the disks (`sim`), the report's figures to the digit (its page).
+//! Owns: properties of small runs through the command line: tables and plots are there, time is called simulated, one
+//! seed makes one result, and the report's main claims hold: bursts of periodic update make reads wait for seconds,
+//! ageing block by block does not, and yielding or shaping ends the waiting behind a cache that was dirtied at once.
+//! Left out: the policies (their crate), the disks (`sim`), the report's figures to the digit (its page).
 
 use crate::common::rows;
 use serde_json::Value;

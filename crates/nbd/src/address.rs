@@ -107,6 +107,15 @@ fn without_secret(text: &str) -> String {
 }
 
 impl Uri {
+    /// The URI of the export `name` on a server that listens there; the path of a socket becomes absolute.
+    pub fn of_export(listen: &Listen, name: &str, tls: bool) -> Uri {
+        let place = match listen {
+            Listen::Tcp(address) => Place::Tcp { host: address.ip().to_string(), port: address.port() },
+            Listen::Unix(path) => Place::Unix { path: std::path::absolute(path).unwrap_or_else(|_| path.clone()) },
+        };
+        Uri { place, name: name.into(), tls, certificates: None, server_name: None }
+    }
+
     /// The same without the secret that may follow the export's name (`NAME:SECRET`): for messages.
     pub fn without_secret(&self) -> Uri {
         let name = match self.name.split_once(':') {
@@ -271,5 +280,18 @@ mod tests {
         }
         assert!("unix:".parse::<Listen>().is_err());
         assert!("127.0.0.1:x".parse::<Listen>().is_err());
+    }
+
+    #[test]
+    fn the_uri_of_an_export_leads_back_to_it() {
+        for (address, expected) in [
+            ("unix:/run/d", "nbd+unix:///my%20disk?socket=/run/d"),
+            ("127.0.0.1:7000", "nbd://127.0.0.1:7000/my%20disk"),
+            ("[::1]:7000", "nbd://[::1]:7000/my%20disk"),
+        ] {
+            let text = Uri::of_export(&address.parse().unwrap(), "my disk", false).to_text();
+            assert_eq!(text, expected);
+            assert_eq!(text.parse::<Uri>().unwrap().name, "my disk");
+        }
     }
 }

@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let volume = Volume::open(directory)?;
     volume.create_dir_all("notes")?;
     let number = volume.read_dir("notes")?.count();
-    // Under another name first: a note is there whole, or not at all.
+    // Written under another name first, so that a note is there whole or not at all.
     let file = volume.create("notes.new")?;
     file.write_all_at(note.as_encoded_bytes(), 0)?;
     file.sync_all()?;

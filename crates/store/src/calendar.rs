@@ -1,6 +1,6 @@
 //! Moments as people and programs read them, in UTC.
 //!
-//! Left out: time zones, and seconds that a clock inserts; the machine's clock knows none.
+//! Left out: time zones, and leap seconds, which the machine's clock does not count.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -18,7 +18,7 @@ impl Moment {
     /// From seconds since 1970.
     fn of(seconds: i64) -> Moment {
         let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-        // Years that begin in March: the leap day is the last of its year. An era has 400 of them.
+        // Years are counted from March, so that the leap day is the last of its year. An era has 400 years.
         let shifted = days + 719_468;
         let (era, day) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
         let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;

@@ -1,7 +1,7 @@
-//! Verifying a store that nobody uses.
+//! Verifying a store that is not in use.
 //!
-//! The checker itself is `shoal-check`, which shares no code with the engine; here its media are opened. The store's lock is held
-//! meanwhile. Left out: remedies (`repair`).
+//! The checker itself is `shoal-check`, which shares no code with the engine; this module opens the media for it. The
+//! store's lock is held during the check. Left out: remedies (`repair`).
 
 use shoal_check::{Finding, FindingKind, Report, Source, Stage};
 use shoal_devices::{During, Failure, Outcome};
@@ -12,7 +12,8 @@ use crate::store::Store;
 impl Store {
     /// Verifies the store, with the checksums of its pages or without.
     pub fn check(&self, sums: bool, watched: &dyn Progress) -> Outcome<Report> {
-        // Of bulk storage elsewhere the size is not asked: a store can be checked while its server is away.
+        // The size of bulk storage on a server is not asked for, so that a store can be checked while the server is
+        // away.
         let bulk_bytes = self.bulk_file_bytes()?;
         let mut stage = None;
         let mut show = |progress: shoal_check::Progress| {
@@ -35,8 +36,8 @@ impl Store {
         Ok(report)
     }
 
-    /// For who writes a store's bytes anew: a reference that cannot be read cannot be moved, and new sums over bytes that do not fit
-    /// the old ones would hide the damage.
+    /// For operations that write a store's bytes again: a reference that cannot be read cannot be moved, and new sums
+    /// over bytes that do not match the old ones would hide the damage.
     pub(crate) fn refuse_damaged(&self, watched: &dyn Progress) -> Outcome<()> {
         let report = self.check(true, watched)?;
         let Some(error) = report.errors.first() else { return Ok(()) };
@@ -46,7 +47,7 @@ impl Store {
             _ => format!("is damaged: {error} (and {} more errors)", count - 1),
         };
         let remedy =
-            format!("run `shoal check --repair {name}` first; what that leaves, `shoal salvage {name} DIR` copies out");
+            format!("run `shoal check --repair {name}` first, or copy the files with `shoal salvage {name} DIR`");
         Err(Failure::new(&name, cause).remedy(remedy))
     }
 }

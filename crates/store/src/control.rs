@@ -1,15 +1,15 @@
 //! A server's control socket (`STORE/control` of a mount's daemon): one JSON line asks, one JSON line answers.
 //!
-//! For what only the process that has the store or device open can tell: `df` and `inspect` of a mounted store, the
-//! `status` of its bulk device or of a served one, and changes of a network RAM disk's donors. The socket is for the
-//! owner alone. Its path is taken relative to the open directory, because the address of a UNIX socket holds 108 bytes
-//! and a store may lie deeper. Nothing here changes what a store holds.
+//! Some questions only the process that has the store or device open can answer: `df` and `inspect` of a mounted store,
+//! the `status` of its bulk device or of a served one, and changes of a network RAM disk's donors. Only the owner may
+//! use the socket. Its path is taken relative to the open directory, because the address of a UNIX socket holds 108
+//! bytes and a store may lie deeper. Nothing here changes the contents of a store.
 
 use std::ffi::OsStr;
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -20,14 +20,14 @@ use shoal_devices::{DonorChange, During, Failure, Outcome};
 
 use crate::names::CONTROL;
 
-/// A question is one short line; a path in it has at most 4096 bytes, each up to 6 in JSON.
+/// Longest question (bytes). A path in it has at most 4096 bytes, each up to 6 in JSON.
 const QUESTION_BYTES_MAX: u64 = 64 << 10;
-/// Nobody needs longer to ask or to answer.
+/// Time-out of a question and of most answers.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Except where a store with much to write must be durable first.
+/// Time-out of an answer that waits until everything in the store is durable.
 const SYNC_PATIENCE: Duration = Duration::from_secs(600);
 
-/// What only the process that has a store or device open can tell or change.
+/// A question or change for the process that has a store or device open.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "lowercase")]
 pub enum Question {
@@ -36,14 +36,14 @@ pub enum Question {
     Inspect {
         path: Vec<u8>,
     },
-    /// Of the device, and of a mount's requests.
+    /// The state of the device, and a mount's requests by kind.
     Status,
-    /// A change of the mount; towards read-only it is answered when everything is durable.
+    /// A change of the mount. A change to read-only is answered when everything is durable.
     Remount {
         read_only: bool,
         access_times: String,
     },
-    /// Other limits within the layout; those not named stay.
+    /// New limits within the layout; `None` leaves a limit as it is.
     Resize {
         memory_bytes: Option<u64>,
         bulk_bytes: Option<u64>,
@@ -55,7 +55,7 @@ pub enum Question {
     },
 }
 
-/// A report, or a sentence that says why there is none.
+/// A report, or the sentence that says why there is none.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Answer {
@@ -88,9 +88,21 @@ pub fn serve_at(path: &Path, answer: impl Fn(Question) -> Answer + Send + 'stati
     Ok(())
 }
 
-/// Takes the socket away.
+/// Makes the directory of a socket, for its owner alone. A socket that answers already is refused with `AddrInUse`.
+pub fn prepare_at(path: &Path) -> io::Result<()> {
+    if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
+    }
+    if UnixStream::connect(path).is_ok() {
+        // A server listens on the same port of another address.
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, "another server is asked there"));
+    }
+    Ok(())
+}
+
+/// Removes the socket of a store.
 pub fn remove(directory: &Path) {
-    // A socket that stays behind refuses connections, which means the same.
+    // A socket that could not be removed refuses connections, which clients understand as well.
     remove_at(&directory.join(CONTROL));
 }
 
@@ -118,7 +130,7 @@ pub fn ask(directory: &Path, question: &Question) -> Outcome<Option<serde_json::
     ask_at(&directory.join(CONTROL), &format!("daemon of {}", directory.display()), question)
 }
 
-/// Asks whoever answers at `path`; `what` names it.
+/// Asks the process that listens at `path`; `what` names it in errors.
 pub fn ask_at(path: &Path, what: &str, question: &Question) -> Outcome<Option<serde_json::Value>> {
     let connect = || {
         let (directory, name) = parts(path)?;

@@ -1,10 +1,11 @@
-//! A store of its own with the same contents, without the room that the original takes but does not use.
+//! Copies a store compactly: the copy has the same contents and leaves out space that the original takes but does not
+//! use.
 //!
-//! A damaged original is refused: its pages would get new sums, and the copy would look sound.
-//! The original is opened without writing: newest image, log replayed in memory. Its used segments become one image, its
-//! used bulk blocks a sparse file. What a mount would have to finish (orphans, truncations) is finished in the copy, by
-//! opening it once. The description is written last, after a check: an interrupted copy is no store.
-//! The copy has a uuid of its own: of two stores with one uuid either could be given the other's region or bulk device.
+//! A damaged original is refused: its pages would get new sums, and the copy would look sound. The original is opened
+//! without writing: newest image, log replayed in memory. Its used segments become one image, its used bulk blocks a
+//! sparse file. Orphans and unfinished truncations are settled in the copy, by opening it once. The description is
+//! written last, after a check, so an interrupted copy is not a store. The copy has a uuid of its own, because a store
+//! accepts any region or bulk device with its uuid.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -33,7 +34,7 @@ const COPY_BLOCKS: u64 = 64;
 /// How a copy is made.
 #[derive(Clone, Debug, Default)]
 pub struct CopyOptions {
-    /// Where a copy of `battery` or `dax` memory has its region.
+    /// Memory of the copy; needed when the original has `battery` or `dax` memory.
     pub memory: Option<MemoryChoice>,
     /// The copy replaces the store, and has its uuid.
     pub keep_uuid: bool,
@@ -72,7 +73,7 @@ impl Store {
         copied.inspect_err(|_| clear(&directory, &description, &made_here))
     }
 
-    /// Copies what the original holds, finishes what is half-done, and checks the copy.
+    /// Copies the contents, finishes unfinished operations, and checks the copy.
     fn fill(&self, copy: Store, original: &Opened, superblock: &Superblock, watched: &dyn Progress) -> Outcome<Copied> {
         let Opened { fs, recovery, bulk, .. } = original;
         let bulk_bytes = match bulk {
@@ -81,7 +82,7 @@ impl Store {
             }
             _ => 0,
         };
-        // What is not yet durable on the original's bulk storage has been read, and is durable in the copy.
+        // Bulk data that is not yet durable in the original has been read, and is durable in the copy.
         let whole = !recovery.power_lost;
         let region_bytes = write_region(fs, &copy, superblock, recovery.clean, whole)?;
         let copy = if recovery.clean { copy } else { finish(copy)? };
@@ -102,23 +103,23 @@ impl Store {
     }
 }
 
-/// Before anything is made: a copy goes into a directory that is empty or does not exist, and not into its own original.
+/// Refuses a target that is not empty or lies within the original. Called before anything is made.
 fn refuse_place(new: &Path, source: &Path) -> Outcome<()> {
     let absolute = std::path::absolute(new).during(new.display())?;
     if directory::is_within(&absolute, source) {
         return Err(Failure::new(new.display(), "lies in the store").remedy("name another directory"));
     }
-    // The lock of an earlier attempt is nothing to lose.
+    // The lock of an earlier attempt may be lost.
     directory::refuse_filled(&absolute, new, &[LOCK])
 }
 
-/// The directories on this path that are not there yet, the innermost first.
+/// The directories on this path that do not exist yet, the innermost first.
 fn missing(path: &Path) -> Vec<PathBuf> {
     let Ok(absolute) = std::path::absolute(path) else { return Vec::new() };
     absolute.ancestors().take_while(|above| !above.exists()).map(Path::to_path_buf).collect()
 }
 
-/// Removes directories that this copy made, as far as nobody put anything into them.
+/// Removes the directories that this copy made, except those that are no longer empty.
 fn remove_empty(made_here: &[PathBuf]) {
     made_here.iter().for_each(|directory| drop(fs::remove_dir(directory)));
 }
@@ -139,7 +140,7 @@ fn memory_of_copy(source: &MemoryChoice, options: &CopyOptions) -> Outcome<Memor
     Ok(memory)
 }
 
-/// Copies the blocks in use into a sparse file of the copy; how many bytes they are.
+/// Copies the blocks in use into a sparse file of the copy; returns their bytes.
 fn copy_bulk(fs: &Fs, device: &dyn BlockDevice, directory: &Path, watched: &dyn Progress) -> Outcome<u64> {
     let superblock = fs.region().superblock();
     let path = directory.join(BULK);
@@ -175,7 +176,7 @@ fn copy_bulk(fs: &Fs, device: &dyn BlockDevice, directory: &Path, watched: &dyn 
     Ok(used)
 }
 
-/// Writes the region as an image (`dax`: in place); how many bytes of it are in use.
+/// Writes the region as an image (`dax`: in place); returns the bytes in use.
 fn write_region(fs: &Fs, copy: &Store, superblock: &Superblock, clean: bool, whole: bool) -> Outcome<u64> {
     let region = fs.region();
     let space = region.space();
@@ -242,7 +243,7 @@ fn finish(copy: Store) -> Outcome<Store> {
     Ok(copy)
 }
 
-/// After a failure nothing of the copy stays, unless its directory was there before.
+/// Removes the copy after a failure. A directory that was there before stays.
 fn clear(directory: &Path, description: &Description, made_here: &[PathBuf]) {
     let names = [IMAGES[0], IMAGES[1], BULK, DESCRIPTION_NEW];
     let files = names.iter().map(|name| directory.join(name)).chain(description.memory.path().cloned());

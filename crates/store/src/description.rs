@@ -1,7 +1,7 @@
 //! A store's description: the file `shoal.json` in its directory.
 //!
-//! Rules: it is written last when a store is made and first removed when it goes, at once or not at all, so a directory without
-//! it is not a store. Left out: what the media hold.
+//! Rules: the description is the last file written when a store is made and the first one removed when it goes,
+//! atomically, so a directory without it is not a store. Left out: the contents of the media.
 
 use std::fs;
 use std::io::{self, Write};
@@ -37,7 +37,7 @@ pub enum BulkPlace {
 }
 
 impl BulkPlace {
-    /// As people read it; a file of the store in this directory.
+    /// The place as people read it; a relative path is shown within `directory`.
     pub fn text(&self, directory: &Path) -> String {
         match self {
             BulkPlace::File(file) => directory.join(file).display().to_string(),
@@ -46,7 +46,7 @@ impl BulkPlace {
     }
 }
 
-/// Where a new store is to have its bulk storage.
+/// Where `format` puts the bulk storage of a new store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BulkChoice {
     /// Nowhere: there are no large files.
@@ -77,12 +77,12 @@ impl Description {
         Description { version: VERSION, uuid: shoal_devices::uuid_text(uuid), memory, bulk }
     }
 
-    /// What `format` would have written where only the files of a store are left.
+    /// The description that `format` would have written, for a directory that has lost its own.
     pub(crate) fn guess(bulk: Option<BulkPlace>) -> Description {
         Description { version: VERSION, uuid: String::new(), memory: MemoryChoice::LOGGED, bulk }
     }
 
-    /// The description of the store at `directory`, whether or not somebody uses it.
+    /// The description of the store at `directory`, which may be in use.
     pub fn read(directory: &Path) -> Outcome<Description> {
         let path = directory.join(DESCRIPTION);
         let text = fs::read_to_string(&path).map_err(|error| match error.kind() {
@@ -100,7 +100,7 @@ impl Description {
         Ok(description)
     }
 
-    /// Makes the directory a store, at once or not at all.
+    /// Makes the directory a store, atomically.
     pub fn write(&self, directory: &Path) -> Outcome<()> {
         let (new, path) = (directory.join(DESCRIPTION_NEW), directory.join(DESCRIPTION));
         let mut text = serde_json::to_string_pretty(self).during(path.display())?;
@@ -109,7 +109,8 @@ impl Description {
             let mut options = fs::OpenOptions::new();
             let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new)?;
             file.write_all(text.as_bytes())?;
-            // The contents before the name: a store with an empty description would be none.
+            // The contents are synced before the file gets its name: an empty description would make the store
+            // unreadable.
             file.sync_all()?;
             fs::rename(&new, &path)?;
             fs::File::open(directory)?.sync_all()
@@ -126,7 +127,7 @@ impl Description {
     }
 }
 
-/// A description that cannot be read, while the files of the store may be whole.
+/// The error for a description that cannot be read; the other files of the store may be whole.
 fn unreadable(directory: &Path, error: Box<dyn std::error::Error + Send + Sync>) -> Failure {
     let store = directory.display();
     Failure::new(directory.join(DESCRIPTION).display(), error)

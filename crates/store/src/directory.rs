@@ -1,6 +1,7 @@
 //! A store's directory: making it ready for a new store, and saying whether a path lies in it.
 //!
-//! Rules: everything is readable by the owner only. A directory that holds anything else than the files of a store is never taken.
+//! Rules: everything is readable by the owner only. A directory that holds anything but the files of a store is
+//! refused.
 
 use std::fs;
 use std::io;
@@ -14,7 +15,7 @@ use crate::description::Description;
 use crate::names::{DESCRIPTION, LOCK, OWN_NAMES};
 use crate::user;
 
-/// Makes the directory, or empties it of an earlier store; refuses one that holds anything else.
+/// Makes the directory, or removes an earlier store from it; refuses a directory that holds anything else.
 pub(crate) fn prepare(directory: &Path, force: bool) -> Outcome<(PathBuf, StoreLock)> {
     match fs::DirBuilder::new().recursive(true).mode(0o700).create(directory) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
@@ -36,7 +37,7 @@ pub(crate) fn prepare(directory: &Path, force: bool) -> Outcome<(PathBuf, StoreL
             .remedy("add --force to replace it; everything in it is lost"));
     }
     let lock = user::lock(&directory)?;
-    // The description first: from here on there is no store.
+    // The description goes first: from here on there is no store.
     let old = Description::read(&directory).ok();
     remove(&directory.join(DESCRIPTION))?;
     if let Some(path) = old.as_ref().and_then(|old| old.memory.path()) {
@@ -65,7 +66,7 @@ pub(crate) fn is_within(absolute: &Path, directory: &Path) -> bool {
     absolute.ancestors().any(|above| above.canonicalize().is_ok_and(|above| above == directory))
 }
 
-/// Refuses a directory that holds anything but what is `spared`. `name`: as it was given.
+/// Refuses a directory that holds anything but the `spared` files. `name` is the directory as the user gave it.
 pub(crate) fn refuse_filled(directory: &Path, name: &Path, spared: &[&str]) -> Outcome<()> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,

@@ -34,17 +34,17 @@ const RING_BYTES: std::ops::RangeInclusive<u64> = 4 << 20..=64 << 20;
 /// How a store is to be made.
 #[derive(Clone, Debug)]
 pub struct FormatOptions {
-    /// What holds metadata and small files.
+    /// The memory for metadata and small files.
     pub memory: MemoryChoice,
-    /// The most they may take; half of the machine's memory unless named.
+    /// Limit of metadata and small files; half of the machine's memory unless named.
     pub memory_bytes: Option<u64>,
     /// Where the data of large files goes; into a file in the store unless named.
     pub bulk: Option<BulkChoice>,
-    /// The most it may take; what holds it unless named.
+    /// Limit of the bulk storage; the size of its file system or device unless named.
     pub bulk_bytes: Option<u64>,
     /// Files longer than this are large.
     pub threshold_bytes: u64,
-    /// Replace a store that is there, and overwrite what a device holds.
+    /// Replace an existing store, and overwrite a device that holds data.
     pub force: bool,
 }
 
@@ -76,7 +76,7 @@ pub struct Formatted {
 }
 
 impl Store {
-    /// Makes a store in this directory, which is empty or not there yet.
+    /// Makes a store in this directory, which is empty or does not exist.
     pub fn format(directory: &Path, options: &FormatOptions) -> Outcome<Formatted> {
         let memory_bytes = memory_bytes(options.memory_bytes)?;
         refuse_misuse(options)?;
@@ -138,7 +138,7 @@ fn make(
     })
 }
 
-/// What cannot be, whatever the directory is like.
+/// Refuses options that contradict each other or are out of range.
 fn refuse_misuse(options: &FormatOptions) -> Outcome<()> {
     let threshold = options.threshold_bytes;
     if threshold > THRESHOLD_BYTES_MAX {
@@ -150,7 +150,7 @@ fn refuse_misuse(options: &FormatOptions) -> Outcome<()> {
     Ok(())
 }
 
-/// The memory wanted, for a process in any directory; where its file is to be there must be one.
+/// The memory wanted, with an absolute path. The directory of its file must exist.
 fn memory_place(wanted: &MemoryChoice) -> Outcome<MemoryChoice> {
     let memory = wanted.absolute().during("memory")?;
     if let Some((path, parent)) = memory.path().and_then(|path| Some((path, path.parent()?))) {
@@ -159,7 +159,8 @@ fn memory_place(wanted: &MemoryChoice) -> Outcome<MemoryChoice> {
     Ok(memory)
 }
 
-/// Before the store's directory is made: a format refused leaves nothing behind.
+/// Refuses a place where bulk storage cannot be. Called before the store's directory is made, so that a refused format
+/// leaves nothing behind.
 fn refuse_bulk_place(directory: &Path, options: &FormatOptions) -> Outcome<()> {
     let Some(BulkChoice::File(path)) = &options.bulk else { return Ok(()) };
     let path = std::path::absolute(path).during(path.display())?;
@@ -190,7 +191,7 @@ fn geometry(
     })
 }
 
-/// The size of a region that is wanted so large, or of one of which nothing is said.
+/// The size of a region: the one wanted, or else the default.
 pub(crate) fn memory_bytes(wanted: Option<u64>) -> Outcome<u64> {
     let bytes = wanted.unwrap_or_else(|| (shoal_host::memory_total_bytes() / 2).max(MEMORY_BYTES_MIN));
     if !(MEMORY_BYTES_MIN..=REGION_BYTES_MAX).contains(&bytes) {
@@ -200,7 +201,7 @@ pub(crate) fn memory_bytes(wanted: Option<u64>) -> Outcome<u64> {
     Ok(bytes / SEGMENT * SEGMENT)
 }
 
-/// Makes or opens what will hold large files; its place as the description names it, and its usable size.
+/// Makes or opens the bulk storage; returns its place as the description names it, and its usable size.
 fn prepare_bulk(directory: &Path, options: &FormatOptions) -> Outcome<(Option<BulkPlace>, u64)> {
     let file = match &options.bulk {
         Some(BulkChoice::None | BulkChoice::Device(_)) => return Ok((None, 0)),
@@ -241,19 +242,19 @@ fn prepare_bulk(directory: &Path, options: &FormatOptions) -> Outcome<(Option<Bu
     Ok((Some(BulkPlace::File(file)), bytes))
 }
 
-/// Opens a device elsewhere; one that holds something is not overwritten by mistake.
+/// Opens a device that is not a file of the store. A device that holds data is refused without `force`.
 fn open_empty(name: &shoal_devices::DeviceName, options: &FormatOptions) -> Outcome<Arc<dyn Device>> {
     let name = name.absolute().during("--bulk")?;
     let opened = name.open();
     let device: Arc<dyn Device> = opened.map(Arc::from).map_err(|failure| failure.within("bulk storage"))?;
     let block_device = device.block_device();
     refuse_if_not_empty(&*block_device, name, options.force)?;
-    // A hint: what an earlier user left there takes no room any more.
+    // A hint to the device, so that old data takes no space any more.
     let _ = shoal_media::trim(&*block_device, 0, block_device.geometry().bytes);
     Ok(device)
 }
 
-/// Place and usable size of a device elsewhere.
+/// Place and usable size of a device that is not a file of the store.
 fn elsewhere(device: &dyn Device, options: &FormatOptions) -> Outcome<(Option<BulkPlace>, u64)> {
     let found = device.block_device().geometry().bytes;
     let wanted = options.bulk_bytes.unwrap_or(found);

@@ -1,7 +1,7 @@
-//! Asks the file systems under a store what they have left.
+//! Asks the file systems under a store how much space they have left.
 //!
-//! Log and images are in the store's directory; the memory's file and the bulk file may be elsewhere. A file system that cannot be
-//! asked counts as one with enough room: whoever writes is told the truth.
+//! Log and images are in the store's directory; the memory's file and the bulk file may be elsewhere. A file system
+//! that cannot be asked counts as one with enough room, since a write that finds none is told so.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,11 +12,11 @@ use shoal_fs::{HostRoom, Room};
 
 use crate::memory::MemoryChoice;
 
-/// Left for log and images on a host that holds bulk data as well: this, or a part of a small host.
+/// Bytes kept free for log and images on a host that holds bulk data as well; on a small host a fixed part of it.
 const HEADROOM_BYTES: u64 = 64 << 20;
 const HEADROOM_PART: u64 = 16;
 
-/// How to ask for a store in `directory`; `bulk` is the bulk file, if that is a file.
+/// The question for a store in `directory`; `bulk` is its bulk storage where that is a file.
 pub(crate) fn probe(directory: &Path, memory: &MemoryChoice, bulk: Option<PathBuf>) -> Room {
     let directory = directory.to_path_buf();
     let memory = memory.path().filter(|_| memory.kind().properties().on_demand).map(|path| parent(path));

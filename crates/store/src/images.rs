@@ -1,6 +1,6 @@
 //! The two images of a region at rest, as files in the store's directory.
 //!
-//! Left out: which of them is current (`shoal_region`).
+//! Left out: which of the two is current (`shoal_region`).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use shoal_media::ImageFile;
 
 use crate::names::IMAGES;
 
-/// Opens those of the store in `directory`.
+/// Opens the images of the store in `directory`.
 pub fn open(directory: &Path) -> Outcome<[Arc<HostImage>; 2]> {
     let store = directory.display();
     let open = |name| {
@@ -23,13 +23,13 @@ pub fn open(directory: &Path) -> Outcome<[Arc<HostImage>; 2]> {
     Ok([open(IMAGES[0])?, open(IMAGES[1])?])
 }
 
-/// Makes empty ones.
+/// Makes empty images.
 pub fn create(directory: &Path) -> Outcome<[Arc<HostImage>; 2]> {
     let create = |name| HostImage::create(&directory.join(name)).map(Arc::new).during("image");
     Ok([create(IMAGES[0])?, create(IMAGES[1])?])
 }
 
-/// As the engine takes them.
+/// The images as the engine takes them.
 pub fn shared(images: &[Arc<HostImage>; 2]) -> [Arc<dyn ImageFile>; 2] {
     [images[0].clone(), images[1].clone()]
 }

@@ -1,6 +1,6 @@
 //! How one file is stored: its inode's fields, where its record is, and every piece of its data.
 //!
-//! The report travels as JSON: of a mounted store only the process that has it open can tell.
+//! The report travels as JSON, because only the process that has a mounted store open can make it.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -39,14 +39,14 @@ pub struct FileReport {
     pub pieces: Vec<PieceReport>,
 }
 
-/// A piece of its data.
+/// A piece of a file's data.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct PieceReport {
     pub file_at: u64,
     pub bytes: u64,
     /// `memory` or `bulk`.
     pub tier: String,
-    /// Offset on it.
+    /// Offset in the region or on the bulk storage.
     pub at: u64,
     /// Written, but perhaps not yet durable.
     pub new: bool,
@@ -55,7 +55,7 @@ pub struct PieceReport {
 }
 
 impl FileReport {
-    /// Of the file at `path` within an open file system.
+    /// The report on the file at `path` within an open file system.
     pub fn of(fs: &Fs, path: &Path) -> Outcome<FileReport> {
         let resolved = fs.resolve(path.as_os_str().as_bytes()).during(path.display());
         let ino = resolved.map_err(|failure| failure.remedy("name a path within the store"))?;
@@ -105,7 +105,7 @@ impl FileReport {
 }
 
 impl Store {
-    /// Opens the store for reading and tells how the file at `path` within it is stored.
+    /// Opens the store for reading and reports on the file at `path` within it.
     pub fn inspect(&self, path: &Path) -> Outcome<FileReport> {
         let opened = self.open(Options { read_only: true, ..Options::default() })?;
         FileReport::of(&opened.fs, path)

@@ -4,15 +4,15 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `names`, `description`, `directory`, `user` | what may be in a store's directory, what says that it is one, who uses it |
+//! | `names`, `description`, `directory`, `user` | the files of a store's directory, the description that makes it a store, its user |
 //! | `memory`, `images`, `media`, `host_room` | kinds of memory, and putting a store's media together |
 //! | `store` | a store this process has to itself, and its file system |
 //! | `format`, `check`, `repair`, `copy`, `resize`, `salvage` | one operation each, with its options and its report |
-//! | `report`, `inspect`, `read_only` | how a store, or one of its files, is |
-//! | `mounted`, `control`, `status` | a store that this process serves, its control socket, and how it is |
+//! | `report`, `inspect`, `read_only` | the state of a store, or of one of its files |
+//! | `mounted`, `control`, `status` | a store that this process serves, its control socket, and its state |
 //! | `volume` | files without a mount, for programs that embed Shoal: [`Volume`] |
 //! | `place` | finding a store from a path |
-//! | `progress`, `calendar` | what long work tells; moments in words |
+//! | `progress`, `calendar` | progress of long work; times in words |
 //!
 //! ```
 //! use shoal_store::{FormatOptions, Store};

@@ -1,7 +1,7 @@
 //! Putting a store's media together: the region's, and bulk storage.
 //!
-//! Rules: what is missing is named with what brings it back; nothing is made when a store is opened. A file of the bulk storage has
-//! one user at a time, also where a copy of the store's directory names it.
+//! Rules: opening makes nothing; the error for a missing part says how to bring it back. A file of the bulk storage has
+//! one user at a time, even when a copy of the store's directory names it, too.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(crate) struct Media {
     pub parts: Parts,
     /// Bulk storage, if there is any.
     pub bulk: Option<Arc<dyn Device>>,
-    /// `dax` memory whose file system refuses MAP_SYNC.
+    /// False for `dax` memory whose file system refuses MAP_SYNC.
     pub survives_power_loss: bool,
 }
 
@@ -62,7 +62,7 @@ impl Media {
         let nonce = shoal_host::random_bytes().during("random numbers")?;
         let region = shoal_region::Parts { memory, log, images, boot_id: period, nonce };
         let clock = Arc::new(SystemClock::new());
-        // The one policy so far hands every write to the device at once, so nothing is held and no tick is needed.
+        // Write-through hands every write to the device at once, so nothing is held back and no tick is needed.
         let rule = Rule::of(Policy::WriteThrough);
         let device = bulk.as_ref().map(|bulk| {
             let filter = WriteBack::new(bulk.block_device(), clock.clone(), rule, 0);

@@ -1,7 +1,8 @@
 //! A store that this process serves to the kernel, and answers for on its control socket.
 //!
-//! Order: a dead mount of the same store cleared away, store opened, mount, control socket. When the mount is gone the store is
-//! shut down, and its bulk device closed. Left out: signals, the daemon's log and its session (the command line's).
+//! Order: a dead mount of the same store is cleared away, then come store, mount and control socket. When the mount is
+//! gone the store is shut down and its bulk device closed. Left out: signals, the daemon's log and its session (the
+//! command line's).
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -60,7 +61,7 @@ impl Store {
     /// Mounts the store. When this returns, the mount point answers, and the control socket too.
     pub fn mount(self, mountpoint: &Path, options: &MountOptions) -> Outcome<Mounted> {
         clear_dead_mount(&self.directory, mountpoint)?;
-        // Before the store is opened: a mount refused must leave it as it was.
+        // Checked before the store is opened, so that a refused mount leaves the store as it was.
         shoal_fuse::check_mountpoint(mountpoint).map_err(Failure::told)?;
         let begin = Instant::now();
         let engine = Options { read_only: options.read_only, ..Options::default() };
@@ -78,7 +79,7 @@ impl Store {
             self.write_pid()?;
         }
         let session = shoal_fuse::mount(fs.clone(), mountpoint, options).map_err(|error| {
-            // The store was opened for nothing: leave it as clean as it was found.
+            // The mount failed: the store is left clean.
             if !options.read_only && fs.shutdown().is_ok() {
                 self.remove_pid();
             }
@@ -100,7 +101,7 @@ impl Store {
         let listening = listen(&self.directory, asked);
         let mounted = Mounted { store: self, session, bulk, read_only: options.read_only, recovered };
         if let Err(failure) = listening {
-            // Nobody will use this mount; the socket's failure is what went wrong.
+            // The mount is of no use without its socket; the socket's error is reported.
             let _ = mounted.unmounter().unmount();
             let _ = mounted.wait();
             return Err(failure);
@@ -132,11 +133,11 @@ impl Mounted {
         let outcome = self.session.wait();
         control::remove(&store.directory);
         if let Some(Err(failure)) = self.bulk.as_ref().map(|bulk| bulk.close()) {
-            // The store is what it is; its bulk device takes longer to open next time.
+            // The store is clean all the same; its bulk device takes longer to open next time.
             warn!("{failure}");
         }
         match &outcome {
-            // The connection may fail as it likes: the store is clean.
+            // An error of the connection does not matter any more, since the store is clean.
             Ok(()) | Err(shoal_fuse::Error::Connection(_)) => {
                 if self.read_only {
                     info!("{name} is unmounted, as it was");
@@ -151,10 +152,10 @@ impl Mounted {
     }
 }
 
-/// After a crash of its daemon a mount stays and answers nothing: it is taken away when its own store is mounted again.
+/// Removes a mount that answers nothing because its daemon crashed, when the same store is mounted there again.
 fn clear_dead_mount(directory: &Path, mountpoint: &Path) -> Outcome<()> {
     let mounted = mount_table::mounted_at(mountpoint).during("table of mounts")?;
-    // The lock is ours, so no daemon serves that mount any more.
+    // This process holds the lock, so no daemon serves that mount any more.
     if mounted.is_some_and(|entry| entry.file_system_type == FILE_SYSTEM_TYPE && entry.source == directory) {
         shoal_fuse::unmount_path(mountpoint, true).during(mountpoint.display())?;
         warn!("took away the dead mount on {}", mountpoint.display());
@@ -164,7 +165,7 @@ fn clear_dead_mount(directory: &Path, mountpoint: &Path) -> Outcome<()> {
 
 fn listen(directory: &Path, asked: Asked) -> Outcome<()> {
     match control::serve(directory, move |question| asked.answer(question)) {
-        // A full host has no inode for the socket, and its store must be served all the more.
+        // A full host has no inode for the socket. The store is served without it, so that files can be deleted.
         Err(error) if error.kind() == io::ErrorKind::StorageFull => {
             warn!(
                 "control socket: {error}; `df`, `inspect` and `status` of this mount work again once there is room and it is remounted"
@@ -175,7 +176,7 @@ fn listen(directory: &Path, asked: Asked) -> Outcome<()> {
     }
 }
 
-/// What the control socket answers from.
+/// What the control socket needs to answer.
 struct Asked {
     fs: Arc<Fs>,
     directory: PathBuf,
@@ -221,7 +222,7 @@ impl Asked {
             Question::Donor { change, donor } => match &self.bulk {
                 Some(bulk) => {
                     let done = bulk.change(change, &donor)?;
-                    // The next mount needs the new donor, too.
+                    // The description names the new donor, so that the next mount finds it.
                     let place = Some(BulkPlace::Device(bulk.name().to_string()));
                     let description = Description { bulk: place, ..self.description.clone() };
                     description.write(directory).map(|()| done.into())
@@ -239,12 +240,12 @@ fn value(report: impl Serialize) -> Outcome<serde_json::Value> {
 const ACCESS_TIMES: [(&str, AccessTimes); 3] =
     [("relative", AccessTimes::Relative), ("always", AccessTimes::Always), ("never", AccessTimes::Never)];
 
-/// What [`Question::Remount`] calls a rule for access times.
+/// The word for a rule of access times in [`Question::Remount`].
 pub fn access_times_name(rule: AccessTimes) -> &'static str {
     ACCESS_TIMES.iter().find(|(_, known)| *known == rule).map_or("", |(name, _)| name)
 }
 
-/// What the daemon does about [`Question::Remount`].
+/// Carries out [`Question::Remount`] in the daemon.
 fn remount(fs: &Fs, directory: &Path, read_only: bool, access_times: &str) -> Outcome<()> {
     let rule = ACCESS_TIMES.iter().find(|(name, _)| *name == access_times).map(|(_, rule)| *rule);
     let rule = rule.ok_or_else(|| Failure::new("remount", format!("no rule `{access_times}` for access times")))?;
@@ -252,7 +253,7 @@ fn remount(fs: &Fs, directory: &Path, read_only: bool, access_times: &str) -> Ou
         return Err(Failure::new(directory.display(), "the store was opened for reading")
             .remedy("unmount it, and mount it without `ro`"));
     }
-    // The kernel refuses the programs' writes; the time stamps are written here.
+    // The kernel refuses writes by programs; access times are written by the engine, so it must stop.
     fs.set_access_times(if read_only { AccessTimes::Never } else { rule });
     if read_only { fs.sync().during(directory.display()) } else { Ok(()) }
 }

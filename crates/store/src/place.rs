@@ -1,6 +1,6 @@
 //! Finding a store from a path: its own directory, or a mount point of it.
 //!
-//! The table of mounts is asked before the file system: a mount whose daemon is gone answers nothing but errors.
+//! The table of mounts is read first, because a mount without its daemon answers every other question with an error.
 
 use std::path::{Path, PathBuf};
 

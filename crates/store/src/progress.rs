@@ -1,16 +1,16 @@
-//! What long work tells while it goes on.
+//! How long work reports its progress.
 //!
-//! Rules: work calls from its own thread, and an observer returns at once. `()` is an observer that looks away.
+//! Rules: calls come from the working thread, and an observer returns at once. `()` ignores everything.
 
-/// Who watches long work.
+/// An observer of long work.
 pub trait Progress {
     /// A step begins; `total`: its units of work, 0 where they are not known.
     fn begin(&self, _step: &str, _total: u64) {}
 
-    /// So many units of the step are done.
+    /// Number of units of the step that are done.
     fn at(&self, _done: u64) {}
 
-    /// No step is under way any more.
+    /// The last step has ended.
     fn end(&self) {}
 }
 

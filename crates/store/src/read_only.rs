@@ -1,4 +1,4 @@
-//! Why a mounted store is read-only since something failed: for `df` and `status`.
+//! The failure that made a mounted store read-only, for `df` and `status`.
 //!
 //! Owns the report, which travels as JSON over the control socket, and its text. The daemon's log has the same words.
 
@@ -7,18 +7,18 @@ use shoal_fs::{Failure, Fs};
 
 use crate::calendar;
 
-/// The failure that a store has gone read-only with.
+/// The failure that made a store read-only.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReadOnly {
-    /// What was under way.
+    /// The operation that failed.
     pub operation: String,
     /// The device or file that failed.
     pub object: String,
-    /// What it answered.
+    /// Its error.
     pub cause: String,
-    /// When (UTC).
+    /// Time of the failure (UTC).
     pub time: String,
-    /// What it means, and what to do.
+    /// The consequence, and the remedy.
     pub consequence: String,
 }
 

@@ -1,9 +1,10 @@
 //! Carries out the remedies the checker offers, through the engine.
 //!
-//! Check, list, change, check again, until nothing is left that has a remedy: what does not decode goes first, and only a check
-//! that could read everything says what nothing references. Each pass opens the store as a mount does, and closes it
-//! clean; so what recovery settles is settled, and a crash in the middle leaves a store that opens. As with `fsck -p`
-//! nothing is asked. What has no remedy is left and named; a salvage saves the files of such a store.
+//! A pass checks the store, lists the changes and makes them; passes follow until no finding with a remedy is left.
+//! Records that do not decode are freed first, because only a check that could read everything knows what is
+//! unreferenced. Each pass opens the store as a mount does, which runs recovery, and closes it clean, so a crash in the
+//! middle leaves a store that opens. As with `fsck -p` there are no questions. Findings without a remedy are left and
+//! named; `salvage` saves the files of such a store.
 
 use shoal_check::{FindingKind, Remedy, Report};
 use shoal_devices::{Failure, Outcome};
@@ -12,20 +13,20 @@ use shoal_fs::{Fs, Options};
 use crate::progress::Progress;
 use crate::store::{Opened, Store};
 
-/// Passes until what one remedy brings to light is settled as well.
+/// Most passes: a remedy may bring further findings to light.
 const PASSES_MAX: usize = 8;
 
 /// What a repair did.
 pub struct Repaired {
     pub changes: Vec<String>,
-    /// Why it stopped before nothing was left to do.
+    /// Why the repair stopped early.
     pub obstacle: Option<String>,
-    /// What is left.
+    /// The findings that are left.
     pub report: Report,
 }
 
 impl Store {
-    /// Makes the changes that are safe, beginning with what `report` found. Each is told before it is made.
+    /// Makes the changes that are safe, beginning with the findings of `report`. Each is reported before it is made.
     pub fn repair(
         &self,
         mut report: Report,
@@ -58,10 +59,11 @@ impl Store {
     }
 
     fn pass(&self, remedies: &[Remedy], note: &mut dyn FnMut(String)) -> Outcome<()> {
-        // With counts to correct recovery waits: it would reclaim a file whose count says 0 though it has a name.
+        // Recovery waits until link counts are corrected: it would reclaim a file with a name whose count is 0 by
+        // mistake.
         let options = Options { recover: remedies.is_empty(), ..Options::default() };
         if remedies.is_empty() {
-            note("count inodes anew, and finish what is half-done".into());
+            note("count inodes again, and finish interrupted operations".into());
         }
         for remedy in remedies {
             note(remedy.to_string());
@@ -83,7 +85,7 @@ impl Store {
     }
 }
 
-/// What recovery does, when it looks through all inodes.
+/// Is this finding settled by recovery, which looks at all inodes?
 fn is_settled_by_opening(kind: FindingKind) -> bool {
     use FindingKind::{NewData, Orphan, RootCounts, Truncation};
     matches!(kind, NewData | Orphan | RootCounts | Truncation)

@@ -1,7 +1,7 @@
 //! What a store holds, tier by tier, and what a crash may cost.
 //!
-//! "Used" is what is neither free nor awaiting reuse. The report travels as JSON: of a mounted store only the process that has it
-//! open can tell. Left out: its text (the command line's).
+//! "Used" is neither free nor waiting for reuse. The report travels as JSON, because only the process that has a
+//! mounted store open can make it. Left out: its text (the command line's).
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use crate::memory::LossBounds;
 use crate::read_only::ReadOnly;
 use crate::store::Store;
 
-/// How a store is.
+/// The state of a store.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct StoreReport {
     pub store: String,
@@ -45,11 +45,11 @@ pub struct Tier {
     pub size_bytes: u64,
     pub used_bytes: u64,
     pub free_bytes: u64,
-    /// Of the free bytes, what only deleting may use (memory), or what is free again soon (bulk).
+    /// Part of the free bytes: usable by deletions only (memory), or free again soon (bulk).
     pub reserved_bytes: u64,
 }
 
-/// What is in a store, by number.
+/// Numbers of inodes in a store.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Files {
     pub inodes: u64,
@@ -61,7 +61,7 @@ pub struct Files {
     pub damaged: u64,
 }
 
-/// As a mount answers statfs(2).
+/// The answer of a mount to statfs(2).
 #[derive(Debug, Serialize, Deserialize)]
 pub struct StatFs {
     pub block_bytes: u64,
@@ -73,7 +73,7 @@ pub struct StatFs {
 }
 
 impl StoreReport {
-    /// Of an open file system of the store in `directory`.
+    /// The report on an open file system of the store in `directory`.
     pub fn of(
         fs: &Fs,
         directory: &Path,
@@ -98,7 +98,7 @@ impl StoreReport {
             memory: Tier {
                 holds: "metadata and small files".into(),
                 place: description.memory.path().map_or(directory, PathBuf::as_path).display().to_string(),
-                // What its host has no room for is no capacity.
+                // Space that the host cannot provide does not count as capacity.
                 size_bytes: usage.region_used + usage.region_free,
                 used_bytes: usage.region_used,
                 free_bytes: usage.region_free,
@@ -129,7 +129,7 @@ impl StoreReport {
 }
 
 impl Store {
-    /// Opens the store for reading, its log replayed in memory, and tells how it is.
+    /// Opens the store for reading, with its log replayed in memory, and reports its state.
     pub fn report(&self) -> Outcome<StoreReport> {
         let opened = self.open(Options { read_only: true, ..Options::default() })?;
         Ok(StoreReport::of(&opened.fs, &self.directory, &self.description, None, opened.survives_power_loss))

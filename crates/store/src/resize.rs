@@ -1,14 +1,14 @@
-//! Other limits for a store.
+//! Changing the limits of a store.
 //!
-//! A store that is not mounted gets another layout ([`shoal_fs::Relayout`]): its region is written anew into the image that is
-//! not current, and the seal of that image is the switch, so that the store is whole whenever the work is cut off.
-//! Order: check (a damaged store is refused as it is: what cannot be read cannot be moved), open and close, so that one clean
-//! image is all of the store; bulk storage grows; the new image is written and checked; a `battery` region is removed (the next
-//! mount restores it from the image); seal; the old image and the end of bulk storage go.
+//! A store that is not mounted gets another layout ([`shoal_fs::Relayout`]): its region is written in the new layout
+//! into the image that is not current. The seal of that image is the switch, so the store is whole whenever the work is
+//! interrupted.
+//! Order: check (a damaged store is refused, because pieces that cannot be read cannot be moved), open and close, so
+//! that one clean image is all of the store; bulk storage grows; the new image is written and checked; a `battery`
+//! region is removed (the next mount restores it from the image); seal; the old image and the end of bulk storage go.
 //! The process that serves a mounted store changes its limits within its layout, which are two numbers in the roots
-//! ([`shoal_fs::Fs::set_limits`]); more than that needs it unmounted.
-//! What is in use may have to move together first, as ordinary work of the file system: the region is compacted, and blocks of
-//! large files move to the front, only where the size wanted needs it.
+//! ([`shoal_fs::Fs::set_limits`]); more than that needs it unmounted. A smaller size may need compaction first, as
+//! ordinary work of the file system: the region is compacted, and blocks of large files move to the front.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ use crate::images::{self, shared};
 use crate::progress::Progress;
 use crate::store::Store;
 
-/// The limits wanted; what is not named stays.
+/// The limits wanted; `None` leaves a limit as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
     pub memory_bytes: Option<u64>,
@@ -93,7 +93,7 @@ fn no_bulk() -> Failure {
 }
 
 impl Store {
-    /// Gives the store other limits, in another layout where they need one.
+    /// Changes the store's limits, with another layout where they need one.
     pub fn resize(&self, sizes: &Sizes, watched: &dyn Progress) -> Outcome<Resized> {
         let memory = self.description.memory.kind();
         if !memory.properties().images {
@@ -103,7 +103,7 @@ impl Store {
         self.refuse_damaged(watched)?;
         let (before, device_bytes) = self.lift_limits(sizes)?;
         let (rest, plan, device_bytes) = self.plan_resize(sizes, device_bytes, watched)?;
-        // A limit below the layout's that nobody named stays.
+        // A limit below the layout's stays unless it was named.
         let kept = |named: Option<u64>, layout: u64, before: u64| if named.is_some() { layout } else { before };
         let layout = plan.superblock();
         let resized = Resized {
@@ -125,22 +125,22 @@ impl Store {
             let random = u32::from_le_bytes(shoal_host::random_bytes().during("random numbers")?);
             let mut incarnation = rest.anchor.incarnation.get();
             if memory.has_incarnations() {
-                // A copy of the region from before, put back by hand, is told apart.
+                // The new incarnation tells the region from an older copy that is put back by hand.
                 incarnation = shoal_region::next_incarnation(incarnation, random);
             }
             let mut steps = HostSteps { store: self, bulk_bytes: device_needs, watched };
             plan.carry_out(&rest.at_rest(), incarnation, &mut steps).during(self.directory.display())?;
             watched.end();
         }
-        // A resize that was cut off may have left more than the store speaks of.
+        // An interrupted resize may have left the bulk file longer than the store's limit.
         if device_bytes.is_some() {
             give_bulk(device_needs)?;
         }
         Ok(resized)
     }
 
-    /// Opens and closes the store. A limit below its layout's that is to go up to that needs no other layout, and goes here.
-    /// Returns the limits from before, and the size of the bulk device.
+    /// Opens and closes the store. A limit that is to grow up to the layout's needs no other layout and is lifted here.
+    /// Returns the limits before, and the size of the bulk device.
     fn lift_limits(&self, sizes: &Sizes) -> Outcome<(Limits, Option<u64>)> {
         let mut before = Limits { region_bytes: 0, bulk_blocks: 0 };
         let device_bytes = self.settle(|fs| {
@@ -157,7 +157,7 @@ impl Store {
         Ok((before, device_bytes))
     }
 
-    /// The layout wanted, for the store as it is after what was in its way has been moved.
+    /// Moves data that is in the way of the new limits; returns the layout wanted.
     fn plan_resize(
         &self,
         sizes: &Sizes,
@@ -223,10 +223,10 @@ impl Rest {
     }
 }
 
-/// What [`shoal_fs::Relayout::carry_out`] leaves to the owner of the media.
+/// The steps that [`shoal_fs::Relayout::carry_out`] leaves to the owner of the media.
 struct HostSteps<'a> {
     store: &'a Store,
-    /// Of the new layout.
+    /// Size of the bulk storage in the new layout.
     bulk_bytes: u64,
     watched: &'a dyn Progress,
 }
@@ -267,7 +267,7 @@ impl Steps for HostSteps<'_> {
 
     fn before_seal(&mut self) -> shoal_fs::Result<()> {
         match self.store.description.memory.path() {
-            // Durably: were it found beside the new image, it would be taken for the store.
+            // The removal must be durable: a region found beside the new image would be taken for the store.
             Some(path) => shoal_host::remove_durably(path).map_err(|error| shoal_fs::Error::Io(error.to_string())),
             None => Ok(()),
         }
@@ -288,12 +288,12 @@ fn limits(sizes: &Sizes, old: &Superblock) -> Outcome<Limits> {
     Ok(limits)
 }
 
-/// Bulk storage that is a file, whose length can change.
+/// The bulk storage where it is a file, whose length can change.
 fn bulk_file(store: &Store) -> Option<PathBuf> {
     store.bulk_path().filter(|path| fs::metadata(path).is_ok_and(|m| m.is_file()))
 }
 
-/// A file grows; a device has the size it has.
+/// Refuses limits beyond a device's size; a file grows.
 fn refuse_small_device(store: &Store, limits: &Limits, device_bytes: Option<u64>) -> Outcome<()> {
     match (bulk_file(store), device_bytes) {
         (None, Some(bytes)) if limits.bulk_blocks > bytes / BULK_BLOCK => {
@@ -304,7 +304,7 @@ fn refuse_small_device(store: &Store, limits: &Limits, device_bytes: Option<u64>
     }
 }
 
-/// Is this, in whole units, the size wanted?
+/// Is this the size wanted, in whole units?
 fn wants(size: Option<u64>, bytes: u64) -> bool {
     size.is_some_and(|size| size / SEGMENT == bytes / SEGMENT)
 }

@@ -1,29 +1,30 @@
-//! How what a process serves is: an exported device, or a mounted store with its bulk device and the kernel's requests.
+//! The state of what a process serves: an exported device, or a mounted store with its bulk device and the kernel's
+//! requests.
 //!
-//! The report travels as JSON over a control socket. A request is a round trip between a program's system call and the daemon, and
-//! most of what a system call costs; its times are the daemon's own share, from the moment it had the request to the moment it
-//! had the answer.
+//! The report travels as JSON over a control socket. A request is a round trip between a program's system call and the
+//! daemon, which is most of the call's cost. Its times are the daemon's share, from the arrival of the request to the
+//! answer.
 
 use serde::{Deserialize, Serialize};
 use shoal_devices::DeviceReport;
 
 use crate::read_only::ReadOnly;
 
-/// What is served, and how it is.
+/// A process's answer to `shoal status`.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// Of a served device.
+    /// How the device is exported; for a served device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub export: Option<ExportReport>,
-    /// The mounted store it holds the large files of.
+    /// The mounted store whose large files the device holds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
-    /// Why that store is read-only since something failed.
+    /// The failure that made that store read-only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<ReadOnly>,
     /// `None`: the store has no bulk storage.
     pub device: Option<DeviceReport>,
-    /// Of a mount: what the kernel has asked for, the most frequent first.
+    /// The kernel's requests to a mount, the most frequent kind first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Option<Vec<RequestReport>>,
 }
@@ -41,7 +42,7 @@ pub struct ExportReport {
 /// Requests of one kind since the mount was made.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct RequestReport {
-    /// As the kernel's `linux/fuse.h` calls it, without `FUSE_`.
+    /// The name in the kernel's `linux/fuse.h`, without `FUSE_`.
     pub name: String,
     pub count: u64,
     pub total_ns: u64,

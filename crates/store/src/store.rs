@@ -1,4 +1,4 @@
-//! A store that this process has to itself: opening its file system, and closing it.
+//! A store held by this process alone: opening its file system, and closing it.
 //!
 //! Rules: a process that opens media holds the lock. A store that was closed is clean: the next opening has nothing to recover.
 
@@ -23,10 +23,10 @@ use crate::{host_room, place};
 
 /// How long a reader waits for a daemon that is still writing its store after umount(8).
 pub const LEAVING_PATIENCE: Duration = Duration::from_secs(10);
-/// The daemon of a mounted store that looks alive for so long is.
+/// A daemon that looks alive for this long is taken to be alive.
 const LIFE_SIGN: Duration = Duration::from_millis(200);
 
-/// A store that nobody else uses while this value lives.
+/// A store that no other process uses while this value lives.
 pub struct Store {
     pub(crate) directory: PathBuf,
     pub(crate) description: Description,
@@ -34,10 +34,10 @@ pub struct Store {
     _lock: StoreLock,
 }
 
-/// A store's file system, opened, with what is below it.
+/// A store's file system, opened, with its bulk storage.
 pub struct Opened {
     pub fs: Fs,
-    /// What opening it had to do.
+    /// What recovery had to do.
     pub recovery: Recovery,
     /// Bulk storage, if there is any.
     pub bulk: Option<Arc<dyn Device>>,
@@ -46,13 +46,14 @@ pub struct Opened {
 }
 
 impl Store {
-    /// The description of the store at `directory`, whether or not somebody uses it.
+    /// The description of the store at `directory`, which may be in use.
     pub fn describe(directory: &Path) -> Outcome<Description> {
         Description::read(directory)
     }
 
-    /// Takes the store for this process. One that is in use but not mounted (any more) is waited for; so is one whose
-    /// daemon was killed and is being taken apart by the kernel, which keeps mount and lock until its memory is gone.
+    /// Takes the store for this process. Waits, for `patience` at most, if the store is in use but not mounted (any
+    /// more), or if its daemon was killed and the kernel is still tearing it down: mount and lock last until its memory
+    /// is freed.
     pub fn acquire(directory: &Path, patience: Duration) -> Outcome<Store> {
         let description = Store::describe(directory)?;
         let directory = directory.canonicalize().during(directory.display())?;
@@ -67,7 +68,7 @@ impl Store {
                 return Err(failure);
             }
             if place::is_mounted(&directory) && !holder(&directory).is_none_or(is_ending) {
-                // There are moments in which a dying process does not look like one.
+                // A dying process may look alive for a moment.
                 let since = *seen_alive.get_or_insert_with(Instant::now);
                 if since.elapsed() >= LIFE_SIGN {
                     return Err(failure);
@@ -79,7 +80,7 @@ impl Store {
         }
     }
 
-    /// Takes the store at `path`, which nobody may have mounted. One whose daemon is just leaving is waited for.
+    /// Takes the store at `path`, which must not be mounted. Waits for a daemon that is just ending.
     pub fn acquire_unmounted(path: &Path) -> Outcome<Store> {
         let place = place::find(path)?;
         if let Some(mountpoint) = &place.mountpoint
@@ -91,18 +92,19 @@ impl Store {
         Store::acquire(&place.store, LEAVING_PATIENCE)
     }
 
-    /// Goes on from the saved image of `battery` memory although it lacks something, or the region there is no good.
+    /// With `restore`, opening goes on from the saved image of `battery` memory even if that is not complete or the
+    /// region is damaged.
     pub fn restoring(mut self, restore: bool) -> Store {
         self.restore = restore;
         self
     }
 
-    /// Where it is.
+    /// The store's directory.
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// What its description file says.
+    /// The contents of its description file.
     pub fn description(&self) -> &Description {
         &self.description
     }
@@ -135,7 +137,7 @@ impl Store {
             options.room = Some(host_room::probe(
                 &self.directory,
                 &self.description.memory,
-                // A block device has its room for itself; a sparse file shares its host's.
+                // Only a file shares its host's space; a block device has its own.
                 self.bulk_path().filter(|bulk| fs::metadata(bulk).is_ok_and(|m| m.is_file())),
             ));
         }
@@ -145,7 +147,7 @@ impl Store {
             bulk: media.parts.bulk.clone(),
             clock: media.parts.clock.clone(),
         };
-        // Before the engine opens it, which writes.
+        // Read before the engine opens the store, because opening writes.
         let mut page = [0; PAGE as usize];
         media.parts.region.memory.read(SUPERBLOCK_AT, &mut page);
         let superblock = Superblock::decode(&page).map_err(|error| self.damaged(error))?;
@@ -179,18 +181,19 @@ impl Store {
         Ok(self.open_bulk()?.map(|bulk| bulk.block_device().geometry().bytes))
     }
 
-    /// The time in which nothing written can get lost but by a crash of this process: a boot of the machine, a mount of
-    /// the file systems that hold log and bulk storage, and these very files. Everything else counts as after a power loss.
+    /// Identifies the period in which only a crash of this process can lose data: this boot, these mounts of the file
+    /// systems that hold log and bulk storage, and these files. A store last used in another period counts as after a
+    /// power loss.
     pub(crate) fn period(&self) -> Outcome<[u8; 16]> {
         period(&[Some(self.log_path()), self.bulk_path()])
     }
 
-    /// Notes that this process serves the store, in this boot of the machine.
+    /// Notes that this process serves the store in the present period.
     pub fn write_pid(&self) -> Outcome<()> {
         let boot = self.period()?;
         let path = self.directory.join(PID);
         match fs::write(&path, format!("{}\n{}\n", std::process::id(), uuid_text(&boot))) {
-            // The file only tells the daemon's number; a store is served without it.
+            // The file only names the daemon, so a store is served without it.
             Err(error) if error.kind() == io::ErrorKind::StorageFull => {
                 tracing::warn!("{}: {error}; make room there", path.display());
                 Ok(())
@@ -199,14 +202,14 @@ impl Store {
         }
     }
 
-    /// No process that served the store was cut off.
+    /// True if no process that served the store was cut off.
     pub(crate) fn was_unmounted(&self) -> bool {
         !self.directory.join(PID).exists()
     }
 
-    /// The store is clean, and this process serves it no more.
+    /// Notes that the store is clean and no longer served by this process.
     pub fn remove_pid(&self) {
-        // It stays if it cannot be removed; then the next check assumes a crash, which is the safe side.
+        // If the file cannot be removed, the next check assumes a crash, which is safe.
         let _ = fs::remove_file(self.directory.join(PID));
     }
 
@@ -215,7 +218,7 @@ impl Store {
         user::power_was_lost(&self.directory, self.bulk_path())
     }
 
-    /// Opens the store, does something, and closes it clean; returns the size of its bulk device.
+    /// Opens the store, calls `work`, and closes the store clean; returns the size of its bulk device.
     pub(crate) fn settle(&self, work: impl FnOnce(&Fs) -> shoal_fs::Result<()>) -> Outcome<Option<u64>> {
         let opened = self.open(Options::default())?;
         let worked = work(&opened.fs);
@@ -249,7 +252,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(50));
                 drop(held);
             });
-            // In use, but mounted nowhere: its user is about to leave.
+            // The store is in use but not mounted, so its user is about to end.
             Store::acquire(dir.path(), Duration::from_secs(20)).unwrap();
         });
         let held = lock(dir.path()).unwrap();

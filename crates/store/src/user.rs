@@ -1,7 +1,7 @@
-//! Who uses a store: its lock, the process behind it, and whether an earlier one was cut off.
+//! The user of a store: its lock, the process behind it, and whether an earlier process was cut off.
 //!
-//! Rules: a process that opens media holds the lock. A process that serves a store for writing leaves its process number, with the
-//! period in which that number counts, and removes it when the store is clean.
+//! Rules: a process that opens media holds the lock. A process that serves a store for writing notes its process number
+//! with the period in which that number counts, and removes the note when the store is clean.
 
 use std::fs;
 use std::io;
@@ -17,7 +17,7 @@ use crate::names::{LOCK, LOG, PID};
 pub(crate) fn power_was_lost(directory: &Path, bulk: Option<PathBuf>) -> bool {
     let Ok(text) = fs::read_to_string(directory.join(PID)) else { return false };
     let now = period(&[Some(directory.join(LOG)), bulk]).map(|id| uuid_text(&id)).unwrap_or_default();
-    // An earlier program named the boot alone.
+    // Earlier versions noted the boot alone.
     let earlier = shoal_host::boot_id().map(|id| uuid_text(&id)).unwrap_or_default();
     text.lines().nth(1).is_some_and(|boot| boot != now && boot != earlier)
 }
@@ -47,7 +47,7 @@ pub fn writer(directory: &Path) -> Option<u32> {
 /// The process that holds the store's lock, or was the last to hold it.
 pub fn holder(directory: &Path) -> Option<u32> {
     let lock = directory.join(LOCK);
-    // On a full host the file may be empty; the kernel knows all the same.
+    // On a full host the file may be empty, but the kernel knows the lock's owner.
     lock_owner(&lock).or_else(|| first_number(&lock))
 }
 
@@ -56,7 +56,7 @@ fn lock_owner(lock: &Path) -> Option<u32> {
     let inode = fs::metadata(lock).ok()?.ino();
     let locks = fs::read_to_string("/proc/locks").ok()?;
     owners(&locks, inode).into_iter().find(|pid| {
-        // The device number may be another one than stat(2) tells (btrfs): the open file decides.
+        // On btrfs the device number differs from the one that stat(2) gives, so the open files are compared.
         let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
         open.into_iter().any(|link| fs::read_link(link.path()).is_ok_and(|path| path == lock))
     })
@@ -72,7 +72,7 @@ fn owners(locks: &str, inode: u64) -> Vec<u32> {
     locks.lines().filter_map(owner).collect()
 }
 
-/// Is the process gone, or on its way: killed, or giving back what it had?
+/// Is the process gone, killed, or releasing its memory?
 pub(crate) fn is_ending(pid: u32) -> bool {
     let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap_or_default();
     looks_ending(&read("stat"), &read("status"))
@@ -96,8 +96,8 @@ fn first_number(path: &Path) -> Option<u32> {
     fs::read_to_string(path).ok()?.lines().next()?.parse().ok()
 }
 
-/// The boot's number, and in each half of it that of one of the places: for two periods of one boot, and for a store and a
-/// snapshot or copy of it, they differ.
+/// The boot id, with the identity of a place mixed into each half. It differs between two periods of one boot, and
+/// between a store and a snapshot or copy of it.
 pub(crate) fn period(places: &[Option<PathBuf>; 2]) -> Outcome<[u8; 16]> {
     let mut period = shoal_host::boot_id().during("boot id")?;
     for (half, place) in period.chunks_exact_mut(8).zip(places) {
@@ -132,7 +132,7 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         assert!(!is_ending(child.id()));
         child.kill().unwrap();
-        // Not waited for: from the kill on it must look so, first dying, then as a zombie.
+        // The child is not waited for, so it is dying first and a zombie then; both must count as ending.
         assert!(is_ending(child.id()) || (0..100).any(|_| is_ending(child.id())));
         child.wait().unwrap();
         assert!(is_ending(child.id()));

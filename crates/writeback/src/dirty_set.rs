@@ -2,16 +2,16 @@
 //!
 //! Owns: [`DirtySet`]. A block is clean (not here), waiting, or being written; one that is modified while it is being written is
 //! both, with an age of its own for the newer data, and is not handed out again before the first write has ended.
-//! Rules: the age of a waiting block is that of its oldest data that is on no device; choosing looks at what it hands out and at
-//! one block more. Left out: the data, and how long a failed write waits before it is tried again, which the caller decides by
-//! the moment it says [`DirtySet::failed`].
+//! Rules: the age of a waiting block is that of its oldest data that no device holds; a choice looks at the blocks it
+//! hands out and at one more. Left out: the data, and how long a failed write waits before it is tried again: until the
+//! caller calls [`DirtySet::failed`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::policy::{Load, Policy, Rule};
 use crate::{BlockId, FileId};
 
-/// Place in the order of age: when first dirtied (ns), and a number that keeps equals apart.
+/// Place in the order of age: when the block was first dirtied (ns), and a number that keeps equal times apart.
 type Age = (u64, u64);
 
 #[derive(Clone, Copy, Debug)]
@@ -28,18 +28,18 @@ struct Writing {
     again_ns: Option<u64>,
 }
 
-/// What has happened to a set.
+/// Counters of a set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Modifications that made a clean block dirty, or a block dirty again that was being written.
+    /// Modifications that made a clean block dirty, or made a block dirty again while it was being written.
     pub dirtied: u64,
     /// Modifications of blocks that were dirty already: writes saved.
     pub modified: u64,
     pub chosen: u64,
     /// Blocks looked at to choose.
     pub examined: u64,
-    /// Blocks the report's algorithm would have looked at: all that wait, at every tick of the policy. Without ticks, a
-    /// timer for each block chosen.
+    /// Blocks that the report's algorithm would have looked at: every waiting block at every tick of the policy. For a
+    /// policy without ticks, one timer for each block chosen.
     pub listed: u64,
 }
 
@@ -54,7 +54,7 @@ pub struct DirtySet {
     sequence: u64,
     /// Number of the shape's tick, and blocks handed out in it.
     given: (u64, u64),
-    /// Up to when `counts.listed` is known (ns).
+    /// Time up to which `counts.listed` is known (ns).
     listed_ns: u64,
     counts: Counts,
 }
@@ -75,7 +75,7 @@ impl DirtySet {
         (self.rule, self.given) = (rule, (0, 0));
     }
 
-    /// A block of a file was modified in the cache. Returns false if it was dirty already and nothing was to be done.
+    /// A block of a file was modified in the cache. Returns false if it was dirty already, so that nothing changed.
     pub fn dirtied(&mut self, block: BlockId, file: FileId, now_ns: u64) -> bool {
         self.pass_ticks(now_ns);
         let is_new = match self.writing.get_mut(&block) {
@@ -117,7 +117,7 @@ impl DirtySet {
         }
     }
 
-    /// What a block held is of no use any more. A write under way is still ended by `cleaned` or `failed`.
+    /// The contents of a block are obsolete. A write under way must still be ended by `cleaned` or `failed`.
     pub fn discarded(&mut self, block: BlockId, now_ns: u64) {
         self.pass_ticks(now_ns);
         self.leave(block);
@@ -126,8 +126,8 @@ impl DirtySet {
         }
     }
 
-    /// The blocks to be written now, the oldest first; under Sprite's rule file by file. Each is being written until
-    /// `cleaned` or `failed` is called.
+    /// Hands out the blocks to be written now, the oldest first; under Sprite's rule file by file. Each counts as being
+    /// written until `cleaned` or `failed` is called.
     pub fn choose(&mut self, now_ns: u64, load: &Load) -> Vec<BlockId> {
         self.pass_ticks(now_ns);
         if let Some(shape) = &self.rule.shape {
@@ -158,7 +158,7 @@ impl DirtySet {
         chosen
     }
 
-    /// Hands out one block whatever its age is: somebody waits for it. False if it is clean, or being written.
+    /// Hands out one block regardless of its age, because a caller waits for it. False if it is clean or being written.
     pub fn take(&mut self, block: BlockId, now_ns: u64) -> bool {
         self.pass_ticks(now_ns);
         if !self.waiting.contains_key(&block) || self.writing.contains_key(&block) {
@@ -169,16 +169,16 @@ impl DirtySet {
         true
     }
 
-    /// When `choose` should be called again (ns); after a call of it at `now_ns`. None: nothing waits. It should also be called when
-    /// a write fails or leaves its block dirty, and when the load changes, if the rule goes by the load
-    /// ([`Rule::goes_by_load`]).
+    /// When `choose` should be called again (ns), after a call at `now_ns`. None: no block waits. It should also be
+    /// called when a write fails or leaves its block dirty, and, if the rule depends on the load
+    /// ([`Rule::goes_by_load`]), when the load changes.
     pub fn next_ns(&self, now_ns: u64) -> Option<u64> {
         let (&(since_ns, _), _) = self.order.first_key_value()?;
         let due_ns = self.rule.policy.due_ns(since_ns);
         if due_ns > now_ns {
             return Some(due_ns);
         }
-        // It is held back: until its bound, or until a new tick allows more.
+        // The oldest block is held back: until its bound, or until a new tick allows more.
         let tick_ns = self.rule.shape.map_or(u64::MAX, |shape| {
             let tick_ns = shape.tick_ns.max(1);
             (now_ns / tick_ns + 1).saturating_mul(tick_ns)
@@ -186,23 +186,23 @@ impl DirtySet {
         Some(self.rule.overdue_ns(since_ns).max(now_ns.saturating_add(1)).min(tick_ns))
     }
 
-    /// When a block was first dirtied: the oldest of its data that no device is known to hold (ns).
+    /// When a block was first dirtied (ns): the time of its oldest data that no device is known to hold.
     pub fn since_ns(&self, block: BlockId) -> Option<u64> {
         let writing = self.writing.get(&block).map(|writing| writing.since_ns);
         writing.or_else(|| self.waiting.get(&block).map(|waiting| waiting.age.0))
     }
 
-    /// Blocks that wait, those not counted that are being written.
+    /// Blocks that wait; blocks being written are not counted.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Blocks handed out whose writes have not ended.
+    /// Blocks that were handed out and are being written.
     pub fn being_written(&self) -> usize {
         self.writing.len()
     }
 
-    /// Whether all is on the device.
+    /// Whether the device holds everything.
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.writing.is_empty()
     }
@@ -238,7 +238,7 @@ impl DirtySet {
         }
     }
 
-    /// A block that is due, and what else of its file waits and may go.
+    /// Hands out a due block, and the other waiting blocks of its file that may go.
     fn hand_out_file(&mut self, block: BlockId, allowed: u64, chosen: &mut Vec<BlockId>) {
         let Some(Waiting { file, .. }) = self.waiting.get(&block).copied() else { return };
         self.hand_out(block, chosen);
@@ -249,7 +249,7 @@ impl DirtySet {
         }
     }
 
-    /// Counts what the report's algorithm looks at in the ticks up to now. Called before the set changes.
+    /// Counts the blocks that the report's algorithm looks at in the ticks up to now. Called before the set changes.
     fn pass_ticks(&mut self, now_ns: u64) {
         if let Some(grain_ns) = self.rule.policy.grain_ns().filter(|grain_ns| *grain_ns > 0) {
             let ticks = (now_ns / grain_ns).saturating_sub(self.listed_ns / grain_ns);
@@ -366,8 +366,8 @@ mod tests {
 
     #[test]
     fn the_reports_algorithm_scans_all_at_every_tick() {
-        // 10 blocks, all dirtied in the first second: PU looks at each once, AIPU 30 times before they are old enough, and at the tick
-        // at which they are.
+        // 10 blocks, all dirtied in the first second: PU looks at each once, AIPU 30 times before they are old enough
+        // and once more at the tick at which they are.
         for (policy, listed) in [(Policy::Periodic { interval_ns: 30 * S_NS }, 10), (Policy::default(), 10 * 31)] {
             let mut set = set_of(policy, 10);
             assert!(set.choose(29 * S_NS, &IDLE).is_empty());

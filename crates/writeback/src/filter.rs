@@ -1,17 +1,19 @@
 //! A block device that holds writes back for as long as an update policy says.
 //!
-//! It stands between whoever writes and a device. What is written is kept in memory, block by block, until [`DirtySet::choose`] hands
-//! it out; neighbours leave as one write. Under write-through, with nothing held, requests go straight through.
+//! The filter stands between a writer and a device. Written blocks are kept in memory until [`DirtySet::choose`] hands
+//! them out; neighbours leave as one write. Under write-through, with nothing held, requests go straight to the device.
 //! Rules:
-//! - A write completes at once if the policy lets it wait and there is room for it; else when its blocks are on the device.
+//! - A write completes at once if the policy lets it wait and there is room for it; otherwise when its blocks are on
+//!   the device.
 //! - A flush waits until everything completed before it is on the device, and flushes that.
 //! - No two writes of a block are under way at the same time, so none overtakes another; a zeroing or trim waits for those
 //!   under way in its range.
-//! - Reads see what was written last, wherever it is.
-//! - A write that fails fails whatever waits for it, and poisons the device for further changes: what is held stays readable.
+//! - Reads see the data written last, whether memory or the device holds it.
+//! - A failed write fails the requests that wait for it, and poisons the device for further changes; held blocks stay
+//!   readable.
 //!
-//! Left out: time. Who owns the filter calls [`WriteBack::tick`] when [`WriteBack::next_ns`] says so. Blocks are lost with the
-//! process; [`BlockGeometry::survives_process`] says so.
+//! Left out: time. The owner of the filter calls [`WriteBack::tick`] when [`WriteBack::next_ns`] says so. Held blocks
+//! are lost with the process, which [`BlockGeometry::survives_process`] reports.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,20 +26,20 @@ use crate::dirty_set::DirtySet;
 use crate::policy::{Load, Policy, Rule};
 use crate::{BlockId, FileId};
 
-/// All blocks count as one file's: below the file system nobody knows better.
+/// All blocks count as one file's, since files are not known below the file system.
 const FILE: FileId = FileId(0);
 
-/// Longest write made of neighbours (bytes).
+/// Longest write into which neighbours are joined (bytes).
 const JOINED_BYTES_MAX: u64 = 1 << 20;
 
 /// The contents of a block that no device is known to hold.
 struct Held {
     bytes: Box<[u8]>,
-    /// Which modification of the cache they are from.
+    /// Number of the modification that the contents are from.
     version: u64,
 }
 
-/// What happens when the blocks that are waited for are on the device.
+/// What to do when the awaited blocks are on the device.
 enum Then {
     Complete(Completion),
     /// The request goes to the device.
@@ -45,12 +47,12 @@ enum Then {
 }
 
 struct Waiter {
-    /// Blocks and the versions the device must have; never empty.
+    /// Blocks and the least versions that the device must have; never empty.
     blocks: BTreeMap<u64, u64>,
     then: Then,
 }
 
-/// Work to be done when the lock has been given back.
+/// Work to be done after the lock has been released.
 enum Step {
     Submit(Request, Completion),
     Complete(Completion, Result<Vec<u8>>),
@@ -72,7 +74,7 @@ struct State {
     load: Load,
     /// A write failed.
     failure: Option<MediaError>,
-    /// Somebody carries out steps, and looks again if he is asked to.
+    /// A thread is carrying out steps, and looks again when it is asked to.
     is_running: bool,
     look_again: bool,
 }
@@ -94,7 +96,7 @@ struct Inner {
 pub struct WriteBack(Arc<Inner>);
 
 impl WriteBack {
-    /// `held_bytes_max` bounds what is held back (bytes); writes beyond it wait for the device.
+    /// Most bytes held back: `held_bytes_max`. Writes beyond it wait for the device.
     pub fn new(below: Arc<dyn BlockDevice>, clock: Arc<dyn Clock>, rule: Rule, held_bytes_max: u64) -> WriteBack {
         let geometry = below.geometry();
         let block_bytes = u64::from(geometry.block_bytes.max(1));
@@ -119,7 +121,7 @@ impl WriteBack {
         }))
     }
 
-    /// Changes the rule for everything held and to come.
+    /// Changes the rule for held blocks and for writes to come.
     pub fn set_rule(&self, rule: Rule) {
         let mut state = self.0.state.lock();
         state.dirty.set_rule(rule, self.0.clock.monotonic_ns());
@@ -127,7 +129,7 @@ impl WriteBack {
         self.0.go_on(state);
     }
 
-    /// Writes what is due.
+    /// Writes the blocks that are due.
     pub fn tick(&self) {
         self.0.go_on(self.0.state.lock());
     }
@@ -175,7 +177,7 @@ impl BlockDevice for WriteBack {
     }
 }
 
-/// What is held of a range, as it was at one moment.
+/// The held blocks of a range, as they were at one moment.
 struct Newer(Vec<(u64, Box<[u8]>)>);
 
 impl Newer {
@@ -196,7 +198,7 @@ impl State {
         }
     }
 
-    /// A block has its new contents; returns their version.
+    /// Takes the new contents of a block; returns their version.
     fn hold(&mut self, block: u64, bytes: &[u8], now_ns: u64) -> u64 {
         self.version += 1;
         self.held.insert(block, Held { bytes: bytes.into(), version: self.version });
@@ -204,7 +206,7 @@ impl State {
         self.version
     }
 
-    /// The contents of a block are of no use any more. Returns the version of them that is under way.
+    /// Drops the contents of a block. Returns the version of them that is being written, if any.
     fn discard(&mut self, block: u64, now_ns: u64) -> Option<u64> {
         self.dirty.discarded(BlockId(block), now_ns);
         self.held.remove(&block);
@@ -286,7 +288,7 @@ impl State {
 
 impl Inner {
     fn note_passage(&self, state: &State) {
-        // Who waits here, waits for a block that is held or on its way.
+        // Every waiting request waits for a block that is held or being written.
         let passes = state.dirty.rule().policy == Policy::WriteThrough
             && state.held.is_empty()
             && state.leaving.is_empty()
@@ -294,7 +296,7 @@ impl Inner {
         self.passes.store(passes, Ordering::Release);
     }
 
-    /// The blocks of a range, which must be whole ones.
+    /// The blocks of a range, which must consist of whole blocks.
     fn blocks(&self, at: u64, len: u64) -> Result<std::ops::Range<u64>> {
         let is_whole = at.is_multiple_of(self.block_bytes) && len.is_multiple_of(self.block_bytes);
         if !is_whole || at > self.bytes || len > self.bytes - at {
@@ -368,7 +370,7 @@ impl Inner {
                     false => Then::Complete(done),
                 }
             }
-            // Nobody reads there before it is written again; until then any of its former contents may show.
+            // A trimmed block may show any of its former contents until it is written again.
             Request::Trim { .. } => {
                 for block in range {
                     blocks.extend(state.discard(block, now_ns).map(|version| (block, version)));
@@ -389,7 +391,7 @@ impl Inner {
         None
     }
 
-    /// Carries out what can be done now, unless somebody is at it, who then looks again.
+    /// Carries out the steps that can be made now. If another thread is doing so, that thread looks again.
     fn go_on(self: &Arc<Inner>, mut state: MutexGuard<'_, State>) {
         state.look_again = true;
         if std::mem::replace(&mut state.is_running, true) {

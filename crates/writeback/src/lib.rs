@@ -25,8 +25,8 @@
 //! assert!(set.is_empty());
 //! ```
 //!
-//! Left out: writing, merging of neighbours, and who waits. Metadata that a system writes every 30 seconds whatever the
-//! policy for data, as the report's does, is a set of its own under [`Policy::Periodic`].
+//! Left out of the two policy modules: writing, merging of neighbours, and waiting. Metadata that a system writes every
+//! 30 seconds whatever the policy for data, as the report's does, is a set of its own under [`Policy::Periodic`].
 
 #![forbid(unsafe_code)]
 
@@ -41,7 +41,7 @@ pub use policy::{Load, Policy, Rule, Shape};
 /// A second, in the unit of all times here (ns).
 pub const S_NS: u64 = 1_000_000_000;
 
-/// A block of the device or of a file; what the number means is the caller's.
+/// A block of the device or of a file; the caller gives the number its meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId(pub u64);
 

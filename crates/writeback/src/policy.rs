@@ -1,12 +1,13 @@
 //! When a block is due, and what holds due blocks back.
 //!
-//! Owns: [`Policy`], a function from the time a block was first dirtied to the time it is due; [`Shape`], which spreads bursts;
-//! [`Rule`], both. Rules: a younger block is never due before an older one, so that a choice can stop at the first that
-//! is not due; ticks are multiples of a policy's grain on the caller's clock. Whatever yields (to reads, to a
-//! bound on the queue) has a bound on the age, so that nothing starves.
+//! Owns: [`Policy`], a function from the time a block was first dirtied to the time it is due; [`Shape`], which spreads
+//! bursts; [`Rule`], both. Rules: a younger block is never due before an older one, so that a choice can stop at the
+//! first that is not due; ticks are multiples of a policy's grain on the caller's clock. A policy that yields (to
+//! reads, or to a bound on the queue) bounds the age, so that nothing starves.
 //!
-//! Read priority is built above the device's queue, not in it: due blocks stay in the cache while reads wait and leave in small numbers
-//! when none does. So it needs no change of drivers, and a drive that queues by itself never holds much of it.
+//! Read priority is built above the device's queue, not in it: due blocks stay in the cache while reads wait, and leave
+//! in small numbers when none does. So drivers need no change, and a drive with a queue of its own never holds many of
+//! these writes.
 
 use crate::S_NS;
 
@@ -29,7 +30,8 @@ pub enum Policy {
     Sprite { age_ns: u64, scan_ns: u64 },
 }
 
-/// Writes handed to a device at the same time by a policy with read priority: a read that comes waits for no more of them.
+/// Writes that a policy with read priority hands to a device at the same time: an arriving read waits for no more of
+/// them.
 pub(crate) const READ_PRIORITY_DEPTH: u64 = 1;
 
 impl Policy {
@@ -53,12 +55,13 @@ impl Policy {
         }
     }
 
-    /// When a block first dirtied at `since_ns` is due. Under Sprite's rule an older block of its file may take it along sooner.
+    /// When a block first dirtied at `since_ns` is due (ns). Under Sprite's rule an older block of its file may take it
+    /// along sooner.
     pub fn due_ns(&self, since_ns: u64) -> u64 {
         match *self {
             Policy::WriteThrough => since_ns,
             Policy::Interval { age_ns } => since_ns.saturating_add(age_ns),
-            // What is dirtied at the very tick is seen by the next one.
+            // A block dirtied exactly at a tick is seen by the next one.
             Policy::Periodic { interval_ns } | Policy::PeriodicReadPriority { interval_ns, .. } => {
                 next_tick(since_ns.saturating_add(1), interval_ns)
             }
@@ -112,7 +115,7 @@ fn next_tick(at_ns: u64, grain_ns: u64) -> u64 {
     }
 }
 
-/// How bursts are spread: what is due beyond the bounds stays in the cache, until it is too old for that.
+/// How bursts are spread: due blocks beyond the bounds stay in the cache until they reach a maximum age.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Blocks handed out in a tick, at most.
@@ -142,13 +145,13 @@ impl Rule {
         Rule { policy, shape: Some(shape) }
     }
 
-    /// Whether blocks that are due may be held back: then a choice depends on the load.
+    /// Whether due blocks may be held back, so that a choice depends on the load.
     pub fn goes_by_load(&self) -> bool {
         self.shape.is_some() || self.policy.yields_to_reads()
     }
 
-    /// From when on nothing holds a block back (ns): when it is due, if nothing ever does; else its bound, but never before
-    /// it is due.
+    /// The time from which nothing holds a block back (ns): when it is due or, if due blocks may be held back, at its
+    /// bound, but never before it is due.
     pub fn overdue_ns(&self, since_ns: u64) -> u64 {
         let bounds = [self.policy.age_max_ns(), self.shape.map(|shape| shape.age_max_ns)];
         let bound_ns = bounds.into_iter().flatten().min().unwrap_or(0);
@@ -171,10 +174,10 @@ impl Rule {
     }
 }
 
-/// What the device has to do at the moment.
+/// The present load of the device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Reads, and other requests that somebody waits for.
+    /// Reads, and other requests that a caller waits for.
     pub reads_waiting: u64,
     /// Writes handed out that have not completed.
     pub writes_queued: u64,

@@ -1,8 +1,9 @@
-//! The filter before a device that completes in any order, against an array of what was written last.
+//! The filter in front of a device that completes requests in any order, against an array of the values written last.
 //!
-//! The device carries out one queued request at a time, chosen by chance, and keeps what a power loss leaves at least: what had completed
-//! when the last completed flush was submitted. Requests never overlap a change that is under way, so each read has
-//! one right answer. Values are numbered, so a block tells which write it is from.
+//! The device carries out one queued request at a time, chosen at random, and remembers what a power loss is sure to
+//! leave: the writes that had completed when the last completed flush was submitted. Requests never overlap a change
+//! that is under way, so each read has one right answer. Values are numbered, so the contents of a block name the write
+//! they are from.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -78,7 +79,7 @@ impl Slow {
         Slow(Arc::new(Mutex::new(disk)))
     }
 
-    /// Carries out one request. False: there is none.
+    /// Carries out one request. False if there is none.
     fn step(&self, random: &mut Random) -> bool {
         let mut disk = self.0.lock();
         if disk.queue.is_empty() {
@@ -109,7 +110,7 @@ impl Slow {
                 Ok(vec![])
             }
             Request::Flush => {
-                // What was there when it was submitted, unless a later flush has kept more.
+                // Keeps the contents at submission, unless a later flush has kept newer ones.
                 disk.keep(0, &then, submitted);
                 Ok(vec![])
             }
@@ -146,9 +147,9 @@ struct World {
     time: Arc<Time>,
     disk: Slow,
     filter: WriteBack,
-    /// What each block holds for whoever reads it.
+    /// The value that a read of each block must return.
     model: Vec<u64>,
-    /// What each block must hold, or newer, after a power loss.
+    /// The value, or a newer one, that each block must have after a power loss.
     promised: Vec<u64>,
     /// The last trim or zeroing of each block.
     cleared: Vec<u64>,
@@ -193,7 +194,7 @@ impl World {
         }
     }
 
-    /// A range no change under way touches; with what it does to the others.
+    /// A range that no change under way touches; for a change, no read either.
     fn range(&mut self, changes: bool) -> Option<(u64, u64)> {
         let first = self.random.below(BLOCKS);
         let len = 1 + self.random.below((BLOCKS - first).min(6));
@@ -305,7 +306,7 @@ impl World {
         self.cleared[block] >= number || self.pending.values().any(|(request, _)| clears(request))
     }
 
-    /// What the device has after a power loss now is what was promised, or newer.
+    /// Asserts that a power loss now would leave every promised value or a newer one.
     fn judge(&self) {
         let disk = self.disk.0.lock();
         for block in 0..BLOCKS as usize {
@@ -394,7 +395,7 @@ fn a_write_that_failed_fails_the_flush_and_everything_later_but_reads() {
     let flush = ask(&filter, Request::Flush);
     while disk.step(&mut random) {}
     assert!(matches!(flush.lock().take(), Some(Err(MediaError::Io { .. }))));
-    // The error goes away; what it may have cost does not.
+    // The device works again, but the filter must go on refusing changes.
     disk.0.lock().fails = false;
     for request in [Request::Flush, Request::Trim { at: 0, len: BLOCK }] {
         assert!(matches!(ask(&filter, request).lock().take(), Some(Err(MediaError::Poisoned { .. }))));

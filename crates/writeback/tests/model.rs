@@ -1,8 +1,8 @@
-//! Every policy against a naive model, and what has to hold for all of them, under random histories.
+//! Every policy against a naive model, and the invariants of all policies, under random histories.
 //!
-//! Owns: a model that keeps blocks in a list and looks at all of them; histories of modifications, completions, failures,
-//! discards and choices under random load. The set and the model must choose the same blocks; beside that the invariants are
-//! checked on what the set hands out. Seeds are printed with every failure.
+//! Owns: a model that keeps blocks in a list and looks at all of them; histories of modifications, completions,
+//! failures, discards and choices under random load. The set and the model must choose the same blocks, and the
+//! invariants must hold for the blocks that the set hands out. Seeds are printed with every failure.
 
 use std::collections::HashMap;
 
@@ -58,7 +58,7 @@ impl Model {
         }
     }
 
-    /// In the words of the policies, without any of their arithmetic: steps from tick to tick.
+    /// Follows the definition of each policy from tick to tick, without the arithmetic of the code under test.
     fn is_due(policy: &Policy, since_ns: u64, now_ns: u64) -> bool {
         let at_tick = |grain_ns: u64, is_due: &dyn Fn(u64) -> bool| {
             (0..=now_ns / grain_ns).map(|tick| tick * grain_ns).any(|tick_ns| tick_ns >= since_ns && is_due(tick_ns))
@@ -200,7 +200,7 @@ fn live(seed: u64, rule: Rule) {
                 };
                 let stays = (0..24).map(BlockId).find(too_old);
                 assert_eq!(stays, None, "{of}: too old at {now_ns}");
-                // Nothing is missed by one who comes back when told.
+                // A caller that comes back when `next_ns` says so misses nothing.
                 if let Some(next_ns) = set.next_ns(now_ns) {
                     assert!(next_ns > now_ns, "{of}");
                     let mut waits = set.clone();
@@ -231,7 +231,7 @@ fn every_policy_chooses_what_a_naive_model_chooses() {
 
 #[test]
 fn under_steady_load_nothing_starves_and_everything_is_written_once() {
-    // Reads wait all the time: what yields to them leaves by its bound only.
+    // Reads wait all the time, so a block that yields to them leaves only at its bound.
     for seed in seeds() {
         for rule in rules(&mut Random::new(seed)) {
             let mut random = Random::new(seed);

@@ -1,7 +1,7 @@
-//! One inode of a damaged store: its attributes, target and data, as far as they are there.
+//! One inode of a damaged store: its attributes, target and data, as far as they are readable.
 //!
-//! Rules: holes stay holes; data marked UNWRITTEN, or NEW after a power loss, is none; bytes in a page whose sum was wrong are
-//! sent as they were found and named, because most of them are right.
+//! Rules: holes stay holes; extents marked UNWRITTEN, or NEW after a power loss, are holes; bytes in a page with a
+//! wrong sum are sent as found and named, because most of them are right.
 
 use shoal_format::extent::{
     EXTENT_BYTES, EXTENT_HEADER, EXTENT_NEW, EXTENT_UNWRITTEN, Extent, ExtentRecord, IndexRecord,
@@ -17,7 +17,7 @@ use crate::CheckError;
 const READ_BYTES: u64 = 1 << 20;
 
 impl Walk<'_, '_> {
-    /// Makes an inode with all it holds; false where it could not be made.
+    /// Makes an inode with its contents; false if it could not be made.
     pub(super) fn make(&mut self, ino: u32, inode: &Inode, path: &[u8]) -> Result<bool, CheckError> {
         let attributes = self.attributes(inode, path)?;
         let mut target = Vec::new();
@@ -81,7 +81,7 @@ impl Walk<'_, '_> {
         }
     }
 
-    /// A piece that holds bytes of the file from `file_at`.
+    /// Sends a piece that holds the bytes of the file from `file_at`.
     fn slot(&mut self, path: &[u8], inode: &Inode, slot: SlotRef, file_at: u64) -> Result<(), CheckError> {
         let len = inode.size.saturating_sub(file_at).min(slot.capacity()).min(CHUNK);
         if len == 0 {

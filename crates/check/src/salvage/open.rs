@@ -1,8 +1,9 @@
-//! Finds the region of a damaged store: the best image there is, and as much of the log as follows from it.
+//! Finds the region of a damaged store: the best image, and as much of the log as continues it.
 //!
-//! Rules: the newest image that replays up to its seal is the store; an older one stands for it only if the newest is damaged.
-//! An older image that replays past the newest one's seal has all that the newest had. One with an anchor is better than one
-//! without; a superblock may come from the other image, because both hold the same. Single pages are `pages`' business.
+//! Rules: the newest image that replays up to its seal is the store; an older image replaces it only if the newest is
+//! damaged. An older image that replays past the newest one's seal holds everything that the newest held. An image with
+//! an anchor is better than one without; a superblock may come from the other image, because both hold the same. Single
+//! pages are `pages`' business.
 
 use shoal_format::superblock::{AnchorRecord, Superblock};
 use shoal_format::{PAGE, SEGMENT};
@@ -19,18 +20,18 @@ pub(super) struct Opened<'a> {
     pub bad_pages: BadPages,
 }
 
-/// An image, or the region in place, and what is wrong with it as a whole.
+/// An image, or the region in place, with the faults of the whole.
 struct Candidate<'a> {
     base: Base<'a>,
     name: &'static str,
     anchor: Option<AnchorRecord>,
-    /// What loses data, in words.
+    /// Faults that lose data, in words.
     faults: Vec<String>,
-    /// It has no superblock of its own.
+    /// The image has no superblock of its own.
     headless: bool,
-    /// Bytes it still has, where its end is missing.
+    /// Bytes that are left, if the image's end is missing.
     cut: Option<u64>,
-    /// Where the log ends that follows from it.
+    /// End of the log that continues the image.
     end: u64,
 }
 
@@ -75,11 +76,11 @@ pub(super) fn open<'a>(source: &SalvageSource<'a>, losses: &mut Vec<String>) -> 
                 faults.extend(why.iter().map(|why| format!("{name}: {why}")));
                 end = reached;
                 cut = pages::cut(&base, &any, &anchor)?;
-                faults.extend(cut.map(|bytes| format!("{name} ends at byte {bytes}: what lay behind is missing")));
+                faults.extend(cut.map(|bytes| format!("{name} ends at byte {bytes}: the rest is missing")));
                 Some(anchor)
             }
             Ok(_) => continue,
-            // Zeros are an image that never was written.
+            // An image of zeros was never written.
             Err(_) if headless => continue,
             Err(error) => {
                 faults.push(format!("{name} has no anchor, so the log cannot be replayed over it: {error}"));
@@ -101,7 +102,7 @@ pub(super) fn open<'a>(source: &SalvageSource<'a>, losses: &mut Vec<String>) -> 
         return Ok(Some(Opened { superblock: any, region, bad_pages: BadPages::default() }));
     };
     losses.extend(chosen.faults);
-    // What the other image says of a page, at rest and after its log.
+    // The other image, at rest and after its log.
     let rest = other.as_ref().map(|other| other.base);
     let mut found = pages::mend(chosen.base, chosen.cut, &any, &anchor, rest)?;
     let (mut region, _, end) = replayed(source, &any, &anchor, chosen.base, &found.pages)?;
@@ -117,7 +118,7 @@ pub(super) fn open<'a>(source: &SalvageSource<'a>, losses: &mut Vec<String>) -> 
     Ok(Some(Opened { superblock: any, region, bad_pages: found.bad }))
 }
 
-/// Which of two images is the store, and which may help it out. Says what is missing because of that.
+/// Chooses the image that is the store, and the one that may supply pages. Adds the faults that follow from the choice.
 fn choose<'a>(
     mut newest: Candidate<'a>,
     other: Option<Candidate<'a>>,
@@ -128,7 +129,7 @@ fn choose<'a>(
         return (newest, Some(other));
     }
     if newest.sealed().is_some_and(|sealed| other.end >= sealed) {
-        // The log since the older image was written holds all of it.
+        // The log since the older image was written holds everything that the newest has.
         return (other, Some(newest));
     }
     if newest.faults.len() == 1 && newest.headless {
@@ -149,8 +150,8 @@ fn stored(base: &Base<'_>, superblock: &Superblock) -> u64 {
     }
 }
 
-/// The region after as much of the log as counts, what is wrong with that, and where the log ends. `patches` are pages that
-/// are better than those of `base`.
+/// The region after replay of the valid part of the log, the log's faults, and its end. `patches` are pages that are
+/// better than those of `base`.
 fn replayed<'a>(
     source: &SalvageSource<'a>,
     superblock: &Superblock,
@@ -170,7 +171,7 @@ fn replayed<'a>(
     let media = Source { image: source.image, log: source.log, bulk_bytes: None, power_lost, sums: false };
     let ring = superblock.memory_kind.has_ring();
     if source.log.is_none() && !ring {
-        let why = "there is no log: what was done after the image was written is lost".into();
+        let why = "there is no log: changes after the image was written are lost".into();
         return Ok((region, vec![why], anchor.replay_lsn.get()));
     }
     let (gaps, cut, end) = replay::replay_past_gaps(&media, superblock, anchor, &mut region)?;
@@ -182,7 +183,7 @@ fn replayed<'a>(
                  taken from the region as it stands"
             ),
             (false, false) => format!(
-                "a record of the log is damaged at position {at}, and left out: what it changed may be wrong or missing"
+                "a record of the log is damaged at position {at}, and left out: the data it changed may be wrong or missing"
             ),
             (false, true) => format!(
                 "the log breaks off at position {at}, and records that follow from {next} on are left out: lost with the power, or \

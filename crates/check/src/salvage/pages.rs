@@ -1,8 +1,8 @@
-//! Single pages of an image that are damaged, and what the other image has for them.
+//! Single damaged pages of an image, and their replacement from the other image.
 //!
-//! Rules: a page of the other image that has the sum which the damaged one should have is that page. Where the other image
-//! replays to the same end of the log, its page is what the damaged one would be then. Any other older page is used only
-//! where nothing is left of the newer one, and what lies in it is named.
+//! Rules: a page of the other image with the sum that the damaged page should have is the same page. If the other image
+//! replays to the same end of the log, its replayed page replaces the damaged one. Any other older page is used only
+//! where nothing is left of the newer one, and files with bytes in it are named.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use crate::region::{Base, Region};
 use crate::report::{FindingKind, Report};
 use crate::{CheckError, open};
 
-/// What a page that is not right holds.
+/// The contents of a page that is not known to be right.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Content {
-    /// What was found, with a wrong sum.
+    /// The bytes found, with a wrong sum.
     Found,
-    /// What the older image has.
+    /// The bytes of the older image.
     Older,
 }
 
@@ -26,7 +26,7 @@ enum Content {
 #[derive(Default)]
 pub(super) struct BadPages(BTreeMap<u64, Content>);
 
-/// One of them, as it is named.
+/// A bad page, as messages name it.
 pub(super) struct BadPage(u64, Content);
 
 impl std::fmt::Display for BadPage {
@@ -43,7 +43,7 @@ impl BadPages {
         self.0.is_empty()
     }
 
-    /// The first of them in `[at, at + len)`.
+    /// The first bad page in `[at, at + len)`.
     pub fn first_in(&self, at: u64, len: u64) -> Option<BadPage> {
         if self.0.is_empty() || len == 0 {
             return None;
@@ -51,23 +51,26 @@ impl BadPages {
         self.0.range(at / PAGE..=(at + len - 1) / PAGE).next().map(|(&page, &content)| BadPage(page, content))
     }
 
-    /// How many there are, in words.
+    /// The number of bad pages, in words.
     pub fn sentence(&self) -> Vec<String> {
         let count = |wanted| self.0.values().filter(|&&content| content == wanted).count();
         let found = count(Content::Found);
         let older = count(Content::Older);
         let mut sentences = Vec::new();
         if found > 0 {
-            sentences.push(format!("{found} pages of the image have wrong checksums; what lies in them is named"));
+            sentences
+                .push(format!("{found} pages of the image have wrong checksums; files with data in them are named"));
         }
         if older > 0 {
-            sentences.push(format!("{older} missing pages are taken from the older image; what lies in them is named"));
+            sentences.push(format!(
+                "{older} missing pages are taken from the older image; files with data in them are named"
+            ));
         }
         sentences
     }
 }
 
-/// What becomes of an image's damaged pages before its log is replayed.
+/// The treatment of an image's damaged pages before its log is replayed.
 pub(super) struct Mended {
     /// Pages from the other image.
     pub pages: Vec<(u64, Vec<u8>)>,
@@ -89,7 +92,7 @@ fn sum(base: &Base<'_>, superblock: &Superblock, page: u64) -> Result<u32, Check
     Ok(u32::from_le_bytes(sum))
 }
 
-/// Finds the damaged pages of the image `base`, and what `other` has for them.
+/// Finds the damaged pages of the image `base`, and their replacements in `other`.
 pub(super) fn mend(
     base: Base<'_>,
     cut: Option<u64>,

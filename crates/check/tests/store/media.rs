@@ -1,4 +1,4 @@
-//! Media of bytes: an image, a log and a memory that only read.
+//! Read-only media in memory: an image, a log and a region.
 //!
 //! Rules: as the media traits say; an image reads as zeros where nothing was written, a memory panics outside itself.
 //! Left out: writing, which a checker must never do; every attempt panics.

@@ -163,7 +163,7 @@ impl Store {
         s
     }
 
-    /// A finished store that fits few pages, for tests that visit every bit.
+    /// A finished store of few pages, for tests that visit every bit.
     pub fn tiny() -> Store {
         let mut s = Store::new(MemoryKind::Logged, 8);
         s.add_data(1, b"file", 2, b"a few bytes");

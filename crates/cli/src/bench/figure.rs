@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-/// What one round of one kind of work took.
+/// One round of one kind of work.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     pub operations: u64,

@@ -1,7 +1,7 @@
 //! The large-file measurements: sequential write and read in 1 MiB pieces, random reads and writes of 4 KiB.
 //!
 //! Written data is made durable within the measured time. Before each read the page cache is asked to drop the file, so
-//! that the file system answers and not the kernel's memory (as far as it has another place to read from).
+//! that the file system is measured and not the page cache (unless the file system has no other copy).
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -51,7 +51,7 @@ fn measure(path: &Path, size: u64, seed: u64, report: &mut dyn FnMut(&str, Sampl
         for i in 0..pieces {
             file.read_exact_at(&mut buffer, i * PIECE_BYTES)?;
             if buffer != piece {
-                return Err(io::Error::new(io::ErrorKind::InvalidData, "what was read is not what was written"));
+                return Err(io::Error::new(io::ErrorKind::InvalidData, "the data read is not the data written"));
             }
         }
         Ok(())

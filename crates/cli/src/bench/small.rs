@@ -30,7 +30,8 @@ pub fn run(scratch: &Path, work: &Work, report: &mut dyn FnMut(&str, Sample)) ->
     let each = work.files.div_ceil(work.threads as u64);
     let start = Barrier::new(work.threads + 1);
     let end = Barrier::new(work.threads + 1);
-    // All of them before the first thread: a thread that waits for one that was never started would wait for ever.
+    // All workers are made before the first thread starts: if making one failed later, the started threads would wait
+    // for ever.
     let workers: Vec<Worker> =
         (0..work.threads).map(|i| Worker::new(scratch, work, i, each)).collect::<io::Result<_>>()?;
     let outcome = std::thread::scope(|scope| {
@@ -44,7 +45,7 @@ pub fn run(scratch: &Path, work: &Work, report: &mut dyn FnMut(&str, Sample)) ->
                     if outcome.is_ok() {
                         outcome = worker.run(phase);
                     }
-                    // Reached also after an error: the others wait here.
+                    // A thread with an error must get here, too, because the others wait for it.
                     end.wait();
                 }
                 outcome
@@ -123,7 +124,7 @@ impl Worker {
                     self.buffer.clear();
                     File::open(path)?.read_to_end(&mut self.buffer)?;
                     if self.buffer != self.content {
-                        let text = format!("{}: what was read is not what was written", path.display());
+                        let text = format!("{}: the data read is not the data written", path.display());
                         return Err(io::Error::new(io::ErrorKind::InvalidData, text));
                     }
                 }

@@ -1,6 +1,6 @@
-//! A store in real files whose media a test damages: what every such test needs.
+//! A store in real files, for tests that damage its media.
 //!
-//! Needs /dev/fuse, and root or fusermount3. Every program runs under `timeout`; what is mounted is unmounted at the end, also
+//! Needs /dev/fuse, and root or fusermount3. Every program runs under `timeout`; every mount is undone at the end, also
 //! by a panic.
 
 use std::collections::BTreeMap;
@@ -45,13 +45,13 @@ impl Scene {
 
     pub fn run(&self, args: &[&str]) -> Output {
         let mut command = Command::new("timeout");
-        // Another build's program, to see what it makes of the same damage.
+        // `SHOAL` names the program of another build, to try the same damage with it.
         let program = std::env::var("SHOAL").unwrap_or_else(|_| env!("CARGO_BIN_EXE_shoal").into());
         command.arg("60").arg(program).args(args).stdin(Stdio::null());
         command.current_dir(self.dir.path()).output().unwrap()
     }
 
-    /// Runs a program that must exit with this code; what it wrote.
+    /// Runs a program that must exit with this code; returns its output.
     pub fn exits(&self, code: i32, args: &[&str]) -> String {
         let output = self.run(args);
         let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
@@ -81,7 +81,7 @@ impl Scene {
         fs::write(self.at("mnt").join(name), bytes).unwrap();
     }
 
-    /// What is mounted.
+    /// The tree under the mount point.
     pub fn tree(&self) -> Tree {
         read_tree(&self.at("mnt"))
     }
@@ -104,7 +104,7 @@ impl Scene {
         if generation(names[0]) > generation(names[1]) { (names[0], names[1]) } else { (names[1], names[0]) }
     }
 
-    /// Where these bytes lie in a file.
+    /// The offset of these bytes in a file.
     pub fn find(&self, name: &str, wanted: &[u8]) -> u64 {
         let bytes = fs::read(self.at(name)).unwrap();
         bytes.windows(wanted.len()).position(|found| found == wanted).expect("the bytes are there") as u64
@@ -117,7 +117,8 @@ impl Scene {
         file.write_all_at(&[byte[0] ^ 1], at).unwrap();
     }
 
-    /// Sums of the store's files, and of a region beside them: what must not change. The lock's holder is written into it.
+    /// Sums of the store's files and of a region beside them, which must not change. The lock is left out, because its
+    /// holder is written into it.
     pub fn sums(&self) -> BTreeMap<PathBuf, u32> {
         let mut sums = BTreeMap::new();
         let mut paths = vec![self.at("store"), self.at("region")];
@@ -140,7 +141,7 @@ impl Drop for Scene {
     }
 }
 
-/// What is below `top`; what cannot be read has the error for its contents.
+/// The tree below `top`; a file that cannot be read has the error as its contents.
 pub fn read_tree(top: &Path) -> Tree {
     let mut tree = Tree::new();
     let mut folders = vec![top.to_path_buf()];

@@ -1,7 +1,8 @@
 //! Every kind of damage that a store's files can have, done to the files of a real store.
 //!
-//! Rules: the same seed does the same damage; what a kind needs and the store lacks (a ring, bulk storage) makes it do nothing.
-//! With `sealed` the page sums of the image are right afterwards: the damage is one that a writer with a bug leaves.
+//! Rules: the same seed does the same damage; a kind does nothing if the store lacks the part it damages (a ring, bulk
+//! storage). With `sealed` the page sums of the image are right afterwards, as if a writer with a bug had done the
+//! damage.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -62,7 +63,7 @@ pub const KINDS: [Kind; 21] = [
     Kind::Description,
 ];
 
-/// Where things lie in the region: offsets of inode records.
+/// Places in the region: offsets of inode records.
 pub struct Targets {
     pub records: Vec<u64>,
 }
@@ -112,14 +113,14 @@ impl Medium<'_> {
         }
     }
 
-    /// A random piece that some inode has, as `pick` says.
+    /// A random piece of some inode, as chosen by `pick`.
     fn piece(&self, targets: &Targets, random: &mut Random, pick: impl Fn(&Inode) -> SlotRef) -> Option<SlotRef> {
         let inodes = targets.records.iter().filter_map(|&at| self.inode(at));
         let pieces: Vec<SlotRef> = inodes.map(|inode| pick(&inode)).filter(|piece| !piece.is_none()).collect();
         pieces.get(random.index(pieces.len())).copied()
     }
 
-    /// A page that holds anything, not the first two.
+    /// A random page with data, other than the first two.
     fn page(&self, random: &mut Random) -> u64 {
         let ring = self.superblock.ring / PAGE..(self.superblock.ring + self.superblock.ring_bytes) / PAGE;
         let bytes = self.bytes(0, self.used as usize);
@@ -129,7 +130,7 @@ impl Medium<'_> {
     }
 }
 
-/// The files of a store, by their names in the scene: those that damage may befall.
+/// The files of a store that may be damaged, by their names in the scene.
 pub fn files(scene: &Scene) -> Vec<String> {
     let mut names: Vec<String> = ["region", "store/image.0", "store/image.1", "store/bulk", "store/shoal.json"]
         .into_iter()
@@ -168,7 +169,7 @@ fn media<'a>(scene: &'a Scene, random: &mut Random) -> Vec<Medium<'a>> {
     whole.into_iter().map(|(name, _)| medium(name, sealed)).collect()
 }
 
-/// Does the damage; what was done, in words.
+/// Does the damage; returns a description.
 pub fn damage(scene: &Scene, targets: &Targets, kind: Kind, seed: u64) -> String {
     let mut random = Random::new(seed);
     let names = files(scene);
@@ -242,11 +243,12 @@ pub fn damage(scene: &Scene, targets: &Targets, kind: Kind, seed: u64) -> String
     told.join("; ")
 }
 
-/// Damage to the bytes of a region; where it is.
+/// Damages the bytes of a region; returns the offset.
 fn one(medium: &Medium<'_>, targets: &Targets, kind: Kind, random: &mut Random) -> u64 {
     let superblock = medium.superblock;
-    let record = targets.records[random.index(targets.records.len())];
-    let hurt_piece = |piece: Option<SlotRef>, random: &mut Random| {
+    let record = targets.records[random.below(targets.records.len() as u64) as usize];
+    let hurt_piece = |pick: &dyn Fn(&Inode) -> SlotRef, random: &mut Random| {
+        let piece = medium.piece(targets, random, pick);
         let Some(piece) = piece.filter(|piece| piece.offset() + piece.capacity() <= medium.used) else { return 0 };
         medium.hurt(piece.offset(), piece.capacity().min(200), random);
         piece.offset()
@@ -263,22 +265,7 @@ fn one(medium: &Medium<'_>, targets: &Targets, kind: Kind, random: &mut Random) 
             ANCHOR_AT[0]
         }
         Kind::ForgedAnchor => {
-            for at in ANCHOR_AT {
-                let mut anchor = medium.bytes(at, 128);
-                if anchor[..8] == [0; 8] {
-                    continue;
-                }
-                let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
-                let (replay, used) = (word(&anchor[32..40]), word(&anchor[72..80]));
-                match random.below(3) {
-                    0 => anchor[72..80].copy_from_slice(&(used / 2).to_le_bytes()),
-                    1 => anchor[72..80].copy_from_slice(&superblock.region_bytes.to_le_bytes()),
-                    _ => anchor[32..40].copy_from_slice(&(replay + 4096).to_le_bytes()),
-                }
-                let crc = checksum(0, &anchor[..124]);
-                anchor[124..].copy_from_slice(&crc.to_le_bytes());
-                medium.write(at, &anchor);
-            }
+            forge_anchors(medium, random);
             ANCHOR_AT[0]
         }
         Kind::SegmentTable => {
@@ -291,42 +278,20 @@ fn one(medium: &Medium<'_>, targets: &Targets, kind: Kind, random: &mut Random) 
             record
         }
         Kind::ForgedRecord => {
-            let mut bytes = medium.bytes(record, INODE_RECORD);
-            let field = [0, 2, 3, 4, 16, 64, 72, 80, 88][random.below(9) as usize];
-            let from = targets.records[random.index(targets.records.len())];
-            let forged = match random.below(3) {
-                0 => medium.inode(from).map_or(7, |inode| inode.root.bits()),
-                1 => random.next_u64(),
-                _ => random.below(64),
-            };
-            let width = [1, 2, 4, 8][random.below(4) as usize].min(92 - field);
-            bytes[field..field + width].copy_from_slice(&forged.to_le_bytes()[..width]);
-            let crc = checksum(0, &bytes[..92]);
-            bytes[92..96].copy_from_slice(&crc.to_le_bytes());
-            medium.write(record, &bytes);
+            forge_record(medium, targets, record, random);
             record
         }
-        Kind::Directory => {
-            let piece = medium.piece(targets, random, |inode| if inode.is_dir() { inode.root } else { SlotRef::NONE });
-            hurt_piece(piece, random)
-        }
+        Kind::Directory => hurt_piece(&|inode| if inode.is_dir() { inode.root } else { SlotRef::NONE }, random),
         Kind::Extents => {
             use shoal_format::inode::Layout::{Chunked, Extents};
             let mapped = |inode: &Inode| matches!(inode.layout, Extents | Chunked);
-            let piece = medium.piece(targets, random, |inode| if mapped(inode) { inode.root } else { SlotRef::NONE });
-            hurt_piece(piece, random)
+            hurt_piece(&|inode| if mapped(inode) { inode.root } else { SlotRef::NONE }, random)
         }
-        Kind::Attributes => {
-            let piece = medium.piece(targets, random, |inode| inode.xattr);
-            hurt_piece(piece, random)
-        }
-        Kind::Data => {
-            let piece = medium.piece(targets, random, |inode| if inode.is_dir() { SlotRef::NONE } else { inode.root });
-            hurt_piece(piece, random)
-        }
+        Kind::Attributes => hurt_piece(&|inode| inode.xattr, random),
+        Kind::Data => hurt_piece(&|inode| if inode.is_dir() { SlotRef::NONE } else { inode.root }, random),
         Kind::Sums => {
             let at = superblock.region_bytes.next_multiple_of(PAGE) + medium.page(random) * 4;
-            // A region in place has none.
+            // A region in place has no sums.
             if medium.name != "region" {
                 medium.scene.open(medium.name).write_all_at(&[random.below(256) as u8], at).unwrap();
             }
@@ -350,4 +315,41 @@ fn one(medium: &Medium<'_>, targets: &Targets, kind: Kind, random: &mut Random) 
             page
         }
     }
+}
+
+/// Changes a field of every anchor that is there, and gives it a right checksum.
+fn forge_anchors(medium: &Medium<'_>, random: &mut Random) {
+    for at in ANCHOR_AT {
+        let mut anchor = medium.bytes(at, 128);
+        if anchor[..8] == [0; 8] {
+            continue;
+        }
+        let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().unwrap());
+        let (replay, used) = (word(&anchor[32..40]), word(&anchor[72..80]));
+        match random.below(3) {
+            0 => anchor[72..80].copy_from_slice(&(used / 2).to_le_bytes()),
+            1 => anchor[72..80].copy_from_slice(&medium.superblock.region_bytes.to_le_bytes()),
+            _ => anchor[32..40].copy_from_slice(&(replay + 4096).to_le_bytes()),
+        }
+        let crc = checksum(0, &anchor[..124]);
+        anchor[124..].copy_from_slice(&crc.to_le_bytes());
+        medium.write(at, &anchor);
+    }
+}
+
+/// Changes a field of the inode record at `record`, and gives it a right checksum.
+fn forge_record(medium: &Medium<'_>, targets: &Targets, record: u64, random: &mut Random) {
+    let mut bytes = medium.bytes(record, INODE_RECORD);
+    let field = [0, 2, 3, 4, 16, 64, 72, 80, 88][random.below(9) as usize];
+    let from = targets.records[random.below(targets.records.len() as u64) as usize];
+    let forged = match random.below(3) {
+        0 => medium.inode(from).map_or(7, |inode| inode.root.bits()),
+        1 => random.next_u64(),
+        _ => random.below(64),
+    };
+    let width = [1, 2, 4, 8][random.below(4) as usize].min(92 - field);
+    bytes[field..field + width].copy_from_slice(&forged.to_le_bytes()[..width]);
+    let crc = checksum(0, &bytes[..92]);
+    bytes[92..96].copy_from_slice(&crc.to_le_bytes());
+    medium.write(record, &bytes);
 }

@@ -1,4 +1,4 @@
-//! The end of a daemon as a crash of its process.
+//! Kills a daemon, as a crash of its process would.
 //!
 //! Left out: the mount it leaves behind, which each test clears its own way.
 
@@ -15,7 +15,7 @@ pub fn kill_daemon(directory: &Path) {
     let pid = Pid::from_raw(text.lines().next().unwrap().parse().unwrap());
     kill(pid, Signal::SIGKILL).unwrap();
     let begin = Instant::now();
-    // It is no child of this process: its end is seen by its absence.
+    // The daemon is no child of this process, so its end shows by its absence.
     while kill(pid, None).is_ok() {
         assert!(begin.elapsed() < Duration::from_secs(30), "the daemon does not end");
         std::thread::sleep(Duration::from_millis(5));

@@ -1,6 +1,6 @@
-//! A real store in a directory that vanishes, its mount, and what is seen through it.
+//! A real store in a temporary directory, its mount, and the tree under the mount.
 //!
-//! Needs /dev/fuse; every program runs under `timeout`, and what is mounted is unmounted at the end.
+//! Needs /dev/fuse; every program runs under `timeout`, and every mount is undone at the end.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -76,7 +76,7 @@ impl Scene {
         std::os::unix::fs::symlink("d1/f1", mnt.join("link")).unwrap();
         let sparse = fs::File::create(mnt.join("sparse")).unwrap();
         sparse.write_all_at(b"far away", 300 << 20).unwrap();
-        // Room that was used and is not any more.
+        // Space that was used and is free again.
         fs::write(mnt.join("gone"), vec![9; 40 << 20]).unwrap();
         fs::remove_file(mnt.join("gone")).unwrap();
     }

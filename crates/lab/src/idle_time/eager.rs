@@ -1,12 +1,12 @@
 //! Eager writing: the Unix file system on a virtual-log disk, and a virtual-log file system with NVRAM.
 //!
-//! Owns: [`EagerDevice`], what is needed of a virtual log; [`OnVirtualLog`], synchronous updates of an unchanged file system, each
-//! one command to the drive, which does the rest by itself; [`Buffered`], the file system the paper's authors only
+//! Owns: [`EagerDevice`], the operations needed of a virtual log; [`OnVirtualLog`], synchronous updates of an unchanged
+//! file system, each of which is one command to the drive; [`Buffered`], the file system the paper's authors only
 //! speculated about: a write buffer in persistent memory over the virtual log.
-//! Rules of [`Buffered`]: an update is accepted when it is in the buffer, and one that finds its block there replaces it. Blocks go
-//! to the log in batches: in gaps, when one is older than the flush age, and when the buffer is full. A batch is of
-//! neighbours in the file, because neighbours share records of the map; batches go round the file, so that no block waits for
-//! ever. The compactor gets what is left of a gap. Every block is read and compared at the end.
+//! Rules of [`Buffered`]: an update is accepted when it is in the buffer, and one that finds its block there replaces
+//! it. Blocks go to the log in batches: in gaps, when one is older than the flush age, and when the buffer is full. A
+//! batch is of neighbours in the file, because neighbours share records of the map; batches go round the file, so that
+//! no block waits for ever. The compactor gets the rest of a gap. Every block is read and compared at the end.
 
 use super::system::{BLOCK_BYTES, Buffer, ModelError, Result, System, World};
 
@@ -15,7 +15,7 @@ pub trait EagerDevice: Send {
     /// Takes a block; it may wait in memory until the next flush.
     fn write(&mut self, block: u64, bytes: &[u8]) -> Result<()>;
 
-    /// All that was written is on the disk, with its map.
+    /// Brings everything written to the disk, with its map.
     fn flush(&mut self) -> Result<()>;
 
     fn read(&mut self, block: u64, out: &mut [u8]) -> Result<()>;
@@ -24,7 +24,7 @@ pub trait EagerDevice: Send {
     fn compact_step(&mut self) -> Result<bool>;
 }
 
-/// What each block should hold.
+/// The version that each block should hold.
 struct Versions(Vec<u32>);
 
 impl Versions {
@@ -63,12 +63,12 @@ fn fill(device: &mut dyn EagerDevice, versions: &mut Versions) -> Result<()> {
     device.flush()
 }
 
-/// Update in place by the host's lights; the drive places each block where its head is.
+/// The host updates blocks in place; the drive puts each block where its head is.
 pub struct OnVirtualLog {
     world: World,
     device: Box<dyn EagerDevice>,
     versions: Versions,
-    /// What a step of the compactor takes, a moving average (ns).
+    /// Time of a step of the compactor, a moving average (ns).
     step_ns: u64,
 }
 
@@ -115,7 +115,7 @@ impl System for OnVirtualLog {
 pub struct Policy {
     /// Blocks written as one command, at most.
     pub batch: usize,
-    /// A block older than this is written, whatever comes (ns).
+    /// A block older than this is written in any case (ns).
     pub age_ns: u64,
     /// A pause this long is a gap (ns).
     pub gap_ns: u64,
@@ -138,7 +138,7 @@ pub struct Buffered {
     cursor: u64,
     /// When each block was dirtied first (ns).
     since_ns: Vec<u64>,
-    /// The longest so far: a batch of one block, and each further block (ns).
+    /// The longest times so far, of a batch of one block and of each further block (ns).
     first_ns: u64,
     further_ns: u64,
     step_ns: u64,
@@ -149,7 +149,7 @@ impl Buffered {
         let mut versions = Versions(vec![0; world.live as usize]);
         fill(&mut *device, &mut versions)?;
         let drive = world.disk.drive();
-        // Until they were seen: two turns for a block and its record, half a turn for each further block.
+        // Before any measurement: two turns for a block and its record, half a turn for each further block.
         let (first_ns, further_ns) = (drive.overhead_ns + 2 * drive.revolution_ns, drive.revolution_ns / 2);
         Ok(Buffered {
             buffer: Buffer::new(&world),
@@ -184,7 +184,7 @@ impl Buffered {
         Ok(())
     }
 
-    /// How many blocks fit into so much time, as far as is known.
+    /// How many blocks can be written in `left_ns`, by the times so far.
     fn fit(&self, left_ns: u64) -> usize {
         match left_ns.checked_sub(self.first_ns) {
             Some(spare_ns) => 1 + (spare_ns / self.further_ns.max(1)) as usize,

@@ -1,14 +1,15 @@
 //! The paper's figures 10 and 11, latency against utilisation, and the paper's claims, from the runs.
 //!
-//! Owns: what is told in which table and plot, and what counts as a claim shown. The excerpt of the paper has no figures in
-//! numbers, only the shape of its curves: verdicts are on shapes, by the measures named beside them. Times are simulated.
+//! Owns: the tables and plots, and the conditions under which a claim counts as shown. The excerpt of the paper gives
+//! only the shape of its curves and no numbers, so verdicts are on shapes, by the measures named beside them. Times are
+//! simulated.
 
 use super::lfs::First;
 use super::points::{DiskKind, Kind, Point, Setup};
 use super::{FULL_SPEED_BURST_KB, UTILISATION};
 use crate::report::{Cell, Comparison, Plot, Series, Style, Table};
 
-/// What was run.
+/// The parameters of the runs.
 pub struct Curve<'a> {
     pub disks: &'a [DiskKind],
     /// All in ascending order.
@@ -38,9 +39,9 @@ impl Measured {
     }
 }
 
-/// A latency within this of another counts as not above it: what seeds differ by where nothing else does.
+/// A latency up to this many times another counts as not above it; seeds alone make such a difference.
 const SAME: f64 = 1.02;
-/// At memory speed: at most so many times what accepting takes.
+/// A latency up to this many times the time to accept an update counts as memory speed.
 const AT_MEMORY_SPEED: f64 = 1.05;
 
 struct Runs<'a> {
@@ -69,6 +70,15 @@ impl Runs<'_> {
         let at = |&idle_ms: &u32| Some((idle_ms, self.idle(kind, burst_kb, idle_ms)?));
         curve.idle_ms.iter().filter_map(at).collect()
     }
+
+    /// A claim about this disk.
+    fn claim(&self, text: &str) -> String {
+        format!("{}: {text}", self.disk.name())
+    }
+}
+
+fn seconds(idle_ms: Option<u32>) -> Option<f64> {
+    idle_ms.map(|ms| f64::from(ms) / 1e3)
 }
 
 fn number(value: Option<f64>, decimals: usize) -> Cell {
@@ -133,113 +143,127 @@ fn comparison(curve: &Curve, setup: &Setup, all: &[Measured]) -> Table {
     let memory_ms = setup.accept_ns as f64 / 1e6 * AT_MEMORY_SPEED;
     for &disk in curve.disks {
         let runs = Runs { disk, all };
-        let of = |text: &str| format!("{}: {text}", disk.name());
-        let seconds = |idle_ms: Option<u32>| idle_ms.map(|ms| f64::from(ms) / 1e3);
-
-        // Bursts of at most a segment.
-        let small: Vec<u32> = curve.bursts_kb.iter().copied().filter(|burst| *burst <= 512).collect();
-        let reached = |kind: Kind| -> Vec<Option<u32>> {
-            small.iter().map(|&burst| first_below(&runs.line(curve, kind, burst), memory_ms)).collect()
-        };
-        let lfs_reached = reached(Kind::Lfs);
-        let text: Vec<String> =
-            lfs_reached.iter().map(|ms| seconds(*ms).map_or("never".into(), |s| format!("{s}"))).collect();
-        let same = lfs_reached.iter().all(|ms| ms.is_some() && *ms == lfs_reached[0]);
-        claims.push(
-            of("figure 10: bursts within a segment reach memory speed at the same pause (point D)"),
-            "coincide".into(),
-            Cell::Text(text.join(", ")),
-            "s idle",
-            shown((small.len() > 1).then_some(same)),
-        );
-
-        // How the curves fall.
-        let steps = |kind: Kind| -> Vec<f64> {
-            curve.bursts_kb.iter().filter_map(|&burst| greatest_step(&runs.line(curve, kind, burst))).collect()
-        };
-        let mean = |values: &[f64]| (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64);
-        let (lfs_step, vld_step) = (mean(&steps(Kind::Lfs)), mean(&steps(Kind::UfsVld)));
-        claims.push(
-            of("figure 10: LFS falls in steps: greatest step of a curve, share of its fall, mean"),
-            "steps".into(),
-            number(lfs_step.map(|share| share * 100.0), 0),
-            "%",
-            shown(lfs_step.map(|share| share >= 0.5)),
-        );
-        claims.push(
-            of("figure 11: VLD falls smoothly: the same"),
-            "a continuum".into(),
-            number(vld_step.map(|share| share * 100.0), 0),
-            "%",
-            shown(lfs_step.zip(vld_step).map(|(lfs, vld)| vld < lfs)),
-        );
-        let first_gain = |kind: Kind, burst: u32| {
-            let line = runs.line(curve, kind, burst);
-            let limit = line.first().map(|(_, at_0)| at_0 * 0.95);
-            limit.and_then(|limit| first_below(&line, limit))
-        };
-        let burst = curve.bursts_kb.iter().copied().find(|burst| *burst >= 512).unwrap_or(curve.bursts_kb[0]);
-        let (lfs, vld) = (first_gain(Kind::Lfs, burst), first_gain(Kind::UfsVld, burst));
-        for (kind, gain) in [(Kind::Lfs, lfs), (Kind::UfsVld, vld)] {
-            let verdict = if kind == Kind::Lfs { "" } else { shown(lfs.zip(vld).map(|(lfs, vld)| vld < lfs)) };
-            claims.push(
-                of(&format!("shortest pause that gains {} 5%, bursts of {burst} KB", kind.name())),
-                if kind == Kind::Lfs { "long".into() } else { "much shorter".into() },
-                number(seconds(gain), 2),
-                "s idle",
-                verdict,
-            );
-        }
-        let longest = *curve.idle_ms.last().unwrap_or(&0);
-        for (kind, paper) in [(Kind::Lfs, "memory speed"), (Kind::UfsVld, "limited by the disk")] {
-            let limit = curve.bursts_kb.iter().filter_map(|&burst| runs.idle(kind, burst, longest)).reduce(f64::max);
-            claims.push(
-                of(&format!("{} with {} s of idle time, worst burst", kind.name(), f64::from(longest) / 1e3)),
-                paper.into(),
-                number(limit, 3),
-                "ms",
-                shown(limit.map(|ms| (ms <= memory_ms) == (kind == Kind::Lfs))),
-            );
-        }
-
-        let (mut points, mut above, mut worst) = (0, 0, 0.0f64);
-        for &burst in curve.bursts_kb {
-            for &idle_ms in curve.idle_ms {
-                let others =
-                    [Kind::Ufs, Kind::Lfs, Kind::UfsVld].iter().filter_map(|&kind| runs.idle(kind, burst, idle_ms));
-                if let (Some(ours), Some(best)) = (runs.idle(Kind::Vlfs, burst, idle_ms), others.reduce(f64::min)) {
-                    points += 1;
-                    above += u32::from(ours > best * SAME);
-                    worst = worst.max(ours / best);
-                }
-            }
-        }
-        claims.push(
-            of(&format!("VLFS+NVRAM above the best of the others, points of {points}")),
-            "speculation".into(),
-            Cell::Count(above.into()),
-            "points",
-            shown((points > 0).then_some(above == 0)),
-        );
-        claims.push(of("- its worst ratio to the best of the others"), Cell::Empty, number(Some(worst), 3), "", "");
-
-        for (kind, paper) in [(Kind::UfsVld, "about 10"), (Kind::Vlfs, "")] {
-            let ratio = runs.full_speed(Kind::Ufs, UTILISATION).zip(runs.full_speed(kind, UTILISATION));
-            let ratio = ratio.map(|(in_place, eager)| in_place / eager);
-            let verdict = if paper.is_empty() { "" } else { shown(ratio.map(|ratio| ratio >= 7.0)) };
-            claims.push(
-                of(&format!("update in place over {}, 80% full, no idle time", kind.name())),
-                if paper.is_empty() { Cell::Empty } else { paper.into() },
-                number(ratio, 2),
-                "times",
-                verdict,
-            );
-        }
+        memory_speed_claim(curve, &runs, memory_ms, &mut claims);
+        fall_claims(curve, &runs, &mut claims);
+        gain_claims(curve, &runs, memory_ms, &mut claims);
+        buffered_claims(curve, &runs, &mut claims);
+        full_speed_claims(&runs, &mut claims);
     }
     claims.into_table()
 }
 
-/// By how much seeds differ.
+/// Where LFS reaches memory speed, for bursts of at most a segment.
+fn memory_speed_claim(curve: &Curve, runs: &Runs, memory_ms: f64, claims: &mut Comparison) {
+    let small: Vec<u32> = curve.bursts_kb.iter().copied().filter(|burst| *burst <= 512).collect();
+    let reached = small.iter().map(|&burst| first_below(&runs.line(curve, Kind::Lfs, burst), memory_ms));
+    let reached: Vec<Option<u32>> = reached.collect();
+    let text: Vec<String> = reached.iter().map(|ms| seconds(*ms).map_or("never".into(), |s| format!("{s}"))).collect();
+    let same = reached.iter().all(|ms| ms.is_some() && *ms == reached[0]);
+    claims.push(
+        runs.claim("figure 10: bursts within a segment reach memory speed at the same pause (point D)"),
+        "coincide".into(),
+        Cell::Text(text.join(", ")),
+        "s idle",
+        shown((small.len() > 1).then_some(same)),
+    );
+}
+
+/// How the curves fall: in steps, or smoothly.
+fn fall_claims(curve: &Curve, runs: &Runs, claims: &mut Comparison) {
+    let steps = |kind: Kind| -> Vec<f64> {
+        curve.bursts_kb.iter().filter_map(|&burst| greatest_step(&runs.line(curve, kind, burst))).collect()
+    };
+    let mean = |values: &[f64]| (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64);
+    let (lfs_step, vld_step) = (mean(&steps(Kind::Lfs)), mean(&steps(Kind::UfsVld)));
+    claims.push(
+        runs.claim("figure 10: LFS falls in steps: greatest step of a curve, share of its fall, mean"),
+        "steps".into(),
+        number(lfs_step.map(|share| share * 100.0), 0),
+        "%",
+        shown(lfs_step.map(|share| share >= 0.5)),
+    );
+    claims.push(
+        runs.claim("figure 11: VLD falls smoothly: the same"),
+        "a continuum".into(),
+        number(vld_step.map(|share| share * 100.0), 0),
+        "%",
+        shown(lfs_step.zip(vld_step).map(|(lfs, vld)| vld < lfs)),
+    );
+}
+
+/// The shortest pause with any gain, and the gain of the longest one.
+fn gain_claims(curve: &Curve, runs: &Runs, memory_ms: f64, claims: &mut Comparison) {
+    let first_gain = |kind: Kind, burst: u32| {
+        let line = runs.line(curve, kind, burst);
+        let limit = line.first().map(|(_, at_0)| at_0 * 0.95);
+        limit.and_then(|limit| first_below(&line, limit))
+    };
+    let burst = curve.bursts_kb.iter().copied().find(|burst| *burst >= 512).unwrap_or(curve.bursts_kb[0]);
+    let (lfs, vld) = (first_gain(Kind::Lfs, burst), first_gain(Kind::UfsVld, burst));
+    for (kind, gain) in [(Kind::Lfs, lfs), (Kind::UfsVld, vld)] {
+        let verdict = if kind == Kind::Lfs { "" } else { shown(lfs.zip(vld).map(|(lfs, vld)| vld < lfs)) };
+        claims.push(
+            runs.claim(&format!("shortest pause that gains {} 5%, bursts of {burst} KB", kind.name())),
+            if kind == Kind::Lfs { "long".into() } else { "much shorter".into() },
+            number(seconds(gain), 2),
+            "s idle",
+            verdict,
+        );
+    }
+    let longest = *curve.idle_ms.last().unwrap_or(&0);
+    for (kind, paper) in [(Kind::Lfs, "memory speed"), (Kind::UfsVld, "limited by the disk")] {
+        let limit = curve.bursts_kb.iter().filter_map(|&burst| runs.idle(kind, burst, longest)).reduce(f64::max);
+        claims.push(
+            runs.claim(&format!("{} with {} s of idle time, worst burst", kind.name(), f64::from(longest) / 1e3)),
+            paper.into(),
+            number(limit, 3),
+            "ms",
+            shown(limit.map(|ms| (ms <= memory_ms) == (kind == Kind::Lfs))),
+        );
+    }
+}
+
+/// VLFS with NVRAM against the best of the others, point by point.
+fn buffered_claims(curve: &Curve, runs: &Runs, claims: &mut Comparison) {
+    let (mut points, mut above, mut worst) = (0, 0, 0.0f64);
+    for &burst in curve.bursts_kb {
+        for &idle_ms in curve.idle_ms {
+            let others =
+                [Kind::Ufs, Kind::Lfs, Kind::UfsVld].iter().filter_map(|&kind| runs.idle(kind, burst, idle_ms));
+            if let (Some(ours), Some(best)) = (runs.idle(Kind::Vlfs, burst, idle_ms), others.reduce(f64::min)) {
+                points += 1;
+                above += u32::from(ours > best * SAME);
+                worst = worst.max(ours / best);
+            }
+        }
+    }
+    claims.push(
+        runs.claim(&format!("VLFS+NVRAM above the best of the others, points of {points}")),
+        "speculation".into(),
+        Cell::Count(above.into()),
+        "points",
+        shown((points > 0).then_some(above == 0)),
+    );
+    claims.push(runs.claim("- its worst ratio to the best of the others"), Cell::Empty, number(Some(worst), 3), "", "");
+}
+
+/// Update in place against eager writing, without idle time.
+fn full_speed_claims(runs: &Runs, claims: &mut Comparison) {
+    for (kind, paper) in [(Kind::UfsVld, "about 10"), (Kind::Vlfs, "")] {
+        let ratio = runs.full_speed(Kind::Ufs, UTILISATION).zip(runs.full_speed(kind, UTILISATION));
+        let ratio = ratio.map(|(in_place, eager)| in_place / eager);
+        let verdict = if paper.is_empty() { "" } else { shown(ratio.map(|ratio| ratio >= 7.0)) };
+        claims.push(
+            runs.claim(&format!("update in place over {}, 80% full, no idle time", kind.name())),
+            if paper.is_empty() { Cell::Empty } else { paper.into() },
+            number(ratio, 2),
+            "times",
+            verdict,
+        );
+    }
+}
+
+/// The spread over seeds.
 fn spread(curve: &Curve, all: &[Measured]) -> Table {
     let title = "Spread over seeds: (highest - lowest) / mean of a point (%), simulated time";
     let mut table = Table::new("spread", title, &["disk", "system", "points", "median", "worst", "worst point"]);

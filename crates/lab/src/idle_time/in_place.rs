@@ -1,8 +1,8 @@
 //! Update in place, as the Unix file system does it: a block has one place for life.
 //!
 //! Owns: [`InPlace`], synchronous, where an update is accepted when it is on the disk, and [`Delayed`], where it is
-//! accepted when it is in memory. The file lies in one piece from the disk's first block on. Memory is volatile: what
-//! `Delayed` has accepted a power loss may take, so its figures are shown but compared with nothing.
+//! accepted when it is in memory. The file lies in one piece from the disk's first block on. Memory is volatile, so a
+//! power loss may take updates that `Delayed` has accepted; its figures are shown but compared with nothing.
 
 use shoal_media::block;
 

@@ -1,12 +1,13 @@
 //! A log-structured file system with a write buffer in NVRAM and a cleaner that works in gaps.
 //!
-//! Owns: [`Lfs`]: segments of 0.5 MB, written whole in one request; the buffer of 6.1 MB; the cleaner. What the paper leaves
-//! open is decided in favour of this model: a block in the buffer makes its copy on the disk dead at once; the map and
-//! segment summaries cost nothing; the cleaner collects live blocks in NVRAM of its own, one segment of it, and writes
-//! them when that is full; it reads a segment in one request and takes the one with the fewest live blocks.
-//! Rules: a segment is written when at least 75% of it can be filled, and then counts as full. When the buffer is full all of
-//! it goes to the disk, cleaning where segments run out. In a gap a segment is cleaned, or written, only if that fits:
-//! segments are not cleaned in part. Which of both comes first is an option, see [`First`].
+//! Owns: [`Lfs`]: segments of 0.5 MB, written whole in one request; the buffer of 6.1 MB; the cleaner. Where the paper
+//! leaves something open, this model gets the better choice: a block in the buffer makes its copy on the disk dead at
+//! once; the map and segment summaries cost nothing; the cleaner collects live blocks in NVRAM of its own, one segment
+//! of it, and writes them when that is full; it reads a segment in one request and takes the one with the fewest live
+//! blocks.
+//! Rules: a segment is written when at least 75% of it can be filled, and then counts as full. When the buffer is full
+//! all of it goes to the disk, with cleaning when segments run out. In a gap a segment is cleaned or written only if
+//! that fits, never in part. Which of the two comes first is an option, see [`First`].
 
 use shoal_media::block;
 
@@ -28,7 +29,7 @@ enum Place {
 
 #[derive(Clone, Debug, Default)]
 struct Segment {
-    /// Blocks as they were written; those that are elsewhere now are dead. Empty: free.
+    /// Blocks as they were written; blocks that are elsewhere now are dead. Empty for a free segment.
     blocks: Vec<u64>,
     live: usize,
 }
@@ -43,7 +44,7 @@ pub enum First {
     Clean,
 }
 
-/// What the cleaner and the buffer have done.
+/// Counters of the cleaner and the buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub cleaned: u64,
@@ -60,7 +61,7 @@ pub struct Lfs {
     /// Live blocks of cleaned segments.
     cleaner: Vec<u64>,
     counts: Counts,
-    /// The longest so far, reading a segment and writing one (ns).
+    /// The longest times so far, of reading a segment and of writing one (ns).
     longest_read_ns: u64,
     longest_write_ns: u64,
 }
@@ -101,7 +102,7 @@ impl Lfs {
         }
     }
 
-    /// A block's former place holds it no longer.
+    /// Makes the former copy of a block dead.
     fn forget(&mut self, block: u64) {
         match self.places[block as usize] {
             Place::Buffer => {}
@@ -169,7 +170,7 @@ impl Lfs {
         self.write(&blocks)
     }
 
-    /// What cleaning a segment takes, as far as is known (ns).
+    /// Time to clean a segment, by the times so far (ns).
     fn cleaning_ns(&self, victim: usize) -> u64 {
         let writes = self.cleaner.len() + self.segments[victim].live >= SEGMENT_BLOCKS;
         self.longest_read_ns + if writes { self.longest_write_ns } else { 0 }
@@ -203,7 +204,7 @@ impl System for Lfs {
         loop {
             let left_ns = self.world.left_ns(until_ns);
             let is_due = self.buffer.len() >= WRITTEN_FROM && self.empties() > RESERVE;
-            // An empty segment more can be had: what is left over fits into the cleaner.
+            // Another segment can be emptied: the remaining live blocks fit into the cleaner.
             let victim = self.victim().filter(|_| self.dead() > self.cleaner.len());
             let cleans = match self.first {
                 First::Write => !(is_due && left_ns >= self.longest_write_ns),
@@ -211,7 +212,7 @@ impl System for Lfs {
             };
             match victim {
                 Some(victim) if cleans && left_ns >= self.cleaning_ns(victim).max(1) => self.clean(victim)?,
-                // What there is to clean does not fit, or is not wanted now.
+                // Cleaning does not fit into the gap, or is not wanted now.
                 Some(_) if cleans => return Ok(()),
                 _ if is_due && left_ns >= self.longest_write_ns => self.flush()?,
                 _ => return Ok(()),

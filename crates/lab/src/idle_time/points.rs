@@ -1,8 +1,9 @@
-//! Which systems are run on which disks, and running them.
+//! The runs: systems, disks and workload.
 //!
 //! Owns: [`Kind`], a system to compare; [`Point`], one run of it: disk, how full, burst, pause, seed; the workload.
-//! Rules: a run warms up with the very bursts and pauses that are measured after; a latency is the time from when a burst was due
-//! until its last update was accepted, divided by its updates; work that runs over its gap makes the next burst late, and counts.
+//! Rules: a run warms up with the bursts and pauses that are measured afterwards; a latency is the time from the moment
+//! a burst was due until its last update was accepted, divided by the number of updates; work that runs over its gap
+//! delays the next burst, and so counts.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,9 +17,9 @@ use super::lfs::{First, Lfs};
 use super::system::{BLOCK_BYTES, Result, System, World};
 use super::vlog::InDrive;
 
-/// Fillings of the buffer that are measured, at least: a part of one says nothing about the whole.
+/// Least number of buffer fillings measured, since a part of a filling does not represent the whole.
 const FILLINGS_MIN: u64 = 4;
-/// Bursts that are measured, at least.
+/// Least number of bursts measured.
 const BURSTS_MIN: u64 = 8;
 
 /// The systems.
@@ -70,7 +71,7 @@ impl DiskKind {
         }
     }
 
-    /// As part of names of tables and files.
+    /// The name in tables and file names.
     pub fn name(self) -> &'static str {
         match self {
             DiskKind::Hp97560 => "hp97560",
@@ -80,7 +81,7 @@ impl DiskKind {
     }
 }
 
-/// What all runs have in common.
+/// Parameters shared by all runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub buffer_bytes: u64,
@@ -114,7 +115,7 @@ impl fmt::Display for Point {
     }
 }
 
-/// What a run found.
+/// The result of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Figures {
     /// Mean of all updates (ms, simulated).
@@ -133,7 +134,7 @@ fn system(setup: &Setup, point: &Point, world: &World) -> Result<Box<dyn System>
     })
 }
 
-/// A new disk of which so much is live.
+/// A new disk with this share of live blocks (percent).
 pub(super) fn world(disk: DiskKind, utilisation: u32, buffer_bytes: u64, accept_ns: u64) -> World {
     let clock = Arc::new(SimClock::new(0));
     let disk = MechanicalDisk::new(disk.drive(), clock.clone());
@@ -146,7 +147,7 @@ pub(super) fn world(disk: DiskKind, utilisation: u32, buffer_bytes: u64, accept_
     }
 }
 
-/// Runs a point: warm-up, measurement, check of what is held.
+/// Runs a point: warm-up, measurement, comparison of all blocks.
 pub fn measure(setup: &Setup, point: &Point) -> Result<Figures> {
     let world = world(point.disk, point.utilisation, setup.buffer_bytes, setup.accept_ns);
     run(setup, point, &world, &mut *system(setup, point, &world)?)
@@ -221,7 +222,7 @@ mod tests {
         }
     }
 
-    /// Works half as long again as there is time.
+    /// Works for one and a half times the time it is given.
     struct Overrun(World);
 
     impl System for Overrun {

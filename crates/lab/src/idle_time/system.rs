@@ -1,9 +1,9 @@
-//! What is compared: file systems, reduced to what they do to a disk when a block is updated and when nothing is to do.
+//! The compared file systems, reduced to their use of the disk when a block is updated and when they are idle.
 //!
-//! Owns: [`System`], the world it runs in ([`World`]), and the write buffer that several have ([`Buffer`]). Rules: all time is the
-//! simulated clock's, and it passes in the disk's requests and in [`World::accept`] only. A system works in a gap as long as
-//! what it would begin fits in; if it runs over, the next burst waits for it. Left out: reads by programs, metadata,
-//! and everything a burst of updates of one file does not need.
+//! Owns: [`System`], the world it runs in ([`World`]), and the write buffer that several have ([`Buffer`]). Rules: all
+//! time is the simulated clock's, and it passes in the disk's requests and in [`World::accept`] only. A system works in
+//! a gap as long as the next step fits in; if it runs over, the next burst waits for it. Left out: reads by programs,
+//! metadata, and everything a burst of updates of one file does not need.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -36,10 +36,10 @@ pub trait System {
     /// Takes an update of a block of the file; returns when it is accepted.
     fn update(&mut self, block: u64) -> Result<()>;
 
-    /// Nothing comes until `until_ns` of the clock: works in the background, or returns early.
+    /// No update comes until `until_ns` of the clock: works in the background, or returns early.
     fn idle(&mut self, until_ns: u64) -> Result<()>;
 
-    /// Compares what the system holds with what was written.
+    /// Compares the system's blocks with the ones written.
     fn check(&mut self) -> Result<()>;
 }
 
@@ -48,11 +48,11 @@ pub trait System {
 pub struct World {
     pub clock: Arc<SimClock>,
     pub disk: MechanicalDisk,
-    /// Blocks of the file: what is live.
+    /// Blocks of the file, all of them live.
     pub live: u64,
     /// Blocks of a write buffer.
     pub buffer: usize,
-    /// Of the host for each update: system call and copy (ns).
+    /// Time of the host for each update: system call and copy (ns).
     pub accept_ns: u64,
 }
 

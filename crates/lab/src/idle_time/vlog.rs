@@ -1,8 +1,8 @@
 //! The virtual log that serves users, inside a simulated drive.
 //!
-//! Owns: [`shoal_vlog::VirtualLog`] over the drive's own view of its disk, with its head: requests of the log cost no command, the
-//! models pay for those of the host. Rules: the log has as many blocks as the file, and no more than the disk's records leave
-//! room for; what it reports is passed on, not judged.
+//! Owns: [`shoal_vlog::VirtualLog`] over the drive's own view of its disk, with its head: requests of the log cost no
+//! command, the models pay for those of the host. Rules: the log has as many blocks as the file, at most the number for
+//! which the disk's records leave room; its errors are passed on, not judged.
 
 use std::sync::Arc;
 

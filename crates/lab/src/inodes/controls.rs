@@ -1,6 +1,7 @@
-//! What general compressors make of all inodes of a tree at once, and of each by itself.
+//! General compressors on all inodes of a tree at once, and on each by itself.
 //!
-//! Owns: [`Controls`]. They bound what a code can reach, but one inode of such a file cannot be read without what is before it.
+//! Owns: [`Controls`]. They bound the length a code can reach, but an inode of such a file cannot be read without
+//! everything before it.
 
 use std::io::Write;
 
@@ -16,12 +17,12 @@ use crate::tree::{RAW, Tree};
 #[derive(Clone, Debug)]
 pub struct Controls {
     pub inodes: usize,
-    /// The 128 bytes of ext2, and whether they are from an image; else they are made from what `stat` says.
+    /// The 128 bytes of ext2, from the image or else made from the answer of `stat`: plain, by gzip, by bzip2.
     pub raw: [usize; 3],
     pub is_image: bool,
     /// The stripped records with times to the nanosecond: plain, by gzip, by bzip2.
     pub stripped: [usize; 3],
-    /// Those of one second, in the paper's 54 bytes.
+    /// The stripped records with times to the second, in the paper's 54 bytes.
     pub stripped_s: [usize; 3],
     /// Stripped records, each deflated by itself.
     pub each: usize,

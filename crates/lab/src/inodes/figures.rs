@@ -1,8 +1,8 @@
-//! The paper's tables and figures from what was measured.
+//! The paper's tables and figures from the measurements.
 //!
-//! Owns: table 3.1, figures 3.1 to 3.4, the parts of Shoal's blocks, and the paper's claims beside ours. Rules: every table says what is
-//! counted; "bytes an inode" are codes padded to whole bytes, without the length byte, pointers and the block's head, which have
-//! columns of their own.
+//! Owns: table 3.1, figures 3.1 to 3.4, the parts of Shoal's blocks, and the paper's claims beside ours. Rules: every
+//! table names the bytes it counts; "bytes an inode" are codes padded to whole bytes, without the length byte, pointers
+//! and the block's head, which have columns of their own.
 
 use std::collections::HashMap;
 
@@ -28,7 +28,7 @@ pub fn notes() -> Vec<String> {
         "times of 1 s: ctime, mtime and atime, as in ext2; of 1 ns: these and the time of birth",
         "all-or-nothing, huffman and gamma are the paper's, mixed takes the best of them for each field, hybrid is Shoal's",
         "the table of triplets is in the order of frequency; neighbours are sixteen successive inode numbers in use",
-        "no code is longer than the stripped record of 54 bytes and one byte: what would be is written so",
+        "no code is longer than the stripped record of 54 bytes and one byte: a longer one gives way to that form",
         "speed: millions of inodes a second, one thread, in memory, median (slowest-fastest); for the hybrid without the choice of a block's bases, which `blocks` has",
     ]
     .map(Into::into)
@@ -264,63 +264,17 @@ fn range(values: impl Iterator<Item = f64>, decimals: usize) -> (String, f64, f6
     (format!("{least:.decimals$}-{most:.decimals$}"), least, most)
 }
 
+/// The paper's compressors.
+const PAPERS: [&str; 3] = ["all-or-nothing", "huffman", "gamma"];
+
+fn shown(is: bool) -> &'static str {
+    if is { "shown" } else { "not shown" }
+}
+
 fn comparison(found: &Found) -> Table {
     let mut claims = Comparison::new("The paper beside ours");
-    let shown = |is: bool| if is { "shown" } else { "not shown" };
-    let paper: [&str; 3] = ["all-or-nothing", "huffman", "gamma"];
-    let of = |precision: Precision, tree: usize| paper.iter().filter_map(move |name| row(found, tree, precision, name));
-    let trees = 0..found.trees.len();
     for precision in PRECISIONS {
-        let times = precision_name(precision);
-        let best = trees.clone().map(|tree| of(precision, tree).map(|row| row.own.mean()).fold(f64::MAX, f64::min));
-        let (text, _, most) = range(best, 1);
-        let is_s = precision == Precision::Seconds;
-        let told = |text: &str| if is_s { Cell::from(text) } else { Cell::Empty };
-        let verdict = |is: bool| if is_s { shown(is) } else { "" };
-        claims.push(
-            format!("best of the paper's codes, own profile, times of {times}"),
-            told("14-19"),
-            text.into(),
-            "B",
-            verdict(most <= 19.0),
-        );
-        let worst = trees.clone().filter_map(|tree| {
-            of(precision, tree).filter_map(|row| Some(row.worst.as_ref()?.0.mean())).reduce(f64::max)
-        });
-        let (text, _, most) = range(worst, 1);
-        if !most.is_nan() {
-            claims.push(
-                format!("worst of the paper's codes, other profile, times of {times}"),
-                told("30-37"),
-                text.into(),
-                "B",
-                verdict(most <= 37.0),
-            );
-        }
-        let wins = trees.clone().filter(|tree| {
-            of(precision, *tree).min_by(|a, b| a.own.bytes.cmp(&b.own.bytes)).is_some_and(|row| row.name == "huffman")
-        });
-        let text = format!("{} of {}", wins.count(), found.trees.len());
-        claims.push(format!("Huffman is the shortest, times of {times}"), told("4 of 7"), text.into(), "trees", "");
-        let hybrid = |of: fn(&Row) -> Option<f64>| {
-            range(trees.clone().filter_map(|tree| of(row(found, tree, precision, "hybrid")?)), 1)
-        };
-        let (text, _, most) = hybrid(|row| Some(row.own.mean()));
-        let bound = if is_s { 16.0 } else { 20.0 };
-        let asked = format!("at most {bound} asked for");
-        claims.push(
-            format!("hybrid, own profile, times of {times}"),
-            asked.into(),
-            text.into(),
-            "B",
-            shown(most <= bound),
-        );
-        let (text, ..) = hybrid(|row| Some(row.built_in.as_ref()?.mean()));
-        claims.push(format!("hybrid, built-in profile, times of {times}"), Cell::Empty, text.into(), "B", "");
-        let (text, _, most) = hybrid(|row| Some(row.worst.as_ref()?.0.mean()));
-        if !most.is_nan() {
-            claims.push(format!("hybrid, worst other profile, times of {times}"), Cell::Empty, text.into(), "B", "");
-        }
+        length_claims(found, precision, &mut claims);
     }
     let all = found.rows.iter();
     let most = all.clone().flat_map(|row| [Some(&row.own), row.built_in.as_ref(), row.worst.as_ref().map(|of| &of.0)]);
@@ -336,6 +290,61 @@ fn comparison(found: &Found) -> Table {
     claims.push("raw inodes by gzip", "8 : 1".into(), gzip.0.into(), ": 1", shown(gzip.2 >= 8.0));
     let bzip2 = range(found.controls.iter().map(|of| of.raw[0] as f64 / of.raw[2] as f64), 1);
     claims.push("raw inodes by bzip2", "10 : 1".into(), bzip2.0.into(), ": 1", shown(bzip2.2 >= 10.0));
+    speed_claims(found, &mut claims);
+    claims.into_table()
+}
+
+/// Bytes of code at one precision: the paper's compressors and the hybrid, under each profile.
+fn length_claims(found: &Found, precision: Precision, claims: &mut Comparison) {
+    let of = |tree: usize| PAPERS.iter().filter_map(move |name| row(found, tree, precision, name));
+    let trees = 0..found.trees.len();
+    let times = precision_name(precision);
+    let best = trees.clone().map(|tree| of(tree).map(|row| row.own.mean()).fold(f64::MAX, f64::min));
+    let (text, _, most) = range(best, 1);
+    let is_s = precision == Precision::Seconds;
+    let told = |text: &str| if is_s { Cell::from(text) } else { Cell::Empty };
+    let verdict = |is: bool| if is_s { shown(is) } else { "" };
+    claims.push(
+        format!("best of the paper's codes, own profile, times of {times}"),
+        told("14-19"),
+        text.into(),
+        "B",
+        verdict(most <= 19.0),
+    );
+    let worst =
+        trees.clone().filter_map(|tree| of(tree).filter_map(|row| Some(row.worst.as_ref()?.0.mean())).reduce(f64::max));
+    let (text, _, most) = range(worst, 1);
+    if !most.is_nan() {
+        claims.push(
+            format!("worst of the paper's codes, other profile, times of {times}"),
+            told("30-37"),
+            text.into(),
+            "B",
+            verdict(most <= 37.0),
+        );
+    }
+    let wins = trees
+        .clone()
+        .filter(|tree| of(*tree).min_by(|a, b| a.own.bytes.cmp(&b.own.bytes)).is_some_and(|row| row.name == "huffman"));
+    let text = format!("{} of {}", wins.count(), found.trees.len());
+    claims.push(format!("Huffman is the shortest, times of {times}"), told("4 of 7"), text.into(), "trees", "");
+    let hybrid = |of: fn(&Row) -> Option<f64>| {
+        range(trees.clone().filter_map(|tree| of(row(found, tree, precision, "hybrid")?)), 1)
+    };
+    let (text, _, most) = hybrid(|row| Some(row.own.mean()));
+    let bound = if is_s { 16.0 } else { 20.0 };
+    let asked = format!("at most {bound} asked for");
+    claims.push(format!("hybrid, own profile, times of {times}"), asked.into(), text.into(), "B", shown(most <= bound));
+    let (text, ..) = hybrid(|row| Some(row.built_in.as_ref()?.mean()));
+    claims.push(format!("hybrid, built-in profile, times of {times}"), Cell::Empty, text.into(), "B", "");
+    let (text, _, most) = hybrid(|row| Some(row.worst.as_ref()?.0.mean()));
+    if !most.is_nan() {
+        claims.push(format!("hybrid, worst other profile, times of {times}"), Cell::Empty, text.into(), "B", "");
+    }
+}
+
+/// Inodes a second: the paper's compressors, and Shoal's whole blocks.
+fn speed_claims(found: &Found, claims: &mut Comparison) {
     let speeds = [("all-or-nothing", "0.80-0.95"), ("huffman", "0.27-0.60"), ("gamma", "0.48-0.60")];
     let rows = |name: &'static str| {
         found.rows.iter().filter(move |row| row.name == name && row.precision == Precision::Seconds)
@@ -344,7 +353,7 @@ fn comparison(found: &Found) -> Table {
         let (text, ..) = range(rows(name).map(|row| row.own_speed.encode[1]), 1);
         claims.push(format!("{name}, encode, times of 1 s"), told.into(), text.into(), "M/s", "");
     }
-    for name in ["all-or-nothing", "huffman", "gamma"] {
+    for name in PAPERS {
         let told = if name == "gamma" { Cell::from("2.2-2.7") } else { Cell::Empty };
         let (text, ..) = range(rows(name).map(|row| row.own_speed.decode[1]), 1);
         claims.push(format!("{name}, decode, times of 1 s"), told, text.into(), "M/s", "");
@@ -357,7 +366,6 @@ fn comparison(found: &Found) -> Table {
         let asked = format!("at least {bound} asked for");
         claims.push(format!("Shoal's blocks, whole, {what}"), asked.into(), text.into(), "M/s", shown(least >= bound));
     }
-    claims.into_table()
 }
 
 pub fn plots(found: &Found) -> Vec<Plot> {

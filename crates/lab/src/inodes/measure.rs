@@ -1,8 +1,8 @@
 //! Bytes, bits and speed of a compressor on a tree.
 //!
-//! Owns: [`Subject`], a tree at one precision, in blocks of sixteen with their bases. Rules: a code counts only if it decodes to its
-//! record; speed is measured on one thread over the whole tree, in memory, with the buffers allocated before, as the paper
-//! did, and is that of the thread's processor time. A run goes over the tree so often that it takes a fifth of a second.
+//! Owns: [`Subject`], a tree at one precision, in blocks of sixteen with their bases. Rules: a code counts only if it
+//! decodes to its record; speed is measured in processor time of one thread over the whole tree in memory, with the
+//! buffers allocated before, as in the paper. A run repeats the tree until it takes a fifth of a second.
 
 use std::hint::black_box;
 
@@ -55,9 +55,9 @@ pub struct Blocks {
     pub length: f64,
     pub head: f64,
     pub bases: f64,
-    /// The same under the better of the own and the built-in profile for each block.
+    /// Bytes an inode with the better of the own and the built-in profile for each block.
     pub with_built_in: f64,
-    /// Bytes an inode that references to the data add to codes, when each file was written after the one before.
+    /// Bytes an inode that references to the data add to codes, if each file was written after the one before.
     pub pointer: f64,
     /// Whole blocks, with their bases and checksums.
     pub speed: Speed,
@@ -73,7 +73,7 @@ pub struct Subject<'a> {
 
 const RUN_S: f64 = 0.2;
 
-/// Millions of `items` a second of something that handles them all: slowest, median, fastest.
+/// Millions of `items` a second, where `all` handles all of them: slowest, median, fastest.
 pub fn rate(items: usize, runs: u32, mut all: impl FnMut()) -> [f64; 3] {
     let begin = ProcessorTime::now();
     all();
@@ -144,7 +144,7 @@ impl<'a> Subject<'a> {
     }
 
     fn speed_of<C: Codec>(&self, codec: &C, runs: u32) -> Speed {
-        // One behind the other, as they would lie in memory.
+        // The codes lie one behind the other, as they would in memory.
         let (mut packed, mut lengths, mut code) = (vec![], vec![], Code::default());
         let encode = rate(self.records.len(), runs, || {
             packed.clear();

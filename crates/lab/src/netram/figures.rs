@@ -1,8 +1,7 @@
 //! The paper's figures 6 and 7 and its table 1, from the runs, with the paper's values beside ours.
 //!
-//! Owns: what is told in which table and plot, and the paper's numbers, each once. Times are simulated, and say so.
-//! Seconds cannot
-//! agree with the paper's, whose trace is another; what can is how policies compare: verdicts are on ratios only.
+//! Owns: the tables and plots, and the paper's numbers, each once. Times are simulated, and say so. Seconds cannot
+//! agree with the paper's, which come from another trace; ratios between policies can, so verdicts are on ratios only.
 
 use super::model::Pace;
 use super::points::{Figures, Room, Setup, Variant};
@@ -18,7 +17,7 @@ const CLEANING_SAVED: f64 = 30.0;
 /// Streams of the paper's adaptive policy in its figures.
 const STREAMS: u8 = 2;
 
-/// Where the runs took place.
+/// The circumstances of the runs.
 pub struct World<'a> {
     pub source: &'a str,
     pub device: Option<u32>,
@@ -160,7 +159,7 @@ fn comparison(world: &World, runs: &[Figures]) -> Table {
     claims.into_table()
 }
 
-/// All counters, for whoever asks why.
+/// All counters, to explain the figures.
 fn counts(runs: &[Figures]) -> Table {
     let title = "Runs: time by cause (seconds, simulated), messages, and blocks sent and moved";
     let mut table = Table::new(

@@ -1,11 +1,10 @@
 //! The engine of the network RAM disk under the model of a network.
 //!
-//! Owns: an event loop that carries out what the engine asks for, in simulated time: donors are arrays of bytes, every
-//! message goes over the client's one [`Link`], and what it cost is booked under what it was for.
-//! Rules: the engine is the one that serves users and knows nothing of the simulation; every read is compared with
-//! what was
-//! written last, so a figure from a run that lost data cannot come about; the same requests make the same run.
-//! Left out: donors that fail (tests of the engine), and the choice of what to run (`points`).
+//! Owns: an event loop that carries out the engine's requests in simulated time: donors are arrays of bytes, every
+//! message goes over the client's one [`Link`], and its cost is booked under its purpose.
+//! Rules: the engine is the one that serves users and knows nothing of the simulation; every read is compared with the
+//! last write, so a run that lost data gives no figure; the same requests make the same run.
+//! Left out: donors that fail (tests of the engine), and the choice of runs (`points`).
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -29,7 +28,7 @@ const FILL_BYTES: u64 = 8192;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pace {
-    /// When all that the one before caused is done
+    /// When all work of the one before is done
     BackToBack,
     /// At its time in the trace
     Trace,
@@ -53,7 +52,7 @@ pub enum ModelError {
     OutsideDonor { donor: DonorId, at: u64, len: u64, bytes: u64 },
 }
 
-/// What a run cost, in simulated time and in blocks.
+/// The cost of a run, in simulated time and in blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Time the client's link was transferring, by [`Purpose`] (ns, simulated).
@@ -101,7 +100,7 @@ pub struct Model {
     /// How often each block was written.
     versions: Vec<u32>,
     next_request: u64,
-    /// Requests in flight: ticket, what was asked, and the versions its blocks had then.
+    /// Requests in flight: ticket, request, and the versions of its blocks at submission.
     waiting: Vec<(u64, Request, Vec<u32>)>,
     busy_ns: [u64; 5],
 }
@@ -139,7 +138,7 @@ impl Model {
         self.engine.bytes()
     }
 
-    /// What has been spent since the disk was made.
+    /// The cost since the disk was made.
     pub fn cost(&self) -> Cost {
         Cost { busy_ns: self.busy_ns, messages: self.link.messages(), counts: self.engine.status().counts }
     }
@@ -210,7 +209,7 @@ impl Model {
         self.carry_out()
     }
 
-    /// Until the link is idle and every request is answered.
+    /// Runs until the link is idle and every request is answered.
     fn settle(&mut self) -> Result<(), ModelError> {
         let mut ticks = 0;
         loop {
@@ -228,7 +227,7 @@ impl Model {
         }
     }
 
-    /// Until it is `at_ns`. Of a long idle gap only the beginning gets its ticks.
+    /// Runs until `at_ns`. In a long idle gap only the beginning gets its ticks.
     fn wait_until(&mut self, at_ns: u64) -> Result<(), ModelError> {
         let mut ticks = 0;
         loop {
@@ -278,7 +277,7 @@ impl Model {
         Ok(())
     }
 
-    /// Puts on the link what the engine wants done, and takes what it has finished.
+    /// Puts the engine's requests on the link, and takes its completions.
     fn carry_out(&mut self) -> Result<(), ModelError> {
         for action in self.engine.actions() {
             match action {
@@ -304,7 +303,7 @@ impl Model {
         if at.checked_add(len).is_none_or(|end| end > bytes) {
             return Err(ModelError::OutsideDonor { donor, at, len, bytes });
         }
-        // A trim is a hint without data that nobody waits for: it travels with what is sent anyway.
+        // A trim is a hint without data, and no caller waits for it, so it travels with other messages.
         let at_ns = if what == What::Trim {
             self.link.idle_at(self.now_ns)
         } else {
@@ -343,7 +342,7 @@ impl Model {
     }
 }
 
-/// What block `block` holds in its `version`; version 0 was never written.
+/// The contents of `block` in its `version`; version 0 was never written.
 fn stamp(block: u64, version: u32, block_bytes: u64, out: &mut Vec<u8>) {
     let end = out.len() + block_bytes as usize;
     if version > 0 {

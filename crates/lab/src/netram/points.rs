@@ -1,8 +1,9 @@
-//! Which disks are run, how large their donors are, and running them side by side.
+//! The disks that are run, the size of their donors, and running them side by side.
 //!
-//! Owns: [`Variant`], a policy with its number of streams; [`Room`], how much the donors hold; one run of it ([`measure`]), and
-//! all of them ([`measure_all`]). Rules: extra space is what the storage donors hold beyond the disk, in percent of it, headers and
-//! parity not counted; before the figures begin the disk is filled, unless told otherwise.
+//! Owns: [`Variant`], a policy with its number of streams; [`Room`], how much the donors hold; one run of it
+//! ([`measure`]), and all of them ([`measure_all`]). Rules: extra space is the storage donors' space beyond the disk,
+//! in percent of the disk, without headers and parity; the disk is filled before the figures begin, unless an option
+//! says otherwise.
 
 use shoal_format::ram::{HEADER_SLOTS, SUPERBLOCK_BYTES, UnitHeader};
 use shoal_netram::{Config, Policy, Purpose};
@@ -12,7 +13,7 @@ use crate::network::Network;
 use crate::parallel;
 use crate::trace::Request;
 
-/// What the paper compares.
+/// A policy of the paper's comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variant {
     pub policy: Policy,
@@ -52,11 +53,11 @@ impl Variant {
 pub enum Room {
     /// Beyond the disk (percent of it).
     Extra(u32),
-    /// So much that nothing has to be cleaned.
+    /// Enough space that nothing has to be cleaned.
     Plenty,
 }
 
-/// What all runs have in common.
+/// Parameters shared by all runs.
 #[derive(Clone, Debug)]
 pub struct Setup<'a> {
     pub requests: &'a [Request],
@@ -72,9 +73,9 @@ pub struct Setup<'a> {
     pub fill: bool,
 }
 
-/// Times the disk that `Plenty` holds.
+/// Size of the donors under `Plenty`, as a multiple of the disk.
 const PLENTY: u64 = 4;
-/// Units of each donor beyond that, for what is being written.
+/// Further units of each donor, for data being written.
 const SLACK_UNITS: u64 = 64;
 
 impl Setup<'_> {
@@ -90,8 +91,7 @@ impl Setup<'_> {
             streams: variant.streams,
             dedicated_parity: is_striped,
             // Without parity and cache nothing binds blocks on several donors together. `Cached` collects as many
-            // blocks as
-            // the parity caches do: what is overwritten while it waits is saved by all of them alike.
+            // blocks as the parity caches do, so that all save the same number of overwritten blocks.
             width: if variant.policy == Policy::None { 1 } else { 0 },
             spare_percent: 0,
             bytes: Some(self.blocks * u64::from(self.block_bytes)),
@@ -100,7 +100,7 @@ impl Setup<'_> {
             victims: 1,
             timeout_ms: self.timeout_ms,
             patience_ms: Config::default().patience_ms,
-            // The paper has none; they would be traffic of their own.
+            // The paper has no checkpoints, which would add traffic.
             checkpoints: false,
             window_units: 0,
         };
@@ -126,7 +126,7 @@ impl Setup<'_> {
 pub struct Figures {
     pub variant: Variant,
     pub room: Room,
-    /// Simulated: all transfers, whatever for.
+    /// Simulated: all transfers, for any purpose.
     pub execution_s: f64,
     /// Simulated: transfers caused by cleaning.
     pub cleaning_s: f64,
@@ -182,7 +182,7 @@ pub fn measure(setup: &Setup, variant: Variant, room: Room) -> Result<Figures, M
 /// One run with its outcome.
 pub type Outcome = (Variant, Room, Result<Figures, ModelError>);
 
-/// Runs all, on so many threads; results in the order asked for.
+/// Runs all points on `threads` threads; results are in the order of the points.
 pub fn measure_all(setup: &Setup, points: &[(Variant, Room)], threads: usize) -> Vec<Outcome> {
     parallel::map(points, threads, |&(variant, room)| (variant, room, measure(setup, variant, room)))
 }

@@ -1,15 +1,15 @@
 //! A line plot as SVG.
 //!
 //! Owns: axes, colours, markers, legend. Lines are told apart by colour and by marker. The range of y begins at 0
-//! unless it is logarithmic: a plot that cuts its axis off makes small differences look large. On a logarithmic axis what is not
-//! above 0 has no place and is left out. Left out: other formats.
+//! unless it is logarithmic: a plot that cuts its axis off makes small differences look large. Values that are not
+//! above 0 have no place on a logarithmic axis and are left out. Left out: other formats.
 
 use plotters::prelude::*;
 
 use super::ReportError;
 
 const SIZE: (u32, u32) = (900, 560);
-/// Told apart also by those who see no red or no green (Okabe and Ito).
+/// Colours that colour-blind readers can tell apart (Okabe and Ito).
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 0, 0),
     RGBColor(230, 159, 0),

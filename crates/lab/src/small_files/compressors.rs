@@ -1,7 +1,8 @@
 //! The compressors of the study, each behind one trait.
 //!
-//! Owns: which there are, at which level, and what each needs beside its input. The paper has deflate, LZO and LZRW1; LZ4 and zstd
-//! are what one would take today. Rules: one call compresses one file by itself; buffers are allocated before.
+//! Owns: the list of compressors with their levels, and what each needs beside its input. The paper has deflate, LZO
+//! and LZRW1; LZ4 and zstd are today's choices. Rules: one call compresses one file by itself; buffers are allocated
+//! before.
 
 use std::io;
 
@@ -10,7 +11,7 @@ use zstd::bulk::{Compressor as ZstdCompressor, Decompressor as ZstdDecompressor}
 
 use super::lzrw1;
 
-/// What a compressor does with one file.
+/// A compressor of single files.
 pub trait Compressor {
     fn name(&self) -> &'static str;
     /// Fills `out` with the compressed form.

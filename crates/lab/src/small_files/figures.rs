@@ -1,8 +1,8 @@
-//! Table 4.1 and figures 4.1 to 4.3 from what was measured.
+//! Table 4.1 and figures 4.1 to 4.3 from the measurements.
 //!
-//! Owns: bins of equal width (512 bytes, as in the paper) and of equal count (as its readers asked for); means weighted by file and
-//! by byte; the paper's figures beside ours. Rules: a saving is what compression takes away; a remainder is what is left, as in
-//! the paper's figure 4.1.
+//! Owns: bins of equal width (512 bytes, as in the paper) and of equal count (as its readers asked for); means weighted
+//! by file and by byte; the paper's figures beside ours. Rules: a saving is the share that compression removes; a
+//! remainder is the share that is left, as in the paper's figure 4.1.
 
 use super::measure::{CLASS, CLASSES, Found, Measured, Sample};
 use crate::report::{Cell, Comparison, Plot, Series, Style, Table};
@@ -102,7 +102,7 @@ fn by_class(found: &Found) -> Table {
     table
 }
 
-/// What is left in percent of each bin, by a bin's files.
+/// The remainder of each bin (percent), as the mean of its files.
 fn remainder(lengths: &[usize], compressed: &[usize]) -> f64 {
     let sum: f64 = lengths.iter().zip(compressed).map(|(len, packed)| *packed as f64 / *len as f64).sum();
     sum / lengths.len() as f64 * 100.0

@@ -1,4 +1,4 @@
-//! Files in memory, and what each compressor makes of them.
+//! Files in memory, and their sizes and speeds under each compressor.
 //!
 //! Owns: [`Sample`], the files, in the order of their sizes; [`Found`], sizes of all files and speeds of classes of 512 bytes.
 //! Rules: a file that grows is kept as it is and counts with its own length; speeds are of the thread's processor time, so

@@ -1,8 +1,8 @@
 //! Traces as CSV: `seconds,read|write,offset_bytes,length_bytes`, with a line of column names.
 //!
-//! Owns: reading with errors that name line and byte, and writing what reads back the same. A fifth column `device` may
-//! follow. Times are written in seconds with nine digits. Left out: other units and orders of columns, which a line of
-//! any scripting language brings into this one.
+//! Owns: reading with errors that name line and byte, and writing files that read back the same. A fifth column
+//! `device` may follow. Times are written in seconds with nine digits. Left out: other units and orders of columns,
+//! which a line of any scripting language can convert.
 
 use std::io::{Read, Write};
 
@@ -66,7 +66,7 @@ fn decode(record: &csv::ByteRecord) -> Result<Request, String> {
     Ok(Request { time_ns: nanoseconds(text(0)?)?, kind, at: number(2, u64::MAX / 2)?, len, device })
 }
 
-/// Decimal seconds without the detour over floating point, so that what was written reads back the same.
+/// Reads decimal seconds without floating point, so that written times read back the same.
 fn nanoseconds(text: &str) -> Result<u64, String> {
     let wrong = || format!("seconds is {text:?}; expected decimal seconds up to {SECONDS_MAX}, at most nine decimals");
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
@@ -79,7 +79,7 @@ fn nanoseconds(text: &str) -> Result<u64, String> {
     Ok(seconds * 1_000_000_000 + fraction)
 }
 
-/// Writes what `read` reads; the device column only if a request has one.
+/// Writes the format of `read`; the device column only if a request has a device.
 pub fn write(requests: &[Request], output: impl Write) -> Result<(), TraceError> {
     let columns = if requests.iter().any(|request| request.device != 0) { 5 } else { 4 };
     let mut writer = csv::Writer::from_writer(output);

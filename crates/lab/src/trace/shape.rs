@@ -1,11 +1,10 @@
 //! From a trace to a disk of a chosen size.
 //!
-//! Owns: what a trace touches ([`Footprint`]), mapping it to a dense disk that has nothing else, and replaying it
-//! several
-//! times at different places of a larger disk. Blocks that were neighbours within a touched extent stay neighbours;
-//! between
-//! extents the gaps are closed, so that the last block of one and the first of the next become neighbours too.
-//! Rules: memory goes with the number of requests, not with their lengths or addresses.
+//! Owns: the blocks that a trace touches ([`Footprint`]), mapping them to a dense disk without any others, and
+//! replaying a trace several times at different places of a larger disk. Blocks that were neighbours within a touched
+//! extent stay neighbours; between extents the gaps are closed, so that the last block of one and the first of the next
+//! become neighbours too.
+//! Rules: memory grows with the number of requests, not with their lengths or addresses.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -67,8 +66,7 @@ fn blocks(request: &Request, block_bytes: u64) -> (u64, u64) {
 }
 
 /// `copies` replays of requests to a disk of `bytes`, each on its own part of a disk `copies` times as large, copy k
-/// later
-/// by k times `shift_ns`; in the order of time.
+/// later by k times `shift_ns`; in the order of time.
 pub fn replicate(requests: &[Request], bytes: u64, copies: u32, shift_ns: u64) -> Vec<Request> {
     let copy = |k: u64| {
         requests.iter().map(move |request| Request {
@@ -82,7 +80,7 @@ pub fn replicate(requests: &[Request], bytes: u64, copies: u32, shift_ns: u64) -
     all
 }
 
-/// What a trace does, in blocks.
+/// Properties of a trace, in blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Summary {
     pub requests: u64,
@@ -119,9 +117,8 @@ impl Summary {
     }
 }
 
-/// Share of the writes that begin where one of the last `streams` other streams of writes ended: what a policy that
-/// goes by
-/// consecutive addresses can make use of.
+/// Share of the writes that begin where one of the last `streams` other streams of writes ended. A policy that looks
+/// for consecutive addresses can use these.
 pub fn continuing(requests: &[Request], streams: usize) -> f64 {
     let mut ends: VecDeque<u64> = VecDeque::new();
     let (mut writes, mut continued) = (0u64, 0u64);

@@ -3,13 +3,11 @@
 //! Bytes: a text header up to and with the first form feed (0x0c), then records of 56 bytes, each fourteen big-endian
 //! u32: record size, record id, start time in seconds and microseconds since the start of the trace, queueing to start
 //! of service, service time (both in microseconds), length in bytes, sector, device, drive, cylinder, flags,
-//! information,
-//! queue length. A sector has 256 bytes; bit 0 of the flags is set for a read.
+//! information, queue length. A sector has 256 bytes; bit 0 of the flags is set for a read.
 //!
-//! Rules: one record in memory at a time beside the requests; the first byte that cannot be is named; records are
-//! sorted by time, stably, since devices may have been merged. Left out: service times and queue lengths, which
-//! belong to
-//! the disks of 1992.
+//! Rules: one record in memory at a time beside the requests; an error names the first impossible byte; records are
+//! sorted by time, stably, since devices may have been merged. Left out: service times and queue lengths, which belong
+//! to the disks of 1992.
 
 use std::io::{ErrorKind, Read};
 

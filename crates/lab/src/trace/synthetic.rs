@@ -1,16 +1,14 @@
 //! A workload from a seed: streams of consecutive writes, rewrites of hot places, reads.
 //!
-//! Owns: what the week of a workstation's disk looks like to a block device, roughly: several files written from front
-//! to back at the same time in requests of 1 to 8 KB, most of them again and again; metadata of one block rewritten
-//! here and
-//! there; reads. Same seed, same requests, on every machine. Not a model of any one trace: results from it are
-//! labelled as synthetic.
+//! Owns: a rough picture of a week of a workstation's disk: several files written from front to back at the same time
+//! in requests of 1 to 8 KB, most of them again and again; metadata of one block rewritten here and there; reads. Same
+//! seed, same requests, on every machine. Not a model of any one trace: results from it are labelled as synthetic.
 
 use shoal_sim::Random;
 
 use super::{Kind, Request};
 
-/// What to make.
+/// Parameters of the workload.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
     pub seed: u64,

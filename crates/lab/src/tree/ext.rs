@@ -1,8 +1,9 @@
 //! Inodes of ext2, ext3 and ext4, from the tables on the device.
 //!
-//! Owns: as much of the format as leads to the inodes: superblock, group descriptors, inode bitmaps and tables. Rules: the image is
-//! read only; every number from it is checked before it is used as a size or a place; a group that cannot be read is counted
-//! and left out. A mounted file system can be read as well: what its kernel has not written back yet is then as of before.
+//! Owns: the parts of the format that lead to the inodes: superblock, group descriptors, inode bitmaps and tables.
+//! Rules: the image is only read; every number from it is checked before it is used as a size or an offset; a group
+//! that cannot be read is counted and left out. A mounted file system can be read as well, without the changes that the
+//! kernel has not written back yet.
 //! Left out: checksums, the journal, and meta_bg, which is refused. Rejected: the crate ext4-view, which finds inodes by
 //! their paths and keeps raw fields, change times and unnamed inodes to itself.
 
@@ -12,9 +13,9 @@ use std::os::unix::fs::FileExt;
 
 use shoal_pack::Record;
 
-/// Groups that may be unreadable; with more the superblock speaks of another device.
+/// Most unreadable groups; beyond that the superblock is taken to belong to another device.
 const UNREAD_MAX: u64 = 1000;
-/// Bytes of an inode that all of the family have.
+/// Bytes of an inode that all file systems of the family have.
 pub const RAW: usize = 128;
 
 /// Why an image could not be read.
@@ -49,7 +50,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from(u16_at(bytes, at)) | u32::from(u16_at(bytes, at + 2)) << 16
 }
 
-/// What the superblock says about the tables.
+/// The superblock's description of the tables.
 struct Tables {
     inodes: u64,
     inodes_per_group: u64,
@@ -168,7 +169,7 @@ pub fn read(image: &File) -> Result<Found, ImageError> {
     Ok(found)
 }
 
-/// Flags that chattr(1) sets; the others tell how ext4 itself stores the file.
+/// Flags that chattr(1) sets; the others describe how ext4 stores the file.
 const FLAGS_OF_USERS: u32 = 0x0001_00ff;
 
 fn record_of(inode: &[u8]) -> Record {

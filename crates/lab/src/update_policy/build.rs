@@ -1,9 +1,10 @@
 //! A recorded build under the policies: sections 4.3 to 4.5 of the report.
 //!
-//! Owns: the replay of `data/build.csv`, the writes of a build of some of this workspace's own crates (`scripts/record-writes`), and tables
-//! 4 and 5 and figure 7 from it. Rules: the recording says when blocks are modified and files deleted; what is written when
-//! is the policies' doing. Only counts are replayed: neither disk nor processor are modelled, so there is no elapsed time. A line
-//! of the recording may stand for several writes in a row within a tenth of a second, which are taken as equally long.
+//! Owns: the replay of `data/build.csv`, the writes of a build of some of this workspace's own crates
+//! (`scripts/record-writes`), and tables 4 and 5 and figure 7 from it. Rules: the recording says when blocks are
+//! modified and files deleted; the policies decide what is written when. Only counts are replayed: neither disk nor
+//! processor is modelled, so there is no elapsed time. A line of the recording may stand for several writes in a row
+//! within a tenth of a second, which are taken as equally long.
 
 use std::collections::BTreeSet;
 use std::collections::HashMap;
@@ -22,7 +23,7 @@ const AIPU_30: Policy = Policy::ApproximateInterval { age_ns: 30 * S_NS, grain_n
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Event {
-    /// So many writes in a row that fill a range.
+    /// A number of consecutive writes that fill a range.
     Written {
         offset: u64,
         len: u64,
@@ -53,14 +54,14 @@ fn recording() -> Result<Vec<Recorded>, LabError> {
     RECORDED.lines().skip(1).map(|line| parse(line).ok_or_else(|| broken(line))).collect()
 }
 
-/// What a policy made of the recording.
+/// The result of a policy on the recording.
 pub struct Replayed {
     name: &'static str,
     is_delayed: bool,
     /// The report's figures: writes of table 4; blocks scanned, written, and modified while dirty, of table 5.
     paper: [Option<u64>; 4],
     counts: Counts,
-    /// Blocks written at once because they were filled, those not counted that were dirty already.
+    /// Blocks written at once because they were filled; blocks that were dirty already are not counted.
     at_once: u64,
     /// Blocks written at once, all of them.
     filled: u64,
@@ -79,7 +80,7 @@ impl Replayed {
         self.counts.chosen + self.filled
     }
 
-    /// Blocks in bursts of at most so many.
+    /// Blocks in bursts of at most `size` blocks.
     fn in_bursts_up_to(&self, size: u64) -> u64 {
         self.bursts[..self.bursts.partition_point(|burst| *burst <= size)].iter().sum()
     }
@@ -122,7 +123,7 @@ impl Replay {
             self.dirty.entry(file).or_default().insert(block);
             return;
         }
-        // Filled: written at once, together with what waited of it.
+        // A filled block is written at once, with its waiting data.
         self.filled += 1;
         self.at_once += u64::from(self.set.since_ns(block).is_none());
         self.set.discarded(block, now_ns);
@@ -237,7 +238,7 @@ pub fn tables(replayed: &[Replayed]) -> Vec<Table> {
     vec![table_4, table_5]
 }
 
-/// What the report says of its build.
+/// The report's claims about its build.
 pub fn claims(replayed: &[Replayed], claims: &mut Comparison) {
     let all =
         [("PU", false), ("PU", true), ("AIPU-1", true)].map(|(name, is_delayed)| find(replayed, name, is_delayed));

@@ -1,7 +1,8 @@
-//! The report's claims beside what the runs say.
+//! The report's claims beside the results of the runs.
 //!
-//! Owns: what counts as a claim shown. Rules: a verdict is the outcome of a comparison written beside it. "Near" is outside of what the
-//! text says and within the margin given here; a figure that the text does not tell has no verdict. Times are simulated.
+//! Owns: the conditions under which a claim counts as shown. Rules: a verdict is the outcome of a comparison written
+//! beside it. "Near" is outside the text's range and within the margin given here; a figure that the text does not give
+//! has no verdict. Times are simulated.
 
 use super::build;
 use super::figures::{histogram, least_ms, number};
@@ -17,7 +18,7 @@ fn shown(holds: bool) -> &'static str {
     if holds { "shown" } else { "not shown" }
 }
 
-/// A figure against the report's range, with what is still near it.
+/// A figure against the report's range; `near` is the margin that still counts as near.
 fn from_to(ours: f64, least: f64, most: f64, near: f64) -> &'static str {
     match ours {
         _ if (least..=most).contains(&ours) => "shown",
@@ -68,6 +69,59 @@ fn crossing_claims(crossings: &[Crossing], claims: &mut Comparison) {
     }
 }
 
+/// Claims about the responses of reads on one disk.
+fn disk_claims(found: &Found, disk: DiskModel, claims: &mut Comparison) {
+    let all = [PU_ASYNCHRONOUS, PU_DELAYED, AIPU_DELAYED].map(|config| found.of(disk, config));
+    let [Some(asynchronous), Some(pu), Some(aipu)] = all else { return };
+    let of = |claim: &str| format!("{claim}, {}", disk.name());
+    let s = pu.all.worst_ms / 1000.0;
+    // The text's seconds are those of 600 blocks, the faster system's.
+    let (paper, verdict) =
+        if disk == DiskModel::Rz58 { ("8-9".into(), from_to(s, 8.0, 9.0, 1.0)) } else { (Cell::Empty, "") };
+    claims.push(of("worst read of delayed PU"), paper, number(s, 2), "s", verdict);
+    let ratio = pu.all.deviation_ms / aipu.all.deviation_ms;
+    claims.push(
+        of("deviation of delayed PU over AIPU's"),
+        "tremendous".into(),
+        number(ratio, 1),
+        "times",
+        shown(ratio > 3.0),
+    );
+    let percent = (aipu.all.mean_ms / pu.all.mean_ms - 1.0) * 100.0;
+    claims.push(
+        of("mean of delayed AIPU over PU's"),
+        "not markedly more".into(),
+        number(percent, 1),
+        "%",
+        shown(percent < 10.0),
+    );
+    let percent = (1.0 - pu.all.mean_ms / asynchronous.all.mean_ms) * 100.0;
+    claims.push(
+        of("mean of delayed below asynchronous writes, PU"),
+        "somewhat".into(),
+        number(percent, 1),
+        "%",
+        shown(percent > 0.0),
+    );
+    let s = asynchronous.all.worst_ms / 1000.0;
+    claims.push(of("worst read of asynchronous PU"), "5-6".into(), number(s, 2), "s", from_to(s, 5.0, 6.0, 1.0));
+    if let Some(aipu_ms) = aipu_worst_ms(found, disk) {
+        for burst in found.bursts.iter().filter(|burst| burst.disk == disk) {
+            if ["PURP", "interval with read priority", "AIPU, shaped"].contains(&burst.name.as_str()) {
+                let times = aipu_ms / burst.all.worst_ms;
+                let figure = of(&format!("cache dirtied at once: AIPU's worst read over that of {}", burst.name));
+                claims.push(
+                    figure,
+                    "not tried; at least 5 asked for".into(),
+                    number(times, 1),
+                    "times",
+                    shown(times >= 5.0),
+                );
+            }
+        }
+    }
+}
+
 pub fn comparison(found: &Found) -> Table {
     let mut claims = Comparison::new("The report beside ours (simulated time)");
     if let (Some(asynchronous), Some(pu), Some(aipu)) = (
@@ -96,55 +150,7 @@ pub fn comparison(found: &Found) -> Table {
         claims.push("delayed AIPU, reads above 450 ms", "1 of 60000".into(), above.into(), "reads", shown(few));
     }
     for disk in [DiskModel::Rz58, DiskModel::Rz57] {
-        let all = [PU_ASYNCHRONOUS, PU_DELAYED, AIPU_DELAYED].map(|config| found.of(disk, config));
-        let [Some(asynchronous), Some(pu), Some(aipu)] = all else { continue };
-        let of = |claim: &str| format!("{claim}, {}", disk.name());
-        let s = pu.all.worst_ms / 1000.0;
-        // The text's seconds are those of 600 blocks, the faster system's.
-        let (paper, verdict) =
-            if disk == DiskModel::Rz58 { ("8-9".into(), from_to(s, 8.0, 9.0, 1.0)) } else { (Cell::Empty, "") };
-        claims.push(of("worst read of delayed PU"), paper, number(s, 2), "s", verdict);
-        let ratio = pu.all.deviation_ms / aipu.all.deviation_ms;
-        claims.push(
-            of("deviation of delayed PU over AIPU's"),
-            "tremendous".into(),
-            number(ratio, 1),
-            "times",
-            shown(ratio > 3.0),
-        );
-        let percent = (aipu.all.mean_ms / pu.all.mean_ms - 1.0) * 100.0;
-        claims.push(
-            of("mean of delayed AIPU over PU's"),
-            "not markedly more".into(),
-            number(percent, 1),
-            "%",
-            shown(percent < 10.0),
-        );
-        let percent = (1.0 - pu.all.mean_ms / asynchronous.all.mean_ms) * 100.0;
-        claims.push(
-            of("mean of delayed below asynchronous writes, PU"),
-            "somewhat".into(),
-            number(percent, 1),
-            "%",
-            shown(percent > 0.0),
-        );
-        let s = asynchronous.all.worst_ms / 1000.0;
-        claims.push(of("worst read of asynchronous PU"), "5-6".into(), number(s, 2), "s", from_to(s, 5.0, 6.0, 1.0));
-        if let Some(aipu_ms) = aipu_worst_ms(found, disk) {
-            for burst in found.bursts.iter().filter(|burst| burst.disk == disk) {
-                if ["PURP", "interval with read priority", "AIPU, shaped"].contains(&burst.name.as_str()) {
-                    let times = aipu_ms / burst.all.worst_ms;
-                    let figure = of(&format!("cache dirtied at once: AIPU's worst read over that of {}", burst.name));
-                    claims.push(
-                        figure,
-                        "not tried; at least 5 asked for".into(),
-                        number(times, 1),
-                        "times",
-                        shown(times >= 5.0),
-                    );
-                }
-            }
-        }
+        disk_claims(found, disk, &mut claims);
     }
     crossing_claims(&found.crossings, &mut claims);
     build::claims(&found.replayed, &mut claims);

@@ -1,7 +1,7 @@
-//! The report's figures and tables, and what it left open, from the runs.
+//! The report's figures and tables, and the questions it left open, from the runs.
 //!
-//! Owns: what is told in which table and plot. The report gives its figures 1 to 4 as points without numbers; what its
-//! text says of them is what claims are measured by (`claims`). Times are simulated.
+//! Owns: the tables and plots. The report gives its figures 1 to 4 as points without numbers, so claims are measured
+//! against its text (`claims`). Times are simulated.
 
 use super::Plan;
 use super::build;

@@ -1,10 +1,11 @@
-//! Where the blocks of files lie on the simulated disk.
+//! The places of files' blocks on the simulated disk.
 //!
-//! Owns: [`DiskModel`], the two disks of the report with their caches and files; [`Layout`], an aged file system in the manner of
-//! 4.2BSD. The report says nothing of it, so it is settled here: the partition is the outer 55% of the disk; a cylinder group has
-//! 16 cylinders; a file takes a quarter of a group and goes on in another one, groups evenly spread; within a group its blocks lie
-//! anywhere. So neighbouring blocks of a file are near each other, but a write of the next block still waits for the platter:
-//! this is what makes the report's mean write of 15 ms in a burst beside its mean access of 18 ms.
+//! Owns: [`DiskModel`], the two disks of the report with their caches and files; [`Layout`], an aged file system in the
+//! manner of 4.2BSD. The report does not describe it, so these are our choices: the partition is the outer 55% of the
+//! disk; a cylinder group has 16 cylinders; a file takes a quarter of a group and goes on in another one, groups evenly
+//! spread; within a group its blocks lie anywhere. So neighbouring blocks of a file are near each other, but a write of
+//! the next block still waits for the platter, which explains the report's mean write of 15 ms in a burst beside its
+//! mean access of 18 ms.
 
 use clap::ValueEnum;
 use shoal_sim::Random;
@@ -81,7 +82,7 @@ impl Layout {
         let piece = per_group / 8;
         let (pieces, groups) = (blocks.div_ceil(piece), self.partition / self.group);
         let mut places = vec![];
-        // One group of each of so many equal shares of the partition, in any order.
+        // One group from each of `pieces` equal shares of the partition, in any order.
         for share in random.shuffled(0..pieces) {
             let (first, end) = (share * groups / pieces, (share + 1) * groups / pieces);
             let group = first + random.below((end - first).max(1));
@@ -89,7 +90,7 @@ impl Layout {
             places.extend(slots.iter().take(piece as usize).map(|slot| group * self.group + slot * BLOCK_BYTES));
         }
         places.truncate(blocks as usize);
-        // Groups begin at a multiple of a sector, blocks at a multiple of what the drive places as one.
+        // Groups begin at a multiple of a sector, blocks at a multiple of the drive's unit of placement.
         places.iter().map(|place| place / 2048 * 2048).collect()
     }
 

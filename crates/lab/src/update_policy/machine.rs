@@ -1,9 +1,10 @@
 //! A machine with a buffer cache, an update policy and one disk, in simulated time.
 //!
-//! Owns: [`Machine`], which lets a writer, a reader and the policy act on the disk's queue; [`Load`]s they can make; what was
-//! measured ([`Trial`]). Rules: the policy is the one that serves users (`shoal-writeback`); all that happens while the disk is busy
-//! happens in the order of its time, before the disk's next request is chosen; reads go past the cache. The file system's
-//! metadata is a dirty set of its own under periodic update, as the report's system has it under either policy.
+//! Owns: [`Machine`], which lets a writer, a reader and the policy act on the disk's queue; the [`Load`]s they can
+//! make; the measurements ([`Trial`]). Rules: the policy is the one that serves users (`shoal-writeback`); events while
+//! the disk is busy take place in the order of time, before the disk's next request is chosen; reads go past the cache.
+//! The file system's metadata is a dirty set of its own under periodic update, as the report's system has it under
+//! either policy.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use shoal_writeback::{BlockId, Counts, DirtySet, FileId, Load as DiskLoad, Polic
 use super::layout::{BLOCK_BYTES, DiskModel, Layout};
 use crate::experiment::LabError;
 
-/// What becomes of a write of the generator.
+/// How a write of the generator reaches the disk.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Writes {
     /// All modified blocks wait in the cache for the policy.
@@ -24,21 +25,21 @@ pub enum Writes {
     Asynchronous { partial: f64 },
 }
 
-/// Who writes.
+/// The writer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Writer {
     /// Half the cache in 30 s, evenly, and never a block twice a minute.
     HalfTheCache,
-    /// The whole cache within a second, once in so many seconds.
+    /// The whole cache within a second, once in `every_s` seconds.
     Burst { every_s: u64 },
     /// Independent writes to random blocks; a share of them modifies a block that is dirty already (0 to 1).
     Independent { per_s: f64, hits: f64 },
 }
 
-/// Who reads, random blocks of a file.
+/// The reader, which reads random blocks of a file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Reader {
-    /// The next read comes so long after the end of the one before (ns).
+    /// The next read comes `think_ns` after the end of the one before (ns).
     Closed { think_ns: u64 },
     /// Independent reads.
     Independent { per_s: f64 },
@@ -60,10 +61,10 @@ pub struct Setup {
     pub seed: u64,
 }
 
-/// What was measured after the warm-up.
+/// The measurements after the warm-up.
 #[derive(Clone, Debug)]
 pub struct Trial {
-    /// Of each read, until its end (us).
+    /// Response time of each read (us).
     pub responses_us: Vec<u32>,
     pub elapsed_s: f64,
     pub writes: u64,
@@ -190,14 +191,14 @@ impl Machine {
         Ok(self.measured)
     }
 
-    /// When something happens next, after all that happens at `now_ns` (ns).
+    /// Time of the next event after those at `now_ns` (ns).
     fn next_ns(&self, now_ns: u64) -> u64 {
         let times =
             [self.next_read_ns, self.set.next_ns(now_ns), self.metadata.next_ns(now_ns), Some(self.next_write_ns)];
         times.into_iter().flatten().min().unwrap_or(u64::MAX).max(now_ns)
     }
 
-    /// Lets everybody but the disk act, up to `end_ns`.
+    /// Lets writer, reader and policy act up to `end_ns`.
     fn act_until(&mut self, now_ns: u64, end_ns: u64) {
         let mut at_ns = self.next_ns(now_ns);
         while at_ns <= end_ns {
@@ -267,7 +268,7 @@ impl Machine {
         self.load.writes_queued += 1;
     }
 
-    /// Hands what the policies choose to the disk.
+    /// Hands the blocks chosen by the policies to the disk.
     fn choose(&mut self, now_ns: u64) {
         for block in self.metadata.choose(now_ns, &self.load) {
             self.push(self.metadata_at[block.0 as usize], Tag::Metadata(block));

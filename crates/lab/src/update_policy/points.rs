@@ -1,8 +1,8 @@
-//! Which machines are run, and what is kept of each run.
+//! The machines that are run, and the figures kept of each run.
 //!
-//! Owns: the report's four configurations ([`Config`]); the policies under a burst ([`Burst`]); the questions of when periodic update pays
-//! off ([`Crossing`]) and of reads of seconds under asynchronous writes ([`Partial`]); [`Found`], all figures. Rules: what is compared has the
-//! same seeds; points are independent of each other, and run side by side.
+//! Owns: the report's four configurations ([`Config`]); the policies under a burst ([`Burst`]); when periodic update
+//! pays off ([`Crossing`]), and reads of seconds under asynchronous writes ([`Partial`]); [`Found`], all figures.
+//! Rules: compared machines have the same seeds; points are independent of each other, and run side by side.
 
 use shoal_sim::mechanical::Order;
 use shoal_writeback::{Counts, Policy, Rule, S_NS, Shape};
@@ -23,7 +23,7 @@ const PARTIAL: [u32; 6] = [0, 20, 40, 60, 80, 100];
 const QUICK_PARTIAL: [u32; 3] = [0, 60, 100];
 /// Between two bursts: longer than any policy needs.
 pub const BURST_EVERY_S: u64 = 150;
-/// Loads of reads and of writes, in shares of what the disk can do (percent).
+/// Loads of reads and of writes (percent of the disk's capacity).
 const LOADS: [(u32, u32); 5] = [(30, 20), (30, 40), (50, 20), (50, 40), (50, 60)];
 const QUICK_LOADS: [(u32, u32); 2] = [(30, 40), (50, 60)];
 /// Write hits (percent).
@@ -55,7 +55,7 @@ impl Config {
     }
 }
 
-/// A distribution of read responses, and what went with it.
+/// A distribution of read responses, with other figures of the run.
 #[derive(Clone, Debug)]
 pub struct Figures {
     pub reads: u64,
@@ -182,7 +182,7 @@ pub struct Found {
     pub replayed: Vec<Replayed>,
 }
 
-/// What a setup was run for.
+/// The purpose of a setup.
 #[derive(Clone, Debug)]
 enum For {
     Config(DiskModel, Config),
@@ -275,7 +275,7 @@ fn setups(plan: &Plan, service_s: f64) -> Vec<(For, Setup)> {
     setups
 }
 
-/// Mean time of an access anywhere on the partition (s): what a load of 1 is measured by.
+/// Mean time of an access anywhere on the partition (s). A load of 1 is one request in that time.
 fn service_s(disk: DiskModel, seed: u64) -> Result<f64, LabError> {
     Ok(machine::drain_s(disk, Order::Fifo, &Places::Anywhere, seed)? / disk.buffers() as f64)
 }
@@ -291,7 +291,7 @@ fn drain(disk: DiskModel, seed: u64) -> Result<Drain, LabError> {
     })
 }
 
-/// Runs all that is planned.
+/// Runs the plan.
 pub fn measure(plan: &Plan) -> Result<Found, LabError> {
     let setups = setups(plan, service_s(plan.disks[0], plan.seed)?);
     let outcomes = parallel::map(&setups, plan.threads, |(_, setup)| machine::run(setup));

@@ -1,6 +1,6 @@
 //! Runs an experiment as the command line does, for the tests of whole experiments.
 //!
-//! Owns: the way from words to a report, and to the rows of its tables. Left out: what has to hold (the tests).
+//! Owns: the way from words to a report, and to the rows of its tables. Left out: the assertions (the tests).
 
 use clap::Parser;
 use serde_json::Value;
@@ -12,7 +12,7 @@ struct Line {
     args: RunArgs,
 }
 
-/// What a command line, with the program's name first, asks for.
+/// The parsed arguments of a command line with the program's name first.
 pub fn args<'a>(line: impl IntoIterator<Item = &'a str>) -> RunArgs {
     Line::parse_from(line).args
 }

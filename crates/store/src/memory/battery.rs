@@ -1,10 +1,9 @@
 //! The region of a `battery` store: in place, or brought back from the image saved last.
 //!
-//! The memory may be gone for good (its battery did not hold), or only not there now (its file system is not mounted).
-//! Nobody can tell which, so only an image that holds all of the region is restored unasked; any other choice is the
-//! operator's (`--restore`). A region set aside for an image is kept under another name. Which of region and image is
-//! the store is judged by `shoal_region::compare`; a look without writing (`-o ro`, `df`) never makes a region,
-//! and changes none.
+//! The memory may be lost (the battery did not hold), or merely absent (its file system is not mounted). The two cannot
+//! be told apart, so only a complete image is restored without being asked for; any other choice is the operator's
+//! (`--restore`). A region that an image replaces is kept under another name. `shoal_region::compare` judges whether
+//! region or image is the store. Opening without writing (`-o ro`, `df`) neither makes a region nor changes one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -29,7 +28,7 @@ pub(super) static MEANS: Means = Means {
     },
     rest,
     loss: |_| Loss {
-        power_loss: "while the battery holds at most the last second of large files, else all since the last saved image",
+        power_loss: "while the battery holds, at most the last second of large files, otherwise everything since the last saved image",
         after_fsync: "nothing while the battery holds",
     },
 };
@@ -43,7 +42,7 @@ fn wish<'a>(store: &Resting<'a>, read_only: bool) -> Wish<'a> {
     Wish { read_only, restore: store.restore, uuid: store.uuid, unmounted: store.unmounted }
 }
 
-/// What a mount would refuse is not the store, sound as it may be in itself.
+/// A region that a mount would refuse is not the store, even if it is sound.
 fn rest(store: &Resting<'_>, path: &Path) -> Outcome<RestingMedia> {
     let wish = Wish { restore: false, ..wish(store, true) };
     let images = images::open(store.directory)?;
@@ -56,21 +55,21 @@ fn rest(store: &Resting<'_>, path: &Path) -> Outcome<RestingMedia> {
     Ok(found)
 }
 
-/// What the caller wants with the region.
+/// What the caller wants to do with the region.
 struct Wish<'a> {
     read_only: bool,
     restore: bool,
     /// The store's, in words.
     uuid: &'a str,
-    /// Nothing is left of a process that served the store: it was unmounted.
+    /// The store was unmounted: no process that served it was cut off.
     unmounted: bool,
 }
 
-/// What lies where the region should be.
+/// What was found at the region's path.
 enum Found {
     Nothing,
     Region(Arc<dyn PersistentMemory>),
-    /// Damaged, or not the one the images are of; with its incarnation.
+    /// A region that is damaged, or is not the one the images were saved from; with its incarnation.
     Refused(Failure, u64),
 }
 
@@ -93,7 +92,7 @@ fn open(path: &Path, images: &[Arc<HostImage>; 2], wish: &Wish<'_>) -> Outcome<A
         shoal_region::place_anchor(&anchor, &memory);
         return Ok(Arc::new(memory));
     }
-    // Under another name until it is whole: a restore that is cut off is begun anew.
+    // The region gets its name when it is whole, so that an interrupted restore begins again.
     let new = beside(path, "new");
     let _ = fs::remove_file(&new);
     let memory = SharedMap::create(&new, superblock.region_bytes, SharedKind::Battery).during("memory")?;
@@ -114,7 +113,7 @@ fn no_image(path: &Path, cause: shoal_region::Error) -> Failure {
         .remedy("if its file system is not mounted, mount it first")
 }
 
-/// The image a region that is gone may be restored from: which of the two, its superblock, its anchor.
+/// The image from which a missing region may be restored: its index, its superblock, its anchor.
 fn image_in_place_of(
     path: &Path,
     images: &[Arc<HostImage>; 2],
@@ -157,7 +156,7 @@ fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], wish: &Wish<'_>) -> Outco
     let damaged = |cause: Box<dyn std::error::Error + Send + Sync>| {
         Ok(Found::Refused(Failure::new(path.display(), cause).remedy(restore), 0))
     };
-    // A log that must be replayed to be read is replayed aside.
+    // A reader replays the log in private memory.
     let open = if wish.read_only { SharedMap::open_aside } else { SharedMap::open };
     let memory = match open(path, SharedKind::Battery) {
         Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => return damaged(error.into()),
@@ -186,11 +185,11 @@ fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], wish: &Wish<'_>) -> Outco
         Err(error) => return damaged(error.into()),
     };
     let memory: Arc<dyn PersistentMemory> = Arc::new(memory);
-    // Old records over newer bytes would be no state of the store.
+    // Old records replayed over newer bytes would give a state that never existed.
     let end = match shoal_region::ring_end(&memory, &superblock, &anchor) {
         Ok(end) => end,
         Err(error) => {
-            let salvage = "copy out with `shoal salvage` what can be read, which is nearly everything";
+            let salvage = "copy out nearly everything with `shoal salvage`";
             let failure = Failure::new(path.display(), error).remedy(format!("{salvage}, or {restore}"));
             return Ok(Found::Refused(failure, anchor.incarnation.get()));
         }

@@ -1,8 +1,8 @@
-//! The memory of a store: which kind it is, how its media are made and opened, and what it promises.
+//! The memory of a store: its kind, making and opening its media, and its promises.
 //!
-//! What a kind of memory is like is in `shoal_format::memory`; a module here makes and opens its media, and [`means`] names
-//! that module. Everything else in this crate asks for properties, never for a kind. Rules: opening makes nothing; what is missing
-//! is named with what brings it back. Left out: bulk storage (`media`).
+//! The properties of a kind are a row in `shoal_format::memory`; a module here makes and opens its media, and [`means`]
+//! leads to that module. Everything else in this crate asks for properties, never for a kind. Rules: opening makes
+//! nothing; the error for a missing part says how to bring it back. Left out: bulk storage (`media`).
 
 mod battery;
 mod dax;
@@ -102,13 +102,13 @@ impl MemoryChoice {
     }
 }
 
-/// What may be lost, by what happens.
+/// What may be lost, by the kind of crash.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LossBounds {
     /// The daemon is killed; the machine runs on.
     pub process_crash: String,
     pub power_loss: String,
-    /// Of what an fsync has returned for.
+    /// What may be lost although an fsync has returned.
     pub after_fsync: String,
 }
 

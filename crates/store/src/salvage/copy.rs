@@ -1,8 +1,8 @@
 //! The copy a salvage makes: names, contents, modes, owners, times, links and attributes in an ordinary directory.
 //!
-//! Rules: nothing is followed and nothing is replaced: every name is made anew, so a store that lies about its names cannot lead
-//! out of the target. Directories get their modes and times last, when nothing is made in them any more. What the target
-//! does not take beside names and contents (owners for others than root, attributes) is told, but nothing is lost by it.
+//! Rules: links are not followed and nothing is replaced: every name is newly made, so forged names cannot lead out of
+//! the target. Directories get their modes and times last, when they are complete. Properties that the target does not
+//! take (owners unless root copies, attributes) are reported, but do not count as losses.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io;
@@ -51,7 +51,7 @@ impl<'a> Copy<'a> {
         self.tell(Lost { path, from: None, to: None, why: format!("{what}: {error}") });
     }
 
-    /// Gives directories what could only be given last.
+    /// Gives directories their modes and times, which must come last.
     pub fn finish(mut self) -> Vec<Lost> {
         for (path, name, inode, attributes) in std::mem::take(&mut self.directories).into_iter().rev() {
             self.dress(&path, &name, &inode, &attributes);
@@ -63,7 +63,7 @@ impl<'a> Copy<'a> {
         self.target.join(Path::new(std::ffi::OsStr::from_bytes(name)))
     }
 
-    /// Owner, attributes, mode and times, in the order in which one does not undo another.
+    /// Sets owner, attributes, mode and times, in an order in which none undoes another.
     fn dress(&mut self, path: &Path, name: &[u8], inode: &Inode, attributes: &[(Vec<u8>, Vec<u8>)]) {
         let mut kept_back = Vec::new();
         if self.is_root {
@@ -133,7 +133,7 @@ impl Sink for Copy<'_> {
     fn make(&mut self, item: &Item<'_>) -> bool {
         let path = self.place(item.path);
         if item.path.starts_with(b"lost+found/#") {
-            // Made here unless the store has one. What else may have the name, nothing is put below it.
+            // Made unless the store has one. If the name belongs to something else, nothing is made below it.
             let _ = DirBuilder::new().mode(0o700).create(self.place(b"lost+found"));
         }
         let real = |path: &Path| fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir());
@@ -148,7 +148,7 @@ impl Sink for Copy<'_> {
 
     fn data(&mut self, at: u64, bytes: &[u8]) {
         let Some(open) = &self.open else { return };
-        // Zeros were perhaps never written: they stay a hole.
+        // Zeros may never have been written, so they become a hole.
         if bytes.iter().all(|&byte| byte == 0) {
             return;
         }

@@ -1,6 +1,6 @@
 //! A store's files, opened for reading alone: every write is refused, and no lock, epoch or process number is left.
 //!
-//! Rules: what cannot be opened reads as zeros or is absent; the salvage names what is missing because of it.
+//! Rules: a file that cannot be opened is absent or reads as zeros; the salvage names the losses.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,7 +17,7 @@ fn refused<T>() -> Result<T> {
     Err(MediaError::io("store", io::Error::from(io::ErrorKind::PermissionDenied)))
 }
 
-/// Fills `out`; what lies behind the end is zero.
+/// Fills `out`; bytes behind the end are zero.
 fn read_at(file: &File, at: u64, out: &mut [u8]) -> io::Result<()> {
     let mut done = 0;
     while done < out.len() {
@@ -32,7 +32,7 @@ fn read_at(file: &File, at: u64, out: &mut [u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads page by page where the host refuses the whole: a bad sector costs its own page.
+/// Reads page by page when the host refuses the whole range, so that a bad sector costs one page.
 fn read_what_can_be(file: &File, at: u64, out: &mut [u8]) {
     if read_at(file, at, out).is_err() {
         for (page, part) in out.chunks_mut(4096).enumerate() {
@@ -123,7 +123,7 @@ impl ReadLog {
 }
 
 impl ReadLog {
-    /// What is missing of the files that should be there, in words. Segments are of one length, without gaps.
+    /// The missing parts, in words. Segments have one length and follow each other without gaps.
     pub fn faults(&self) -> Vec<String> {
         let mut faults = Vec::new();
         let mut next = None;
@@ -158,7 +158,7 @@ impl LogDevice for ReadLog {
 
     fn read(&self, position: u64, out: &mut [u8]) -> Result<usize> {
         let Some((start, path)) = self.0.range(..=position).next_back() else { return Ok(0) };
-        // A segment that cannot be read ends the log, as one that is missing does.
+        // A segment that cannot be read ends the log, as a missing one does.
         let limit = self.0.range(position + 1..).next().map_or(u64::MAX, |(&next, _)| next - position);
         let len = (out.len() as u64).min(limit) as usize;
         let read = File::open(path).and_then(|file| file.read_at(&mut out[..len], position - start));

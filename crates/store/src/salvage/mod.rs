@@ -1,8 +1,9 @@
-//! Copies out all that can be read of a damaged store, and names what cannot.
+//! Copies everything readable out of a damaged store, and names the rest.
 //!
 //! The reading is `shoal_check::salvage`; here the store's files are opened, for reading alone and without touching its lock
 //! (`media`), and the copy is made (`copy`). What was saved and what was lost is in `report`.
-//! Left out: bulk storage whose opening writes (network RAM disks, virtual-log disks): its files are named as lost.
+//! Left out: bulk storage that cannot be opened without writing (network RAM disks, virtual-log disks); its files are
+//! named as lost.
 
 mod copy;
 mod media;
@@ -36,7 +37,7 @@ pub fn salvage(
     told: &mut dyn FnMut(Told<'_>),
 ) -> Outcome<Salvaged> {
     let directory = store.canonicalize().during(store.display())?;
-    // A store in use changes under the reader. Its lock is looked at, not taken: taking it writes to it.
+    // A store in use changes under the reader. Its lock is examined, not taken, because taking it would write to it.
     if StoreLock::is_held(&directory) || place::is_mounted(&directory) {
         return Err(Failure::new(directory.display(), "is in use").remedy("unmount it first"));
     }
@@ -58,7 +59,7 @@ pub fn salvage(
         shoal_check::salvage(source, &mut copy, &mut show).during(directory.display())
     };
     let images = || ImageSource::Images([&files.images[0], &files.images[1]]);
-    // Memory that is gone, or not a region any more, has its saved image.
+    // If the memory is gone or is not a region any more, the saved images are read.
     let found = match &files.memory {
         Some(memory) => match run(ImageSource::Memory(memory as &dyn PersistentMemory))? {
             Some(found) => Some(found),
@@ -91,7 +92,7 @@ struct Files {
     log: Option<media::ReadLog>,
     memory: Option<media::ReadMemory>,
     bulk: Option<Box<dyn BulkData>>,
-    /// Why there is no bulk storage although there should be.
+    /// Why the store's bulk storage could not be opened.
     no_bulk: Option<String>,
 }
 
@@ -106,7 +107,7 @@ impl Files {
         Files { images: store_images(directory), log, memory, bulk, no_bulk }
     }
 
-    /// What is wrong with the files themselves, in words.
+    /// Faults of the files themselves, in words.
     fn faults(&self, directory: &Path) -> Vec<String> {
         let mut faults = self.log.as_ref().map(media::ReadLog::faults).unwrap_or_default();
         let older = self.memory.clone().and_then(|memory| {
@@ -119,7 +120,7 @@ impl Files {
     }
 }
 
-/// Why a region is not the one its saved images are of, if so.
+/// Why the region does not belong to its saved images, if it does not.
 fn disagreement(memory: Arc<dyn PersistentMemory>, images: [Arc<dyn ImageFile>; 2]) -> Option<String> {
     if memory.len() < 4 * PAGE {
         return None;
@@ -137,7 +138,7 @@ fn disagreement(memory: Arc<dyn PersistentMemory>, images: [Arc<dyn ImageFile>; 
     Some(format!("{error}; large files may have the bytes of others, and changes may be missing"))
 }
 
-/// The description, or what `format` would have written, where it is gone.
+/// The description; if it is gone, the one that `format` would have written.
 fn describe(directory: &Path) -> Outcome<Description> {
     Description::read(directory).or_else(|failure| {
         if !IMAGES.iter().any(|name| directory.join(name).exists()) {

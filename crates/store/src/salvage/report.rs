@@ -1,10 +1,10 @@
-//! The result of a salvage: what was saved, what was lost, and what is told meanwhile.
+//! The result of a salvage: saved files, losses, and messages in between.
 //!
 //! The report travels as JSON (`shoal salvage --json`); the sentence of a loss names path, bytes and reason.
 
 use serde::Serialize;
 
-/// What a salvage saved, and what it could not.
+/// What a salvage saved, and what was lost.
 #[derive(Debug, Serialize)]
 pub struct Salvaged {
     pub store: String,
@@ -14,12 +14,12 @@ pub struct Salvaged {
     pub others: u64,
     pub links: u64,
     pub bytes: u64,
-    /// Inodes no name leads to; they are in `lost+found`.
+    /// Inodes without a name; they are in `lost+found`.
     pub unnamed: u64,
     pub lost: Vec<Lost>,
 }
 
-/// Something that could not be read, or not be made in the copy.
+/// Something that could not be read, or could not be made in the copy.
 #[derive(Debug, Serialize)]
 pub struct Lost {
     pub path: Option<String>,
@@ -28,10 +28,10 @@ pub struct Lost {
     pub why: String,
 }
 
-/// What a salvage tells while it goes on.
+/// A message of a salvage in progress.
 pub enum Told<'a> {
     Lost(&'a Lost),
-    /// What the target did not take beside name and contents; nothing is lost by it.
+    /// Properties that the target did not take; this is not a loss.
     NotKept {
         path: &'a str,
         why: &'a str,

@@ -1,6 +1,7 @@
 //! What is in a volume: attributes of an inode, entries of a directory.
 //!
-//! Rules: entries come in batches; one that is added or removed meanwhile may be listed or not, all others are, once.
+//! Rules: entries come in batches. An entry that is added or removed during the walk may be listed or not; every other
+//! entry is listed once.
 
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
@@ -18,7 +19,7 @@ use super::{Volume, told};
 /// Entries read at a time.
 const BATCH: usize = 256;
 
-/// What something is.
+/// The type of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileType(u16);
 
@@ -36,7 +37,7 @@ impl FileType {
     }
 }
 
-/// What is known of a file or directory.
+/// The attributes of a file or directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Metadata(Attr);
 
@@ -79,7 +80,7 @@ impl Metadata {
         time(self.0.btime)
     }
 
-    /// Everything, as the engine has it: mode, owner, links, inode.
+    /// All attributes, as the engine has them: mode, owner, links, inode.
     pub fn attr(&self) -> &Attr {
         &self.0
     }

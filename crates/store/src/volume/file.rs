@@ -1,7 +1,7 @@
 //! An open file of a volume.
 //!
-//! Rules: a file that is open keeps its contents when its last name goes, until it is closed. Reads and writes name their place;
-//! there is no position to share. Several at once are in order for each file.
+//! Rules: a file that is open keeps its contents when its last name goes, until it is closed. Reads and writes name
+//! their offset; there is no shared position. Concurrent calls on one file are carried out one after the other.
 
 use std::io;
 use std::path::Path;
@@ -55,7 +55,7 @@ impl<'v> File<'v> {
             let caller = Caller { hold: true, ..volume.caller };
             match volume.fs.mknod(&caller, place.parent.ino(), &place.name, S_IFREG as u32 | 0o666, 0) {
                 Ok(attr) => return Ok(File { volume, held: Held::taken(&volume.fs, attr.ino) }),
-                // Somebody was faster: theirs is opened.
+                // Another thread made the file first; it is opened.
                 Err(Error::Exists) => {}
                 Err(error) => return Err(told(error)),
             }
@@ -67,7 +67,7 @@ impl<'v> File<'v> {
         self.volume.fs.read(self.held.ino(), at, out).map_err(told)
     }
 
-    /// Writes at byte `at`; what is between that and the old end reads as zeros.
+    /// Writes at byte `at`; a gap behind the old end reads as zeros.
     pub fn write_all_at(&self, mut bytes: &[u8], mut at: u64) -> io::Result<()> {
         while !bytes.is_empty() {
             match self.volume.fs.write(self.held.ino(), at, bytes).map_err(told)? {
@@ -78,13 +78,13 @@ impl<'v> File<'v> {
         Ok(())
     }
 
-    /// Cuts the file off, or makes it longer with zeros.
+    /// Truncates the file, or extends it with zeros.
     pub fn set_len(&self, len: u64) -> io::Result<()> {
         let change = SetAttr { size: Some(len), ..SetAttr::default() };
         self.volume.fs.setattr(self.held.ino(), &change).map(drop).map_err(told)
     }
 
-    /// What is known of the file now.
+    /// The file's present attributes.
     pub fn metadata(&self) -> io::Result<Metadata> {
         self.volume.fs.getattr(self.held.ino()).map(Metadata::of).map_err(told)
     }

@@ -1,11 +1,12 @@
 //! A store's file system for programs that embed Shoal: calls shaped like those of `std::fs`, without a mount.
 //!
-//! Rules: what a call did survives a crash of this process when it returns, and a power loss about a second later, or when
-//! [`Volume::sync`] or [`File::sync_all`] has returned; with `logged` memory, as under a mount. Permissions are not checked: who
-//! can open the store may do everything. Names are paths from the volume's root; symbolic links are followed within the volume.
-//! A volume is closed with [`Volume::close`], which tells whether the store is clean; one that is dropped is closed as well as it
-//! goes. Threads: one for the log, one for the bulk device, one for checkpoints and one for compaction, as a mount has.
-//! Left out: extended attributes, special files, who may do what.
+//! Rules: the effect of a call survives a crash of this process once the call has returned, and a power loss about a
+//! second later or once [`Volume::sync`] or [`File::sync_all`] has returned; this is for `logged` memory, and as under
+//! a mount. Permissions are not checked: a program that can open the store may do everything. Names are paths from the
+//! volume's root; symbolic links are followed within the volume. A volume is closed with [`Volume::close`], which says
+//! whether the store is clean; dropping a volume tries to close it and ignores errors. Threads: one for the log, one
+//! for the bulk device, one for checkpoints and one for compaction, as a mount has.
+//! Left out: extended attributes, special files, permission checks.
 
 mod entries;
 mod file;
@@ -28,9 +29,9 @@ pub use entries::{DirEntry, FileType, Metadata, ReadDir};
 pub use file::File;
 use walk::Walked;
 
-/// Between two looks of a thread whether there is something to do.
+/// How often a background thread looks for work.
 const PERIOD: Duration = Duration::from_millis(100);
-/// Bits taken from the permissions of what is made.
+/// Permission bits that new files and directories do not get.
 const UMASK: u32 = 0o022;
 
 /// An open store, for this process alone.
@@ -62,12 +63,12 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// Opens the file system of the store in `directory`. One whose last user is just leaving is waited for.
+    /// Opens the file system of the store in `directory`. Waits for a last user that is just ending.
     pub fn open(directory: impl AsRef<Path>) -> Outcome<Volume> {
         Volume::of(Store::acquire(directory.as_ref(), LEAVING_PATIENCE)?, false)
     }
 
-    /// The same without changing anything: the log is replayed in memory, and every change is refused.
+    /// Opens the store without changing anything: the log is replayed in memory, and every change is refused.
     pub fn open_read_only(directory: impl AsRef<Path>) -> Outcome<Volume> {
         Volume::of(Store::acquire(directory.as_ref(), LEAVING_PATIENCE)?, true)
     }
@@ -85,7 +86,7 @@ impl Volume {
         Ok(volume)
     }
 
-    /// Makes everything durable, and the store clean. Every [`File`] is closed by then.
+    /// Makes everything durable and the store clean. A [`File`] borrows the volume, so every file is closed by then.
     pub fn close(mut self) -> Outcome<()> {
         self.shut_down()
     }
@@ -104,17 +105,17 @@ impl Volume {
         self.fs.sync().map_err(told)
     }
 
-    /// The engine behind the volume, for what has no call here.
+    /// The engine behind the volume, for operations that have no call here.
     pub fn engine(&self) -> &Fs {
         &self.fs
     }
 
-    /// What is at the path, behind a symbolic link too.
+    /// Attributes of the path's target; symbolic links are followed.
     pub fn metadata(&self, path: impl AsRef<Path>) -> io::Result<Metadata> {
         Ok(Metadata::of(self.find(path.as_ref(), true)?.attr))
     }
 
-    /// What is at the path; of a symbolic link, the link itself.
+    /// Attributes of the path itself; a symbolic link at its end is not followed.
     pub fn symlink_metadata(&self, path: impl AsRef<Path>) -> io::Result<Metadata> {
         Ok(Metadata::of(self.find(path.as_ref(), false)?.attr))
     }
@@ -128,12 +129,12 @@ impl Volume {
         }
     }
 
-    /// Opens a file for reading and writing, truncated if it was there, made if it was not.
+    /// Opens a file for reading and writing; truncates it if it exists, makes it if not.
     pub fn create(&self, path: impl AsRef<Path>) -> io::Result<File<'_>> {
         File::create(self, path.as_ref())
     }
 
-    /// Opens a file that is there, for reading and writing.
+    /// Opens an existing file for reading and writing.
     pub fn open_file(&self, path: impl AsRef<Path>) -> io::Result<File<'_>> {
         File::open(self, path.as_ref())
     }
@@ -147,12 +148,12 @@ impl Volume {
         Ok(bytes)
     }
 
-    /// Replaces the contents of a file, which is made if it is not there.
+    /// Replaces the contents of a file; makes the file if it does not exist.
     pub fn write(&self, path: impl AsRef<Path>, contents: impl AsRef<[u8]>) -> io::Result<()> {
         self.create(path)?.write_all_at(contents.as_ref(), 0)
     }
 
-    /// Makes a directory in one that is there.
+    /// Makes a directory; its parent must exist.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let place = self.walk(path.as_ref(), false)?;
         if place.found.is_some() {
@@ -161,7 +162,7 @@ impl Volume {
         self.fs.mkdir(&self.caller, place.parent.ino(), &place.name, 0o777).map(drop).map_err(told)
     }
 
-    /// Makes the directory and all those above it that are not there.
+    /// Makes the directory and its missing parents.
     pub fn create_dir_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let mut above = PathBuf::new();
         for part in path.as_ref().components() {
@@ -179,7 +180,7 @@ impl Volume {
         ReadDir::open(self, path.as_ref())
     }
 
-    /// Gives a file or directory another name, which replaces what has that name.
+    /// Renames a file or directory, replacing whatever has the new name.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
         let (from, to) = (self.walk(from.as_ref(), false)?, self.walk(to.as_ref(), false)?);
         let renamed = self.fs.rename(from.parent.ino(), &from.name, to.parent.ino(), &to.name, RenameMode::Replace);
@@ -218,7 +219,7 @@ impl Volume {
         self.fs.rmdir(parent.ino(), &name).map_err(told)
     }
 
-    /// Removes a directory with all that is in it.
+    /// Removes a directory with its contents.
     pub fn remove_dir_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let path = path.as_ref();
         if !self.symlink_metadata(path)?.is_dir() {
@@ -235,7 +236,7 @@ impl Volume {
         self.remove_dir(path)
     }
 
-    /// Sets the permission bits of what is at the path.
+    /// Sets the permission bits of the path's target.
     pub fn set_permissions(&self, path: impl AsRef<Path>, mode: u32) -> io::Result<()> {
         let found = self.find(path.as_ref(), true)?;
         let change = SetAttr { mode: Some(mode), ..SetAttr::default() };
@@ -246,13 +247,13 @@ impl Volume {
 impl Drop for Volume {
     fn drop(&mut self) {
         if let Err(failure) = self.shut_down() {
-            // The next opening recovers it, as after a crash.
+            // The next opening recovers the store, as after a crash.
             tracing::error!("{failure}");
         }
     }
 }
 
-/// The engine's background work. Its errors are the store's own, which every later change meets.
+/// Starts the engine's background work. Its errors make the store read-only, so every later change reports them.
 fn start_tickers(fs: &Arc<Fs>) -> io::Result<Vec<Ticker>> {
     let every = |name: &str, work: fn(&Fs) -> shoal_fs::Result<()>| {
         let fs = fs.clone();
@@ -274,7 +275,7 @@ fn start_tickers(fs: &Arc<Fs>) -> io::Result<Vec<Ticker>> {
     ])
 }
 
-/// The engine's error as programs know those of the operating system.
+/// The engine's error as an error of the operating system.
 fn told(error: Error) -> io::Error {
     let kind = io::Error::from_raw_os_error(error.errno()).kind();
     io::Error::new(kind, error)

@@ -1,4 +1,4 @@
-//! A volume in use, over its own end and that of its process, and the errors it answers with.
+//! A volume in use: across its closing and a crash of its process, and the errors it returns.
 //!
 //! The stores are real ones in scratch directories. Left out: the engine (`shoal_fs`), power losses (its own tests).
 
@@ -53,7 +53,7 @@ fn what_was_written_is_there_when_the_volume_is_opened_again() {
     assert!(Store::acquire(&path, Duration::ZERO).unwrap().was_unmounted());
 }
 
-/// In the child: the store it is to write to, and to die with.
+/// Set in the child process: the store that it writes to and dies with.
 const CHILD: &str = "SHOAL_TEST_VOLUME";
 
 #[test]

@@ -1,7 +1,7 @@
 //! From a path to an inode: component by component, through symbolic links.
 //!
-//! Rules: each inode on the way is held while it is used, so that none is reclaimed and given out again in between. A link's
-//! target that begins with `/` begins at the volume's root.
+//! Rules: each inode on the way is held while it is used, so that its number cannot be reclaimed and reused in between.
+//! A link target that begins with `/` starts at the volume's root.
 
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -12,11 +12,11 @@ use shoal_fs::{Attr, Error, Fs, ROOT};
 
 use super::{Volume, told};
 
-/// As many as the kernel follows on the way to one file.
+/// Most symbolic links followed on the way to one file, as in the kernel.
 const LINKS_MAX: u32 = 40;
 const ELOOP: i32 = 40;
 
-/// A reference on an inode, given back at the end.
+/// A reference to an inode, returned when it is dropped.
 pub(super) struct Held<'v> {
     fs: &'v Fs,
     ino: u64,
@@ -50,7 +50,7 @@ pub(super) struct Found<'v> {
     pub attr: Attr,
 }
 
-/// Where a path ends: a name in a directory, with what it is the name of, if there is any.
+/// The end of a path: a name in a directory, and the inode of that name, if there is one.
 pub(super) struct Walked<'v> {
     pub parent: Held<'v>,
     /// Empty for the root.
@@ -59,7 +59,7 @@ pub(super) struct Walked<'v> {
 }
 
 impl Volume {
-    /// What a path leads to.
+    /// The inode that a path leads to.
     pub(super) fn find(&self, path: &Path, follow: bool) -> io::Result<Found<'_>> {
         self.walk(path, follow)?.found.ok_or_else(|| told(Error::NotFound))
     }
