@@ -5,7 +5,6 @@
 
 use std::process::ExitCode;
 
-use serde::Serialize;
 use shoal_check::{Finding, FindingKind, Report};
 use shoal_devices::Outcome;
 use shoal_devices::size::human;
@@ -18,14 +17,6 @@ use crate::progress::Bars;
 /// Findings printed for people; JSON has all of them.
 const FINDINGS_PRINTED_MAX: usize = 100;
 const EXIT_CORRECTED: u8 = 1;
-
-/// `--repair --json`.
-#[derive(Serialize)]
-struct Repair<'a> {
-    changes: &'a [String],
-    obstacle: &'a Option<String>,
-    left: &'a Report,
-}
 
 pub fn run(args: &CheckArgs) -> Outcome<ExitCode> {
     let store = Store::acquire_unmounted(&args.store)?;
@@ -53,7 +44,7 @@ fn repair(store: &Store, report: Report, args: &CheckArgs) -> Outcome<ExitCode> 
     let repaired = store.repair(report, !args.no_sums, &Bars::new(args.json), &mut told)?;
     let (changes, obstacle, report) = (repaired.changes, repaired.obstacle, repaired.report);
     if args.json {
-        print_json(&Repair { changes: &changes, obstacle: &obstacle, left: &report });
+        print_json(&serde_json::json!({ "changes": changes, "obstacle": obstacle, "left": report }));
     } else {
         if !changes.is_empty() {
             print(&report, args);
