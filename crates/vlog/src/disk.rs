@@ -1,10 +1,12 @@
 //! The device: requests, batches, flushes.
 //!
 //! Owns: the batch that gathers written blocks until it is full, flushed, or old; the order of locks (log, then batch or state,
-//! never both); counters. A write completes when it is in the batch. Whoever fills the batch, or flushes, writes it out;
-//! others meanwhile fill the next one. One flush of the device below serves all who wait.
-//! Rules: a read looks into the batch first, then at the map, and compares what it read with its checksum; a block that is not what
-//! it should be is looked up again while nobody writes. After a failed write or flush nothing is written any more.
+//! never both); counters. A write completes when it is in the batch. The thread that fills the batch, or flushes, writes it out;
+//! other threads meanwhile fill the next one. One flush of the device below serves all callers that wait.
+//! Rules: a read looks into the batch first, then at the map, and compares the block with its checksum; a block that does not match
+//! is looked up again while nothing is written. After a failed write or flush nothing is written any more.
+//!
+//! One file of over 500 lines: requests, batches and flushes share the locks above, whose order is easiest to check in one place.
 
 use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, HashSet};
