@@ -1,8 +1,8 @@
 //! An open device, whatever its kind: its requests, how it is named, how it is, changes of it, its end.
 //!
-//! Rules: an error names the device and what to do. Who has used a device closes it after the last request, which makes its
+//! Rules: an error names the device and what to do. The user of a device closes it after the last request, which makes its
 //! next opening quick; a device that was not closed is whole all the same.
-//! A report travels as JSON over a control socket. What all kinds tell stands in [`DeviceReport`] by name, the rest each kind
+//! A report travels as JSON over a control socket. Fields of all kinds stand in [`DeviceReport`] by name, the rest each kind
 //! adds and prints itself.
 
 use std::fmt;
@@ -24,7 +24,7 @@ pub trait Device: Send + Sync {
 
     fn block_device(&self) -> Arc<dyn BlockDevice>;
 
-    /// What only devices of its kind have to tell, by name.
+    /// Fields of its kind alone, by name.
     fn own_report(&self) -> Map<String, Value> {
         Map::new()
     }
@@ -75,7 +75,7 @@ pub struct DeviceReport {
     /// `file`, `nbd`, `netram`, `vlog`.
     pub kind: String,
     pub size_bytes: u64,
-    /// What only its kind has to tell.
+    /// Fields of its kind alone.
     #[serde(flatten)]
     pub own: Map<String, Value>,
 }

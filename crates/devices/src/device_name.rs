@@ -1,4 +1,4 @@
-//! What a block device is called: `file:PATH`, `vlog:PATH`, an NBD URI, or `netram:DONOR,DONOR,...?OPTIONS`.
+//! Names of block devices: `file:PATH`, `vlog:PATH`, an NBD URI, or `netram:DONOR,DONOR,...?OPTIONS`.
 //!
 //! Owns what a kind of device is, and the name that does not show which kind it is of. Each kind reads and writes its own names; a
 //! name is written as it was read, because a store's description keeps the text.
@@ -19,9 +19,9 @@ pub type Make = fn(&str, &MakeOptions) -> Outcome<Box<dyn Made>>;
 pub struct Kind {
     /// As reports call it.
     pub name: &'static str,
-    /// What a device of it is, in words for anybody.
+    /// The kind in words that name nothing secret.
     pub words: &'static str,
-    /// What stands before the colon of its names.
+    /// The words before the colon of its names.
     pub schemes: &'static [&'static str],
     /// Opening a device changes what it holds, and so is not for those who only save what is left.
     pub opening_writes: bool,
@@ -33,7 +33,7 @@ pub struct Kind {
     pub(crate) text: fn(&DeviceReport) -> serde_json::Result<String>,
 }
 
-/// How a disk is to be made. What a kind has no use for it refuses.
+/// How a disk is to be made. A kind refuses options that it has no use for.
 #[derive(Clone, Debug, Default)]
 pub struct MakeOptions {
     /// The device below a virtual-log disk.
@@ -42,7 +42,7 @@ pub struct MakeOptions {
     pub size: Option<Size>,
     /// Part of the device that never holds data (percent).
     pub spare_percent: u8,
-    /// What a virtual-log disk writes and empties as one piece.
+    /// Bytes that a virtual-log disk writes and empties as one segment.
     pub segment_bytes: u64,
     /// Overwrite what the device holds.
     pub force: bool,
@@ -52,7 +52,7 @@ pub struct MakeOptions {
 pub trait Name: fmt::Debug + fmt::Display + Send + Sync {
     fn kind(&self) -> &'static Kind;
 
-    /// What may be shown to people and written into logs.
+    /// The name without secrets, for people and logs.
     fn without_secrets(&self) -> DeviceName;
 
     /// The same device for a process in another directory.
@@ -71,7 +71,7 @@ pub trait Name: fmt::Debug + fmt::Display + Send + Sync {
     }
 }
 
-/// What a device is called, whatever its kind.
+/// A device's name, whatever its kind.
 #[derive(Clone)]
 pub struct DeviceName(Arc<dyn Name>);
 

@@ -1,8 +1,8 @@
 //! A connection to a donor: a link that knows network RAM disks.
 //!
 //! Rules: a donor's server that was restarted has lost its memory, so the disk's superblock must still be there on a new
-//! connection, once it was written. What a broken connection may still bring is uncertain, and its owner uses another place. A
-//! server is asked every second whether it is short of memory ([`PRESSURE`]). What follows is the disk's decision.
+//! connection, once it was written. Late effects of a broken connection are uncertain, so its owner uses another place. A
+//! server is asked every second whether it is short of memory ([`PRESSURE`]). The disk decides what follows.
 //! Left out: connections as such (`shoal_nbd::Link`).
 
 use std::io;
@@ -22,7 +22,7 @@ pub(crate) const UNDER_PRESSURE: u32 = 1;
 /// Bytes at a donor's start that tell whose it is.
 pub(crate) const FRONT_BYTES: usize = shoal_netram::SUPERBLOCK_BYTES;
 
-/// What the owner of a link wants to be told, from a thread of the link.
+/// Events that the owner of a link is told, from a thread of the link.
 #[derive(Default)]
 pub(crate) struct LinkListener {
     pub lost: Option<Box<dyn Fn() + Send + Sync>>,
@@ -31,7 +31,7 @@ pub(crate) struct LinkListener {
     pub pressure: Option<Box<dyn Fn(bool) + Send + Sync>>,
 }
 
-/// What is known of a donor.
+/// A donor's known state.
 struct Donor {
     name: String,
     /// The disk whose superblock was written here, or found here.
@@ -133,7 +133,7 @@ impl Donor {
     }
 }
 
-/// What the engine of a network RAM disk makes of a failure.
+/// A failure as the engine of a network RAM disk takes it.
 fn donor_error(trouble: Trouble, why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, DonorError::new(trouble, why))
 }

@@ -7,7 +7,7 @@
 use std::error::Error;
 use std::{fmt, io};
 
-/// What every fallible function here returns.
+/// Result of every fallible function here.
 pub type Outcome<T> = Result<T, Failure>;
 
 /// Why something could not be done.
@@ -36,13 +36,13 @@ impl Failure {
         self
     }
 
-    /// What to do about it.
+    /// The remedy.
     pub fn remedy(mut self, remedy: impl Into<String>) -> Failure {
         self.remedy = Some(remedy.into());
         self
     }
 
-    /// Somebody else has the object open; the cause says what to do about it.
+    /// Another program has the object open; the cause says what to do about it.
     pub fn is_in_use(&self) -> bool {
         self.cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
@@ -86,7 +86,7 @@ impl fmt::Display for Failure {
 /// Its sentence names the causes; nothing is left to ask for.
 impl Error for Failure {}
 
-/// What to do about the operating system's common refusals, where nothing better is known.
+/// Remedies for the operating system's common refusals, where no better one is known.
 fn usual_remedy(cause: &(dyn Error + 'static)) -> Option<&'static str> {
     let mut chain = Some(cause);
     while let Some(error) = chain {

@@ -14,7 +14,7 @@ use shoal_media::BlockDevice;
 use crate::failure::{During, Failure, Outcome};
 use crate::uuid::uuid_text;
 
-/// What says that a device holds something lies in its first bytes.
+/// The signs that a device holds data lie in its first bytes.
 const START_BYTES: u64 = 1 << 20;
 
 /// Is there a block device at the path?

@@ -36,7 +36,7 @@ impl BitWriter {
         debug_assert!(bits <= STEP_BITS && value >> bits == 0, "{value:#x} in {bits} bits");
         self.word |= value << self.bits;
         self.bits += bits;
-        // What does not fit is lost; the length tells.
+        // Bits that do not fit are lost; the length tells.
         if let Some(out) = self.out.get_mut(self.at..self.at + 8) {
             out.copy_from_slice(&self.word.to_le_bytes());
         }

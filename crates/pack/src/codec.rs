@@ -1,4 +1,4 @@
-//! What all compressors of inodes have in common.
+//! The parts common to all compressors of inodes.
 //!
 //! Owns: the trait [`Codec`], so that one study compares them all; [`Code`], a buffer for the code of one inode; [`Field`], for which widths are
 //! told apart. Rules: a code of more than [`STRIPPED`] bytes is the verbatim form, a shorter one is the codec's; so the
@@ -15,7 +15,7 @@ use crate::triplet::Triplets;
 /// Times that a block offers as a reference.
 pub const BASES_MAX: usize = 3;
 
-/// What a code refers to.
+/// The triplets and times that a code refers to.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
     pub triplets: &'a Triplets,

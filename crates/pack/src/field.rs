@@ -47,7 +47,7 @@ impl Counts {
 pub(crate) struct Values {
     pub values: Vec<u64>,
     pub huffman: Huffman,
-    /// What follows OTHER.
+    /// Code of the value that follows OTHER.
     pub other: Box<FieldCode>,
     /// Symbol + 1 by a value's place; 0 is nothing.
     places: Vec<u16>,

@@ -131,7 +131,7 @@ fn lengths(counts: &[u64]) -> Vec<u8> {
     let mut lengths = vec![0; counts.len()];
     let mut chosen = 2 * counts.len() - 2;
     for round in rounds.iter().rev() {
-        // What is chosen of a round are its first items; so are the pairs among them of the round before.
+        // The items chosen of a round are its first ones; so are the pairs among them of the round before.
         let mut pairs = 0;
         for (_, item) in &round[..chosen] {
             match item {

@@ -193,7 +193,7 @@ impl Bases {
                 frequent[at].add(*time);
             }
         }
-        // What each time costs by the references there are: at first those within its inode.
+        // The cost of each time by the references there are: at first those within its inode.
         let mut costs = [[0u32; RECORDS]; TIMES];
         costs[0][..records.len().min(RECORDS)].fill(64);
         for at in 1..TIMES {

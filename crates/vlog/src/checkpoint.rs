@@ -30,7 +30,7 @@ const QUOTA_MIN: u32 = 8;
 /// A smaller part of the log is soon looked through (segments).
 const SEGMENTS_MIN: u32 = 1024;
 
-/// A round begins after so many segments were opened: a sixteenth of the log. Recovery looks through half as many more at most. If
+/// Segments opened between two rounds: a sixteenth of the log. Recovery looks through half as many more at most. If
 /// all of the map changes in between, rounds add 3% to what is written.
 pub(crate) fn segments_between(segments: u32) -> u32 {
     (segments / 16).max(SEGMENTS_MIN).min(segments / 4).max(1)
@@ -94,11 +94,11 @@ pub(crate) struct Listing {
 pub(crate) struct Round {
     /// Map blocks to write.
     pub pending: Bits,
-    /// So many for each segment that is opened.
+    /// Map blocks written for each segment that is opened.
     pub quota: u32,
 }
 
-/// What is known of the checkpoints of a disk that has a map area.
+/// The checkpoints of a disk that has a map area.
 pub(crate) struct Checkpoints {
     /// None: there is no complete one, and no round has begun since.
     pub listing: Option<Listing>,
@@ -215,7 +215,7 @@ impl VirtualLog {
         if self.write_map(checkpoints, blocks)? { Ok(()) } else { self.complete_round(log, checkpoints) }
     }
 
-    /// Writes so many map blocks; false when none is left.
+    /// Writes some map blocks; false when none is left.
     fn write_map(&self, checkpoints: &mut Checkpoints, blocks: u32) -> Result<bool> {
         let Checkpoints { listing: Some(listing), round: Some(round), sums, slots, present } = checkpoints else {
             return Ok(false);
@@ -319,7 +319,7 @@ impl VirtualLog {
                 self.append_names(checkpoints, names)?;
             }
         }
-        // What only later openings need is durable by somebody else's flush.
+        // Bytes that only later openings need become durable by a later flush.
         if self.state.read().space.naming() == Naming::Now && !is_planted(Bug::NamesUnflushed) {
             self.flush_device(log)?;
         }

@@ -1,6 +1,6 @@
 //! Gaining room, a block at a time.
 //!
-//! Owns: which segment is emptied, and how far that is; tracks are in `tracks`. What is in use there is written elsewhere, with
+//! Owns: which segment is emptied, and how far that is; tracks are in `tracks`. Its blocks in use are written elsewhere, with
 //! the pieces of the map that lie there; when the records that say so are announced, it is free.
 //! Rules: one step does one read or one write, so that a request never waits for more (beyond what a bad place costs); a block
 //! that was written in the meantime is not moved; one that cannot be read, or whose checksum is wrong, stays where it is. A
@@ -23,9 +23,9 @@ const FREE_SEGMENTS_MIN: usize = 5;
 const FREE_SEGMENTS_LEAST: usize = 3;
 /// Without segments they announce what was left when fewer blocks are free.
 const FREE_BLOCKS_MIN: u32 = 64;
-/// In a gap so many segments are emptied before they are made free together, while there are enough.
+/// Segments emptied in a gap before they are made free together, while there are enough.
 const WAITING_SEGMENTS: usize = 4;
-/// Blocks gathered before they are written: so many fill records.
+/// Blocks gathered before they are written: as many as fill records.
 const MOVES: usize = 2 * PIECES_MAX;
 /// In a gap a segment is worth its work if at most so much of it is in use (percent).
 const WORTH_PERCENT: u32 = 70;
@@ -113,7 +113,7 @@ impl VirtualLog {
         Ok(true)
     }
 
-    /// Takes over what is still in its place and intact, until there are so many moves.
+    /// Takes over blocks that are still in their place and intact, up to a number of moves.
     pub(crate) fn gather(&self, emptying: &mut Emptying, most: usize) {
         while emptying.moves.len() < most
             && let Some((logical, entry)) = emptying.todo.pop_front()

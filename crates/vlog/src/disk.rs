@@ -53,12 +53,12 @@ struct Front {
     since_ns: u64,
 }
 
-/// What belongs to whoever writes.
+/// State of the thread that writes.
 #[derive(Default)]
 pub(crate) struct Log {
     /// The last record written.
     pub written: u64,
-    /// What it says is durable.
+    /// The last record that it declares durable.
     pub says: u64,
     /// Written since the last flush of the device below.
     pub unflushed_blocks: u32,
@@ -68,7 +68,7 @@ pub(crate) struct Log {
     /// First blocks of segments and tracks that cannot be emptied.
     pub stuck: HashSet<u32>,
     pub tail_generation: u64,
-    /// What the tail record says of checkpoints.
+    /// The tail record's entry about checkpoints.
     pub complete: Option<Checkpoint>,
     /// Of a disk with a map area.
     pub checkpoints: Option<Checkpoints>,
@@ -216,7 +216,7 @@ impl VirtualLog {
         if self.poison.is_set() { self.poison.refuse(&self.name()) } else { Ok(()) }
     }
 
-    /// For so many changes the room that is kept free is enough.
+    /// Changes for which the room kept free is enough.
     pub(crate) fn items_at_once(&self) -> usize {
         match self.superblock.segment_blocks {
             0 => ((self.superblock.physical_blocks - self.superblock.logical_blocks) as usize / 4).clamp(4, PIECES_MAX),
@@ -420,7 +420,7 @@ impl VirtualLog {
             return Ok(());
         }
         let mut log = self.lock();
-        // Somebody else may have been first.
+        // Another thread may have been first.
         if self.front.lock().open.len() < BATCH_BLOCKS {
             return Ok(());
         }
@@ -432,7 +432,7 @@ impl VirtualLog {
         let mut front = self.front.lock();
         let mut held = Vec::with_capacity(moves.len());
         for item in moves {
-            // What a request is about to write is newer.
+            // A request's own data are newer.
             if let Slot::Vacant(slot) = front.writing.entry(item.logical) {
                 slot.insert(item.change.clone());
                 held.push(item.logical);

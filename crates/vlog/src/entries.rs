@@ -55,7 +55,7 @@ impl Map {
         entries
     }
 
-    /// What is behind the end is left out.
+    /// Entries behind the end are left out.
     pub fn set_piece(&mut self, index: u32, entries: &[Entry; PIECE_BLOCKS as usize]) {
         let first = (index * PIECE_BLOCKS) as usize;
         self.0[first..].iter_mut().zip(entries).for_each(|(word, &entry)| *word = pack(entry));

@@ -20,9 +20,9 @@ const TICK: Duration = Duration::from_millis(5);
 const GAP_MIN_NS: u64 = 5_000_000;
 /// A longer pause always is one (ns).
 const GAP_MAX_NS: u64 = 200_000_000;
-/// So many times the usual distance between two requests is a gap.
+/// A gap is this multiple of the usual distance between two requests.
 const GAP_DISTANCES: u64 = 8;
-/// What waits in memory for so long is written, though nobody asked for it (ns).
+/// Blocks that wait in memory for this long are written without a flush (ns).
 const WRITE_AGE_NS: u64 = 100_000_000;
 
 /// When requests come and go.
@@ -128,7 +128,7 @@ fn work(log: &Weak<VirtualLog>, stop: &Stop) {
         let Some(log) = log.upgrade().filter(|_| !*stopped) else { continue };
         drop(stopped);
         if use_gap(&log, stop, &mut looked_after).is_err() {
-            // A failed write poisons the disk, and requests are told. What failed is not tried again before the next one.
+            // A failed write poisons the disk, and requests are told. A failed step is not tried again before the next one.
             looked_after = Some(log.last_request_ns());
         }
         stopped = stop.stopped.lock();

@@ -90,13 +90,13 @@ pub enum VlogError {
 /// How blocks are placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// One behind the other into segments of so many blocks.
+    /// One behind the other, into segments of this many blocks.
     Segments { blocks: u32 },
     /// Into any free block: for a device whose head position is known.
     Anywhere,
 }
 
-/// What a new disk is like.
+/// Properties of a new disk.
 #[derive(Clone, Copy, Debug)]
 pub struct FormatOptions {
     pub uuid: [u8; 16],

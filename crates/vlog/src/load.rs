@@ -57,7 +57,7 @@ impl Search<'_> {
             opened: named.len() as u32,
         });
         if side != complete.side {
-            // What it has to write is known when the records were read.
+            // Its pieces to write are known when the records have been read.
             checkpoints.round = Some(Round { pending: Bits::new(superblock.map_blocks()), quota: 0 });
         }
         Ok(Some(Loaded { checkpoints, segments, named }))
@@ -121,7 +121,7 @@ impl Search<'_> {
             let reads = (0..2u8).map(|copy| Read { at: superblock.list_at(side, copy, from), blocks, what: copy });
             read_each(self.device, reads, |read, bytes| {
                 self.blocks_read += read.blocks as u64;
-                // What one copy cannot say the other one may.
+                // The other copy may have what one copy lacks.
                 copies[read.what as usize] = bytes.unwrap_or_else(|_| vec![0; read.blocks as usize * BLOCK]);
                 Ok(None)
             })?;

@@ -28,7 +28,7 @@ shoal_media::plantable! {
         MoveStale,
         /// Numbers go on right behind the last one that was found.
         NoJump,
-        /// What is read is not compared with its checksum.
+        /// A block is read without comparing its checksum.
         NoChecksum,
         /// A segment is opened before the list that names it is durable.
         NamesUnflushed,

@@ -35,7 +35,7 @@ const SPARE_ANYWHERE_MIN: u8 = 3;
 /// More records than can lie behind the last one that was durable.
 pub(crate) const HIDDEN_MAX: u64 = 1 << 14;
 
-/// What opening a disk took.
+/// Work that opening a disk took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
     /// The disk had been closed.
@@ -261,7 +261,7 @@ impl VirtualLog {
     fn settle(&self, pieces: &[u32], clean: bool) -> Result<()> {
         let mut log = self.lock();
         let log = &mut *log;
-        // What was found may be in a cache only, if a process died and not the machine: a power loss could then leave
+        // The records found may be in a cache only, if a process died and not the machine: a power loss could then leave
         // what is written next without the records that allowed it.
         if !is_planted(Bug::FoundUnflushed) {
             block::flush(&*self.device).inspect_err(|error| self.poison(error))?;
@@ -391,7 +391,7 @@ fn believe(
     let seq = state.next_seq;
     let sums = sums_of(device, &later)?;
     for record in later.values() {
-        // It may have been flushed: nobody may overwrite it before what it says is written anew.
+        // It may have been flushed: it must not be overwritten before its contents are written again.
         if !state.space.is_used(record.at) {
             state.space.take(record.at);
             state.space.leave(record.at, seq);
@@ -413,7 +413,7 @@ fn believe(
                 let possible = entry.at == 0 || is_free(entry.at);
                 let sure = entry.at == 0 || is_planted(Bug::NoVerify);
                 let is_intact = || match sums.get(&entry.at) {
-                    // It may have been flushed: nobody knows that it is lost.
+                    // It may have been flushed: that it is lost cannot be known.
                     Some(Err(error)) => Err(error.clone()),
                     Some(Ok(sum)) => Ok(*sum == entry.crc || is_planted(Bug::NoChecksum)),
                     None => Ok(false),

@@ -222,7 +222,7 @@ impl<'a> Search<'a> {
 
     /// Is it the newest record, and is nothing missing or behind it? `number`: the checkpoint that the search began with.
     pub fn ends_with(&self, root: Link, number: Option<u64>) -> Result<bool> {
-        // What a checkpoint covers is not looked for; behind it the record must have been come across.
+        // Records that a checkpoint covers are not looked for; a later one must have been met.
         let is_reached = self.newest.0 == root.seq || number.is_some_and(|number| root.seq <= number);
         if !(is_reached && self.ends_before(root)) {
             return Ok(false);
@@ -260,7 +260,7 @@ impl<'a> Search<'a> {
                 state.mark_dirty(index);
             }
             drop(std::mem::take(&mut self.taken_from));
-            // What no record holds is nowhere, and is not touched.
+            // A piece that no record holds is nowhere, and is not touched.
             for (index, _) in (0..).zip(&self.piece_at).filter(|&(_, &at)| at != 0) {
                 for entry in self.map.piece(index).iter().filter(|entry| entry.at != 0) {
                     take(&mut state, entry.at)?;

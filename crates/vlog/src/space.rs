@@ -343,7 +343,7 @@ impl Segments {
         self.open.is_none_or(|open| open.written + 2 > self.blocks)
     }
 
-    /// What recovery does not look for must not be written.
+    /// Records where recovery does not look must not be written.
     fn assert_named(&self) {
         if let Some(&first) = self.free.front()
             && let Some(&named) = self.named.get(first as usize)

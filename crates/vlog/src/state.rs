@@ -37,7 +37,7 @@ pub(crate) struct State {
     pub announced: u64,
 }
 
-/// A record with so many pieces left has them written anew when there is room for them.
+/// A record with at most this many pieces left has them written again when there is room.
 const SPARSE: u32 = 8;
 
 /// A record that counts, or that is still needed for its links.
@@ -49,7 +49,7 @@ struct Live {
     links: Box<[Link]>,
 }
 
-/// What is remembered of a record that was read.
+/// A record that was read, as far as it is remembered.
 pub(crate) struct Header {
     pub at: u32,
     pub pieces: Vec<u32>,
@@ -198,7 +198,7 @@ impl State {
         (0..self.superblock.map_blocks()).for_each(|block| self.dirty.set(block, true));
     }
 
-    /// What changed so far is somebody else's matter from now on.
+    /// Changes so far are another thread's matter from now on.
     pub fn take_dirty(&mut self) -> Bits {
         if is_planted(Bug::DirtyForgotten) {
             // Every other one only: else rounds would write nothing at all.

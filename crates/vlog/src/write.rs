@@ -40,7 +40,7 @@ impl Item {
     }
 }
 
-/// Who writes, and so which reserve of segments may be used.
+/// The writer, which decides the reserve of segments it may use.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
     Request,
@@ -201,7 +201,7 @@ impl VirtualLog {
         if let Some(at) = found {
             return Ok(at);
         }
-        // What was left since the last flush, and what the compactor holds.
+        // Segments left since the last flush, and those the compactor holds.
         self.give_up(log);
         self.flush_device(log)?;
         self.take_free(head, &|_| true).ok_or_else(|| self.no_space())

@@ -14,13 +14,13 @@ use parking_lot::Mutex;
 /// After the first wrong answer; it doubles with each.
 const DELAY: Duration = Duration::from_millis(100);
 const DOUBLINGS_MAX: u32 = 4;
-/// Nobody is kept waiting for longer.
+/// Longest delay.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 const FORGET_AFTER: Duration = Duration::from_secs(60);
 /// Hosts remembered. If more of them guess, those beyond count as one.
 const HOSTS_MAX: usize = 4096;
 
-/// Whose guesses count together; nothing stands for all hosts beyond the table.
+/// The host whose guesses count together; `None` stands for all hosts beyond the table.
 type Host = Option<IpAddr>;
 
 struct Wrong {
@@ -59,7 +59,7 @@ impl Guesses {
         Some(wait)
     }
 
-    /// What a client said was right: it has waited, and what it says next is looked at at once. Between two wrong answers there is a
+    /// A client's secret was right: it has waited, and its next one is looked at at once. Between two wrong answers there is a
     /// wait nevertheless.
     pub fn right(&self, ip: IpAddr, now: Instant) {
         if let Some(wrong) = self.hosts.lock().get_mut(&host(ip)) {
@@ -67,7 +67,7 @@ impl Guesses {
         }
     }
 
-    /// What a client said was wrong.
+    /// A client's secret was wrong.
     pub fn wrong(&self, ip: IpAddr, now: Instant) {
         let mut hosts = self.hosts.lock();
         let mut host = host(ip);
@@ -117,7 +117,7 @@ mod tests {
         }
         assert!((30..=50).contains(&tried), "{tried} guesses in a minute");
         assert_eq!(guesses.wait(ip("10.0.0.2"), now), Some(Duration::ZERO));
-        // Who says something right after something wrong has waited once.
+        // A client that is right after it was wrong has waited once.
         assert!(guesses.wait(ip("10.0.0.1"), now).unwrap() > Duration::ZERO);
         let now = now + WAIT_MAX;
         guesses.right(ip("10.0.0.1"), now);

@@ -4,7 +4,7 @@
 //! hold it through their export. An area that nobody holds and that holds nothing gives way to whoever needs the room,
 //! so asking reserves nothing for good; one with contents is kept for a client that comes back, for as long as the
 //! terms say. Connections of one name share the area: one memory is behind all of them. Areas are zeroed outside the
-//! lock, and by name: whoever else has one in hand (compaction) must not keep its room from being free.
+//! lock, and by name: another holder of one (compaction) must not keep its room from being free.
 
 mod guesses;
 mod names;

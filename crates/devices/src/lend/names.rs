@@ -1,4 +1,4 @@
-//! Who may borrow: the names that `--allow` lists, some with a secret.
+//! The clients that may borrow: the names that `--allow` lists, some with a secret.
 //!
 //! A client asks for the export `NAME`, or `NAME:SECRET`; the empty name means `default`. Without a list every name is
 //! allowed. Whether a name is unknown or its secret wrong cannot be told from the answer, nor (secrets being
@@ -14,7 +14,7 @@ use subtle::ConstantTimeEq;
 
 use crate::failure::{During, Failure, Outcome};
 
-/// What the empty name stands for.
+/// The name that an empty one stands for.
 pub const DEFAULT: &str = "default";
 
 /// A name and its secret have to fit an export name with room to spare.

@@ -18,7 +18,7 @@ use crate::failure::{Failure, Outcome};
 use crate::size::human;
 use crate::uuid::uuid_text;
 
-/// Changes of who belongs to the disk are known to its donors after a few round trips.
+/// A change of membership is known to the disk's donors after a few round trips.
 const SETTLING: Duration = Duration::from_secs(3);
 
 impl Inner {

@@ -79,7 +79,7 @@ impl Inner {
             if states(&name).contains(&DonorState::Drained) && link.state() == "connected" {
                 let (sender, receiver) = std::sync::mpsc::channel();
                 let done = Box::new(move |result: Result<Vec<u8>, _>| {
-                    // Nobody waits for ever.
+                    // No caller waits for ever.
                     let _ = sender.send(result.is_ok());
                 });
                 link.submit(Request::Trim { at: 0, len: link.geometry().bytes }, done);
@@ -166,7 +166,7 @@ impl Inner {
             return debug!("donor {donor}: another client's lease");
         }
         if !one.link.is_fenced() {
-            // What it was sent through connections that are over arrives first.
+            // Requests sent through connections that have ended arrive first.
             std::thread::sleep(lease::WATCHED);
         }
         let Ok(front) = one.link.front() else { return };

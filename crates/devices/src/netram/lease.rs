@@ -4,7 +4,7 @@
 //! before ours transmits (`shoal_nbd::Claim`). On other donors the client leaves a record and renews it every second. Who
 //! opens such a disk watches the record for `WATCHED`: if it changes, its client lives; if not, what it had sent has arrived by
 //! then, as far as a wait can tell. The old client reads its record before each renewal, and stops when it finds another's.
-//! The first half of a client's id stands for the lock file it holds: who holds the same one knows that the others are dead.
+//! The first half of a client's id stands for the lock file it holds: a client that holds the same one knows that the others are dead.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fs::File;
@@ -83,7 +83,7 @@ pub(super) fn claim(
     reached.into_iter().map(again).collect()
 }
 
-/// Who has left a record on a donor.
+/// The client that left a record on a donor.
 fn held(link: &DonorLink) -> Option<Lease> {
     let mut bytes = vec![0; LEASE_BYTES];
     link.read_into(LEASE_AT as u64, &mut bytes).ok()?;

@@ -95,7 +95,7 @@ fn make_on(wanted: &Netram, force: bool) -> Outcome<MadeNetram> {
     refuse_if_in_use(&reached.iter().collect::<Vec<_>>(), force)?;
     let made = write(&config, &reached).map_err(|failure| failure.within(&what()));
     if made.is_err() {
-        // What is half made would be in the way of the next attempt; a donor that cannot be written to holds nothing.
+        // A half-made disk would be in the way of the next attempt; a donor that cannot be written to holds nothing.
         reached.iter().for_each(|one| drop(one.wipe()));
     }
     // The next client need not wait for this one.

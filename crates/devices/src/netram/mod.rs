@@ -60,7 +60,7 @@ pub static KIND: Kind = Kind {
 /// The unit donors are read and written in (bytes).
 const SECTOR_BYTES: u32 = shoal_netram::SECTOR_BYTES;
 
-/// Requests that need a donor that is away wait for so many times `lost-after`.
+/// Requests that need a missing donor wait for this multiple of `lost-after`.
 const PATIENCE: u32 = 6;
 
 /// An open network RAM disk.
@@ -70,11 +70,11 @@ pub(crate) struct NetramDisk {
     _lock: Option<FileLock>,
 }
 
-/// What the disk and its keeper share.
+/// State shared by the disk and its keeper.
 struct Inner {
     disk: Arc<Disk>,
     uuid: [u8; 16],
-    /// What this client is to donors.
+    /// This client, as donors know it.
     client: ClientId,
     /// As it is to be opened again.
     name: Mutex<Netram>,
@@ -114,7 +114,7 @@ impl NetramDisk {
             ));
         }
         for one in &reached {
-            // What a blank donor holds of an older disk is gone with the first write.
+            // An older disk's data on a blank donor are gone with the first write.
             one.link.belongs_to(uuid, one.disk() == Some(uuid));
         }
         lease::renew_all(reached.iter().map(|one| &*one.link), &uuid, client, false);
@@ -164,7 +164,7 @@ impl Device for NetramDisk {
         [("disk".into(), serde_json::json!(self.inner.report()))].into_iter().collect()
     }
 
-    /// Nobody has the disk open any more.
+    /// The disk has no user any more.
     fn close(&self) -> Outcome<()> {
         self.keeper.stop();
         self.inner.renew_leases(true);

@@ -1,4 +1,4 @@
-//! What a network RAM disk is called: `netram:DONOR,DONOR,...?OPTIONS`.
+//! Names of network RAM disks: `netram:DONOR,DONOR,...?OPTIONS`.
 //!
 //! A donor is `unix:PATH`, `HOST:PORT` or an NBD URI. Commas separate donors, so one within a donor's URI is written %2C. The
 //! disk's options come after the last `?`, unless that `?` is the last donor's own: a URI's first, followed by a parameter of
@@ -33,7 +33,7 @@ pub struct Netram {
     pub config: Config,
     /// The disk that must be there; any, if `None`.
     pub uuid: Option<[u8; 16]>,
-    /// What this client calls itself to donors.
+    /// This client's name, for donors.
     pub name: String,
     /// A file with the secret that donors ask for.
     pub secret: Option<PathBuf>,

@@ -45,7 +45,7 @@ impl Reached {
     }
 }
 
-/// What this client asks donors for: its name, with its secret if it has one.
+/// How this client introduces itself to donors: its name, with its secret if it has one.
 pub(super) fn export_name(wanted: &Netram) -> Outcome<String> {
     let Some(path) = &wanted.secret else { return Ok(wanted.name.clone()) };
     let text = fs::read_to_string(path).during(format_args!("secret {}", path.display()))?;

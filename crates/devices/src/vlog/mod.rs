@@ -49,7 +49,7 @@ const DESCRIPTION_BYTES_MAX: u64 = 64 << 10;
 /// Between two lines on how far opening is.
 const TELL_EVERY: Duration = Duration::from_secs(3);
 
-/// What a description file holds.
+/// Contents of a description file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Below {
     version: u32,

@@ -12,14 +12,14 @@ use crate::device::DeviceReport;
 use crate::size::human;
 use crate::uuid::uuid_text;
 
-/// A virtual-log disk. What was written, moved and emptied is counted since it was opened.
+/// A virtual-log disk. Writes, moves and emptied segments are counted since it was opened.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct VlogReport {
     pub uuid: String,
     /// Device below; `None`: the disk is on the device named.
     pub over: Option<String>,
     pub log_bytes: u64,
-    /// What is in use, or was left and is free after the next flush.
+    /// Bytes in use, or left and free after the next flush.
     pub used_bytes: u64,
     pub segments: u32,
     pub free_segments: u32,
