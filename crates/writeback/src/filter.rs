@@ -41,7 +41,8 @@ struct Held {
 
 /// What to do when the awaited blocks are on the device.
 enum Then {
-    Complete(Completion),
+    /// The request has completed; its buffer goes back.
+    Complete(Completion, Vec<u8>),
     /// The request goes to the device.
     Submit(Request, Completion),
 }
@@ -225,10 +226,10 @@ impl State {
         let mut waiting = Vec::new();
         for waiter in std::mem::take(&mut self.waiters) {
             match (&self.failure, waiter.blocks.is_empty(), waiter.then) {
-                (Some(failure), _, Then::Complete(done) | Then::Submit(_, done)) => {
+                (Some(failure), _, Then::Complete(done, _) | Then::Submit(_, done)) => {
                     steps.push(Step::Complete(done, Err(failure.clone())));
                 }
-                (None, true, Then::Complete(done)) => steps.push(Step::Complete(done, Ok(Vec::new()))),
+                (None, true, Then::Complete(done, buffer)) => steps.push(Step::Complete(done, Ok(buffer))),
                 (None, true, Then::Submit(request, done)) => steps.push(Step::Submit(request, done)),
                 (None, false, then) => waiting.push(Waiter { blocks: waiter.blocks, then }),
             }
@@ -365,9 +366,9 @@ impl Inner {
                 }
                 let may_wait = state.dirty.rule().policy != Policy::WriteThrough && state.held.len() <= self.blocks_max;
                 match fua {
-                    true => Then::Submit(Request::Flush, done),
-                    false if may_wait || blocks.is_empty() => return Some((done, Ok(Vec::new()))),
-                    false => Then::Complete(done),
+                    true => Then::Submit(Request::Flush, Box::new(|flushed| done(flushed.map(|_| buffer)))),
+                    false if may_wait || blocks.is_empty() => return Some((done, Ok(buffer))),
+                    false => Then::Complete(done, buffer),
                 }
             }
             // A trimmed block may show any of its former contents until it is written again.

@@ -234,7 +234,8 @@ impl World {
             let range = (at / BLOCK) as usize..((at + len) / BLOCK) as usize;
             match (request, result) {
                 (Request::Read { .. }, Ok(buffer)) => assert_eq!(numbers(&buffer), self.model[range], "a read at {at}"),
-                (Request::Write { buffer, fua, .. }, Ok(_)) => {
+                (Request::Write { buffer, fua, .. }, Ok(back)) => {
+                    assert_eq!(back, buffer, "the buffer of a write at {at} goes back");
                     let values = numbers(&buffer);
                     self.model[range.clone()].copy_from_slice(&values);
                     if fua {
