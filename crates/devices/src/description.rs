@@ -17,32 +17,32 @@ pub type Make = fn(&str, &MakeOptions) -> Outcome<Box<dyn Made>>;
 
 /// A kind of bulk storage.
 pub struct Kind {
-    /// As reports call it.
+    /// Its name in reports.
     pub name: &'static str,
-    /// What a device of it is, in words for anybody.
+    /// A device of this kind, in words for anybody.
     pub words: &'static str,
-    /// What stands before the colon of its names.
+    /// Words before the colon of its names.
     pub schemes: &'static [&'static str],
-    /// Opening a device changes what it holds, and so is not for those who only save what is left.
+    /// Opening a device changes its contents, so it is not for programs that only save what is left.
     pub opening_writes: bool,
     /// Reads a name; `None` where it is of another kind.
     pub(crate) parse: fn(&str) -> Option<Result<Description, String>>,
-    /// `None` where devices are there or not, but are not made.
+    /// `None` for a kind whose devices are not made here.
     pub make: Option<Make>,
     /// A report for people.
     pub(crate) text: fn(&DeviceReport) -> serde_json::Result<String>,
 }
 
-/// How a disk is to be made. What a kind has no use for it refuses.
+/// Options for making a disk. A kind refuses those that it has no use for.
 #[derive(Clone, Debug, Default)]
 pub struct MakeOptions {
     /// The device below a virtual-log disk.
     pub over: Option<Description>,
-    /// Of the file below, which is made.
+    /// Size of the file below, which is then made.
     pub size: Option<Size>,
     /// Part of the device that never holds data (percent).
     pub spare_percent: u8,
-    /// What a virtual-log disk writes and empties as one piece.
+    /// Unit in which a virtual-log disk writes and empties (bytes).
     pub segment_bytes: u64,
     /// Overwrite what the device holds.
     pub force: bool,
@@ -52,7 +52,7 @@ pub struct MakeOptions {
 pub trait Name: fmt::Debug + fmt::Display + Send + Sync {
     fn kind(&self) -> &'static Kind;
 
-    /// What may be shown to people and written into logs.
+    /// The name as it may be shown to people and written into logs.
     fn without_secrets(&self) -> Description;
 
     /// The same device for a process in another directory.
@@ -71,7 +71,7 @@ pub trait Name: fmt::Debug + fmt::Display + Send + Sync {
     }
 }
 
-/// What a device is called, whatever its kind.
+/// The name of a device of any kind.
 #[derive(Clone)]
 pub struct Description(Arc<dyn Name>);
 

@@ -1,9 +1,8 @@
-//! An open device, whatever its kind: its requests, how it is named, how it is, changes of it, its end.
+//! An open device, whatever its kind: its requests, its name, its state, changes of it, its end.
 //!
-//! Rules: an error names the device and what to do. Who has used a device closes it after the last request, which makes its
-//! next opening quick; a device that was not closed is whole all the same.
-//! A report travels as JSON over a control socket. What all kinds tell stands in [`DeviceReport`] by name, the rest each kind
-//! adds and prints itself.
+//! Rules: an error names the device and the remedy. The user of a device closes it after the last request, which makes
+//! its next opening quick; a device that was not closed is whole all the same. A report travels as JSON over a control
+//! socket. [`DeviceReport`] has the fields that all kinds share; each kind adds and prints the rest itself.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,17 +18,17 @@ use crate::size::human;
 
 /// An open device.
 pub trait Device: Send + Sync {
-    /// How to open it again.
+    /// The description to open it again with.
     fn description(&self) -> Description;
 
     fn block_device(&self) -> Arc<dyn BlockDevice>;
 
-    /// What only devices of its kind have to tell, by name.
+    /// Fields that only devices of its kind report, by name.
     fn own_report(&self) -> Map<String, Value> {
         Map::new()
     }
 
-    /// After the last request: what makes the next opening quick is written down.
+    /// Called after the last request; writes down what makes the next opening quick.
     fn close(&self) -> Outcome<()> {
         Ok(())
     }
@@ -39,7 +38,7 @@ pub trait Device: Send + Sync {
         None
     }
 
-    /// Changes who lends the device its memory; in words what was done.
+    /// Changes the donors of the device; returns in words what was done.
     fn change(&self, _change: DonorChange, _donor: &str) -> Outcome<String> {
         Err(Failure::new(self.description().without_secrets(), "has no donors")
             .remedy("name a server of a network RAM disk"))
@@ -47,7 +46,7 @@ pub trait Device: Send + Sync {
 }
 
 impl dyn Device {
-    /// How the device is, for programs and for [`DeviceReport::text`].
+    /// The state of the device, for programs and for [`DeviceReport::text`].
     pub fn report(&self) -> DeviceReport {
         let description = self.description();
         DeviceReport {
@@ -69,27 +68,27 @@ pub enum DonorChange {
     Forget,
 }
 
-/// How an open device is.
+/// The state of an open device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DeviceReport {
     pub device: String,
     /// `file`, `nbd`, `netram`, `vlog`.
     pub kind: String,
     pub size_bytes: u64,
-    /// What only its kind has to tell.
+    /// Fields that only its kind reports.
     #[serde(flatten)]
     pub own: Map<String, Value>,
 }
 
 impl DeviceReport {
-    /// The first line; `state` is said behind the size.
+    /// The first line; `state` follows the size.
     pub(crate) fn head(&self, state: &str) -> String {
         let separator = if state.is_empty() { "" } else { ", " };
         format!("{}  {}{separator}{state}\n", self.device, human(self.size_bytes))
     }
 }
 
-/// A disk that was made: `Display` says for people what it is like.
+/// A disk that was made; `Display` describes it for people.
 pub trait Made: fmt::Display {
     /// The same for programs.
     fn to_json(&self) -> serde_json::Result<String>;

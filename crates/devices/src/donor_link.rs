@@ -1,9 +1,9 @@
 //! A connection to a donor: a link that knows network RAM disks.
 //!
-//! Rules: a donor's server that was restarted has lost its memory, so the disk's superblock must still be there on a new
-//! connection, once it was written. What a broken connection may still bring is uncertain, and its owner uses another place. A
-//! server is asked every second whether it is short of memory ([`PRESSURE`]). What follows is the disk's decision.
-//! Left out: connections as such (`shoal_nbd::Link`).
+//! Rules: a donor's server that was restarted has lost its memory, so the disk's superblock must still be there on a
+//! new connection, once it was written. The effect of requests on a broken connection is uncertain, and the owner uses
+//! another place. A server is asked every second whether it is short of memory ([`PRESSURE`]); the disk decides what
+//! follows. Left out: connections as such (`shoal_nbd::Link`).
 
 use std::io;
 use std::sync::{Arc, OnceLock};
@@ -22,7 +22,7 @@ pub(crate) const UNDER_PRESSURE: u32 = 1;
 /// Bytes at a donor's start that tell whose it is.
 pub(crate) const FRONT_BYTES: usize = shoal_netram::SUPERBLOCK_BYTES;
 
-/// What the owner of a link wants to be told, from a thread of the link.
+/// Calls to the owner of a link, from a thread of the link.
 #[derive(Default)]
 pub(crate) struct Watch {
     pub lost: Option<Box<dyn Fn() + Send + Sync>>,
@@ -31,7 +31,7 @@ pub(crate) struct Watch {
     pub pressure: Option<Box<dyn Fn(bool) + Send + Sync>>,
 }
 
-/// What is known of a donor.
+/// A donor as its link knows it.
 struct Donor {
     name: String,
     /// The disk whose superblock was written here, or found here.
@@ -60,9 +60,9 @@ impl DonorLink {
         Ok(DonorLink { link: Link::connect(uri, &options, donor.clone())?, donor })
     }
 
-    /// Once: whom to tell.
+    /// Sets the owner's calls, once.
     pub fn watch(&self, watch: Watch) {
-        // A second one would find the first in place, which is a mistake of the program.
+        // A second watch is a mistake of the program.
         assert!(self.donor.watch.set(watch).is_ok(), "a link is watched once");
     }
 
@@ -74,13 +74,13 @@ impl DonorLink {
         }
     }
 
-    /// The server belongs to this disk: after a reconnection its superblock must be there, if it ever was.
+    /// Notes that the server belongs to this disk: after a reconnection its superblock must be there, if it ever was.
     pub fn belongs_to(&self, disk: [u8; 16], is_there: bool) {
         *self.donor.disk.lock() = Some(disk);
         self.link.set_written(is_there);
     }
 
-    /// Says whose this link is from now on. An error says that it is another client's, or what went wrong.
+    /// Claims the donor for a client from now on. Fails if it is another client's, or cannot be reached.
     pub fn claim(&self, claim: Claim) -> Result<(), ConnectError> {
         self.link.claim(claim)
     }
@@ -129,7 +129,7 @@ impl Donor {
     }
 }
 
-/// What the engine of a network RAM disk makes of a failure.
+/// The error of a failure for the engine of a network RAM disk.
 fn donor_error(trouble: Trouble, why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::NotConnected, DonorError::new(trouble, why))
 }
@@ -154,9 +154,9 @@ impl Owner for Donor {
         donor_error(Trouble::Away, &MediaError::io(self.name.clone(), io::Error::other(end.to_string())).to_string())
     }
 
-    /// Tells of changes of the server's state of memory.
+    /// Reports changes of the server's memory pressure.
     fn look(&self, client: &Client) {
-        // Before anybody can be told nothing is asked: a state that is known already is told no more.
+        // Without a receiver nothing is asked: a state that is known already is not reported again.
         let Some(told) = self.watch.get().and_then(|watch| watch.pressure.as_ref()) else { return };
         let Some(now) = pressure(client) else { return };
         let before = std::mem::replace(&mut *self.under_pressure.lock(), now);

@@ -1,6 +1,6 @@
 //! A file or a block device: `file:PATH`, or `device:PATH`.
 //!
-//! Rules: it is there already; nothing is made here. One store or process has it open at a time.
+//! Rules: it must exist; nothing is made here. One store or process has it open at a time.
 //! Left out: requests (`shoal_host::FileDevice`).
 
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::failure::{Failure, Outcome};
 pub static KIND: Kind = Kind {
     name: "file",
     words: "disk",
-    // The second for those who think of a block device.
+    // The second for users who think of a block device.
     schemes: &["file", "device"],
     opening_writes: false,
     parse: |text| path_of(text, KIND.schemes).map(|path| Ok(file(path))),
@@ -28,7 +28,7 @@ pub static KIND: Kind = Kind {
 #[derive(Clone, Debug)]
 struct FileName(PathBuf);
 
-/// The device that a file or a block device is.
+/// The description of a file or a block device.
 pub fn file(path: impl Into<PathBuf>) -> Description {
     Description::new(FileName(path.into()))
 }

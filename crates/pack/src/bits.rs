@@ -36,7 +36,7 @@ impl BitWriter {
         debug_assert!(bits <= STEP_BITS && value >> bits == 0, "{value:#x} in {bits} bits");
         self.word |= value << self.bits;
         self.bits += bits;
-        // What does not fit is lost; the length tells.
+        // Bits that do not fit are lost; the length tells.
         if let Some(out) = self.out.get_mut(self.at..self.at + 8) {
             out.copy_from_slice(&self.word.to_le_bytes());
         }
@@ -102,7 +102,7 @@ impl<'a> BitReader<'a> {
         BitReader { bytes, at: 0, end: len as u32 * 8 }
     }
 
-    /// The next bits, at least [`STEP_BITS`] of them; what is behind the code is anything, and zeros behind the bytes.
+    /// The next bits, at least [`STEP_BITS`] of them; those behind the code are anything, those behind the bytes zero.
     #[inline]
     pub fn peek(&self) -> u64 {
         let byte = (self.at / 8) as usize;
@@ -146,7 +146,7 @@ impl<'a> BitReader<'a> {
         }
     }
 
-    /// Whether the code ended just here: nothing is missing, and what is left is padding.
+    /// Whether the code ended just here: nothing is missing, and the rest is padding.
     #[inline]
     pub fn end(&self) -> Result<(), FormatError> {
         let what = "inode code";

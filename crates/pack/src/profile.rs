@@ -1,7 +1,7 @@
 //! Profiles: the tables of compressors for a kind of tree, as a file and in a store.
 //!
 //! Owns: [`Census`], which counts a tree; [`Profile`], one compressor made from it; [`ProfileFile`], several of them as bytes, with the
-//! command that made them; the built-in profiles. What is stored are the codes themselves (values, lengths, buckets), not
+//! command that made them; the built-in profiles. The codes themselves are stored (values, lengths, buckets), not
 //! the counts they came from: a later program that builds other codes from the same counts still decodes. Rules: bytes whose
 //! checksum, version or tables are wrong are refused; the table of the layout is in `docs/spec/pack.md`.
 
@@ -28,7 +28,7 @@ pub const PROFILES_MAX: usize = 16;
 /// Made by the command that its first bytes name.
 static BUILT_IN: &[u8] = include_bytes!("../data/built-in.profile");
 
-/// What occurs in a tree, by all compressors and both precisions.
+/// Counts of a tree, for all compressors and both precisions.
 #[derive(Clone, Debug)]
 pub struct Census {
     fields: Vec<(Kind, Precision, FieldCounts)>,
@@ -117,7 +117,7 @@ pub enum Tables {
 /// A compressor made for a kind of tree.
 #[derive(Clone, Debug)]
 pub struct Profile {
-    /// Of the times it was made from.
+    /// Precision of the times it was made from.
     pub precision: Precision,
     pub tables: Tables,
 }

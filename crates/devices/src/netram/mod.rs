@@ -1,14 +1,14 @@
-//! A network RAM disk put together: connections to its donors, the disk over them, and what is said about both.
+//! A network RAM disk put together: connections to its donors, the disk over them, and reports on both.
 //!
 //! | module | owns |
 //! |---|---|
-//! | `name` | what a disk is called: its donors and options |
+//! | `name` | the name of a disk: its donors and options |
 //! | `reach` | connections to donors, and which disk they hold |
 //! | `lease` | one client at a time |
 //! | `make` | new disks |
 //! | `change` | an administrator's changes of the donors |
 //! | `keeper` | donors that went away and come back, need their memory, or are to leave |
-//! | `report` | how a disk is |
+//! | `report` | the state of a disk |
 //!
 //! Rules: opening never makes a disk (`make` does). One client has a disk open at a time. A donor
 //! under memory pressure is drained while another could take its blocks. Donors that went away are taken back when they
@@ -60,7 +60,7 @@ pub static KIND: Kind = Kind {
 /// The unit donors are read and written in (bytes).
 const SECTOR_BYTES: u32 = shoal_netram::SECTOR_BYTES;
 
-/// Requests that need a donor that is away wait for so many times `lost-after`.
+/// Requests that need a donor that is away wait for this many times `lost-after`.
 const PATIENCE: u32 = 6;
 
 /// An open network RAM disk.
@@ -70,17 +70,17 @@ pub(crate) struct NetramDisk {
     _lock: Option<FileLock>,
 }
 
-/// What the disk and its keeper share.
+/// State that the disk and its keeper share.
 struct Inner {
     disk: Arc<Disk>,
     uuid: [u8; 16],
-    /// What this client is to donors.
+    /// This client's id at the donors.
     client: ClientId,
-    /// As it is to be opened again.
+    /// Description for opening the disk again.
     description: Mutex<Netram>,
     export: String,
     members: Arc<Mutex<BTreeMap<String, Member>>>,
-    /// Held while a donor joins or is let go of: what is found out of the one must not be acted on after the other.
+    /// Held while a donor joins or is released: a finding about the one must not be acted on after the other.
     joining: Mutex<()>,
     /// Donors that are not to be taken back.
     dismissed: Mutex<BTreeSet<String>>,
@@ -114,7 +114,7 @@ impl NetramDisk {
             ));
         }
         for one in &reached {
-            // What a blank donor holds of an older disk is gone with the first write.
+            // Remains of an older disk on a blank donor are gone with the first write.
             one.link.belongs_to(uuid, one.disk() == Some(uuid));
         }
         lease::renew_all(reached.iter().map(|one| &*one.link), &uuid, client, false);
@@ -164,7 +164,7 @@ impl Device for NetramDisk {
         [("disk".into(), serde_json::json!(self.inner.report()))].into_iter().collect()
     }
 
-    /// Nobody has the disk open any more.
+    /// Closes the disk: no client has it open any more.
     fn close(&self) -> Outcome<()> {
         self.keeper.stop();
         self.inner.renew_leases(true);
@@ -189,7 +189,7 @@ impl BlockStatus for Redundancy {
     }
 
     fn status(&self, _at: u64, len: u32, _extents_max: usize) -> Result<Vec<Extent>, MediaError> {
-        // One state for the whole disk: which blocks a repair has done already changes while the answer travels.
+        // One state for the whole disk: the blocks that a repair has done change while the answer travels.
         Ok(vec![Extent { len, flags: u32::from(!self.0.report().survives_a_loss()) }])
     }
 }
@@ -238,7 +238,7 @@ impl Inner {
                 }
             }
         };
-        // First, so that what the watch is told at once has a place.
+        // First, so that the watch has a place for its first news.
         let former = self.members.lock().insert(name.to_string(), Member { link: link.clone(), under_pressure: false });
         // Without the lock: its thread may be telling of its pressure.
         drop(former);
@@ -300,7 +300,8 @@ fn give_back(disk: &Disk, id: DonorId, name: &str) -> bool {
     is_emptied
 }
 
-/// Two processes that open one disk would destroy it. Those of other users and machines cannot be seen.
+/// Locks the disk on this machine: two processes that open one disk would destroy it. Those of other users and machines
+/// cannot be seen.
 fn lock(uuid: &[u8; 16]) -> Outcome<Option<FileLock>> {
     let path = crate::run_directory().join(format!("netram-{}.lock", uuid_text(uuid)));
     let open = || {
