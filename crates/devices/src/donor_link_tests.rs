@@ -100,7 +100,7 @@ fn trouble(error: &MediaError) -> Trouble {
 #[test]
 fn a_change_that_a_dead_connection_may_still_bring_is_uncertain() {
     let mut world = World::new();
-    // Any other server: it was not told whose the connection is.
+    // As any other server, it was not told which client the connection belongs to.
     let link = world.link();
     assert!(!link.is_fenced());
     world.hangs.store(true, Ordering::SeqCst);

@@ -1,8 +1,8 @@
-//! How work on devices and stores fails: one sentence that names the object, the cause and the remedy.
+//! Failures of work on devices and stores: one sentence that names the object, the cause and the remedy.
 //!
 //! The sentence reads `WHAT: CAUSE; REMEDY`. WHAT names the object (a path, an option), CAUSE is the chain of errors
-//! below, REMEDY says what to do about it. A failure also knows whether it was the caller's mistake: something was asked for
-//! that cannot be, whatever the object is like. Left out: exit codes (the command line's).
+//! below, REMEDY says what to do about it. A failure also knows whether it was the caller's mistake: a request that
+//! cannot succeed, whatever the object is like. Left out: exit codes (the command line's).
 
 use std::error::Error;
 use std::{fmt, io};
@@ -10,7 +10,7 @@ use std::{fmt, io};
 /// Result of every fallible function here.
 pub type Outcome<T> = Result<T, Failure>;
 
-/// Why something could not be done.
+/// The reason why something could not be done.
 #[derive(Debug)]
 pub struct Failure {
     what: String,
@@ -36,18 +36,18 @@ impl Failure {
         self
     }
 
-    /// The remedy.
+    /// Adds what to do about it.
     pub fn remedy(mut self, remedy: impl Into<String>) -> Failure {
         self.remedy = Some(remedy.into());
         self
     }
 
-    /// Another program has the object open; the cause says what to do about it.
+    /// Is the object in use by another process or client? Then the cause says what to do about it.
     pub fn is_in_use(&self) -> bool {
         self.cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// The caller asked for what cannot be: another request is needed, not another state of the object.
+    /// Marks a mistake of the caller: another request is needed, not another state of the object.
     pub fn misuse(mut self) -> Failure {
         self.is_misuse = true;
         self
@@ -78,7 +78,7 @@ impl fmt::Display for Failure {
             text += "; ";
             text += remedy;
         }
-        // One line, whatever the causes brought along.
+        // One line, whatever the causes contain.
         f.write_str(&text.split(['\n', '\r']).map(str::trim).filter(|l| !l.is_empty()).collect::<Vec<_>>().join(" "))
     }
 }

@@ -1,4 +1,4 @@
-//! The table of kinds of bulk storage: which there are, and whose a name or a report is.
+//! The table of kinds of bulk storage, and the kind of a name or a report.
 //!
 //! A further kind is a module beside `file`, `nbd`, `netram` and `vlog`, and a row here. Rules: a name belongs to the first
 //! kind that understands it; no two kinds share a name in reports, or a scheme.
@@ -18,7 +18,7 @@ impl Kind {
         KINDS.into_iter().find(|kind| kind.schemes.contains(&scheme))
     }
 
-    /// The kind that reports call so.
+    /// The kind with this name in reports.
     pub fn named(name: &str) -> Option<&'static Kind> {
         KINDS.into_iter().find(|kind| kind.name == name)
     }
@@ -38,7 +38,7 @@ impl FromStr for DeviceName {
 }
 
 impl DeviceReport {
-    /// For people: lines, each with its end. An error: another program's report.
+    /// The report for people: lines, each with its end. Fails on another program's report.
     pub fn text(&self) -> serde_json::Result<String> {
         match Kind::named(&self.kind) {
             Some(kind) => (kind.text)(self),

@@ -1,4 +1,4 @@
-//! Bulk storage by name: what large files, served devices and virtual-log disks lie on.
+//! Bulk storage by name, for large files, served devices and virtual-log disks.
 //!
 //! | module | owns |
 //! |---|---|
@@ -28,8 +28,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Errors name the object and the remedy ([`Failure`]). Opening never makes a disk: what is not there any more must not come back
-//! empty. Left out: stores (who uses a device for what), the command line.
+//! Errors name the object and the remedy ([`Failure`]). Opening never makes a disk: one that is gone must not come back
+//! empty. Left out: stores (what they use a device for), the command line.
 
 #![forbid(unsafe_code)]
 
@@ -59,7 +59,7 @@ pub use uuid::{new_uuid, parse_uuid, uuid_text};
 
 pub use donor_link::PRESSURE;
 
-/// For sockets and locks of processes that have no directory of their own.
+/// Directory for sockets and locks of processes that have none of their own.
 pub fn run_directory() -> PathBuf {
     let user = std::env::var_os("XDG_RUNTIME_DIR").filter(|path| !path.is_empty());
     user.map_or_else(|| "/run/shoal".into(), |path| PathBuf::from(path).join("shoal"))

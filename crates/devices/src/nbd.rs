@@ -18,7 +18,8 @@ use crate::device::Device;
 use crate::device_name::{DeviceName, Kind, Name};
 use crate::failure::{Failure, Outcome};
 
-/// How long a device without which nothing goes on is tried to be reached again: as long as its server may take to come back.
+/// How long to try to reach a lost device again. Nothing goes on without it, and its server may take this long to come
+/// back.
 const LOST_AFTER: Duration = Duration::from_secs(30);
 const LOST_AFTER_SECONDS: std::ops::RangeInclusive<f64> = 0.1..=3600.0;
 

@@ -14,7 +14,7 @@ use shoal_media::BlockDevice;
 use crate::failure::{During, Failure, Outcome};
 use crate::uuid::uuid_text;
 
-/// The signs that a device holds data lie in its first bytes.
+/// Bytes at the start that are checked: the marks of all known contents lie there.
 const START_BYTES: u64 = 1 << 20;
 
 /// Is there a block device at the path?
@@ -22,7 +22,7 @@ pub fn is_block_device(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
 }
 
-/// A block device that is mounted, or part of something else; nothing else is refused.
+/// Refuses a block device that is mounted, or part of something else; nothing else is refused.
 pub fn refuse_if_in_use(path: &Path) -> Outcome<()> {
     if is_block_device(path) {
         let exclusive = rustix::fs::OFlags::EXCL.bits() as i32;
@@ -32,7 +32,7 @@ pub fn refuse_if_in_use(path: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// A device whose beginning is not all zeros, unless it is to be overwritten anyway.
+/// Refuses a device whose beginning is not all zeros, unless it is to be overwritten anyway.
 pub fn refuse_if_not_empty(device: &dyn BlockDevice, name: impl Display, force: bool) -> Outcome<()> {
     if force {
         return Ok(());

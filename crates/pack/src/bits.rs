@@ -102,7 +102,7 @@ impl<'a> BitReader<'a> {
         BitReader { bytes, at: 0, end: len as u32 * 8 }
     }
 
-    /// The next bits, at least [`STEP_BITS`] of them; what is behind the code is anything, and zeros behind the bytes.
+    /// The next bits, at least [`STEP_BITS`] of them; those behind the code are anything, those behind the bytes zero.
     #[inline]
     pub fn peek(&self) -> u64 {
         let byte = (self.at / 8) as usize;
@@ -146,7 +146,7 @@ impl<'a> BitReader<'a> {
         }
     }
 
-    /// Whether the code ended just here: nothing is missing, and what is left is padding.
+    /// Whether the code ended just here: nothing is missing, and the rest is padding.
     #[inline]
     pub fn end(&self) -> Result<(), FormatError> {
         let what = "inode code";

@@ -3,7 +3,7 @@
 //! Owns: [`pack`] and [`Block`]. A block begins with a checksum, the number of its profile in the store, its bases and 16 length
 //! bytes; the codes follow. The sum of the lengths before a code is its place, so nothing is searched. A free number keeps the
 //! generation of its last user. Of several profiles the one that makes the block smallest is taken. Rules: a block is written
-//! once and never changed in place: what changes is unpacked first. The table of the layout is in `docs/spec/pack.md`.
+//! once and never changed in place: a block with a change is unpacked first. The table of the layout is in `docs/spec/pack.md`.
 
 use shoal_format::{FormatError, checksum};
 
@@ -82,7 +82,8 @@ impl BlockBytes {
                     };
                     match writer.whole().filter(|_| has_code) {
                         Some((bytes, len)) => {
-                            // Copied with what is behind it, which the next code overwrites: a copy of a known length is one move.
+                            // Copied with the bytes behind it, which the next code overwrites: a copy of a known length
+                            // is one move.
                             self.bytes[self.len..self.len + STRIPPED].copy_from_slice(bytes);
                             self.len += len;
                             len as u8
@@ -188,7 +189,7 @@ impl<'a> Block<'a> {
         self.profile
     }
 
-    /// Bytes that are no codes.
+    /// Bytes other than codes.
     pub fn overhead(&self) -> usize {
         self.overhead
     }

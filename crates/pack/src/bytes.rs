@@ -1,8 +1,8 @@
 //! Field codes as bytes, for profiles.
 //!
 //! Owns: [`Source`], a cursor that never panics, and how a [`FieldCode`] is written and read. A reader knows the width of each
-//! field from its place, so it is not stored. Rules: what is read is a code that some tree could have had: values fit the field and
-//! differ, lengths are a complete code, and a table of values is not within another one.
+//! field from its place, so it is not stored. Rules: a code that was read is one that some tree could have had: values
+//! fit the field and differ, lengths are a complete code, and a table of values is not within another one.
 
 use std::collections::HashSet;
 

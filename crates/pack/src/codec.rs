@@ -41,7 +41,7 @@ impl Code {
         &self.bytes[..self.len]
     }
 
-    /// Takes what was written, or the verbatim form if that is too long or there is no code.
+    /// Takes the code written, or the verbatim form if that is too long or there is no code.
     #[inline]
     pub(crate) fn set(&mut self, record: &Record, written: Option<&BitWriter>) {
         match written.and_then(|writer| writer.code(STRIPPED)) {
@@ -117,7 +117,7 @@ pub type Widths = [u32; Field::ALL.len()];
 
 /// A compressor of inodes, made for a tree.
 pub trait Codec {
-    /// The code of a record. Never fails: what the codec cannot hold is written verbatim.
+    /// The code of a record. Never fails: a record that the codec cannot hold is written verbatim.
     fn encode(&self, record: &Record, context: &Context, out: &mut Code);
 
     /// The record of a code that `encode` made under the same context; damaged ones give an error or another record, never

@@ -1,8 +1,8 @@
 //! Codes of one field: a number of up to 64 bits.
 //!
 //! Owns: [`FieldCode`], the paper's three ways to code a field, and how each is made from the [`Counts`] of a tree. Rules: every number of
-//! the field's width has a code under every table; what a table does not know follows its OTHER symbol in full. `best` takes
-//! whichever is the shortest for the tree: that is the hybrid the paper leaves to future work.
+//! the field's width has a code under every table; a number that a table does not know follows its OTHER symbol in full. `best` takes
+//! the shortest code for the tree: that is the hybrid the paper leaves to future work.
 
 use std::collections::HashMap;
 
@@ -47,7 +47,7 @@ impl Counts {
 pub(crate) struct Values {
     pub values: Vec<u64>,
     pub huffman: Huffman,
-    /// Code of the value that follows OTHER.
+    /// Code of the numbers behind OTHER.
     pub other: Box<FieldCode>,
     /// Symbol + 1 by a value's place; 0 is nothing.
     places: Vec<u16>,
@@ -122,13 +122,13 @@ impl FieldCode {
         shortest(std::iter::once(common).chain(short), &sorted)
     }
 
-    /// Huffman codes of the frequent values; what `other` codes follows OTHER.
+    /// Huffman codes of the frequent values; all others follow OTHER in the code `other`.
     pub fn values(counts: &Counts, other: FieldCode) -> FieldCode {
         let total: u64 = counts.counts.values().sum();
         FieldCode::frequent_values(counts, (total as f64 * SHARE_MIN).ceil() as u64, other)
     }
 
-    /// Huffman codes of the values that occur at least so often.
+    /// Huffman codes of the values that occur at least `least` times.
     pub fn frequent_values(counts: &Counts, least: u64, other: FieldCode) -> FieldCode {
         let sorted = counts.sorted();
         let kept: Vec<(u64, u64)> =
@@ -163,7 +163,7 @@ impl FieldCode {
         FieldCode::Gamma(Gamma::best(&counts.sorted(), width))
     }
 
-    /// Whichever code is the shortest for these counts.
+    /// The shortest code for these counts.
     pub fn best(counts: &Counts, width: u8) -> FieldCode {
         if counts.is_empty() {
             return FieldCode::unknown(width);

@@ -40,7 +40,7 @@ impl Gamma {
         Ok(Gamma { bits, first })
     }
 
-    /// The best table found for values that occur so often.
+    /// The best table found for values with these counts.
     pub fn best(counts: &[(u64, u64)], width: u8) -> Gamma {
         let mut by_length = [0u64; 65];
         for (value, count) in counts {

@@ -28,7 +28,7 @@ pub(crate) struct Huffman {
 }
 
 impl Huffman {
-    /// The best code for symbols that occur so often. One that never occurs counts as one that occurs once.
+    /// The best code for symbols with these counts. A count of 0 is taken as 1.
     pub fn from_counts(counts: &[u64]) -> Huffman {
         assert!((1..=SYMBOLS_MAX).contains(&counts.len()), "an alphabet has 1 to {SYMBOLS_MAX} symbols");
         Huffman::from_lengths(&lengths(counts)).expect("package-merge gives complete codes")
@@ -104,8 +104,9 @@ impl Huffman {
     }
 }
 
-/// Lengths of the codes of symbols that occur so often, by package-merge: as many rounds as a code may have bits, in each of which the symbols,
-/// sorted, are merged with pairs of the round before. How often a symbol is in what is chosen last is its length.
+/// Lengths of the codes of symbols with these counts, by package-merge: as many rounds as a code may have bits, in each
+/// of which the symbols, sorted, are merged with pairs of the round before. The length of a symbol is the number of
+/// times it is among the items chosen last.
 fn lengths(counts: &[u64]) -> Vec<u8> {
     if counts.len() == 1 {
         return vec![0];
@@ -131,7 +132,7 @@ fn lengths(counts: &[u64]) -> Vec<u8> {
     let mut lengths = vec![0; counts.len()];
     let mut chosen = 2 * counts.len() - 2;
     for round in rounds.iter().rev() {
-        // The items chosen of a round are its first ones; so are the pairs among them of the round before.
+        // The items chosen of a round are its first ones; so are the pairs among them, of the round before.
         let mut pairs = 0;
         for (_, item) in &round[..chosen] {
             match item {

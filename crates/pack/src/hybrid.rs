@@ -4,7 +4,7 @@
 //!
 //! 1. the triplet, as one the profile knows or as an index into the store's table;
 //! 2. the *head*, one symbol for all that is usual about an inode of this type: which optional fields there are, whether it has
-//!    one link, and the relation of each time (`times`). Absent fields cost nothing, since the usual heads are a few bits;
+//!    one link, and the relation of each time (`times`). An absent field costs nothing, since the usual heads are a few bits;
 //! 3. links unless one, the size by the inode's type, the differences of the times, the optional fields.
 //!
 //! Each of these fields has the code that was shortest for the profile's tree: Huffman of values or of lengths, gamma, or
@@ -398,7 +398,7 @@ mod tests {
                 let len = random.below(120) as usize;
                 let bytes = random.bytes(len);
                 if let Ok(record) = codec.decode(&bytes, &context) {
-                    // The record read is like any other.
+                    // A record that was read is one like any other.
                     let mut code = Code::default();
                     codec.encode(&record, &context, &mut code);
                     assert_eq!(codec.decode(code.bytes(), &context), Ok(record), "seed {seed}");

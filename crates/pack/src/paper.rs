@@ -21,7 +21,7 @@ pub enum Kind {
     AllOrNothing,
     Huffman,
     Gamma,
-    /// For each field the code that is shortest.
+    /// The shortest code for each field.
     Mixed,
 }
 
@@ -42,7 +42,7 @@ impl Kind {
     }
 }
 
-/// To which precision times are kept.
+/// Precision of times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
     /// Whole seconds, and no time of birth, as in ext2.
@@ -100,7 +100,7 @@ pub(crate) fn unzigzag(value: u64) -> i64 {
     (value >> 1) as i64 ^ -((value & 1) as i64)
 }
 
-/// Which fields a codec has.
+/// The fields of a codec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Shape {
     precision: Precision,

@@ -117,7 +117,7 @@ pub enum Tables {
 /// A compressor made for a kind of tree.
 #[derive(Clone, Debug)]
 pub struct Profile {
-    /// Of the times it was made from.
+    /// Precision of the times it was made from.
     pub precision: Precision,
     pub tables: Tables,
 }

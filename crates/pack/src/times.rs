@@ -2,8 +2,8 @@
 //!
 //! Owns: which reference and which unit a time is coded with, and the times a block offers as references. A time refers to a base of
 //! its block or to a time of the same inode coded before it. Units are a second (what archives keep), 4 ms and 1 ms (the
-//! ticks with which kernels stamp files, whose phase is the same for all files of an hour), and a nanosecond. What was
-//! chosen is a *relation*, a small number; the relations of all four times are coded as one symbol, since programs leave few patterns:
+//! ticks with which kernels stamp files, whose phase is the same for all files of an hour), and a nanosecond. The choice is
+//! a *relation*, a small number; the relations of all four times are coded as one symbol, since programs leave few patterns:
 //! a file just written, one unpacked from an archive, one whose mode was changed.
 //!
 //! Rules: choosing is deterministic but not part of the format: any relation that is allowed decodes.
@@ -193,7 +193,7 @@ impl Bases {
                 frequent[at].add(*time);
             }
         }
-        // The cost of each time by the references there are: at first those within its inode.
+        // Cost of each time with the references so far: at first those within its inode.
         let mut costs = [[0u32; RECORDS]; TIMES];
         costs[0][..records.len().min(RECORDS)].fill(64);
         for at in 1..TIMES {
@@ -250,7 +250,7 @@ struct Place {
 impl Place {
     #[inline]
     fn new(split: Split, origin: i64) -> Place {
-        // 2^29 units are eighteen years; what is farther away is just far.
+        // 2^29 units are eighteen years; anything farther away is just far.
         let coarse = (split.time.wrapping_sub(origin) >> 30).clamp(-(1 << 29), 1 << 29) as i32;
         Place { coarse, below_s: split.below_s, below_4ms: split.below_4ms, below_1ms: split.below_1ms }
     }

@@ -27,7 +27,7 @@ impl Triplet {
     }
 }
 
-/// A hash for the few triplets of a store; they are nobody's to choose in numbers that would make it slow.
+/// A hash for the few triplets of a store; no user can choose enough of them to make it slow.
 #[derive(Clone, Default)]
 struct Mix(u64);
 
@@ -85,7 +85,7 @@ impl Triplets {
         Some(index)
     }
 
-    /// One user less; the last one frees the index. Returns whether the combination was known.
+    /// Removes a user; the last one frees the index. Returns whether the combination was known.
     pub fn release(&mut self, triplet: Triplet) -> bool {
         let Some(&index) = self.index_of.get(&triplet) else { return false };
         let users = &mut self.entries[usize::from(index)].1;

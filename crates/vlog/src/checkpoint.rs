@@ -1,12 +1,12 @@
-//! Checkpoints of the map: what spares the next opening most of the log.
+//! Checkpoints of the map: they spare the next opening most of the log.
 //!
 //! Owns: the round that writes the map blocks changed since the round before, each to the place that does not count; the directory
 //! that makes them count; the list of segments that may have been opened since a round began. The layout is in
 //! `shoal_format::vlog::map`; reading it is in `load`. All of it is under the lock of the log.
-//! Rules: (1) no block of a segment is written before a list that names the segment is durable; (2) a checkpoint counts by the tail
-//! record alone, which is written when all it refers to, and every record it may reflect, is durable; (3) of a complete checkpoint no
-//! map block, directory or list is overwritten before a durable tail record names its successor; (4) whatever changed
-//! since a round began is dirty for the next one.
+//! Rules: (1) no block of a segment is written before a list that names the segment is durable; (2) a checkpoint counts
+//! by the tail record alone, which is written when all it refers to, and every record it may reflect, is durable; (3)
+//! of a complete checkpoint no map block, directory or list is overwritten before a durable tail record names its
+//! successor; (4) every map block changed since a round began is dirty for the next one.
 
 use std::sync::atomic::Ordering;
 
@@ -30,18 +30,18 @@ const QUOTA_MIN: u32 = 8;
 /// A smaller part of the log is soon looked through (segments).
 const SEGMENTS_MIN: u32 = 1024;
 
-/// Segments opened between two rounds: a sixteenth of the log. Recovery looks through half as many more at most. If
-/// all of the map changes in between, rounds add 3% to what is written.
+/// Segments opened between two rounds: a sixteenth of the log. Recovery looks through half as many more at most. If all
+/// of the map changes in between, rounds add 3% to the blocks written.
 pub(crate) fn segments_between(segments: u32) -> u32 {
     (segments / 16).max(SEGMENTS_MIN).min(segments / 4).max(1)
 }
 
-/// Enough although a full disk names its segments a few at a time.
+/// Blocks of a list: enough although a full disk names its segments a few at a time.
 pub(crate) fn list_blocks(segments: u32) -> u32 {
     segments_between(segments) / 2 + 8
 }
 
-/// One bit for each of something.
+/// A set of numbers, one bit each.
 #[derive(Clone, Default)]
 pub(crate) struct Bits(Vec<u64>);
 
@@ -79,13 +79,13 @@ impl Bits {
     }
 }
 
-/// The list that segments are named in.
+/// A list of segments.
 pub(crate) struct Listing {
-    /// That of the checkpoint that began, or will be complete, with it.
+    /// Number of the checkpoint that began, or will be complete, with it.
     pub number: u64,
     pub after: u64,
     pub side: u8,
-    /// Blocks of it that are written.
+    /// Number of its blocks that are written.
     pub used: u32,
     /// Segments opened since it began.
     pub opened: u32,
@@ -94,23 +94,23 @@ pub(crate) struct Listing {
 pub(crate) struct Round {
     /// Map blocks to write.
     pub pending: Bits,
-    /// Map blocks written for each segment that is opened.
+    /// Map blocks to write for each segment that is opened.
     pub quota: u32,
 }
 
-/// The checkpoints of a disk that has a map area.
+/// The checkpoints of a disk with a map area.
 pub(crate) struct Checkpoints {
     /// None: there is no complete one, and no round has begun since.
     pub listing: Option<Listing>,
     pub round: Option<Round>,
-    /// Of each map block: checksum, place, and whether it was ever written.
+    /// For each map block: checksum, place, and whether it was ever written.
     pub sums: Vec<u32>,
     pub slots: Bits,
     pub present: Bits,
 }
 
 impl Checkpoints {
-    /// Of a disk without a checkpoint.
+    /// The checkpoints of a disk that has none yet.
     pub fn new(superblock: &Superblock) -> Checkpoints {
         let blocks = superblock.map_blocks();
         Checkpoints {
@@ -139,7 +139,7 @@ fn piece_of(state: &State, index: u32) -> MapPiece {
 }
 
 impl VirtualLog {
-    /// Before a block is written that may open a segment: the round goes on, and the segment is named durably.
+    /// Called before a block is written that may open a segment: goes on with the round, and names the segment durably.
     pub(crate) fn prepare_opening(&self, log: &mut Log) -> Result<()> {
         if log.checkpoints.is_none() || !self.state.read().space.opens_next() {
             return Ok(());
@@ -160,7 +160,7 @@ impl VirtualLog {
         })
     }
 
-    /// In a gap; false when nothing is to be done.
+    /// One step in a gap; false when nothing is to be done.
     pub(crate) fn checkpoint_step(&self, log: &mut Log) -> Result<bool> {
         self.with_checkpoints(log, |log, checkpoints| {
             if checkpoints.round.is_some() {
@@ -186,7 +186,7 @@ impl VirtualLog {
         done
     }
 
-    /// From now on what changes is left to the next round, and segments are named in a list of this one.
+    /// Begins a round: later changes are left to the next one, and segments are named in a list of this one.
     fn begin_round(&self, log: &mut Log, checkpoints: &mut Checkpoints) -> Result<()> {
         let number = log.written;
         let last = checkpoints.listing.as_ref().map_or(0, |listing| listing.number);
@@ -215,7 +215,7 @@ impl VirtualLog {
         if self.write_map(checkpoints, blocks)? { Ok(()) } else { self.complete_round(log, checkpoints) }
     }
 
-    /// Writes some map blocks; false when none is left.
+    /// Writes up to `blocks` map blocks; false when none is left.
     fn write_map(&self, checkpoints: &mut Checkpoints, blocks: u32) -> Result<bool> {
         let Checkpoints { listing: Some(listing), round: Some(round), sums, slots, present } = checkpoints else {
             return Ok(false);
@@ -290,7 +290,7 @@ impl VirtualLog {
         Ok(())
     }
 
-    /// The segment opened next is named in a durable list when this returns.
+    /// Names the segment opened next in a list, which is durable when this returns.
     fn name_next(&self, log: &mut Log, checkpoints: &mut Checkpoints) -> Result<()> {
         if checkpoints.listing.is_none() {
             return Ok(());
@@ -319,14 +319,14 @@ impl VirtualLog {
                 self.append_names(checkpoints, names)?;
             }
         }
-        // Bytes that only later openings need become durable by a later flush.
+        // Names that only later openings need become durable by another flush.
         if self.state.read().space.naming() == Naming::Now && !is_planted(Bug::NamesUnflushed) {
             self.flush_device(log)?;
         }
         Ok(())
     }
 
-    /// Segments are in the list, durably after the next flush.
+    /// Adds segments to the list, durably after the next flush.
     pub(crate) fn append_names(&self, checkpoints: &mut Checkpoints, names: Vec<u32>) -> Result<()> {
         let Some(listing) = &mut checkpoints.listing else { return Ok(()) };
         self.state.write().space.named(&names);
@@ -340,7 +340,7 @@ impl VirtualLog {
         Ok(())
     }
 
-    /// From now on a crash means that the whole log is looked through, until a round is complete.
+    /// Gives the checkpoint up: until a round is complete, a crash means that the whole log is looked through.
     pub(crate) fn forget_checkpoint(&self, log: &mut Log, checkpoints: &mut Checkpoints) -> Result<()> {
         log.complete = None;
         self.write_tails(log)?;

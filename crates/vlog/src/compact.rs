@@ -1,10 +1,10 @@
 //! Gaining room, a block at a time.
 //!
-//! Owns: which segment is emptied, and how far that is; tracks are in `tracks`. Its blocks in use are written elsewhere, with
-//! the pieces of the map that lie there; when the records that say so are announced, it is free.
-//! Rules: one step does one read or one write, so that a request never waits for more (beyond what a bad place costs); a block
-//! that was written in the meantime is not moved; one that cannot be read, or whose checksum is wrong, stays where it is. A
-//! request that finds too little room runs the steps itself (invariant 4).
+//! Owns: which segment is emptied, and how far that is; tracks are in `tracks`. Blocks in use there are written
+//! elsewhere, with the pieces of the map that lie there; when the records that say so are announced, the segment is
+//! free. Rules: one step does one read or one write, so that a request never waits for more (beyond the cost of a bad
+//! place); a block that was written in the meantime is not moved; one that cannot be read, or whose checksum is wrong,
+//! stays where it is. A request that finds too little room runs the steps itself (invariant 4).
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,17 +17,17 @@ use crate::Choice;
 use crate::disk::{Change, Log, VirtualLog, is_intact};
 use crate::write::{By, Item};
 
-/// Requests gain room themselves when no more segments are free or wait for an announcement.
+/// Requests gain room themselves when no more segments than this are free or wait for an announcement.
 const FREE_SEGMENTS_MIN: usize = 5;
-/// With no more than these free, they announce those that wait, instead of leaving it to a flush.
+/// With no more free segments than this they announce the waiting ones, instead of leaving it to a flush.
 const FREE_SEGMENTS_LEAST: usize = 3;
-/// Without segments they announce what was left when fewer blocks are free.
+/// On a disk without segments they announce the blocks left when fewer than this are free.
 const FREE_BLOCKS_MIN: u32 = 64;
 /// Segments emptied in a gap before they are made free together, while there are enough.
 const WAITING_SEGMENTS: usize = 4;
-/// Blocks gathered before they are written: as many as fill records.
+/// Blocks gathered before they are written: enough to fill records.
 const MOVES: usize = 2 * PIECES_MAX;
-/// In a gap a segment is worth its work if at most so much of it is in use (percent).
+/// Largest part in use (percent) of a segment that is worth emptying in a gap.
 const WORTH_PERCENT: u32 = 70;
 
 /// A segment or track that is being emptied.
@@ -40,9 +40,9 @@ pub(crate) struct Emptying {
     pub image: Vec<u8>,
     pub image_at: u32,
     pub moves: Vec<Item>,
-    /// Of a track: for each block, whether one of the track's may go there.
+    /// For a track: for each block, whether one of the track's may go there.
     pub holes: Vec<bool>,
-    /// Of a track: moved, not yet in a record.
+    /// For a track: blocks moved, not yet in a record.
     pub placed: Vec<(u32, Entry, Entry)>,
     /// Something in it cannot be moved.
     pub damaged: bool,
@@ -59,7 +59,7 @@ impl VirtualLog {
         }
     }
 
-    /// Before a request writes: enough room for it, whatever that takes.
+    /// Makes enough room before a request writes, whatever that takes.
     pub(crate) fn make_room(&self, log: &mut Log) -> Result<()> {
         if self.options.head.is_some() {
             let (free, left) = {
@@ -113,7 +113,7 @@ impl VirtualLog {
         Ok(true)
     }
 
-    /// Takes over blocks that are still in their place and intact, up to a number of moves.
+    /// Takes over blocks that are still in their places and intact, until there are `most` moves.
     pub(crate) fn gather(&self, emptying: &mut Emptying, most: usize) {
         while emptying.moves.len() < most
             && let Some((logical, entry)) = emptying.todo.pop_front()
@@ -142,7 +142,7 @@ impl VirtualLog {
         Ok(())
     }
 
-    /// The records in a range do not count any more afterwards.
+    /// Writes the pieces of the records in a range again, so that these records do not count any more.
     fn rewrite_pieces(&self, log: &mut Log, blocks: Range<u32>) -> Result<()> {
         let pieces = {
             let state = self.state.read();
@@ -209,8 +209,8 @@ impl VirtualLog {
         Ok(true)
     }
 
-    /// Bytes of blocks that are to be moved. Of a device with bad places the others are read; zeroes in place of these fail the
-    /// checksum, unless they are what was there. An error only if nothing at all can be read.
+    /// Reads blocks that are to be moved. On a device with bad places the others are read; zeros in place of these fail
+    /// the checksum, unless zeros were there. An error only if nothing at all can be read.
     pub(crate) fn read_image(&self, blocks: Range<u32>) -> Result<Vec<u8>> {
         let mut image = vec![0; blocks.len() * BLOCK];
         let Err(error) = block::read(&*self.device, blocks.start as u64 * BLOCK as u64, &mut image) else {

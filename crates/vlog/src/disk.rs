@@ -1,12 +1,11 @@
 //! The device: requests, batches, flushes.
 //!
-//! Owns: the batch that gathers written blocks until it is full, flushed, or old; the order of locks (log, then batch or state,
-//! never both); counters. A write completes when it is in the batch. The thread that fills the batch, or flushes, writes it out;
-//! other threads meanwhile fill the next one. One flush of the device below serves all callers that wait.
-//! Rules: a read looks into the batch first, then at the map, and compares the block with its checksum; a block that does not match
-//! is looked up again while nothing is written. After a failed write or flush nothing is written any more.
-//!
-//! One file of over 500 lines: requests, batches and flushes share the locks above, whose order is easiest to check in one place.
+//! Owns: the batch that gathers written blocks until it is full, flushed, or old; the order of locks (log, then batch
+//! or state, never both); counters. A write completes when it is in the batch. The thread that fills the batch, or
+//! flushes, writes it out; others meanwhile fill the next one. One flush of the device below serves all waiting
+//! threads. Rules: a read looks into the batch first, then at the map, and compares the bytes with their checksum; a
+//! block that fails is looked up again while no thread writes. After a failed write or flush nothing is written any
+//! more.
 
 use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, HashSet};
@@ -45,7 +44,7 @@ type Batch = BTreeMap<u32, Change>;
 #[derive(Default)]
 struct Front {
     open: Batch,
-    /// Being written: the map speaks of it already.
+    /// The batch being written; the map refers to it already.
     writing: Batch,
     /// Changes that were ever put into a batch.
     tickets: u64,
@@ -53,14 +52,14 @@ struct Front {
     since_ns: u64,
 }
 
-/// State of the thread that writes.
+/// State of the writing thread.
 #[derive(Default)]
 pub(crate) struct Log {
-    /// The last record written.
+    /// Number of the last record written.
     pub written: u64,
-    /// The last record that it declares durable.
+    /// Number up to which that record calls records durable.
     pub says: u64,
-    /// Written since the last flush of the device below.
+    /// Blocks written since the last flush of the device below.
     pub unflushed_blocks: u32,
     pub unflushed_records: u32,
     pub flushed_tickets: u64,
@@ -68,11 +67,11 @@ pub(crate) struct Log {
     /// First blocks of segments and tracks that cannot be emptied.
     pub stuck: HashSet<u32>,
     pub tail_generation: u64,
-    /// The tail record's entry about checkpoints.
+    /// The complete checkpoint, as the tail record names it.
     pub complete: Option<Checkpoint>,
-    /// Of a disk with a map area.
+    /// Present on a disk with a map area.
     pub checkpoints: Option<Checkpoints>,
-    /// Of a disk with a head, once they were needed.
+    /// Tracks of a disk with a head, once they were needed.
     pub tracks: Vec<Range<u32>>,
 }
 
@@ -93,22 +92,22 @@ impl Counts {
     }
 }
 
-/// The picture of a moment. Counts are since the disk was opened.
+/// A snapshot of the disk's state. Counts are since the disk was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Status {
     pub logical_bytes: u64,
     /// Bytes of the log.
     pub log_bytes: u64,
-    /// In use, or left and not free again.
+    /// Bytes in use, or left and not yet free again.
     pub used_bytes: u64,
-    /// Left, free again after the next flush.
+    /// Bytes left, free again after the next flush.
     pub left_bytes: u64,
     pub segments: u32,
     pub free_segments: u32,
     pub live_records: u64,
-    /// Memory of the map.
+    /// Memory of the map (bytes).
     pub map_bytes: u64,
-    /// Memory of what else is kept for each block, piece and record.
+    /// Memory of all else kept for each block, piece and record (bytes).
     pub beside_bytes: u64,
     /// Blocks the disk was asked to write.
     pub host_blocks: u64,
@@ -135,7 +134,7 @@ impl Status {
     }
 }
 
-/// An open virtual-log disk. It has no thread: what is to happen in gaps is asked for, see [`crate::VirtualLogDisk`].
+/// An open virtual-log disk. It has no thread: work for gaps is called from outside, see [`crate::Disk`].
 pub struct VirtualLog {
     pub(crate) device: Arc<dyn BlockDevice>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -216,7 +215,7 @@ impl VirtualLog {
         if self.poison.is_set() { self.poison.refuse(&self.name()) } else { Ok(()) }
     }
 
-    /// Changes for which the room kept free is enough.
+    /// Number of changes for which the room kept free is enough.
     pub(crate) fn items_at_once(&self) -> usize {
         match self.superblock.segment_blocks {
             0 => ((self.superblock.physical_blocks - self.superblock.logical_blocks) as usize / 4).clamp(4, PIECES_MAX),
@@ -268,7 +267,7 @@ impl VirtualLog {
         self.read_blocks(first, out)
     }
 
-    /// Whole blocks; what lies side by side on the device is read at once.
+    /// Reads whole blocks; neighbours on the device are read at once.
     fn read_blocks(&self, first: u32, out: &mut [u8]) -> Result<()> {
         let count = (out.len() / BLOCK) as u32;
         let mut entries = Vec::with_capacity(count as usize);
@@ -313,8 +312,8 @@ impl VirtualLog {
         Ok(())
     }
 
-    /// The block was not what the map had said: it was written, or moved, in between; or the map speaks of what is being
-    /// written; or the device has lost it. Once nobody writes it is clear which.
+    /// Reads a block that was not what the map had said: it was written or moved in between, or the map refers to a
+    /// write under way, or the device has lost it. While no thread writes it is clear which.
     fn read_again(&self, logical: u32, out: &mut [u8]) -> Result<()> {
         let _log = self.lock();
         match self.held(logical) {
@@ -390,7 +389,7 @@ impl VirtualLog {
         Ok(())
     }
 
-    /// Blocks read as zeros from now on. Parts of blocks are written as zeros if `exact`, else left alone.
+    /// Makes blocks read as zeros. Parts of blocks are written as zeros if `exact`, otherwise left alone.
     fn drop_range(&self, at: u64, len: u64, exact: bool) -> Result<()> {
         self.writable()?;
         self.check(at, len)?;
@@ -427,12 +426,13 @@ impl VirtualLog {
         self.write_batch(&mut log).map(drop)
     }
 
-    /// The compactor's moves are in memory while they are written, as a batch is; returns which of them were not there yet.
+    /// Keeps the compactor's moves in memory while they are written, as a batch is; returns those that were not there
+    /// yet.
     pub(crate) fn hold(&self, moves: &[Item]) -> Vec<u32> {
         let mut front = self.front.lock();
         let mut held = Vec::with_capacity(moves.len());
         for item in moves {
-            // A request's own data are newer.
+            // The block that a request is about to write is newer.
             if let Slot::Vacant(slot) = front.writing.entry(item.logical) {
                 slot.insert(item.change.clone());
                 held.push(item.logical);
@@ -461,7 +461,7 @@ impl VirtualLog {
         self.arrivals.is_gap(self.clock.monotonic_ns())
     }
 
-    /// Writes what waits in memory, without a flush.
+    /// Writes the changes waiting in memory, without a flush.
     pub fn write_waiting(&self) -> Result<()> {
         self.write_batch(&mut self.lock()).map(drop)
     }
@@ -546,7 +546,8 @@ impl VirtualLog {
     }
 }
 
-/// Of a lock that is held while the device below is waited for: that may take what this thread has put off.
+/// Takes a lock that is held while the device below is waited for; the wait may depend on work that this thread has put
+/// off.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.try_lock().unwrap_or_else(|| {
         block::about_to_wait();

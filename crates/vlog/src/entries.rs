@@ -1,7 +1,7 @@
 //! The map in memory: 8 bytes for each logical block.
 //!
-//! Owns: how an entry is packed. Zero is nowhere, so that what was never mapped takes no memory: the allocation comes zeroed, and
-//! nobody touches it.
+//! Owns: how an entry is packed. Zero is nowhere, so that blocks never mapped take no memory: the allocation comes
+//! zeroed, and stays untouched.
 
 use shoal_format::vlog::{Entry, PIECE_BLOCKS};
 
@@ -30,17 +30,17 @@ impl Map {
         unpack(self.0[logical as usize])
     }
 
-    /// Of a block that may be behind the end.
+    /// The entry of a block; `None` behind the end.
     pub fn find(&self, logical: u32) -> Option<Entry> {
         self.0.get(logical as usize).copied().map(unpack)
     }
 
-    /// Returns the entry before.
+    /// Sets an entry; returns the former one.
     pub fn replace(&mut self, logical: u32, entry: Entry) -> Entry {
         unpack(std::mem::replace(&mut self.0[logical as usize], pack(entry)))
     }
 
-    /// From a block on.
+    /// Entries from a block on.
     pub fn from(&self, logical: u32) -> impl Iterator<Item = Entry> + '_ {
         self.0[logical as usize..].iter().copied().map(unpack)
     }
@@ -55,7 +55,7 @@ impl Map {
         entries
     }
 
-    /// Entries behind the end are left out.
+    /// Sets the entries of a piece; those behind the end are left out.
     pub fn set_piece(&mut self, index: u32, entries: &[Entry; PIECE_BLOCKS as usize]) {
         let first = (index * PIECE_BLOCKS) as usize;
         self.0[first..].iter_mut().zip(entries).for_each(|(word, &entry)| *word = pack(entry));

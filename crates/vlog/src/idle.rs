@@ -1,8 +1,9 @@
 //! Gaps between requests, and the thread that uses them.
 //!
-//! Owns: when the disk counts as idle (no request for several times the usual distance between two), and [`VirtualLogDisk`], a virtual
-//! log with a thread that writes what waited too long and lets the compactor run while nobody comes.
-//! Rules: the compactor is asked block by block, so that a request waits for one block at most. Left out: what it does.
+//! Owns: when the disk counts as idle (no request for several times the usual distance between two), and [`Disk`], a
+//! virtual log with a thread that writes changes that waited too long, and runs the compactor while no request comes.
+//! Rules: the compactor is asked block by block, so that a request waits for one block at most. Left out: what the
+//! compactor does.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -14,18 +15,18 @@ use shoal_media::{BlockDevice, BlockGeometry, Completion, Request, Result};
 
 use crate::disk::VirtualLog;
 
-/// Between two looks for a gap.
+/// Time between two looks for a gap.
 const TICK: Duration = Duration::from_millis(5);
 /// A shorter pause is no gap (ns).
 const GAP_MIN_NS: u64 = 5_000_000;
 /// A longer pause always is one (ns).
 const GAP_MAX_NS: u64 = 200_000_000;
-/// A gap is this multiple of the usual distance between two requests.
+/// A pause of this many times the usual distance between two requests is a gap.
 const GAP_DISTANCES: u64 = 8;
-/// Blocks that wait in memory for this long are written without a flush (ns).
+/// Changes that have waited in memory for this long are written, even without a flush (ns).
 const WRITE_AGE_NS: u64 = 100_000_000;
 
-/// When requests come and go.
+/// Times at which requests come and go.
 #[derive(Default)]
 pub(crate) struct Arrivals {
     /// When the last one came or went.
@@ -128,14 +129,14 @@ fn work(log: &Weak<VirtualLog>, stop: &Stop) {
         let Some(log) = log.upgrade().filter(|_| !*stopped) else { continue };
         drop(stopped);
         if use_gap(&log, stop, &mut looked_after).is_err() {
-            // A failed write poisons the disk, and requests are told. A failed step is not tried again before the next one.
+            // A failed write poisons the disk, and requests are told. It is not tried again before the next request.
             looked_after = Some(log.last_request_ns());
         }
         stopped = stop.stopped.lock();
     }
 }
 
-/// `looked_after`: the request after which nothing was found that is worth doing. Until the next one it stays so.
+/// `looked_after`: the last request when a look found nothing worth doing. Until the next request that stays true.
 fn use_gap(log: &VirtualLog, stop: &Stop, looked_after: &mut Option<u64>) -> Result<()> {
     if log.waits_for() > WRITE_AGE_NS {
         log.write_waiting()?;

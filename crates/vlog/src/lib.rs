@@ -1,9 +1,9 @@
 //! The virtual-log disk: a block device that writes every block where it is cheapest, and finds it again.
 //!
-//! A [`VirtualLog`] lies over another block device. No block has a place of its own: each write goes to the open segment (or,
-//! where the head of a disk is known, to the nearest free block), and with it a record that holds the changed pieces
-//! of the map. Records link to older ones, so that the log is its own index. Random writes become sequential
-//! ones; what they leave behind is gathered by the compactor, in gaps that nobody needs.
+//! A [`VirtualLog`] lies over another block device. No block has a place of its own: each write goes to the open
+//! segment (or, where the head of a disk is known, to the nearest free block), and with it a record that holds the
+//! changed pieces of the map. Records link to older ones, so that the log is its own index. Random writes become
+//! sequential ones. The compactor gathers the blocks they leave behind, in gaps between requests.
 //!
 //! | module | owns |
 //! |---|---|
@@ -13,20 +13,19 @@
 //! | `space` | which blocks are free, and when a block that was left is free again |
 //! | `write` | from a batch to records and data on the device |
 //! | `compact`, `tracks` | gaining room, a block at a time: segments, tracks |
-//! | `recover` | formatting, opening: from the tail record or a checkpoint, else by a scan |
+//! | `recover` | formatting, opening: from the tail record or a checkpoint, otherwise by a scan |
 //! | `search` | the map as it comes together from records |
 //! | `checkpoint`, `load` | checkpoints of the map: writing them, reading them |
 //! | `read` | many reads in flight |
 //! | `idle` | gaps between requests, and the thread that uses them |
 //! | `planted` | bugs to plant in tests |
 //!
-//! Contract: a block of 4096 bytes is written as a whole or not at all, whatever the device below tears. A write that completed is in
-//! memory; a flush, or a write with FUA, makes it durable. After a crash every block holds what was flushed
-//! last, or something that was written to it later.
-//! Invariants: (1) a block is used again only when a *durable* record says that what replaced it is durable;
-//! (2) recovery believes a record that may not have been flushed only for entries whose data has the right checksum;
-//! (3) what recovery found lost is lost for good before anybody reads; (4) no request needs the compactor
-//! to have run.
+//! Contract: a block of 4096 bytes is written as a whole or not at all, whatever the device below tears. A write that
+//! completed is in memory; a flush, or a write with FUA, makes it durable. After a crash every block holds its last
+//! flushed contents, or something written to it later.
+//! Invariants: (1) a block is used again only when a *durable* record says that its successor is durable; (2) recovery
+//! believes a record that may not have been flushed only for entries whose data has the right checksum; (3) writes that
+//! recovery found lost are lost for good before the first read; (4) no request needs the compactor to have run.
 
 #![forbid(unsafe_code)]
 
@@ -62,7 +61,7 @@ pub use search::Progress;
 /// Bytes of a block.
 pub const BLOCK_BYTES: u32 = BLOCK as u32;
 
-/// Why a disk could not be made or opened.
+/// Failure to make or open a disk.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum VlogError {
     #[error("{0}")]
@@ -90,7 +89,7 @@ pub enum VlogError {
 /// How blocks are placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// One behind the other, into segments of this many blocks.
+    /// One behind the other, into segments of `blocks` blocks.
     Segments { blocks: u32 },
     /// Into any free block: for a device whose head position is known.
     Anywhere,
@@ -126,7 +125,8 @@ impl Default for FormatOptions {
 
 /// The usual part of the log without data (percent).
 pub const SPARE_PERCENT: u8 = 20;
-/// With less a segment that is emptied gains so little room that a write costs ten times its size and more.
+/// Smallest such part (percent): with less, emptying a segment gains so little room that a write costs ten times its
+/// size and more.
 pub const SPARE_PERCENT_MIN: u8 = 10;
 
 /// Which segment or track is emptied next.
@@ -145,6 +145,6 @@ pub struct Options {
     /// The head of the device below, for a disk with [`Placement::Anywhere`].
     pub head: Option<Arc<dyn Head>>,
     pub choice: Choice,
-    /// Told now and then while the log is looked through.
+    /// Called now and then while the log is looked through.
     pub watch: Option<Arc<dyn Fn(Progress) + Send + Sync>>,
 }

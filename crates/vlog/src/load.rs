@@ -1,8 +1,8 @@
 //! Reading a checkpoint of the map, and the lists of the segments that may have changed since.
 //!
-//! Owns: whether a checkpoint can be trusted. It can if its directory is whole, every map block the directory names has the checksum
-//! that the directory names, its list begins, and nothing says that a newer one was complete. Else all of it is left, and the log is
-//! looked through: never is an older version taken instead.
+//! Owns: whether a checkpoint can be trusted. It can if its directory is whole, every map block the directory names has
+//! the checksum that the directory names, its list begins, and nothing says that a newer one was complete. Otherwise
+//! all of it is dropped, and the log is looked through: an older version is never taken instead.
 
 use std::cell::Cell;
 
@@ -19,7 +19,7 @@ pub(crate) struct Loaded {
     pub checkpoints: Checkpoints,
     /// Segments that may hold later records.
     pub segments: Bits,
-    /// Those in the list that goes on.
+    /// Segments in the list that goes on.
     pub named: Vec<u32>,
 }
 
@@ -33,7 +33,7 @@ fn runs(at: u32, blocks: u32) -> impl Iterator<Item = Read<u32>> {
 }
 
 impl Search<'_> {
-    /// Takes the map as a checkpoint has it; `None` if it cannot be trusted, then `self` is of no use any more.
+    /// Takes the map of a checkpoint; `None` if it cannot be trusted: then `self` must not be used any more.
     pub fn load(&mut self, complete: Complete) -> Result<Option<Loaded>> {
         let superblock = self.superblock;
         let Some(mut checkpoints) = self.load_directory(complete)? else { return Ok(None) };
@@ -57,13 +57,13 @@ impl Search<'_> {
             opened: named.len() as u32,
         });
         if side != complete.side {
-            // Its pieces to write are known when the records have been read.
+            // The map blocks to write are known when the records were read.
             checkpoints.round = Some(Round { pending: Bits::new(superblock.map_blocks()), quota: 0 });
         }
         Ok(Some(Loaded { checkpoints, segments, named }))
     }
 
-    /// Looks through the segments that a checkpoint leaves.
+    /// Looks through the segments that a checkpoint does not cover.
     pub fn scan_listed(&mut self, loaded: &Loaded) -> Result<()> {
         let count = self.superblock.segments();
         self.scan_segments(each_set(&loaded.segments, count), loaded.segments.count())
@@ -121,7 +121,7 @@ impl Search<'_> {
             let reads = (0..2u8).map(|copy| Read { at: superblock.list_at(side, copy, from), blocks, what: copy });
             read_each(self.device, reads, |read, bytes| {
                 self.blocks_read += read.blocks as u64;
-                // The other copy may have what one copy lacks.
+                // One copy may have what the other one lacks.
                 copies[read.what as usize] = bytes.unwrap_or_else(|_| vec![0; read.blocks as usize * BLOCK]);
                 Ok(None)
             })?;

@@ -10,15 +10,15 @@ shoal_media::plantable! {
         FlushEarly,
         /// A block is used again at once.
         FreeAtOnce,
-        /// A block is used again when what replaced it is durable, though no durable record says so.
+        /// A block is used again when its successor is durable, though no durable record says so.
         FreeUnannounced,
         /// Recovery believes records that may not have been flushed without looking at the data.
         NoVerify,
-        /// Recovery writes before what it found is durable.
+        /// Recovery writes before the records it found are durable.
         FoundUnflushed,
         /// Recovery does not write down what it found.
         NoSettle,
-        /// Recovery does not wait until what it wrote is durable.
+        /// Recovery does not wait until its own records are durable.
         SettleUnflushed,
         /// The tail record of a clean end is left in place while the disk is open.
         StaleTail,
@@ -28,7 +28,7 @@ shoal_media::plantable! {
         MoveStale,
         /// Numbers go on right behind the last one that was found.
         NoJump,
-        /// A block is read without comparing its checksum.
+        /// Blocks read are not compared with their checksums.
         NoChecksum,
         /// A segment is opened before the list that names it is durable.
         NamesUnflushed,
@@ -44,7 +44,7 @@ shoal_media::plantable! {
         DirtyForgotten,
         /// A checkpoint counts before what it refers to is durable.
         CheckpointUnflushed,
-        /// Any version of a map block is taken that is whole.
+        /// Any whole version of a map block is taken.
         AnyVersion,
     }
 }

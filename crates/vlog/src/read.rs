@@ -1,7 +1,7 @@
-//! Many reads in flight, of which never more than a few are in memory.
+//! Many reads in flight, with no more than a few in memory.
 //!
-//! Owns: the depth at which a disk is opened. What a read finds may ask for one more, as a record does that names the next. Left out:
-//! what is read, and why.
+//! Owns: the number of reads in flight while a disk is opened. One read may ask for another, as a record does that
+//! names the next. Left out: what is read, and why.
 
 use std::sync::mpsc;
 
@@ -11,14 +11,14 @@ use shoal_media::{BlockDevice, Request, Result};
 /// Reads in flight.
 pub(crate) const READS: usize = 32;
 
-/// Blocks to read, and what for.
+/// Blocks to read, and their purpose.
 pub(crate) struct Read<T> {
     pub at: u32,
     pub blocks: u32,
     pub what: T,
 }
 
-/// Reads all that is `waiting`, and what `take` asks for in answer, in any order.
+/// Reads all that are `waiting`, and those that `take` asks for in answer, in any order.
 pub(crate) fn read_each<T>(
     device: &dyn BlockDevice,
     mut waiting: impl Iterator<Item = Read<T>>,
@@ -37,7 +37,7 @@ pub(crate) fn read_each<T>(
             let request = Request::Read { at: read.at as u64 * BLOCK as u64, buffer };
             slots[slot] = Some(read);
             let sender = sender.clone();
-            // After an error nobody waits for the others.
+            // After an error the others are not received.
             device.submit(request, Box::new(move |result| drop(sender.send((slot, result)))));
         }
         if free.len() == READS {

@@ -1,12 +1,14 @@
-//! Formatting, and opening: from a checkpoint or the tail record, else by a scan.
+//! Formatting, and opening: from a checkpoint or the tail record, otherwise by a scan.
 //!
-//! A disk with a map area has a checkpoint: it is read, and then the records of the segments that its lists name. Without one the
-//! tail record of a disk that was closed names the newest log record, and all that count are reached from it. Where neither can be
-//! trusted the log is scanned: in segments the records alone, each says where the next one is.
-//! Records up to the highest number that any of them calls durable are the base. Those behind it may have survived without
-//! their data: of these only the entries they changed are believed, and only if the data has the right checksum.
-//! Rules: what was believed is written down and made durable, and then announced, before the disk is used: until then nothing that the
-//! base refers to is overwritten. Numbers go on far behind the last one seen, because a torn record may hide later ones.
+//! A disk with a map area has a checkpoint: it is read, and then the records of the segments that its lists name.
+//! Without one the tail record of a disk that was closed names the newest log record, and all that count are reached
+//! from it. Where neither can be trusted the log is scanned: in segments only the records, each of which says where the
+//! next one is.
+//! Records up to the highest number that any of them calls durable are the base. Those behind it may have survived
+//! without their data: of these only the entries they changed are believed, and only if the data has the right
+//! checksum. Rules: entries believed are written down and made durable, and then announced, before the disk is used:
+//! until then nothing that the base refers to is overwritten. Numbers go on far behind the last one seen, because a
+//! torn record may hide later ones.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -35,12 +37,12 @@ const SPARE_ANYWHERE_MIN: u8 = 3;
 /// More records than can lie behind the last one that was durable.
 pub(crate) const HIDDEN_MAX: u64 = 1 << 14;
 
-/// Work that opening a disk took.
+/// Report on the opening of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
     /// The disk had been closed.
     pub clean: bool,
-    /// A checkpoint was read, and the log behind it only.
+    /// A checkpoint was read, and only the log behind it.
     pub checkpoint: bool,
     /// Blocks that were read to find the map.
     pub blocks_read: u64,
@@ -153,7 +155,7 @@ impl VirtualLog {
     pub fn format(device: &dyn BlockDevice, options: &FormatOptions) -> std::result::Result<Superblock, VlogError> {
         let superblock = plan(device.geometry().bytes, options)?;
         let at = |block: u32| block as u64 * BLOCK as u64;
-        // Until the end there is no disk.
+        // There is no disk until the end.
         for copy in SUPERBLOCK_AT {
             block::write(device, at(copy), &[0; BLOCK])?;
         }
@@ -175,7 +177,7 @@ impl VirtualLog {
         Ok(superblock)
     }
 
-    /// Opens a disk, after whatever happened to it.
+    /// Opens a disk, closed or after any crash.
     pub fn open(
         device: Arc<dyn BlockDevice>,
         clock: Arc<dyn Clock>,
@@ -220,7 +222,8 @@ impl VirtualLog {
             };
         }
         if let Some(root) = closed_at.filter(|&root| !clean && search.ends_before(root)) {
-            // Nothing was written since it was closed: what is not there is damaged, and what it replaced would be old.
+            // Nothing was written since it was closed: missing records are damaged, and those they replaced would be
+            // old.
             return Err(VlogError::Cut { at: root.at });
         }
         (recovery.clean, recovery.checkpoint) = (clean, loaded.is_some());
@@ -257,12 +260,12 @@ impl VirtualLog {
         Ok((disk, recovery))
     }
 
-    /// Writes down what was found, so that it is all there is from now on.
+    /// Writes the state found, so that it is the only one from now on.
     fn settle(&self, pieces: &[u32], clean: bool) -> Result<()> {
         let mut log = self.lock();
         let log = &mut *log;
-        // The records found may be in a cache only, if a process died and not the machine: a power loss could then leave
-        // what is written next without the records that allowed it.
+        // Records found may be in a cache only, if a process died and not the machine: a power loss could then leave
+        // the next writes without the records that allowed them.
         if !is_planted(Bug::FoundUnflushed) {
             block::flush(&*self.device).inspect_err(|error| self.poison(error))?;
         }
@@ -294,7 +297,7 @@ impl VirtualLog {
         self.flush_device(log)
     }
 
-    /// The segment that recovery opens is named; if there is no room left in the list, the checkpoint is given up instead.
+    /// Names the segment that recovery opens; if there is no room left in the list, the checkpoint is given up instead.
     fn name_for_settling(&self, log: &mut Log, checkpoints: &mut Checkpoints) -> Result<()> {
         if self.state.write().space.named_first() {
             return Ok(());
@@ -309,8 +312,8 @@ impl VirtualLog {
         Ok(())
     }
 
-    /// The disk is open, says the tail record in both places: should one be damaged, the other one spares the scan that would follow
-    /// from an older record.
+    /// Writes the tail record of an open disk to both places: if one is damaged, the other one spares the scan that
+    /// would follow from an older record.
     pub(crate) fn write_tails(&self, log: &mut Log) -> Result<()> {
         if is_planted(Bug::StaleTail) {
             return Ok(());
@@ -319,7 +322,7 @@ impl VirtualLog {
         self.write_tail(log, None)
     }
 
-    /// `root`: the disk is closed; without: it is open.
+    /// Writes the tail record: of a closed disk with `root`, of an open one without.
     pub(crate) fn write_tail(&self, log: &mut Log, root: Option<Link>) -> Result<()> {
         log.tail_generation += 1;
         let (generation, durable, checkpoint) = (log.tail_generation, self.state.read().durable, log.complete);
@@ -363,7 +366,7 @@ fn read_tail(device: &dyn BlockDevice, superblock: &Superblock) -> Result<Option
     Ok(newest)
 }
 
-/// Of blocks that records behind the base refer to: the checksums of what is there.
+/// Checksums of the blocks that records behind the base refer to, as they are on the device.
 fn sums_of(device: &dyn BlockDevice, later: &BTreeMap<u64, Record>) -> Result<HashMap<u32, Result<u32>>> {
     let mut places = BTreeSet::new();
     for piece in later.values().flat_map(|record| &record.pieces) {
@@ -379,7 +382,7 @@ fn sums_of(device: &dyn BlockDevice, later: &BTreeMap<u64, Record>) -> Result<Ha
     Ok(sums)
 }
 
-/// Applies what can be believed of records behind the base; returns the pieces they change.
+/// Applies the entries that can be believed of records behind the base; returns the pieces they change.
 fn believe(
     device: &dyn BlockDevice,
     state: &mut State,
@@ -391,13 +394,13 @@ fn believe(
     let seq = state.next_seq;
     let sums = sums_of(device, &later)?;
     for record in later.values() {
-        // It may have been flushed: it must not be overwritten before its contents are written again.
+        // It may have been flushed, so it must not be overwritten before its entries are written again.
         if !state.space.is_used(record.at) {
             state.space.take(record.at);
             state.space.leave(record.at, seq);
         }
         for piece in &record.pieces {
-            // Also where it changed nothing: what else is in it may come from a record that is lost.
+            // Also where it changed nothing: other entries in it may come from a record that is lost.
             pieces.insert(piece.index);
             for (n, &entry) in piece.entries.iter().enumerate() {
                 let logical = piece.index * PIECE_BLOCKS + n as u32;
@@ -408,12 +411,12 @@ fn believe(
                 if state.map.get(logical) == entry {
                     continue;
                 }
-                // A place that the base uses is none of an unflushed write's.
+                // An unflushed write cannot be in a place that the base uses.
                 let is_free = |at: u32| state.space.blocks().contains(&at) && !state.space.is_used(at);
                 let possible = entry.at == 0 || is_free(entry.at);
                 let sure = entry.at == 0 || is_planted(Bug::NoVerify);
                 let is_intact = || match sums.get(&entry.at) {
-                    // It may have been flushed: that it is lost cannot be known.
+                    // It may have been flushed, so it cannot be called lost.
                     Some(Err(error)) => Err(error.clone()),
                     Some(Ok(sum)) => Ok(*sum == entry.crc || is_planted(Bug::NoChecksum)),
                     None => Ok(false),

@@ -1,9 +1,9 @@
 //! The map as it comes together from records: from the links of the newest one, from a checkpoint and the segments behind it, or
 //! from all of the log.
 //!
-//! Owns: which version of a piece is the newest; which records are durable (the base), and those behind it. Whatever is found first,
-//! the outcome is the same. In memory are the map, 12 bytes for each piece, and records that nobody has called durable so far.
-//! Left out: what is believed of the latter (`recover`).
+//! Owns: which version of a piece is the newest; which records are durable (the base), and those behind it. The outcome
+//! does not depend on the order of finding. In memory are the map, 12 bytes for each piece, and records that no other
+//! one has called durable so far. Left out: which of the latter are believed (`recover`).
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -20,12 +20,12 @@ use crate::read::{READS, Read, read_each};
 use crate::recover::HIDDEN_MAX;
 use crate::state::{Header, State};
 
-/// Blocks read at once where all are looked at.
+/// Blocks of one read where all are looked at.
 pub(crate) const RUN_BLOCKS: u32 = 64;
 /// Segments looked through, or map blocks read, between two reports.
 const REPORTED: u64 = 1024;
 
-/// How far opening has come.
+/// Progress of opening a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// The checkpoint is being read; then segments are looked through.
@@ -47,7 +47,7 @@ pub(crate) struct Search<'a> {
     pieces_found: u32,
     /// Records that are durable, by number. Only links need them.
     headers: BTreeMap<u64, Header>,
-    /// Records that nobody has called durable so far.
+    /// Records that no other one has called durable so far.
     later: BTreeMap<u64, Record>,
     /// Number and pieces of the newest record that is durable.
     newest: (u64, u32),
@@ -57,7 +57,7 @@ pub(crate) struct Search<'a> {
     watch: OnProgress,
 }
 
-/// Found in a disk.
+/// The outcome of a search.
 pub(crate) struct Found {
     pub state: State,
     /// Records behind the base.
@@ -83,7 +83,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// As if nothing had been found.
+    /// Forgets all that was found.
     pub fn again(self) -> Search<'a> {
         let (device, superblock, blocks_read) = (self.device, self.superblock, self.blocks_read);
         let watch = self.watch.clone();
@@ -220,9 +220,10 @@ impl<'a> Search<'a> {
         self.later.is_empty() && self.newest.0 <= root.seq
     }
 
-    /// Is it the newest record, and is nothing missing or behind it? `number`: the checkpoint that the search began with.
+    /// Is `root` the newest record, with nothing missing or behind it? `number`: the checkpoint that the search began
+    /// with.
     pub fn ends_with(&self, root: Link, number: Option<u64>) -> Result<bool> {
-        // Records that a checkpoint covers are not looked for; a later one must have been met.
+        // Records that the checkpoint covers are not looked for; a later one must have been found.
         let is_reached = self.newest.0 == root.seq || number.is_some_and(|number| root.seq <= number);
         if !(is_reached && self.ends_before(root)) {
             return Ok(false);
@@ -240,8 +241,8 @@ impl<'a> Search<'a> {
         Ok(end == Some(self.pieces_found))
     }
 
-    /// The base, and the records behind it. `root`: the disk was closed. `number`: the checkpoint that the search began with; what
-    /// changed since is dirty.
+    /// The base, and the records behind it. `root`: the disk was closed. `number`: the checkpoint that the search began
+    /// with; map blocks changed since are dirty.
     pub fn into_found(mut self, root: Option<Link>, number: Option<u64>) -> std::result::Result<Found, VlogError> {
         let (found, mapped) = (self.pieces_found, self.newest.1);
         if found < mapped {
@@ -260,7 +261,7 @@ impl<'a> Search<'a> {
                 state.mark_dirty(index);
             }
             drop(std::mem::take(&mut self.taken_from));
-            // A piece that no record holds is nowhere, and is not touched.
+            // Pieces that no record holds are nowhere, and are not touched.
             for (index, _) in (0..).zip(&self.piece_at).filter(|&(_, &at)| at != 0) {
                 for entry in self.map.piece(index).iter().filter(|entry| entry.at != 0) {
                     take(&mut state, entry.at)?;

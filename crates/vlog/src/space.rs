@@ -30,14 +30,14 @@ struct Segments {
     used: Vec<u32>,
     /// Blocks left and not free yet.
     left: Vec<u32>,
-    /// What is written to it was closed at so many records: its age.
+    /// Number of the newest record when it was closed, for its age.
     closed_at: Vec<u64>,
     /// In the order in which they became free, so that all wear alike.
     free: VecDeque<u32>,
-    /// How many wait for an announcement.
+    /// Number of segments that wait for an announcement.
     waiting: usize,
     open: Option<Open>,
-    /// Of each segment, whether a list names it; empty: none need be named.
+    /// For each segment, whether a list names it; empty if none need be named.
     named: Vec<Named>,
     /// Named since the last flush.
     unflushed: Vec<u32>,
@@ -77,7 +77,7 @@ pub(crate) struct Candidate {
 }
 
 impl Space {
-    /// All free.
+    /// A log whose blocks are all free.
     pub fn new(superblock: &Superblock) -> Space {
         let count = superblock.segments();
         let segments = (count > 0).then(|| Segments {
@@ -111,7 +111,7 @@ impl Space {
         self.used[block as usize / 64] >> (block % 64) & 1 == 1
     }
 
-    /// Of a range: blocks in use or left, and those of them that were not left.
+    /// Blocks of a range that are in use or left, and those of them that were not left.
     pub fn count(&self, blocks: &std::ops::Range<u32>) -> (usize, usize) {
         let (mut used, mut counting, mut at) = (0, 0, blocks.start);
         while at < blocks.end {
@@ -125,7 +125,7 @@ impl Space {
         (used as usize, counting as usize)
     }
 
-    /// In use, or left and not free yet.
+    /// Blocks in use, or left and not free yet.
     pub fn used_blocks(&self) -> u32 {
         self.used_blocks
     }
@@ -186,7 +186,7 @@ impl Space {
         }
     }
 
-    /// A block that was taken and not written to.
+    /// Frees a block that was taken and not written to.
     pub fn free(&mut self, block: u32) {
         debug_assert!(self.is_used(block), "block {block} freed while free");
         self.used[block as usize / 64] &= !(1 << (block % 64));
@@ -197,7 +197,7 @@ impl Space {
         }
     }
 
-    /// Everything up to record `seq` is announced durable.
+    /// Frees the blocks left up to record `seq`, which is announced durable.
     pub fn announced(&mut self, seq: u64) {
         while let Some(&(left, block)) = self.left.front()
             && left <= seq
@@ -236,7 +236,7 @@ impl Space {
         Some((LOG_AT + open.segment * segments.blocks + open.written, segments.blocks - open.written))
     }
 
-    /// For recovery: the last reserve.
+    /// For recovery: opens a segment, even of the last reserve.
     pub fn open_any(&mut self) -> bool {
         let Some(segments) = &mut self.segments else { return false };
         segments.shut();
@@ -271,7 +271,7 @@ impl Space {
         unnamed.copied().take(most).collect()
     }
 
-    /// A new list begins: what it must name first.
+    /// Begins a new list; returns the segments that it must name first.
     pub fn rename(&mut self, most: usize) -> Vec<u32> {
         let Some(segments) = &mut self.segments else { return vec![] };
         segments.named = vec![Named::No; segments.used.len()];
@@ -304,7 +304,7 @@ impl Space {
         }
     }
 
-    /// For recovery: the first free segment that is named durably will be opened next; false if there is none.
+    /// For recovery: makes the first free segment that is named durably the next to be opened; false if there is none.
     pub fn named_first(&mut self) -> bool {
         let Some(segments) = &mut self.segments else { return true };
         if segments.named.is_empty() {
@@ -318,7 +318,7 @@ impl Space {
         true
     }
 
-    /// Blocks of the open segment are written to, in order.
+    /// Moves on by blocks of the open segment, which are written to in order.
     pub fn advance(&mut self, blocks: u32) {
         if let Some(open) = self.segments.as_mut().and_then(|segments| segments.open.as_mut()) {
             open.written += blocks;
@@ -343,7 +343,7 @@ impl Segments {
         self.open.is_none_or(|open| open.written + 2 > self.blocks)
     }
 
-    /// Records where recovery does not look must not be written.
+    /// A segment that recovery does not look for must not be written.
     fn assert_named(&self) {
         if let Some(&first) = self.free.front()
             && let Some(&named) = self.named.get(first as usize)
@@ -366,7 +366,7 @@ impl Segments {
         number
     }
 
-    /// From now on no segment is open.
+    /// Closes the open segment.
     fn shut(&mut self) -> Option<Open> {
         let open = self.open.take()?;
         self.waiting += usize::from(self.is_waiting(open.segment));

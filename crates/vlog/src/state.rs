@@ -33,7 +33,7 @@ pub(crate) struct State {
     pub next_seq: u64,
     /// Records up to this one are durable.
     pub durable: u64,
-    /// The device below is known to hold a durable record that says so of this one.
+    /// Records up to this one are announced: a durable record in the device below calls them durable.
     pub announced: u64,
 }
 
@@ -49,7 +49,7 @@ struct Live {
     links: Box<[Link]>,
 }
 
-/// A record that was read, as far as it is remembered.
+/// The part of a record that is kept after it was read.
 pub(crate) struct Header {
     pub at: u32,
     pub pieces: Vec<u32>,
@@ -73,7 +73,7 @@ impl Changed {
         }
     }
 
-    /// Adds a piece that is to be written anew as it is.
+    /// Adds a piece that is to be written again as it is.
     pub fn mark_unchanged(list: &mut Vec<Changed>, index: u32) {
         if list.iter().all(|other| other.index != index) {
             list.push(Changed { index, mask: 0 });
@@ -82,14 +82,14 @@ impl Changed {
 }
 
 impl State {
-    /// Of a new disk.
+    /// The state of a new disk.
     pub fn new(superblock: Superblock) -> State {
         let map = Map::new(superblock.logical_blocks);
         let piece_at = vec![0; superblock.pieces() as usize];
         State { map, piece_at, ..State::empty(superblock) }
     }
 
-    /// Of a disk whose map is yet to come.
+    /// The state of a disk whose map is yet to be read.
     pub fn empty(superblock: Superblock) -> State {
         State {
             map: Map::default(),
@@ -116,7 +116,7 @@ impl State {
     /// Bytes of memory for the map, and for all that is kept beside it.
     pub fn memory(&self) -> (u64, u64) {
         let links = if self.has_links() { LINKS_MAX / 4 * size_of::<Link>() } else { 0 };
-        // An allocation takes its header and what it is rounded up by; of the table up to half is empty.
+        // An allocation takes a header and is rounded up; up to half of the table is empty.
         let record = (PIECES_MAX * 4 + 16 + links) as u64;
         let slot = (size_of::<(u32, Live)>() + 1) as u64 * 8 / 7;
         let beside = self.piece_at.len() as u64 * 4
@@ -142,8 +142,8 @@ impl State {
         self.next_seq + records.max(1) as u64 - 1
     }
 
-    /// Makes the next record, to be written to block `at`, which is in use: the entries are those of the map as it is now.
-    /// Pieces of records with few left take what room there is.
+    /// Makes the next record, to be written to block `at`, which is in use: the entries are those of the map as it is
+    /// now. The rest of the room goes to pieces of records with few left.
     pub fn record(&mut self, at: u32, skip: u16, changed: &[Changed]) -> Record {
         debug_assert!(changed.len() <= PIECES_MAX);
         let seq = self.next_seq;
@@ -182,12 +182,12 @@ impl State {
         self.superblock.area.is_none()
     }
 
-    /// The record that holds a piece; 0: none ever did.
+    /// The record that holds a piece; 0 if none ever did.
     pub fn record_of(&self, index: u32) -> u32 {
         self.piece_at[index as usize]
     }
 
-    /// The map block of a piece is not what the last round has written.
+    /// Notes that the map block of a piece differs from what the last round wrote.
     pub fn mark_dirty(&mut self, index: u32) {
         if let Some(area) = self.superblock.area {
             self.dirty.set(index / area.map_pieces, true);
@@ -198,10 +198,10 @@ impl State {
         (0..self.superblock.map_blocks()).for_each(|block| self.dirty.set(block, true));
     }
 
-    /// Changes so far are another thread's matter from now on.
+    /// Hands over the map blocks that have changed so far.
     pub fn take_dirty(&mut self) -> Bits {
         if is_planted(Bug::DirtyForgotten) {
-            // Every other one only: else rounds would write nothing at all.
+            // Every other one only: otherwise rounds would write nothing at all.
             let mut some = Bits::new(self.superblock.map_blocks());
             (0..self.superblock.map_blocks()).step_by(2).for_each(|n| some.set(n, self.dirty.get(n)));
             self.dirty = Bits::new(self.superblock.map_blocks());
@@ -223,7 +223,7 @@ impl State {
         }
     }
 
-    /// The record that holds a piece holds it no more.
+    /// Takes a piece from the record that holds it.
     fn supersede(&mut self, index: u32, seq: u64) {
         let at = self.piece_at[index as usize];
         let Some(live) = self.records.get_mut(&at) else { return };
@@ -251,7 +251,7 @@ impl State {
         self.records.get(&link.at).is_some_and(|live| live.seq == link.seq)
     }
 
-    /// The newest first: what the next record links to.
+    /// Links for the next record, the newest first.
     fn take_links(&mut self, seq: u64) -> Vec<Link> {
         let mut links = Vec::new();
         while links.len() < LINKS_MAX
@@ -321,8 +321,9 @@ impl State {
         self.records.insert(header.at, live);
     }
 
-    /// While a disk with checkpoints is opened: all of the map at once. Records are what holds pieces, and the newest one if the
-    /// disk was closed; returns their blocks. `None` if a record is said to hold more pieces than it can.
+    /// While a disk with checkpoints is opened: takes all of the map at once. Records are those that hold pieces, and
+    /// the newest one if the disk was closed; returns their blocks. `None` if a record is said to hold more pieces than
+    /// it can.
     pub fn loaded(&mut self, map: Map, piece_at: Vec<u32>, last: Option<Link>) -> Option<Vec<u32>> {
         (self.map, self.piece_at, self.last) = (map, piece_at, last);
         let mut held: Vec<(u32, u32)> =
@@ -350,7 +351,7 @@ impl State {
         Some(self.records.keys().copied().collect())
     }
 
-    /// After all were found: which of them no other one links to. `root` is kept for its links if nothing else.
+    /// After all records were found: finds those that no other one links to. `root` is kept, if only for its links.
     pub fn link_up(&mut self, root: Option<Link>) {
         let linked: HashSet<Link> = self.records.values().flat_map(|live| live.links.iter().copied()).collect();
         let mut unlinked: Vec<Link> = self.records.iter().map(|(&at, live)| Link { at, seq: live.seq }).collect();

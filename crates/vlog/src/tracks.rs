@@ -1,7 +1,7 @@
 //! Gaining room where the head is known: tracks.
 //!
 //! A track is emptied into the holes of others that are partly filled, so that the head finds tracks with nothing on them and can
-//! write there without looking. Owns the steps: read what is to be moved at once, write block by block, then the record.
+//! write there without looking. Owns the steps: read the blocks to be moved at once, write block by block, then the record.
 //! Rules: those of `compact`; a move that finds no hole is given up, for nothing depends on it.
 
 use std::ops::Range;
@@ -121,8 +121,8 @@ impl VirtualLog {
         self.write_record_anywhere(log, &mut wanted, &mut changed, head, &|at| holes[at as usize])
     }
 
-    /// For each block: is it on a track with something on it that counts, but not on this one? Whatever the compactor writes goes
-    /// there: it must not begin new tracks while it empties others, or it would never come to rest.
+    /// For each block: does it lie on a track, other than this one, with blocks that count? The compactor writes only
+    /// there: if it began new tracks while it empties others it would never come to rest.
     pub(crate) fn partly_filled(&self, tracks: &[Range<u32>], but: &Range<u32>) -> Vec<bool> {
         let state = self.state.read();
         let mut allowed = vec![false; state.space.blocks().end as usize];
@@ -145,7 +145,7 @@ impl VirtualLog {
         }
         let state = self.state.read();
         let counted = log.tracks.iter().map(|track| (track, state.space.count(track)));
-        // Blocks that were only left on a track go by themselves.
+        // Blocks that are only left on a track go by themselves.
         let partly = counted.filter(|(track, (used, counting))| *counting > 0 && *used < track.len());
         let partly: Vec<_> = partly.map(|(track, (used, _))| (track, used)).collect();
         let holes: usize = partly.iter().map(|(track, used)| track.len() - used).sum();

@@ -2,8 +2,8 @@
 //!
 //! Segments: as many changes as fit into the open one become a *chunk*, records first and the data they list behind them, in
 //! one write. Anywhere: each data block goes to the block that the head reaches first, then the record that lists them.
-//! Rules: the map says where data will be before it is there, so whoever reads looks into the batch being written
-//! first; after a failed write nothing may be written any more. Callers hold the log.
+//! Rules: the map says where data will be before it is there, so a reader looks into the batch being written first;
+//! after a failed write nothing may be written any more. Callers hold the log.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,14 +16,15 @@ use crate::disk::{Change, Log, VirtualLog};
 use crate::planted::{Bug, is_planted};
 use crate::state::{Changed, State};
 
-/// Blocks written at most between two flushes of the device below: recovery looks through so many.
+/// Maximum blocks written between two flushes of the device below: recovery looks through as many.
 const UNFLUSHED_BLOCKS: u32 = 4096;
 
 /// A change of one logical block.
 pub(crate) struct Item {
     pub logical: u32,
     pub change: Change,
-    /// The compactor's: only if the block is still there. The place alone would not do, it may have been used again.
+    /// Set for a move of the compactor: it applies only if the block still has this entry. The place alone would not
+    /// do, it may have been used again.
     pub from: Option<Entry>,
 }
 
@@ -40,7 +41,7 @@ impl Item {
     }
 }
 
-/// The writer, which decides the reserve of segments it may use.
+/// The writer, on which it depends which reserve of segments may be used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum By {
     Request,
@@ -53,12 +54,12 @@ struct Chunk {
     bytes: Vec<u8>,
     records: u32,
     last: u64,
-    /// What its records say is durable.
+    /// Number up to which its records call records durable.
     says: u64,
 }
 
 impl VirtualLog {
-    /// Writes changes, in ascending order of their blocks, and the pieces `rewritten` anew.
+    /// Writes changes, in ascending order of their blocks, and the pieces `rewritten` again.
     pub(crate) fn write_items(&self, log: &mut Log, items: &[Item], rewritten: &[u32], by: By) -> Result<()> {
         if items.is_empty() && rewritten.is_empty() {
             return Ok(());
@@ -69,7 +70,7 @@ impl VirtualLog {
         }
     }
 
-    /// A record without changes: for what its header says. One of the compactor's lies in a hole, but not in these blocks.
+    /// Writes a record without changes, for its header. The compactor's lies in a hole, but not in the blocks `but`.
     pub(crate) fn write_bare_record(&self, log: &mut Log, by: By, but: &Range<u32>) -> Result<()> {
         let Some(head) = self.options.head.clone() else {
             return self.write_segments(log, &[], &[], by);
@@ -79,7 +80,7 @@ impl VirtualLog {
         self.write_record_anywhere(log, &mut vec![], &mut vec![], &*head, &also)
     }
 
-    /// With neither changes nor pieces: a bare record.
+    /// Without changes and pieces it writes a bare record.
     fn write_segments(&self, log: &mut Log, mut items: &[Item], mut rewritten: &[u32], by: By) -> Result<()> {
         loop {
             self.prepare_opening(log)?;
@@ -106,7 +107,7 @@ impl VirtualLog {
         self.wrote(log, chunk.last, chunk.says, (chunk.bytes.len() / BLOCK) as u32, chunk.records)
     }
 
-    /// Keeps what recovery would have to look through, and to write anew, bounded.
+    /// Bounds the blocks that recovery would look through, and the records it would write again.
     fn wrote(&self, log: &mut Log, last: u64, says: u64, blocks: u32, records: u32) -> Result<()> {
         (log.written, log.says) = (last, says);
         log.unflushed_blocks += blocks;
@@ -115,7 +116,8 @@ impl VirtualLog {
         if too_many { self.flush_device(log) } else { Ok(()) }
     }
 
-    /// Records of a chunk, and unflushed ones before another chunk, at most: recovery writes that many anew into one segment.
+    /// Maximum records of a chunk, and of unflushed ones before another chunk: recovery writes as many again into one
+    /// segment.
     fn records_max(&self) -> u32 {
         match self.superblock.segment_blocks {
             0 => UNFLUSHED_BLOCKS,
@@ -128,7 +130,7 @@ impl VirtualLog {
         block::write(&*self.device, at as u64 * BLOCK as u64, bytes).inspect_err(|error| self.poison(error))
     }
 
-    /// Only to blocks that `also` allows.
+    /// Writes only to blocks that `also` allows.
     pub(crate) fn write_anywhere(
         &self,
         log: &mut Log,
@@ -170,7 +172,7 @@ impl VirtualLog {
         self.write_record_anywhere(log, &mut placed, &mut changed, head, also)
     }
 
-    /// Data is in its new places: the record that says so. Both lists are empty afterwards.
+    /// Writes the record that lists data in its new places. Both lists are empty afterwards.
     pub(crate) fn write_record_anywhere(
         &self,
         log: &mut Log,
@@ -195,19 +197,19 @@ impl VirtualLog {
         self.wrote(log, record.seq, record.durable, blocks, 1)
     }
 
-    /// The nearest free block that `also` allows, from now on in use; should there be none, any.
+    /// Takes the nearest free block that `also` allows, or any if there is none.
     fn take_nearest(&self, log: &mut Log, head: &dyn Head, also: &dyn Fn(u32) -> bool) -> Result<u32> {
         let found = self.take_free(head, also).or_else(|| self.take_free(head, &|_| true));
         if let Some(at) = found {
             return Ok(at);
         }
-        // Segments left since the last flush, and those the compactor holds.
+        // Blocks left since the last flush, and those that the compactor holds.
         self.give_up(log);
         self.flush_device(log)?;
         self.take_free(head, &|_| true).ok_or_else(|| self.no_space())
     }
 
-    /// The nearest free block that `also` allows, from now on in use.
+    /// Takes the nearest free block that `also` allows.
     pub(crate) fn take_free(&self, head: &dyn Head, also: &dyn Fn(u32) -> bool) -> Option<u32> {
         let mut state = self.state.write();
         let blocks = state.space.blocks();

@@ -1,7 +1,7 @@
 //! Checkpoints under faults of the device, and at the size they are for.
 //!
-//! A device that changes, loses or keeps back one block of the map area or one tail record must cost time at most: what is read is
-//! what was written. Crashes are in `crash`; what each rule is good for is in `planted`.
+//! A device that changes, loses or keeps back one block of the map area or one tail record must cost time at most:
+//! reads return what was written. Crashes are in `crash`; the purpose of each rule is in `planted`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -79,14 +79,14 @@ fn opening_after_a_crash_reads_what_changed_since() {
     assert!(read[0] * 2 < read[1], "{read:?}");
 }
 
-/// A device of any size, of which only what is written is in memory; the rest is made up when it is read.
+/// A device of any size, of which only written blocks are in memory; others are made up when they are read.
 struct Sparse {
     bytes: u64,
     written: Mutex<HashMap<u64, Vec<u8>>>,
     made_up: Box<dyn Fn(u32) -> Option<Vec<u8>> + Send + Sync>,
     read: AtomicU64,
     reads: AtomicU64,
-    /// Spent on making up what is read.
+    /// Time spent on making up blocks (ns).
     took_ns: AtomicU64,
 }
 
@@ -218,7 +218,7 @@ fn memory_bytes(what: &str) -> u64 {
 fn a_large_full_disk_is_opened_with_little_memory() {
     // A whole one of 1 TiB takes 3 GB of memory.
     let bytes = if std::env::var_os("SHOAL_DEEP").is_some() { 1 << 40 } else { 32u64 << 30 };
-    // The worst first: what it frees, the other one takes.
+    // The worst first: the other one takes the memory it frees.
     for shape in [Shape { pieces: 9 }, Shape { pieces: 52 }] {
         let device = full(bytes, shape);
         let before = memory_bytes("VmRSS");

@@ -1,8 +1,8 @@
 //! Crash enumeration (docs/design/testing.md, T2 to T4): after every event of a random life, every state the device
 //! may be in, and for some of them every event of the recovery.
 //!
-//! The workload covers the log, the map and the compactor; the judge is in `common`: what was flushed is there, anything else is
-//! old or new, never torn, never foreign, and what was found once stays.
+//! The workload covers the log, the map and the compactor; the judge is in `common`: flushed contents are there, others
+//! are old or new, never torn, never foreign, and contents found once stay.
 
 use crate::common::{Kind, Plan, Tried, enumerate};
 use shoal_sim::{Budget, Limits};

@@ -1,7 +1,7 @@
 //! Damaged and hostile devices: opening and reading them ends, with a result or a typed error, and never panics.
 //!
-//! Bytes are changed at random; records, superblock and tail are also forged with right checksums, as somebody could who knows
-//! the salt. What can be opened can be read, written, compacted, closed and opened again.
+//! Bytes are changed at random; records, superblock and tail are also forged with right checksums, as an attacker could
+//! do who knows the salt. A disk that can be opened can be read, written, compacted, closed and opened again.
 
 use crate::common::{BLOCK, Kind, Life, ask};
 use shoal_format::vlog::map::{Directory, List, MapPiece, decode_map, encode_map};
@@ -41,7 +41,7 @@ fn use_it(kind: Kind, bytes: &[u8], random: &mut Random, hides: bool) -> bool {
     }
     if disk.close().is_ok() {
         drop(disk);
-        // What was closed can be opened, unless it hides records that come to light later.
+        // A closed disk can be opened, unless it hides records that come to light later.
         let again = kind.open(device);
         assert!(hides || again.is_ok(), "{:?}", again.err());
     }
@@ -106,7 +106,7 @@ fn forged_records_are_survived() {
     }
 }
 
-/// Map blocks that say something else, named by a directory that has their checksums; and lists.
+/// Forged map blocks, named by a directory that has their checksums; and forged lists.
 #[test]
 fn forged_checkpoints_are_survived() {
     let (mut opened, mut loaded) = (0, 0);
@@ -154,7 +154,7 @@ fn forged_checkpoints_are_survived() {
         let device = world.add_disk(bytes.len() as u64);
         device.write_from(0, &bytes).unwrap();
         loaded += kind.open(device).is_ok_and(|(_, recovery)| recovery.checkpoint) as u32;
-        // A list that leaves out segments hides what is in them.
+        // A list that leaves out segments hides their records.
         opened += use_it(kind, &bytes, &mut random, seed % 3 == 0) as u32;
     }
     assert!(opened > 20 && loaded > 20, "{opened} could be opened, {loaded} of them from the checkpoint");

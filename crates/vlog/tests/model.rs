@@ -1,7 +1,7 @@
 //! The disk against a plain array, under random requests, clean ends and crashes of the process; full disks; threads.
 //!
-//! What the harness in `common` cannot show by itself is here: that the disk stays usable when every block of it is
-//! written, that requests that come at the same time do not disturb each other, and what a damaged device is met with.
+//! Shown here, because the harness in `common` alone cannot: the disk stays usable when every block of it is written,
+//! requests that come at the same time do not disturb each other, and a damaged device is noticed.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -41,7 +41,7 @@ fn random_requests_agree_with_an_array() {
 
 #[test]
 fn room_is_found_in_long_lives_too() {
-    // Those in which blocks that the compactor held were missing once, and some more.
+    // Seeds that once lost blocks held by the compactor, and some more.
     for seed in [91, 92, 255, 386].into_iter().chain(2000..2030) {
         for kind in [Kind::Segments, Kind::Anywhere] {
             let (_world, mut life) = life(kind, seed);
@@ -189,7 +189,7 @@ fn threads_do_not_disturb_each_other() {
     });
 }
 
-/// A device whose flush needs somebody else to go on.
+/// A device whose flush needs another thread to go on.
 struct Needy {
     inner: Arc<dyn BlockDevice>,
     entered: Sender<()>,

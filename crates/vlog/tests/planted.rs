@@ -14,7 +14,7 @@ use shoal_vlog::planted::{Bug, plant};
 
 /// Lives tried for each bug at most.
 const SEEDS: u64 = 400;
-/// Tried first: what found the bugs that few lives show.
+/// Tried first: seeds that found bugs which few lives show.
 const TELLING: [u64; 4] = [13, 133, 273, 176];
 
 /// Crashes and clean ends one after the other, then a device that changes a block.
@@ -38,7 +38,7 @@ fn live(kind: Kind, seed: u64) -> Result<(), String> {
     let device = world.disk(0);
     let (disk, _) = kind.open(device.clone()).map_err(|error| error.to_string())?;
     let before = common::read_all(&disk)?;
-    // Wrong bytes in every block: whatever is read must be an error, or right.
+    // Wrong bytes in every block: every read must fail, or be right.
     for at in 4..kind.blocks() {
         device.write_from(at * BLOCK as u64, &[0xee; 512]).map_err(|error| error.to_string())?;
     }
@@ -78,7 +78,7 @@ fn hide(seed: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// The first life of some that fails.
+/// The first failing life of these seeds.
 fn search(bug: Option<Bug>, seeds: impl Iterator<Item = u64>) -> Option<String> {
     let mut tried = Tried::default();
     for seed in seeds {
@@ -110,7 +110,7 @@ fn search(bug: Option<Bug>, seeds: impl Iterator<Item = u64>) -> Option<String> 
 
 #[test]
 fn every_planted_bug_is_caught() {
-    // Without a bug the same lives pass: what is caught below is the bug.
+    // Without a bug the same lives pass, so the failures below are due to the bugs.
     assert_eq!(search(None, 0..40), None);
     std::panic::set_hook(Box::new(|_| ()));
     let mut missed = vec![];

@@ -1,9 +1,9 @@
-//! How fast a host may guess at names and secrets.
+//! Limits how fast a host may guess names and secrets.
 //!
-//! After a wrong answer the next guess of that host waits, longer each time, before it is looked at. A right guess waits as well:
-//! if it were answered sooner, silence would mean "wrong", and a guesser need not wait for it. The hosts of others wait for nothing, nor do clients of a UNIX socket, which is
-//! open to its owner alone. A host that has several guesses waiting is told to come back later. Hosts are forgotten a minute
-//! after their last wrong answer.
+//! After a wrong answer the next guess of that host waits before it is checked, longer each time. A right guess waits
+//! as well: if it were answered sooner, silence would mean "wrong", and a guesser need not wait for it. Other hosts do
+//! not wait, nor do clients of a UNIX socket, which is open to its owner alone. A host that has several guesses waiting
+//! is told to come back later. Hosts are forgotten a minute after their last wrong answer.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -11,22 +11,22 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// After the first wrong answer; it doubles with each.
+/// Wait after the first wrong answer; it doubles with each.
 const DELAY: Duration = Duration::from_millis(100);
 const DOUBLINGS_MAX: u32 = 4;
-/// Longest delay.
+/// Longest wait.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 const FORGET_AFTER: Duration = Duration::from_secs(60);
 /// Hosts remembered. If more of them guess, those beyond count as one.
 const HOSTS_MAX: usize = 4096;
 
-/// The host whose guesses count together; `None` stands for all hosts beyond the table.
+/// A host whose guesses count together; `None` for all hosts beyond the table.
 type Host = Option<IpAddr>;
 
 struct Wrong {
     count: u32,
     last: Instant,
-    /// When its next answer may be looked at.
+    /// When its next guess may be checked.
     next: Instant,
 }
 
@@ -42,7 +42,7 @@ pub struct Guesses {
 }
 
 impl Guesses {
-    /// How long a client has to wait before what it says is looked at; nothing if that is too long.
+    /// How long a client has to wait before its guess is checked; `None` if that is too long.
     pub fn wait(&self, ip: IpAddr, now: Instant) -> Option<Duration> {
         let mut hosts = self.hosts.lock();
         let host = host(ip);
@@ -59,15 +59,15 @@ impl Guesses {
         Some(wait)
     }
 
-    /// A client's secret was right: it has waited, and its next one is looked at at once. Between two wrong answers there is a
-    /// wait nevertheless.
+    /// Notes a right guess: the client has waited, and its next guess is checked at once. Between two wrong answers
+    /// there is a wait nevertheless.
     pub fn right(&self, ip: IpAddr, now: Instant) {
         if let Some(wrong) = self.hosts.lock().get_mut(&host(ip)) {
             wrong.next = now;
         }
     }
 
-    /// A client's secret was wrong.
+    /// Notes a wrong guess.
     pub fn wrong(&self, ip: IpAddr, now: Instant) {
         let mut hosts = self.hosts.lock();
         let mut host = host(ip);
@@ -117,7 +117,7 @@ mod tests {
         }
         assert!((30..=50).contains(&tried), "{tried} guesses in a minute");
         assert_eq!(guesses.wait(ip("10.0.0.2"), now), Some(Duration::ZERO));
-        // A client that is right after it was wrong has waited once.
+        // A host that is right after it was wrong has waited once.
         assert!(guesses.wait(ip("10.0.0.1"), now).unwrap() > Duration::ZERO);
         let now = now + WAIT_MAX;
         guesses.right(ip("10.0.0.1"), now);

@@ -1,10 +1,10 @@
-//! The areas lent, by name: granted when asked for, taken back when nobody holds them.
+//! The areas lent, by name: granted when asked for, taken back when no client holds them.
 //!
 //! A name is granted its area at the first step of its first handshake, so that the answer is the truth; connections
-//! hold it through their export. An area that nobody holds and that holds nothing gives way to whoever needs the room,
-//! so asking reserves nothing for good; one with contents is kept for a client that comes back, for as long as the
-//! terms say. Connections of one name share the area: one memory is behind all of them. Areas are zeroed outside the
-//! lock, and by name: another holder of one (compaction) must not keep its room from being free.
+//! hold it through their export. An empty area that no client holds gives way to a client that needs the room, so
+//! asking reserves nothing for good. One with contents is kept for a client that comes back, for as long as the terms
+//! say. Connections of one name share the area: one memory is behind all of them. Areas are zeroed outside the lock,
+//! and by name: another holder of one (compaction) must not keep its room from being free.
 
 mod guesses;
 mod names;
@@ -32,7 +32,7 @@ pub use names::{Allow, Names};
 /// `base:allocation`: a hole that reads as zeros.
 const HOLE_AND_ZERO: u32 = 3;
 
-/// On what terms memory is lent.
+/// Terms on which memory is lent.
 #[derive(Clone, Debug)]
 pub struct Terms {
     pub area_bytes: u64,
@@ -45,7 +45,7 @@ struct Lent {
     area: Arc<Area>,
     clients: Arc<Clients>,
     export: Weak<Export>,
-    /// First seen without a connection.
+    /// When it was first seen without a connection.
     unheld: Option<Instant>,
 }
 
@@ -101,12 +101,12 @@ impl Lender {
         before
     }
 
-    /// How many asked for a name that may not borrow, or with another secret.
+    /// Clients that asked for a name that may not borrow, or with a wrong secret.
     pub fn refused(&self) -> Refused {
         self.refused.lock().clone()
     }
 
-    /// The name behind what a client asks for, after the wait that its host's wrong answers have earned it.
+    /// The name that a client asks for, after the wait that its host's wrong answers have earned it.
     fn admit<'a>(&self, asked: &'a str, peer: &Peer) -> Result<&'a str, Refusal> {
         let host = peer.ip.filter(|_| self.names.have_secrets());
         if let Some(host) = host {
@@ -121,7 +121,7 @@ impl Lender {
             None => {}
         }
         admitted.ok_or_else(|| {
-            // Counted, and not what was asked for: it may be somebody's secret.
+            // Counted without the name asked for, which may be a secret.
             let mut refused = self.refused.lock();
             refused.count += 1;
             refused.last.clone_from(&peer.address);
@@ -130,7 +130,7 @@ impl Lender {
         })
     }
 
-    /// Takes back what nobody held for as long as the terms say. Returns names and seconds.
+    /// Takes back areas that no client has held for as long as the terms say. Returns names and seconds.
     pub fn revoke_unheld(&self, now: Instant) -> Vec<(String, u64)> {
         let keep = self.terms.keep;
         let expired = self.take(|lent| {

@@ -1,4 +1,4 @@
-//! The clients that may borrow: the names that `--allow` lists, some with a secret.
+//! The names that may borrow, as `--allow` lists them, some with a secret.
 //!
 //! A client asks for the export `NAME`, or `NAME:SECRET`; the empty name means `default`. Without a list every name is
 //! allowed. Whether a name is unknown or its secret wrong cannot be told from the answer, nor (secrets being
@@ -14,7 +14,7 @@ use subtle::ConstantTimeEq;
 
 use crate::failure::{During, Failure, Outcome};
 
-/// The name that an empty one stands for.
+/// Stands for the empty name.
 pub const DEFAULT: &str = "default";
 
 /// A name and its secret have to fit an export name with room to spare.
@@ -48,7 +48,7 @@ fn fits(text: &str) -> bool {
 
 /// The names that may borrow.
 pub struct Names {
-    /// Nothing: every name may.
+    /// `None`: every name may.
     listed: Option<BTreeMap<String, Option<String>>>,
 }
 
@@ -69,7 +69,7 @@ impl Names {
         self.listed.iter().flat_map(BTreeMap::values).any(Option::is_some)
     }
 
-    /// The names anybody may know: none where there are secrets to guess. Without a list there are none to tell.
+    /// Names that may be shown: none where there are secrets to guess, and none without a list.
     pub fn public(&self) -> Vec<&str> {
         if self.have_secrets() {
             return vec![];
@@ -81,7 +81,7 @@ impl Names {
         self.listed.is_some()
     }
 
-    /// The name behind what a client asks for, if it may have it.
+    /// The name that a client asks for, if it may have it.
     pub fn admit<'a>(&self, asked: &'a str) -> Option<&'a str> {
         let (name, given) = match asked.split_once(':') {
             Some((name, secret)) => (name, Some(secret)),
@@ -95,7 +95,7 @@ impl Names {
                 let secret = entry.and_then(Option::as_deref);
                 let same =
                     bool::from(secret.unwrap_or_default().as_bytes().ct_eq(given.unwrap_or_default().as_bytes()));
-                // Both have a secret or neither has: an empty one is none that was set.
+                // Both have a secret or neither has: an empty secret is not the same as none.
                 same & entry.is_some() & (secret.is_some() == given.is_some())
             }
         };

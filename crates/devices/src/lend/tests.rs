@@ -32,13 +32,13 @@ fn asking_reserves_nothing_for_good() {
     let error = find(&lender, "passer-by").err().unwrap();
     assert_eq!(error, "no room for an area of 1 MiB: 0 B of 1 MiB are free; ask another donor");
     assert_eq!(lender.areas().len(), 1);
-    // With contents it is kept although nobody holds it, and without them it gives way.
+    // With contents it is kept although no client holds it, and without them it gives way.
     let device = area(&lender, "client");
     write(&*device, 0, &[1; 512]).unwrap();
     drop(held);
     assert!(find(&lender, "passer-by").is_err());
     trim(&*device, 0, MIB).unwrap();
-    // `device` is in hand still, as it is in a pass of compaction's.
+    // `device` is still held, as it is in a pass of the compaction.
     assert!(find(&lender, "passer-by").is_ok());
 }
 

@@ -18,7 +18,7 @@ use crate::failure::{Failure, Outcome};
 use crate::size::human;
 use crate::uuid::uuid_text;
 
-/// A change of membership is known to the disk's donors after a few round trips.
+/// Time in which its donors learn of a change of the disk's members: a few round trips.
 const SETTLING: Duration = Duration::from_secs(3);
 
 impl Inner {
@@ -54,11 +54,11 @@ impl Inner {
             )
             .remedy("use another name there (name=NAME), or let its owner restart it"));
         }
-        // The keeper may be about to let go of the donor as it was.
+        // The keeper may be about to release the former member.
         let _joining = self.joining.lock();
-        // That one's connection would take the donor back from this one's.
+        // The former member's connection would take the donor back from the new one's.
         let former = self.members.lock().remove(&name);
-        // Without the lock: its thread may be telling of its pressure.
+        // Without the lock: its thread may be reporting pressure.
         drop(former);
         one.link.claim(Claim::Open(self.client)).map_err(|error| lease::refused(&one.donor, &error))?;
         // While the donors learn of a former change, the number of one that left cannot be another's yet.
@@ -108,7 +108,7 @@ impl Inner {
         Ok(format!("donor {name} is used no more; what it held is rebuilt from the others"))
     }
 
-    /// An administrator's word that a donor will not come back.
+    /// Takes an administrator's word that a donor will not come back.
     fn forget(&self, name: &str) -> Outcome<String> {
         let status = self.disk.status();
         let named = |donor: &DonorStatus| donor.name == name || donor.name.split(' ').next() == Some(name);

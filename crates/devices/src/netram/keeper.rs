@@ -1,10 +1,10 @@
 //! Keeps a network RAM disk's donors: takes back those that can be reached again, lets go of those that are not needed any more,
 //! and renews the lease.
 //!
-//! Rules: once a second. A donor that still holds what it held is taken back as it was; one that came back empty joins anew. One
-//! that holds something else, or cannot be told, is left alone. A donor an administrator has sent away stays away, and is emptied
-//! again and again, less and less often, while the others have no room for it; one that
-//! was emptied because it needed its memory comes back when it does not any more.
+//! Rules: once a second. A donor that still holds what it held is taken back as it was; one that came back empty joins
+//! anew. One that holds something else, or whose contents are not certain, is left alone. A donor that an administrator
+//! has sent away stays away, and is emptied again and again, less and less often, while the others have no room for it.
+//! One that was emptied because it needed its memory comes back when it no longer does.
 
 use std::io;
 use std::ops::ControlFlow;
@@ -60,9 +60,9 @@ impl Inner {
         self.renew_leases(false);
     }
 
-    /// Connections to donors that are not used any more end, and what they lent is theirs again.
+    /// Ends connections to donors that are not used any more, which gives them their memory back.
     fn let_go(&self) {
-        // A donor that joined again behind this look would be taken for the one that left, and lose what it holds.
+        // A donor that joined again after this look would be taken for the one that left, and lose its contents.
         let _joining = self.joining.lock();
         let status = self.disk.status();
         let states = |name: &str| {
@@ -79,7 +79,7 @@ impl Inner {
             if states(&name).contains(&DonorState::Drained) && link.state() == "connected" {
                 let (sender, receiver) = std::sync::mpsc::channel();
                 let done = Box::new(move |result: Result<Vec<u8>, _>| {
-                    // No caller waits for ever.
+                    // The wait is bounded.
                     let _ = sender.send(result.is_ok());
                 });
                 link.submit(Request::Trim { at: 0, len: link.geometry().bytes }, done);
@@ -89,7 +89,7 @@ impl Inner {
         }
     }
 
-    /// Donors that need their memory themselves are emptied as soon as the others have room: that may come later.
+    /// Empties donors that need their memory themselves, as soon as the others have room.
     fn relieve(&self) {
         let members = self.members.lock();
         let pressed: Vec<String> =
@@ -102,10 +102,10 @@ impl Inner {
         }
     }
 
-    /// Donors that are to leave: those that are empty are dismissed. A drain that was given up for want of room leaves its donor in
-    /// use; it is begun again while what is stored fits on the others.
+    /// Dismisses donors that are to leave and are empty. A drain that was given up for want of room leaves its donor in
+    /// use; it is begun again while the stored data fits on the others.
     fn see_off(&self) {
-        // First, so that nobody is sent away between the look and the change.
+        // First, so that no donor is sent away between the look and the change.
         let mut leaving = self.leaving.lock();
         let status = self.disk.status();
         if !status.ready {
@@ -135,7 +135,7 @@ impl Inner {
         });
     }
 
-    /// Donors that were named and are not there, nor sent away.
+    /// Donors that were named, are missing, and were not sent away.
     fn absent(&self) -> Vec<Donor> {
         let status = self.disk.status();
         let here = |name: &str| status.donors.iter().any(|donor| donor.name == name && donor.state.is_in_use());
@@ -166,7 +166,7 @@ impl Inner {
             return debug!("donor {donor}: another client's lease");
         }
         if !one.link.is_fenced() {
-            // Requests sent through connections that have ended arrive first.
+            // Requests sent through former connections arrive first.
             std::thread::sleep(lease::WATCHED);
         }
         let Ok(front) = one.link.front() else { return };
@@ -184,7 +184,7 @@ impl Inner {
         }
     }
 
-    /// A donor that holds nothing that counts, if that is certain.
+    /// Takes in a donor that certainly holds nothing that counts.
     fn welcome(&self, one: &Reached) {
         let name = one.donor.to_string();
         if self.leaving.lock().contains_key(&name) || self.dismissed.lock().contains(&name) {

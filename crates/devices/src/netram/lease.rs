@@ -1,10 +1,11 @@
 //! One client at a time has a disk open.
 //!
-//! Donors of ours know their client: a claim of another one is refused while it is connected, and seizing ends its connections
-//! before ours transmits (`shoal_nbd::Claim`). On other donors the client leaves a record and renews it every second. Who
-//! opens such a disk watches the record for `WATCHED`: if it changes, its client lives; if not, what it had sent has arrived by
-//! then, as far as a wait can tell. The old client reads its record before each renewal, and stops when it finds another's.
-//! The first half of a client's id stands for the lock file it holds: a client that holds the same one knows that the others are dead.
+//! Donors of ours know their client: a claim of another one is refused while it is connected, and seizing ends its
+//! connections before ours transmits (`shoal_nbd::Claim`). On other donors the client leaves a record and renews it
+//! every second. A client that opens such a disk watches the record for `WATCHED`: if it changes, its client lives; if
+//! not, that client's requests have arrived by then, as far as a wait can tell. The old client reads its record before
+//! each renewal, and stops when it finds another's. The first half of a client's id stands for the lock file it holds:
+//! a client that holds the same file knows that the others are dead.
 
 use std::collections::hash_map::DefaultHasher;
 use std::fs::File;
@@ -45,7 +46,8 @@ pub(super) fn refused(donor: &Donor, error: &ConnectError) -> Failure {
     Failure::new(format_args!("donor {donor}"), cause)
 }
 
-/// Makes all donors this client's; an error says who else's one is. Returns them with what they hold now.
+/// Claims all donors for this client; the error names one that another client has. Returns them with their present
+/// contents.
 pub(super) fn claim(
     reached: Vec<&Reached>,
     client: ClientId,
@@ -83,14 +85,14 @@ pub(super) fn claim(
     reached.into_iter().map(again).collect()
 }
 
-/// The client that left a record on a donor.
+/// The record that a client has left on a donor.
 fn held(link: &DonorLink) -> Option<Lease> {
     let mut bytes = vec![0; LEASE_BYTES];
     link.read_into(LEASE_AT as u64, &mut bytes).ok()?;
     Lease::decode(&bytes)
 }
 
-/// Renews the records on donors that know no clients, or gives them up. An error is found elsewhere.
+/// Renews the records on donors that know no clients, or gives them up. Errors are noticed elsewhere.
 pub(super) fn renew_all<'a>(
     links: impl IntoIterator<Item = &'a DonorLink>,
     uuid: &[u8; 16],

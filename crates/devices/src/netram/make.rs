@@ -1,9 +1,9 @@
 //! Makes a network RAM disk (`shoal format netram:DONOR,DONOR,...?OPTIONS`).
 //!
-//! Rules: this is the only way to make one. Serving and mounting open what is there: donors that restarted hold nothing, and an
+//! Rules: this is the only way to make one. Serving and mounting open an existing disk: donors that restarted hold nothing, and an
 //! empty disk in place of a full one would be a silent loss. All donors must be there, and each must be told. A
-//! donor that holds something is overwritten only with `--force`, one that a client has open never. What cannot be made at all
-//! is refused before a donor is written to; what fails later leaves the donors blank.
+//! donor that holds something is overwritten only with `--force`, one that a client has open never. A disk that cannot be
+//! made at all is refused before a donor is written to; a later failure leaves the donors blank.
 
 use std::fmt;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::overwrite;
 use crate::size::human;
 use crate::uuid::{new_uuid, uuid_text};
 
-/// Superblocks are written in a few round trips.
+/// Time for writing superblocks: a few round trips.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Serialize)]

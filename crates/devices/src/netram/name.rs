@@ -1,4 +1,4 @@
-//! Names of network RAM disks: `netram:DONOR,DONOR,...?OPTIONS`.
+//! The name of a network RAM disk: `netram:DONOR,DONOR,...?OPTIONS`.
 //!
 //! A donor is `unix:PATH`, `HOST:PORT` or an NBD URI. Commas separate donors, so one within a donor's URI is written %2C. The
 //! disk's options come after the last `?`, unless that `?` is the last donor's own: a URI's first, followed by a parameter of
@@ -22,7 +22,7 @@ use crate::nbd::{lost_after_of, make_absolute, make_uri_absolute, uri_text};
 use crate::size::Size;
 use crate::uuid::{parse_uuid, uuid_text};
 
-/// How long a lost donor is tried to be reached again.
+/// How long to try to reach a lost donor again.
 pub(super) const LOST_AFTER: Duration = Duration::from_secs(5);
 
 /// A network RAM disk.
@@ -33,7 +33,7 @@ pub struct Netram {
     pub config: Config,
     /// The disk that must be there; any, if `None`.
     pub uuid: Option<[u8; 16]>,
-    /// This client's name, for donors.
+    /// This client's name at the donors.
     pub name: String,
     /// A file with the secret that donors ask for.
     pub secret: Option<PathBuf>,
@@ -59,7 +59,7 @@ fn split_options(text: &str) -> (&str, &str) {
 }
 
 impl Netram {
-    /// Reads what stands behind `netram:`.
+    /// Parses the text behind `netram:`.
     pub(super) fn parse(text: &str) -> Result<Netram, String> {
         let (donors, options) = split_options(text);
         if donors.is_empty() {
@@ -183,7 +183,7 @@ impl fmt::Display for Donor {
 }
 
 impl Donor {
-    /// As it may be shown to people.
+    /// The donor as it may be shown to people.
     pub fn without_secret(self) -> Donor {
         match self {
             Donor::Uri(uri) => Donor::Uri(uri.without_secret()),
@@ -191,7 +191,7 @@ impl Donor {
         }
     }
 
-    /// Where it is. `export` is asked for unless the donor's own URI names one.
+    /// The donor's address. `export` is asked for unless the donor's own URI names one.
     pub fn uri(&self, export: &str, certificates: Option<&Path>) -> Uri {
         let bare = |place| Uri {
             place,

@@ -18,7 +18,7 @@ use crate::donor_link::{DonorLink, FRONT_BYTES};
 use crate::failure::{During, Failure, Outcome};
 use crate::uuid::uuid_text;
 
-/// A donor that was tried to be reached.
+/// A donor that was reached.
 pub(super) struct Reached {
     pub(super) donor: Donor,
     pub(super) link: Arc<DonorLink>,
@@ -45,7 +45,7 @@ impl Reached {
     }
 }
 
-/// How this client introduces itself to donors: its name, with its secret if it has one.
+/// The export that this client asks donors for: its name, with its secret if it has one.
 pub(super) fn export_name(wanted: &Netram) -> Outcome<String> {
     let Some(path) = &wanted.secret else { return Ok(wanted.name.clone()) };
     let text = fs::read_to_string(path).during(format_args!("secret {}", path.display()))?;
@@ -56,11 +56,11 @@ pub(super) fn export_name(wanted: &Netram) -> Outcome<String> {
     Ok(format!("{}:{secret}", wanted.name))
 }
 
-/// Why a donor is not there.
+/// Reason why a donor was not reached.
 pub(super) enum NotReached {
     /// Its machine or its server is away.
     Away(String),
-    /// It answers, and will not do.
+    /// It answers, but cannot be used.
     Unfit(Failure),
 }
 
@@ -99,7 +99,7 @@ pub(super) fn reach(donor: &Donor, wanted: &Netram, export: &str) -> Result<Reac
 
 pub(super) type Tried = Vec<(Donor, Result<Reached, String>)>;
 
-/// All donors at the same time: one that hangs must not add its patience to the others'.
+/// Reaches all donors at the same time: the patience for one that hangs must not add to the others'.
 pub(super) fn reach_all(wanted: &Netram, export: &str) -> Outcome<Tried> {
     let tried: Vec<_> = std::thread::scope(|scope| {
         let start = |donor| scope.spawn(move || reach(donor, wanted, export));
@@ -119,7 +119,7 @@ pub(super) fn reach_all(wanted: &Netram, export: &str) -> Outcome<Tried> {
     Ok(all)
 }
 
-/// No donor that can be reached holds the disk. `away`: what is known of one that cannot be.
+/// No donor that can be reached holds the disk. `away`: the error of one that cannot be reached.
 pub(super) fn absent(wanted: &Netram, away: Option<&String>) -> Failure {
     let donors: Vec<String> = wanted.donors.iter().map(|donor| donor.clone().without_secret().to_string()).collect();
     let donors = donors.join(", ");

@@ -1,4 +1,4 @@
-//! How a network RAM disk is: its donors, its redundancy, a rebuild under way, what it has moved.
+//! The state of a network RAM disk: its donors, its redundancy, a rebuild under way, what it has moved.
 //!
 //! Owns the report, which travels as JSON over a control socket, and its text. Counters grow from the disk's opening on.
 
@@ -29,7 +29,7 @@ pub struct DiskReport {
     pub counts: Counts,
 }
 
-/// Of the map.
+/// Checkpoints of the map.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Checkpoints {
     /// Completed since the disk was opened.

@@ -1,6 +1,7 @@
 //! Makes a virtual-log disk (`shoal format vlog:PATH`).
 //!
-//! Rules: a device that holds something is not overwritten without force, one that somebody uses never. The disk is made before
+//! Rules: a device that holds something is not overwritten without force, a device in use never. The disk is made
+//! before
 //! the description that names the device below it: a description without a disk would be in the way.
 
 use std::fmt;
@@ -112,7 +113,7 @@ fn segment_blocks(bytes: u64) -> Outcome<u32> {
     Ok(blocks as u32)
 }
 
-/// A block device, a file that is there, or a new one of `--size`.
+/// A block device, an existing file, or a new one of `--size`.
 fn device_at(options: &MakeOptions, path: &Path) -> Outcome<Arc<dyn BlockDevice>> {
     overwrite::refuse_if_in_use(path)?;
     let found = fs::metadata(path).ok();

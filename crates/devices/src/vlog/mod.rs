@@ -46,7 +46,7 @@ pub static KIND: Kind = Kind {
 
 /// A description is no longer than this (bytes).
 const DESCRIPTION_BYTES_MAX: u64 = 64 << 10;
-/// Between two lines on how far opening is.
+/// Time between two lines on the progress of opening.
 const TELL_EVERY: Duration = Duration::from_secs(3);
 
 /// Contents of a description file.
@@ -117,7 +117,7 @@ fn described(path: &Path) -> Outcome<Option<Below>> {
     Ok(Some(description))
 }
 
-/// Why a disk, or the device for one, cannot be had alone.
+/// The failure of a disk, or of the device for one, that another process may be using.
 fn in_use(path: &Path, error: io::Error) -> Failure {
     match error.kind() {
         io::ErrorKind::WouldBlock => Failure::new(path.display(), "is in use by another process")
@@ -126,7 +126,7 @@ fn in_use(path: &Path, error: io::Error) -> Failure {
     }
 }
 
-/// Tells how far opening is, when it takes long.
+/// Reports the progress of an opening that takes long.
 fn watch(path: &Path) -> Arc<dyn Fn(Progress) + Send + Sync> {
     let path = path.to_path_buf();
     let told = Mutex::new(Instant::now());
@@ -234,7 +234,7 @@ impl Device for VlogDisk {
         [("vlog".into(), serde_json::json!(self.report()))].into_iter().collect()
     }
 
-    /// After the last request. Without it the next opening has to find the end of the log.
+    /// Called after the last request. Otherwise the next opening has to find the end of the log.
     fn close(&self) -> Outcome<()> {
         self.disk.log().close().during(format_args!("closing vlog:{}", self.path.display()))?;
         self.over.as_ref().map_or(Ok(()), |over| over.close())

@@ -1,4 +1,4 @@
-//! How a virtual-log disk is: its log, what was written, how it was opened.
+//! The state of a virtual-log disk: its log, what was written, how it was opened.
 //!
 //! Owns the report, which travels as JSON over a control socket, and its text.
 
@@ -23,23 +23,23 @@ pub struct VlogReport {
     pub used_bytes: u64,
     pub segments: u32,
     pub free_segments: u32,
-    /// Memory of the map, and of what is kept beside it.
+    /// Memory of the map, and of all else kept beside it (bytes).
     pub map_bytes: u64,
     pub beside_bytes: u64,
     pub written_bytes: u64,
     pub device_written_bytes: u64,
     pub write_amplification: f64,
-    /// By the compactor.
+    /// Bytes moved by the compactor.
     pub moved_bytes: u64,
     pub segments_emptied: u64,
     /// Blocks the compactor found changed by the device.
     pub damaged_blocks: u64,
-    /// Of the device below.
+    /// Flushes of the device below.
     pub flushes: u64,
-    /// Of the map, completed.
+    /// Completed checkpoints of the map.
     pub checkpoints: u64,
     pub opened_clean: bool,
-    /// False: all of the log was looked through.
+    /// False if all of the log was looked through.
     pub opened_checkpoint: bool,
     pub recovery_seconds: f64,
     pub recovery_read_bytes: u64,

@@ -1,8 +1,8 @@
-//! What the tests of the virtual log share: a small disk, a random workload with a model, and the judge of a crash.
+//! Shared by the tests of the virtual log: a small disk, a random workload with a model, and the judge of a crash.
 //!
-//! A block of the model is eight tags, one for each sector: a sector with tag 0 is zeros, else its tag repeated.
-//! The model keeps every content a block ever had, with the number of the operation that wrote it. After a crash a block must hold
-//! what it had at the last flush that was over, or something written to it since.
+//! A block of the model is eight tags, one for each sector: a sector with tag 0 is zeros, any other its tag repeated.
+//! The model keeps every content a block ever had, with the number of the operation that wrote it. After a crash a
+//! block must hold its contents at the last completed flush, or something written to it since.
 //! Everything is a function of the seed.
 
 #![allow(dead_code)]
@@ -140,7 +140,7 @@ enum Step {
     Close,
 }
 
-/// What every block held, and when.
+/// The contents of every block over time.
 #[derive(Clone)]
 pub struct Model {
     /// For each block its contents with the operation that wrote them.
@@ -182,7 +182,7 @@ impl Model {
         self.history[block].iter().rev().take_while(|(when, _)| *when + 40 > done).map(|(_, c)| c[0]).collect()
     }
 
-    /// What is there now is all there was, and durable.
+    /// Makes the present contents the only ones, and durable.
     fn settled(&mut self, contents: &[Content]) {
         for (history, &content) in self.history.iter_mut().zip(contents) {
             *history = vec![(self.done, content)];
@@ -311,7 +311,7 @@ impl Life {
         }
     }
 
-    /// Goes on with what was found after a crash.
+    /// Goes on with the disk found after a crash.
     pub fn reborn(&mut self, device: Arc<dyn BlockDevice>) -> Result<(), String> {
         let (disk, _) = self.kind.open(device.clone()).map_err(|error| format!("opening: {error}"))?;
         let contents = read_all(&disk)?;
@@ -344,7 +344,7 @@ pub fn judge(kind: Kind, world: &World, model: &Model, done: u64) -> Result<(Vir
     Ok((disk, contents))
 }
 
-/// Counts what was tried.
+/// Numbers of states tried.
 #[derive(Default)]
 pub struct Tried {
     pub states: u64,
@@ -398,7 +398,7 @@ fn judge_points(
                 continue;
             }
             world.record(false);
-            // Before recovery was over nobody had read anything: any outcome that the first crash allows.
+            // Before recovery was over nothing had been read: any outcome that the first crash allows.
             for second in world.points() {
                 for state in second.power_losses(&Limits::few()) {
                     tried.second += 1;
@@ -406,7 +406,7 @@ fn judge_points(
                     judge(kind, &state.open(), model, point.mark()).map_err(name)?;
                 }
             }
-            // Afterwards what was read stays, whatever happens next.
+            // Afterwards contents that were read stay, whatever happens next.
             drop(disk);
             let (disk, found) = judge(kind, &world, model, point.mark()).map_err(name)?;
             if found != contents {
