@@ -7,6 +7,8 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
+use zerocopy::{Immutable, IntoBytes};
+
 use crate::channel::{Port, Reply};
 use crate::errno::Errno;
 use crate::options::Access;
@@ -99,19 +101,15 @@ impl Service {
         let (requests, node) = (&self.requests, request.node);
         let asker = Asker { uid: request.uid, gid: request.gid };
         match request.operation {
-            Operation::Forget { .. } | Operation::BatchForget(_) | Operation::NotifyReply | Operation::Destroy => {
-                reply.error(Errno::IO);
-            }
-            // INIT comes once.
-            Operation::Init(_) => reply.error(Errno::IO),
+            // Handled in `serve`, or by the handshake.
+            Operation::Forget { .. }
+            | Operation::BatchForget(_)
+            | Operation::NotifyReply
+            | Operation::Destroy
+            | Operation::Init(_) => reply.error(Errno::IO),
             Operation::Lookup { name } => self.entry(reply, requests.lookup(node, name)),
             Operation::Getattr => attr(reply, requests.getattr(node)),
-            Operation::Statx { .. } => match requests.getattr(node) {
-                Ok(attr) => {
-                    reply.value(&protocol::statx(&attr));
-                }
-                Err(error) => reply.error(error),
-            },
+            Operation::Statx { .. } => value(reply, requests.getattr(node).map(|attr| protocol::statx(&attr))),
             Operation::Setattr(asked) => requests.setattr(asker, node, &asked, move |outcome| attr(reply, outcome)),
             Operation::Readlink => bytes(reply, requests.readlink(node)),
             Operation::Symlink { name, target } => {
@@ -136,45 +134,23 @@ impl Service {
             Operation::Create { .. } => reply.error(Errno::NOSYS),
             Operation::Tmpfile { mode, umask, .. } => self.created(reply, requests.tmpfile(asker, node, mode, umask)),
             Operation::Read { offset, size } => {
-                let size = size.min(REQUEST_BYTES_MAX) as usize;
-                if scratch.len() < size {
-                    scratch.resize(size, 0);
-                }
-                match requests.read(node, offset, &mut scratch[..size]) {
-                    Ok(read) => {
-                        reply.bytes(&scratch[..read]);
-                    }
-                    Err(error) => reply.error(error),
-                }
+                let scratch = room(scratch, size.min(REQUEST_BYTES_MAX) as usize);
+                let outcome = requests.read(node, offset, scratch);
+                bytes(reply, outcome.map(|read| &scratch[..read]));
             }
             Operation::Write { offset, data, flags } => {
                 requests
                     .write(node, offset, data, flags, move |outcome| written(reply, outcome.map(|bytes| bytes as u32)));
             }
-            Operation::Statfs => {
-                let is = requests.statfs();
-                reply.value(&StatfsOut {
-                    blocks: is.blocks,
-                    free: is.free,
-                    available: is.available,
-                    files: is.files,
-                    files_free: is.files_free,
-                    block_bytes: is.block_bytes,
-                    name_max: is.name_max,
-                    fragment_bytes: is.block_bytes,
-                    ..StatfsOut::default()
-                });
-            }
+            Operation::Statfs => value(reply, Ok(statfs(&requests.statfs()))),
             // There are no handles; a kernel that sends these has the one handle that all opens get.
             Operation::Release | Operation::Releasedir => reply.empty(),
             Operation::Fsync | Operation::Fsyncdir => requests.fsync(node, move |outcome| reply.finish(outcome)),
             Operation::Syncfs => requests.syncfs(move |outcome| reply.finish(outcome)),
-            Operation::Readdir { offset, size } => match requests.readdir(node, offset, listing_bytes(size)) {
-                Ok(listing) => {
-                    reply.bytes(listing.bytes());
-                }
-                Err(error) => reply.error(error),
-            },
+            Operation::Readdir { offset, size } => {
+                let listing = requests.readdir(node, offset, listing_bytes(size));
+                bytes(reply, listing.as_ref().map(Listing::bytes).map_err(|&error| error));
+            }
             Operation::Readdirplus { offset, size } => {
                 self.listed(reply, requests.readdirplus(node, offset, listing_bytes(size)));
             }
@@ -186,30 +162,17 @@ impl Service {
             Operation::Listxattr { size } => sized(reply, requests.listxattr(node), size),
             Operation::Removexattr { name } => reply.finish(requests.removexattr(node, name)),
             Operation::Ioctl { command, data, out_size } => {
-                match requests.ioctl(asker, node, command, data, out_size) {
-                    Ok(bytes) => {
-                        reply.value_and_bytes(&IoctlOut::default(), &bytes);
-                    }
-                    Err(error) => reply.error(error),
-                }
+                controlled(reply, requests.ioctl(asker, node, command, data, out_size));
             }
             Operation::Fallocate { offset, len, mode } => {
                 requests.fallocate(asker, node, mode, offset, len, move |outcome| reply.finish(outcome));
             }
-            Operation::Lseek { offset, whence } => match requests.seek(node, offset, whence) {
-                Ok(offset) => {
-                    reply.value(&LseekOut { offset });
-                }
-                Err(error) => reply.error(error),
-            },
+            Operation::Lseek { offset, whence } => {
+                value(reply, requests.seek(node, offset, whence).map(|offset| LseekOut { offset }));
+            }
             Operation::CopyFileRange { offset, to_node, to_offset, len, wide } => {
                 let copy = Copy { from: node, from_at: offset, to: to_node, to_at: to_offset, len };
-                requests.copy_range(asker, copy, move |outcome| match (outcome, wide) {
-                    (Ok(copied), true) => {
-                        reply.bytes(&copied.to_ne_bytes());
-                    }
-                    (outcome, _) => written(reply, outcome.map(|copied| copied as u32)),
-                });
+                requests.copy_range(asker, copy, move |outcome| copied(reply, outcome, wide));
             }
             // FLUSH has nothing left to send. ACCESS is only asked without default_permissions, and then nothing is
             // checked. The first INTERRUPT refused so is the last: no long wait here could be called off.
@@ -259,40 +222,73 @@ impl Service {
     }
 }
 
-fn attr(reply: Reply, outcome: Outcome<shoal_fs::Attr>) {
+fn value(reply: Reply, outcome: Outcome<impl IntoBytes + Immutable>) {
     match outcome {
-        Ok(attr) => {
-            reply.value(&protocol::attr(&attr));
+        Ok(value) => {
+            reply.value(&value);
         }
         Err(error) => reply.error(error),
     }
+}
+
+fn attr(reply: Reply, outcome: Outcome<shoal_fs::Attr>) {
+    value(reply, outcome.map(|attr| protocol::attr(&attr)));
 }
 
 fn opened(reply: Reply, outcome: Outcome<u32>) {
-    match outcome {
-        Ok(flags) => {
-            reply.value(&OpenOut { flags, ..OpenOut::default() });
-        }
-        Err(error) => reply.error(error),
-    }
+    value(reply, outcome.map(|flags| OpenOut { flags, ..OpenOut::default() }));
 }
 
 fn written(reply: Reply, outcome: Outcome<u32>) {
+    value(reply, outcome.map(|bytes| WriteOut { bytes, ..WriteOut::default() }));
+}
+
+/// Answers a copy with the number of bytes, in 64 bits if `wide`.
+fn copied(reply: Reply, outcome: Outcome<u64>, wide: bool) {
+    match wide {
+        true => value(reply, outcome),
+        false => written(reply, outcome.map(|copied| copied as u32)),
+    }
+}
+
+fn controlled(reply: Reply, outcome: Outcome<Vec<u8>>) {
     match outcome {
         Ok(bytes) => {
-            reply.value(&WriteOut { bytes, ..WriteOut::default() });
+            reply.value_and_bytes(&IoctlOut::default(), &bytes);
         }
         Err(error) => reply.error(error),
     }
 }
 
-fn bytes(reply: Reply, outcome: Outcome<Vec<u8>>) {
+fn statfs(is: &shoal_fs::StatFs) -> StatfsOut {
+    StatfsOut {
+        blocks: is.blocks,
+        free: is.free,
+        available: is.available,
+        files: is.files,
+        files_free: is.files_free,
+        block_bytes: is.block_bytes,
+        name_max: is.name_max,
+        fragment_bytes: is.block_bytes,
+        ..StatfsOut::default()
+    }
+}
+
+fn bytes(reply: Reply, outcome: Outcome<impl AsRef<[u8]>>) {
     match outcome {
         Ok(bytes) => {
-            reply.bytes(&bytes);
+            reply.bytes(bytes.as_ref());
         }
         Err(error) => reply.error(error),
     }
+}
+
+/// The first `len` bytes of a buffer that grows as needed.
+fn room(buffer: &mut Vec<u8>, len: usize) -> &mut [u8] {
+    if buffer.len() < len {
+        buffer.resize(len, 0);
+    }
+    &mut buffer[..len]
 }
 
 /// Answers a query for the size, or the bytes if there is room for them.

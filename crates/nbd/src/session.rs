@@ -145,6 +145,11 @@ pub(crate) struct Transmission<'a> {
     pub(crate) closing: &'a AtomicBool,
 }
 
+/// Zeroing without holes is carried out as a write, and needs as much memory.
+fn zeroes_by_writing(header: &RequestHeader) -> bool {
+    header.command == CMD_WRITE_ZEROES && header.flags & CMD_FLAG_NO_HOLE != 0
+}
+
 /// How a client left.
 pub(crate) enum Goodbye {
     Said,
@@ -179,7 +184,7 @@ impl Transmission<'_> {
         input: &mut Input,
         idle: &mut dyn FnMut() -> io::Result<()>,
     ) -> io::Result<()> {
-        let RequestHeader { flags, command, cookie, at, len } = header;
+        let RequestHeader { command, cookie, len, .. } = header;
         if command == CMD_WRITE && len > REQUEST_BYTES_MAX {
             return Err(invalid_data(format!("write of {len} bytes, at most {REQUEST_BYTES_MAX} are taken")));
         }
@@ -190,9 +195,7 @@ impl Transmission<'_> {
         } else {
             self.check(&header)
         };
-        // Zeroing without holes is carried out as a write, so it needs as much.
-        let by_writing = command == CMD_WRITE_ZEROES && flags & CMD_FLAG_NO_HOLE != 0;
-        let buffered = matches!(command, CMD_READ | CMD_WRITE) || by_writing;
+        let buffered = matches!(command, CMD_READ | CMD_WRITE) || zeroes_by_writing(&header);
         let cost = REQUEST_COST_BYTES + if buffered && checked.is_ok() { len as usize } else { 0 };
         self.outbox.acquire(cost)?;
         let (outbox, spares) = (self.outbox.clone(), self.spares.clone());
@@ -201,6 +204,18 @@ impl Transmission<'_> {
             answer.failed(refusal);
             return if command == CMD_WRITE { input.skip(len as usize, idle) } else { Ok(()) };
         }
+        self.carry_out(&header, answer, input, idle)
+    }
+
+    /// Submits a checked request to the device.
+    fn carry_out(
+        &self,
+        header: &RequestHeader,
+        answer: Answer,
+        input: &mut Input,
+        idle: &mut dyn FnMut() -> io::Result<()>,
+    ) -> io::Result<()> {
+        let RequestHeader { flags, command, at, len, .. } = *header;
         let fua = flags & CMD_FLAG_FUA != 0;
         let device = &self.session.export.device;
         let range_is_empty = len == 0 && matches!(command, CMD_WRITE | CMD_TRIM | CMD_WRITE_ZEROES | CMD_READ);
@@ -237,7 +252,7 @@ impl Transmission<'_> {
                 };
                 device.submit(Request::Trim { at, len: len.into() }, Box::new(then));
             }
-            CMD_WRITE_ZEROES if by_writing => {
+            CMD_WRITE_ZEROES if zeroes_by_writing(header) => {
                 let mut buffer = self.spares.take(len as usize);
                 buffer.fill(0);
                 device.submit(Request::Write { at, buffer, fua }, Box::new(move |result| answer.finish(result)));
@@ -246,7 +261,7 @@ impl Transmission<'_> {
                 let zeroes = Request::WriteZeroes { at, len: len.into(), fua };
                 device.submit(zeroes, Box::new(move |result| answer.finish(result)));
             }
-            CMD_BLOCK_STATUS => self.block_status(&header, answer),
+            CMD_BLOCK_STATUS => self.block_status(header, answer),
             // The device has no such hint, and none is promised.
             _ => answer.done(),
         }

@@ -7,6 +7,8 @@
 //! block that fails is looked up again while no thread writes. After a failed write or flush nothing is written any
 //! more.
 
+mod lookup;
+
 use std::collections::btree_map::Entry as Slot;
 use std::collections::{BTreeMap, HashSet};
 use std::ops::Range;
@@ -14,8 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard, RwLock};
-use shoal_format::checksum;
-use shoal_format::vlog::{BLOCK, Checkpoint, Entry, PIECES_MAX, Superblock};
+use shoal_format::vlog::{BLOCK, Checkpoint, PIECES_MAX, Superblock};
 use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Poison, Request, Result, block};
 
 use crate::Options;
@@ -25,6 +26,8 @@ use crate::idle::Arrivals;
 use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::write::{By, Item};
+
+pub(crate) use lookup::is_intact;
 
 /// Requests need not be aligned to blocks, only to this (bytes).
 const SECTOR: u64 = 512;
@@ -46,7 +49,7 @@ struct Front {
     open: Batch,
     /// The batch being written; the map refers to it already.
     writing: Batch,
-    /// Changes that were ever put into a batch.
+    /// Number of changes ever put into a batch.
     tickets: u64,
     /// When the first change of the open batch came (ns).
     since_ns: u64,
@@ -252,101 +255,9 @@ impl VirtualLog {
         }
     }
 
-    // Reading.
-
-    fn read_bytes(&self, at: u64, out: &mut [u8]) -> Result<()> {
-        self.check(at, out.len() as u64)?;
-        let (first, within) = ((at / BLOCK as u64) as u32, (at % BLOCK as u64) as usize);
-        if within != 0 || !out.len().is_multiple_of(BLOCK) {
-            let blocks = (within + out.len()).div_ceil(BLOCK);
-            let mut whole = vec![0; blocks * BLOCK];
-            self.read_blocks(first, &mut whole)?;
-            out.copy_from_slice(&whole[within..within + out.len()]);
-            return Ok(());
-        }
-        self.read_blocks(first, out)
-    }
-
-    /// Reads whole blocks; neighbours on the device are read at once.
-    fn read_blocks(&self, first: u32, out: &mut [u8]) -> Result<()> {
-        let count = (out.len() / BLOCK) as u32;
-        let mut entries = Vec::with_capacity(count as usize);
-        {
-            let front = self.front.lock();
-            let held = |logical| front.open.get(&logical).or_else(|| front.writing.get(&logical)).cloned();
-            entries.extend((first..first + count).map(|logical| (held(logical), Entry::default())));
-        }
-        {
-            let state = self.state.read();
-            entries.iter_mut().zip(state.map.from(first)).for_each(|(entry, mapped)| entry.1 = mapped);
-        }
-        let mut n = 0;
-        while n < entries.len() {
-            let (held, entry) = &entries[n];
-            let block = &mut out[n * BLOCK..(n + 1) * BLOCK];
-            match held {
-                Some(Change::Data(data)) => block.copy_from_slice(data),
-                Some(Change::Nowhere) => block.fill(0),
-                None if entry.at == 0 => block.fill(0),
-                None => {
-                    let run =
-                        entries[n..].iter().zip(entry.at..).take_while(|((held, e), at)| held.is_none() && e.at == *at);
-                    let run = run.count();
-                    self.read_run(first + n as u32, &entries[n..n + run], &mut out[n * BLOCK..(n + run) * BLOCK])?;
-                    n += run;
-                    continue;
-                }
-            }
-            n += 1;
-        }
-        Ok(())
-    }
-
-    fn read_run(&self, first: u32, entries: &[(Option<Change>, Entry)], out: &mut [u8]) -> Result<()> {
-        block::read(&*self.device, entries[0].1.at as u64 * BLOCK as u64, out)?;
-        for ((logical, (_, entry)), block) in (first..).zip(entries).zip(out.chunks_exact_mut(BLOCK)) {
-            if !is_intact(block, entry) {
-                self.read_again(logical, block)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads a block that was not what the map had said: it was written or moved in between, or the map refers to a
-    /// write under way, or the device has lost it. While no thread writes it is clear which.
-    fn read_again(&self, logical: u32, out: &mut [u8]) -> Result<()> {
-        let _log = self.lock();
-        match self.held(logical) {
-            Some(Change::Data(data)) => out.copy_from_slice(&data),
-            Some(Change::Nowhere) => out.fill(0),
-            None => {
-                let entry = self.state.read().map.get(logical);
-                if entry.at == 0 {
-                    out.fill(0);
-                    return Ok(());
-                }
-                block::read(&*self.device, entry.at as u64 * BLOCK as u64, out)?;
-                if !is_intact(out, &entry) {
-                    let at = entry.at;
-                    let why =
-                        format!("block {logical} (at {at} below): the checksum is wrong, the device has changed it");
-                    return Err(MediaError::io(self.name(), std::io::Error::new(std::io::ErrorKind::InvalidData, why)));
-                }
-            }
-        }
-        Ok(())
-    }
-
     pub(crate) fn lock(&self) -> MutexGuard<'_, Log> {
         lock(&self.log)
     }
-
-    fn held(&self, logical: u32) -> Option<Change> {
-        let front = self.front.lock();
-        front.open.get(&logical).or_else(|| front.writing.get(&logical)).cloned()
-    }
-
-    // Writing.
 
     fn stripe(&self, logical: u32) -> MutexGuard<'_, ()> {
         lock(&self.stripes[logical as usize % STRIPES])
@@ -558,10 +469,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Logical block and byte within it.
 fn place(at: u64) -> (u32, usize) {
     ((at / BLOCK as u64) as u32, (at % BLOCK as u64) as usize)
-}
-
-pub(crate) fn is_intact(block: &[u8], entry: &Entry) -> bool {
-    is_planted(Bug::NoChecksum) || checksum(0, block) == entry.crc
 }
 
 impl BlockDevice for VirtualLog {

@@ -7,7 +7,7 @@
 //!
 //! | module | owns |
 //! |---|---|
-//! | `disk` | the device: requests, batches, flushes |
+//! | `disk` | the device: requests, batches, flushes; `disk::lookup`: reading |
 //! | `entries` | the map in memory |
 //! | `state` | pieces, live records, and what a record changes in them |
 //! | `space` | which blocks are free, and when a block that was left is free again |

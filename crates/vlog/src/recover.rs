@@ -22,6 +22,7 @@ use shoal_media::{BlockDevice, Clock, Result, block};
 
 use crate::checkpoint::{Checkpoints, list_blocks, quota};
 use crate::disk::{Log, VirtualLog};
+use crate::load::Loaded;
 use crate::planted::{Bug, is_planted};
 use crate::read::{Read, read_each};
 use crate::search::{Found, Search};
@@ -189,68 +190,24 @@ impl VirtualLog {
         let mut search = Search::new(&*device, superblock, options.watch.clone());
         let closed_at = tail.and_then(|tail| tail.root);
         let complete = tail.and_then(|tail| tail.checkpoint);
-        let durable = tail.map_or(0, |tail| tail.durable.max(closed_at.map_or(0, |root| root.seq)));
-        search.durable = durable;
+        search.durable = tail.map_or(0, |tail| tail.durable.max(closed_at.map_or(0, |root| root.seq)));
+        let (search, loaded, clean) = find_map(search, &superblock, complete, closed_at)?;
         let mut recovery = Recovery::default();
-        let mut loaded = match complete {
-            Some(complete) => search.load(complete)?,
-            None => None,
-        };
-        let number = complete.map(|complete| complete.number);
-        let (mut walked, mut clean) = (false, false);
-        if let Some(listed) = &loaded {
-            search.scan_listed(listed)?;
-            if let Some(root) = closed_at {
-                clean = search.ends_with(root, number)?;
-                // A checkpoint that does not lead to the end of a closed disk is not believed.
-                loaded = loaded.filter(|_| clean);
-            }
-        }
-        if loaded.is_none() {
-            search = search.again();
-            if let Some(root) = closed_at.filter(|_| superblock.area.is_none()) {
-                walked = search.walk(root)?;
-            }
-            if !walked {
-                search = search.again();
-                search.durable = durable;
-                search.scan()?;
-            }
-            clean = match closed_at {
-                Some(root) => walked || superblock.area.is_some() && search.ends_with(root, None)?,
-                None => false,
-            };
-        }
-        if let Some(root) = closed_at.filter(|&root| !clean && search.ends_before(root)) {
-            // Nothing was written since it was closed: missing records are damaged, and those they replaced would be
-            // old.
-            return Err(VlogError::Cut { at: root.at });
-        }
         (recovery.clean, recovery.checkpoint) = (clean, loaded.is_some());
         (recovery.blocks_read, recovery.records) = (search.blocks_read, search.records);
-        let number = number.filter(|_| loaded.is_some());
+        let complete = complete.filter(|_| loaded.is_some());
+        let number = complete.map(|complete| complete.number);
         let Found { mut state, later } = search.into_found(closed_at.filter(|_| clean), number)?;
         if !clean {
             recovery.unsure = later.len() as u64;
         }
         let changes = believe(&*device, &mut state, later, &mut recovery)?;
-        let checkpoints = superblock.area.map(|_| match loaded {
-            None => Checkpoints::new(&superblock),
-            Some(mut loaded) => {
-                state.space.rename(0);
-                state.space.named(&loaded.named);
-                if let Some(round) = &mut loaded.checkpoints.round {
-                    round.pending = state.take_dirty();
-                    round.quota = quota(&superblock, round.pending.count());
-                }
-                loaded.checkpoints
-            }
-        });
+        let checkpoints = superblock.area.map(|_| checkpoints_of(&superblock, &mut state, loaded));
         let log = Log {
             written: state.next_seq - 1,
             says: state.durable,
             tail_generation: tail.map_or(1, |tail| tail.generation),
-            complete: complete.filter(|_| number.is_some()),
+            complete,
             checkpoints,
             ..Log::default()
         };
@@ -351,6 +308,63 @@ fn read_superblock(device: &dyn BlockDevice, has_head: bool) -> std::result::Res
         return Err(VlogError::Option { what: "placement", why: why.into() });
     }
     Ok(superblock)
+}
+
+/// Looks for the map: in the checkpoint, from the links of the record that a closed disk ends with, or in all of the log.
+/// Returns the checkpoint if it was used, and whether the disk was found as it was closed.
+fn find_map<'a>(
+    mut search: Search<'a>,
+    superblock: &Superblock,
+    complete: Option<Checkpoint>,
+    closed_at: Option<Link>,
+) -> std::result::Result<(Search<'a>, Option<Loaded>, bool), VlogError> {
+    let durable = search.durable;
+    let mut clean = false;
+    let mut loaded = match complete {
+        Some(complete) => search.load(complete)?,
+        None => None,
+    };
+    if let Some(listed) = &loaded {
+        search.scan_listed(listed)?;
+        if let Some(root) = closed_at {
+            clean = search.ends_with(root, complete.map(|complete| complete.number))?;
+            // A checkpoint that does not lead to the end of a closed disk is not believed.
+            loaded = loaded.filter(|_| clean);
+        }
+    }
+    if loaded.is_none() {
+        search = search.again();
+        let walked = match closed_at.filter(|_| superblock.area.is_none()) {
+            Some(root) => search.walk(root)?,
+            None => false,
+        };
+        if !walked {
+            search = search.again();
+            search.durable = durable;
+            search.scan()?;
+        }
+        clean = match closed_at {
+            Some(root) => walked || superblock.area.is_some() && search.ends_with(root, None)?,
+            None => false,
+        };
+    }
+    if let Some(root) = closed_at.filter(|&root| !clean && search.ends_before(root)) {
+        // Nothing was written since it was closed: missing records are damaged, and those they replaced would be old.
+        return Err(VlogError::Cut { at: root.at });
+    }
+    Ok((search, loaded, clean))
+}
+
+/// The checkpoints of a disk with a map area: those of the loaded one, whose round then has all dirty map blocks to write.
+fn checkpoints_of(superblock: &Superblock, state: &mut State, loaded: Option<Loaded>) -> Checkpoints {
+    let Some(mut loaded) = loaded else { return Checkpoints::new(superblock) };
+    state.space.rename(0);
+    state.space.named(&loaded.named);
+    if let Some(round) = &mut loaded.checkpoints.round {
+        round.pending = state.take_dirty();
+        round.quota = quota(superblock, round.pending.count());
+    }
+    loaded.checkpoints
 }
 
 /// The newer of the tail records, if one can be read.

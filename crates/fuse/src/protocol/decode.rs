@@ -287,20 +287,16 @@ impl<'a> Body<'a> {
         self.text().filter(|name| !name.is_empty() && !name.contains(&b'/'))
     }
 
+    /// The operation of a number; each function below leaves the numbers that are not its own to the next.
     fn operation(mut self, opcode: u32, agreed: &Agreed) -> Option<Operation<'a>> {
         Some(match opcode {
             opcode::INIT => Operation::Init(InitIn::read(self.0)?),
-            opcode::DESTROY => Operation::Destroy,
             opcode::LOOKUP => Operation::Lookup { name: self.name()? },
             opcode::FORGET => Operation::Forget { count: self.take::<ForgetIn>()?.count },
             opcode::BATCH_FORGET => {
                 let count = self.take::<BatchForgetIn>()?.count;
                 Operation::BatchForget(Forgets(self.bytes(count.checked_mul(size_of::<ForgetOne>() as u32)?)?))
             }
-            opcode::GETATTR => Operation::Getattr,
-            opcode::STATX => Operation::Statx { mask: self.take::<StatxIn>()?.mask },
-            opcode::SETATTR => Operation::Setattr(self.take()?),
-            opcode::READLINK => Operation::Readlink,
             opcode::SYMLINK => Operation::Symlink { name: self.name()?, target: self.text()? },
             opcode::MKNOD => {
                 let fields = self.take::<MknodIn>()?;
@@ -321,7 +317,6 @@ impl<'a> Body<'a> {
                 Operation::Rename { name: self.name()?, new_directory, new_name: self.name()?, flags }
             }
             opcode::LINK => Operation::Link { target: self.take::<LinkIn>()?.node, name: self.name()? },
-            opcode::OPEN => Operation::Open { flags: self.take::<OpenIn>()?.flags },
             opcode::CREATE => {
                 let CreateIn { mode, umask, flags, .. } = self.take()?;
                 Operation::Create { name: self.name()?, mode, umask, flags }
@@ -331,6 +326,14 @@ impl<'a> Body<'a> {
                 let CreateIn { mode, umask, flags, .. } = self.take()?;
                 Operation::Tmpfile { mode, umask, flags }
             }
+            _ => return self.data(opcode, agreed),
+        })
+    }
+
+    /// Operations on data, and on directories as lists.
+    fn data(mut self, opcode: u32, agreed: &Agreed) -> Option<Operation<'a>> {
+        Some(match opcode {
+            opcode::OPEN => Operation::Open { flags: self.take::<OpenIn>()?.flags },
             opcode::READ => {
                 let fields = self.take::<ReadIn>()?;
                 Operation::Read { offset: in_file(fields.offset)?, size: fields.size }
@@ -340,14 +343,6 @@ impl<'a> Body<'a> {
                 let data = self.bytes(fields.size)?;
                 Operation::Write { offset: in_file(fields.offset)?, data, flags: fields.write_flags }
             }
-            opcode::STATFS => Operation::Statfs,
-            opcode::RELEASE => Operation::Release,
-            opcode::RELEASEDIR => Operation::Releasedir,
-            opcode::FLUSH => Operation::Flush,
-            opcode::FSYNC => Operation::Fsync,
-            opcode::FSYNCDIR => Operation::Fsyncdir,
-            opcode::SYNCFS => Operation::Syncfs,
-            opcode::OPENDIR => Operation::Opendir,
             opcode::READDIR => {
                 let ReadIn { offset, size, .. } = self.take()?;
                 Operation::Readdir { offset, size }
@@ -355,25 +350,6 @@ impl<'a> Body<'a> {
             opcode::READDIRPLUS => {
                 let ReadIn { offset, size, .. } = self.take()?;
                 Operation::Readdirplus { offset, size }
-            }
-            opcode::SETXATTR => {
-                let SetxattrInShort { size, flags } = self.take()?;
-                let more_flags = if agreed.has(SETXATTR_EXT) { self.take::<SetxattrInRest>()?.flags } else { 0 };
-                let name = self.text()?;
-                Operation::Setxattr { name, value: self.bytes(size)?, flags, more_flags }
-            }
-            opcode::GETXATTR => {
-                let size = self.take::<GetxattrIn>()?.size;
-                Operation::Getxattr { name: self.text()?, size }
-            }
-            opcode::LISTXATTR => Operation::Listxattr { size: self.take::<GetxattrIn>()?.size },
-            opcode::REMOVEXATTR => Operation::Removexattr { name: self.text()? },
-            opcode::ACCESS => Operation::Access,
-            opcode::INTERRUPT => Operation::Interrupt,
-            opcode::NOTIFY_REPLY => Operation::NotifyReply,
-            opcode::IOCTL => {
-                let IoctlIn { command, in_size, out_size, .. } = self.take()?;
-                Operation::Ioctl { command, data: self.bytes(in_size)?, out_size }
             }
             opcode::FALLOCATE => {
                 let FallocateIn { offset, len, mode, .. } = self.take()?;
@@ -393,8 +369,53 @@ impl<'a> Body<'a> {
                     wide: opcode == opcode::COPY_FILE_RANGE_64,
                 }
             }
-            _ => Operation::Unknown,
+            _ => return self.attributes(opcode, agreed),
         })
+    }
+
+    fn attributes(mut self, opcode: u32, agreed: &Agreed) -> Option<Operation<'a>> {
+        Some(match opcode {
+            opcode::STATX => Operation::Statx { mask: self.take::<StatxIn>()?.mask },
+            opcode::SETATTR => Operation::Setattr(self.take()?),
+            opcode::SETXATTR => {
+                let SetxattrInShort { size, flags } = self.take()?;
+                let more_flags = if agreed.has(SETXATTR_EXT) { self.take::<SetxattrInRest>()?.flags } else { 0 };
+                let name = self.text()?;
+                Operation::Setxattr { name, value: self.bytes(size)?, flags, more_flags }
+            }
+            opcode::GETXATTR => {
+                let size = self.take::<GetxattrIn>()?.size;
+                Operation::Getxattr { name: self.text()?, size }
+            }
+            opcode::LISTXATTR => Operation::Listxattr { size: self.take::<GetxattrIn>()?.size },
+            opcode::REMOVEXATTR => Operation::Removexattr { name: self.text()? },
+            opcode::IOCTL => {
+                let IoctlIn { command, in_size, out_size, .. } = self.take()?;
+                Operation::Ioctl { command, data: self.bytes(in_size)?, out_size }
+            }
+            _ => without_body(opcode),
+        })
+    }
+}
+
+/// Operations whose body, if they have one, does not matter here.
+fn without_body(opcode: u32) -> Operation<'static> {
+    match opcode {
+        opcode::DESTROY => Operation::Destroy,
+        opcode::GETATTR => Operation::Getattr,
+        opcode::READLINK => Operation::Readlink,
+        opcode::STATFS => Operation::Statfs,
+        opcode::RELEASE => Operation::Release,
+        opcode::RELEASEDIR => Operation::Releasedir,
+        opcode::FLUSH => Operation::Flush,
+        opcode::FSYNC => Operation::Fsync,
+        opcode::FSYNCDIR => Operation::Fsyncdir,
+        opcode::SYNCFS => Operation::Syncfs,
+        opcode::OPENDIR => Operation::Opendir,
+        opcode::ACCESS => Operation::Access,
+        opcode::INTERRUPT => Operation::Interrupt,
+        opcode::NOTIFY_REPLY => Operation::NotifyReply,
+        _ => Operation::Unknown,
     }
 }
 

@@ -59,20 +59,28 @@ fn a_header_lies_as_the_kernel_sends_it() {
     for len in 0..bytes.len() {
         assert!(decode(&bytes[..len], &Agreed::default()).is_err(), "cut to {len} bytes");
     }
-    // Eight bytes of extensions, which nobody asked for, hide the name.
+    // Eight bytes of extensions, which were not negotiated, hide the name.
     let mut extended = bytes;
     extended[36] = 1;
     assert_eq!(decode(&extended, &Agreed::default()).unwrap_err().unique, Some(0x8000_0000_0000_0304));
 }
 
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+fn with(mut head: Vec<u8>, tail: &[u8]) -> Vec<u8> {
+    head.extend_from_slice(tail);
+    head
+}
+
+#[track_caller]
+fn is(opcode: u32, body: Vec<u8>, expected: Operation<'_>) {
+    assert_eq!(operation(opcode, &body), Some(expected), "opcode {opcode}");
+}
+
 #[test]
-fn every_body_is_read_at_its_offsets() {
-    let words = |words: &[u32]| words.iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
-    let with = |mut head: Vec<u8>, tail: &[u8]| {
-        head.extend_from_slice(tail);
-        head
-    };
-    let is = |opcode, body: Vec<u8>, expected| assert_eq!(operation(opcode, &body), Some(expected), "opcode {opcode}");
+fn bodies_with_names_are_read_at_their_offsets() {
     is(opcode::FORGET, words(&[7, 1]), Operation::Forget { count: 1 << 32 | 7 });
     is(
         opcode::MKNOD,
@@ -93,7 +101,6 @@ fn every_body_is_read_at_its_offsets() {
         Operation::Rename { name: names.0, new_directory: 9, new_name: names.1, flags: 4 },
     );
     is(opcode::LINK, with(words(&[8, 0]), b"l\0"), Operation::Link { target: 8, name: b"l" });
-    is(opcode::OPEN, words(&[2, 0]), Operation::Open { flags: 2 });
     is(
         opcode::CREATE,
         with(words(&[1, 0o600, 0o22, 0]), b"c\0"),
@@ -104,6 +111,11 @@ fn every_body_is_read_at_its_offsets() {
         with(words(&[1, 0o600, 0o22, 0]), b"/\0"),
         Operation::Tmpfile { mode: 0o600, umask: 0o22, flags: 1 },
     );
+}
+
+#[test]
+fn bodies_of_data_and_attributes_are_read_at_their_offsets() {
+    is(opcode::OPEN, words(&[2, 0]), Operation::Open { flags: 2 });
     is(
         opcode::READ,
         words(&[0, 0, 4096, 1, 512, 0, 0, 0, 0, 0]),
