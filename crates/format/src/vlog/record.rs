@@ -81,7 +81,7 @@ pub struct Record {
     pub seq: u64,
     /// Records up to this number, and all that they refer to, were durable when it was written.
     pub durable: u64,
-    /// The next record of its segment, if there is one, lies so many blocks behind it.
+    /// Distance to the next record of its segment, if there is one (blocks).
     pub skip: u16,
     /// Pieces that existed when it was written: never fewer again.
     pub mapped: u32,

@@ -26,13 +26,13 @@ const GROUP_WORDS: usize = 512;
 const RUNS_LOOKED_AT: usize = 4096;
 
 pub(super) struct Blocks {
-    pub words: Vec<u64>,
-    pub group_free: Vec<u32>,
-    pub count: u64,
+    words: Vec<u64>,
+    group_free: Vec<u32>,
+    count: u64,
     pub free: u64,
     /// Freed blocks that must not be reused yet: pending or held.
     pub pending_blocks: u64,
-    pub cursor: u64,
+    cursor: u64,
     pub pending: Vec<(Lsn, Run)>,
     /// The bitmap of the newest saved image; empty: there is none.
     pub saved: Vec<u64>,
@@ -89,7 +89,7 @@ impl Blocks {
         }
     }
 
-    /// Holds what of a freed run the saved image maps; returns the rest.
+    /// Holds the blocks of a freed run that the saved image maps; returns the others.
     pub fn hold(&mut self, freed: Run) -> Vec<Run> {
         if self.saved.is_empty() || is_planted(Bug::ReuseSaved) {
             return vec![freed];
@@ -112,12 +112,12 @@ impl Blocks {
         rest
     }
 
-    pub fn is_free(&self, block: u64) -> bool {
+    fn is_free(&self, block: u64) -> bool {
         block < self.count && self.words[block as usize / 64] >> (block % 64) & 1 == 0
     }
 
     /// The first free block at or behind `from`.
-    pub fn next_free(&self, from: u64) -> Option<u64> {
+    fn next_free(&self, from: u64) -> Option<u64> {
         let mut block = from;
         while block < self.count {
             let word = block as usize / 64;
@@ -135,7 +135,7 @@ impl Blocks {
     }
 
     /// Free blocks from `block` on, counted up to `most`.
-    pub fn free_len(&self, block: u64, most: u64) -> u64 {
+    fn free_len(&self, block: u64, most: u64) -> u64 {
         let mut len = 0;
         while len < most && block + len < self.count {
             let at = block + len;

@@ -2,7 +2,7 @@
 //!
 //! Rules: everything is a function of the world's seed and of [`Boot`]; a power loss changes the boot's number, every
 //! opening its count. The bulk device begins full of [`FOREIGN`] bytes, and trims either zero a range or leave it as it
-//! was, as the contract allows: whoever reads a block nobody wrote sees bytes that no file ever held, or another file's.
+//! was, as the contract allows: a read of an unwritten block returns bytes that no file ever held, or another file's.
 //! Left out: what is done with a store and what it must hold; stores that change their size (`resize`).
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The block table: where each block of the disk is.
 //!
 //! Owns: [`BlockMap`]. Rules: a block is at one place at most; it is mapped, lost, or holds nothing, and a block that
-//! is mapped is not lost. Left out: what of a group lives (`group`).
+//! is mapped is not lost. Left out: the blocks of a group that are still in use (`group`).
 
 use std::collections::HashSet;
 

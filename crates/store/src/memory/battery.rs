@@ -23,7 +23,7 @@ pub(super) static MEANS: Means = Means {
     make,
     open: |store, path, read_only| {
         let images = images::open(store.directory)?;
-        let memory = open(path, &images, &wish(store, read_only))?;
+        let memory = open(path, &images, store, read_only)?;
         Ok(RegionMedia { memory, log: None, images: Some(shared(&images)), survives_power_loss: true })
     },
     rest,
@@ -38,31 +38,17 @@ fn make(directory: &Path, path: &Path, bytes: u64) -> Outcome<RegionMedia> {
     Ok(RegionMedia { memory, log: None, images: Some(shared(&images::create(directory)?)), survives_power_loss: true })
 }
 
-fn wish<'a>(store: &Resting<'a>, read_only: bool) -> Wish<'a> {
-    Wish { read_only, restore: store.restore, uuid: store.uuid, unmounted: store.unmounted }
-}
-
 /// A region that a mount would refuse is not the store, even if it is sound.
 fn rest(store: &Resting<'_>, path: &Path) -> Outcome<RestingMedia> {
-    let wish = Wish { restore: false, ..wish(store, true) };
+    let store = &Resting { restore: false, ..*store };
     let images = images::open(store.directory)?;
     let mut found = RestingMedia { memory: None, log: None, images: Some(shared(&images)), refused: None };
     if path.exists() {
-        found.memory = Some(open(path, &images, &wish)?);
+        found.memory = Some(open(path, &images, store, true)?);
     } else {
-        found.refused = image_in_place_of(path, &images, &wish).err();
+        found.refused = image_in_place_of(path, &images, store).err();
     }
     Ok(found)
-}
-
-/// What the caller wants to do with the region.
-struct Wish<'a> {
-    read_only: bool,
-    restore: bool,
-    /// The store's, in words.
-    uuid: &'a str,
-    /// The store was unmounted: no process that served it was cut off.
-    unmounted: bool,
 }
 
 /// What was found at the region's path.
@@ -73,9 +59,14 @@ enum Found {
     Refused(Failure, u64),
 }
 
-fn open(path: &Path, images: &[Arc<HostImage>; 2], wish: &Wish<'_>) -> Outcome<Arc<dyn PersistentMemory>> {
+fn open(
+    path: &Path,
+    images: &[Arc<HostImage>; 2],
+    store: &Resting<'_>,
+    read_only: bool,
+) -> Outcome<Arc<dyn PersistentMemory>> {
     let files = shared(images);
-    let refused = match (find(path, &files, wish)?, wish.restore) {
+    let refused = match (find(path, &files, store, read_only)?, store.restore) {
         (Found::Region(memory), false) => return Ok(memory),
         (Found::Refused(failure, _), false) => return Err(failure),
         (Found::Region(_), true) => {
@@ -85,8 +76,8 @@ fn open(path: &Path, images: &[Arc<HostImage>; 2], wish: &Wish<'_>) -> Outcome<A
         (Found::Nothing, _) => None,
         (Found::Refused(_, incarnation), true) => Some(incarnation),
     };
-    let (newest, superblock, anchor) = image_in_place_of(path, images, wish)?;
-    if wish.read_only {
+    let (newest, superblock, anchor) = image_in_place_of(path, images, store)?;
+    if read_only {
         let image = Some((images[newest].file(), anchor.used_bytes.get().next_multiple_of(PAGE)));
         let memory = PrivateMap::new(superblock.region_bytes, image).during("memory")?;
         shoal_region::place_anchor(&anchor, &memory);
@@ -117,18 +108,18 @@ fn no_image(path: &Path, cause: shoal_region::Error) -> Failure {
 fn image_in_place_of(
     path: &Path,
     images: &[Arc<HostImage>; 2],
-    wish: &Wish<'_>,
+    store: &Resting<'_>,
 ) -> Outcome<(usize, Superblock, AnchorRecord)> {
     let (newest, superblock, anchor) =
         shoal_region::newest_image(&shared(images)).map_err(|error| no_image(path, error))?;
-    if !wish.restore && anchor.flags.get() & ANCHOR_CLEAN == 0 {
+    if !store.restore && anchor.flags.get() & ANCHOR_CLEAN == 0 {
         let since = images[newest].file().metadata().and_then(|m| m.modified()).map(calendar::text).unwrap_or_default();
         let cause = format!("the region is gone, and the saved image lacks everything since {since}");
         return Err(Failure::new(path.display(), cause).remedy(
             "bring the memory's file system back (is it mounted?), or mount with --restore to go on from the image",
         ));
     }
-    if !wish.restore && !wish.unmounted {
+    if !store.restore && !store.unmounted {
         let cause = "the region is gone, and the saved image is older than the store's last mount, which had no end";
         return Err(Failure::new(path.display(), cause).remedy(
             "bring the memory's file system and the newest images back, or mount with --restore to go on from this image",
@@ -144,8 +135,8 @@ fn beside(path: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
-fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], wish: &Wish<'_>) -> Outcome<Found> {
-    let uuid = wish.uuid;
+fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], store: &Resting<'_>, read_only: bool) -> Outcome<Found> {
+    let uuid = store.uuid;
     match fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_dir() => return Err(Failure::new(path.display(), "is a directory, not a region")),
         Ok(_) => {}
@@ -157,7 +148,7 @@ fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], wish: &Wish<'_>) -> Outco
         Ok(Found::Refused(Failure::new(path.display(), cause).remedy(restore), 0))
     };
     // A reader replays the log in private memory.
-    let open = if wish.read_only { SharedMap::open_aside } else { SharedMap::open };
+    let open = if read_only { SharedMap::open_aside } else { SharedMap::open };
     let memory = match open(path, SharedKind::Battery) {
         Err(error) if error.kind() == std::io::ErrorKind::InvalidInput => return damaged(error.into()),
         memory => memory.during("memory")?,
