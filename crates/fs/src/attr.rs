@@ -95,8 +95,10 @@ impl Fs {
     }
 
     fn try_setattr(&self, ino: Ino, change: &SetAttr) -> Result<Attr> {
-        let _lock = self.locks.write(ino);
-        let mut inode = self.load(ino)?;
+        let (mut file, mut inode) = match change.size {
+            Some(size) => self.lock_to_resize(ino, size)?,
+            None => self.lock_inode(ino)?,
+        };
         flags::check_setattr(&inode, change)?;
         let now = self.now();
         if let Some(size) = change.size {
@@ -106,7 +108,7 @@ impl Fs {
             if !inode.is_file() {
                 return Err(Error::Invalid);
             }
-            self.truncate_locked(ino, &mut inode, size)?;
+            self.truncate_locked(&mut file, &mut inode, size)?;
         }
         let time = |change: TimeChange| match change {
             TimeChange::Now => now,

@@ -31,6 +31,7 @@ use shoal_media::{BlockDevice, block};
 use shoal_region::{Lsn, Region, Tx, View};
 
 use crate::host_room::{HostRoom, RoomCache};
+use crate::locks::assert_none_held;
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Result};
 use births::Births;
@@ -138,9 +139,12 @@ impl Bulk {
         Bulk { room, ..self }
     }
 
-    /// Takes blocks the host has room for. It keeps its headroom: log and images must still be able to grow, for without them
+    /// Takes up to `want` contiguous blocks: at `goal` if it is free, else behind the cursor, with `ahead` blocks left
+    /// free behind them for the file's next ones. `None` when none is free now.
+    ///
+    /// The host must have room for them. It keeps its headroom: log and images must still be able to grow, for without them
     /// nothing can be done with the blocks.
-    fn take(&self, region: &Region, goal: Option<u64>, want: u64, ahead: u64) -> Option<Run> {
+    pub fn take(&self, region: &Region, goal: Option<u64>, want: u64, ahead: u64) -> Option<Run> {
         let Some(room) = &self.room else { return self.state.lock().take(goal, want, ahead) };
         let within = |host: HostRoom| {
             let most = host.bulk_bytes(region.log_growth_bytes()) / BULK_BLOCK;
@@ -180,14 +184,10 @@ impl Bulk {
         self.state.lock().held_blocks
     }
 
-    /// Takes up to `want` contiguous blocks: at `goal` if it is free, else behind the cursor, with `ahead` blocks left
-    /// free behind them for the file's next ones. Waits for pending blocks, and for held ones, when nothing else is left.
+    /// What [`Bulk::take`] takes. Waits for pending blocks, and for held ones, when nothing else is left.
     ///
-    /// The caller must not hold a transaction: waiting may have to make the log durable.
+    /// The caller must not hold a transaction or an inode lock: waiting may have to make the log durable.
     pub fn reserve(&self, region: &Region, goal: Option<u64>, want: u64, ahead: u64) -> Result<Run> {
-        if let Some(run) = self.take(region, goal, want, ahead) {
-            return Ok(run);
-        }
         self.reclaim(region)?;
         if let Some(run) = self.take(region, goal, want, ahead) {
             return Ok(run);
@@ -289,6 +289,7 @@ impl Bulk {
 
     /// Saves the region in an image and lets go of what only the image before it mapped.
     pub fn save(&self, region: &Region) -> Result<()> {
+        assert_none_held();
         // Held from before the seal: a block that only the new image maps must not be let go meanwhile.
         let _one_at_a_time = self.releasing.lock();
         region.checkpoint()?;
@@ -324,6 +325,7 @@ impl Bulk {
             joins
         });
         for freed in ready {
+            assert_none_held();
             let free = self.state.lock().hold(freed);
             for run in free {
                 // A trim that fails costs space on the host, nothing else: a fresh block is written whole.
@@ -344,6 +346,7 @@ impl Bulk {
 
     /// Reads bytes of the device.
     pub fn read(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        assert_none_held();
         let (align, len) = (self.align, out.len() as u64);
         let (from, to) = (at / align * align, (at + len).next_multiple_of(align));
         if from == at && to == at + len {
@@ -370,9 +373,10 @@ impl Bulk {
         Ok(())
     }
 
-    /// Writes bytes of the device; returns the write's number. The caller's inode lock keeps others away from the
+    /// Writes bytes of the device; returns the write's number. The file's data lock keeps others away from the
     /// device blocks at the unaligned ends, which are read and written back.
     pub fn write(&self, at: u64, bytes: &[u8]) -> Result<u64> {
+        assert_none_held();
         let outcome = self.write_parts(at, bytes);
         // Counted also when it failed: some of it may have reached the device.
         let number = self.written.fetch_add(1, Ordering::AcqRel) + 1;
@@ -411,6 +415,7 @@ impl Bulk {
         let wanted = self.written.load(Ordering::Acquire);
         if self.flushed.load(Ordering::Acquire) < wanted {
             may_wait()?;
+            assert_none_held();
             let _one_at_a_time = self.flushing.lock();
             if self.flushed.load(Ordering::Acquire) < wanted {
                 if let Some(failure) = region.failure() {

@@ -4,7 +4,7 @@
 //! Rules:
 //! - Without a bulk device everything is in the region. With one, a file whose size would exceed the store's threshold
 //!   moves to it once; one truncated below half of the threshold, and short enough for one record, moves back.
-//! - A call takes the inode's lock, works in transactions of bounded size and stops at the first that fails; what was
+//! - A call takes the file's locks (`data_lock`), works in transactions of bounded size and stops at the first that fails; what was
 //!   written before counts. After an error the inode in memory is stale and must not be stored.
 //! - A truncation that needs several transactions sets the new size and `INODE_TRUNCATING` in the first; whoever meets
 //!   the flag finishes it before doing anything else.
@@ -19,7 +19,8 @@ use shoal_format::BULK_BLOCK;
 use shoal_format::inode::{CHUNK, INODE_APPEND_ONLY, INODE_NO_ATIME, INODE_TRUNCATING, Inode, Layout};
 use shoal_region::{Lsn, Tx};
 
-use crate::large::{FILE_BLOCKS_MAX, MOVE_BACK_BYTES};
+use crate::data_lock::FileLock;
+use crate::large::{FILE_BLOCKS_MAX, MOVE_BACK_BYTES, read_places};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, PlacedRange, Result, flags, small};
 
@@ -27,7 +28,7 @@ use crate::{Error, Fs, Ino, PlacedRange, Result, flags, small};
 pub const FILE_BYTES_MAX: u64 = FILE_BLOCKS_MAX * BULK_BLOCK;
 /// A file moves to the bulk device in one transaction, which frees its chunks: no threshold may exceed this (bytes).
 const THRESHOLD_MAX: u64 = small::CHUNKS_PER_STEP * CHUNK;
-/// Bytes copied under one lock.
+/// Bytes copied at a time.
 const COPY_BYTES: u64 = 128 << 10;
 const DAY_NS: i64 = 24 * 3600 * 1_000_000_000;
 
@@ -70,44 +71,61 @@ impl Fs {
     /// Loads a regular file.
     fn load_file(&self, ino: Ino) -> Result<Inode> {
         let inode = self.load(ino)?;
-        if inode.is_dir() {
-            return Err(Error::IsDirectory);
-        }
-        if inode.is_file() { Ok(inode) } else { Err(Error::Invalid) }
+        regular(&inode)?;
+        Ok(inode)
     }
 
-    /// Loads a regular file to change it, and finishes a truncation that an error interrupted.
-    fn load_to_change(&self, ino: Ino) -> Result<Inode> {
-        let mut inode = self.load_file(ino)?;
+    /// Locks a regular file to change it, and finishes a truncation that an error interrupted. Bytes up to `end` are to
+    /// have room in it.
+    fn lock_to_change(&self, ino: Ino, end: u64) -> Result<(FileLock<'_>, Inode)> {
+        let (mut file, mut inode) = self.lock_data(ino, |inode| end.max(inode.size) > self.threshold())?;
+        regular(&inode)?;
         if inode.flags & INODE_TRUNCATING != 0 {
             let size = inode.size;
-            self.cut_off(ino, &mut inode, size)?;
+            self.cut_off(&mut file, &mut inode, size)?;
         }
-        Ok(inode)
+        Ok((file, inode))
     }
 
     /// Reads from byte `at`; returns how many bytes there are, fewer than asked for only at the file's end.
     pub fn read(&self, ino: Ino, at: u64, out: &mut [u8]) -> Result<usize> {
-        let (len, inode) = {
-            let _lock = self.locks.read(ino);
-            let inode = self.load_file(ino)?;
-            (self.met(ino, self.read_locked(&inode, at, out))?, inode)
-        };
+        let (len, inode) = self.met(ino, self.read_data(ino, at, out))?;
         if len > 0 {
             self.touch_atime(ino, &inode);
         }
         Ok(len)
     }
 
-    fn read_locked(&self, inode: &Inode, at: u64, out: &mut [u8]) -> Result<usize> {
-        let len = inode.size.saturating_sub(at).min(out.len() as u64) as usize;
-        let out = &mut out[..len];
+    /// Reads, and returns the record that the bytes belong to.
+    fn read_data(&self, ino: Ino, at: u64, out: &mut [u8]) -> Result<(usize, Inode)> {
+        {
+            let _lock = self.locks.read(ino);
+            let inode = self.load_file(ino)?;
+            if inode.layout != Layout::Extents {
+                return Ok((self.read_in_region(&inode, at, out)?, inode));
+            }
+        }
+        // The file may come back to the region in between.
+        let _data = self.data_locks.read(ino);
+        let lock = self.locks.read(ino);
+        let inode = self.load_file(ino)?;
+        if inode.layout != Layout::Extents {
+            return Ok((self.read_in_region(&inode, at, out)?, inode));
+        }
+        let out = within(&inode, at, out);
+        let places = self.places(&inode, at, out.len())?;
+        drop(lock);
+        read_places(self.bulk()?, &places, out)?;
+        Ok((out.len(), inode))
+    }
+
+    fn read_in_region(&self, inode: &Inode, at: u64, out: &mut [u8]) -> Result<usize> {
+        let out = within(inode, at, out);
         match inode.layout {
             Layout::Direct | Layout::Chunked => small::read(&self.region, inode, at, out)?,
-            Layout::Extents => self.read_large(inode, at, out)?,
             _ => out.fill(0),
         }
-        Ok(len)
+        Ok(out.len())
     }
 
     /// Changes from now on when reads change access times.
@@ -146,17 +164,10 @@ impl Fs {
     /// Writes at byte `at`. Fewer bytes than given are written only when space runs out in between.
     pub fn write(&self, ino: Ino, at: u64, bytes: &[u8]) -> Result<usize> {
         self.writable()?;
-        let write = |at: u64, bytes: &[u8]| {
-            let _lock = self.locks.write(ino);
-            let mut inode = self.load_to_change(ino)?;
-            flags::check_write(&inode, at)?;
-            let append_only = inode.flags & INODE_APPEND_ONLY != 0;
-            Ok((self.met(ino, self.write_locked(ino, &mut inode, at, bytes))?, append_only))
-        };
-        let (mut done, append_only) = self.with_room(|| write(at, bytes))?;
+        let (mut done, append_only) = self.with_room(|| self.write_once(ino, at, bytes))?;
         // One that ended short is gone on with: there may be more room after compacting.
         while done < bytes.len() {
-            match self.with_room(|| write(at + done as u64, &bytes[done..])) {
+            match self.with_room(|| self.write_once(ino, at + done as u64, &bytes[done..])) {
                 Ok((len, _)) if len > 0 => done += len,
                 // The caller repeats the whole write where it may wait. That stores the same bytes at the same place again, so
                 // it does no harm; but what is in an append-only file cannot be written again.
@@ -167,7 +178,16 @@ impl Fs {
         Ok(done)
     }
 
-    fn write_locked(&self, ino: Ino, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
+    /// Writes what there is room for now; tells whether the file is append-only, too.
+    fn write_once(&self, ino: Ino, at: u64, bytes: &[u8]) -> Result<(usize, bool)> {
+        let end = at.saturating_add(bytes.len() as u64);
+        let (mut file, mut inode) = self.lock_to_change(ino, end)?;
+        flags::check_write(&inode, at)?;
+        let append_only = inode.flags & INODE_APPEND_ONLY != 0;
+        Ok((self.met(ino, self.write_locked(&mut file, &mut inode, at, bytes))?, append_only))
+    }
+
+    fn write_locked(&self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
         let end = at.checked_add(bytes.len() as u64).filter(|&end| end <= FILE_BYTES_MAX).ok_or(Error::FileTooBig)?;
         if bytes.is_empty() {
             return Ok(0);
@@ -175,13 +195,13 @@ impl Fs {
         let now = self.now();
         (inode.mtime, inode.ctime) = (now, now);
         if end.max(inode.size) > self.threshold() {
-            self.move_to_bulk(ino, inode)?;
-            return in_steps(bytes, |done| self.write_large(ino, inode, at + done as u64, &bytes[done..]));
+            self.move_to_bulk(file, inode)?;
+            return in_steps(bytes, |done| self.write_large(file, inode, at + done as u64, &bytes[done..]));
         }
         if inode.layout == Layout::Extents {
-            return in_steps(bytes, |done| self.write_large(ino, inode, at + done as u64, &bytes[done..]));
+            return in_steps(bytes, |done| self.write_large(file, inode, at + done as u64, &bytes[done..]));
         }
-        in_steps(bytes, |done| self.write_small(ino, inode, at + done as u64, &bytes[done..]))
+        in_steps(bytes, |done| self.write_small(file.ino, inode, at + done as u64, &bytes[done..]))
     }
 
     /// Writes a prefix of `bytes` into the region, up to the next multiple of a step.
@@ -199,38 +219,43 @@ impl Fs {
         Ok(len)
     }
 
-    /// Sets the size and the times. The caller holds the exclusive lock and has checked that it is a file.
-    pub(crate) fn truncate_locked(&self, ino: Ino, inode: &mut Inode, size: u64) -> Result<()> {
+    /// Locks an inode to set its size.
+    pub(crate) fn lock_to_resize(&self, ino: Ino, size: u64) -> Result<(FileLock<'_>, Inode)> {
+        self.lock_data(ino, |inode| inode.is_file() && size > self.threshold())
+    }
+
+    /// Sets the size and the times. The caller has checked that it is a file.
+    pub(crate) fn truncate_locked(&self, file: &mut FileLock<'_>, inode: &mut Inode, size: u64) -> Result<()> {
         if size > FILE_BYTES_MAX {
             return Err(Error::FileTooBig);
         }
         if inode.flags & INODE_TRUNCATING != 0 {
             let now = inode.size;
-            self.cut_off(ino, inode, now)?;
+            self.cut_off(file, inode, now)?;
         }
         let now = self.now();
         (inode.mtime, inode.ctime) = (now, now);
         if size < inode.size {
             // With a ring the cut is durable at once, and nothing can be brought before it.
             if let (0, Some(bulk), false) = (size, &self.bulk, self.region.superblock().memory_kind.has_ring()) {
-                bulk.fresh.replaced.cut(ino, self.clock.monotonic_ns());
+                bulk.fresh.replaced.cut(file.ino, self.clock.monotonic_ns());
             }
-            return self.cut_off(ino, inode, size);
+            return self.cut_off(file, inode, size);
         }
-        self.make_room(ino, inode, size)?;
+        self.make_room(file, inode, size)?;
         let mut tx = self.region.begin();
         self.extend(&mut tx, inode, size)?;
-        self.store(&mut tx, ino, inode)?;
+        self.store(&mut tx, file.ino, inode)?;
         tx.commit()?;
         Ok(())
     }
 
     /// Before the end moves to `size`: the tier that length belongs to, and zeros behind the end there.
-    fn make_room(&self, ino: Ino, inode: &mut Inode, size: u64) -> Result<()> {
+    fn make_room(&self, file: &mut FileLock<'_>, inode: &mut Inode, size: u64) -> Result<()> {
         if size > self.threshold() {
-            self.move_to_bulk(ino, inode)?;
+            self.move_to_bulk(file, inode)?;
         }
-        self.zero_tail(ino, inode, size)
+        self.zero_tail(file, inode, size)
     }
 
     /// Moves the end to `size` if that is behind it; [`Fs::make_room`] went before.
@@ -243,11 +268,11 @@ impl Fs {
     }
 
     /// Frees what lies behind `size` and sets it, in as many transactions as that takes.
-    fn cut_off(&self, ino: Ino, inode: &mut Inode, size: u64) -> Result<()> {
+    fn cut_off(&self, file: &mut FileLock<'_>, inode: &mut Inode, size: u64) -> Result<()> {
         if inode.layout == Layout::Extents {
-            self.truncate_large(ino, inode, size)?;
+            self.truncate_large(file.ino, inode, size)?;
             if size < self.threshold() / 2 && size <= MOVE_BACK_BYTES {
-                self.move_to_region(ino, inode)?;
+                self.move_to_region(file, inode)?;
             }
             return Ok(());
         }
@@ -263,7 +288,7 @@ impl Fs {
             } else {
                 small::settle(&mut tx, inode)?;
             }
-            self.store(&mut tx, ino, inode)?;
+            self.store(&mut tx, file.ino, inode)?;
             tx.commit()?;
             if upto <= keep {
                 return Ok(());
@@ -273,8 +298,7 @@ impl Fs {
 
     /// Goes on with a truncation that a crash interrupted. For recovery.
     pub(crate) fn finish_truncate(&self, ino: Ino) -> Result<()> {
-        let _lock = self.locks.write(ino);
-        self.load_to_change(ino).map(drop)
+        self.lock_to_change(ino, 0).map(drop)
     }
 
     /// Frees the data of an inode that is going away, within the transaction that frees its record. False, and nothing
@@ -283,13 +307,12 @@ impl Fs {
         small::free_all(tx, inode)
     }
 
-    /// Frees all data of a file without links, in transactions of its own; it is an empty orphan afterwards. The caller
-    /// holds the exclusive lock.
-    pub(crate) fn free_data(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
+    /// Frees all data of a file without links, in transactions of its own; it is an empty orphan afterwards.
+    pub(crate) fn free_data(&self, file: &mut FileLock<'_>, inode: &mut Inode) -> Result<()> {
         if inode.layout == Layout::Empty {
             return Ok(());
         }
-        self.cut_off(ino, inode, 0)
+        self.cut_off(file, inode, 0)
     }
 
     /// `fallocate(2)`: allocate, punch a hole, zero a range; the other modes are not supported.
@@ -307,28 +330,35 @@ impl Fs {
     }
 
     fn try_fallocate(&self, ino: Ino, mode: i32, at: u64, end: u64) -> Result<()> {
-        let _lock = self.locks.write(ino);
-        let mut inode = self.load_to_change(ino)?;
+        let room = if mode & PUNCH_HOLE != 0 { 0 } else { end };
+        let (mut file, mut inode) = self.lock_to_change(ino, room)?;
         // An append-only file may be given room, nothing else.
         flags::check_write(&inode, if mode & !KEEP_SIZE == 0 { u64::MAX } else { 0 })?;
         let now = self.now();
         (inode.mtime, inode.ctime) = (now, now);
         if mode == PUNCH_HOLE | KEEP_SIZE {
-            return self.punch(ino, &mut inode, at, end);
+            return self.punch(&mut file, &mut inode, at, end);
         }
         let size = if mode & KEEP_SIZE != 0 { inode.size } else { inode.size.max(end) };
-        self.allocate(ino, &mut inode, (at, end), mode & ZERO_RANGE != 0, size)
+        self.allocate(&mut file, &mut inode, (at, end), mode & ZERO_RANGE != 0, size)
     }
 
-    fn allocate(&self, ino: Ino, inode: &mut Inode, (at, end): (u64, u64), erase: bool, size: u64) -> Result<()> {
+    fn allocate(
+        &self,
+        file: &mut FileLock<'_>,
+        inode: &mut Inode,
+        (at, end): (u64, u64),
+        erase: bool,
+        size: u64,
+    ) -> Result<()> {
         // The range decides about the tier, also where it does not change the size.
         if end.max(size) > self.threshold() {
-            self.move_to_bulk(ino, inode)?;
+            self.move_to_bulk(file, inode)?;
         }
         let large = inode.layout == Layout::Extents || end.max(size) > self.threshold();
         if large {
-            self.allocate_large(ino, inode, at, end, erase)?;
-            self.zero_tail(ino, inode, size)?;
+            self.allocate_large(file, inode, at, end, erase)?;
+            self.zero_tail(file, inode, size)?;
         }
         let mut from = at;
         loop {
@@ -341,7 +371,7 @@ impl Fs {
             if to == end {
                 self.extend(&mut tx, inode, size)?;
             }
-            self.store(&mut tx, ino, inode)?;
+            self.store(&mut tx, file.ino, inode)?;
             tx.commit()?;
             if to == end {
                 return Ok(());
@@ -350,9 +380,9 @@ impl Fs {
         }
     }
 
-    fn punch(&self, ino: Ino, inode: &mut Inode, at: u64, end: u64) -> Result<()> {
+    fn punch(&self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, end: u64) -> Result<()> {
         if inode.layout == Layout::Extents {
-            return self.punch_large(ino, inode, at, end);
+            return self.punch_large(file, inode, at, end);
         }
         let last = end.min(small::chunk_count(inode) * CHUNK);
         let mut from = at;
@@ -362,7 +392,7 @@ impl Fs {
             if from < to {
                 small::punch(&mut tx, inode, from, to.max(if to == last { end } else { 0 }))?;
             }
-            self.store(&mut tx, ino, inode)?;
+            self.store(&mut tx, file.ino, inode)?;
             tx.commit()?;
             from = to;
             if to >= last {
@@ -403,13 +433,9 @@ impl Fs {
         while done < len {
             let want = (len - done).min(COPY_BYTES) as usize;
             let outcome = self.with_room(|| {
-                let _locks = self.locks.write_many(&[from, to]);
-                let inode = self.load_file(from)?;
-                let mut target = self.load_to_change(to)?;
-                flags::check_write(&target, to_at + done)?;
-                let found = self.read_locked(&inode, from_at + done, &mut buffer[..want])?;
+                let (found, inode) = self.read_data(from, from_at + done, &mut buffer[..want])?;
                 source = Some(inode);
-                self.write_locked(to, &mut target, to_at + done, &buffer[..found])
+                Ok(self.write_once(to, to_at + done, &buffer[..found])?.0)
             });
             match outcome {
                 Ok(0) => break,
@@ -502,6 +528,20 @@ impl Fs {
         }
         Ok(pieces)
     }
+}
+
+fn regular(inode: &Inode) -> Result<()> {
+    match inode.is_file() {
+        true => Ok(()),
+        false if inode.is_dir() => Err(Error::IsDirectory),
+        false => Err(Error::Invalid),
+    }
+}
+
+/// The part of `out` that the file, read from byte `at`, can fill.
+fn within<'a>(inode: &Inode, at: u64, out: &'a mut [u8]) -> &'a mut [u8] {
+    let len = inode.size.saturating_sub(at).min(out.len() as u64) as usize;
+    &mut out[..len]
 }
 
 /// Calls `step` with the bytes done so far until all are done. An error after the first step ends the call short.

@@ -1,7 +1,7 @@
 //! Bulk blocks moved together: data of large files go to free blocks before a limit, so that the device can end there.
 //!
 //! One step copies a part of an extent, flushes it, and commits the record that maps the copy and frees the original, under the
-//! file's lock: what was durable stays durable, and a crash leaves a tree like any other. Contents, sizes and times do not
+//! file's data lock: what was durable stays durable, and a crash leaves a tree like any other. Contents, sizes and times do not
 //! change. A block finds room wherever a single one is free, so it ends only when the free blocks do.
 //! Left out: what the device's size is then (`resize`).
 
@@ -46,10 +46,9 @@ impl Fs {
 
     /// One step in a file, from its block `from` on: the blocks moved, and where to go on. `None` when nothing is left there.
     fn gather_step(&self, bulk: &Bulk, ino: Ino, from: u64, limit: u64) -> Result<Option<(u64, u64)>> {
-        let _lock = self.locks.write(ino);
-        let mut inode = match self.load(ino) {
+        let (mut file, mut inode) = match self.lock_data(ino, |_| false) {
             Err(Error::Stale) => return Ok(None),
-            loaded => loaded?,
+            locked => locked?,
         };
         if inode.layout != Layout::Extents {
             return Ok(None);
@@ -68,21 +67,26 @@ impl Fs {
                 }
             }
         };
-        let Some(run) = bulk.reserve_before(&self.region, limit, old.blocks)? else { return Ok(None) };
+        let run = file.device(&mut inode, |bulk| bulk.reserve_before(&self.region, limit, old.blocks))?;
+        let Some(run) = run else { return Ok(None) };
         let old = Extent { blocks: run.blocks, ..old };
         let outcome = (|| {
             if old.flags & EXTENT_UNWRITTEN == 0 {
-                let mut bytes = vec![0; (COPY_BLOCKS * BULK_BLOCK) as usize];
-                for done in (0..run.blocks).step_by(COPY_BLOCKS as usize) {
-                    let bytes = &mut bytes[..(COPY_BLOCKS.min(run.blocks - done) * BULK_BLOCK) as usize];
-                    bulk.read((old.bulk_block + done) * BULK_BLOCK, bytes)?;
-                    bulk.write((run.first + done) * BULK_BLOCK, bytes)?;
-                }
-                bulk.flush(&self.region)?;
+                file.device(&mut inode, |bulk| {
+                    let mut bytes = vec![0; (COPY_BLOCKS * BULK_BLOCK) as usize];
+                    for done in (0..run.blocks).step_by(COPY_BLOCKS as usize) {
+                        let bytes = &mut bytes[..(COPY_BLOCKS.min(run.blocks - done) * BULK_BLOCK) as usize];
+                        bulk.read((old.bulk_block + done) * BULK_BLOCK, bytes)?;
+                        bulk.write((run.first + done) * BULK_BLOCK, bytes)?;
+                    }
+                    bulk.flush(&self.region)
+                })?;
             }
             let mut edit = MapEdit::load(&self.region, &inode, old.file_block, old.end(), bulk.blocks())?;
-            cut(&mut edit.extents, old.file_block, old.end());
-            put(&mut edit.extents, Extent { bulk_block: run.first, ..old });
+            // Their flags are those of now: NEW may have been cleared, and the extent split, while the device worked.
+            for part in cut(&mut edit.extents, old.file_block, old.end()) {
+                put(&mut edit.extents, Extent { bulk_block: part.bulk_block - old.bulk_block + run.first, ..part });
+            }
             let mut tx = self.region.begin_reclaim();
             edit.store(&mut tx, &mut inode)?;
             bulk.mark_used(&mut tx, run)?;

@@ -31,6 +31,7 @@ use shoal_format::slot::SlotRef;
 use shoal_region::{Lsn, Tx};
 
 use crate::bulk::{Bulk, Run, Tail};
+use crate::data_lock::FileLock;
 use crate::extents::{MapEdit, Mapped, clip, cut, find, goal_before, put, reflag};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, PlacedRange, Result};
@@ -68,12 +69,24 @@ impl<'a> Mapping<'a> {
     }
 
     /// Reserves up to `blocks` for a hole at `file_block`, contiguous with what lies before it if possible.
-    fn reserve(&mut self, fs: &Fs, inode: &Inode, file_block: u64, blocks: u64, flags: u32) -> Result<Extent> {
+    fn reserve(
+        &mut self,
+        file: &mut FileLock<'_>,
+        inode: &mut Inode,
+        file_block: u64,
+        blocks: u64,
+        flags: u32,
+    ) -> Result<Extent> {
+        let fs = file.fs;
         let goal = match self.extents.last() {
             Some(last) if last.end() == file_block => Some(last.bulk_block + last.blocks),
             _ => goal_before(&fs.region, map_root(inode), file_block, self.bulk.blocks())?,
         };
-        let run = self.bulk.reserve(&fs.region, goal, blocks, ahead(inode.size))?;
+        let ahead = ahead(inode.size);
+        let run = match self.bulk.take(&fs.region, goal, blocks, ahead) {
+            Some(run) => run,
+            None => file.device(inode, |bulk| bulk.reserve(&fs.region, goal, blocks, ahead))?,
+        };
         self.reserved.push(run);
         let flags = if is_planted(Bug::FreshNotNew) { flags & !EXTENT_NEW } else { flags };
         let extent = Extent { file_block, blocks: run.blocks, bulk_block: run.first, flags };
@@ -116,6 +129,30 @@ impl Drop for Mapping<'_> {
     fn drop(&mut self) {
         self.reserved.iter().for_each(|&run| self.bulk.cancel(run));
     }
+}
+
+/// The byte of the device where byte `position` of the file is.
+fn byte_of(extent: &Extent, position: u64) -> u64 {
+    extent.bulk_block * BULK_BLOCK + (position - extent.file_block * BULK_BLOCK)
+}
+
+/// Some bytes of a file, in a row on the device, or zeros.
+pub(crate) struct Place {
+    len: usize,
+    at: Option<u64>,
+}
+
+/// Fills `out` from the places of as many bytes.
+pub(crate) fn read_places(bulk: &Bulk, places: &[Place], mut out: &mut [u8]) -> Result<()> {
+    for place in places {
+        let (part, rest) = out.split_at_mut(place.len);
+        match place.at {
+            Some(at) => bulk.read(at, part)?,
+            None => part.fill(0),
+        }
+        out = rest;
+    }
+    Ok(())
 }
 
 fn map_root(inode: &Inode) -> SlotRef {
@@ -162,27 +199,23 @@ impl Fs {
         }
     }
 
-    /// Fills `out` from byte `at`; the caller has clipped it to the file's size.
-    pub(crate) fn read_large(&self, inode: &Inode, at: u64, out: &mut [u8]) -> Result<()> {
-        let bulk = self.bulk()?;
+    /// Where `len` bytes from `at` on are, in their order; the caller has clipped them to the file's size.
+    pub(crate) fn places(&self, inode: &Inode, at: u64, len: usize) -> Result<Vec<Place>> {
+        let mut places = Vec::new();
         let mut done = 0;
-        while done < out.len() {
+        while done < len {
             let position = at + done as u64;
             let block = position / BULK_BLOCK;
             let found = self.data_at(inode, block)?;
             let until = found.map_or_else(|until| until, |extent| extent.end()).saturating_mul(BULK_BLOCK);
-            let len = (until - position).min((out.len() - done) as u64) as usize;
-            let part = &mut out[done..done + len];
-            match found {
-                Ok(extent) => {
-                    let place = extent.bulk_block + (block - extent.file_block);
-                    bulk.read(place * BULK_BLOCK + position % BULK_BLOCK, part)?;
-                }
-                Err(_) => part.fill(0),
-            }
-            done += len;
+            let place = Place {
+                len: (until - position).min((len - done) as u64) as usize,
+                at: found.ok().map(|extent| byte_of(&extent, position)),
+            };
+            done += place.len;
+            places.push(place);
         }
-        Ok(())
+        Ok(places)
     }
 
     /// Is `at` data, and up to where does that go on at least?
@@ -216,22 +249,28 @@ impl Fs {
     }
 
     /// Writes a prefix of `bytes` (at most 1 MiB) at byte `at` and returns its length. The caller has set the times.
-    pub(crate) fn write_large(&self, ino: Ino, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
+    pub(crate) fn write_large(
+        &self,
+        file: &mut FileLock<'_>,
+        inode: &mut Inode,
+        at: u64,
+        bytes: &[u8],
+    ) -> Result<usize> {
         let reaches_behind = at + bytes.len() as u64 > inode.size;
-        let outcome = self.write_blocks(ino, inode, at, bytes);
+        let outcome = self.write_blocks(file, inode, at, bytes);
         if outcome.is_err() && reaches_behind && !is_planted(Bug::CleanTail) {
             // Some of it may have gone to the last block, behind the end, where it is nobody's data.
-            self.bulk()?.fresh.set_tail(ino, false);
+            self.bulk()?.fresh.set_tail(file.ino, false);
         }
         outcome
     }
 
-    fn write_blocks(&self, ino: Ino, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
-        let bulk = self.bulk()?;
+    fn write_blocks(&self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
+        let (bulk, ino) = (self.bulk()?, file.ino);
         let first = at / BULK_BLOCK;
         let mut end = (at + bytes.len() as u64).min((first + WRITE_BLOCKS) * BULK_BLOCK);
         let last = end.div_ceil(BULK_BLOCK);
-        self.zero_tail(ino, inode, end)?;
+        self.zero_tail(file, inode, end)?;
         let mut mapping = Mapping::new(bulk);
         let mut write = 0;
         let mut fresh_tail = false;
@@ -247,7 +286,7 @@ impl Fs {
                     (extent, false)
                 }
                 Mapped::Hole { until } => {
-                    match mapping.reserve(self, inode, block, until.min(last) - block, EXTENT_NEW) {
+                    match mapping.reserve(file, inode, block, until.min(last) - block, EXTENT_NEW) {
                         Ok(extent) => (extent, false),
                         // The bytes before it can still be kept.
                         Err(Error::NoSpace) if block > first => {
@@ -260,13 +299,14 @@ impl Fs {
             };
             let (from, to) = (at.max(extent.file_block * BULK_BLOCK), end.min(extent.end() * BULK_BLOCK));
             let part = &bytes[(from - at) as usize..(to - at) as usize];
-            let place = extent.bulk_block * BULK_BLOCK + (from - extent.file_block * BULK_BLOCK);
-            let outcome = if in_place || is_planted(Bug::PartialBlock) {
-                bulk.write(place, part)
-            } else {
-                write_whole(bulk, &extent, place, part)
-            };
-            write = outcome?;
+            let place = byte_of(&extent, from);
+            write = file.device(inode, |bulk| {
+                if in_place || is_planted(Bug::PartialBlock) {
+                    bulk.write(place, part)
+                } else {
+                    write_whole(bulk, &extent, place, part)
+                }
+            })?;
             bulk.fresh.wrote(ino, write);
             fresh_tail = !in_place;
             if in_place && kept == from {
@@ -305,48 +345,47 @@ impl Fs {
     /// the record that moves the end: bytes cut off earlier must not come back. A file whose last block this
     /// process filled needs neither; nor does one whose zeros were there when the store was opened, once a flush has
     /// covered what earlier processes wrote.
-    pub(crate) fn zero_tail(&self, ino: Ino, inode: &Inode, to: u64) -> Result<()> {
+    pub(crate) fn zero_tail(&self, file: &mut FileLock<'_>, inode: &mut Inode, to: u64) -> Result<()> {
         let within = inode.size % BULK_BLOCK;
         if inode.layout != Layout::Extents || to <= inode.size || within == 0 {
             return Ok(());
         }
-        let bulk = self.bulk()?;
+        let (bulk, ino) = (self.bulk()?, file.ino);
         let tail = bulk.fresh.tail(ino);
         if tail == Tail::Clean || is_planted(Bug::ZeroTail) {
             return Ok(());
         }
         if let Ok(extent) = self.data_at(inode, inode.size / BULK_BLOCK)? {
-            let block = extent.bulk_block + inode.size / BULK_BLOCK - extent.file_block;
-            let at = block * BULK_BLOCK + within;
-            let mut rest = vec![0; (BULK_BLOCK - within) as usize];
-            let is_zero =
-                tail == Tail::Untouched && bulk.read(at, &mut rest).is_ok() && rest.iter().all(|&byte| byte == 0);
-            if !is_zero {
-                // Before the write: if it fails, zeros that are not durable may be what is read next.
-                bulk.fresh.set_tail(ino, false);
-                rest.fill(0);
-                bulk.write(at, &rest)?;
-            }
-            if (!is_zero || bulk.last_flushed() == 0) && !is_planted(Bug::ZeroTailFlush) {
-                bulk.flush(&self.region)?;
-            }
+            let at = byte_of(&extent, inode.size);
+            file.device(inode, |bulk| {
+                let mut rest = vec![0; (BULK_BLOCK - within) as usize];
+                let is_zero =
+                    tail == Tail::Untouched && bulk.read(at, &mut rest).is_ok() && rest.iter().all(|&byte| byte == 0);
+                if !is_zero {
+                    // Before the write: if it fails, zeros that are not durable may be what is read next.
+                    bulk.fresh.set_tail(ino, false);
+                    rest.fill(0);
+                    bulk.write(at, &rest)?;
+                }
+                if (!is_zero || bulk.last_flushed() == 0) && !is_planted(Bug::ZeroTailFlush) {
+                    bulk.flush(&self.region)?;
+                }
+                Ok(())
+            })?;
         }
         bulk.fresh.set_tail(ino, true);
         Ok(())
     }
 
-    /// Zeroes bytes within blocks that hold data.
-    fn zero_in_place(&self, ino: Ino, inode: &Inode, from: u64, to: u64) -> Result<()> {
-        let bulk = self.bulk()?;
-        let mut at = from;
-        while at < to {
-            let end = (at / BULK_BLOCK + 1).saturating_mul(BULK_BLOCK).min(to);
-            if let Ok(extent) = self.data_at(inode, at / BULK_BLOCK)? {
-                let block = extent.bulk_block + at / BULK_BLOCK - extent.file_block;
-                let write = bulk.write(block * BULK_BLOCK + at % BULK_BLOCK, &vec![0; (end - at) as usize])?;
-                bulk.fresh.wrote(ino, write);
-            }
-            at = end;
+    /// Zeroes bytes of one block, if it holds data.
+    fn zero_in_place(&self, file: &mut FileLock<'_>, inode: &mut Inode, from: u64, to: u64) -> Result<()> {
+        if from < to
+            && let Ok(extent) = self.data_at(inode, from / BULK_BLOCK)?
+        {
+            debug_assert_eq!(from / BULK_BLOCK, (to - 1) / BULK_BLOCK);
+            let write =
+                file.device(inode, |bulk| bulk.write(byte_of(&extent, from), &vec![0; (to - from) as usize]))?;
+            self.bulk()?.fresh.wrote(file.ino, write);
         }
         Ok(())
     }
@@ -410,13 +449,14 @@ impl Fs {
     }
 
     /// Turns whole blocks into a hole, zeroes the parts at both ends.
-    pub(crate) fn punch_large(&self, ino: Ino, inode: &mut Inode, at: u64, mut end: u64) -> Result<()> {
+    pub(crate) fn punch_large(&self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, mut end: u64) -> Result<()> {
+        let ino = file.ino;
         if end >= inode.size {
             // The last block's part behind the end is nobody's data.
             end = end.next_multiple_of(BULK_BLOCK);
         }
         let (first, last) = (at.div_ceil(BULK_BLOCK), end / BULK_BLOCK);
-        self.zero_ends(ino, inode, at, end)?;
+        self.zero_ends(file, inode, at, end)?;
         let mut upto = last;
         loop {
             let before = inode.layout;
@@ -436,27 +476,34 @@ impl Fs {
     }
 
     /// Zeroes what of `[at, end)` does not fill whole blocks.
-    fn zero_ends(&self, ino: Ino, inode: &Inode, at: u64, end: u64) -> Result<()> {
+    fn zero_ends(&self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, end: u64) -> Result<()> {
         let fresh = &self.bulk()?.fresh;
-        if end > inode.size && fresh.tail(ino) != Tail::Clean {
+        if end > inode.size && fresh.tail(file.ino) != Tail::Clean {
             // Zeros behind the end that no flush covers must not pass for what the device held before.
-            fresh.set_tail(ino, false);
+            fresh.set_tail(file.ino, false);
         }
         let (first, last) = (at.div_ceil(BULK_BLOCK), end / BULK_BLOCK);
         if is_planted(Bug::PunchEnds) {
             return Ok(());
         }
         if first > last {
-            return self.zero_in_place(ino, inode, at, end);
+            return self.zero_in_place(file, inode, at, end);
         }
-        self.zero_in_place(ino, inode, at, first * BULK_BLOCK)?;
-        self.zero_in_place(ino, inode, last * BULK_BLOCK, end)
+        self.zero_in_place(file, inode, at, first * BULK_BLOCK)?;
+        self.zero_in_place(file, inode, last * BULK_BLOCK, end)
     }
 
     /// Backs `[at, end)` with blocks that read as zeros where there are none; with `erase` everything in the range
     /// reads as zeros afterwards. The caller stores size and times.
-    pub(crate) fn allocate_large(&self, ino: Ino, inode: &mut Inode, at: u64, end: u64, erase: bool) -> Result<()> {
-        let bulk = self.bulk()?;
+    pub(crate) fn allocate_large(
+        &self,
+        file: &mut FileLock<'_>,
+        inode: &mut Inode,
+        at: u64,
+        end: u64,
+        erase: bool,
+    ) -> Result<()> {
+        let (bulk, ino) = (self.bulk()?, file.ino);
         let (first, last) = (at / BULK_BLOCK, end.div_ceil(BULK_BLOCK));
         let mut missing = 0;
         let mut block = first;
@@ -473,7 +520,7 @@ impl Fs {
             return Err(Error::NoSpace);
         }
         if erase && inode.layout == Layout::Extents {
-            self.zero_ends(ino, inode, at, end)?;
+            self.zero_ends(file, inode, at, end)?;
             let (from, to) = (at.div_ceil(BULK_BLOCK), end / BULK_BLOCK);
             self.change_flags(ino, inode, &[(from, to)], |_| EXTENT_UNWRITTEN)?;
         }
@@ -486,7 +533,7 @@ impl Fs {
                     Mapped::At(extent) => block = extent.end(),
                     Mapped::Hole { until } => {
                         let want = (until.min(last) - block).min(STEP_BLOCKS - blocks);
-                        let extent = mapping.reserve(self, inode, block, want, EXTENT_UNWRITTEN)?;
+                        let extent = mapping.reserve(file, inode, block, want, EXTENT_UNWRITTEN)?;
                         block = extent.end();
                         blocks += extent.blocks;
                     }

@@ -25,6 +25,7 @@ mod attr;
 mod bulk;
 mod compact;
 mod damage;
+mod data_lock;
 mod dir;
 mod error;
 mod extents;
@@ -90,6 +91,7 @@ pub struct Fs {
     pub(crate) region: Region,
     pub(crate) table: inode::InodeTable,
     pub(crate) locks: locks::LockTable,
+    pub(crate) data_locks: data_lock::DataLocks,
     pub(crate) refs: refs::RefTable,
     pub(crate) bulk: Option<bulk::Bulk>,
     pub(crate) clock: Arc<dyn Clock>,

@@ -17,6 +17,7 @@ use zerocopy::IntoBytes;
 
 use crate::bulk::Bulk;
 use crate::damage::OnDamage;
+use crate::data_lock::DataLocks;
 use crate::file::AccessTimes;
 use crate::host_room::{Backoff, RoomCache};
 use crate::inode::{InodeTable, load_roots};
@@ -153,6 +154,7 @@ impl Fs {
             access_times: AtomicU8::new(access_times as u8),
             table: InodeTable::load(&region, options.on_damage.clone())?,
             locks: LockTable::new(),
+            data_locks: DataLocks::new(),
             refs: RefTable::new(),
             bulk,
             clock,

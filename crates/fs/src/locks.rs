@@ -105,6 +105,13 @@ impl LockTable {
     }
 }
 
+/// The caller is going to wait, for another kind of lock or for a device: it must not hold inode locks.
+#[inline]
+pub(crate) fn assert_none_held() {
+    #[cfg(debug_assertions)]
+    order::assert_none();
+}
+
 #[cfg(debug_assertions)]
 mod order {
     //! One lock set per thread at a time: waiting for a second one could deadlock.
@@ -116,6 +123,10 @@ mod order {
     }
 
     pub struct Held;
+
+    pub fn assert_none() {
+        assert!(!HELD.get(), "a thread waits while it holds inode locks");
+    }
 
     impl Held {
         pub fn begin() -> Held {

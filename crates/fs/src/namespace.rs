@@ -12,6 +12,7 @@ use shoal_format::dir::{Dirent, NAME_MAX, name_hash, name_is_valid};
 use shoal_format::inode::{Inode, Layout, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
 use shoal_region::{Tx, View};
 
+use crate::data_lock::FileLock;
 use crate::dir::{self, Found};
 use crate::locks::WriteGuard;
 use crate::planted::{Bug, is_planted};
@@ -100,15 +101,12 @@ impl Fs {
         if !self.refs.release(ino, count) || self.writable().is_err() {
             return;
         }
-        let mut lock = self.locks.write(ino);
-        if self.refs.is_held(ino) {
-            return;
-        }
-        if let Ok(inode) = self.load(ino)
+        if let Ok((file, inode)) = self.lock_data(ino, |_| false)
             && inode.nlink == 0
+            && !self.refs.is_held(ino)
         {
             // Should this fail, the inode stays an orphan: shutdown tries again, and else the next recovery.
-            self.note(ino, self.reclaim(&mut lock, ino, inode));
+            self.note(ino, self.reclaim(file, inode));
         }
     }
 
@@ -120,11 +118,12 @@ impl Fs {
     }
 
     /// Frees an inode without links and all it owns, in steps if need be.
-    pub(crate) fn reclaim(&self, _lock: &mut WriteGuard<'_>, ino: Ino, mut inode: Inode) -> Result<()> {
+    pub(crate) fn reclaim(&self, mut file: FileLock<'_>, mut inode: Inode) -> Result<()> {
+        let ino = file.ino;
         let mut tx = self.region.begin_reclaim();
         if !self.free_data_in(&mut tx, &mut inode)? {
             drop(tx);
-            self.free_data(ino, &mut inode)?;
+            self.free_data(&mut file, &mut inode)?;
             tx = self.region.begin_reclaim();
         }
         tx.free(inode.xattr)?;
@@ -424,12 +423,11 @@ impl Fs {
     /// directory it was in must not wait for them. Until then the inode is an orphan like any other.
     pub(crate) fn reclaim_gone(&self, gone: Option<Gone>) {
         let Some(Gone { ino, generation }) = gone else { return };
-        let mut lock = self.locks.write(ino);
-        match self.load(ino) {
+        match self.lock_data(ino, |_| false) {
             // It cannot have been found by a name; but the number may have been freed and taken again.
-            Ok(inode) if inode.nlink == 0 && inode.generation == generation && !self.refs.is_held(ino) => {
+            Ok((file, inode)) if inode.nlink == 0 && inode.generation == generation && !self.refs.is_held(ino) => {
                 // The name is gone whatever happens now; shutdown or recovery reclaims what this cannot.
-                self.note(ino, self.reclaim(&mut lock, ino, inode));
+                self.note(ino, self.reclaim(file, inode));
             }
             _ => {}
         }

@@ -59,9 +59,8 @@ impl Fs {
     }
 
     fn reclaim_orphan(&self, ino: Ino) -> Result<()> {
-        let mut lock = self.locks.write(ino);
-        match self.load(ino) {
-            Ok(inode) if inode.nlink == 0 && !self.refs.is_held(ino) => self.reclaim(&mut lock, ino, inode),
+        match self.lock_data(ino, |_| false) {
+            Ok((file, inode)) if inode.nlink == 0 && !self.refs.is_held(ino) => self.reclaim(file, inode),
             Ok(_) | Err(Error::Stale) => Ok(()),
             Err(error) => Err(error),
         }

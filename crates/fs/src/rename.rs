@@ -78,6 +78,7 @@ impl Fs {
         whiteout: Option<&Caller>,
     ) -> Result<()> {
         let mut flushes = 0;
+        let mut writers_wait = [None, None];
         'again: loop {
             let across = (from != to).then(|| self.rename.lock());
             let mut wanted = [from, to, from, from];
@@ -96,21 +97,23 @@ impl Fs {
                 if self.is_settled(ino, &self.load(ino)?) {
                     continue;
                 }
-                if flushes < FLUSHES_MAX {
+                drop((lock, across));
+                if flushes == FLUSHES_MAX {
+                    // A writer goes on without pause.
+                    drop(writers_wait);
+                    writers_wait = self.data_locks.write_both(taking);
+                } else {
                     flushes += 1;
-                    drop((lock, across));
-                    self.settle_file(ino)?;
-                    continue 'again;
                 }
-                // A writer goes on without pause.
-                self.settle_file_locked(ino)?;
+                self.settle_file(ino)?;
+                continue 'again;
             }
             if let Some(bulk) = &self.bulk {
                 // A file that took a name does not lose it by a later move between the tiers either.
                 taking.into_iter().flatten().for_each(|ino| bulk.births.forget(ino));
             }
             let gone = self.rename_locked((from, name), (to, new_name), ends, mode, whiteout)?;
-            drop((lock, across));
+            drop((lock, across, writers_wait));
             self.reclaim_gone(gone);
             return Ok(());
         }

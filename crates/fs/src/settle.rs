@@ -71,20 +71,10 @@ impl Fs {
         self.clear_new(ino, flushed)
     }
 
-    /// The same under the file's lock, which the caller holds.
-    pub(crate) fn settle_file_locked(&self, ino: Ino) -> Result<()> {
-        let flushed = self.bulk()?.flush(&self.region)?;
-        self.clear_new_locked(ino, flushed)
-    }
-
     /// Clears NEW from the file's extents that a flush up to write `flushed` covers. Under the file's lock the list of such
     /// ranges cannot change: blocks written after the flush was submitted carry later numbers and stay NEW.
     pub(crate) fn clear_new(&self, ino: Ino, flushed: u64) -> Result<()> {
         let _lock = self.locks.write(ino);
-        self.clear_new_locked(ino, flushed)
-    }
-
-    fn clear_new_locked(&self, ino: Ino, flushed: u64) -> Result<()> {
         let bulk = self.bulk()?;
         let Some(ranges) = bulk.fresh.settled(ino, flushed) else { return Ok(()) };
         let mut inode = match self.load(ino) {

@@ -19,6 +19,7 @@ mod model;
 mod resize;
 mod saved;
 mod saved_image;
+mod slow_device;
 mod store;
 mod tiers;
 mod tree;

@@ -3,12 +3,10 @@
 //! Two operations meet at a call of a medium: the one that makes it waits there until the other is done, or for a while when
 //! the other must wait for it. Everything else is single-threaded, and every state a power loss may leave is opened.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
 use crate::data_store::Store;
+use crate::data_store::gate::{gated, meet};
 use crate::store::{Moment, Setup};
 use shoal_format::BULK_BLOCK;
 use shoal_format::extent::EXTENT_NEW;
@@ -20,85 +18,6 @@ const THRESHOLD: u64 = 128 << 10;
 const KEEP_SIZE: i32 = 1;
 const PUNCH: i32 = 3;
 const ZERO_RANGE: i32 = 16;
-
-/// How long an operation waits in a media call for another one that may have to wait for it.
-const PATIENCE: Duration = Duration::from_millis(400);
-/// How long a test waits for what must come.
-const LONG: Duration = Duration::from_secs(60);
-
-/// A place in the middle of an operation where it waits.
-struct Gate {
-    at: Mutex<Option<(Moment, u32)>>,
-    entered: (Sender<()>, Mutex<Receiver<()>>),
-    go: (Sender<()>, Mutex<Receiver<()>>),
-    /// Times that somebody waited until his patience ended.
-    impatient: AtomicU64,
-}
-
-impl Gate {
-    fn new() -> Arc<Gate> {
-        let shared = |(sender, receiver)| (sender, Mutex::new(receiver));
-        Arc::new(Gate {
-            at: Mutex::new(None),
-            entered: shared(channel()),
-            go: shared(channel()),
-            impatient: AtomicU64::new(0),
-        })
-    }
-
-    /// The `nth` (0 is the next) call of this kind waits.
-    fn arm(&self, moment: Moment, nth: u32) {
-        *self.at.lock().unwrap() = Some((moment, nth));
-    }
-
-    fn pass(&self, moment: Moment) {
-        {
-            let mut at = self.at.lock().unwrap();
-            match &mut *at {
-                Some((awaited, nth)) if *awaited == moment && *nth > 0 => return *nth -= 1,
-                Some((awaited, _)) if *awaited == moment => *at = None,
-                _ => return,
-            }
-        }
-        self.entered.0.send(()).unwrap();
-        if self.go.1.lock().unwrap().recv_timeout(PATIENCE).is_err() {
-            self.impatient.fetch_add(1, Ordering::Relaxed);
-        }
-    }
-
-    /// Waits until somebody is in the gate.
-    fn wait(&self) {
-        self.entered.1.lock().unwrap().recv_timeout(LONG).expect("nobody came to the gate");
-    }
-
-    /// Lets go on who is in the gate.
-    fn open(&self) {
-        self.go.0.send(()).unwrap();
-    }
-}
-
-/// A store whose media calls can be held up. `prepare` runs before, in another process.
-fn gated(setup: Setup, prepare: impl FnOnce(&Store)) -> (Store, Arc<Gate>) {
-    let first = Store::new(setup);
-    prepare(&first);
-    first.fs.sync().unwrap();
-    let gate = Gate::new();
-    let passed = gate.clone();
-    let store = first.hooked(Arc::new(move |moment| passed.pass(moment)));
-    (store, gate)
-}
-
-/// Runs `slow` until it waits at `moment`, then `beside`, then lets `slow` go on.
-fn meet(gate: &Gate, moment: Moment, nth: u32, slow: impl FnOnce() + Send, beside: impl FnOnce()) {
-    gate.arm(moment, nth);
-    std::thread::scope(|scope| {
-        let slow = scope.spawn(slow);
-        gate.wait();
-        beside();
-        gate.open();
-        slow.join().unwrap();
-    });
-}
 
 fn logged() -> Setup {
     Setup { kind: MemoryKind::Logged, threshold: THRESHOLD, ..Setup::default() }

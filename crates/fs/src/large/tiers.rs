@@ -8,10 +8,13 @@ use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN};
 use shoal_format::inode::{CHUNK, INODE_HAS_NEW, Inode, Layout};
 use shoal_region::Lsn;
 
-use super::{FILE_BLOCKS_MAX, MOVE_BACK_BYTES, Mapping, WRITE_BLOCKS};
+use super::{FILE_BLOCKS_MAX, MOVE_BACK_BYTES, Mapping, WRITE_BLOCKS, read_places};
 use crate::bulk::may_wait;
+use crate::data_lock::FileLock;
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result, small};
+
+const CHUNKS_PER_BLOCK: u64 = BULK_BLOCK / CHUNK;
 
 impl Fs {
     /// Moves a file's data from the region to the bulk device; size and contents stay.
@@ -20,11 +23,11 @@ impl Fs {
     /// slots. Only when nothing of the file can have been promised yet, as in the middle of a copy, is the flush left out
     /// and the blocks are NEW. That is decided for good under the commit lock: a promise made while the blocks were
     /// written turns the record down, and the flush is made after all.
-    pub(crate) fn move_to_bulk(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
+    pub(crate) fn move_to_bulk(&self, file: &mut FileLock<'_>, inode: &mut Inode) -> Result<()> {
         if matches!(inode.layout, Layout::Empty | Layout::Extents) {
             return Ok(());
         }
-        let bulk = self.bulk()?;
+        let (bulk, ino) = (self.bulk()?, file.ino);
         let by_durable = is_planted(Bug::BirthByDurable);
         let promised = if by_durable { self.region.durable_lsn() } else { self.region.promised_lsn() };
         let mut birth = bulk.births.of(ino).filter(|&birth| birth > promised || is_planted(Bug::NeverPromised));
@@ -38,13 +41,18 @@ impl Fs {
             may_wait()?;
         }
         let mut mapping = Mapping::new(bulk);
-        let write = self.copy_to_bulk(inode, &mut mapping, data_flags)?;
+        let write = self.copy_to_bulk(file, inode, &mut mapping, data_flags)?;
         birth = birth.filter(|_| write > 0);
-        let before = *inode;
         loop {
-            if birth.is_none() && write > 0 && !is_planted(Bug::MoveFlush) {
-                bulk.flush(&self.region)?;
+            if birth.is_some() && bulk.births.of(ino).is_none() {
+                // The file took a name while the device worked.
+                birth = None;
+                mapping.extents.iter_mut().for_each(|extent| extent.flags &= !EXTENT_NEW);
             }
+            if birth.is_none() && write > 0 && !is_planted(Bug::MoveFlush) {
+                file.device(inode, |bulk| bulk.flush(&self.region))?;
+            }
+            let before = *inode;
             let mut tx = self.region.begin_reclaim();
             if !small::free_all(&mut tx, inode)? {
                 return Err(Error::FileTooBig);
@@ -73,54 +81,73 @@ impl Fs {
 
     /// Copies a file's data from the region to blocks that `mapping` reserves; returns the number of the last write, 0 if
     /// there was none.
-    fn copy_to_bulk(&self, inode: &Inode, mapping: &mut Mapping<'_>, data_flags: u32) -> Result<u64> {
-        let chunks = small::chunk_count(inode);
-        let chunks_per_block = BULK_BLOCK / CHUNK;
-        let blocks = chunks.div_ceil(chunks_per_block);
-        let kind = |block: u64| -> Result<Option<u32>> {
-            let first = block * chunks_per_block;
-            for chunk in first..first + chunks_per_block {
-                if !small::chunk_slot(&self.region, inode, chunk)?.is_none() {
-                    let behind = block * BULK_BLOCK >= inode.size;
-                    return Ok(Some(if behind { EXTENT_UNWRITTEN } else { data_flags }));
-                }
-            }
-            Ok(None)
-        };
+    fn copy_to_bulk(
+        &self,
+        file: &mut FileLock<'_>,
+        inode: &mut Inode,
+        mapping: &mut Mapping<'_>,
+        data_flags: u32,
+    ) -> Result<u64> {
+        let blocks = small::chunk_count(inode).div_ceil(CHUNKS_PER_BLOCK);
         let mut buffer = Vec::new();
         let mut write = 0;
         let mut block = 0;
         while block < blocks {
-            let Some(flags) = kind(block)? else {
+            let Some(flags) = self.flags_on_bulk(inode, block, data_flags)? else {
                 block += 1;
                 continue;
             };
             let mut until = block + 1;
-            while until < blocks && until < block + WRITE_BLOCKS && kind(until)? == Some(flags) {
+            while until < blocks
+                && until < block + WRITE_BLOCKS
+                && self.flags_on_bulk(inode, until, data_flags)? == Some(flags)
+            {
                 until += 1;
             }
-            let extent = mapping.reserve(self, inode, block, until - block, flags)?;
+            let extent = mapping.reserve(file, inode, block, until - block, flags)?;
             if flags != EXTENT_UNWRITTEN {
                 let at = block * BULK_BLOCK;
                 buffer.clear();
                 buffer.resize((extent.blocks * BULK_BLOCK) as usize, 0);
                 let readable = (inode.size - at).min(buffer.len() as u64) as usize;
                 small::read(&self.region, inode, at, &mut buffer[..readable])?;
-                write = mapping.bulk.write(extent.bulk_block * BULK_BLOCK, &buffer)?;
+                write = file.device(inode, |bulk| bulk.write(extent.bulk_block * BULK_BLOCK, &buffer))?;
             }
             block = extent.end();
         }
         Ok(write)
     }
 
+    /// The flags that a block of a file in the region is to have on the device; `None` for a hole.
+    fn flags_on_bulk(&self, inode: &Inode, block: u64, data_flags: u32) -> Result<Option<u32>> {
+        let first = block * CHUNKS_PER_BLOCK;
+        for chunk in first..first + CHUNKS_PER_BLOCK {
+            if !small::chunk_slot(&self.region, inode, chunk)?.is_none() {
+                let behind = block * BULK_BLOCK >= inode.size;
+                return Ok(Some(if behind { EXTENT_UNWRITTEN } else { data_flags }));
+            }
+        }
+        Ok(None)
+    }
+
     /// Moves a file of at most [`MOVE_BACK_BYTES`], without blocks behind its end, into the region. A full region is no
     /// error: the file stays where it is.
-    pub(crate) fn move_to_region(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
+    pub(crate) fn move_to_region(&self, file: &mut FileLock<'_>, inode: &mut Inode) -> Result<()> {
         if inode.layout != Layout::Extents || inode.size > MOVE_BACK_BYTES {
             return Ok(());
         }
+        let mut data = Vec::new();
+        for block in 0..inode.size.div_ceil(BULK_BLOCK) {
+            if self.data_at(inode, block)?.is_ok() {
+                let at = block * BULK_BLOCK;
+                let mut bytes = vec![0; (inode.size - at).min(BULK_BLOCK) as usize];
+                let places = self.places(inode, at, bytes.len())?;
+                file.device(inode, |bulk| read_places(bulk, &places, &mut bytes))?;
+                data.push((at, bytes));
+            }
+        }
         let mut moved = *inode;
-        match self.try_move_to_region(ino, &mut moved) {
+        match self.try_move_to_region(file.ino, &mut moved, &data) {
             Ok(()) => *inode = moved,
             Err(Error::NoSpace) => {}
             Err(error) => return Err(error),
@@ -128,21 +155,15 @@ impl Fs {
         Ok(())
     }
 
-    fn try_move_to_region(&self, ino: Ino, inode: &mut Inode) -> Result<()> {
+    fn try_move_to_region(&self, ino: Ino, inode: &mut Inode, data: &[(u64, Vec<u8>)]) -> Result<()> {
         let before = *inode;
         let mut tx = self.region.begin();
         let (runs, _) = self.unmap(&mut tx, inode, 0, FILE_BLOCKS_MAX)?;
         if inode.layout != Layout::Empty {
             return Err(Error::Corrupt(format!("inode {ino}: blocks behind the end of the file")));
         }
-        let mut buffer = vec![0; BULK_BLOCK as usize];
-        for block in 0..inode.size.div_ceil(BULK_BLOCK) {
-            if let Ok(_data) = self.data_at(&before, block)? {
-                let at = block * BULK_BLOCK;
-                let part = &mut buffer[..(inode.size - at).min(BULK_BLOCK) as usize];
-                self.read_large(&before, at, part)?;
-                small::write(&mut tx, inode, at, part)?;
-            }
+        for (at, bytes) in data {
+            small::write(&mut tx, inode, *at, bytes)?;
         }
         let lsn = self.commit_large(tx, ino, before.layout, inode)?;
         self.unmapped(ino, &Inode { layout: Layout::Empty, ..*inode }, lsn, &runs, 0, FILE_BLOCKS_MAX)

@@ -2,6 +2,8 @@
 //!
 //! The count walks formats only, so that a wrong `allocated` cannot hide behind the code that maintains it.
 
+pub mod gate;
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 

@@ -95,6 +95,9 @@ impl Boot {
 pub enum Moment {
     LogAppend,
     LogSync,
+    /// Of the bulk device, as the two that follow.
+    Read,
+    Write,
     Flush,
 }
 
@@ -169,10 +172,12 @@ impl BlockDevice for Bulk {
     }
 
     fn read_into(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
+        self.watch.call(Moment::Read);
         self.disk.read_into(at, out)
     }
 
     fn write_from(&self, at: u64, bytes: &[u8]) -> shoal_media::Result<()> {
+        self.watch.call(Moment::Write);
         self.disk.write_from(at, bytes)
     }
 }

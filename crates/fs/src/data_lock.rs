@@ -1,0 +1,113 @@
+//! Locks on files' data, above the inode locks: the bulk device never works while an inode lock is held.
+//!
+//! Rules:
+//! - A thread takes a data lock while it holds no inode lock, and the inode lock after it. Two data locks are taken at once,
+//!   in the order of their stripes.
+//! - A reader of a large file shares its data lock: the blocks it read the map for stay the file's until it is done.
+//! - Changing a large file's map, blocks or size, moving a file between the tiers, and freeing a large file take the
+//!   data lock exclusively. The inode lock is let go of for each access to the device, and the record is read again after it:
+//!   attributes, names and the places of pieces in the region may have changed, contents, size and tier cannot have.
+//! - A file in the region needs no data lock to be changed there, unless somebody holds it: then its contents are on their
+//!   way to the device. The holder took the inode lock after the data lock, so a thread that has the inode lock sees it.
+//! - Clearing NEW needs only the inode lock: it changes neither where blocks are nor what they hold.
+
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use shoal_format::inode::{Inode, Layout};
+
+use crate::bulk::Bulk;
+use crate::locks::{WriteGuard, assert_none_held};
+use crate::{Error, Fs, Ino, Result};
+
+const STRIPES: usize = 4096;
+
+fn stripe(ino: Ino) -> usize {
+    ino as usize % STRIPES
+}
+
+pub(crate) struct DataLocks {
+    stripes: Box<[RwLock<()>]>,
+}
+
+impl DataLocks {
+    pub fn new() -> DataLocks {
+        DataLocks { stripes: (0..STRIPES).map(|_| RwLock::new(())).collect() }
+    }
+
+    pub fn read(&self, ino: Ino) -> RwLockReadGuard<'_, ()> {
+        assert_none_held();
+        self.stripes[stripe(ino)].read()
+    }
+
+    fn write(&self, ino: Ino) -> RwLockWriteGuard<'_, ()> {
+        assert_none_held();
+        self.stripes[stripe(ino)].write()
+    }
+
+    /// The exclusive locks of up to two files.
+    pub fn write_both(&self, inos: [Option<Ino>; 2]) -> [Option<RwLockWriteGuard<'_, ()>>; 2] {
+        assert_none_held();
+        let mut stripes = inos.map(|ino| ino.map(stripe));
+        stripes.sort_unstable();
+        if stripes[0] == stripes[1] {
+            stripes[1] = None;
+        }
+        stripes.map(|number| number.map(|number| self.stripes[number].write()))
+    }
+
+    /// Does a thread hold or await the file's exclusive lock? The answer holds while the caller has the inode lock.
+    fn is_taken(&self, ino: Ino) -> bool {
+        self.stripes[stripe(ino)].is_locked_exclusive()
+    }
+}
+
+/// The exclusive inode lock of a file whose data are to change, and its data lock where that takes one.
+pub(crate) struct FileLock<'a> {
+    pub fs: &'a Fs,
+    pub ino: Ino,
+    /// `None` only while the device works.
+    inode: Option<WriteGuard<'a>>,
+    data: Option<RwLockWriteGuard<'a, ()>>,
+}
+
+impl<'a> FileLock<'a> {
+    /// Lets `work` use the bulk device without the inode lock; `inode` is the record as it is afterwards, with the times
+    /// that the caller has set. The caller holds no transaction.
+    pub fn device<T>(&mut self, inode: &mut Inode, work: impl FnOnce(&'a Bulk) -> Result<T>) -> Result<T> {
+        let bulk = self.fs.bulk()?;
+        debug_assert!(self.data.is_some(), "inode {}: the device is used without the data lock", self.ino);
+        self.inode = None;
+        let outcome = work(bulk);
+        self.inode = Some(self.fs.locks.write(self.ino));
+        match self.fs.load(self.ino) {
+            Ok(now) if now.generation == inode.generation => {
+                debug_assert_eq!((now.layout, now.size), (inode.layout, inode.size), "inode {}", self.ino);
+                *inode = Inode { mtime: inode.mtime, ctime: inode.ctime.max(now.ctime), ..now };
+                outcome
+            }
+            Ok(_) => outcome.and(Err(Error::Stale)),
+            Err(error) => outcome.and(Err(error)),
+        }
+    }
+}
+
+impl Fs {
+    /// Locks an inode whose data stay as they are.
+    pub(crate) fn lock_inode(&self, ino: Ino) -> Result<(FileLock<'_>, Inode)> {
+        let lock = self.locks.write(ino);
+        let inode = self.load(ino)?;
+        Ok((FileLock { fs: self, ino, inode: Some(lock), data: None }, inode))
+    }
+
+    /// Locks an inode to change or free its data. `to_bulk`: will a file in the region leave it?
+    pub(crate) fn lock_data(&self, ino: Ino, to_bulk: impl Fn(&Inode) -> bool) -> Result<(FileLock<'_>, Inode)> {
+        let (file, inode) = self.lock_inode(ino)?;
+        let is_large = inode.layout == Layout::Extents || to_bulk(&inode);
+        if self.bulk.is_none() || !is_large && !self.data_locks.is_taken(ino) {
+            return Ok((file, inode));
+        }
+        drop(file);
+        let data = self.data_locks.write(ino);
+        let (file, inode) = self.lock_inode(ino)?;
+        Ok((FileLock { data: Some(data), ..file }, inode))
+    }
+}

@@ -1,0 +1,88 @@
+//! A gate in media calls: an operation waits in one until another is done, or for a while when the other has to wait for it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::Store;
+use crate::store::{Moment, Setup};
+
+/// How long an operation waits in a media call for another one that may have to wait for it.
+const PATIENCE: Duration = Duration::from_millis(400);
+/// How long a test waits for what must come.
+pub const LONG: Duration = Duration::from_secs(60);
+
+/// A place in the middle of an operation where it waits.
+pub struct Gate {
+    at: Mutex<Option<(Moment, u32)>>,
+    entered: (Sender<()>, Mutex<Receiver<()>>),
+    go: (Sender<()>, Mutex<Receiver<()>>),
+    /// Times that somebody waited until his patience ended.
+    pub impatient: AtomicU64,
+}
+
+impl Gate {
+    pub fn new() -> Arc<Gate> {
+        let shared = |(sender, receiver)| (sender, Mutex::new(receiver));
+        Arc::new(Gate {
+            at: Mutex::new(None),
+            entered: shared(channel()),
+            go: shared(channel()),
+            impatient: AtomicU64::new(0),
+        })
+    }
+
+    /// The `nth` (0 is the next) call of this kind waits.
+    pub fn arm(&self, moment: Moment, nth: u32) {
+        *self.at.lock().unwrap() = Some((moment, nth));
+    }
+
+    fn pass(&self, moment: Moment) {
+        {
+            let mut at = self.at.lock().unwrap();
+            match &mut *at {
+                Some((awaited, nth)) if *awaited == moment && *nth > 0 => return *nth -= 1,
+                Some((awaited, _)) if *awaited == moment => *at = None,
+                _ => return,
+            }
+        }
+        self.entered.0.send(()).unwrap();
+        if self.go.1.lock().unwrap().recv_timeout(PATIENCE).is_err() {
+            self.impatient.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Waits until somebody is in the gate.
+    pub fn wait(&self) {
+        self.entered.1.lock().unwrap().recv_timeout(LONG).expect("nobody came to the gate");
+    }
+
+    /// Lets go on who is in the gate.
+    pub fn open(&self) {
+        self.go.0.send(()).unwrap();
+    }
+}
+
+/// A store whose media calls can be held up. `prepare` runs before, in another process.
+pub fn gated(setup: Setup, prepare: impl FnOnce(&Store)) -> (Store, Arc<Gate>) {
+    let first = Store::new(setup);
+    prepare(&first);
+    first.fs.sync().unwrap();
+    let gate = Gate::new();
+    let passed = gate.clone();
+    let store = first.hooked(Arc::new(move |moment| passed.pass(moment)));
+    (store, gate)
+}
+
+/// Runs `slow` until it waits at `moment`, then `beside`, then lets `slow` go on.
+pub fn meet(gate: &Gate, moment: Moment, nth: u32, slow: impl FnOnce() + Send, beside: impl FnOnce()) {
+    gate.arm(moment, nth);
+    std::thread::scope(|scope| {
+        let slow = scope.spawn(slow);
+        gate.wait();
+        beside();
+        gate.open();
+        slow.join().unwrap();
+    });
+}
