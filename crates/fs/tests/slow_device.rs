@@ -220,7 +220,8 @@ fn blocks_that_became_durable_while_they_were_gathered_stay_durable() {
     // During the flush that gathering begins with, blocks come that it does not cover.
     meet(&gate, Moment::Flush, 0, gather, || {
         assert_eq!(store.fs.write(large, LARGE as u64, &[1; 100_000]), Ok(100_000));
-        gate.arm(Moment::Read, 0);
+        // The second copy is that of the blocks which came.
+        gate.arm(Moment::Read, 1);
         gate.open();
         gate.wait();
         store.fs.fsync(large, false).unwrap();
