@@ -7,7 +7,7 @@
 //! | attributes | `attr`, `xattr`, `acl`, `flags` |
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk`, `gather` |
 //! | room: compaction, what is given back | `compact` |
-//! | inodes, locks, references | `inode`, `locks`, `refs` |
+//! | inodes, locks, references | `inode`, `locks`, `data_lock`, `refs` |
 //! | damage met while open; what the checker asks for | `damage`, `repair` |
 //! | rules that tests break one at a time | `planted` |
 //! | transactions, allocator, log | crate `shoal-region` |

@@ -8,7 +8,7 @@
 //!   than it was, never earlier.
 //! - Files whose old contents were cut off whole, and whose new ones are not settled yet ([`Replaced`]).
 //!
-//! Entries of a file change only under its inode lock. A forgotten tail only costs a flush.
+//! Entries of a file change only under its inode lock, tails under its data lock, too. A forgotten tail only costs a flush.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
