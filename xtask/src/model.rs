@@ -129,7 +129,6 @@ impl Model {
         let folders: Vec<&Entry> = all.iter().filter(|(_, id)| is(id, |k| matches!(k, Kind::Dir(_)))).collect();
         let plain: Vec<&Entry> = all.iter().filter(|(_, id)| !is(id, |k| matches!(k, Kind::Dir(_)))).collect();
         let real: Vec<&Entry> = all.iter().filter(|(_, id)| !is(id, |k| matches!(k, Kind::Symlink(_)))).collect();
-        let all_bytes: usize = files.iter().map(|(_, id)| self.len_of(*id)).sum();
         let random = &mut self.random;
         let room = all.len() < ENTRIES_MAX;
         // A fresh name in a random folder; long ones now and then.
@@ -144,8 +143,31 @@ impl Model {
             0..=13 if room => Some(Op::Create { path: fresh, mode: *random.pick(&[0o644, 0o600, 0o640])? }),
             14..=18 if room => Some(Op::Mkdir { path: fresh, mode: *random.pick(&[0o755, 0o700])? }),
             19..=21 if room => Some(Op::Symlink { path: fresh, target: "t".repeat(1 + random.index(300)) }),
+            number @ 22..=53 => self.draw_data(number, &files),
+            number @ 54..=69 => self.draw_rename(number, all, &plain, fresh),
+            70..=75 if room => {
+                let (from, _) = random.pick(&files)?;
+                Some(Op::Link { from: from.clone(), to: fresh })
+            }
+            76..=83 => Some(Op::Unlink { path: random.pick(&plain)?.0.clone() }),
+            84..=85 => {
+                let (path, id) = random.pick(&folders)?;
+                let empty = matches!(&self.nodes[id].kind, Kind::Dir(entries) if entries.is_empty());
+                empty.then(|| Op::Rmdir { path: path.clone() })
+            }
+            number @ 86..=97 => self.draw_attribute(number, &real),
+            98 => Some(Op::Fsync { path: random.pick(&real)?.0.clone() }),
+            _ => None,
+        }
+    }
+
+    /// A change of a file's data.
+    fn draw_data(&mut self, number: usize, files: &[&Entry]) -> Option<Op> {
+        let all_bytes: usize = files.iter().map(|(_, id)| self.len_of(*id)).sum();
+        let random = &mut self.random;
+        match number {
             22..=44 => {
-                let (path, id) = random.pick(&files)?;
+                let (path, id) = random.pick(files)?;
                 let scale = *random.pick(&[100, 4096, 4096, 4096, 20_000, 65_536, 300_000, 2_500_000])?;
                 // The largest are rare: they would take most of the time.
                 let scale = if scale > 1 << 20 && random.index(4) != 0 { 4096 } else { scale };
@@ -159,7 +181,7 @@ impl Model {
                 fits.then(|| Op::Write { path: path.clone(), at, len, seed: random.next_u64() })
             }
             45..=51 => {
-                let (path, id) = random.pick(&files)?;
+                let (path, id) = random.pick(files)?;
                 let old = match &self.nodes[id].kind {
                     Kind::File(content) => content.len(),
                     _ => 0,
@@ -171,10 +193,16 @@ impl Model {
                 };
                 Some(Op::Truncate { path: path.clone(), len })
             }
-            52..=53 => {
-                let (path, _) = random.pick(&files)?;
+            _ => {
+                let (path, _) = random.pick(files)?;
                 Some(Op::Punch { path: path.clone(), at: random.index(100_000), len: 1 + random.index(200_000) })
             }
+        }
+    }
+
+    fn draw_rename(&mut self, number: usize, all: &[Entry], plain: &[&Entry], fresh: String) -> Option<Op> {
+        let random = &mut self.random;
+        match number {
             54..=63 => {
                 let (from, _) = random.pick(all)?;
                 let inside = fresh.starts_with(&format!("{from}/"));
@@ -182,28 +210,24 @@ impl Model {
             }
             64..=67 => {
                 // Onto an existing name: it is replaced.
-                let (from, a) = random.pick(&plain)?;
-                let (to, b) = random.pick(&plain)?;
+                let (from, a) = random.pick(plain)?;
+                let (to, b) = random.pick(plain)?;
                 (a != b).then(|| Op::Rename { from: from.clone(), to: to.clone() })
             }
-            68..=69 => {
+            _ => {
                 let (a, one) = random.pick(all)?;
                 let (b, two) = random.pick(all)?;
                 let nested = a.starts_with(&format!("{b}/")) || b.starts_with(&format!("{a}/"));
                 (one != two && !nested).then(|| Op::Exchange { a: a.clone(), b: b.clone() })
             }
-            70..=75 if room => {
-                let (from, _) = random.pick(&files)?;
-                Some(Op::Link { from: from.clone(), to: fresh })
-            }
-            76..=83 => Some(Op::Unlink { path: random.pick(&plain)?.0.clone() }),
-            84..=85 => {
-                let (path, id) = random.pick(&folders)?;
-                let empty = matches!(&self.nodes[id].kind, Kind::Dir(entries) if entries.is_empty());
-                empty.then(|| Op::Rmdir { path: path.clone() })
-            }
+        }
+    }
+
+    fn draw_attribute(&mut self, number: usize, real: &[&Entry]) -> Option<Op> {
+        let random = &mut self.random;
+        match number {
             86..=89 => {
-                let (path, id) = random.pick(&real)?;
+                let (path, id) = random.pick(real)?;
                 let name = format!("user.k{}", random.index(6));
                 let len = random.index(300);
                 // ext4 keeps all attributes of a file within a block: the load must run there, too.
@@ -211,21 +235,19 @@ impl Model {
                 (held < 2000).then(|| Op::SetXattr { path: path.clone(), name, len, seed: random.next_u64() })
             }
             90..=91 => {
-                let (path, id) = random.pick(&real)?;
+                let (path, id) = random.pick(real)?;
                 let names: Vec<&String> = self.nodes[id].xattrs.keys().collect();
                 let name = random.pick(&names)?.to_string();
                 Some(Op::RemoveXattr { path: path.clone(), name })
             }
             92..=94 => {
-                let (path, _) = random.pick(&real)?;
+                let (path, _) = random.pick(real)?;
                 Some(Op::Chmod { path: path.clone(), mode: 0o700 | random.index(0o100) as u32 })
             }
-            95..=97 => {
-                let (path, _) = random.pick(&real)?;
+            _ => {
+                let (path, _) = random.pick(real)?;
                 Some(Op::Utime { path: path.clone(), mtime_ns: (random.next_u64() % (2 << 60)) as i64 })
             }
-            98 => Some(Op::Fsync { path: random.pick(&real)?.0.clone() }),
-            _ => None,
         }
     }
 

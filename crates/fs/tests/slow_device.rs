@@ -43,6 +43,8 @@ fn resize(store: &Store, ino: Ino, size: u64) {
 }
 
 type Work = fn(&Store, Ino);
+/// What a change makes of the contents.
+type Effect = fn(&mut Vec<u8>);
 
 /// Operations that use the device, the file each is about, and the call in which it waits.
 fn slow() -> Vec<(&'static str, &'static str, Moment, Work)> {
@@ -125,7 +127,7 @@ fn names_and_attributes_of_a_file_do_not_wait_for_the_device() {
 
 #[test]
 fn what_changes_a_file_waits_until_its_move_is_done() {
-    let changes: [(&str, Work, fn(&mut Vec<u8>)); 4] = [
+    let changes: [(&str, Work, Effect); 4] = [
         ("write", |store, ino| assert_eq!(store.fs.write(ino, 10, &[7; 20]), Ok(20)), |bytes| bytes[10..30].fill(7)),
         ("cut", |store, ino| resize(store, ino, 1000), |bytes| bytes.truncate(1000)),
         ("punch", |store, ino| store.fs.fallocate(ino, PUNCH, 0, 500).unwrap(), |bytes| bytes[..500].fill(0)),

@@ -133,11 +133,7 @@ impl Service {
             // The kernel then makes a node, looks at nothing else, and sends no RELEASE.
             Operation::Create { .. } => reply.error(Errno::NOSYS),
             Operation::Tmpfile { mode, umask, .. } => self.created(reply, requests.tmpfile(asker, node, mode, umask)),
-            Operation::Read { offset, size } => {
-                let scratch = room(scratch, size.min(REQUEST_BYTES_MAX) as usize);
-                let outcome = requests.read(node, offset, scratch);
-                bytes(reply, outcome.map(|read| &scratch[..read]));
-            }
+            Operation::Read { offset, size } => self.read(reply, node, offset, size, scratch),
             Operation::Write { offset, data, flags } => {
                 requests
                     .write(node, offset, data, flags, move |outcome| written(reply, outcome.map(|bytes| bytes as u32)));
@@ -147,10 +143,7 @@ impl Service {
             Operation::Release | Operation::Releasedir => reply.empty(),
             Operation::Fsync | Operation::Fsyncdir => requests.fsync(node, move |outcome| reply.finish(outcome)),
             Operation::Syncfs => requests.syncfs(move |outcome| reply.finish(outcome)),
-            Operation::Readdir { offset, size } => {
-                let listing = requests.readdir(node, offset, listing_bytes(size));
-                bytes(reply, listing.as_ref().map(Listing::bytes).map_err(|&error| error));
-            }
+            Operation::Readdir { offset, size } => self.readdir(reply, node, offset, size),
             Operation::Readdirplus { offset, size } => {
                 self.listed(reply, requests.readdirplus(node, offset, listing_bytes(size)));
             }
@@ -180,6 +173,17 @@ impl Service {
                 reply.error(Errno::NOSYS);
             }
         }
+    }
+
+    fn read(&self, reply: Reply, node: u64, offset: u64, size: u32, scratch: &mut Vec<u8>) {
+        let scratch = room(scratch, size.min(REQUEST_BYTES_MAX) as usize);
+        let outcome = self.requests.read(node, offset, scratch);
+        bytes(reply, outcome.map(|read| &scratch[..read]));
+    }
+
+    fn readdir(&self, reply: Reply, node: u64, offset: u64, size: u32) {
+        let listing = self.requests.readdir(node, offset, listing_bytes(size));
+        bytes(reply, listing.as_ref().map(Listing::bytes).map_err(|&error| error));
     }
 
     fn entry(&self, reply: Reply, outcome: Outcome<Entry>) {

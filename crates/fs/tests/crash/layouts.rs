@@ -34,7 +34,12 @@ pub fn preparation() -> Vec<Operation> {
 }
 
 pub fn operations() -> Vec<Step> {
-    let steps = [
+    let steps = naming().into_iter().chain(writing()).chain(marking());
+    steps.map(|(file, operation)| Step { file, operation }).collect()
+}
+
+fn naming() -> Vec<(&'static str, Operation)> {
+    vec![
         ("B/new", Create("B/new")),
         ("new", Create("new")),
         ("D/a-file-called-new", Create("D/a-file-called-new")),
@@ -72,6 +77,11 @@ pub fn operations() -> Vec<Step> {
         ("A/foo", SetFlags("A/foo")),
         ("A/foo", Rename("A/foo", "B/foo", Exchange)),
         ("A/C", Rename("B/big", "A/C", Exchange)),
+    ]
+}
+
+fn writing() -> Vec<(&'static str, Operation)> {
+    vec![
         ("A/foo", Write("A/foo", 5000, 300, 20)),
         ("A/foo", Write("A/foo", 1000, 700, 21)),
         ("A/foo", Write("A/foo", 20_000, 100, 22)),
@@ -110,12 +120,16 @@ pub fn operations() -> Vec<Step> {
         ("B/empty", Copy("A/foo", 0, "B/empty", 0, 5000)),
         ("B/empty", Copy("A/bar", 0, "B/empty", 0, 150_000)),
         ("A/bar", Copy("A/foo", 0, "A/bar", 149_000, 5000)),
+    ]
+}
+
+fn marking() -> Vec<(&'static str, Operation)> {
+    vec![
         ("B/foo", SetXattr("B/foo", "user.y", 20, 33)),
         ("A/foo", SetXattr("A/foo", "user.x", 3000, 34)),
         ("A", SetXattr("A", "trusted.z", 5, 35)),
         ("A/foo", RemoveXattr("A/foo", "user.x")),
         ("A/foo", ChmodAndChown("A/foo", 0o4711, 5, 6)),
         ("A/bar", Times("A/bar", 7, 5)),
-    ];
-    steps.map(|(file, operation)| Step { file, operation }).into()
+    ]
 }

@@ -160,6 +160,16 @@ impl Operation {
                 let ((from, name), (to, new_name)) = (parent(fs, from)?, parent(fs, to)?);
                 fs.rename_with(from, name, to, new_name, RenameMode::Replace, Some(&caller))
             }
+            _ => self.apply_to_file(actor),
+        }
+    }
+
+    /// Everything that leaves names alone.
+    fn apply_to_file(&self, actor: &mut Actor<'_>) -> Result<(), Error> {
+        use Operation::*;
+        let fs = actor.fs;
+        let ino = |path: Path| fs.resolve(path.as_bytes());
+        match *self {
             Write(path, at, len, tag) => {
                 let written = fs.write(ino(path)?, at, &bytes(tag, len))?;
                 if written == len { Ok(()) } else { Err(Error::NoSpace) }
@@ -209,6 +219,7 @@ impl Operation {
                 actor.clock.advance(1_200_000_000);
                 fs.tick()
             }
+            _ => unreachable!("{self:?} is about names"),
         }
     }
 

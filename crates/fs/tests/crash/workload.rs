@@ -72,7 +72,12 @@ pub struct Step {
 }
 
 pub fn operations() -> Vec<Step> {
-    let steps = vec![
+    let steps = naming().into_iter().chain(writing()).chain(resizing()).chain(other());
+    steps.map(|(file, operation)| Step { file, operation }).collect()
+}
+
+fn naming() -> Vec<(&'static str, Operation)> {
+    vec![
         ("new", Create("new")),
         ("A/C/new", Create("A/C/new")),
         (LONG[4], Create(LONG[4])),
@@ -110,6 +115,11 @@ pub fn operations() -> Vec<Step> {
         ("A", Rename("A/C", "foo", Exchange)),
         ("D", Rename("foo", LONG[4], Replace)),
         ("D", Rename(LONG[0], LONG[4], Replace)),
+    ]
+}
+
+fn writing() -> Vec<(&'static str, Operation)> {
+    vec![
         // Append: within the class, growing it, into the next chunk, into the bulk tier.
         ("foo", Write("foo", 3000, 40, 100)),
         ("foo", Write("foo", 3000, 4000, 101)),
@@ -134,6 +144,11 @@ pub fn operations() -> Vec<Step> {
         ("A/foo", Write("A/foo", 400_000, 10, 124)),
         ("B/bar", Write("B/bar", 200_000, 5000, 125)),
         ("A/foo", Write("A/foo", 30_000, 1_200_000, 126)),
+    ]
+}
+
+fn resizing() -> Vec<(&'static str, Operation)> {
+    vec![
         // Truncate: grow, shrink, to zero, in both tiers and between them.
         ("foo", Truncate("foo", 5000)),
         ("foo", Truncate("foo", 1000)),
@@ -168,6 +183,11 @@ pub fn operations() -> Vec<Step> {
         ("A/foo", Fallocate("A/foo", ZERO_RANGE, 140_000, 100_000)),
         ("A/foo", Fallocate("A/foo", ZERO_RANGE | KEEP_SIZE, 0, 131_072)),
         ("B/bar", Fallocate("B/bar", 0, 0, 320_000)),
+    ]
+}
+
+fn other() -> Vec<(&'static str, Operation)> {
+    vec![
         // Attributes.
         ("foo", SetXattr("foo", "user.new", 100, 130)),
         ("foo", SetXattr("foo", "user.small", 40 << 10, 131)),
@@ -191,8 +211,7 @@ pub fn operations() -> Vec<Step> {
         ("foo", Sync),
         ("foo", Checkpoint),
         ("foo", Tick),
-    ];
-    steps.into_iter().map(|(file, operation)| Step { file, operation }).collect()
+    ]
 }
 
 /// On a store of nine bulk blocks, of which the prepared tree has six. Of one kind the later operation can only have

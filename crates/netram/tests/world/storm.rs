@@ -27,61 +27,7 @@ pub fn stormy(seed: u64) -> Result<u64, DiskError> {
         if world.random.below(8) == 0 {
             world.tick(30_000_000)?;
         }
-        match world.random.below(120) {
-            0..4 => {
-                // A donor dies, if what it held can be had from the others.
-                let counting = world.counting();
-                if world.is_healthy() && counting.len() > need.max(2) {
-                    let victim = counting[world.random.below(counting.len() as u64) as usize];
-                    world.kill(victim);
-                    deaths += 1;
-                    if world.random.below(2) == 0 {
-                        let now = world.now;
-                        world.engine().lost(victim, now);
-                        world.collect()?;
-                    }
-                }
-            }
-            4..6 => {
-                world.join(132_000);
-                world.collect()?;
-            }
-            6..8 => {
-                let counting = world.counting();
-                if world.is_healthy() && counting.len() > need + spare {
-                    let (donor, now) = (counting[world.random.below(counting.len() as u64) as usize], world.now);
-                    world.engine().drain(donor, now);
-                    world.collect()?;
-                }
-            }
-            8..12 => {
-                // A partition that ends before anybody takes the donor for lost.
-                let donor = world.random.below(world.donors.len() as u64) as usize;
-                world.donors[donor].silent_until = world.now + world.random.below(2_000_000_000);
-            }
-            12..16 => {
-                // The client dies; donors that are gone, or were given up, are offered again with what they hold.
-                let healthy = world.is_healthy();
-                let counting = world.counting();
-                let mut given: Vec<usize> = (0..world.donors.len()).collect();
-                if healthy && counting.len() > need.max(2) && world.random.below(3) == 0 {
-                    let victim = world.numbers[counting[0] as usize];
-                    given.retain(|&donor| donor != victim);
-                } else if healthy && counting.len() > need + spare {
-                    world.meanwhile = match world.random.below(6) {
-                        0 => Some(Meanwhile::Drain),
-                        1 => Some(Meanwhile::Lose),
-                        2 => Some(Meanwhile::Join),
-                        _ => None,
-                    };
-                }
-                deaths += 1;
-                world.restart(&given).map_err(|error| DiskError::Config(format!("step {step}: restart: {error}")))?;
-            }
-            16..20 => world.settle()?,
-            20..22 => world.rest()?,
-            _ => {}
-        }
+        deaths += disturb(&mut world, need, spare, step)?;
         // A full disk with too few donors may say so; nothing else may fail.
         world.errors.retain(|error| *error != DiskError::NoSpace);
         if !world.errors.is_empty() {
@@ -91,6 +37,68 @@ pub fn stormy(seed: u64) -> Result<u64, DiskError> {
     world.settle()?;
     world.errors.retain(|error| *error != DiskError::NoSpace);
     world.check_all()?;
+    Ok(deaths)
+}
+
+/// What may happen to donors and client in one step, if anything; returns the deaths in it. With `need` donors everything can be
+/// had from the others when one dies; `spare` more of them stay.
+fn disturb(world: &mut World, need: usize, spare: usize, step: u64) -> Result<u64, DiskError> {
+    let mut deaths = 0;
+    match world.random.below(120) {
+        0..4 => {
+            // A donor dies, if what it held can be had from the others.
+            let counting = world.counting();
+            if world.is_healthy() && counting.len() > need.max(2) {
+                let victim = counting[world.random.below(counting.len() as u64) as usize];
+                world.kill(victim);
+                deaths += 1;
+                if world.random.below(2) == 0 {
+                    let now = world.now;
+                    world.engine().lost(victim, now);
+                    world.collect()?;
+                }
+            }
+        }
+        4..6 => {
+            world.join(132_000);
+            world.collect()?;
+        }
+        6..8 => {
+            let counting = world.counting();
+            if world.is_healthy() && counting.len() > need + spare {
+                let (donor, now) = (counting[world.random.below(counting.len() as u64) as usize], world.now);
+                world.engine().drain(donor, now);
+                world.collect()?;
+            }
+        }
+        8..12 => {
+            // A partition that ends before anybody takes the donor for lost.
+            let donor = world.random.below(world.donors.len() as u64) as usize;
+            world.donors[donor].silent_until = world.now + world.random.below(2_000_000_000);
+        }
+        12..16 => {
+            // The client dies; donors that are gone, or were given up, are offered again with what they hold.
+            let healthy = world.is_healthy();
+            let counting = world.counting();
+            let mut given: Vec<usize> = (0..world.donors.len()).collect();
+            if healthy && counting.len() > need.max(2) && world.random.below(3) == 0 {
+                let victim = world.numbers[counting[0] as usize];
+                given.retain(|&donor| donor != victim);
+            } else if healthy && counting.len() > need + spare {
+                world.meanwhile = match world.random.below(6) {
+                    0 => Some(Meanwhile::Drain),
+                    1 => Some(Meanwhile::Lose),
+                    2 => Some(Meanwhile::Join),
+                    _ => None,
+                };
+            }
+            deaths += 1;
+            world.restart(&given).map_err(|error| DiskError::Config(format!("step {step}: restart: {error}")))?;
+        }
+        16..20 => world.settle()?,
+        20..22 => world.rest()?,
+        _ => {}
+    }
     Ok(deaths)
 }
 
