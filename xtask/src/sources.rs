@@ -1,13 +1,14 @@
-//! Rules on source files: their length, a header that says what they own, and the place of `unsafe`.
+//! Rules on source files: their length and that of functions, a header that says what they own, and the place of `unsafe`.
 //!
 //! A file has at most 800 lines, unless a line of its header says `//! Longer than 800 lines because ...`. Every file
-//! opens with a `//!` header of at least 3 lines. `unsafe` stands in `crates/host` only, and every other crate forbids
+//! opens with a `//!` header of at least 3 lines. A function has at most 80 lines. `unsafe` stands in `crates/host` only, and every other crate forbids
 //! it at its root, so that the compiler enforces the rule, too. Findings are lines `path: what`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 const LINES_MAX: usize = 800;
+const FUNCTION_LINES_MAX: usize = 80;
 const HEADER_LINES_MIN: usize = 3;
 const LONGER: &str = "//! Longer than 800 lines because ";
 const UNSAFE_CRATE: &str = "crates/host/";
@@ -41,7 +42,7 @@ pub fn relative(root: &Path, path: &Path) -> String {
     path.strip_prefix(root).unwrap_or(path).display().to_string()
 }
 
-/// Files that are too long, or lack a header.
+/// Files and functions that are too long, and files that lack a header.
 pub fn lengths(root: &Path) -> Result<Vec<String>, String> {
     let mut findings = vec![];
     for path in files(root, "rs")? {
@@ -61,7 +62,42 @@ fn length_findings(text: &str) -> Vec<String> {
     if header.len() < HEADER_LINES_MIN {
         findings.push(format!("header of {} lines; say in `//!` lines what the file owns", header.len()));
     }
+    findings.extend(long_functions(text).into_iter().map(|(name, lines)| {
+        format!("`{name}` has {lines} lines, a function at most {FUNCTION_LINES_MAX}; split it by what its parts do")
+    }));
     findings
+}
+
+/// Name and length of the functions that are too long. As `rustfmt` leaves them, they end with a brace below their first word.
+fn long_functions(text: &str) -> Vec<(&str, usize)> {
+    let mut open: Vec<(&str, usize, usize)> = vec![];
+    let mut found = vec![];
+    for (number, line) in text.lines().enumerate() {
+        let code = line.trim_start();
+        let indent = line.len() - code.len();
+        if let Some(name) = function_name(code) {
+            // One without a body, its signature on several lines, is forgotten when the next begins.
+            open.retain(|&(_, above, _)| above < indent);
+            if !code.ends_with(['}', ';']) {
+                open.push((name, indent, number));
+            }
+        } else if code == "}"
+            && let Some(&(name, _, first)) = open.last().filter(|&&(_, above, _)| above == indent)
+        {
+            open.pop();
+            if number - first + 1 > FUNCTION_LINES_MAX {
+                found.push((name, number - first + 1));
+            }
+        }
+    }
+    found
+}
+
+fn function_name(code: &str) -> Option<&str> {
+    let (before, rest) = code.split_once("fn ")?;
+    let is_qualifier = |word: &str| matches!(word, "pub" | "const" | "async" | "unsafe") || word.starts_with("pub(");
+    let name = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()?;
+    before.split_whitespace().all(is_qualifier).then_some(name)
 }
 
 /// `unsafe` outside `host`, and crates that do not forbid it.
@@ -109,6 +145,17 @@ mod tests {
         assert_eq!(length_findings(&format!("{header}{LONGER}it is a table.\n{body}")), Vec::<String>::new());
         assert_eq!(length_findings(&format!("{header}{body}{LONGER}too late\n")).len(), 1, "only the header counts");
         assert_eq!(length_findings("//! One.\nfn f() {}\n").len(), 1);
+    }
+
+    #[test]
+    fn a_long_function_is_found_wherever_it_stands() {
+        let function =
+            |lines: usize| format!("    pub(crate) fn long() {{\n{}    }}\n", "        f();\n".repeat(lines - 2));
+        let around = |body: &str| format!("fn short() {{}}\nimpl T {{\n    fn one(&self);\n{body}}}\n");
+        assert_eq!(long_functions(&around(&function(FUNCTION_LINES_MAX))), vec![]);
+        assert_eq!(long_functions(&around(&function(FUNCTION_LINES_MAX + 1))), vec![("long", FUNCTION_LINES_MAX + 1)]);
+        let nested = format!("fn outer() {{\n{}}}\n", function(FUNCTION_LINES_MAX));
+        assert_eq!(long_functions(&nested), vec![("outer", FUNCTION_LINES_MAX + 2)]);
     }
 
     #[test]

@@ -1,4 +1,6 @@
 //! Operations beside one that waits for the bulk device: which of them wait, and what both leave behind.
+//!
+//! The rules are those of data locks (`data_lock.rs`). Two operations with crashes at every call are in `two_actors`.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,6 @@
-//! A gate in media calls: an operation waits in one until another is done, or for a while when the other has to wait for it.
+//! A gate in media calls: an operation waits in one until another is done.
+//!
+//! The wait ends after a while, because the other operation may have to wait for the one in the gate; that is counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
