@@ -15,7 +15,7 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use shoal_format::inode::{Inode, Layout};
 
 use crate::bulk::Bulk;
-use crate::locks::{WriteGuard, assert_none_held};
+use crate::locks::{LoneGuard, assert_none_held};
 use crate::{Error, Fs, Ino, Result};
 
 const STRIPES: usize = 4096;
@@ -65,7 +65,7 @@ pub(crate) struct FileLock<'a> {
     pub fs: &'a Fs,
     pub ino: Ino,
     /// `None` only while the device works.
-    inode: Option<WriteGuard<'a>>,
+    inode: Option<LoneGuard<'a>>,
     data: Option<RwLockWriteGuard<'a, ()>>,
 }
 
@@ -77,7 +77,7 @@ impl<'a> FileLock<'a> {
         debug_assert!(self.data.is_some(), "inode {}: the device is used without the data lock", self.ino);
         self.inode = None;
         let outcome = work(bulk);
-        self.inode = Some(self.fs.locks.write(self.ino));
+        self.inode = Some(self.fs.locks.write_lone(self.ino));
         match self.fs.load(self.ino) {
             Ok(now) if now.generation == inode.generation => {
                 debug_assert_eq!((now.layout, now.size), (inode.layout, inode.size), "inode {}", self.ino);
@@ -92,13 +92,15 @@ impl<'a> FileLock<'a> {
 
 impl Fs {
     /// Locks an inode whose data stay as they are.
+    #[inline]
     pub(crate) fn lock_inode(&self, ino: Ino) -> Result<(FileLock<'_>, Inode)> {
-        let lock = self.locks.write(ino);
+        let lock = self.locks.write_lone(ino);
         let inode = self.load(ino)?;
         Ok((FileLock { fs: self, ino, inode: Some(lock), data: None }, inode))
     }
 
     /// Locks an inode to change or free its data. `to_bulk`: will a file in the region leave it?
+    #[inline]
     pub(crate) fn lock_data(&self, ino: Ino, to_bulk: impl Fn(&Inode) -> bool) -> Result<(FileLock<'_>, Inode)> {
         let (file, inode) = self.lock_inode(ino)?;
         let is_large = inode.layout == Layout::Extents || to_bulk(&inode);
@@ -106,6 +108,11 @@ impl Fs {
             return Ok((file, inode));
         }
         drop(file);
+        self.lock_large(ino)
+    }
+
+    #[cold]
+    fn lock_large(&self, ino: Ino) -> Result<(FileLock<'_>, Inode)> {
         let data = self.data_locks.write(ino);
         let (file, inode) = self.lock_inode(ino)?;
         Ok((FileLock { data: Some(data), ..file }, inode))

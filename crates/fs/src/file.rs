@@ -77,6 +77,7 @@ impl Fs {
 
     /// Locks a regular file to change it, and finishes a truncation that an error interrupted. Bytes up to `end` are to
     /// have room in it.
+    #[inline]
     fn lock_to_change(&self, ino: Ino, end: u64) -> Result<(FileLock<'_>, Inode)> {
         let (mut file, mut inode) = self.lock_data(ino, |inode| end.max(inode.size) > self.threshold())?;
         regular(&inode)?;
@@ -179,6 +180,7 @@ impl Fs {
     }
 
     /// Writes what there is room for now; tells whether the file is append-only, too.
+    #[inline]
     fn write_once(&self, ino: Ino, at: u64, bytes: &[u8]) -> Result<(usize, bool)> {
         let end = at.saturating_add(bytes.len() as u64);
         let (mut file, mut inode) = self.lock_to_change(ino, end)?;

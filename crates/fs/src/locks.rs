@@ -20,6 +20,12 @@ pub(crate) struct WriteGuard<'a> {
     _held: order::Held,
 }
 
+/// An exclusive lock on one inode, to which no other is added.
+pub(crate) struct LoneGuard<'a> {
+    _guard: RwLockWriteGuard<'a, ()>,
+    _held: order::Held,
+}
+
 /// A shared lock on one inode.
 pub(crate) struct ReadGuard<'a> {
     _guard: RwLockReadGuard<'a, ()>,
@@ -51,6 +57,12 @@ impl LockTable {
         let held = order::Held::begin();
         let number = stripe(ino);
         WriteGuard { held: [Some((number, self.stripes[number].write())), None, None, None], _held: held }
+    }
+
+    #[inline]
+    pub fn write_lone(&self, ino: Ino) -> LoneGuard<'_> {
+        let held = order::Held::begin();
+        LoneGuard { _guard: self.stripes[stripe(ino)].write(), _held: held }
     }
 
     /// The exclusive lock of one inode, unless somebody else has it.
