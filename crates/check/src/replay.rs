@@ -5,6 +5,7 @@
 //! ring. The ring is read as the medium holds it, so that no entry can forge the records behind it.
 //! Left out: finishing intents (truncations, orphans), which the next mount does.
 
+use shoal_format::Lsn;
 use shoal_format::gap::{GAP_BYTES_MAX, next_in_ring, next_of_chain};
 use shoal_format::record::{Entries, Entry, RECORD_HEADER, RecordHeader, RecordKind};
 use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, ROOTS_AT, Superblock};
@@ -27,7 +28,7 @@ pub(crate) fn replay(
     report: &mut Report,
     progress: &mut dyn FnMut(Progress),
 ) -> Result<bool, CheckError> {
-    let start = anchor.replay_lsn.get();
+    let start = anchor.replay_from();
     let place = match source.log {
         _ if superblock.memory_kind.has_ring() => Place::Ring(*superblock, start),
         Some(log) => Place::Device(log),
@@ -41,14 +42,13 @@ pub(crate) fn replay(
         if header.record_kind() == RecordKind::Tx {
             transactions += 1;
             if let Err(sentence) = apply(&payload, superblock, region)? {
-                report.error(FindingKind::LogEntry, None, Some(lsn), format!("record at lsn {lsn}: {sentence}"));
+                report.error(FindingKind::LogEntry, None, Some(lsn.get()), format!("record at lsn {lsn}: {sentence}"));
                 return Ok(false);
             }
         }
         report.replayed_records += 1;
         salt = header.crc.get();
-        let Some(next) = lsn.checked_add(header.total()) else { break };
-        lsn = next;
+        lsn = lsn.saturating_add(header.total());
         if lsn >= next_report {
             progress(Progress { stage: Stage::Replay, done: lsn - start, total: 0 });
             next_report = lsn.saturating_add(AHEAD_MAX as u64);
@@ -56,20 +56,20 @@ pub(crate) fn replay(
     }
     report.log_bytes = lsn - start;
     report.clean = anchor.flags.get() & ANCHOR_CLEAN != 0 && transactions == 0;
-    let sealed = anchor.sealed_lsn.get();
+    let sealed = anchor.sealed_to();
     if let Some(next) = reader.gap(region, lsn, salt)? {
-        let next = next.lsn.get();
+        let next = next.lsn();
         let sentence = format!("the log breaks off at {lsn}, and records that belong to it follow from {next} on");
         // A power loss may take any part of a tail that was not synced.
         if superblock.memory_kind.has_ring() || !source.power_lost {
-            report.error(FindingKind::LogCut, None, Some(lsn), sentence + ": a record is damaged");
+            report.error(FindingKind::LogCut, None, Some(lsn.get()), sentence + ": a record is damaged");
             return Ok(false);
         }
-        report.note(FindingKind::LogCut, None, Some(lsn), sentence + ": lost with the power, or damaged");
+        report.note(FindingKind::LogCut, None, Some(lsn.get()), sentence + ": lost with the power, or damaged");
     }
     if lsn < sealed {
         let sentence = format!("log ends at {lsn} before the image's seal {sealed}: part of the log is missing");
-        report.error(FindingKind::LogCut, None, Some(lsn), sentence);
+        report.error(FindingKind::LogCut, None, Some(lsn.get()), sentence);
         return Ok(false);
     }
     Ok(true)
@@ -77,8 +77,8 @@ pub(crate) fn replay(
 
 /// Where a damaged log breaks off, and where it goes on.
 pub(crate) struct Gap {
-    pub at: u64,
-    pub next: u64,
+    pub at: Lsn,
+    pub next: Lsn,
 }
 
 /// Like [`replay`], but goes on behind damaged records, for a salvage. Records of a ring before a gap are skipped,
@@ -89,8 +89,8 @@ pub(crate) fn replay_past_gaps(
     superblock: &Superblock,
     anchor: &AnchorRecord,
     region: &mut Region<'_>,
-) -> Result<(Vec<Gap>, Option<String>, u64), CheckError> {
-    let start = anchor.replay_lsn.get();
+) -> Result<(Vec<Gap>, Option<String>, Lsn), CheckError> {
+    let start = anchor.replay_from();
     let ring = superblock.memory_kind.has_ring();
     let place = match source.log {
         _ if ring => Place::Ring(*superblock, start),
@@ -108,11 +108,11 @@ pub(crate) fn replay_past_gaps(
         }
         end = end.max(lsn);
         let Some(next) = reader.gap(region, lsn, salt)? else { break };
-        gaps.push(Gap { at: lsn, next: next.lsn.get() });
+        gaps.push(Gap { at: lsn, next: next.lsn() });
         if !ring && source.power_lost {
             break;
         }
-        parts.push((next.lsn.get(), next.salt.get()));
+        parts.push((next.lsn(), next.salt.get()));
     }
     let first = if ring { parts.len() - 1 } else { 0 };
     for &(mut lsn, mut salt) in &parts[first..] {
@@ -125,7 +125,7 @@ pub(crate) fn replay_past_gaps(
             (lsn, salt) = (lsn.saturating_add(header.total()), header.crc.get());
         }
     }
-    let sealed = anchor.sealed_lsn.get();
+    let sealed = anchor.sealed_to();
     let cut = format!("log ends at {end} before the image's seal {sealed}: part of the log is missing");
     Ok((gaps, (end < sealed).then_some(cut), end))
 }
@@ -154,7 +154,7 @@ fn apply(payload: &[u8], superblock: &Superblock, region: &mut Region<'_>) -> Re
 enum Place<'a> {
     Device(&'a dyn LogDevice),
     /// A ring, and the position where reading starts; the log is at most one turn of it.
-    Ring(Superblock, u64),
+    Ring(Superblock, Lsn),
 }
 
 /// Reads the log ahead in large pieces.
@@ -162,7 +162,7 @@ struct Reader<'a> {
     place: Place<'a>,
     buffer: Vec<u8>,
     /// Log position of the buffer's first byte.
-    at: u64,
+    at: Lsn,
     ahead: usize,
 }
 
@@ -171,7 +171,7 @@ impl Reader<'_> {
     fn record(
         &mut self,
         region: &Region<'_>,
-        lsn: u64,
+        lsn: Lsn,
         salt: u32,
     ) -> Result<Option<(RecordHeader, Vec<u8>)>, CheckError> {
         let header = match RecordHeader::decode(self.bytes(region, lsn, RECORD_HEADER)?, lsn, salt) {
@@ -185,7 +185,7 @@ impl Reader<'_> {
     }
 
     /// The record that shows that the log does not end at `lsn`, where one with `salt` was expected.
-    fn gap(&mut self, region: &Region<'_>, lsn: u64, salt: u32) -> Result<Option<RecordHeader>, CheckError> {
+    fn gap(&mut self, region: &Region<'_>, lsn: Lsn, salt: u32) -> Result<Option<RecordHeader>, CheckError> {
         let turn = match &self.place {
             Place::Device(_) => None,
             // The ring in a saved image is not a log.
@@ -199,24 +199,24 @@ impl Reader<'_> {
     }
 
     /// Up to `len` bytes from `position`; fewer only at the end of the log.
-    fn bytes(&mut self, region: &Region<'_>, position: u64, len: usize) -> Result<&[u8], CheckError> {
-        let skip = position.checked_sub(self.at).filter(|&skip| skip + len as u64 <= self.buffer.len() as u64);
-        let Some(skip) = skip else {
+    fn bytes(&mut self, region: &Region<'_>, position: Lsn, len: usize) -> Result<&[u8], CheckError> {
+        let skip = position.saturating_since(self.at);
+        if position < self.at || skip + len as u64 > self.buffer.len() as u64 {
             self.fill(region, position, len.max(self.ahead))?;
             self.ahead = (self.ahead * 2).min(AHEAD_MAX);
             return Ok(&self.buffer[..len.min(self.buffer.len())]);
-        };
+        }
         Ok(&self.buffer[skip as usize..skip as usize + len])
     }
 
-    fn fill(&mut self, region: &Region<'_>, position: u64, len: usize) -> Result<(), CheckError> {
+    fn fill(&mut self, region: &Region<'_>, position: Lsn, len: usize) -> Result<(), CheckError> {
         self.at = position;
         self.buffer.resize(len, 0);
         let mut filled = 0;
         match &self.place {
             Place::Device(log) => {
                 while filled < len {
-                    let Some(from) = position.checked_add(filled as u64) else { break };
+                    let Some(from) = position.get().checked_add(filled as u64) else { break };
                     match log.read(from, &mut self.buffer[filled..])? {
                         0 => break,
                         n => filled += n.min(len - filled),
@@ -224,10 +224,10 @@ impl Reader<'_> {
                 }
             }
             Place::Ring(superblock, start) => {
-                let left = superblock.ring_bytes.saturating_sub(position - start);
-                let len = (len as u64).min(left).min(u64::MAX - position) as usize;
+                let left = superblock.ring_bytes.saturating_sub(position - *start);
+                let len = (len as u64).min(left).min(Lsn::MAX - position) as usize;
                 while filled < len {
-                    let within = (position + filled as u64) % superblock.ring_bytes;
+                    let within = (position + filled as u64).get() % superblock.ring_bytes;
                     let take = (superblock.ring_bytes - within).min((len - filled) as u64) as usize;
                     region.medium(superblock.ring + within, &mut self.buffer[filled..filled + take])?;
                     filled += take;

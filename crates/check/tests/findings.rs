@@ -160,7 +160,7 @@ fn append_at(s: &mut Store, lsn: u64, entries: &[Entry<'_>]) {
     }
     for (kind, payload) in [(RecordKind::Epoch, vec![9; 32]), (RecordKind::Tx, payload)] {
         let at = lsn + s.log.len() as u64;
-        let header = RecordHeader::new(kind, at, s.salt, payload.len(), checksum(0, &payload));
+        let header = RecordHeader::new(kind, shoal_format::Lsn::new(at), s.salt, payload.len(), checksum(0, &payload));
         s.salt = header.crc.get();
         s.log.extend_from_slice(header.as_bytes());
         s.log.extend_from_slice(&payload);

@@ -13,7 +13,7 @@
 use zerocopy::FromBytes;
 
 use crate::record::{RECORD_ALIGN, RECORD_HEADER, RECORD_MAGIC, RECORD_PAYLOAD_MAX, RecordHeader, RecordKind};
-use crate::{checksum, index};
+use crate::{Lsn, checksum, index};
 
 /// Bytes behind the end within which a record must follow that continues the chain.
 pub const GAP_BYTES_MAX: usize = RECORD_PAYLOAD_MAX + 2 * RECORD_HEADER;
@@ -24,7 +24,7 @@ fn header(bytes: &[u8]) -> Option<RecordHeader> {
         return None;
     }
     let (header, _) = RecordHeader::read_from_prefix(bytes).ok()?;
-    RecordHeader::decode(bytes, header.lsn.get(), header.salt.get()).ok()
+    RecordHeader::decode(bytes, header.lsn(), header.salt.get()).ok()
 }
 
 /// The same with its payload.
@@ -36,18 +36,18 @@ fn record(bytes: &[u8]) -> Option<RecordHeader> {
 
 /// Finds the record that continues the chain behind a record that does not count. `bytes` is the log from `end` on, where a record with
 /// `salt` was expected: [`GAP_BYTES_MAX`] of them, or as many as there are.
-pub fn next_of_chain(bytes: &[u8], end: u64, salt: u32) -> Option<RecordHeader> {
+pub fn next_of_chain(bytes: &[u8], end: Lsn, salt: u32) -> Option<RecordHeader> {
     if let Ok(damaged) = RecordHeader::decode(bytes, end, salt) {
         // Its header is whole, and says where the next one is.
         let next = header(bytes.get(index(damaged.total())..)?)?;
-        return (next.lsn.get() == end + damaged.total() && next.salt.get() == damaged.crc.get()).then_some(next);
+        return (next.lsn() == end + damaged.total() && next.salt.get() == damaged.crc.get()).then_some(next);
     }
     let bytes = &bytes[..bytes.len().min(GAP_BYTES_MAX)];
     let mut from = RECORD_HEADER;
     while let Some(skip) = bytes.get(from..).and_then(next_magic) {
         let at = from + skip;
         from = at + RECORD_ALIGN;
-        let Some(next) = header(&bytes[at..]).filter(|next| next.lsn.get() == end + at as u64) else { continue };
+        let Some(next) = header(&bytes[at..]).filter(|next| next.lsn() == end + at as u64) else { continue };
         let longest = at - RECORD_HEADER;
         let lengths = longest.saturating_sub(RECORD_ALIGN - 1)..=longest;
         let linked = |len: usize| {
@@ -79,7 +79,7 @@ fn next_magic(bytes: &[u8]) -> Option<usize> {
 
 /// Finds the first whole record of the present turn behind the end of a ring's log. `bytes` is what may be log from `end` on, at
 /// most a turn of `ring_bytes`.
-pub fn next_in_ring(bytes: &[u8], end: u64, ring_bytes: u64) -> Option<RecordHeader> {
+pub fn next_in_ring(bytes: &[u8], end: Lsn, ring_bytes: u64) -> Option<RecordHeader> {
     let mut at = 0;
     while let Some(skip) = next_magic(&bytes[at..]) {
         at += skip;
@@ -87,7 +87,7 @@ pub fn next_in_ring(bytes: &[u8], end: u64, ring_bytes: u64) -> Option<RecordHea
             at += RECORD_ALIGN;
             continue;
         };
-        let (position, lsn) = (end + at as u64, found.lsn.get());
+        let (position, lsn) = (end + at as u64, found.lsn());
         let earlier = lsn < position && (position - lsn).is_multiple_of(ring_bytes.max(1));
         let whole = (lsn == position || earlier) && record(&bytes[at..]).is_some();
         match whole {
@@ -111,7 +111,7 @@ mod tests {
         for (i, &len) in lens.iter().enumerate() {
             let payload: Vec<u8> = (0..len).map(|at| (at * 31 + i) as u8).collect();
             positions.push(lsn + bytes.len() as u64);
-            let header = RecordHeader::new(RecordKind::Tx, positions[i], salt, len, checksum(0, &payload));
+            let header = RecordHeader::new(RecordKind::Tx, Lsn::new(positions[i]), salt, len, checksum(0, &payload));
             salt = header.crc.get();
             bytes.extend_from_slice(header.as_bytes());
             bytes.extend_from_slice(&payload);
@@ -128,9 +128,9 @@ mod tests {
             for bit in 0..record * 8 {
                 let mut bytes = bytes.clone();
                 bytes[bit / 8] ^= 1 << (bit % 8);
-                let next = next_of_chain(&bytes, 4096, 77).map(|header| header.lsn.get());
+                let next = next_of_chain(&bytes, Lsn::new(4096), 77).map(|header| header.lsn.get());
                 assert_eq!(next, Some(positions[1]), "payload of {len}, bit {bit}");
-                assert_eq!(next_in_ring(&bytes, 4096, 1 << 20).map(|header| header.lsn.get()), next);
+                assert_eq!(next_in_ring(&bytes, Lsn::new(4096), 1 << 20).map(|header| header.lsn.get()), next);
             }
         }
     }
@@ -158,22 +158,22 @@ mod tests {
             if record(&torn[from..]).is_some() {
                 continue;
             }
-            assert_eq!(next_of_chain(&torn[from..], end, salt), None, "cut at {cut}");
-            assert_eq!(next_in_ring(&torn[from..], end, 1 << 20), None, "cut at {cut}");
+            assert_eq!(next_of_chain(&torn[from..], Lsn::new(end), salt), None, "cut at {cut}");
+            assert_eq!(next_in_ring(&torn[from..], Lsn::new(end), 1 << 20), None, "cut at {cut}");
         }
     }
 
     #[test]
     fn records_of_another_chain_or_an_earlier_turn_are_no_proof() {
         let (old, _) = log(4096, &[100, 50, 8]);
-        assert_eq!(next_of_chain(&old, 4096, 78), None, "the tail of an abandoned chain");
+        assert_eq!(next_of_chain(&old, Lsn::new(4096), 78), None, "the tail of an abandoned chain");
         let ring = 1 << 16;
-        assert_eq!(next_in_ring(&old, 4096 + ring, ring), None, "of the turn before");
+        assert_eq!(next_in_ring(&old, Lsn::new(4096 + ring), ring), None, "of the turn before");
         // A payload of the turn before that holds what looks like a record of the present one.
         let (forged, _) = log(4096 + ring + RECORD_HEADER as u64, &[8]);
-        let outer = RecordHeader::new(RecordKind::Tx, 4096, 77, forged.len(), checksum(0, &forged));
+        let outer = RecordHeader::new(RecordKind::Tx, Lsn::new(4096), 77, forged.len(), checksum(0, &forged));
         let bytes = [outer.as_bytes(), &forged].concat();
-        assert_eq!(next_in_ring(&bytes, 4096 + ring, ring), None);
-        assert!(next_in_ring(&bytes[RECORD_HEADER..], 4096 + ring + RECORD_HEADER as u64, ring).is_some());
+        assert_eq!(next_in_ring(&bytes, Lsn::new(4096 + ring), ring), None);
+        assert!(next_in_ring(&bytes[RECORD_HEADER..], Lsn::new(4096 + ring + RECORD_HEADER as u64), ring).is_some());
     }
 }

@@ -13,6 +13,7 @@ pub mod dir;
 pub mod extent;
 pub mod gap;
 pub mod inode;
+mod lsn;
 pub mod memory;
 pub mod ram;
 pub mod ram_checkpoint;
@@ -23,6 +24,7 @@ pub mod superblock;
 pub mod vlog;
 pub mod xattr;
 
+pub use lsn::Lsn;
 pub use slot::SlotRef;
 
 /// A byte offset within a region.

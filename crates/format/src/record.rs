@@ -8,7 +8,7 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::{FormatError, Offset, REGION_BYTES_MAX, checksum, index, u64_at};
+use crate::{FormatError, Lsn, Offset, REGION_BYTES_MAX, checksum, index, u64_at};
 
 pub const RECORD_MAGIC: u32 = u32::from_le_bytes(*b"SHrc");
 /// Bytes of a record header.
@@ -56,11 +56,11 @@ impl RecordKind {
 }
 
 impl RecordHeader {
-    pub fn new(kind: RecordKind, lsn: u64, salt: u32, len: usize, payload_crc: u32) -> RecordHeader {
+    pub fn new(kind: RecordKind, lsn: Lsn, salt: u32, len: usize, payload_crc: u32) -> RecordHeader {
         let mut header = RecordHeader {
             magic: RECORD_MAGIC.into(),
             len: u32::try_from(len).expect("a payload has `RECORD_PAYLOAD_MAX` at most").into(),
-            lsn: lsn.into(),
+            lsn: lsn.get().into(),
             salt: salt.into(),
             kind: (kind as u32).into(),
             payload_crc: payload_crc.into(),
@@ -70,9 +70,13 @@ impl RecordHeader {
         header
     }
 
+    pub fn lsn(&self) -> Lsn {
+        Lsn::new(self.lsn.get())
+    }
+
     /// Decodes the header expected at `lsn` after a record whose header checksum was `salt`. Any error means:
     /// the log ends here.
-    pub fn decode(bytes: &[u8], lsn: u64, salt: u32) -> Result<RecordHeader, FormatError> {
+    pub fn decode(bytes: &[u8], lsn: Lsn, salt: u32) -> Result<RecordHeader, FormatError> {
         let what = "log record";
         let Ok((header, _)) = RecordHeader::read_from_prefix(bytes) else {
             return Err(FormatError::Short { what, expected: RECORD_HEADER, found: bytes.len() });
@@ -84,7 +88,7 @@ impl RecordHeader {
         if header.crc.get() != found {
             return Err(FormatError::Checksum { what, expected: header.crc.get(), found });
         }
-        if header.lsn.get() != lsn {
+        if header.lsn() != lsn {
             return Err(FormatError::Range { what, field: "lsn", found: header.lsn.get() });
         }
         if header.salt.get() != salt {
@@ -257,20 +261,20 @@ mod tests {
 
     #[test]
     fn a_record_is_accepted_only_at_its_place_in_the_chain() {
-        let header = RecordHeader::new(RecordKind::Tx, 4096, 77, 5, checksum(0, b"hello"));
+        let header = RecordHeader::new(RecordKind::Tx, Lsn::new(4096), 77, 5, checksum(0, b"hello"));
         let bytes = header.as_bytes();
-        assert_eq!(RecordHeader::decode(bytes, 4096, 77), Ok(header));
+        assert_eq!(RecordHeader::decode(bytes, Lsn::new(4096), 77), Ok(header));
         assert!(header.check_payload(b"hello").is_ok());
         assert!(header.check_payload(b"hellp").is_err());
-        assert!(RecordHeader::decode(bytes, 4104, 77).is_err());
-        assert!(RecordHeader::decode(bytes, 4096, 78).is_err());
+        assert!(RecordHeader::decode(bytes, Lsn::new(4104), 77).is_err());
+        assert!(RecordHeader::decode(bytes, Lsn::new(4096), 78).is_err());
         assert_eq!(header.total(), 40);
         // Under a checksum that is right.
         let forged = |change: fn(&mut RecordHeader)| {
             let mut header = header;
             change(&mut header);
             header.crc = checksum(0, &header.as_bytes()[..28]).into();
-            match RecordHeader::decode(header.as_bytes(), 4096, 77) {
+            match RecordHeader::decode(header.as_bytes(), Lsn::new(4096), 77) {
                 Err(FormatError::Range { field, found, .. }) => (field, found),
                 other => panic!("{other:?}"),
             }

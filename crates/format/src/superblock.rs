@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub use crate::memory::MemoryKind;
 use crate::segment::SEGMENT_ENTRY;
-use crate::{FormatError, Offset, PAGE, REGION_BYTES_MAX, SEGMENT, checksum};
+use crate::{FormatError, Lsn, Offset, PAGE, REGION_BYTES_MAX, SEGMENT, checksum};
 
 pub const SUPERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"SHOALRGN");
 pub const ANCHOR_MAGIC: u64 = u64::from_le_bytes(*b"SHOALANC");
@@ -271,6 +271,16 @@ impl AnchorRecord {
         self.magic = ANCHOR_MAGIC.into();
         self.crc = checksum(0, &self.as_bytes()[..124]).into();
         self
+    }
+
+    /// First log position to replay.
+    pub fn replay_from(&self) -> Lsn {
+        Lsn::new(self.replay_lsn.get())
+    }
+
+    /// The log was durable up to here when the anchor was written.
+    pub fn sealed_to(&self) -> Lsn {
+        Lsn::new(self.sealed_lsn.get())
     }
 
     /// Decodes one slot. A slot that never held an anchor is an error of kind `Magic`.

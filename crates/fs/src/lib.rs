@@ -73,7 +73,7 @@ pub use limits::Beyond;
 pub use namespace::DirEntry;
 pub use rename::RenameMode;
 pub use resize::{AtRest, Limits, Refused, Relayout, Steps};
-pub use shoal_region::Failure;
+pub use shoal_region::{Failure, Lsn};
 pub use space::{PlacedRange, Placement, StatFs, Usage};
 pub use xattr::XattrMode;
 

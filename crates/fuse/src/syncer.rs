@@ -30,7 +30,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use shoal_fs::{Fs, Fsync, Ino, Result};
+use shoal_fs::{Fs, Fsync, Ino, Lsn, Result};
 use shoal_host::Bell;
 
 /// Minimum number of request threads for one of them to flush the bulk device.
@@ -102,13 +102,13 @@ impl Syncer {
         }
     }
 
-    fn sync_log(&self, lsn: u64, done: impl FnOnce(Result<()>) + Send + 'static) {
+    fn sync_log(&self, lsn: Lsn, done: impl FnOnce(Result<()>) + Send + 'static) {
         self.fs.region().sync_with(lsn, Box::new(move |outcome| done(outcome.map_err(shoal_fs::Error::from))));
     }
 
     /// The bulk device's part of an fsync in this thread, if it may flush and the turn is free. Returns the position of
     /// the log at which the file is durable.
-    fn flush_here(&self, ino: Ino) -> Option<Result<u64>> {
+    fn flush_here(&self, ino: Ino) -> Option<Result<Lsn>> {
         if !self.takes_turns || self.turn.sent.load(Ordering::Acquire) > 0 {
             return None;
         }

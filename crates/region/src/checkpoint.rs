@@ -349,7 +349,7 @@ impl Region {
         state.stale = Some(std::mem::take(fresh));
         if !ring {
             self.commit.lock().head = replay;
-            self.log.release(replay)?;
+            self.log.release(replay.get())?;
             self.releases.fetch_add(1, Ordering::AcqRel);
         }
         Ok(())

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use shoal_format::FormatError;
+use shoal_format::{FormatError, Lsn};
 use shoal_media::MediaError;
 
 #[derive(Debug, Clone, thiserror::Error)]
@@ -42,17 +42,17 @@ pub enum Error {
         "the region ends at log position {end}, and the saved image has all up to {saved}: the region is an older copy, put \
          back"
     )]
-    RegionBehind { end: u64, saved: u64 },
+    RegionBehind { end: Lsn, saved: Lsn },
     #[error(
         "the saved image ends at log position {saved} and claims to lack nothing, and the region goes on to {end}: the images \
          are an older copy, put back from a backup"
     )]
-    ImageBehind { end: u64, saved: u64 },
+    ImageBehind { end: Lsn, saved: Lsn },
     #[error("the log ends at {end}, before the image's seal at {sealed}: log segments are missing or damaged")]
-    LogShort { end: u64, sealed: u64 },
+    LogShort { end: Lsn, sealed: Lsn },
     /// A record in the middle of the log does not count: what follows it would be given up in silence.
     #[error("the log is damaged at position {at}: records that belong to it follow from {next} on, and would be lost")]
-    LogGap { at: u64, next: u64 },
+    LogGap { at: Lsn, next: Lsn },
     #[error("logged memory needs a log and two images")]
     MissingMedia,
     #[error("neither image is valid (image 0: {first}; image 1: {second})")]

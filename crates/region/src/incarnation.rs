@@ -50,7 +50,7 @@ pub fn compare(
         let older = region < image;
         return Err(if older { Error::RegionOlder { region, image } } else { Error::ImageOlder { region, image } });
     }
-    let saved = newest.replay_lsn.get();
+    let saved = newest.replay_from();
     // An older program does not take the mark off an image that falls behind.
     let marked = superblock.features & FEATURE_INCARNATION != 0 && newest.flags.get() & ANCHOR_CLEAN != 0;
     match end.cmp(&saved) {

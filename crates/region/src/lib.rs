@@ -53,10 +53,8 @@ pub use log_end::ring_end;
 use planted::{Bug, is_planted};
 use replay::{apply, replay};
 pub use seal::{empty_image, seal_image, write_image, write_pages};
+pub use shoal_format::Lsn;
 pub use tx::{Tx, View};
-
-/// A position in the log: bytes appended since the store was formatted.
-pub type Lsn = u64;
 
 /// The media a region is made of.
 #[derive(Clone)]
@@ -142,8 +140,16 @@ impl Region {
         memory.zero(0, reserved * SEGMENT);
         alloc::reserve_fixed(memory.as_ref(), &superblock);
         let (boot_id, anchor_generation) = (parts.boot_id, 0);
-        let state = CommitState { end: 0, salt: 0, boot_id, head: 0, anchor_generation, incarnation: 0, promised: 0 };
-        let region = Region::assemble(superblock, parts, state, 0, false, &[])?;
+        let state = CommitState {
+            end: Lsn::ZERO,
+            salt: 0,
+            boot_id,
+            head: Lsn::ZERO,
+            anchor_generation,
+            incarnation: 0,
+            promised: Lsn::ZERO,
+        };
+        let region = Region::assemble(superblock, parts, state, Lsn::ZERO, false, &[])?;
         region.grow(reserved, false)?;
         region.memory.write_back(0, reserved * SEGMENT);
         region.memory.fence();
@@ -223,8 +229,8 @@ impl Region {
         }
         let (end, salt, last_boot, mut recovery) =
             replay(&superblock, &anchor, Some(parts.memory.as_ref()), log.as_ref(), &dirty, parts.boot_id)?;
-        if end < anchor.sealed_lsn.get() {
-            return Err(Error::LogShort { end, sealed: anchor.sealed_lsn.get() });
+        if end < anchor.sealed_to() {
+            return Err(Error::LogShort { end, sealed: anchor.sealed_to() });
         }
         log_end::refuse_hole(log.as_ref(), end)?;
         recovery.power_lost &= also != Some(last_boot);
@@ -233,13 +239,13 @@ impl Region {
         }
         recovery.clean = recovery.records == 0 && recovery.bytes == 0 && anchor.flags.get() & ANCHOR_CLEAN != 0;
         let boot_id = if present_boot { parts.boot_id } else { last_boot };
-        let (head, anchor_generation) = (anchor.replay_lsn.get(), anchor.generation.get());
+        let (head, anchor_generation) = (anchor.replay_from(), anchor.generation.get());
         let incarnation = anchor.incarnation.get();
         // Every record found may have been promised in an earlier life.
         let promised = end;
         let state = CommitState { end, salt, boot_id, head, anchor_generation, incarnation, promised };
         // Records replayed from a log file may still be only in the page cache.
-        let durable = if superblock.memory_kind.has_ring() { end } else { anchor.sealed_lsn.get() };
+        let durable = if superblock.memory_kind.has_ring() { end } else { anchor.sealed_to() };
         // The image's count says nothing about segments that replay touched.
         for (segment, used) in used.iter_mut().enumerate() {
             let page = segment as u64 * (SEGMENT / PAGE);
@@ -296,8 +302,8 @@ impl Region {
             checkpoint: Mutex::new(checkpoint::CheckpointState::default()),
             sync: Mutex::new(sync::SyncState::default()),
             synced: Condvar::new(),
-            end: AtomicU64::new(end),
-            durable: AtomicU64::new(durable),
+            end: AtomicU64::new(end.get()),
+            durable: AtomicU64::new(durable.get()),
             failure: OnceLock::new(),
             clock: OnceLock::new(),
             read_only,
@@ -320,12 +326,12 @@ impl Region {
 
     /// End of the log: an operation committed before this call is durable when [`Region::durable_lsn`] reaches it.
     pub fn last_lsn(&self) -> Lsn {
-        self.end.load(Ordering::Acquire)
+        Lsn::new(self.end.load(Ordering::Acquire))
     }
 
     /// Everything before this position survives a power loss.
     pub fn durable_lsn(&self) -> Lsn {
-        self.durable.load(Ordering::Acquire)
+        Lsn::new(self.durable.load(Ordering::Acquire))
     }
 
     /// A flush failed: commits are refused.
@@ -400,14 +406,14 @@ impl Region {
                 self.advance_ring(state)?;
             }
         }
+        let at = state.end.get();
         let header = RecordHeader::new(kind, state.end, state.salt, len, payload_crc);
         record[..RECORD_HEADER].copy_from_slice(header.as_bytes());
         if is_planted(Bug::ApplyFirst) {
             self.apply_record(kind, &record[RECORD_HEADER..RECORD_HEADER + len])?;
         }
         // Invariant 1: the record is in the log (and, on `dax`, fenced by the ring) before anything is applied.
-        let appended =
-            if urgent { self.log.append_urgent(state.end, record) } else { self.log.append(state.end, record) };
+        let appended = if urgent { self.log.append_urgent(at, record) } else { self.log.append(at, record) };
         if let Err(error) = appended {
             if !error.is_lack() {
                 self.poison("an append to the log", &error);
@@ -417,9 +423,9 @@ impl Region {
         self.apply_record(kind, &record[RECORD_HEADER..RECORD_HEADER + len])?;
         state.end += record.len() as u64;
         state.salt = header.crc.get();
-        self.end.store(state.end, Ordering::Release);
+        self.end.store(state.end.get(), Ordering::Release);
         if self.superblock.memory_kind.has_ring() {
-            self.durable.store(state.end, Ordering::Release);
+            self.durable.store(state.end.get(), Ordering::Release);
             // Durable at once: a caller that sees its effect may rely on it.
             state.promised = state.end;
         }
@@ -469,8 +475,8 @@ impl Region {
             magic: 0.into(),
             generation: state.anchor_generation.into(),
             uuid: self.superblock.uuid,
-            replay_lsn: replay.into(),
-            sealed_lsn: sealed.into(),
+            replay_lsn: replay.get().into(),
+            sealed_lsn: sealed.get().into(),
             replay_salt: salt.into(),
             flags: flags.into(),
             boot_id: state.boot_id,

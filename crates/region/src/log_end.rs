@@ -21,12 +21,12 @@ pub fn ring_end(
     let log = RingLog::new(memory.clone(), superblock);
     let (end, salt, ..) = replay(superblock, anchor, None, &log, &[], [0; 16])?;
     // At most one turn of the ring is log.
-    let limit = anchor.replay_lsn.get().saturating_add(superblock.ring_bytes);
-    let mut bytes = vec![0; limit.saturating_sub(end) as usize];
-    let len = log.read(end, &mut bytes)?;
+    let limit = anchor.replay_from().saturating_add(superblock.ring_bytes);
+    let mut bytes = vec![0; limit.saturating_since(end) as usize];
+    let len = log.read(end.get(), &mut bytes)?;
     let next =
         next_in_ring(&bytes[..len], end, superblock.ring_bytes).or_else(|| next_of_chain(&bytes[..len], end, salt));
-    next.map_or(Ok(end), |next| Err(Error::LogGap { at: end, next: next.lsn.get() }))
+    next.map_or(Ok(end), |next| Err(Error::LogGap { at: end, next: next.lsn() }))
 }
 
 /// Refuses a log on a device that goes on behind its end. Not after a power loss, which takes what it likes of a tail that was not
@@ -35,16 +35,16 @@ pub(crate) fn refuse_gap(log: &dyn LogDevice, end: Lsn, salt: u32) -> Result<()>
     let mut bytes = vec![0; GAP_BYTES_MAX];
     let mut len = 0;
     while len < bytes.len() {
-        match log.read(end + len as u64, &mut bytes[len..])? {
+        match log.read(end.get() + len as u64, &mut bytes[len..])? {
             0 => break,
             read => len += read,
         }
     }
     let next = next_of_chain(&bytes[..len], end, salt);
-    next.map_or(Ok(()), |next| Err(Error::LogGap { at: end, next: next.lsn.get() }))
+    next.map_or(Ok(()), |next| Err(Error::LogGap { at: end, next: next.lsn() }))
 }
 
 /// Refuses a log of which a part is missing: its segments are made one behind the other.
 pub(crate) fn refuse_hole(log: &dyn LogDevice, end: Lsn) -> Result<()> {
-    log.resumes_behind(end).map_or(Ok(()), |next| Err(Error::LogGap { at: end, next }))
+    log.resumes_behind(end.get()).map_or(Ok(()), |next| Err(Error::LogGap { at: end, next: Lsn::new(next) }))
 }

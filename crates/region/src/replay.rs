@@ -34,12 +34,12 @@ pub(crate) fn replay(
     dirty: &[AtomicU64],
     boot_id: [u8; 16],
 ) -> Result<(Lsn, u32, [u8; 16], Recovery)> {
-    let (mut lsn, mut salt) = (anchor.replay_lsn.get(), anchor.replay_salt.get());
+    let (mut lsn, mut salt) = (anchor.replay_from(), anchor.replay_salt.get());
     let mut recovery = Recovery::default();
     let mut last_boot = anchor.boot_id;
     let mut reader = LogReader { log, buffer: Vec::new(), start: lsn, ahead: LogReader::AHEAD_FIRST };
     // A ring holds at most its size: without this bound a damaged ring could be read round and round.
-    let limit = if superblock.memory_kind.has_ring() { lsn + superblock.ring_bytes } else { u64::MAX };
+    let limit = if superblock.memory_kind.has_ring() { lsn + superblock.ring_bytes } else { Lsn::MAX };
     while let Some(bytes) = reader.at(lsn, RECORD_HEADER)? {
         let expected =
             if is_planted(Bug::Salt) { u32::from_le_bytes([bytes[16], bytes[17], bytes[18], bytes[19]]) } else { salt };
@@ -56,7 +56,7 @@ pub(crate) fn replay(
         match header.record_kind() {
             RecordKind::Epoch => {
                 if len != 32 {
-                    return Err(Error::corrupt("epoch record", lsn, len as u64));
+                    return Err(Error::corrupt("epoch record", lsn.get(), len as u64));
                 }
                 last_boot.copy_from_slice(&payload[16..32]);
             }
@@ -81,7 +81,7 @@ pub(crate) fn replay(
         lsn += header.total();
         salt = header.crc.get();
     }
-    recovery.bytes = lsn - anchor.replay_lsn.get();
+    recovery.bytes = lsn - anchor.replay_from();
     recovery.power_lost = last_boot != boot_id;
     Ok((lsn, salt, last_boot, recovery))
 }
@@ -112,7 +112,7 @@ impl LogReader<'_> {
                 let have = self.buffer.len();
                 self.buffer.resize(have + self.ahead, 0);
                 self.ahead = (self.ahead * 2).min(Self::AHEAD_MAX);
-                let got = self.log.read(lsn + have as u64, &mut self.buffer[have..])?;
+                let got = self.log.read(lsn.get() + have as u64, &mut self.buffer[have..])?;
                 self.buffer.truncate(have + got);
                 if got == 0 {
                     return Ok(None);

@@ -49,7 +49,7 @@ impl Region {
         let end = self.last_lsn();
         // An ordinary operation does not repeat what failed when the log was as it is now: on a full host every one would write
         // half an image in vain.
-        if !self.log.gains_by_release(end) || (!urgent && state.failed_at == Some(end)) {
+        if !self.log.gains_by_release(end.get()) || (!urgent && state.failed_at == Some(end)) {
             return Ok(false);
         }
         match self.write_image_locked(images, &mut state, false) {
@@ -61,7 +61,7 @@ impl Region {
 
     /// Appends find less room than they should, and a checkpoint would make some.
     pub fn wants_checkpoint(&self) -> bool {
-        self.log.is_short() && self.log.gains_by_release(self.last_lsn())
+        self.log.is_short() && self.log.gains_by_release(self.last_lsn().get())
     }
 
     /// Appends find less room than they should.

@@ -130,7 +130,7 @@ impl Region {
             let target = if is_planted(Bug::LatePromise) { self.last_lsn() } else { self.promise() };
             let outcome = self.log.sync();
             match &outcome {
-                Ok(()) => drop(self.durable.fetch_max(target, Ordering::AcqRel)),
+                Ok(()) => drop(self.durable.fetch_max(target.get(), Ordering::AcqRel)),
                 Err(error) => self.poison("the sync of the log", error),
             }
             let outcome = outcome.map_err(Error::from);

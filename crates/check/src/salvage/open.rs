@@ -6,7 +6,7 @@
 //! pages are `pages`' business.
 
 use shoal_format::superblock::{AnchorRecord, Superblock};
-use shoal_format::{PAGE, SEGMENT};
+use shoal_format::{Lsn, PAGE, SEGMENT};
 
 use super::SalvageSource;
 use super::pages::{self, BadPages};
@@ -32,7 +32,7 @@ struct Candidate<'a> {
     /// Bytes that are left, if the image's end is missing.
     cut: Option<u64>,
     /// End of the log that continues the image.
-    end: u64,
+    end: Lsn,
 }
 
 impl Candidate<'_> {
@@ -40,8 +40,8 @@ impl Candidate<'_> {
         self.faults.is_empty() && !self.headless
     }
 
-    fn sealed(&self) -> Option<u64> {
-        self.anchor.as_ref().map(|anchor| anchor.sealed_lsn.get())
+    fn sealed(&self) -> Option<Lsn> {
+        self.anchor.as_ref().map(AnchorRecord::sealed_to)
     }
 }
 
@@ -65,7 +65,7 @@ pub(super) fn open<'a>(source: &SalvageSource<'a>, losses: &mut Vec<String>) -> 
     let Some(any) = any_superblock else { return Ok(None) };
     let mut candidates = Vec::new();
     for (base, name, superblock, anchor) in found {
-        let (mut faults, mut end, mut cut) = (Vec::new(), 0, None);
+        let (mut faults, mut end, mut cut) = (Vec::new(), Lsn::ZERO, None);
         let headless = superblock.is_err();
         if let Err(error) = &superblock {
             faults.push(format!("{name}: {error}"));
@@ -158,7 +158,7 @@ fn replayed<'a>(
     anchor: &AnchorRecord,
     base: Base<'a>,
     patches: &[(u64, Vec<u8>)],
-) -> Result<(Region<'a>, Vec<String>, u64), CheckError> {
+) -> Result<(Region<'a>, Vec<String>, Lsn), CheckError> {
     let used = match base {
         Base::Image(_) => anchor.used_bytes.get().min(superblock.region_bytes),
         Base::Memory(memory) => superblock.region_bytes.min(memory.len()),
@@ -172,7 +172,7 @@ fn replayed<'a>(
     let ring = superblock.memory_kind.has_ring();
     if source.log.is_none() && !ring {
         let why = "there is no log: changes after the image was written are lost".into();
-        return Ok((region, vec![why], anchor.replay_lsn.get()));
+        return Ok((region, vec![why], anchor.replay_from()));
     }
     let (gaps, cut, end) = replay::replay_past_gaps(&media, superblock, anchor, &mut region)?;
     let name = |gap: &Gap| {

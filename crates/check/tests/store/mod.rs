@@ -386,7 +386,8 @@ impl Store {
     /// Appends a record to the log; returns its position.
     pub fn append(&mut self, kind: RecordKind, payload: &[u8]) -> u64 {
         let lsn = FIRST_LSN + self.log.len() as u64;
-        let header = RecordHeader::new(kind, lsn, self.salt, payload.len(), checksum(0, payload));
+        let header =
+            RecordHeader::new(kind, shoal_format::Lsn::new(lsn), self.salt, payload.len(), checksum(0, payload));
         self.salt = header.crc.get();
         self.log.extend_from_slice(header.as_bytes());
         self.log.extend_from_slice(payload);

@@ -41,7 +41,7 @@ impl Births {
     #[inline]
     pub fn note(&self, ino: Ino, lsn: Lsn) {
         let (place, tag) = self.place(ino);
-        let units = lsn.saturating_sub(self.base) >> UNIT_SHIFT;
+        let units = lsn.saturating_since(self.base) >> UNIT_SHIFT;
         let fits = units >> TAG_SHIFT == 0 && tag >> (64 - TAG_SHIFT) == 0;
         place.store(if fits { tag << TAG_SHIFT | units } else { 0 }, Relaxed);
     }
@@ -68,20 +68,20 @@ mod tests {
 
     #[test]
     fn a_birth_is_never_later_than_it_was_and_belongs_to_its_file_alone() {
-        let births = Births::new(1000);
-        births.note(7, 1000 + 5 * 16 + 3);
-        assert_eq!(births.of(7), Some(1000 + 5 * 16));
+        let births = Births::new(Lsn::new(1000));
+        births.note(7, Lsn::new(1000 + 5 * 16 + 3));
+        assert_eq!(births.of(7), Some(Lsn::new(1000 + 5 * 16)));
         let other = 7 + PLACES as u64;
         assert_eq!((births.of(other), births.of(8)), (None, None));
         births.forget(other);
         assert!(births.of(7).is_some());
-        births.note(other, 2000);
-        assert_eq!((births.of(7), births.of(other)), (None, Some(1992)));
-        births.note(other, 1000 + (1 << 50));
+        births.note(other, Lsn::new(2000));
+        assert_eq!((births.of(7), births.of(other)), (None, Some(Lsn::new(1992))));
+        births.note(other, Lsn::new(1000 + (1 << 50)));
         assert_eq!(births.of(other), None);
         let last = shoal_format::inode::INO_MAX;
-        births.note(last, 9000);
-        assert_eq!(births.of(last), Some(9000));
+        births.note(last, Lsn::new(9000));
+        assert_eq!(births.of(last), Some(Lsn::new(9000)));
         births.forget(last);
         assert_eq!(births.of(last), None);
     }

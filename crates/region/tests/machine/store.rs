@@ -137,7 +137,7 @@ impl Store {
         let writer = Writer {
             random: Random::new(seed),
             states: vec![Arc::default()],
-            lsns: vec![0],
+            lsns: vec![Lsn::ZERO],
             world: world.clone(),
             during: 0,
             long_windows: !kind.has_ring(),
@@ -167,7 +167,7 @@ impl Store {
     ) -> Result<Store, String> {
         let writer = Writer {
             random,
-            lsns: vec![0; states.len()],
+            lsns: vec![Lsn::ZERO; states.len()],
             states,
             world: world.clone(),
             during: 0,
