@@ -7,6 +7,7 @@ mod actors;
 mod compaction;
 mod compaction_crash;
 mod crash;
+mod crowd;
 mod damage;
 mod data_store;
 mod edges;
