@@ -222,7 +222,7 @@ impl File<'_, '_> {
             if extent.file_block >= self.inode.size.div_ceil(BULK_BLOCK) {
                 self.end = extent.end() * BULK_BLOCK;
             }
-            self.state.mapped.push(Mapped { first: extent.bulk_block, blocks: extent.blocks, ino: self.ino });
+            self.state.mapped.push(Mapped { first: extent.bulk_block.get(), blocks: extent.blocks, ino: self.ino });
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::store::sample::*;
 use crate::store::{FIRST_LSN, Store, check_images, check_memory, empty_inode};
 use shoal_check::{CheckError, FindingKind as K, ImageSource, Report, Source, check};
 use shoal_format::dir::{BUCKET_HEADER, NODE_BYTES, NodeRef, bucket_header};
-use shoal_format::extent::{EXTENT_NEW, Extent, ExtentNode, encode};
+use shoal_format::extent::{BulkBlock, EXTENT_NEW, Extent, ExtentNode, encode};
 use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Layout, S_IFDIR, S_IFREG};
 use shoal_format::record::{Entry, RecordKind};
 use shoal_format::segment::{SegmentEntry, SegmentUse};
@@ -334,14 +334,14 @@ fn damaged_extent_maps_are_found() {
     let extents = |list: &[Extent]| encode(&ExtentNode::Extents(list.to_vec()));
     gives(K::ExtentMap, |s| s.write(root(s), &[7]));
     gives(K::ExtentMap, |s| s.write(leaf(s, 0), &[1]));
-    let extent = |file_block, flags| Extent { file_block, blocks: 3, bulk_block: 60, flags };
+    let extent = |file_block, flags| Extent { file_block, blocks: 3, bulk_block: BulkBlock::new(60), flags };
     // Flags no writer writes: both at once, and an unknown one.
     for flags in [3, 4] {
         gives(K::ExtentMap, |s| s.write(leaf(s, 0), &extents(&[extent(0, flags)])));
     }
     gives_only(K::ExtentMap, |s| s.write(leaf(s, 0), &extents(&[extent(3, 0)])));
     gives_only(K::ExtentMap, |s| {
-        let below = Extent { file_block: 4, blocks: 4, bulk_block: 100, flags: 0 };
+        let below = Extent { file_block: 4, blocks: 4, bulk_block: BulkBlock::new(100), flags: 0 };
         s.write(leaf(s, 1), &extents(&[below]));
     });
     gives_only(K::NewUnflagged, |s| s.write(leaf(s, 0), &extents(&[extent(0, EXTENT_NEW)])));
@@ -363,7 +363,7 @@ fn bulk_blocks_must_be_mapped_once_and_marked() {
     assert_eq!(report.errors[0].offset, Some(101));
     gives(K::BulkDoubleUse, |s| {
         let leaf = SlotRef::from_bits(s.word(s.inodes[&LARGE].root.offset() + 24)).unwrap();
-        let moved = Extent { file_block: 0, blocks: 3, bulk_block: 99, flags: 0 };
+        let moved = Extent { file_block: 0, blocks: 3, bulk_block: BulkBlock::new(99), flags: 0 };
         s.write(leaf.offset(), &encode(&ExtentNode::Extents(vec![moved])));
     });
     let s = Store::sample(MemoryKind::Logged);

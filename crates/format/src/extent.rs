@@ -3,10 +3,13 @@
 //! A map is a sorted list of extents. Its root is a piece with a header of 16 bytes and either the extents themselves
 //! (kind 0) or an index of leaves (kind 1); a leaf has the same header and holds extents. Leaves are 4 KiB.
 
+use std::fmt;
+use std::ops::{Add, AddAssign, Sub};
+
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::{FormatError, SlotRef, index};
+use crate::{BULK_BLOCK, FormatError, SlotRef, index};
 
 /// Bytes of the header of a root or leaf.
 pub const EXTENT_HEADER: usize = 16;
@@ -57,12 +60,62 @@ const _: () = assert!(size_of::<ExtentRecord>() == EXTENT_BYTES);
 const _: () = assert!(size_of::<IndexRecord>() == EXTENT_BYTES);
 const _: () = assert!(LEAF_EXTENTS == 255);
 
+/// The number of a block on the bulk device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(transparent)]
+pub struct BulkBlock(u64);
+
+impl BulkBlock {
+    pub const fn new(number: u64) -> BulkBlock {
+        BulkBlock(number)
+    }
+
+    pub const fn get(self) -> u64 {
+        self.0
+    }
+
+    /// Its first byte on the device.
+    pub const fn byte(self) -> u64 {
+        self.0 * BULK_BLOCK
+    }
+}
+
+/// The block so many blocks behind.
+impl Add<u64> for BulkBlock {
+    type Output = BulkBlock;
+
+    fn add(self, blocks: u64) -> BulkBlock {
+        BulkBlock(self.0 + blocks)
+    }
+}
+
+impl AddAssign<u64> for BulkBlock {
+    fn add_assign(&mut self, blocks: u64) {
+        self.0 += blocks;
+    }
+}
+
+/// The blocks between two of them.
+impl Sub for BulkBlock {
+    type Output = u64;
+
+    fn sub(self, earlier: BulkBlock) -> u64 {
+        self.0 - earlier.0
+    }
+}
+
+impl fmt::Display for BulkBlock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// An extent in memory, validated: `blocks` blocks of the file lie at `bulk_block`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     pub file_block: u64,
     pub blocks: u64,
-    pub bulk_block: u64,
+    pub bulk_block: BulkBlock,
     /// [`EXTENT_NEW`], [`EXTENT_UNWRITTEN`].
     pub flags: u32,
 }
@@ -93,7 +146,7 @@ impl ExtentRecord {
         ExtentRecord {
             file_block: block(extent.file_block),
             blocks: block(extent.blocks),
-            bulk_and_flags: (extent.bulk_block | u64::from(extent.flags) << FLAGS_SHIFT).into(),
+            bulk_and_flags: (extent.bulk_block.get() | u64::from(extent.flags) << FLAGS_SHIFT).into(),
         }
     }
 
@@ -104,14 +157,14 @@ impl ExtentRecord {
         let extent = Extent {
             file_block: self.file_block.get().into(),
             blocks: self.blocks.get().into(),
-            bulk_block: word & ((1 << BULK_BITS) - 1),
+            bulk_block: BulkBlock(word & ((1 << BULK_BITS) - 1)),
             flags: (word >> FLAGS_SHIFT) as u32,
         };
         if extent.blocks == 0 {
             return Err(range("blocks", 0));
         }
-        if extent.bulk_block + extent.blocks > bulk_blocks || extent.end() > 1 << 32 {
-            return Err(range("bulk block", extent.bulk_block));
+        if (extent.bulk_block + extent.blocks).get() > bulk_blocks || extent.end() > 1 << 32 {
+            return Err(range("bulk block", extent.bulk_block.get()));
         }
         if word >> BULK_BITS & 0xffff != 0 || extent.flags > EXTENT_UNWRITTEN {
             return Err(range("flags", word >> BULK_BITS));
@@ -208,7 +261,8 @@ mod tests {
 
     #[test]
     fn what_no_writer_writes_is_refused() {
-        let good = ExtentRecord::new(&Extent { file_block: 7, blocks: 2, bulk_block: 10, flags: EXTENT_UNWRITTEN });
+        let good =
+            ExtentRecord::new(&Extent { file_block: 7, blocks: 2, bulk_block: BulkBlock(10), flags: EXTENT_UNWRITTEN });
         assert!(good.decode(12).is_ok());
         let with = |change: fn(&mut ExtentRecord)| {
             let mut record = good;
@@ -230,8 +284,8 @@ mod tests {
 
     #[test]
     fn maps_round_trip_and_overlaps_are_refused() {
-        let a = Extent { file_block: 0, blocks: 4, bulk_block: 10, flags: 0 };
-        let b = Extent { file_block: 4, blocks: 1, bulk_block: 99, flags: EXTENT_NEW };
+        let a = Extent { file_block: 0, blocks: 4, bulk_block: BulkBlock(10), flags: 0 };
+        let b = Extent { file_block: 4, blocks: 1, bulk_block: BulkBlock(99), flags: EXTENT_NEW };
         let node = ExtentNode::Extents(vec![a, b]);
         assert_eq!(decode(&encode(&node), 100), Ok(node.clone()));
         assert!(decode(&encode(&node), 99).is_err(), "beyond the device");

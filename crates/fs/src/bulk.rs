@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use shoal_format::extent::BulkBlock;
 use shoal_format::superblock::Superblock;
 use shoal_format::{BULK_BLOCK, Offset};
 use shoal_media::{BlockDevice, block};
@@ -144,7 +145,7 @@ impl Bulk {
     ///
     /// The host must have room for them. It keeps its headroom: log and images must still be able to grow, for without them
     /// nothing can be done with the blocks.
-    pub fn take(&self, region: &Region, goal: Option<u64>, want: u64, ahead: u64) -> Option<Run> {
+    pub fn take(&self, region: &Region, goal: Option<BulkBlock>, want: u64, ahead: u64) -> Option<Run> {
         let Some(room) = &self.room else { return self.state.lock().take(goal, want, ahead) };
         let within = |host: HostRoom| {
             let most = host.bulk_bytes(region.log_growth_bytes()) / BULK_BLOCK;
@@ -187,7 +188,7 @@ impl Bulk {
     /// What [`Bulk::take`] takes. Waits for pending blocks, and for held ones, when nothing else is left.
     ///
     /// The caller must not hold a transaction or an inode lock: waiting may have to make the log durable.
-    pub fn reserve(&self, region: &Region, goal: Option<u64>, want: u64, ahead: u64) -> Result<Run> {
+    pub fn reserve(&self, region: &Region, goal: Option<BulkBlock>, want: u64, ahead: u64) -> Result<Run> {
         self.reclaim(region)?;
         if let Some(run) = self.take(region, goal, want, ahead) {
             return Ok(run);
@@ -207,7 +208,7 @@ impl Bulk {
     }
 
     /// Takes up to `want` contiguous blocks before `limit`, the longest run there is; `None` when there is none.
-    pub fn reserve_before(&self, region: &Region, limit: u64, want: u64) -> Result<Option<Run>> {
+    pub fn reserve_before(&self, region: &Region, limit: BulkBlock, want: u64) -> Result<Option<Run>> {
         let take = || self.state.lock().take_before(limit, want);
         if let Some(run) = take() {
             return Ok(Some(run));
@@ -237,10 +238,10 @@ impl Bulk {
     }
 
     fn mark(&self, tx: &mut Tx<'_>, run: Run, used: bool) -> Result<()> {
-        let mut block = run.first;
-        while block < run.end() {
+        let (mut block, end) = (run.first.get(), run.end().get());
+        while block < end {
             let at = self.bitmap + block / 64 * 8;
-            let words = (run.end() - block) / 64;
+            let words = (end - block) / 64;
             if block.is_multiple_of(64) && words > 0 {
                 // Whole words belong to this run alone: no other transaction changes a bit of them.
                 if used {
@@ -251,7 +252,7 @@ impl Bulk {
                 block += words * 64;
                 continue;
             }
-            let bits = (64 - block % 64).min(run.end() - block);
+            let bits = (64 - block % 64).min(end - block);
             let mask = (u64::MAX >> (64 - bits)) << (block % 64);
             if used {
                 tx.set_bits(at, mask)?
@@ -329,7 +330,7 @@ impl Bulk {
             let free = self.state.lock().hold(freed);
             for run in free {
                 // A trim that fails costs space on the host, nothing else: a fresh block is written whole.
-                let trim = || drop(block::trim(&*self.device, run.first * BULK_BLOCK, run.blocks * BULK_BLOCK));
+                let trim = || drop(block::trim(&*self.device, run.first.byte(), run.blocks * BULK_BLOCK));
                 if !is_planted(Bug::LateTrim) {
                     trim();
                 }

@@ -11,8 +11,8 @@
 //! One file of over 500 lines: reading and editing a map are one algorithm over the same nodes.
 
 use shoal_format::extent::{
-    EXTENT_BYTES, EXTENT_HEADER, Extent, ExtentHeader, ExtentNode, ExtentRecord, IndexRecord, LEAF_BYTES, LEAF_EXTENTS,
-    decode, encode,
+    BulkBlock, EXTENT_BYTES, EXTENT_HEADER, Extent, ExtentHeader, ExtentNode, ExtentRecord, IndexRecord, LEAF_BYTES,
+    LEAF_EXTENTS, decode, encode,
 };
 use shoal_format::inode::{Inode, Layout};
 use shoal_format::{FormatError, Offset, SlotRef};
@@ -200,7 +200,7 @@ pub(crate) fn find(view: &impl View, root: SlotRef, block: u64, bulk_blocks: u64
 }
 
 /// The end of the last extent that begins before `block`, on the bulk device: where the next block would best lie.
-pub(crate) fn goal_before(view: &impl View, root: SlotRef, block: u64, bulk_blocks: u64) -> Result<Option<u64>> {
+pub(crate) fn goal_before(view: &impl View, root: SlotRef, block: u64, bulk_blocks: u64) -> Result<Option<BulkBlock>> {
     if root.is_none() || block == 0 {
         return Ok(None);
     }

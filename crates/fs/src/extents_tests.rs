@@ -3,6 +3,7 @@
 //! The model is a `BTreeMap` from file block to bulk block; every edit goes to both, and look-ups and neighbours are compared.
 //! Seeds are printed by the failing assertion.
 
+use shoal_format::extent::BulkBlock;
 use std::collections::BTreeMap;
 
 use shoal_format::superblock::{Geometry, MemoryKind};
@@ -14,7 +15,8 @@ use super::*;
 type Model = BTreeMap<u64, (u64, u32)>;
 
 fn flatten(extents: &[Extent]) -> Model {
-    let blocks = extents.iter().flat_map(|e| (0..e.blocks).map(|i| (e.file_block + i, (e.bulk_block + i, e.flags))));
+    let blocks =
+        extents.iter().flat_map(|e| (0..e.blocks).map(|i| (e.file_block + i, (e.bulk_block.get() + i, e.flags))));
     blocks.collect()
 }
 
@@ -46,7 +48,10 @@ fn a_list_of_extents_behaves_like_a_map_of_blocks() {
                     // Half of the time in line with the file's blocks, so that neighbours join.
                     let bulk = if random.below(2) == 0 { 100 + start } else { random.below(1000) };
                     let flags = random.below(3) as u32;
-                    put(&mut extents, Extent { file_block: start, blocks: len, bulk_block: bulk, flags });
+                    put(
+                        &mut extents,
+                        Extent { file_block: start, blocks: len, bulk_block: BulkBlock::new(bulk), flags },
+                    );
                     model.extend((0..len).map(|i| (start + i, (bulk + i, flags))));
                 }
                 _ => {
@@ -63,7 +68,7 @@ fn a_list_of_extents_behaves_like_a_map_of_blocks() {
 #[test]
 fn groups_fill_leaves_at_the_end_and_halve_them_elsewhere() {
     let list: Vec<Extent> =
-        (0..300).map(|i| Extent { file_block: 2 * i, blocks: 1, bulk_block: i, flags: 0 }).collect();
+        (0..300).map(|i| Extent { file_block: 2 * i, blocks: 1, bulk_block: BulkBlock::new(i), flags: 0 }).collect();
     let lens = |at_end| groups(&list, at_end).map(<[Extent]>::len).collect::<Vec<_>>();
     assert_eq!(lens(true), [255, 45]);
     assert_eq!(lens(false), [150, 150]);
@@ -73,8 +78,11 @@ fn groups_fill_leaves_at_the_end_and_halve_them_elsewhere() {
 #[test]
 fn joined_extents_never_outgrow_their_length_field() {
     let mut extents = Vec::new();
-    put(&mut extents, Extent { file_block: 0, blocks: u32::MAX as u64, bulk_block: 0, flags: 0 });
-    put(&mut extents, Extent { file_block: u32::MAX as u64, blocks: 1, bulk_block: u32::MAX as u64, flags: 0 });
+    put(&mut extents, Extent { file_block: 0, blocks: u32::MAX as u64, bulk_block: BulkBlock::new(0), flags: 0 });
+    put(
+        &mut extents,
+        Extent { file_block: u32::MAX as u64, blocks: 1, bulk_block: BulkBlock::new(u32::MAX as u64), flags: 0 },
+    );
     assert_eq!(extents.len(), 2);
 }
 
@@ -172,7 +180,7 @@ fn a_stored_map_behaves_like_a_map_of_blocks_through_splits_and_removals_of_leav
                         let flags = (bulk % 3) as u32;
                         put(
                             &mut edit.extents,
-                            Extent { file_block: block, blocks: to - block, bulk_block: bulk, flags },
+                            Extent { file_block: block, blocks: to - block, bulk_block: BulkBlock::new(bulk), flags },
                         );
                         model.extend((block..to).map(|b| (b, (bulk + b - block, flags))));
                     }
@@ -197,7 +205,7 @@ fn a_stored_map_behaves_like_a_map_of_blocks_through_splits_and_removals_of_leav
                 let found = find(&region, inode.root, block, BULK_BLOCKS).unwrap();
                 match (found, model.get(&block)) {
                     (Mapped::At(e), Some(&(bulk, flags))) => {
-                        assert_eq!((e.bulk_block + block - e.file_block, e.flags), (bulk, flags), "seed {seed}");
+                        assert_eq!((e.bulk_block.get() + block - e.file_block, e.flags), (bulk, flags), "seed {seed}");
                     }
                     (Mapped::Hole { until }, None) => {
                         assert!(until > block && model.range(block..until).next().is_none(), "seed {seed} {block}");
@@ -230,7 +238,7 @@ fn a_look_up_refuses_an_extent_that_no_writer_writes_as_an_edit_does() {
         let region = region();
         let mut inode = no_data();
         let mut edit = MapEdit::load(&region, &inode, 0, 8, BULK_BLOCKS).unwrap();
-        put(&mut edit.extents, Extent { file_block: 2, blocks: 4, bulk_block: 50, flags: 0 });
+        put(&mut edit.extents, Extent { file_block: 2, blocks: 4, bulk_block: BulkBlock::new(50), flags: 0 });
         let mut tx = region.begin();
         edit.store(&mut tx, &mut inode).unwrap();
         tx.write(item_at(inode.root, 0) + 13, &odd).unwrap();

@@ -6,7 +6,7 @@
 //! Left out: what the device's size is then (`resize`).
 
 use shoal_format::BULK_BLOCK;
-use shoal_format::extent::{EXTENT_UNWRITTEN, Extent};
+use shoal_format::extent::{BulkBlock, EXTENT_UNWRITTEN, Extent};
 use shoal_format::inode::Layout;
 
 use crate::bulk::{Bulk, Run};
@@ -23,7 +23,7 @@ impl Fs {
     /// returns how many blocks moved. `progress` is told of each step's.
     pub fn gather_bulk(&self, limit: u64, progress: &mut dyn FnMut(u64)) -> Result<u64> {
         self.writable()?;
-        let bulk = self.bulk()?;
+        let (bulk, limit) = (self.bulk()?, BulkBlock::new(limit));
         self.settle_new()?;
         let mut files = Vec::new();
         self.for_each_inode(&mut |ino, inode| {
@@ -45,7 +45,7 @@ impl Fs {
     }
 
     /// One step in a file, from its block `from` on: the blocks moved, and where to go on. `None` when nothing is left there.
-    fn gather_step(&self, bulk: &Bulk, ino: Ino, from: u64, limit: u64) -> Result<Option<(u64, u64)>> {
+    fn gather_step(&self, bulk: &Bulk, ino: Ino, from: u64, limit: BulkBlock) -> Result<Option<(u64, u64)>> {
         let (mut file, mut inode) = match self.lock_data(ino, |_| false) {
             Err(Error::Stale) => return Ok(None),
             locked => locked?,
@@ -60,7 +60,7 @@ impl Fs {
                 Mapped::Hole { until } => block = until,
                 Mapped::At(extent) if extent.bulk_block + extent.blocks <= limit => block = extent.end(),
                 Mapped::At(extent) => {
-                    let skip = limit.saturating_sub(extent.bulk_block);
+                    let skip = limit.get().saturating_sub(extent.bulk_block.get());
                     let blocks = (extent.blocks - skip).min(STEP_BLOCKS);
                     let (file_block, bulk_block) = (extent.file_block + skip, extent.bulk_block + skip);
                     break Extent { file_block, blocks, bulk_block, ..extent };
@@ -76,8 +76,8 @@ impl Fs {
                     let mut bytes = vec![0; (COPY_BLOCKS * BULK_BLOCK) as usize];
                     for done in (0..run.blocks).step_by(COPY_BLOCKS as usize) {
                         let bytes = &mut bytes[..(COPY_BLOCKS.min(run.blocks - done) * BULK_BLOCK) as usize];
-                        bulk.read((old.bulk_block + done) * BULK_BLOCK, bytes)?;
-                        bulk.write((run.first + done) * BULK_BLOCK, bytes)?;
+                        bulk.read((old.bulk_block + done).byte(), bytes)?;
+                        bulk.write((run.first + done).byte(), bytes)?;
                     }
                     bulk.flush(&self.region)
                 })?;
@@ -85,7 +85,7 @@ impl Fs {
             let mut edit = MapEdit::load(&self.region, &inode, old.file_block, old.end(), bulk.blocks())?;
             // Their flags are those of now: NEW may have been cleared, and the extent split, while the device worked.
             for part in cut(&mut edit.extents, old.file_block, old.end()) {
-                put(&mut edit.extents, Extent { bulk_block: part.bulk_block - old.bulk_block + run.first, ..part });
+                put(&mut edit.extents, Extent { bulk_block: run.first + (part.bulk_block - old.bulk_block), ..part });
             }
             let mut tx = self.region.begin_reclaim();
             edit.store(&mut tx, &mut inode)?;

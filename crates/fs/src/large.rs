@@ -133,7 +133,7 @@ impl Drop for Mapping<'_> {
 
 /// The byte of the device where byte `position` of the file is.
 fn byte_of(extent: &Extent, position: u64) -> u64 {
-    extent.bulk_block * BULK_BLOCK + (position - extent.file_block * BULK_BLOCK)
+    extent.bulk_block.byte() + (position - extent.file_block * BULK_BLOCK)
 }
 
 /// Some bytes of a file, in a row on the device, or zeros.
@@ -236,7 +236,7 @@ impl Fs {
                     pieces.push(PlacedRange {
                         file_at: extent.file_block * BULK_BLOCK,
                         len: extent.blocks * BULK_BLOCK,
-                        at: extent.bulk_block * BULK_BLOCK,
+                        at: extent.bulk_block.byte(),
                         bulk: true,
                         new: extent.flags & EXTENT_NEW != 0,
                         unwritten: extent.flags & EXTENT_UNWRITTEN != 0,
@@ -585,7 +585,7 @@ impl Fs {
 
 /// Writes all blocks of a fresh extent: `bytes` at byte `place` of the device, zeros before and behind them.
 fn write_whole(bulk: &Bulk, extent: &Extent, place: u64, bytes: &[u8]) -> Result<u64> {
-    let (start, stop) = (extent.bulk_block * BULK_BLOCK, (extent.bulk_block + extent.blocks) * BULK_BLOCK);
+    let (start, stop) = (extent.bulk_block.byte(), (extent.bulk_block + extent.blocks).byte());
     let end = place + bytes.len() as u64;
     let body = (place.next_multiple_of(BULK_BLOCK), end / BULK_BLOCK * BULK_BLOCK);
     let mut write = 0;

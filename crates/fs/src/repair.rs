@@ -7,6 +7,7 @@
 
 use shoal_format::SlotRef;
 use shoal_format::dir::{Dirent, name_hash};
+use shoal_format::extent::BulkBlock;
 use shoal_format::inode::Inode;
 
 use crate::bulk::Run;
@@ -117,12 +118,12 @@ impl Fs {
         let end = first.saturating_add(blocks).min(bulk.blocks());
         let mut at = first;
         while at < end {
-            let run = Run { first: at, blocks: BLOCKS_PER_STEP.min(end - at) };
+            let run = Run { first: BulkBlock::new(at), blocks: BLOCKS_PER_STEP.min(end - at) };
             let mut tx = self.region.begin_reclaim();
             bulk.mark_free(&mut tx, run)?;
             let lsn = tx.commit()?;
             bulk.freed(lsn, &[run]);
-            at = run.end();
+            at = run.end().get();
         }
         Ok(())
     }

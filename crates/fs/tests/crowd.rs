@@ -198,7 +198,7 @@ fn crowd(kind: MemoryKind, seed: u64, delay_us: u64) {
         done.into_iter().map(|member| member.expect("a member's own message is above")).collect()
     });
     let point = store.world.snapshot();
-    let states = point.power_losses(&Limits::few()).into_iter().map(|state| (state, true));
+    let states = point.power_losses(&Limits::few()).map(|state| (state, true));
     for (state, power_lost) in states.chain([(point.process_crash(), false)]) {
         let after = store.reopened(&state, power_lost);
         for (number, contents) in &members {

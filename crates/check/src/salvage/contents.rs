@@ -191,7 +191,7 @@ impl Walk<'_, '_> {
         while at < end {
             let len = READ_BYTES.min(end - at);
             let part = &mut buffer[..len as usize];
-            match bulk.read(first * BULK_BLOCK + (at - start), part) {
+            match bulk.read(first.byte() + (at - start), part) {
                 Ok(()) => {
                     self.found.bytes += len;
                     self.sink.data(at, part);

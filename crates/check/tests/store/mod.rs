@@ -136,8 +136,13 @@ impl Store {
         s.add(1, b"chunked", CHUNKED, chunked);
 
         let extents = [
-            extent::Extent { file_block: 0, blocks: 3, bulk_block: 60, flags: 0 },
-            extent::Extent { file_block: 5, blocks: 4, bulk_block: 100, flags: extent::EXTENT_UNWRITTEN },
+            extent::Extent { file_block: 0, blocks: 3, bulk_block: extent::BulkBlock::new(60), flags: 0 },
+            extent::Extent {
+                file_block: 5,
+                blocks: 4,
+                bulk_block: extent::BulkBlock::new(100),
+                flags: extent::EXTENT_UNWRITTEN,
+            },
         ];
         let leaf = s.allocate(extent::LEAF_BYTES);
         s.write(leaf.offset(), &extent::encode(&extent::ExtentNode::Extents(extents[1..].to_vec())));

@@ -3,6 +3,7 @@
 //! A run is looked for behind a file's last extent, else behind a roving cursor that leaves a gap, so that files growing side by
 //! side stay contiguous. Left out: the bitmap in the region, and when a freed block may be used again ([`super::Bulk`]).
 
+use shoal_format::extent::BulkBlock;
 use shoal_region::Lsn;
 
 use crate::planted::{Bug, is_planted};
@@ -10,12 +11,13 @@ use crate::planted::{Bug, is_planted};
 /// Blocks that lie side by side on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Run {
-    pub first: u64,
+    pub first: BulkBlock,
     pub blocks: u64,
 }
 
 impl Run {
-    pub fn end(&self) -> u64 {
+    /// The block behind the last one.
+    pub fn end(&self) -> BulkBlock {
         self.first + self.blocks
     }
 }
@@ -80,7 +82,7 @@ impl Blocks {
                 let bit = mask.trailing_zeros() as u64;
                 let blocks = (mask >> bit).trailing_ones() as u64;
                 mask &= !(u64::MAX >> (64 - blocks) << bit);
-                let run = Run { first: word as u64 * 64 + bit, blocks };
+                let run = Run { first: BulkBlock::new(word as u64 * 64 + bit), blocks };
                 self.set(run, true);
                 self.pending_blocks += blocks;
                 self.held_blocks += blocks;
@@ -95,12 +97,12 @@ impl Blocks {
             return vec![freed];
         }
         let mut rest = Vec::new();
-        let mut first = freed.first;
-        while first < freed.end() {
+        let (mut first, behind) = (freed.first.get(), freed.end().get());
+        while first < behind {
             let mapped = |block: u64| self.saved[block as usize / 64] >> (block % 64) & 1 == 1;
             let holds = mapped(first);
-            let end = (first..freed.end()).find(|&block| mapped(block) != holds).unwrap_or(freed.end());
-            let run = Run { first, blocks: end - first };
+            let end = (first..behind).find(|&block| mapped(block) != holds).unwrap_or(behind);
+            let run = Run { first: BulkBlock::new(first), blocks: end - first };
             if holds {
                 self.held_blocks += run.blocks;
                 self.held.push(run);
@@ -150,10 +152,10 @@ impl Blocks {
     }
 
     pub fn set(&mut self, run: Run, used: bool) {
-        let mut block = run.first;
-        while block < run.end() {
+        let (mut block, end) = (run.first.get(), run.end().get());
+        while block < end {
             let word = block as usize / 64;
-            let bits = (64 - block % 64).min(run.end() - block);
+            let bits = (64 - block % 64).min(end - block);
             let mask = (u64::MAX >> (64 - bits)) << (block % 64);
             let group = &mut self.group_free[word / GROUP_WORDS];
             if used {
@@ -170,30 +172,31 @@ impl Blocks {
         self.free = if used { self.free - run.blocks } else { self.free + run.blocks };
     }
 
-    pub fn take_before(&mut self, limit: u64, want: u64) -> Option<Run> {
+    pub fn take_before(&mut self, limit: BulkBlock, want: u64) -> Option<Run> {
         let mut best: Option<Run> = None;
         let mut from = 0;
-        while let Some(first) = self.next_free(from).filter(|&first| first < limit) {
-            let run = Run { first, blocks: self.free_len(first, want.min(limit - first)) };
+        while let Some(first) = self.next_free(from).filter(|&first| first < limit.get()) {
+            let blocks = self.free_len(first, want.min(limit.get() - first));
+            let run = Run { first: BulkBlock::new(first), blocks };
             if best.is_none_or(|best| best.blocks < run.blocks) {
                 best = Some(run);
             }
             if run.blocks == want {
                 break;
             }
-            from = run.end();
+            from = run.end().get();
         }
         self.set(best?, true);
         best
     }
 
-    pub fn take(&mut self, goal: Option<u64>, want: u64, ahead: u64) -> Option<Run> {
+    pub fn take(&mut self, goal: Option<BulkBlock>, want: u64, ahead: u64) -> Option<Run> {
         let want = want.min(self.free.saturating_sub(self.withheld));
         if want == 0 {
             return None;
         }
-        if let Some(goal) = goal.filter(|&goal| self.is_free(goal)) {
-            let run = Run { first: goal, blocks: self.free_len(goal, want) };
+        if let Some(goal) = goal.filter(|goal| self.is_free(goal.get())) {
+            let run = Run { first: goal, blocks: self.free_len(goal.get(), want) };
             self.set(run, true);
             return Some(run);
         }
@@ -205,7 +208,7 @@ impl Blocks {
         while looked_at < RUNS_LOOKED_AT {
             match self.next_free(from) {
                 Some(first) if !wrapped || first < self.cursor => {
-                    let run = Run { first, blocks: self.free_len(first, want) };
+                    let run = Run { first: BulkBlock::new(first), blocks: self.free_len(first, want) };
                     if best.is_none_or(|best| best.blocks < run.blocks) {
                         best = Some(run);
                     }
@@ -213,7 +216,7 @@ impl Blocks {
                         break;
                     }
                     looked_at += 1;
-                    from = run.end();
+                    from = run.end().get();
                 }
                 _ if wrapped => break,
                 _ => (from, wrapped) = (0, true),
@@ -221,7 +224,7 @@ impl Blocks {
         }
         let run = best?;
         self.set(run, true);
-        self.cursor = (run.end() + ahead) % self.count;
+        self.cursor = (run.end() + ahead).get() % self.count;
         Some(run)
     }
 }
@@ -235,7 +238,7 @@ mod tests {
     }
 
     fn run(first: u64, blocks: u64) -> Run {
-        Run { first, blocks }
+        Run { first: BulkBlock::new(first), blocks }
     }
 
     #[test]
@@ -259,7 +262,7 @@ mod tests {
         let mut seen = vec![false; 100_003];
         let mut total = 0;
         while let Some(got) = blocks.take(None, 1 + total % 700, 16) {
-            (got.first..got.end()).for_each(|b| assert!(!std::mem::replace(&mut seen[b as usize], true)));
+            (got.first.get()..got.end().get()).for_each(|b| assert!(!std::mem::replace(&mut seen[b as usize], true)));
             total += got.blocks;
         }
         assert_eq!((total, blocks.free), (100_003, 0));
@@ -272,6 +275,6 @@ mod tests {
         let mut blocks = blocks(640);
         blocks.set(run(2, 100), true);
         assert_eq!(blocks.take(None, 8, 0), Some(run(102, 8)));
-        assert_eq!(blocks.take(Some(0), 8, 0), Some(run(0, 2)));
+        assert_eq!(blocks.take(Some(BulkBlock::new(0)), 8, 0), Some(run(0, 2)));
     }
 }

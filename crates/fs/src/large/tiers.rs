@@ -111,7 +111,7 @@ impl Fs {
                 buffer.resize((extent.blocks * BULK_BLOCK) as usize, 0);
                 let readable = (inode.size - at).min(buffer.len() as u64) as usize;
                 small::read(&self.region, inode, at, &mut buffer[..readable])?;
-                write = file.device(inode, |bulk| bulk.write(extent.bulk_block * BULK_BLOCK, &buffer))?;
+                write = file.device(inode, |bulk| bulk.write(extent.bulk_block.byte(), &buffer))?;
             }
             block = extent.end();
         }

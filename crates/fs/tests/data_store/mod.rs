@@ -128,7 +128,7 @@ impl Store {
                         last_end = e.end();
                         blocks += e.blocks;
                         has_new |= e.flags & EXTENT_NEW != 0;
-                        for block in e.bulk_block..e.bulk_block + e.blocks {
+                        for block in e.bulk_block.get()..e.bulk_block.get() + e.blocks {
                             let word = region.read_u64(region.superblock().bulk_bitmap + block / 64 * 8).unwrap();
                             assert!(word >> (block % 64) & 1 == 1, "{context}: block {block} is mapped and free");
                         }
