@@ -73,6 +73,14 @@ impl<'a> FileLock<'a> {
     /// Lets `work` use the bulk device without the inode lock; `inode` is the record as it is afterwards, with the times
     /// that the caller has set. The caller holds no transaction.
     pub fn device<T>(&mut self, inode: &mut Inode, work: impl FnOnce(&'a Bulk) -> Result<T>) -> Result<T> {
+        let (mtime, ctime) = (inode.mtime, inode.ctime);
+        let outcome = self.device_aside(inode, work);
+        (inode.mtime, inode.ctime) = (mtime, inode.ctime.max(ctime));
+        outcome
+    }
+
+    /// The same for a caller that sets no times: those of the record stay.
+    pub fn device_aside<T>(&mut self, inode: &mut Inode, work: impl FnOnce(&'a Bulk) -> Result<T>) -> Result<T> {
         let bulk = self.fs.bulk()?;
         debug_assert!(self.data.is_some(), "inode {}: the device is used without the data lock", self.ino);
         self.inode = None;
@@ -81,7 +89,7 @@ impl<'a> FileLock<'a> {
         match self.fs.load(self.ino) {
             Ok(now) if now.generation == inode.generation => {
                 debug_assert_eq!((now.layout, now.size), (inode.layout, inode.size), "inode {}", self.ino);
-                *inode = Inode { mtime: inode.mtime, ctime: inode.ctime.max(now.ctime), ..now };
+                *inode = now;
                 outcome
             }
             Ok(_) => outcome.and(Err(Error::Stale)),

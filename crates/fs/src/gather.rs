@@ -67,12 +67,12 @@ impl Fs {
                 }
             }
         };
-        let run = file.device(&mut inode, |bulk| bulk.reserve_before(&self.region, limit, old.blocks))?;
+        let run = file.device_aside(&mut inode, |bulk| bulk.reserve_before(&self.region, limit, old.blocks))?;
         let Some(run) = run else { return Ok(None) };
         let old = Extent { blocks: run.blocks, ..old };
         let outcome = (|| {
             if old.flags & EXTENT_UNWRITTEN == 0 {
-                file.device(&mut inode, |bulk| {
+                file.device_aside(&mut inode, |bulk| {
                     let mut bytes = vec![0; (COPY_BLOCKS * BULK_BLOCK) as usize];
                     for done in (0..run.blocks).step_by(COPY_BLOCKS as usize) {
                         let bytes = &mut bytes[..(COPY_BLOCKS.min(run.blocks - done) * BULK_BLOCK) as usize];
