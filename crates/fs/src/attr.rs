@@ -100,7 +100,6 @@ impl Fs {
             None => self.lock_inode(ino)?,
         };
         flags::check_setattr(&inode, change)?;
-        let now = self.now();
         if let Some(size) = change.size {
             if inode.is_dir() {
                 return Err(Error::IsDirectory);
@@ -110,6 +109,8 @@ impl Fs {
             }
             self.truncate_locked(&mut file, &mut inode, size)?;
         }
+        // After a change of size, which may wait while others change attributes.
+        let now = self.now();
         let time = |change: TimeChange| match change {
             TimeChange::Now => now,
             TimeChange::At(ns) => ns,
