@@ -67,10 +67,15 @@ impl Fs {
                 }
             }
         };
-        let run = file.device_aside(&mut inode, |bulk| bulk.reserve_before(&self.region, limit, old.blocks))?;
-        let Some(run) = run else { return Ok(None) };
+        let mut run = None;
+        let looked = file.device_aside(&mut inode, |bulk| {
+            run = bulk.reserve_before(&self.region, limit, old.blocks)?;
+            Ok(())
+        });
+        let Some(run) = run else { return looked.map(|()| None) };
         let old = Extent { blocks: run.blocks, ..old };
         let outcome = (|| {
+            looked?;
             if old.flags & EXTENT_UNWRITTEN == 0 {
                 file.device_aside(&mut inode, |bulk| {
                     let mut bytes = vec![0; (COPY_BLOCKS * BULK_BLOCK) as usize];

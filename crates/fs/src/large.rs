@@ -83,11 +83,15 @@ impl<'a> Mapping<'a> {
             _ => goal_before(&fs.region, map_root(inode), file_block, self.bulk.blocks())?,
         };
         let ahead = ahead(inode.size);
-        let run = match self.bulk.take(&fs.region, goal, blocks, ahead) {
-            Some(run) => run,
-            None => file.device(inode, |bulk| bulk.reserve(&fs.region, goal, blocks, ahead))?,
+        let mut keep = |run| {
+            self.reserved.push(run);
+            run
         };
-        self.reserved.push(run);
+        let run = match self.bulk.take(&fs.region, goal, blocks, ahead) {
+            Some(run) => keep(run),
+            // Kept at once: the file may be gone when the device is done.
+            None => file.device(inode, |bulk| Ok(keep(bulk.reserve(&fs.region, goal, blocks, ahead)?)))?,
+        };
         let flags = if is_planted(Bug::FreshNotNew) { flags & !EXTENT_NEW } else { flags };
         let extent = Extent { file_block, blocks: run.blocks, bulk_block: run.first, flags };
         self.extents.push(extent);
