@@ -9,7 +9,7 @@ use crate::data_store::gate::{gated, meet};
 use crate::store::{Moment, Setup};
 use shoal_format::BULK_BLOCK;
 use shoal_format::superblock::MemoryKind;
-use shoal_fs::{Error, Ino, ROOT, RenameMode, SetAttr, XattrMode};
+use shoal_fs::{Error, Ino, ROOT, RenameMode, SetAttr, TimeChange, XattrMode};
 use shoal_sim::Limits;
 
 const KEEP_SIZE: i32 = 1;
@@ -237,4 +237,69 @@ fn blocks_that_became_durable_while_they_were_gathered_stay_durable() {
         let bytes = contents(&store, ino(&store, "large"));
         assert!(bytes == vec![1; LARGE + 100_000], "{}: bytes of an fsync are lost", state.name());
     }
+}
+
+#[test]
+fn times_set_while_a_file_is_gathered_stay() {
+    for moment in [Moment::Read, Moment::Write, Moment::Flush] {
+        let (store, gate) = gated(setup(), |store| {
+            let first = store.create(b"first");
+            store.fs.write(first, 0, &[9; 200_000]).unwrap();
+            prepared(store);
+            store.fs.sync().unwrap();
+            store.fs.unlink(ROOT, b"first").unwrap();
+        });
+        let large = ino(&store, "large");
+        let gather = || assert!(store.fs.gather_bulk(4, &mut |_| {}).unwrap() > 0);
+        meet(&gate, moment, 0, gather, || {
+            let (atime, mtime) = (Some(TimeChange::At(43)), Some(TimeChange::At(42)));
+            store.fs.setattr(large, &SetAttr { atime, mtime, ..SetAttr::default() }).unwrap();
+        });
+        let after = store.fs.getattr(large).unwrap();
+        assert_eq!((after.atime, after.mtime), (43, 42), "{moment:?}: gathering undid a change of times");
+    }
+}
+
+#[test]
+fn a_change_of_size_that_waited_does_not_set_the_change_time_back() {
+    let (store, gate) = gated(setup(), prepared);
+    let large = ino(&store, "large");
+    let mut beside = 0;
+    meet(
+        &gate,
+        Moment::Read,
+        0,
+        || resize(&store, large, 20_000),
+        || {
+            store.clock.advance(1_000_000_000);
+            beside = store.fs.setattr(large, &SetAttr { mode: Some(0o600), ..SetAttr::default() }).unwrap().ctime;
+        },
+    );
+    assert!(store.fs.getattr(large).unwrap().ctime >= beside, "the change time went back");
+}
+
+#[test]
+fn blocks_reserved_for_a_file_that_went_away_meanwhile_are_free_again() {
+    let blocks = 16;
+    let (store, gate) = gated(Setup { bulk_blocks: blocks, ..setup() }, |store| {
+        let full = store.create(b"full");
+        store.fs.write(full, 0, &vec![9; (blocks * BULK_BLOCK) as usize]).unwrap();
+        let small = store.create(b"small");
+        store.fs.write(small, 0, &[2; SMALL]).unwrap();
+    });
+    let small = ino(&store, "small");
+    // Free blocks come only with the log's flush.
+    store.fs.unlink(ROOT, b"full").unwrap();
+    let mut outcome = Ok(0);
+    meet(
+        &gate,
+        Moment::LogSync,
+        0,
+        || outcome = store.fs.write(small, 0, &[2; 200_000]),
+        || store.fs.unlink(ROOT, b"small").unwrap(),
+    );
+    assert_eq!(outcome, Err(Error::Stale));
+    store.fs.sync().unwrap();
+    store.fs.sync().unwrap();
+    assert_eq!(store.fs.usage().bulk_used, 0, "reserved blocks were not given back");
 }
