@@ -9,6 +9,7 @@ mod compaction_crash;
 mod crash;
 mod crowd;
 mod damage;
+mod data_lock_stress;
 mod data_store;
 mod edges;
 mod end_of_file;
