@@ -92,8 +92,9 @@ impl<'a> FileLock<'a> {
                 *inode = now;
                 outcome
             }
-            Ok(_) => outcome.and(Err(Error::Stale)),
-            Err(error) => outcome.and(Err(error)),
+            // Whatever the device said: of NoSpace a caller makes the best, and would store the record of a file that is gone.
+            Ok(_) => Err(Error::Stale),
+            Err(error) => Err(error),
         }
     }
 }
@@ -126,3 +127,7 @@ impl Fs {
         Ok((FileLock { data: Some(data), ..file }, inode))
     }
 }
+
+#[cfg(test)]
+#[path = "data_lock_tests.rs"]
+mod tests;

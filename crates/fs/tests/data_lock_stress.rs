@@ -149,6 +149,7 @@ fn stress(kind: MemoryKind, seed: u64, delay_us: u64, faulty: bool) {
     let states = point.power_losses(&Limits::few()).map(|state| (state, true));
     for (state, power_lost) in states.chain([(point.process_crash(), false)]) {
         let context = format!("seed {seed}, {}", state.name());
+        check(setup, &state.open(), power_lost).unwrap_or_else(|e| panic!("{context}, before it is opened: {e}"));
         let after = store.reopened(&state, power_lost);
         let mut read = vec![0; bytes.len() + 1];
         assert_eq!(after.fs.read(kept, 0, &mut read), Ok(bytes.len()), "{context}");

@@ -336,8 +336,9 @@ pub fn check_source(source: Source<'_>) -> Result<Report, String> {
 }
 
 fn without_errors(report: Report) -> Result<Report, String> {
-    match report.errors.first() {
-        None => Ok(report),
-        Some(first) => Err(format!("check finds {} errors, first: {first}", report.errors.len())),
+    if report.errors.is_empty() {
+        return Ok(report);
     }
+    let some: Vec<String> = report.errors.iter().take(8).map(|error| error.to_string()).collect();
+    Err(format!("check finds {} errors: {}", report.errors.len(), some.join("; ")))
 }
