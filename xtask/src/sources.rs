@@ -1,8 +1,9 @@
 //! Rules on source files: their length and that of functions, a header that says what they own, and the place of `unsafe`.
 //!
 //! A file has at most 800 lines, unless a line of its header says `//! Longer than 800 lines because ...`. Every file
-//! opens with a `//!` header of at least 3 lines. A function has at most 80 lines. `unsafe` stands in `crates/host` only, and every other crate forbids
-//! it at its root, so that the compiler enforces the rule, too. Findings are lines `path: what`.
+//! opens with a `//!` header of at least 3 lines. A function has at most 80 lines. `unsafe` stands in `crates/host` only,
+//! and every other crate forbids it at its root, so that the compiler enforces the rule, too. Findings are lines
+//! `path: what`.
 
 use std::fs;
 use std::path::{Path, PathBuf};

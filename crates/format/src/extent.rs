@@ -3,8 +3,7 @@
 //! A map is a sorted list of extents. Its root is a piece with a header of 16 bytes and either the extents themselves
 //! (kind 0) or an index of leaves (kind 1); a leaf has the same header and holds extents. Leaves are 4 KiB.
 
-use std::fmt;
-use std::ops::{Add, AddAssign, Sub};
+use std::ops::{Add, Sub};
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -80,18 +79,12 @@ impl BulkBlock {
     }
 }
 
-/// The block so many blocks behind.
+/// The block that lies this number of blocks further on.
 impl Add<u64> for BulkBlock {
     type Output = BulkBlock;
 
     fn add(self, blocks: u64) -> BulkBlock {
         BulkBlock(self.0 + blocks)
-    }
-}
-
-impl AddAssign<u64> for BulkBlock {
-    fn add_assign(&mut self, blocks: u64) {
-        self.0 += blocks;
     }
 }
 
@@ -101,12 +94,6 @@ impl Sub for BulkBlock {
 
     fn sub(self, earlier: BulkBlock) -> u64 {
         self.0 - earlier.0
-    }
-}
-
-impl fmt::Display for BulkBlock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
     }
 }
 

@@ -36,7 +36,7 @@ impl Lsn {
     }
 }
 
-/// The position so many bytes behind.
+/// The position that lies this number of bytes further on.
 impl Add<u64> for Lsn {
     type Output = Lsn;
 

@@ -15,14 +15,8 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use shoal_format::inode::{Inode, Layout};
 
 use crate::bulk::Bulk;
-use crate::locks::{LoneGuard, assert_none_held};
+use crate::locks::{LoneGuard, STRIPES, assert_none_held, stripe};
 use crate::{Error, Fs, Ino, Result};
-
-const STRIPES: usize = 4096;
-
-fn stripe(ino: Ino) -> usize {
-    ino as usize % STRIPES
-}
 
 pub(crate) struct DataLocks {
     stripes: Box<[RwLock<()>]>,

@@ -20,7 +20,7 @@ use shoal_format::inode::{CHUNK, INODE_APPEND_ONLY, INODE_NO_ATIME, INODE_TRUNCA
 use shoal_region::{Lsn, Tx};
 
 use crate::data_lock::FileLock;
-use crate::large::{FILE_BLOCKS_MAX, MOVE_BACK_BYTES, read_places};
+use crate::large::{FILE_BLOCKS_MAX, MOVE_BACK_BYTES, read_spans};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, PlacedRange, Result, flags, small};
 
@@ -114,9 +114,9 @@ impl Fs {
             return Ok((self.read_in_region(&inode, at, out)?, inode));
         }
         let out = within(&inode, at, out);
-        let places = self.places(&inode, at, out.len())?;
+        let spans = self.spans(&inode, at, out.len())?;
         drop(lock);
-        read_places(self.bulk()?, &places, out)?;
+        read_spans(self.bulk()?, &spans, out)?;
         Ok((out.len(), inode))
     }
 

@@ -3,42 +3,20 @@
 //! The moments between a commit and what follows from it are made by hand: other threads are what takes, looks and frees
 //! there in life. Left out: the layout of records (`shoal-format`).
 
-use std::sync::Arc;
-
-use shoal_format::superblock::{Geometry, MemoryKind};
-use shoal_region::Parts as RegionParts;
-use shoal_sim::{SimClock, SimMemoryKind, World};
-
 use super::*;
-use crate::{Caller, FormatOptions, Options, Parts, ROOT};
-
-fn parts(world: &World, nonce: u8) -> Parts {
-    let region = RegionParts { memory: world.memory(0), log: None, images: None, boot_id: [1; 16], nonce: [nonce; 16] };
-    Parts { region, bulk: None, clock: Arc::new(SimClock::new(1)) }
-}
+use crate::test_store::TestStore;
+use crate::{Caller, ROOT};
 
 /// A store with `files` files, opened again: none of its blocks was looked through.
 fn opened(files: u64) -> Fs {
-    let world = World::new(1);
-    world.add_memory(16 << 20, SimMemoryKind::Battery);
-    let geometry = Geometry {
-        memory_kind: MemoryKind::Battery,
-        uuid: [5; 16],
-        region_bytes: 16 << 20,
-        bulk_blocks: 0,
-        ring_bytes: 512 << 10,
-        threshold: 1 << 20,
-        hash_seed: 1,
-        created_ns: 0,
-    };
-    Fs::format(parts(&world, 1), &FormatOptions { geometry, root_mode: 0o755, root_uid: 0, root_gid: 0 }).unwrap();
-    let (fs, _) = Fs::open(parts(&world, 2), Options::default()).unwrap();
+    let store = TestStore::new(0);
+    let fs = store.open(2);
     for number in 0..files {
         fs.mknod(&Caller::default(), ROOT, format!("{number}").as_bytes(), 0o644, 0).unwrap();
     }
     fs.shutdown().unwrap();
     drop(fs);
-    Fs::open(parts(&world, 3), Options::default()).unwrap().0
+    store.open(3)
 }
 
 /// Takes numbers until the table has grown.

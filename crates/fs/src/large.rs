@@ -141,16 +141,16 @@ fn byte_of(extent: &Extent, position: u64) -> u64 {
 }
 
 /// Some bytes of a file, in a row on the device, or zeros.
-pub(crate) struct Place {
+pub(crate) struct Span {
     len: usize,
     at: Option<u64>,
 }
 
-/// Fills `out` from the places of as many bytes.
-pub(crate) fn read_places(bulk: &Bulk, places: &[Place], mut out: &mut [u8]) -> Result<()> {
-    for place in places {
-        let (part, rest) = out.split_at_mut(place.len);
-        match place.at {
+/// Fills `out` from spans of as many bytes.
+pub(crate) fn read_spans(bulk: &Bulk, spans: &[Span], mut out: &mut [u8]) -> Result<()> {
+    for span in spans {
+        let (part, rest) = out.split_at_mut(span.len);
+        match span.at {
             Some(at) => bulk.read(at, part)?,
             None => part.fill(0),
         }
@@ -204,22 +204,22 @@ impl Fs {
     }
 
     /// Where `len` bytes from `at` on are, in their order; the caller has clipped them to the file's size.
-    pub(crate) fn places(&self, inode: &Inode, at: u64, len: usize) -> Result<Vec<Place>> {
-        let mut places = Vec::new();
+    pub(crate) fn spans(&self, inode: &Inode, at: u64, len: usize) -> Result<Vec<Span>> {
+        let mut spans = Vec::new();
         let mut done = 0;
         while done < len {
             let position = at + done as u64;
             let block = position / BULK_BLOCK;
             let found = self.data_at(inode, block)?;
             let until = found.map_or_else(|until| until, |extent| extent.end()).saturating_mul(BULK_BLOCK);
-            let place = Place {
+            let span = Span {
                 len: (until - position).min((len - done) as u64) as usize,
                 at: found.ok().map(|extent| byte_of(&extent, position)),
             };
-            done += place.len;
-            places.push(place);
+            done += span.len;
+            spans.push(span);
         }
-        Ok(places)
+        Ok(spans)
     }
 
     /// Is `at` data, and up to where does that go on at least?

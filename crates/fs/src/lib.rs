@@ -51,6 +51,8 @@ mod resize;
 mod settle;
 mod small;
 mod space;
+#[cfg(test)]
+mod test_store;
 mod xattr;
 
 use std::collections::HashSet;

@@ -8,7 +8,8 @@ use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::Ino;
 
-const STRIPES: usize = 4096;
+/// Locks of one table.
+pub(crate) const STRIPES: usize = 4096;
 
 pub(crate) struct LockTable {
     stripes: Box<[RwLock<()>]>,
@@ -38,7 +39,7 @@ pub(crate) struct RangeGuard<'a> {
     _held: order::Held,
 }
 
-fn stripe(ino: Ino) -> usize {
+pub(crate) fn stripe(ino: Ino) -> usize {
     // Neighbouring numbers, as one directory's files have, go to different stripes.
     ino as usize % STRIPES
 }

@@ -5,11 +5,11 @@
 //! number. Each thread also has a file whose attributes it alone changes, though all write to it, and one that is its own.
 //! The order is the scheduler's: a seed fixes what is tried, not when.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::data_store::Store;
+use crate::data_store::gate::{delays, each_seed};
 use crate::store::{Moment, Setup, check};
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Caller, Error, Fs, Ino, ROOT, RenameMode, SetAttr, XattrMode};
@@ -144,15 +144,8 @@ impl Member<'_> {
 
 /// A store whose bulk device takes up to `delay_us` for a call.
 fn slow(kind: MemoryKind, seed: u64, delay_us: u64) -> Store {
-    let calls = AtomicU64::new(seed);
-    let delay = move |moment| {
-        if matches!(moment, Moment::Read | Moment::Write | Moment::Flush) && delay_us > 0 {
-            let random = Random::new(calls.fetch_add(1, Ordering::Relaxed)).below(delay_us);
-            std::thread::sleep(Duration::from_micros(random));
-        }
-    };
     let setup = Setup { kind, threshold: 80 << 10, bulk_blocks: 64, region_bytes: 200 << 16, ..Setup::default() };
-    Store::new(setup).hooked(Arc::new(delay))
+    Store::new(setup).hooked(delays(seed, delay_us, &[Moment::Read, Moment::Write, Moment::Flush]))
 }
 
 /// Gathering, compaction, ticks and images beside the others until `going` is false.
@@ -215,10 +208,5 @@ fn crowd(kind: MemoryKind, seed: u64, delay_us: u64) {
 
 #[test]
 fn a_crowd_on_few_files_neither_loses_nor_mixes_anything() {
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
-    let (first, seeds) = (number("SHOAL_FIRST").unwrap_or(0), number("SHOAL_SEEDS").unwrap_or(8));
-    for seed in first..first + seeds {
-        let kind = [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Logged, MemoryKind::Dax][(seed % 4) as usize];
-        crowd(kind, seed, [200, 0, 1000, 50, 30][(seed % 5) as usize]);
-    }
+    each_seed(8, |kind, seed| crowd(kind, seed, [200, 0, 1000, 50, 30][(seed % 5) as usize]));
 }

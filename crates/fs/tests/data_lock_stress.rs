@@ -5,11 +5,11 @@
 //! reservation that an error or a removal left behind shows.
 //! The order is the scheduler's: a seed fixes what is tried, not when. The like without errors is in `crowd`.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::data_store::Store;
+use crate::data_store::gate::{delays, each_seed};
 use crate::store::{Moment, Setup, check};
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Attr, Caller, Error, Fs, Ino, ROOT, RenameMode, SetAttr, XattrMode, without_flush};
@@ -116,14 +116,9 @@ fn background(store: &Store, going: &AtomicBool, seed: u64, faulty: bool) {
 }
 
 fn stress(kind: MemoryKind, seed: u64, delay_us: u64, faulty: bool) {
-    let calls = AtomicU64::new(seed << 32);
     let setup = Setup { kind, threshold: 80 << 10, bulk_blocks: 20, region_bytes: 200 << 16, ..Setup::default() };
-    let store = Store::new(setup).hooked(Arc::new(move |moment| {
-        if matches!(moment, Moment::Read | Moment::Write | Moment::Flush | Moment::LogSync) && delay_us > 0 {
-            let delay = Random::new(calls.fetch_add(1, Ordering::Relaxed)).below(delay_us);
-            std::thread::sleep(Duration::from_micros(delay));
-        }
-    }));
+    let moments = &[Moment::Read, Moment::Write, Moment::Flush, Moment::LogSync];
+    let store = Store::new(setup).hooked(delays(seed << 32, delay_us, moments));
     let kept = store.create(b"kept");
     let bytes = vec![77; 150_000];
     store.fs.write(kept, 0, &bytes).unwrap();
@@ -174,10 +169,5 @@ fn stress(kind: MemoryKind, seed: u64, delay_us: u64, faulty: bool) {
 
 #[test]
 fn files_that_come_and_go_over_a_failing_device_leave_no_byte_and_no_block() {
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse::<u64>().expect("a number"));
-    let (first, seeds) = (number("SHOAL_FIRST").unwrap_or(0), number("SHOAL_SEEDS").unwrap_or(6));
-    for seed in first..first + seeds {
-        let kind = [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Logged, MemoryKind::Dax][(seed % 4) as usize];
-        stress(kind, seed, [200, 0, 800, 50, 30][(seed % 5) as usize], seed % 3 > 0);
-    }
+    each_seed(6, |kind, seed| stress(kind, seed, [200, 0, 800, 50, 30][(seed % 5) as usize], seed % 3 > 0));
 }

@@ -29,6 +29,15 @@ fn prepared(store: &Store) {
     store.fs.write(small, 0, &[2; SMALL]).unwrap();
 }
 
+/// The same behind so many free blocks, so that there is something to gather.
+fn prepared_behind(store: &Store, blocks: u64) {
+    let first = store.create(b"first");
+    store.fs.write(first, 0, &vec![9; (blocks * BULK_BLOCK) as usize]).unwrap();
+    prepared(store);
+    store.fs.sync().unwrap();
+    store.fs.unlink(ROOT, b"first").unwrap();
+}
+
 fn ino(store: &Store, name: &str) -> Ino {
     store.fs.lookup(ROOT, name.as_bytes(), false).unwrap().ino
 }
@@ -86,14 +95,7 @@ fn slow() -> Vec<(&'static str, &'static str, Moment, Work)> {
 #[test]
 fn names_and_attributes_of_a_file_do_not_wait_for_the_device() {
     for (name, file, moment, work) in slow() {
-        let (store, gate) = gated(setup(), |store| {
-            // What is gathered lies behind other blocks.
-            let first = store.create(b"first");
-            store.fs.write(first, 0, &[9; 200_000]).unwrap();
-            prepared(store);
-            store.fs.sync().unwrap();
-            store.fs.unlink(ROOT, b"first").unwrap();
-        });
+        let (store, gate) = gated(setup(), |store| prepared_behind(store, 4));
         let (fs, ino) = (&store.fs, ino(&store, file));
         let before = fs.getattr(ino).unwrap();
         meet(
@@ -209,13 +211,7 @@ fn a_file_that_takes_a_name_while_it_moves_is_there_whole_or_the_other_still_is(
 
 #[test]
 fn blocks_that_became_durable_while_they_were_gathered_stay_durable() {
-    let (store, gate) = gated(setup(), |store| {
-        let first = store.create(b"first");
-        store.fs.write(first, 0, &[9; 8 * BULK_BLOCK as usize]).unwrap();
-        prepared(store);
-        store.fs.sync().unwrap();
-        store.fs.unlink(ROOT, b"first").unwrap();
-    });
+    let (store, gate) = gated(setup(), |store| prepared_behind(store, 8));
     let large = ino(&store, "large");
     store.fs.write(large, 0, &[1; 10]).unwrap();
     store.fs.sync().unwrap();
@@ -242,13 +238,7 @@ fn blocks_that_became_durable_while_they_were_gathered_stay_durable() {
 #[test]
 fn times_set_while_a_file_is_gathered_stay() {
     for moment in [Moment::Read, Moment::Write, Moment::Flush] {
-        let (store, gate) = gated(setup(), |store| {
-            let first = store.create(b"first");
-            store.fs.write(first, 0, &[9; 200_000]).unwrap();
-            prepared(store);
-            store.fs.sync().unwrap();
-            store.fs.unlink(ROOT, b"first").unwrap();
-        });
+        let (store, gate) = gated(setup(), |store| prepared_behind(store, 4));
         let large = ino(&store, "large");
         let gather = || assert!(store.fs.gather_bulk(4, &mut |_| {}).unwrap() > 0);
         meet(&gate, moment, 0, gather, || {

@@ -8,7 +8,7 @@ use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN};
 use shoal_format::inode::{CHUNK, INODE_HAS_NEW, Inode, Layout};
 use shoal_region::Lsn;
 
-use super::{FILE_BLOCKS_MAX, MOVE_BACK_BYTES, Mapping, WRITE_BLOCKS, read_places};
+use super::{FILE_BLOCKS_MAX, MOVE_BACK_BYTES, Mapping, WRITE_BLOCKS, read_spans};
 use crate::bulk::may_wait;
 use crate::data_lock::FileLock;
 use crate::planted::{Bug, is_planted};
@@ -141,8 +141,8 @@ impl Fs {
             if self.data_at(inode, block)?.is_ok() {
                 let at = block * BULK_BLOCK;
                 let mut bytes = vec![0; (inode.size - at).min(BULK_BLOCK) as usize];
-                let places = self.places(inode, at, bytes.len())?;
-                file.device(inode, |bulk| read_places(bulk, &places, &mut bytes))?;
+                let spans = self.spans(inode, at, bytes.len())?;
+                file.device(inode, |bulk| read_spans(bulk, &spans, &mut bytes))?;
                 data.push((at, bytes));
             }
         }

@@ -1,6 +1,6 @@
-//! A gate in media calls: an operation waits in one until another is done.
+//! Hooks in media calls: delays, and a gate in which an operation waits until another is done.
 //!
-//! The wait ends after a while, because the other operation may have to wait for the one in the gate; that is counted.
+//! The wait in a gate ends after a while, because the other operation may have to wait for the one in the gate; that is counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -8,7 +8,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use super::Store;
-use crate::store::{Moment, Setup};
+use crate::crash::number;
+use crate::store::{Hook, Moment, Setup};
+use shoal_format::superblock::MemoryKind;
+use shoal_sim::Random;
 
 /// How long an operation waits in a media call for another one that may have to wait for it.
 const PATIENCE: Duration = Duration::from_millis(400);
@@ -87,4 +90,24 @@ pub fn meet(gate: &Gate, moment: Moment, nth: u32, slow: impl FnOnce() + Send, b
         gate.open();
         slow.join().unwrap();
     });
+}
+
+/// Calls at these moments take up to `delay_us`, as a generator with `seed` draws it.
+pub fn delays(seed: u64, delay_us: u64, moments: &'static [Moment]) -> Hook {
+    let calls = AtomicU64::new(seed);
+    Arc::new(move |moment| {
+        if moments.contains(&moment) && delay_us > 0 {
+            let delay = Random::new(calls.fetch_add(1, Ordering::Relaxed)).below(delay_us);
+            std::thread::sleep(Duration::from_micros(delay));
+        }
+    })
+}
+
+/// Runs `work` with each seed, `SHOAL_SEEDS` of them from `SHOAL_FIRST` on, on its kind of memory.
+pub fn each_seed(seeds: u64, work: impl Fn(MemoryKind, u64)) {
+    let first = number("SHOAL_FIRST").unwrap_or(0);
+    for seed in first..first + number("SHOAL_SEEDS").unwrap_or(seeds) {
+        let kinds = [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Logged, MemoryKind::Dax];
+        work(kinds[(seed % 4) as usize], seed);
+    }
 }
