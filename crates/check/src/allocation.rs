@@ -5,6 +5,7 @@
 //! reference; this keeps walks over damaged structures finite.
 //! Left out: the bulk device's blocks (`bulk`).
 
+use shoal_format::inode::Ino;
 use shoal_format::segment::{SEGMENT_ENTRY, SegmentEntry, SegmentUse};
 use shoal_format::slot::class_geometry;
 use shoal_format::superblock::Superblock;
@@ -150,7 +151,7 @@ impl Allocation {
 
     /// Marks a piece as referenced. `false`: the reference must not be followed. The report says why; it also names a
     /// piece that is marked free, which may be followed.
-    pub(crate) fn claim(&mut self, slot: SlotRef, inode: Option<u32>, what: &str, report: &mut Report) -> bool {
+    pub(crate) fn claim(&mut self, slot: SlotRef, inode: Option<Ino>, what: &str, report: &mut Report) -> bool {
         let at = slot.offset();
         let mut error = |kind, why: &str| report.error(kind, inode, Some(at), format!("{what} {slot:?} {why}"));
         let end = slot.segment() + slot.run_segments().max(1);

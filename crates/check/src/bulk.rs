@@ -4,6 +4,7 @@
 //! a forged extent claims. A block is mapped by at most one extent, and it is marked if and only if it is mapped.
 //! Left out: the data in the blocks.
 
+use shoal_format::inode::Ino;
 use shoal_format::superblock::Superblock;
 use shoal_format::{BULK_BLOCK, SEGMENT};
 
@@ -17,7 +18,7 @@ use crate::{CheckError, State};
 pub(crate) struct Mapped {
     pub first: u64,
     pub blocks: u64,
-    pub ino: u32,
+    pub ino: Ino,
 }
 
 /// Compares the bitmap with every extent collected.

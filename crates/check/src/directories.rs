@@ -9,7 +9,7 @@ use shoal_format::dir::{
     BUCKET_BYTES, Bucket, Dirent, HASH_BITS, LEVELS_MAX, NODE_BITS, NODE_BYTES, NODE_FANOUT, NodeRef, name_hash,
     name_is_valid, node_index,
 };
-use shoal_format::inode::{Layout, S_IFDIR};
+use shoal_format::inode::{Ino, Layout, S_IFDIR};
 
 use crate::inodes::{DAMAGED, Directory};
 use crate::region::Region;
@@ -95,7 +95,7 @@ impl Place {
 struct Walk<'a, 'b> {
     region: &'a Region<'b>,
     state: &'a mut State,
-    ino: u32,
+    ino: Ino,
     live: u64,
     subdirectories: u32,
     /// Capacity of the pieces claimed (bytes).
@@ -170,7 +170,7 @@ impl Walk<'_, '_> {
         let mut live = 0;
         for entry in bucket.entries() {
             match entry {
-                Ok((_, entry)) if entry.ino == 0 => {}
+                Ok((_, entry)) if entry.ino.is_none() => {}
                 Ok((within, entry)) => {
                     live += 1;
                     self.entry(&bytes, within, slot.offset() + within as u64, &entry, &place);

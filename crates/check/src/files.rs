@@ -5,8 +5,8 @@
 //! read.
 //! Left out: whether the bulk device's bitmap agrees with the extents (`bulk`).
 
-use shoal_format::extent::{self, EXTENT_NEW, Extent, ExtentNode};
-use shoal_format::inode::{CHUNK, INODE_HAS_NEW, INODE_TRUNCATING, Inode, Layout, S_IFLNK};
+use shoal_format::extent::{self, EXTENT_NEW, Extent, ExtentNode, FileBlock};
+use shoal_format::inode::{CHUNK, INODE_HAS_NEW, INODE_TRUNCATING, Ino, Inode, Layout, S_IFLNK};
 use shoal_format::{BULK_BLOCK, SlotRef, xattr};
 
 use crate::bulk::Mapped;
@@ -19,7 +19,7 @@ use crate::{CheckError, State};
 const TARGET_MAX: u64 = 4095;
 
 /// Verifies the extended attributes; returns the capacity of their piece.
-pub(crate) fn attributes(region: &Region<'_>, state: &mut State, ino: u32, inode: &Inode) -> Result<u64, CheckError> {
+pub(crate) fn attributes(region: &Region<'_>, state: &mut State, ino: Ino, inode: &Inode) -> Result<u64, CheckError> {
     let slot = inode.xattr;
     if slot.is_none() || !state.allocation.claim(slot, Some(ino), "piece of attributes", &mut state.report) {
         return Ok(0);
@@ -44,7 +44,7 @@ pub(crate) fn attributes(region: &Region<'_>, state: &mut State, ino: u32, inode
 pub(crate) fn verify(
     region: &Region<'_>,
     state: &mut State,
-    ino: u32,
+    ino: Ino,
     inode: &Inode,
     xattr_bytes: u64,
 ) -> Result<(), CheckError> {
@@ -86,7 +86,7 @@ pub(crate) fn verify(
 struct File<'a, 'b> {
     region: &'a Region<'b>,
     state: &'a mut State,
-    ino: u32,
+    ino: Ino,
     inode: &'a Inode,
     /// Capacity of the pieces claimed in the region (bytes).
     allocated: u64,
@@ -171,13 +171,13 @@ impl File<'_, '_> {
         let Some(root) = self.extent_node(self.inode.root, "extent map")? else { return Ok(()) };
         let index = match root {
             ExtentNode::Extents(extents) => {
-                self.map(&extents, 0, u64::MAX);
+                self.map(&extents, FileBlock::ZERO, FileBlock::MAX);
                 return Ok(());
             }
             ExtentNode::Index(index) => index,
         };
         for (i, &(first, slot)) in index.iter().enumerate() {
-            let end = index.get(i + 1).map_or(u64::MAX, |&(next, _)| next);
+            let end = index.get(i + 1).map_or(FileBlock::MAX, |&(next, _)| next);
             match self.extent_node(slot, "extent leaf")? {
                 Some(ExtentNode::Extents(extents)) => self.map(&extents, first, end),
                 Some(ExtentNode::Index(_)) => {
@@ -205,7 +205,7 @@ impl File<'_, '_> {
     }
 
     /// Takes the extents of a leaf for file blocks `first..end`.
-    fn map(&mut self, extents: &[Extent], first: u64, end: u64) {
+    fn map(&mut self, extents: &[Extent], first: FileBlock, end: FileBlock) {
         for extent in extents {
             if extent.file_block < first || extent.end() > end {
                 let sentence = format!(
@@ -219,8 +219,8 @@ impl File<'_, '_> {
             if extent.flags & EXTENT_NEW != 0 {
                 self.new += extent.blocks;
             }
-            if extent.file_block >= self.inode.size.div_ceil(BULK_BLOCK) {
-                self.end = extent.end() * BULK_BLOCK;
+            if extent.file_block >= FileBlock::ceil(self.inode.size) {
+                self.end = extent.end().byte();
             }
             self.state.mapped.push(Mapped { first: extent.bulk_block.get(), blocks: extent.blocks, ino: self.ino });
         }

@@ -6,8 +6,8 @@
 
 use shoal_format::SlotRef;
 use shoal_format::inode::{
-    INO_MAX, INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Inode, InodeSlot, Layout, ROOT_INO, S_IFDIR, S_IFLNK,
-    S_IFREG, TABLE_FANOUT, TABLE_NODE,
+    INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Ino, Inode, InodeSlot, Layout, S_IFDIR, S_IFLNK, S_IFREG,
+    TABLE_FANOUT, TABLE_NODE,
 };
 use shoal_format::superblock::{ROOTS_AT, Roots};
 use zerocopy::FromBytes;
@@ -19,7 +19,7 @@ use crate::{CheckError, Progress, Stage, State, files};
 
 /// Most levels for 32-bit inode numbers.
 const HEIGHT_MAX: u32 = 4;
-const BLOCKS_MAX: u64 = (INO_MAX + 1) / INODES_PER_BLOCK;
+const BLOCKS_MAX: u64 = Ino::MAX.block() + 1;
 
 /// The record did not decode, so later stages skip it.
 pub(crate) const DAMAGED: u8 = 1;
@@ -40,16 +40,16 @@ pub(crate) struct InodeState {
     /// Directory: entries in it that are directories.
     pub subdirectories: u32,
     /// The parent field.
-    pub parent: u32,
+    pub parent: Ino,
     /// The directory with the first entry found, and the offset of that entry in the region (0: none found).
-    pub holder: u32,
+    pub holder: Ino,
     pub entry_at: u64,
 }
 
 /// A directory, for the walk over entries.
 #[derive(Clone, Copy)]
 pub(crate) struct Directory {
-    pub ino: u32,
+    pub ino: Ino,
     pub layout: Layout,
     pub root: SlotRef,
     pub size: u64,
@@ -69,28 +69,28 @@ pub(crate) struct Inodes {
 }
 
 impl Inodes {
-    fn position(&self, ino: u32) -> Option<usize> {
-        let block = ino / INODES_PER_BLOCK as u32;
+    fn position(&self, ino: Ino) -> Option<usize> {
+        let block = ino.block() as u32;
         // A table without gaps is the usual case and needs no search.
         let found = match self.blocks.get(block as usize) {
             Some(&there) if there == block => block as usize,
             _ => self.blocks.binary_search(&block).ok()?,
         };
-        Some(found * INODES_PER_BLOCK as usize + ino as usize % INODES_PER_BLOCK as usize)
+        Some(found * INODES_PER_BLOCK as usize + ino.place())
     }
 
-    pub(crate) fn state(&self, ino: u32) -> Option<&InodeState> {
+    pub(crate) fn state(&self, ino: Ino) -> Option<&InodeState> {
         self.position(ino).map(|at| &self.states[at])
     }
 
-    pub(crate) fn state_mut(&mut self, ino: u32) -> Option<&mut InodeState> {
+    pub(crate) fn state_mut(&mut self, ino: Ino) -> Option<&mut InodeState> {
         self.position(ino).map(|at| &mut self.states[at])
     }
 
     /// The inode number of a position in `states`.
-    pub(crate) fn ino(&self, position: usize) -> u32 {
+    pub(crate) fn ino(&self, position: usize) -> Ino {
         let per_block = INODES_PER_BLOCK as usize;
-        self.blocks[position / per_block] * per_block as u32 + (position % per_block) as u32
+        Ino::in_block(self.blocks[position / per_block].into(), position % per_block).expect("the walk refuses others")
     }
 }
 
@@ -148,17 +148,17 @@ fn verify_counts(state: &mut State, roots: &Roots) {
 }
 
 fn verify_root(state: &mut State) {
-    let root = state.inodes.state(ROOT_INO as u32).copied().unwrap_or_default();
+    let root = state.inodes.state(Ino::ROOT).copied().unwrap_or_default();
     if root.marks & DAMAGED == 0 && (root.kind as u16 != S_IFDIR >> 12 || root.nlink == 0) {
         let sentence = "the root is not a directory with links".to_string();
-        state.report.error(FindingKind::RootDirectory, Some(ROOT_INO as u32), None, sentence);
-    } else if root.marks & DAMAGED == 0 && root.parent as u64 != ROOT_INO {
+        state.report.error(FindingKind::RootDirectory, Some(Ino::ROOT), None, sentence);
+    } else if root.marks & DAMAGED == 0 && root.parent != Ino::ROOT {
         let sentence = format!("the root's parent is inode {}, not itself", root.parent);
-        state.report.error(FindingKind::RootDirectory, Some(ROOT_INO as u32), None, sentence);
+        state.report.error(FindingKind::RootDirectory, Some(Ino::ROOT), None, sentence);
     }
-    if state.inodes.state(0).is_some_and(|zero| zero.kind != 0) {
+    if state.inodes.state(Ino::ZERO).is_some_and(|zero| zero.kind != 0) {
         let sentence = "inode number 0 stands for none but is in use".to_string();
-        state.report.error(FindingKind::InodeZero, Some(0), None, sentence);
+        state.report.error(FindingKind::InodeZero, Some(Ino::ZERO), None, sentence);
     }
 }
 
@@ -208,7 +208,7 @@ impl Walk<'_, '_> {
         let bytes = self.region.bytes(slot.offset(), INODE_BLOCK)?;
         self.state.inodes.blocks.push(block);
         for (i, record) in bytes.chunks_exact(INODE_RECORD).enumerate() {
-            let ino = block * INODES_PER_BLOCK as u32 + i as u32;
+            let ino = Ino::in_block(block.into(), i).expect("the walk refuses others");
             let known = match Inode::decode(record.try_into().expect("size is given")) {
                 Ok(InodeSlot::Free { .. }) => InodeState::default(),
                 Ok(InodeSlot::Used(inode)) => {
@@ -236,7 +236,7 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    fn used(&mut self, ino: u32, inode: &Inode) -> Result<(), CheckError> {
+    fn used(&mut self, ino: Ino, inode: &Inode) -> Result<(), CheckError> {
         let counts = &mut self.state.report.counts;
         counts.inodes += 1;
         match inode.kind() {

@@ -37,12 +37,14 @@ impl Serialize for Report {
 
 #[cfg(test)]
 mod tests {
+    use shoal_format::inode::Ino;
+
     use crate::report::{FindingKind, Report};
 
     #[test]
     fn a_report_becomes_one_escaped_object() {
         let mut report = Report::default();
-        report.error(FindingKind::EntryName, Some(7), None, "a \"b\"\n\\".into());
+        report.error(FindingKind::EntryName, Some(Ino::new(7)), None, "a \"b\"\n\\".into());
         report.note(FindingKind::Orphan, None, Some(9), "x".into());
         report.errors[0].path = Some("/é".into());
         let json = serde_json::to_string(&report).unwrap();

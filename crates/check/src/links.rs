@@ -5,7 +5,7 @@
 //! Left out: inodes whose record does not decode, because their counts are unknown.
 
 use shoal_format::dir::ENTRY_HEADER;
-use shoal_format::inode::{ROOT_INO, S_IFDIR};
+use shoal_format::inode::{Ino, S_IFDIR};
 
 use crate::inodes::{FOLLOWED, FOLLOWING, Inodes};
 use crate::region::Region;
@@ -14,7 +14,7 @@ use crate::report::{FindingKind, Report};
 use crate::{CheckError, Progress, Stage, State};
 
 const KIND_DIRECTORY: u8 = (S_IFDIR >> 12) as u8;
-const ROOT: u32 = ROOT_INO as u32;
+const ROOT: Ino = Ino::ROOT;
 /// Deepest path that is reported.
 const DEPTH_MAX: usize = 1024;
 /// Findings of a list that get a path; further ones name the inode only.
@@ -63,8 +63,8 @@ pub(crate) fn verify(state: &mut State, progress: &mut dyn FnMut(Progress)) {
 }
 
 /// Follows the way up from a directory until the root, an end that is reported elsewhere, or a circle.
-fn follow(inodes: &mut Inodes, start: u32, report: &mut Report) {
-    let up = |inodes: &Inodes, ino: u32| {
+fn follow(inodes: &mut Inodes, start: Ino, report: &mut Report) {
+    let up = |inodes: &Inodes, ino: Ino| {
         inodes.state(ino).filter(|known| ino != ROOT && known.entry_at != 0).map(|known| known.holder)
     };
     let mut next = Some(start);
@@ -96,14 +96,14 @@ pub(crate) fn name_findings(region: &Region<'_>, state: &mut State) -> Result<()
     for list in [errors, notes] {
         for finding in list.iter_mut().take(PATHS_MAX) {
             if let Some(ino) = finding.inode {
-                finding.path = path(region, inodes, ino)?;
+                finding.path = path(region, inodes, Ino::new(ino))?;
             }
         }
     }
     Ok(())
 }
 
-fn path(region: &Region<'_>, inodes: &Inodes, ino: u32) -> Result<Option<String>, CheckError> {
+fn path(region: &Region<'_>, inodes: &Inodes, ino: Ino) -> Result<Option<String>, CheckError> {
     let mut names = Vec::new();
     let mut at = ino;
     while at != ROOT {

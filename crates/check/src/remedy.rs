@@ -8,6 +8,7 @@
 //! roots' counts).
 
 use shoal_format::SlotRef;
+use shoal_format::inode::Ino;
 
 use crate::report::{FindingKind as K, Report};
 
@@ -16,30 +17,30 @@ use crate::report::{FindingKind as K, Report};
 pub enum Remedy {
     /// Removes an entry whose inode is not in use or cannot be read.
     RemoveEntry {
-        directory: u32,
+        directory: Ino,
         name: Vec<u8>,
-        ino: u32,
+        ino: Ino,
     },
     /// Frees a record that does not decode; the pieces it owned become a leak.
     FreeRecord {
-        ino: u32,
+        ino: Ino,
     },
     /// Names an inode that no entry names, in `lost+found`.
     Attach {
-        ino: u32,
+        ino: Ino,
     },
     LinkCount {
-        ino: u32,
+        ino: Ino,
         nlink: u32,
     },
     /// Corrects `allocated`.
     Allocated {
-        ino: u32,
+        ino: Ino,
         bytes: u64,
     },
     /// Corrects the size of a directory.
     Entries {
-        directory: u32,
+        directory: Ino,
         entries: u64,
     },
     /// Frees pieces that nothing references.
@@ -82,11 +83,15 @@ pub(crate) fn keep_certain(report: &mut Report) {
     let names_unread = partial
         || has(&[K::InodeRecord, K::DirectoryNode, K::DirectoryBucket, K::EntryName, K::EntryTwice, K::RootDirectory]);
     let data_unread = names_unread || has(&[K::Chunk, K::ExtentMap, K::SegmentRun, K::DirectoryCycle]);
-    let damaged: Vec<u32> =
-        report.errors.iter().filter(|f| f.kind == K::InodeRecord).filter_map(|finding| finding.inode).collect();
+    let damaged: Vec<Ino> = report
+        .errors
+        .iter()
+        .filter(|f| f.kind == K::InodeRecord)
+        .filter_map(|finding| finding.inode.map(Ino::new))
+        .collect();
     report.remedies.retain(|remedy| match remedy {
         // The root is never freed, because without it there is nothing to mount.
-        Remedy::FreeRecord { ino } => *ino > 1,
+        Remedy::FreeRecord { ino } => *ino > Ino::ROOT,
         Remedy::RemoveEntry { ino, .. } => damaged.contains(ino) || !partial,
         Remedy::Attach { .. } | Remedy::LinkCount { .. } | Remedy::Entries { .. } => !names_unread,
         Remedy::Allocated { .. } | Remedy::FreePieces { .. } | Remedy::FreeBlocks { .. } => !data_unread,

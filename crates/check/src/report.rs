@@ -6,6 +6,7 @@
 //! Left out: the rendering as JSON (`json`) and as text (the command line).
 
 use serde::Serialize;
+use shoal_format::inode::Ino;
 
 use crate::remedy::Remedy;
 
@@ -191,13 +192,13 @@ impl Report {
         if self.is_sound() { 0 } else { 4 }
     }
 
-    pub(crate) fn error(&mut self, kind: FindingKind, inode: Option<u32>, offset: Option<u64>, sentence: String) {
-        let finding = Finding { kind, inode, path: None, offset, sentence };
+    pub(crate) fn error(&mut self, kind: FindingKind, inode: Option<Ino>, offset: Option<u64>, sentence: String) {
+        let finding = Finding { kind, inode: inode.map(Ino::get), path: None, offset, sentence };
         push(&mut self.errors, &mut self.omitted, finding);
     }
 
-    pub(crate) fn note(&mut self, kind: FindingKind, inode: Option<u32>, offset: Option<u64>, sentence: String) {
-        let finding = Finding { kind, inode, path: None, offset, sentence };
+    pub(crate) fn note(&mut self, kind: FindingKind, inode: Option<Ino>, offset: Option<u64>, sentence: String) {
+        let finding = Finding { kind, inode: inode.map(Ino::get), path: None, offset, sentence };
         push(&mut self.notes, &mut self.omitted, finding);
     }
 
@@ -209,7 +210,7 @@ impl Report {
     }
 
     /// A note after a crash, an error in a store that was unmounted cleanly.
-    pub(crate) fn leftover(&mut self, kind: FindingKind, inode: u32, clean: bool, sentence: String) {
+    pub(crate) fn leftover(&mut self, kind: FindingKind, inode: Ino, clean: bool, sentence: String) {
         if clean {
             self.error(kind, Some(inode), None, sentence + ", though the store was unmounted cleanly");
         } else {

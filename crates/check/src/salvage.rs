@@ -14,9 +14,7 @@ mod pages;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use shoal_format::dir::{BUCKET_BYTES, Bucket, LEVELS_MAX, NODE_BYTES, NODE_FANOUT, NodeRef, name_hash, name_is_valid};
-use shoal_format::inode::{
-    INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Inode, InodeSlot, Layout, ROOT_INO, TABLE_FANOUT, TABLE_NODE,
-};
+use shoal_format::inode::{INODE_BLOCK, INODE_RECORD, Ino, Inode, InodeSlot, Layout, TABLE_FANOUT, TABLE_NODE};
 use shoal_format::segment::{SEGMENT_ENTRY, SegmentEntry, SegmentUse};
 use shoal_format::slot::{CLASS_SIZES, class_for, class_geometry};
 use shoal_format::superblock::{ROOTS_AT, Roots, Superblock};
@@ -117,8 +115,8 @@ pub fn salvage(
     };
     losses.into_iter().for_each(|why| walk.lost(None, None, why));
     walk.find_inodes()?;
-    if walk.records.contains_key(&(ROOT_INO as u32)) {
-        walk.tree(ROOT_INO as u32, Vec::new())?;
+    if walk.records.contains_key(&(Ino::ROOT)) {
+        walk.tree(Ino::ROOT, Vec::new())?;
     } else {
         walk.lost(Some(b""), None, "the root directory cannot be read: its files are below lost+found".into());
     }
@@ -143,11 +141,11 @@ struct Walk<'a, 'b> {
     sink: &'a mut dyn Sink,
     progress: &'a mut dyn FnMut(&Salvaged),
     /// Where each record in use lies.
-    records: HashMap<u32, Offset>,
+    records: HashMap<Ino, Offset>,
     /// Inodes whose record does not decode.
-    damaged: BTreeSet<u32>,
+    damaged: BTreeSet<Ino>,
     /// Inodes that were made, with their first path where they may have more than one.
-    seen: HashMap<u32, Option<Vec<u8>>>,
+    seen: HashMap<Ino, Option<Vec<u8>>>,
     found: Salvaged,
 }
 
@@ -214,8 +212,8 @@ impl Walk<'_, '_> {
             format!("{missing} blocks of the inode table cannot be reached; looked for them by hand"),
         );
         let is_root = |block: &Offset| -> Result<bool, CheckError> {
-            let slot = self.decode(*block + ROOT_INO * INODE_RECORD as u64)?;
-            Ok(slot.is_some_and(|inode| inode.is_dir() && inode.parent as u64 == ROOT_INO))
+            let slot = self.decode(*block + (Ino::ROOT.place() * INODE_RECORD) as u64)?;
+            Ok(slot.is_some_and(|inode| inode.is_dir() && inode.parent == Ino::ROOT))
         };
         let mut rest = Vec::new();
         let mut known: Vec<(u64, Offset)> = Vec::new();
@@ -291,9 +289,11 @@ impl Walk<'_, '_> {
         let mut bytes = [0; INODE_BLOCK as usize];
         self.read(at, &mut bytes)?;
         for (i, record) in bytes.chunks_exact(INODE_RECORD).enumerate() {
-            let ino = (number * INODES_PER_BLOCK) as u32 + i as u32;
+            let Some(ino) = Ino::in_block(number, i) else { break };
             match Inode::decode(record.try_into().expect("size is given")) {
-                Ok(InodeSlot::Used(_)) if ino != 0 => drop(self.records.insert(ino, at + (i * INODE_RECORD) as u64)),
+                Ok(InodeSlot::Used(_)) if !ino.is_none() => {
+                    self.records.insert(ino, at + (i * INODE_RECORD) as u64);
+                }
                 Ok(_) => {}
                 Err(_) => drop(self.damaged.insert(ino)),
             }
@@ -332,7 +332,7 @@ impl Walk<'_, '_> {
 
     /// Makes an inode and everything below it. Pending paths are kept in a vector, so that a deep tree does not need a
     /// deep call stack.
-    fn tree(&mut self, top: u32, path: Vec<u8>) -> Result<(), CheckError> {
+    fn tree(&mut self, top: Ino, path: Vec<u8>) -> Result<(), CheckError> {
         let mut waiting = vec![(top, path)];
         while let Some((ino, path)) = waiting.pop() {
             (self.progress)(&self.found);
@@ -364,7 +364,7 @@ impl Walk<'_, '_> {
     }
 
     /// Adds the entries of a directory to `into`.
-    fn entries(&mut self, dir: &Inode, path: &[u8], into: &mut Vec<(u32, Vec<u8>)>) -> Result<(), CheckError> {
+    fn entries(&mut self, dir: &Inode, path: &[u8], into: &mut Vec<(Ino, Vec<u8>)>) -> Result<(), CheckError> {
         let mut pieces = vec![(dir.root, dir.layout == Layout::DirHashed, 0)];
         let mut visited = HashSet::new();
         if dir.layout == Layout::Empty {
@@ -403,7 +403,7 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    fn bucket(&mut self, bytes: &[u8], at: Offset, path: &[u8], into: &mut Vec<(u32, Vec<u8>)>) {
+    fn bucket(&mut self, bytes: &[u8], at: Offset, path: &[u8], into: &mut Vec<(Ino, Vec<u8>)>) {
         let broken = |error: &dyn std::fmt::Display| format!("{error} (at {at:#x}): names in the directory are lost");
         let bucket = match Bucket::new(bytes) {
             Ok(bucket) => bucket,
@@ -414,7 +414,7 @@ impl Walk<'_, '_> {
                 Ok((_, entry)) => entry,
                 Err(error) => return self.lost(Some(path), None, broken(&error)),
             };
-            if entry.ino == 0 {
+            if entry.ino.is_none() {
                 continue;
             }
             if !name_is_valid(entry.name) {
@@ -437,8 +437,8 @@ impl Walk<'_, '_> {
     /// Makes the inodes without a name. Directories whose parent is not among them come first, so that trees stay
     /// together.
     fn unnamed(&mut self) -> Result<(), CheckError> {
-        let mut left: BTreeMap<u32, Inode> = BTreeMap::new();
-        let unseen: Vec<(u32, Offset)> =
+        let mut left: BTreeMap<Ino, Inode> = BTreeMap::new();
+        let unseen: Vec<(Ino, Offset)> =
             self.records.iter().filter(|(ino, _)| !self.seen.contains_key(ino)).map(|(&ino, &at)| (ino, at)).collect();
         for (ino, at) in unseen {
             // An inode without links was deleted; only its space had not been reclaimed.
@@ -448,7 +448,7 @@ impl Walk<'_, '_> {
         }
         let is_top = |inode: &Inode| !left.get(&inode.parent).is_some_and(|parent| parent.is_dir());
         let (tops, others): (Vec<_>, Vec<_>) = left.iter().partition(|(_, inode)| inode.is_dir() && is_top(inode));
-        let order: Vec<u32> = tops.into_iter().chain(others).map(|(&ino, _)| ino).collect();
+        let order: Vec<Ino> = tops.into_iter().chain(others).map(|(&ino, _)| ino).collect();
         for ino in order {
             if !self.seen.contains_key(&ino) {
                 self.found.unnamed += 1;

@@ -8,8 +8,8 @@ use crate::store::sample::*;
 use crate::store::{FIRST_LSN, Store, check_images, check_memory, empty_inode};
 use shoal_check::{CheckError, FindingKind as K, ImageSource, Report, Source, check};
 use shoal_format::dir::{BUCKET_HEADER, NODE_BYTES, NodeRef, bucket_header};
-use shoal_format::extent::{BulkBlock, EXTENT_NEW, Extent, ExtentNode, encode};
-use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Layout, S_IFDIR, S_IFREG};
+use shoal_format::extent::{BulkBlock, EXTENT_NEW, Extent, ExtentNode, FileBlock, encode};
+use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Ino, Layout, S_IFDIR, S_IFREG};
 use shoal_format::record::{Entry, RecordKind};
 use shoal_format::segment::{SegmentEntry, SegmentUse};
 use shoal_format::superblock::{MemoryKind, ROOTS_AT};
@@ -277,7 +277,7 @@ fn damaged_inodes_are_found() {
     let finding = report.errors.iter().find(|finding| finding.kind == K::InodeRecord).unwrap();
     assert_eq!((finding.inode, finding.path.as_deref()), (Some(SMALL), Some("/hard")));
     gives(K::InodeZero, |s| s.edit(0, |inode| *inode = empty_inode(S_IFREG)));
-    gives(K::RootDirectory, |s| s.edit(1, |inode| inode.parent = 2));
+    gives(K::RootDirectory, |s| s.edit(1, |inode| inode.parent = Ino::new(2)));
     gives(K::RootDirectory, |s| s.edit(1, |inode| *inode = empty_inode(0)));
     gives_only(K::Allocated, |s| s.edit(SMALL, |inode| inode.allocated += 1));
     gives_only(K::Allocated, |s| s.edit(HASHED, |inode| inode.allocated -= 1));
@@ -334,14 +334,15 @@ fn damaged_extent_maps_are_found() {
     let extents = |list: &[Extent]| encode(&ExtentNode::Extents(list.to_vec()));
     gives(K::ExtentMap, |s| s.write(root(s), &[7]));
     gives(K::ExtentMap, |s| s.write(leaf(s, 0), &[1]));
-    let extent = |file_block, flags| Extent { file_block, blocks: 3, bulk_block: BulkBlock::new(60), flags };
+    let extent =
+        |first, flags| Extent { file_block: FileBlock::new(first), blocks: 3, bulk_block: BulkBlock::new(60), flags };
     // Flags no writer writes: both at once, and an unknown one.
     for flags in [3, 4] {
         gives(K::ExtentMap, |s| s.write(leaf(s, 0), &extents(&[extent(0, flags)])));
     }
     gives_only(K::ExtentMap, |s| s.write(leaf(s, 0), &extents(&[extent(3, 0)])));
     gives_only(K::ExtentMap, |s| {
-        let below = Extent { file_block: 4, blocks: 4, bulk_block: BulkBlock::new(100), flags: 0 };
+        let below = Extent { file_block: FileBlock::new(4), blocks: 4, bulk_block: BulkBlock::new(100), flags: 0 };
         s.write(leaf(s, 1), &extents(&[below]));
     });
     gives_only(K::NewUnflagged, |s| s.write(leaf(s, 0), &extents(&[extent(0, EXTENT_NEW)])));
@@ -363,7 +364,7 @@ fn bulk_blocks_must_be_mapped_once_and_marked() {
     assert_eq!(report.errors[0].offset, Some(101));
     gives(K::BulkDoubleUse, |s| {
         let leaf = SlotRef::from_bits(s.word(s.inodes[&LARGE].root.offset() + 24)).unwrap();
-        let moved = Extent { file_block: 0, blocks: 3, bulk_block: BulkBlock::new(99), flags: 0 };
+        let moved = Extent { file_block: FileBlock::ZERO, blocks: 3, bulk_block: BulkBlock::new(99), flags: 0 };
         s.write(leaf.offset(), &encode(&ExtentNode::Extents(vec![moved])));
     });
     let s = Store::sample(MemoryKind::Logged);
@@ -450,7 +451,7 @@ fn wrong_link_counts_and_trees_are_found() {
     gives_only(K::LinkCount, |s| s.edit(HASHED, |inode| inode.nlink = 3));
     gives_only(K::LinkCount, |s| s.edit_entry(DIRECTORY, |entry| (entry[8], entry[12]) = (EMPTY as u8, 8)));
     gives(K::LinkCount, |s| s.edit(15, |inode| (*inode, inode.nlink) = (empty_inode(S_IFDIR), 2)));
-    gives_only(K::Parent, |s| s.edit(DIRECTORY, |inode| inode.parent = HASHED));
+    gives_only(K::Parent, |s| s.edit(DIRECTORY, |inode| inode.parent = Ino::new(HASHED)));
 
     let mut s = Store::new(MemoryKind::Logged, 64);
     s.add(1, b"a", 2, empty_inode(S_IFDIR));
@@ -470,7 +471,7 @@ fn wrong_link_counts_and_trees_are_found() {
         (inode.layout, inode.root, inode.size, inode.allocated) = (root.layout, root.root, 1, root.allocated);
         inode.nlink = 3;
     });
-    s.edit(2, |inode| inode.parent = 4);
+    s.edit(2, |inode| inode.parent = Ino::new(4));
     s.edit(1, |inode| {
         (inode.layout, inode.root, inode.size, inode.allocated) = (Layout::Empty, SlotRef::NONE, 0, 0);
         inode.nlink = 2;

@@ -6,6 +6,7 @@
 //! empty range. Walking the tree from left to right is walking in hash order, so a hash is a cookie that
 //! stays valid while the directory grows, shrinks or splits.
 
+use crate::inode::Ino;
 use crate::{FormatError, SlotRef, index, u16_at, u32_at, u64_at};
 
 /// Bits of a name's hash.
@@ -42,7 +43,7 @@ pub fn node_index(hash: u64, level: u32) -> usize {
 pub struct Dirent<'a> {
     pub hash: u64,
     /// 0 marks a removed entry.
-    pub ino: u32,
+    pub ino: Ino,
     /// The file type bits of the mode, shifted right by 12 (as in `d_type`).
     pub kind: u8,
     pub name: &'a [u8],
@@ -55,7 +56,7 @@ impl Dirent<'_> {
 
     pub fn encode(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.hash.to_le_bytes());
-        out.extend_from_slice(&self.ino.to_le_bytes());
+        out.extend_from_slice(&self.ino.get().to_le_bytes());
         out.push(self.kind);
         out.push(u8::try_from(self.name.len()).expect("a name has `NAME_MAX` bytes at most"));
         out.extend_from_slice(self.name);
@@ -123,8 +124,12 @@ impl<'a> Bucket<'a> {
                 return self.entries().find_map(Result::err).map_or(Ok(None), Err);
             };
             if head[..8] == hash && head[ENTRY_INO_AT..ENTRY_INO_AT + 4] != [0; 4] && entry_name == name {
-                let found =
-                    Dirent { hash: u64_at(head, 0), ino: u32_at(head, ENTRY_INO_AT), kind: head[12], name: entry_name };
+                let found = Dirent {
+                    hash: u64_at(head, 0),
+                    ino: Ino::new(u32_at(head, ENTRY_INO_AT)),
+                    kind: head[12],
+                    name: entry_name,
+                };
                 return Ok(Some((self.bytes.len() - rest.len(), found)));
             }
             rest = behind;
@@ -165,7 +170,7 @@ impl<'a> Iterator for BucketEntries<'a> {
             at,
             Dirent {
                 hash: u64_at(self.bytes, at),
-                ino: u32_at(self.bytes, at + 8),
+                ino: Ino::new(u32_at(self.bytes, at + 8)),
                 kind: self.bytes[at + 12],
                 name: &self.bytes[end..name_end],
             },
@@ -232,9 +237,9 @@ mod tests {
     fn buckets_round_trip_and_torn_ones_are_refused() {
         let mut bytes = vec![0; BUCKET_HEADER];
         let entries = [
-            Dirent { hash: 5, ino: 7, kind: 8, name: b"alpha" },
-            Dirent { hash: 6, ino: 0, kind: 0, name: b"gone" },
-            Dirent { hash: 1 << 59, ino: 9, kind: 4, name: &[b'x'; 255] },
+            Dirent { hash: 5, ino: Ino::new(7), kind: 8, name: b"alpha" },
+            Dirent { hash: 6, ino: Ino::ZERO, kind: 0, name: b"gone" },
+            Dirent { hash: 1 << 59, ino: Ino::new(9), kind: 4, name: &[b'x'; 255] },
         ];
         entries.iter().for_each(|e| e.encode(&mut bytes));
         let used = bytes.len();
@@ -248,8 +253,10 @@ mod tests {
             [(&b"alpha"[..], Some(entries[0])), (b"gone", None), (&long, Some(entries[2])), (b"x", None)]
         {
             for hash in [5, 6, 1 << 59] {
-                let through =
-                    bucket.entries().map(Result::unwrap).find(|(_, e)| e.hash == hash && e.ino != 0 && e.name == name);
+                let through = bucket
+                    .entries()
+                    .map(Result::unwrap)
+                    .find(|(_, e)| e.hash == hash && !e.ino.is_none() && e.name == name);
                 assert_eq!(bucket.find(hash, name), Ok(through));
                 assert_eq!(through.map(|(_, e)| e), entry.filter(|e| e.hash == hash));
             }

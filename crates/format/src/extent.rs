@@ -3,11 +3,12 @@
 //! A map is a sorted list of extents. Its root is a piece with a header of 16 bytes and either the extents themselves
 //! (kind 0) or an index of leaves (kind 1); a leaf has the same header and holds extents. Leaves are 4 KiB.
 
-use std::ops::{Add, Sub};
+use std::ops::Range;
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::number::position;
 use crate::{BULK_BLOCK, FormatError, SlotRef, index};
 
 /// Bytes of the header of a root or leaf.
@@ -59,48 +60,44 @@ const _: () = assert!(size_of::<ExtentRecord>() == EXTENT_BYTES);
 const _: () = assert!(size_of::<IndexRecord>() == EXTENT_BYTES);
 const _: () = assert!(LEAF_EXTENTS == 255);
 
-/// The number of a block on the bulk device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[repr(transparent)]
-pub struct BulkBlock(u64);
+position! {
+    /// The number of a block on the bulk device.
+    BulkBlock
+}
 
 impl BulkBlock {
-    pub const fn new(number: u64) -> BulkBlock {
-        BulkBlock(number)
-    }
-
-    pub const fn get(self) -> u64 {
-        self.0
-    }
-
     /// Its first byte on the device.
     pub const fn byte(self) -> u64 {
         self.0 * BULK_BLOCK
     }
 }
 
-/// The block that lies this number of blocks further on.
-impl Add<u64> for BulkBlock {
-    type Output = BulkBlock;
-
-    fn add(self, blocks: u64) -> BulkBlock {
-        BulkBlock(self.0 + blocks)
-    }
+position! {
+    /// The number of a block of a file. [`FileBlock::MAX`] is behind every file.
+    FileBlock
 }
 
-/// The blocks between two of them.
-impl Sub for BulkBlock {
-    type Output = u64;
+impl FileBlock {
+    /// The block that holds this byte of the file.
+    pub const fn of(byte: u64) -> FileBlock {
+        FileBlock(byte / BULK_BLOCK)
+    }
 
-    fn sub(self, earlier: BulkBlock) -> u64 {
-        self.0 - earlier.0
+    /// The first block that begins at this byte of the file or behind it.
+    pub const fn ceil(byte: u64) -> FileBlock {
+        FileBlock(byte.div_ceil(BULK_BLOCK))
+    }
+
+    /// Its first byte in the file, the greatest number at most.
+    pub const fn byte(self) -> u64 {
+        self.0.saturating_mul(BULK_BLOCK)
     }
 }
 
 /// An extent in memory, validated: `blocks` blocks of the file lie at `bulk_block`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    pub file_block: u64,
+    pub file_block: FileBlock,
     pub blocks: u64,
     pub bulk_block: BulkBlock,
     /// [`EXTENT_NEW`], [`EXTENT_UNWRITTEN`].
@@ -109,7 +106,7 @@ pub struct Extent {
 
 impl Extent {
     /// First block of the file behind the extent.
-    pub fn end(&self) -> u64 {
+    pub fn end(&self) -> FileBlock {
         self.file_block + self.blocks
     }
 }
@@ -131,10 +128,16 @@ fn block(number: u64) -> U32 {
 impl ExtentRecord {
     fn new(extent: &Extent) -> ExtentRecord {
         ExtentRecord {
-            file_block: block(extent.file_block),
+            file_block: block(extent.file_block.get()),
             blocks: block(extent.blocks),
             bulk_and_flags: (extent.bulk_block.get() | u64::from(extent.flags) << FLAGS_SHIFT).into(),
         }
+    }
+
+    /// The blocks of the file that it maps, from the first to behind the last, whether it decodes or not.
+    pub fn file_blocks(&self) -> Range<FileBlock> {
+        let first = FileBlock(self.file_block.get().into());
+        first..first + u64::from(self.blocks.get())
     }
 
     /// `bulk_blocks`: those of the device, which the extent must not leave.
@@ -142,7 +145,7 @@ impl ExtentRecord {
     pub fn decode(&self, bulk_blocks: u64) -> Result<Extent, FormatError> {
         let word = self.bulk_and_flags.get();
         let extent = Extent {
-            file_block: self.file_block.get().into(),
+            file_block: self.file_blocks().start,
             blocks: self.blocks.get().into(),
             bulk_block: BulkBlock(word & ((1 << BULK_BITS) - 1)),
             flags: (word >> FLAGS_SHIFT) as u32,
@@ -150,7 +153,7 @@ impl ExtentRecord {
         if extent.blocks == 0 {
             return Err(range("blocks", 0));
         }
-        if (extent.bulk_block + extent.blocks).get() > bulk_blocks || extent.end() > 1 << 32 {
+        if (extent.bulk_block + extent.blocks).get() > bulk_blocks || extent.end() > FileBlock(1 << 32) {
             return Err(range("bulk block", extent.bulk_block.get()));
         }
         if word >> BULK_BITS & 0xffff != 0 || extent.flags > EXTENT_UNWRITTEN {
@@ -161,15 +164,20 @@ impl ExtentRecord {
 }
 
 impl IndexRecord {
-    fn new(first: u64, leaf: SlotRef) -> IndexRecord {
-        IndexRecord { file_block: block(first), reserved: 0.into(), leaf: leaf.bits().into() }
+    fn new(first: FileBlock, leaf: SlotRef) -> IndexRecord {
+        IndexRecord { file_block: block(first.get()), reserved: 0.into(), leaf: leaf.bits().into() }
+    }
+
+    /// First file block.
+    pub fn first(&self) -> FileBlock {
+        FileBlock(self.file_block.get().into())
     }
 
     /// First file block and leaf.
     #[inline]
-    pub fn decode(&self) -> Result<(u64, SlotRef), FormatError> {
+    pub fn decode(&self) -> Result<(FileBlock, SlotRef), FormatError> {
         let leaf = SlotRef::from_bits(self.leaf.get()).filter(|leaf| leaf.capacity() == LEAF_BYTES);
-        Ok((self.file_block.get().into(), leaf.ok_or(range("leaf", self.leaf.get()))?))
+        Ok((self.first(), leaf.ok_or(range("leaf", self.leaf.get()))?))
     }
 }
 
@@ -178,7 +186,7 @@ impl IndexRecord {
 pub enum ExtentNode {
     Extents(Vec<Extent>),
     /// First file block and leaf, ascending.
-    Index(Vec<(u64, SlotRef)>),
+    Index(Vec<(FileBlock, SlotRef)>),
 }
 
 /// Encodes a root or leaf.
@@ -221,18 +229,18 @@ pub fn decode(bytes: &[u8], bulk_blocks: u64) -> Result<ExtentNode, FormatError>
             for item in items {
                 let extent = ExtentRecord::ref_from_bytes(item).expect("size is asserted").decode(bulk_blocks)?;
                 if extents.last().is_some_and(|last| last.end() > extent.file_block) {
-                    return Err(range("file block", extent.file_block));
+                    return Err(range("file block", extent.file_block.get()));
                 }
                 extents.push(extent);
             }
             Ok(ExtentNode::Extents(extents))
         }
         1 => {
-            let mut index: Vec<(u64, SlotRef)> = Vec::with_capacity(count);
+            let mut index: Vec<(FileBlock, SlotRef)> = Vec::with_capacity(count);
             for item in items {
                 let (first, leaf) = IndexRecord::ref_from_bytes(item).expect("size is asserted").decode()?;
                 if index.last().is_some_and(|&(last, _)| last >= first) {
-                    return Err(range("file block", first));
+                    return Err(range("file block", first.get()));
                 }
                 index.push((first, leaf));
             }
@@ -248,8 +256,12 @@ mod tests {
 
     #[test]
     fn what_no_writer_writes_is_refused() {
-        let good =
-            ExtentRecord::new(&Extent { file_block: 7, blocks: 2, bulk_block: BulkBlock(10), flags: EXTENT_UNWRITTEN });
+        let good = ExtentRecord::new(&Extent {
+            file_block: FileBlock(7),
+            blocks: 2,
+            bulk_block: BulkBlock(10),
+            flags: EXTENT_UNWRITTEN,
+        });
         assert!(good.decode(12).is_ok());
         let with = |change: fn(&mut ExtentRecord)| {
             let mut record = good;
@@ -271,15 +283,15 @@ mod tests {
 
     #[test]
     fn maps_round_trip_and_overlaps_are_refused() {
-        let a = Extent { file_block: 0, blocks: 4, bulk_block: BulkBlock(10), flags: 0 };
-        let b = Extent { file_block: 4, blocks: 1, bulk_block: BulkBlock(99), flags: EXTENT_NEW };
+        let a = Extent { file_block: FileBlock(0), blocks: 4, bulk_block: BulkBlock(10), flags: 0 };
+        let b = Extent { file_block: FileBlock(4), blocks: 1, bulk_block: BulkBlock(99), flags: EXTENT_NEW };
         let node = ExtentNode::Extents(vec![a, b]);
         assert_eq!(decode(&encode(&node), 100), Ok(node.clone()));
         assert!(decode(&encode(&node), 99).is_err(), "beyond the device");
         let swapped = ExtentNode::Extents(vec![b, a]);
         assert!(decode(&encode(&swapped), 100).is_err());
         let leaf = SlotRef::slot(65536, crate::slot::class_for(LEAF_BYTES).unwrap());
-        let index = ExtentNode::Index(vec![(0, leaf), (7, leaf)]);
+        let index = ExtentNode::Index(vec![(FileBlock(0), leaf), (FileBlock(7), leaf)]);
         assert_eq!(decode(&encode(&index), 100), Ok(index));
         assert!(decode(&[0xff; 64], 100).is_err());
     }

@@ -7,7 +7,8 @@
 use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::{FormatError, SlotRef, checksum};
+use crate::number::number;
+use crate::{FormatError, SlotRef, checksum, index};
 
 /// Bytes of one record.
 pub const INODE_RECORD: usize = 96;
@@ -19,10 +20,51 @@ pub const INODE_BLOCK: u64 = INODE_RECORD as u64 * INODES_PER_BLOCK;
 pub const TABLE_FANOUT: u64 = 512;
 /// Bytes of a node of the table.
 pub const TABLE_NODE: u64 = TABLE_FANOUT * 8;
-/// The root directory.
-pub const ROOT_INO: u64 = 1;
-/// Inode numbers have 32 bits.
-pub const INO_MAX: u64 = u32::MAX as u64;
+
+number! {
+    /// An inode number: a place in the inode table. 0 is nobody's.
+    Ino(u32)
+}
+
+impl Ino {
+    /// The root directory.
+    pub const ROOT: Ino = Ino(1);
+
+    /// The inode in a place of a block of the table; `None` behind the last number.
+    pub fn in_block(block: u64, place: usize) -> Option<Ino> {
+        debug_assert!(place < index(INODES_PER_BLOCK));
+        Some(Ino(u32::try_from(block.checked_mul(INODES_PER_BLOCK)? + place as u64).ok()?))
+    }
+
+    pub const fn is_none(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The block of the table with its record.
+    pub const fn block(self) -> u64 {
+        self.0 as u64 / INODES_PER_BLOCK
+    }
+
+    /// The place of its record in the block.
+    pub const fn place(self) -> usize {
+        self.0 as usize % index(INODES_PER_BLOCK)
+    }
+}
+
+impl From<Ino> for u64 {
+    fn from(ino: Ino) -> u64 {
+        ino.0.into()
+    }
+}
+
+/// A number from outside, as the kernel's are, is no inode's if it is too great.
+impl TryFrom<u64> for Ino {
+    type Error = std::num::TryFromIntError;
+
+    fn try_from(number: u64) -> Result<Ino, Self::Error> {
+        u32::try_from(number).map(Ino)
+    }
+}
 
 pub const S_IFMT: u16 = 0o170000;
 pub const S_IFSOCK: u16 = 0o140000;
@@ -121,7 +163,7 @@ pub struct Inode {
     pub root: SlotRef,
     pub xattr: SlotRef,
     pub allocated: u64,
-    pub parent: u32,
+    pub parent: Ino,
 }
 
 /// What a record holds.
@@ -165,7 +207,7 @@ impl Inode {
             root: self.root.bits().into(),
             xattr: self.xattr.bits().into(),
             allocated: self.allocated.into(),
-            parent: self.parent.into(),
+            parent: self.parent.get().into(),
             crc: 0.into(),
         };
         seal(record)
@@ -221,7 +263,7 @@ impl Inode {
             root: slot("root", record.root)?,
             xattr: slot("xattr", record.xattr)?,
             allocated: record.allocated.get(),
-            parent: record.parent.get(),
+            parent: Ino(record.parent.get()),
         };
         let layout_fits = match inode.kind() {
             S_IFDIR => matches!(layout, Layout::Empty | Layout::DirPacked | Layout::DirHashed),
@@ -267,7 +309,7 @@ mod tests {
             root: SlotRef::slot(65536, 17),
             xattr: SlotRef::NONE,
             allocated: 1024,
-            parent: 0,
+            parent: Ino::ZERO,
         }
     }
 

@@ -15,6 +15,7 @@ pub mod gap;
 pub mod inode;
 mod lsn;
 pub mod memory;
+mod number;
 pub mod ram;
 pub mod ram_checkpoint;
 pub mod record;

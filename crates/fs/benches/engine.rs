@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use shoal_format::superblock::{Geometry, MemoryKind};
-use shoal_fs::{Caller, FormatOptions, Fs, Options, Parts, ROOT};
+use shoal_fs::{Caller, FormatOptions, Fs, Ino, Options, Parts, ROOT};
 use shoal_host::{HostImage, PrivateMap, SegmentLog, SharedKind, SharedMap, SystemClock};
 use shoal_media::{ImageFile, PersistentMemory};
 
@@ -101,7 +101,7 @@ fn round(kind: MemoryKind, files: u64) -> [f64; 3] {
     let store = open(kind, files);
     let fs = &store.fs;
     let caller = Caller::default();
-    let dirs: Vec<u64> = (0..files.div_ceil(PER_DIR))
+    let dirs: Vec<Ino> = (0..files.div_ceil(PER_DIR))
         .map(|d| fs.mkdir(&caller, ROOT, format!("d{d}").as_bytes(), 0o755).unwrap().ino)
         .collect();
     let dir = |number: u64| dirs[(number / PER_DIR) as usize];

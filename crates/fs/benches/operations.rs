@@ -51,7 +51,7 @@ fn operations(criterion: &mut Criterion) {
     let caller = Caller::default();
     let data = [7; 1024];
     let names: Vec<String> = (0..FILES).map(|n| format!("f{n:07}")).collect();
-    let mut last = 0;
+    let mut last = ROOT;
     for name in &names {
         last = fs.mknod(&caller, ROOT, name.as_bytes(), 0o100644, 0).expect("room").ino;
         fs.write(last, 0, &data).expect("room");

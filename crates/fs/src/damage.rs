@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use shoal_format::dir::name_hash;
-use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN};
+use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, FileBlock};
 use shoal_format::inode::{INODES_PER_BLOCK, Inode, Layout, S_IFDIR};
 
 use crate::dir::{self, Found};
@@ -50,7 +50,7 @@ impl Damage {
     pub fn note(&self, ino: Ino, error: &Error) {
         let Error::Corrupt(finding) = error else { return };
         let mut met = self.met.lock();
-        let known = met.blocks.contains(&(ino / INODES_PER_BLOCK)) || met.inodes.len() >= REMEMBERED_MAX;
+        let known = met.blocks.contains(&ino.block()) || met.inodes.len() >= REMEMBERED_MAX;
         if !known && met.inodes.insert(ino) {
             drop(met);
             self.tell(ino, finding);
@@ -62,10 +62,12 @@ impl Damage {
         let Error::Corrupt(finding) = error else { return };
         let mut met = self.met.lock();
         if met.blocks.len() < REMEMBERED_MAX && met.blocks.insert(block) {
-            met.inodes.retain(|ino| ino / INODES_PER_BLOCK != block);
+            met.inodes.retain(|ino| ino.block() != block);
             drop(met);
-            let last = block * INODES_PER_BLOCK + INODES_PER_BLOCK - 1;
-            self.tell(block * INODES_PER_BLOCK, &format!("{finding} (inodes up to {last})"));
+            let places = [0, INODES_PER_BLOCK as usize - 1];
+            if let [Some(first), Some(last)] = places.map(|place| Ino::in_block(block, place)) {
+                self.tell(first, &format!("{finding} (inodes up to {last})"));
+            }
         }
     }
 
@@ -137,7 +139,7 @@ impl Fs {
 
     /// Changes flags of extents that `ranges` hold wholly, where they lie, in a map that does not decode: `lost` says
     /// whether NEW extents become unwritten or durable data. Extents only partly in a range stay NEW.
-    pub(crate) fn settle_in_place(&self, inode: &Inode, ranges: &[(u64, u64)], lost: bool) -> Result<()> {
+    pub(crate) fn settle_in_place(&self, inode: &Inode, ranges: &[(FileBlock, FileBlock)], lost: bool) -> Result<()> {
         if inode.layout != Layout::Extents {
             return Ok(());
         }

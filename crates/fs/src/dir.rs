@@ -177,7 +177,7 @@ fn live_entries<'a>(bucket: &Bucket<'a>) -> Result<Vec<Dirent<'a>>> {
     let mut entries = Vec::with_capacity(bucket.live() + 1);
     for entry in bucket.entries() {
         let (_, entry) = entry?;
-        if entry.ino != 0 {
+        if !entry.ino.is_none() {
             entries.push(entry);
         }
     }
@@ -333,7 +333,7 @@ pub(crate) fn remove(tx: &mut Tx<'_>, dir: &mut Inode, hash: u64, found: &Found)
 /// Lets an entry found by [`lookup`] name another inode.
 pub(crate) fn replace(tx: &mut Tx<'_>, found: &Found, ino: Ino, kind: u8) -> Result<()> {
     let mut bytes = [0; 5];
-    bytes[..4].copy_from_slice(&(ino as u32).to_le_bytes());
+    bytes[..4].copy_from_slice(&ino.get().to_le_bytes());
     bytes[4] = kind;
     Ok(tx.write(found.bucket.offset() + (found.at + ENTRY_INO_AT) as u64, &bytes)?)
 }

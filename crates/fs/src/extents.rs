@@ -11,8 +11,8 @@
 //! One file of over 500 lines: reading and editing a map are one algorithm over the same nodes.
 
 use shoal_format::extent::{
-    BulkBlock, EXTENT_BYTES, EXTENT_HEADER, Extent, ExtentHeader, ExtentNode, ExtentRecord, IndexRecord, LEAF_BYTES,
-    LEAF_EXTENTS, decode, encode,
+    BulkBlock, EXTENT_BYTES, EXTENT_HEADER, Extent, ExtentHeader, ExtentNode, ExtentRecord, FileBlock, IndexRecord,
+    LEAF_BYTES, LEAF_EXTENTS, decode, encode,
 };
 use shoal_format::inode::{Inode, Layout};
 use shoal_format::{FormatError, Offset, SlotRef};
@@ -32,13 +32,13 @@ const ROOT_AGAIN: usize = LEAF_EXTENTS / 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mapped {
     /// Nothing, and nothing before block `until`.
-    Hole { until: u64 },
+    Hole { until: FileBlock },
     /// The extent that holds the block.
     At(Extent),
 }
 
 /// The part of `extent` within `[start, end)`.
-pub(crate) fn clip(extent: Extent, start: u64, end: u64) -> Extent {
+pub(crate) fn clip(extent: Extent, start: FileBlock, end: FileBlock) -> Extent {
     let (from, to) = (extent.file_block.max(start), extent.end().min(end));
     Extent { file_block: from, blocks: to - from, bulk_block: extent.bulk_block + (from - extent.file_block), ..extent }
 }
@@ -51,15 +51,15 @@ fn joins(a: &Extent, b: &Extent) -> bool {
 }
 
 /// Removes everything within `[start, end)`; returns what was there.
-pub(crate) fn cut(extents: &mut Vec<Extent>, start: u64, end: u64) -> Vec<Extent> {
+pub(crate) fn cut(extents: &mut Vec<Extent>, start: FileBlock, end: FileBlock) -> Vec<Extent> {
     let from = extents.partition_point(|e| e.end() <= start);
     let to = extents.partition_point(|e| e.file_block < end);
     if from >= to {
         return Vec::new();
     }
     let (first, last) = (extents[from], extents[to - 1]);
-    let head = (first.file_block < start).then(|| clip(first, 0, start));
-    let tail = (last.end() > end).then(|| clip(last, end, u64::MAX));
+    let head = (first.file_block < start).then(|| clip(first, FileBlock::ZERO, start));
+    let tail = (last.end() > end).then(|| clip(last, end, FileBlock::MAX));
     extents.splice(from..to, head.into_iter().chain(tail)).map(|e| clip(e, start, end)).collect()
 }
 
@@ -82,7 +82,7 @@ pub(crate) fn put(extents: &mut Vec<Extent>, extent: Extent) {
 }
 
 /// Changes the flags of everything within `[start, end)`.
-pub(crate) fn reflag(extents: &mut Vec<Extent>, start: u64, end: u64, change: impl Fn(u32) -> u32) {
+pub(crate) fn reflag(extents: &mut Vec<Extent>, start: FileBlock, end: FileBlock, change: impl Fn(u32) -> u32) {
     let from = extents.partition_point(|e| e.end() <= start);
     let to = extents.partition_point(|e| e.file_block < end);
     // Most calls find nothing to change; the list is not taken apart for them.
@@ -118,18 +118,18 @@ fn item_at(node: SlotRef, index: u64) -> Offset {
 }
 
 /// How many items of the node begin at or before `block`. Extents and index entries both begin with their block.
-fn items_up_to(view: &impl View, node: SlotRef, count: u64, block: u64) -> Result<u64> {
+fn items_up_to(view: &impl View, node: SlotRef, count: u64, block: FileBlock) -> Result<u64> {
     let (mut low, mut high) = (0, count);
     while low < high {
         let middle = (low + high) / 2;
         let mut first = [0; 4];
         view.read(item_at(node, middle), &mut first)?;
-        if u32::from_le_bytes(first) as u64 <= block { low = middle + 1 } else { high = middle }
+        if u32::from_le_bytes(first) as u64 <= block.get() { low = middle + 1 } else { high = middle }
     }
     Ok(low)
 }
 
-fn index_entry(view: &impl View, node: SlotRef, index: u64) -> Result<(u64, SlotRef)> {
+fn index_entry(view: &impl View, node: SlotRef, index: u64) -> Result<(FileBlock, SlotRef)> {
     let mut bytes = [0; EXTENT_BYTES];
     view.read(item_at(node, index), &mut bytes)?;
     Ok(IndexRecord::ref_from_bytes(&bytes).expect("sixteen bytes").decode()?)
@@ -164,8 +164,8 @@ pub(crate) fn relocate_leaf(
 }
 
 /// Looks `block` up in the map with this root (none: everything is a hole).
-pub(crate) fn find(view: &impl View, root: SlotRef, block: u64, bulk_blocks: u64) -> Result<Mapped> {
-    let mut until = u64::MAX;
+pub(crate) fn find(view: &impl View, root: SlotRef, block: FileBlock, bulk_blocks: u64) -> Result<Mapped> {
+    let mut until = FileBlock::MAX;
     if root.is_none() {
         return Ok(Mapped::Hole { until });
     }
@@ -200,20 +200,26 @@ pub(crate) fn find(view: &impl View, root: SlotRef, block: u64, bulk_blocks: u64
 }
 
 /// The end of the last extent that begins before `block`, on the bulk device: where the next block would best lie.
-pub(crate) fn goal_before(view: &impl View, root: SlotRef, block: u64, bulk_blocks: u64) -> Result<Option<BulkBlock>> {
-    if root.is_none() || block == 0 {
+pub(crate) fn goal_before(
+    view: &impl View,
+    root: SlotRef,
+    block: FileBlock,
+    bulk_blocks: u64,
+) -> Result<Option<BulkBlock>> {
+    if root.is_none() || block == FileBlock::ZERO {
         return Ok(None);
     }
+    let before = FileBlock::new(block.get() - 1);
     let (is_index, mut count) = header(view, root)?;
     let mut leaf = root;
     if is_index {
-        match items_up_to(view, root, count, block - 1)? {
+        match items_up_to(view, root, count, before)? {
             0 => return Ok(None),
             position => leaf = index_entry(view, root, position - 1)?.1,
         }
         (_, count) = header(view, leaf)?;
     }
-    match items_up_to(view, leaf, count, block - 1)? {
+    match items_up_to(view, leaf, count, before)? {
         0 => Ok(None),
         position => extent_entry(view, leaf, position - 1, bulk_blocks).map(|e| Some(e.bulk_block + e.blocks)),
     }
@@ -241,7 +247,7 @@ pub(crate) fn raw(view: &impl View, root: SlotRef) -> Result<Vec<(Offset, Extent
 }
 
 struct Leaf {
-    first: u64,
+    first: FileBlock,
     slot: SlotRef,
     /// Its extents' place in `before`.
     extents: std::ops::Range<usize>,
@@ -259,12 +265,18 @@ pub(crate) struct MapEdit {
     /// The extents of the loaded leaves. Only `[start, end of the range asked for)` may be edited.
     pub extents: Vec<Extent>,
     /// First block the edit covers: later than asked for when the range has more than [`LEAVES_MAX`] leaves.
-    pub start: u64,
+    pub start: FileBlock,
 }
 
 impl MapEdit {
     /// Loads what `[start, end)` needs, the last leaves first.
-    pub fn load(view: &impl View, inode: &Inode, start: u64, end: u64, bulk_blocks: u64) -> Result<MapEdit> {
+    pub fn load(
+        view: &impl View,
+        inode: &Inode,
+        start: FileBlock,
+        end: FileBlock,
+        bulk_blocks: u64,
+    ) -> Result<MapEdit> {
         let root = if inode.layout == Layout::Extents { inode.root } else { SlotRef::NONE };
         let mut edit = MapEdit {
             root,
@@ -285,7 +297,7 @@ impl MapEdit {
             return Ok(edit);
         }
         edit.index = Some(count as usize);
-        let last = items_up_to(view, root, count, end.saturating_sub(1))?.max(1).min(count);
+        let last = items_up_to(view, root, count, FileBlock::new(end.get().saturating_sub(1)))?.max(1).min(count);
         let mut first = items_up_to(view, root, count, start)?.max(1) - 1;
         if last - first > LEAVES_MAX as u64 {
             first = last - LEAVES_MAX as u64;
@@ -303,7 +315,7 @@ impl MapEdit {
             if let (Some(last), Some(next)) = (edit.before.last(), extents.first())
                 && last.end() > next.file_block
             {
-                return Err(damaged("file block", next.file_block));
+                return Err(damaged("file block", next.file_block.get()));
             }
             edit.before.extend_from_slice(&extents);
             edit.leaves.push(Leaf { first: key, slot, extents: begin..edit.before.len() });
@@ -376,7 +388,7 @@ impl MapEdit {
         let middle = &extents[from..extents.len() - behind];
         let at_end = position + leaves.len() == count && behind == 0;
 
-        let mut entries: Vec<(u64, SlotRef)> = Vec::new();
+        let mut entries: Vec<(FileBlock, SlotRef)> = Vec::new();
         let mut old = changed.iter();
         for group in groups(middle, at_end) {
             let slot = match old.next() {
@@ -407,7 +419,7 @@ impl MapEdit {
         let bytes = &encode(&ExtentNode::Index(entries))[EXTENT_HEADER..];
         if total == count {
             let unchanged = changed.iter().zip(bytes.chunks_exact(EXTENT_BYTES)).all(|(leaf, entry)| {
-                entry[..4] == (leaf.first as u32).to_le_bytes() && entry[8..] == leaf.slot.bits().to_le_bytes()
+                entry[..4] == (leaf.first.get() as u32).to_le_bytes() && entry[8..] == leaf.slot.bits().to_le_bytes()
             });
             return if unchanged { Ok(()) } else { Ok(tx.write(item_at(root, first as u64), bytes)?) };
         }

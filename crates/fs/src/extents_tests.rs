@@ -3,20 +3,29 @@
 //! The model is a `BTreeMap` from file block to bulk block; every edit goes to both, and look-ups and neighbours are compared.
 //! Seeds are printed by the failing assertion.
 
-use shoal_format::extent::BulkBlock;
 use std::collections::BTreeMap;
 
+use shoal_format::extent::{BulkBlock, FileBlock};
 use shoal_format::superblock::{Geometry, MemoryKind};
 use shoal_region::{Parts, Region};
 use shoal_sim::{Random, SimMemoryKind, World};
 
 use super::*;
 
+/// An extent of plain numbers.
+fn extent(file_block: u64, blocks: u64, bulk_block: u64, flags: u32) -> Extent {
+    Extent { file_block: b(file_block), blocks, bulk_block: BulkBlock::new(bulk_block), flags }
+}
+
+fn b(number: u64) -> FileBlock {
+    FileBlock::new(number)
+}
+
 type Model = BTreeMap<u64, (u64, u32)>;
 
 fn flatten(extents: &[Extent]) -> Model {
     let blocks =
-        extents.iter().flat_map(|e| (0..e.blocks).map(|i| (e.file_block + i, (e.bulk_block.get() + i, e.flags))));
+        extents.iter().flat_map(|e| (0..e.blocks).map(|i| (e.file_block.get() + i, (e.bulk_block.get() + i, e.flags))));
     blocks.collect()
 }
 
@@ -38,25 +47,22 @@ fn a_list_of_extents_behaves_like_a_map_of_blocks() {
             let end = start + len;
             match random.below(3) {
                 0 => {
-                    let removed = cut(&mut extents, start, end);
+                    let removed = cut(&mut extents, b(start), b(end));
                     let expected: Model = model.range(start..end).map(|(&k, &v)| (k, v)).collect();
                     assert_eq!(flatten(&removed), expected, "seed {seed} step {step}");
                     model.retain(|&b, _| b < start || b >= end);
                 }
                 1 => {
-                    cut(&mut extents, start, end);
+                    cut(&mut extents, b(start), b(end));
                     // Half of the time in line with the file's blocks, so that neighbours join.
                     let bulk = if random.below(2) == 0 { 100 + start } else { random.below(1000) };
                     let flags = random.below(3) as u32;
-                    put(
-                        &mut extents,
-                        Extent { file_block: start, blocks: len, bulk_block: BulkBlock::new(bulk), flags },
-                    );
+                    put(&mut extents, extent(start, len, bulk, flags));
                     model.extend((0..len).map(|i| (start + i, (bulk + i, flags))));
                 }
                 _ => {
                     let to = random.below(3) as u32;
-                    reflag(&mut extents, start, end, |f| if f == 1 { to } else { f });
+                    reflag(&mut extents, b(start), b(end), |f| if f == 1 { to } else { f });
                     model.range_mut(start..end).filter(|(_, v)| v.1 == 1).for_each(|(_, v)| v.1 = to);
                 }
             }
@@ -67,8 +73,7 @@ fn a_list_of_extents_behaves_like_a_map_of_blocks() {
 
 #[test]
 fn groups_fill_leaves_at_the_end_and_halve_them_elsewhere() {
-    let list: Vec<Extent> =
-        (0..300).map(|i| Extent { file_block: 2 * i, blocks: 1, bulk_block: BulkBlock::new(i), flags: 0 }).collect();
+    let list: Vec<Extent> = (0..300).map(|i| extent(2 * i, 1, i, 0)).collect();
     let lens = |at_end| groups(&list, at_end).map(<[Extent]>::len).collect::<Vec<_>>();
     assert_eq!(lens(true), [255, 45]);
     assert_eq!(lens(false), [150, 150]);
@@ -78,11 +83,8 @@ fn groups_fill_leaves_at_the_end_and_halve_them_elsewhere() {
 #[test]
 fn joined_extents_never_outgrow_their_length_field() {
     let mut extents = Vec::new();
-    put(&mut extents, Extent { file_block: 0, blocks: u32::MAX as u64, bulk_block: BulkBlock::new(0), flags: 0 });
-    put(
-        &mut extents,
-        Extent { file_block: u32::MAX as u64, blocks: 1, bulk_block: BulkBlock::new(u32::MAX as u64), flags: 0 },
-    );
+    put(&mut extents, extent(0, u32::MAX as u64, 0, 0));
+    put(&mut extents, extent(u32::MAX as u64, 1, u32::MAX as u64, 0));
     assert_eq!(extents.len(), 2);
 }
 
@@ -122,7 +124,7 @@ fn no_data() -> Inode {
         root: SlotRef::NONE,
         xattr: SlotRef::NONE,
         allocated: 0,
-        parent: 0,
+        parent: shoal_format::inode::Ino::ZERO,
     }
 }
 
@@ -139,7 +141,7 @@ fn stored(region: &Region, inode: &Inode) -> (Vec<Extent>, u64, usize) {
         ExtentNode::Index(index) => {
             for (position, &(key, leaf)) in index.iter().enumerate() {
                 let ExtentNode::Extents(extents) = node(leaf).unwrap() else { panic!("nested index") };
-                let next = index.get(position + 1).map_or(u64::MAX, |&(next, _)| next);
+                let next = index.get(position + 1).map_or(FileBlock::MAX, |&(next, _)| next);
                 assert!(!extents.is_empty() && extents.iter().all(|e| e.file_block >= key && e.end() <= next));
                 all.extend(extents);
                 bytes += leaf.capacity();
@@ -169,19 +171,16 @@ fn a_stored_map_behaves_like_a_map_of_blocks_through_splits_and_removals_of_leav
             let end = if remove { start + len } else { start + 16 * 5 };
             let mut upto = end;
             while upto > start {
-                let mut edit = MapEdit::load(&region, &inode, start, upto, BULK_BLOCKS).unwrap();
-                let from = edit.start;
+                let mut edit = MapEdit::load(&region, &inode, b(start), b(upto), BULK_BLOCKS).unwrap();
+                let from = edit.start.get();
                 if remove {
-                    cut(&mut edit.extents, from, upto);
+                    cut(&mut edit.extents, b(from), b(upto));
                 } else {
                     for &(block, bulk) in parts.iter().filter(|part| (from..upto).contains(&part.0)) {
                         let to = (block + len).min(upto);
-                        cut(&mut edit.extents, block, to);
+                        cut(&mut edit.extents, b(block), b(to));
                         let flags = (bulk % 3) as u32;
-                        put(
-                            &mut edit.extents,
-                            Extent { file_block: block, blocks: to - block, bulk_block: BulkBlock::new(bulk), flags },
-                        );
+                        put(&mut edit.extents, extent(block, to - block, bulk, flags));
                         model.extend((block..to).map(|b| (b, (bulk + b - block, flags))));
                     }
                 }
@@ -202,13 +201,20 @@ fn a_stored_map_behaves_like_a_map_of_blocks_through_splits_and_removals_of_leav
             assert!(flatten(&extents) == model, "seed {seed} step {step}");
             for _ in 0..20 {
                 let block = random.below(span + 100);
-                let found = find(&region, inode.root, block, BULK_BLOCKS).unwrap();
+                let found = find(&region, inode.root, b(block), BULK_BLOCKS).unwrap();
                 match (found, model.get(&block)) {
                     (Mapped::At(e), Some(&(bulk, flags))) => {
-                        assert_eq!((e.bulk_block.get() + block - e.file_block, e.flags), (bulk, flags), "seed {seed}");
+                        assert_eq!(
+                            (e.bulk_block.get() + (b(block) - e.file_block), e.flags),
+                            (bulk, flags),
+                            "seed {seed}"
+                        );
                     }
                     (Mapped::Hole { until }, None) => {
-                        assert!(until > block && model.range(block..until).next().is_none(), "seed {seed} {block}");
+                        assert!(
+                            until > b(block) && model.range(block..until.get()).next().is_none(),
+                            "seed {seed} {block}"
+                        );
                     }
                     other => panic!("seed {seed} step {step} block {block}: {other:?}"),
                 }
@@ -216,9 +222,9 @@ fn a_stored_map_behaves_like_a_map_of_blocks_through_splits_and_removals_of_leav
         }
         let mut upto = u64::MAX >> 1;
         while upto > 0 {
-            let mut edit = MapEdit::load(&region, &inode, 0, upto, BULK_BLOCKS).unwrap();
-            cut(&mut edit.extents, edit.start, upto);
-            upto = edit.start;
+            let mut edit = MapEdit::load(&region, &inode, b(0), b(upto), BULK_BLOCKS).unwrap();
+            cut(&mut edit.extents, edit.start, b(upto));
+            upto = edit.start.get();
             let mut tx = region.begin();
             edit.store(&mut tx, &mut inode).unwrap();
             tx.commit().unwrap();
@@ -237,8 +243,8 @@ fn a_look_up_refuses_an_extent_that_no_writer_writes_as_an_edit_does() {
     {
         let region = region();
         let mut inode = no_data();
-        let mut edit = MapEdit::load(&region, &inode, 0, 8, BULK_BLOCKS).unwrap();
-        put(&mut edit.extents, Extent { file_block: 2, blocks: 4, bulk_block: BulkBlock::new(50), flags: 0 });
+        let mut edit = MapEdit::load(&region, &inode, b(0), b(8), BULK_BLOCKS).unwrap();
+        put(&mut edit.extents, extent(2, 4, 50, 0));
         let mut tx = region.begin();
         edit.store(&mut tx, &mut inode).unwrap();
         tx.write(item_at(inode.root, 0) + 13, &odd).unwrap();
@@ -246,10 +252,10 @@ fn a_look_up_refuses_an_extent_that_no_writer_writes_as_an_edit_does() {
         let map = (&region, inode.root);
         // Within the extent, and in the hole before it.
         for block in [3, 0] {
-            assert_eq!(find(map.0, map.1, block, BULK_BLOCKS).is_err(), refused, "{odd:?}, block {block}");
+            assert_eq!(find(map.0, map.1, b(block), BULK_BLOCKS).is_err(), refused, "{odd:?}, block {block}");
         }
-        assert_eq!(goal_before(map.0, map.1, 6, BULK_BLOCKS).is_err(), refused, "{odd:?}");
-        assert_eq!(MapEdit::load(&region, &inode, 0, 8, BULK_BLOCKS).is_err(), refused, "{odd:?}");
+        assert_eq!(goal_before(map.0, map.1, b(6), BULK_BLOCKS).is_err(), refused, "{odd:?}");
+        assert_eq!(MapEdit::load(&region, &inode, b(0), b(8), BULK_BLOCKS).is_err(), refused, "{odd:?}");
         assert_eq!(raw(map.0, map.1).unwrap().is_empty(), refused, "{odd:?}");
     }
 }

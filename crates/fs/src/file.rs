@@ -15,17 +15,16 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use shoal_format::BULK_BLOCK;
 use shoal_format::inode::{CHUNK, INODE_APPEND_ONLY, INODE_NO_ATIME, INODE_TRUNCATING, Inode, Layout};
 use shoal_region::{Lsn, Tx};
 
 use crate::data_lock::FileLock;
-use crate::large::{FILE_BLOCKS_MAX, MOVE_BACK_BYTES, read_spans};
+use crate::large::{FILE_END, MOVE_BACK_BYTES, read_spans};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, PlacedRange, Result, flags, small};
 
 /// Longest file (bytes): an extent map counts blocks with 32 bits.
-pub const FILE_BYTES_MAX: u64 = FILE_BLOCKS_MAX * BULK_BLOCK;
+pub const FILE_BYTES_MAX: u64 = FILE_END.byte();
 /// A file moves to the bulk device in one transaction, which frees its chunks: no threshold may exceed this (bytes).
 const THRESHOLD_MAX: u64 = small::CHUNKS_PER_STEP * CHUNK;
 /// Bytes copied at a time.

@@ -6,7 +6,7 @@
 //! Left out: what the device's size is then (`resize`).
 
 use shoal_format::BULK_BLOCK;
-use shoal_format::extent::{BulkBlock, EXTENT_UNWRITTEN, Extent};
+use shoal_format::extent::{BulkBlock, EXTENT_UNWRITTEN, Extent, FileBlock};
 use shoal_format::inode::Layout;
 
 use crate::bulk::{Bulk, Run};
@@ -33,7 +33,7 @@ impl Fs {
         })?;
         let mut moved = 0;
         for ino in files {
-            let mut block = 0;
+            let mut block = FileBlock::ZERO;
             while let Some((run, next)) = self.gather_step(bulk, ino, block, limit)? {
                 (block, moved) = (next, moved + run);
                 progress(run);
@@ -45,7 +45,13 @@ impl Fs {
     }
 
     /// One step in a file, from its block `from` on: the blocks moved, and where to go on. `None` when nothing is left there.
-    fn gather_step(&self, bulk: &Bulk, ino: Ino, from: u64, limit: BulkBlock) -> Result<Option<(u64, u64)>> {
+    fn gather_step(
+        &self,
+        bulk: &Bulk,
+        ino: Ino,
+        from: FileBlock,
+        limit: BulkBlock,
+    ) -> Result<Option<(u64, FileBlock)>> {
         let (mut file, mut inode) = match self.lock_data(ino, |_| false) {
             Err(Error::Stale) => return Ok(None),
             locked => locked?,
@@ -56,7 +62,7 @@ impl Fs {
         let mut block = from;
         let old = loop {
             match self.mapped(&inode, block)? {
-                Mapped::Hole { until: u64::MAX } => return Ok(None),
+                Mapped::Hole { until: FileBlock::MAX } => return Ok(None),
                 Mapped::Hole { until } => block = until,
                 Mapped::At(extent) if extent.bulk_block + extent.blocks <= limit => block = extent.end(),
                 Mapped::At(extent) => {

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use shoal_format::inode::{INO_MAX, INODE_BLOCK, INODES_PER_BLOCK, Inode, InodeSlot, TABLE_FANOUT, TABLE_NODE};
+use shoal_format::inode::{INODE_BLOCK, INODES_PER_BLOCK, Inode, InodeSlot, TABLE_FANOUT, TABLE_NODE};
 use shoal_format::slot::{CLASS_SIZES, class_for};
 use shoal_format::superblock::{ROOTS_AT, Roots};
 use shoal_format::{Offset, SlotRef};
@@ -54,7 +54,7 @@ struct FreeNumbers {
     /// First block not yet looked through.
     scanned: u64,
     /// Claimed numbers of blocks not yet looked through: their records must not be believed.
-    claimed: HashSet<u32>,
+    claimed: HashSet<Ino>,
 }
 
 const BLOCK_CLASS: u8 = class_of(INODE_BLOCK);
@@ -72,11 +72,11 @@ const ROOT_MASK: u64 = (1 << HEIGHT_SHIFT) - 1;
 
 impl FreeNumbers {
     fn add(&mut self, ino: Ino, last: u32) {
-        let (block, index) = ((ino / INODES_PER_BLOCK) as u32, (ino % INODES_PER_BLOCK) as usize);
+        let block = ino.block() as u32;
         let last = if last == 0 { self.floor } else { last };
         let known = self.known.entry(block).or_insert(FreeOfBlock { mask: 0, last: [0; INODES_PER_BLOCK as usize] });
-        known.mask |= 1 << index;
-        known.last[index] = last;
+        known.mask |= 1 << ino.place();
+        known.last[ino.place()] = last;
         if known.mask == u16::MAX {
             self.emptied.insert(block);
         }
@@ -85,14 +85,14 @@ impl FreeNumbers {
     /// The lowest free number known, and the generation of its last user.
     fn take(&mut self) -> Option<(Ino, u32)> {
         let mut entry = self.known.first_entry()?;
-        let (block, known) = (*entry.key() as Ino, entry.get_mut());
-        let index = known.mask.trailing_zeros() as usize;
-        let last = known.last[index];
-        known.mask &= !(1 << index);
+        let (block, known) = (u64::from(*entry.key()), entry.get_mut());
+        let place = known.mask.trailing_zeros() as usize;
+        let last = known.last[place];
+        known.mask &= !(1 << place);
         if known.mask == 0 {
             entry.remove();
         }
-        Some((block * INODES_PER_BLOCK + index as Ino, last))
+        Some((Ino::in_block(block, place)?, last))
     }
 }
 
@@ -130,7 +130,7 @@ impl Drop for Claim<'_> {
         if self.free || self.listed {
             let mut free = self.table.free.lock();
             if self.listed {
-                free.claimed.remove(&(self.ino as u32));
+                free.claimed.remove(&self.ino);
             }
             if self.free {
                 free.add(self.ino, self.last);
@@ -163,11 +163,7 @@ impl InodeTable {
         let bits = roots.inode_root.get();
         let height = roots.inode_height.get();
         let root = SlotRef::from_bits(bits).filter(|r| r.is_none() || r.capacity() == TABLE_NODE);
-        if root.is_none()
-            || height > 4
-            || (bits == 0) != (height == 0)
-            || roots.inode_blocks.get() > INO_MAX / INODES_PER_BLOCK
-        {
+        if root.is_none() || height > 4 || (bits == 0) != (height == 0) || roots.inode_blocks.get() > Ino::MAX.block() {
             return Err(Error::Corrupt("roots of the inode table; run `shoal check`".into()));
         }
         Ok(InodeTable {
@@ -208,8 +204,8 @@ impl InodeTable {
 
     /// The block with the record of `ino`.
     fn block_of(&self, view: &impl View, ino: Ino) -> Result<SlotRef> {
-        let block = ino / INODES_PER_BLOCK;
-        if ino == 0 || block >= self.blocks() {
+        let block = ino.block();
+        if ino.is_none() || block >= self.blocks() {
             return Err(Error::Stale);
         }
         let slot = self.block_slot(view, block)?;
@@ -221,7 +217,7 @@ impl InodeTable {
 
     /// Where the record of `ino` begins.
     pub fn record_at(&self, view: &impl View, ino: Ino) -> Result<Offset> {
-        Ok(block::place(self.block_of(view, ino)?, ino))
+        Ok(block::record_at(self.block_of(view, ino)?, ino.place()))
     }
 
     pub fn read(&self, view: &impl View, ino: Ino) -> Result<InodeSlot> {
@@ -245,7 +241,8 @@ impl InodeTable {
             }
             Err(error) => return Err(error),
         };
-        for (ino, record) in (block * INODES_PER_BLOCK..).zip(block::records(&bytes)) {
+        for (place, record) in block::records(&bytes).enumerate() {
+            let Some(ino) = Ino::in_block(block, place) else { break };
             match record {
                 Ok(slot) => each(ino, slot),
                 Err(error) => self.damage.note(ino, &block::undecodable(ino, error)),
@@ -273,9 +270,9 @@ impl InodeTable {
     }
 
     fn claim(&self, numbers: &mut FreeNumbers, ino: Ino, last: u32, free: bool) -> Claim<'_> {
-        let listed = ino / INODES_PER_BLOCK >= numbers.scanned;
+        let listed = ino.block() >= numbers.scanned;
         if listed {
-            numbers.claimed.insert(ino as u32);
+            numbers.claimed.insert(ino);
         }
         self.claims.fetch_add(1, Ordering::Relaxed);
         Claim { table: self, ino, last, free, listed }
@@ -287,8 +284,8 @@ impl InodeTable {
             let block = free.scanned;
             let exists = self.for_block(region, block, &mut |ino, slot| {
                 if let InodeSlot::Free { generation } = slot
-                    && ino != 0
-                    && !free.claimed.contains(&(ino as u32))
+                    && !ino.is_none()
+                    && !free.claimed.contains(&ino)
                 {
                     free.add(ino, generation);
                 }
@@ -305,7 +302,7 @@ impl InodeTable {
     fn grow(&self, region: &Region, free: &mut FreeNumbers) -> Result<()> {
         let blocks = self.blocks();
         let block = free.absent.first().map_or(blocks, |&block| block as u64);
-        if (block + 1) * INODES_PER_BLOCK > INO_MAX {
+        if block >= Ino::MAX.block() {
             return Err(Error::NoSpace);
         }
         let (mut root, mut height) = self.root();

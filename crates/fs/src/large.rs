@@ -25,7 +25,7 @@ mod tiers;
 use std::sync::atomic::Ordering;
 
 use shoal_format::BULK_BLOCK;
-use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, Extent};
+use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, Extent, FileBlock};
 use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Inode, Layout};
 use shoal_format::slot::SlotRef;
 use shoal_region::{Lsn, Tx};
@@ -36,8 +36,8 @@ use crate::extents::{MapEdit, Mapped, clip, cut, find, goal_before, put, reflag}
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, PlacedRange, Result};
 
-/// Blocks of a file at most: extents hold 32 bits.
-pub(crate) const FILE_BLOCKS_MAX: u64 = 1 << 32;
+/// Behind the last block that a file may have: extents hold 32 bits.
+pub(crate) const FILE_END: FileBlock = FileBlock::new(1 << 32);
 /// Blocks one write step maps at most (1 MiB).
 const WRITE_BLOCKS: u64 = 16;
 /// Blocks one transaction maps or unmaps at most: their bits must fit in its record.
@@ -73,7 +73,7 @@ impl<'a> Mapping<'a> {
         &mut self,
         file: &mut FileLock<'_>,
         inode: &mut Inode,
-        file_block: u64,
+        file_block: FileBlock,
         blocks: u64,
         flags: u32,
     ) -> Result<Extent> {
@@ -137,7 +137,7 @@ impl Drop for Mapping<'_> {
 
 /// The byte of the device where byte `position` of the file is.
 fn byte_of(extent: &Extent, position: u64) -> u64 {
-    extent.bulk_block.byte() + (position - extent.file_block * BULK_BLOCK)
+    extent.bulk_block.byte() + (position - extent.file_block.byte())
 }
 
 /// Some bytes of a file, in a row on the device, or zeros.
@@ -168,13 +168,13 @@ impl Fs {
         self.bulk.as_ref().ok_or_else(|| Error::Io("the bulk device is not attached; mount with it".into()))
     }
 
-    pub(crate) fn mapped(&self, inode: &Inode, block: u64) -> Result<Mapped> {
+    pub(crate) fn mapped(&self, inode: &Inode, block: FileBlock) -> Result<Mapped> {
         find(&self.region, map_root(inode), block, self.bulk()?.blocks())
     }
 
     /// Where the bytes of `block` are on the device: its extent, or, for a block without data, where the next block to look
     /// at is.
-    fn data_at(&self, inode: &Inode, block: u64) -> Result<std::result::Result<Extent, u64>> {
+    fn data_at(&self, inode: &Inode, block: FileBlock) -> Result<std::result::Result<Extent, FileBlock>> {
         let mut no_data = EXTENT_UNWRITTEN;
         if self.power_lost && self.region.is_read_only() {
             // Recovery could not turn what is NEW into what is unwritten.
@@ -209,9 +209,8 @@ impl Fs {
         let mut done = 0;
         while done < len {
             let position = at + done as u64;
-            let block = position / BULK_BLOCK;
-            let found = self.data_at(inode, block)?;
-            let until = found.map_or_else(|until| until, |extent| extent.end()).saturating_mul(BULK_BLOCK);
+            let found = self.data_at(inode, FileBlock::of(position))?;
+            let until = found.map_or_else(|until| until, |extent| extent.end()).byte();
             let span = Span {
                 len: (until - position).min((len - done) as u64) as usize,
                 at: found.ok().map(|extent| byte_of(&extent, position)),
@@ -224,21 +223,21 @@ impl Fs {
 
     /// Is `at` data, and up to where does that go on at least?
     pub(crate) fn large_segment_at(&self, inode: &Inode, at: u64) -> Result<(bool, u64)> {
-        Ok(match self.data_at(inode, at / BULK_BLOCK)? {
-            Ok(extent) => (true, extent.end() * BULK_BLOCK),
-            Err(until) => (false, until.saturating_mul(BULK_BLOCK)),
+        Ok(match self.data_at(inode, FileBlock::of(at))? {
+            Ok(extent) => (true, extent.end().byte()),
+            Err(until) => (false, until.byte()),
         })
     }
 
     pub(crate) fn large_pieces(&self, inode: &Inode) -> Result<Vec<PlacedRange>> {
         let mut pieces = Vec::new();
-        let mut block = 0;
-        while block < FILE_BLOCKS_MAX {
+        let mut block = FileBlock::ZERO;
+        while block < FILE_END {
             match self.mapped(inode, block)? {
                 Mapped::Hole { until } => block = until,
                 Mapped::At(extent) => {
                     pieces.push(PlacedRange {
-                        file_at: extent.file_block * BULK_BLOCK,
+                        file_at: extent.file_block.byte(),
                         len: extent.blocks * BULK_BLOCK,
                         at: extent.bulk_block.byte(),
                         bulk: true,
@@ -271,9 +270,9 @@ impl Fs {
 
     fn write_blocks(&self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<usize> {
         let (bulk, ino) = (self.bulk()?, file.ino);
-        let first = at / BULK_BLOCK;
-        let mut end = (at + bytes.len() as u64).min((first + WRITE_BLOCKS) * BULK_BLOCK);
-        let last = end.div_ceil(BULK_BLOCK);
+        let first = FileBlock::of(at);
+        let mut end = (at + bytes.len() as u64).min((first + WRITE_BLOCKS).byte());
+        let last = FileBlock::ceil(end);
         self.zero_tail(file, inode, end)?;
         let mut mapping = Mapping::new(bulk);
         let mut write = 0;
@@ -294,14 +293,14 @@ impl Fs {
                         Ok(extent) => (extent, false),
                         // The bytes before it can still be kept.
                         Err(Error::NoSpace) if block > first => {
-                            end = block * BULK_BLOCK;
+                            end = block.byte();
                             break;
                         }
                         Err(error) => return Err(error),
                     }
                 }
             };
-            let (from, to) = (at.max(extent.file_block * BULK_BLOCK), end.min(extent.end() * BULK_BLOCK));
+            let (from, to) = (at.max(extent.file_block.byte()), end.min(extent.end().byte()));
             let part = &bytes[(from - at) as usize..(to - at) as usize];
             let place = byte_of(&extent, from);
             write = file.device(inode, |bulk| {
@@ -359,7 +358,7 @@ impl Fs {
         if tail == Tail::Clean || is_planted(Bug::ZeroTail) {
             return Ok(());
         }
-        if let Ok(extent) = self.data_at(inode, inode.size / BULK_BLOCK)? {
+        if let Ok(extent) = self.data_at(inode, FileBlock::of(inode.size))? {
             let at = byte_of(&extent, inode.size);
             file.device(inode, |bulk| {
                 let mut rest = vec![0; (BULK_BLOCK - within) as usize];
@@ -384,9 +383,9 @@ impl Fs {
     /// Zeroes bytes of one block, if it holds data.
     fn zero_in_place(&self, file: &mut FileLock<'_>, inode: &mut Inode, from: u64, to: u64) -> Result<()> {
         if from < to
-            && let Ok(extent) = self.data_at(inode, from / BULK_BLOCK)?
+            && let Ok(extent) = self.data_at(inode, FileBlock::of(from))?
         {
-            debug_assert_eq!(from / BULK_BLOCK, (to - 1) / BULK_BLOCK);
+            debug_assert_eq!(FileBlock::of(from), FileBlock::of(to - 1));
             let write =
                 file.device(inode, |bulk| bulk.write(byte_of(&extent, from), &vec![0; (to - from) as usize]))?;
             self.bulk()?.fresh.wrote(file.ino, write);
@@ -395,7 +394,13 @@ impl Fs {
     }
 
     /// Unmaps blocks of `[start, end)`, the last ones first; returns them and from where on nothing is mapped now.
-    fn unmap(&self, tx: &mut Tx<'_>, inode: &mut Inode, start: u64, end: u64) -> Result<(Vec<Run>, u64)> {
+    fn unmap(
+        &self,
+        tx: &mut Tx<'_>,
+        inode: &mut Inode,
+        start: FileBlock,
+        end: FileBlock,
+    ) -> Result<(Vec<Run>, FileBlock)> {
         let bulk = self.bulk()?;
         let mut edit = MapEdit::load(&self.region, inode, start, end, bulk.blocks())?;
         let mut from = edit.start;
@@ -403,7 +408,7 @@ impl Fs {
         for extent in edit.extents.iter().rev().filter(|e| e.file_block < end && e.end() > from) {
             let part = clip(*extent, from, end);
             if blocks + part.blocks > STEP_BLOCKS {
-                from = part.end() - (STEP_BLOCKS - blocks);
+                from = part.file_block + (blocks + part.blocks - STEP_BLOCKS);
                 break;
             }
             blocks += part.blocks;
@@ -421,7 +426,7 @@ impl Fs {
     }
 
     /// After the commit of an [`Fs::unmap`].
-    fn unmapped(&self, ino: Ino, inode: &Inode, lsn: Lsn, runs: &[Run], from: u64, to: u64) -> Result<()> {
+    fn unmapped(&self, ino: Ino, inode: &Inode, lsn: Lsn, runs: &[Run], from: FileBlock, to: FileBlock) -> Result<()> {
         let bulk = self.bulk()?;
         bulk.freed(lsn, runs);
         if inode.layout == Layout::Empty {
@@ -434,8 +439,8 @@ impl Fs {
 
     /// Cuts the file off at `size`, in steps; recovery goes on where a crash interrupts them.
     pub(crate) fn truncate_large(&self, ino: Ino, inode: &mut Inode, size: u64) -> Result<()> {
-        let keep = size.div_ceil(BULK_BLOCK);
-        let mut upto = FILE_BLOCKS_MAX;
+        let keep = FileBlock::ceil(size);
+        let mut upto = FILE_END;
         self.bulk()?.fresh.set_tail(ino, false);
         loop {
             let before = inode.layout;
@@ -459,7 +464,7 @@ impl Fs {
             // The last block's part behind the end is nobody's data.
             end = end.next_multiple_of(BULK_BLOCK);
         }
-        let (first, last) = (at.div_ceil(BULK_BLOCK), end / BULK_BLOCK);
+        let (first, last) = (FileBlock::ceil(at), FileBlock::of(end));
         self.zero_ends(file, inode, at, end)?;
         let mut upto = last;
         loop {
@@ -486,15 +491,15 @@ impl Fs {
             // Zeros behind the end that no flush covers must not pass for what the device held before.
             fresh.set_tail(file.ino, false);
         }
-        let (first, last) = (at.div_ceil(BULK_BLOCK), end / BULK_BLOCK);
+        let (first, last) = (FileBlock::ceil(at), FileBlock::of(end));
         if is_planted(Bug::PunchEnds) {
             return Ok(());
         }
         if first > last {
             return self.zero_in_place(file, inode, at, end);
         }
-        self.zero_in_place(file, inode, at, first * BULK_BLOCK)?;
-        self.zero_in_place(file, inode, last * BULK_BLOCK, end)
+        self.zero_in_place(file, inode, at, first.byte())?;
+        self.zero_in_place(file, inode, last.byte(), end)
     }
 
     /// Backs `[at, end)` with blocks that read as zeros where there are none; with `erase` everything in the range
@@ -508,7 +513,7 @@ impl Fs {
         erase: bool,
     ) -> Result<()> {
         let (bulk, ino) = (self.bulk()?, file.ino);
-        let (first, last) = (at / BULK_BLOCK, end.div_ceil(BULK_BLOCK));
+        let (first, last) = (FileBlock::of(at), FileBlock::ceil(end));
         let mut missing = 0;
         let mut block = first;
         while block < last {
@@ -525,7 +530,7 @@ impl Fs {
         }
         if erase && inode.layout == Layout::Extents {
             self.zero_ends(file, inode, at, end)?;
-            let (from, to) = (at.div_ceil(BULK_BLOCK), end / BULK_BLOCK);
+            let (from, to) = (FileBlock::ceil(at), FileBlock::of(end));
             self.change_flags(ino, inode, &[(from, to)], |_| EXTENT_UNWRITTEN)?;
         }
         block = first;
@@ -560,7 +565,7 @@ impl Fs {
         &self,
         ino: Ino,
         inode: &mut Inode,
-        ranges: &[(u64, u64)],
+        ranges: &[(FileBlock, FileBlock)],
         change: impl Fn(u32) -> u32,
     ) -> Result<()> {
         let (Some(&(low, _)), Some(&(_, mut upto))) = (ranges.first(), ranges.last()) else { return Ok(()) };

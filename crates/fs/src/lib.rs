@@ -75,15 +75,13 @@ pub use limits::Beyond;
 pub use namespace::DirEntry;
 pub use rename::RenameMode;
 pub use resize::{AtRest, Limits, Refused, Relayout, Steps};
+pub use shoal_format::inode::Ino;
 pub use shoal_region::{Failure, Lsn};
 pub use space::{PlacedRange, Placement, StatFs, Usage};
 pub use xattr::XattrMode;
 
-/// An inode number.
-pub type Ino = u64;
-
 /// The root directory's inode number.
-pub const ROOT: Ino = shoal_format::inode::ROOT_INO;
+pub const ROOT: Ino = Ino::ROOT;
 
 /// Longest target of a symbolic link (bytes).
 pub const SYMLINK_MAX: usize = 4095;

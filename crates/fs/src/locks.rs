@@ -4,12 +4,17 @@
 //! cannot wait for each other. An operation that learns of a further inode while it
 //! holds locks only *tries* for it, and starts over when that fails. In debug builds a thread that waits while it holds inode locks panics.
 
+use std::ops::Range;
+
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
+use shoal_format::inode::INODES_PER_BLOCK;
 
 use crate::Ino;
 
 /// Locks of one table.
 pub(crate) const STRIPES: usize = 4096;
+const _: () =
+    assert!(STRIPES.is_multiple_of(INODES_PER_BLOCK as usize), "the inodes of a block have neighbouring locks");
 
 pub(crate) struct LockTable {
     stripes: Box<[RwLock<()>]>,
@@ -41,7 +46,7 @@ pub(crate) struct RangeGuard<'a> {
 
 pub(crate) fn stripe(ino: Ino) -> usize {
     // Neighbouring numbers, as one directory's files have, go to different stripes.
-    ino as usize % STRIPES
+    ino.get() as usize % STRIPES
 }
 
 impl LockTable {
@@ -74,17 +79,21 @@ impl LockTable {
         Some(WriteGuard { held: [Some((number, guard)), None, None, None], _held: held })
     }
 
-    /// The exclusive locks of neighbouring inodes, unless somebody else has one of them.
-    pub fn try_write_range(&self, first: Ino, count: u64) -> Option<RangeGuard<'_>> {
+    /// The exclusive locks of the inodes of one block of the table, unless somebody else has one of them.
+    pub fn try_write_block(&self, block: u64) -> Option<RangeGuard<'_>> {
+        let first = stripe(Ino::in_block(block, 0)?);
+        self.try_write_stripes(first..first + INODES_PER_BLOCK as usize)
+    }
+
+    fn try_write_stripes(&self, stripes: Range<usize>) -> Option<RangeGuard<'_>> {
         let held = order::Held::begin();
-        debug_assert!(count as usize <= STRIPES, "no stripe twice");
-        let guards = (first..first + count).map(|ino| self.stripes[stripe(ino)].try_write()).collect::<Option<_>>()?;
+        let guards = self.stripes[stripes].iter().map(RwLock::try_write).collect::<Option<_>>()?;
         Some(RangeGuard { _guards: guards, _held: held })
     }
 
     /// The exclusive locks of all inodes, unless somebody else has one: no operation is under way then.
     pub fn try_write_all(&self) -> Option<RangeGuard<'_>> {
-        self.try_write_range(0, STRIPES as u64)
+        self.try_write_stripes(0..STRIPES)
     }
 
     /// Locks up to four inodes.
@@ -173,15 +182,15 @@ mod tests {
     #[test]
     fn inodes_that_share_a_stripe_are_locked_once() {
         let table = LockTable::new();
-        let mut guard = table.write_many(&[5, 5 + STRIPES as u64, 1]);
+        let mut guard = table.write_many(&[5, 5 + STRIPES as u32, 1].map(Ino::new));
         assert_eq!(guard.held.iter().flatten().count(), 2);
-        assert!(table.try_extend(&mut guard, 1));
-        assert!(table.try_extend(&mut guard, 9));
+        assert!(table.try_extend(&mut guard, Ino::new(1)));
+        assert!(table.try_extend(&mut guard, Ino::new(9)));
         assert_eq!(guard.held.iter().flatten().count(), 3);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let mut other = table.write(7);
-                assert!(!table.try_extend(&mut other, 9));
+                let mut other = table.write(Ino::new(7));
+                assert!(!table.try_extend(&mut other, Ino::new(9)));
             });
         });
     }
@@ -191,7 +200,7 @@ mod tests {
     #[should_panic(expected = "while others are held")]
     fn waiting_with_locks_held_is_caught() {
         let table = LockTable::new();
-        let _one = table.write(1);
-        let _two = table.read(2);
+        let _one = table.write(Ino::new(1));
+        let _two = table.read(Ino::new(2));
     }
 }

@@ -236,7 +236,7 @@ impl Fs {
             root: SlotRef::NONE,
             xattr: SlotRef::NONE,
             allocated: 0,
-            parent: 0,
+            parent: Ino::ZERO,
         };
         // A set-group-id directory hands down its group, and to directories the bit itself.
         if dir.mode & 0o2000 != 0 {
@@ -275,10 +275,10 @@ impl Fs {
         let mut inode = self.new_inode(caller, &mut tx, &dir, mode, new.generation())?;
         fill(&mut tx, &mut inode)?;
         if is_dir {
-            inode.parent = parent as u32;
+            inode.parent = parent;
             dir.nlink += 1;
         }
-        let entry = Dirent { hash, ino: new.ino as u32, kind: kind_of(mode), name };
+        let entry = Dirent { hash, ino: new.ino, kind: kind_of(mode), name };
         dir::insert(&mut tx, &mut dir, &entry)?;
         (dir.mtime, dir.ctime) = (inode.ctime, inode.ctime);
         self.store(&mut tx, parent, &dir)?;
@@ -321,7 +321,7 @@ impl Fs {
         }
         let now = self.now();
         let mut tx = self.region.begin();
-        let entry = Dirent { hash, ino: ino as u32, kind: kind_of(inode.mode), name };
+        let entry = Dirent { hash, ino, kind: kind_of(inode.mode), name };
         dir::insert(&mut tx, &mut dir, &entry)?;
         (dir.mtime, dir.ctime) = (now, now);
         inode.nlink += !is_planted(Bug::LinkCount) as u32;
@@ -521,7 +521,7 @@ pub(crate) fn make_root(fs: &Fs, mode: u32, uid: u32, gid: u32) -> Result<()> {
     let caller = Caller { uid, gid, ..Caller::default() };
     let mode = S_IFDIR | (mode & 0o7777) as u16;
     let mut root = fs.new_inode(&caller, &mut tx, &blank_dir(), mode, new.generation())?;
-    root.parent = crate::ROOT as u32;
+    root.parent = crate::ROOT;
     fs.store(&mut tx, crate::ROOT, &root)?;
     tx.commit()?;
     new.keep();
@@ -547,6 +547,6 @@ pub(crate) fn blank_dir() -> Inode {
         root: SlotRef::NONE,
         xattr: SlotRef::NONE,
         allocated: 0,
-        parent: 0,
+        parent: Ino::ZERO,
     }
 }

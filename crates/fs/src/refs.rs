@@ -21,7 +21,7 @@ impl RefTable {
     }
 
     fn shard(&self, ino: Ino) -> &Mutex<HashMap<Ino, u64>> {
-        &self.shards[ino as usize % SHARDS]
+        &self.shards[ino.get() as usize % SHARDS]
     }
 
     pub fn hold(&self, ino: Ino) {

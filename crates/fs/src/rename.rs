@@ -175,8 +175,7 @@ impl Fs {
         match &target {
             Some(target) => dir::replace(&mut tx, target, source.ino, kind_of(moved.mode))?,
             None => {
-                let entry =
-                    Dirent { hash: new_hash, ino: source.ino as u32, kind: kind_of(moved.mode), name: new_name };
+                let entry = Dirent { hash: new_hash, ino: source.ino, kind: kind_of(moved.mode), name: new_name };
                 dir::insert(&mut tx, into, &entry)?;
             }
         }
@@ -302,6 +301,6 @@ fn taking(ends: &Ends, mode: RenameMode) -> [Option<Ino>; 2] {
 
 fn set_parent(inode: &mut Inode, parent: Ino) {
     if inode.is_dir() {
-        inode.parent = parent as u32;
+        inode.parent = parent;
     }
 }

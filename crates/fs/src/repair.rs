@@ -86,10 +86,10 @@ impl Fs {
         }
         let mut tx = self.region.begin();
         let hash = name_hash(self.seed(), &name);
-        let entry = Dirent { hash, ino: ino as u32, kind: kind_of(inode.mode), name: &name };
+        let entry = Dirent { hash, ino, kind: kind_of(inode.mode), name: &name };
         dir::insert(&mut tx, &mut dir, &entry)?;
         if inode.is_dir() {
-            inode.parent = home as u32;
+            inode.parent = home;
             dir.nlink += 1;
         } else {
             inode.nlink = 1;

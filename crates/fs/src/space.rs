@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use shoal_format::BULK_BLOCK;
 use shoal_format::dir::NAME_MAX;
-use shoal_format::inode::{INO_MAX, INODE_RECORD, Inode};
+use shoal_format::inode::{INODE_RECORD, Inode};
 
 use crate::{Attr, Fs, HostRoom, Ino, Result};
 
@@ -143,7 +143,7 @@ impl Fs {
             bulk
         };
         let region = usage.region_free - usage.region_reserve;
-        let room = (region / (INODE_RECORD as u64 + 32)).min(INO_MAX - usage.inodes);
+        let room = (region / (INODE_RECORD as u64 + 32)).min(u64::from(Ino::MAX) - usage.inodes);
         StatFs {
             block_bytes: BLOCK as u32,
             blocks: total / BLOCK,

@@ -23,7 +23,7 @@ const PUNCH: i32 = 3;
 const ZERO_RANGE: i32 = 16;
 
 fn tag(ino: Ino) -> u8 {
-    (ino % 251) as u8 + 1
+    (ino.get() % 251) as u8 + 1
 }
 
 fn name(number: u64) -> Vec<u8> {

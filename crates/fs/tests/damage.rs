@@ -164,7 +164,7 @@ const DAMAGES: &[(&str, &[&str], Damage)] = &[
     ("reference to an inode block", &[], |b| {
         // The block in the middle of the table: entries of `hashed`.
         let table = SlotRef::from_bits(b.fs.region().read_u64(ROOTS_AT).unwrap()).unwrap();
-        let block = (b.inodes["hashed"] + 100) / 16;
+        let block = (u64::from(b.inodes["hashed"]) + 100) / 16;
         b.put(table.offset() + block * 8, &SlotRef::slot(65536 * 3, 17).bits().to_le_bytes());
     }),
     ("chunk map", &["chunked"], |b| {
@@ -314,14 +314,12 @@ fn repaired(made: &Made, mut state: WorldState, context: &str) -> (WorldState, V
         let store = made.store.reopened(&state, false);
         for remedy in &report.remedies {
             let done = match remedy {
-                Remedy::RemoveEntry { directory, name, ino } => {
-                    store.fs.repair_entry((*directory).into(), name, (*ino).into())
-                }
-                Remedy::FreeRecord { ino } => store.fs.repair_free_record((*ino).into()),
-                Remedy::Attach { ino } => store.fs.repair_attach((*ino).into()),
-                Remedy::LinkCount { ino, nlink } => store.fs.repair_link_count((*ino).into(), *nlink),
-                Remedy::Allocated { ino, bytes } => store.fs.repair_allocated((*ino).into(), *bytes),
-                Remedy::Entries { directory, entries } => store.fs.repair_entries((*directory).into(), *entries),
+                Remedy::RemoveEntry { directory, name, ino } => store.fs.repair_entry(*directory, name, *ino),
+                Remedy::FreeRecord { ino } => store.fs.repair_free_record(*ino),
+                Remedy::Attach { ino } => store.fs.repair_attach(*ino),
+                Remedy::LinkCount { ino, nlink } => store.fs.repair_link_count(*ino, *nlink),
+                Remedy::Allocated { ino, bytes } => store.fs.repair_allocated(*ino, *bytes),
+                Remedy::Entries { directory, entries } => store.fs.repair_entries(*directory, *entries),
                 Remedy::FreePieces { pieces } => store.fs.repair_pieces(pieces),
                 Remedy::FreeBlocks { first, blocks } => store.fs.repair_blocks(*first, *blocks),
             };

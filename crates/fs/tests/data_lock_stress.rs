@@ -22,7 +22,7 @@ const SIZE_MAX: u64 = 300_000;
 const MODES: [i32; 4] = [0, 1, 3, 16];
 
 fn tag(attr: &Attr) -> u8 {
-    ((attr.ino * 31 + attr.generation as u64 * 7) % 251) as u8 + 1
+    ((u64::from(attr.ino) * 31 + attr.generation as u64 * 7) % 251) as u8 + 1
 }
 
 fn name(number: u64) -> Vec<u8> {

@@ -379,7 +379,7 @@ fn a_file_renamed_over_another_keeps_its_bytes_when_it_then_moves() {
 
 #[test]
 fn a_rename_that_waits_for_a_flush_stalls_nobody() {
-    let (store, gate) = gated(logged(), |store| assert!(store.create(b"target") > 0));
+    let (store, gate) = gated(logged(), |store| assert!(!store.create(b"target").is_none()));
     let new = store.create(b"tmp");
     store.fs.write(new, 0, &[0x66; 300_000]).unwrap();
     let rename = || store.fs.rename(ROOT, b"tmp", ROOT, b"target", RenameMode::Replace).unwrap();

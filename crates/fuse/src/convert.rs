@@ -4,23 +4,13 @@
 //! set-id bits a write, a truncation or a change of owner clears is the kernel's rule (`should_remove_suid`). It is
 //! restated here because with HANDLE_KILLPRIV_V2 the daemon applies it.
 
+use rustix::fs::{FileType, Mode, RenameFlags};
 use shoal_fs::{RenameMode, SetAttr, TimeChange};
 
 use crate::protocol::layout::SetattrIn;
 use crate::protocol::setattr;
 
 const NS: i128 = 1_000_000_000;
-const S_IFMT: u32 = 0o170000;
-const S_IFREG: u32 = 0o100000;
-const S_IFDIR: u32 = 0o040000;
-const S_ISUID: u32 = 0o4000;
-const S_ISGID: u32 = 0o2000;
-const S_IXGRP: u32 = 0o010;
-
-const RENAME_NOREPLACE: u32 = 1 << 0;
-const RENAME_EXCHANGE: u32 = 1 << 1;
-const RENAME_WHITEOUT: u32 = 1 << 2;
-
 /// The protocol carries a time as whole seconds, rounded down, and nanoseconds going forward, also before 1970.
 pub(crate) fn received_ns(seconds: i64, ns: u32) -> i64 {
     let ns = i128::from(seconds) * NS + i128::from(ns);
@@ -49,31 +39,36 @@ pub(crate) fn attr_change(asked: &SetattrIn) -> SetAttr {
 /// Treatment of the target, and whether the old name becomes a whiteout. `None` for flags that are unknown or exclude
 /// each other: an exchange leaves no name free.
 pub(crate) fn rename_mode(flags: u32) -> Option<(RenameMode, bool)> {
-    let whiteout = flags & RENAME_WHITEOUT != 0;
-    match flags & !RENAME_WHITEOUT {
-        0 => Some((RenameMode::Replace, whiteout)),
-        RENAME_NOREPLACE => Some((RenameMode::NoReplace, whiteout)),
-        RENAME_EXCHANGE if !whiteout => Some((RenameMode::Exchange, false)),
-        _ => None,
+    let flags = RenameFlags::from_bits(flags)?;
+    let whiteout = flags.contains(RenameFlags::WHITEOUT);
+    let rest = flags - RenameFlags::WHITEOUT;
+    if rest.is_empty() {
+        Some((RenameMode::Replace, whiteout))
+    } else if rest == RenameFlags::NOREPLACE {
+        Some((RenameMode::NoReplace, whiteout))
+    } else if rest == RenameFlags::EXCHANGE && !whiteout {
+        Some((RenameMode::Exchange, false))
+    } else {
+        None
     }
 }
 
 /// The mode after a write or truncation by a caller without CAP_FSETID; `None` if it stays the same.
 pub(crate) fn mode_after_write(mode: u32) -> Option<u32> {
-    (mode & S_IFMT == S_IFREG).then(|| without_set_id(mode)).flatten()
+    (FileType::from_raw_mode(mode) == FileType::RegularFile).then(|| without_set_id(mode)).flatten()
 }
 
 /// The mode after a change of owner or group; `None` if it stays the same.
 pub(crate) fn mode_after_chown(mode: u32) -> Option<u32> {
-    (mode & S_IFMT != S_IFDIR).then(|| without_set_id(mode)).flatten()
+    (FileType::from_raw_mode(mode) != FileType::Directory).then(|| without_set_id(mode)).flatten()
 }
 
 /// The mode without set-id bits; `None` if it has none to lose. Set-group-id without group execution once meant
 /// mandatory locking, and stays.
 fn without_set_id(mode: u32) -> Option<u32> {
-    let mut kept = mode & !S_ISUID;
-    if mode & S_IXGRP != 0 {
-        kept &= !S_ISGID;
+    let mut kept = mode & !Mode::SUID.as_raw_mode();
+    if mode & Mode::XGRP.as_raw_mode() != 0 {
+        kept &= !Mode::SGID.as_raw_mode();
     }
     (kept != mode).then_some(kept)
 }
@@ -119,13 +114,14 @@ mod tests {
 
     #[test]
     fn an_exchange_goes_with_no_other_rename_flag_and_a_whiteout_with_all_others() {
+        let [no_replace, exchange, whiteout] = [1, 2, 4];
         assert_eq!(rename_mode(0), Some((RenameMode::Replace, false)));
-        assert_eq!(rename_mode(RENAME_NOREPLACE), Some((RenameMode::NoReplace, false)));
-        assert_eq!(rename_mode(RENAME_EXCHANGE), Some((RenameMode::Exchange, false)));
-        assert_eq!(rename_mode(RENAME_WHITEOUT), Some((RenameMode::Replace, true)));
-        assert_eq!(rename_mode(RENAME_WHITEOUT | RENAME_NOREPLACE), Some((RenameMode::NoReplace, true)));
-        assert_eq!(rename_mode(RENAME_WHITEOUT | RENAME_EXCHANGE), None);
-        assert_eq!(rename_mode(RENAME_NOREPLACE | RENAME_EXCHANGE), None);
+        assert_eq!(rename_mode(no_replace), Some((RenameMode::NoReplace, false)));
+        assert_eq!(rename_mode(exchange), Some((RenameMode::Exchange, false)));
+        assert_eq!(rename_mode(whiteout), Some((RenameMode::Replace, true)));
+        assert_eq!(rename_mode(whiteout | no_replace), Some((RenameMode::NoReplace, true)));
+        assert_eq!(rename_mode(whiteout | exchange), None);
+        assert_eq!(rename_mode(no_replace | exchange), None);
         assert_eq!(rename_mode(1 << 3), None);
     }
 }

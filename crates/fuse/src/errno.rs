@@ -2,20 +2,26 @@
 //!
 //! Numbers are Linux' generic ones, as everywhere in the protocol. ENOSYS is special: the kernel takes it as "never ask again".
 
+use rustix::io::Errno as Os;
+
 /// An error number, greater than zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Errno(pub i32);
 
 impl Errno {
-    pub const IO: Errno = Errno(5);
-    pub const NXIO: Errno = Errno(6);
-    pub const ACCES: Errno = Errno(13);
-    pub const INVAL: Errno = Errno(22);
-    pub const NOTTY: Errno = Errno(25);
-    pub const RANGE: Errno = Errno(34);
-    pub const NOSYS: Errno = Errno(38);
-    pub const PROTO: Errno = Errno(71);
-    pub const OPNOTSUPP: Errno = Errno(95);
+    pub const IO: Errno = Errno::of(Os::IO);
+    pub const NXIO: Errno = Errno::of(Os::NXIO);
+    pub const ACCES: Errno = Errno::of(Os::ACCESS);
+    pub const INVAL: Errno = Errno::of(Os::INVAL);
+    pub const NOTTY: Errno = Errno::of(Os::NOTTY);
+    pub const RANGE: Errno = Errno::of(Os::RANGE);
+    pub const NOSYS: Errno = Errno::of(Os::NOSYS);
+    pub const PROTO: Errno = Errno::of(Os::PROTO);
+    pub const OPNOTSUPP: Errno = Errno::of(Os::OPNOTSUPP);
+
+    const fn of(errno: Os) -> Errno {
+        Errno(errno.raw_os_error())
+    }
 }
 
 impl From<shoal_fs::Error> for Errno {

@@ -7,6 +7,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
+use shoal_fs::Ino;
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::channel::{Port, Reply};
@@ -33,6 +34,11 @@ pub(crate) enum Next {
     End,
 }
 
+/// The inode of a node that the kernel names. It invents none: a number too great is nobody's, as 0 is.
+fn inode(node: u64) -> Ino {
+    Ino::try_from(node).unwrap_or(Ino::ZERO)
+}
+
 impl Service {
     /// Carries out one message. `scratch` is the thread's buffer for data that is read.
     pub fn serve(&self, message: &[u8], port: &Arc<Port>, scratch: &mut Vec<u8>) -> io::Result<Next> {
@@ -51,9 +57,9 @@ impl Service {
         };
         match request.operation {
             // The kernel waits for no answer to these.
-            Operation::Forget { count } => self.requests.forget(request.node, count),
+            Operation::Forget { count } => self.requests.forget(inode(request.node), count),
             Operation::BatchForget(forgets) => {
-                forgets.iter().for_each(|(node, count)| self.requests.forget(node, count));
+                forgets.iter().for_each(|(node, count)| self.requests.forget(inode(node), count));
             }
             Operation::NotifyReply => {}
             Operation::Destroy => {
@@ -98,7 +104,7 @@ impl Service {
     }
 
     fn answer(&self, request: &Request<'_>, reply: Reply, scratch: &mut Vec<u8>) {
-        let (requests, node) = (&self.requests, request.node);
+        let (requests, node) = (&self.requests, inode(request.node));
         let asker = Asker { uid: request.uid, gid: request.gid };
         match request.operation {
             // Handled in `serve`, or by the handshake.
@@ -124,10 +130,10 @@ impl Service {
             Operation::Unlink { name } => reply.finish(requests.unlink(node, name)),
             Operation::Rmdir { name } => reply.finish(requests.rmdir(node, name)),
             Operation::Rename { name, new_directory, new_name, flags } => {
-                let (from, to) = ((node, name), (new_directory, new_name));
+                let (from, to) = ((node, name), (inode(new_directory), new_name));
                 requests.rename(asker, from, to, flags, move |outcome| reply.finish(outcome));
             }
-            Operation::Link { target, name } => self.entry(reply, requests.link(target, node, name)),
+            Operation::Link { target, name } => self.entry(reply, requests.link(inode(target), node, name)),
             Operation::Open { .. } => opened(reply, requests.open()),
             Operation::Opendir => opened(reply, requests.opendir()),
             // The kernel then makes a node, looks at nothing else, and sends no RELEASE.
@@ -164,7 +170,7 @@ impl Service {
                 value(reply, requests.seek(node, offset, whence).map(|offset| LseekOut { offset }));
             }
             Operation::CopyFileRange { offset, to_node, to_offset, len, wide } => {
-                let copy = Copy { from: node, from_at: offset, to: to_node, to_at: to_offset, len };
+                let copy = Copy { from: node, from_at: offset, to: inode(to_node), to_at: to_offset, len };
                 requests.copy_range(asker, copy, move |outcome| copied(reply, outcome, wide));
             }
             // FLUSH has nothing left to send. ACCESS is only asked without default_permissions, and then nothing is
@@ -175,13 +181,13 @@ impl Service {
         }
     }
 
-    fn read(&self, reply: Reply, node: u64, offset: u64, size: u32, scratch: &mut Vec<u8>) {
+    fn read(&self, reply: Reply, node: Ino, offset: u64, size: u32, scratch: &mut Vec<u8>) {
         let scratch = room(scratch, size.min(REQUEST_BYTES_MAX) as usize);
         let outcome = self.requests.read(node, offset, scratch);
         bytes(reply, outcome.map(|read| &scratch[..read]));
     }
 
-    fn readdir(&self, reply: Reply, node: u64, offset: u64, size: u32) {
+    fn readdir(&self, reply: Reply, node: Ino, offset: u64, size: u32) {
         let listing = self.requests.readdir(node, offset, listing_bytes(size));
         bytes(reply, listing.as_ref().map(Listing::bytes).map_err(|&error| error));
     }
@@ -214,7 +220,7 @@ impl Service {
         }
     }
 
-    fn listed(&self, reply: Reply, outcome: Outcome<(Listing, Vec<u64>)>) {
+    fn listed(&self, reply: Reply, outcome: Outcome<(Listing, Vec<Ino>)>) {
         match outcome {
             Ok((listing, held)) => {
                 if !reply.bytes(listing.bytes()) {

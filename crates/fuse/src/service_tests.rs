@@ -10,7 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use shoal_fs::{Fs, ROOT};
+use shoal_fs::Fs;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::*;
@@ -26,6 +26,9 @@ use crate::syncer::{Syncer, SyncerThread};
 use crate::ticker::Ticker;
 use crate::waiters::{WaiterThreads, Waiters};
 use shoal_sim::Random;
+
+/// The node of the root directory.
+const ROOT: u64 = 1;
 
 /// Answers sent: errno and body by request.
 type Sent = HashMap<u64, Vec<(i32, Vec<u8>)>>;
@@ -183,9 +186,9 @@ fn an_inode_lives_as_long_as_the_kernel_knows_it_and_no_longer() {
     mount.serve(&message(opcode::MKNOD, ROOT, &body)).unwrap();
     mount.serve(&message(opcode::READDIRPLUS, ROOT, &[&[0; 16], &[0, 16, 0, 0][..], &[0; 20]].concat())).unwrap();
     mount.kernel.0.is_deaf.store(false, Ordering::Relaxed);
-    let lost = mount.fs.lookup(ROOT, b"lost", false).unwrap().ino;
+    let lost = mount.fs.lookup(Ino::ROOT, b"lost", false).unwrap().ino;
     assert_eq!(mount.ask(opcode::UNLINK, ROOT, &text("lost")).0, 0);
-    assert_eq!(mount.ask(opcode::GETATTR, lost, &[0; 16]).0, 116, "nobody holds it");
+    assert_eq!(mount.ask(opcode::GETATTR, lost.into(), &[0; 16]).0, 116, "nobody holds it");
     mount.end();
 }
 
@@ -199,7 +202,7 @@ fn an_unnamed_file_gets_a_name_or_goes_with_its_last_reference() {
     assert_eq!((entry.attr.nlink, entry.attr.mode), (0, 0o100640));
     let body = [&entry.node.to_ne_bytes()[..], b"named\0"].concat();
     assert_eq!(mount.ask(opcode::LINK, ROOT, &body).0, 0);
-    assert_eq!(mount.fs.lookup(ROOT, b"named", false).unwrap().nlink, 1);
+    assert_eq!(mount.fs.lookup(Ino::ROOT, b"named", false).unwrap().nlink, 1);
     mount.end();
 }
 

@@ -81,7 +81,7 @@ impl FileReport {
         });
         Ok(FileReport {
             path: path.display().to_string(),
-            inode: attr.ino,
+            inode: attr.ino.into(),
             generation: attr.generation,
             kind: kind.into(),
             permissions: format!("{:04o}", attr.mode & 0o7777),

@@ -93,12 +93,12 @@ fn is_settled_by_opening(kind: FindingKind) -> bool {
 
 fn apply(fs: &Fs, remedy: &Remedy) -> shoal_fs::Result<()> {
     match remedy {
-        Remedy::RemoveEntry { directory, name, ino } => fs.repair_entry((*directory).into(), name, (*ino).into()),
-        Remedy::FreeRecord { ino } => fs.repair_free_record((*ino).into()),
-        Remedy::Attach { ino } => fs.repair_attach((*ino).into()),
-        Remedy::LinkCount { ino, nlink } => fs.repair_link_count((*ino).into(), *nlink),
-        Remedy::Allocated { ino, bytes } => fs.repair_allocated((*ino).into(), *bytes),
-        Remedy::Entries { directory, entries } => fs.repair_entries((*directory).into(), *entries),
+        Remedy::RemoveEntry { directory, name, ino } => fs.repair_entry(*directory, name, *ino),
+        Remedy::FreeRecord { ino } => fs.repair_free_record(*ino),
+        Remedy::Attach { ino } => fs.repair_attach(*ino),
+        Remedy::LinkCount { ino, nlink } => fs.repair_link_count(*ino, *nlink),
+        Remedy::Allocated { ino, bytes } => fs.repair_allocated(*ino, *bytes),
+        Remedy::Entries { directory, entries } => fs.repair_entries(*directory, *entries),
         Remedy::FreePieces { pieces } => fs.repair_pieces(pieces),
         Remedy::FreeBlocks { first, blocks } => fs.repair_blocks(*first, *blocks),
     }

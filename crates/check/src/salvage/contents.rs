@@ -4,10 +4,10 @@
 //! wrong sum are sent as found and named, because most of them are right.
 
 use shoal_format::extent::{
-    EXTENT_BYTES, EXTENT_HEADER, EXTENT_NEW, EXTENT_UNWRITTEN, Extent, ExtentRecord, IndexRecord,
+    EXTENT_BYTES, EXTENT_HEADER, EXTENT_NEW, EXTENT_UNWRITTEN, Extent, ExtentRecord, FileBlock, IndexRecord,
 };
-use shoal_format::inode::{CHUNK, Inode, Layout, S_IFLNK};
-use shoal_format::{BULK_BLOCK, SlotRef, xattr};
+use shoal_format::inode::{CHUNK, Ino, Inode, Layout, S_IFLNK};
+use shoal_format::{SlotRef, xattr};
 use zerocopy::FromBytes;
 
 use super::{Item, Walk};
@@ -18,7 +18,7 @@ const READ_BYTES: u64 = 1 << 20;
 
 impl Walk<'_, '_> {
     /// Makes an inode with its contents; false if it could not be made.
-    pub(super) fn make(&mut self, ino: u32, inode: &Inode, path: &[u8]) -> Result<bool, CheckError> {
+    pub(super) fn make(&mut self, ino: Ino, inode: &Inode, path: &[u8]) -> Result<bool, CheckError> {
         let attributes = self.attributes(inode, path)?;
         let mut target = Vec::new();
         if inode.kind() == S_IFLNK {
@@ -130,7 +130,7 @@ impl Walk<'_, '_> {
             let mut leaves = Vec::new();
             for item in root.1.chunks_exact(EXTENT_BYTES) {
                 let record = IndexRecord::read_from_bytes(item).expect("size is given");
-                let first = record.file_block.get() as u64 * BULK_BLOCK;
+                let first = record.first().byte();
                 match SlotRef::from_bits(record.leaf.get()) {
                     Some(slot) => leaves.extend(self.extent_items(path, slot)?.filter(|leaf| leaf.0 == 0).map(|l| l.1)),
                     None => self.lost(Some(path), Some((first, inode.size)), "a leaf of its map is nowhere".into()),
@@ -138,7 +138,7 @@ impl Walk<'_, '_> {
             }
             leaves
         };
-        let mut from = 0;
+        let mut from = FileBlock::ZERO;
         for leaf in leaves {
             for item in leaf.chunks_exact(EXTENT_BYTES) {
                 let record = ExtentRecord::read_from_bytes(item).expect("size is given");
@@ -169,9 +169,15 @@ impl Walk<'_, '_> {
     }
 
     /// Sends the data of one extent, which begins at `from` or later (file blocks); returns where it ends.
-    fn extent(&mut self, path: &[u8], inode: &Inode, record: &ExtentRecord, from: u64) -> Result<u64, CheckError> {
-        let (file_block, blocks) = (record.file_block.get() as u64, record.blocks.get() as u64);
-        let (start, mut end) = (file_block * BULK_BLOCK, (file_block + blocks).saturating_mul(BULK_BLOCK));
+    fn extent(
+        &mut self,
+        path: &[u8],
+        inode: &Inode,
+        record: &ExtentRecord,
+        from: FileBlock,
+    ) -> Result<FileBlock, CheckError> {
+        let blocks = record.file_blocks();
+        let (start, mut end) = (blocks.start.byte(), blocks.end.byte());
         let decoded = record.decode(self.superblock.bulk_blocks).ok().filter(|extent| extent.file_block >= from);
         let Some(Extent { bulk_block: first, flags, .. }) = decoded else {
             self.lost(Some(path), Some((start, end)), "an extent of its map is impossible".into());
@@ -180,11 +186,11 @@ impl Walk<'_, '_> {
         end = end.min(inode.size);
         let no_data = flags & EXTENT_UNWRITTEN != 0 || (flags & EXTENT_NEW != 0 && self.source.power_lost);
         if no_data || start >= end {
-            return Ok(file_block + blocks);
+            return Ok(blocks.end);
         }
         let Some(bulk) = self.source.bulk else {
             self.lost(Some(path), Some((start, end)), "the bulk storage cannot be read".into());
-            return Ok(file_block + blocks);
+            return Ok(blocks.end);
         };
         let mut at = start;
         let mut buffer = vec![0; READ_BYTES.min(end - start) as usize];
@@ -200,6 +206,6 @@ impl Walk<'_, '_> {
             }
             at += len;
         }
-        Ok(file_block + blocks)
+        Ok(blocks.end)
     }
 }

@@ -13,14 +13,15 @@ use std::collections::BTreeMap;
 
 use shoal_check::{ImageSource, Report, Source, check};
 use shoal_format::dir::{self, BUCKET_BYTES, Dirent, NODE_BYTES, NODE_FANOUT, NodeRef};
+use shoal_format::extent::{self, FileBlock};
 use shoal_format::inode::{
-    INODE_BLOCK, INODE_RECORD, Inode, Layout, S_IFDIR, S_IFIFO, S_IFLNK, S_IFREG, TABLE_FANOUT, TABLE_NODE,
+    INODE_BLOCK, INODE_RECORD, Ino, Inode, Layout, S_IFDIR, S_IFIFO, S_IFLNK, S_IFREG, TABLE_FANOUT, TABLE_NODE,
 };
 use shoal_format::record::{Entry, RecordHeader, RecordKind};
 use shoal_format::segment::{SEGMENT_ENTRY, SegmentEntry, SegmentUse};
 use shoal_format::slot::{class_for, class_geometry};
 use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, Geometry, MemoryKind, ROOTS_AT, Roots, Superblock};
-use shoal_format::{PAGE, SEGMENT, SlotRef, checksum, extent, xattr};
+use shoal_format::{PAGE, SEGMENT, SlotRef, checksum, xattr};
 use zerocopy::{FromBytes, IntoBytes};
 
 use media::{Image, Log, Memory};
@@ -66,7 +67,7 @@ pub fn empty_inode(mode: u16) -> Inode {
         root: SlotRef::NONE,
         xattr: SlotRef::NONE,
         allocated: 0,
-        parent: 0,
+        parent: Ino::ZERO,
     }
 }
 
@@ -109,7 +110,7 @@ impl Store {
             store.set_segment(segment, SegmentEntry::new(SegmentUse::Reserved));
         }
         store.table = store.allocate(TABLE_NODE);
-        store.inodes.insert(1, Inode { nlink: 2, parent: 1, ..empty_inode(S_IFDIR | 0o755) });
+        store.inodes.insert(1, Inode { nlink: 2, parent: Ino::ROOT, ..empty_inode(S_IFDIR | 0o755) });
         store.entries.insert(1, Vec::new());
         store
     }
@@ -136,9 +137,9 @@ impl Store {
         s.add(1, b"chunked", CHUNKED, chunked);
 
         let extents = [
-            extent::Extent { file_block: 0, blocks: 3, bulk_block: extent::BulkBlock::new(60), flags: 0 },
+            extent::Extent { file_block: FileBlock::ZERO, blocks: 3, bulk_block: extent::BulkBlock::new(60), flags: 0 },
             extent::Extent {
-                file_block: 5,
+                file_block: FileBlock::new(5),
                 blocks: 4,
                 bulk_block: extent::BulkBlock::new(100),
                 flags: extent::EXTENT_UNWRITTEN,
@@ -148,7 +149,10 @@ impl Store {
         s.write(leaf.offset(), &extent::encode(&extent::ExtentNode::Extents(extents[1..].to_vec())));
         let first = s.allocate(extent::LEAF_BYTES);
         s.write(first.offset(), &extent::encode(&extent::ExtentNode::Extents(extents[..1].to_vec())));
-        let root = s.allocate_with(&extent::encode(&extent::ExtentNode::Index(vec![(0, first), (5, leaf)])));
+        let root = s.allocate_with(&extent::encode(&extent::ExtentNode::Index(vec![
+            (FileBlock::ZERO, first),
+            (FileBlock::new(5), leaf),
+        ])));
         let allocated = root.capacity() + 2 * extent::LEAF_BYTES + 7 * 65536;
         let large = Inode { layout: Layout::Extents, root, size: 600_000, allocated, ..s.file() };
         s.add(1, b"large", LARGE, large);
@@ -259,7 +263,7 @@ impl Store {
 
     pub fn add(&mut self, parent: u32, name: &[u8], ino: u32, mut inode: Inode) {
         if inode.is_dir() {
-            (inode.nlink, inode.parent) = (1, parent);
+            (inode.nlink, inode.parent) = (1, Ino::new(parent));
             self.inodes.get_mut(&parent).unwrap().nlink += 1;
             self.entries.insert(ino, Vec::new());
         }
@@ -333,7 +337,7 @@ impl Store {
         let mut bytes = vec![0; dir::BUCKET_HEADER];
         for (name, ino, kind) in entries {
             let hash = dir::name_hash(self.superblock.hash_seed, name);
-            Dirent { hash, ino: *ino, kind: *kind, name }.encode(&mut bytes);
+            Dirent { hash, ino: Ino::new(*ino), kind: *kind, name }.encode(&mut bytes);
         }
         let used = bytes.len();
         bytes[..dir::BUCKET_HEADER].copy_from_slice(&dir::bucket_header(used, entries.len()));

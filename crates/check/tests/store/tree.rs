@@ -44,8 +44,8 @@ fn enter(region: &[u8], ino: u32, path: &[u8], tree: &mut Tree) {
     if inode.layout == Layout::DirPacked {
         for entry in Bucket::new(piece(region, inode.root)).unwrap().entries() {
             let (_, entry) = entry.unwrap();
-            if entry.ino != 0 {
-                enter(region, entry.ino, &[path, b"/", entry.name].concat(), tree);
+            if !entry.ino.is_none() {
+                enter(region, entry.ino.get(), &[path, b"/", entry.name].concat(), tree);
             }
         }
     }

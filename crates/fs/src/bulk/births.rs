@@ -34,7 +34,7 @@ impl Births {
     }
 
     fn place(&self, ino: Ino) -> (&AtomicU64, u64) {
-        (&self.places[ino as usize % PLACES], ino / PLACES as u64)
+        (&self.places[ino.get() as usize % PLACES], u64::from(ino) / PLACES as u64)
     }
 
     /// `ino` was without data before the record that ends at `lsn`.
@@ -69,17 +69,17 @@ mod tests {
     #[test]
     fn a_birth_is_never_later_than_it_was_and_belongs_to_its_file_alone() {
         let births = Births::new(Lsn::new(1000));
-        births.note(7, Lsn::new(1000 + 5 * 16 + 3));
-        assert_eq!(births.of(7), Some(Lsn::new(1000 + 5 * 16)));
-        let other = 7 + PLACES as u64;
-        assert_eq!((births.of(other), births.of(8)), (None, None));
+        let [file, neighbour, other] = [7, 8, 7 + PLACES as u32].map(Ino::new);
+        births.note(file, Lsn::new(1000 + 5 * 16 + 3));
+        assert_eq!(births.of(file), Some(Lsn::new(1000 + 5 * 16)));
+        assert_eq!((births.of(other), births.of(neighbour)), (None, None));
         births.forget(other);
-        assert!(births.of(7).is_some());
+        assert!(births.of(file).is_some());
         births.note(other, Lsn::new(2000));
-        assert_eq!((births.of(7), births.of(other)), (None, Some(Lsn::new(1992))));
+        assert_eq!((births.of(file), births.of(other)), (None, Some(Lsn::new(1992))));
         births.note(other, Lsn::new(1000 + (1 << 50)));
         assert_eq!(births.of(other), None);
-        let last = shoal_format::inode::INO_MAX;
+        let last = Ino::MAX;
         births.note(last, Lsn::new(9000));
         assert_eq!(births.of(last), Some(Lsn::new(9000)));
         births.forget(last);

@@ -14,6 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use shoal_format::extent::FileBlock;
 
 use super::replaced::Replaced;
 use crate::Ino;
@@ -27,7 +28,7 @@ const TAILS_MAX: usize = 1 << 16;
 const WRITES: usize = 1024;
 
 /// Start of a range to its end and the number of the last write into it.
-type Ranges = BTreeMap<u64, (u64, u64)>;
+type Ranges = BTreeMap<FileBlock, (FileBlock, u64)>;
 
 /// Contents of a file's last block behind the file's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +70,7 @@ impl Default for Fresh {
 }
 
 /// Removes `[start, end)` from the ranges.
-fn cut(ranges: &mut Ranges, start: u64, end: u64) {
+fn cut(ranges: &mut Ranges, start: FileBlock, end: FileBlock) {
     if start >= end {
         return;
     }
@@ -92,7 +93,7 @@ fn cut(ranges: &mut Ranges, start: u64, end: u64) {
 impl Fresh {
     /// Blocks `[start, end)` of `ino` are mapped NEW, filled by writes up to number `write`. `submitted` is the last
     /// write covered by a flush submitted so far.
-    pub fn add(&self, ino: Ino, start: u64, end: u64, write: u64, submitted: u64) {
+    pub fn add(&self, ino: Ino, start: FileBlock, end: FileBlock, write: u64, submitted: u64) {
         let mut files = self.files.lock();
         let ranges = files.entry(ino).or_default();
         cut(ranges, start, end);
@@ -109,9 +110,11 @@ impl Fresh {
             }
         }
         if ranges.len() > RANGES_MAX {
-            let all = ranges.iter().fold((u64::MAX, 0, 0), |(from, to, last), (&start, &(end, write))| {
-                (from.min(start), to.max(end), last.max(write))
-            });
+            let all = ranges
+                .iter()
+                .fold((FileBlock::MAX, FileBlock::ZERO, 0), |(from, to, last), (&start, &(end, write))| {
+                    (from.min(start), to.max(end), last.max(write))
+                });
             ranges.clear();
             ranges.insert(all.0, (all.1, all.2));
         }
@@ -125,13 +128,13 @@ impl Fresh {
 
     /// Write `number` went into the file.
     pub fn wrote(&self, ino: Ino, number: u64) {
-        self.writes[ino as usize % WRITES].fetch_max(number, Ordering::AcqRel);
+        self.writes[ino.get() as usize % WRITES].fetch_max(number, Ordering::AcqRel);
         self.replaced.wrote(ino);
     }
 
     /// The number of the last write into the file, or a later one.
     pub fn last_write(&self, ino: Ino) -> u64 {
-        self.writes[ino as usize % WRITES].load(Ordering::Acquire)
+        self.writes[ino.get() as usize % WRITES].load(Ordering::Acquire)
     }
 
     /// Files whose new contents are to be durable before the record that cut off the old ones is. Asked by every fsync.
@@ -141,16 +144,16 @@ impl Fresh {
 
     /// Blocks `[start, end)` are not NEW any more: unmapped or turned unwritten. The file stays listed, so that its
     /// flag is looked after.
-    pub fn remove(&self, ino: Ino, start: u64, end: u64) {
+    pub fn remove(&self, ino: Ino, start: FileBlock, end: FileBlock) {
         if let Some(ranges) = self.files.lock().get_mut(&ino) {
             cut(ranges, start, end);
         }
     }
 
     /// The ranges a flush up to write `flushed` covers, ascending; `None` when the file is not listed.
-    pub fn settled(&self, ino: Ino, flushed: u64) -> Option<Vec<(u64, u64)>> {
+    pub fn settled(&self, ino: Ino, flushed: u64) -> Option<Vec<(FileBlock, FileBlock)>> {
         let files = self.files.lock();
-        let settled = |(&start, &(end, write)): (&u64, &(u64, u64))| {
+        let settled = |(&start, &(end, write)): (&FileBlock, &(FileBlock, u64))| {
             (write <= flushed || is_planted(Bug::ClearUnflushed)).then_some((start, end))
         };
         files.get(&ino).map(|ranges| ranges.iter().filter_map(settled).collect())
@@ -209,46 +212,52 @@ impl Fresh {
 mod tests {
     use super::*;
 
+    const FILE: Ino = Ino::new(7);
+
+    fn b(number: u64) -> FileBlock {
+        FileBlock::new(number)
+    }
+
     #[test]
     fn a_write_after_the_submission_of_a_flush_is_not_settled_by_it() {
         let fresh = Fresh::default();
-        fresh.add(7, 0, 4, 10, 0);
-        fresh.add(7, 4, 6, 11, 10);
-        assert_eq!(fresh.settled(7, 10), Some(vec![(0, 4)]));
-        assert!(!fresh.is_settled(7));
+        fresh.add(FILE, b(0), b(4), 10, 0);
+        fresh.add(FILE, b(4), b(6), 11, 10);
+        assert_eq!(fresh.settled(FILE, 10), Some(vec![(b(0), b(4))]));
+        assert!(!fresh.is_settled(FILE));
         // The same blocks, mapped again after a truncation.
-        fresh.remove(7, 0, 6);
-        fresh.add(7, 2, 3, 12, 11);
-        assert_eq!(fresh.settled(7, 11), Some(vec![]));
-        fresh.add(7, 2, 3, 12, 11);
-        assert_eq!(fresh.settled(7, 12), Some(vec![(2, 3)]));
+        fresh.remove(FILE, b(0), b(6));
+        fresh.add(FILE, b(2), b(3), 12, 11);
+        assert_eq!(fresh.settled(FILE, 11), Some(vec![]));
+        fresh.add(FILE, b(2), b(3), 12, 11);
+        assert_eq!(fresh.settled(FILE, 12), Some(vec![(b(2), b(3))]));
     }
 
     #[test]
     fn a_stream_joins_its_ranges_only_until_a_flush_is_submitted() {
         let fresh = Fresh::default();
-        (0..10).for_each(|i| fresh.add(7, i, i + 1, i + 1, 0));
-        (10..20).for_each(|i| fresh.add(7, i, i + 1, i + 1, 10));
-        assert_eq!(fresh.settled(7, 100), Some(vec![(0, 10), (10, 20)]));
-        assert_eq!(fresh.settled(7, 15), Some(vec![(0, 10)]));
+        (0..10).for_each(|i| fresh.add(FILE, b(i), b(i + 1), i + 1, 0));
+        (10..20).for_each(|i| fresh.add(FILE, b(i), b(i + 1), i + 1, 10));
+        assert_eq!(fresh.settled(FILE, 100), Some(vec![(b(0), b(10)), (b(10), b(20))]));
+        assert_eq!(fresh.settled(FILE, 15), Some(vec![(b(0), b(10))]));
     }
 
     #[test]
     fn cutting_keeps_what_lies_on_both_sides() {
         let fresh = Fresh::default();
-        fresh.add(7, 0, 10, 1, 0);
-        fresh.remove(7, 3, 5);
-        assert_eq!(fresh.settled(7, 1), Some(vec![(0, 3), (5, 10)]));
-        fresh.remove(7, 0, 100);
-        fresh.unlist(7);
-        assert_eq!(fresh.settled(7, 1), None);
+        fresh.add(FILE, b(0), b(10), 1, 0);
+        fresh.remove(FILE, b(3), b(5));
+        assert_eq!(fresh.settled(FILE, 1), Some(vec![(b(0), b(3)), (b(5), b(10))]));
+        fresh.remove(FILE, b(0), b(100));
+        fresh.unlist(FILE);
+        assert_eq!(fresh.settled(FILE, 1), None);
     }
 
     #[test]
     fn too_many_ranges_become_one_that_waits_for_the_last_write() {
         let fresh = Fresh::default();
-        (0..=RANGES_MAX as u64).for_each(|i| fresh.add(7, 2 * i, 2 * i + 1, i + 1, 0));
-        assert_eq!(fresh.settled(7, RANGES_MAX as u64), Some(vec![]));
-        assert_eq!(fresh.settled(7, RANGES_MAX as u64 + 1), Some(vec![(0, 2 * RANGES_MAX as u64 + 1)]));
+        (0..=RANGES_MAX as u64).for_each(|i| fresh.add(FILE, b(2 * i), b(2 * i + 1), i + 1, 0));
+        assert_eq!(fresh.settled(FILE, RANGES_MAX as u64), Some(vec![]));
+        assert_eq!(fresh.settled(FILE, RANGES_MAX as u64 + 1), Some(vec![(b(0), b(2 * RANGES_MAX as u64 + 1))]));
     }
 }

@@ -88,21 +88,21 @@ mod tests {
     fn a_file_is_pending_from_its_write_to_the_flush_and_again_until_its_time_is_over() {
         let replaced = Replaced::default();
         let never = |_: Ino| false;
-        replaced.wrote(7);
-        replaced.cut(7, 100);
+        replaced.wrote(Ino::new(7));
+        replaced.cut(Ino::new(7), 100);
         assert!(replaced.pending(never).is_empty(), "nothing was written since its cut");
-        replaced.wrote(7);
-        replaced.wrote(8);
-        assert_eq!(replaced.pending(never), [7]);
+        replaced.wrote(Ino::new(7));
+        replaced.wrote(Ino::new(8));
+        assert_eq!(replaced.pending(never), [Ino::new(7)]);
         replaced.flushed(200);
-        assert!(replaced.pending(|ino| ino == 7).is_empty());
+        assert!(replaced.pending(|ino| ino == Ino::new(7)).is_empty());
         // The rest of its contents.
-        replaced.wrote(7);
-        assert_eq!(replaced.pending(never), [7]);
+        replaced.wrote(Ino::new(7));
+        assert_eq!(replaced.pending(never), [Ino::new(7)]);
         // It is written to without end.
         replaced.flushed(100 + REPLACEMENT_NS);
         assert!(replaced.pending(never).is_empty());
-        replaced.wrote(7);
+        replaced.wrote(Ino::new(7));
         assert!(replaced.pending(never).is_empty());
     }
 
@@ -110,11 +110,11 @@ mod tests {
     fn small_files_cut_without_end_are_forgotten() {
         let replaced = Replaced::default();
         for number in 0..100_000 {
-            replaced.cut(number, number * 100_000_000);
+            replaced.cut(Ino::new(number), u64::from(number) * 100_000_000);
         }
         assert!(replaced.state.lock().until.len() <= 2 * LISTED_MIN);
-        replaced.cut(5, 1 << 60);
-        replaced.wrote(5);
-        assert_eq!(replaced.pending(|_| false), [5]);
+        replaced.cut(Ino::new(5), 1 << 60);
+        replaced.wrote(Ino::new(5));
+        assert_eq!(replaced.pending(|_| false), [Ino::new(5)]);
     }
 }

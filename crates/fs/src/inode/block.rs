@@ -7,7 +7,7 @@
 //! 6% and creations 9% slower.) Records that share bytes, as packed ones will, need a lock for the block below the
 //! inode locks: shared to read one, exclusive to put a plain block in its place before the first change.
 
-use shoal_format::inode::{INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Inode, InodeSlot};
+use shoal_format::inode::{INODE_BLOCK, INODE_RECORD, Inode, InodeSlot};
 use shoal_format::{FormatError, Offset, SlotRef};
 use shoal_region::{Tx, View};
 
@@ -16,9 +16,9 @@ use crate::{Error, Ino, Result};
 /// The bytes of a block.
 pub(crate) type Bytes = [u8; INODE_BLOCK as usize];
 
-/// Where the record of `ino` begins.
-pub(crate) fn place(block: SlotRef, ino: Ino) -> Offset {
-    block.offset() + ino % INODES_PER_BLOCK * INODE_RECORD as u64
+/// Where the record in a place of a block begins.
+pub(crate) fn record_at(block: SlotRef, place: usize) -> Offset {
+    block.offset() + (place * INODE_RECORD) as u64
 }
 
 /// A new block without inodes, of generation 0.
@@ -31,7 +31,7 @@ pub(super) fn make(tx: &mut Tx<'_>) -> Result<SlotRef> {
 /// Reads one record.
 pub(super) fn get(view: &impl View, block: SlotRef, ino: Ino) -> Result<InodeSlot> {
     let mut bytes = [0; INODE_RECORD];
-    view.read(place(block, ino), &mut bytes)?;
+    view.read(record_at(block, ino.place()), &mut bytes)?;
     Inode::decode(&bytes).map_err(|error| undecodable(ino, error))
 }
 
@@ -41,12 +41,12 @@ pub(super) fn undecodable(ino: Ino, error: FormatError) -> Error {
 
 /// Writes the record of an inode in use.
 pub(super) fn put(tx: &mut Tx<'_>, block: SlotRef, ino: Ino, inode: &Inode) -> Result<()> {
-    Ok(tx.write(place(block, ino), &inode.encode())?)
+    Ok(tx.write(record_at(block, ino.place()), &inode.encode())?)
 }
 
 /// Writes the record of a free number, which was last used in this generation.
 pub(super) fn put_free(tx: &mut Tx<'_>, block: SlotRef, ino: Ino, generation: u32) -> Result<()> {
-    Ok(tx.write(place(block, ino), &Inode::encode_free(generation))?)
+    Ok(tx.write(record_at(block, ino.place()), &Inode::encode_free(generation))?)
 }
 
 /// Reads a whole block.

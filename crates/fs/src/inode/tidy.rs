@@ -7,7 +7,7 @@
 //! A stale handle (number and generation) must not fit a new inode: the records of a block that comes back begin behind the
 //! highest generation any block had that was given back ([`Roots::generation_floor`]).
 
-use shoal_format::inode::{INODES_PER_BLOCK, InodeSlot, TABLE_FANOUT, TABLE_NODE};
+use shoal_format::inode::{InodeSlot, TABLE_FANOUT, TABLE_NODE};
 use shoal_format::superblock::{ROOTS_AT, Roots};
 use shoal_format::{Offset, SlotRef};
 use shoal_region::{Region, Tx, Victims, View};
@@ -61,7 +61,7 @@ impl InodeTable {
         block: u64,
         change: impl FnOnce(&mut FreeNumbers, Tx<'r>, Link) -> Result<bool>,
     ) -> Result<bool> {
-        let Some(_locks) = locks.try_write_range(block * INODES_PER_BLOCK, INODES_PER_BLOCK) else {
+        let Some(_locks) = locks.try_write_block(block) else {
             return Ok(false);
         };
         for _ in 0..PATIENCE {

@@ -4,11 +4,11 @@
 //! lets go of the region's copy. Left out: when a file changes its tier (`file`).
 
 use shoal_format::BULK_BLOCK;
-use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN};
+use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, FileBlock};
 use shoal_format::inode::{CHUNK, INODE_HAS_NEW, Inode, Layout};
 use shoal_region::Lsn;
 
-use super::{FILE_BLOCKS_MAX, MOVE_BACK_BYTES, Mapping, WRITE_BLOCKS, read_spans};
+use super::{FILE_END, MOVE_BACK_BYTES, Mapping, WRITE_BLOCKS, read_spans};
 use crate::bulk::may_wait;
 use crate::data_lock::FileLock;
 use crate::planted::{Bug, is_planted};
@@ -88,17 +88,17 @@ impl Fs {
         mapping: &mut Mapping<'_>,
         data_flags: u32,
     ) -> Result<u64> {
-        let blocks = small::chunk_count(inode).div_ceil(CHUNKS_PER_BLOCK);
+        let end = FileBlock::new(small::chunk_count(inode).div_ceil(CHUNKS_PER_BLOCK));
         let mut buffer = Vec::new();
         let mut write = 0;
-        let mut block = 0;
-        while block < blocks {
+        let mut block = FileBlock::ZERO;
+        while block < end {
             let Some(flags) = self.flags_on_bulk(inode, block, data_flags)? else {
                 block += 1;
                 continue;
             };
             let mut until = block + 1;
-            while until < blocks
+            while until < end
                 && until < block + WRITE_BLOCKS
                 && self.flags_on_bulk(inode, until, data_flags)? == Some(flags)
             {
@@ -106,7 +106,7 @@ impl Fs {
             }
             let extent = mapping.reserve(file, inode, block, until - block, flags)?;
             if flags != EXTENT_UNWRITTEN {
-                let at = block * BULK_BLOCK;
+                let at = block.byte();
                 buffer.clear();
                 buffer.resize((extent.blocks * BULK_BLOCK) as usize, 0);
                 let readable = (inode.size - at).min(buffer.len() as u64) as usize;
@@ -119,11 +119,11 @@ impl Fs {
     }
 
     /// The flags that a block of a file in the region is to have on the device; `None` for a hole.
-    fn flags_on_bulk(&self, inode: &Inode, block: u64, data_flags: u32) -> Result<Option<u32>> {
-        let first = block * CHUNKS_PER_BLOCK;
+    fn flags_on_bulk(&self, inode: &Inode, block: FileBlock, data_flags: u32) -> Result<Option<u32>> {
+        let first = block.get() * CHUNKS_PER_BLOCK;
         for chunk in first..first + CHUNKS_PER_BLOCK {
             if !small::chunk_slot(&self.region, inode, chunk)?.is_none() {
-                let behind = block * BULK_BLOCK >= inode.size;
+                let behind = block.byte() >= inode.size;
                 return Ok(Some(if behind { EXTENT_UNWRITTEN } else { data_flags }));
             }
         }
@@ -137,9 +137,8 @@ impl Fs {
             return Ok(());
         }
         let mut data = Vec::new();
-        for block in 0..inode.size.div_ceil(BULK_BLOCK) {
-            if self.data_at(inode, block)?.is_ok() {
-                let at = block * BULK_BLOCK;
+        for at in (0..inode.size).step_by(BULK_BLOCK as usize) {
+            if self.data_at(inode, FileBlock::of(at))?.is_ok() {
                 let mut bytes = vec![0; (inode.size - at).min(BULK_BLOCK) as usize];
                 let spans = self.spans(inode, at, bytes.len())?;
                 file.device(inode, |bulk| read_spans(bulk, &spans, &mut bytes))?;
@@ -158,7 +157,7 @@ impl Fs {
     fn try_move_to_region(&self, ino: Ino, inode: &mut Inode, data: &[(u64, Vec<u8>)]) -> Result<()> {
         let before = *inode;
         let mut tx = self.region.begin();
-        let (runs, _) = self.unmap(&mut tx, inode, 0, FILE_BLOCKS_MAX)?;
+        let (runs, _) = self.unmap(&mut tx, inode, FileBlock::ZERO, FILE_END)?;
         if inode.layout != Layout::Empty {
             return Err(Error::Corrupt(format!("inode {ino}: blocks behind the end of the file")));
         }
@@ -166,6 +165,6 @@ impl Fs {
             small::write(&mut tx, inode, *at, bytes)?;
         }
         let lsn = self.commit_large(tx, ino, before.layout, inode)?;
-        self.unmapped(ino, &Inode { layout: Layout::Empty, ..*inode }, lsn, &runs, 0, FILE_BLOCKS_MAX)
+        self.unmapped(ino, &Inode { layout: Layout::Empty, ..*inode }, lsn, &runs, FileBlock::ZERO, FILE_END)
     }
 }

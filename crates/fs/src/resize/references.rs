@@ -78,7 +78,7 @@ impl Walk<'_> {
         if level > 0 {
             return (0..TABLE_FANOUT).try_for_each(|entry| self.table(piece.offset() + entry * 8, level - 1));
         }
-        (0..INODES_PER_BLOCK).try_for_each(|ino| self.inode(block::place(piece, ino)))
+        (0..INODES_PER_BLOCK as usize).try_for_each(|place| self.inode(block::record_at(piece, place)))
     }
 
     fn inode(&self, at: Offset) -> Result<()> {

@@ -7,7 +7,7 @@ pub mod gate;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use shoal_format::extent::{self, EXTENT_NEW, ExtentNode};
+use shoal_format::extent::{self, EXTENT_NEW, ExtentNode, FileBlock};
 use shoal_format::inode::{CHUNK, INODE_HAS_NEW, Inode, Layout};
 use shoal_format::{BULK_BLOCK, SlotRef};
 use shoal_fs::{Caller, Error, Fs, Ino, Options, ROOT, SetAttr};
@@ -118,8 +118,8 @@ impl Store {
                 own + slots.map(|bits| SlotRef::from_bits(bits).expect(context).capacity()).sum::<u64>()
             }
             Layout::Extents => {
-                let (mut blocks, mut leaf_bytes, mut has_new, mut last_end) = (0, 0, false, 0);
-                let mut see = |extents: Vec<extent::Extent>, key: u64, next: u64| {
+                let (mut blocks, mut leaf_bytes, mut has_new, mut last_end) = (0, 0, false, FileBlock::ZERO);
+                let mut see = |extents: Vec<extent::Extent>, key: FileBlock, next: FileBlock| {
                     for e in extents {
                         assert!(
                             e.file_block >= key.max(last_end) && e.end() <= next,
@@ -135,14 +135,14 @@ impl Store {
                     }
                 };
                 match self.node(inode.root) {
-                    ExtentNode::Extents(extents) => see(extents, 0, u64::MAX),
+                    ExtentNode::Extents(extents) => see(extents, FileBlock::ZERO, FileBlock::MAX),
                     ExtentNode::Index(index) => {
                         for (position, &(key, leaf)) in index.iter().enumerate() {
                             let ExtentNode::Extents(extents) = self.node(leaf) else {
                                 panic!("{context}: nested index")
                             };
                             assert!(!extents.is_empty(), "{context}: empty leaf");
-                            see(extents, key, index.get(position + 1).map_or(u64::MAX, |&(key, _)| key));
+                            see(extents, key, index.get(position + 1).map_or(FileBlock::MAX, |&(key, _)| key));
                             leaf_bytes += leaf.capacity();
                         }
                     }

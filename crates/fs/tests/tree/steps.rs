@@ -255,7 +255,7 @@ impl Walker {
             parent: dir,
             shared: false,
         };
-        if self.model.all(|n| n.ino == attr.ino && n.ino != 0).into_iter().next().is_some() {
+        if self.model.all(|n| n.ino == attr.ino && !n.ino.is_none()).into_iter().next().is_some() {
             return Err(format!("inode {} is in use already", attr.ino));
         }
         self.model.nodes.push(Some(node));

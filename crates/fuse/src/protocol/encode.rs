@@ -28,7 +28,7 @@ fn nanoseconds(time: i64) -> u32 {
 
 fn fixed_attr(attr: &Attr) -> layout::Attr {
     layout::Attr {
-        ino: attr.ino,
+        ino: attr.ino.into(),
         size: attr.size,
         blocks: attr.blocks,
         atime: seconds(attr.atime),
@@ -55,7 +55,7 @@ pub fn attr(attr: &Attr) -> AttrOut {
 /// An inode under a name; the kernel may trust both for `lifetime_s` (seconds).
 pub fn entry(attr: &Attr, lifetime_s: u64) -> EntryOut {
     EntryOut {
-        node: attr.ino,
+        node: attr.ino.into(),
         generation: attr.generation.into(),
         entry_valid_s: lifetime_s,
         attr_valid_s: lifetime_s,
@@ -82,7 +82,7 @@ pub fn statx(attr: &Attr) -> StatxOut {
             uid: attr.uid,
             gid: attr.gid,
             mode: attr.mode as u16,
-            ino: attr.ino,
+            ino: attr.ino.into(),
             size: attr.size,
             blocks: attr.blocks,
             atime: time(attr.atime),

@@ -3,7 +3,7 @@
 //! The layouts are those of `include/uapi/linux/fuse.h`, as a message of Linux 6.18 on a little-endian machine has them.
 //! Random and damaged messages must decode or be refused, never panic. `SHOAL_SEED` chooses others, `SHOAL_DEEP` makes more.
 
-use shoal_fs::Attr;
+use shoal_fs::{Attr, Ino};
 use shoal_sim::Random;
 use zerocopy::IntoBytes;
 
@@ -188,7 +188,7 @@ fn what_the_kernel_never_sends_is_malformed_and_names_the_request() {
 #[test]
 fn attributes_keep_every_field_at_its_place() {
     let attr = Attr {
-        ino: 7,
+        ino: Ino::new(7),
         mode: 0o104755,
         nlink: 2,
         uid: 3,
@@ -238,7 +238,7 @@ fn a_listing_is_aligned_and_ends_where_its_room_does() {
     assert_eq!((bytes[0], bytes[8], bytes[16], bytes[20]), (5, 1, 3, 8));
     assert_eq!(&bytes[24..32], b"one\0\0\0\0\0");
     assert_eq!(&bytes[56..64], b"eight-lo");
-    let attr = Attr { ino: 9, mode: 0o100644, ..attr_of_nothing() };
+    let attr = Attr { ino: Ino::new(9), mode: 0o100644, ..attr_of_nothing() };
     let mut listing = Listing::new(128 + 32);
     assert!(listing.add_with(&entry(&attr, 1), 3, 8, b"x") && listing.bytes().len() == 160);
     assert_eq!((listing.bytes()[0], listing.bytes()[128], listing.bytes()[136]), (9, 9, 3));
@@ -246,7 +246,7 @@ fn a_listing_is_aligned_and_ends_where_its_room_does() {
 
 fn attr_of_nothing() -> Attr {
     Attr {
-        ino: 0,
+        ino: Ino::ZERO,
         mode: 0,
         nlink: 0,
         uid: 0,

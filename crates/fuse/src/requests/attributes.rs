@@ -144,7 +144,7 @@ impl dyn crate::channel::Channel {
     /// Makes the kernel forget the attributes of an inode.
     fn notify_attributes(&self, ino: Ino) -> std::io::Result<()> {
         use zerocopy::IntoBytes;
-        let (header, body) = protocol::notify_attributes(ino);
+        let (header, body) = protocol::notify_attributes(ino.into());
         self.send(&[std::io::IoSlice::new(header.as_bytes()), std::io::IoSlice::new(body.as_bytes())])
     }
 }

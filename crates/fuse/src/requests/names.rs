@@ -121,7 +121,7 @@ impl Requests {
 
     pub fn readdir(&self, ino: Ino, offset: u64, bytes_max: usize) -> Outcome<Listing> {
         let mut listing = Listing::new(bytes_max);
-        self.fs.readdir(ino, offset, &mut |found| listing.add(found.ino, found.next, found.kind, found.name))?;
+        self.fs.readdir(ino, offset, &mut |found| listing.add(found.ino.into(), found.next, found.kind, found.name))?;
         Ok(listing)
     }
 

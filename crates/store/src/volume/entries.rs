@@ -138,7 +138,11 @@ impl<'v> ReadDir<'v> {
             if entry.name != b"." && entry.name != b".." {
                 // `d_type` is the mode's type without the bits below.
                 let kind = FileType((entry.kind as u16) << 12);
-                batch.push_back(DirEntry { name: OsString::from_vec(entry.name.to_vec()), ino: entry.ino, kind });
+                batch.push_back(DirEntry {
+                    name: OsString::from_vec(entry.name.to_vec()),
+                    ino: entry.ino.into(),
+                    kind,
+                });
             }
             next = Some(entry.next);
             batch.len() < BATCH

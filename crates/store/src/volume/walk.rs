@@ -7,24 +7,24 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path};
 
+use rustix::io::Errno;
 use shoal_format::inode::{S_IFLNK, S_IFMT};
-use shoal_fs::{Attr, Error, Fs, ROOT};
+use shoal_fs::{Attr, Error, Fs, Ino, ROOT};
 
 use super::{Volume, told};
 
 /// Most symbolic links followed on the way to one file, as in the kernel.
 const LINKS_MAX: u32 = 40;
-const ELOOP: i32 = 40;
 
 /// A reference to an inode, returned when it is dropped.
 pub(super) struct Held<'v> {
     fs: &'v Fs,
-    ino: u64,
+    ino: Ino,
 }
 
 impl<'v> Held<'v> {
     /// Takes over a reference that was taken already.
-    pub(super) fn taken(fs: &'v Fs, ino: u64) -> Held<'v> {
+    pub(super) fn taken(fs: &'v Fs, ino: Ino) -> Held<'v> {
         Held { fs, ino }
     }
 
@@ -33,7 +33,7 @@ impl<'v> Held<'v> {
         Ok(Held { fs, ino: ROOT })
     }
 
-    pub(super) fn ino(&self) -> u64 {
+    pub(super) fn ino(&self) -> Ino {
         self.ino
     }
 }
@@ -83,7 +83,7 @@ impl Volume {
             if attr.mode & S_IFMT as u32 == S_IFLNK as u32 && (follow || !is_last) {
                 links += 1;
                 if links > LINKS_MAX {
-                    return Err(io::Error::from_raw_os_error(ELOOP));
+                    return Err(Errno::LOOP.into());
                 }
                 let target = fs.readlink(held.ino).map_err(told)?;
                 if target.starts_with(b"/") {
