@@ -5,7 +5,7 @@
 //! Left out: the log (`replay`).
 
 use shoal_format::superblock::{ANCHOR_AT, AnchorRecord, ROOTS_AT, Superblock};
-use shoal_format::{FormatError, PAGE, checksum};
+use shoal_format::{FormatError, PAGE};
 
 use crate::region::{Base, Region};
 use crate::report::{FindingKind, Report};
@@ -164,7 +164,7 @@ pub(crate) fn verify_sums(
             if blank || number == 1 {
                 continue;
             }
-            let found = checksum(0, page);
+            let found = superblock.sums().of_page(number, page);
             if found != expected {
                 wrong += 1;
                 let sentence = format!("page {number}: checksum is {found:#010x}, expected {expected:#010x}");

@@ -5,10 +5,10 @@
 //! ring. The ring is read as the medium holds it, so that no entry can forge the records behind it.
 //! Left out: finishing intents (truncations, orphans), which the next mount does.
 
-use shoal_format::Lsn;
 use shoal_format::gap::{GAP_BYTES_MAX, next_in_ring, next_of_chain};
 use shoal_format::record::{Entries, Entry, RECORD_HEADER, RecordHeader, RecordKind};
 use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, ROOTS_AT, Superblock};
+use shoal_format::{Lsn, Sums};
 use shoal_media::LogDevice;
 
 use crate::region::Region;
@@ -34,7 +34,7 @@ pub(crate) fn replay(
         Some(log) => Place::Device(log),
         None => return Err(CheckError::LogMissing),
     };
-    let mut reader = Reader { place, buffer: Vec::new(), at: start, ahead: AHEAD_FIRST };
+    let mut reader = Reader { place, buffer: Vec::new(), at: start, ahead: AHEAD_FIRST, sums: superblock.sums() };
     let (mut lsn, mut salt) = (start, anchor.replay_salt.get());
     let mut transactions = 0;
     let mut next_report = start;
@@ -97,7 +97,7 @@ pub(crate) fn replay_past_gaps(
         Some(log) => Place::Device(log),
         None => return Err(CheckError::LogMissing),
     };
-    let mut reader = Reader { place, buffer: Vec::new(), at: start, ahead: AHEAD_FIRST };
+    let mut reader = Reader { place, buffer: Vec::new(), at: start, ahead: AHEAD_FIRST, sums: superblock.sums() };
     let mut parts = vec![(start, anchor.replay_salt.get())];
     let mut gaps = Vec::new();
     let mut end = start;
@@ -164,6 +164,7 @@ struct Reader<'a> {
     /// Log position of the buffer's first byte.
     at: Lsn,
     ahead: usize,
+    sums: Sums,
 }
 
 impl Reader<'_> {
@@ -179,9 +180,10 @@ impl Reader<'_> {
             Err(_) => return Ok(None),
         };
         let len = header.len.get() as usize;
+        let sums = self.sums;
         let bytes = self.bytes(region, lsn, RECORD_HEADER + len)?;
         let Some(payload) = bytes.get(RECORD_HEADER..RECORD_HEADER + len) else { return Ok(None) };
-        Ok(header.check_payload(payload).is_ok().then(|| (header, payload.to_vec())))
+        Ok(header.check_payload(payload, sums).is_ok().then(|| (header, payload.to_vec())))
     }
 
     /// The record that shows that the log does not end at `lsn`, where one with `salt` was expected.
@@ -194,8 +196,8 @@ impl Reader<'_> {
         };
         let len = turn.map_or(GAP_BYTES_MAX, |turn| turn as usize);
         self.fill(region, lsn, len)?;
-        let next = turn.and_then(|turn| next_in_ring(&self.buffer, lsn, turn));
-        Ok(next.or_else(|| next_of_chain(&self.buffer, lsn, salt)))
+        let next = turn.and_then(|turn| next_in_ring(&self.buffer, lsn, turn, self.sums));
+        Ok(next.or_else(|| next_of_chain(&self.buffer, lsn, salt, self.sums)))
     }
 
     /// Up to `len` bytes from `position`; fewer only at the end of the log.

@@ -151,7 +151,6 @@ fn the_log_is_replayed_and_may_not_end_before_the_seal() {
 
 /// An epoch record, then a transaction, chained from `lsn`.
 fn append_at(s: &mut Store, lsn: u64, entries: &[Entry<'_>]) {
-    use shoal_format::checksum;
     use shoal_format::record::RecordHeader;
     use zerocopy::IntoBytes;
     let mut payload = Vec::new();
@@ -160,7 +159,13 @@ fn append_at(s: &mut Store, lsn: u64, entries: &[Entry<'_>]) {
     }
     for (kind, payload) in [(RecordKind::Epoch, vec![9; 32]), (RecordKind::Tx, payload)] {
         let at = lsn + s.log.len() as u64;
-        let header = RecordHeader::new(kind, shoal_format::Lsn::new(at), s.salt, payload.len(), checksum(0, &payload));
+        let header = RecordHeader::new(
+            kind,
+            shoal_format::Lsn::new(at),
+            s.salt,
+            payload.len(),
+            s.superblock.sums().of_payload(&payload),
+        );
         s.salt = header.crc.get();
         s.log.extend_from_slice(header.as_bytes());
         s.log.extend_from_slice(&payload);

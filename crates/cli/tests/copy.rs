@@ -9,6 +9,9 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use shoal_format::PAGE;
+use shoal_format::superblock::Superblock;
+
 use crate::scene::Scene;
 
 fn room(directory: &Path) -> u64 {
@@ -124,6 +127,14 @@ fn a_refused_copy_leaves_nothing_behind() {
         let Ok(shoal_format::inode::InodeSlot::Used(mut inode)) = decoded else { continue };
         inode.nlink = 9;
         file.write_all_at(&inode.encode(), at).unwrap();
+        let mut page = vec![0; PAGE as usize];
+        file.read_exact_at(&mut page, 0).unwrap();
+        let superblock = Superblock::decode(&page).unwrap();
+        for number in at / PAGE..=(at + record.len() as u64 - 1) / PAGE {
+            file.read_exact_at(&mut page, number * PAGE).unwrap();
+            let sum = superblock.sums().of_page(number, &page).to_le_bytes();
+            file.write_all_at(&sum, superblock.region_bytes + number * 4).unwrap();
+        }
     }
     let refused = scene.refused(&["copy", &scene.text("store"), &scene.text("new/copy")]);
     assert!(refused.contains("link"), "{refused}");

@@ -88,7 +88,7 @@ impl Scene {
             file.write_all_at(&record, at).unwrap();
             for number in [at / PAGE, (at + INODE_RECORD as u64 - 1) / PAGE].into_iter().filter(|_| sealed) {
                 file.read_exact_at(&mut page, number * PAGE).unwrap();
-                let sum = checksum(0, &page).to_le_bytes();
+                let sum = superblock.sums().of_page(number, &page).to_le_bytes();
                 file.write_all_at(&sum, superblock.region_bytes.next_multiple_of(PAGE) + number * 4).unwrap();
             }
         }

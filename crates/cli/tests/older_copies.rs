@@ -3,9 +3,11 @@
 //! A region and images that do not belong together are refused, by this program and by those before it.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
 
 use crate::damaged_media::Scene;
-use shoal_format::superblock::FEATURE_INCARNATION;
+use shoal_format::superblock::{FEATURE_INCARNATION, FEATURE_SUMS, Superblock};
+use shoal_format::{PAGE, checksum};
 
 const FILES: [&str; 3] = ["store/image.0", "store/image.1", "region"];
 
@@ -119,14 +121,49 @@ fn an_older_program_is_told_not_to_open_a_battery_region() {
     let scene = kept();
     scene.umount();
     for name in FILES {
-        assert_eq!(scene.head(name).0.features, FEATURE_INCARNATION, "{name}");
+        assert_eq!(scene.head(name).0.features, FEATURE_INCARNATION | FEATURE_SUMS, "{name}");
     }
     fs::remove_file(scene.at("region")).unwrap();
     scene.mount();
     scene.umount();
     for name in FILES {
-        assert_eq!(scene.head(name).0.features, FEATURE_INCARNATION, "{name}");
+        assert_eq!(scene.head(name).0.features, FEATURE_INCARNATION | FEATURE_SUMS, "{name}");
     }
     scene.ok(&["check", "store"]);
-    assert_eq!(Scene::logged().head("store/image.0").0.features, 0);
+    assert_eq!(Scene::logged().head("store/image.0").0.features, FEATURE_SUMS);
+}
+
+#[test]
+fn a_store_with_the_former_sums_is_used_as_it_is_and_copied_with_new_ones() {
+    let scene = Scene::logged();
+    scene.mount();
+    scene.write("old", "before");
+    scene.umount();
+    for name in ["store/image.0", "store/image.1"] {
+        let file = scene.open(name);
+        let mut page = vec![0; PAGE as usize];
+        file.read_exact_at(&mut page, 0).unwrap();
+        let superblock = Superblock::decode(&page).unwrap();
+        let features = superblock.features & !FEATURE_SUMS;
+        file.write_all_at(&Superblock { features, ..superblock }.encode(), 0).unwrap();
+        for number in 0..superblock.region_bytes / PAGE {
+            let (mut sum, at) = ([0; 4], superblock.region_bytes + number * 4);
+            if file.read_exact_at(&mut sum, at).is_ok() && sum != [0; 4] {
+                file.read_exact_at(&mut page, number * PAGE).unwrap();
+                file.write_all_at(&checksum(0, &page).to_le_bytes(), at).unwrap();
+            }
+        }
+    }
+    scene.ok(&["check", "store"]);
+    scene.mount();
+    scene.write("new", "behind");
+    scene.umount();
+    scene.ok(&["check", "store"]);
+    assert!(["store/image.0", "store/image.1"].iter().all(|name| scene.head(name).0.features == 0));
+    scene.ok(&["copy", "store", "copied"]);
+    assert_eq!(scene.head("copied/image.0").0.features, FEATURE_SUMS);
+    scene.ok(&["check", "copied"]);
+    scene.ok(&["mount", "copied", "mnt"]);
+    assert!(scene.at("mnt/old").exists() && scene.at("mnt/new").exists());
+    scene.umount();
 }

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 
 use crate::damaged_media::{Scene, Tree};
-use shoal_format::{PAGE, checksum};
+use shoal_format::PAGE;
 
 /// The name of a damage, and the function that does it to an image.
 type Damage = (&'static str, fn(&Scene, &str));
@@ -119,8 +119,9 @@ fn a_wrong_page_of_the_newest_image_is_not_sealed_as_right() {
     let file = scene.open(newest);
     file.read_exact_at(&mut page, at / PAGE * PAGE).unwrap();
     let mut sum = [0; 4];
-    file.read_exact_at(&mut sum, scene.head(newest).0.region_bytes + at / PAGE * 4).unwrap();
-    assert_ne!(u32::from_le_bytes(sum), checksum(0, &page));
+    let superblock = scene.head(newest).0;
+    file.read_exact_at(&mut sum, superblock.region_bytes + at / PAGE * 4).unwrap();
+    assert_ne!(u32::from_le_bytes(sum), superblock.sums().of_page(at / PAGE, &page));
 }
 
 #[test]

@@ -13,7 +13,7 @@
 use zerocopy::FromBytes;
 
 use crate::record::{RECORD_ALIGN, RECORD_HEADER, RECORD_MAGIC, RECORD_PAYLOAD_MAX, RecordHeader, RecordKind};
-use crate::{Lsn, checksum, index};
+use crate::{Lsn, Sums, index};
 
 /// Bytes behind the end within which a record must follow that continues the chain.
 pub const GAP_BYTES_MAX: usize = RECORD_PAYLOAD_MAX + 2 * RECORD_HEADER;
@@ -28,15 +28,15 @@ fn header(bytes: &[u8]) -> Option<RecordHeader> {
 }
 
 /// The same with its payload.
-fn record(bytes: &[u8]) -> Option<RecordHeader> {
+fn record(bytes: &[u8], sums: Sums) -> Option<RecordHeader> {
     let header = header(bytes)?;
     let payload = bytes.get(RECORD_HEADER..RECORD_HEADER + header.len.get() as usize)?;
-    header.check_payload(payload).is_ok().then_some(header)
+    header.check_payload(payload, sums).is_ok().then_some(header)
 }
 
 /// Finds the record that continues the chain behind a record that does not count. `bytes` is the log from `end` on, where a record with
 /// `salt` was expected: [`GAP_BYTES_MAX`] of them, or as many as there are.
-pub fn next_of_chain(bytes: &[u8], end: Lsn, salt: u32) -> Option<RecordHeader> {
+pub fn next_of_chain(bytes: &[u8], end: Lsn, salt: u32, sums: Sums) -> Option<RecordHeader> {
     if let Ok(damaged) = RecordHeader::decode(bytes, end, salt) {
         // Its header is whole, and says where the next one is.
         let next = header(bytes.get(index(damaged.total())..)?)?;
@@ -51,7 +51,7 @@ pub fn next_of_chain(bytes: &[u8], end: Lsn, salt: u32) -> Option<RecordHeader> 
         let longest = at - RECORD_HEADER;
         let lengths = longest.saturating_sub(RECORD_ALIGN - 1)..=longest;
         let linked = |len: usize| {
-            let sum = checksum(0, &bytes[RECORD_HEADER..RECORD_HEADER + len]);
+            let sum = sums.of_payload(&bytes[RECORD_HEADER..RECORD_HEADER + len]);
             [RecordKind::Tx, RecordKind::Epoch]
                 .into_iter()
                 .any(|kind| RecordHeader::new(kind, end, salt, len, sum).crc == next.salt)
@@ -79,7 +79,7 @@ fn next_magic(bytes: &[u8]) -> Option<usize> {
 
 /// Finds the first whole record of the present turn behind the end of a ring's log. `bytes` is what may be log from `end` on, at
 /// most a turn of `ring_bytes`.
-pub fn next_in_ring(bytes: &[u8], end: Lsn, ring_bytes: u64) -> Option<RecordHeader> {
+pub fn next_in_ring(bytes: &[u8], end: Lsn, ring_bytes: u64, sums: Sums) -> Option<RecordHeader> {
     let mut at = 0;
     while let Some(skip) = next_magic(&bytes[at..]) {
         at += skip;
@@ -89,7 +89,7 @@ pub fn next_in_ring(bytes: &[u8], end: Lsn, ring_bytes: u64) -> Option<RecordHea
         };
         let (position, lsn) = (end + at as u64, found.lsn());
         let earlier = lsn < position && (position - lsn).is_multiple_of(ring_bytes.max(1));
-        let whole = (lsn == position || earlier) && record(&bytes[at..]).is_some();
+        let whole = (lsn == position || earlier) && record(&bytes[at..], sums).is_some();
         match whole {
             true if lsn == position => return Some(found),
             true => at = (at + index(found.total())).min(bytes.len()),
@@ -105,13 +105,16 @@ mod tests {
 
     use super::*;
 
+    const SUMS: Sums = Sums::Xxh3;
+
     /// Records with these payload lengths, from `lsn` on, and their positions.
     fn log(lsn: u64, lens: &[usize]) -> (Vec<u8>, Vec<u64>) {
         let (mut bytes, mut salt, mut positions) = (Vec::new(), 77, Vec::new());
         for (i, &len) in lens.iter().enumerate() {
             let payload: Vec<u8> = (0..len).map(|at| (at * 31 + i) as u8).collect();
             positions.push(lsn + bytes.len() as u64);
-            let header = RecordHeader::new(RecordKind::Tx, Lsn::new(positions[i]), salt, len, checksum(0, &payload));
+            let header =
+                RecordHeader::new(RecordKind::Tx, Lsn::new(positions[i]), salt, len, SUMS.of_payload(&payload));
             salt = header.crc.get();
             bytes.extend_from_slice(header.as_bytes());
             bytes.extend_from_slice(&payload);
@@ -128,9 +131,9 @@ mod tests {
             for bit in 0..record * 8 {
                 let mut bytes = bytes.clone();
                 bytes[bit / 8] ^= 1 << (bit % 8);
-                let next = next_of_chain(&bytes, Lsn::new(4096), 77).map(|header| header.lsn.get());
+                let next = next_of_chain(&bytes, Lsn::new(4096), 77, SUMS).map(|header| header.lsn.get());
                 assert_eq!(next, Some(positions[1]), "payload of {len}, bit {bit}");
-                assert_eq!(next_in_ring(&bytes, Lsn::new(4096), 1 << 20).map(|header| header.lsn.get()), next);
+                assert_eq!(next_in_ring(&bytes, Lsn::new(4096), 1 << 20, SUMS).map(|header| header.lsn.get()), next);
             }
         }
     }
@@ -144,7 +147,7 @@ mod tests {
             // The padding of a record is zeros as well.
             let mut ends = Vec::new();
             for (i, &at) in positions.iter().enumerate() {
-                let whole = record(&torn[(at - 4096) as usize..]);
+                let whole = record(&torn[(at - 4096) as usize..], SUMS);
                 ends.push((
                     at,
                     if i == 0 { 77 } else { header(&bytes[(positions[i - 1] - 4096) as usize..]).unwrap().crc.get() },
@@ -155,25 +158,27 @@ mod tests {
             }
             let (end, salt) = ends[ends.len() - 1];
             let from = (end - 4096) as usize;
-            if record(&torn[from..]).is_some() {
+            if record(&torn[from..], SUMS).is_some() {
                 continue;
             }
-            assert_eq!(next_of_chain(&torn[from..], Lsn::new(end), salt), None, "cut at {cut}");
-            assert_eq!(next_in_ring(&torn[from..], Lsn::new(end), 1 << 20), None, "cut at {cut}");
+            assert_eq!(next_of_chain(&torn[from..], Lsn::new(end), salt, SUMS), None, "cut at {cut}");
+            assert_eq!(next_in_ring(&torn[from..], Lsn::new(end), 1 << 20, SUMS), None, "cut at {cut}");
         }
     }
 
     #[test]
     fn records_of_another_chain_or_an_earlier_turn_are_no_proof() {
         let (old, _) = log(4096, &[100, 50, 8]);
-        assert_eq!(next_of_chain(&old, Lsn::new(4096), 78), None, "the tail of an abandoned chain");
+        assert_eq!(next_of_chain(&old, Lsn::new(4096), 78, SUMS), None, "the tail of an abandoned chain");
         let ring = 1 << 16;
-        assert_eq!(next_in_ring(&old, Lsn::new(4096 + ring), ring), None, "of the turn before");
+        assert_eq!(next_in_ring(&old, Lsn::new(4096 + ring), ring, SUMS), None, "of the turn before");
         // A payload of the turn before that holds what looks like a record of the present one.
         let (forged, _) = log(4096 + ring + RECORD_HEADER as u64, &[8]);
-        let outer = RecordHeader::new(RecordKind::Tx, Lsn::new(4096), 77, forged.len(), checksum(0, &forged));
+        let outer = RecordHeader::new(RecordKind::Tx, Lsn::new(4096), 77, forged.len(), SUMS.of_payload(&forged));
         let bytes = [outer.as_bytes(), &forged].concat();
-        assert_eq!(next_in_ring(&bytes, Lsn::new(4096 + ring), ring), None);
-        assert!(next_in_ring(&bytes[RECORD_HEADER..], Lsn::new(4096 + ring + RECORD_HEADER as u64), ring).is_some());
+        assert_eq!(next_in_ring(&bytes, Lsn::new(4096 + ring), ring, SUMS), None);
+        assert!(
+            next_in_ring(&bytes[RECORD_HEADER..], Lsn::new(4096 + ring + RECORD_HEADER as u64), ring, SUMS).is_some()
+        );
     }
 }

@@ -21,12 +21,14 @@ pub mod ram_checkpoint;
 pub mod record;
 pub mod segment;
 pub mod slot;
+mod sums;
 pub mod superblock;
 pub mod vlog;
 pub mod xattr;
 
 pub use lsn::Lsn;
 pub use slot::SlotRef;
+pub use sums::Sums;
 
 /// A byte offset within a region.
 pub type Offset = u64;

@@ -8,7 +8,7 @@
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::{FormatError, Lsn, Offset, REGION_BYTES_MAX, checksum, index, u64_at};
+use crate::{FormatError, Lsn, Offset, REGION_BYTES_MAX, Sums, checksum, index, u64_at};
 
 pub const RECORD_MAGIC: u32 = u32::from_le_bytes(*b"SHrc");
 /// Bytes of a record header.
@@ -32,7 +32,7 @@ pub struct RecordHeader {
     pub salt: U32,
     /// A [`RecordKind`].
     pub kind: U32,
-    pub payload_crc: U32,
+    pub payload_sum: U32,
     /// CRC32C of the 28 bytes before it.
     pub crc: U32,
 }
@@ -56,14 +56,14 @@ impl RecordKind {
 }
 
 impl RecordHeader {
-    pub fn new(kind: RecordKind, lsn: Lsn, salt: u32, len: usize, payload_crc: u32) -> RecordHeader {
+    pub fn new(kind: RecordKind, lsn: Lsn, salt: u32, len: usize, payload_sum: u32) -> RecordHeader {
         let mut header = RecordHeader {
             magic: RECORD_MAGIC.into(),
             len: u32::try_from(len).expect("a payload has `RECORD_PAYLOAD_MAX` at most").into(),
             lsn: lsn.get().into(),
             salt: salt.into(),
             kind: (kind as u32).into(),
-            payload_crc: payload_crc.into(),
+            payload_sum: payload_sum.into(),
             crc: 0.into(),
         };
         header.crc = checksum(0, &header.as_bytes()[..28]).into();
@@ -113,10 +113,10 @@ impl RecordHeader {
         record_bytes(self.len.get() as usize)
     }
 
-    pub fn check_payload(&self, payload: &[u8]) -> Result<(), FormatError> {
-        let found = checksum(0, payload);
-        if found != self.payload_crc.get() {
-            return Err(FormatError::Checksum { what: "log record payload", expected: self.payload_crc.get(), found });
+    pub fn check_payload(&self, payload: &[u8], sums: Sums) -> Result<(), FormatError> {
+        let found = sums.of_payload(payload);
+        if found != self.payload_sum.get() {
+            return Err(FormatError::Checksum { what: "log record payload", expected: self.payload_sum.get(), found });
         }
         Ok(())
     }
@@ -261,11 +261,11 @@ mod tests {
 
     #[test]
     fn a_record_is_accepted_only_at_its_place_in_the_chain() {
-        let header = RecordHeader::new(RecordKind::Tx, Lsn::new(4096), 77, 5, checksum(0, b"hello"));
+        let header = RecordHeader::new(RecordKind::Tx, Lsn::new(4096), 77, 5, Sums::Xxh3.of_payload(b"hello"));
         let bytes = header.as_bytes();
         assert_eq!(RecordHeader::decode(bytes, Lsn::new(4096), 77), Ok(header));
-        assert!(header.check_payload(b"hello").is_ok());
-        assert!(header.check_payload(b"hellp").is_err());
+        assert!(header.check_payload(b"hello", Sums::Xxh3).is_ok());
+        assert!(header.check_payload(b"hellp", Sums::Xxh3).is_err());
         assert!(RecordHeader::decode(bytes, Lsn::new(4104), 77).is_err());
         assert!(RecordHeader::decode(bytes, Lsn::new(4096), 78).is_err());
         assert_eq!(header.total(), 40);

@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 pub use crate::memory::MemoryKind;
 use crate::segment::SEGMENT_ENTRY;
-use crate::{FormatError, Lsn, Offset, PAGE, REGION_BYTES_MAX, SEGMENT, checksum};
+use crate::{FormatError, Lsn, Offset, PAGE, REGION_BYTES_MAX, SEGMENT, Sums, checksum};
 
 pub const SUPERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"SHOALRGN");
 pub const ANCHOR_MAGIC: u64 = u64::from_le_bytes(*b"SHOALANC");
@@ -18,8 +18,11 @@ pub const VERSION: u32 = 1;
 /// Incompatible feature: region and images agree on an incarnation, and an image says whether it lacks anything. Who does
 /// not keep these up to date must not open the region.
 pub const FEATURE_INCARNATION: u64 = 1;
+/// Incompatible feature: payloads of the log and pages of images have sums that are not linear ([`Sums`]). A store has it from
+/// its first day or never.
+pub const FEATURE_SUMS: u64 = 2;
 /// Incompatible features this crate understands.
-pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION;
+pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION | FEATURE_SUMS;
 
 pub const SUPERBLOCK_AT: Offset = 0;
 /// Offsets of the two anchor slots.
@@ -104,7 +107,7 @@ impl Superblock {
         let ring_bytes = if geometry.memory_kind.has_ring() { geometry.ring_bytes / PAGE * PAGE } else { 0 };
         let superblock = Superblock {
             memory_kind: geometry.memory_kind,
-            features: if geometry.memory_kind.has_incarnations() { FEATURE_INCARNATION } else { 0 },
+            features: FEATURE_SUMS | if geometry.memory_kind.has_incarnations() { FEATURE_INCARNATION } else { 0 },
             uuid: geometry.uuid,
             region_bytes,
             segment_table: SEGMENT_TABLE_AT,
@@ -119,6 +122,11 @@ impl Superblock {
         };
         superblock.validate()?;
         Ok(superblock)
+    }
+
+    /// The sums of its log and its images.
+    pub fn sums(&self) -> Sums {
+        if self.features & FEATURE_SUMS == 0 { Sums::Crc32c } else { Sums::Xxh3 }
     }
 
     /// Segments taken by the fixed areas, from segment 0.

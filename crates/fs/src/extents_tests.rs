@@ -151,6 +151,18 @@ fn stored(region: &Region, inode: &Inode) -> (Vec<Extent>, u64, usize) {
     }
 }
 
+fn cut_all(region: &Region, inode: &mut Inode) {
+    let mut upto = b(u64::MAX >> 1);
+    while upto > FileBlock::ZERO {
+        let mut edit = MapEdit::load(region, inode, b(0), upto, BULK_BLOCKS).unwrap();
+        cut(&mut edit.extents, edit.start, upto);
+        upto = edit.start;
+        let mut tx = region.begin();
+        edit.store(&mut tx, inode).unwrap();
+        tx.commit().unwrap();
+    }
+}
+
 #[test]
 fn a_stored_map_behaves_like_a_map_of_blocks_through_splits_and_removals_of_leaves() {
     let mut most_leaves = 0;
@@ -220,15 +232,7 @@ fn a_stored_map_behaves_like_a_map_of_blocks_through_splits_and_removals_of_leav
                 }
             }
         }
-        let mut upto = u64::MAX >> 1;
-        while upto > 0 {
-            let mut edit = MapEdit::load(&region, &inode, b(0), b(upto), BULK_BLOCKS).unwrap();
-            cut(&mut edit.extents, edit.start, b(upto));
-            upto = edit.start.get();
-            let mut tx = region.begin();
-            edit.store(&mut tx, &mut inode).unwrap();
-            tx.commit().unwrap();
-        }
+        cut_all(&region, &mut inode);
         assert_eq!((inode.layout, inode.allocated), (Layout::Empty, 0), "seed {seed}");
         assert!(free - region.space().free_bytes < 1 << 20, "seed {seed}: slots were lost");
     }

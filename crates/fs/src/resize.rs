@@ -16,7 +16,9 @@ use std::sync::Arc;
 
 use shoal_format::segment::{SEGMENT_ENTRY, SegmentEntry, SegmentUse};
 use shoal_format::slot::class_geometry;
-use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, Geometry, ROOTS_AT, Roots, Superblock};
+use shoal_format::superblock::{
+    ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, FEATURE_SUMS, Geometry, ROOTS_AT, Roots, Superblock,
+};
 use shoal_format::{BULK_BLOCK, FormatError, PAGE, REGION_BYTES_MAX, SEGMENT};
 use shoal_media::{ImageFile, PersistentMemory};
 use zerocopy::{FromBytes, IntoBytes};
@@ -145,6 +147,8 @@ impl Relayout {
                 hash_seed: old.hash_seed,
                 created_ns: old.created_ns,
             })
+            // The images keep sums of pages that stay where they are.
+            .map(|new| Superblock { features: new.features & !FEATURE_SUMS | old.features, ..new })
         };
         // A store that is fuller than that already is not to become even fuller, and may stay as it is.
         let fits = |new: &Superblock| {

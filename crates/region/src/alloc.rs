@@ -601,9 +601,9 @@ impl Region {
             Entry::Zero { at: number * SEGMENT, len: header as u64 }.encode(&mut record);
         }
         let len = record.len() - RECORD_HEADER;
-        let crc = shoal_format::checksum(0, &record[RECORD_HEADER..]);
+        let sum = self.superblock.sums().of_payload(&record[RECORD_HEADER..]);
         record.resize(RECORD_HEADER + len.next_multiple_of(RECORD_ALIGN), 0);
-        self.commit_record(state, RecordKind::Tx, &mut record, len, crc, urgent).map(drop)
+        self.commit_record(state, RecordKind::Tx, &mut record, len, sum, urgent).map(drop)
     }
 
     fn allocate_run(&self, segments: u64, reclaim: bool) -> Result<SlotRef> {

@@ -14,7 +14,7 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, FEATURE_INCARNATION, SUPERBLOCK_AT, Superblock};
-use shoal_format::{FormatError, PAGE, checksum};
+use shoal_format::{FormatError, PAGE};
 use shoal_media::{ImageFile, PersistentMemory};
 use zerocopy::IntoBytes;
 
@@ -81,7 +81,7 @@ fn write_superblock(image: &dyn ImageFile, superblock: &Superblock) -> Result<()
     let record = superblock.encode();
     page[..record.len()].copy_from_slice(&record);
     image.write(SUPERBLOCK_AT, &record)?;
-    Ok(image.write(sums_at(superblock), &checksum(0, &page).to_le_bytes())?)
+    Ok(image.write(sums_at(superblock), &superblock.sums().of_page(0, &page).to_le_bytes())?)
 }
 
 /// Makes memory that has an image's bytes the region the image holds.

@@ -235,7 +235,7 @@ impl Region {
         log_end::refuse_hole(log.as_ref(), end)?;
         recovery.power_lost &= also != Some(last_boot);
         if !superblock.memory_kind.has_ring() && !recovery.power_lost {
-            log_end::refuse_gap(log.as_ref(), end, salt)?;
+            log_end::refuse_gap(log.as_ref(), end, salt, superblock.sums())?;
         }
         recovery.clean = recovery.records == 0 && recovery.bytes == 0 && anchor.flags.get() & ANCHOR_CLEAN != 0;
         let boot_id = if present_boot { parts.boot_id } else { last_boot };
@@ -392,7 +392,7 @@ impl Region {
         kind: RecordKind,
         record: &mut [u8],
         len: usize,
-        payload_crc: u32,
+        payload_sum: u32,
         urgent: bool,
     ) -> Result<Lsn> {
         self.writable()?;
@@ -407,7 +407,7 @@ impl Region {
             }
         }
         let at = state.end.get();
-        let header = RecordHeader::new(kind, state.end, state.salt, len, payload_crc);
+        let header = RecordHeader::new(kind, state.end, state.salt, len, payload_sum);
         record[..RECORD_HEADER].copy_from_slice(header.as_bytes());
         if is_planted(Bug::ApplyFirst) {
             self.apply_record(kind, &record[RECORD_HEADER..RECORD_HEADER + len])?;
@@ -453,8 +453,8 @@ impl Region {
         let mut record = vec![0; record_bytes(32) as usize];
         record[RECORD_HEADER..RECORD_HEADER + 16].copy_from_slice(&nonce);
         record[RECORD_HEADER + 16..RECORD_HEADER + 32].copy_from_slice(&state.boot_id);
-        let crc = shoal_format::checksum(0, &record[RECORD_HEADER..RECORD_HEADER + 32]);
-        self.commit_record(state, RecordKind::Epoch, &mut record, 32, crc, true).map(drop)
+        let sum = self.superblock.sums().of_payload(&record[RECORD_HEADER..RECORD_HEADER + 32]);
+        self.commit_record(state, RecordKind::Epoch, &mut record, 32, sum, true).map(drop)
     }
 
     /// Moves the ring's head to its end: every record has been applied under the commit lock.

@@ -5,6 +5,7 @@
 //! anything is applied: it lies in the store's own memory, and old records over newer bytes would be no state of the store.
 //! Left out: reading on behind the damage, which is a salvage's business.
 
+use shoal_format::Sums;
 use shoal_format::gap::{GAP_BYTES_MAX, next_in_ring, next_of_chain};
 use shoal_format::superblock::{AnchorRecord, Superblock};
 use shoal_media::{LogDevice, PersistentMemory};
@@ -24,14 +25,15 @@ pub fn ring_end(
     let limit = anchor.replay_from().saturating_add(superblock.ring_bytes);
     let mut bytes = vec![0; limit.saturating_since(end) as usize];
     let len = log.read(end.get(), &mut bytes)?;
-    let next =
-        next_in_ring(&bytes[..len], end, superblock.ring_bytes).or_else(|| next_of_chain(&bytes[..len], end, salt));
+    let sums = superblock.sums();
+    let next = next_in_ring(&bytes[..len], end, superblock.ring_bytes, sums)
+        .or_else(|| next_of_chain(&bytes[..len], end, salt, sums));
     next.map_or(Ok(end), |next| Err(Error::LogGap { at: end, next: next.lsn() }))
 }
 
 /// Refuses a log on a device that goes on behind its end. Not after a power loss, which takes what it likes of a tail that was not
 /// synced.
-pub(crate) fn refuse_gap(log: &dyn LogDevice, end: Lsn, salt: u32) -> Result<()> {
+pub(crate) fn refuse_gap(log: &dyn LogDevice, end: Lsn, salt: u32, sums: Sums) -> Result<()> {
     let mut bytes = vec![0; GAP_BYTES_MAX];
     let mut len = 0;
     while len < bytes.len() {
@@ -40,7 +42,7 @@ pub(crate) fn refuse_gap(log: &dyn LogDevice, end: Lsn, salt: u32) -> Result<()>
             read => len += read,
         }
     }
-    let next = next_of_chain(&bytes[..len], end, salt);
+    let next = next_of_chain(&bytes[..len], end, salt, sums);
     next.map_or(Ok(()), |next| Err(Error::LogGap { at: end, next: next.lsn() }))
 }
 

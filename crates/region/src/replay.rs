@@ -50,7 +50,7 @@ pub(crate) fn replay(
         }
         let Some(bytes) = reader.at(lsn, header.total() as usize)? else { break };
         let payload = &bytes[RECORD_HEADER..RECORD_HEADER + len];
-        if header.check_payload(payload).is_err() && !is_planted(Bug::PayloadChecksum) {
+        if header.check_payload(payload, superblock.sums()).is_err() && !is_planted(Bug::PayloadChecksum) {
             break;
         }
         match header.record_kind() {

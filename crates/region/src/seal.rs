@@ -7,7 +7,7 @@
 //! the first other page is written, and is the last thing that goes. Left out: what the pages hold, and where they come from.
 
 use shoal_format::superblock::{ANCHOR_AT, AnchorRecord, SUPERBLOCK_AT, Superblock};
-use shoal_format::{PAGE, SEGMENT, checksum};
+use shoal_format::{PAGE, SEGMENT};
 use shoal_media::ImageFile;
 use zerocopy::IntoBytes;
 
@@ -50,7 +50,10 @@ pub fn write_pages(
             if at == SUPERBLOCK_AT {
                 image.sync()?;
             }
-            image.write(sums_at(superblock) + at / PAGE * 4, &checksum(0, page).to_le_bytes())?;
+            image.write(
+                sums_at(superblock) + at / PAGE * 4,
+                &superblock.sums().of_page(at / PAGE, page).to_le_bytes(),
+            )?;
         }
     }
     // A mount maps all of the used bytes, which must be there.

@@ -12,8 +12,8 @@
 
 use std::sync::Arc;
 
+use shoal_format::PAGE;
 use shoal_format::superblock::{ANCHOR_AT, Superblock};
-use shoal_format::{PAGE, checksum};
 use shoal_media::ImageFile;
 
 use crate::checkpoint::sums_at;
@@ -57,7 +57,7 @@ pub(crate) fn mark_unsound(
             let sound = match named {
                 // Never written to the one image, and not to the other.
                 0 if own == 0 => found.iter().all(|&byte| byte == 0),
-                _ => own == named && checksum(0, found) == named,
+                _ => own == named && superblock.sums().of_page(page, found) == named,
             };
             if read.is_err() || !sound {
                 mark(page);
@@ -75,8 +75,10 @@ pub(crate) fn inherited_sums(
     bytes: &[u8],
     unchanged: impl Fn(u64) -> bool,
 ) -> Vec<u8> {
-    let mut sums: Vec<u8> =
-        bytes.chunks_exact(PAGE as usize).flat_map(|page| checksum(0, page).to_le_bytes()).collect();
+    let mut sums: Vec<u8> = (first..)
+        .zip(bytes.chunks_exact(PAGE as usize))
+        .flat_map(|(number, page)| superblock.sums().of_page(number, page).to_le_bytes())
+        .collect();
     let count = sums.len() / 4;
     if !(first..first + count as u64).any(&unchanged) {
         return sums;
@@ -94,7 +96,7 @@ pub(crate) fn inherited_sums(
         }
         // Memory that was discarded has other bytes than the image, and nothing is wrong with either.
         let decayed = current.read(number * PAGE, &mut page).is_ok()
-            && checksum(0, &page) != named_sum
+            && superblock.sums().of_page(number, &page) != named_sum
             && (named_sum != 0 || page.iter().any(|&byte| byte != 0));
         if decayed {
             sums[at * 4..at * 4 + 4].copy_from_slice(&named[at * 4..at * 4 + 4]);

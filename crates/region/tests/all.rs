@@ -9,4 +9,5 @@ mod logged;
 mod machine;
 mod promise;
 mod promises;
+mod torn;
 mod used_slots;

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use shoal_devices::{During, Failure, Outcome, new_uuid};
-use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, Superblock};
+use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, FEATURE_SUMS, Superblock};
 use shoal_format::{BULK_BLOCK, PAGE, SEGMENT};
 use shoal_fs::{Fs, Options};
 use shoal_host::{SEGMENT_BYTES, SegmentLog};
@@ -62,7 +62,9 @@ impl Store {
         let (directory, lock) = directory::prepare(new, false).inspect_err(|_| remove_empty(&made_here))?;
         let superblock = original.fs.region().superblock();
         let uuid = if options.keep_uuid { superblock.uuid } else { new_uuid() };
-        let superblock = Superblock { uuid, ..*superblock };
+        // All pages of the copy get new sums, and its log is empty.
+        let features = superblock.features | FEATURE_SUMS;
+        let superblock = Superblock { uuid, features, ..*superblock };
         let bulk = (superblock.bulk_blocks > 0).then(|| BulkPlace::File(BULK.into()));
         let description = Description::new(&uuid, memory, bulk);
         let copy = Store::assemble(directory.clone(), description.clone(), lock);

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
+use shoal_format::PAGE;
 use shoal_format::superblock::{AnchorRecord, Superblock};
-use shoal_format::{PAGE, checksum};
 
 use crate::region::{Base, Region};
 use crate::report::{FindingKind, Report};
@@ -122,7 +122,7 @@ pub(super) fn mend(
         let mut content = Content::Found;
         if let Some(other) = &other {
             other.read(page * PAGE, &mut bytes)?;
-            let found = checksum(0, &bytes);
+            let found = superblock.sums().of_page(page, &bytes);
             if cut.is_none() && found == sum(&base, superblock, page)? {
                 mended.pages.push((page, bytes.clone()));
                 continue;
@@ -151,7 +151,7 @@ pub(super) fn take_replayed(
         image.read(page * PAGE, &mut bytes)?;
         let expected = sum(&image, superblock, page)?;
         let blank = expected == 0 && bytes.iter().all(|&byte| byte == 0);
-        if blank || checksum(0, &bytes) == expected {
+        if blank || superblock.sums().of_page(page, &bytes) == expected {
             other.peek(page * PAGE, &mut bytes)?;
             region.write(page * PAGE, &bytes)?;
         } else {

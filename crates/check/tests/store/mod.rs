@@ -21,7 +21,7 @@ use shoal_format::record::{Entry, RecordHeader, RecordKind};
 use shoal_format::segment::{SEGMENT_ENTRY, SegmentEntry, SegmentUse};
 use shoal_format::slot::{class_for, class_geometry};
 use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, Geometry, MemoryKind, ROOTS_AT, Roots, Superblock};
-use shoal_format::{PAGE, SEGMENT, SlotRef, checksum, xattr};
+use shoal_format::{PAGE, SEGMENT, SlotRef, xattr};
 use zerocopy::{FromBytes, IntoBytes};
 
 use media::{Image, Log, Memory};
@@ -395,8 +395,13 @@ impl Store {
     /// Appends a record to the log; returns its position.
     pub fn append(&mut self, kind: RecordKind, payload: &[u8]) -> u64 {
         let lsn = FIRST_LSN + self.log.len() as u64;
-        let header =
-            RecordHeader::new(kind, shoal_format::Lsn::new(lsn), self.salt, payload.len(), checksum(0, payload));
+        let header = RecordHeader::new(
+            kind,
+            shoal_format::Lsn::new(lsn),
+            self.salt,
+            payload.len(),
+            self.superblock.sums().of_payload(payload),
+        );
         self.salt = header.crc.get();
         self.log.extend_from_slice(header.as_bytes());
         self.log.extend_from_slice(payload);
@@ -435,7 +440,7 @@ impl Store {
         bytes[PAGE as usize..PAGE as usize + 128].copy_from_slice(anchor.sealed().as_bytes());
         for page in 0..used / PAGE {
             let at = (page * PAGE) as usize;
-            let sum = if page == 1 { 0 } else { checksum(0, &bytes[at..at + PAGE as usize]) };
+            let sum = if page == 1 { 0 } else { self.superblock.sums().of_page(page, &bytes[at..at + PAGE as usize]) };
             bytes.extend_from_slice(&sum.to_le_bytes());
         }
         bytes

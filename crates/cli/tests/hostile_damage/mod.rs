@@ -92,7 +92,8 @@ impl Medium<'_> {
             return;
         }
         for number in at / PAGE..=(at + bytes.len() as u64 - 1) / PAGE {
-            let sum = checksum(0, &self.bytes(number * PAGE, PAGE as usize)).to_le_bytes();
+            let page = self.bytes(number * PAGE, PAGE as usize);
+            let sum = self.superblock.sums().of_page(number, &page).to_le_bytes();
             file.write_all_at(&sum, self.superblock.region_bytes.next_multiple_of(PAGE) + number * 4).unwrap();
         }
     }

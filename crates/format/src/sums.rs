@@ -1,0 +1,61 @@
+//! Sums of the log's payloads and of an image's pages.
+//!
+//! CRC32C is linear. Bytes that end with their own CRC32C, as an inode record does, add the same to the CRC32C of a whole
+//! whatever they say, so such a sum takes an old inode record in the place of a new one for right. Reused log space and
+//! lost writes put old bytes just there. XXH3 has no such blind spot.
+//! A store made before [`FEATURE_SUMS`](crate::superblock::FEATURE_SUMS) keeps CRC32C.
+
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use crate::checksum;
+
+/// What sums of payloads and pages are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sums {
+    Crc32c,
+    /// The low half of XXH3-64; of a page with its number as the seed.
+    Xxh3,
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the low half is what is kept")]
+const fn low(hash: u64) -> u32 {
+    hash as u32
+}
+
+impl Sums {
+    /// Of a record's payload, without padding.
+    pub fn of_payload(self, payload: &[u8]) -> u32 {
+        match self {
+            Sums::Crc32c => checksum(0, payload),
+            Sums::Xxh3 => low(xxh3_64(payload)),
+        }
+    }
+
+    /// Of the page with this number.
+    pub fn of_page(self, number: u64, page: &[u8]) -> u32 {
+        match self {
+            Sums::Crc32c => checksum(0, page),
+            Sums::Xxh3 => low(xxh3_64_with_seed(page, number)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes around two that end with their CRC32C.
+    fn with_sealed(value: u8) -> Vec<u8> {
+        let sealed = [value; 92];
+        [&[7; 144][..], &sealed, &checksum(0, &sealed).to_le_bytes(), &[9; 40]].concat()
+    }
+
+    #[test]
+    fn a_sealed_record_in_the_place_of_another_changes_the_sum() {
+        let (one, other) = (with_sealed(1), with_sealed(2));
+        assert_eq!(Sums::Crc32c.of_payload(&one), Sums::Crc32c.of_payload(&other), "what XXH3 is there for");
+        assert_ne!(Sums::Xxh3.of_payload(&one), Sums::Xxh3.of_payload(&other));
+        assert_ne!(Sums::Xxh3.of_page(3, &one), Sums::Xxh3.of_page(3, &other));
+        assert_ne!(Sums::Xxh3.of_page(3, &one), Sums::Xxh3.of_page(4, &one), "a page at another's place");
+    }
+}
