@@ -164,7 +164,7 @@ fn append_at(s: &mut Store, lsn: u64, entries: &[Entry<'_>]) {
             shoal_format::Lsn::new(at),
             s.salt,
             payload.len(),
-            s.superblock.sums().of_payload(&payload),
+            s.superblock.sums().of(&payload),
         );
         s.salt = header.crc.get();
         s.log.extend_from_slice(header.as_bytes());

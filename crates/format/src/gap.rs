@@ -51,7 +51,7 @@ pub fn next_of_chain(bytes: &[u8], end: Lsn, salt: u32, sums: Sums) -> Option<Re
         let longest = at - RECORD_HEADER;
         let lengths = longest.saturating_sub(RECORD_ALIGN - 1)..=longest;
         let linked = |len: usize| {
-            let sum = sums.of_payload(&bytes[RECORD_HEADER..RECORD_HEADER + len]);
+            let sum = sums.of(&bytes[RECORD_HEADER..RECORD_HEADER + len]);
             [RecordKind::Tx, RecordKind::Epoch]
                 .into_iter()
                 .any(|kind| RecordHeader::new(kind, end, salt, len, sum).crc == next.salt)
@@ -113,8 +113,7 @@ mod tests {
         for (i, &len) in lens.iter().enumerate() {
             let payload: Vec<u8> = (0..len).map(|at| (at * 31 + i) as u8).collect();
             positions.push(lsn + bytes.len() as u64);
-            let header =
-                RecordHeader::new(RecordKind::Tx, Lsn::new(positions[i]), salt, len, SUMS.of_payload(&payload));
+            let header = RecordHeader::new(RecordKind::Tx, Lsn::new(positions[i]), salt, len, SUMS.of(&payload));
             salt = header.crc.get();
             bytes.extend_from_slice(header.as_bytes());
             bytes.extend_from_slice(&payload);
@@ -174,7 +173,7 @@ mod tests {
         assert_eq!(next_in_ring(&old, Lsn::new(4096 + ring), ring, SUMS), None, "of the turn before");
         // A payload of the turn before that holds what looks like a record of the present one.
         let (forged, _) = log(4096 + ring + RECORD_HEADER as u64, &[8]);
-        let outer = RecordHeader::new(RecordKind::Tx, Lsn::new(4096), 77, forged.len(), SUMS.of_payload(&forged));
+        let outer = RecordHeader::new(RecordKind::Tx, Lsn::new(4096), 77, forged.len(), SUMS.of(&forged));
         let bytes = [outer.as_bytes(), &forged].concat();
         assert_eq!(next_in_ring(&bytes, Lsn::new(4096 + ring), ring, SUMS), None);
         assert!(

@@ -14,7 +14,7 @@ pub use unit::{
     trimmed_max,
 };
 
-use crate::{FormatError, checksum, seal};
+use crate::{FormatError, Sums, checksum, seal};
 
 /// What units begin behind (bytes).
 pub const SUPERBLOCK_BYTES: usize = 8192;
@@ -27,12 +27,13 @@ pub const LEASE_BYTES: usize = 512;
 const LEASE_MAGIC: u64 = u64::from_le_bytes(*b"ShoalLse");
 const SUPERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"ShoalRam");
 const VERSION: u32 = 2;
-/// Superblocks of disks with room for checkpoints.
-const CHECKPOINT_VERSION: u32 = 3;
+/// What the version of a superblock has more for a disk with room for checkpoints, and for one whose blocks have [`Sums::Xxh3`].
+const VERSION_CHECKPOINT: u32 = 1;
+const VERSION_SUMS: u32 = 2;
 /// Donors of a disk at the same time. The place of one that is gone is used again, under another birth.
 pub const DONORS_MAX: usize = 256;
 
-/// The fixed part of a superblock. In version 3 the number of the checkpoint (`U64`) follows; then the places of donors.
+/// The fixed part of a superblock. With room for checkpoints the number of the one that counts (`U64`) follows; then the places of donors.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct DiskSuperblockRecord {
@@ -130,6 +131,8 @@ pub struct DiskSuperblock {
     pub blocks: u64,
     /// The checkpoint that counts if all donors name it; 0: none. `None`: the donors have no room for checkpoints.
     pub checkpoint: Option<u64>,
+    /// The sums of its blocks.
+    pub sums: Sums,
     pub donors: Vec<DonorPlace>,
 }
 
@@ -143,7 +146,9 @@ impl DiskSuperblock {
     /// One slot.
     pub fn encode(&self) -> Vec<u8> {
         assert!(self.donors.len() <= DONORS_MAX, "there are at most {DONORS_MAX} donors");
-        let version = if self.checkpoint.is_some() { CHECKPOINT_VERSION } else { VERSION };
+        let version = VERSION
+            + u32::from(self.checkpoint.is_some()) * VERSION_CHECKPOINT
+            + u32::from(self.sums.bit()) * VERSION_SUMS;
         let record = DiskSuperblockRecord {
             crc: 0.into(),
             magic: SUPERBLOCK_MAGIC.into(),
@@ -186,15 +191,18 @@ impl DiskSuperblock {
             return Err(FormatError::Checksum { what, expected: record.crc.get(), found });
         }
         let version = record.version.get();
-        if !matches!(version, VERSION | CHECKPOINT_VERSION) {
-            return Err(FormatError::Version { what, expected: CHECKPOINT_VERSION, found: version });
+        let newest = VERSION + VERSION_CHECKPOINT + VERSION_SUMS;
+        if !(VERSION..=newest).contains(&version) {
+            return Err(FormatError::Version { what, expected: newest, found: version });
         }
+        let more = version - VERSION;
         let count = usize::from(record.donors.get());
         if count > DONORS_MAX || record.donor.get() >= record.donors.get() {
             return Err(FormatError::Range { what, field: "donors", found: record.donors.into() });
         }
         let (number, behind) = U64::read_from_prefix(rest).expect(room);
-        let (checkpoint, rest) = if version == VERSION { (None, rest) } else { (Some(number.get()), behind) };
+        let has_checkpoints = more & VERSION_CHECKPOINT != 0;
+        let (checkpoint, rest) = if has_checkpoints { (Some(number.get()), behind) } else { (None, rest) };
         let (places, _) = <[DonorPlaceRecord]>::ref_from_prefix_with_elems(rest, count).expect(room);
         let mut donors = Vec::with_capacity(count);
         for place in places {
@@ -216,6 +224,7 @@ impl DiskSuperblock {
             block_bytes: record.block_bytes.get(),
             blocks: record.blocks.get(),
             checkpoint,
+            sums: Sums::of_bit(more & VERSION_SUMS != 0),
             donors,
         };
         superblock.check()?;
@@ -318,6 +327,7 @@ mod tests {
             block_bytes: 4096,
             blocks: 1000,
             checkpoint: None,
+            sums: Sums::Xxh3,
             donors: [1, 0, 2, 1].map(place).to_vec(),
         }
     }

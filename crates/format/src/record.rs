@@ -114,7 +114,7 @@ impl RecordHeader {
     }
 
     pub fn check_payload(&self, payload: &[u8], sums: Sums) -> Result<(), FormatError> {
-        let found = sums.of_payload(payload);
+        let found = sums.of(payload);
         if found != self.payload_sum.get() {
             return Err(FormatError::Checksum { what: "log record payload", expected: self.payload_sum.get(), found });
         }
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn a_record_is_accepted_only_at_its_place_in_the_chain() {
-        let header = RecordHeader::new(RecordKind::Tx, Lsn::new(4096), 77, 5, Sums::Xxh3.of_payload(b"hello"));
+        let header = RecordHeader::new(RecordKind::Tx, Lsn::new(4096), 77, 5, Sums::Xxh3.of(b"hello"));
         let bytes = header.as_bytes();
         assert_eq!(RecordHeader::decode(bytes, Lsn::new(4096), 77), Ok(header));
         assert!(header.check_payload(b"hello", Sums::Xxh3).is_ok());

@@ -1,15 +1,16 @@
-//! Sums of the log's payloads and of an image's pages.
+//! Sums of bytes that users or the file system wrote: log payloads, pages of images, blocks of block devices.
 //!
 //! CRC32C is linear. Bytes that end with their own CRC32C, as an inode record does, add the same to the CRC32C of a whole
 //! whatever they say, so such a sum takes an old inode record in the place of a new one for right. Reused log space and
 //! lost writes put old bytes just there. XXH3 has no such blind spot.
-//! A store made before [`FEATURE_SUMS`](crate::superblock::FEATURE_SUMS) keeps CRC32C.
+//! What was made before keeps CRC32C: regions without [`FEATURE_SUMS`](crate::superblock::FEATURE_SUMS), and virtual-log disks of
+//! the versions 1 and 2.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::checksum;
 
-/// What sums of payloads and pages are.
+/// What such sums are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sums {
     Crc32c,
@@ -23,11 +24,20 @@ const fn low(hash: u64) -> u32 {
 }
 
 impl Sums {
-    /// Of a record's payload, without padding.
-    pub fn of_payload(self, payload: &[u8]) -> u32 {
+    /// What a bit of a version or of features says.
+    pub(crate) fn of_bit(is_set: bool) -> Sums {
+        if is_set { Sums::Xxh3 } else { Sums::Crc32c }
+    }
+
+    pub(crate) fn bit(self) -> bool {
+        self == Sums::Xxh3
+    }
+
+    /// Of bytes whose place says nothing.
+    pub fn of(self, bytes: &[u8]) -> u32 {
         match self {
-            Sums::Crc32c => checksum(0, payload),
-            Sums::Xxh3 => low(xxh3_64(payload)),
+            Sums::Crc32c => checksum(0, bytes),
+            Sums::Xxh3 => low(xxh3_64(bytes)),
         }
     }
 
@@ -53,8 +63,8 @@ mod tests {
     #[test]
     fn a_sealed_record_in_the_place_of_another_changes_the_sum() {
         let (one, other) = (with_sealed(1), with_sealed(2));
-        assert_eq!(Sums::Crc32c.of_payload(&one), Sums::Crc32c.of_payload(&other), "what XXH3 is there for");
-        assert_ne!(Sums::Xxh3.of_payload(&one), Sums::Xxh3.of_payload(&other));
+        assert_eq!(Sums::Crc32c.of(&one), Sums::Crc32c.of(&other), "what XXH3 is there for");
+        assert_ne!(Sums::Xxh3.of(&one), Sums::Xxh3.of(&other));
         assert_ne!(Sums::Xxh3.of_page(3, &one), Sums::Xxh3.of_page(3, &other));
         assert_ne!(Sums::Xxh3.of_page(3, &one), Sums::Xxh3.of_page(4, &one), "a page at another's place");
     }

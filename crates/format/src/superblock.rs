@@ -126,7 +126,7 @@ impl Superblock {
 
     /// The sums of its log and its images.
     pub fn sums(&self) -> Sums {
-        if self.features & FEATURE_SUMS == 0 { Sums::Crc32c } else { Sums::Xxh3 }
+        Sums::of_bit(self.features & FEATURE_SUMS != 0)
     }
 
     /// Segments taken by the fixed areas, from segment 0.

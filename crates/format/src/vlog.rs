@@ -12,7 +12,7 @@ mod record;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use crate::{FormatError, checksum, seal};
+use crate::{FormatError, Sums, checksum, seal};
 use map::Area;
 pub use record::{LINKS_MAX, LoggedPiece, PIECES_MAX, Record};
 
@@ -31,8 +31,10 @@ const SEQ_MAX: u64 = 1 << 62;
 const SUPERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVLg");
 const TAIL_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVTl");
 const VERSION: u32 = 1;
-/// Version of the superblock of a disk with a map area; an older program refuses it.
-const VERSION_MAP: u32 = 2;
+/// What the version of a superblock has more for a disk with a map area, and for one whose blocks have [`Sums::Xxh3`]. An older
+/// program refuses either.
+const VERSION_MAP: u32 = 1;
+const VERSION_SUMS: u32 = 2;
 
 /// What every block of the log's own begins with.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -84,7 +86,7 @@ const _: () = assert!(std::mem::offset_of!(TailRecord, checkpoint) == 52);
 #[repr(C)]
 struct EntryRecord {
     at: U32,
-    crc: U32,
+    sum: U32,
 }
 
 const _: () = assert!(size_of::<EntryRecord>() == 8);
@@ -103,6 +105,8 @@ pub struct Superblock {
     pub segment_blocks: u32,
     /// Where checkpoints of the map are; none on a disk without segments, or made by an earlier version.
     pub area: Option<Area>,
+    /// The sums of its blocks.
+    pub sums: Sums,
 }
 
 /// What is known of the end of the log.
@@ -141,8 +145,8 @@ pub struct Link {
 pub struct Entry {
     /// 0: nowhere, it reads as zeros.
     pub at: u32,
-    /// CRC32C of its bytes; 0 when it is nowhere.
-    pub crc: u32,
+    /// The sum of its bytes; 0 when it is nowhere.
+    pub sum: u32,
 }
 
 /// A block that begins with `record`. `start`: what the checksum goes on from, 0 or a salt's.
@@ -208,19 +212,20 @@ impl BlockHeader {
 
 impl From<Entry> for EntryRecord {
     fn from(entry: Entry) -> EntryRecord {
-        EntryRecord { at: entry.at.into(), crc: entry.crc.into() }
+        EntryRecord { at: entry.at.into(), sum: entry.sum.into() }
     }
 }
 
 impl From<EntryRecord> for Entry {
     fn from(record: EntryRecord) -> Entry {
-        Entry { at: record.at.get(), crc: record.crc.get() }
+        Entry { at: record.at.get(), sum: record.sum.get() }
     }
 }
 
 impl Superblock {
     pub fn encode(&self) -> Vec<u8> {
-        let version = if self.area.is_some() { VERSION_MAP } else { VERSION };
+        let version =
+            VERSION + u32::from(self.area.is_some()) * VERSION_MAP + u32::from(self.sums.bit()) * VERSION_SUMS;
         let area = self.area.unwrap_or_default();
         let record = VlogSuperblockRecord {
             header: BlockHeader::new(SUPERBLOCK_MAGIC, version),
@@ -238,7 +243,9 @@ impl Superblock {
 
     pub fn decode(block: &[u8]) -> Result<Superblock, FormatError> {
         let what = "superblock of a virtual-log disk";
-        let record: &VlogSuperblockRecord = opened(what, SUPERBLOCK_MAGIC, VERSION_MAP, block, 0)?;
+        let record: &VlogSuperblockRecord =
+            opened(what, SUPERBLOCK_MAGIC, VERSION + VERSION_MAP + VERSION_SUMS, block, 0)?;
+        let more = record.header.version.get() - VERSION;
         let area = Area {
             at: record.area_at.get(),
             map_pieces: record.map_pieces.get(),
@@ -250,7 +257,8 @@ impl Superblock {
             logical_blocks: record.logical_blocks.get(),
             physical_blocks: record.physical_blocks.get(),
             segment_blocks: record.segment_blocks.get(),
-            area: (record.header.version == VERSION_MAP).then_some(area),
+            area: (more & VERSION_MAP != 0).then_some(area),
+            sums: Sums::of_bit(more & VERSION_SUMS != 0),
         };
         let Superblock { logical_blocks, physical_blocks, segment_blocks, .. } = superblock;
         if physical_blocks <= LOG_AT || logical_blocks == 0 || logical_blocks >= physical_blocks - LOG_AT {
@@ -271,6 +279,11 @@ impl Superblock {
     /// The log ends before this block.
     pub fn log_end(&self) -> u32 {
         self.area.as_ref().map_or(self.physical_blocks, |area| area.at)
+    }
+
+    /// A block with these bytes, in this place.
+    pub fn entry(&self, at: u32, block: &[u8]) -> Entry {
+        Entry { at, sum: self.sums.of(block) }
     }
 
     /// Pieces of the map.
@@ -329,12 +342,13 @@ pub(crate) mod tests {
             physical_blocks: 1500,
             segment_blocks: 64,
             area: None,
+            sums: Sums::Xxh3,
         }
     }
 
     fn record() -> Record {
         let mut entries = [Entry::default(); PIECE_BLOCKS as usize];
-        entries[3] = Entry { at: 77, crc: 1234 };
+        entries[3] = Entry { at: 77, sum: 1234 };
         let piece = |index| LoggedPiece { index, changed: index as u8, entries };
         let link = |n: u32| Link { at: LOG_AT + n, seq: n as u64 };
         Record {

@@ -3,6 +3,7 @@
 //! A dump has a line for each 16 bytes that are not all zero, and the number of bytes at its end. Every field has a value of
 //! its own, so that exchanged fields show. If a test fails here, the media of earlier programs cannot be read any more.
 
+use shoal_format::Sums;
 use shoal_format::ram::{
     DiskSuperblock, DonorPlace, Lease, Standing, TrimmedRange, UnitEntry, UnitHeader, decode_trimmed, encode_trimmed,
 };
@@ -32,7 +33,7 @@ fn uuid(first: u8) -> [u8; 16] {
     std::array::from_fn(|n| first + n as u8)
 }
 
-fn ram_superblock(checkpoint: Option<u64>) -> DiskSuperblock {
+fn ram_superblock(checkpoint: Option<u64>, sums: Sums) -> DiskSuperblock {
     let place = |standing, born| DonorPlace { standing, born };
     DiskSuperblock {
         uuid: uuid(0x10),
@@ -47,6 +48,7 @@ fn ram_superblock(checkpoint: Option<u64>) -> DiskSuperblock {
         block_bytes: 8192,
         blocks: 0xfedc_ba98,
         checkpoint,
+        sums,
         donors: vec![
             place(Standing::Gone, 0),
             place(Standing::Counts, 0x0a0b_0c0d),
@@ -59,10 +61,16 @@ fn ram_superblock(checkpoint: Option<u64>) -> DiskSuperblock {
 #[test]
 fn the_superblock_of_a_network_ram_disk() {
     for (checkpoint, expected) in [(None, RAM_SUPERBLOCK_2), (Some(0x1122_3344_5566_7788), RAM_SUPERBLOCK_3)] {
-        let superblock = ram_superblock(checkpoint);
+        let superblock = ram_superblock(checkpoint, Sums::Crc32c);
         let bytes = superblock.encode();
         golden(&bytes, expected);
-        assert_eq!(DiskSuperblock::decode(&[bytes, vec![0; 2048]].concat()), Ok(superblock));
+        // Versions 4 and 5 differ in the version alone, and in the checksum over it.
+        let newer = ram_superblock(checkpoint, Sums::Xxh3);
+        let newer_bytes = newer.encode();
+        assert_eq!((newer_bytes[12], &newer_bytes[16..]), (bytes[12] + 2, &bytes[16..]));
+        for (superblock, bytes) in [(superblock, bytes), (newer, newer_bytes)] {
+            assert_eq!(DiskSuperblock::decode(&[bytes, vec![0; 2048]].concat()), Ok(superblock));
+        }
     }
 }
 
@@ -103,7 +111,7 @@ fn unit_header(member: u8, lists: Vec<Vec<UnitEntry>>) -> UnitHeader {
 #[test]
 fn the_headers_of_units() {
     let entry =
-        |n: u32| UnitEntry { block: 0x5152_5350 + n, crc: 0x6162_6360 + n, sequence: 0x7172_7374_7576_7770 + n as u64 };
+        |n: u32| UnitEntry { block: 0x5152_5350 + n, sum: 0x6162_6360 + n, sequence: 0x7172_7374_7576_7770 + n as u64 };
     let data = unit_header(1, vec![vec![entry(1), entry(2)]]);
     let parity = unit_header(2, vec![vec![entry(3)], vec![entry(4), entry(5)]]);
     for (header, expected) in [(data, UNIT_DATA), (parity, UNIT_PARITY)] {
@@ -249,7 +257,7 @@ const CHECKPOINT_GROUPS: &str = "
 0200
 ";
 
-fn vlog_superblock(area: Option<Area>) -> Superblock {
+fn vlog_superblock(area: Option<Area>, sums: Sums) -> Superblock {
     Superblock {
         uuid: uuid(0x80),
         salt: 0x0102_0304_0506_0708,
@@ -257,6 +265,7 @@ fn vlog_superblock(area: Option<Area>) -> Superblock {
         physical_blocks: 0x2122_2324,
         segment_blocks: 0x4142,
         area,
+        sums,
     }
 }
 
@@ -265,11 +274,16 @@ const AREA: Area = Area { at: 0x2012_1314, map_pieces: 0x31, list_blocks: 0x102 
 #[test]
 fn the_superblock_and_the_tail_record_of_a_virtual_log_disk() {
     for (area, expected) in [(None, VLOG_SUPERBLOCK_1), (Some(AREA), VLOG_SUPERBLOCK_2)] {
-        let superblock = vlog_superblock(area);
+        let superblock = vlog_superblock(area, Sums::Crc32c);
         golden(&superblock.encode(), expected);
         assert_eq!(Superblock::decode(&superblock.encode()), Ok(superblock));
+        // Versions 3 and 4 differ in the version alone, and in the checksum over it.
+        let newer = vlog_superblock(area, Sums::Xxh3);
+        let bytes = newer.encode();
+        assert_eq!((bytes[4], &bytes[8..]), (superblock.encode()[4] + 2, &superblock.encode()[8..]));
+        assert_eq!(Superblock::decode(&bytes), Ok(newer));
     }
-    let superblock = vlog_superblock(Some(AREA));
+    let superblock = vlog_superblock(Some(AREA), Sums::Xxh3);
     let open = Tail { generation: 0x3132_3334_3536_3738, root: None, durable: 0x0a0b_0c0d_0e0f_1011, checkpoint: None };
     let root = Some(Link { at: 0x1a1b_1c1d, seq: 0x2a2b_2c2d_2e2f_3031 });
     let checkpoint = Some(Checkpoint { number: 0x0908_0706_0504_0302, side: 1 });
@@ -309,12 +323,12 @@ const TAIL_CLOSED: &str = "
 ";
 
 fn entries(first: u32) -> [Entry; 8] {
-    std::array::from_fn(|n| Entry { at: 0x0102_0300 + first + n as u32, crc: 0x9192_9300 + first + n as u32 })
+    std::array::from_fn(|n| Entry { at: 0x0102_0300 + first + n as u32, sum: 0x9192_9300 + first + n as u32 })
 }
 
 #[test]
 fn the_records_of_a_virtual_log() {
-    let superblock = vlog_superblock(None);
+    let superblock = vlog_superblock(None, Sums::Xxh3);
     let piece = |n: u32| LoggedPiece { index: 0x0112_1310 + n, changed: 0xa0 + n as u8, entries: entries(8 * n) };
     let link = |n: u32| Link { at: 0x0304_0500 + n, seq: 0x0506_0708_090a_0b00 + n as u64 };
     let small = Record {
@@ -371,7 +385,7 @@ const RECORD_FULL: &str = "
 
 #[test]
 fn the_map_area_of_a_virtual_log_disk() {
-    let superblock = vlog_superblock(Some(AREA));
+    let superblock = vlog_superblock(Some(AREA), Sums::Xxh3);
     let number = 0x0102_0304_0506_0708;
     let pieces = [
         MapPiece { record: 0x1112_1314, entries: entries(0) },

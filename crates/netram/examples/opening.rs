@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 
+use shoal_format::Sums;
 use shoal_format::ram::{DiskSuperblock, DonorPlace, SUPERBLOCK_BYTES, Standing, UnitEntry, UnitHeader};
 use shoal_format::ram_checkpoint::{
     Kind, Layout, PIECE_HEADER, Root, Stamp, encode, encode_group, encode_list, encode_range, group_bytes, units,
@@ -69,7 +70,7 @@ impl Model {
         Stamp { uuid: UUID, number: NUMBER, donor: donor as u16, born: donor as u32 + 1 }
     }
 
-    fn crc(block: u64) -> u32 {
+    fn sum(block: u64) -> u32 {
         (block as u32).wrapping_mul(2_654_435_761) | 1
     }
 
@@ -94,6 +95,7 @@ impl Model {
             block_bytes: BLOCK as u32,
             blocks: self.blocks,
             checkpoint: Some(NUMBER),
+            sums: Sums::Xxh3,
             donors: (0..self.donors).map(place).collect(),
         }
         .encode();
@@ -120,7 +122,7 @@ impl Model {
                 ((page - self.table_from) * each, ((page - self.table_from + 1) * each).min(self.blocks));
             encode_range(first as u32, (last - first) as u32, &mut out);
             for block in first..last {
-                out.extend_from_slice(&((Self::crc(block) as u64) << 32 | (block + 1)).to_le_bytes());
+                out.extend_from_slice(&((Self::sum(block) as u64) << 32 | (block + 1)).to_le_bytes());
             }
             Kind::Table
         };
@@ -134,8 +136,8 @@ impl Model {
         let entry = |slot: u64| {
             let block = self.block(unit, slot);
             // What was written since is something else.
-            let crc = if unit < self.fresh { Self::crc(block) } else { !Self::crc(block) };
-            UnitEntry { block: block as u32, crc, sequence: unit * self.slots() + slot + 1 }
+            let sum = if unit < self.fresh { Self::sum(block) } else { !Self::sum(block) };
+            UnitEntry { block: block as u32, sum, sequence: unit * self.slots() + slot + 1 }
         };
         let list = |place: u64| (0..BUFFER).map(|row| entry(place * BUFFER + row)).collect();
         let lists = match donor < self.data() {
@@ -167,8 +169,8 @@ impl Model {
             (0..self.slots()).for_each(|slot| written[self.block(group, slot) as usize] = true);
         }
         for (block, (&found, written)) in found.iter().zip(written).enumerate() {
-            let crc = Self::crc(block as u64);
-            assert_eq!(found, Some(if written { !crc } else { crc }), "block {block}");
+            let sum = Self::sum(block as u64);
+            assert_eq!(found, Some(if written { !sum } else { sum }), "block {block}");
         }
     }
 

@@ -5,6 +5,8 @@
 
 use std::str::FromStr;
 
+use shoal_format::Sums;
+
 use crate::api::DiskError;
 
 /// How blocks are spread and protected.
@@ -101,6 +103,8 @@ pub struct Config {
     pub window_units: u32,
     /// How long requests wait for donors that are away before they fail (ms).
     pub patience_ms: u32,
+    /// The sums of blocks: of a disk that exists they are what it was made with.
+    pub sums: Sums,
 }
 
 impl Default for Config {
@@ -122,6 +126,7 @@ impl Default for Config {
             checkpoints: false,
             window_units: 0,
             patience_ms: 60_000,
+            sums: Sums::Xxh3,
         }
     }
 }

@@ -92,6 +92,7 @@ fn config_of(superblock: &DiskSuperblock, config: &Config) -> Config {
         parity: superblock.parity,
         streams: superblock.streams,
         dedicated_parity: superblock.flags & 1 != 0,
+        sums: superblock.sums,
         width: if superblock.policy == 2 { 0 } else { superblock.data + superblock.parity },
         ..config.clone()
     }
@@ -441,7 +442,7 @@ impl Engine {
     #[doc(hidden)]
     pub fn checksums(&self) -> Vec<Option<u32>> {
         let state = self.core.lock();
-        (0..state.map.blocks() as u32).map(|block| state.map.find(block).map(|(_, crc)| crc)).collect()
+        (0..state.map.blocks() as u32).map(|block| state.map.find(block).map(|(_, sum)| sum)).collect()
     }
 
     /// Whether each unit is one thing only and each block is in a group that is there, for tests.

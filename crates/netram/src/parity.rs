@@ -3,8 +3,6 @@
 //! A row is the block at one place of every data unit of a group; a unit that has none there counts as zeros. Owns:
 //! computing the parity of a row, and a missing data block from the rest of its row. Left out: where blocks are.
 
-use shoal_format::checksum;
-
 /// XORs `from` into `into`.
 pub(crate) fn add(into: &mut [u8], from: &[u8]) {
     // Words of 8 bytes: the compiler makes vector instructions of this.
@@ -54,37 +52,44 @@ pub(crate) fn decode(wanted: usize, row: &[Option<Vec<u8>>], parity: &[Option<Ve
 
 /// Recovers a missing block from a row whose only parity block was not written completely: the parity is a former
 /// version, or begins with a newer version and ends with a former one. `others`: the other blocks, in the order in
-/// which the parity came to cover them; `step`: the newer version ends at a multiple of this many bytes. The checksum
-/// decides which version fits.
-pub(crate) fn of_former(parity: &[u8], others: &[Option<Vec<u8>>], crc: u32, step: usize) -> Option<Vec<u8>> {
+/// which the parity came to cover them; `step`: the newer version ends at a multiple of this many bytes. `fits` decides
+/// which version it is.
+pub(crate) fn of_former(
+    parity: &[u8],
+    others: &[Option<Vec<u8>>],
+    fits: impl Fn(&[u8]) -> bool,
+    step: usize,
+) -> Option<Vec<u8>> {
     let mut versions = vec![parity.to_vec()];
     for block in others.iter().map_while(Option::as_ref) {
         let mut version = versions[versions.len() - 1].clone();
         add(&mut version, block);
         versions.push(version);
     }
-    let whole = versions.iter().rev().find(|version| checksum(0, version) == crc).cloned();
+    let whole = versions.iter().rev().find(|version| fits(version)).cloned();
     whole.or_else(|| {
         let pairs = (0..versions.len()).flat_map(|newer| (0..newer).map(move |former| (newer, former)));
-        pairs.into_iter().find_map(|(newer, former)| spliced(&versions[newer], &versions[former], crc, step))
+        pairs.into_iter().find_map(|(newer, former)| spliced(&versions[newer], &versions[former], &fits, step))
     })
 }
 
-/// The first bytes of one block before the rest of another, if that has this checksum.
-fn spliced(first: &[u8], second: &[u8], crc: u32, step: usize) -> Option<Vec<u8>> {
-    let change = checksum(0, second) ^ crc;
-    let (mut of_first, mut of_second, mut cut) = (0, 0, 0);
-    let mut ends = first.chunks(step).zip(second.chunks(step)).map(|(a, b)| {
-        (of_first, of_second, cut) = (checksum(of_first, a), checksum(of_second, b), cut + a.len());
-        // Checksums are linear: this is what another beginning changes.
-        (cut, crc32c::crc32c_combine(of_first ^ of_second, 0, first.len() - cut))
-    });
-    let (cut, _) = ends.find(|&(_, found)| found == change)?;
-    Some([&first[..cut], &second[cut..]].concat()).filter(|found| checksum(0, found) == crc)
+/// The first bytes of one block before the rest of another, if that fits.
+fn spliced(first: &[u8], second: &[u8], fits: impl Fn(&[u8]) -> bool, step: usize) -> Option<Vec<u8>> {
+    let mut spliced = second.to_vec();
+    let is_found = spliced.chunks(step).zip(first.chunks(step)).map(|(a, b)| a != b).collect::<Vec<_>>();
+    for (n, part) in first.chunks(step).enumerate().filter(|&(n, _)| is_found[n]) {
+        spliced[n * step..][..part.len()].copy_from_slice(part);
+        if fits(&spliced) {
+            return Some(spliced);
+        }
+    }
+    None
 }
 
 #[cfg(test)]
 mod tests {
+    use shoal_format::Sums;
+
     use super::*;
 
     #[test]
@@ -124,11 +129,12 @@ mod tests {
             others[..count].iter().flatten().for_each(|other| add(&mut sum, other));
             sum
         };
-        let crc = checksum(0, &wanted);
+        let sum = Sums::Xxh3.of(&wanted);
+        let fits = |found: &[u8]| Sums::Xxh3.of(found) == sum;
         for (newer, former) in (0..=3).flat_map(|newer| (0..=newer).map(move |former| (newer, former))) {
             for cut in [0, 1, 511, 512, 600, 699] {
                 let torn = [&covers(newer)[..cut], &covers(former)[cut..]].concat();
-                let found = |others: &[Option<Vec<u8>>], step| of_former(&torn, others, crc, step).is_some();
+                let found = |others: &[Option<Vec<u8>>], step| of_former(&torn, others, fits, step).is_some();
                 assert!(found(&others, 1), "{newer} over {former}, cut at {cut}");
                 let is_whole = newer == former || cut == 0;
                 assert_eq!(found(&others, 512), is_whole || cut == 512, "{newer} over {former}, cut at {cut}");
@@ -137,7 +143,7 @@ mod tests {
                 assert_eq!(found(&[others[0].clone(), None], 1), covered <= 1, "{newer} over {former}, cut at {cut}");
             }
         }
-        assert_eq!(of_former(&block(), &others, crc, 1), None);
+        assert_eq!(of_former(&block(), &others, fits, 1), None);
     }
 
     #[test]

@@ -107,6 +107,7 @@ impl State {
                 block_bytes: config.block_bytes as usize,
                 header_bytes: UnitHeader::bytes(plan.data, plan.buffer),
                 rows: plan.buffer,
+                block_sums: config.sums,
             },
             epoch: Epoch::default(),
             donors: Vec::new(),
@@ -158,8 +159,8 @@ impl State {
     }
 
     /// Enters a block found on the donors.
-    pub fn enter(&mut self, block: u32, at: Location, crc: u32) {
-        self.map.insert(block, at, crc);
+    pub fn enter(&mut self, block: u32, at: Location, sum: u32) {
+        self.map.insert(block, at, sum);
         self.groups.gain(at.group);
     }
 

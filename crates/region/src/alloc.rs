@@ -601,7 +601,7 @@ impl Region {
             Entry::Zero { at: number * SEGMENT, len: header as u64 }.encode(&mut record);
         }
         let len = record.len() - RECORD_HEADER;
-        let sum = self.superblock.sums().of_payload(&record[RECORD_HEADER..]);
+        let sum = self.superblock.sums().of(&record[RECORD_HEADER..]);
         record.resize(RECORD_HEADER + len.next_multiple_of(RECORD_ALIGN), 0);
         self.commit_record(state, RecordKind::Tx, &mut record, len, sum, urgent).map(drop)
     }

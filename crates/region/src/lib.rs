@@ -453,7 +453,7 @@ impl Region {
         let mut record = vec![0; record_bytes(32) as usize];
         record[RECORD_HEADER..RECORD_HEADER + 16].copy_from_slice(&nonce);
         record[RECORD_HEADER + 16..RECORD_HEADER + 32].copy_from_slice(&state.boot_id);
-        let sum = self.superblock.sums().of_payload(&record[RECORD_HEADER..RECORD_HEADER + 32]);
+        let sum = self.superblock.sums().of(&record[RECORD_HEADER..RECORD_HEADER + 32]);
         self.commit_record(state, RecordKind::Epoch, &mut record, 32, sum, true).map(drop)
     }
 

@@ -211,7 +211,7 @@ impl<'r> Tx<'r> {
             return Ok(Some(self.region.last_lsn()));
         }
         let record = &mut self.buffers.record;
-        let payload_sum = self.region.superblock.sums().of_payload(&record[RECORD_HEADER..]);
+        let payload_sum = self.region.superblock.sums().of(&record[RECORD_HEADER..]);
         record.resize(RECORD_HEADER + len.next_multiple_of(RECORD_ALIGN), 0);
         let (region, urgent) = (self.region, self.reclaim);
         let committed = region.with_log_room(urgent, || {

@@ -14,7 +14,7 @@ use shoal_format::vlog::{BLOCK, Entry, LOG_AT, PIECE_BLOCKS, PIECES_MAX, Record}
 use shoal_media::{Result, block};
 
 use crate::Choice;
-use crate::disk::{Change, Log, VirtualLog, is_intact};
+use crate::disk::{Change, Log, VirtualLog};
 use crate::write::{By, Item};
 
 /// Requests gain room themselves when no more segments than this are free or wait for an announcement.
@@ -123,7 +123,7 @@ impl VirtualLog {
             }
             let from = (entry.at - emptying.image_at) as usize * BLOCK;
             let data = &emptying.image[from..from + BLOCK];
-            if is_intact(data, &entry) {
+            if self.is_intact(data, &entry) {
                 emptying.moves.push(Item { logical, change: Change::Data(data.into()), from: Some(entry) });
             } else {
                 self.counts.damaged.fetch_add(1, Ordering::Relaxed);

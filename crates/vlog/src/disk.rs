@@ -27,8 +27,6 @@ use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::write::{By, Item};
 
-pub(crate) use lookup::is_intact;
-
 /// Requests need not be aligned to blocks, only to this (bytes).
 const SECTOR: u64 = 512;
 /// Blocks gathered at most before they are written.

@@ -9,11 +9,11 @@ use shoal_format::vlog::{Entry, PIECE_BLOCKS};
 pub(crate) struct Map(Vec<u64>);
 
 fn pack(entry: Entry) -> u64 {
-    entry.at as u64 | (entry.crc as u64) << 32
+    entry.at as u64 | (entry.sum as u64) << 32
 }
 
 fn unpack(word: u64) -> Entry {
-    Entry { at: word as u32, crc: (word >> 32) as u32 }
+    Entry { at: word as u32, sum: (word >> 32) as u32 }
 }
 
 impl Map {
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn entries_come_back_and_the_last_piece_is_cut() {
-        let entry = |n: u32| Entry { at: n, crc: u32::MAX - n };
+        let entry = |n: u32| Entry { at: n, sum: u32::MAX - n };
         let mut map = Map::new(13);
         assert_eq!(map.replace(3, entry(9)), Entry::default());
         assert_eq!((map.replace(3, entry(8)), map.get(3), map.find(13)), (entry(9), entry(8), None));

@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use shoal_format::checksum;
+use shoal_format::Sums;
 use shoal_format::vlog::map::{Area, Directory, List, MAP_PIECES_MAX};
 use shoal_format::vlog::{
     BLOCK, Checkpoint, LOG_AT, Link, PIECE_BLOCKS, Record, SUPERBLOCK_AT, Superblock, TAIL_AT, Tail,
@@ -130,7 +130,7 @@ fn plan(bytes: u64, options: &FormatOptions) -> std::result::Result<Superblock, 
         list_blocks: list_blocks(segments),
     });
     let (uuid, salt) = (options.uuid, options.salt);
-    Ok(Superblock { uuid, salt, logical_blocks, physical_blocks, segment_blocks, area })
+    Ok(Superblock { uuid, salt, logical_blocks, physical_blocks, segment_blocks, area, sums: Sums::Xxh3 })
 }
 
 /// The first checkpoint of a new disk: nothing is mapped, and the first segment may hold records.
@@ -381,19 +381,19 @@ fn read_tail(device: &dyn BlockDevice, superblock: &Superblock) -> Result<Option
 }
 
 /// Checksums of the blocks that records behind the base refer to, as they are on the device.
-fn sums_of(device: &dyn BlockDevice, later: &BTreeMap<u64, Record>) -> Result<HashMap<u32, Result<u32>>> {
+fn sums_of(device: &dyn BlockDevice, sums: Sums, later: &BTreeMap<u64, Record>) -> Result<HashMap<u32, Result<u32>>> {
     let mut places = BTreeSet::new();
     for piece in later.values().flat_map(|record| &record.pieces) {
         let changed =
             piece.entries.iter().enumerate().filter(|(n, entry)| piece.changed >> n & 1 == 1 && entry.at != 0);
         places.extend(changed.map(|(_, entry)| entry.at));
     }
-    let mut sums = HashMap::with_capacity(places.len());
+    let mut found = HashMap::with_capacity(places.len());
     read_each(device, places.into_iter().map(|at| Read { at, blocks: 1, what: () }), |read, bytes| {
-        sums.insert(read.at, bytes.map(|bytes| checksum(0, &bytes)));
+        found.insert(read.at, bytes.map(|bytes| sums.of(&bytes)));
         Ok(None)
     })?;
-    Ok(sums)
+    Ok(found)
 }
 
 /// Applies the entries that can be believed of records behind the base; returns the pieces they change.
@@ -406,7 +406,7 @@ fn believe(
     let mut pieces = BTreeSet::new();
     let mut lost = HashSet::new();
     let seq = state.next_seq;
-    let sums = sums_of(device, &later)?;
+    let sums = sums_of(device, state.superblock.sums, &later)?;
     for record in later.values() {
         // It may have been flushed, so it must not be overwritten before its entries are written again.
         if !state.space.is_used(record.at) {
@@ -432,7 +432,7 @@ fn believe(
                 let is_intact = || match sums.get(&entry.at) {
                     // It may have been flushed, so it cannot be called lost.
                     Some(Err(error)) => Err(error.clone()),
-                    Some(Ok(sum)) => Ok(*sum == entry.crc || is_planted(Bug::NoChecksum)),
+                    Some(Ok(sum)) => Ok(*sum == entry.sum || is_planted(Bug::NoChecksum)),
                     None => Ok(false),
                 };
                 if !possible || !sure && !is_intact()? {

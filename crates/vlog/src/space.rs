@@ -399,6 +399,7 @@ mod tests {
             physical_blocks: LOG_AT + 100,
             segment_blocks,
             area: None,
+            sums: shoal_format::Sums::Xxh3,
         }
     }
 

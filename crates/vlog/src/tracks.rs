@@ -7,8 +7,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-use shoal_format::checksum;
-use shoal_format::vlog::{Entry, PIECES_MAX};
+use shoal_format::vlog::PIECES_MAX;
 use shoal_media::{Head, Result};
 
 use crate::compact::Emptying;
@@ -88,7 +87,7 @@ impl VirtualLog {
             }
             if let Some(at) = self.take_free(head, &|block| emptying.holes[block as usize]) {
                 self.write_blocks(at, data)?;
-                emptying.placed.push((item.logical, from, Entry { at, crc: checksum(0, data) }));
+                emptying.placed.push((item.logical, from, self.superblock.entry(at, data)));
                 return Ok(());
             }
             emptying.holes.clear();

@@ -8,7 +8,6 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use shoal_format::checksum;
 use shoal_format::vlog::{BLOCK, Entry, LOG_AT, PIECE_BLOCKS, PIECES_MAX, Record};
 use shoal_media::{Head, MediaError, Result, block};
 
@@ -154,7 +153,7 @@ impl VirtualLog {
                 Some(data) => {
                     let at = self.take_nearest(log, head, also)?;
                     self.write_blocks(at, data)?;
-                    Entry { at, crc: checksum(0, data) }
+                    self.superblock.entry(at, data)
                 }
             };
             placed.push((item.logical, entry));
@@ -264,7 +263,7 @@ fn fill(state: &mut State, (at, room): (u32, u32), items: &[Item], rewritten: &[
     for item in &wanted {
         let entry = item.data().map_or(Entry::default(), |data| {
             next += 1;
-            Entry { at: next - 1, crc: checksum(0, data) }
+            state.superblock.entry(next - 1, data)
         });
         state.put(item.logical, entry, last);
     }

@@ -140,7 +140,7 @@ impl Shape {
         let mut piece = MapPiece { record, ..MapPiece::default() };
         for (n, entry) in (0..).zip(&mut piece.entries) {
             if index * PIECE_BLOCKS + n < superblock.logical_blocks {
-                *entry = Entry { at: record + 1 + index % self.pieces * PIECE_BLOCKS + n, crc: index ^ n };
+                *entry = Entry { at: record + 1 + index % self.pieces * PIECE_BLOCKS + n, sum: index ^ n };
             }
         }
         piece
@@ -256,11 +256,13 @@ fn a_large_full_disk_is_opened_with_little_memory() {
 
 #[test]
 fn a_disk_of_an_earlier_version_is_opened_and_goes_on() {
-    let world = World::new(8);
-    let device = world.add_disk(Kind::Earlier.blocks() * BLOCK as u64);
-    let mut life = Life::new(Kind::Earlier, device, 8);
-    (0..300).for_each(|_| life.step());
-    assert_eq!(life.disk.status().checkpoints, 0);
-    let after = world.snapshot().process_crash().open();
-    judge(Kind::Earlier, &after, &life.model, life.model.done).unwrap();
+    for kind in [Kind::Earlier, Kind::Segments] {
+        let world = World::new(8);
+        let device = world.add_disk(kind.blocks() * BLOCK as u64);
+        let mut life = Life::with_former_sums(kind, device, 8);
+        (0..300).for_each(|_| life.step());
+        assert!(kind != Kind::Earlier || life.disk.status().checkpoints == 0);
+        let after = world.snapshot().process_crash().open();
+        judge(kind, &after, &life.model, life.model.done).unwrap();
+    }
 }

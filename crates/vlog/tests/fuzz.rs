@@ -136,7 +136,7 @@ fn forged_checkpoints_are_survived() {
                 1 => piece.record = block(),
                 2 => piece.record = 4,
                 3 => *piece = MapPiece::default(),
-                _ => piece.entries[1].crc ^= 1,
+                _ => piece.entries[1].sum ^= 1,
             }
             let (block, sum) = encode_map(&superblock, number, index, &pieces);
             bytes[place(at)].copy_from_slice(&block);

@@ -400,7 +400,7 @@ impl Store {
             shoal_format::Lsn::new(lsn),
             self.salt,
             payload.len(),
-            self.superblock.sums().of_payload(payload),
+            self.superblock.sums().of(payload),
         );
         self.salt = header.crc.get();
         self.log.extend_from_slice(header.as_bytes());

@@ -51,7 +51,7 @@ const _: () = assert!(std::mem::offset_of!(UnitHeaderRecord, cut) == 58);
 #[repr(C)]
 struct UnitEntryRecord {
     block: U32,
-    crc: U32,
+    sum: U32,
     sequence: U64,
 }
 
@@ -87,7 +87,7 @@ pub struct UnitEntry {
     /// Number of the block on the disk, or [`TRIMMED`].
     pub block: u32,
     /// CRC32C of its bytes.
-    pub crc: u32,
+    pub sum: u32,
     /// Grows with every write; the highest counts.
     pub sequence: u64,
 }
@@ -158,8 +158,8 @@ impl UnitHeader {
         };
         out.extend_from_slice(record.as_bytes());
         out.extend(self.lists.iter().map(|list| byte(list.len())));
-        for &UnitEntry { block, crc, sequence } in self.lists.iter().flatten() {
-            let record = UnitEntryRecord { block: block.into(), crc: crc.into(), sequence: sequence.into() };
+        for &UnitEntry { block, sum, sequence } in self.lists.iter().flatten() {
+            let record = UnitEntryRecord { block: block.into(), sum: sum.into(), sequence: sequence.into() };
             out.extend_from_slice(record.as_bytes());
         }
         out.resize(start + bytes, 0);
@@ -222,7 +222,7 @@ fn byte(count: usize) -> u8 {
 
 impl UnitEntryRecord {
     fn get(&self) -> UnitEntry {
-        UnitEntry { block: self.block.get(), crc: self.crc.get(), sequence: self.sequence.get() }
+        UnitEntry { block: self.block.get(), sum: self.sum.get(), sequence: self.sequence.get() }
     }
 }
 
@@ -277,7 +277,7 @@ mod tests {
     use super::*;
 
     fn header(member: u8) -> UnitHeader {
-        let entry = |n: u32| UnitEntry { block: n, crc: n * 7, sequence: n as u64 + 100 };
+        let entry = |n: u32| UnitEntry { block: n, sum: n * 7, sequence: n as u64 + 100 };
         let lists = if member < 3 {
             vec![(0..5).map(entry).collect()]
         } else {

@@ -321,7 +321,7 @@ mod tests {
 
     fn pieces(count: u32) -> Vec<MapPiece> {
         let mut piece = MapPiece { record: 5, ..MapPiece::default() };
-        piece.entries[3] = Entry { at: 1299, crc: 77 };
+        piece.entries[3] = Entry { at: 1299, sum: 77 };
         vec![piece; count as usize]
     }
 

@@ -100,6 +100,7 @@ impl Setup<'_> {
             victims: 1,
             timeout_ms: self.timeout_ms,
             patience_ms: Config::default().patience_ms,
+            sums: Config::default().sums,
             // The paper has no checkpoints, which would add traffic.
             checkpoints: false,
             window_units: 0,

@@ -61,6 +61,7 @@ impl State {
             block_bytes: self.config.block_bytes,
             blocks: self.map.blocks(),
             checkpoint: self.checkpoints.enabled.then_some(self.checkpoints.named),
+            sums: self.config.sums,
             donors: self.donors.iter().map(place).collect(),
         }
     }

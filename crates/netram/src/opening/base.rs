@@ -181,10 +181,10 @@ impl Reconciled<'_> {
 impl State {
     /// Where the pages say that a block is; from now on the newer entries say it.
     pub fn touch(&mut self, base: &mut Base, block: u32) -> Option<(u64, Location, u32)> {
-        let (at, crc) = self.map.remove(block)?;
+        let (at, sum) = self.map.remove(block)?;
         base.live[at.group as usize] -= 1;
         base.touched.push((at.group, block));
-        Some((base.sequence - 1, at, crc))
+        Some((base.sequence - 1, at, sum))
     }
 
     /// A block that the pages know is none; the group it was in.

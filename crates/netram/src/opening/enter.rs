@@ -73,7 +73,7 @@ pub(crate) fn enter(
             if entry.sequence >= horizon && !is_planted(Bug::TornCounts) {
                 entries.push((at, *entry));
             } else if newest.get(&entry.block).is_none_or(|&(sequence, _, _)| sequence < entry.sequence) {
-                newest.insert(entry.block, (entry.sequence, at, entry.crc));
+                newest.insert(entry.block, (entry.sequence, at, entry.sum));
             }
         }
     }

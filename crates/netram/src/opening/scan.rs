@@ -11,8 +11,8 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
+use shoal_format::ram;
 use shoal_format::ram::{LOST, TrimmedRange, UnitEntry};
-use shoal_format::{checksum, ram};
 
 use crate::api::{DonorId, Purpose};
 use crate::membership::epochs::new_epoch;
@@ -29,6 +29,7 @@ use crate::state::donors::{Donor, DonorState};
 use crate::state::doubt::{Copied, Doubt};
 use crate::state::found::{FoundUnsafe, Opening, Unprotected};
 use crate::state::place::{Location, Member};
+use crate::state::unit::Shape;
 use crate::task::{Core, Op, pause};
 
 /// Starts looking at donors that came; true when enough has been seen, and nothing is being looked at.
@@ -234,12 +235,12 @@ impl Survey {
         if matches!(found, Fetched::Bad) {
             return;
         }
-        let before = self.newest.insert(entry.block, (entry.sequence, at, entry.crc));
+        let before = self.newest.insert(entry.block, (entry.sequence, at, entry.sum));
         let Some(doubt) = self.doubts.get_mut(&entry.block) else { return };
         let is_doubted = matches!(found, Fetched::Unanswered);
-        let copy = Copied { sequence: entry.sequence, at, crc: entry.crc, is_doubted };
+        let copy = Copied { sequence: entry.sequence, at, sum: entry.sum, is_doubted };
         let present = std::mem::replace(&mut doubt.present, is_doubted.then_some(copy));
-        let certain = before.map(|(sequence, at, crc)| Copied { sequence, at, crc, is_doubted: false });
+        let certain = before.map(|(sequence, at, sum)| Copied { sequence, at, sum, is_doubted: false });
         match is_doubted {
             true => doubt.older.extend(present.or(certain)),
             false => doubt.older.clear(),
@@ -321,8 +322,8 @@ impl Survey {
         }
         let mut blocks: Vec<_> = std::mem::take(&mut self.newest).into_iter().collect();
         blocks.sort_unstable_by_key(|&(block, _)| block);
-        for (block, (sequence, at, crc)) in blocks {
-            state.enter(block, at, crc);
+        for (block, (sequence, at, sum)) in blocks {
+            state.enter(block, at, sum);
             if self.is_looked_for(block) {
                 self.ended.insert(block);
             }
@@ -389,7 +390,7 @@ async fn look_at(
 ) -> Option<Fetched> {
     let is_note = ram::is_note(entry.block);
     loop {
-        match fetch(core, at, entry.crc, Purpose::Upkeep).await {
+        match fetch(core, at, entry.sum, Purpose::Upkeep).await {
             Fetched::Unanswered => {}
             other => return Some(other),
         }
@@ -438,7 +439,7 @@ async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
         let asked: Vec<Option<Op>> = members.into_iter().map(|member| member.map(&mut ask)).collect();
         (data, lists, covered, asked)
     };
-    let block_bytes = core.lock().shape.block_bytes;
+    let Shape { block_bytes, block_sums: sums, .. } = core.lock().shape;
     let mut row: Vec<Option<Vec<u8>>> = Vec::new();
     for (unit, op) in asked.into_iter().enumerate() {
         let bytes = match op {
@@ -446,7 +447,7 @@ async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
             None => None,
         };
         let listed = lists.get(unit).and_then(|list| list.get(at.row));
-        let wrong = bytes.as_ref().zip(listed).is_some_and(|(bytes, listed)| checksum(0, bytes) != listed.crc);
+        let wrong = bytes.as_ref().zip(listed).is_some_and(|(bytes, listed)| sums.of(bytes) != listed.sum);
         if wrong && (unit == at.unit || covered[unit]) {
             return true;
         }
@@ -459,7 +460,7 @@ async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
         (0..data).filter(|&unit| covered[unit]).filter_map(|unit| lists[unit].get(at.row)).map(|entry| entry.sequence);
     let is_last = parity.len() > 1 || newest.max() == Some(entry.sequence);
     let computed = parity::decode(at.unit, &row, &parity);
-    is_last && covered[at.unit] && computed.is_some_and(|bytes| checksum(0, &bytes) != entry.crc)
+    is_last && covered[at.unit] && computed.is_some_and(|bytes| sums.of(&bytes) != entry.sum)
 }
 
 impl State {

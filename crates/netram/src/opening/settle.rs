@@ -58,7 +58,7 @@ impl State {
     }
 
     fn enter_again(&mut self, block: u32, copy: Copied) {
-        self.map.insert(block, copy.at, copy.crc);
+        self.map.insert(block, copy.at, copy.sum);
         self.groups.regain(copy.at.group);
     }
 
@@ -82,7 +82,7 @@ pub(crate) async fn settler(core: Arc<Core>) {
 }
 
 pub(crate) async fn settle(core: &Arc<Core>, block: u32) {
-    let (at, crc, from) = {
+    let (at, sum, from) = {
         let state = &mut *core.lock();
         let Some(from) = state.found.doubts.get(&block).map(|doubt| doubt.from) else { return };
         let found = state.map.find(block);
@@ -97,7 +97,7 @@ pub(crate) async fn settle(core: &Arc<Core>, block: u32) {
                 state.found.doubts.remove(&block);
                 return;
             }
-            Some((at, crc)) => (at, crc, from),
+            Some((at, sum)) => (at, sum, from),
             None => {
                 state.note_doubt(core, block, from);
                 state.found.doubts.remove(&block);
@@ -105,7 +105,7 @@ pub(crate) async fn settle(core: &Arc<Core>, block: u32) {
             }
         }
     };
-    let bytes = match fetch(core, at, crc, Purpose::Repair).await {
+    let bytes = match fetch(core, at, sum, Purpose::Repair).await {
         Fetched::Good(bytes) => bytes,
         Fetched::Unanswered => return core.lock().retry_later(),
         Fetched::Bad => {

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use std::sync::Arc;
 
-use shoal_format::{checksum, ram};
+use shoal_format::ram;
 
 use crate::api::{DiskError, Purpose};
 use crate::parity;
@@ -23,6 +23,7 @@ use crate::state::State;
 use crate::state::donors::DonorState;
 use crate::state::place::{Location, Member};
 use crate::state::schedule::Answer;
+use crate::state::unit::Shape;
 use crate::task::{Core, Op, all, pause};
 
 /// How often a block is asked for that a donor refuses, and after what time (ns).
@@ -44,7 +45,7 @@ struct Run {
     op: Op,
     at: Location,
     first: u32,
-    crcs: Vec<u32>,
+    sums: Vec<u32>,
 }
 
 pub(crate) async fn read(core: Arc<Core>, ticket: u64, at: u64, mut buffer: Vec<u8>) {
@@ -66,14 +67,14 @@ async fn read_range(core: &Arc<Core>, at: u64, buffer: &mut [u8]) -> Result<(), 
 }
 
 async fn read_blocks(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> Result<(), DiskError> {
-    let block_bytes = core.lock().shape.block_bytes;
+    let Shape { block_bytes, block_sums, .. } = core.lock().shape;
     let (mut runs, mut failed) = start(core, first, buffer);
     let mut missing = Vec::new();
-    let mut take = |(begin, crcs, bytes): (u32, Vec<u32>, Vec<u8>)| {
-        for (n, crc) in crcs.into_iter().enumerate() {
+    let mut take = |(begin, sums, bytes): (u32, Vec<u32>, Vec<u8>)| {
+        for (n, sum) in sums.into_iter().enumerate() {
             let number = begin + n as u32;
             match bytes.get(n * block_bytes..(n + 1) * block_bytes) {
-                Some(found) if checksum(0, found) == crc || is_planted(Bug::NoChecksum) => {
+                Some(found) if block_sums.of(found) == sum || is_planted(Bug::NoChecksum) => {
                     buffer[(number - first) as usize * block_bytes..][..block_bytes].copy_from_slice(found)
                 }
                 _ => missing.push(number),
@@ -116,13 +117,13 @@ async fn before(op: &mut Op, mut other: Pin<&mut impl Future<Output = ()>>) -> O
 }
 
 async fn answer_to(core: &Arc<Core>, run: Run) -> (u32, Vec<u32>, Vec<u8>) {
-    let bytes = answer(core, run.op, run.at, &run.crcs).await.unwrap_or_default();
-    (run.first, run.crcs, bytes)
+    let bytes = answer(core, run.op, run.at, &run.sums).await.unwrap_or_default();
+    (run.first, run.sums, bytes)
 }
 
 /// The answer of a donor that was asked for blocks from `at` on. If it is late and the other donors are faster, the
 /// blocks are computed from theirs.
-async fn answer(core: &Arc<Core>, mut op: Op, at: Location, crcs: &[u32]) -> Answer {
+async fn answer(core: &Arc<Core>, mut op: Op, at: Location, sums: &[u32]) -> Answer {
     let (asked_ns, redundant) = {
         let state = core.lock();
         (state.now_ns, state.plan.parity > 0)
@@ -138,16 +139,16 @@ async fn answer(core: &Arc<Core>, mut op: Op, at: Location, crcs: &[u32]) -> Ans
         return answer;
     }
     let found: Arc<Mutex<Option<Vec<Fetched>>>> = Arc::default();
-    let (hedging, hedge, wanted) = (core.clone(), found.clone(), crcs.to_vec());
+    let (hedging, hedge, wanted) = (core.clone(), found.clone(), sums.to_vec());
     {
         let state = &mut *core.lock();
         state.hedges += 1;
         // A job of its own: nobody else would take what the donors answer when this one was faster.
         state.schedule.spawn(async move {
             let rows = wanted.into_iter().enumerate();
-            let blocks = all(rows.map(|(n, crc)| {
+            let blocks = all(rows.map(|(n, sum)| {
                 let at = Location { row: at.row + n, ..at };
-                reconstruct(&hedging, at, crc, Purpose::Read)
+                reconstruct(&hedging, at, sum, Purpose::Read)
             }));
             let blocks = blocks.await;
             *hedge.lock() = Some(blocks);
@@ -179,7 +180,7 @@ fn start(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> (Vec<Run>, Result<(
     for (n, out) in buffer.chunks_exact_mut(state.shape.block_bytes).enumerate() {
         let number = first + n as u32;
         state.counts.blocks_read += 1;
-        let Some((at, crc)) = state.map.find(number) else {
+        let Some((at, sum)) = state.map.find(number) else {
             if state.is_lost(number) && failed.is_ok() {
                 failed = Err(DiskError::Lost { block: number as u64 });
             }
@@ -192,17 +193,17 @@ fn start(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> (Vec<Run>, Result<(
         }
         let member = state.groups[at.group].members[at.unit];
         match asked.last_mut() {
-            Some((last, from, begin, crcs))
-                if *last == member && from.row + crcs.len() == at.row && *begin + crcs.len() as u32 == number =>
+            Some((last, from, begin, sums))
+                if *last == member && from.row + sums.len() == at.row && *begin + sums.len() as u32 == number =>
             {
-                crcs.push(crc)
+                sums.push(sum)
             }
-            _ => asked.push((member, at, number, vec![crc])),
+            _ => asked.push((member, at, number, vec![sum])),
         }
     }
-    for (member, at, first, crcs) in asked {
-        let op = core.read(state, member, at.row..at.row + crcs.len(), Purpose::Read);
-        runs.push(Run { op, at, first, crcs });
+    for (member, at, first, sums) in asked {
+        let op = core.read(state, member, at.row..at.row + sums.len(), Purpose::Read);
+        runs.push(Run { op, at, first, sums });
     }
     (runs, failed)
 }
@@ -225,11 +226,11 @@ pub(crate) async fn block(core: &Arc<Core>, number: u32) -> Result<(Vec<u8>, Opt
             if state.is_lost(number) {
                 return Err(DiskError::Lost { block: number as u64 });
             }
-            let Some((at, crc)) = state.map.find(number) else { return Ok((vec![0; state.shape.block_bytes], None)) };
+            let Some((at, sum)) = state.map.find(number) else { return Ok((vec![0; state.shape.block_bytes], None)) };
             if let Some(bytes) = state.in_memory(at) {
-                return Ok((bytes.to_vec(), Some((at, crc))));
+                return Ok((bytes.to_vec(), Some((at, sum))));
             }
-            ((at, crc), state.repairs.tries())
+            ((at, sum), state.repairs.tries())
         };
         let fetched = fetch(core, found.0, found.1, Purpose::Read).await;
         if let Fetched::Good(bytes) = fetched {
@@ -279,7 +280,7 @@ pub(crate) enum Fetched {
 }
 
 /// A block of a sealed group, from where it is or from the rest of its row.
-pub(crate) async fn fetch(core: &Arc<Core>, at: Location, crc: u32, purpose: Purpose) -> Fetched {
+pub(crate) async fn fetch(core: &Arc<Core>, at: Location, sum: u32, purpose: Purpose) -> Fetched {
     let own = {
         let state = &mut *core.lock();
         let group = &state.groups[at.group];
@@ -297,14 +298,14 @@ pub(crate) async fn fetch(core: &Arc<Core>, at: Location, crc: u32, purpose: Pur
         group.members.get(at.unit).is_some_and(Member::exists) || !state.may_come(at, at.unit)
     };
     if let Some(own) = own {
-        let own = if purpose == Purpose::Read { answer(core, own, at, &[crc]).await } else { own.await };
+        let own = if purpose == Purpose::Read { answer(core, own, at, &[sum]).await } else { own.await };
         match own {
-            Ok(bytes) if checksum(0, &bytes) == crc => return Fetched::Good(bytes),
+            Ok(bytes) if core.lock().shape.block_sums.of(&bytes) == sum => return Fetched::Good(bytes),
             Ok(_) => {}
             Err(_) => answered = false,
         }
     }
-    match reconstruct(core, at, crc, purpose).await {
+    match reconstruct(core, at, sum, purpose).await {
         Fetched::Bad if !answered && core.lock().may_come(at, at.unit) => Fetched::Unanswered,
         other => other,
     }
@@ -397,12 +398,13 @@ async fn rest_of_row(core: &Arc<Core>, at: Location, purpose: Purpose) -> Result
 }
 
 /// A block of a sealed group from the rest of its row.
-pub(crate) async fn reconstruct(core: &Arc<Core>, at: Location, crc: u32, purpose: Purpose) -> Fetched {
+pub(crate) async fn reconstruct(core: &Arc<Core>, at: Location, sum: u32, purpose: Purpose) -> Fetched {
     let Row { data: row, parity, in_order, is_note, answered } = match rest_of_row(core, at, purpose).await {
         Ok(row) => row,
         Err(fetched) => return fetched,
     };
-    let right = |found: &Vec<u8>| checksum(0, found) == crc;
+    let block_sums = core.lock().shape.block_sums;
+    let right = |found: &Vec<u8>| block_sums.of(found) == sum;
     let mut restored = parity::decode(at.unit, &row, &parity).filter(right);
     // With more parity than needed, one of the others may be the one that is wrong: a block, or a parity written in part.
     let (data, count) = (row.len(), parity.len());
@@ -416,7 +418,7 @@ pub(crate) async fn reconstruct(core: &Arc<Core>, at: Location, crc: u32, purpos
     if let ([Some(parity)], None, false) = (&parity[..], &restored, is_planted(Bug::FormerForgotten)) {
         // Of lists a checksum is not all that tells right from wrong; of blocks a write may end only between two sectors.
         let step = if is_note { 1 } else { SECTOR };
-        let found = parity::of_former(parity, &in_order, crc, step);
+        let found = parity::of_former(parity, &in_order, |bytes| block_sums.of(bytes) == sum, step);
         restored = found.filter(|bytes| !is_note || ram::decode_trimmed(bytes).is_ok());
     }
     match restored {

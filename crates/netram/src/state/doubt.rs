@@ -11,7 +11,7 @@ use crate::state::place::Location;
 pub(crate) struct Copied {
     pub sequence: u64,
     pub at: Location,
-    pub crc: u32,
+    pub sum: u32,
     pub is_doubted: bool,
 }
 

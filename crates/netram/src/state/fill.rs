@@ -4,8 +4,8 @@
 //! and only above the units that are kept for cleaning and for lists. Left out: which cache a request uses
 //! (`open_groups`), sending (`requests::send`).
 
+use shoal_format::ram;
 use shoal_format::ram::UnitEntry;
-use shoal_format::{checksum, ram};
 
 use crate::api::Purpose;
 use crate::state::State;
@@ -47,15 +47,15 @@ impl State {
     }
 
     /// Overwrites a block that is in memory and not yet on its way.
-    fn absorb(&mut self, block: u32, bytes: &[u8], crc: u32) -> bool {
+    fn absorb(&mut self, block: u32, bytes: &[u8], sum: u32) -> bool {
         let Some((at, _)) = self.map.find(block) else { return false };
-        let entry = UnitEntry { block, crc, sequence: self.next_sequence };
+        let entry = UnitEntry { block, sum, sequence: self.next_sequence };
         let Some(memory) = self.groups[at.group].memory_mut() else { return false };
         if !memory.overwrite(at.unit, at.row, bytes, entry) {
             return false;
         }
         self.next_sequence += 1;
-        self.map.renew(block, at, crc);
+        self.map.renew(block, at, sum);
         self.counts.absorbed += 1;
         true
     }
@@ -63,9 +63,9 @@ impl State {
     /// Stores a block in a cache's group and maps it there. `origin`: the sequence up to which a flush waits for it,
     /// if it is no new write. `None`: no room now. Returns the place, and whether the group is full.
     pub fn place(&mut self, block: u32, bytes: &[u8], cache: usize, origin: Option<u64>) -> Option<(Location, bool)> {
-        let crc = checksum(0, bytes);
+        let sum = self.shape.block_sums.of(bytes);
         let is_note = ram::is_note(block);
-        if !is_note && origin.is_none() && self.absorb(block, bytes, crc) {
+        if !is_note && origin.is_none() && self.absorb(block, bytes, sum) {
             let (at, _) = self.map.find(block).expect("it was absorbed where it is");
             return Some((at, false));
         }
@@ -74,7 +74,7 @@ impl State {
             return None;
         };
         let sequence = self.take_sequence();
-        let entry = UnitEntry { block, crc, sequence };
+        let entry = UnitEntry { block, sum, sequence };
         let group = &mut self.groups[index];
         let (unit, row, full) = group.push(bytes, entry, origin.unwrap_or(sequence), self.plan.buffer, self.now_ns);
         self.groups.gain(index);
@@ -85,7 +85,7 @@ impl State {
             if !self.unmap(block) {
                 self.counts.unmapped_written += 1;
             }
-            self.map.insert(block, at, crc);
+            self.map.insert(block, at, sum);
         }
         if cache != self.open.cleaning() {
             self.shortage.got_room();

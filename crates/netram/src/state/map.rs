@@ -53,10 +53,10 @@ impl BlockMap {
         &self.table
     }
 
-    fn pack(&self, at: Location, crc: u32) -> u64 {
+    fn pack(&self, at: Location, sum: u32) -> u64 {
         let slot = at.group as u64 * self.slots as u64 + (at.unit * self.rows + at.row) as u64;
         debug_assert!(slot < u32::MAX as u64);
-        (crc as u64) << 32 | (slot + 1)
+        (sum as u64) << 32 | (slot + 1)
     }
 
     /// Where a block is, and its checksum.
@@ -76,9 +76,9 @@ impl BlockMap {
     }
 
     /// Maps a block that is not mapped.
-    pub fn insert(&mut self, block: u32, at: Location, crc: u32) {
+    pub fn insert(&mut self, block: u32, at: Location, sum: u32) {
         debug_assert_eq!(self.table[block as usize], 0);
-        self.table[block as usize] = self.pack(at, crc);
+        self.table[block as usize] = self.pack(at, sum);
         self.mapped += 1;
         if !self.lost.is_empty() {
             self.lost.remove(&block);
@@ -86,9 +86,9 @@ impl BlockMap {
     }
 
     /// The bytes of a block change where it is.
-    pub fn renew(&mut self, block: u32, at: Location, crc: u32) {
+    pub fn renew(&mut self, block: u32, at: Location, sum: u32) {
         debug_assert!(self.is_at(block, at));
-        self.table[block as usize] = self.pack(at, crc);
+        self.table[block as usize] = self.pack(at, sum);
     }
 
     /// Unmaps a block. Where it was, and its checksum.

@@ -5,6 +5,7 @@
 //! gets the bytes it has. So a write that is done in part leaves the former version. A write begins at its slot, so
 //! that it is one operation. Left out: when units are written (`write`, `repair`).
 
+use shoal_format::Sums;
 use shoal_format::ram::{HEADER_SLOTS, SUPERBLOCK_BYTES, UnitHeader};
 
 use crate::api::DonorOp;
@@ -35,6 +36,7 @@ pub(crate) struct Shape {
     pub header_bytes: usize,
     /// Blocks of a unit.
     pub rows: usize,
+    pub block_sums: Sums,
 }
 
 impl Shape {

@@ -7,14 +7,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use shoal_format::ram;
 use shoal_format::ram::{UnitEntry, UnitHeader};
-use shoal_format::{checksum, ram};
 
 use crate::api::Purpose;
 use crate::planted::{Bug, is_planted};
 use crate::requests::read;
 use crate::requests::send::send;
 use crate::state::place::Location;
+use crate::state::unit::Shape;
 use crate::task::{Core, Op};
 
 /// Moves the live blocks of a claimed group into the cleaner's cache. What cannot be read stays where it is.
@@ -40,17 +41,17 @@ pub(crate) async fn empty(core: &Arc<Core>, index: u32) {
         };
         runs.into_iter().map(read).collect()
     };
-    let block_bytes = core.lock().shape.block_bytes;
+    let Shape { block_bytes, block_sums, .. } = core.lock().shape;
     for (unit, rows, op) in reads {
         let bytes = op.await.unwrap_or_default();
         for (n, row) in rows.enumerate() {
             let found = bytes.get(n * block_bytes..(n + 1) * block_bytes);
             let at = Location { group: index, unit, row };
             let entry: UnitEntry = lists[unit][row];
-            let right = |found: &&[u8]| checksum(0, found) == entry.crc || is_planted(Bug::CleanUnchecked);
+            let right = |found: &&[u8]| block_sums.of(found) == entry.sum || is_planted(Bug::CleanUnchecked);
             let block = match found.filter(right) {
                 Some(found) => read::Fetched::Good(found.to_vec()),
-                None => read::fetch(core, at, entry.crc, Purpose::Clean).await,
+                None => read::fetch(core, at, entry.sum, Purpose::Clean).await,
             };
             if let read::Fetched::Good(bytes) = block {
                 place(core, at, entry, &bytes).await;

@@ -5,19 +5,19 @@
 
 use std::sync::Arc;
 
-use shoal_format::checksum;
 use shoal_format::ram::{UnitEntry, UnitHeader};
 
 use crate::api::{DonorId, DonorOp, Purpose};
 use crate::parity;
 use crate::state::State;
 use crate::state::place::{Member, Members};
+use crate::state::unit::Shape;
 use crate::task::{Core, Op};
 
 /// Are these the blocks that the list says?
-fn are_right(list: &[UnitEntry], blocks: &[u8], block_bytes: usize) -> bool {
-    let right = |(entry, block): (&UnitEntry, &[u8])| checksum(0, block) == entry.crc;
-    list.iter().zip(blocks.chunks_exact(block_bytes)).all(right)
+fn are_right(list: &[UnitEntry], blocks: &[u8], shape: Shape) -> bool {
+    let right = |(entry, block): (&UnitEntry, &[u8])| shape.block_sums.of(block) == entry.sum;
+    list.iter().zip(blocks.chunks_exact(shape.block_bytes)).all(right)
 }
 
 /// Reads both headers and all blocks.
@@ -40,7 +40,7 @@ pub(crate) async fn copy(core: &Arc<Core>, index: u32, place: usize) -> Option<(
     let state = core.lock();
     let header = state.shape.sealed_header(&bytes, id, &members, place).filter(|_| place < data)?;
     let blocks = &bytes[state.shape.heads_bytes()..];
-    are_right(&header.lists[0], blocks, state.shape.block_bytes).then(|| (header, blocks.to_vec()))
+    are_right(&header.lists[0], blocks, state.shape).then(|| (header, blocks.to_vec()))
 }
 
 /// The rest of a group of which a unit is to be computed.
@@ -49,17 +49,16 @@ struct Rest {
     members: Members,
     units: Vec<Option<Vec<u8>>>,
     headers: Vec<Option<UnitHeader>>,
-    heads_bytes: usize,
-    block_bytes: usize,
+    shape: Shape,
 }
 
 impl Rest {
     /// A block that is as it was written. Of a parity unit nothing says what its blocks must be.
     fn block(&self, unit: usize, row: usize) -> Option<&[u8]> {
         let header = self.headers[unit].as_ref()?;
-        let bytes = self.units[unit].as_ref()?.get(self.heads_bytes + row * self.block_bytes..)?;
-        let bytes = bytes.get(..self.block_bytes)?;
-        let right = |entry: &UnitEntry| checksum(0, bytes) == entry.crc;
+        let bytes = self.units[unit].as_ref()?.get(self.shape.heads_bytes() + row * self.shape.block_bytes..)?;
+        let bytes = bytes.get(..self.shape.block_bytes)?;
+        let right = |entry: &UnitEntry| self.shape.block_sums.of(bytes) == entry.sum;
         (unit >= self.data || header.lists[0].get(row).is_some_and(right)).then_some(bytes)
     }
 
@@ -82,7 +81,7 @@ impl Rest {
     fn compute(&self, place: usize, row: usize) -> Option<Vec<u8>> {
         let here = |unit: usize| match row < self.members[unit].count as usize {
             true => self.block(unit, row).map(<[u8]>::to_vec),
-            false => Some(vec![0; self.block_bytes]),
+            false => Some(vec![0; self.shape.block_bytes]),
         };
         let mut data_row: Vec<Option<Vec<u8>>> =
             (0..self.data).map(|unit| if unit == place { None } else { here(unit) }).collect();
@@ -98,7 +97,7 @@ impl Rest {
             return parity::decode(place, &data_row, &parity_row);
         }
         let whole: Vec<Option<&[u8]>> = data_row.iter().map(|block| block.as_deref()).collect();
-        let mut parities = parity::encode(&whole, parity_row.len(), self.block_bytes);
+        let mut parities = parity::encode(&whole, parity_row.len(), self.shape.block_bytes);
         Some(parities.swap_remove(place - self.data))
     }
 }
@@ -112,7 +111,7 @@ pub(crate) async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Optio
     let rest = rest(core, index, place).await;
     let lists = rest.lists(place)?;
     let rows = rest.members[place].count as usize;
-    let mut blocks = Vec::with_capacity(rows * rest.block_bytes);
+    let mut blocks = Vec::with_capacity(rows * rest.shape.block_bytes);
     for row in 0..rows {
         blocks.extend_from_slice(&rest.compute(place, row)?);
     }
@@ -131,7 +130,7 @@ pub(crate) async fn rebuild(core: &Arc<Core>, index: u32, place: usize) -> Optio
     // The computed blocks are compared with the checksums of those that were written.
     if place < rest.data {
         let list = &header.lists[0];
-        if list.len() != rows || !are_right(list, &blocks, rest.block_bytes) {
+        if list.len() != rows || !are_right(list, &blocks, rest.shape) {
             return None;
         }
     }
@@ -165,5 +164,5 @@ async fn rest(core: &Arc<Core>, index: u32, place: usize) -> Rest {
     }
     let header = |(other, unit): (usize, &Option<Vec<u8>>)| shape.sealed_header(unit.as_ref()?, id, &members, other);
     let headers = units.iter().enumerate().map(header).collect();
-    Rest { data, members, units, headers, heads_bytes: shape.heads_bytes(), block_bytes: shape.block_bytes }
+    Rest { data, members, units, headers, shape }
 }

@@ -16,6 +16,7 @@ pub mod unkind;
 
 use std::collections::{BTreeMap, HashMap};
 
+use shoal_format::checksum;
 use shoal_media::Request;
 use shoal_netram::{
     Action, Config, DiskError, DonorError, DonorId, DonorInfo, DonorOp, DonorState, Engine, Plan, Policy,
@@ -123,9 +124,14 @@ pub enum Meanwhile {
     Join,
 }
 
+/// Ends with its own CRC32C, as much of what programs write does: the CRC32C of the whole is the same for all values.
 fn fill(value: u64) -> [u8; SECTOR] {
     let mut out = [0; SECTOR];
     out.chunks_exact_mut(8).for_each(|word| word.copy_from_slice(&value.to_le_bytes()));
+    if value != 0 {
+        let (front, end) = out.split_at_mut(SECTOR - 4);
+        end.copy_from_slice(&checksum(0, front).to_le_bytes());
+    }
     out
 }
 

@@ -3,7 +3,6 @@
 //! Owns: looking blocks up, and comparing them with their checksums. A block that fails is looked up again under the lock of the
 //! log, while no thread writes: it may have been written or moved meanwhile. Left out: how a batch is written (`disk`).
 
-use shoal_format::checksum;
 use shoal_format::vlog::{BLOCK, Entry};
 use shoal_media::{MediaError, Result, block};
 
@@ -62,7 +61,7 @@ impl VirtualLog {
     fn read_run(&self, first: u32, entries: &[(Option<Change>, Entry)], out: &mut [u8]) -> Result<()> {
         block::read(&*self.device, entries[0].1.at as u64 * BLOCK as u64, out)?;
         for ((logical, (_, entry)), block) in (first..).zip(entries).zip(out.chunks_exact_mut(BLOCK)) {
-            if !is_intact(block, entry) {
+            if !self.is_intact(block, entry) {
                 self.read_again(logical, block)?;
             }
         }
@@ -83,7 +82,7 @@ impl VirtualLog {
                     return Ok(());
                 }
                 block::read(&*self.device, entry.at as u64 * BLOCK as u64, out)?;
-                if !is_intact(out, &entry) {
+                if !self.is_intact(out, &entry) {
                     let at = entry.at;
                     let why =
                         format!("block {logical} (at {at} below): the checksum is wrong, the device has changed it");
@@ -98,8 +97,8 @@ impl VirtualLog {
         let front = self.front.lock();
         front.open.get(&logical).or_else(|| front.writing.get(&logical)).cloned()
     }
-}
 
-pub(crate) fn is_intact(block: &[u8], entry: &Entry) -> bool {
-    is_planted(Bug::NoChecksum) || checksum(0, block) == entry.crc
+    pub(crate) fn is_intact(&self, block: &[u8], entry: &Entry) -> bool {
+        is_planted(Bug::NoChecksum) || self.superblock.entry(entry.at, block) == *entry
+    }
 }

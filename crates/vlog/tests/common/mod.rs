@@ -10,8 +10,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use shoal_format::Sums;
 use shoal_format::vlog::map::List;
-use shoal_format::vlog::{LOG_AT, Record, Superblock, TAIL_AT, Tail};
+use shoal_format::vlog::{LOG_AT, Record, SUPERBLOCK_AT, Superblock, TAIL_AT, Tail};
 use shoal_media::{BlockDevice, Head, MediaError, Request};
 use shoal_sim::{CrashPoint, Limits, Random, SimClock, World};
 use shoal_vlog::{Choice, FormatOptions, Options, Placement, VirtualLog, VlogError};
@@ -106,15 +107,26 @@ pub fn ask(disk: &dyn BlockDevice, request: Request) -> Result<Vec<u8>, MediaErr
     receiver.recv().unwrap()
 }
 
+/// A sector with this tag. It ends with its own CRC32C, as much of what programs write does: the CRC32C of the whole is the
+/// same for all tags.
+fn sector_of(tag: u64) -> Vec<u8> {
+    let mut sector = tag.to_le_bytes().repeat(SECTOR / 8);
+    if tag != 0 {
+        let sum = shoal_format::checksum(0, &sector[..SECTOR - 4]);
+        sector[SECTOR - 4..].copy_from_slice(&sum.to_le_bytes());
+    }
+    sector
+}
+
 pub fn bytes_of(content: &Content) -> Vec<u8> {
-    content.iter().flat_map(|tag| tag.to_le_bytes().repeat(SECTOR / 8)).collect()
+    content.iter().flat_map(|&tag| sector_of(tag)).collect()
 }
 
 pub fn content_of(block: &[u8]) -> Result<Content, String> {
     let mut content = [0; SECTORS];
     for (tag, sector) in content.iter_mut().zip(block.chunks_exact(SECTOR)) {
         *tag = u64::from_le_bytes(sector[..8].try_into().unwrap());
-        if sector.chunks_exact(8).any(|word| word != tag.to_le_bytes()) {
+        if sector != sector_of(*tag) {
             return Err("a sector of several writes".into());
         }
     }
@@ -204,6 +216,22 @@ pub struct Life {
 impl Life {
     pub fn new(kind: Kind, device: Arc<dyn BlockDevice>, seed: u64) -> Life {
         VirtualLog::format(&*device, &kind.format(seed)).unwrap();
+        Life::over(kind, device, seed)
+    }
+
+    /// On a disk whose blocks have the sums of earlier versions.
+    pub fn with_former_sums(kind: Kind, device: Arc<dyn BlockDevice>, seed: u64) -> Life {
+        VirtualLog::format(&*device, &kind.format(seed)).unwrap();
+        for at in SUPERBLOCK_AT {
+            let mut block = vec![0; BLOCK];
+            device.read_into(at as u64 * BLOCK as u64, &mut block).unwrap();
+            let superblock = Superblock { sums: Sums::Crc32c, ..Superblock::decode(&block).unwrap() };
+            device.write_from(at as u64 * BLOCK as u64, &superblock.encode()).unwrap();
+        }
+        Life::over(kind, device, seed)
+    }
+
+    fn over(kind: Kind, device: Arc<dyn BlockDevice>, seed: u64) -> Life {
         let (disk, recovery) = kind.open(device.clone()).unwrap();
         assert!(recovery.clean);
         let blocks = (disk.geometry().bytes / BLOCK as u64) as usize;
@@ -268,7 +296,7 @@ impl Life {
         let name = format!("{step:?}");
         let outcome = match step {
             Step::Write { sector, tags, fua } => {
-                let buffer = tags.iter().flat_map(|tag| tag.to_le_bytes().repeat(SECTOR / 8)).collect();
+                let buffer = tags.iter().flat_map(|&tag| sector_of(tag)).collect();
                 tags.iter().enumerate().for_each(|(n, &tag)| self.model.put(sector + n, tag));
                 let outcome = ask(&self.disk, Request::Write { at: at(sector), buffer, fua }).map(drop);
                 if fua {
