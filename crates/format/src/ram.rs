@@ -14,6 +14,7 @@ pub use unit::{
     trimmed_max,
 };
 
+use crate::number::number;
 use crate::{FormatError, Sums, checksum, seal};
 
 /// What units begin behind (bytes).
@@ -30,6 +31,21 @@ const VERSION: u32 = 2;
 /// What the version of a superblock has more for a disk with room for checkpoints, and for one whose blocks have [`Sums::Xxh3`].
 const VERSION_CHECKPOINT: u32 = 1;
 const VERSION_SUMS: u32 = 2;
+number! {
+    /// The number of a group: never used again on its disk. 0 is none's.
+    GroupId(u64)
+}
+
+impl GroupId {
+    pub const fn is_none(self) -> bool {
+        self.0 == 0
+    }
+
+    pub const fn next(self) -> GroupId {
+        GroupId(self.0 + 1)
+    }
+}
+
 /// Donors of a disk at the same time. The place of one that is gone is used again, under another birth.
 pub const DONORS_MAX: usize = 256;
 

@@ -8,6 +8,7 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::ram::GroupId;
 use crate::{checksum, seal};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ShoalRCp");
@@ -243,9 +244,9 @@ pub struct Root {
     pub horizon: u64,
     /// Above all sequences and all groups that the pages may speak of.
     pub next_sequence: u64,
-    pub next_group: u64,
+    pub next_group: GroupId,
     /// Groups from this number on are not in the pages.
-    pub first_group: u64,
+    pub first_group: GroupId,
     /// Places of groups.
     pub groups: u32,
     /// Blocks of the disk.
@@ -260,8 +261,8 @@ impl Root {
             sequence: self.sequence.into(),
             horizon: self.horizon.into(),
             next_sequence: self.next_sequence.into(),
-            next_group: self.next_group.into(),
-            first_group: self.first_group.into(),
+            next_group: self.next_group.get().into(),
+            first_group: self.first_group.get().into(),
             groups: self.groups.into(),
             blocks: self.blocks.into(),
             pages: self.pages.into(),
@@ -275,8 +276,8 @@ impl Root {
             sequence: record.sequence.get(),
             horizon: record.horizon.get(),
             next_sequence: record.next_sequence.get(),
-            next_group: record.next_group.get(),
-            first_group: record.first_group.get(),
+            next_group: GroupId::new(record.next_group.get()),
+            first_group: GroupId::new(record.first_group.get()),
             groups: record.groups.get(),
             blocks: record.blocks.get(),
             pages: record.pages.get(),
@@ -308,7 +309,7 @@ pub fn decode_range(payload: &[u8]) -> Option<(u32, u32, &[u8])> {
 /// A group in a page.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupRecord<'a> {
-    pub id: u64,
+    pub id: GroupId,
     pub first_sequence: u64,
     pub data: u8,
     members: &'a [MemberRecord],
@@ -321,7 +322,7 @@ pub fn group_bytes(width: usize) -> usize {
 
 /// A group with its units: donor, place on the donor, blocks. One without units is an empty place.
 pub fn encode_group(
-    id: u64,
+    id: GroupId,
     first_sequence: u64,
     data: u8,
     members: impl ExactSizeIterator<Item = (u16, u32, u8)>,
@@ -332,7 +333,7 @@ pub fn encode_group(
         out.push(width);
         return;
     }
-    let header = GroupHeader { width, data, id: id.into(), first_sequence: first_sequence.into() };
+    let header = GroupHeader { width, data, id: id.get().into(), first_sequence: first_sequence.into() };
     out.extend_from_slice(header.as_bytes());
     for (donor, unit, blocks) in members {
         out.extend_from_slice(MemberRecord { donor: donor.into(), unit: unit.into(), blocks }.as_bytes());
@@ -350,7 +351,7 @@ impl<'a> GroupRecord<'a> {
         let (header, rest) = GroupHeader::ref_from_prefix(bytes).ok()?;
         let (members, rest) = <[MemberRecord]>::ref_from_prefix_with_elems(rest, width).ok()?;
         *bytes = rest;
-        let (id, first_sequence) = (header.id.get(), header.first_sequence.get());
+        let (id, first_sequence) = (GroupId::new(header.id.get()), header.first_sequence.get());
         Some(Some(GroupRecord { id, first_sequence, data: header.data, members }))
     }
 
@@ -394,8 +395,8 @@ mod tests {
             sequence: 1,
             horizon: 2,
             next_sequence: 3,
-            next_group: 4,
-            first_group: 5,
+            next_group: GroupId::new(4),
+            first_group: GroupId::new(5),
             groups: 6,
             blocks: 7,
             pages: 8,
@@ -403,12 +404,12 @@ mod tests {
         assert_eq!(Root::decode(&root.encode()), Some(root));
         let members = [(1, 2, 3), (4, u32::MAX, 0), (65535, 6, 64)];
         let mut page = Vec::new();
-        encode_group(77, 88, 2, members.into_iter(), &mut page);
-        encode_group(0, 0, 0, [].into_iter(), &mut page);
+        encode_group(GroupId::new(77), 88, 2, members.into_iter(), &mut page);
+        encode_group(GroupId::ZERO, 0, 0, [].into_iter(), &mut page);
         assert_eq!(page.len(), group_bytes(3) + group_bytes(0));
         let mut rest = &page[..];
         let group = GroupRecord::take(&mut rest).unwrap().unwrap();
-        assert_eq!((group.id, group.first_sequence, group.data), (77, 88, 2));
+        assert_eq!((group.id, group.first_sequence, group.data), (GroupId::new(77), 88, 2));
         assert_eq!(group.members().collect::<Vec<_>>(), members);
         assert!(GroupRecord::take(&mut rest).unwrap().is_none() && GroupRecord::take(&mut rest).is_none());
     }

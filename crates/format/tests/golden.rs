@@ -5,7 +5,8 @@
 
 use shoal_format::Sums;
 use shoal_format::ram::{
-    DiskSuperblock, DonorPlace, Lease, Standing, TrimmedRange, UnitEntry, UnitHeader, decode_trimmed, encode_trimmed,
+    DiskSuperblock, DonorPlace, GroupId, Lease, Standing, TrimmedRange, UnitEntry, UnitHeader, decode_trimmed,
+    encode_trimmed,
 };
 use shoal_format::ram_checkpoint::{self as checkpoint, GroupRecord, Kind, Root, Stamp};
 use shoal_format::vlog::map::{Area, Directory, List, MapPiece, decode_map, encode_map};
@@ -96,7 +97,7 @@ const RAM_SUPERBLOCK_3: &str = "
 fn unit_header(member: u8, lists: Vec<Vec<UnitEntry>>) -> UnitHeader {
     UnitHeader {
         uuid: uuid(0x30),
-        group: 0x0102_0304_0506_0708,
+        group: GroupId::new(0x0102_0304_0506_0708),
         donor: 0x1112,
         born: 0x2122_2324,
         horizon: 0x3132_3334_3536_3738,
@@ -190,8 +191,8 @@ fn the_checkpoints_of_a_network_ram_disk() {
         sequence: 0x0102_0304_0506_0708,
         horizon: 0x1112_1314_1516_1718,
         next_sequence: 0x2122_2324_2526_2728,
-        next_group: 0x3132_3334_3536_3738,
-        first_group: 0x4142_4344_4546_4748,
+        next_group: GroupId::new(0x3132_3334_3536_3738),
+        first_group: GroupId::new(0x4142_4344_4546_4748),
         groups: 0x5152_5354,
         blocks: 0x6162_6364,
         pages: 0x7172_7374,
@@ -201,8 +202,14 @@ fn the_checkpoints_of_a_network_ram_disk() {
     let mut groups = vec![];
     checkpoint::encode_range(0x0102_0304, 2, &mut groups);
     let members = [(0x1112, 0x2122_2324, 0x31), (0x4142, u32::MAX, 0x51)];
-    checkpoint::encode_group(0x6162_6364_6566_6768, 0x7172_7374_7576_7778, 1, members.into_iter(), &mut groups);
-    checkpoint::encode_group(5, 6, 7, [].into_iter(), &mut groups);
+    checkpoint::encode_group(
+        GroupId::new(0x6162_6364_6566_6768),
+        0x7172_7374_7576_7778,
+        1,
+        members.into_iter(),
+        &mut groups,
+    );
+    checkpoint::encode_group(GroupId::new(5), 6, 7, [].into_iter(), &mut groups);
     let pieces = [
         (Kind::Root, 0, root.encode(), CHECKPOINT_ROOT),
         (Kind::List, 0x3132_3334, list, CHECKPOINT_LIST),
@@ -217,7 +224,10 @@ fn the_checkpoints_of_a_network_ram_disk() {
     let (first, count, mut rest) = checkpoint::decode_range(&groups).unwrap();
     assert_eq!((first, count), (0x0102_0304, 2));
     let group = GroupRecord::take(&mut rest).unwrap().unwrap();
-    assert_eq!((group.id, group.first_sequence, group.data), (0x6162_6364_6566_6768, 0x7172_7374_7576_7778, 1));
+    assert_eq!(
+        (group.id, group.first_sequence, group.data),
+        (GroupId::new(0x6162_6364_6566_6768), 0x7172_7374_7576_7778, 1)
+    );
     assert_eq!(group.members().collect::<Vec<_>>(), members);
     assert!(GroupRecord::take(&mut rest).unwrap().is_none() && rest.is_empty());
     assert_eq!((Kind::Table as u8, Kind::Lost as u8), (4, 6));

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use shoal_format::Sums;
-use shoal_format::ram::{DiskSuperblock, DonorPlace, SUPERBLOCK_BYTES, Standing, UnitEntry, UnitHeader};
+use shoal_format::ram::{DiskSuperblock, DonorPlace, GroupId, SUPERBLOCK_BYTES, Standing, UnitEntry, UnitHeader};
 use shoal_format::ram_checkpoint::{
     Kind, Layout, PIECE_HEADER, Root, Stamp, encode, encode_group, encode_list, encode_range, group_bytes, units,
 };
@@ -113,7 +113,7 @@ impl Model {
             encode_range(first as u32, (last - first) as u32, &mut out);
             for group in first..last {
                 let members = (0..self.donors as u16).map(|donor| (donor, group as u32, BUFFER as u8));
-                encode_group(group + 1, group * self.slots() + 1, self.data() as u8, members, &mut out);
+                encode_group(GroupId::new(group + 1), group * self.slots() + 1, self.data() as u8, members, &mut out);
             }
             Kind::Groups
         } else {
@@ -146,7 +146,7 @@ impl Model {
         };
         let header = UnitHeader {
             uuid: UUID,
-            group: unit + 1,
+            group: GroupId::new(unit + 1),
             donor: donor as u16,
             born: donor as u32 + 1,
             horizon: u64::MAX,
@@ -185,8 +185,8 @@ impl Model {
                 sequence: self.fresh * self.slots() + 1,
                 horizon: self.fresh * self.slots() + 1,
                 next_sequence: self.groups * self.slots() + 1,
-                next_group: self.groups + 1,
-                first_group: self.fresh + 1,
+                next_group: GroupId::new(self.groups + 1),
+                first_group: GroupId::new(self.fresh + 1),
                 groups: self.fresh as u32,
                 blocks: self.blocks as u32,
                 pages: mine as u32,

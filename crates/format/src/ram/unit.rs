@@ -9,7 +9,7 @@
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::VERSION;
+use super::{GroupId, VERSION};
 use crate::{FormatError, checksum, seal};
 
 const UNIT_MAGIC: u64 = u64::from_le_bytes(*b"ShoalUnt");
@@ -96,7 +96,7 @@ pub struct UnitEntry {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitHeader {
     pub uuid: [u8; 16],
-    pub group: u64,
+    pub group: GroupId,
     /// The donor it was written to. A donor that comes back after it was given up is a new one, and its old units count no more.
     pub donor: u16,
     /// The donor's birth: its number may have been another's before.
@@ -145,7 +145,7 @@ impl UnitHeader {
             version: VERSION.into(),
             magic: UNIT_MAGIC.into(),
             uuid: self.uuid,
-            group: self.group.into(),
+            group: self.group.get().into(),
             member: self.member,
             data: self.data,
             parity: self.parity,
@@ -202,7 +202,7 @@ impl UnitHeader {
         };
         Ok(UnitHeader {
             uuid: record.uuid,
-            group: record.group.get(),
+            group: GroupId::new(record.group.get()),
             donor: record.donor.get(),
             born: record.born.get(),
             horizon: record.horizon.get(),
@@ -285,7 +285,7 @@ mod tests {
         };
         UnitHeader {
             uuid: [1; 16],
-            group: 99,
+            group: GroupId::new(99),
             donor: 5,
             born: 70_000,
             horizon: 1 << 40,

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use shoal_format::ram::{HEADER_SLOTS, UnitEntry, UnitHeader};
+use shoal_format::ram::{GroupId, HEADER_SLOTS, UnitEntry, UnitHeader};
 
 use crate::api::{DonorId, Purpose};
 use crate::membership::epochs::new_epoch;
@@ -37,7 +37,7 @@ pub(crate) async fn graft(core: Arc<Core>, number: DonorId) {
             return;
         }
         let groups = state.groups.iter();
-        let index_of: HashMap<u64, u32> = groups.map(|(index, group)| (group.id, index)).collect();
+        let index_of: HashMap<GroupId, u32> = groups.map(|(index, group)| (group.id, index)).collect();
         let mut units: Vec<bool> = vec![true; state.donors[number as usize].units.count() as usize];
         for (unit, header) in found {
             let taken = match index_of.get(&header.group) {

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use shoal_format::ram::UnitHeader;
+use shoal_format::ram::{GroupId, UnitHeader};
 
 use crate::api::DonorId;
 use crate::planted::{Bug, is_planted};
@@ -51,7 +51,7 @@ struct Reconciled<'a> {
     /// Units of groups of the pages.
     owned: Vec<Bits>,
     /// Groups of the pages that a header names.
-    known: HashMap<u64, u32>,
+    known: HashMap<GroupId, u32>,
     /// Units of groups of the pages that were looked at, and are not found to be still theirs.
     unsure: HashSet<(usize, u32)>,
     /// Groups with such units, or with other ones than the pages say.
@@ -84,7 +84,7 @@ pub(crate) fn reconcile(
         used: vec![HashSet::new(); donors.len()],
         moved: Vec::new(),
     };
-    let ids: HashSet<u64> = found.iter().flatten().map(|(_, header)| header.group).collect();
+    let ids: HashSet<GroupId> = found.iter().flatten().map(|(_, header)| header.group).collect();
     all.note_groups(state, &ids)?;
     all.compare(state, base, found)?;
     all.move_units(state);
@@ -99,7 +99,7 @@ pub(crate) fn reconcile(
 }
 
 impl Reconciled<'_> {
-    fn note_groups(&mut self, state: &State, ids: &HashSet<u64>) -> Option<()> {
+    fn note_groups(&mut self, state: &State, ids: &HashSet<GroupId>) -> Option<()> {
         for (index, group) in state.groups.iter() {
             if ids.contains(&group.id) && self.known.insert(group.id, index).is_some() {
                 return None;

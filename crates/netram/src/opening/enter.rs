@@ -5,7 +5,7 @@
 //! strays, to be erased. Left out: which of several copies of a block counts (`scan`).
 
 use shoal_format::ram;
-use shoal_format::ram::{UnitEntry, UnitHeader};
+use shoal_format::ram::{GroupId, UnitEntry, UnitHeader};
 
 use crate::api::DonorId;
 use crate::opening::base::Base;
@@ -40,7 +40,7 @@ struct Chosen {
 /// its blocks.
 pub(crate) fn enter(
     state: &mut State,
-    id: u64,
+    id: GroupId,
     found: Vec<FoundUnit>,
     horizon: u64,
     base: Option<&Base>,
@@ -77,7 +77,7 @@ pub(crate) fn enter(
             }
         }
     }
-    state.groups.number_from(id + 1);
+    state.groups.number_from(id.next());
     let mut group = Group::found(id, chosen.data, chosen.members.clone(), first_sequence);
     group.set_incomplete(incomplete.then(|| chosen.incomplete(lists)));
     notes.iter().for_each(|&place| group.add_note(place));

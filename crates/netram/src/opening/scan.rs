@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use shoal_format::ram;
-use shoal_format::ram::{LOST, TrimmedRange, UnitEntry};
+use shoal_format::ram::{GroupId, LOST, TrimmedRange, UnitEntry};
 
 use crate::api::{DonorId, Purpose};
 use crate::membership::epochs::new_epoch;
@@ -97,7 +97,7 @@ struct Survey {
     unsafe_groups: BTreeMap<u32, Unprotected>,
     /// In which group what counts of a block is, if it is not safe.
     homes: HashMap<u32, u32>,
-    torn_notes: Vec<(u32, u64, u64)>,
+    torn_notes: Vec<(u32, GroupId, u64)>,
     /// Blocks that a checkpoint leaves to be looked for, and those of them that were found, or hold nothing.
     looks: Bits,
     ended: HashSet<u32>,
@@ -161,7 +161,7 @@ impl Survey {
         };
         let mut found: Vec<_> = found.into_iter().collect();
         found.sort_unstable_by_key(|&(donor, _)| donor);
-        let mut groups: HashMap<u64, Vec<FoundUnit>> = HashMap::new();
+        let mut groups: HashMap<GroupId, Vec<FoundUnit>> = HashMap::new();
         let mut used: HashMap<DonorId, HashSet<u32>> = HashMap::new();
         for (donor, units) in found {
             used.insert(donor, units.iter().map(|&(unit, _)| unit).collect());
@@ -180,7 +180,7 @@ impl Survey {
             self.newest.reserve(blocks.len());
             self.newest.extend(blocks.into_iter().filter_map(|block| Some((block, state.touch(base, block)?))));
         }
-        let mut ids: Vec<u64> = groups.keys().copied().collect();
+        let mut ids: Vec<GroupId> = groups.keys().copied().collect();
         ids.sort_unstable();
         let said = groups.values().flatten().map(|found| found.header.horizon).max().unwrap_or(0);
         self.horizon = base.as_ref().map_or(said, |base| said.max(base.horizon));
@@ -352,7 +352,7 @@ impl Survey {
     }
 
     /// Keeps the groups with older copies of blocks that are not safe, or doubted. Returns those that doubts keep.
-    fn hold_older(&mut self, state: &mut State) -> Vec<(u32, u64)> {
+    fn hold_older(&mut self, state: &mut State) -> Vec<(u32, GroupId)> {
         let mut listed = std::mem::take(&mut self.listed);
         let mut held_by_doubts = Vec::new();
         if (self.homes.is_empty() && self.doubts.is_empty()) || is_planted(Bug::FoundFreed) {

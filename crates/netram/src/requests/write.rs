@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use shoal_format::ram;
+use shoal_format::ram::{self, GroupId};
 
 use crate::api::DiskError;
 use crate::planted::{Bug, is_planted};
@@ -21,7 +21,7 @@ use crate::task::Core;
 
 /// Is the block stored, or with `safe` covered by parity? `id`: the group's number, because its place may be
 /// another's by now.
-fn reached(state: &State, at: Location, id: u64, safe: bool) -> bool {
+fn reached(state: &State, at: Location, id: GroupId, safe: bool) -> bool {
     let group = &state.groups[at.group];
     let Some(memory) = group.memory().filter(|_| group.id == id) else { return true };
     let count = if safe { memory.safe[at.unit] } else { memory.stored[at.unit] };

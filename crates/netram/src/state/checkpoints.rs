@@ -6,6 +6,8 @@
 
 use std::collections::HashSet;
 
+use shoal_format::ram::GroupId;
+
 use crate::planted::{Bug, is_planted};
 use crate::state::bits::Bits;
 
@@ -25,9 +27,9 @@ pub(crate) struct Valid {
 pub(crate) struct Round {
     pub number: u64,
     pub sequence: u64,
-    pub first_group: u64,
+    pub first_group: GroupId,
     /// Groups that were in memory when it began.
-    pub excluded: HashSet<u64>,
+    pub excluded: HashSet<GroupId>,
     /// Groups of its pages that are still there, by their places.
     pub vouched: Bits,
     /// Superblocks may name it.

@@ -15,7 +15,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use shoal_format::ram::UnitHeader;
+use shoal_format::ram::{GroupId, UnitHeader};
 
 use crate::api::DonorId;
 use crate::state::doubt::Doubt;
@@ -26,22 +26,22 @@ use crate::state::place::Member;
 pub(crate) struct Unprotected {
     /// Its place and its number.
     pub index: u32,
-    pub id: u64,
+    pub id: GroupId,
     /// Some of them were not known to be safe.
     pub is_unsure: bool,
     /// Groups (place and number) with copies of them, older ones and its own.
-    pub holds: Vec<(u32, u64)>,
+    pub holds: Vec<(u32, GroupId)>,
 }
 
 #[derive(Default)]
 pub(crate) struct FoundUnsafe {
     pub groups: Vec<Unprotected>,
     /// Groups kept for blocks that are doubted.
-    pub held_by_doubts: Vec<(u32, u64)>,
+    pub held_by_doubts: Vec<(u32, GroupId)>,
     /// Lists of ranges that were never safe and are not needed: their groups (place and number), and their sequences.
     /// Of a block a newer copy says so; of a list nothing does, and the next opening would wait for one that it took
     /// for safe.
-    pub torn_notes: Vec<(u32, u64, u64)>,
+    pub torn_notes: Vec<(u32, GroupId, u64)>,
     /// What opening knew to be safe: all entries with a lower sequence.
     pub horizon: u64,
     /// Blocks with entries that may not be there.

@@ -8,7 +8,7 @@ use std::ops::{Index, IndexMut};
 
 use std::collections::BTreeSet;
 
-use shoal_format::ram::UnitEntry;
+use shoal_format::ram::{GroupId, UnitEntry};
 
 use crate::api::DonorId;
 use crate::state::memory::Memory;
@@ -19,7 +19,7 @@ use crate::state::unit::Head;
 #[derive(Default)]
 pub(crate) struct Group {
     /// 0: this place is unused.
-    pub id: u64,
+    pub id: GroupId,
     /// Lowest sequence of its entries.
     pub first_sequence: u64,
     /// No block with this sequence or a higher one took the place of one of this group.
@@ -60,18 +60,18 @@ pub(crate) struct Incomplete {
 }
 
 impl Group {
-    pub fn new(id: u64, data: usize, members: impl Into<Members>) -> Group {
+    pub fn new(id: GroupId, data: usize, members: impl Into<Members>) -> Group {
         Group { id, data: data as u8, members: members.into(), first_sequence: u64::MAX, ..Group::default() }
     }
 
     /// A group that opening found.
-    pub fn found(id: u64, data: usize, members: Vec<Member>, first_sequence: u64) -> Group {
+    pub fn found(id: GroupId, data: usize, members: Vec<Member>, first_sequence: u64) -> Group {
         Group { first_sequence, ..Group::new(id, data, members) }
     }
 
     /// Is there a group at this place?
     pub fn exists(&self) -> bool {
-        self.id != 0
+        !self.id.is_none()
     }
 
     /// Blocks and lists of it that count.
@@ -227,8 +227,8 @@ pub(crate) struct Groups {
     dying: BTreeSet<(u64, u32)>,
     /// Groups with a memory.
     in_memory: Vec<u32>,
-    next: u64,
-    first_new: u64,
+    next: GroupId,
+    first_new: GroupId,
     changed: bool,
 }
 
@@ -248,7 +248,7 @@ impl IndexMut<u32> for Groups {
 
 impl Groups {
     pub fn new() -> Groups {
-        Groups { next: 1, changed: true, ..Groups::default() }
+        Groups { next: GroupId::new(1), changed: true, ..Groups::default() }
     }
 
     /// Places of groups, used or not.
@@ -271,17 +271,17 @@ impl Groups {
     }
 
     /// The number that the next group gets.
-    pub fn next_number(&self) -> u64 {
+    pub fn next_number(&self) -> GroupId {
         self.next
     }
 
     /// A new group gets none of the numbers below this one.
-    pub fn number_from(&mut self, number: u64) {
+    pub fn number_from(&mut self, number: GroupId) {
         self.next = self.next.max(number);
     }
 
     /// Was this group not there when the disk was opened?
-    pub fn is_new(&self, id: u64) -> bool {
+    pub fn is_new(&self, id: GroupId) -> bool {
         id >= self.first_new
     }
 
@@ -315,7 +315,7 @@ impl Groups {
     /// A new group in memory.
     pub fn open(&mut self, members: Vec<Member>, data: usize, memory: Memory) -> u32 {
         let mut group = Group::new(self.next, data, members);
-        self.next += 1;
+        self.next = self.next.next();
         group.memory = Some(Box::new(memory));
         let place = self.insert(group);
         self.in_memory.push(place);
@@ -485,7 +485,7 @@ mod tests {
 
     #[test]
     fn what_says_nothing_is_given_back() {
-        let mut group = Group::new(1, 1, vec![Member::NONE; 2]);
+        let mut group = Group::new(GroupId::new(1), 1, vec![Member::NONE; 2]);
         group.add_note((0, 3));
         group.hold();
         assert!(group.rare.is_some() && group.is_held() && group.notes() == [(0, 3)]);

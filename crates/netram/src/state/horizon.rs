@@ -4,6 +4,8 @@
 //! opening knew, until all that opening found is safe or known not to be there. Lists of trims are kept while an
 //! older copy may be found. Left out: what opening found (`found`).
 
+use shoal_format::ram::GroupId;
+
 use crate::planted::{Bug, is_planted};
 use crate::state::State;
 use crate::state::donors::Donor;
@@ -52,7 +54,7 @@ impl State {
     }
 
     /// One reason less to keep a group.
-    pub fn let_go(&mut self, (index, id): (u32, u64)) {
+    pub fn let_go(&mut self, (index, id): (u32, GroupId)) {
         let group = &mut self.groups[index];
         if group.id == id {
             group.let_go();
@@ -72,7 +74,8 @@ impl State {
             return u64::MAX;
         }
         let pending = self.donors.iter().map(Donor::erasing_sequence).min().unwrap_or(u64::MAX);
-        let is_there = |&&(index, id, sequence): &&(u32, u64, u64)| self.groups[index].id == id || pending <= sequence;
+        let is_there =
+            |&&(index, id, sequence): &&(u32, GroupId, u64)| self.groups[index].id == id || pending <= sequence;
         self.found.torn_notes.iter().filter(is_there).map(|&(_, _, sequence)| sequence).min().unwrap_or(u64::MAX)
     }
 

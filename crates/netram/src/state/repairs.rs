@@ -6,6 +6,8 @@
 
 use std::collections::VecDeque;
 
+use shoal_format::ram::GroupId;
+
 /// Groups repaired at the same time.
 const AT_ONCE: usize = 8;
 /// After what time a repair that failed is tried again (ns); twice as long each time.
@@ -14,7 +16,7 @@ const RETRY_MAX_NS: u64 = 64_000_000_000;
 
 pub(crate) struct Repairs {
     /// Groups that lost a unit, or are to leave a donor: place and number.
-    queue: VecDeque<(u32, u64)>,
+    queue: VecDeque<(u32, GroupId)>,
     total: u64,
     done: u64,
     began_ns: u64,
@@ -73,7 +75,7 @@ impl Repairs {
     }
 
     /// These wait for repair, and no others.
-    pub fn queue(&mut self, groups: impl Iterator<Item = (u32, u64)>, now_ns: u64) {
+    pub fn queue(&mut self, groups: impl Iterator<Item = (u32, GroupId)>, now_ns: u64) {
         if self.done + self.queue.len() as u64 == self.total {
             (self.done, self.total, self.began_ns) = (0, 0, now_ns);
         } else {
@@ -86,7 +88,7 @@ impl Repairs {
     }
 
     /// The next group to repair, if another one may be under repair. [`Repairs::ended`] must follow.
-    pub fn next(&mut self) -> Option<(u32, u64)> {
+    pub fn next(&mut self) -> Option<(u32, GroupId)> {
         if self.running == AT_ONCE {
             return None;
         }

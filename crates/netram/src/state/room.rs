@@ -58,7 +58,7 @@ impl State {
 
     /// Takes a unit on each of `count` donors, the emptiest ones, above `reserve` units of each.
     pub fn take_units(&mut self, count: usize, reserve: usize) -> Option<Vec<Member>> {
-        let turn = self.groups.next_number() as usize;
+        let turn = self.groups.next_number().get() as usize;
         let donors = self.donors.len();
         let mut order: Vec<usize> = (0..donors).filter(|&n| self.is_roomy(n, reserve)).collect();
         if order.len() < count {

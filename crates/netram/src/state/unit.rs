@@ -6,7 +6,7 @@
 //! that it is one operation. Left out: when units are written (`write`, `repair`).
 
 use shoal_format::Sums;
-use shoal_format::ram::{HEADER_SLOTS, SUPERBLOCK_BYTES, UnitHeader};
+use shoal_format::ram::{GroupId, HEADER_SLOTS, SUPERBLOCK_BYTES, UnitHeader};
 
 use crate::api::DonorOp;
 use crate::planted::{Bug, is_planted};
@@ -102,7 +102,7 @@ impl Shape {
 
     /// The header of a unit of a sealed group, from both slots, if it lists all that the group has there: a former
     /// version does not.
-    pub fn sealed_header(self, bytes: &[u8], id: u64, members: &[Member], place: usize) -> Option<UnitHeader> {
+    pub fn sealed_header(self, bytes: &[u8], id: GroupId, members: &[Member], place: usize) -> Option<UnitHeader> {
         let ours = |header: &UnitHeader| header.group == id && header.member as usize == place;
         let header = UnitHeader::newest(bytes, self.header_bytes, ours)?;
         let whole = match header.is_parity() {

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use shoal_format::ram::UnitHeader;
+use shoal_format::ram::{GroupId, UnitHeader};
 
 use crate::api::{DonorId, DonorOp, Purpose};
 use crate::planted::{Bug, is_planted};
@@ -58,7 +58,7 @@ pub(crate) async fn repairer(core: Arc<Core>) {
     }
 }
 
-async fn repair_queued(core: &Arc<Core>, index: u32, id: u64) {
+async fn repair_queued(core: &Arc<Core>, index: u32, id: GroupId) {
     // Claimed, or freed meanwhile.
     let ours = core
         .until(|state| {
