@@ -9,7 +9,7 @@ use shoal_format::inode::Ino;
 use shoal_format::segment::{SEGMENT_ENTRY, SegmentEntry, SegmentUse};
 use shoal_format::slot::class_geometry;
 use shoal_format::superblock::Superblock;
-use shoal_format::{SEGMENT, SlotRef};
+use shoal_format::{Offset, SEGMENT, SlotRef};
 
 use crate::region::Region;
 use crate::remedy::Remedy;
@@ -56,13 +56,13 @@ impl Allocation {
         let mut index = 0;
         while index < superblock.segment_count {
             let at = superblock.segment_table + index * SEGMENT_ENTRY;
-            let count = ((SEGMENT - at % SEGMENT) / SEGMENT_ENTRY).min(superblock.segment_count - index);
+            let count = ((SEGMENT - u64::from(at.in_segment())) / SEGMENT_ENTRY).min(superblock.segment_count - index);
             debug_assert!(count <= ENTRIES_PER_SEGMENT);
-            if region.segment(at / SEGMENT)?.is_some() {
+            if region.segment(at.segment())?.is_some() {
                 let bytes = region.bytes(at, count * SEGMENT_ENTRY)?;
                 for (i, entry) in bytes.chunks_exact(SEGMENT_ENTRY as usize).enumerate() {
                     let entry = entry.try_into().expect("sixteen bytes");
-                    this.add(region, index + i as u64, entry, at + i as u64 * SEGMENT_ENTRY, report)?;
+                    this.add(region, index + i as u64, entry, (at + i as u64 * SEGMENT_ENTRY).get(), report)?;
                 }
             }
             index += count;
@@ -96,7 +96,7 @@ impl Allocation {
             let words = wide_words(class);
             if words > 0 {
                 let mut bytes = [0; 512];
-                region.peek(index * SEGMENT, &mut bytes[..words * 8])?;
+                region.peek(Offset::new(index * SEGMENT), &mut bytes[..words * 8])?;
                 let (slots, _) = class_geometry(class);
                 for (i, word) in bytes[..words * 8].chunks_exact(8).enumerate() {
                     let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));
@@ -153,7 +153,7 @@ impl Allocation {
     /// piece that is marked free, which may be followed.
     pub(crate) fn claim(&mut self, slot: SlotRef, inode: Option<Ino>, what: &str, report: &mut Report) -> bool {
         let at = slot.offset();
-        let mut error = |kind, why: &str| report.error(kind, inode, Some(at), format!("{what} {slot:?} {why}"));
+        let mut error = |kind, why: &str| report.error(kind, inode, Some(at.get()), format!("{what} {slot:?} {why}"));
         let end = slot.segment() + slot.run_segments().max(1);
         if end > self.segment_count {
             error(FindingKind::Reference, "lies behind the region's end");
@@ -203,7 +203,7 @@ impl Allocation {
                 SegmentUse::RunHead(segments) if segment.claimed == 0 => {
                     let sentence = format!("a run of {segments} segments is allocated but nothing references it");
                     report.error(FindingKind::Leak, None, Some(at), sentence);
-                    report.offer(Remedy::FreePieces { pieces: vec![SlotRef::run(at, segments as u64)] });
+                    report.offer(Remedy::FreePieces { pieces: vec![SlotRef::run(Offset::new(at), segments as u64)] });
                 }
                 SegmentUse::Slots(class) => {
                     let words = wide_words(class);
@@ -223,7 +223,7 @@ impl Allocation {
                         report.error(FindingKind::Leak, None, Some(at + (first + slot * size) as u64), sentence);
                         let set = |word: usize| (0..64).filter(move |bit| leaked(word) >> bit & 1 == 1);
                         let slots = (0..words.max(1)).flat_map(|word| set(word).map(move |bit| word as u32 * 64 + bit));
-                        let piece = |slot: u32| SlotRef::slot(at + (first + slot * size) as u64, class);
+                        let piece = |slot: u32| SlotRef::slot(Offset::new(at) + (first + slot * size) as u64, class);
                         report.offer(Remedy::FreePieces { pieces: slots.map(piece).collect() });
                     }
                 }

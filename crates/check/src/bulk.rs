@@ -90,8 +90,8 @@ fn marked(region: &Region<'_>, superblock: &Superblock, mut range: impl FnMut(u6
     let mut word_index = 0;
     while word_index < words {
         let at = superblock.bulk_bitmap + word_index * 8;
-        let count = ((SEGMENT - at % SEGMENT) / 8).min(words - word_index);
-        if region.segment(at / SEGMENT)?.is_some() {
+        let count = ((SEGMENT - u64::from(at.in_segment())) / 8).min(words - word_index);
+        if region.segment(at.segment())?.is_some() {
             let bytes = region.bytes(at, count * 8)?;
             for (i, word) in bytes.chunks_exact(8).enumerate() {
                 let mut word = u64::from_le_bytes(word.try_into().expect("eight bytes"));

@@ -4,12 +4,12 @@
 //! name can be there twice only within one bucket, because its hash leads to a single bucket.
 //! Left out: judging the counts (`links`), which needs all directories.
 
-use shoal_format::SlotRef;
 use shoal_format::dir::{
     BUCKET_BYTES, Bucket, Dirent, HASH_BITS, LEVELS_MAX, NODE_BITS, NODE_BYTES, NODE_FANOUT, NodeRef, name_hash,
     name_is_valid, node_index,
 };
 use shoal_format::inode::{Ino, Layout, S_IFDIR};
+use shoal_format::{Offset, SlotRef};
 
 use crate::inodes::{DAMAGED, Directory};
 use crate::region::Region;
@@ -105,8 +105,8 @@ struct Walk<'a, 'b> {
 }
 
 impl Walk<'_, '_> {
-    fn error(&mut self, kind: FindingKind, at: u64, sentence: String) {
-        self.state.report.error(kind, Some(self.ino), Some(at), sentence);
+    fn error(&mut self, kind: FindingKind, at: Offset, sentence: String) {
+        self.state.report.error(kind, Some(self.ino), Some(at.get()), sentence);
     }
 
     fn claim(&mut self, slot: SlotRef, what: &str) -> bool {
@@ -186,7 +186,7 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
-    fn entry(&mut self, bytes: &[u8], within: usize, at: u64, entry: &Dirent<'_>, place: &Place) {
+    fn entry(&mut self, bytes: &[u8], within: usize, at: Offset, entry: &Dirent<'_>, place: &Place) {
         let name = || String::from_utf8_lossy(entry.name);
         if !name_is_valid(entry.name) {
             self.error(FindingKind::EntryName, at, format!("{:?} is no name an entry may have", name()));
@@ -206,7 +206,7 @@ impl Walk<'_, '_> {
         self.target(at, entry);
     }
 
-    fn target(&mut self, at: u64, entry: &Dirent<'_>) {
+    fn target(&mut self, at: Offset, entry: &Dirent<'_>) {
         let name = || String::from_utf8_lossy(entry.name);
         let (ino, directory) = (entry.ino, self.ino);
         let found = self.state.inodes.state_mut(ino).filter(|found| found.kind != 0 || found.marks & DAMAGED != 0);
@@ -216,7 +216,7 @@ impl Walk<'_, '_> {
             return self.error(FindingKind::EntryDangling, at, sentence);
         };
         found.links = found.links.saturating_add(1);
-        if found.entry_at == 0 {
+        if found.entry_at == Offset::ZERO {
             (found.holder, found.entry_at) = (directory, at);
         }
         if found.marks & DAMAGED != 0 {
@@ -234,7 +234,7 @@ impl Walk<'_, '_> {
             self.subdirectories = self.subdirectories.saturating_add(1);
             if parent != directory {
                 let sentence = format!("directory {ino} lies in directory {directory} but says its parent is {parent}");
-                self.state.report.error(FindingKind::Parent, Some(ino), Some(at), sentence);
+                self.state.report.error(FindingKind::Parent, Some(ino), Some(at.get()), sentence);
             }
         }
     }

@@ -7,7 +7,7 @@
 
 use shoal_format::extent::{self, EXTENT_NEW, Extent, ExtentNode, FileBlock};
 use shoal_format::inode::{CHUNK, INODE_HAS_NEW, INODE_TRUNCATING, Ino, Inode, Layout, S_IFLNK};
-use shoal_format::{BULK_BLOCK, SlotRef, xattr};
+use shoal_format::{BULK_BLOCK, Offset, SlotRef, xattr};
 
 use crate::bulk::Mapped;
 use crate::region::Region;
@@ -35,7 +35,7 @@ pub(crate) fn attributes(region: &Region<'_>, state: &mut State, ino: Ino, inode
         }
     };
     if let Some(sentence) = sentence {
-        state.report.error(FindingKind::ExtendedAttributes, Some(ino), Some(slot.offset()), sentence);
+        state.report.error(FindingKind::ExtendedAttributes, Some(ino), Some(slot.offset().get()), sentence);
     }
     Ok(slot.capacity())
 }
@@ -101,8 +101,8 @@ struct File<'a, 'b> {
 }
 
 impl File<'_, '_> {
-    fn error(&mut self, kind: FindingKind, offset: Option<u64>, sentence: String) {
-        self.state.report.error(kind, Some(self.ino), offset, sentence);
+    fn error(&mut self, kind: FindingKind, offset: Option<Offset>, sentence: String) {
+        self.state.report.error(kind, Some(self.ino), offset.map(Offset::get), sentence);
     }
 
     fn claim(&mut self, slot: SlotRef, what: &str) -> bool {

@@ -4,12 +4,12 @@
 //! Rules: the walk's depth is the table's height, at most [`HEIGHT_MAX`]; a node or block is visited once.
 //! Left out: the data behind an inode's `root` (`files`, `directories`) and link counts (`links`).
 
-use shoal_format::SlotRef;
 use shoal_format::inode::{
     INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Ino, Inode, InodeSlot, Layout, S_IFDIR, S_IFLNK, S_IFREG,
     TABLE_FANOUT, TABLE_NODE,
 };
 use shoal_format::superblock::{ROOTS_AT, Roots};
+use shoal_format::{Offset, SlotRef};
 use zerocopy::FromBytes;
 
 use crate::region::Region;
@@ -43,7 +43,7 @@ pub(crate) struct InodeState {
     pub parent: Ino,
     /// The directory with the first entry found, and the offset of that entry in the region (0: none found).
     pub holder: Ino,
-    pub entry_at: u64,
+    pub entry_at: Offset,
 }
 
 /// A directory, for the walk over entries.
@@ -121,7 +121,7 @@ pub(crate) fn walk(
         _ => None,
     };
     if let Some(sentence) = sentence {
-        state.report.error(FindingKind::Roots, None, Some(ROOTS_AT), sentence);
+        state.report.error(FindingKind::Roots, None, Some(ROOTS_AT.get()), sentence);
         return Ok(());
     }
     let mut walk = Walk { region, state, blocks, progress };
@@ -142,7 +142,7 @@ fn verify_counts(state: &mut State, roots: &Roots) {
     ] {
         if says != found {
             let sentence = format!("the roots say {says} {what} at the clean unmount, there are {found}");
-            state.report.error(FindingKind::RootCounts, None, Some(ROOTS_AT), sentence);
+            state.report.error(FindingKind::RootCounts, None, Some(ROOTS_AT.get()), sentence);
         }
     }
 }
@@ -185,14 +185,14 @@ impl Walk<'_, '_> {
             let block = first_block + i as u64 * step;
             if block >= self.blocks {
                 let sentence = format!("block {block} of the inode table lies behind its {} blocks", self.blocks);
-                self.state.report.error(FindingKind::InodeTable, None, Some(at), sentence);
+                self.state.report.error(FindingKind::InodeTable, None, Some(at.get()), sentence);
                 continue;
             }
             let expected = if level == 0 { INODE_BLOCK } else { TABLE_NODE };
             match SlotRef::from_bits(bits).filter(|slot| slot.capacity() == expected) {
                 None => {
                     let sentence = format!("block {block} of the inode table is referenced by {bits:#x}");
-                    self.state.report.error(FindingKind::InodeTable, None, Some(at), sentence);
+                    self.state.report.error(FindingKind::InodeTable, None, Some(at.get()), sentence);
                 }
                 Some(slot) if level > 0 => self.node(slot, level - 1, block)?,
                 Some(slot) => self.block(slot, block as u32)?,
@@ -222,7 +222,7 @@ impl Walk<'_, '_> {
                 }
                 Err(e) => {
                     let at = slot.offset() + (i * INODE_RECORD) as u64;
-                    self.state.report.error(FindingKind::InodeRecord, Some(ino), Some(at), e.to_string());
+                    self.state.report.error(FindingKind::InodeRecord, Some(ino), Some(at.get()), e.to_string());
                     self.state.report.offer(Remedy::FreeRecord { ino });
                     InodeState { marks: DAMAGED, ..InodeState::default() }
                 }

@@ -4,6 +4,7 @@
 //! linear.
 //! Left out: inodes whose record does not decode, because their counts are unknown.
 
+use shoal_format::Offset;
 use shoal_format::dir::ENTRY_HEADER;
 use shoal_format::inode::{Ino, S_IFDIR};
 
@@ -65,7 +66,7 @@ pub(crate) fn verify(state: &mut State, progress: &mut dyn FnMut(Progress)) {
 /// Follows the way up from a directory until the root, an end that is reported elsewhere, or a circle.
 fn follow(inodes: &mut Inodes, start: Ino, report: &mut Report) {
     let up = |inodes: &Inodes, ino: Ino| {
-        inodes.state(ino).filter(|known| ino != ROOT && known.entry_at != 0).map(|known| known.holder)
+        inodes.state(ino).filter(|known| ino != ROOT && known.entry_at != Offset::ZERO).map(|known| known.holder)
     };
     let mut next = Some(start);
     while let Some(ino) = next {
@@ -107,10 +108,11 @@ fn path(region: &Region<'_>, inodes: &Inodes, ino: Ino) -> Result<Option<String>
     let mut names = Vec::new();
     let mut at = ino;
     while at != ROOT {
-        let Some(known) = inodes.state(at).filter(|known| known.entry_at != 0 && names.len() < DEPTH_MAX) else {
+        let Some(known) = inodes.state(at).filter(|known| known.entry_at != Offset::ZERO && names.len() < DEPTH_MAX)
+        else {
             return Ok(None);
         };
-        let length = region.bytes(known.entry_at + ENTRY_HEADER as u64 - 1, 1)?[0] as u64;
+        let length = region.bytes(known.entry_at + (ENTRY_HEADER as u64 - 1), 1)?[0] as u64;
         let name = region.bytes(known.entry_at + ENTRY_HEADER as u64, length)?;
         names.push(String::from_utf8_lossy(&name).into_owned());
         at = known.holder;

@@ -111,7 +111,7 @@ fn fits(superblock: &Superblock, anchor: &AnchorRecord, source: &Source<'_>, rep
         return false;
     }
     let used = anchor.used_bytes.get();
-    if used > superblock.region_bytes || used < ROOTS_AT {
+    if used > superblock.region_bytes || used < ROOTS_AT.get() {
         let sentence = format!("the anchor says {used} bytes are used of a region of {}", superblock.region_bytes);
         report.error(FindingKind::Anchor, None, Some(PAGE), sentence);
         return false;

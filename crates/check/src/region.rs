@@ -8,7 +8,7 @@
 use std::borrow::Cow;
 use std::cell::OnceCell;
 
-use shoal_format::SEGMENT;
+use shoal_format::{Offset, SEGMENT};
 use shoal_media::{ImageFile, PersistentMemory};
 
 use crate::CheckError;
@@ -92,20 +92,23 @@ impl<'a> Region<'a> {
     }
 
     /// `len` bytes from `at`; copied only when they cross a segment.
-    pub(crate) fn bytes(&self, at: u64, len: u64) -> Result<Cow<'_, [u8]>, CheckError> {
-        assert!(at.checked_add(len).is_some_and(|end| end <= self.region_bytes), "checker reads outside the region");
-        let within = (at % SEGMENT) as usize;
+    pub(crate) fn bytes(&self, at: Offset, len: u64) -> Result<Cow<'_, [u8]>, CheckError> {
+        assert!(
+            at.get().checked_add(len).is_some_and(|end| end <= self.region_bytes),
+            "checker reads outside the region"
+        );
+        let within = at.in_segment() as usize;
         let len = len as usize;
         if within + len <= SEGMENT_LEN {
-            let segment = self.segment(at / SEGMENT)?.unwrap_or(&ZEROS);
+            let segment = self.segment(at.segment())?.unwrap_or(&ZEROS);
             return Ok(Cow::Borrowed(&segment[within..within + len]));
         }
         let mut out = Vec::with_capacity(len);
         let mut position = at;
         while out.len() < len {
-            let within = (position % SEGMENT) as usize;
+            let within = position.in_segment() as usize;
             let take = (SEGMENT_LEN - within).min(len - out.len());
-            let segment = self.segment(position / SEGMENT)?.unwrap_or(&ZEROS);
+            let segment = self.segment(position.segment())?.unwrap_or(&ZEROS);
             out.extend_from_slice(&segment[within..within + take]);
             position += take as u64;
         }
@@ -113,10 +116,10 @@ impl<'a> Region<'a> {
     }
 
     /// Reads bytes of one segment without keeping the segment: for the bitmap in front of slots that hold data.
-    pub(crate) fn peek(&self, at: u64, out: &mut [u8]) -> Result<(), CheckError> {
-        let within = (at % SEGMENT) as usize;
-        assert!(within + out.len() <= SEGMENT_LEN && at < self.region_bytes, "checker reads outside the region");
-        if let Some(bytes) = self.kept((at / SEGMENT) as usize).get() {
+    pub(crate) fn peek(&self, at: Offset, out: &mut [u8]) -> Result<(), CheckError> {
+        let within = at.in_segment() as usize;
+        assert!(within + out.len() <= SEGMENT_LEN && at.get() < self.region_bytes, "checker reads outside the region");
+        if let Some(bytes) = self.kept(at.segment() as usize).get() {
             if bytes.is_empty() {
                 out.fill(0);
             } else {
@@ -124,7 +127,7 @@ impl<'a> Region<'a> {
             }
             return Ok(());
         }
-        self.medium(at, out)
+        self.medium(at.get(), out)
     }
 
     /// Reads the medium as it was before replay.
@@ -142,12 +145,12 @@ impl<'a> Region<'a> {
         Ok(group[segment as usize % GROUP].get_mut().expect("the segment was loaded"))
     }
 
-    fn change(&mut self, at: u64, len: u64, mut step: impl FnMut(&mut [u8], usize)) -> Result<(), CheckError> {
+    fn change(&mut self, at: Offset, len: u64, mut step: impl FnMut(&mut [u8], usize)) -> Result<(), CheckError> {
         let mut done = 0;
         while done < len {
-            let within = ((at + done) % SEGMENT) as usize;
+            let within = (at + done).in_segment() as usize;
             let take = (SEGMENT - within as u64).min(len - done) as usize;
-            let bytes = self.segment_mut((at + done) / SEGMENT)?;
+            let bytes = self.segment_mut((at + done).segment())?;
             if bytes.is_empty() {
                 *bytes = ZEROS[..].into();
             }
@@ -157,22 +160,22 @@ impl<'a> Region<'a> {
         Ok(())
     }
 
-    pub(crate) fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), CheckError> {
+    pub(crate) fn write(&mut self, at: Offset, bytes: &[u8]) -> Result<(), CheckError> {
         self.change(at, bytes.len() as u64, |part, from| part.copy_from_slice(&bytes[from..from + part.len()]))
     }
 
     /// Changes the little-endian word at `at`, a multiple of 8.
-    pub(crate) fn change_word(&mut self, at: u64, change: impl Fn(u64) -> u64) -> Result<(), CheckError> {
+    pub(crate) fn change_word(&mut self, at: Offset, change: impl Fn(u64) -> u64) -> Result<(), CheckError> {
         self.change(at, 8, |part, _| {
             let word = u64::from_le_bytes((&*part).try_into().expect("an aligned word lies in one segment"));
             part.copy_from_slice(&change(word).to_le_bytes());
         })
     }
 
-    pub(crate) fn zero(&mut self, at: u64, len: u64) -> Result<(), CheckError> {
+    pub(crate) fn zero(&mut self, at: Offset, len: u64) -> Result<(), CheckError> {
         let mut done = 0;
         while done < len {
-            let (segment, within) = ((at + done) / SEGMENT, (at + done) % SEGMENT);
+            let (segment, within) = ((at + done).segment(), u64::from((at + done).in_segment()));
             let take = (SEGMENT - within).min(len - done);
             if take == SEGMENT {
                 // The segment is zeroed whole, so its old bytes need not be read.

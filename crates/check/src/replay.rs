@@ -231,7 +231,7 @@ impl Reader<'_> {
                 while filled < len {
                     let within = (position + filled as u64).get() % superblock.ring_bytes;
                     let take = (superblock.ring_bytes - within).min((len - filled) as u64) as usize;
-                    region.medium(superblock.ring + within, &mut self.buffer[filled..filled + take])?;
+                    region.medium(superblock.ring.get() + within, &mut self.buffer[filled..filled + take])?;
                     filled += take;
                 }
             }

@@ -156,13 +156,13 @@ impl Walk<'_, '_> {
     }
 
     fn fits(&self, slot: SlotRef) -> bool {
-        !slot.is_none() && slot.offset().saturating_add(slot.capacity()) <= self.superblock.region_bytes
+        !slot.is_none() && slot.offset().get().saturating_add(slot.capacity()) <= self.superblock.region_bytes
     }
 
     /// Reads without keeping the bytes; gives zeros behind the region's end.
     fn read(&self, mut at: Offset, mut out: &mut [u8]) -> Result<(), CheckError> {
         while !out.is_empty() {
-            let take = ((SEGMENT - at % SEGMENT) as usize).min(out.len());
+            let take = ((SEGMENT - u64::from(at.in_segment())) as usize).min(out.len());
             let (part, rest) = out.split_at_mut(take);
             self.region.peek(at, part)?;
             (at, out) = (at + take as u64, rest);
@@ -178,7 +178,7 @@ impl Walk<'_, '_> {
 
     /// A page of `[at, at + len)` that is not known to be right.
     fn bad_page(&self, at: Offset, len: u64) -> Option<BadPage> {
-        self.bad_pages.first_in(at, len)
+        self.bad_pages.first_in(at.get(), len)
     }
 
     /// Collects the records that the inode table leads to. Where a part of the table is gone, collects allocated blocks
@@ -316,7 +316,7 @@ impl Walk<'_, '_> {
                 Err(_) => u64::MAX,
             };
             for slot in (0..slots).filter(|slot| bits >> slot & 1 == 1) {
-                let at = segment * SEGMENT + (first + slot * CLASS_SIZES[class as usize]) as u64;
+                let at = Offset::new(segment * SEGMENT) + (first + slot * CLASS_SIZES[class as usize]) as u64;
                 let mut bytes = [0; INODE_BLOCK as usize];
                 self.read(at, &mut bytes)?;
                 let records: Vec<_> =
@@ -404,7 +404,8 @@ impl Walk<'_, '_> {
     }
 
     fn bucket(&mut self, bytes: &[u8], at: Offset, path: &[u8], into: &mut Vec<(Ino, Vec<u8>)>) {
-        let broken = |error: &dyn std::fmt::Display| format!("{error} (at {at:#x}): names in the directory are lost");
+        let broken =
+            |error: &dyn std::fmt::Display| format!("{error} (at {:#x}): names in the directory are lost", at.get());
         let bucket = match Bucket::new(bytes) {
             Ok(bucket) => bucket,
             Err(error) => return self.lost(Some(path), None, broken(&error)),

@@ -13,7 +13,7 @@ use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Ino, Layout, S_IFDIR,
 use shoal_format::record::{Entry, RecordKind};
 use shoal_format::segment::{SegmentEntry, SegmentUse};
 use shoal_format::superblock::{MemoryKind, ROOTS_AT};
-use shoal_format::{PAGE, SEGMENT, SlotRef};
+use shoal_format::{Offset, PAGE, SEGMENT, SlotRef};
 
 fn has(report: &Report, kind: K) -> bool {
     report.errors.iter().any(|finding| finding.kind == kind)
@@ -91,7 +91,7 @@ fn the_newest_image_counts_and_one_being_written_does_not() {
 fn a_page_that_changed_after_it_was_written_is_found() {
     let store = Store::sample(MemoryKind::Logged);
     let mut image = store.image();
-    image[store.inodes[&SMALL].root.offset() as usize] ^= 1;
+    image[store.inodes[&SMALL].root.offset().get() as usize] ^= 1;
     let report = check_images([&Image(image), &Image(Vec::new())], &store.log_device());
     assert_eq!(report.errors.iter().map(|finding| finding.kind).collect::<Vec<_>>(), [K::PageSum]);
 }
@@ -126,7 +126,7 @@ fn the_log_is_replayed_and_may_not_end_before_the_seal() {
         }
         // A damaged inode whose repair is in the log; bits set twice to see that replay takes absolute values.
         let at = s.inode_at(SMALL);
-        let good = s.bytes[at as usize..at as usize + 96].to_vec();
+        let good = s.bytes[at.get() as usize..][..96].to_vec();
         s.write(at, &[0xff; 96]);
         let word = s.superblock.bulk_bitmap;
         s.mark_bulk(64, true);
@@ -189,8 +189,10 @@ fn a_stale_record_behind_the_log_does_not_count() {
 
 #[test]
 fn an_entry_no_writer_writes_is_found() {
-    gives_only(K::LogEntry, |s| _ = s.append_entries(&[Entry::Zero { at: PAGE, len: 8 }]));
-    gives_only(K::LogEntry, |s| _ = s.append_entries(&[Entry::Zero { at: s.superblock.region_bytes - 8, len: 16 }]));
+    gives_only(K::LogEntry, |s| _ = s.append_entries(&[Entry::Zero { at: Offset::new(PAGE), len: 8 }]));
+    gives_only(K::LogEntry, |s| {
+        _ = s.append_entries(&[Entry::Zero { at: Offset::new(s.superblock.region_bytes - 8), len: 16 }])
+    });
     gives_only(K::LogEntry, |s| _ = s.append(RecordKind::Tx, &[1, 2, 3]));
     let mut s = Store::sample(MemoryKind::Dax);
     let ring = s.superblock.ring;
@@ -292,11 +294,11 @@ fn damaged_inodes_are_found() {
 fn references_and_allocation_must_agree() {
     let map = |s: &Store| s.inodes[&CHUNKED].root.offset();
     gives(K::Reference, |s| s.write(map(s) + 8, &1u64.to_le_bytes()));
-    gives(K::Reference, |s| s.write(map(s) + 8, &SlotRef::slot(64 * SEGMENT, 0).bits().to_le_bytes()));
+    gives(K::Reference, |s| s.write(map(s) + 8, &SlotRef::slot(Offset::new(64 * SEGMENT), 0).bits().to_le_bytes()));
     gives(K::WrongClass, |s| {
-        s.write(map(s) + 8, &SlotRef::slot(s.word(map(s)) & ((1 << 40) - 1), 31).bits().to_le_bytes())
+        s.write(map(s) + 8, &SlotRef::slot(Offset::new(s.word(map(s)) & ((1 << 40) - 1)), 31).bits().to_le_bytes())
     });
-    gives(K::NotAllocated, |s| s.write(map(s) + 8, &SlotRef::slot(63 * SEGMENT, 32).bits().to_le_bytes()));
+    gives(K::NotAllocated, |s| s.write(map(s) + 8, &SlotRef::slot(Offset::new(63 * SEGMENT), 32).bits().to_le_bytes()));
     gives_only(K::NotAllocated, |s| s.mark(SlotRef::from_bits(s.word(map(s))).unwrap(), false));
     gives_only(K::NotAllocated, |s| s.mark(s.inodes[&FIRST_OF_HASHED].root, false));
     gives(K::DoubleUse, |s| s.write(map(s) + 8, &s.word(map(s)).to_le_bytes()));
@@ -403,7 +405,8 @@ fn damaged_nodes_and_buckets_are_found() {
     let mut s = Store::sample(MemoryKind::Logged);
     let bucket = SlotRef::from_bits(s.word(node(&s)) & ((1 << 56) - 1)).unwrap();
     s.write(node(&s), &NodeRef::Null.encode().to_le_bytes().repeat(32));
-    let lost = shoal_format::dir::Bucket::new(&s.bytes[bucket.offset() as usize..][..1024]).unwrap().live() as u64;
+    let lost =
+        shoal_format::dir::Bucket::new(&s.bytes[bucket.offset().get() as usize..][..1024]).unwrap().live() as u64;
     let mut at = node(&s);
     for _ in 0..6 {
         let next = s.allocate(NODE_BYTES);
@@ -421,7 +424,7 @@ fn damaged_nodes_and_buckets_are_found() {
     gives(K::DirectoryBucket, |s| s.write(packed(s), &[255, 255]));
     gives(K::DirectoryBucket, |s| s.edit_entry(DIRECTORY, |entry| entry[13] += 1));
     gives(K::DirectoryBucket, |s| {
-        s.edit(DIRECTORY, |inode| inode.root = SlotRef::slot(inode.root.offset() / SEGMENT * SEGMENT, 22))
+        s.edit(DIRECTORY, |inode| inode.root = SlotRef::slot(Offset::new(inode.root.offset().segment() * SEGMENT), 22))
     });
     gives_only(K::EntryCount, |s| s.edit(DIRECTORY, |inode| inode.size = 2));
     gives_only(K::EntryCount, |s| s.write(packed(s), &bucket_header(BUCKET_HEADER + 14 + 5, 0)));

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use crate::store::media::{Image, Log, Memory};
 use crate::store::{BULK_BLOCKS, Store, tree};
 use shoal_check::{ImageSource, Report, Source, check};
-use shoal_format::PAGE;
 use shoal_format::record::Entry;
 use shoal_format::superblock::MemoryKind;
+use shoal_format::{Offset, PAGE};
 
 struct Random(u64);
 
@@ -66,7 +66,7 @@ fn every_flipped_bit_of_an_image_is_reported_or_harmless() {
 fn flipped_bits_without_sums_never_panic() {
     for kind in [MemoryKind::Logged, MemoryKind::Battery] {
         let mut store = Store::sample(kind);
-        store.append_entries(&[Entry::Zero { at: 60 << 16, len: 70_000 }]);
+        store.append_entries(&[Entry::Zero { at: Offset::new(60 << 16), len: 70_000 }]);
         let mut image = if kind.has_ring() { store.memory().0 } else { store.image() };
         let mut random = Random(0x5eed);
         let used: Vec<usize> = (0..image.len()).filter(|&at| image[at] != 0).collect();
@@ -97,7 +97,7 @@ fn forged_inodes_with_valid_checksums_never_panic() {
     let references: Vec<u64> = pristine.inodes.values().map(|inode| inode.root.bits()).collect();
     for round in 0..3000 {
         let ino = inodes[random.below(inodes.len())];
-        let at = pristine.inode_at(ino) as usize;
+        let at = pristine.inode_at(ino).get() as usize;
         let mut image = Image(pristine.image());
         for _ in 0..1 + random.below(3) {
             let field = [0, 2, 3, 4, 16, 64, 72, 80, 88][random.below(9)];
@@ -154,7 +154,7 @@ fn forged_records_never_panic() {
             if random.below(2) == 0 {
                 store.append(shoal_format::record::RecordKind::Tx, &payload);
             } else {
-                let at = at.min(store.superblock.region_bytes - 200);
+                let at = Offset::new(at.min(store.superblock.region_bytes - 200));
                 store.append_entries(&[Entry::Write { at, bytes: &payload }, Entry::Zero { at, len: 9 }]);
             }
         }

@@ -11,7 +11,7 @@ use crate::store::{Store, tree};
 use shoal_check::{BulkData, ImageSource, Item, Loss, SalvageSource, Salvaged, Sink, salvage};
 use shoal_format::inode::{INODE_HAS_NEW, Inode};
 use shoal_format::superblock::{MemoryKind, ROOTS_AT};
-use shoal_format::{PAGE, SlotRef};
+use shoal_format::{Offset, PAGE, SlotRef};
 
 /// A bulk device whose bytes tell where they lie.
 struct Pattern;
@@ -190,7 +190,7 @@ fn flipped_and_forged_bytes_without_sums_never_panic_and_cost_little() {
 #[test]
 fn inodes_no_directory_reaches_come_out_below_lost_and_found() {
     let mut store = Store::sample(MemoryKind::Logged);
-    let at = store.inode_at(1) as usize;
+    let at = store.inode_at(1).get() as usize;
     store.bytes[at + 20] ^= 1;
     let (copy, found) = run([&Image(store.image()), &nothing()], Some(&store.log_device()), false);
     let found = found.unwrap();
@@ -199,7 +199,7 @@ fn inodes_no_directory_reaches_come_out_below_lost_and_found() {
     assert_eq!((found.directories, found.files), (2, 104));
     // The inode table's root is gone as well.
     store.bytes[at + 20] ^= 1;
-    store.write(ROOTS_AT, &SlotRef::slot(60 << 16, 17).bits().to_le_bytes());
+    store.write(ROOTS_AT, &SlotRef::slot(Offset::new(60 << 16), 17).bits().to_le_bytes());
     let (copy, found) = run([&Image(store.image()), &nothing()], Some(&store.log_device()), false);
     assert!(!copy.lost.is_empty());
     assert_eq!(found.unwrap().files, 104, "every block of records was found by hand: {:?}", copy.lost);
@@ -239,7 +239,7 @@ fn after_a_power_loss_new_data_is_a_hole() {
     let mut store = Store::sample(MemoryKind::Logged);
     let leaf = store.word(store.inodes[&LARGE].root.offset() + 16 + 8);
     let at = SlotRef::from_bits(leaf).unwrap().offset() + 16 + 15;
-    store.bytes[at as usize] |= 1;
+    store.bytes[at.get() as usize] |= 1;
     store.edit(LARGE, |inode| inode.flags = INODE_HAS_NEW);
     let image = Image(store.image());
     for power_lost in [false, true] {

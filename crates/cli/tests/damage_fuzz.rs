@@ -20,7 +20,7 @@ fn readable(tree: Tree) -> Tree {
 fn damage(scene: &Scene, random: &mut Random) {
     let superblock = scene.head("region").0;
     let bytes = fs::read(scene.at("region")).unwrap();
-    let ring = superblock.ring..superblock.ring + superblock.ring_bytes;
+    let ring = superblock.ring.get()..(superblock.ring + superblock.ring_bytes).get();
     let used: Vec<u64> = (8192 / 64..bytes.len() as u64 / 64)
         .map(|line| line * 64)
         .filter(|at| !ring.contains(at) && bytes[*at as usize..][..64].iter().any(|&byte| byte != 0))

@@ -272,8 +272,8 @@ mod tests {
 
     #[test]
     fn node_references_round_trip() {
-        let bucket = SlotRef::slot(65536, crate::slot::class_for(BUCKET_BYTES as u64).unwrap());
-        let node = SlotRef::slot(65536 * 2, crate::slot::class_for(NODE_BYTES).unwrap());
+        let bucket = SlotRef::slot(crate::Offset::new(65536), crate::slot::class_for(BUCKET_BYTES as u64).unwrap());
+        let node = SlotRef::slot(crate::Offset::new(65536 * 2), crate::slot::class_for(NODE_BYTES).unwrap());
         for r in [NodeRef::Null, NodeRef::Bucket { slot: bucket, depth: 8 }, NodeRef::Node(node)] {
             assert_eq!(NodeRef::decode(r.encode()), Ok(r));
         }

@@ -290,7 +290,7 @@ mod tests {
         assert!(decode(&encode(&node), 99).is_err(), "beyond the device");
         let swapped = ExtentNode::Extents(vec![b, a]);
         assert!(decode(&encode(&swapped), 100).is_err());
-        let leaf = SlotRef::slot(65536, crate::slot::class_for(LEAF_BYTES).unwrap());
+        let leaf = SlotRef::slot(crate::Offset::new(65536), crate::slot::class_for(LEAF_BYTES).unwrap());
         let index = ExtentNode::Index(vec![(FileBlock(0), leaf), (FileBlock(7), leaf)]);
         assert_eq!(decode(&encode(&index), 100), Ok(index));
         assert!(decode(&[0xff; 64], 100).is_err());

@@ -306,7 +306,7 @@ mod tests {
             btime: 4,
             generation: 9,
             rdev: 0,
-            root: SlotRef::slot(65536, 17),
+            root: SlotRef::slot(crate::Offset::new(65536), 17),
             xattr: SlotRef::NONE,
             allocated: 1024,
             parent: Ino::ZERO,

@@ -30,8 +30,30 @@ pub use lsn::Lsn;
 pub use slot::SlotRef;
 pub use sums::Sums;
 
-/// A byte offset within a region.
-pub type Offset = u64;
+use number::position;
+
+position! {
+    /// The offset of a byte in a region, and of the same byte in an image of it.
+    Offset
+}
+
+impl Offset {
+    /// The segment that holds it.
+    pub const fn segment(self) -> u64 {
+        self.0 / SEGMENT
+    }
+
+    /// Bytes before it in its segment.
+    pub const fn in_segment(self) -> u32 {
+        (self.0 % SEGMENT) as u32
+    }
+
+    /// The page that holds it.
+    pub const fn page(self) -> u64 {
+        self.0 / PAGE
+    }
+}
+
 /// Bytes of a page: the unit of dirtiness, of image checksums and of the superblock area.
 pub const PAGE: u64 = 4096;
 /// Bytes of a segment: the unit the allocator hands to a size class.

@@ -148,8 +148,8 @@ const KIND_CLEAR: u64 = 2;
 const KIND_ZERO: u64 = 3;
 
 fn entry_word(kind: u64, at: Offset, len: u64) -> [u8; 8] {
-    debug_assert!(at < REGION_BYTES_MAX && len <= ENTRY_LEN_MAX);
-    (kind << KIND_SHIFT | len << LEN_SHIFT | at).to_le_bytes()
+    debug_assert!(at.get() < REGION_BYTES_MAX && len <= ENTRY_LEN_MAX);
+    (kind << KIND_SHIFT | len << LEN_SHIFT | at.get()).to_le_bytes()
 }
 
 impl Entry<'_> {
@@ -216,19 +216,19 @@ impl<'a> Iterator for Entries<'a> {
         if at + len > self.region_bytes {
             return Some(Err(FormatError::Range { what, field: "offset", found: at }));
         }
-        let body = &payload[8..];
+        let (body, place) = (&payload[8..], Offset::new(at));
         let stored = if kind == KIND_ZERO { 0 } else { index(len) };
         if body.len() < stored {
             return short(stored, body.len());
         }
         let entry = match kind {
-            KIND_WRITE => Entry::Write { at, bytes: &body[..stored] },
-            KIND_ZERO => Entry::Zero { at, len },
+            KIND_WRITE => Entry::Write { at: place, bytes: &body[..stored] },
+            KIND_ZERO => Entry::Zero { at: place, len },
             _ if len != 8 || !at.is_multiple_of(8) => {
                 return Some(Err(FormatError::Range { what, field: "bit word", found: at }));
             }
-            KIND_SET => Entry::SetBits { at, mask: u64_at(body, 0) },
-            _ => Entry::ClearBits { at, mask: u64_at(body, 0) },
+            KIND_SET => Entry::SetBits { at: place, mask: u64_at(body, 0) },
+            _ => Entry::ClearBits { at: place, mask: u64_at(body, 0) },
         };
         self.payload = &body[stored..];
         Some(Ok(entry))
@@ -242,10 +242,10 @@ mod tests {
     #[test]
     fn entries_round_trip() {
         let entries = [
-            Entry::Write { at: 70_000, bytes: b"hello" },
-            Entry::SetBits { at: 16, mask: 5 },
-            Entry::Zero { at: 65536, len: 1 << 20 },
-            Entry::ClearBits { at: 24, mask: u64::MAX },
+            Entry::Write { at: Offset::new(70_000), bytes: b"hello" },
+            Entry::SetBits { at: Offset::new(16), mask: 5 },
+            Entry::Zero { at: Offset::new(65536), len: 1 << 20 },
+            Entry::ClearBits { at: Offset::new(24), mask: u64::MAX },
         ];
         let mut payload = Vec::new();
         entries.iter().for_each(|e| {

@@ -70,13 +70,13 @@ impl SlotRef {
     pub const NONE: SlotRef = SlotRef(0);
 
     pub fn slot(offset: Offset, class: u8) -> SlotRef {
-        debug_assert!(offset != 0 && offset < REGION_BYTES_MAX && (class as usize) < CLASSES);
-        SlotRef(offset | u64::from(class) << 40)
+        debug_assert!(offset != Offset::ZERO && offset.get() < REGION_BYTES_MAX && (class as usize) < CLASSES);
+        SlotRef(offset.get() | u64::from(class) << 40)
     }
 
     pub fn run(offset: Offset, segments: u64) -> SlotRef {
-        debug_assert!(offset.is_multiple_of(SEGMENT) && segments <= RUN_SEGMENTS_MAX);
-        SlotRef(offset | u64::from(CLASS_RUN) << 40 | segments << 46)
+        debug_assert!(offset.in_segment() == 0 && segments <= RUN_SEGMENTS_MAX);
+        SlotRef(offset.get() | u64::from(CLASS_RUN) << 40 | segments << 46)
     }
 
     /// From stored bits. `None` when no writer writes such bits; zero decodes to [`SlotRef::NONE`].
@@ -86,12 +86,12 @@ impl SlotRef {
         if bits == 0 {
             return Some(reference);
         }
-        let within = reference.offset() % SEGMENT;
+        let within = reference.offset().in_segment();
         // A slot's bits end with its class.
         let ok = match CLASS_SIZES.get((bits >> 40) as usize) {
             Some(&size) => {
                 let (slots, first) = class_geometry(reference.class());
-                let behind = (within as u32).wrapping_sub(first);
+                let behind = within.wrapping_sub(first);
                 behind / size < slots && behind % size == 0
             }
             None => {
@@ -99,7 +99,7 @@ impl SlotRef {
                 reference.is_run() && within == 0 && (1..=RUN_SEGMENTS_MAX).contains(&segments)
             }
         };
-        (ok && reference.offset() >= SEGMENT).then_some(reference)
+        (ok && reference.offset().segment() > 0).then_some(reference)
     }
 
     /// As [`SlotRef::from_bits`] and no other class but this one: the divisor is known, so this is faster.
@@ -108,11 +108,11 @@ impl SlotRef {
         let (slots, first) = const { class_geometry(CLASS) };
         let size = const { CLASS_SIZES[CLASS as usize] };
         let reference = SlotRef(bits);
-        let behind = ((reference.offset() % SEGMENT) as u32).wrapping_sub(first);
+        let behind = reference.offset().in_segment().wrapping_sub(first);
         let ok = bits >> 40 == u64::from(CLASS)
             && behind / size < slots
             && behind.is_multiple_of(size)
-            && reference.offset() >= SEGMENT;
+            && reference.offset().segment() > 0;
         (ok || bits == 0).then_some(reference)
     }
 
@@ -128,7 +128,7 @@ impl SlotRef {
 
     #[inline]
     pub fn offset(self) -> Offset {
-        self.0 & (REGION_BYTES_MAX - 1)
+        Offset::new(self.0 & (REGION_BYTES_MAX - 1))
     }
 
     #[inline]
@@ -161,7 +161,7 @@ impl SlotRef {
 
     /// Number of the segment the piece begins in.
     pub fn segment(self) -> u64 {
-        self.offset() / SEGMENT
+        self.offset().segment()
     }
 
     /// Index of the slot within its segment; zero for a run.
@@ -170,7 +170,7 @@ impl SlotRef {
             return 0;
         }
         let (_, first) = class_geometry(self.class());
-        ((self.offset() % SEGMENT) as u32 - first) / CLASS_SIZES[self.class() as usize]
+        (self.offset().in_segment() - first) / CLASS_SIZES[self.class() as usize]
     }
 }
 
@@ -179,7 +179,7 @@ impl std::fmt::Debug for SlotRef {
         if self.is_none() {
             return f.write_str("none");
         }
-        write!(f, "{:#x}+{}", self.offset(), self.capacity())
+        write!(f, "{:#x}+{}", self.offset().get(), self.capacity())
     }
 }
 
@@ -206,7 +206,7 @@ mod tests {
         for class in 0..CLASSES as u8 {
             let (slots, first) = class_geometry(class);
             let at = 3 * SEGMENT + (first + (slots - 1) * CLASS_SIZES[class as usize]) as u64;
-            let r = SlotRef::slot(at, class);
+            let r = SlotRef::slot(crate::Offset::new(at), class);
             assert_eq!(SlotRef::from_bits(r.bits()), Some(r));
             assert_eq!(r.index(), slots - 1);
             assert_eq!(SlotRef::from_bits(r.bits() + 1), None);
@@ -218,7 +218,7 @@ mod tests {
             assert_eq!(SlotRef::from_bits_of::<24>(bits), of(24), "{bits:#x}");
             assert_eq!(SlotRef::from_bits_of::<32>(bits), of(32), "{bits:#x}");
         }
-        let run = SlotRef::run(2 * SEGMENT, 5);
+        let run = SlotRef::run(crate::Offset::new(2 * SEGMENT), 5);
         assert_eq!(SlotRef::from_bits(run.bits()), Some(run));
         assert_eq!(run.capacity(), 5 * SEGMENT);
         assert_eq!(SlotRef::from_bits(run.bits() & !(0x1ff << 46)), None);

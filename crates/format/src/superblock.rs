@@ -24,12 +24,12 @@ pub const FEATURE_SUMS: u64 = 2;
 /// Incompatible features this crate understands.
 pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION | FEATURE_SUMS;
 
-pub const SUPERBLOCK_AT: Offset = 0;
+pub const SUPERBLOCK_AT: u64 = 0;
 /// Offsets of the two anchor slots.
-pub const ANCHOR_AT: [Offset; 2] = [PAGE, PAGE + 512];
-pub const ROOTS_AT: Offset = 2 * PAGE;
+pub const ANCHOR_AT: [u64; 2] = [PAGE, PAGE + 512];
+pub const ROOTS_AT: Offset = Offset::new(2 * PAGE);
 /// The segment table begins here; bulk bitmap and ring follow it.
-pub const SEGMENT_TABLE_AT: Offset = 4 * PAGE;
+pub const SEGMENT_TABLE_AT: Offset = Offset::new(4 * PAGE);
 
 /// The superblock as it lies in page 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -112,9 +112,9 @@ impl Superblock {
             region_bytes,
             segment_table: SEGMENT_TABLE_AT,
             segment_count,
-            bulk_bitmap: if geometry.bulk_blocks == 0 { 0 } else { table_end },
+            bulk_bitmap: if geometry.bulk_blocks == 0 { Offset::ZERO } else { table_end },
             bulk_blocks: geometry.bulk_blocks,
-            ring: if ring_bytes == 0 { 0 } else { bitmap_end },
+            ring: if ring_bytes == 0 { Offset::ZERO } else { bitmap_end },
             ring_bytes,
             threshold: geometry.threshold,
             hash_seed: geometry.hash_seed,
@@ -131,10 +131,10 @@ impl Superblock {
 
     /// Segments taken by the fixed areas, from segment 0.
     pub fn reserved_segments(&self) -> u64 {
-        self.fixed_end().div_ceil(SEGMENT)
+        self.fixed_end().get().div_ceil(SEGMENT)
     }
 
-    fn fixed_end(&self) -> u64 {
+    fn fixed_end(&self) -> Offset {
         let table_end = SEGMENT_TABLE_AT + (self.segment_count * SEGMENT_ENTRY).next_multiple_of(PAGE);
         let bitmap_end = table_end + (self.bulk_blocks.div_ceil(64) * 8).next_multiple_of(PAGE);
         bitmap_end + self.ring_bytes
@@ -153,13 +153,13 @@ impl Superblock {
             return range("bulk blocks", self.bulk_blocks);
         }
         let table_end = SEGMENT_TABLE_AT + (self.segment_count * SEGMENT_ENTRY).next_multiple_of(PAGE);
-        if self.bulk_bitmap != if self.bulk_blocks == 0 { 0 } else { table_end } {
-            return range("bulk bitmap", self.bulk_bitmap);
+        if self.bulk_bitmap != if self.bulk_blocks == 0 { Offset::ZERO } else { table_end } {
+            return range("bulk bitmap", self.bulk_bitmap.get());
         }
         if self.memory_kind.has_ring() != (self.ring_bytes != 0)
             || self.ring_bytes > REGION_BYTES_MAX
             || !self.ring_bytes.is_multiple_of(PAGE)
-            || (self.ring_bytes != 0 && self.ring != self.fixed_end() - self.ring_bytes)
+            || (self.ring_bytes != 0 && self.ring.get() != self.fixed_end().get() - self.ring_bytes)
         {
             return range("ring", self.ring_bytes);
         }
@@ -178,11 +178,11 @@ impl Superblock {
             features_incompat: self.features.into(),
             uuid: self.uuid,
             region_bytes: self.region_bytes.into(),
-            segment_table: self.segment_table.into(),
+            segment_table: self.segment_table.get().into(),
             segment_count: self.segment_count.into(),
-            bulk_bitmap: self.bulk_bitmap.into(),
+            bulk_bitmap: self.bulk_bitmap.get().into(),
             bulk_blocks: self.bulk_blocks.into(),
-            ring: self.ring.into(),
+            ring: self.ring.get().into(),
             ring_bytes: self.ring_bytes.into(),
             threshold: self.threshold.into(),
             hash_seed: self.hash_seed.into(),
@@ -223,11 +223,11 @@ impl Superblock {
             features: record.features_incompat.get(),
             uuid: record.uuid,
             region_bytes: record.region_bytes.get(),
-            segment_table: record.segment_table.get(),
+            segment_table: Offset::new(record.segment_table.get()),
             segment_count: record.segment_count.get(),
-            bulk_bitmap: record.bulk_bitmap.get(),
+            bulk_bitmap: Offset::new(record.bulk_bitmap.get()),
             bulk_blocks: record.bulk_blocks.get(),
-            ring: record.ring.get(),
+            ring: Offset::new(record.ring.get()),
             ring_bytes: record.ring_bytes.get(),
             threshold: record.threshold.get(),
             hash_seed: record.hash_seed.get(),

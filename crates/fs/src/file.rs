@@ -523,7 +523,7 @@ impl Fs {
         for chunk in 0..small::chunk_count(inode) {
             let slot = small::chunk_slot(&self.region, inode, chunk)?;
             if !slot.is_none() {
-                let (file_at, len, at) = (chunk * CHUNK, slot.capacity(), slot.offset());
+                let (file_at, len, at) = (chunk * CHUNK, slot.capacity(), slot.offset().get());
                 pieces.push(PlacedRange { file_at, len, at, bulk: false, new: false, unwritten: false });
             }
         }

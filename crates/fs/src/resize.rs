@@ -82,7 +82,7 @@ pub struct Relayout {
 
 fn segment_entry(memory: &dyn PersistentMemory, table: &Superblock, segment: u64) -> [u8; SEGMENT_ENTRY as usize] {
     let mut entry = [0; SEGMENT_ENTRY as usize];
-    memory.read(table.segment_table + segment * SEGMENT_ENTRY, &mut entry);
+    memory.read((table.segment_table + segment * SEGMENT_ENTRY).get(), &mut entry);
     entry
 }
 
@@ -106,7 +106,7 @@ fn is_in_use(memory: &dyn PersistentMemory, superblock: &Superblock, segment: u6
 /// The number of bulk blocks in use, and the end of the last.
 fn bulk_in_use(memory: &dyn PersistentMemory, superblock: &Superblock) -> (u64, u64) {
     let words = (0..superblock.bulk_blocks.div_ceil(64)).map(|word| {
-        let bits = memory.read_u64(superblock.bulk_bitmap + word * 8);
+        let bits = memory.read_u64((superblock.bulk_bitmap + word * 8).get());
         let valid = (superblock.bulk_blocks - word * 64).min(64);
         (word, bits & (u64::MAX >> (64 - valid)))
     });
@@ -247,9 +247,10 @@ impl Relayout {
     fn tables(&self, memory: &dyn PersistentMemory) -> Result<Vec<u8>> {
         let (old, new) = (&self.old, &self.new);
         let mut tables = vec![0; (new.reserved_segments() * SEGMENT) as usize];
-        memory.read(ROOTS_AT, &mut tables[ROOTS_AT as usize..(ROOTS_AT + PAGE) as usize]);
+        let roots_at = ROOTS_AT.get() as usize;
+        memory.read(ROOTS_AT.get(), &mut tables[roots_at..roots_at + PAGE as usize]);
         // A limit below the layout's is one of the old layout.
-        let roots = &mut tables[ROOTS_AT as usize..ROOTS_AT as usize + size_of::<Roots>()];
+        let roots = &mut tables[roots_at..roots_at + size_of::<Roots>()];
         let mut changed = Roots::read_from_bytes(roots).expect("size is exact");
         if new.region_bytes != old.region_bytes {
             changed.withheld_segments = 0.into();
@@ -259,7 +260,7 @@ impl Relayout {
         }
         roots.copy_from_slice(changed.as_bytes());
         for (segment, &source) in self.sources.iter().enumerate() {
-            let at = (new.segment_table + segment as u64 * SEGMENT_ENTRY) as usize;
+            let at = (new.segment_table + segment as u64 * SEGMENT_ENTRY).get() as usize;
             let entry = match source {
                 0 => SegmentEntry::new(SegmentUse::Reserved).kind,
                 source => {
@@ -272,7 +273,7 @@ impl Relayout {
         // Of the last word only bits of blocks that both have are set: the rest were beyond the end, or are in use by nobody.
         let words = old.bulk_blocks.min(new.bulk_blocks).div_ceil(64);
         if words > 0 {
-            memory.read(old.bulk_bitmap, &mut tables[new.bulk_bitmap as usize..][..(words * 8) as usize]);
+            memory.read(old.bulk_bitmap.get(), &mut tables[new.bulk_bitmap.get() as usize..][..(words * 8) as usize]);
         }
         Ok(tables)
     }

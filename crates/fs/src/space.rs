@@ -161,7 +161,7 @@ impl Fs {
         Ok(Placement {
             attr: Attr::new(ino, &inode),
             inode,
-            record_at: self.table.record_at(&self.region, ino)?,
+            record_at: self.table.record_at(&self.region, ino)?.get(),
             pieces: self.pieces(&inode)?,
         })
     }

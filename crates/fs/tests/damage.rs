@@ -13,7 +13,7 @@ use shoal_check::{Finding, ImageSource, Remedy, Source};
 use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Inode, InodeSlot, Layout};
 use shoal_format::superblock::MemoryKind;
 use shoal_format::superblock::ROOTS_AT;
-use shoal_format::{BULK_BLOCK, SlotRef};
+use shoal_format::{BULK_BLOCK, Offset, SlotRef};
 use shoal_fs::{Caller, Error, Fs, Ino, ROOT, XattrMode};
 use shoal_media::{ImageFile, PersistentMemory};
 use shoal_region::View;
@@ -90,20 +90,20 @@ fn make(kind: MemoryKind) -> Made {
 struct Bytes<'a> {
     fs: &'a Fs,
     inodes: &'a BTreeMap<&'static str, Ino>,
-    changes: Vec<(u64, Vec<u8>)>,
+    changes: Vec<(Offset, Vec<u8>)>,
 }
 
 impl Bytes<'_> {
-    fn inode(&self, name: &str) -> (u64, Inode) {
+    fn inode(&self, name: &str) -> (Offset, Inode) {
         let placement = self.fs.placement(self.inodes[name]).unwrap();
-        (placement.record_at, placement.inode)
+        (Offset::new(placement.record_at), placement.inode)
     }
 
-    fn put(&mut self, at: u64, bytes: &[u8]) {
+    fn put(&mut self, at: Offset, bytes: &[u8]) {
         self.changes.push((at, bytes.to_vec()));
     }
 
-    fn flip(&mut self, at: u64) {
+    fn flip(&mut self, at: Offset) {
         let word = self.fs.region().read_u64(at).unwrap();
         self.put(at, &(word ^ 0x10).to_le_bytes());
     }
@@ -116,19 +116,19 @@ impl Bytes<'_> {
 }
 
 /// Damages a store that is at rest.
-fn damaged(state: &WorldState, kind: MemoryKind, changes: &[(u64, Vec<u8>)]) -> WorldState {
+fn damaged(state: &WorldState, kind: MemoryKind, changes: &[(Offset, Vec<u8>)]) -> WorldState {
     let world: World = state.open();
     for (at, bytes) in changes {
         match kind {
             MemoryKind::Logged => {
                 for image in [world.image(0), world.image(1)] {
-                    image.write(*at, bytes).unwrap();
+                    image.write(at.get(), bytes).unwrap();
                     image.sync().unwrap();
                 }
             }
             _ => {
-                world.memory(0).write(*at, bytes);
-                world.memory(0).write_back(*at, bytes.len() as u64);
+                world.memory(0).write(at.get(), bytes);
+                world.memory(0).write_back(at.get(), bytes.len() as u64);
                 world.memory(0).fence();
             }
         }
@@ -152,7 +152,9 @@ const DAMAGES: &[(&str, &[&str], Damage)] = &[
         let at = b.inode("packed").0;
         b.flip(at + 64);
     }),
-    ("forged record", &["direct"], |b| b.record("direct", |inode| inode.root = SlotRef::slot(31 << 20, 24))),
+    ("forged record", &["direct"], |b| {
+        b.record("direct", |inode| inode.root = SlotRef::slot(Offset::new(31 << 20), 24))
+    }),
     ("free record", &[], |b| {
         // The last block of the table ends with records nobody used.
         let blocks = b.fs.region().read_u64(ROOTS_AT + 16).unwrap();
@@ -165,7 +167,7 @@ const DAMAGES: &[(&str, &[&str], Damage)] = &[
         // The block in the middle of the table: entries of `hashed`.
         let table = SlotRef::from_bits(b.fs.region().read_u64(ROOTS_AT).unwrap()).unwrap();
         let block = (u64::from(b.inodes["hashed"]) + 100) / 16;
-        b.put(table.offset() + block * 8, &SlotRef::slot(65536 * 3, 17).bits().to_le_bytes());
+        b.put(table.offset() + block * 8, &SlotRef::slot(Offset::new(65536 * 3), 17).bits().to_le_bytes());
     }),
     ("chunk map", &["chunked"], |b| {
         let root = b.inode("chunked").1.root;
@@ -203,7 +205,7 @@ const DAMAGES: &[(&str, &[&str], Damage)] = &[
         b.record("many", |inode| inode.nlink = 0);
     }),
     ("orphan with attributes nowhere", &["attributed"], |b| {
-        b.record("attributed", |inode| (inode.nlink, inode.xattr) = (0, SlotRef::slot(31 << 20, 24)));
+        b.record("attributed", |inode| (inode.nlink, inode.xattr) = (0, SlotRef::slot(Offset::new(31 << 20), 24)));
     }),
     ("new data under a damaged leaf", &["many"], |b| {
         let root = b.inode("many").1.root;

@@ -140,7 +140,7 @@ fn bit_of(superblock: &Superblock, slot: SlotRef) -> (Offset, u64) {
     let at = if slots <= 64 {
         entry_at(superblock, slot.segment()) + SEGMENT_ENTRY_BITMAP
     } else {
-        slot.segment() * SEGMENT + index / 64 * 8
+        Offset::new(slot.segment() * SEGMENT) + index / 64 * 8
     };
     (at, 1 << (index % 64))
 }
@@ -158,7 +158,7 @@ fn has_spare_bits(words: &[u64], slots: u32) -> bool {
 /// Marks the segments of the fixed areas in a new region's table.
 pub(crate) fn reserve_fixed(memory: &dyn PersistentMemory, superblock: &Superblock) {
     for segment in 0..superblock.reserved_segments() {
-        memory.write(entry_at(superblock, segment), SegmentEntry::new(SegmentUse::Reserved).as_bytes());
+        memory.write(entry_at(superblock, segment).get(), SegmentEntry::new(SegmentUse::Reserved).as_bytes());
     }
 }
 
@@ -167,7 +167,7 @@ impl Allocator {
     pub fn load(memory: &Arc<dyn PersistentMemory>, superblock: &Superblock, used: &[u16]) -> Result<Allocator> {
         let fixed = superblock.reserved_segments();
         let mut table = vec![0; (superblock.segment_count * SEGMENT_ENTRY) as usize];
-        memory.read(superblock.segment_table, &mut table);
+        memory.read(superblock.segment_table.get(), &mut table);
         let mut alloc = Allocator {
             memory: memory.clone(),
             segments: Vec::with_capacity(superblock.segment_count as usize),
@@ -188,7 +188,7 @@ impl Allocator {
         let mut body_left = 0u32;
         for (number, bytes) in table.chunks_exact(SEGMENT_ENTRY as usize).enumerate() {
             let (usage, bitmap) = SegmentEntry::decode(bytes.try_into().expect("chunk size"))?;
-            let damaged = |what| Err(Error::corrupt(what, entry_at(superblock, number as u64), bytes[0] as u64));
+            let damaged = |what| Err(Error::corrupt(what, entry_at(superblock, number as u64).get(), bytes[0] as u64));
             if (usage == SegmentUse::RunBody) != (body_left > 0) {
                 return damaged("run of segments");
             }
@@ -222,7 +222,7 @@ impl Allocator {
             alloc.segments.push(segment);
         }
         if body_left > 0 {
-            return Err(Error::corrupt("run of segments", superblock.segment_table, body_left as u64));
+            return Err(Error::corrupt("run of segments", superblock.segment_table.get(), body_left as u64));
         }
         Ok(alloc)
     }
@@ -341,7 +341,7 @@ impl Allocator {
             segment.free -= 1;
             self.free_slot_bytes -= size as u64;
             self.class_used[class as usize] += 1;
-            return Some(SlotRef::slot(number as u64 * SEGMENT + (first + index * size) as u64, class));
+            return Some(SlotRef::slot(Offset::new(number as u64 * SEGMENT + (first + index * size) as u64), class));
         }
     }
 
@@ -598,7 +598,7 @@ impl Region {
         Entry::Write { at: entry_at(&self.superblock, number), bytes: entry.as_bytes() }.encode(&mut record);
         let (_, header) = class_geometry(class);
         if header > 0 && !is_planted(Bug::BitmapZero) {
-            Entry::Zero { at: number * SEGMENT, len: header as u64 }.encode(&mut record);
+            Entry::Zero { at: Offset::new(number * SEGMENT), len: header as u64 }.encode(&mut record);
         }
         let len = record.len() - RECORD_HEADER;
         let sum = self.superblock.sums().of(&record[RECORD_HEADER..]);
@@ -639,7 +639,7 @@ impl Region {
         }
         alloc.free_segments -= segments;
         alloc.high = alloc.high.max(start as u64 + segments);
-        Ok(SlotRef::run(start as u64 * SEGMENT, segments))
+        Ok(SlotRef::run(Offset::new(start as u64 * SEGMENT), segments))
     }
 
     /// Returns pieces to the volatile state: after the commit that freed them, or when their transaction aborts.
@@ -651,7 +651,7 @@ impl Region {
     /// A reference about to be freed must name a piece that is allocated.
     pub(crate) fn check_allocated(&self, slot: SlotRef) -> Result<()> {
         let number = slot.segment();
-        let wrong = || Error::corrupt("slot reference", slot.offset(), slot.bits());
+        let wrong = || Error::corrupt("slot reference", slot.offset().get(), slot.bits());
         let mut alloc = self.alloc.lock();
         let last = if slot.is_run() { number + slot.run_segments() } else { number + 1 };
         if last > alloc.segments.len() as u64 {

@@ -235,7 +235,7 @@ impl Region {
         let state = self.checkpoint.lock();
         match (&self.images, state.current) {
             (Some(images), Some(current)) if self.superblock.memory_kind.has_ring() => {
-                images[current].read(at, out)?;
+                images[current].read(at.get(), out)?;
                 Ok(true)
             }
             _ => Ok(false),

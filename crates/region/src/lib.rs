@@ -159,7 +159,7 @@ impl Region {
         // The superblock last: a half-made region has no magic.
         region.memory.write_through(SUPERBLOCK_AT, &superblock.encode());
         region.memory.fence();
-        region.mark_dirty(0, reserved * SEGMENT);
+        region.mark_dirty(Offset::ZERO, reserved * SEGMENT);
         region.with_log_room(true, || region.append_epoch(&mut region.commit.lock(), nonce))?;
         Ok(region)
     }
@@ -224,7 +224,7 @@ impl Region {
             // before the other slot is overwritten, and a record before it is applied (invariant 1): a power loss
             // could otherwise leave no anchor at all, or half of the changes of a lost record.
             parts.memory.write_back(ANCHOR_AT[0], PAGE);
-            parts.memory.write_back(superblock.ring, superblock.ring_bytes);
+            parts.memory.write_back(superblock.ring.get(), superblock.ring_bytes);
             parts.memory.fence();
         }
         let (end, salt, last_boot, mut recovery) =
@@ -521,7 +521,7 @@ fn mark_dirty(dirty: &[AtomicU64], at: Offset, len: u64) {
     if dirty.is_empty() || len == 0 {
         return;
     }
-    for page in at / PAGE..=(at + len - 1) / PAGE {
+    for page in at.page()..=(at.get() + len - 1) / PAGE {
         let (word, bit) = (&dirty[(page / 64) as usize], 1 << (page % 64));
         if word.load(Ordering::Relaxed) & bit == 0 {
             word.fetch_or(bit, Ordering::Relaxed);

@@ -14,13 +14,14 @@ use crate::{Error, Lsn, Recovery, Result, mark_dirty};
 
 /// Applies one entry; on memory that needs it, starts its write-back.
 pub(crate) fn apply(memory: &dyn PersistentMemory, entry: &Entry<'_>) {
-    match *entry {
-        Entry::Write { at, bytes } => memory.write(at, bytes),
-        Entry::SetBits { at, mask } => memory.write_u64(at, memory.read_u64(at) | mask),
-        Entry::ClearBits { at, mask } => memory.write_u64(at, memory.read_u64(at) & !mask),
-        Entry::Zero { at, len } => memory.zero(at, len),
-    }
     let (at, len) = entry.range();
+    let at = at.get();
+    match *entry {
+        Entry::Write { bytes, .. } => memory.write(at, bytes),
+        Entry::SetBits { mask, .. } => memory.write_u64(at, memory.read_u64(at) | mask),
+        Entry::ClearBits { mask, .. } => memory.write_u64(at, memory.read_u64(at) & !mask),
+        Entry::Zero { .. } => memory.zero(at, len),
+    }
     memory.write_back(at, len);
 }
 

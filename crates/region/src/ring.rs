@@ -16,7 +16,7 @@ pub(crate) struct RingLog {
 
 impl RingLog {
     pub fn new(memory: Arc<dyn PersistentMemory>, superblock: &Superblock) -> RingLog {
-        RingLog { memory, start: superblock.ring, bytes: superblock.ring_bytes }
+        RingLog { memory, start: superblock.ring.get(), bytes: superblock.ring_bytes }
     }
 
     /// The piece up to the ring's end and the piece from its start.

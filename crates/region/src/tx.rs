@@ -32,19 +32,19 @@ pub trait View {
 impl View for Region {
     #[inline]
     fn read(&self, at: Offset, out: &mut [u8]) -> Result<()> {
-        if at.saturating_add(out.len() as u64) > self.superblock.region_bytes {
-            return Err(Error::corrupt("region offset", at, out.len() as u64));
+        if at.get().saturating_add(out.len() as u64) > self.superblock.region_bytes {
+            return Err(Error::corrupt("region offset", at.get(), out.len() as u64));
         }
-        self.memory.read(at, out);
+        self.memory.read(at.get(), out);
         Ok(())
     }
 
     #[inline]
     fn read_u64(&self, at: Offset) -> Result<u64> {
-        if at.saturating_add(8) > self.superblock.region_bytes {
-            return Err(Error::corrupt("region offset", at, 8));
+        if at.get().saturating_add(8) > self.superblock.region_bytes {
+            return Err(Error::corrupt("region offset", at.get(), 8));
         }
-        Ok(self.memory.read_u64(at))
+        Ok(self.memory.read_u64(at.get()))
     }
 }
 
@@ -111,8 +111,8 @@ impl<'r> Tx<'r> {
     }
 
     fn bound(&self, at: Offset, len: u64) -> Result<()> {
-        if at.saturating_add(len) > self.region.superblock.region_bytes || len > ENTRY_LEN_MAX {
-            return Err(Error::corrupt("region offset", at, len));
+        if at.get().saturating_add(len) > self.region.superblock.region_bytes || len > ENTRY_LEN_MAX {
+            return Err(Error::corrupt("region offset", at.get(), len));
         }
         Ok(())
     }
@@ -181,7 +181,7 @@ impl<'r> Tx<'r> {
             self.region.check_allocated(slot)?;
         }
         if self.buffers.freed.contains(&slot) {
-            return Err(Error::corrupt("slot freed twice", slot.offset(), slot.bits()));
+            return Err(Error::corrupt("slot freed twice", slot.offset().get(), slot.bits()));
         }
         crate::alloc::log_free(self, slot)?;
         self.buffers.freed.push(slot);

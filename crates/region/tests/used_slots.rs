@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::logged::{images, parts};
 use shoal_format::slot::class_geometry;
-use shoal_format::{PAGE, SEGMENT, SlotRef};
+use shoal_format::{Offset, PAGE, SEGMENT, SlotRef};
 use shoal_media::{ImageFile, PersistentMemory};
 use shoal_region::{Region, Space, View, newest_image};
 use shoal_sim::{Random, SimMemory, World};
@@ -160,13 +160,13 @@ fn what_is_left_unread_is_allocated_and_freed_as_if_it_were_read() {
                 _ => region.sync().unwrap(),
             }
             drop(region);
-            let places: BTreeSet<u64> = held.iter().map(|slot| slot.offset()).collect();
+            let places: BTreeSet<Offset> = held.iter().map(|slot| slot.offset()).collect();
             assert_eq!(places.len(), held.len(), "seed {seed} boot {boot}: a slot given to two");
         }
         // Every slot that is free by the bitmaps can be had, and no other.
         let all_read = open(&world, 20, false).0.space();
         let (region, _) = open(&world, 21, true);
-        let mut taken: BTreeSet<u64> = held.iter().map(|slot| slot.offset()).collect();
+        let mut taken: BTreeSet<Offset> = held.iter().map(|slot| slot.offset()).collect();
         loop {
             let mut tx = region.begin();
             let Ok(slot) = tx.alloc(200) else { break };
@@ -228,7 +228,7 @@ fn segments_whose_bitmaps_are_unread_are_emptied_as_if_they_were_read() {
         assert!(compact(&region, &mut held) > 10, "seed {seed}: little was freed");
         // A bitmap may show less in use than the image said, and so that there is more to gain.
         assert!((0..3).any(|_| compact(&region, &mut held) == 0), "seed {seed}: it does not come to an end");
-        let places: BTreeSet<u64> = held.iter().map(|slot| slot.offset()).collect();
+        let places: BTreeSet<Offset> = held.iter().map(|slot| slot.offset()).collect();
         assert_eq!(places.len(), held.len(), "seed {seed}: a slot given to two");
         for slot in &held {
             let mut bytes = [0; 16];

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use shoal_devices::{During, Failure, Outcome, new_uuid};
 use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, FEATURE_SUMS, Superblock};
-use shoal_format::{BULK_BLOCK, PAGE, SEGMENT};
+use shoal_format::{BULK_BLOCK, Offset, PAGE, SEGMENT};
 use shoal_fs::{Fs, Options};
 use shoal_host::{SEGMENT_BYTES, SegmentLog};
 use shoal_media::BlockDevice;
@@ -182,9 +182,9 @@ fn copy_bulk(fs: &Fs, device: &dyn BlockDevice, directory: &Path, watched: &dyn 
 fn write_region(fs: &Fs, copy: &Store, superblock: &Superblock, clean: bool, whole: bool) -> Outcome<u64> {
     let region = fs.region();
     let space = region.space();
-    let ring = superblock.ring / PAGE..(superblock.ring + superblock.ring_bytes) / PAGE;
+    let ring = superblock.ring.page()..(superblock.ring + superblock.ring_bytes).page();
     let read = |segment: u64, out: &mut [u8]| -> shoal_region::Result<()> {
-        region.read(segment * SEGMENT, out)?;
+        region.read(Offset::new(segment * SEGMENT), out)?;
         // The ring holds records of the original's log, and the copy's log is empty.
         for (number, page) in out.chunks_exact_mut(PAGE as usize).enumerate() {
             if ring.contains(&(segment * (SEGMENT / PAGE) + number as u64)) {

@@ -6,7 +6,7 @@
 //! pages are `pages`' business.
 
 use shoal_format::superblock::{AnchorRecord, Superblock};
-use shoal_format::{Lsn, PAGE, SEGMENT};
+use shoal_format::{Lsn, Offset, PAGE, SEGMENT};
 
 use super::SalvageSource;
 use super::pages::{self, BadPages};
@@ -165,7 +165,7 @@ fn replayed<'a>(
     };
     let mut region = Region::new(base, superblock.region_bytes, used);
     for (page, bytes) in patches {
-        region.write(page * PAGE, bytes)?;
+        region.write(Offset::new(page * PAGE), bytes)?;
     }
     let power_lost = source.power_lost;
     let media = Source { image: source.image, log: source.log, bulk_bytes: None, power_lost, sums: false };

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use shoal_format::PAGE;
 use shoal_format::superblock::{AnchorRecord, Superblock};
+use shoal_format::{Offset, PAGE};
 
 use crate::region::{Base, Region};
 use crate::report::{FindingKind, Report};
@@ -152,8 +152,8 @@ pub(super) fn take_replayed(
         let expected = sum(&image, superblock, page)?;
         let blank = expected == 0 && bytes.iter().all(|&byte| byte == 0);
         if blank || superblock.sums().of_page(page, &bytes) == expected {
-            other.peek(page * PAGE, &mut bytes)?;
-            region.write(page * PAGE, &bytes)?;
+            other.peek(Offset::new(page * PAGE), &mut bytes)?;
+            region.write(Offset::new(page * PAGE), &bytes)?;
         } else {
             left.insert(page, content);
         }

@@ -21,7 +21,7 @@ use shoal_format::record::{Entry, RecordHeader, RecordKind};
 use shoal_format::segment::{SEGMENT_ENTRY, SegmentEntry, SegmentUse};
 use shoal_format::slot::{class_for, class_geometry};
 use shoal_format::superblock::{ANCHOR_CLEAN, AnchorRecord, Geometry, MemoryKind, ROOTS_AT, Roots, Superblock};
-use shoal_format::{PAGE, SEGMENT, SlotRef, xattr};
+use shoal_format::{Offset, PAGE, SEGMENT, SlotRef, xattr};
 use zerocopy::{FromBytes, IntoBytes};
 
 use media::{Image, Log, Memory};
@@ -105,7 +105,7 @@ impl Store {
             height: 1,
             blocks: BTreeMap::new(),
         };
-        store.write(0, &superblock.encode());
+        store.write(Offset::ZERO, &superblock.encode());
         for segment in 0..superblock.reserved_segments() {
             store.set_segment(segment, SegmentEntry::new(SegmentUse::Reserved));
         }
@@ -191,7 +191,7 @@ impl Store {
             self.next_segment += segments;
             self.set_segment(first, SegmentEntry::new(SegmentUse::RunHead(segments as u32)));
             (1..segments).for_each(|i| self.set_segment(first + i, SegmentEntry::new(SegmentUse::RunBody)));
-            return SlotRef::run(first * SEGMENT, segments);
+            return SlotRef::run(Offset::new(first * SEGMENT), segments);
         };
         let (slots, header) = class_geometry(class);
         let (segment, slot) = match self.open.get(&class) {
@@ -205,7 +205,7 @@ impl Store {
         };
         self.open.insert(class, (segment, slot + 1));
         let size = shoal_format::slot::CLASS_SIZES[class as usize];
-        let reference = SlotRef::slot(segment * SEGMENT + (header + slot * size) as u64, class);
+        let reference = SlotRef::slot(Offset::new(segment * SEGMENT) + (header + slot * size) as u64, class);
         self.mark(reference, true);
         reference
     }
@@ -216,7 +216,7 @@ impl Store {
         slot
     }
 
-    fn entry_at(&self, segment: u64) -> u64 {
+    fn entry_at(&self, segment: u64) -> Offset {
         self.superblock.segment_table + segment * SEGMENT_ENTRY
     }
 
@@ -228,7 +228,8 @@ impl Store {
     /// Sets or clears a slot's allocation bit.
     pub fn mark(&mut self, slot: SlotRef, used: bool) {
         let (slots, _) = class_geometry(slot.class());
-        let bitmap = if slots <= 64 { self.entry_at(slot.segment()) + 8 } else { slot.segment() * SEGMENT };
+        let bitmap =
+            if slots <= 64 { self.entry_at(slot.segment()) + 8 } else { Offset::new(slot.segment() * SEGMENT) };
         self.bit(bitmap, slot.index() as u64, used);
     }
 
@@ -236,17 +237,19 @@ impl Store {
         self.bit(self.superblock.bulk_bitmap, block, used);
     }
 
-    fn bit(&mut self, bitmap: u64, index: u64, set: bool) {
-        let byte = &mut self.bytes[(bitmap + index / 8) as usize];
+    fn bit(&mut self, bitmap: Offset, index: u64, set: bool) {
+        let byte = &mut self.bytes[(bitmap + index / 8).get() as usize];
         if set { *byte |= 1 << (index % 8) } else { *byte &= !(1 << (index % 8)) }
     }
 
-    pub fn write(&mut self, at: u64, bytes: &[u8]) {
-        self.bytes[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+    pub fn write(&mut self, at: Offset, bytes: &[u8]) {
+        let at = at.get() as usize;
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    pub fn word(&self, at: u64) -> u64 {
-        u64::from_le_bytes(self.bytes[at as usize..at as usize + 8].try_into().unwrap())
+    pub fn word(&self, at: Offset) -> u64 {
+        let at = at.get() as usize;
+        u64::from_le_bytes(self.bytes[at..at + 8].try_into().unwrap())
     }
 
     pub fn store_data(&mut self, inode: &mut Inode, data: &[u8]) {
@@ -373,7 +376,7 @@ impl Store {
         self.inodes.insert(ino, inode);
     }
 
-    pub fn inode_at(&self, ino: u32) -> u64 {
+    pub fn inode_at(&self, ino: u32) -> Offset {
         self.blocks[&(ino / 16)].offset() + ino as u64 % 16 * INODE_RECORD as u64
     }
 
@@ -387,7 +390,7 @@ impl Store {
 
     /// Changes the first entry of a packed directory.
     pub fn edit_entry(&mut self, directory: u32, change: impl FnOnce(&mut [u8])) {
-        let at = self.inodes[&directory].root.offset() as usize + dir::BUCKET_HEADER;
+        let at = self.inodes[&directory].root.offset().get() as usize + dir::BUCKET_HEADER;
         let len = dir::ENTRY_HEADER + self.bytes[at + dir::ENTRY_HEADER - 1] as usize;
         change(&mut self.bytes[at..at + len]);
     }
@@ -472,7 +475,7 @@ impl Store {
         bytes[PAGE as usize + 512..PAGE as usize + 640].copy_from_slice(anchor.sealed().as_bytes());
         for (i, byte) in self.log.iter().enumerate() {
             let within = (anchor.replay_lsn.get() + i as u64) % self.superblock.ring_bytes;
-            bytes[(self.superblock.ring + within) as usize] = *byte;
+            bytes[(self.superblock.ring + within).get() as usize] = *byte;
         }
         Memory(bytes)
     }

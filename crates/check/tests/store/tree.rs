@@ -20,7 +20,7 @@ pub fn read(region: &[u8]) -> Tree {
 }
 
 fn piece(region: &[u8], slot: SlotRef) -> &[u8] {
-    &region[slot.offset() as usize..(slot.offset() + slot.capacity()) as usize]
+    &region[slot.offset().get() as usize..(slot.offset() + slot.capacity()).get() as usize]
 }
 
 fn reference(bytes: &[u8], index: usize) -> SlotRef {
@@ -28,7 +28,7 @@ fn reference(bytes: &[u8], index: usize) -> SlotRef {
 }
 
 fn enter(region: &[u8], ino: u32, path: &[u8], tree: &mut Tree) {
-    let roots = Roots::read_from_prefix(&region[ROOTS_AT as usize..]).unwrap().0;
+    let roots = Roots::read_from_prefix(&region[ROOTS_AT.get() as usize..]).unwrap().0;
     assert_eq!(roots.inode_height.get(), 1);
     let table = piece(region, SlotRef::from_bits(roots.inode_root.get()).unwrap());
     let block = piece(region, reference(table, ino as usize / 16));

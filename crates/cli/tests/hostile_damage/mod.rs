@@ -123,7 +123,7 @@ impl Medium<'_> {
 
     /// A random page with data, other than the first two.
     fn page(&self, random: &mut Random) -> u64 {
-        let ring = self.superblock.ring / PAGE..(self.superblock.ring + self.superblock.ring_bytes) / PAGE;
+        let ring = self.superblock.ring.page()..(self.superblock.ring + self.superblock.ring_bytes).page();
         let bytes = self.bytes(0, self.used as usize);
         let filled = bytes.chunks(PAGE as usize).enumerate().filter(|(_, page)| page.iter().any(|&byte| byte != 0));
         let pages: Vec<u64> = filled.map(|(number, _)| number as u64).filter(|n| *n > 1 && !ring.contains(n)).collect();
@@ -219,7 +219,7 @@ pub fn damage(scene: &Scene, targets: &Targets, kind: Kind, seed: u64) -> String
                 Some(name) => (name.as_str(), 0..fs::metadata(scene.at(name)).unwrap().len()),
                 None => {
                     let superblock = scene.head("region").0;
-                    ("region", superblock.ring..superblock.ring + superblock.ring_bytes)
+                    ("region", superblock.ring.get()..(superblock.ring + superblock.ring_bytes).get())
                 }
             };
             let bytes = fs::read(scene.at(name)).unwrap();
@@ -250,9 +250,11 @@ fn one(medium: &Medium<'_>, targets: &Targets, kind: Kind, random: &mut Random) 
     let record = targets.records[random.below(targets.records.len() as u64) as usize];
     let hurt_piece = |pick: &dyn Fn(&Inode) -> SlotRef, random: &mut Random| {
         let piece = medium.piece(targets, random, pick);
-        let Some(piece) = piece.filter(|piece| piece.offset() + piece.capacity() <= medium.used) else { return 0 };
-        medium.hurt(piece.offset(), piece.capacity().min(200), random);
-        piece.offset()
+        let Some(piece) = piece.filter(|piece| piece.offset().get() + piece.capacity() <= medium.used) else {
+            return 0;
+        };
+        medium.hurt(piece.offset().get(), piece.capacity().min(200), random);
+        piece.offset().get()
     };
     match kind {
         Kind::Superblock => {
@@ -270,7 +272,7 @@ fn one(medium: &Medium<'_>, targets: &Targets, kind: Kind, random: &mut Random) 
             ANCHOR_AT[0]
         }
         Kind::SegmentTable => {
-            let at = superblock.segment_table + random.below((medium.used / SEGMENT).max(1)) * 16;
+            let at = superblock.segment_table.get() + random.below((medium.used / SEGMENT).max(1)) * 16;
             medium.hurt(at, 16, random);
             at
         }

@@ -34,7 +34,7 @@ impl InodeTable {
     /// The nodes on the way to `block`, the root first, and last the block itself if it exists.
     fn way(&self, view: &impl View, block: u64) -> Result<Vec<Link>> {
         let (slot, height) = self.root();
-        let mut way = vec![Link { slot, place: 0 }];
+        let mut way = vec![Link { slot, place: Offset::ZERO }];
         for level in (0..height).rev() {
             let at = way[way.len() - 1].slot.offset();
             let place = at + block / TABLE_FANOUT.pow(level) % TABLE_FANOUT * 8;
@@ -131,7 +131,7 @@ impl InodeTable {
     pub fn tidy_nodes(&self, region: &Region, locks: &LockTable, block: u64, victims: &Victims) -> Result<bool> {
         let leads_nowhere = |view: &Tx<'_>, link: &Link| -> Result<bool> {
             let bytes = view.read_vec(link.slot.offset(), TABLE_NODE as usize)?;
-            Ok(link.place != 0 && bytes.iter().all(|&byte| byte == 0))
+            Ok(link.place != Offset::ZERO && bytes.iter().all(|&byte| byte == 0))
         };
         let nodes = |view: &Tx<'_>| -> Result<Vec<Link>> {
             let mut way = self.way(view, block)?;
@@ -164,7 +164,7 @@ impl InodeTable {
                 tx.write(link.place, &[0; 8])?;
             } else if victims.contains(link.slot) {
                 let Some(new) = tx.relocate(link.slot)? else { continue };
-                if link.place != 0 {
+                if link.place != Offset::ZERO {
                     tx.write(link.place, &new.bits().to_le_bytes())?;
                     continue;
                 }

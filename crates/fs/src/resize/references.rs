@@ -26,7 +26,7 @@ pub(super) fn move_all(
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<()> {
     let walk = Walk { memory, places };
-    let height = memory.read_u64(ROOTS_AT + 8) as u32;
+    let height = memory.read_u64((ROOTS_AT + 8).get()) as u32;
     if !(1..=HEIGHT_MAX).contains(&height) {
         return Err(walk.damaged("roots", ROOTS_AT));
     }
@@ -47,7 +47,7 @@ struct Walk<'a> {
 
 impl Walk<'_> {
     fn damaged(&self, what: &str, at: Offset) -> Error {
-        Error::Corrupt(format!("{what} at {at:#x}; run `shoal check`"))
+        Error::Corrupt(format!("{what} at {:#x}; run `shoal check`", at.get()))
     }
 
     fn moved(&self, slot: SlotRef, at: Offset) -> Result<SlotRef> {
@@ -58,14 +58,15 @@ impl Walk<'_> {
         if place == 0 {
             return Err(self.damaged("reference to a segment that is not in use", at));
         }
-        let offset = place * SEGMENT + slot.offset() % SEGMENT;
+        let offset = Offset::new(place * SEGMENT) + u64::from(slot.offset().in_segment());
         Ok(if slot.is_run() { SlotRef::run(offset, slot.run_segments()) } else { SlotRef::slot(offset, slot.class()) })
     }
 
     /// Moves the reference at `at`; where the piece lies before the move.
     fn reference(&self, at: Offset) -> Result<SlotRef> {
-        let slot = SlotRef::from_bits(self.memory.read_u64(at)).ok_or_else(|| self.damaged("slot reference", at))?;
-        self.memory.write_u64(at, self.moved(slot, at)?.bits());
+        let slot =
+            SlotRef::from_bits(self.memory.read_u64(at.get())).ok_or_else(|| self.damaged("slot reference", at))?;
+        self.memory.write_u64(at.get(), self.moved(slot, at)?.bits());
         Ok(slot)
     }
 
@@ -83,7 +84,7 @@ impl Walk<'_> {
 
     fn inode(&self, at: Offset) -> Result<()> {
         let mut record = [0; INODE_RECORD];
-        self.memory.read(at, &mut record);
+        self.memory.read(at.get(), &mut record);
         let InodeSlot::Used(inode) = Inode::decode(&record)? else { return Ok(()) };
         let root = inode.root.offset();
         match inode.layout {
@@ -92,7 +93,7 @@ impl Walk<'_> {
                 (0..inode.root.capacity() / 8).try_for_each(|entry| self.reference(root + entry * 8).map(drop))?;
             }
             Layout::Extents => {
-                let header = self.memory.read_u64(root);
+                let header = self.memory.read_u64(root.get());
                 let (kind, count) = (header as u32, header >> 32);
                 if EXTENT_HEADER as u64 + count * EXTENT_BYTES as u64 > inode.root.capacity() {
                     return Err(self.damaged("extent map", root));
@@ -105,7 +106,7 @@ impl Walk<'_> {
             Layout::DirHashed => self.directory(root, 0)?,
         }
         let (root, xattr) = (self.moved(inode.root, at)?, self.moved(inode.xattr, at)?);
-        self.memory.write(at, &Inode { root, xattr, ..inode }.encode());
+        self.memory.write(at.get(), &Inode { root, xattr, ..inode }.encode());
         Ok(())
     }
 
@@ -115,7 +116,7 @@ impl Walk<'_> {
         }
         for entry in 0..NODE_FANOUT as u64 {
             let at = node + entry * 8;
-            let moved = match NodeRef::decode(self.memory.read_u64(at))? {
+            let moved = match NodeRef::decode(self.memory.read_u64(at.get()))? {
                 NodeRef::Null => continue,
                 NodeRef::Node(slot) => {
                     self.directory(slot.offset(), level + 1)?;
@@ -123,7 +124,7 @@ impl Walk<'_> {
                 }
                 NodeRef::Bucket { slot, depth } => NodeRef::Bucket { slot: self.moved(slot, at)?, depth },
             };
-            self.memory.write_u64(at, moved.encode());
+            self.memory.write_u64(at.get(), moved.encode());
         }
         Ok(())
     }

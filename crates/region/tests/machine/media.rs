@@ -60,7 +60,7 @@ pub struct PlantedMemory {
 
 impl PlantedMemory {
     pub fn new(inner: Arc<dyn PersistentMemory>, plant: Plant, superblock: &Superblock) -> PlantedMemory {
-        let ring = superblock.ring..superblock.ring + superblock.ring_bytes;
+        let ring = superblock.ring.get()..(superblock.ring + superblock.ring_bytes).get();
         PlantedMemory { inner, plant, ring, stored: Stored::default() }
     }
 

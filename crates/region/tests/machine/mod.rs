@@ -20,6 +20,7 @@ use std::sync::Arc;
 
 use media::Plant;
 use model::State;
+use shoal_format::Offset;
 use shoal_format::superblock::MemoryKind;
 use shoal_region::Error;
 use shoal_sim::{Budget, CrashPoint, Limits, Random, WorldState};
@@ -247,7 +248,7 @@ fn fill(store: &Store) -> Result<(), String> {
     use std::collections::BTreeSet;
     let writer = store.writer.lock().unwrap();
     let state = &writer.states[model::claimed(&store.region)? as usize];
-    let mut used: BTreeSet<(u64, u64)> = BTreeSet::new();
+    let mut used: BTreeSet<(Offset, Offset)> = BTreeSet::new();
     let taken = |slot: shoal_format::SlotRef| (slot.offset(), slot.offset() + slot.capacity());
     used.extend(state.objects.iter().flatten().map(|o| taken(o.slot)));
     let mut tx = store.region.begin_reclaim();

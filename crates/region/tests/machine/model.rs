@@ -11,17 +11,17 @@ use std::sync::Arc;
 use shoal_format::segment::{SEGMENT_ENTRY, SegmentEntry, SegmentUse};
 use shoal_format::slot::{CLASS_SIZES, class_geometry};
 use shoal_format::superblock::ROOTS_AT;
-use shoal_format::{SEGMENT, SlotRef};
+use shoal_format::{Offset, SEGMENT, SlotRef};
 use shoal_region::{Region, View};
 
 pub const OBJECTS: usize = 20;
 pub const WORDS: usize = 8;
 
-pub fn object_at(object: usize) -> u64 {
+pub fn object_at(object: usize) -> Offset {
     ROOTS_AT + 8 + object as u64 * 16
 }
 
-pub fn word_at(word: usize) -> u64 {
+pub fn word_at(word: usize) -> Offset {
     ROOTS_AT + 2048 + word as u64 * 8
 }
 
@@ -35,7 +35,7 @@ pub struct Object {
 }
 
 impl Object {
-    pub fn at(&self) -> u64 {
+    pub fn at(&self) -> Offset {
         self.slot.offset() + self.start
     }
 }
@@ -97,7 +97,7 @@ fn allocated(region: &Region) -> Result<BTreeSet<SlotRef>, String> {
     let mut out = BTreeSet::new();
     let mut body = 0;
     for (number, entry) in table.chunks_exact(SEGMENT_ENTRY as usize).enumerate() {
-        let base = number as u64 * SEGMENT;
+        let base = Offset::new(number as u64 * SEGMENT);
         let (usage, bitmap) = SegmentEntry::decode(entry.try_into().expect("chunk size"))
             .map_err(|e| format!("segment {number}: {e}"))?;
         if (usage == SegmentUse::RunBody) != (body > 0) {

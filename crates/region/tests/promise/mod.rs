@@ -6,8 +6,8 @@
 
 use std::sync::{Arc, Mutex, OnceLock};
 
-use shoal_format::SEGMENT;
 use shoal_format::superblock::{Geometry, MemoryKind};
+use shoal_format::{Offset, SEGMENT};
 use shoal_media::{ImageFile, LogDevice, Result};
 use shoal_region::{Lsn, Parts, Region, Tx};
 use shoal_sim::{SimLog, SimMemory, World};
@@ -70,7 +70,7 @@ fn region() -> (Arc<Region>, Arc<HookedLog>) {
 
 fn changing(region: &Region) -> Tx<'_> {
     let mut tx = region.begin();
-    tx.write(REGION_BYTES - SEGMENT, b"change").expect("it fits");
+    tx.write(Offset::new(REGION_BYTES - SEGMENT), b"change").expect("it fits");
     tx
 }
 
