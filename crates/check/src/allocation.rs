@@ -1,6 +1,6 @@
 //! Allocated pieces against referenced pieces.
 //!
-//! What it owns: the segment table, decoded; for every segment the allocation bits and a bit per slot for "referenced".
+//! Owns: the segment table, decoded; for every segment the allocation bits and a bit per slot for "referenced".
 //! Rules: every reference passes through [`Allocation::claim`] once. A caller that is refused must not follow the
 //! reference; this keeps walks over damaged structures finite.
 //! Left out: the bulk device's blocks (`bulk`).

@@ -94,7 +94,7 @@ struct File<'a, 'b> {
     small: u64,
     /// Bulk blocks mapped.
     blocks: u64,
-    /// Of these, marked NEW.
+    /// Those of them that are marked NEW.
     new: u64,
     /// End of a block or chunk that lies wholly behind the size (bytes), or 0.
     end: u64,

@@ -1,6 +1,6 @@
 //! The inode table: walks its nodes and blocks, decodes every record, and keeps what later stages need.
 //!
-//! What it owns: the list of blocks that exist and a state of 32 bytes for every record in them.
+//! Owns: the list of blocks that exist and a state of 32 bytes for every record in them.
 //! Rules: the walk's depth is the table's height, at most [`HEIGHT_MAX`]; a node or block is visited once.
 //! Left out: the data behind an inode's `root` (`files`, `directories`) and link counts (`links`).
 

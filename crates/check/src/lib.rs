@@ -1,7 +1,7 @@
 //! The offline checker: reads a store at rest, replays its log into memory of its own and verifies every invariant
 //! of `docs/spec/region.md`.
 //!
-//! What it owns: reading a region from images or from memory, log replay, the walk over inodes, directories and
+//! Owns: reading a region from images or from memory, log replay, the walk over inodes, directories and
 //! extents, and the comparison of reachable with allocated pieces.
 //! Rules: the crate depends on the formats and the media traits alone, so that it cannot share the engine's bugs; it
 //! never writes; hostile bytes give findings, never a panic, in time and memory bounded by the bytes on media (visited
@@ -54,7 +54,7 @@ pub struct Source<'a> {
     pub sums: bool,
 }
 
-/// What the checker is doing.
+/// The checker's current work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Sums,

@@ -1,6 +1,6 @@
 //! The region as the checker sees it: the bytes of the medium, with the replayed log on top, in memory of its own.
 //!
-//! What it owns: segments of 64 KiB, read when they are first needed and kept; those that are all zeros take no memory,
+//! Owns: segments of 64 KiB, read when they are first needed and kept; those that are all zeros take no memory,
 //! so that a forged size costs nothing. Small-file data is never read.
 //! Rules: the medium is never written; a reader outside the region's bytes is a bug of the checker.
 //! Left out: the meaning of the bytes.

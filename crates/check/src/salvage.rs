@@ -1,6 +1,6 @@
 //! Reads a damaged store as far as possible, and hands everything found to its caller.
 //!
-//! What it owns: finding every inode and name that is left, and the bytes of files. Opening is in `salvage/open`, the
+//! Owns: finding every inode and name that is left, and the bytes of files. Opening is in `salvage/open`, the
 //! contents of one inode in `salvage/contents`.
 //! Rules: the store is never written; a structure that does not decode is not used, and one that decodes is not given
 //! up because something beside it is damaged. Losses are reported with path, range and reason. Every structure is

@@ -17,7 +17,7 @@ pub type Make = fn(&str, &MakeOptions) -> Outcome<Box<dyn Made>>;
 
 /// A kind of bulk storage.
 pub struct Kind {
-    /// As reports call it.
+    /// The name in reports.
     pub name: &'static str,
     /// The kind in words that name nothing secret.
     pub words: &'static str,
@@ -38,7 +38,7 @@ pub struct Kind {
 pub struct MakeOptions {
     /// The device below a virtual-log disk.
     pub over: Option<DeviceName>,
-    /// Of the file below, which is made.
+    /// The file below, which is made.
     pub size: Option<Size>,
     /// Part of the device that never holds data (percent).
     pub spare_percent: u8,

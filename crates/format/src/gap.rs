@@ -1,4 +1,4 @@
-//! What lies behind the end of a log: nothing, or records that belong to it, so that the end is damage.
+//! The bytes behind the end of a log: nothing, or records that belong to it, so that the end is damage.
 //!
 //! The chain of records ends at the first one that does not count. A crash leaves such an end where it interrupted an append;
 //! a flipped bit makes one in the middle, and all that follows would be given up in silence. Two proofs tell them apart:

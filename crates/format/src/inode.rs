@@ -75,7 +75,7 @@ pub const S_IFDIR: u16 = 0o040000;
 pub const S_IFCHR: u16 = 0o020000;
 pub const S_IFIFO: u16 = 0o010000;
 
-/// What `root` of an inode refers to.
+/// Meaning of an inode's `root`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// No data: an empty file, a device, or a file that is one hole.
@@ -166,7 +166,7 @@ pub struct Inode {
     pub parent: Ino,
 }
 
-/// What a record holds.
+/// Contents of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InodeSlot {
     /// Not in use; the generation its last user had.

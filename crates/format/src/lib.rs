@@ -1,6 +1,6 @@
 //! Every layout Shoal puts on media, written once: constants, typed records, encoding, decoding.
 //!
-//! What it owns: the bytes. `docs/spec/` states each layout as a table; the structures here assert their sizes and offsets at compile
+//! Owns: the bytes. `docs/spec/` states each layout as a table; the structures here assert their sizes and offsets at compile
 //! time, `cargo xtask check` compares the two, and `tests/golden.rs` holds the bytes themselves.
 //! Rules: all integers are little-endian; decoding validates before it computes, never panics on
 //! hostile bytes, and says what was expected and what was found.

@@ -14,7 +14,7 @@ pub enum MemoryKind {
     Dax,
 }
 
-/// What a kind of memory is like.
+/// Properties of a kind of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryProperties {
     /// The kind's word in commands and reports.
@@ -55,7 +55,7 @@ impl MemoryKind {
         ROWS.iter().map(|(kind, _)| *kind)
     }
 
-    /// What memory of this kind is like.
+    /// Properties of this kind.
     pub const fn properties(self) -> MemoryProperties {
         // The rows are in the order of the kinds.
         ROWS[self as usize].1

@@ -1,4 +1,4 @@
-//! What the network RAM disk writes to its donors: the superblock and the lease; headers of units are in [`unit`].
+//! Format of a network RAM disk on its donors: the superblock and the lease; headers of units are in [`unit`].
 //!
 //! A donor begins with [`SUPERBLOCK_BYTES`]: two slots of 2048 bytes, written by turns, of which the valid one with the higher epoch
 //! counts; then the lease of the client that has the disk open. Behind them lie *units* of one size. The structs are the tables of
@@ -17,7 +17,7 @@ pub use unit::{
 use crate::number::number;
 use crate::{FormatError, Sums, checksum, seal};
 
-/// What units begin behind (bytes).
+/// Bytes in front of the units.
 pub const SUPERBLOCK_BYTES: usize = 8192;
 const SLOT_BYTES: usize = 2048;
 /// Both slots (bytes).
@@ -28,7 +28,7 @@ pub const LEASE_BYTES: usize = 512;
 const LEASE_MAGIC: u64 = u64::from_le_bytes(*b"ShoalLse");
 const SUPERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"ShoalRam");
 const VERSION: u32 = 2;
-/// What the version of a superblock has more for a disk with room for checkpoints, and for one whose blocks have [`Sums::Xxh3`].
+/// Added to the version of a superblock: for a disk with room for checkpoints, and for one whose blocks have [`Sums::Xxh3`].
 const VERSION_CHECKPOINT: u32 = 1;
 const VERSION_SUMS: u32 = 2;
 number! {
@@ -105,7 +105,7 @@ struct LeaseRecord {
 const _: () = assert!(size_of::<LeaseRecord>() == LEASE_BYTES);
 const _: () = assert!(std::mem::offset_of!(LeaseRecord, released) == 56);
 
-/// What a superblock says about one donor.
+/// A superblock's entry for one donor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DonorPlace {
     pub standing: Standing,
@@ -286,7 +286,7 @@ impl DiskSuperblock {
     }
 }
 
-/// Who has a disk open, on donors that know no clients of their own.
+/// The client that has a disk open, on donors that know no clients of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lease {
     pub uuid: [u8; 16],

@@ -12,14 +12,14 @@ use crate::ram::GroupId;
 use crate::{checksum, seal};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ShoalRCp");
-/// What each piece begins with (bytes).
+/// Bytes of each piece's header.
 pub const PIECE_HEADER: usize = 56;
 /// Bytes of a unit's number.
 const NAME: usize = size_of::<U32>();
 /// Pieces are written in multiples of this (bytes).
 const STEP: usize = 512;
 const ROOT_BYTES: usize = STEP;
-/// What a table page says of a block that is to be looked for among the units that are read.
+/// Entry of a table page for a block that is to be looked for among the units that are read.
 pub const LOOK: u32 = u32::MAX;
 
 /// The header of a piece. The checksum is that of the bytes behind it, up to `len`.
@@ -44,7 +44,7 @@ struct CheckpointHeader {
 const _: () = assert!(size_of::<CheckpointHeader>() == PIECE_HEADER);
 const _: () = assert!(std::mem::offset_of!(CheckpointHeader, index) == 48);
 
-/// What follows in a root.
+/// The body of a root.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct CheckpointRootRecord {
@@ -60,7 +60,7 @@ struct CheckpointRootRecord {
 
 const _: () = assert!(size_of::<CheckpointRootRecord>() == 52);
 
-/// What a page of the table or of groups begins with.
+/// Header of a page of the table or of groups.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct PageRange {
@@ -169,7 +169,7 @@ pub fn units(bytes: u64, front: u64, unit_bytes: usize, buffer: usize) -> u32 {
     low
 }
 
-/// What each piece of a checkpoint on a donor says of itself.
+/// Identity of a piece of a checkpoint on a donor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     pub uuid: [u8; 16],
@@ -235,7 +235,7 @@ pub fn decode<'a>(bytes: &'a [u8], stamp: &Stamp, index: u32) -> Option<(Kind, &
     its_own.then_some((kind, &piece[PIECE_HEADER..]))
 }
 
-/// What counts for the whole checkpoint; each donor has it.
+/// Facts about the whole checkpoint; each donor has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Root {
     /// Entries with a lower sequence count only where the table says so.

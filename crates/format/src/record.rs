@@ -40,7 +40,7 @@ pub struct RecordHeader {
 const _: () = assert!(size_of::<RecordHeader>() == RECORD_HEADER);
 const _: () = assert!(std::mem::offset_of!(RecordHeader, crc) == 28);
 
-/// What a record is.
+/// Kind of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecordKind {
     /// Entries to apply.
@@ -103,7 +103,7 @@ impl RecordHeader {
         Ok(header)
     }
 
-    /// Of a header that was decoded: no other has a kind that is known.
+    /// The kind of a decoded header: no other has a kind that is known.
     pub fn record_kind(&self) -> RecordKind {
         RecordKind::of(self.kind.get()).expect("`decode` refuses others")
     }

@@ -32,7 +32,7 @@ pub struct SegmentEntry {
 const _: () = assert!(size_of::<SegmentEntry>() == index(SEGMENT_ENTRY));
 const _: () = assert!(std::mem::offset_of!(SegmentEntry, bitmap) == index(SEGMENT_ENTRY_BITMAP));
 
-/// What a segment is used for.
+/// Use of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentUse {
     Free,

@@ -102,7 +102,7 @@ impl SlotRef {
         (ok && reference.offset().segment() > 0).then_some(reference)
     }
 
-    /// As [`SlotRef::from_bits`] and no other class but this one: the divisor is known, so this is faster.
+    /// Like [`SlotRef::from_bits`], but accepts this class alone: the divisor is known, so this is faster.
     #[inline]
     pub fn from_bits_of<const CLASS: u8>(bits: u64) -> Option<SlotRef> {
         let (slots, first) = const { class_geometry(CLASS) };

@@ -3,14 +3,14 @@
 //! CRC32C is linear. Bytes that end with their own CRC32C, as an inode record does, add the same to the CRC32C of a whole
 //! whatever they say, so such a sum takes an old inode record in the place of a new one for right. Reused log space and
 //! lost writes put old bytes just there. XXH3 has no such blind spot.
-//! What was made before keeps CRC32C: regions without [`FEATURE_SUMS`](crate::superblock::FEATURE_SUMS), and virtual-log disks of
+//! Media made before keep CRC32C: regions without [`FEATURE_SUMS`](crate::superblock::FEATURE_SUMS), and virtual-log disks of
 //! the versions 1 and 2.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use crate::checksum;
 
-/// What such sums are.
+/// The kind of such sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sums {
     Crc32c,
@@ -24,7 +24,7 @@ const fn low(hash: u64) -> u32 {
 }
 
 impl Sums {
-    /// What a bit of a version or of features says.
+    /// The kind that a bit of a version or of features stands for.
     pub(crate) fn of_bit(is_set: bool) -> Sums {
         if is_set { Sums::Xxh3 } else { Sums::Crc32c }
     }
@@ -33,7 +33,7 @@ impl Sums {
         self == Sums::Xxh3
     }
 
-    /// Of bytes whose place says nothing.
+    /// The sum of bytes whose place does not matter.
     pub fn of(self, bytes: &[u8]) -> u32 {
         match self {
             Sums::Crc32c => checksum(0, bytes),
@@ -41,7 +41,7 @@ impl Sums {
         }
     }
 
-    /// Of the page with this number.
+    /// The sum of the page with this number.
     pub fn of_page(self, number: u64, page: &[u8]) -> u32 {
         match self {
             Sums::Crc32c => checksum(0, page),

@@ -83,7 +83,7 @@ pub struct Superblock {
     pub created_ns: u64,
 }
 
-/// What a store is formatted with; [`Superblock::layout`] derives the offsets.
+/// Parameters of `format`; [`Superblock::layout`] derives the offsets.
 #[derive(Clone, Copy, Debug)]
 pub struct Geometry {
     pub memory_kind: MemoryKind,

@@ -1,4 +1,4 @@
-//! What a virtual-log disk writes to the device below it: superblock and tail record. Log records ([`Record`]) and the checkpoint of the
+//! Media format of a virtual-log disk: superblock and tail record. Log records ([`Record`]) and the checkpoint of the
 //! map ([`map`]) are in files of their own. The structs are the tables of `docs/spec/vlog.md`.
 //!
 //! The device is counted in blocks of 4096 bytes. Blocks 0 and 1 hold the superblock twice, blocks 2 and 3 the tail record by turns;
@@ -31,12 +31,12 @@ const SEQ_MAX: u64 = 1 << 62;
 const SUPERBLOCK_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVLg");
 const TAIL_MAGIC: u64 = u64::from_le_bytes(*b"ShoalVTl");
 const VERSION: u32 = 1;
-/// What the version of a superblock has more for a disk with a map area, and for one whose blocks have [`Sums::Xxh3`]. An older
+/// Added to the version of a superblock: for a disk with a map area, and for one whose blocks have [`Sums::Xxh3`]. An older
 /// program refuses either.
 const VERSION_MAP: u32 = 1;
 const VERSION_SUMS: u32 = 2;
 
-/// What every block of the log's own begins with.
+/// Header of every block of the log's own.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct BlockHeader {
@@ -109,7 +109,7 @@ pub struct Superblock {
     pub sums: Sums,
 }
 
-/// What is known of the end of the log.
+/// Knowledge of the end of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tail {
     /// The higher one of the two counts.

@@ -8,7 +8,7 @@ use shoal_format::inode::Inode;
 
 use crate::{Error, Fs, Ino, Result, acl, flags};
 
-/// What `stat` reports.
+/// Attributes, as `stat` reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attr {
     pub ino: Ino,

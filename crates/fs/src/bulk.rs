@@ -185,7 +185,7 @@ impl Bulk {
         self.state.lock().held_blocks
     }
 
-    /// What [`Bulk::take`] takes. Waits for pending blocks, and for held ones, when nothing else is left.
+    /// Like [`Bulk::take`], but waits for pending blocks, and for held ones, when nothing else is left.
     ///
     /// The caller must not hold a transaction or an inode lock: waiting may have to make the log durable.
     pub fn reserve(&self, region: &Region, goal: Option<BulkBlock>, want: u64, ahead: u64) -> Result<Run> {

@@ -46,7 +46,7 @@ pub enum AccessTimes {
     Never,
 }
 
-/// What [`Fs::seek`] looks for.
+/// Target of [`Fs::seek`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seek {
     Data,

@@ -70,7 +70,7 @@ pub(crate) fn check_entry_removed(dir: &Inode, inode: &Inode) -> Result<()> {
     check_change(dir).and_then(|()| check_change(inode))
 }
 
-/// Of an append-only file the times may be set to the present.
+/// The times of an append-only file may be set to the present.
 pub(crate) fn check_setattr(inode: &Inode, change: &SetAttr) -> Result<()> {
     let now_or_none = |time: Option<TimeChange>| matches!(time, None | Some(TimeChange::Now));
     let only_touched = change.mode.is_none()

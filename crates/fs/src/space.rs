@@ -14,7 +14,7 @@ use shoal_format::inode::{INODE_RECORD, Inode};
 
 use crate::{Attr, Fs, HostRoom, Ino, Result};
 
-/// What `statfs` reports.
+/// File-system figures, as `statfs` reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatFs {
     /// Unit of the three counts (bytes).
@@ -37,11 +37,11 @@ pub struct Usage {
     pub region_used: u64,
     /// Free and backed by room on the host.
     pub region_free: u64,
-    /// Of the free bytes, what only deleting may use.
+    /// The free bytes that only deleting may use.
     pub region_reserve: u64,
     /// The part of it that ordinary operations can have, for pieces of any size, once the region is compacted.
     pub region_usable: u64,
-    /// Of the region's free bytes, those that are only there while the bulk device leaves them: one host has room for either.
+    /// The free bytes of the region that are only there while the bulk device leaves them: one host has room for either.
     pub shared_free: u64,
     pub bulk_bytes: u64,
     pub bulk_used: u64,

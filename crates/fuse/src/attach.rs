@@ -1,6 +1,6 @@
 //! Attaching a FUSE connection to a mount point, and detaching it.
 //!
-//! As root by mount(2); otherwise by the set-uid helper `fusermount3`, which passes the device over a socket.
+//! Root mounts by mount(2), others by the set-uid helper `fusermount3`, which passes the device over a socket.
 //! Left out: what goes over the device (`dev_fuse`).
 //! Rules: only the mount that was made here is ever unmounted (the kernel's device number tells); a busy mount is
 //! written back, its connection aborted, and detached, so that the store can be shut down cleanly: the

@@ -26,7 +26,7 @@ pub(crate) struct Service {
     pub owner: u32,
 }
 
-/// What a thread does next.
+/// A thread's next step.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     Request,

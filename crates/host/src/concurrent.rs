@@ -21,7 +21,7 @@ use shoal_media::{BlockDevice, BlockGeometry, Completion, Request, Result};
 const SLOW_NS: u64 = 100_000;
 /// The same where the caller has nothing else to do, and many requests: a hand-over takes this long at most (ns).
 const SHORT_NS: u64 = 20_000;
-/// As deep as a connection's queue usually is.
+/// Usual depth of a connection's queue.
 const THREADS_MAX: usize = 32;
 
 #[derive(Default)]

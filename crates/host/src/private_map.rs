@@ -19,7 +19,7 @@ pub struct PrivateMap {
     map: Map,
     /// Bytes at the start that come from the image file.
     image_bytes: u64,
-    /// Of these, bytes that no longer depend on it; locked while pages are copied.
+    /// Those of them that no longer depend on it (bytes); locked while pages are copied.
     detached_bytes: Mutex<u64>,
 }
 

@@ -22,7 +22,7 @@ use crate::Result;
 pub trait LogDevice: Send + Sync {
     fn append(&self, position: u64, bytes: &[u8]) -> Result<()>;
 
-    /// As `append`, and may use the room held back.
+    /// Like `append`, and may use the room held back.
     fn append_urgent(&self, position: u64, bytes: &[u8]) -> Result<()> {
         self.append(position, bytes)
     }

@@ -148,7 +148,7 @@ impl Client {
         Ok(client)
     }
 
-    /// What the server said about the export.
+    /// The server's description of the export.
     pub fn export(&self) -> &Agreed {
         &self.shared.agreed
     }

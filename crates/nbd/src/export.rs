@@ -1,4 +1,4 @@
-//! What a server offers: exports, their catalog, and status contexts.
+//! Offers of a server: exports, their catalog, and status contexts.
 //!
 //! An export is a block device under a name with the promises its owner makes for it (one cache behind all
 //! connections, fast zeroing, read-only). A catalog finds exports by name and may make them on demand or refuse them

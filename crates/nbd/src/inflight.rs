@@ -22,7 +22,7 @@ pub(crate) enum Done {
     Status(Box<dyn FnOnce(Result<Statuses, MediaError>) + Send>),
 }
 
-/// What kind of reply is expected.
+/// Kind of reply that is expected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expect {
     Nothing,
@@ -124,7 +124,7 @@ impl InFlight {
         Some(u64::from(slot.generation) << 32 | u64::from(index))
     }
 
-    /// What the reply to this cookie must be, unless it is not in flight or answered already.
+    /// The reply expected for this cookie, unless it is not in flight or answered already.
     pub(crate) fn expected(&self, cookie: u64) -> Option<Expect> {
         self.0.lock().entry(cookie).filter(|entry| entry.outcome.is_none()).map(|entry| entry.expect)
     }

@@ -22,9 +22,9 @@ pub struct Limits {
     pub server_bytes: usize,
     /// Connections at the same time.
     pub connections: usize,
-    /// Of these, before the transmission phase: the oldest gives way to the next.
+    /// Connections before the transmission phase: the oldest gives way to the next.
     pub handshakes: usize,
-    /// Of these, from one address; UNIX sockets have none.
+    /// Connections from one address; UNIX sockets have none.
     pub address_connections: usize,
     /// A connection without requests for this long gives way to a new one when there are too many.
     pub quiet: Duration,
@@ -36,7 +36,7 @@ pub struct Limits {
     pub extents: usize,
 }
 
-/// What a request without data counts against `in_flight_bytes` (bytes).
+/// Bytes that a request without data counts against `in_flight_bytes`.
 pub const REQUEST_COST_BYTES: usize = 512;
 
 /// Above this an option's data is not even skipped (bytes).

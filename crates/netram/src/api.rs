@@ -1,4 +1,4 @@
-//! What goes into the engine and what comes out of it: requests, operations on donors, completions.
+//! Inputs and outputs of the engine: requests, operations on donors, completions.
 //!
 //! Owns: the vocabulary. Every donor operation and every request carries a ticket; the answer names it. Left out: who
 //! carries operations out (`disk` over real devices, the simulation over a model of time).

@@ -24,7 +24,7 @@ pub enum Policy {
     Logging,
     /// Blocks are collected in one cache and sent with their parity when it is full.
     Caching,
-    /// As `Caching`, with a cache for each of several streams of consecutive blocks, and one for the rest.
+    /// Like `Caching`, with a cache for each of several streams of consecutive blocks, and one for the rest.
     Adaptive,
 }
 

@@ -1,4 +1,4 @@
-//! What a donor lends: areas of sparse memory under one quota, compressed when cold, given up clean.
+//! A donor's memory: areas of sparse memory under one quota, compressed when cold, given up clean.
 //!
 //! | module | owns |
 //! |---|---|

@@ -28,7 +28,7 @@ shoal_media::plantable! {
         MissingRow,
         /// Units of a lost donor's group in memory are freed while writes to them are on their way.
         AbandonEarly,
-        /// What replaced a block that was dead before it was safe does not wait for both.
+        /// The successor of a block that was dead before it was safe does not wait for both.
         DropDead,
         /// The cleaner does not compare checksums.
         CleanUnchecked,
@@ -36,7 +36,7 @@ shoal_media::plantable! {
         LostZeros,
         /// A unit that a late write may still reach is used again.
         TaintedReused,
-        /// What cannot be had at the moment is given up.
+        /// A block that cannot be had at the moment is given up.
         LossAtOnce,
         /// Opening does not wait until enough donors have been looked at.
         OpenEarly,

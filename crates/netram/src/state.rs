@@ -84,7 +84,7 @@ pub(crate) struct State {
     pub repairs: Repairs,
     pub checkpoints: Checkpoints,
     pub opening: Opening,
-    /// What opening found and is not safe.
+    /// Blocks that opening found and that are not safe.
     pub found: FoundUnsafe,
     /// The map is complete: requests are served.
     pub ready: bool,

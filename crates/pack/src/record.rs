@@ -47,7 +47,7 @@ pub struct Record {
     /// Bytes allocated, as the difference from what the caller derives from the other fields.
     pub allocated: u64,
     pub parent: u32,
-    /// As the difference from what the caller derives from the other fields.
+    /// Stored as the difference from the value that the caller derives from the other fields.
     pub layout: u8,
 }
 

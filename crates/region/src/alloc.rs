@@ -45,7 +45,7 @@ pub struct Space {
     pub reserve_bytes: u64,
     /// Bytes up to the last segment ever used: what an image holds.
     pub touched_bytes: u64,
-    /// Of `free_bytes`, what ordinary transactions can have without more room on the host.
+    /// The part of `free_bytes` that ordinary transactions can have without more room on the host.
     pub backed_bytes: u64,
     /// The part of the region that has its room on the host.
     pub reserved_bytes: u64,

@@ -238,7 +238,7 @@ impl Allocator {
             .min(self.free_within_limit() + self.empty_segments)
     }
 
-    /// Of [`Allocator::usable_segments`], those that need no more room on the host.
+    /// Those of [`Allocator::usable_segments`] that need no more room on the host.
     pub fn backed_usable_segments(&self) -> u64 {
         self.usable_segments().min(self.free_within_limit() + self.empty_segments + self.gainable())
     }
@@ -253,7 +253,7 @@ impl Allocator {
     }
 }
 
-/// Of candidates in ascending order of their used slots, how many of a class can be emptied into the others.
+/// Number of candidates of a class, in ascending order of their used slots, that can be emptied into the others.
 fn feasible(candidates: &[Candidate], class: u8, free: u64) -> usize {
     let slots = class_geometry(class).0 as u64;
     let (mut room, mut moved) = (free, 0);

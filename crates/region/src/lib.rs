@@ -71,7 +71,7 @@ pub struct Parts {
     pub nonce: [u8; 16],
 }
 
-/// What opening a region found and did.
+/// Finds and work of opening a region.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
     /// The store was unmounted cleanly.
@@ -171,7 +171,7 @@ impl Region {
         Region::open_naming(parts, read_only, true, None)
     }
 
-    /// As [`Region::open`], but after a power loss the log goes on naming the earlier boot until [`Region::settle`]. A
+    /// Like [`Region::open`], but after a power loss the log goes on naming the earlier boot until [`Region::settle`]. A
     /// caller that puts something right after a power loss would otherwise, if its process ends in the middle of
     /// that, be told by the next opening that no power loss had been. `also` is another name of the present boot, which an
     /// earlier program gave it.

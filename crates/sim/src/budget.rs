@@ -1,4 +1,4 @@
-//! How long a long search may take.
+//! Time budget of a long search.
 //!
 //! Owns: [`Budget`], which ends a search between two items. Left out: which items come first (`Random::shuffled`).
 

@@ -20,10 +20,10 @@ use crate::world::{Medium, Shape, World};
 
 const WORD_BYTES: usize = 8;
 
-/// How many states of a power loss are visited.
+/// Limits on the states of a power loss that are visited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Up to this many units in flight all subsets are visited (at most 20).
+    /// Units in flight up to which all subsets are visited (at most 20).
     pub subset_units: usize,
     /// Torn states in addition to all subsets.
     pub torn: usize,
@@ -57,7 +57,7 @@ pub struct CrashPoint {
     pub(crate) media: Vec<Medium>,
 }
 
-/// What of the units in flight is chosen for one state.
+/// The units in flight that survive in one state.
 #[derive(Clone, Copy, Debug)]
 enum Choice {
     /// By the bits of a mask.
@@ -83,7 +83,7 @@ impl CrashPoint {
         self.mark
     }
 
-    /// What was about to happen, for messages.
+    /// The event that was about to happen, for messages.
     pub fn name(&self) -> String {
         format!("seed {} event {} before {} of {}", self.seed, self.event, self.what, self.medium)
     }
@@ -245,14 +245,14 @@ impl Survivor {
                 let extent = extent.min(*durable_extent);
                 (first < extent).then_some((first, extent))
             });
-            // Whatever is on the disk now stays.
+            // All bytes on the disk now stay.
             *synced_end = *high;
         }
         self.medium
     }
 }
 
-/// What a crash left, ready to be opened any number of times.
+/// The media as a crash left them; they can be opened any number of times.
 #[derive(Clone)]
 pub struct WorldState {
     media: Vec<Medium>,

@@ -1,7 +1,7 @@
 //! Faults on demand: which media call fails, how, and whether for good.
 //!
 //! Calls are counted per kind over the whole world from its creation; a plan counts from the moment it is made.
-//! What follows from a failure (poisoning, nothing changed on NoSpace) is the media's own contract, kept in
+//! The consequences of a failure (poisoning, nothing changed on NoSpace) are the media's own contract, kept in
 //! their modules.
 
 use std::collections::HashMap;
@@ -24,7 +24,7 @@ pub enum Call {
     /// Writes, zeroings and trims.
     DiskWrite,
     DiskFlush,
-    /// Of `dax` memory; it can only lie.
+    /// A fence of `dax` memory; it can only lie.
     Fence,
 }
 

@@ -24,12 +24,12 @@ const SPARES_MAX: usize = 4;
 pub(crate) struct LogShape {
     /// First and last+1 byte for which there is a segment; none before the first append.
     pub segments: Option<(u64, u64)>,
-    /// As of the last sync: end of the segments, end of the appended bytes.
+    /// End of the segments and end of the appended bytes at the last sync.
     pub durable_extent: u64,
     pub synced_end: u64,
     /// Highest byte ever appended, plus one.
     pub high: u64,
-    /// Where the next append must begin; unknown until the first one after opening.
+    /// Position of the next append; unknown until the first one after opening.
     pub end: Option<u64>,
     spares: VecDeque<Arc<[u8]>>,
     /// Segments the host has room for. The last one is held back for urgent appends.

@@ -11,7 +11,7 @@
 //! ([`Head`]) that eager writing needs. The platter's angle is a function of the clock alone, at every instant:
 //! whoever advances the clock turns the platter, and one sequence of requests takes the same time on every machine.
 //!
-//! What passes for one request, in this order: the drive's overhead, seek and head switch, rotational wait, transfer with
+//! The time of a request consists of, in this order: the drive's overhead, seek and head switch, rotational wait, transfer with
 //! the switches inside it. Requests are carried out one at a time, in `submit`. [`MechanicalDisk::internal`] is the
 //! same disk as its own firmware sees it: requests without the overhead of a command, so that a virtual log inside the drive
 //! pays [`MechanicalDisk::command`] once for each request of the host and nothing for its own.
@@ -90,17 +90,17 @@ impl MechanicalDisk {
         &self.shared.geometry
     }
 
-    /// What all requests have cost, through every view.
+    /// Time spent on all requests, through every view.
     pub fn spent(&self) -> Spent {
         self.shared.moving.lock().spent
     }
 
-    /// Where arm and platter are at this instant.
+    /// Position of arm and platter at this instant.
     pub fn position(&self) -> Position {
         self.shared.moving.lock().mechanism.position(&self.shared.site(), self.now_ns())
     }
 
-    /// How long until a write of this block could begin, were it given now (ns): overhead, arm, rotation.
+    /// Time until a write of this block could begin if it were submitted now (ns): overhead, arm, rotation.
     pub fn wait_ns(&self, block: u64) -> u64 {
         let (start_ns, moving) = (self.start_ns(), self.shared.moving.lock());
         start_ns + moving.mechanism.wait_ns(&self.shared.site(), self.now_ns(), start_ns, block)
@@ -110,7 +110,7 @@ impl MechanicalDisk {
         self.shared.clock.monotonic_ns()
     }
 
-    /// What passes before the arm moves (ns).
+    /// Time before the arm moves (ns).
     fn start_ns(&self) -> u64 {
         if self.is_internal { 0 } else { self.shared.drive.overhead_ns }
     }

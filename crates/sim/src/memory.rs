@@ -37,7 +37,7 @@ pub struct SimMemory {
     bytes: u64,
 }
 
-/// What discarded memory holds.
+/// Contents of discarded memory.
 const DISCARDED: u8 = 0xdb;
 
 struct Volatile {

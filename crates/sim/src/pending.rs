@@ -69,7 +69,7 @@ impl Pending {
         self.units = Arc::default();
     }
 
-    /// What lies in [at, at + len) has become durable or lost its meaning.
+    /// Forgets the units in `[at, at + len)`: they are durable now, or have lost their meaning.
     pub fn forget(&mut self, at: u64, len: u64) {
         for index in self.indices(at, len) {
             if self.units.contains_key(&index) {

@@ -9,7 +9,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// What runs before a call; it is told what the call will do.
+/// A hook that runs before each call and is told what the call will do.
 pub type BeforeCall = Rc<dyn Fn(&'static str)>;
 
 thread_local! {

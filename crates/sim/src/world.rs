@@ -40,12 +40,12 @@ pub(crate) enum Shape {
 pub(crate) struct Medium {
     pub name: Arc<str>,
     pub shape: Shape,
-    /// What survives a power loss for certain.
+    /// The bytes that survive a power loss for certain.
     pub durable: Pages,
-    /// What reads see, and what a process crash leaves.
+    /// The bytes that reads see and a process crash leaves.
     pub current: Pages,
     pub pending: Pending,
-    /// What failed first, when it refuses writes.
+    /// The first failure; the medium has refused writes since.
     pub poisoned: Option<Arc<str>>,
 }
 
@@ -73,7 +73,7 @@ impl Medium {
         self.pending.clear();
     }
 
-    /// What a flush of `thread` that begins now covers.
+    /// The units that a flush of `thread` covers if it begins now.
     pub fn begin_flush(&mut self, thread: ThreadId) -> Vec<u64> {
         self.pending.mark(thread, 0, u64::MAX)
     }
@@ -284,7 +284,7 @@ impl World {
         self.inner().record_stores = on;
     }
 
-    /// What the harness has been promised by now (say, operations returned); the points taken later carry it.
+    /// Sets the promises made to the harness so far (say, operations returned). Points taken later carry the mark.
     pub fn set_mark(&self, mark: u64) {
         self.inner().mark = mark;
     }

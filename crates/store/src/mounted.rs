@@ -29,7 +29,7 @@ use crate::resize::{Sizes, resize_mounted};
 use crate::status::{RequestReport, Status};
 use crate::store::{Opened, Store};
 
-/// What opening a store for a mount had to do.
+/// Work of opening a store for a mount.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Recovered {
     /// The store had been unmounted cleanly: nothing to recover.
@@ -116,7 +116,7 @@ impl Mounted {
         self.store.directory()
     }
 
-    /// What opening the store had to do.
+    /// Work of opening the store.
     pub fn recovered(&self) -> &Recovered {
         &self.recovered
     }
@@ -176,7 +176,7 @@ fn listen(directory: &Path, asked: Asked) -> Outcome<()> {
     }
 }
 
-/// What the control socket needs to answer.
+/// State that the control socket answers from.
 struct Asked {
     fs: Arc<Fs>,
     directory: PathBuf,

@@ -16,7 +16,7 @@ use crate::store::{Opened, Store};
 /// Most passes: a remedy may bring further findings to light.
 const PASSES_MAX: usize = 8;
 
-/// What a repair did.
+/// Result of a repair.
 pub struct Repaired {
     pub changes: Vec<String>,
     /// Why the repair stopped early.

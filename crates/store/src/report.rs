@@ -1,4 +1,4 @@
-//! What a store holds, tier by tier, and what a crash may cost.
+//! Contents of a store, tier by tier, and the cost of a crash.
 //!
 //! "Used" is neither free nor waiting for reuse. The report travels as JSON, because only the process that has a
 //! mounted store open can make it. Left out: its text (the command line's).

@@ -37,7 +37,7 @@ pub struct Store {
 /// A store's file system, opened, with its bulk storage.
 pub struct Opened {
     pub fs: Fs,
-    /// What recovery had to do.
+    /// Work of recovery.
     pub recovery: Recovery,
     /// Bulk storage, if there is any.
     pub bulk: Option<Arc<dyn Device>>,

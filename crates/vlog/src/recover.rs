@@ -49,7 +49,7 @@ pub struct Recovery {
     pub blocks_read: u64,
     /// Records found.
     pub records: u64,
-    /// Of those, how many may not have been durable.
+    /// Those of them that may not have been durable.
     pub unsure: u64,
     /// Blocks whose last writes, never flushed, are lost.
     pub lost: u64,

@@ -39,7 +39,7 @@ struct Held {
     version: u64,
 }
 
-/// What to do when the awaited blocks are on the device.
+/// Action when the awaited blocks are on the device.
 enum Then {
     /// The request has completed; its buffer goes back.
     Complete(Completion, Vec<u8>),

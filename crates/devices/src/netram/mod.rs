@@ -76,7 +76,7 @@ struct Inner {
     uuid: [u8; 16],
     /// This client, as donors know it.
     client: ClientId,
-    /// As it is to be opened again.
+    /// The description with which it is opened again.
     name: Mutex<Netram>,
     export: String,
     members: Arc<Mutex<BTreeMap<String, Member>>>,

@@ -57,7 +57,7 @@ struct UnitEntryRecord {
 
 const _: () = assert!(size_of::<UnitEntryRecord>() == ENTRY_BYTES);
 
-/// What a list of ranges begins with.
+/// Header of a list of ranges.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct RangeListHeader {
@@ -92,7 +92,7 @@ pub struct UnitEntry {
     pub sequence: u64,
 }
 
-/// What a unit is and holds.
+/// Identity and contents of a unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnitHeader {
     pub uuid: [u8; 16],

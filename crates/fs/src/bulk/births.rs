@@ -46,7 +46,7 @@ impl Births {
         place.store(if fits { tag << TAG_SHIFT | units } else { 0 }, Relaxed);
     }
 
-    /// Whatever the file holds counts as promised from now on.
+    /// Everything in the file counts as promised from now on.
     pub fn forget(&self, ino: Ino) {
         if self.of(ino).is_some() {
             self.place(ino).0.store(0, Relaxed);

@@ -37,7 +37,7 @@ pub(crate) enum Tail {
     Clean,
     /// Perhaps other bytes, or zeros that are not durable: this process cut the file, or a write failed.
     Ragged,
-    /// As they were when the store was opened: this process put nothing there.
+    /// Unchanged since the store was opened: this process put nothing there.
     Untouched,
     Unknown,
 }

@@ -24,7 +24,7 @@ pub(super) fn join(tx: &mut Tx<'_>, dir: &mut Inode, hash: u64) -> Result<()> {
     join_behind(tx, dir, way)
 }
 
-/// As [`join`], for a way whose last reference is a bucket, or was one of depth `way.depth` and is empty now.
+/// Like [`join`], for a way whose last reference is a bucket, or was one of depth `way.depth` and is empty now.
 pub(super) fn join_behind(tx: &mut Tx<'_>, dir: &mut Inode, mut way: Way) -> Result<()> {
     let mut len = way.len;
     let Step { node, index } = way.steps[len - 1];

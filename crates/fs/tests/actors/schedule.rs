@@ -21,7 +21,7 @@ const STUCK: Duration = Duration::from_secs(60);
 const STUCK_IN_LOCKS: Duration = Duration::from_secs(5);
 /// Between two looks at an actor that does not come to its next wait.
 const LOOK: Duration = Duration::from_micros(100);
-/// So many looks in a row must find it asleep.
+/// Looks in a row that must find it asleep.
 const LOOKS: u32 = 3;
 /// The first wait.
 const BEGINNING: &str = "the beginning";

@@ -29,7 +29,7 @@ const PUNCH_STEP: u64 = 2048 << 15;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operation {
     Create(Path),
-    /// So many, in this directory. For preparing a store.
+    /// This number of files, in this directory. For preparing a store.
     CreateMany(Path, u64),
     Mkdir(Path),
     Fifo(Path),

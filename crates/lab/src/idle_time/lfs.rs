@@ -34,7 +34,7 @@ struct Segment {
     live: usize,
 }
 
-/// What a gap is used for first.
+/// First use of a gap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum First {
     /// Writing segments from the buffer while there are empty ones; cleaning when there are none

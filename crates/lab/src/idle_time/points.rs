@@ -86,7 +86,7 @@ impl DiskKind {
 pub struct Setup {
     pub buffer_bytes: u64,
     pub accept_ns: u64,
-    /// Of LFS.
+    /// Figures of LFS.
     pub first: First,
     /// Updates before and while measuring, at least.
     pub warm_up: u64,

@@ -86,7 +86,7 @@ impl Sample {
 /// One compressor on all files.
 pub struct Measured {
     pub name: &'static str,
-    /// Of each file, in the order of the sample; no more than the file's own.
+    /// Bytes of each file, in the order of the sample; no more than the file's own.
     pub compressed: Vec<usize>,
     /// Bytes a second by class of 512 bytes.
     pub compress_rate: Vec<Option<f64>>,

@@ -72,7 +72,7 @@ pub struct Trial {
     pub write_ms: f64,
     /// Greatest time between the first modification of a block and the end of its write (s).
     pub age_max_s: f64,
-    /// Of the whole run.
+    /// Figures of the whole run.
     pub counts: Counts,
 }
 
@@ -344,7 +344,7 @@ pub fn drain_s(disk: DiskModel, order: Order, places: &Places, seed: u64) -> Res
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Places {
     Anywhere,
-    /// As the layout puts a file.
+    /// Place that the layout gives a file.
     File,
     /// In one piece.
     InARow,

@@ -54,7 +54,7 @@ pub struct LinkOptions {
     pub reliance: Reliance,
     /// Metadata contexts to ask for.
     pub contexts: Vec<String>,
-    /// As in [`ClientOptions`].
+    /// See [`ClientOptions`].
     pub flush_may_be_missing: bool,
 }
 

@@ -33,7 +33,7 @@ pub enum Step {
 pub struct Agreed {
     pub bytes: u64,
     pub flags: u16,
-    /// As the server said it, or nothing if it did not.
+    /// The server's answer, or nothing if it gave none.
     pub sizes: Option<BlockSizes>,
     pub description: String,
     pub structured: bool,

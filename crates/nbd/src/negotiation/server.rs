@@ -68,7 +68,7 @@ pub struct Handshake<'a> {
     fixed: bool,
     zeroes: bool,
     structured: bool,
-    /// Of the last SET_META_CONTEXT: the export's name and the contexts.
+    /// The export's name and the contexts of the last SET_META_CONTEXT.
     contexts: Option<(String, Contexts)>,
     /// The connection's client, if it named one.
     claim: Option<Claim>,

@@ -120,7 +120,7 @@ impl RequestHeader {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReplyHeader {
-    /// Of a successful read, the data follows.
+    /// The data of a successful read follows.
     Simple { error: u32, cookie: u64 },
     /// `length` bytes of payload follow.
     Chunk { flags: u16, kind: u16, cookie: u64, length: u32 },

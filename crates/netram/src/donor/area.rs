@@ -42,18 +42,18 @@ enum Chunk {
 /// Nothing while all of its chunks are holes.
 type Group = Option<Box<[Chunk; GROUP_CHUNKS]>>;
 
-/// What an area takes.
+/// Memory that an area takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Memory taken, chunks and packed bytes (bytes).
     pub used_bytes: u64,
-    /// What it holds: written and not trimmed, in whole chunks (bytes).
+    /// Contents: written and not trimmed, in whole chunks (bytes).
     pub held_bytes: u64,
     /// The part of it that is packed (bytes before packing).
     pub packed_bytes: u64,
 }
 
-/// What one pass of compaction did.
+/// Work of one pass of compaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Compacted {
     /// Chunks packed, or dropped because they held zeros.

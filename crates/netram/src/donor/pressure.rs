@@ -32,7 +32,7 @@ pub struct Reading {
 
 /// Stalls count while less than so many times the mark of available memory is available.
 const AMPLE: f64 = 4.0;
-/// So many readings in a row without a sign end pressure.
+/// Readings in a row without a sign that end pressure.
 pub const CALM_READINGS: u32 = 10;
 /// Stalls end pressure below this part of their mark, and available memory ends it above its mark divided by this.
 const RELEASE: f64 = 0.5;
@@ -101,7 +101,7 @@ mod tests {
         Reading { available_percent: Some(percent), ..Reading::default() }
     }
 
-    /// What a gauge says of the same reading, for as long as pressure needs to end.
+    /// A gauge's answer for the same reading, for as long as pressure needs to end.
     fn settled(gauge: &mut Gauge, reading: Reading) -> bool {
         (0..CALM_READINGS).map(|_| gauge.observe(reading)).last().unwrap()
     }

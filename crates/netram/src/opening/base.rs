@@ -1,4 +1,4 @@
-//! What a checkpoint says, and bringing it together with the units that were looked at.
+//! Merging a checkpoint with the units that were looked at.
 //!
 //! Owns: [`Base`]. Rules: a unit that a log names is what its header says; any other is what the pages say. Where a
 //! unit of a group of the pages is neither, nothing of the group may live. Left out: reading checkpoints (`load`),

@@ -22,7 +22,7 @@ pub(crate) struct FoundUnit {
     pub header: UnitHeader,
 }
 
-/// Of each block the sequence, the place and the checksum of its newest copy so far.
+/// Sequence, place and sum of the newest copy of each block so far.
 pub(crate) type Newest = Numbered<u32, (u64, Location, u32)>;
 
 /// The units of a group that count.
@@ -30,9 +30,9 @@ struct Chosen {
     data: usize,
     parity: usize,
     members: Vec<Member>,
-    /// What each data unit lists itself.
+    /// Entries that each data unit lists itself.
     own: Vec<Vec<UnitEntry>>,
-    /// What the parity units list, if there is one.
+    /// Entries that the parity units list, if there is one.
     listed: Option<Vec<Vec<UnitEntry>>>,
 }
 
@@ -131,7 +131,7 @@ fn choose(state: &mut State, found: Vec<FoundUnit>) -> Option<Chosen> {
 }
 
 impl Chosen {
-    /// What the parity units list of a data unit.
+    /// Entries that the parity units list of a data unit.
     fn listed(&self, unit: usize) -> &[UnitEntry] {
         self.listed.as_ref().map(|all| &all[unit][..]).unwrap_or_default()
     }

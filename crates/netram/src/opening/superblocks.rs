@@ -1,4 +1,4 @@
-//! What the superblocks of all donors say together: who belongs to the disk, and which checkpoint counts.
+//! Reading the superblocks of all donors together: who belongs to the disk, and which checkpoint counts.
 //!
 //! Rules: a donor that is gone is gone for ever, and a later birth ends an earlier one, whatever the epochs. Left
 //! out: reading superblocks (the engine's caller), the donors' states (`engine`).

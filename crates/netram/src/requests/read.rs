@@ -332,9 +332,9 @@ impl State {
     }
 }
 
-/// What can be had of a row, without the block that is wanted.
+/// The parts of a row that can be had, without the block that is wanted.
 struct Row {
-    /// Of data units: zeros where the parity covers nothing.
+    /// Blocks of data units: zeros where the parity covers nothing.
     data: Vec<Option<Vec<u8>>>,
     parity: Vec<Option<Vec<u8>>>,
     /// Where the parity may be a former one: the data blocks of the row in the order of their sequences.

@@ -1,4 +1,4 @@
-//! What is known of checkpoints: the one that counts, and the one that is being made.
+//! State of checkpoints: the one that counts, and the one that is being made.
 //!
 //! Owns: [`Checkpoints`] and [`Round`]. Rules: superblocks name one checkpoint or none. The one that counts is known
 //! here as long as a donor may still name it. Left out: making them (`checkpoint`), opening from one
@@ -44,7 +44,7 @@ pub(crate) struct Checkpoints {
     pub round: Option<Round>,
     /// Why the disk was opened without one.
     pub unused: Option<&'static str>,
-    /// What superblocks say from now on; 0: none.
+    /// Number in superblocks from now on; 0: none.
     pub named: u64,
     pub last: u64,
     pub retry_at_ns: u64,

@@ -23,7 +23,7 @@ pub(crate) struct Doubt {
     pub to: u64,
     /// The copy that counts, if nobody could tell whether it is there.
     pub present: Option<Copied>,
-    /// What counts when it is not there, the newest last.
+    /// Copies that count when it is not there, the newest last.
     pub older: Vec<Copied>,
     /// Before these, its data was lost.
     pub was_lost: bool,

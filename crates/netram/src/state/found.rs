@@ -1,4 +1,4 @@
-//! What opening found and is not safe yet: blocks that no parity covers, or that were not known to be safe when the
+//! Finds of opening that are not safe yet: blocks that no parity covers, or that were not known to be safe when the
 //! former client died.
 //!
 //! Owns: [`FoundUnsafe`] and [`Opening`]. Such blocks are read at opening, and count if they can be had. They may be
@@ -42,7 +42,7 @@ pub(crate) struct FoundUnsafe {
     /// Of a block a newer copy says so; of a list nothing does, and the next opening would wait for one that it took
     /// for safe.
     pub torn_notes: Vec<(u32, GroupId, u64)>,
-    /// What opening knew to be safe: all entries with a lower sequence.
+    /// Entries with a lower sequence were known to be safe at opening.
     pub horizon: u64,
     /// Blocks with entries that may not be there.
     pub doubts: BTreeMap<u32, Doubt>,
@@ -56,7 +56,7 @@ impl Unprotected {
     }
 }
 
-/// What opening has found so far.
+/// Finds of opening so far.
 #[derive(Default)]
 pub(crate) struct Opening {
     pub looking: HashSet<DonorId>,

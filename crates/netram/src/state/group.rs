@@ -35,7 +35,7 @@ pub(crate) struct Group {
     hopeless: bool,
 }
 
-/// What few groups have.
+/// Parts that few groups have.
 #[derive(Default)]
 struct Rare {
     /// Found like this at opening: units are missing, or the parity covers only the first blocks of each data unit.
@@ -52,7 +52,7 @@ pub(crate) struct Incomplete {
     pub covered: Vec<u8>,
     /// Blocks that each data unit holds itself.
     pub own: Vec<u8>,
-    /// What counts of each data unit.
+    /// Blocks of each data unit that count.
     pub lists: Vec<Vec<UnitEntry>>,
     /// The first row with a block that is listed, and that everybody asked said is not there. A parity unit that was
     /// away could compute it: what this opening did not find must not be found by the next one.

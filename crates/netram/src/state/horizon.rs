@@ -29,7 +29,7 @@ impl State {
         groups.unwrap_or(u64::MAX).min(pending.unwrap_or(u64::MAX)).min(self.trims_kept_from())
     }
 
-    /// What opening finds only in lists of trims with this sequence or a higher one.
+    /// Opening finds the rest only in lists of trims with this sequence or a higher one.
     pub fn trims_kept_from(&self) -> u64 {
         let valid = self.checkpoints.valid.map(|valid| valid.sequence);
         let first = valid.or(self.checkpoints.round.as_ref().map(|round| round.sequence));

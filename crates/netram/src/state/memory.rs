@@ -15,7 +15,7 @@ pub(crate) struct Memory {
     pub lists: Vec<Vec<UnitEntry>>,
     /// For each block the sequence up to which a flush waits for it.
     pub origins: Vec<Vec<u64>>,
-    /// Of each unit, parity too: the header on its donor.
+    /// The header of each unit on its donor, parity too.
     pub heads: Vec<Head>,
     /// Blocks of each unit that are on their way or there.
     pub sent: Vec<u8>,

@@ -1,4 +1,4 @@
-//! What repair has to do and has done.
+//! The work of repair, done and to be done.
 //!
 //! Owns: [`Repairs`]: the queue of groups, whether what was moved is safe, when what failed is tried again, and
 //! drains that wait. Rules: repair is over when the queue is through and a flush that began after the last move has
@@ -22,7 +22,7 @@ pub(crate) struct Repairs {
     began_ns: u64,
     /// Groups that are being repaired.
     running: usize,
-    /// What repair moved is safe where it is now.
+    /// The blocks that repair moved are safe where they are now.
     safe: bool,
     /// More was moved since the flush began that makes it safe.
     moved: bool,
@@ -102,7 +102,7 @@ impl Repairs {
         self.done += 1;
     }
 
-    /// What repair moves is not safe yet, nor covered by a flush that has begun.
+    /// The blocks that repair moves are not safe yet, nor covered by a flush that has begun.
     pub fn moves(&mut self) {
         (self.safe, self.moved) = (false, true);
     }
@@ -128,7 +128,7 @@ impl Repairs {
         self.tries
     }
 
-    /// What could not be done is tried again now.
+    /// Tries again now what could not be done.
     pub fn try_again(&mut self) {
         self.tries += 1;
         self.retry_at_ns = None;

@@ -14,7 +14,7 @@ use crate::state::place::Member;
 
 /// The slot beside the blocks.
 const LAST_SLOT: usize = HEADER_SLOTS - 1;
-/// Of a header, to erase it (bytes).
+/// Bytes of a header that are overwritten to erase it.
 const ERASED_BYTES: usize = 512;
 
 /// The newest header that a unit's donor has stored, and its slot. A unit that is not there yet has none.
@@ -30,7 +30,7 @@ pub(crate) struct Version {
 /// Sizes of a disk's units.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
-    /// Of a block.
+    /// Bytes of a block.
     pub block_bytes: usize,
     /// Room of one header.
     pub header_bytes: usize,

@@ -17,7 +17,7 @@ use crate::planted::{Bug, is_planted};
 use crate::state::bits::Bits;
 use crate::state::checkpoints::{NEXT, VALID};
 
-/// What opening will look at on a donor, for one checkpoint.
+/// Units of a donor that opening will look at, for one checkpoint.
 #[derive(Clone, Default)]
 pub(crate) struct Log {
     pub number: u64,
@@ -50,7 +50,7 @@ pub(crate) struct Units {
     /// Closed units, with memory and without.
     closed: VecDeque<u32>,
     closed_blank: Vec<u32>,
-    /// Of the checkpoint that counts, and of the next one.
+    /// For the checkpoint that counts, and for the next one.
     logs: [Option<Log>; 2],
     /// A list is on its way.
     announcing: bool,

@@ -1,4 +1,4 @@
-//! What is tried when a job waits for room and nothing is on its way that would make some.
+//! Last resorts when a job waits for room and nothing is on its way that would make some.
 //!
 //! Rules: the job is asked once more first, because it may have got room. Then what waits in caches is sent; then
 //! lists of trims are written, abandoned groups are sent once more, new groups become narrow, and drains are given

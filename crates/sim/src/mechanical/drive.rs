@@ -35,7 +35,7 @@ impl SeekCurve {
 pub struct Zone {
     pub cylinders: u32,
     pub sectors_per_track: u32,
-    /// How far a track's first sector lies behind that of the track before in its cylinder (sectors).
+    /// Skew: distance from the first sector of a track to that of the next track in its cylinder (sectors).
     pub track_skew: u32,
     /// The same from the last track of a cylinder to the first of the next (sectors).
     pub cylinder_skew: u32,
@@ -45,7 +45,7 @@ pub struct Zone {
 pub struct Drive {
     pub name: &'static str,
     pub sector_bytes: u32,
-    /// What is placed as one: 4 KiB; 2 KiB where tracks are no multiple of that; single sectors in tests.
+    /// Unit of placement: 4 KiB, 2 KiB where tracks are no multiple of that, single sectors in tests.
     pub sectors_per_block: u32,
     pub tracks_per_cylinder: u32,
     /// One turn of the platters (ns).
@@ -53,13 +53,13 @@ pub struct Drive {
     /// From one track of a cylinder to another (ns); a seek includes it.
     pub head_switch_ns: u64,
     pub seek: SeekCurve,
-    /// Of each command (ns).
+    /// Overhead of each command (ns).
     pub overhead_ns: u64,
     /// From the outermost inwards.
     pub zones: Vec<Zone>,
-    /// How far the drive reads on behind a read, while it has nothing else to do and up to the cylinder's end (bytes).
+    /// Read-ahead behind a read, while the drive is idle and up to the cylinder's end (bytes).
     pub read_ahead_bytes: u64,
-    /// Of the bus, paid by reads that the buffer answers (bytes a second).
+    /// Bandwidth of the bus, which reads from the buffer pay for (bytes a second).
     pub bus_bytes_per_s: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Where a sector lies: cylinder, head and angle.
+//! Place of a sector: cylinder, head and angle.
 //!
 //! Owns: the order of sectors (track by track in a cylinder, cylinder by cylinder inwards), skew, and angles. Rules: an angle
 //! is the time from the platter's zero mark to it (ns, below one turn), rounded down from its exact fraction of a turn;
@@ -17,7 +17,7 @@ pub struct Place {
     pub sector: u32,
     /// Sectors of its track.
     pub sectors_per_track: u32,
-    /// Where the track's first sector lies, counted from the zero mark in sectors of this track.
+    /// Place of the track's first sector, in sectors of this track from the zero mark.
     pub skew: u32,
 }
 

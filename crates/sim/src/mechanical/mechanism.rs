@@ -16,7 +16,7 @@ pub(super) struct Site<'a> {
     pub geometry: &'a Geometry,
 }
 
-/// Where arm and platter are.
+/// Position of arm and platter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     pub cylinder: u32,
@@ -25,7 +25,7 @@ pub struct Position {
     pub angle_ns: u64,
 }
 
-/// What requests have cost, by cause (ns, simulated).
+/// Time spent on requests, by cause (ns, simulated).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Spent {
     /// Requests, those without any bytes included; commands charged alone are not counted.
@@ -74,7 +74,7 @@ pub(super) struct Mechanism {
     ahead: Option<ReadAhead>,
 }
 
-/// How far a transfer has come.
+/// Progress of a transfer.
 struct Progress {
     cost: Spent,
     track: (u32, u32),
@@ -199,7 +199,7 @@ impl Mechanism {
         progress.cost
     }
 
-    /// Up to which sector the drive reads on behind a read that ends before `end`.
+    /// The sector at which the read-ahead behind a read ends; the read ends before `end`.
     fn limit(&self, site: &Site, end: u64) -> u64 {
         let last = site.geometry.place(end - 1);
         let (first, _) = site.geometry.first_of(last.cylinder, 0);

@@ -29,12 +29,12 @@ struct Waiting<T> {
     tag: T,
 }
 
-/// What was served.
+/// A request that was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Served<T> {
     pub tag: T,
     pub is_read: bool,
-    /// How long the disk was busy with it (ns).
+    /// Time the disk was busy with it (ns).
     pub service_ns: u64,
 }
 

@@ -51,7 +51,7 @@ fn rest(store: &Resting<'_>, path: &Path) -> Outcome<RestingMedia> {
     Ok(found)
 }
 
-/// What was found at the region's path.
+/// The file found at the region's path.
 enum Found {
     Nothing,
     Region(Arc<dyn PersistentMemory>),

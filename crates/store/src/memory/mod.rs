@@ -102,13 +102,13 @@ impl MemoryChoice {
     }
 }
 
-/// What may be lost, by the kind of crash.
+/// Possible losses, by the kind of crash.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LossBounds {
     /// The daemon is killed; the machine runs on.
     pub process_crash: String,
     pub power_loss: String,
-    /// What may be lost although an fsync has returned.
+    /// Possible losses although an fsync has returned.
     pub after_fsync: String,
 }
 
@@ -141,7 +141,7 @@ pub(crate) struct RestingMedia {
 }
 
 impl RestingMedia {
-    /// What there is to check: the region, or else its images.
+    /// The media to check: the region, or else its images.
     pub fn image(&self) -> Option<ImageSource<'_>> {
         match (&self.memory, &self.images) {
             (Some(memory), _) => Some(ImageSource::Memory(memory.as_ref())),
@@ -162,7 +162,7 @@ pub(crate) struct Resting<'a> {
     pub unmounted: bool,
 }
 
-/// Of a store whose media cannot be read.
+/// For a store whose media cannot be read.
 pub(crate) fn damaged(directory: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
     let store = directory.display();
     let remedy = format!("`shoal check {store}` tells more, `shoal salvage {store} DIR` copies out what can be read");
@@ -182,7 +182,7 @@ struct Means {
     open: fn(store: &Resting<'_>, path: &Path, read_only: bool) -> Outcome<RegionMedia>,
     /// Opens them for the checker.
     rest: fn(store: &Resting<'_>, path: &Path) -> Outcome<RestingMedia>,
-    /// What may be lost; its argument is [`RegionMedia::survives_power_loss`].
+    /// Possible losses; its argument is [`RegionMedia::survives_power_loss`].
     loss: fn(survives_power_loss: bool) -> Loss,
 }
 

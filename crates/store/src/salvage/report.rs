@@ -4,7 +4,7 @@
 
 use serde::Serialize;
 
-/// What a salvage saved, and what was lost.
+/// Result of a salvage: saved and lost.
 #[derive(Debug, Serialize)]
 pub struct Salvaged {
     pub store: String,

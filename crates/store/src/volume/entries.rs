@@ -1,4 +1,4 @@
-//! What is in a volume: attributes of an inode, entries of a directory.
+//! Contents of a volume: attributes of an inode, entries of a directory.
 //!
 //! Rules: entries come in batches. An entry that is added or removed during the walk may be listed or not; every other
 //! entry is listed once.
