@@ -11,6 +11,7 @@ mod crowd;
 mod damage;
 mod data_lock_stress;
 mod data_store;
+mod device_errors;
 mod edges;
 mod end_of_file;
 mod enumeration;

@@ -63,6 +63,19 @@ impl Gate {
         self.entered.1.lock().unwrap().recv_timeout(LONG).expect("nobody came to the gate");
     }
 
+    /// Waits until somebody is in the gate; false if nobody will come because it `is_over`.
+    pub fn comes(&self, is_over: impl Fn() -> bool) -> bool {
+        loop {
+            // Asked first: what comes before the end is seen after it.
+            let over = is_over();
+            match self.entered.1.lock().unwrap().recv_timeout(Duration::from_millis(1)) {
+                Ok(()) => return true,
+                Err(_) if over => return false,
+                Err(_) => {}
+            }
+        }
+    }
+
     /// Lets go on who is in the gate.
     pub fn open(&self) {
         self.go.0.send(()).unwrap();
