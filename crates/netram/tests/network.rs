@@ -7,6 +7,7 @@
 
 mod world;
 
+use shoal_format::Sums;
 use shoal_netram::{Config, DiskError, Policy};
 use shoal_sim::Random;
 use world::storm::{restless, stormy};
@@ -67,6 +68,29 @@ fn a_burst_waits_for_what_is_on_the_way() {
             assert_eq!(world.errors, [], "{policy:?}");
         }
         world.check_all().expect("what was written");
+    }
+}
+
+#[test]
+fn a_disk_with_the_former_sums_keeps_them() {
+    for checkpoints in [false, true] {
+        let config = Config { uuid: [7; 16], block_bytes: 512, buffer_blocks: 2, checkpoints, ..Config::default() };
+        let mut world = World::new(7, Config { sums: Sums::Crc32c, ..config.clone() }, 4, 640_000).expect("a disk");
+        for round in 0..3 {
+            for at in (0..600).step_by(20) {
+                world.write(at, 20, false).expect("taken");
+            }
+            world.settle().expect("answered");
+            world.flush().expect("taken");
+            world.settle().expect("answered");
+            world.check_all().expect("what was written");
+            // What a later program asks for is for new disks.
+            world.config = config.clone();
+            world.restart(&[0, 1, 2, 3]).unwrap_or_else(|error| panic!("round {round}: {error}"));
+            world.settle().expect("opened");
+            world.check_all().expect("what was written before");
+            assert_eq!(world.errors, [], "round {round}");
+        }
     }
 }
 
