@@ -70,14 +70,7 @@ pub fn serve(directory: &Path, answer: impl Fn(Question) -> Answer + Send + 'sta
 
 /// The same with a name of its own.
 pub fn serve_at(path: &Path, answer: impl Fn(Question) -> Answer + Send + 'static) -> io::Result<()> {
-    let (directory, name) = parts(path)?;
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let opened = File::open(directory)?;
-    let listener = UnixListener::bind(short_path(&opened, name))?;
-    fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    let listener = listen(path)?;
     std::thread::Builder::new().name("control".into()).spawn(move || {
         for stream in listener.incoming().flatten() {
             if let Err(error) = converse(stream, &answer) {
@@ -86,6 +79,25 @@ pub fn serve_at(path: &Path, answer: impl Fn(Question) -> Answer + Send + 'stati
         }
     })?;
     Ok(())
+}
+
+/// A listener with this name. It gets the name when it listens already and others may not use it: whoever sees the name is
+/// answered. A socket that a dead process left behind is replaced.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    let (directory, name) = parts(path)?;
+    let mut fresh = name.to_owned();
+    fresh.push(".new");
+    let fresh_path = directory.join(&fresh);
+    match fs::remove_file(&fresh_path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let opened = File::open(directory)?;
+    let listener = UnixListener::bind(short_path(&opened, &fresh))?;
+    let named = fs::set_permissions(&fresh_path, Permissions::from_mode(0o600))
+        .and_then(|()| fs::rename(&fresh_path, path))
+        .inspect_err(|_| drop(fs::remove_file(&fresh_path)));
+    named.map(|()| listener)
 }
 
 /// Makes the directory of a socket, for its owner alone. A socket that answers already is refused with `AddrInUse`.
@@ -196,6 +208,26 @@ mod tests {
         assert_eq!(ask(&deep, &Question::Df).unwrap().unwrap(), 2);
         remove(&deep);
         assert!(ask(&deep, &Question::Df).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_socket_that_can_be_seen_answers() {
+        let dir = tempfile::tempdir().unwrap();
+        for round in 0..500 {
+            let path = dir.path().join(format!("control{round}"));
+            let seen = path.clone();
+            let client = std::thread::spawn(move || {
+                loop {
+                    match UnixStream::connect(&seen) {
+                        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                        outcome => return outcome.map(drop),
+                    }
+                }
+            });
+            serve_at(&path, |_| Answer::Ok(serde_json::json!(1))).unwrap();
+            client.join().unwrap().unwrap_or_else(|error| panic!("round {round}: {error}"));
+            assert!(!dir.path().join(format!("control{round}.new")).exists());
+        }
     }
 
     #[test]
