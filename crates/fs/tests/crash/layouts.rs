@@ -6,6 +6,7 @@
 use shoal_fs::RenameMode::{Exchange, NoReplace, Replace};
 
 use super::operation::Operation::{self, *};
+use super::operation::Path;
 use super::workload::{KEEP_SIZE, PUNCH_HOLE, Step, ZERO_RANGE};
 
 pub fn preparation() -> Vec<Operation> {
@@ -27,10 +28,17 @@ pub fn preparation() -> Vec<Operation> {
         Create("B/empty"),
         Link("A/foo", "B/bar"),
         SetXattr("A/foo", "user.x", 50, 5),
-        // One entry more, and it is hashed.
-        CreateMany("D", 29),
-        CreateMany("E", 90),
     ]
+    .into_iter()
+    // One entry more, and the first of them is hashed.
+    .chain(files_in("D", 29))
+    .chain(files_in("E", 90))
+    .collect()
+}
+
+/// One operation for each file: where nothing was synced a power loss may leave any of these states.
+fn files_in(directory: Path, count: u64) -> impl Iterator<Item = Operation> {
+    (0..count).map(move |number| Create(format!("{directory}/a-file-called-{number:04}").leak()))
 }
 
 pub fn operations() -> Vec<Step> {

@@ -29,8 +29,6 @@ const PUNCH_STEP: u64 = 2048 << 15;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operation {
     Create(Path),
-    /// This number of files, in this directory. For preparing a store.
-    CreateMany(Path, u64),
     Mkdir(Path),
     Fifo(Path),
     Symlink(Path, usize),
@@ -102,11 +100,6 @@ impl Operation {
             Create(path) => {
                 let (parent, name) = parent(fs, path)?;
                 fs.mknod(&caller, parent, name, 0o644, 0).map(drop)
-            }
-            CreateMany(dir, count) => {
-                let dir = ino(dir)?;
-                let name = |number| format!("a-file-called-{number:04}");
-                (0..count).try_for_each(|n| fs.mknod(&caller, dir, name(n).as_bytes(), 0o644, 0).map(drop))
             }
             Mkdir(path) => {
                 let (parent, name) = parent(fs, path)?;
