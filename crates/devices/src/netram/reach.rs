@@ -8,6 +8,8 @@
 use std::fs;
 use std::sync::Arc;
 
+use shoal_format::FormatError;
+use shoal_format::ram::DiskSuperblock;
 use shoal_media::BlockDevice;
 use shoal_nbd::ConnectError;
 use shoal_netram::{DonorInfo, identify};
@@ -141,8 +143,20 @@ pub(super) fn absent(wanted: &Netram, away: Option<&String>) -> Failure {
     Failure::new(what, cause).remedy(remedy)
 }
 
+/// The reason why a donor's superblock cannot be read although it is one: a newer program made the disk.
+fn newer_disk(front: &[u8]) -> Option<String> {
+    DiskSuperblock::decode(front)
+        .err()
+        .filter(|error| matches!(error, FormatError::Version { .. }))
+        .map(|error| error.to_string())
+}
+
 /// The disk that the donors carry.
 pub(super) fn which_disk(wanted: &Netram, reached: &[&Reached]) -> Outcome<Option<[u8; 16]>> {
+    if let Some((one, why)) = reached.iter().find_map(|one| Some((one, newer_disk(&one.front)?))) {
+        return Err(Failure::new(format_args!("donor {}", one.donor), why)
+            .remedy("open it with the version of shoal that made it, or a newer one"));
+    }
     let found: Vec<(&Reached, [u8; 16])> = reached.iter().filter_map(|one| Some((*one, one.disk()?))).collect();
     let expected = match (wanted.uuid, found.first()) {
         (Some(uuid), _) => uuid,
@@ -161,7 +175,39 @@ pub(super) fn which_disk(wanted: &Netram, reached: &[&Reached]) -> Outcome<Optio
 
 #[cfg(test)]
 mod tests {
+    use shoal_format::Sums;
+    use shoal_format::ram::{DonorPlace, Standing};
+
     use super::*;
+
+    #[test]
+    fn a_disk_of_a_later_version_is_not_taken_for_none() {
+        let superblock = DiskSuperblock {
+            uuid: [7; 16],
+            epoch: 1,
+            donor: 0,
+            policy: 6,
+            data: 1,
+            parity: 1,
+            streams: 2,
+            buffer_blocks: 8,
+            flags: 0,
+            block_bytes: 4096,
+            blocks: 100,
+            checkpoint: None,
+            sums: Sums::Xxh3,
+            donors: vec![DonorPlace { standing: Standing::Counts, born: 1 }; 2],
+        };
+        let mut front = superblock.encode();
+        let slot = front.len();
+        front.resize(FRONT_BYTES, 0);
+        assert_eq!((newer_disk(&front), newer_disk(&[0; FRONT_BYTES])), (None, None));
+        front[12] = 99;
+        let sum = shoal_format::checksum(0, &front[4..slot]);
+        front[..4].copy_from_slice(&sum.to_le_bytes());
+        let why = newer_disk(&front).expect("it is one");
+        assert!(why.contains("version is 99"), "{why}");
+    }
 
     fn secret(text: &str) -> (tempfile::TempDir, Netram) {
         let dir = tempfile::tempdir().unwrap();
