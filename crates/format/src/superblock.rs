@@ -21,8 +21,12 @@ pub const FEATURE_INCARNATION: u64 = 1;
 /// Incompatible feature: payloads of the log and pages of images have sums that are not linear ([`Sums`]). A store has it from
 /// its first day or never.
 pub const FEATURE_SUMS: u64 = 2;
+/// Incompatible feature: inode blocks and files may be packed. New stores have it; an older one gets it before its first packed
+/// piece. In memory that is persistent the bit and the checksum change one after the other, so a crash may leave one of
+/// them: the checksum says whether the store has it.
+pub const FEATURE_PACKED: u64 = 4;
 /// Incompatible features this crate understands.
-pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION | FEATURE_SUMS;
+pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION | FEATURE_SUMS | FEATURE_PACKED;
 
 pub const SUPERBLOCK_AT: u64 = 0;
 /// Offsets of the two anchor slots.
@@ -107,7 +111,9 @@ impl Superblock {
         let ring_bytes = if geometry.memory_kind.has_ring() { geometry.ring_bytes / PAGE * PAGE } else { 0 };
         let superblock = Superblock {
             memory_kind: geometry.memory_kind,
-            features: FEATURE_SUMS | if geometry.memory_kind.has_incarnations() { FEATURE_INCARNATION } else { 0 },
+            features: FEATURE_SUMS
+                | FEATURE_PACKED
+                | if geometry.memory_kind.has_incarnations() { FEATURE_INCARNATION } else { 0 },
             uuid: geometry.uuid,
             region_bytes,
             segment_table: SEGMENT_TABLE_AT,
@@ -197,7 +203,7 @@ impl Superblock {
     /// Decodes and validates; the order (magic, version, checksum, fields) gives the most useful error.
     pub fn decode(bytes: &[u8]) -> Result<Superblock, FormatError> {
         let what = "superblock";
-        let Ok((record, _)) = SuperblockRecord::read_from_prefix(bytes) else {
+        let Ok((mut record, _)) = SuperblockRecord::read_from_prefix(bytes) else {
             return Err(FormatError::Short { what, expected: 144, found: bytes.len() });
         };
         if record.magic.get() != SUPERBLOCK_MAGIC {
@@ -208,7 +214,11 @@ impl Superblock {
         }
         let found = checksum(0, &record.as_bytes()[..140]);
         if record.crc.get() != found {
-            return Err(FormatError::Checksum { what, expected: record.crc.get(), found });
+            let features = record.features_incompat.get();
+            record.features_incompat = (features ^ FEATURE_PACKED).into();
+            if record.crc.get() != checksum(0, &record.as_bytes()[..140]) {
+                return Err(FormatError::Checksum { what, expected: record.crc.get(), found });
+            }
         }
         let unknown = record.features_incompat.get() & !FEATURES_INCOMPAT;
         if unknown != 0 {
@@ -343,9 +353,13 @@ pub struct Roots {
     pub withheld_segments: U64,
     /// Free bulk blocks that are not given out.
     pub withheld_blocks: U64,
+    /// Two copies of the tables that packed inodes are decoded with, or 0 ([`crate::SlotRef`]s).
+    pub inode_tables: [U64; 2],
+    /// Two copies of the list of dictionaries that packed files are decoded with, or 0 ([`crate::SlotRef`]s).
+    pub dictionaries: [U64; 2],
 }
 
-const _: () = assert!(size_of::<Roots>() == 64);
+const _: () = assert!(size_of::<Roots>() == 96);
 
 #[cfg(test)]
 mod tests {
@@ -372,9 +386,24 @@ mod tests {
         for bit in 0..bytes.len() * 8 {
             let mut flipped = bytes;
             flipped[bit / 8] ^= 1 << (bit % 8);
-            assert!(Superblock::decode(&flipped).is_err(), "bit {bit}");
+            // The checksum decides about this one.
+            let packed =
+                std::mem::offset_of!(SuperblockRecord, features_incompat) * 8 + FEATURE_PACKED.ilog2() as usize;
+            let expected = if bit == packed { Some(superblock) } else { None };
+            assert_eq!(Superblock::decode(&flipped).ok(), expected, "bit {bit}");
         }
         assert!(Superblock::decode(&bytes[..100]).is_err());
+    }
+
+    #[test]
+    fn a_feature_added_in_place_is_there_from_its_checksum_on() {
+        let with = Superblock::layout(geometry()).unwrap();
+        let without = Superblock { features: with.features & !FEATURE_PACKED, ..with };
+        let mut bytes = without.encode();
+        bytes[24..32].copy_from_slice(&with.encode()[24..32]);
+        assert_eq!(Superblock::decode(&bytes), Ok(without));
+        bytes[136..].copy_from_slice(&with.encode()[136..]);
+        assert_eq!(Superblock::decode(&bytes), Ok(with));
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod alloc;
 mod checkpoint;
 mod drain;
 mod error;
+mod feature;
 mod incarnation;
 mod log_end;
 #[cfg(feature = "planted")]
@@ -86,7 +87,9 @@ pub struct Recovery {
 
 /// An open region.
 pub struct Region {
+    /// As it was when the region was opened; only `features` has what was added since.
     pub(crate) superblock: Superblock,
+    pub(crate) features: AtomicU64,
     pub(crate) memory: Arc<dyn PersistentMemory>,
     pub(crate) log: Arc<dyn LogDevice>,
     pub(crate) images: Option<[Arc<dyn ImageFile>; 2]>,
@@ -290,6 +293,7 @@ impl Region {
         let end = state.end;
         Ok(Region {
             dirty: dirty_bitmap(&superblock, parts.images.is_some()),
+            features: AtomicU64::new(superblock.features),
             superblock,
             memory: parts.memory,
             log,

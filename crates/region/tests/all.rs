@@ -5,6 +5,7 @@
 mod assignment;
 mod boots;
 mod crash;
+mod feature;
 mod logged;
 mod machine;
 mod promise;

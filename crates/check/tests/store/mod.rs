@@ -332,6 +332,7 @@ impl Store {
             large_files: self.count(|inode| inode.layout == Layout::Extents).into(),
             withheld_segments: 0.into(),
             withheld_blocks: 0.into(),
+            ..Roots::default()
         };
         self.write(ROOTS_AT, roots.as_bytes());
     }
