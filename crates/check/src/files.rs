@@ -1,15 +1,17 @@
 //! The pieces and blocks of files, symbolic links and extended attributes.
 //!
 //! Rules: a file whose data ends before its size has a hole, which is no damage; data behind the size is preallocated,
-//! which is a note at most; every piece is claimed; `allocated` is the sum of the claimed capacities. File data is not
-//! read.
+//! which is a note at most; every piece is claimed; `allocated` is the sum of the claimed capacities. File data is read
+//! where it has a checksum: packed objects, and short files that have one of their own.
 //! Left out: whether the bulk device's bitmap agrees with the extents (`bulk`).
 
 use shoal_format::extent::{self, EXTENT_NEW, Extent, ExtentNode, FileBlock};
-use shoal_format::inode::{CHUNK, INODE_HAS_NEW, INODE_TRUNCATING, Ino, Inode, Layout, S_IFLNK};
+use shoal_format::inode::{CHUNK, INODE_HAS_NEW, INODE_SUMMED, INODE_TRUNCATING, Ino, Inode, Layout, S_IFLNK};
+use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS, sum_in_slot};
 use shoal_format::{BULK_BLOCK, Offset, SlotRef, xattr};
 
 use crate::bulk::Mapped;
+use crate::objects;
 use crate::region::Region;
 use crate::remedy::Remedy;
 use crate::report::FindingKind;
@@ -57,6 +59,7 @@ pub(crate) fn verify(
         Layout::Direct => file.direct()?,
         Layout::Chunked => file.chunked()?,
         Layout::Extents => file.extents()?,
+        Layout::Packed => file.object(inode.root, 0)?,
         Layout::Empty | Layout::DirPacked | Layout::DirHashed => {}
     }
     let File { allocated, small, blocks, new, end, .. } = file;
@@ -120,6 +123,59 @@ impl File<'_, '_> {
             if self.inode.kind() == S_IFLNK {
                 self.target(slot, size)?;
             }
+            if self.inode.flags & INODE_SUMMED != 0 {
+                self.summed(slot, size)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn summed(&mut self, slot: SlotRef, size: u64) -> Result<(), CheckError> {
+        let mut bytes = vec![0; size.min(CHUNK) as usize];
+        let stored = bytes.len().min(slot.capacity() as usize);
+        self.region.peek(slot.offset(), &mut bytes[..stored])?;
+        let (found, expected) = (sum_in_slot(&bytes), self.inode.rdev);
+        if found != expected || size > CHUNK {
+            let sentence = format!("the checksum of its {size} bytes is {found:#x}, expected {expected:#x}");
+            self.error(FindingKind::DataSum, Some(slot.offset()), sentence);
+        }
+        Ok(())
+    }
+
+    /// The packed object of group `group`.
+    fn object(&mut self, slot: SlotRef, group: u64) -> Result<(), CheckError> {
+        if !self.claim(slot, "packed object") {
+            return Ok(());
+        }
+        self.small += slot.capacity();
+        let region = self.region;
+        let read = |at: Offset, out: &mut [u8]| region.peek(at, out);
+        let found = match objects::find(&read, slot)? {
+            Ok(found) => found,
+            Err(sentence) => {
+                self.error(FindingKind::PackedObject, Some(slot.offset()), sentence);
+                return Ok(());
+            }
+        };
+        for &piece in &found.pieces {
+            if !self.claim(piece, "piece of a packed object") {
+                return Ok(());
+            }
+            self.small += piece.capacity();
+        }
+        let expected = (self.inode.size.saturating_sub(group * GROUP)).min(GROUP);
+        let bytes = u64::from(found.object.bytes);
+        // A file that was cut leaves the object as it is.
+        if bytes < expected {
+            let sentence = format!("a packed object holds {bytes} bytes of the file, expected at least {expected}");
+            self.error(FindingKind::PackedObject, Some(slot.offset()), sentence);
+        }
+        if found.object.users != 1 {
+            let sentence = format!("a packed object has {} users, but one file has it", found.object.users);
+            self.error(FindingKind::PackedObject, Some(slot.offset()), sentence);
+        }
+        if let (_, Some(sentence)) = objects::bytes(&read, slot, &found)? {
+            self.error(FindingKind::PackedObject, Some(slot.offset()), sentence);
         }
         Ok(())
     }
@@ -141,10 +197,30 @@ impl File<'_, '_> {
             return Ok(());
         }
         let bytes = self.region.bytes(map.offset(), map.capacity())?;
+        let mut group = None;
         for (i, bits) in bytes.chunks_exact(8).enumerate() {
             let bits = u64::from_le_bytes(bits.try_into().expect("eight bytes"));
             let at = map.offset() + i as u64 * 8;
-            match SlotRef::from_bits(bits) {
+            if (i as u64).is_multiple_of(GROUP_CHUNKS) {
+                group = None;
+            }
+            let slot = match ChunkRef::decode(bits) {
+                Some(ChunkRef::Slot(slot)) => Some(slot),
+                Some(ChunkRef::Packed(object)) => {
+                    self.grouped(object, i as u64, group, at)?;
+                    group = Some(object);
+                    continue;
+                }
+                None => SlotRef::from_bits(bits),
+            };
+            // The end of a packed group may be gone already when a truncation was cut off.
+            let cut = slot.is_some_and(SlotRef::is_none)
+                && (self.inode.flags & INODE_TRUNCATING != 0 || i as u64 * CHUNK >= self.inode.size);
+            if group.is_some() && !cut {
+                let sentence = format!("chunk {i} is not in the object of its group");
+                self.error(FindingKind::Chunk, Some(at), sentence);
+            }
+            match slot {
                 Some(slot) if slot.is_none() => {}
                 Some(slot) if slot.capacity() > CHUNK => {
                     let sentence = format!("chunk {i} has a piece of {} bytes", slot.capacity());
@@ -163,6 +239,19 @@ impl File<'_, '_> {
                     self.error(FindingKind::Reference, Some(at), sentence);
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// A chunk that is packed; `group` is the object of the chunk before it in its group.
+    fn grouped(&mut self, object: SlotRef, i: u64, group: Option<SlotRef>, at: Offset) -> Result<(), CheckError> {
+        if i.is_multiple_of(GROUP_CHUNKS) {
+            return self.object(object, i / GROUP_CHUNKS);
+        }
+        let behind = i * CHUNK >= self.inode.size && self.inode.flags & INODE_TRUNCATING == 0;
+        if group != Some(object) || behind {
+            let sentence = format!("chunk {i} is in object {object:?}, its group in {group:?}");
+            self.error(FindingKind::Chunk, Some(at), sentence);
         }
         Ok(())
     }

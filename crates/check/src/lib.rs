@@ -17,6 +17,7 @@ mod files;
 mod inodes;
 mod json;
 mod links;
+mod objects;
 mod open;
 mod region;
 mod remedy;

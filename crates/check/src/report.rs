@@ -63,6 +63,10 @@ pub enum FindingKind {
     SymbolicLink,
     /// A chunk of a file is longer than a chunk.
     Chunk,
+    /// A packed object does not decode, is not what its file says, or its bytes are not those it was made of.
+    PackedObject,
+    /// The bytes of a file that has a sum are others.
+    DataSum,
     /// An extent map does not decode or contradicts itself.
     ExtentMap,
     /// An extent is marked NEW but its inode lacks the flag, so recovery would not look for it.

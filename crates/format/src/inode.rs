@@ -8,6 +8,7 @@ use zerocopy::little_endian::{I64, U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::number::number;
+use crate::object::GROUP;
 use crate::{FormatError, SlotRef, checksum, index};
 
 /// Bytes of one record.
@@ -90,6 +91,8 @@ pub enum Layout {
     DirPacked = 4,
     /// A directory under a hash node.
     DirHashed = 5,
+    /// The piece is the head of a packed object that holds all data (file up to 128 KiB).
+    Packed = 6,
 }
 
 /// Bytes of a file that one reference of [`Layout::Chunked`] stands for.
@@ -107,6 +110,10 @@ pub const INODE_APPEND_ONLY: u8 = 8;
 pub const INODE_NO_DUMP: u8 = 16;
 /// Set by chattr(1): reads leave the access time alone.
 pub const INODE_NO_ATIME: u8 = 32;
+
+/// The file, of layout [`Layout::Direct`], has not changed for a while: `rdev` is the sum of its bytes
+/// ([`crate::object::sum_in_slot`]).
+pub const INODE_SUMMED: u8 = 64;
 
 /// The record as it lies in an inode block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -128,6 +135,7 @@ pub struct InodeRecord {
     pub btime: I64,
     /// Grows when the number is used again.
     pub generation: U32,
+    /// Number of a device; with [`INODE_SUMMED`] the sum of the file's bytes.
     pub rdev: U32,
     /// A [`SlotRef`], by `layout`.
     pub root: U64,
@@ -244,6 +252,7 @@ impl Inode {
             3 => Layout::Extents,
             4 => Layout::DirPacked,
             5 => Layout::DirHashed,
+            6 => Layout::Packed,
             found => return Err(FormatError::Range { what, field: "layout", found: u64::from(found) }),
         };
         let inode = Inode {
@@ -272,10 +281,15 @@ impl Inode {
             S_IFSOCK | S_IFBLK | S_IFCHR | S_IFIFO => layout == Layout::Empty,
             found => return Err(FormatError::Range { what, field: "mode", found: u64::from(found) }),
         };
+        let summed_fits = inode.flags & INODE_SUMMED == 0 || inode.is_file() && layout == Layout::Direct;
+        if !summed_fits {
+            return Err(FormatError::Range { what, field: "flags", found: u64::from(inode.flags) });
+        }
         if !layout_fits || (layout == Layout::Empty) != inode.root.is_none() {
             return Err(FormatError::Range { what, field: "layout", found: layout as u64 });
         }
-        if inode.size > i64::MAX as u64 {
+        let size_fits = layout != Layout::Packed || (1..=GROUP).contains(&inode.size);
+        if !size_fits || inode.size > i64::MAX as u64 {
             return Err(FormatError::Range { what, field: "size", found: inode.size });
         }
         Ok(InodeSlot::Used(inode))

@@ -38,7 +38,8 @@ impl Attr {
             nlink: inode.nlink,
             uid: inode.uid,
             gid: inode.gid,
-            rdev: inode.rdev,
+            // A regular file keeps the sum of its bytes there.
+            rdev: if inode.is_file() { 0 } else { inode.rdev },
             size: inode.size,
             blocks: inode.allocated.div_ceil(512),
             atime: inode.atime,

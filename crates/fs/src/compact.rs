@@ -16,7 +16,7 @@
 mod owners;
 
 use shoal_format::inode::{INODE_BLOCK, InodeSlot, TABLE_FANOUT};
-use shoal_region::{Lsn, Victims};
+use shoal_region::{Lsn, Region, Victims};
 
 use crate::{Error, Fs, Ino, Result};
 
@@ -93,12 +93,37 @@ struct Pass {
 #[derive(Default)]
 pub(crate) struct Compactor {
     pass: Option<Pass>,
-    /// End of the log after our own last step, and when it was found moved by others.
-    seen: Lsn,
-    busy_ns: Option<u64>,
     rested_ns: u64,
     /// End of the log when nothing was found that a pass could empty.
     futile: Option<Lsn>,
+}
+
+/// Tells background work whether the store is idle.
+#[derive(Default)]
+pub(crate) struct Idle {
+    /// End of the log after our own last step, and when it was found moved by others.
+    seen: Lsn,
+    busy_ns: Option<u64>,
+}
+
+impl Idle {
+    /// Has nobody but the background work committed for a second?
+    pub fn is_idle(&mut self, region: &Region, now: u64) -> bool {
+        let last = region.last_lsn();
+        if self.seen != last {
+            (self.seen, self.busy_ns) = (last, Some(now));
+        }
+        let idle = self.busy_ns.is_none_or(|busy| now.saturating_sub(busy) >= IDLE_NS);
+        if idle {
+            self.busy_ns = None;
+        }
+        idle
+    }
+
+    /// The background work has committed.
+    pub fn own_work(&mut self, region: &Region) {
+        self.seen = region.last_lsn();
+    }
 }
 
 /// Outcome of compacting for an operation.
@@ -198,20 +223,15 @@ impl Fs {
             return Ok(());
         }
         for _ in 0..TICK_STEPS {
-            let last = self.region.last_lsn();
-            if compactor.seen != last {
-                (compactor.seen, compactor.busy_ns) = (last, Some(now));
-            }
-            if compactor.busy_ns.is_some_and(|busy| now.saturating_sub(busy) < IDLE_NS) {
+            if !self.idle.lock().is_idle(&self.region, now) {
                 return Ok(());
             }
-            compactor.busy_ns = None;
             let done = match self.step(&mut compactor) {
                 // No room for the log: nothing is lost by waiting.
                 Err(Error::NoSpace) => return Ok(()),
                 done => done?,
             };
-            compactor.seen = self.region.last_lsn();
+            self.idle.lock().own_work(&self.region);
             if !done.more {
                 return Ok(());
             }

@@ -49,7 +49,7 @@ impl DataLocks {
     }
 
     /// Does a thread hold or await the file's exclusive lock? The answer holds while the caller has the inode lock.
-    fn is_taken(&self, ino: Ino) -> bool {
+    pub fn is_taken(&self, ino: Ino) -> bool {
         self.stripes[stripe(ino)].is_locked_exclusive()
     }
 }

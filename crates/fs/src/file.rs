@@ -16,10 +16,13 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use shoal_format::inode::{CHUNK, INODE_APPEND_ONLY, INODE_NO_ATIME, INODE_TRUNCATING, Inode, Layout};
+use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS};
 use shoal_region::{Lsn, Tx};
 
 use crate::data_lock::FileLock;
 use crate::large::{FILE_END, MOVE_BACK_BYTES, read_spans};
+use crate::objects::Placed;
+use crate::packer::Purpose;
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, PlacedRange, Result, flags, small};
 
@@ -122,7 +125,9 @@ impl Fs {
     fn read_in_region(&self, inode: &Inode, at: u64, out: &mut [u8]) -> Result<usize> {
         let out = within(inode, at, out);
         match inode.layout {
-            Layout::Direct | Layout::Chunked => small::read(&self.region, inode, at, out)?,
+            Layout::Direct | Layout::Chunked | Layout::Packed => {
+                small::read(&self.region, &self.objects, inode, at, out)?;
+            }
             _ => out.fill(0),
         }
         Ok(out.len())
@@ -202,6 +207,7 @@ impl Fs {
         if inode.layout == Layout::Extents {
             return in_steps(bytes, |done| self.write_large(file, inode, at + done as u64, &bytes[done..]));
         }
+        self.unpack(file.ino, inode, at.min(inode.size), end, Purpose::Use)?;
         in_steps(bytes, |done| self.write_small(file.ino, inode, at + done as u64, &bytes[done..]))
     }
 
@@ -256,6 +262,7 @@ impl Fs {
         if size > self.threshold() {
             self.move_to_bulk(file, inode)?;
         }
+        self.unpack(file.ino, inode, inode.size, size, Purpose::Use)?;
         self.zero_tail(file, inode, size)
     }
 
@@ -360,6 +367,8 @@ impl Fs {
         if large {
             self.allocate_large(file, inode, at, end, erase)?;
             self.zero_tail(file, inode, size)?;
+        } else {
+            self.unpack(file.ino, inode, at.min(inode.size), end.max(size), Purpose::Use)?;
         }
         let mut from = at;
         loop {
@@ -384,6 +393,12 @@ impl Fs {
     fn punch(&self, file: &mut FileLock<'_>, inode: &mut Inode, at: u64, end: u64) -> Result<()> {
         if inode.layout == Layout::Extents {
             return self.punch_large(file, inode, at, end);
+        }
+        // Groups that are punched as a whole go as they are.
+        for edge in [Some(at), Some(end).filter(|&end| end < inode.size)].into_iter().flatten() {
+            if !edge.is_multiple_of(GROUP) {
+                self.unpack(file.ino, inode, edge / GROUP * GROUP, edge, Purpose::Free)?;
+            }
         }
         let last = end.min(small::chunk_count(inode) * CHUNK);
         let mut from = at;
@@ -521,10 +536,17 @@ impl Fs {
         }
         let mut pieces = Vec::new();
         for chunk in 0..small::chunk_count(inode) {
-            let slot = small::chunk_slot(&self.region, inode, chunk)?;
+            let file_at = chunk * CHUNK;
+            let (slot, len, stored) = match small::chunk_ref(&self.region, inode, chunk)? {
+                ChunkRef::Slot(slot) => (slot, slot.capacity(), slot.capacity()),
+                ChunkRef::Packed(head) if chunk.is_multiple_of(GROUP_CHUNKS) => {
+                    let placed = Placed::load(&self.region, head)?;
+                    (head, u64::from(placed.object.bytes), placed.capacity())
+                }
+                ChunkRef::Packed(_) => continue,
+            };
             if !slot.is_none() {
-                let (file_at, len, at) = (chunk * CHUNK, slot.capacity(), slot.offset().get());
-                pieces.push(PlacedRange { file_at, len, at, bulk: false, new: false, unwritten: false });
+                pieces.push(PlacedRange { file_at, len, at: slot.offset().get(), stored, ..PlacedRange::default() });
             }
         }
         Ok(pieces)

@@ -240,6 +240,7 @@ impl Fs {
                         file_at: extent.file_block.byte(),
                         len: extent.blocks * BULK_BLOCK,
                         at: extent.bulk_block.byte(),
+                        stored: extent.blocks * BULK_BLOCK,
                         bulk: true,
                         new: extent.flags & EXTENT_NEW != 0,
                         unwritten: extent.flags & EXTENT_UNWRITTEN != 0,

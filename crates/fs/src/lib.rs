@@ -6,6 +6,7 @@
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
 //! | attributes | `attr`, `xattr`, `acl`, `flags` |
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk`, `gather` |
+//! | what has cooled | `packer`, `objects` |
 //! | room: compaction, what is given back | `compact` |
 //! | inodes, locks, references | `inode`, `locks`, `data_lock`, `refs` |
 //! | damage met while open; what the checker asks for | `damage`, `repair` |
@@ -39,6 +40,8 @@ mod lifecycle;
 mod limits;
 mod locks;
 mod namespace;
+mod objects;
+mod packer;
 #[cfg(feature = "planted")]
 pub mod planted;
 #[cfg(not(feature = "planted"))]
@@ -73,9 +76,11 @@ pub use flags::FileFlags;
 pub use lifecycle::{FormatOptions, HostRoom, Options, Parts, Room};
 pub use limits::Beyond;
 pub use namespace::DirEntry;
+pub use packer::{Packing, PackingReport};
 pub use rename::RenameMode;
 pub use resize::{AtRest, Limits, Refused, Relayout, Steps};
 pub use shoal_format::inode::Ino;
+pub use shoal_pack::Method;
 pub use shoal_region::{Failure, Lsn};
 pub use space::{PlacedRange, Placement, StatFs, Usage};
 pub use xattr::XattrMode;
@@ -93,6 +98,8 @@ pub struct Fs {
     pub(crate) locks: locks::LockTable,
     pub(crate) data_locks: data_lock::DataLocks,
     pub(crate) refs: refs::RefTable,
+    pub(crate) objects: objects::Objects,
+    pub(crate) packer: Mutex<packer::Packer>,
     pub(crate) bulk: Option<bulk::Bulk>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) options: Options,
@@ -105,6 +112,7 @@ pub struct Fs {
     pub(crate) rename: Mutex<()>,
     pub(crate) pace: Mutex<lifecycle::Pace>,
     pub(crate) compactor: Mutex<compact::Compactor>,
+    pub(crate) idle: Mutex<compact::Idle>,
     pub(crate) counts: Counts,
     /// Inodes without links that are not reclaimed yet.
     pub(crate) orphans: Mutex<HashSet<Ino>>,

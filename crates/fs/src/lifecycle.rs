@@ -6,12 +6,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use shoal_format::inode::{Inode, InodeSlot};
 use shoal_format::superblock::{Geometry, ROOTS_AT, SUPERBLOCK_AT, Superblock};
 use shoal_format::{BULK_BLOCK, PAGE};
 use shoal_media::Clock;
+use shoal_pack::Method;
 use shoal_region::{Lsn, Recovery, Region};
 use zerocopy::IntoBytes;
 
@@ -51,6 +53,10 @@ pub struct Options {
     pub on_damage: Option<OnDamage>,
     /// Asks what the file systems under the store have left; none: they always have enough.
     pub room: Option<Room>,
+    /// What has not changed for this long is packed, in idle time; none: nothing is.
+    pub pack_age: Option<Duration>,
+    /// How files' data are packed, in directories that say nothing else.
+    pub method: Method,
     /// An earlier program's name for the present boot: a log that names it saw no power loss either.
     pub earlier_boot_id: Option<[u8; 16]>,
 }
@@ -65,6 +71,8 @@ impl Default for Options {
             recover: false,
             on_damage: None,
             room: None,
+            pack_age: None,
+            method: Method::default(),
             earlier_boot_id: None,
         }
     }
@@ -156,6 +164,9 @@ impl Fs {
             locks: LockTable::new(),
             data_locks: DataLocks::new(),
             refs: RefTable::new(),
+            objects: Default::default(),
+            packer: Default::default(),
+            idle: Default::default(),
             bulk,
             clock,
             options,

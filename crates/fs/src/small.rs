@@ -12,12 +12,14 @@
 //!
 //! Left out: locks, times, steps of long operations (`file`), the move to the bulk device (`large`).
 
-use shoal_format::inode::{CHUNK, Inode, Layout};
+use shoal_format::inode::{CHUNK, INODE_SUMMED, Inode, Layout};
+use shoal_format::object::{ChunkRef, Codec, GROUP, GROUP_CHUNKS, sum_in_slot};
 use shoal_format::slot::RUN_SEGMENTS_MAX;
 use shoal_format::{Offset, SEGMENT, SlotRef};
 use shoal_region::{Tx, View};
 
 use crate::extents::{give, take};
+use crate::objects::{self, Objects, Placed};
 use crate::{Error, Result};
 
 /// Chunks one transaction frees or allocates at most.
@@ -27,6 +29,7 @@ pub(crate) const STEP_BYTES: u64 = 256 << 10;
 /// Entries of a map at most: one run.
 const MAP_ENTRIES_MAX: u64 = RUN_SEGMENTS_MAX * SEGMENT / 8;
 /// A longer map is not copied any more (bytes).
+const HOLE: ChunkRef = ChunkRef::Slot(SlotRef::NONE);
 const MAP_COPY_MAX: u64 = 512 << 10;
 /// Longest range one entry of a record zeroes (bytes).
 const ZERO_BYTES: u64 = 2 << 20;
@@ -45,61 +48,184 @@ pub(crate) fn chunk_count(inode: &Inode) -> u64 {
     match inode.layout {
         Layout::Direct => 1,
         Layout::Chunked => inode.root.capacity() / 8,
+        Layout::Packed => inode.size.div_ceil(CHUNK),
         _ => 0,
     }
 }
 
-/// The slot of a chunk, none for a hole.
-pub(crate) fn chunk_slot(view: &impl View, inode: &Inode, chunk: u64) -> Result<SlotRef> {
+/// What holds a chunk.
+pub(crate) fn chunk_ref(view: &impl View, inode: &Inode, chunk: u64) -> Result<ChunkRef> {
     if chunk >= chunk_count(inode) {
-        return Ok(SlotRef::NONE);
+        return Ok(ChunkRef::Slot(SlotRef::NONE));
     }
-    if inode.layout == Layout::Direct {
-        return Ok(inode.root);
+    match inode.layout {
+        Layout::Direct => Ok(ChunkRef::Slot(inode.root)),
+        Layout::Packed => Ok(ChunkRef::Packed(inode.root)),
+        _ => decode(view.read_u64(inode.root.offset() + chunk * 8)?),
     }
-    decode(view.read_u64(inode.root.offset() + chunk * 8)?)
 }
 
-fn decode(bits: u64) -> Result<SlotRef> {
-    let slot = SlotRef::from_bits(bits).filter(|slot| !slot.is_run());
-    slot.ok_or_else(|| Error::Corrupt(format!("chunk map holds {bits:#x}; run `shoal check`")))
+/// The slot of a chunk that is not packed, none for a hole.
+pub(crate) fn chunk_slot(view: &impl View, inode: &Inode, chunk: u64) -> Result<SlotRef> {
+    plain(chunk_ref(view, inode, chunk)?)
 }
 
-fn set_chunk(tx: &mut Tx<'_>, inode: &mut Inode, chunk: u64, slot: SlotRef) -> Result<()> {
+fn decode(bits: u64) -> Result<ChunkRef> {
+    ChunkRef::decode(bits).ok_or_else(|| Error::Corrupt(format!("chunk map holds {bits:#x}; run `shoal check`")))
+}
+
+/// A chunk that is to change was unpacked before.
+fn plain(of_chunk: ChunkRef) -> Result<SlotRef> {
+    match of_chunk {
+        ChunkRef::Slot(slot) => Ok(slot),
+        ChunkRef::Packed(slot) => Err(Error::Corrupt(format!("chunk is packed in {slot:?}; run `shoal check`"))),
+    }
+}
+
+fn set_chunk(tx: &mut Tx<'_>, inode: &mut Inode, chunk: u64, of_chunk: ChunkRef) -> Result<()> {
     if inode.layout != Layout::Direct {
-        return Ok(tx.write(inode.root.offset() + chunk * 8, &slot.bits().to_le_bytes())?);
+        return Ok(tx.write(inode.root.offset() + chunk * 8, &of_chunk.bits().to_le_bytes())?);
     }
-    inode.root = slot;
-    if slot.is_none() {
+    inode.root = plain(of_chunk)?;
+    if inode.root.is_none() {
         inode.layout = Layout::Empty;
     }
     Ok(())
 }
 
-/// Moves a chunk's slot out of a draining segment if it is `wanted`; the inode does not change.
+/// Moves what is `wanted` of a chunk's slot, or of the object of a group that begins with it, out of draining segments; returns
+/// how many bytes. The inode does not change: the root is the caller's.
 pub(crate) fn relocate_chunk(
     tx: &mut Tx<'_>,
     inode: &mut Inode,
     chunk: u64,
     wanted: impl Fn(SlotRef) -> bool,
-) -> Result<bool> {
-    let slot = chunk_slot(tx, inode, chunk)?;
-    if slot.is_none() || !wanted(slot) {
-        return Ok(false);
+) -> Result<u64> {
+    let (slot, is_object) = match chunk_ref(tx, inode, chunk)? {
+        ChunkRef::Slot(slot) => (slot, false),
+        ChunkRef::Packed(head) if chunk.is_multiple_of(GROUP_CHUNKS) => (head, true),
+        ChunkRef::Packed(_) => return Ok(0),
+    };
+    let mut moved = if is_object { objects::relocate_pieces(tx, slot, &wanted)? } else { 0 };
+    if inode.layout != Layout::Chunked || slot.is_none() || !wanted(slot) {
+        return Ok(moved);
     }
-    let Some(new) = tx.relocate(slot)? else { return Ok(false) };
-    set_chunk(tx, inode, chunk, new)?;
-    Ok(true)
+    let Some(new) = tx.relocate(slot)? else { return Ok(moved) };
+    moved += new.capacity();
+    if is_object {
+        let group = (chunk..chunk_count(inode)).take(GROUP_CHUNKS as usize);
+        for chunk in group {
+            if chunk_ref(tx, inode, chunk)? == ChunkRef::Packed(slot) {
+                set_chunk(tx, inode, chunk, ChunkRef::Packed(new))?;
+            }
+        }
+    } else {
+        set_chunk(tx, inode, chunk, ChunkRef::Slot(new))?;
+    }
+    Ok(moved)
+}
+
+/// Puts the bytes `raw` of a group that is packed back into chunks.
+pub(crate) fn unpack_group(tx: &mut Tx<'_>, inode: &mut Inode, group: u64, raw: &[u8]) -> Result<()> {
+    let first = group * GROUP_CHUNKS;
+    let ChunkRef::Packed(object) = chunk_ref(tx, inode, first)? else { return Ok(()) };
+    let placed = Placed::load(tx, object)?;
+    let mut slots = Vec::with_capacity(GROUP_CHUNKS as usize);
+    if placed.object.codec == Codec::InPlace {
+        slots.extend(placed.pieces());
+        give(tx, inode, object)?;
+        // Those behind the end of a file that was cut.
+        for slot in slots.drain(raw.len().div_ceil(CHUNK as usize)..) {
+            give(tx, inode, slot)?;
+        }
+    } else {
+        for bytes in raw.chunks(CHUNK as usize) {
+            let slot = take(tx, inode, bytes.len() as u64)?;
+            tx.write(slot.offset(), bytes)?;
+            slots.push(slot);
+        }
+        objects::give_back(tx, inode, object)?;
+    }
+    put_chunks(tx, inode, first, &slots)
+}
+
+/// Lets a packed group have these chunks.
+fn put_chunks(tx: &mut Tx<'_>, inode: &mut Inode, first: u64, slots: &[SlotRef]) -> Result<()> {
+    if let (Layout::Packed, &[slot]) = (inode.layout, slots) {
+        (inode.layout, inode.root) = (Layout::Direct, slot);
+        return Ok(());
+    }
+    if inode.layout == Layout::Packed {
+        (inode.layout, inode.root) = (Layout::Empty, SlotRef::NONE);
+        ensure_map(tx, inode, slots.len() as u64)?;
+    }
+    write_refs(tx, inode, first, slots.iter().map(|&slot| ChunkRef::Slot(slot)))
+}
+
+fn write_refs(tx: &mut Tx<'_>, inode: &Inode, first: u64, refs: impl Iterator<Item = ChunkRef>) -> Result<()> {
+    let bytes: Vec<u8> = refs.flat_map(|of_chunk| of_chunk.bits().to_le_bytes()).collect();
+    Ok(tx.write(inode.root.offset() + first * 8, &bytes)?)
+}
+
+/// The chunks of a group that could be packed, all of them there: none where a chunk is a hole, or packed already.
+pub(crate) fn plain_group(view: &impl View, inode: &Inode, group: u64) -> Result<Option<Vec<SlotRef>>> {
+    let first = group * GROUP_CHUNKS;
+    let chunks = inode.size.div_ceil(CHUNK).min(first + GROUP_CHUNKS);
+    let mut slots = Vec::with_capacity(GROUP_CHUNKS as usize);
+    for chunk in first..chunks {
+        match chunk_ref(view, inode, chunk)? {
+            ChunkRef::Slot(slot) if !slot.is_none() => slots.push(slot),
+            _ => return Ok(None),
+        }
+    }
+    Ok((!slots.is_empty()).then_some(slots))
+}
+
+/// Lets an object stand for a group in the place of its chunks; `keep`: they are its pieces.
+pub(crate) fn pack_group(
+    tx: &mut Tx<'_>,
+    inode: &mut Inode,
+    group: u64,
+    chunks: &[SlotRef],
+    object: SlotRef,
+    keep: bool,
+) -> Result<()> {
+    if !keep {
+        for &slot in chunks {
+            give(tx, inode, slot)?;
+        }
+    }
+    if inode.size <= GROUP {
+        if inode.layout == Layout::Chunked {
+            give(tx, inode, inode.root)?;
+        }
+        (inode.layout, inode.root) = (Layout::Packed, object);
+        return Ok(());
+    }
+    let refs = std::iter::repeat_n(ChunkRef::Packed(object), chunks.len());
+    write_refs(tx, inode, group * GROUP_CHUNKS, refs)
 }
 
 /// Fills `out` from byte `at`; the caller has clipped it to the file's size.
-pub(crate) fn read(view: &impl View, inode: &Inode, at: u64, out: &mut [u8]) -> Result<()> {
+pub(crate) fn read(view: &impl View, objects: &Objects, inode: &Inode, at: u64, out: &mut [u8]) -> Result<()> {
+    if inode.flags & INODE_SUMMED != 0 && !out.is_empty() {
+        return read_summed(view, inode, at, out);
+    }
     let mut done = 0;
     while done < out.len() {
         let position = at + done as u64;
+        let slot = match chunk_ref(view, inode, position / CHUNK)? {
+            ChunkRef::Slot(slot) => slot,
+            ChunkRef::Packed(slot) => {
+                let within = position % GROUP;
+                let len = (GROUP - within).min((out.len() - done) as u64) as usize;
+                objects.read(view, slot, within, &mut out[done..done + len])?;
+                done += len;
+                continue;
+            }
+        };
         let within = position % CHUNK;
         let len = (CHUNK - within).min((out.len() - done) as u64);
-        let slot = chunk_slot(view, inode, position / CHUNK)?;
         let part = &mut out[done..done + len as usize];
         let (stored, rest) = part.split_at_mut(slot.capacity().saturating_sub(within).min(len) as usize);
         if !stored.is_empty() {
@@ -111,13 +237,50 @@ pub(crate) fn read(view: &impl View, inode: &Inode, at: u64, out: &mut [u8]) -> 
     Ok(())
 }
 
+/// Reads from a file that has a sum: all of it is verified.
+fn read_summed(view: &impl View, inode: &Inode, at: u64, out: &mut [u8]) -> Result<()> {
+    let size = inode.size as usize;
+    let mut all = Vec::new();
+    let bytes = if at == 0 && out.len() == size {
+        &mut *out
+    } else {
+        all.resize(size, 0);
+        &mut all[..]
+    };
+    let (stored, behind) = bytes.split_at_mut(size.min(inode.root.capacity() as usize));
+    view.read(inode.root.offset(), stored)?;
+    behind.fill(0);
+    let found = sum_in_slot(bytes);
+    if found != inode.rdev {
+        let (at, expected) = (inode.root.offset().get(), inode.rdev);
+        return Err(Error::Corrupt(format!(
+            "data at {at:#x}: checksum is {found:#x}, expected {expected:#x}; run `shoal check`"
+        )));
+    }
+    if !all.is_empty() {
+        out.copy_from_slice(&all[at as usize..][..out.len()]);
+    }
+    Ok(())
+}
+
+/// The file's bytes are about to change: their sum is no more.
+pub(crate) fn forget_sum(inode: &mut Inode) {
+    if inode.flags & INODE_SUMMED != 0 {
+        inode.flags &= !INODE_SUMMED;
+        inode.rdev = 0;
+    }
+}
+
 /// Is `at` data, and up to where does that go on at least? Counted without regard to the file's size.
 pub(crate) fn segment_at(view: &impl View, inode: &Inode, at: u64) -> Result<(bool, u64)> {
     let chunk = at / CHUNK;
     if chunk >= chunk_count(inode) {
         return Ok((false, u64::MAX));
     }
-    let end = chunk * CHUNK + chunk_slot(view, inode, chunk)?.capacity();
+    let end = match chunk_ref(view, inode, chunk)? {
+        ChunkRef::Slot(slot) => chunk * CHUNK + slot.capacity(),
+        ChunkRef::Packed(_) => (chunk / GROUP_CHUNKS + 1) * GROUP,
+    };
     if at < end { Ok((true, end)) } else { Ok((false, (chunk + 1) * CHUNK)) }
 }
 
@@ -206,6 +369,7 @@ fn replace_slot(
 /// Writes `bytes`, at most [`STEP_BYTES`], at byte `at`; the size follows.
 #[inline]
 pub(crate) fn write(tx: &mut Tx<'_>, inode: &mut Inode, at: u64, bytes: &[u8]) -> Result<()> {
+    forget_sum(inode);
     let end = at + bytes.len() as u64;
     let size = inode.size.max(end);
     zero_gap(tx, inode, at)?;
@@ -224,7 +388,7 @@ pub(crate) fn write(tx: &mut Tx<'_>, inode: &mut Inode, at: u64, bytes: &[u8]) -
             let base = chunk * CHUNK;
             let (from, to) = (at.max(base), end.min(base + CHUNK));
             let part = &bytes[(from - at) as usize..(to - at) as usize];
-            let old = decode(u64::from_le_bytes(*entry))?;
+            let old = plain(decode(u64::from_le_bytes(*entry))?)?;
             let slot = write_slot(tx, inode, old, base, from - base, part, size)?;
             changed |= slot != old;
             *entry = slot.bits().to_le_bytes();
@@ -261,6 +425,7 @@ fn write_slot(
 
 /// Moves the file's end to `size`, behind where it is.
 pub(crate) fn extend(tx: &mut Tx<'_>, inode: &mut Inode, size: u64) -> Result<()> {
+    forget_sum(inode);
     zero_gap(tx, inode, size)?;
     if size > CHUNK && inode.layout == Layout::Direct {
         ensure_map(tx, inode, 1)?;
@@ -273,30 +438,25 @@ pub(crate) fn extend(tx: &mut Tx<'_>, inode: &mut Inode, size: u64) -> Result<()
 /// what `upto` is to be next time, `keep` when all are free. `settle` must follow in the last transaction.
 pub(crate) fn drop_chunks(tx: &mut Tx<'_>, inode: &mut Inode, keep: u64, upto: u64) -> Result<u64> {
     if inode.layout != Layout::Chunked {
-        if keep == 0 && inode.layout == Layout::Direct {
-            give(tx, inode, inode.root)?;
-            set_chunk(tx, inode, 0, SlotRef::NONE)?;
+        if keep == 0 {
+            free_all(tx, inode)?;
         }
         return Ok(keep);
     }
     let upto = upto.min(chunk_count(inode));
-    let mut freed = 0;
+    let (mut freed, mut is_used) = (0, false);
     let mut from = upto;
     let mut bytes = [0; 4096];
     while from > keep && freed < CHUNKS_PER_STEP {
         let first = keep.max(from.saturating_sub(512)).max(from - (CHUNKS_PER_STEP - freed).min(from));
         let entries = &mut bytes[..(from - first) as usize * 8];
         tx.read(inode.root.offset() + first * 8, entries)?;
-        for entry in entries.chunks_exact(8) {
-            let slot = decode(u64::from_le_bytes(entry.try_into().expect("eight bytes")))?;
-            if !slot.is_none() {
-                give(tx, inode, slot)?;
-                freed += 1;
-            }
-        }
+        // The rest of a group whose beginning stays is none to free.
+        is_used |= entries.iter().any(|&byte| byte != 0);
+        freed += free_entries(tx, inode, first, entries)?;
         from = first;
     }
-    if upto > from && freed > 0 {
+    if is_used {
         zero(tx, inode.root.offset() + from * 8, (upto - from) * 8)?;
     }
     Ok(from.max(keep))
@@ -304,9 +464,14 @@ pub(crate) fn drop_chunks(tx: &mut Tx<'_>, inode: &mut Inode, keep: u64, upto: u
 
 /// After the chunks behind the end are gone: brings pieces down to the size that is left.
 pub(crate) fn settle(tx: &mut Tx<'_>, inode: &mut Inode) -> Result<()> {
+    forget_sum(inode);
     if inode.layout == Layout::Chunked {
         let chunks = inode.size.div_ceil(CHUNK);
-        if chunks <= 1 {
+        let first = chunk_ref(tx, inode, 0)?;
+        if let (ChunkRef::Packed(object), 1..=GROUP_CHUNKS) = (first, chunks) {
+            give(tx, inode, inode.root)?;
+            (inode.layout, inode.root) = (Layout::Packed, object);
+        } else if chunks <= 1 {
             let slot = if chunks == 0 { SlotRef::NONE } else { chunk_slot(tx, inode, 0)? };
             give(tx, inode, inode.root)?;
             inode.root = slot;
@@ -334,26 +499,40 @@ fn unless_full<T>(outcome: Result<T>) -> Result<Option<T>> {
     }
 }
 
+/// Frees what the entries of a chunk map from number `first` on refer to; returns how many pieces and objects those are. The
+/// first chunk of a group has its object.
+fn free_entries(tx: &mut Tx<'_>, inode: &mut Inode, first: u64, entries: &[u8]) -> Result<u64> {
+    let mut freed = 0;
+    for (chunk, entry) in (first..).zip(entries.chunks_exact(8)) {
+        match decode(u64::from_le_bytes(entry.try_into().expect("eight bytes")))? {
+            ChunkRef::Slot(slot) if slot.is_none() => continue,
+            ChunkRef::Slot(slot) => give(tx, inode, slot)?,
+            ChunkRef::Packed(slot) if chunk.is_multiple_of(GROUP_CHUNKS) => objects::give_back(tx, inode, slot)?,
+            ChunkRef::Packed(_) => continue,
+        }
+        freed += 1;
+    }
+    Ok(freed)
+}
+
 /// Frees everything at once; false, and nothing changed, when that is too much for one transaction.
 pub(crate) fn free_all(tx: &mut Tx<'_>, inode: &mut Inode) -> Result<bool> {
+    forget_sum(inode);
     match inode.layout {
         Layout::Empty => return Ok(true),
-        Layout::Direct => {}
+        Layout::Direct => give(tx, inode, inode.root)?,
+        Layout::Packed => objects::give_back(tx, inode, inode.root)?,
         Layout::Chunked => {
             let chunks = chunk_count(inode);
             if chunks > CHUNKS_PER_STEP {
                 return Ok(false);
             }
-            for entry in tx.read_vec(inode.root.offset(), chunks as usize * 8)?.chunks_exact(8) {
-                let slot = decode(u64::from_le_bytes(entry.try_into().expect("eight bytes")))?;
-                if !slot.is_none() {
-                    give(tx, inode, slot)?;
-                }
-            }
+            let entries = tx.read_vec(inode.root.offset(), chunks as usize * 8)?;
+            free_entries(tx, inode, 0, &entries)?;
+            give(tx, inode, inode.root)?;
         }
         _ => return Ok(false),
     }
-    give(tx, inode, inode.root)?;
     inode.root = SlotRef::NONE;
     inode.layout = Layout::Empty;
     Ok(true)
@@ -362,6 +541,7 @@ pub(crate) fn free_all(tx: &mut Tx<'_>, inode: &mut Inode) -> Result<bool> {
 /// Backs `[at, end)`, at most [`CHUNKS_PER_STEP`] chunks, with slots; with `erase` the range reads as zeros afterwards.
 /// `size` is what the file's size will be.
 pub(crate) fn allocate(tx: &mut Tx<'_>, inode: &mut Inode, at: u64, end: u64, erase: bool, size: u64) -> Result<()> {
+    forget_sum(inode);
     if end.max(size) > CHUNK {
         ensure_map(tx, inode, end.div_ceil(CHUNK))?;
     } else if inode.layout == Layout::Empty {
@@ -376,7 +556,7 @@ pub(crate) fn allocate(tx: &mut Tx<'_>, inode: &mut Inode, at: u64, end: u64, er
             let valid = inode.size.saturating_sub(base);
             let range = if erase { (from, to) } else { (0, 0) };
             let slot = replace_slot(tx, inode, old, to, valid, range, CHUNK)?;
-            set_chunk(tx, inode, chunk, slot)?;
+            set_chunk(tx, inode, chunk, ChunkRef::Slot(slot))?;
             if erase {
                 tx.zero(slot.offset() + from, to - from)?;
             }
@@ -387,18 +567,30 @@ pub(crate) fn allocate(tx: &mut Tx<'_>, inode: &mut Inode, at: u64, end: u64, er
     Ok(())
 }
 
-/// Turns `[at, end)`, at most [`CHUNKS_PER_STEP`] chunks, into a hole: frees whole slots, zeroes parts.
+/// Turns `[at, end)`, at most [`CHUNKS_PER_STEP`] chunks, into a hole: frees whole slots and objects, zeroes parts. A group
+/// that is packed lies in the range wholly.
 pub(crate) fn punch(tx: &mut Tx<'_>, inode: &mut Inode, at: u64, end: u64) -> Result<()> {
+    forget_sum(inode);
     for chunk in at / CHUNK..end.div_ceil(CHUNK).min(chunk_count(inode)) {
         let base = chunk * CHUNK;
         let (from, to) = (at.max(base) - base, (end - base).min(CHUNK));
-        let slot = chunk_slot(tx, inode, chunk)?;
+        let slot = match chunk_ref(tx, inode, chunk)? {
+            ChunkRef::Slot(slot) => slot,
+            ChunkRef::Packed(_) if inode.layout == Layout::Packed => return free_all(tx, inode).map(drop),
+            ChunkRef::Packed(slot) => {
+                if chunk.is_multiple_of(GROUP_CHUNKS) {
+                    objects::give_back(tx, inode, slot)?;
+                }
+                set_chunk(tx, inode, chunk, HOLE)?;
+                continue;
+            }
+        };
         if slot.is_none() || from >= slot.capacity() {
             continue;
         }
         if from == 0 && (to >= slot.capacity() || base + to >= inode.size) {
             give(tx, inode, slot)?;
-            set_chunk(tx, inode, chunk, SlotRef::NONE)?;
+            set_chunk(tx, inode, chunk, HOLE)?;
         } else {
             tx.zero(slot.offset() + from, to.min(slot.capacity()) - from)?;
         }

@@ -57,11 +57,13 @@ pub struct Usage {
 }
 
 /// A piece of a file: where in the file, where on the medium (bytes).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlacedRange {
     pub file_at: u64,
     pub len: u64,
     pub at: u64,
+    /// Bytes that it takes on the medium: fewer than its length where it is packed.
+    pub stored: u64,
     /// True: on the bulk device; false: in the region.
     pub bulk: bool,
     /// Written, but not known to be durable.

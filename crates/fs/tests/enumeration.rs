@@ -63,6 +63,18 @@ fn sequences() -> Vec<Workload> {
     workloads
 }
 
+fn packed(steps: &[workload::Step], befores: &[Before]) -> Vec<Workload> {
+    let with = |operations: Vec<_>| {
+        let all = move |&before: &_| Workload { before, operations: operations.clone(), must_succeed: true };
+        befores.iter().map(all).collect::<Vec<_>>()
+    };
+    let all = workload::packed(steps).into_iter().flat_map(with).enumerate();
+    let every = if deep() { 1 } else { 8 };
+    all.filter(|(number, _)| mix(&[seed(), *number as u64]).is_multiple_of(every))
+        .map(|(_, workload)| workload)
+        .collect()
+}
+
 fn pairs(steps: &[workload::Step]) -> Vec<Workload> {
     let mut workloads = Vec::new();
     for first in steps {
@@ -85,6 +97,7 @@ fn layouts() -> Vec<Workload> {
     } else {
         workloads.retain(|workload| !matches!(workload.operations.last(), Some(Checkpoint | Tick | Forget)));
     }
+    workloads.extend(packed(&steps, &[Before::Mounted]));
     for seed in 0..if deep() { 2000 } else { 8 } {
         let mut random = Random::new(seed);
         let six: Vec<_> = (0..6).map(|_| &steps[random.below(steps.len() as u64) as usize]).collect();
@@ -153,10 +166,12 @@ fn ground(setup: Setup) -> Ground {
 fn grounds(kind: MemoryKind, share: Share) -> [(Ground, Vec<Workload>, Share); 4] {
     let steps = workload::operations();
     let mut workloads = singles(&steps, true);
+    workloads.extend(packed(&steps, &[Before::Mounted, Before::Young]));
     if deep() {
         workloads.extend(pairs(&steps));
     }
-    let long = singles(&workload::long_operations(), false);
+    let mut long = singles(&workload::long_operations(), false);
+    long.extend(packed(&workload::long_operations(), &[Before::Mounted]));
     [
         (ground(Setup::two_tiers(kind)), workloads, share),
         // These are few.

@@ -2,7 +2,7 @@
 //!
 //! A case is a seeded run of operations on a fresh small store, with clean and unclean ends of the process in between,
 //! and a comparison of everything at the end; some stores are so small that they fill up, and must then still be
-//! able to lose everything. Compaction runs in between, and must not be seen. A second test lets four threads work beside each other.
+//! able to lose everything. Packing and compaction run in between, and must not be seen. A second test lets four threads work beside each other.
 //! A failure prints its seed: `SHOAL_SEED=<n> cargo test --release -p shoal-fs --test all model`.
 
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::store::{CALLER, Setup, check, format, open_at};
 use crate::tree::steps::Walker;
 use shoal_format::superblock::MemoryKind;
-use shoal_fs::{Fs, ROOT};
+use shoal_fs::{Error, Fs, ROOT};
 use shoal_sim::{Budget, Random, SimClock, World};
 
 const CASES: u64 = 10_000;
@@ -96,6 +96,12 @@ impl Case {
                 self.reopen(clean).map_err(|e| at(format!("reopening, clean {clean}: {e}")))?;
             }
             self.walker.step().map_err(at)?;
+            if step % 7 == 5 {
+                match self.walker.fs.pack_all(&mut |_, _| {}) {
+                    Ok(_) | Err(Error::NoSpace) => {}
+                    Err(e) => return Err(at(format!("packing: {e}"))),
+                }
+            }
             if step % 9 == 8 {
                 self.walker.fs.compact().map_err(|e| at(format!("compacting: {e}")))?;
                 self.walker.fs.region().discard_free();

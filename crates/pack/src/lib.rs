@@ -1,4 +1,5 @@
-//! Codes for inodes that have cooled: small, each decodable by itself, never longer than the plain form and one byte.
+//! Codes for what has cooled. Inodes: small, each decodable by itself, never longer than the plain form and one byte. Data
+//! of files: up to 128 KiB at a time.
 //!
 //! | module | owns |
 //! |---|---|
@@ -10,9 +11,10 @@
 //! | `times`, `hybrid` | Shoal's own compressor |
 //! | `block` | sixteen inodes together |
 //! | `profile`, `bytes` | the tables of compressors for a kind of tree, in a file or a store |
+//! | `data` | what compresses files' data, and what leaves alone what will not shrink |
 //!
 //! Rules: pure functions of bytes and tables; no I/O, no clock, no threads. Tables have a fixed size, encoding and decoding
-//! allocate nothing. Decoding depends on nothing but what is in the store, never panics, and accepts only codes that
+//! of inodes allocate nothing. Decoding depends on nothing but what is in the store, never panics, and accepts only codes that
 //! encoding could have made. The bytes are in `docs/spec/pack.md`, the reasons in `docs/design/pack.md`.
 
 #![forbid(unsafe_code)]
@@ -21,6 +23,7 @@ mod bits;
 mod block;
 mod bytes;
 mod codec;
+mod data;
 mod field;
 mod gamma;
 mod huffman;
@@ -36,6 +39,7 @@ mod triplet;
 pub use block::{BLOCK_INODES, BLOCK_MAX, Block, BlockBytes, Item, pack};
 pub use bytes::Described;
 pub use codec::{BASES_MAX, Code, Codec, Context, Field, Widths};
+pub use data::{Compressor, Decompressor, Method, MethodError};
 pub use field::Counts;
 pub use hybrid::{Hybrid, HybridCounts};
 pub use paper::{FieldCodec, FieldCounts, Kind, Precision};

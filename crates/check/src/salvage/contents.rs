@@ -7,11 +7,12 @@ use shoal_format::extent::{
     EXTENT_BYTES, EXTENT_HEADER, EXTENT_NEW, EXTENT_UNWRITTEN, Extent, ExtentRecord, FileBlock, IndexRecord,
 };
 use shoal_format::inode::{CHUNK, Ino, Inode, Layout, S_IFLNK};
+use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS};
 use shoal_format::{SlotRef, xattr};
 use zerocopy::FromBytes;
 
 use super::{Item, Walk};
-use crate::CheckError;
+use crate::{CheckError, objects};
 
 /// Bytes of the bulk device read at once.
 const READ_BYTES: u64 = 1 << 20;
@@ -43,6 +44,7 @@ impl Walk<'_, '_> {
         if inode.is_file() {
             match inode.layout {
                 Layout::Direct => self.slot(path, inode, inode.root, 0)?,
+                Layout::Packed => self.object(path, inode, inode.root, 0)?,
                 Layout::Chunked => self.chunks(path, inode)?,
                 Layout::Extents => self.extents(path, inode)?,
                 _ => {}
@@ -99,6 +101,36 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
+    /// Sends what a packed object holds of the file from `file_at`.
+    fn object(&mut self, path: &[u8], inode: &Inode, slot: SlotRef, file_at: u64) -> Result<(), CheckError> {
+        let end = inode.size.min(file_at + GROUP);
+        if file_at >= end {
+            return Ok(());
+        }
+        if !self.fits(slot) {
+            self.lost(Some(path), Some((file_at, end)), format!("its packed object {slot:?} is nowhere"));
+            return Ok(());
+        }
+        let read = |at, out: &mut [u8]| self.read(at, out);
+        let (bytes, why) = match objects::find(&read, slot)? {
+            Err(why) => (None, Some(why)),
+            Ok(found) if !found.pieces.iter().all(|&piece| self.fits(piece)) => {
+                (None, Some("a piece of its packed object is nowhere".into()))
+            }
+            Ok(found) => objects::bytes(&read, slot, &found)?,
+        };
+        if let Some(why) = why {
+            let fate = if bytes.is_some() { "copied as it was found" } else { "its bytes are lost" };
+            self.lost(Some(path), Some((file_at, end)), format!("{why}; {fate}"));
+        }
+        if let Some(mut bytes) = bytes {
+            bytes.truncate((end - file_at) as usize);
+            self.found.bytes += bytes.len() as u64;
+            self.sink.data(file_at, &bytes);
+        }
+        Ok(())
+    }
+
     fn chunks(&mut self, path: &[u8], inode: &Inode) -> Result<(), CheckError> {
         if !self.fits(inode.root) {
             self.lost(Some(path), Some((0, inode.size)), "its chunk map is nowhere".into());
@@ -111,9 +143,13 @@ impl Walk<'_, '_> {
         for (i, bits) in map.chunks_exact(8).enumerate().take(inode.size.div_ceil(CHUNK) as usize) {
             let (from, to) = (i as u64 * CHUNK, ((i as u64 + 1) * CHUNK).min(inode.size));
             let bits = u64::from_le_bytes(bits.try_into().expect("eight bytes"));
-            match SlotRef::from_bits(bits) {
-                Some(slot) if slot.is_none() => {}
-                Some(slot) if slot.capacity() <= CHUNK => self.slot(path, inode, slot, from)?,
+            match ChunkRef::decode(bits) {
+                Some(ChunkRef::Slot(slot)) if slot.is_none() => {}
+                Some(ChunkRef::Slot(slot)) if slot.capacity() <= CHUNK => self.slot(path, inode, slot, from)?,
+                Some(ChunkRef::Packed(object)) if (i as u64).is_multiple_of(GROUP_CHUNKS) => {
+                    self.object(path, inode, object, from)?;
+                }
+                Some(ChunkRef::Packed(_)) => {}
                 _ => {
                     self.lost(Some(path), Some((from, to)), format!("the chunk map says {bits:#x}, which is no piece"))
                 }

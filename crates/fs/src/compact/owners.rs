@@ -13,7 +13,7 @@ use crate::{Error, Fs, Ino, Result, dir, extents, small};
 
 /// May the inode own something in these segments? Only a look at its pieces tells for certain.
 pub(super) fn may_own(inode: &Inode, victims: &Victims) -> bool {
-    matches!(inode.layout, Layout::Chunked | Layout::Extents | Layout::DirHashed)
+    matches!(inode.layout, Layout::Chunked | Layout::Extents | Layout::DirHashed | Layout::Packed)
         || victims.contains(inode.root)
         || victims.contains(inode.xattr)
 }
@@ -38,7 +38,7 @@ impl Fs {
             self.move_piece(ino, &mut inode, victims, budget, |inode| &mut inode.root)?;
         }
         match inode.layout {
-            Layout::Chunked => self.move_chunks(&mut inode, position, victims, budget),
+            Layout::Chunked | Layout::Packed => self.move_chunks(&mut inode, position, victims, budget),
             Layout::Extents => self.move_leaves(&inode, position, victims, budget),
             Layout::DirHashed => self.move_buckets(ino, &mut inode, position, victims, budget),
             _ => Ok(None),
@@ -84,12 +84,9 @@ impl Fs {
         budget: &mut Budget,
     ) -> Result<Option<u64>> {
         while chunk < small::chunk_count(inode) {
-            let slot = small::chunk_slot(&self.region, inode, chunk)?;
-            if !slot.is_none() && victims.contains(slot) {
-                let mut tx = self.region.begin_reclaim();
-                let moved = small::relocate_chunk(&mut tx, inode, chunk, |slot| victims.contains(slot))?;
-                Self::commit_moved(tx, moved, slot.capacity(), budget)?;
-            }
+            let mut tx = self.region.begin_reclaim();
+            let bytes = small::relocate_chunk(&mut tx, inode, chunk, |slot| victims.contains(slot))?;
+            Self::commit_moved(tx, bytes > 0, bytes, budget)?;
             chunk += 1;
             if !budget.look() {
                 return Ok(Some(chunk));

@@ -3,9 +3,10 @@
 //! Rules: size and contents stay; data that may have been promised durable is flushed on the bulk device before the record that
 //! lets go of the region's copy. Left out: when a file changes its tier (`file`).
 
-use shoal_format::BULK_BLOCK;
 use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, FileBlock};
 use shoal_format::inode::{CHUNK, INODE_HAS_NEW, Inode, Layout};
+use shoal_format::object::ChunkRef;
+use shoal_format::{BULK_BLOCK, SlotRef};
 use shoal_region::Lsn;
 
 use super::{FILE_END, MOVE_BACK_BYTES, Mapping, WRITE_BLOCKS, read_spans};
@@ -110,7 +111,7 @@ impl Fs {
                 buffer.clear();
                 buffer.resize((extent.blocks * BULK_BLOCK) as usize, 0);
                 let readable = (inode.size - at).min(buffer.len() as u64) as usize;
-                small::read(&self.region, inode, at, &mut buffer[..readable])?;
+                small::read(&self.region, &self.objects, inode, at, &mut buffer[..readable])?;
                 write = file.device(inode, |bulk| bulk.write(extent.bulk_block.byte(), &buffer))?;
             }
             block = extent.end();
@@ -122,7 +123,7 @@ impl Fs {
     fn flags_on_bulk(&self, inode: &Inode, block: FileBlock, data_flags: u32) -> Result<Option<u32>> {
         let first = block.get() * CHUNKS_PER_BLOCK;
         for chunk in first..first + CHUNKS_PER_BLOCK {
-            if !small::chunk_slot(&self.region, inode, chunk)?.is_none() {
+            if small::chunk_ref(&self.region, inode, chunk)? != ChunkRef::Slot(SlotRef::NONE) {
                 let behind = block.byte() >= inode.size;
                 return Ok(Some(if behind { EXTENT_UNWRITTEN } else { data_flags }));
             }

@@ -8,6 +8,7 @@
 use shoal_format::dir::{NODE_FANOUT, NodeRef};
 use shoal_format::extent::{EXTENT_BYTES, EXTENT_HEADER};
 use shoal_format::inode::{INODE_RECORD, INODES_PER_BLOCK, Inode, InodeSlot, Layout, TABLE_FANOUT};
+use shoal_format::object::{ChunkRef, GROUP_CHUNKS, OBJECT_HEAD, Object};
 use shoal_format::superblock::ROOTS_AT;
 use shoal_format::{Offset, SEGMENT, SlotRef};
 use shoal_media::PersistentMemory;
@@ -89,9 +90,8 @@ impl Walk<'_> {
         let root = inode.root.offset();
         match inode.layout {
             Layout::Empty | Layout::Direct | Layout::DirPacked => {}
-            Layout::Chunked => {
-                (0..inode.root.capacity() / 8).try_for_each(|entry| self.reference(root + entry * 8).map(drop))?;
-            }
+            Layout::Chunked => (0..inode.root.capacity() / 8).try_for_each(|entry| self.chunk(root, entry))?,
+            Layout::Packed => self.object(inode.root)?,
             Layout::Extents => {
                 let header = self.memory.read_u64(root.get());
                 let (kind, count) = (header as u32, header >> 32);
@@ -108,6 +108,35 @@ impl Walk<'_> {
         let (root, xattr) = (self.moved(inode.root, at)?, self.moved(inode.xattr, at)?);
         self.memory.write(at.get(), &Inode { root, xattr, ..inode }.encode());
         Ok(())
+    }
+
+    /// An entry of the chunk map at `map`; the first one of a packed group moves the object's references, too.
+    fn chunk(&self, map: Offset, entry: u64) -> Result<()> {
+        let at = map + entry * 8;
+        let moved = match ChunkRef::decode(self.memory.read_u64(at.get())) {
+            None => return Err(self.damaged("chunk map", at)),
+            Some(ChunkRef::Slot(slot)) => ChunkRef::Slot(self.moved(slot, at)?),
+            Some(ChunkRef::Packed(head)) => {
+                if entry.is_multiple_of(GROUP_CHUNKS) {
+                    self.object(head)?;
+                }
+                ChunkRef::Packed(self.moved(head, at)?)
+            }
+        };
+        self.memory.write_u64(at.get(), moved.bits());
+        Ok(())
+    }
+
+    /// The references of the packed object whose first piece lies at `slot` before the move.
+    fn object(&self, slot: SlotRef) -> Result<()> {
+        let mut head = [0; OBJECT_HEAD];
+        self.memory.read(slot.offset().get(), &mut head);
+        let object = Object::decode(&head)?;
+        if object.payload_at() as u64 > slot.capacity() {
+            return Err(self.damaged("packed object", slot.offset()));
+        }
+        let first = slot.offset() + OBJECT_HEAD as u64;
+        (0..u64::from(object.pieces)).try_for_each(|number| self.reference(first + number * 8).map(drop))
     }
 
     fn directory(&self, node: Offset, level: u32) -> Result<()> {

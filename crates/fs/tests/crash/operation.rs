@@ -65,6 +65,8 @@ pub enum Operation {
     Fsync(Path),
     Sync,
     Checkpoint,
+    /// Packs the data of all files, however young.
+    PackAll,
     /// Time passes until everything not yet durable is older than the commit age.
     Tick,
 }
@@ -76,10 +78,13 @@ pub struct Actor<'a> {
     pub held: &'a mut Vec<Ino>,
 }
 
-/// The bytes of a tag: never zeros, never the pattern of a foreign disk.
+/// The bytes of a tag: never zeros, never the pattern of a foreign disk. Those of an even one shrink to a fourth or less.
 pub fn bytes(tag: u64, len: usize) -> Vec<u8> {
     let mut out = vec![0; len];
     Random::new(tag).fill(&mut out);
+    if tag.is_multiple_of(2) {
+        out.chunks_mut(64).for_each(|line| line.fill(line[0]));
+    }
     out
 }
 
@@ -207,6 +212,7 @@ impl Operation {
             Fsync(path) => fs.fsync(ino(path)?, false),
             Sync => fs.sync(),
             Checkpoint => fs.checkpoint(),
+            PackAll => fs.pack_all(&mut |_, _| {}).map(drop),
             Tick => {
                 fs.tick()?;
                 actor.clock.advance(1_200_000_000);

@@ -210,8 +210,18 @@ fn other() -> Vec<(&'static str, Operation)> {
         ("A/foo", Fsync("A/foo")),
         ("foo", Sync),
         ("foo", Checkpoint),
+        ("foo", PackAll),
         ("foo", Tick),
     ]
+}
+
+/// The operations on files whose data were packed before, and packing behind each of them.
+pub fn packed(steps: &[Step]) -> Vec<Vec<Operation>> {
+    let both = |step: &Step| {
+        let (operation, fsync) = (step.operation.clone(), Fsync(step.file));
+        [vec![PackAll, Sync, operation.clone(), fsync], vec![PackAll, operation.clone()], vec![operation, PackAll]]
+    };
+    steps.iter().flat_map(both).collect()
 }
 
 /// On a store of nine bulk blocks, of which the prepared tree has six. Of one kind the later operation can only have

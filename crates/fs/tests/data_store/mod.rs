@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicU64;
 
 use shoal_format::extent::{self, EXTENT_NEW, ExtentNode, FileBlock};
 use shoal_format::inode::{CHUNK, INODE_HAS_NEW, Inode, Layout};
+use shoal_format::object::{ChunkRef, GROUP_CHUNKS, OBJECT_HEAD, Object};
 use shoal_format::{BULK_BLOCK, SlotRef};
 use shoal_fs::{Caller, Error, Fs, Ino, Options, ROOT, SetAttr};
 use shoal_media::{ImageFile, PersistentMemory};
@@ -114,9 +115,15 @@ impl Store {
             }
             Layout::Chunked => {
                 let entries = region.read_vec(inode.root.offset(), inode.root.capacity() as usize).unwrap();
-                let slots = entries.chunks_exact(8).map(|bits| u64::from_le_bytes(bits.try_into().unwrap()));
-                own + slots.map(|bits| SlotRef::from_bits(bits).expect(context).capacity()).sum::<u64>()
+                let refs = entries.chunks_exact(8).map(|bits| u64::from_le_bytes(bits.try_into().unwrap()));
+                let taken = |(chunk, bits): (u64, u64)| match ChunkRef::decode(bits).expect(context) {
+                    ChunkRef::Slot(slot) => slot.capacity(),
+                    ChunkRef::Packed(head) if chunk % GROUP_CHUNKS == 0 => head.capacity() + self.behind_head(head),
+                    ChunkRef::Packed(_) => 0,
+                };
+                own + (0..).zip(refs).map(taken).sum::<u64>()
             }
+            Layout::Packed => own + self.behind_head(inode.root),
             Layout::Extents => {
                 let (mut blocks, mut leaf_bytes, mut has_new, mut last_end) = (0, 0, false, FileBlock::ZERO);
                 let mut see = |extents: Vec<extent::Extent>, key: FileBlock, next: FileBlock| {
@@ -152,6 +159,15 @@ impl Store {
             }
             other => panic!("{context}: a file with layout {other:?}"),
         }
+    }
+
+    /// Bytes of the pieces of a packed object behind its first one.
+    fn behind_head(&self, head: SlotRef) -> u64 {
+        let bytes = self.fs.region().read_vec(head.offset(), head.capacity() as usize).unwrap();
+        let object = Object::decode(&bytes[..OBJECT_HEAD].try_into().unwrap()).expect("object");
+        let references = &bytes[OBJECT_HEAD..object.payload_at()];
+        let slot = |bits: &[u8]| SlotRef::from_bits(u64::from_le_bytes(bits.try_into().unwrap())).expect("reference");
+        references.chunks_exact(8).map(|bits| slot(bits).capacity()).sum()
     }
 
     fn node(&self, slot: SlotRef) -> ExtentNode {

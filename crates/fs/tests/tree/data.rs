@@ -70,6 +70,10 @@ impl Walker {
         let at = self.place(at);
         let mut bytes = vec![0; len as usize];
         self.random.fill(&mut bytes);
+        if self.below(2) == 0 {
+            // Packing shrinks these.
+            bytes.chunks_mut(64).for_each(|line| line.fill(line[0]));
+        }
         self.last = format!("{id} at {at}, {len} bytes (size {})", self.model.node(id).size());
         let found = self.fs.write(self.model.node(id).ino, at, &bytes);
         match self.settle(found, Ok(()))? {

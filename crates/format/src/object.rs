@@ -1,0 +1,290 @@
+//! A packed object: the bytes of a file, or of 128 KiB of one, that have not changed for a while.
+//!
+//! Objects are written once. The head lies at the beginning of the first piece, references to the other pieces behind
+//! it, then the payload, which goes on in the other pieces from their first bytes. The sum covers what the object says about
+//! itself and the payload, not the number of users nor the references, which change.
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::inode::CHUNK;
+use crate::slot::{CLASS_SIZES, SLOT_MAX, class_for};
+use crate::{FormatError, SlotRef};
+
+/// Chunks of a file that one object stands for at most.
+pub const GROUP_CHUNKS: u64 = 4;
+/// Bytes of a file that one object stands for at most.
+pub const GROUP: u64 = GROUP_CHUNKS * CHUNK;
+/// Pieces behind the first one at most.
+pub const PIECES_MAX: usize = 7;
+/// Set in a reference of a chunk map: an object stands for the group of this chunk.
+const PACKED: u64 = 1 << 63;
+
+/// How the payload holds the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Codec {
+    /// There is no payload: the pieces behind the first one are the chunks as they were.
+    InPlace = 0,
+    /// As they are.
+    Stored = 1,
+    /// An LZ4 block.
+    Lz4 = 2,
+    /// A zstd frame.
+    Zstd = 3,
+}
+
+/// The head as it lies in the region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ObjectRecord {
+    /// Files, or groups of files, that have the object.
+    pub users: U32,
+    /// Sum of `about` and the payload.
+    pub sum: U32,
+    /// Bits 0-17: bytes of the file; 18-35: bytes of the payload; 36-39: codec; 40-42: pieces behind the first one;
+    /// 48-63: the dictionary, or 0.
+    pub about: U64,
+}
+
+/// Bytes of the head.
+pub const OBJECT_HEAD: usize = 16;
+const _: () = assert!(size_of::<ObjectRecord>() == OBJECT_HEAD);
+const _: () = assert!(std::mem::offset_of!(ObjectRecord, about) == 8);
+
+const WHAT: &str = "packed object";
+
+/// The head, validated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Object {
+    pub users: u32,
+    pub sum: u32,
+    pub codec: Codec,
+    /// Bytes of the file.
+    pub bytes: u32,
+    /// Bytes of the payload.
+    pub payload: u32,
+    /// Pieces behind the first one.
+    pub pieces: u8,
+    /// Number of the dictionary, or 0.
+    pub dictionary: u16,
+}
+
+impl Object {
+    fn about(&self) -> u64 {
+        u64::from(self.bytes)
+            | u64::from(self.payload) << 18
+            | (self.codec as u64) << 36
+            | u64::from(self.pieces) << 40
+            | u64::from(self.dictionary) << 48
+    }
+
+    /// The sum of an object that says this about itself. The payload of [`Codec::InPlace`] is what the chunks hold.
+    pub fn sum_of(&self, payload: &[u8]) -> u32 {
+        seeded(payload, self.about())
+    }
+
+    pub fn encode(&self) -> [u8; OBJECT_HEAD] {
+        let record = ObjectRecord { users: self.users.into(), sum: self.sum.into(), about: self.about().into() };
+        record.as_bytes().try_into().expect("size is asserted")
+    }
+
+    /// Decodes and validates a head; the sum is the caller's, who has the payload.
+    pub fn decode(bytes: &[u8; OBJECT_HEAD]) -> Result<Object, FormatError> {
+        let record = ObjectRecord::read_from_bytes(bytes).expect("size is asserted");
+        let about = record.about.get();
+        let range = |field, found| Err(FormatError::Range { what: WHAT, field, found });
+        let bits = |at: u32, count: u32| about >> at & ((1 << count) - 1);
+        let codec = match bits(36, 4) {
+            0 => Codec::InPlace,
+            1 => Codec::Stored,
+            2 => Codec::Lz4,
+            3 => Codec::Zstd,
+            found => return range("codec", found),
+        };
+        let [bytes, payload, pieces, dictionary] = [bits(0, 18), bits(18, 18), bits(40, 3), bits(48, 16)];
+        #[expect(clippy::cast_possible_truncation, reason = "masked")]
+        let object = Object {
+            users: record.users.get(),
+            sum: record.sum.get(),
+            codec,
+            bytes: bytes as u32,
+            payload: payload as u32,
+            pieces: pieces as u8,
+            dictionary: dictionary as u16,
+        };
+        if object.about() != about {
+            return range("unused bits", about);
+        }
+        if object.users == 0 {
+            return range("users", 0);
+        }
+        if bytes == 0 || bytes > GROUP {
+            return range("bytes", bytes);
+        }
+        let payload_fits = match codec {
+            Codec::InPlace => payload == 0 && pieces == bytes.div_ceil(CHUNK),
+            Codec::Stored => payload == bytes,
+            Codec::Lz4 | Codec::Zstd => payload > 0 && payload < bytes,
+        };
+        if !payload_fits {
+            return range("payload", payload);
+        }
+        if dictionary != 0 && codec != Codec::Zstd {
+            return range("dictionary", dictionary);
+        }
+        Ok(object)
+    }
+
+    /// Bytes of the head and the references behind it.
+    pub fn payload_at(&self) -> usize {
+        OBJECT_HEAD + usize::from(self.pieces) * 8
+    }
+}
+
+/// The sum of a short file that lies in its slot as it is: INODE_SUMMED.
+pub fn sum_in_slot(bytes: &[u8]) -> u32 {
+    seeded(bytes, bytes.len() as u64)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the low half is what is kept")]
+fn seeded(bytes: &[u8], seed: u64) -> u32 {
+    xxh3_64_with_seed(bytes, seed) as u32
+}
+
+/// What a chunk map says of one chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChunkRef {
+    /// The chunk's slot; none for a hole.
+    Slot(SlotRef),
+    /// The object of the chunk's group. Every chunk of the group that holds a part of the file says so.
+    Packed(SlotRef),
+}
+
+impl ChunkRef {
+    /// From stored bits; `None` when no writer writes such bits.
+    #[inline]
+    pub fn decode(bits: u64) -> Option<ChunkRef> {
+        let slot = SlotRef::from_bits(bits & !PACKED).filter(|slot| !slot.is_run())?;
+        match bits & PACKED == 0 {
+            true => Some(ChunkRef::Slot(slot)),
+            false => (!slot.is_none()).then_some(ChunkRef::Packed(slot)),
+        }
+    }
+
+    #[inline]
+    pub fn bits(self) -> u64 {
+        match self {
+            ChunkRef::Slot(slot) => slot.bits(),
+            ChunkRef::Packed(slot) => slot.bits() | PACKED,
+        }
+    }
+}
+
+/// Bytes of the pieces that hold `len` bytes of head, references and payload: the fewest, of one piece or of more. A piece
+/// behind the first one takes a reference.
+pub fn piece_sizes(head_and_payload: u64) -> Vec<u64> {
+    let mut sizes = Vec::new();
+    let mut left = head_and_payload;
+    while left > SLOT_MAX {
+        sizes.push(SLOT_MAX);
+        left -= SLOT_MAX - REFERENCE;
+    }
+    let one = slot_for(left);
+    if sizes.len() + 2 <= PIECES_MAX
+        && let Some((first, second)) = two_pieces(left)
+        // A piece more is a slot more to find, so it must save something.
+        && (first + second + one / 16 < one || one - left > left / 8 && first + second < one)
+    {
+        sizes.extend([first, second]);
+        return sizes;
+    }
+    sizes.push(one);
+    sizes
+}
+
+const REFERENCE: u64 = 8;
+
+fn slot_for(len: u64) -> u64 {
+    class_for(len).map_or(0, |class| u64::from(CLASS_SIZES[usize::from(class)]))
+}
+
+/// The shortest two slots that hold `len` bytes and a reference.
+fn two_pieces(len: u64) -> Option<(u64, u64)> {
+    let shorter =
+        CLASS_SIZES.iter().map(|&size| u64::from(size)).filter(|&size| size < len && size > 2 * REFERENCE * 2);
+    shorter
+        .map(|first| (first, slot_for(len + REFERENCE - first)))
+        .filter(|pair| pair.0 >= pair.1)
+        .min_by_key(|pair| pair.0 + pair.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(codec: Codec) -> Object {
+        let (payload, pieces) = match codec {
+            Codec::InPlace => (0, 2),
+            Codec::Stored => (40_000, 1),
+            _ => (700, 0),
+        };
+        let dictionary = if codec == Codec::Zstd { 9 } else { 0 };
+        Object { users: 1, sum: 77, codec, bytes: 40_000, payload, pieces, dictionary }
+    }
+
+    #[test]
+    fn heads_survive_their_bytes_and_odd_ones_are_refused() {
+        for codec in [Codec::InPlace, Codec::Stored, Codec::Lz4, Codec::Zstd] {
+            let object = sample(codec);
+            assert_eq!(Object::decode(&object.encode()), Ok(object));
+        }
+        let lz4 = sample(Codec::Lz4);
+        for odd in [
+            Object { users: 0, ..lz4 },
+            Object { bytes: 0, ..lz4 },
+            Object { bytes: GROUP as u32 + 1, ..lz4 },
+            Object { payload: 40_000, ..lz4 },
+            Object { payload: 0, ..lz4 },
+            Object { dictionary: 1, ..lz4 },
+            Object { payload: 39_999, ..sample(Codec::Stored) },
+            Object { pieces: 1, ..sample(Codec::InPlace) },
+        ] {
+            assert!(Object::decode(&odd.encode()).is_err(), "{odd:?}");
+        }
+        let mut bytes = lz4.encode();
+        bytes[13] |= 0x80;
+        assert!(Object::decode(&bytes).is_err(), "unused bits");
+    }
+
+    #[test]
+    fn the_sum_covers_what_the_object_says_and_not_its_users() {
+        let object = sample(Codec::Zstd);
+        let sum = object.sum_of(b"payload");
+        assert_eq!(Object { users: 5, sum: 1, ..object }.sum_of(b"payload"), sum);
+        assert_ne!(Object { dictionary: 8, ..object }.sum_of(b"payload"), sum);
+        assert_ne!(Object { bytes: 39_999, ..object }.sum_of(b"payload"), sum);
+        assert_ne!(object.sum_of(b"Payload"), sum);
+    }
+
+    #[test]
+    fn a_chunk_map_names_slots_holes_and_objects() {
+        let slot = SlotRef::slot(crate::Offset::new(65536), 17);
+        for of_chunk in [ChunkRef::Slot(SlotRef::NONE), ChunkRef::Slot(slot), ChunkRef::Packed(slot)] {
+            assert_eq!(ChunkRef::decode(of_chunk.bits()), Some(of_chunk));
+        }
+        assert_eq!(ChunkRef::decode(PACKED), None);
+        assert_eq!(ChunkRef::decode(SlotRef::run(crate::Offset::new(65536), 1).bits()), None);
+    }
+
+    #[test]
+    fn pieces_hold_what_they_must_and_waste_little() {
+        for len in 17..=GROUP + 64 {
+            let sizes = piece_sizes(len);
+            let (all, needed) = (sizes.iter().sum::<u64>(), len + (sizes.len() as u64 - 1) * REFERENCE);
+            assert!(sizes.len() <= PIECES_MAX && all >= needed, "{len}");
+            assert!(sizes[0] >= (OBJECT_HEAD + (sizes.len() - 1) * 8) as u64, "{len}: {sizes:?}");
+            assert!(len < 200 || all - len <= len / 8, "{len}: {sizes:?}");
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! Packed objects: the data of files that have cooled, read, made and given back (docs/spec/region.md, section 7).
+//!
+//! Rules:
+//! - An object is never changed but for the number of its users and, by compaction, the places of its pieces.
+//! - Nothing of an object is believed before its sum was compared, so a flipped bit is an error and never other data.
+//! - `inode.allocated` follows every piece taken or given, as in `small`.
+//!
+//! Readers hold the file's inode lock, so an object cannot go while it is read. Left out: which files are packed and when
+//! (`packer`), and the change of a file that is packed (`small`, which puts plain chunks in its place first).
+
+use parking_lot::Mutex;
+use shoal_format::SlotRef;
+use shoal_format::inode::{CHUNK, Inode};
+use shoal_format::object::{Codec, GROUP, OBJECT_HEAD, Object, PIECES_MAX, piece_sizes};
+use shoal_pack::Decompressor;
+use shoal_region::{Tx, View};
+
+use crate::extents::{give, take};
+use crate::{Error, Result};
+
+/// Decompressed objects that are kept for who reads them in parts.
+const KEPT: usize = 8;
+
+/// What reading objects needs beside the region.
+#[derive(Default)]
+pub(crate) struct Objects {
+    /// Those not in use.
+    decompressors: Mutex<Vec<Decompressor>>,
+    /// The last used one first.
+    kept: Mutex<Vec<Kept>>,
+}
+
+struct Kept {
+    object: Object,
+    payload: Vec<u8>,
+    bytes: Vec<u8>,
+}
+
+/// An object as it lies in the region.
+pub(crate) struct Placed {
+    pub slot: SlotRef,
+    pub object: Object,
+    /// The pieces behind the first one; of an object in place the chunks.
+    pub pieces: [SlotRef; PIECES_MAX],
+}
+
+fn damaged(slot: SlotRef, what: impl std::fmt::Display) -> Error {
+    Error::Corrupt(format!("packed object at {:#x}: {what}; run `shoal check`", slot.offset().get()))
+}
+
+impl Placed {
+    pub fn load(view: &impl View, slot: SlotRef) -> Result<Placed> {
+        if slot.is_run() || slot.capacity() < OBJECT_HEAD as u64 {
+            return Err(damaged(slot, "its piece is too short"));
+        }
+        let mut head = [0; OBJECT_HEAD];
+        view.read(slot.offset(), &mut head)?;
+        let object = Object::decode(&head).map_err(|error| damaged(slot, error))?;
+        if (object.payload_at() as u64) > slot.capacity() {
+            return Err(damaged(slot, "its references do not fit"));
+        }
+        let mut placed = Placed { slot, object, pieces: [SlotRef::NONE; PIECES_MAX] };
+        for number in 0..usize::from(object.pieces) {
+            let bits = view.read_u64(placed.reference_at(number))?;
+            let piece = SlotRef::from_bits(bits).filter(|piece| !piece.is_none() && !piece.is_run());
+            placed.pieces[number] = piece.ok_or_else(|| damaged(slot, format_args!("it refers to {bits:#x}")))?;
+        }
+        let room: u64 = placed.pieces().iter().map(|piece| piece.capacity()).sum();
+        let payload = u64::from(object.payload) + object.payload_at() as u64;
+        if object.codec != Codec::InPlace && payload > slot.capacity() + room {
+            return Err(damaged(slot, "its pieces are too short"));
+        }
+        Ok(placed)
+    }
+
+    /// Where the reference to a piece lies.
+    pub fn reference_at(&self, number: usize) -> shoal_format::Offset {
+        self.slot.offset() + (OBJECT_HEAD + number * 8) as u64
+    }
+
+    pub fn pieces(&self) -> &[SlotRef] {
+        &self.pieces[..usize::from(self.object.pieces)]
+    }
+
+    /// Bytes of the region that it takes.
+    pub fn capacity(&self) -> u64 {
+        self.slot.capacity() + self.pieces().iter().map(|piece| piece.capacity()).sum::<u64>()
+    }
+
+    /// The payload, or the bytes of the chunks that an object in place stands for; verified.
+    fn payload(&self, view: &impl View) -> Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        if self.object.codec == Codec::InPlace {
+            bytes.resize(self.object.bytes as usize, 0);
+            // A chunk's slot may be shorter than the chunk, which goes on with zeros.
+            for (chunk, piece) in bytes.chunks_mut(CHUNK as usize).zip(self.pieces()) {
+                let stored = chunk.len().min(piece.capacity() as usize);
+                view.read(piece.offset(), &mut chunk[..stored])?;
+            }
+        } else {
+            bytes.resize(self.object.payload as usize, 0);
+            let first = (self.slot.offset() + self.object.payload_at() as u64, self.slot.capacity());
+            let head = [(first.0, first.1 - self.object.payload_at() as u64)];
+            let mut left = &mut bytes[..];
+            for (at, len) in
+                head.into_iter().chain(self.pieces().iter().map(|piece| (piece.offset(), piece.capacity())))
+            {
+                let (part, rest) = left.split_at_mut((len as usize).min(left.len()));
+                view.read(at, part)?;
+                left = rest;
+            }
+        }
+        let found = self.object.sum_of(&bytes);
+        if found != self.object.sum {
+            return Err(damaged(self.slot, format_args!("checksum is {found:#x}, expected {:#x}", self.object.sum)));
+        }
+        Ok(bytes)
+    }
+}
+
+impl Objects {
+    /// All bytes of the file that the object holds.
+    pub fn unpack(&self, view: &impl View, placed: &Placed) -> Result<Vec<u8>> {
+        let payload = placed.payload(view)?;
+        if matches!(placed.object.codec, Codec::InPlace | Codec::Stored) {
+            return Ok(payload);
+        }
+        let mut bytes = vec![0; placed.object.bytes as usize];
+        self.decompress(placed, &payload, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn decompress(&self, placed: &Placed, payload: &[u8], out: &mut [u8]) -> Result<()> {
+        let free = self.decompressors.lock().pop();
+        let mut decompressor = match free {
+            Some(decompressor) => decompressor,
+            None => Decompressor::new().map_err(|error| damaged(placed.slot, error))?,
+        };
+        let done = decompressor.decompress(placed.object.codec, payload, out);
+        self.decompressors.lock().push(decompressor);
+        if done { Ok(()) } else { Err(damaged(placed.slot, "it does not decompress")) }
+    }
+
+    /// Fills `out` from byte `at` of the group; bytes behind the object's are zeros.
+    pub fn read(&self, view: &impl View, slot: SlotRef, at: u64, out: &mut [u8]) -> Result<()> {
+        let placed = Placed::load(view, slot)?;
+        let all = u64::from(placed.object.bytes);
+        let (stored, behind) = out.split_at_mut(all.saturating_sub(at).min(out.len() as u64) as usize);
+        behind.fill(0);
+        if stored.is_empty() {
+            return Ok(());
+        }
+        let payload = placed.payload(view)?;
+        if matches!(placed.object.codec, Codec::InPlace | Codec::Stored) {
+            stored.copy_from_slice(&payload[at as usize..][..stored.len()]);
+            return Ok(());
+        }
+        if stored.len() as u64 == all {
+            return self.decompress(&placed, &payload, stored);
+        }
+        // Who reads in parts comes again. The payload tells whether the object is the same: its slot may have had another one.
+        let mut kept = self.kept.lock();
+        if let Some(number) = kept.iter().position(|kept| kept.object == placed.object && kept.payload == payload) {
+            stored.copy_from_slice(&kept[number].bytes[at as usize..][..stored.len()]);
+            kept[..=number].rotate_right(1);
+            return Ok(());
+        }
+        drop(kept);
+        let mut bytes = vec![0; all as usize];
+        self.decompress(&placed, &payload, &mut bytes)?;
+        stored.copy_from_slice(&bytes[at as usize..][..stored.len()]);
+        kept = self.kept.lock();
+        kept.truncate(KEPT - 1);
+        kept.insert(0, Kept { object: placed.object, payload, bytes });
+        Ok(())
+    }
+}
+
+/// Makes an object of a payload; returns its head's slot.
+pub(crate) fn make(tx: &mut Tx<'_>, inode: &mut Inode, codec: Codec, bytes: u64, payload: &[u8]) -> Result<SlotRef> {
+    let sizes = piece_sizes((OBJECT_HEAD + payload.len()) as u64);
+    let mut slots = Vec::with_capacity(sizes.len());
+    for len in sizes {
+        slots.push(take(tx, inode, len)?);
+    }
+    let object = head(codec, bytes, payload.len(), slots.len() - 1, payload);
+    let mut first = object.encode().to_vec();
+    slots[1..].iter().for_each(|piece| first.extend(piece.bits().to_le_bytes()));
+    let mut left = payload;
+    for (number, slot) in slots.iter().enumerate() {
+        let room = slot.capacity() as usize - if number == 0 { first.len() } else { 0 };
+        let (part, rest) = left.split_at(room.min(left.len()));
+        if number == 0 {
+            first.extend(part);
+            tx.write(slot.offset(), &first)?;
+        } else {
+            tx.write(slot.offset(), part)?;
+        }
+        left = rest;
+    }
+    debug_assert!(left.is_empty());
+    Ok(slots[0])
+}
+
+/// Makes an object of chunks that stay where they are; `raw` is what they hold of the file.
+pub(crate) fn make_in_place(tx: &mut Tx<'_>, inode: &mut Inode, chunks: &[SlotRef], raw: &[u8]) -> Result<SlotRef> {
+    let slot = take(tx, inode, (OBJECT_HEAD + chunks.len() * 8) as u64)?;
+    let mut bytes = head(Codec::InPlace, raw.len() as u64, 0, chunks.len(), raw).encode().to_vec();
+    chunks.iter().for_each(|chunk| bytes.extend(chunk.bits().to_le_bytes()));
+    tx.write(slot.offset(), &bytes)?;
+    Ok(slot)
+}
+
+fn head(codec: Codec, bytes: u64, payload: usize, pieces: usize, summed: &[u8]) -> Object {
+    debug_assert!(bytes <= GROUP && pieces <= PIECES_MAX);
+    let (bytes, payload, pieces) = (bytes as u32, payload as u32, pieces as u8);
+    let object = Object { users: 1, sum: 0, codec, bytes, payload, pieces, dictionary: 0 };
+    Object { sum: object.sum_of(summed), ..object }
+}
+
+/// Gives an object back, with its pieces.
+pub(crate) fn give_back(tx: &mut Tx<'_>, inode: &mut Inode, slot: SlotRef) -> Result<()> {
+    let placed = Placed::load(tx, slot)?;
+    for &piece in placed.pieces() {
+        give(tx, inode, piece)?;
+    }
+    give(tx, inode, slot)
+}
+
+/// Moves the pieces behind an object's first one that are `wanted`; returns their bytes.
+pub(crate) fn relocate_pieces(tx: &mut Tx<'_>, slot: SlotRef, wanted: impl Fn(SlotRef) -> bool) -> Result<u64> {
+    let placed = Placed::load(tx, slot)?;
+    let mut moved = 0;
+    for (number, &piece) in placed.pieces().iter().enumerate() {
+        if wanted(piece)
+            && let Some(new) = tx.relocate(piece)?
+        {
+            tx.write(placed.reference_at(number), &new.bits().to_le_bytes())?;
+            moved += new.capacity();
+        }
+    }
+    Ok(moved)
+}

@@ -1,0 +1,257 @@
+//! Compressors of files' data, each call for itself: up to 128 KiB in, a payload of a packed object out.
+//!
+//! What will not shrink costs little: formats that are compressed already are known by their first bytes, and the first
+//! 4 KiB of the others are tried with the fastest codec. Left out: where payloads lie, when data have cooled.
+
+use std::fmt;
+use std::io;
+use std::str::FromStr;
+
+use shoal_format::object::Codec;
+
+/// How a store compresses files' data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Method {
+    /// Not at all.
+    Off,
+    /// What suits most: zstd at a low level.
+    #[default]
+    Auto,
+    Lz4,
+    /// zstd at this level, 1 to 19.
+    Zstd(i32),
+}
+
+/// The level of [`Method::Auto`] and of `zstd` without a level.
+const LEVEL: i32 = 3;
+const LEVEL_MAX: i32 = 19;
+
+#[derive(Debug, thiserror::Error)]
+#[error("`{0}` is no compression of files; choose auto, lz4, zstd, zstd:LEVEL (1 to {LEVEL_MAX}) or off")]
+pub struct MethodError(String);
+
+impl FromStr for Method {
+    type Err = MethodError;
+
+    fn from_str(name: &str) -> Result<Method, MethodError> {
+        let level = |level: &str| level.parse().ok().filter(|level| (1..=LEVEL_MAX).contains(level));
+        match (name, name.strip_prefix("zstd:").map(level)) {
+            ("off", _) => Ok(Method::Off),
+            ("auto", _) => Ok(Method::Auto),
+            ("lz4", _) => Ok(Method::Lz4),
+            ("zstd", _) => Ok(Method::Zstd(LEVEL)),
+            (_, Some(Some(level))) => Ok(Method::Zstd(level)),
+            _ => Err(MethodError(name.into())),
+        }
+    }
+}
+
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Method::Off => f.write_str("off"),
+            Method::Auto => f.write_str("auto"),
+            Method::Lz4 => f.write_str("lz4"),
+            Method::Zstd(level) => write!(f, "zstd:{level}"),
+        }
+    }
+}
+
+/// First bytes of formats whose data are compressed already.
+const COMPRESSED: [(usize, &[u8]); 18] = [
+    (0, b"\x1f\x8b"),
+    (0, b"BZh"),
+    (0, b"\xfd7zXZ\0"),
+    (0, b"\x28\xb5\x2f\xfd"),
+    (0, b"\x04\x22\x4d\x18"),
+    (0, b"PK\x03\x04"),
+    (0, b"7z\xbc\xaf\x27\x1c"),
+    (0, b"Rar!"),
+    (0, b"\x89PNG"),
+    (0, b"\xff\xd8\xff"),
+    (0, b"GIF8"),
+    (8, b"WEBP"),
+    (0, b"OggS"),
+    (0, b"fLaC"),
+    (0, b"ID3"),
+    (4, b"ftyp"),
+    (0, b"\x1a\x45\xdf\xa3"),
+    (0, b"wOF2"),
+];
+
+/// Bytes of a trial, and the shortest data worth one.
+const TRIAL: usize = 4096;
+const TRIED: usize = 4 * TRIAL;
+
+fn is_compressed_format(bytes: &[u8]) -> bool {
+    COMPRESSED.iter().any(|&(at, magic)| bytes.get(at..at + magic.len()) == Some(magic))
+}
+
+/// Compresses; keeps its tables between calls.
+pub struct Compressor {
+    zstd: zstd::bulk::Compressor<'static>,
+    level: i32,
+    trial: Vec<u8>,
+}
+
+impl Compressor {
+    pub fn new() -> io::Result<Compressor> {
+        Ok(Compressor { zstd: zstd::bulk::Compressor::new(LEVEL)?, level: LEVEL, trial: Vec::new() })
+    }
+
+    /// Fills `out` with a payload of at most `most` bytes; `None` if there is none that short.
+    pub fn compress(&mut self, method: Method, bytes: &[u8], most: usize, out: &mut Vec<u8>) -> Option<Codec> {
+        if is_compressed_format(bytes) || bytes.len() >= TRIED && !self.trial_shrinks(bytes) {
+            return None;
+        }
+        let (codec, level) = match method {
+            Method::Off => return None,
+            Method::Lz4 => {
+                out.resize(lz4_flex::block::get_maximum_output_size(bytes.len()), 0);
+                let len = lz4_flex::block::compress_into(bytes, out).ok()?;
+                out.truncate(len);
+                return (len <= most).then_some(Codec::Lz4);
+            }
+            Method::Auto => (Codec::Zstd, LEVEL),
+            Method::Zstd(level) => (Codec::Zstd, level),
+        };
+        if self.level != level {
+            self.zstd.set_compression_level(level).ok()?;
+            self.level = level;
+        }
+        out.resize(most, 0);
+        // A payload that is too long is no error but the answer.
+        let len = self.zstd.compress_to_buffer(bytes, &mut out[..]).ok()?;
+        out.truncate(len);
+        Some(codec)
+    }
+
+    fn trial_shrinks(&mut self, bytes: &[u8]) -> bool {
+        // From the middle: beginnings have headers.
+        let middle = &bytes[bytes.len() / 2..][..TRIAL];
+        self.trial.resize(lz4_flex::block::get_maximum_output_size(TRIAL), 0);
+        let len = lz4_flex::block::compress_into(middle, &mut self.trial);
+        // Bytes of few kinds shrink under zstd even if LZ4 finds no repetition in them.
+        len.is_ok_and(|len| len < TRIAL - TRIAL / 32) || entropy_is_low(middle)
+    }
+}
+
+/// Would a code of single bytes save a sixteenth?
+fn entropy_is_low(bytes: &[u8]) -> bool {
+    let mut counts = [0_u32; 256];
+    bytes.iter().for_each(|&byte| counts[usize::from(byte)] += 1);
+    let len = bytes.len() as f64;
+    let bits: f64 = counts.iter().filter(|&&n| n > 0).map(|&n| f64::from(n) * (len / f64::from(n)).log2()).sum();
+    bits < len * 7.5
+}
+
+/// Decompresses; keeps its tables between calls.
+pub struct Decompressor {
+    zstd: zstd::bulk::Decompressor<'static>,
+}
+
+impl Decompressor {
+    pub fn new() -> io::Result<Decompressor> {
+        Ok(Decompressor { zstd: zstd::bulk::Decompressor::new()? })
+    }
+
+    /// Fills `out`, which is as long as the data were; false if the payload does not hold that many bytes.
+    pub fn decompress(&mut self, codec: Codec, payload: &[u8], out: &mut [u8]) -> bool {
+        match codec {
+            Codec::InPlace => false,
+            Codec::Stored => {
+                let fits = payload.len() == out.len();
+                if fits {
+                    out.copy_from_slice(payload);
+                }
+                fits
+            }
+            Codec::Lz4 => lz4_flex::block::decompress_into(payload, out).is_ok_and(|len| len == out.len()),
+            Codec::Zstd => self.zstd.decompress_to_buffer(payload, out).is_ok_and(|len| len == out.len()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_sim::Random;
+
+    use super::*;
+
+    const METHODS: [Method; 4] = [Method::Auto, Method::Lz4, Method::Zstd(1), Method::Zstd(19)];
+
+    fn text(len: usize, random: &mut Random) -> Vec<u8> {
+        let words = ["shoal ", "inode ", "packed ", "cold ", "the ", "of ", "a\n", "struct "];
+        let mut out = Vec::new();
+        while out.len() < len {
+            out.extend(words[random.below(8) as usize].as_bytes());
+        }
+        out.truncate(len);
+        out
+    }
+
+    fn noise(len: usize, random: &mut Random) -> Vec<u8> {
+        (0..len).map(|_| random.below(256) as u8).collect()
+    }
+
+    #[test]
+    fn every_method_gives_back_what_it_got() {
+        let (mut random, mut payload) = (Random::new(1), Vec::new());
+        let (mut compressor, mut decompressor) = (Compressor::new().unwrap(), Decompressor::new().unwrap());
+        for method in METHODS {
+            for len in [100, 1000, 4096, 30_000, 131_072] {
+                let bytes = text(len, &mut random);
+                let codec = compressor.compress(method, &bytes, len - 1, &mut payload).expect("text shrinks");
+                assert!(payload.len() < len * 4 / 5, "{method} {len}: {}", payload.len());
+                let mut out = vec![0; len];
+                assert!(decompressor.decompress(codec, &payload, &mut out));
+                assert!(out == bytes, "{method} {len}");
+                assert!(!decompressor.decompress(codec, &payload, &mut vec![0; len - 1]), "{method} {len}: too long");
+                assert!(!decompressor.decompress(codec, &payload, &mut vec![0; len + 1]), "{method} {len}: too short");
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_shrink_is_left_alone() {
+        let (mut random, mut payload) = (Random::new(2), Vec::new());
+        let mut compressor = Compressor::new().unwrap();
+        for method in METHODS {
+            for len in [50, 5000, 60_000] {
+                let bytes = noise(len, &mut random);
+                assert_eq!(compressor.compress(method, &bytes, len * 7 / 8, &mut payload), None, "{method} {len}");
+            }
+        }
+        let archive = [&b"\x1f\x8b"[..], &text(5000, &mut random)].concat();
+        assert_eq!(compressor.compress(Method::Auto, &archive, 4000, &mut payload), None);
+        assert_eq!(compressor.compress(Method::Off, &text(5000, &mut random), 4000, &mut payload), None);
+    }
+
+    #[test]
+    fn damaged_payloads_give_an_answer() {
+        let (mut random, mut payload) = (Random::new(3), Vec::new());
+        let (mut compressor, mut decompressor) = (Compressor::new().unwrap(), Decompressor::new().unwrap());
+        for method in [Method::Lz4, Method::Auto] {
+            let bytes = text(3000, &mut random);
+            let codec = compressor.compress(method, &bytes, 2000, &mut payload).unwrap();
+            for _ in 0..2000 {
+                let mut damaged = payload.clone();
+                let at = random.below(damaged.len() as u64) as usize;
+                damaged[at] ^= 1 << random.below(8);
+                damaged.truncate(random.below(damaged.len() as u64 + 1) as usize);
+                decompressor.decompress(codec, &damaged, &mut vec![0; 3000]);
+            }
+        }
+    }
+
+    #[test]
+    fn methods_have_names() {
+        for method in METHODS.into_iter().chain([Method::Off]) {
+            assert_eq!(method.to_string().parse::<Method>().unwrap(), method);
+        }
+        assert_eq!("zstd".parse::<Method>().unwrap(), Method::Zstd(LEVEL));
+        for odd in ["", "gzip", "zstd:0", "zstd:20", "zstd:"] {
+            assert!(odd.parse::<Method>().is_err(), "{odd}");
+        }
+    }
+}
