@@ -11,6 +11,7 @@ use clap::{Args, Parser, Subcommand};
 use shoal_devices::DeviceName;
 use shoal_devices::lend::Allow;
 use shoal_devices::size::Size;
+use shoal_fs::Method;
 use shoal_nbd::Listen;
 use shoal_netram::donor::Compression;
 use shoal_store::{BulkChoice, MemoryChoice};
@@ -55,8 +56,10 @@ pub enum Command {
     Copy(CopyArgs),
     /// Change the limits of a store, mounted or not
     Resize(ResizeArgs),
-    /// Show how one file is stored
+    /// Show how a file, or all files of a directory, are stored
     Inspect(InspectArgs),
+    /// Pack files now, also those that changed a moment ago, and compact the memory
+    Compact(CompactArgs),
     /// Export a block device to NBD clients: a file, or a network RAM disk
     Serve(ServeArgs),
     /// Show a served device, or a store's bulk device: donors, redundancy, rebuild
@@ -129,6 +132,9 @@ pub struct FormatArgs {
     /// Files longer than this are large (0 to 64M)
     #[arg(long, value_name = "SIZE", default_value = "1M")]
     pub threshold: Size,
+    /// How small files that have not changed for a while are compressed: auto, lz4, zstd, zstd:LEVEL (1 to 19) or off
+    #[arg(long, value_name = "METHOD", default_value = "auto")]
+    pub compress: Method,
     /// Replace a store or disk that exists: everything in it is lost
     #[arg(long)]
     pub force: bool,
@@ -150,6 +156,8 @@ pub struct FormatArgs {
     threads=N                                 threads that serve requests (default: 4, or one a processor)\n  \
     read_ahead=SIZE                           how far the kernel reads ahead (default 1M; root only)\n  \
     clone_fd                                  every thread gets a channel of its own\n  \
+    compress=METHOD                           as format --compress, for this mount\n  \
+    pack_age=SECONDS                          what did not change for so long is packed (default 30)\n  \
     restore                                   as --restore\n  \
     _netdev, nofail, auto, user, x-*, mand,   ignored\n  \
     iversion, silent, loud\n\n\
@@ -194,6 +202,22 @@ pub struct UmountArgs {
 pub struct DfArgs {
     /// A store or its mount point
     #[arg(value_name = "STORE|MOUNTPOINT")]
+    pub path: PathBuf,
+    /// Also show bytes an inode and an entry, and how small files are packed
+    #[arg(long)]
+    pub detail: bool,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct CompactArgs {
+    /// A store or its mount point
+    #[arg(value_name = "STORE|MOUNTPOINT")]
+    pub store: PathBuf,
+    /// A file or directory within the store
+    #[arg(default_value = "/")]
     pub path: PathBuf,
     /// Report as JSON
     #[arg(long)]

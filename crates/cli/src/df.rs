@@ -6,7 +6,7 @@
 use shoal_devices::size::human;
 use shoal_devices::{During, Outcome};
 use shoal_store::control::{self, Question};
-use shoal_store::{LEAVING_PATIENCE, ReadOnly, Store, StoreReport, place};
+use shoal_store::{LEAVING_PATIENCE, Packed, ReadOnly, Store, StoreReport, place};
 
 use crate::args::DfArgs;
 use crate::json;
@@ -21,8 +21,34 @@ pub fn run(args: &DfArgs) -> Outcome<()> {
         json::print_json(&report);
     } else {
         print!("{}", text(&report));
+        if args.detail {
+            print!("{}", detail(&report));
+        }
     }
     Ok(())
+}
+
+/// Bytes an inode and an entry, and the forms of small files.
+fn detail(report: &StoreReport) -> String {
+    let each = |bytes: u64, count: u64| bytes as f64 / count.max(1) as f64;
+    let of = &report.metadata;
+    let mut out = format!("\ninodes       {:.1} bytes each\n", each(of.inode_bytes, of.inodes));
+    out += &format!("entries      {:.1} bytes each, of {}\n\n", each(of.entry_bytes, of.entries), of.entries);
+    out + &packed(&report.packed)
+}
+
+/// Small files by the form they have.
+pub fn packed(packed: &Packed) -> String {
+    let mut out = format!("{:<12} {:>10} {:>10} {:>10} {:>6}\n", "small files", "groups", "bytes", "stored", "ratio");
+    let mut line = |name: &str, groups: u64, raw: u64, stored: u64| {
+        let percent = stored as f64 * 100.0 / raw.max(1) as f64;
+        out += &format!("{name:<12} {groups:>10} {:>10} {:>10} {percent:>5.1}%\n", human(raw), human(stored));
+    };
+    for form in &packed.forms {
+        line(&form.form, form.groups, form.raw_bytes, form.stored_bytes);
+    }
+    line("all", packed.forms.iter().map(|form| form.groups).sum(), packed.raw_bytes, packed.stored_bytes);
+    out
 }
 
 fn text(report: &StoreReport) -> String {
@@ -54,6 +80,10 @@ fn text(report: &StoreReport) -> String {
         );
     }
     out += &format!("small files  up to {} long; compression: {}\n", human(report.threshold_bytes), report.compression);
+    if let Some(percent) = report.packed.percent() {
+        let (raw, stored) = (human(report.packed.raw_bytes), human(report.packed.stored_bytes));
+        out += &format!("packing      {raw} of small files take {stored} ({percent}%)\n");
+    }
     out += &format!("memory kind  {}; log to replay after a crash: {}\n", report.memory_kind, human(report.log_bytes));
     out += &format!(
         "may be lost  process crash: {}; power loss: {}; after fsync: {}\n",
@@ -66,7 +96,7 @@ fn text(report: &StoreReport) -> String {
 mod tests {
     use super::*;
     use shoal_format::superblock::MemoryKind;
-    use shoal_store::{Files, LossBounds, StatFs, Tier};
+    use shoal_store::{Files, LossBounds, PackedForm, PackedMetadata, StatFs, Tier};
 
     fn sample() -> StoreReport {
         StoreReport {
@@ -87,7 +117,13 @@ mod tests {
             files: Files { inodes: 3, directories: 1, large_files: 0, damaged: 0 },
             threshold_bytes: 1 << 20,
             log_bytes: 2048,
-            compression: "none".into(),
+            compression: "auto".into(),
+            packed: Packed {
+                raw_bytes: 3000,
+                stored_bytes: 1000,
+                forms: vec![PackedForm { form: "zstd".into(), groups: 2, raw_bytes: 3000, stored_bytes: 1000 }],
+            },
+            metadata: PackedMetadata { inodes: 3, inode_bytes: 48, entries: 2, entry_bytes: 128 },
             loss: LossBounds::of(MemoryKind::Logged, true),
             statfs: StatFs { block_bytes: 4096, blocks: 10, free: 5, available: 4, files: 9, files_free: 6 },
         }
@@ -102,6 +138,10 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains("bulk"), "a store without bulk storage does not show any: {text}");
+        assert!(text.contains("packing      2.9 KiB of small files take 1000 B (34%)"), "{text}");
+        let detail = detail(&sample());
+        assert!(detail.contains("16.0 bytes each\n") && detail.contains("64.0 bytes each, of 2\n"), "{detail}");
+        assert!(detail.contains("zstd                  2") && detail.contains("33.3%"), "{detail}");
         assert!(text.contains("3 in use (1 directories, 0 large files), 6 free"));
         assert!(text.contains("process crash: nothing; power loss: at most the last second; after fsync: nothing"));
     }

@@ -27,6 +27,7 @@ pub fn run(args: &FormatArgs) -> Outcome<()> {
             bulk: args.bulk.clone(),
             bulk_bytes: args.bulk_size.map(|size| size.0),
             threshold_bytes: args.threshold.0,
+            compress: args.compress,
             force: args.force,
         },
     )?;

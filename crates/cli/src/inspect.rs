@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use shoal_devices::size::human;
 use shoal_devices::{During, Outcome};
 use shoal_store::control::{self, Question};
-use shoal_store::{FileReport, LEAVING_PATIENCE, Store, place};
+use shoal_store::{FileReport, LEAVING_PATIENCE, PieceReport, Store, place};
 
 use crate::args::InspectArgs;
 use crate::json;
@@ -55,8 +55,14 @@ fn text(report: &FileReport) -> String {
         seconds(report.changed_ns),
         seconds(report.born_ns)
     );
+    if report.kind == "directory" {
+        out += &format!("{} files below\n", report.files_below);
+    }
+    if !report.packed.forms.is_empty() {
+        out += &crate::df::packed(&report.packed);
+    }
     if !report.pieces.is_empty() {
-        out += &format!("{:>14} {:>12} {:<7} {:>16}\n", "file offset", "bytes", "tier", "at");
+        out += &format!("{:>14} {:>12} {:>12} {:<7} {:>16}\n", "file offset", "bytes", "stored", "tier", "at");
     }
     for piece in &report.pieces {
         let note = if piece.unwritten {
@@ -66,15 +72,14 @@ fn text(report: &FileReport) -> String {
         } else {
             ""
         };
-        out += &format!("{:>14} {:>12} {:<7} {:>#16x}{note}\n", piece.file_at, piece.bytes, piece.tier, piece.at);
+        let PieceReport { file_at, bytes, stored_bytes, tier, at, .. } = piece;
+        out += &format!("{file_at:>14} {bytes:>12} {stored_bytes:>12} {tier:<7} {at:>#16x}{note}\n");
     }
     out
 }
 
 #[cfg(test)]
 mod tests {
-    use shoal_store::PieceReport;
-
     use super::*;
 
     #[test]
@@ -100,9 +105,27 @@ mod tests {
             record_at: 0x1000,
             has_xattrs: false,
             pieces: vec![
-                PieceReport { file_at: 0, bytes: 65536, tier: "bulk".into(), at: 0x20000, new: true, unwritten: false },
-                PieceReport { file_at: 65536, bytes: 65536, tier: "bulk".into(), at: 0, new: false, unwritten: true },
+                PieceReport {
+                    file_at: 0,
+                    bytes: 65536,
+                    stored_bytes: 65536,
+                    tier: "bulk".into(),
+                    at: 0x20000,
+                    new: true,
+                    unwritten: false,
+                },
+                PieceReport {
+                    file_at: 65536,
+                    bytes: 65536,
+                    stored_bytes: 65536,
+                    tier: "bulk".into(),
+                    at: 0,
+                    new: false,
+                    unwritten: true,
+                },
             ],
+            packed: Default::default(),
+            files_below: 0,
         };
         let json = serde_json::to_string(&report).unwrap();
         assert_eq!(serde_json::from_str::<FileReport>(&json).unwrap(), report);

@@ -8,8 +8,9 @@
 //! than none.
 
 use std::path::Path;
+use std::time::Duration;
 
-use shoal_fs::AccessTimes;
+use shoal_fs::{AccessTimes, Method};
 use shoal_fuse::{Access, MountOptions};
 
 /// Go on from the saved image of `battery` memory. This option is about opening the store, not about the mount.
@@ -75,6 +76,15 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         "read_ahead" => {
             let text = value.ok_or("mount option `read_ahead` needs a value, such as `read_ahead=1M`")?;
             options.read_ahead_bytes = text.parse::<shoal_devices::size::Size>()?.0;
+            return Ok(());
+        }
+        "compress" => {
+            let text = value.ok_or("mount option `compress` needs a value, such as `compress=auto`")?;
+            options.compress = Some(text.parse::<Method>().map_err(|error| error.to_string())?);
+            return Ok(());
+        }
+        "pack_age" => {
+            options.pack_age = Duration::from_secs(number()?);
             return Ok(());
         }
         "errors" => {
@@ -145,6 +155,7 @@ fn unknown(word: &str) -> String {
     format!(
         "unknown mount option `{word}`; use some of ro, rw, remount, noatime, strictatime, nodev, nosuid, noexec, sync, \
          nosymfollow, allow_other, allow_root, nodefault_permissions, private, noxattr, threads=N, read_ahead=SIZE, \
+         compress=METHOD, pack_age=SECONDS, \
          clone_fd, restore"
     )
 }

@@ -94,7 +94,15 @@ fn unchangeable(entry: &MountEntry, lists: &[String]) -> Vec<String> {
     let given = lists.iter().flat_map(|list| list.split(','));
     given
         .filter(|word| match word.split('=').next().unwrap_or_default() {
-            "threads" | "read_ahead" | "xattr" | "noxattr" | "clone_fd" | "noclone_fd" | mount_options::RESTORE => true,
+            "threads"
+            | "read_ahead"
+            | "compress"
+            | "pack_age"
+            | "xattr"
+            | "noxattr"
+            | "clone_fd"
+            | "noclone_fd"
+            | mount_options::RESTORE => true,
             "allow_other" | "allow_root" => !in_force("allow_other"),
             "noallow_other" => in_force("allow_other"),
             "default_permissions" => !in_force("default_permissions"),

@@ -137,9 +137,12 @@ fn start_control(
                 Ok(done) => Answer::Ok(done.into()),
                 Err(failure) => Answer::Error(failure.to_string()),
             },
-            Question::Df | Question::Inspect { .. } | Question::Remount { .. } | Question::Resize { .. } => {
-                Answer::Error("a device holds no files; ask a store".into())
-            }
+            Question::Df
+            | Question::Inspect { .. }
+            | Question::Files { .. }
+            | Question::Pack { .. }
+            | Question::Remount { .. }
+            | Question::Resize { .. } => Answer::Error("a device holds no files; ask a store".into()),
         })
     });
     match started {

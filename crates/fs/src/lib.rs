@@ -6,7 +6,7 @@
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
 //! | attributes | `attr`, `xattr`, `acl`, `flags` |
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk`, `gather` |
-//! | what has cooled | `packer`, `objects` |
+//! | what has cooled | `packer`, `objects`, `packing_report` |
 //! | room: compaction, what is given back | `compact` |
 //! | inodes, locks, references | `inode`, `locks`, `data_lock`, `refs` |
 //! | damage met while open; what the checker asks for | `damage`, `repair` |
@@ -42,6 +42,7 @@ mod locks;
 mod namespace;
 mod objects;
 mod packer;
+mod packing_report;
 #[cfg(feature = "planted")]
 pub mod planted;
 #[cfg(not(feature = "planted"))]
@@ -76,7 +77,8 @@ pub use flags::FileFlags;
 pub use lifecycle::{FormatOptions, HostRoom, Options, Parts, Room};
 pub use limits::Beyond;
 pub use namespace::DirEntry;
-pub use packer::{Packing, PackingReport};
+pub use packer::Packing;
+pub use packing_report::{FORMS, Form, PackingReport, Share};
 pub use rename::RenameMode;
 pub use resize::{AtRest, Limits, Refused, Relayout, Steps};
 pub use shoal_format::inode::Ino;

@@ -53,18 +53,6 @@ pub struct Packing {
     pub busy: u64,
 }
 
-/// What the files in the region take (bytes).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PackingReport {
-    pub plain_files: u64,
-    pub plain_bytes: u64,
-    pub plain_allocated: u64,
-    /// Files with packed data, and of those as much as is packed.
-    pub packed_files: u64,
-    pub packed_bytes: u64,
-    pub packed_allocated: u64,
-}
-
 /// State of packing between steps.
 #[derive(Default)]
 pub(crate) struct Packer {
@@ -350,8 +338,9 @@ impl Fs {
         }
         self.store(&mut tx, ino, &inode)?;
         tx.commit()?;
-        done.before += before;
-        done.after += inode.allocated;
+        let plain: u64 = seen.chunks.iter().map(|slot| slot.capacity()).sum();
+        done.before += plain;
+        done.after += (plain + inode.allocated).saturating_sub(before);
         Ok(())
     }
 
@@ -368,31 +357,6 @@ impl Fs {
             }
         }
         Ok(false)
-    }
-
-    /// What the files in the region take, plain and packed; looks at every inode.
-    pub fn packing_report(&self) -> Result<PackingReport> {
-        let mut report = PackingReport::default();
-        for block in 0..self.table.blocks() {
-            self.table.for_block(&self.region, block, &mut |_, slot| {
-                let InodeSlot::Used(inode) = slot else { return };
-                if !inode.is_file() || matches!(inode.layout, Layout::Empty | Layout::Extents) {
-                    return;
-                }
-                let allocated = inode.allocated.saturating_sub(inode.xattr.capacity());
-                // A long file with some packed groups counts as what most of it is.
-                let packed =
-                    inode.layout == Layout::Packed || inode.layout == Layout::Chunked && allocated < inode.size;
-                let (files, bytes, taken) = match packed {
-                    true => (&mut report.packed_files, &mut report.packed_bytes, &mut report.packed_allocated),
-                    false => (&mut report.plain_files, &mut report.plain_bytes, &mut report.plain_allocated),
-                };
-                *files += 1;
-                *bytes += inode.size;
-                *taken += allocated;
-            })?;
-        }
-        Ok(report)
     }
 }
 

@@ -61,7 +61,7 @@ use crate::waiters::{WaiterThreads, Waiters};
 
 pub use attach::{Unmounted, Unmounter, check_mountpoint, remount, unmount_path};
 pub use counts::RequestCount;
-pub use options::{Access, MountOptions};
+pub use options::{Access, MountOptions, PACK_AGE};
 pub use session::RequestCounts;
 
 /// Failure to make, serve or end a mount.

@@ -8,13 +8,17 @@
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use rustix::mount::MountFlags;
-use shoal_fs::AccessTimes;
+use shoal_fs::{AccessTimes, Method};
 
 /// Options that `fusermount3` accepts. A mount without root's rights leaves the others out, though the engine obeys
 /// them.
 const FUSERMOUNT_KNOWS: [&str; 7] = ["ro", "nodev", "nosuid", "noexec", "noatime", "sync", "dirsync"];
+
+/// What has not changed for this long has cooled, unless an option says otherwise.
+pub const PACK_AGE: Duration = Duration::from_secs(30);
 
 /// Users who may use the mount, within the permissions of its files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +63,10 @@ pub struct MountOptions {
     pub clone_fd: bool,
     /// How far the kernel reads ahead in large files (bytes; 0: its own default). Only root can raise it.
     pub read_ahead_bytes: u64,
+    /// How small files that have cooled are compressed, if otherwise than the store says.
+    pub compress: Option<Method>,
+    /// What has not changed for this long has cooled.
+    pub pack_age: Duration,
 }
 
 impl MountOptions {
@@ -81,6 +89,8 @@ impl MountOptions {
             threads: 0,
             clone_fd: false,
             read_ahead_bytes: 1 << 20,
+            compress: None,
+            pack_age: PACK_AGE,
         }
     }
 

@@ -5,7 +5,8 @@
 //!   thread that may lead the log's group commit for long: it has nothing else to do.
 //! - `bulk-clock` calls `Fs::tick_bulk` (data of large files, deferred frees).
 //! - `checkpoint` writes checkpoints when they are due.
-//! - `compaction` calls `Fs::compact_tick`, which empties sparse segments of the region while nothing else goes on.
+//! - `idle-work` calls `Fs::compact_tick`, which empties sparse segments of the region, and `Fs::pack_tick`, which packs what has
+//!   cooled, while nothing else goes on.
 //!
 //! An error is logged when it first appears, and not again until the work has succeeded in between. The failure that
 //! makes the store read-only is logged once, by the first thread that sees it. Left out: any policy.
@@ -55,10 +56,13 @@ impl Ticker {
             false => Ok(()),
         });
         let checkpoint = every("checkpoint", PERIOD, checkpoint)?;
-        let compact = reporting(|fs| fs.compact_tick().map_err(|e| format!("compaction: {e}")));
-        let compact = every("compaction", PERIOD, compact)?;
+        let idle = reporting(|fs| {
+            fs.compact_tick().map_err(|e| format!("compaction: {e}"))?;
+            fs.pack_tick().map_err(|e| format!("packing: {e}"))
+        });
+        let idle = every("idle-work", PERIOD, idle)?;
         let bell = log.bell();
-        Ok((Ticker { threads: vec![compact, checkpoint, bulk, log] }, bell))
+        Ok((Ticker { threads: vec![idle, checkpoint, bulk, log] }, bell))
     }
 
     /// Returns when the work under way, if any, is over.

@@ -36,6 +36,14 @@ pub enum Question {
     Inspect {
         path: Vec<u8>,
     },
+    /// The inode numbers of the regular files at and below a path.
+    Files {
+        path: Vec<u8>,
+    },
+    /// Packs these files now; none: compacts the memory.
+    Pack {
+        files: Vec<u64>,
+    },
     /// The state of the device, and a mount's requests by kind.
     Status,
     /// A change of the mount. A change to read-only is answered when everything is durable.

@@ -66,7 +66,7 @@ impl Store {
         let features = superblock.features | FEATURE_SUMS;
         let superblock = Superblock { uuid, features, ..*superblock };
         let bulk = (superblock.bulk_blocks > 0).then(|| BulkPlace::File(BULK.into()));
-        let description = Description::new(&uuid, memory, bulk);
+        let description = Description::new(&uuid, memory, bulk, self.description.compress);
         let copy = Store::assemble(directory.clone(), description.clone(), lock);
         let copied = self.fill(copy, &original, &superblock, watched).and_then(|copied| {
             description.write(&directory)?;

@@ -11,6 +11,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use shoal_devices::{During, Failure, Kind, Outcome};
+use shoal_fs::Method;
 
 use crate::memory::MemoryChoice;
 use crate::names::{DESCRIPTION, DESCRIPTION_NEW};
@@ -24,6 +25,23 @@ pub struct Description {
     pub uuid: String,
     pub memory: MemoryChoice,
     pub bulk: Option<BulkPlace>,
+    /// How small files that have cooled are compressed. Stores of earlier programs do not say.
+    #[serde(default, with = "method_text")]
+    pub compress: Method,
+}
+
+/// A compression in the description: its name.
+mod method_text {
+    use super::Method;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub fn serialize<S: Serializer>(method: &Method, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(method)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Method, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
 }
 
 /// Where a store has its bulk storage.
@@ -73,13 +91,19 @@ impl FromStr for BulkChoice {
 }
 
 impl Description {
-    pub(crate) fn new(uuid: &[u8; 16], memory: MemoryChoice, bulk: Option<BulkPlace>) -> Description {
-        Description { version: VERSION, uuid: shoal_devices::uuid_text(uuid), memory, bulk }
+    pub(crate) fn new(uuid: &[u8; 16], memory: MemoryChoice, bulk: Option<BulkPlace>, compress: Method) -> Description {
+        Description { version: VERSION, uuid: shoal_devices::uuid_text(uuid), memory, bulk, compress }
     }
 
     /// The description that `format` would have written, for a directory that has lost its own.
     pub(crate) fn guess(bulk: Option<BulkPlace>) -> Description {
-        Description { version: VERSION, uuid: String::new(), memory: MemoryChoice::LOGGED, bulk }
+        Description {
+            version: VERSION,
+            uuid: String::new(),
+            memory: MemoryChoice::LOGGED,
+            bulk,
+            compress: Method::default(),
+        }
     }
 
     /// The description of the store at `directory`, which may be in use.
@@ -146,12 +170,18 @@ mod tests {
             uuid: shoal_devices::uuid_text(&[7; 16]),
             memory: "dax=/pmem/r".parse().unwrap(),
             bulk: Some(BulkPlace::File("bulk".into())),
+            compress: Method::Zstd(7),
         };
         description.write(dir.path()).unwrap();
         assert_eq!(Description::read(dir.path()).unwrap(), description);
         description.version = 2;
         description.write(dir.path()).unwrap();
         assert!(Description::read(dir.path()).unwrap_err().to_string().contains("version 2"));
+        let text = fs::read_to_string(dir.path().join(DESCRIPTION)).unwrap();
+        let earlier = text.replace("2,", "1,").replace(",\n  \"compress\": \"zstd:7\"", "");
+        assert_ne!(text.replace("2,", "1,"), earlier);
+        fs::write(dir.path().join(DESCRIPTION), earlier).unwrap();
+        assert_eq!(Description::read(dir.path()).unwrap().compress, Method::Auto);
         let missing = Description::read(&dir.path().join("x")).unwrap_err().to_string();
         assert!(missing.contains("not a store; make one with"), "{missing}");
     }

@@ -15,7 +15,7 @@ use shoal_devices::{
 };
 use shoal_format::superblock::{Geometry, MemoryKind, Superblock};
 use shoal_format::{BULK_BLOCK, PAGE, REGION_BYTES_MAX, SEGMENT};
-use shoal_fs::Fs;
+use shoal_fs::{Fs, Method};
 use shoal_host::{FileDevice, StoreLock};
 use shoal_media::BlockDevice;
 
@@ -44,6 +44,8 @@ pub struct FormatOptions {
     pub bulk_bytes: Option<u64>,
     /// Files longer than this are large.
     pub threshold_bytes: u64,
+    /// How small files that have cooled are compressed.
+    pub compress: Method,
     /// Replace an existing store, and overwrite a device that holds data.
     pub force: bool,
 }
@@ -56,6 +58,7 @@ impl Default for FormatOptions {
             bulk: None,
             bulk_bytes: None,
             threshold_bytes: 1 << 20,
+            compress: Method::default(),
             force: false,
         }
     }
@@ -93,7 +96,7 @@ impl Store {
         };
         let uuid = new_uuid();
         let geometry = geometry(memory.kind(), uuid, memory_bytes, bulk_bytes, options)?;
-        make(&directory, lock, Description::new(&uuid, memory, bulk), geometry, device)
+        make(&directory, lock, Description::new(&uuid, memory, bulk, options.compress), geometry, device)
     }
 }
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use shoal_devices::{During, Failure, Outcome};
 use shoal_fs::{Fs, Options};
 
+use crate::packing::{self, Packed};
 use crate::store::Store;
 
 /// How a file is stored.
@@ -37,6 +38,12 @@ pub struct FileReport {
     pub record_at: u64,
     pub has_xattrs: bool,
     pub pieces: Vec<PieceReport>,
+    /// Small files: of a directory those below it.
+    #[serde(default)]
+    pub packed: Packed,
+    /// Of a directory: regular files below it.
+    #[serde(default)]
+    pub files_below: u64,
 }
 
 /// A piece of a file's data.
@@ -44,6 +51,9 @@ pub struct FileReport {
 pub struct PieceReport {
     pub file_at: u64,
     pub bytes: u64,
+    /// Bytes that it takes: fewer where it is packed.
+    #[serde(default)]
+    pub stored_bytes: u64,
     /// `memory` or `bulk`.
     pub tier: String,
     /// Offset in the region or on the bulk storage.
@@ -74,11 +84,16 @@ impl FileReport {
         let pieces = placement.pieces.iter().map(|piece| PieceReport {
             file_at: piece.file_at,
             bytes: piece.len,
+            stored_bytes: piece.stored,
             tier: if piece.bulk { "bulk" } else { "memory" }.into(),
             at: piece.at,
             new: piece.new,
             unwritten: piece.unwritten,
         });
+        let (files_below, packed) = match kind {
+            "directory" | "file" => packing::below(fs, path)?,
+            _ => Default::default(),
+        };
         Ok(FileReport {
             path: path.display().to_string(),
             inode: attr.ino.into(),
@@ -100,6 +115,8 @@ impl FileReport {
             record_at: placement.record_at,
             has_xattrs: inode.xattr != shoal_format::SlotRef::NONE,
             pieces: pieces.collect(),
+            packed,
+            files_below: if kind == "directory" { files_below } else { 0 },
         })
     }
 }

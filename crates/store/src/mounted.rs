@@ -23,6 +23,7 @@ use tracing::{info, warn};
 use crate::control::{self, Answer, Question};
 use crate::description::{BulkPlace, Description};
 use crate::inspect::FileReport;
+use crate::packing;
 use crate::read_only::ReadOnly;
 use crate::report::StoreReport;
 use crate::resize::{Sizes, resize_mounted};
@@ -64,7 +65,12 @@ impl Store {
         // Checked before the store is opened, so that a refused mount leaves the store as it was.
         shoal_fuse::check_mountpoint(mountpoint).map_err(Failure::told)?;
         let begin = Instant::now();
-        let engine = Options { read_only: options.read_only, ..Options::default() };
+        let engine = Options {
+            read_only: options.read_only,
+            pack_age: Some(options.pack_age),
+            method: options.compress.unwrap_or(self.description.compress),
+            ..Options::default()
+        };
         let Opened { fs, recovery, bulk, survives_power_loss } = self.open(engine)?;
         let recovered = Recovered {
             clean: recovery.clean,
@@ -206,6 +212,8 @@ impl Asked {
                 self.survives_power_loss,
             )),
             Question::Inspect { path } => value(FileReport::of(fs, Path::new(OsStr::from_bytes(&path)))?),
+            Question::Files { path } => value(packing::files_below(fs, Path::new(OsStr::from_bytes(&path)))?),
+            Question::Pack { files } => value(packing::pack(fs, &files)?),
             Question::Status => value(Status {
                 export: None,
                 store: Some(directory.display().to_string()),

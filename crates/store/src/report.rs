@@ -11,6 +11,7 @@ use shoal_fs::{Fs, Options};
 
 use crate::description::Description;
 use crate::memory::LossBounds;
+use crate::packing::{Metadata, Packed};
 use crate::read_only::ReadOnly;
 use crate::store::Store;
 
@@ -32,6 +33,12 @@ pub struct StoreReport {
     /// Log that recovery would replay after a crash now.
     pub log_bytes: u64,
     pub compression: String,
+    /// Small files' bytes and what they take.
+    #[serde(default)]
+    pub packed: Packed,
+    /// What inodes and directory entries take.
+    #[serde(default)]
+    pub metadata: Metadata,
     pub loss: LossBounds,
     /// The numbers of statfs(2).
     pub statfs: StatFs,
@@ -81,6 +88,8 @@ impl StoreReport {
         mountpoint: Option<&Path>,
         survives_power_loss: bool,
     ) -> StoreReport {
+        // Damage is in the number of damaged inodes.
+        let packing = fs.packing_report().unwrap_or_default();
         let (usage, statfs, superblock) = (fs.usage(), fs.statfs(), fs.region().superblock());
         let bulk = description.bulk.as_ref().map(|bulk| Tier {
             holds: "data of large files".into(),
@@ -114,7 +123,9 @@ impl StoreReport {
             },
             threshold_bytes: superblock.threshold,
             log_bytes: usage.log_bytes,
-            compression: "none".into(),
+            compression: description.compress.to_string(),
+            packed: Packed::of(&packing),
+            metadata: Metadata::of(&packing),
             loss: LossBounds::of(superblock.memory_kind, survives_power_loss),
             statfs: StatFs {
                 block_bytes: statfs.block_bytes.into(),

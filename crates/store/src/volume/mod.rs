@@ -74,7 +74,9 @@ impl Volume {
     }
 
     fn of(store: Store, read_only: bool) -> Outcome<Volume> {
-        let Opened { fs, bulk, .. } = store.open(Options { read_only, ..Options::default() })?;
+        let method = store.description.compress;
+        let pack_age = Some(shoal_fuse::PACK_AGE);
+        let Opened { fs, bulk, .. } = store.open(Options { read_only, pack_age, method, ..Options::default() })?;
         let fs = Arc::new(fs);
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let caller = Caller { uid, gid, umask: UMASK, hold: false };
@@ -271,7 +273,7 @@ fn start_tickers(fs: &Arc<Fs>) -> io::Result<Vec<Ticker>> {
         every("log-clock", Fs::tick_log)?,
         every("bulk-clock", Fs::tick_bulk)?,
         every("checkpoint", |fs| if fs.checkpoint_due() { fs.checkpoint() } else { Ok(()) })?,
-        every("compaction", Fs::compact_tick)?,
+        every("idle-work", |fs| fs.compact_tick().and_then(|()| fs.pack_tick()))?,
     ])
 }
 

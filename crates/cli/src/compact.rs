@@ -1,0 +1,26 @@
+//! `shoal compact`: packs files now instead of when they have cooled, and compacts the memory.
+//!
+//! A mounted store's daemon does the work, a batch of files at a time; other programs go on with theirs in between.
+
+use shoal_devices::Outcome;
+use shoal_devices::size::human;
+use shoal_store::{packing, place};
+
+use crate::args::CompactArgs;
+use crate::json;
+use crate::progress::Bars;
+
+pub fn run(args: &CompactArgs) -> Outcome<()> {
+    let place = place::find(&args.store)?;
+    let compacted = packing::compact(&place.store, &args.path, &Bars::new(args.json))?;
+    if args.json {
+        json::print_json(&compacted);
+        return Ok(());
+    }
+    let (before, after) = (human(compacted.before_bytes), human(compacted.after_bytes));
+    println!("{} files; those packed now took {before} and take {after}", compacted.files);
+    if compacted.busy > 0 {
+        println!("{} were being changed and stay as they are; they are packed when they have cooled", compacted.busy);
+    }
+    Ok(())
+}

@@ -1,0 +1,190 @@
+//! What packing gains: reports on a store, on a tree in it, and packing now.
+//!
+//! Packing goes in batches of files, so that a daemon answers other questions in between and its caller sees progress.
+
+use std::collections::HashSet;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use shoal_devices::{During, Failure, Outcome};
+use shoal_fs::{Error, FORMS, Fs, Ino, Options, PackingReport, Share};
+
+use crate::control::{self, Question};
+use crate::{LEAVING_PATIENCE, Progress, Store};
+
+/// Files of a batch.
+const BATCH: usize = 256;
+
+/// Small files' bytes and what they take in memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Packed {
+    /// Bytes of small files.
+    pub raw_bytes: u64,
+    /// Bytes that they take.
+    pub stored_bytes: u64,
+    /// By the form they have.
+    pub forms: Vec<PackedForm>,
+}
+
+/// Files, or groups of 128 KiB of longer ones, of one form.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackedForm {
+    /// `plain`, `checksum` (plain with one), `stored`, `lz4` or `zstd`.
+    pub form: String,
+    pub groups: u64,
+    pub raw_bytes: u64,
+    pub stored_bytes: u64,
+}
+
+/// What inodes and directory entries take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Metadata {
+    pub inodes: u64,
+    pub inode_bytes: u64,
+    pub entries: u64,
+    pub entry_bytes: u64,
+}
+
+impl Packed {
+    pub fn of(report: &PackingReport) -> Packed {
+        let Share { bytes, stored, .. } = report.all();
+        let form = |(form, share): (shoal_fs::Form, &Share)| PackedForm {
+            form: form.name().into(),
+            groups: share.groups,
+            raw_bytes: share.bytes,
+            stored_bytes: share.stored,
+        };
+        let used = FORMS.into_iter().zip(&report.forms).filter(|(_, share)| share.groups > 0);
+        Packed { raw_bytes: bytes, stored_bytes: stored, forms: used.map(form).collect() }
+    }
+
+    /// Stored bytes in percent of the raw ones; `None` without any.
+    pub fn percent(&self) -> Option<u64> {
+        (self.raw_bytes > 0).then(|| (self.stored_bytes * 100).div_ceil(self.raw_bytes))
+    }
+}
+
+impl Metadata {
+    pub fn of(report: &PackingReport) -> Metadata {
+        let &PackingReport { inodes, inode_bytes, entries, entry_bytes, .. } = report;
+        Metadata { inodes, inode_bytes, entries, entry_bytes }
+    }
+}
+
+/// Result of packing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Compacted {
+    pub files: u64,
+    /// Bytes that files took before, of those that were packed, and what they take now.
+    pub before_bytes: u64,
+    pub after_bytes: u64,
+    /// Files that somebody was changing.
+    pub busy: u64,
+}
+
+/// The regular files at and below a path, each once.
+pub fn files_below(fs: &Fs, path: &Path) -> Outcome<Vec<u64>> {
+    let resolved = fs.resolve(path.as_os_str().as_bytes()).during(path.display());
+    let ino = resolved.map_err(|failure| failure.remedy("name a path within the store"))?;
+    let attr = fs.getattr(ino).during(path.display())?;
+    let (mut directories, mut files, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
+    match attr.mode >> 12 {
+        4 => directories.push(ino),
+        8 => files.push(ino.into()),
+        _ => {}
+    }
+    while let Some(directory) = directories.pop() {
+        let listed = fs.readdir(directory, 0, &mut |entry| {
+            match entry.kind {
+                4 if entry.name != b"." && entry.name != b".." => directories.push(entry.ino),
+                8 if seen.insert(entry.ino) => files.push(entry.ino.into()),
+                _ => {}
+            }
+            true
+        });
+        match listed {
+            // It went meanwhile, or is damaged: what can be reached counts.
+            Ok(()) | Err(Error::Stale | Error::NotFound | Error::Corrupt(_)) => {}
+            Err(error) => return Err(error).during(path.display()),
+        }
+    }
+    Ok(files)
+}
+
+/// Packs files now.
+pub fn pack(fs: &Fs, files: &[u64]) -> Outcome<Compacted> {
+    let mut compacted = Compacted::default();
+    for &file in files {
+        let Ok(ino) = Ino::try_from(file) else { continue };
+        match fs.pack_now(ino) {
+            Ok(done) => {
+                compacted.files += 1;
+                compacted.before_bytes += done.before;
+                compacted.after_bytes += done.after;
+                compacted.busy += u64::from(done.busy > 0);
+            }
+            // It went meanwhile, or is damaged: `check` names it.
+            Err(Error::Stale | Error::Corrupt(_)) => {}
+            Err(error) => return Err(error).during("packing"),
+        }
+    }
+    if files.is_empty() {
+        fs.compact().during("compaction")?;
+    }
+    Ok(compacted)
+}
+
+/// What the files at and below a path take.
+pub fn below(fs: &Fs, path: &Path) -> Outcome<(u64, Packed)> {
+    let files = files_below(fs, path)?;
+    let mut all = PackingReport::default();
+    for &file in &files {
+        let of_file = Ino::try_from(file).ok().and_then(|ino| fs.packing_of(ino).ok());
+        if let Some(report) = of_file {
+            all.forms.iter_mut().zip(report.forms).for_each(|(all, share)| *all += share);
+        }
+    }
+    Ok((files.len() as u64, Packed::of(&all)))
+}
+
+/// Packs all files at and below a path of the store in `directory` now, and compacts its memory; by its daemon if it is mounted.
+pub fn compact(directory: &Path, path: &Path, progress: &dyn Progress) -> Outcome<Compacted> {
+    let question = Question::Files { path: path.as_os_str().as_bytes().to_vec() };
+    if let Some(files) = control::ask(directory, &question)? {
+        let files: Vec<u64> = serde_json::from_value(files).during("answer of the daemon")?;
+        return in_batches(&files, progress, &|batch| {
+            let answer = control::ask(directory, &Question::Pack { files: batch.to_vec() })?;
+            let answer = answer.ok_or_else(|| Failure::new(directory.display(), "was unmounted meanwhile"))?;
+            serde_json::from_value(answer).during("answer of the daemon")
+        });
+    }
+    let store = Store::acquire(directory, LEAVING_PATIENCE)?;
+    let opened = store.open(Options { method: store.description.compress, ..Options::default() })?;
+    let files = files_below(&opened.fs, path)?;
+    let outcome = in_batches(&files, progress, &|batch| pack(&opened.fs, batch));
+    opened.fs.shutdown().during(directory.display())?;
+    if let Some(bulk) = opened.bulk {
+        bulk.close()?;
+    }
+    outcome
+}
+
+fn in_batches(
+    files: &[u64],
+    progress: &dyn Progress,
+    pack: &dyn Fn(&[u64]) -> Outcome<Compacted>,
+) -> Outcome<Compacted> {
+    let mut all = Compacted::default();
+    progress.begin("files", files.len() as u64);
+    for batch in files.chunks(BATCH).chain([&[][..]]) {
+        let done = pack(batch)?;
+        all.files += done.files;
+        all.before_bytes += done.before_bytes;
+        all.after_bytes += done.after_bytes;
+        all.busy += done.busy;
+        progress.at(all.files);
+    }
+    progress.end();
+    Ok(all)
+}
