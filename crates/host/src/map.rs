@@ -128,24 +128,45 @@ impl Map {
         let _ = unsafe { mm::madvise(start, len, Advice::LinuxDontNeed) };
     }
 
+    /// Refuses huge pages in [at, at + bytes), as far as the map goes; only a hint.
+    pub fn refuse_huge_pages(&self, at: u64, bytes: u64) {
+        let len = bytes.min(self.len() - at) as usize;
+        // SAFETY: [at, len) lies within this map, and the advice changes no contents.
+        let _ = unsafe { mm::madvise(self.at(at, len).cast(), len, Advice::LinuxNoHugepage) };
+    }
+
     /// Pages that take memory of this process or of the page cache.
     #[cfg(test)]
     pub fn resident_pages(&self) -> usize {
+        let kib =
+            |words: &str| words.split_whitespace().next().and_then(|word| word.parse::<usize>().ok()).unwrap_or(0);
+        self.said_by_kernel("Anonymous:", 0, self.len).iter().map(|words| kib(words)).sum::<usize>() * 1024
+            / PAGE_BYTES as usize
+    }
+
+    /// The kernel's flags of the mapping at `at`, each of two letters.
+    #[cfg(test)]
+    pub fn kernel_flags(&self, at: u64) -> String {
+        self.said_by_kernel("VmFlags:", at as usize, 1).concat()
+    }
+
+    /// What /proc/self/smaps says behind `key` of each mapping that overlaps `len` bytes at `at`.
+    #[cfg(test)]
+    fn said_by_kernel(&self, key: &str, at: usize, len: usize) -> Vec<String> {
         let smaps = std::fs::read_to_string("/proc/self/smaps").expect("the kernel lists this process's maps");
-        let (from, to) = (self.base as usize, self.base as usize + self.len);
-        let (mut within, mut kib) = (false, 0);
+        let (from, to) = (self.base as usize + at, self.base as usize + at + len);
+        let (mut within, mut found) = (false, Vec::new());
         for line in smaps.lines() {
-            let mut words = line.split_whitespace();
-            let first = words.next().unwrap_or_default();
+            let (first, rest) = line.split_once(' ').unwrap_or((line, ""));
             if let Some((start, end)) = first.split_once('-')
                 && let (Ok(start), Ok(end)) = (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16))
             {
                 within = start < to && end > from;
-            } else if first == "Anonymous:" && within {
-                kib += words.next().and_then(|word| word.parse::<usize>().ok()).unwrap_or(0);
+            } else if first == key && within {
+                found.push(rest.to_string());
             }
         }
-        kib * 1024 / PAGE_BYTES as usize
+        found
     }
 
     /// Writes dirty pages to the file and waits.

@@ -7,6 +7,7 @@
 //! Pages the region does not need are dropped (`discard`).
 //! Nothing here outlives the process, so write-back and fence do nothing.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 
@@ -21,7 +22,13 @@ pub struct PrivateMap {
     image_bytes: u64,
     /// Those of them that no longer depend on it (bytes); locked while pages are copied.
     detached_bytes: Mutex<u64>,
+    /// Areas in which pages were dropped.
+    thinned: Mutex<HashSet<u64>>,
 }
+
+/// Where pages were dropped, the kernel makes huge pages of those that are left, and takes memory for the gaps again. So the area
+/// around them has none from then on. Areas are long, because each border between two kinds costs the kernel a mapping.
+const AREA_BYTES: u64 = 32 << 20;
 
 impl PrivateMap {
     /// Memory of `region_bytes`, zero except for the first bytes of an image (its file and how many bytes). Both
@@ -40,7 +47,7 @@ impl PrivateMap {
             map.overlay_private(file, bytes)?;
         }
         map.prefer_huge_pages(image_bytes);
-        Ok(PrivateMap { map, image_bytes, detached_bytes: Mutex::new(0) })
+        Ok(PrivateMap { map, image_bytes, detached_bytes: Mutex::new(0), thinned: Mutex::default() })
     }
 
     /// Bytes at the start of the region that still depend on the image file.
@@ -87,6 +94,12 @@ impl PersistentMemory for PrivateMap {
     /// them undefined. A store to such a page copies it first, so that it is independent from then on.
     fn discard(&self, at: u64, len: u64) {
         self.map.drop_pages(at, len);
+        let mut thinned = self.thinned.lock();
+        for area in at / AREA_BYTES..(at + len).div_ceil(AREA_BYTES) {
+            if thinned.insert(area) {
+                self.map.refuse_huge_pages(area * AREA_BYTES, AREA_BYTES);
+            }
+        }
     }
 
     #[inline]
@@ -172,6 +185,15 @@ mod tests {
         memory.write_u64(IMAGE / 2, 5);
         file.write_all_at(&vec![1; IMAGE as usize], 0).unwrap();
         assert_eq!(memory.read_u64(IMAGE / 2), 5);
+    }
+
+    #[test]
+    fn an_area_with_dropped_pages_gets_no_huge_ones() {
+        let memory = PrivateMap::new(3 * AREA_BYTES + 4096, None).unwrap();
+        memory.discard(AREA_BYTES + 65536, 65536);
+        memory.discard(3 * AREA_BYTES, 4096);
+        let flags = |at| memory.map.kernel_flags(at).contains("nh");
+        assert_eq!([0, 1, 2, 3].map(|area| flags(area * AREA_BYTES)), [false, true, false, true]);
     }
 
     #[test]
