@@ -16,6 +16,7 @@ pub mod inode;
 mod lsn;
 pub mod memory;
 mod number;
+pub mod packed;
 pub mod ram;
 pub mod ram_checkpoint;
 pub mod record;
