@@ -18,7 +18,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("shoal-sim", &["shoal-media"]),
     ("shoal-region", &["shoal-format", "shoal-media"]),
     ("shoal-check", &["shoal-format", "shoal-media"]),
-    ("shoal-fs", &["shoal-format", "shoal-media", "shoal-region"]),
+    ("shoal-fs", &["shoal-format", "shoal-media", "shoal-region", "shoal-pack"]),
     ("shoal-vlog", &["shoal-format", "shoal-media"]),
     ("shoal-netram", &["shoal-format", "shoal-media"]),
     ("shoal-nbd", &["shoal-format", "shoal-media"]),

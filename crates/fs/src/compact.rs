@@ -15,9 +15,10 @@
 
 mod owners;
 
-use shoal_format::inode::{INODE_BLOCK, InodeSlot, TABLE_FANOUT};
+use shoal_format::inode::{InodeSlot, TABLE_FANOUT};
 use shoal_region::{Lsn, Victims};
 
+use crate::inode::packer::STEP_PACKED;
 use crate::{Error, Fs, Ino, Result};
 
 /// Inode blocks, and pieces of one owner, looked at in a step.
@@ -211,8 +212,13 @@ impl Fs {
                 Err(Error::NoSpace) => return Ok(()),
                 done => done?,
             };
+            let mut more = done.more;
+            if !more {
+                // Compaction first: it moves blocks and unpacks them for that.
+                more = self.pack_inodes_step(STEP_PACKED)?.more;
+            }
             compactor.seen = self.region.last_lsn();
-            if !done.more {
+            if !more {
                 return Ok(());
             }
         }
@@ -316,6 +322,9 @@ impl Fs {
     fn look_at_block(&self, pass: &mut Pass, budget: &mut Budget) -> Result<()> {
         let (block, victims) = (pass.block, &pass.victims);
         pass.block += 1;
+        if block == 0 {
+            self.table.move_tables(&self.region, victims)?;
+        }
         let (owners, mut used) = (&mut pass.owners, 0);
         let exists = self.table.for_block(&self.region, block, &mut |ino, slot| {
             if let InodeSlot::Used(inode) = slot {
@@ -334,7 +343,7 @@ impl Fs {
             other => other?,
         };
         if victims.contains(slot) && self.table.move_block(&self.region, &self.locks, block, victims)? {
-            budget.moved(INODE_BLOCK);
+            budget.moved(slot.capacity());
         }
         if (block + 1).is_multiple_of(TABLE_FANOUT) || block + 1 == self.table.blocks() {
             self.table.tidy_nodes(&self.region, &self.locks, block, victims)?;

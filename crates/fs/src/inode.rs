@@ -6,6 +6,10 @@
 //! that blocks become empty. Empty ones are given back, and what lies in sparse segments is moved, by `tidy`.
 
 pub(crate) mod block;
+pub(crate) mod packed;
+pub(crate) mod packer;
+pub(crate) mod record;
+mod tables;
 mod tidy;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -33,6 +37,14 @@ pub(crate) struct InodeTable {
     /// Number of open claims. A claim may hold the place of a record without holding its inode's lock.
     claims: AtomicU64,
     pub damage: Damage,
+    packed: packed::Packed,
+}
+
+/// A block as it was between two transactions.
+enum Whole {
+    Absent,
+    Plain(block::Bytes),
+    Packed(Box<[packed::Decoded; INODES_PER_BLOCK as usize]>),
 }
 
 /// The free numbers of one block, and the generations of their last users.
@@ -166,12 +178,15 @@ impl InodeTable {
         if root.is_none() || height > 4 || (bits == 0) != (height == 0) || roots.inode_blocks.get() > Ino::MAX.block() {
             return Err(Error::Corrupt("roots of the inode table; run `shoal check`".into()));
         }
+        let damage = Damage::new(on_damage);
+        let packed = packed::Packed::load(region, &roots, &|finding| damage.tell_of_tables(finding));
         Ok(InodeTable {
             root: AtomicU64::new(bits | (height as u64) << HEIGHT_SHIFT),
             blocks: AtomicU64::new(roots.inode_blocks.get()),
             free: Mutex::new(FreeNumbers { floor: roots.generation_floor.get(), ..FreeNumbers::default() }),
             claims: AtomicU64::new(0),
-            damage: Damage::new(on_damage),
+            damage,
+            packed,
         })
     }
 
@@ -202,7 +217,7 @@ impl InodeTable {
         Ok(slot)
     }
 
-    /// The block with the record of `ino`.
+    /// The block with the record of `ino`, in either form.
     fn block_of(&self, view: &impl View, ino: Ino) -> Result<SlotRef> {
         let block = ino.block();
         if ino.is_none() || block >= self.blocks() {
@@ -215,38 +230,56 @@ impl InodeTable {
         Ok(slot)
     }
 
-    /// Where the record of `ino` begins.
+    /// Where the record of `ino` begins; where its block does, if that is packed.
     pub fn record_at(&self, view: &impl View, ino: Ino) -> Result<Offset> {
-        Ok(block::record_at(self.block_of(view, ino)?, ino.place()))
+        let slot = self.block_of(view, ino)?;
+        Ok(if packed::is_packed(slot) { slot.offset() } else { block::record_at(slot, ino.place()) })
     }
 
+    #[inline]
     pub fn read(&self, view: &impl View, ino: Ino) -> Result<InodeSlot> {
-        block::get(view, self.block_of(view, ino)?, ino)
+        let slot = self.block_of(view, ino)?;
+        if packed::is_packed(slot) { self.read_packed(view, slot, ino) } else { block::get(view, slot, ino) }
+    }
+
+    /// Makes the tables that packed blocks are decoded with ready for one more block.
+    fn prepare_tables(&self, region: &Region, profile: impl FnOnce() -> shoal_pack::ProfileFile) -> Result<bool> {
+        let _growth = self.free.lock();
+        self.packed.tables.prepare(region, profile)
     }
 
     /// Calls `each` for every record of one block, as they are between two transactions: their locks are not held. False
     /// if there is no such block. Records that do not decode are noted and left out; a caller in search of free records finds none
     /// there. A block that cannot be reached exists, and nothing in it is free.
     pub fn for_block(&self, region: &Region, block: u64, each: &mut dyn FnMut(Ino, InodeSlot)) -> Result<bool> {
-        let read = region.while_still(|| -> Result<Option<block::Bytes>> {
+        let read = region.while_still(|| -> Result<Whole> {
             let slot = self.block_slot(region, block)?;
-            if slot.is_none() { Ok(None) } else { block::read(region, slot).map(Some) }
+            Ok(match slot {
+                _ if slot.is_none() => Whole::Absent,
+                _ if packed::is_packed(slot) => Whole::Packed(Box::new(self.decode_all(region, slot)?)),
+                _ => Whole::Plain(block::read(region, slot)?),
+            })
         });
-        let bytes = match read {
-            Ok(Some(bytes)) => bytes,
-            Ok(None) => return Ok(false),
+        let whole = match read {
+            Ok(Whole::Absent) => return Ok(false),
+            Ok(whole) => whole,
             Err(error @ Error::Corrupt(_)) => {
                 self.damage.note_block(block, &error);
                 return Ok(true);
             }
             Err(error) => return Err(error),
         };
-        for (place, record) in block::records(&bytes).enumerate() {
-            let Some(ino) = Ino::in_block(block, place) else { break };
+        let mut each = |(place, record): (usize, packed::Decoded)| {
+            let Some(ino) = Ino::in_block(block, place) else { return };
             match record {
                 Ok(slot) => each(ino, slot),
                 Err(error) => self.damage.note(ino, &block::undecodable(ino, error)),
             }
+        };
+        match whole {
+            Whole::Absent => {}
+            Whole::Plain(bytes) => block::records(&bytes).enumerate().for_each(each),
+            Whole::Packed(records) => records.into_iter().enumerate().for_each(&mut each),
         }
         Ok(true)
     }
@@ -358,7 +391,10 @@ fn index_at(block: u64, level: u32) -> u64 {
 fn child_at(view: &impl View, place: Offset, level: u32) -> Result<Option<SlotRef>> {
     // A piece of another size is none of the table's: what lies there must not be taken for records.
     let bits = view.read_u64(place)?;
-    Ok(if level == 0 { SlotRef::from_bits_of::<BLOCK_CLASS>(bits) } else { SlotRef::from_bits_of::<NODE_CLASS>(bits) })
+    Ok(match level {
+        0 => SlotRef::from_bits_of::<BLOCK_CLASS>(bits).or_else(|| packed::reference(bits)),
+        _ => SlotRef::from_bits_of::<NODE_CLASS>(bits),
+    })
 }
 
 fn new_node(tx: &mut Tx<'_>) -> Result<SlotRef> {
@@ -381,14 +417,22 @@ impl Fs {
         }
     }
 
+    /// The same while no transaction applies ([`Region::while_still`]).
+    pub(crate) fn load_still(&self, ino: Ino) -> Result<Inode> {
+        match self.met(ino, self.table.read_still(&self.region, ino))? {
+            InodeSlot::Used(inode) => Ok(inode),
+            InodeSlot::Free { .. } => Err(Error::Stale),
+        }
+    }
+
     /// Writes the record of `ino`, whose exclusive lock the caller holds.
     pub(crate) fn store(&self, tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<()> {
-        block::put(tx, self.table.block_of(&self.region, ino)?, ino, inode)
+        block::put(tx, self.plain_block(tx, ino)?, ino, inode)
     }
 
     /// Marks the record of `ino` free. The number returns to the table with [`Claim::give_back`] after commit.
     pub(crate) fn store_free(&self, tx: &mut Tx<'_>, ino: Ino, generation: u32) -> Result<()> {
-        block::put_free(tx, self.table.block_of(&self.region, ino)?, ino, generation)
+        block::put_free(tx, self.plain_block(tx, ino)?, ino, generation)
     }
 }
 

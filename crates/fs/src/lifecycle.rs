@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use shoal_format::inode::{Inode, InodeSlot};
@@ -51,6 +52,8 @@ pub struct Options {
     pub on_damage: Option<OnDamage>,
     /// Asks what the file systems under the store have left; none: they always have enough.
     pub room: Option<Room>,
+    /// Blocks of inodes that have not changed for this long are packed, while the store is idle; none: they are not.
+    pub pack_age: Option<Duration>,
     /// An earlier program's name for the present boot: a log that names it saw no power loss either.
     pub earlier_boot_id: Option<[u8; 16]>,
 }
@@ -65,6 +68,7 @@ impl Default for Options {
             recover: false,
             on_damage: None,
             room: None,
+            pack_age: Some(Duration::from_secs(30)),
             earlier_boot_id: None,
         }
     }
@@ -163,6 +167,7 @@ impl Fs {
             rename: Mutex::new(()),
             pace: Mutex::default(),
             compactor: Mutex::default(),
+            packer: Mutex::default(),
             counts: Counts::default(),
             orphans: Mutex::default(),
             noted: Mutex::default(),

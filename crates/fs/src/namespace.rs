@@ -127,8 +127,8 @@ impl Fs {
             tx = self.region.begin_reclaim();
         }
         tx.free(inode.xattr)?;
-        let claim = self.table.freeing(ino, inode.generation);
         self.store_free(&mut tx, ino, inode.generation)?;
+        let claim = self.table.freeing(ino, inode.generation);
         tx.commit()?;
         self.count(&inode, -1);
         self.orphans.lock().remove(&ino);
@@ -404,8 +404,8 @@ impl Fs {
         // An inode with few pieces goes in the same transaction.
         if gone && self.free_data_in(&mut tx, inode)? {
             tx.free(inode.xattr)?;
-            let claim = self.table.freeing(ino, inode.generation);
             self.store_free(&mut tx, ino, inode.generation)?;
+            let claim = self.table.freeing(ino, inode.generation);
             tx.commit()?;
             self.count(inode, -1);
             claim.give_back();

@@ -19,6 +19,7 @@ mod failures;
 mod file_data;
 mod flags_and_whiteouts;
 mod model;
+mod packed;
 mod resize;
 mod saved;
 mod saved_image;

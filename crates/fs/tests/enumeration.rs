@@ -11,7 +11,7 @@
 use std::time::Instant;
 
 use crate::crash::explorer::{Sampling, explore, guard};
-use crate::crash::operation::Operation::{Checkpoint, Forget, Fsync, Sync, Tick, UnlinkHeld};
+use crate::crash::operation::Operation::{Checkpoint, Forget, Fsync, PackInodes, Sync, Tick, UnlinkHeld};
 use crate::crash::run::{Before, Ground, Run, Workload};
 use crate::crash::{deep, faults, full_host, layouts, mix, number, workload};
 use crate::store::Setup;
@@ -59,6 +59,25 @@ fn sequences() -> Vec<Workload> {
                 workloads.push(Workload { before, operations, must_succeed: true });
             }
         }
+    }
+    workloads
+}
+
+/// Each operation on packed inodes, and packing after it.
+fn packed(steps: &[workload::Step]) -> Vec<Workload> {
+    let mut workloads = Vec::new();
+    let mut add = |before, operations| workloads.push(Workload { before, operations, must_succeed: true });
+    for before in [Before::Mounted, Before::Young, Before::Synced, Before::Sealed, Before::Aged] {
+        add(before, vec![PackInodes]);
+    }
+    for last in [Sync, Checkpoint, Tick, PackInodes] {
+        add(Before::Mounted, vec![PackInodes, last]);
+    }
+    for step in steps {
+        let operation = || step.operation.clone();
+        add(Before::Mounted, vec![PackInodes, operation()]);
+        add(Before::Young, vec![PackInodes, Sync, operation(), Fsync(step.file)]);
+        add(Before::Mounted, vec![PackInodes, operation(), PackInodes]);
     }
     workloads
 }
@@ -150,7 +169,7 @@ fn ground(setup: Setup) -> Ground {
 }
 
 /// Stores and the workloads for each, with what of them is visited when `share` is of the first.
-fn grounds(kind: MemoryKind, share: Share) -> [(Ground, Vec<Workload>, Share); 4] {
+fn grounds(kind: MemoryKind, share: Share) -> [(Ground, Vec<Workload>, Share); 5] {
     let steps = workload::operations();
     let mut workloads = singles(&steps, true);
     if deep() {
@@ -162,6 +181,7 @@ fn grounds(kind: MemoryKind, share: Share) -> [(Ground, Vec<Workload>, Share); 4
         // These are few.
         (ground(Setup::tight(kind)), sequences(), Share { workloads: 1, ..share }),
         (ground(Setup::layouts(kind)), layouts(), Share { workloads: 1, states: share.layouts, ..share }),
+        (ground(Setup::two_tiers(kind)), packed(&steps), Share { workloads: share.workloads.div_ceil(2), ..share }),
         // Trees with a file of thousands of chunks take longest to read.
         (ground(Setup::region_only(kind)), long, Share { states: share.states * 8, ..share }),
     ]

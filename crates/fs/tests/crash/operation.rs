@@ -67,6 +67,8 @@ pub enum Operation {
     Checkpoint,
     /// Time passes until everything not yet durable is older than the commit age.
     Tick,
+    /// Time passes until every inode is cold, and they are packed.
+    PackInodes,
 }
 
 /// What an operation is applied to.
@@ -211,6 +213,11 @@ impl Operation {
                 fs.tick()?;
                 actor.clock.advance(1_200_000_000);
                 fs.tick()
+            }
+            PackInodes => {
+                actor.clock.advance(60_000_000_000);
+                while fs.pack_inodes_step(64)?.more {}
+                Ok(())
             }
             _ => unreachable!("{self:?} is about names"),
         }
