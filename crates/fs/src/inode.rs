@@ -9,7 +9,7 @@ pub(crate) mod block;
 pub(crate) mod packed;
 pub(crate) mod packer;
 pub(crate) mod record;
-mod tables;
+pub(crate) mod tables;
 mod tidy;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};

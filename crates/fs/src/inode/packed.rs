@@ -75,7 +75,7 @@ pub(super) fn reference(bits: u64) -> Option<SlotRef> {
     SlotRef::from_bits(bits).filter(|slot| slot.class() < BLOCK_CLASS)
 }
 
-pub(super) fn is_packed(slot: SlotRef) -> bool {
+pub(crate) fn is_packed(slot: SlotRef) -> bool {
     !slot.is_none() && slot.class() != BLOCK_CLASS
 }
 
@@ -229,7 +229,7 @@ impl InodeTable {
 const UNDECODABLE: u8 = 0xff;
 
 /// The triplet that the code in a place names by its index, if it does.
-pub(super) fn indexed_triplet(
+pub(crate) fn indexed_triplet(
     block: &Block<'_>,
     place: usize,
     item: &Item,

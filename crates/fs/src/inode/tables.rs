@@ -30,7 +30,7 @@ const TABLES_MAX: u64 = 256 << 10;
 
 /// What decoding depends on beside the block.
 #[derive(Default)]
-pub(super) struct Decoder {
+pub(crate) struct Decoder {
     pub profiles: Vec<Hybrid>,
     pub triplets: Triplets,
 }
@@ -72,7 +72,7 @@ fn record(triplet: Triplet, users: u64) -> [u8; TRIPLET_RECORD] {
 }
 
 #[derive(Default)]
-pub(super) struct PackedTables {
+pub(crate) struct PackedTables {
     changing: Mutex<Option<Stored>>,
     decoder: RwLock<Decoder>,
     /// No copy can be read: there must be no others beside them.
@@ -282,7 +282,7 @@ impl PackedTables {
 
 /// A change of counts, to be written within the transaction that packs or unpacks a block. Dropped without
 /// [`Change::committed`] it never was.
-pub(super) struct Change<'a> {
+pub(crate) struct Change<'a> {
     stored: MutexGuard<'a, Option<Stored>>,
     tables: &'a PackedTables,
     /// Triplets that got a user, and those that are to lose one, each as often as it does.
