@@ -202,32 +202,43 @@ impl InodeTable {
         (root.unwrap_or_default(), (packed >> HEIGHT_SHIFT) as u32)
     }
 
-    /// The slot of a block; none if the block does not exist.
-    fn block_slot(&self, view: &impl View, block: u64) -> Result<SlotRef> {
+    /// The bits that refer to a block; 0 if the block does not exist.
+    #[inline]
+    fn block_bits(&self, view: &impl View, block: u64) -> Result<u64> {
         let (mut slot, height) = self.root();
-        for level in (0..height).rev() {
+        for level in (1..height).rev() {
             if slot.is_none() {
                 break;
             }
-            let index = index_at(block, level);
-            let damaged =
-                || Error::Corrupt(format!("block {block} of the inode table has no place; run `shoal check`"));
-            slot = child_at(view, slot.offset() + index * 8, level)?.ok_or_else(damaged)?;
+            slot =
+                child_at(view, slot.offset() + index_at(block, level) * 8, level)?.ok_or_else(|| misplaced(block))?;
         }
-        Ok(slot)
+        if slot.is_none() {
+            return Ok(0);
+        }
+        Ok(view.read_u64(slot.offset() + index_at(block, 0) * 8)?)
     }
 
-    /// The block with the record of `ino`, in either form.
-    fn block_of(&self, view: &impl View, ino: Ino) -> Result<SlotRef> {
+    /// The slot of a block in either form; none if the block does not exist.
+    fn block_slot(&self, view: &impl View, block: u64) -> Result<SlotRef> {
+        let bits = self.block_bits(view, block)?;
+        block_reference(bits).ok_or_else(|| misplaced(block))
+    }
+
+    /// The bits that refer to the block with the record of `ino`.
+    #[inline]
+    fn bits_of(&self, view: &impl View, ino: Ino) -> Result<u64> {
         let block = ino.block();
         if ino.is_none() || block >= self.blocks() {
             return Err(Error::Stale);
         }
-        let slot = self.block_slot(view, block)?;
-        if slot.is_none() {
-            return Err(Error::Stale);
-        }
-        Ok(slot)
+        self.block_bits(view, block)
+    }
+
+    /// The block with the record of `ino`, in either form.
+    fn block_of(&self, view: &impl View, ino: Ino) -> Result<SlotRef> {
+        let slot = block_reference(self.bits_of(view, ino)?).ok_or_else(|| misplaced(ino.block()))?;
+        if slot.is_none() { Err(Error::Stale) } else { Ok(slot) }
     }
 
     /// Where the record of `ino` begins; where its block does, if that is packed.
@@ -236,10 +247,13 @@ impl InodeTable {
         Ok(if packed::is_packed(slot) { slot.offset() } else { block::record_at(slot, ino.place()) })
     }
 
-    #[inline]
+    #[inline(always)]
     pub fn read(&self, view: &impl View, ino: Ino) -> Result<InodeSlot> {
-        let slot = self.block_of(view, ino)?;
-        if packed::is_packed(slot) { self.read_packed(view, slot, ino) } else { block::get(view, slot, ino) }
+        let bits = self.bits_of(view, ino)?;
+        match plain_reference(bits) {
+            Some(slot) => block::get(view, slot, ino),
+            None => self.read_packed(view, bits, ino),
+        }
     }
 
     /// Makes the tables that packed blocks are decoded with ready for one more block.
@@ -391,10 +405,23 @@ fn index_at(block: u64, level: u32) -> u64 {
 fn child_at(view: &impl View, place: Offset, level: u32) -> Result<Option<SlotRef>> {
     // A piece of another size is none of the table's: what lies there must not be taken for records.
     let bits = view.read_u64(place)?;
-    Ok(match level {
-        0 => SlotRef::from_bits_of::<BLOCK_CLASS>(bits).or_else(|| packed::reference(bits)),
-        _ => SlotRef::from_bits_of::<NODE_CLASS>(bits),
-    })
+    Ok(if level == 0 { block_reference(bits) } else { SlotRef::from_bits_of::<NODE_CLASS>(bits) })
+}
+
+/// The plain block that these bits refer to, if they do.
+#[inline]
+fn plain_reference(bits: u64) -> Option<SlotRef> {
+    SlotRef::from_bits_of::<BLOCK_CLASS>(bits).filter(|slot| !slot.is_none())
+}
+
+/// The block in either form, or none, that these bits refer to; `None` if they are no such reference.
+fn block_reference(bits: u64) -> Option<SlotRef> {
+    SlotRef::from_bits_of::<BLOCK_CLASS>(bits).or_else(|| packed::reference(bits))
+}
+
+#[cold]
+fn misplaced(block: u64) -> Error {
+    Error::Corrupt(format!("block {block} of the inode table has no place; run `shoal check`"))
 }
 
 fn new_node(tx: &mut Tx<'_>) -> Result<SlotRef> {
@@ -410,6 +437,7 @@ impl Fs {
         self.load_in(&self.region, ino)
     }
 
+    #[inline(always)]
     pub(crate) fn load_in(&self, view: &impl View, ino: Ino) -> Result<Inode> {
         match self.met(ino, self.table.read(view, ino))? {
             InodeSlot::Used(inode) => Ok(inode),

@@ -102,14 +102,14 @@ fn get(block: &Block<'_>, place: usize, decoder: &Decoder) -> std::result::Resul
 }
 
 impl InodeTable {
-    /// Reads a record of a packed block.
+    /// Reads a record to whose block these bits, read without the block's lock, refer: it is packed, or does not exist.
     #[cold]
-    pub(super) fn read_packed(&self, view: &impl View, first: SlotRef, ino: Ino) -> Result<InodeSlot> {
+    #[inline(never)]
+    pub(super) fn read_packed(&self, view: &impl View, bits: u64, ino: Ino) -> Result<InodeSlot> {
         let _form = self.packed.lock(ino.block()).read();
-        let slot = match is_planted(Bug::PackedOneLook) {
-            true => first,
-            // It was found without the lock.
-            false => self.block_slot(view, ino.block())?,
+        let slot = match super::block_reference(bits) {
+            Some(slot) if is_planted(Bug::PackedOneLook) => slot,
+            _ => self.block_slot(view, ino.block())?,
         };
         if slot.is_none() {
             return Err(Error::Stale);
@@ -244,13 +244,17 @@ impl Fs {
     /// The plain block with the record of `ino`, for a change within `tx`; one that was packed is not any more.
     #[inline]
     pub(super) fn plain_block(&self, tx: &Tx<'_>, ino: Ino) -> Result<SlotRef> {
-        let slot = self.table.block_of(&self.region, ino)?;
+        let bits = self.table.bits_of(&self.region, ino)?;
         self.table.packed.changed.set(ino.block());
-        if is_packed(slot) { self.unpack(tx.is_reclaim(), ino, false) } else { Ok(slot) }
+        match super::plain_reference(bits) {
+            Some(slot) => Ok(slot),
+            None => self.unpack(tx.is_reclaim(), ino, false),
+        }
     }
 
     /// On a full store another block is packed for it, so that deleting files takes no more room than there is.
     #[cold]
+    #[inline(never)]
     fn unpack(&self, is_reclaim: bool, ino: Ino, lossy: bool) -> Result<SlotRef> {
         let found = |slot: SlotRef| if slot.is_none() { Err(Error::Stale) } else { Ok(slot) };
         for _ in 0..TRIES {
