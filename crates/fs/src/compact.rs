@@ -302,8 +302,8 @@ impl Fs {
                         pass.position = position;
                         return Ok(0);
                     }
-                    // Damage in one inode is no reason to leave the others where they are.
-                    Ok(None) | Err(Error::Corrupt(_)) => (_, pass.position) = (pass.owners.pop(), 0),
+                    // Damage in one inode, or no room to unpack it, is no reason to leave the others where they are.
+                    Ok(None) | Err(Error::Corrupt(_) | Error::NoSpace) => (_, pass.position) = (pass.owners.pop(), 0),
                     Err(error) => return Err(error),
                 }
                 if !budget.look() {

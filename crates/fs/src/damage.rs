@@ -137,7 +137,7 @@ impl Fs {
         let mut tx = self.region.begin_reclaim();
         dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), found)?;
         (dir.mtime, dir.ctime) = (now, now);
-        self.store(&mut tx, parent, &dir)?;
+        self.store_removing(&mut tx, parent, &dir)?;
         tx.commit()?;
         Ok(())
     }

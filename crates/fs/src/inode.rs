@@ -455,12 +455,17 @@ impl Fs {
 
     /// Writes the record of `ino`, whose exclusive lock the caller holds.
     pub(crate) fn store(&self, tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<()> {
-        block::put(tx, self.plain_block(tx, ino)?, ino, inode)
+        block::put(tx, self.plain_block(tx, ino, false)?, ino, inode)
+    }
+
+    /// The same for a removal, which must succeed on a full store.
+    pub(crate) fn store_removing(&self, tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<()> {
+        block::put(tx, self.plain_block(tx, ino, true)?, ino, inode)
     }
 
     /// Marks the record of `ino` free. The number returns to the table with [`Claim::give_back`] after commit.
     pub(crate) fn store_free(&self, tx: &mut Tx<'_>, ino: Ino, generation: u32) -> Result<()> {
-        block::put_free(tx, self.plain_block(tx, ino)?, ino, generation)
+        block::put_free(tx, self.plain_block(tx, ino, true)?, ino, generation)
     }
 }
 

@@ -8,9 +8,10 @@
 //! Lock order: inode locks, the lock of a packed block, changing counts (`tables`), the region's commit lock. A reader that has
 //! the commit lock ([`Region::while_still`]) takes none of those before it: nothing changes its form meanwhile.
 
+use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use shoal_format::inode::{INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Inode, InodeSlot};
 use shoal_format::superblock::Roots;
 use shoal_format::{FormatError, SlotRef};
@@ -29,6 +30,8 @@ const STRIPES: usize = 256;
 /// The longest packed block.
 pub(super) const PACKED_MAX: usize = 1280;
 const _: () = assert!(PACKED_MAX < BLOCK_MAX && (PACKED_MAX as u64) < INODE_BLOCK);
+/// Blocks remembered as unpacked.
+const UNPACKED_MAX: usize = 1 << 14;
 /// How often room for a plain block is looked for.
 const TRIES: u32 = 4;
 const PER_BLOCK: usize = INODES_PER_BLOCK as usize;
@@ -40,7 +43,9 @@ pub(super) struct Packed {
     locks: Box<[RwLock<()>]>,
     pub tables: PackedTables,
     pub changed: Changed,
-    /// Where the search for a block to pack on a full store goes on.
+    /// Blocks unpacked last, which on a full store are packed again first: the slot that each came from is free.
+    pub unpacked: Mutex<VecDeque<u32>>,
+    /// Where the search for other ones goes on.
     pub search: AtomicU64,
 }
 
@@ -60,6 +65,7 @@ impl Packed {
             locks: (0..STRIPES).map(|_| RwLock::new(())).collect(),
             tables: PackedTables::load(view, roots, tell),
             changed: Changed::all(),
+            unpacked: Mutex::default(),
             search: AtomicU64::new(0),
         }
     }
@@ -180,6 +186,11 @@ impl InodeTable {
         tx.write(link.place, &new.bits().to_le_bytes())?;
         tx.commit()?;
         change.committed();
+        let mut unpacked = self.packed.unpacked.lock();
+        if unpacked.len() == UNPACKED_MAX {
+            unpacked.pop_front();
+        }
+        unpacked.push_back(block as u32);
         Ok(new)
     }
 
@@ -240,22 +251,43 @@ pub(crate) fn indexed_triplet(
     (block.has_code(place) && !profile.knows(record.triplet())).then(|| record.triplet())
 }
 
+/// What a block is unpacked for, which says how much of a full store's reserve may be used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Need {
+    /// Nothing of it.
+    Ordinary,
+    /// A change that takes no room in a plain block: half of it. Otherwise changes of attributes could use up what removals need.
+    Change,
+    /// All.
+    Removal,
+}
+
+impl Need {
+    fn of(tx: &Tx<'_>, removes: bool) -> Need {
+        match (removes, tx.is_reclaim()) {
+            (true, _) => Need::Removal,
+            (_, true) => Need::Change,
+            _ => Need::Ordinary,
+        }
+    }
+}
+
 impl Fs {
     /// The plain block with the record of `ino`, for a change within `tx`; one that was packed is not any more.
     #[inline]
-    pub(super) fn plain_block(&self, tx: &Tx<'_>, ino: Ino) -> Result<SlotRef> {
+    pub(super) fn plain_block(&self, tx: &Tx<'_>, ino: Ino, removes: bool) -> Result<SlotRef> {
         let bits = self.table.bits_of(&self.region, ino)?;
         self.table.packed.changed.set(ino.block());
         match super::plain_reference(bits) {
             Some(slot) => Ok(slot),
-            None => self.unpack(tx.is_reclaim(), ino, false),
+            None => self.unpack(Need::of(tx, removes), ino, false),
         }
     }
 
-    /// On a full store another block is packed for it, so that deleting files takes no more room than there is.
+    /// On a full store another block is packed for it, so that removing files takes no more room than there is.
     #[cold]
     #[inline(never)]
-    fn unpack(&self, is_reclaim: bool, ino: Ino, lossy: bool) -> Result<SlotRef> {
+    fn unpack(&self, need: Need, ino: Ino, lossy: bool) -> Result<SlotRef> {
         let found = |slot: SlotRef| if slot.is_none() { Err(Error::Stale) } else { Ok(slot) };
         for _ in 0..TRIES {
             match self.table.unpack(&self.region, &|| self.region.begin(), ino.block(), lossy) {
@@ -266,7 +298,7 @@ impl Fs {
                 break;
             }
         }
-        if !is_reclaim {
+        if need == Need::Ordinary || need == Need::Change && !self.region.has_half_reserve() {
             return Err(Error::NoSpace);
         }
         found(self.table.unpack(&self.region, &|| self.region.begin_reclaim(), ino.block(), lossy)?)
@@ -274,7 +306,7 @@ impl Fs {
 
     /// Makes a block plain whose records partly or wholly do not decode, so that each of them can be repaired.
     pub(crate) fn unpack_damaged(&self, ino: Ino) -> Result<()> {
-        self.unpack(true, ino, true).map(drop)
+        self.unpack(Need::Removal, ino, true).map(drop)
     }
 
     /// Packed inodes; looks at every block of the inode table.

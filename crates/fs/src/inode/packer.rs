@@ -27,6 +27,8 @@ pub(crate) const STEP_PACKED: u32 = 128;
 const LOOKS: u32 = 8;
 /// Blocks looked at in search of one to pack on a full store.
 const SEARCH_BLOCKS: u64 = 4096;
+/// Blocks tried there that cannot be packed at the moment.
+const SEARCH_TRIES: u32 = 32;
 /// Words of the table of changed blocks: 32 KiB, for 4 million inodes before two blocks share a bit.
 const WORDS: usize = 4096;
 const PER_BLOCK: usize = INODES_PER_BLOCK as usize;
@@ -212,10 +214,9 @@ impl InodeTable {
         if out.bytes().len() > PACKED_MAX {
             return Ok(Look::Nothing);
         }
-        let mut tx = region.begin();
-        let new = match alloc(&mut tx, out.bytes().len() as u64) {
+        let (mut tx, new) = match alloc(region, out.bytes().len() as u64) {
             Err(Error::NoSpace) => return Ok(Look::Later),
-            new => new?,
+            allocated => allocated?,
         };
         tx.write(new.offset(), out.bytes())?;
         tx.free(slot)?;
@@ -231,19 +232,24 @@ fn decode(bytes: &[u8]) -> std::result::Result<InodeSlot, shoal_format::FormatEr
     shoal_format::inode::Inode::decode(bytes.try_into().expect("chunk size"))
 }
 
-/// A slot for a packed block: of the class that fits, or on a full store of a larger one that has a slot.
-fn alloc(tx: &mut Tx<'_>, len: u64) -> Result<SlotRef> {
-    let mut class = class_for(len).map_or(CLASS_SIZES.len(), usize::from);
-    loop {
-        let bytes = CLASS_SIZES.get(class).copied().map_or(u64::MAX, u64::from);
-        if bytes > PACKED_MAX as u64 {
-            return Err(Error::NoSpace);
+/// A slot for a packed block, and its transaction: of the class that fits, or on a full store from the reserve, or of a larger class
+/// that has a slot. Packing gives more back than it takes, though later; removals may need the other half of the reserve until then.
+fn alloc(region: &Region, len: u64) -> Result<(Tx<'_>, SlotRef)> {
+    let first = class_for(len).map_or(CLASS_SIZES.len(), usize::from);
+    let larger = CLASS_SIZES.iter().skip(first).map(|&bytes| u64::from(bytes));
+    let larger = larger.take_while(|&bytes| bytes <= PACKED_MAX as u64);
+    let ways = [(false, len), (true, len)].into_iter();
+    for (is_reclaim, bytes) in ways.chain(larger.map(|bytes| (false, bytes))) {
+        if is_reclaim && !region.has_half_reserve() {
+            continue;
         }
+        let mut tx = if is_reclaim { region.begin_reclaim() } else { region.begin() };
         match tx.alloc(bytes) {
-            Err(shoal_region::Error::NoSpace) => class += 1,
-            slot => return Ok(slot?),
+            Err(shoal_region::Error::NoSpace) => {}
+            slot => return slot.map(|slot| (tx, slot)).map_err(Error::from),
         }
     }
+    Err(Error::NoSpace)
 }
 
 impl Fs {
@@ -309,26 +315,48 @@ impl Fs {
         self.table.prepare_tables(&self.region, || ProfileFile::built_in().of_store())
     }
 
-    /// Packs some block other than `not`, whatever its age, so that its slot is free. The caller may hold inode locks.
+    /// Packs some block other than `not`, whatever its age, or gives an empty one back, so that its slot is free. The caller may hold inode locks.
     #[cold]
     pub(super) fn pack_another(&self, not: u64) -> Result<bool> {
         // A claim that the caller may hold itself keeps every block from being packed.
         if self.options.pack_age.is_none() || self.table.claims.load(Ordering::Acquire) != 0 {
             return Ok(false);
         }
-        let blocks = self.table.blocks();
-        for _ in 0..blocks.min(SEARCH_BLOCKS) {
-            let block = self.table.packed.search.fetch_add(1, Ordering::Relaxed) % blocks;
-            if block == not {
-                continue;
+        // A block without inodes need not be packed.
+        for block in self.table.take_emptied(1) {
+            if self.table.give_back_as(&self.region, &self.locks, block, true)? {
+                return Ok(true);
             }
-            match self.table.pack_block(&self.region, &self.locks, block, None, || Ok(true)) {
-                Ok(Look::Packed(..)) => return Ok(true),
-                Ok(_) | Err(Error::Corrupt(_)) => {}
-                Err(Error::NoSpace) => return Ok(false),
+            self.table.still_emptied(block);
+        }
+        let (blocks, packed) = (self.table.blocks(), &self.table.packed);
+        let (mut kept, mut found, mut tries) = (Vec::new(), false, 0);
+        for _ in 0..blocks.min(SEARCH_BLOCKS) {
+            if tries == SEARCH_TRIES {
+                break;
+            }
+            let known = packed.unpacked.lock().pop_back().map(u64::from);
+            let block = known.unwrap_or_else(|| packed.search.fetch_add(1, Ordering::Relaxed) % blocks);
+            let look = match block == not {
+                true => Ok(Look::Later),
+                false => self.table.pack_block(&self.region, &self.locks, block, None, || Ok(true)),
+            };
+            match look {
+                Ok(Look::Packed(..)) => {
+                    found = true;
+                    break;
+                }
+                Ok(Look::Later) => {
+                    tries += 1;
+                    kept.extend(known);
+                }
+                Ok(Look::Nothing) | Err(Error::Corrupt(_)) => {}
+                Err(Error::NoSpace) => break,
                 Err(error) => return Err(error),
             }
         }
-        Ok(false)
+        let mut unpacked = packed.unpacked.lock();
+        kept.into_iter().for_each(|block| unpacked.push_front(block as u32));
+        Ok(found)
     }
 }

@@ -113,7 +113,7 @@ impl PackedTables {
         let mut copies = Vec::new();
         for (number, bits) in bits.into_iter().enumerate() {
             match Copy::read(view, bits) {
-                Ok(copy) => copies.push(copy),
+                Ok((slot, copy)) => copies.push((slot, copy)),
                 Err(error) => {
                     tell(&format!("copy {number} of the tables of packed inodes: {error}; run `shoal check`"))
                 }
@@ -147,8 +147,10 @@ impl PackedTables {
             is_damaged = true;
             Triplets::new()
         });
+        // A damaged copy keeps its slot until both are written anew, unless its reference is what is damaged.
+        let fits = |bits| SlotRef::from_bits(bits).filter(|slot| slot.capacity() == first.capacity());
         let stored = Stored {
-            copies: [*first, copies.get(1).map_or(SlotRef::NONE, |(slot, _)| *slot)],
+            copies: bits.map(|bits| fits(bits).unwrap_or_default()),
             profile: copy.profile.clone(),
             capacity: copy.entries.len() as u32,
             is_damaged,
@@ -199,7 +201,10 @@ impl PackedTables {
             }
         };
         let stored = changing.as_mut().expect("there are tables");
-        let outcome = self.write_anew(region, stored, old);
+        let mut outcome = self.write_anew(region.begin(), stored, old);
+        if matches!(outcome, Err(Error::NoSpace)) && region.has_half_reserve() {
+            outcome = self.write_anew(region.begin_reclaim(), stored, old);
+        }
         if outcome.is_err() {
             if old == [SlotRef::NONE; 2] {
                 *changing = None;
@@ -235,9 +240,8 @@ impl PackedTables {
         ((bytes / TRIPLET_RECORD as u64) as u32 / 2).max(least).min(stored.capacity)
     }
 
-    fn write_anew(&self, region: &Region, stored: &mut Stored, old: [SlotRef; 2]) -> Result<()> {
+    fn write_anew(&self, mut tx: Tx<'_>, stored: &mut Stored, old: [SlotRef; 2]) -> Result<()> {
         let bytes = stored.bytes(stored.capacity, &self.decoder.read().triplets)?;
-        let mut tx = region.begin();
         let mut copies = [SlotRef::NONE; 2];
         for copy in &mut copies {
             *copy = tx.alloc(bytes.len() as u64)?;

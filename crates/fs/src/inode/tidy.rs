@@ -93,7 +93,13 @@ impl InodeTable {
 
     /// Gives a block back if none of its records is in use.
     pub fn give_back(&self, region: &Region, locks: &LockTable, block: u64) -> Result<bool> {
-        self.alone(region, locks, block, |free, mut tx, Link { slot, place }| {
+        self.give_back_as(region, locks, block, false)
+    }
+
+    /// The same; `nested`: the caller holds locks of other inodes.
+    pub fn give_back_as(&self, region: &Region, locks: &LockTable, block: u64, nested: bool) -> Result<bool> {
+        self.alone_as(region, locks, block, nested, |free, Link { slot, place }| {
+            let mut tx = region.begin_reclaim();
             let mut highest = free.floor;
             let records = match packed::is_packed(slot) {
                 true => match self.decode_all(&tx, slot) {
