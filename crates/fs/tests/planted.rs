@@ -7,14 +7,14 @@
 
 #[allow(dead_code, reason = "a part of the pairs is enough")]
 mod actors;
+#[allow(dead_code, reason = "a part of it is enough")]
+mod cold;
 #[allow(dead_code, reason = "the other harness uses the rest")]
 mod crash;
 #[allow(dead_code, reason = "a part of it is enough")]
 mod data_store;
 #[allow(dead_code, reason = "tests of their own, run here for what they find")]
 mod edges;
-#[allow(dead_code, reason = "tests of their own, one of which is run here for what it finds")]
-mod packed;
 #[allow(dead_code, reason = "a part of it is enough")]
 mod saved;
 #[allow(dead_code, reason = "a part of it is enough")]
@@ -117,7 +117,7 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         Hunt::Edges(start) => hunt_edges(start),
         Hunt::SavedImage => Ok(saved::explore(0)),
         Hunt::Crowd => {
-            (0..CROWDS).for_each(|seed| packed::crowd(seed, CROWD_STEPS));
+            (0..CROWDS).for_each(|seed| cold::crowd(seed, CROWD_STEPS));
             Ok(CROWDS * CROWD_STEPS)
         }
     })

@@ -112,6 +112,10 @@ impl InodeTable {
     #[cold]
     #[inline(never)]
     pub(super) fn read_packed(&self, view: &impl View, bits: u64, ino: Ino) -> Result<InodeSlot> {
+        if is_planted(Bug::PackedOneLook) {
+            // As if the thread were preempted here.
+            std::thread::sleep(std::time::Duration::from_micros(200));
+        }
         let _form = self.packed.lock(ino.block()).read();
         let slot = match super::block_reference(bits) {
             Some(slot) if is_planted(Bug::PackedOneLook) => slot,
