@@ -8,10 +8,11 @@ use shoal_format::inode::{
     INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Ino, Inode, InodeSlot, Layout, S_IFDIR, S_IFLNK, S_IFREG,
     TABLE_FANOUT, TABLE_NODE,
 };
-use shoal_format::superblock::{ROOTS_AT, Roots};
+use shoal_format::superblock::{FEATURE_PACKED, ROOTS_AT, Roots};
 use shoal_format::{Offset, SlotRef};
 use zerocopy::FromBytes;
 
+use crate::packed::{self, Defect, PACKED_MAX, Read, Tables};
 use crate::region::Region;
 use crate::remedy::Remedy;
 use crate::report::FindingKind;
@@ -124,13 +125,55 @@ pub(crate) fn walk(
         state.report.error(FindingKind::Roots, None, Some(ROOTS_AT.get()), sentence);
         return Ok(());
     }
+    read_tables(region, state, &roots)?;
     let mut walk = Walk { region, state, blocks, progress };
     walk.node(root.unwrap_or(SlotRef::NONE), height - 1, 0)?;
     verify_root(state);
+    verify_triplets(state);
     if state.clean {
         verify_counts(state, &roots);
     }
     Ok(())
+}
+
+/// Reads the tables of packed blocks, if there are any.
+fn read_tables(region: &Region<'_>, state: &mut State, roots: &Roots) -> Result<(), CheckError> {
+    let tables = packed::copies(roots);
+    if tables == [Some(SlotRef::NONE); 2] {
+        return Ok(());
+    }
+    if state.superblock.features & FEATURE_PACKED == 0 {
+        let sentence = "there are tables of packed inodes, but the store lacks the feature".to_string();
+        state.report.error(FindingKind::PackedTables, None, Some(ROOTS_AT.get()), sentence);
+    }
+    let (mut found, mut defects) = (Vec::new(), Vec::new());
+    for slot in tables {
+        match slot.filter(|slot| !slot.is_none()) {
+            None => {
+                let sentence = "a copy of the tables of packed inodes has no place".to_string();
+                defects.push(Defect { at: ROOTS_AT.get(), sentence });
+            }
+            Some(slot) => {
+                if state.allocation.claim(slot, None, "tables of packed inodes", &mut state.report) {
+                    found.push((slot.offset().get(), region.bytes(slot.offset(), slot.capacity())?.into_owned()));
+                }
+            }
+        }
+    }
+    state.tables = Tables::read(found, &mut defects);
+    for Defect { at, sentence } in defects {
+        state.report.error(FindingKind::PackedTables, None, Some(at), sentence);
+        state.report.offer(Remedy::PackedTables);
+    }
+    Ok(())
+}
+
+fn verify_triplets(state: &mut State) {
+    for (index, says, found) in state.tables.wrong_counts() {
+        let sentence = format!("triplet {index} of packed inodes has {found} users, the table says {says}");
+        state.report.error(FindingKind::TripletCount, None, None, sentence);
+        state.report.offer(Remedy::PackedTables);
+    }
 }
 
 fn verify_counts(state: &mut State, roots: &Roots) {
@@ -162,6 +205,10 @@ fn verify_root(state: &mut State) {
     }
 }
 
+fn is_plain(block: SlotRef) -> bool {
+    block.capacity() == INODE_BLOCK
+}
+
 struct Walk<'a, 'b> {
     region: &'a Region<'b>,
     state: &'a mut State,
@@ -188,8 +235,11 @@ impl Walk<'_, '_> {
                 self.state.report.error(FindingKind::InodeTable, None, Some(at.get()), sentence);
                 continue;
             }
-            let expected = if level == 0 { INODE_BLOCK } else { TABLE_NODE };
-            match SlotRef::from_bits(bits).filter(|slot| slot.capacity() == expected) {
+            let fits = |slot: &SlotRef| match level {
+                0 => slot.capacity() == INODE_BLOCK || slot.capacity() <= PACKED_MAX,
+                _ => slot.capacity() == TABLE_NODE,
+            };
+            match SlotRef::from_bits(bits).filter(fits) {
                 None => {
                     let sentence = format!("block {block} of the inode table is referenced by {bits:#x}");
                     self.state.report.error(FindingKind::InodeTable, None, Some(at.get()), sentence);
@@ -205,11 +255,10 @@ impl Walk<'_, '_> {
         if !self.state.allocation.claim(slot, None, "inode block", &mut self.state.report) {
             return Ok(());
         }
-        let bytes = self.region.bytes(slot.offset(), INODE_BLOCK)?;
         self.state.inodes.blocks.push(block);
-        for (i, record) in bytes.chunks_exact(INODE_RECORD).enumerate() {
+        for (i, record) in self.records(slot)?.into_iter().enumerate() {
             let ino = Ino::in_block(block.into(), i).expect("the walk refuses others");
-            let known = match Inode::decode(record.try_into().expect("size is given")) {
+            let known = match record {
                 Ok(InodeSlot::Free { .. }) => InodeState::default(),
                 Ok(InodeSlot::Used(inode)) => {
                     self.used(ino, &inode)?;
@@ -221,8 +270,8 @@ impl Walk<'_, '_> {
                     }
                 }
                 Err(e) => {
-                    let at = slot.offset() + (i * INODE_RECORD) as u64;
-                    self.state.report.error(FindingKind::InodeRecord, Some(ino), Some(at.get()), e.to_string());
+                    let at = slot.offset() + if is_plain(slot) { (i * INODE_RECORD) as u64 } else { 0 };
+                    self.state.report.error(FindingKind::InodeRecord, Some(ino), Some(at.get()), e);
                     self.state.report.offer(Remedy::FreeRecord { ino });
                     InodeState { marks: DAMAGED, ..InodeState::default() }
                 }
@@ -234,6 +283,21 @@ impl Walk<'_, '_> {
             (self.progress)(Progress { stage: Stage::Inodes, done, total: self.blocks });
         }
         Ok(())
+    }
+
+    /// The records of a block, in either form. A packed block that does not decode gives sixteen times the reason.
+    fn records(&mut self, slot: SlotRef) -> Result<Vec<Read<InodeSlot>>, CheckError> {
+        let bytes = self.region.bytes(slot.offset(), slot.capacity())?;
+        if is_plain(slot) {
+            let records = bytes.chunks_exact(INODE_RECORD).map(|record| record.try_into().expect("size is given"));
+            return Ok(records.map(|record| Inode::decode(record).map_err(|error| error.to_string())).collect());
+        }
+        let records = self.state.tables.block(&bytes);
+        self.state.tables.count(&records);
+        Ok(match records {
+            Ok(records) => records.into_iter().map(|record| record.map(|record| record.slot)).collect(),
+            Err(why) => vec![Err(why); INODES_PER_BLOCK as usize],
+        })
     }
 
     fn used(&mut self, ino: Ino, inode: &Inode) -> Result<(), CheckError> {

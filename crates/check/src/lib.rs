@@ -19,6 +19,7 @@ mod json;
 mod links;
 mod objects;
 mod open;
+mod packed;
 mod region;
 mod remedy;
 mod replay;
@@ -100,6 +101,7 @@ pub fn check(source: Source<'_>, progress: &mut dyn FnMut(Progress)) -> Result<R
         allocation: allocation::Allocation::read(&region, &superblock, &mut report, progress)?,
         superblock,
         inodes: inodes::Inodes::default(),
+        tables: packed::Tables::default(),
         mapped: Vec::new(),
         clean,
         power_lost: source.power_lost,
@@ -125,6 +127,7 @@ struct State {
     superblock: shoal_format::superblock::Superblock,
     allocation: allocation::Allocation,
     inodes: inodes::Inodes,
+    tables: packed::Tables,
     /// Every extent of every file.
     mapped: Vec<bulk::Mapped>,
     /// The store was unmounted cleanly, and nothing was replayed.

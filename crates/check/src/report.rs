@@ -45,6 +45,10 @@ pub enum FindingKind {
     InodeTable,
     /// An inode does not decode.
     InodeRecord,
+    /// A copy of the tables of packed inodes does not decode, or the two differ.
+    PackedTables,
+    /// The count of a triplet is not the number of packed inodes that name it.
+    TripletCount,
     /// Inode 0, which stands for "none", is in use.
     InodeZero,
     /// Inode 1 is not a directory that is its own parent.

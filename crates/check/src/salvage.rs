@@ -14,7 +14,9 @@ mod pages;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use shoal_format::dir::{BUCKET_BYTES, Bucket, LEVELS_MAX, NODE_BYTES, NODE_FANOUT, NodeRef, name_hash, name_is_valid};
-use shoal_format::inode::{INODE_BLOCK, INODE_RECORD, Ino, Inode, InodeSlot, Layout, TABLE_FANOUT, TABLE_NODE};
+use shoal_format::inode::{
+    INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Ino, Inode, InodeSlot, Layout, TABLE_FANOUT, TABLE_NODE,
+};
 use shoal_format::segment::{SEGMENT_ENTRY, SegmentEntry, SegmentUse};
 use shoal_format::slot::{CLASS_SIZES, class_for, class_geometry};
 use shoal_format::superblock::{ROOTS_AT, Roots, Superblock};
@@ -24,6 +26,7 @@ use zerocopy::FromBytes;
 
 use pages::{BadPage, BadPages};
 
+use crate::packed::{self, PACKED_MAX, Record, Tables};
 use crate::region::Region;
 use crate::{CheckError, ImageSource};
 
@@ -109,6 +112,7 @@ pub fn salvage(
         sink,
         progress,
         records: HashMap::new(),
+        tables: Tables::default(),
         damaged: BTreeSet::new(),
         seen: HashMap::new(),
         found: Salvaged::default(),
@@ -122,6 +126,14 @@ pub fn salvage(
     }
     walk.unnamed()?;
     Ok(Some(walk.found))
+}
+
+/// Where a record lies.
+#[derive(Clone, Copy)]
+enum Place {
+    Plain(Offset),
+    /// The place in a packed block.
+    Packed(SlotRef, usize),
 }
 
 /// A range of inode blocks that the table does not lead to.
@@ -141,7 +153,9 @@ struct Walk<'a, 'b> {
     sink: &'a mut dyn Sink,
     progress: &'a mut dyn FnMut(&Salvaged),
     /// Where each record in use lies.
-    records: HashMap<Ino, Offset>,
+    records: HashMap<Ino, Place>,
+    /// What packed blocks are decoded with.
+    tables: Tables,
     /// Inodes whose record does not decode.
     damaged: BTreeSet<Ino>,
     /// Inodes that were made, with their first path where they may have more than one.
@@ -188,6 +202,7 @@ impl Walk<'_, '_> {
         self.read(ROOTS_AT, &mut bytes)?;
         let roots = Roots::read_from_bytes(&bytes).expect("size is given");
         let (height, blocks) = (roots.inode_height.get(), roots.inode_blocks.get());
+        self.read_tables(&roots)?;
         let mut reached = HashSet::new();
         let mut gaps: Vec<Gap> = Vec::new();
         match SlotRef::from_bits(roots.inode_root.get()).filter(|slot| slot.capacity() == TABLE_NODE) {
@@ -240,6 +255,21 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
+    /// Reads the tables of packed blocks from whichever copy has them.
+    fn read_tables(&mut self, roots: &Roots) -> Result<(), CheckError> {
+        let slots = packed::copies(roots).into_iter().flatten().filter(|slot| self.fits(*slot));
+        let (mut found, mut defects) = (Vec::new(), Vec::new());
+        for slot in slots {
+            found.push((slot.offset().get(), self.piece(slot)?));
+        }
+        let has_tables = !found.is_empty();
+        self.tables = Tables::read(found, &mut defects);
+        if has_tables && self.tables.is_empty() {
+            self.lost(None, None, "neither copy of the tables of packed inodes can be read".into());
+        }
+        Ok(())
+    }
+
     fn node(
         &mut self,
         slot: SlotRef,
@@ -261,16 +291,49 @@ impl Walk<'_, '_> {
             if block >= blocks {
                 break;
             }
-            let expected = if level == 0 { INODE_BLOCK } else { TABLE_NODE };
+            let sized = |slot: SlotRef| match level {
+                0 => slot.capacity() == INODE_BLOCK || slot.capacity() <= PACKED_MAX,
+                _ => slot.capacity() == TABLE_NODE,
+            };
             let bits = u64::from_le_bytes(bits.try_into().expect("eight bytes"));
-            match SlotRef::from_bits(bits).filter(|slot| slot.capacity() == expected && self.fits(*slot)) {
+            match SlotRef::from_bits(bits).filter(|slot| sized(*slot) && self.fits(*slot)) {
                 Some(slot) if level > 0 => self.node(slot, level - 1, block, blocks, reached, gaps)?,
                 Some(slot) => {
                     if reached.insert(slot.offset()) {
-                        self.block(block, slot.offset())?;
+                        match slot.capacity() {
+                            INODE_BLOCK => self.block(block, slot.offset())?,
+                            _ => self.packed_block(block, slot)?,
+                        }
                     }
                 }
                 None => gaps.push(Gap { from: block, to: blocks.min(block + step), hole: bits == 0 }),
+            }
+        }
+        Ok(())
+    }
+
+    fn inode(&self, place: Place) -> Result<Option<Inode>, CheckError> {
+        let (slot, at) = match place {
+            Place::Plain(at) => return self.decode(at),
+            Place::Packed(slot, at) => (slot, at),
+        };
+        let records = self.tables.block(&self.piece(slot)?);
+        Ok(match records.ok().and_then(|records| records.into_iter().nth(at)) {
+            Some(Ok(Record { slot: InodeSlot::Used(inode), .. })) => Some(inode),
+            _ => None,
+        })
+    }
+
+    fn packed_block(&mut self, number: u64, slot: SlotRef) -> Result<(), CheckError> {
+        let records = self.tables.block(&self.piece(slot)?);
+        for place in 0..INODES_PER_BLOCK as usize {
+            let Some(ino) = Ino::in_block(number, place) else { break };
+            match records.as_ref().map(|records| &records[place]) {
+                Ok(Ok(Record { slot: InodeSlot::Used(_), .. })) if !ino.is_none() => {
+                    self.records.insert(ino, Place::Packed(slot, place));
+                }
+                Ok(Ok(_)) => {}
+                _ => drop(self.damaged.insert(ino)),
             }
         }
         Ok(())
@@ -292,7 +355,7 @@ impl Walk<'_, '_> {
             let Some(ino) = Ino::in_block(number, i) else { break };
             match Inode::decode(record.try_into().expect("size is given")) {
                 Ok(InodeSlot::Used(_)) if !ino.is_none() => {
-                    self.records.insert(ino, at + (i * INODE_RECORD) as u64);
+                    self.records.insert(ino, Place::Plain(at + (i * INODE_RECORD) as u64));
                 }
                 Ok(_) => {}
                 Err(_) => drop(self.damaged.insert(ino)),
@@ -336,7 +399,8 @@ impl Walk<'_, '_> {
         let mut waiting = vec![(top, path)];
         while let Some((ino, path)) = waiting.pop() {
             (self.progress)(&self.found);
-            let Some(inode) = self.records.get(&ino).copied().map(|at| self.decode(at)).transpose()?.flatten() else {
+            let Some(inode) = self.records.get(&ino).copied().map(|place| self.inode(place)).transpose()?.flatten()
+            else {
                 let why = if self.damaged.contains(&ino) { "does not decode" } else { "is not there" };
                 self.lost(Some(&path), None, format!("the record of inode {ino} {why}"));
                 continue;
@@ -439,11 +503,11 @@ impl Walk<'_, '_> {
     /// together.
     fn unnamed(&mut self) -> Result<(), CheckError> {
         let mut left: BTreeMap<Ino, Inode> = BTreeMap::new();
-        let unseen: Vec<(Ino, Offset)> =
+        let unseen: Vec<(Ino, Place)> =
             self.records.iter().filter(|(ino, _)| !self.seen.contains_key(ino)).map(|(&ino, &at)| (ino, at)).collect();
         for (ino, at) in unseen {
             // An inode without links was deleted; only its space had not been reclaimed.
-            if let Some(inode) = self.decode(at)?.filter(|inode| inode.nlink > 0) {
+            if let Some(inode) = self.inode(at)?.filter(|inode| inode.nlink > 0) {
                 left.insert(ino, inode);
             }
         }

@@ -17,6 +17,7 @@ mod lsn;
 pub mod memory;
 mod number;
 pub mod object;
+pub mod packed;
 pub mod ram;
 pub mod ram_checkpoint;
 pub mod record;

@@ -15,9 +15,10 @@
 
 mod owners;
 
-use shoal_format::inode::{INODE_BLOCK, InodeSlot, TABLE_FANOUT};
+use shoal_format::inode::{InodeSlot, TABLE_FANOUT};
 use shoal_region::{Lsn, Region, Victims};
 
+use crate::inode::packer::STEP_PACKED;
 use crate::{Error, Fs, Ino, Result};
 
 /// Inode blocks, and pieces of one owner, looked at in a step.
@@ -231,8 +232,13 @@ impl Fs {
                 Err(Error::NoSpace) => return Ok(()),
                 done => done?,
             };
+            let mut more = done.more;
+            if !more {
+                // Compaction first: it moves blocks and unpacks them for that.
+                more = self.pack_inodes_step(STEP_PACKED)?.more;
+            }
             self.idle.lock().own_work(&self.region);
-            if !done.more {
+            if !more {
                 return Ok(());
             }
         }
@@ -316,8 +322,8 @@ impl Fs {
                         pass.position = position;
                         return Ok(0);
                     }
-                    // Damage in one inode is no reason to leave the others where they are.
-                    Ok(None) | Err(Error::Corrupt(_)) => (_, pass.position) = (pass.owners.pop(), 0),
+                    // Damage in one inode, or no room to unpack it, is no reason to leave the others where they are.
+                    Ok(None) | Err(Error::Corrupt(_) | Error::NoSpace) => (_, pass.position) = (pass.owners.pop(), 0),
                     Err(error) => return Err(error),
                 }
                 if !budget.look() {
@@ -336,6 +342,9 @@ impl Fs {
     fn look_at_block(&self, pass: &mut Pass, budget: &mut Budget) -> Result<()> {
         let (block, victims) = (pass.block, &pass.victims);
         pass.block += 1;
+        if block == 0 {
+            self.table.move_tables(&self.region, victims)?;
+        }
         let (owners, mut used) = (&mut pass.owners, 0);
         let exists = self.table.for_block(&self.region, block, &mut |ino, slot| {
             if let InodeSlot::Used(inode) = slot {
@@ -354,7 +363,7 @@ impl Fs {
             other => other?,
         };
         if victims.contains(slot) && self.table.move_block(&self.region, &self.locks, block, victims)? {
-            budget.moved(INODE_BLOCK);
+            budget.moved(slot.capacity());
         }
         if (block + 1).is_multiple_of(TABLE_FANOUT) || block + 1 == self.table.blocks() {
             self.table.tidy_nodes(&self.region, &self.locks, block, victims)?;

@@ -22,7 +22,7 @@ use shoal_format::inode::{INODES_PER_BLOCK, Inode, Layout, S_IFDIR};
 use crate::dir::{self, Found};
 use crate::{Attr, Error, Fs, Ino, Result, extents};
 
-/// Is told of each damaged inode once, with what was found.
+/// Is told of each damaged inode once, with what was found; of tables that belong to no inode as inode 0.
 pub type OnDamage = Arc<dyn Fn(Ino, &str) + Send + Sync>;
 
 /// Inodes remembered at most: hostile bytes must not turn into unbounded memory.
@@ -69,6 +69,11 @@ impl Damage {
                 self.tell(first, &format!("{finding} (inodes up to {last})"));
             }
         }
+    }
+
+    /// Tells of damage in the tables of packed inodes, which are no inode's.
+    pub fn tell_of_tables(&self, finding: &str) {
+        self.tell(Ino::ZERO, finding);
     }
 
     fn tell(&self, ino: Ino, finding: &str) {
@@ -132,7 +137,7 @@ impl Fs {
         let mut tx = self.region.begin_reclaim();
         dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), found)?;
         (dir.mtime, dir.ctime) = (now, now);
-        self.store(&mut tx, parent, &dir)?;
+        self.store_removing(&mut tx, parent, &dir)?;
         tx.commit()?;
         Ok(())
     }

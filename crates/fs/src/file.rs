@@ -207,7 +207,7 @@ impl Fs {
         if inode.layout == Layout::Extents {
             return in_steps(bytes, |done| self.write_large(file, inode, at + done as u64, &bytes[done..]));
         }
-        self.unpack(file.ino, inode, at.min(inode.size), end, Purpose::Use)?;
+        self.unpack_data(file.ino, inode, at.min(inode.size), end, Purpose::Use)?;
         in_steps(bytes, |done| self.write_small(file.ino, inode, at + done as u64, &bytes[done..]))
     }
 
@@ -262,7 +262,7 @@ impl Fs {
         if size > self.threshold() {
             self.move_to_bulk(file, inode)?;
         }
-        self.unpack(file.ino, inode, inode.size, size, Purpose::Use)?;
+        self.unpack_data(file.ino, inode, inode.size, size, Purpose::Use)?;
         self.zero_tail(file, inode, size)
     }
 
@@ -368,7 +368,7 @@ impl Fs {
             self.allocate_large(file, inode, at, end, erase)?;
             self.zero_tail(file, inode, size)?;
         } else {
-            self.unpack(file.ino, inode, at.min(inode.size), end.max(size), Purpose::Use)?;
+            self.unpack_data(file.ino, inode, at.min(inode.size), end.max(size), Purpose::Use)?;
         }
         let mut from = at;
         loop {
@@ -397,7 +397,7 @@ impl Fs {
         // Groups that are punched as a whole go as they are.
         for edge in [Some(at), Some(end).filter(|&end| end < inode.size)].into_iter().flatten() {
             if !edge.is_multiple_of(GROUP) {
-                self.unpack(file.ino, inode, edge / GROUP * GROUP, edge, Purpose::Free)?;
+                self.unpack_data(file.ino, inode, edge / GROUP * GROUP, edge, Purpose::Free)?;
             }
         }
         let last = end.min(small::chunk_count(inode) * CHUNK);

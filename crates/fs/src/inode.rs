@@ -6,6 +6,10 @@
 //! that blocks become empty. Empty ones are given back, and what lies in sparse segments is moved, by `tidy`.
 
 pub(crate) mod block;
+pub(crate) mod packed;
+pub(crate) mod packer;
+pub(crate) mod record;
+pub(crate) mod tables;
 mod tidy;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -33,6 +37,14 @@ pub(crate) struct InodeTable {
     /// Number of open claims. A claim may hold the place of a record without holding its inode's lock.
     claims: AtomicU64,
     pub damage: Damage,
+    packed: packed::Packed,
+}
+
+/// A block as it was between two transactions.
+enum Whole {
+    Absent,
+    Plain(block::Bytes),
+    Packed(Box<[packed::Decoded; INODES_PER_BLOCK as usize]>),
 }
 
 /// The free numbers of one block, and the generations of their last users.
@@ -166,12 +178,15 @@ impl InodeTable {
         if root.is_none() || height > 4 || (bits == 0) != (height == 0) || roots.inode_blocks.get() > Ino::MAX.block() {
             return Err(Error::Corrupt("roots of the inode table; run `shoal check`".into()));
         }
+        let damage = Damage::new(on_damage);
+        let packed = packed::Packed::load(region, &roots, &|finding| damage.tell_of_tables(finding));
         Ok(InodeTable {
             root: AtomicU64::new(bits | (height as u64) << HEIGHT_SHIFT),
             blocks: AtomicU64::new(roots.inode_blocks.get()),
             free: Mutex::new(FreeNumbers { floor: roots.generation_floor.get(), ..FreeNumbers::default() }),
             claims: AtomicU64::new(0),
-            damage: Damage::new(on_damage),
+            damage,
+            packed,
         })
     }
 
@@ -187,66 +202,98 @@ impl InodeTable {
         (root.unwrap_or_default(), (packed >> HEIGHT_SHIFT) as u32)
     }
 
-    /// The slot of a block; none if the block does not exist.
-    fn block_slot(&self, view: &impl View, block: u64) -> Result<SlotRef> {
+    /// The bits that refer to a block; 0 if the block does not exist.
+    #[inline]
+    fn block_bits(&self, view: &impl View, block: u64) -> Result<u64> {
         let (mut slot, height) = self.root();
-        for level in (0..height).rev() {
+        for level in (1..height).rev() {
             if slot.is_none() {
                 break;
             }
-            let index = index_at(block, level);
-            let damaged =
-                || Error::Corrupt(format!("block {block} of the inode table has no place; run `shoal check`"));
-            slot = child_at(view, slot.offset() + index * 8, level)?.ok_or_else(damaged)?;
+            slot =
+                child_at(view, slot.offset() + index_at(block, level) * 8, level)?.ok_or_else(|| misplaced(block))?;
         }
-        Ok(slot)
+        if slot.is_none() {
+            return Ok(0);
+        }
+        Ok(view.read_u64(slot.offset() + index_at(block, 0) * 8)?)
     }
 
-    /// The block with the record of `ino`.
-    fn block_of(&self, view: &impl View, ino: Ino) -> Result<SlotRef> {
+    /// The slot of a block in either form; none if the block does not exist.
+    fn block_slot(&self, view: &impl View, block: u64) -> Result<SlotRef> {
+        let bits = self.block_bits(view, block)?;
+        block_reference(bits).ok_or_else(|| misplaced(block))
+    }
+
+    /// The bits that refer to the block with the record of `ino`.
+    #[inline]
+    fn bits_of(&self, view: &impl View, ino: Ino) -> Result<u64> {
         let block = ino.block();
         if ino.is_none() || block >= self.blocks() {
             return Err(Error::Stale);
         }
-        let slot = self.block_slot(view, block)?;
-        if slot.is_none() {
-            return Err(Error::Stale);
-        }
-        Ok(slot)
+        self.block_bits(view, block)
     }
 
-    /// Where the record of `ino` begins.
+    /// The block with the record of `ino`, in either form.
+    fn block_of(&self, view: &impl View, ino: Ino) -> Result<SlotRef> {
+        let slot = block_reference(self.bits_of(view, ino)?).ok_or_else(|| misplaced(ino.block()))?;
+        if slot.is_none() { Err(Error::Stale) } else { Ok(slot) }
+    }
+
+    /// Where the record of `ino` begins; where its block does, if that is packed.
     pub fn record_at(&self, view: &impl View, ino: Ino) -> Result<Offset> {
-        Ok(block::record_at(self.block_of(view, ino)?, ino.place()))
+        let slot = self.block_of(view, ino)?;
+        Ok(if packed::is_packed(slot) { slot.offset() } else { block::record_at(slot, ino.place()) })
     }
 
+    #[inline(always)]
     pub fn read(&self, view: &impl View, ino: Ino) -> Result<InodeSlot> {
-        block::get(view, self.block_of(view, ino)?, ino)
+        let bits = self.bits_of(view, ino)?;
+        match plain_reference(bits) {
+            Some(slot) => block::get(view, slot, ino),
+            None => self.read_packed(view, bits, ino),
+        }
+    }
+
+    /// Makes the tables that packed blocks are decoded with ready for one more block.
+    fn prepare_tables(&self, region: &Region, profile: impl FnOnce() -> shoal_pack::ProfileFile) -> Result<bool> {
+        let _growth = self.free.lock();
+        self.packed.tables.prepare(region, profile)
     }
 
     /// Calls `each` for every record of one block, as they are between two transactions: their locks are not held. False
     /// if there is no such block. Records that do not decode are noted and left out; a caller in search of free records finds none
     /// there. A block that cannot be reached exists, and nothing in it is free.
     pub fn for_block(&self, region: &Region, block: u64, each: &mut dyn FnMut(Ino, InodeSlot)) -> Result<bool> {
-        let read = region.while_still(|| -> Result<Option<block::Bytes>> {
+        let read = region.while_still(|| -> Result<Whole> {
             let slot = self.block_slot(region, block)?;
-            if slot.is_none() { Ok(None) } else { block::read(region, slot).map(Some) }
+            Ok(match slot {
+                _ if slot.is_none() => Whole::Absent,
+                _ if packed::is_packed(slot) => Whole::Packed(Box::new(self.decode_all(region, slot)?)),
+                _ => Whole::Plain(block::read(region, slot)?),
+            })
         });
-        let bytes = match read {
-            Ok(Some(bytes)) => bytes,
-            Ok(None) => return Ok(false),
+        let whole = match read {
+            Ok(Whole::Absent) => return Ok(false),
+            Ok(whole) => whole,
             Err(error @ Error::Corrupt(_)) => {
                 self.damage.note_block(block, &error);
                 return Ok(true);
             }
             Err(error) => return Err(error),
         };
-        for (place, record) in block::records(&bytes).enumerate() {
-            let Some(ino) = Ino::in_block(block, place) else { break };
+        let mut each = |(place, record): (usize, packed::Decoded)| {
+            let Some(ino) = Ino::in_block(block, place) else { return };
             match record {
                 Ok(slot) => each(ino, slot),
                 Err(error) => self.damage.note(ino, &block::undecodable(ino, error)),
             }
+        };
+        match whole {
+            Whole::Absent => {}
+            Whole::Plain(bytes) => block::records(&bytes).enumerate().for_each(each),
+            Whole::Packed(records) => records.into_iter().enumerate().for_each(&mut each),
         }
         Ok(true)
     }
@@ -358,7 +405,23 @@ fn index_at(block: u64, level: u32) -> u64 {
 fn child_at(view: &impl View, place: Offset, level: u32) -> Result<Option<SlotRef>> {
     // A piece of another size is none of the table's: what lies there must not be taken for records.
     let bits = view.read_u64(place)?;
-    Ok(if level == 0 { SlotRef::from_bits_of::<BLOCK_CLASS>(bits) } else { SlotRef::from_bits_of::<NODE_CLASS>(bits) })
+    Ok(if level == 0 { block_reference(bits) } else { SlotRef::from_bits_of::<NODE_CLASS>(bits) })
+}
+
+/// The plain block that these bits refer to, if they do.
+#[inline]
+fn plain_reference(bits: u64) -> Option<SlotRef> {
+    SlotRef::from_bits_of::<BLOCK_CLASS>(bits).filter(|slot| !slot.is_none())
+}
+
+/// The block in either form, or none, that these bits refer to; `None` if they are no such reference.
+fn block_reference(bits: u64) -> Option<SlotRef> {
+    SlotRef::from_bits_of::<BLOCK_CLASS>(bits).or_else(|| packed::reference(bits))
+}
+
+#[cold]
+fn misplaced(block: u64) -> Error {
+    Error::Corrupt(format!("block {block} of the inode table has no place; run `shoal check`"))
 }
 
 fn new_node(tx: &mut Tx<'_>) -> Result<SlotRef> {
@@ -374,6 +437,7 @@ impl Fs {
         self.load_in(&self.region, ino)
     }
 
+    #[inline(always)]
     pub(crate) fn load_in(&self, view: &impl View, ino: Ino) -> Result<Inode> {
         match self.met(ino, self.table.read(view, ino))? {
             InodeSlot::Used(inode) => Ok(inode),
@@ -381,14 +445,27 @@ impl Fs {
         }
     }
 
+    /// The same while no transaction applies ([`Region::while_still`]).
+    pub(crate) fn load_still(&self, ino: Ino) -> Result<Inode> {
+        match self.met(ino, self.table.read_still(&self.region, ino))? {
+            InodeSlot::Used(inode) => Ok(inode),
+            InodeSlot::Free { .. } => Err(Error::Stale),
+        }
+    }
+
     /// Writes the record of `ino`, whose exclusive lock the caller holds.
     pub(crate) fn store(&self, tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<()> {
-        block::put(tx, self.table.block_of(&self.region, ino)?, ino, inode)
+        block::put(tx, self.plain_block(tx, ino, false)?, ino, inode)
+    }
+
+    /// The same for a removal, which must succeed on a full store.
+    pub(crate) fn store_removing(&self, tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<()> {
+        block::put(tx, self.plain_block(tx, ino, true)?, ino, inode)
     }
 
     /// Marks the record of `ino` free. The number returns to the table with [`Claim::give_back`] after commit.
     pub(crate) fn store_free(&self, tx: &mut Tx<'_>, ino: Ino, generation: u32) -> Result<()> {
-        block::put_free(tx, self.table.block_of(&self.region, ino)?, ino, generation)
+        block::put_free(tx, self.plain_block(tx, ino, true)?, ino, generation)
     }
 }
 

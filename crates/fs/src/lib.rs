@@ -74,6 +74,8 @@ pub use damage::OnDamage;
 pub use error::{Error, Result};
 pub use file::{AccessTimes, Fsync, Seek};
 pub use flags::FileFlags;
+pub use inode::packed::PackedInodes;
+pub use inode::packer::InodePacking;
 pub use lifecycle::{FormatOptions, HostRoom, Options, Parts, Room};
 pub use limits::Beyond;
 pub use namespace::DirEntry;
@@ -115,6 +117,7 @@ pub struct Fs {
     pub(crate) pace: Mutex<lifecycle::Pace>,
     pub(crate) compactor: Mutex<compact::Compactor>,
     pub(crate) idle: Mutex<compact::Idle>,
+    pub(crate) inode_packer: Mutex<inode::packer::Packer>,
     pub(crate) counts: Counts,
     /// Inodes without links that are not reclaimed yet.
     pub(crate) orphans: Mutex<HashSet<Ino>>,

@@ -71,7 +71,7 @@ impl Default for Options {
             recover: false,
             on_damage: None,
             room: None,
-            pack_age: None,
+            pack_age: Some(Duration::from_secs(30)),
             method: Method::default(),
             earlier_boot_id: None,
         }
@@ -174,6 +174,7 @@ impl Fs {
             rename: Mutex::new(()),
             pace: Mutex::default(),
             compactor: Mutex::default(),
+            inode_packer: Mutex::default(),
             counts: Counts::default(),
             orphans: Mutex::default(),
             noted: Mutex::default(),

@@ -41,7 +41,7 @@ pub(crate) struct ReadGuard<'a> {
 /// Exclusive locks on many inodes.
 pub(crate) struct RangeGuard<'a> {
     _guards: Vec<RwLockWriteGuard<'a, ()>>,
-    _held: order::Held,
+    _held: Option<order::Held>,
 }
 
 pub(crate) fn stripe(ino: Ino) -> usize {
@@ -79,21 +79,23 @@ impl LockTable {
         Some(WriteGuard { held: [Some((number, guard)), None, None, None], _held: held })
     }
 
-    /// The exclusive locks of the inodes of one block of the table, unless somebody else has one of them.
-    pub fn try_write_block(&self, block: u64) -> Option<RangeGuard<'_>> {
+    /// The exclusive locks of the inodes of one block of the table, unless somebody has one of them. With `nested` the
+    /// caller may hold locks of other inodes.
+    pub fn try_write_block(&self, block: u64, nested: bool) -> Option<RangeGuard<'_>> {
         let first = stripe(Ino::in_block(block, 0)?);
-        self.try_write_stripes(first..first + INODES_PER_BLOCK as usize)
+        self.try_write_stripes(first..first + INODES_PER_BLOCK as usize, nested)
     }
 
-    fn try_write_stripes(&self, stripes: Range<usize>) -> Option<RangeGuard<'_>> {
-        let held = order::Held::begin();
+    fn try_write_stripes(&self, stripes: Range<usize>, nested: bool) -> Option<RangeGuard<'_>> {
+        // What is only tried for cannot make threads wait for each other.
+        let held = (!nested).then(order::Held::begin);
         let guards = self.stripes[stripes].iter().map(RwLock::try_write).collect::<Option<_>>()?;
         Some(RangeGuard { _guards: guards, _held: held })
     }
 
     /// The exclusive locks of all inodes, unless somebody else has one: no operation is under way then.
     pub fn try_write_all(&self) -> Option<RangeGuard<'_>> {
-        self.try_write_stripes(0..STRIPES)
+        self.try_write_stripes(0..STRIPES, false)
     }
 
     /// Locks up to four inodes.

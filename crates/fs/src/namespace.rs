@@ -127,8 +127,8 @@ impl Fs {
             tx = self.region.begin_reclaim();
         }
         tx.free(inode.xattr)?;
-        let claim = self.table.freeing(ino, inode.generation);
         self.store_free(&mut tx, ino, inode.generation)?;
+        let claim = self.table.freeing(ino, inode.generation);
         tx.commit()?;
         self.count(&inode, -1);
         self.orphans.lock().remove(&ino);
@@ -374,7 +374,7 @@ impl Fs {
             let mut tx = self.region.begin_reclaim();
             dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), &found)?;
             (dir.mtime, dir.ctime) = (now, now);
-            self.store(&mut tx, parent, &dir)?;
+            self.store_removing(&mut tx, parent, &dir)?;
             self.drop_link_of(tx, found.ino, &mut inode, now, leave)
         })?;
         drop(lock);
@@ -404,14 +404,14 @@ impl Fs {
         // An inode with few pieces goes in the same transaction.
         if gone && self.free_data_in(&mut tx, inode)? {
             tx.free(inode.xattr)?;
-            let claim = self.table.freeing(ino, inode.generation);
             self.store_free(&mut tx, ino, inode.generation)?;
+            let claim = self.table.freeing(ino, inode.generation);
             tx.commit()?;
             self.count(inode, -1);
             claim.give_back();
             return Ok(None);
         }
-        self.store(&mut tx, ino, inode)?;
+        self.store_removing(&mut tx, ino, inode)?;
         tx.commit()?;
         if inode.nlink == 0 {
             self.orphans.lock().insert(ino);
@@ -454,7 +454,7 @@ impl Fs {
         dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), &found)?;
         dir.nlink -= 1;
         (dir.mtime, dir.ctime) = (now, now);
-        self.store(&mut tx, parent, &dir)?;
+        self.store_removing(&mut tx, parent, &dir)?;
         let gone = self.drop_link(tx, found.ino, &mut inode, now)?;
         drop(lock);
         self.reclaim_gone(gone);

@@ -86,7 +86,7 @@ impl Fs {
     /// Makes the groups of `[from, to)` plain that are packed. To be called under the inode's exclusive lock, before the
     /// transaction that changes its data: what the caller has changed of `inode` is not stored.
     #[inline]
-    pub(crate) fn unpack(&self, ino: Ino, inode: &mut Inode, from: u64, to: u64, purpose: Purpose) -> Result<()> {
+    pub(crate) fn unpack_data(&self, ino: Ino, inode: &mut Inode, from: u64, to: u64, purpose: Purpose) -> Result<()> {
         match inode.layout {
             // A packed file does not even grow as it is.
             Layout::Packed if from < to => self.unpack_groups(ino, inode, 0, 1, purpose),
@@ -361,7 +361,7 @@ impl Fs {
 }
 
 /// Has the file data in the region that might be plain?
-fn may_be_packed(inode: &Inode) -> bool {
+pub(crate) fn may_be_packed(inode: &Inode) -> bool {
     inode.is_file()
         && inode.nlink > 0
         && inode.size > 0

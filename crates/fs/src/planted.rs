@@ -50,5 +50,13 @@ shoal_media::plantable! {
         FsyncSettle,
         /// An fsync waits for what is durable already.
         FsyncPosition,
+        /// A packed block keeps its slot when it is unpacked.
+        PackedNotFreed,
+        /// A reader trusts the reference to a packed block that it found without the block's lock.
+        PackedOneLook,
+        /// A triplet keeps its users when their block is unpacked.
+        TripletsStay,
+        /// A block is packed while a claim's holder may write to it.
+        PackClaimed,
     }
 }

@@ -272,7 +272,7 @@ impl Fs {
                 return Ok(());
             }
             // Ancestors may be written to meanwhile (times, link counts), but not moved.
-            below = self.region.while_still(|| self.load(below))?.parent as Ino;
+            below = self.region.while_still(|| self.load_still(below))?.parent as Ino;
         }
         Err(Error::Corrupt("the chain of parent directories has a loop; run `shoal check`".into()))
     }

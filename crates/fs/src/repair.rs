@@ -65,6 +65,8 @@ impl Fs {
             Ok(_) => return Err(Error::Invalid),
             Err(error) => return Err(error),
         }
+        // Those beside it in a packed block keep what is left of them, each to be repaired by itself.
+        self.unpack_damaged(ino)?;
         let mut tx = self.region.begin_reclaim();
         self.store_free(&mut tx, ino, 0)?;
         tx.commit()?;
@@ -98,6 +100,11 @@ impl Fs {
         self.store(&mut tx, ino, &inode)?;
         tx.commit()?;
         Ok(())
+    }
+
+    /// Counts the users of triplets anew, and writes both copies of the tables of packed inodes.
+    pub fn repair_packed_tables(&self) -> Result<()> {
+        self.table.repair_tables(&self.region)
     }
 
     /// Frees pieces that nothing references.

@@ -4,6 +4,7 @@
 //! Beside them are `planted` and `recorded`, which need features and change what the whole process does.
 
 mod actors;
+mod cold;
 mod compaction;
 mod compaction_crash;
 mod crash;
@@ -19,6 +20,7 @@ mod failures;
 mod file_data;
 mod flags_and_whiteouts;
 mod model;
+mod packed;
 mod resize;
 mod saved;
 mod saved_image;

@@ -324,6 +324,7 @@ fn repaired(made: &Made, mut state: WorldState, context: &str) -> (WorldState, V
                 Remedy::Entries { directory, entries } => store.fs.repair_entries(*directory, *entries),
                 Remedy::FreePieces { pieces } => store.fs.repair_pieces(pieces),
                 Remedy::FreeBlocks { first, blocks } => store.fs.repair_blocks(*first, *blocks),
+                Remedy::PackedTables => store.fs.repair_packed_tables(),
             };
             done.unwrap_or_else(|error| panic!("{context}: {remedy}: {error}"));
         }

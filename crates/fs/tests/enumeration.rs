@@ -11,7 +11,7 @@
 use std::time::Instant;
 
 use crate::crash::explorer::{Sampling, explore, guard};
-use crate::crash::operation::Operation::{Checkpoint, Forget, Fsync, Sync, Tick, UnlinkHeld};
+use crate::crash::operation::Operation::{Checkpoint, Forget, Fsync, PackInodes, Sync, Tick, UnlinkHeld};
 use crate::crash::run::{Before, Ground, Run, Workload};
 use crate::crash::{deep, faults, full_host, layouts, mix, number, workload};
 use crate::store::Setup;
@@ -63,7 +63,7 @@ fn sequences() -> Vec<Workload> {
     workloads
 }
 
-fn packed(steps: &[workload::Step], befores: &[Before]) -> Vec<Workload> {
+fn packed_files(steps: &[workload::Step], befores: &[Before]) -> Vec<Workload> {
     let with = |operations: Vec<_>| {
         let all = move |&before: &_| Workload { before, operations: operations.clone(), must_succeed: true };
         befores.iter().map(all).collect::<Vec<_>>()
@@ -73,6 +73,25 @@ fn packed(steps: &[workload::Step], befores: &[Before]) -> Vec<Workload> {
     all.filter(|(number, _)| mix(&[seed(), *number as u64]).is_multiple_of(every))
         .map(|(_, workload)| workload)
         .collect()
+}
+
+/// Each operation on packed inodes, and packing after it.
+fn packed(steps: &[workload::Step]) -> Vec<Workload> {
+    let mut workloads = Vec::new();
+    let mut add = |before, operations| workloads.push(Workload { before, operations, must_succeed: true });
+    for before in [Before::Mounted, Before::Young, Before::Synced, Before::Sealed, Before::Aged] {
+        add(before, vec![PackInodes]);
+    }
+    for last in [Sync, Checkpoint, Tick, PackInodes] {
+        add(Before::Mounted, vec![PackInodes, last]);
+    }
+    for step in steps {
+        let operation = || step.operation.clone();
+        add(Before::Mounted, vec![PackInodes, operation()]);
+        add(Before::Young, vec![PackInodes, Sync, operation(), Fsync(step.file)]);
+        add(Before::Mounted, vec![PackInodes, operation(), PackInodes]);
+    }
+    workloads
 }
 
 fn pairs(steps: &[workload::Step]) -> Vec<Workload> {
@@ -97,7 +116,7 @@ fn layouts() -> Vec<Workload> {
     } else {
         workloads.retain(|workload| !matches!(workload.operations.last(), Some(Checkpoint | Tick | Forget)));
     }
-    workloads.extend(packed(&steps, &[Before::Mounted]));
+    workloads.extend(packed_files(&steps, &[Before::Mounted]));
     for seed in 0..if deep() { 2000 } else { 8 } {
         let mut random = Random::new(seed);
         let six: Vec<_> = (0..6).map(|_| &steps[random.below(steps.len() as u64) as usize]).collect();
@@ -163,20 +182,21 @@ fn ground(setup: Setup) -> Ground {
 }
 
 /// Stores and the workloads for each, with what of them is visited when `share` is of the first.
-fn grounds(kind: MemoryKind, share: Share) -> [(Ground, Vec<Workload>, Share); 4] {
+fn grounds(kind: MemoryKind, share: Share) -> [(Ground, Vec<Workload>, Share); 5] {
     let steps = workload::operations();
     let mut workloads = singles(&steps, true);
-    workloads.extend(packed(&steps, &[Before::Mounted, Before::Young]));
+    workloads.extend(packed_files(&steps, &[Before::Mounted, Before::Young]));
     if deep() {
         workloads.extend(pairs(&steps));
     }
     let mut long = singles(&workload::long_operations(), false);
-    long.extend(packed(&workload::long_operations(), &[Before::Mounted]));
+    long.extend(packed_files(&workload::long_operations(), &[Before::Mounted]));
     [
         (ground(Setup::two_tiers(kind)), workloads, share),
         // These are few.
         (ground(Setup::tight(kind)), sequences(), Share { workloads: 1, ..share }),
         (ground(Setup::layouts(kind)), layouts(), Share { workloads: 1, states: share.layouts, ..share }),
+        (ground(Setup::two_tiers(kind)), packed(&steps), Share { workloads: share.workloads.div_ceil(2), ..share }),
         // Trees with a file of thousands of chunks take longest to read.
         (ground(Setup::region_only(kind)), long, Share { states: share.states * 8, ..share }),
     ]

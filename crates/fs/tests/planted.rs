@@ -7,6 +7,8 @@
 
 #[allow(dead_code, reason = "a part of the pairs is enough")]
 mod actors;
+#[allow(dead_code, reason = "a part of it is enough")]
+mod cold;
 #[allow(dead_code, reason = "the other harness uses the rest")]
 mod crash;
 #[allow(dead_code, reason = "a part of it is enough")]
@@ -33,6 +35,9 @@ use shoal_sim::Limits;
 use store::Setup;
 
 const SEED: u64 = 20_261;
+/// Runs of the threads, and the steps of each.
+const CROWDS: u64 = 6;
+const CROWD_STEPS: u64 = 3000;
 
 /// Where a bug is looked for. Each part of a test reports how many states it visited, or the first failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,6 +49,8 @@ enum Hunt {
     /// Operations about the end of a file; the ways it began.
     Edges(&'static str),
     SavedImage,
+    /// Threads on inodes that are packed all the time.
+    Crowd,
 }
 
 fn pair(number: usize) -> [Operation; 2] {
@@ -61,6 +68,7 @@ fn pair(number: usize) -> [Operation; 2] {
 fn sequence(number: usize) -> Vec<Operation> {
     match number {
         0 => vec![Unlink("A/foo"), Write("A/C/foo", 0, 300_000, 140)],
+        2 => vec![PackInodes, Chmod("foo", 0o600)],
         _ => vec![Link("foo", "new")],
     }
 }
@@ -83,6 +91,8 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::PunchEnds => Hunt::Edges("blocks"),
         Bug::CleanTail => Hunt::Edges("a device that fails"),
         Bug::ReuseSaved => Hunt::SavedImage,
+        Bug::PackedNotFreed | Bug::TripletsStay => Hunt::Sequence(2),
+        Bug::PackedOneLook | Bug::PackClaimed => Hunt::Crowd,
     }
 }
 
@@ -106,6 +116,10 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         }
         Hunt::Edges(start) => hunt_edges(start),
         Hunt::SavedImage => Ok(saved::explore(0)),
+        Hunt::Crowd => {
+            (0..CROWDS).for_each(|seed| cold::crowd(seed, CROWD_STEPS));
+            Ok(CROWDS * CROWD_STEPS)
+        }
     })
 }
 

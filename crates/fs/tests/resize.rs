@@ -31,6 +31,11 @@ fn read(fs: &Fs) -> Tree {
     Tree::read(fs).unwrap_or_else(|e| panic!("{e}"))
 }
 
+/// Packs all inodes.
+fn cool(fs: &Fs) {
+    while fs.pack_inodes_step(64).unwrap().more {}
+}
+
 fn close(fs: Fs) {
     fs.shutdown().unwrap();
 }
@@ -126,6 +131,7 @@ fn stores_go_up_and_down_and_keep_what_they_hold() {
             let mut media = Media::format(setup, seed);
             let mut contents = Contents::new(seed, setup.bulk_blocks > 0);
             let mut random = Random::new(seed ^ 1);
+            let mut packed = 0;
             for round in 0..6 {
                 let fs = media.open();
                 contents.change(&fs, 150);
@@ -140,6 +146,10 @@ fn stores_go_up_and_down_and_keep_what_they_hold() {
                 drop(fs);
                 let fs = media.open();
                 let before = read(&fs);
+                if random.below(2) == 0 {
+                    cool(&fs);
+                    packed += fs.packed_inodes().unwrap().blocks;
+                }
                 let highest = before.nodes.values().map(|node| node.attr.generation).max().unwrap();
                 close(fs);
                 let wanted = Limits {
@@ -155,6 +165,7 @@ fn stores_go_up_and_down_and_keep_what_they_hold() {
                 assert!(highest > 0);
             }
             let fs = media.open();
+            assert!(packed > 5, "{packed} packed blocks");
             assert!(contents.fill_and_empty(&fs) > 10);
             close(fs);
             media.check().unwrap();
@@ -181,6 +192,7 @@ fn small_store(kind: MemoryKind, bulk_blocks: u64, seed: u64) -> (Media, Tree) {
     (0..50).for_each(|number| fs.unlink(ROOT, &name(number)).unwrap());
     fs.checkpoint().unwrap();
     let tree = read(&fs);
+    cool(&fs);
     close(fs);
     (media, tree)
 }
@@ -292,6 +304,7 @@ fn blocks_given_back_stay_absent_and_their_generations_below_those_of_new_files(
         }
     }
     fs.compact().unwrap();
+    cool(&fs);
     let before = read(&fs);
     assert!(fs.region().space().free_bytes > 0);
     close(fs);

@@ -57,8 +57,9 @@ impl Ticker {
         });
         let checkpoint = every("checkpoint", PERIOD, checkpoint)?;
         let idle = reporting(|fs| {
-            fs.compact_tick().map_err(|e| format!("compaction: {e}"))?;
-            fs.pack_tick().map_err(|e| format!("packing: {e}"))
+            // Data first: that changes inodes, which are packed by the other.
+            fs.pack_tick().map_err(|e| format!("packing: {e}"))?;
+            fs.compact_tick().map_err(|e| format!("compaction: {e}"))
         });
         let idle = every("idle-work", PERIOD, idle)?;
         let bell = log.bell();

@@ -10,7 +10,7 @@ use std::ffi::c_void;
 use std::fs::File;
 use std::io;
 use std::ptr;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use rustix::mm::{self, Advice, MapFlags, MsyncFlags, ProtFlags};
 
@@ -202,6 +202,11 @@ impl Map {
     #[inline]
     pub fn write(&self, at: u64, bytes: &[u8]) {
         let target = self.at(at, bytes.len());
+        if let Ok(word) = bytes.try_into()
+            && target.cast::<u64>().is_aligned()
+        {
+            return self.write_u64(at, u64::from_le_bytes(word));
+        }
         // SAFETY: the target is in bounds (checked by `at`) and mapped while `self` lives; the source is a buffer of
         // its own, so they do not overlap; bytes need no alignment.
         unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) }
@@ -220,7 +225,12 @@ impl Map {
 
     #[inline]
     pub fn read_u64(&self, at: u64) -> u64 {
-        let source: *const u64 = self.at(at, 8).cast();
+        let source: *mut u64 = self.at(at, 8).cast();
+        if source.is_aligned() {
+            // SAFETY: eight bytes are in bounds (checked by `at`), mapped while `self` lives, and aligned; a store that
+            // may run at the same time is that of `write_u64`, which is atomic as well.
+            return u64::from_le(unsafe { AtomicU64::from_ptr(source) }.load(Ordering::Acquire));
+        }
         // SAFETY: eight bytes are in bounds (checked by `at`); the load does not need alignment.
         u64::from_le(unsafe { ptr::read_unaligned(source) })
     }
@@ -228,8 +238,14 @@ impl Map {
     #[inline]
     pub fn write_u64(&self, at: u64, value: u64) {
         let target: *mut u64 = self.at(at, 8).cast();
-        // SAFETY: eight bytes are in bounds (checked by `at`); the store does not need alignment.
-        unsafe { ptr::write_unaligned(target, value.to_le()) }
+        if target.is_aligned() {
+            // SAFETY: eight bytes are in bounds (checked by `at`), mapped while `self` lives, and aligned; a load that
+            // may run at the same time is that of `read_u64`, which is atomic as well.
+            unsafe { AtomicU64::from_ptr(target) }.store(value.to_le(), Ordering::Release);
+        } else {
+            // SAFETY: eight bytes are in bounds (checked by `at`); the store does not need alignment.
+            unsafe { ptr::write_unaligned(target, value.to_le()) }
+        }
         self.note(at, &value.to_le_bytes());
     }
 

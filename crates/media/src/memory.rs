@@ -15,7 +15,9 @@ use crate::Result;
 /// - After a process crash all stores are there, for memory that outlives the process. After a power loss a
 ///   fenced line is there; any subset of the others may be, each torn at 8 bytes.
 /// - For memory that does not outlive the process (the DRAM of `logged` memory) write-back and fence do nothing.
-/// - Accesses that overlap must not run at the same time; the caller's locks see to that. `write_u64` is no exception.
+/// - Accesses that overlap must not run at the same time; the caller's locks see to that. There is one exception: `read_u64`
+///   of eight aligned bytes may run beside a store of just these bytes (`write_u64`, or `write` of eight bytes). It gives the old
+///   or the new word, and a reader of the new one sees all stores of that thread before it.
 pub trait PersistentMemory: Send + Sync {
     /// Length (bytes).
     fn len(&self) -> u64;

@@ -184,6 +184,30 @@ impl<'a> Block<'a> {
         Ok(Block { profile, bases, lengths, starts, codes, overhead: bytes.len() - codes.len() })
     }
 
+    /// Opens the block at the beginning of `slot`, whose rest is anything.
+    pub fn open_in(slot: &'a [u8]) -> Result<Block<'a>, FormatError> {
+        let lengths_at = HEAD + usize::from(slot.get(HEAD - 1).copied().unwrap_or(0)) * 8;
+        let lengths = slot.get(lengths_at..lengths_at + BLOCK_INODES).unwrap_or_default();
+        let codes: usize = lengths.iter().map(|length| usize::from(length & !FREE)).sum();
+        // A wrong end gives a wrong checksum.
+        Block::open(slot.get(..lengths_at + BLOCK_INODES + codes).unwrap_or(slot))
+    }
+
+    /// Bytes of the block.
+    pub fn total(&self) -> usize {
+        self.overhead + self.codes.len()
+    }
+
+    /// Whether the inode at a place has a code under the profile: it is in use and not written verbatim.
+    pub fn has_code(&self, place: usize) -> bool {
+        self.lengths.get(place).is_some_and(|length| (1..=STRIPPED).contains(&usize::from(*length)))
+    }
+
+    /// Inodes in use.
+    pub fn used(&self) -> usize {
+        self.lengths.iter().filter(|length| (1..FREE).contains(*length)).count()
+    }
+
     /// The number of the profile that decodes it.
     pub fn profile(&self) -> u8 {
         self.profile
@@ -268,7 +292,11 @@ mod tests {
             let profiles = &profiles[..seed as usize % 4];
             let mut out = BlockBytes::default();
             pack(&items, profiles, &triplets, &mut out);
-            let block = Block::open(out.bytes()).unwrap();
+            let mut slot = out.bytes().to_vec();
+            slot.resize(out.bytes().len() + random.below(100) as usize, 0x5a);
+            let block = Block::open_in(&slot).unwrap();
+            assert_eq!(block.total(), out.bytes().len());
+            assert_eq!(block.used(), items.iter().filter(|item| matches!(item, Item::Used(_))).count());
             for at in random.shuffled(0..BLOCK_INODES) {
                 assert_eq!(block.get(at, profiles, &triplets), Ok(items[at]), "seed {seed}");
             }

@@ -202,7 +202,7 @@ mod tests {
             for len in [100, 1000, 4096, 30_000, 131_072] {
                 let bytes = text(len, &mut random);
                 let codec = compressor.compress(method, &bytes, len - 1, &mut payload).expect("text shrinks");
-                assert!(payload.len() < len * 4 / 5, "{method} {len}: {}", payload.len());
+                assert!(payload.len() < len * 9 / 10, "{method} {len}: {}", payload.len());
                 let mut out = vec![0; len];
                 assert!(decompressor.decompress(codec, &payload, &mut out));
                 assert!(out == bytes, "{method} {len}");

@@ -202,6 +202,11 @@ pub struct Hybrid {
 }
 
 impl Hybrid {
+    /// Whether the profile has a code for a triplet; others are named by an index into the store's table.
+    pub fn knows(&self, triplet: Triplet) -> bool {
+        self.triplets.symbol(triplet) < self.triplets.known.len()
+    }
+
     /// Codes of fields in a profile.
     pub(crate) const FIELDS: usize = OPTIONAL_AT + OPTIONAL;
 

@@ -227,6 +227,22 @@ impl ProfileFile {
         self.profiles.iter().find(|profile| profile.name() == name && profile.precision == precision)
     }
 
+    /// The profiles that a store packs its inodes with: Shoal's own compressors, those for nanoseconds first.
+    pub fn of_store(&self) -> ProfileFile {
+        let of = |precision| self.profiles.iter().filter(move |p| p.name() == "hybrid" && p.precision == precision);
+        let profiles = of(Precision::Nanoseconds).chain(of(Precision::Seconds)).cloned().collect();
+        ProfileFile { comment: self.comment.clone(), profiles }
+    }
+
+    /// The compressors of a store's profiles, by number; none if one of them is not Shoal's own.
+    pub fn into_hybrids(self) -> Option<Vec<Hybrid>> {
+        let hybrid = |profile: Profile| match profile.tables {
+            Tables::Hybrid(hybrid) => Some(*hybrid),
+            Tables::Fields(..) => None,
+        };
+        self.profiles.into_iter().map(hybrid).collect()
+    }
+
     pub fn to_bytes(&self) -> Vec<u8> {
         assert!(self.profiles.len() <= PROFILES_MAX, "at most {PROFILES_MAX} profiles");
         let mut end = self.comment.len().min(u16::MAX.into());
@@ -374,5 +390,10 @@ mod tests {
             assert!(file.find(name, Precision::Seconds).is_some(), "{name}");
             assert!(file.find(name, Precision::Nanoseconds).is_some(), "{name}");
         }
+        let of_store = file.of_store();
+        println!("{} bytes in a store", of_store.to_bytes().len());
+        assert_eq!(of_store.profiles[0].precision, Precision::Nanoseconds);
+        assert_eq!(of_store.into_hybrids().map(|all| all.len()), Some(2));
+        assert!(file.into_hybrids().is_none());
     }
 }

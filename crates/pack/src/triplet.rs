@@ -108,6 +108,11 @@ impl Triplets {
         (*users > 0).then_some(*triplet)
     }
 
+    /// Inodes that use a combination.
+    pub fn users(&self, triplet: Triplet) -> u64 {
+        self.find(triplet).map_or(0, |index| self.entries[usize::from(index)].1)
+    }
+
     /// Combinations in use.
     pub fn len(&self) -> usize {
         self.index_of.len()

@@ -504,6 +504,12 @@ impl Region {
         }
     }
 
+    /// More than half of the segments that only transactions which free space may take are there.
+    pub fn has_half_reserve(&self) -> bool {
+        let alloc = self.alloc.lock();
+        alloc.free_segments + alloc.empty_segments > alloc.reserve / 2
+    }
+
     /// Reserves further free segments for transactions that free space.
     pub fn withhold(&self, segments: u64) {
         self.alloc.lock().withheld = segments;

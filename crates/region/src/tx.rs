@@ -101,6 +101,11 @@ impl<'r> Tx<'r> {
         self.buffers.allocated.push(slot);
     }
 
+    /// May it use the room kept for transactions that free some?
+    pub fn is_reclaim(&self) -> bool {
+        self.reclaim
+    }
+
     /// Bytes of the record so far, header excluded.
     pub fn payload_bytes(&self) -> usize {
         self.buffers.record.len() - RECORD_HEADER

@@ -14,9 +14,10 @@ use shoal_region::{Region, Tx, Victims, View};
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
 
-use super::{FreeNumbers, HEIGHT_SHIFT, InodeTable, block, child_at, load_roots};
+use super::{FreeNumbers, HEIGHT_SHIFT, InodeTable, block, child_at, load_roots, packed};
 use crate::Result;
 use crate::locks::LockTable;
+use crate::planted::{Bug, is_planted};
 
 /// A block with a higher generation stays: the floor must never come near its wrapping around.
 const GENERATION_MAX: u32 = 1 << 31;
@@ -24,10 +25,10 @@ const GENERATION_MAX: u32 = 1 << 31;
 const PATIENCE: u32 = 64;
 
 /// A reference to a node or block, and where it is.
-struct Link {
-    slot: SlotRef,
+pub(super) struct Link {
+    pub slot: SlotRef,
     /// 0: in the roots.
-    place: Offset,
+    pub place: Offset,
 }
 
 impl InodeTable {
@@ -48,7 +49,7 @@ impl InodeTable {
         Ok(way)
     }
 
-    fn block_link(&self, view: &impl View, block: u64) -> Result<Option<Link>> {
+    pub(super) fn block_link(&self, view: &impl View, block: u64) -> Result<Option<Link>> {
         let mut way = self.way(view, block)?;
         Ok(if way.len() > self.root().1 as usize { way.pop() } else { None })
     }
@@ -61,15 +62,26 @@ impl InodeTable {
         block: u64,
         change: impl FnOnce(&mut FreeNumbers, Tx<'r>, Link) -> Result<bool>,
     ) -> Result<bool> {
-        let Some(_locks) = locks.try_write_block(block) else {
+        self.alone_as(region, locks, block, false, |free, link| change(free, region.begin_reclaim(), link))
+    }
+
+    /// The same without a transaction; `nested`: the caller holds locks of other inodes.
+    pub(super) fn alone_as(
+        &self,
+        region: &Region,
+        locks: &LockTable,
+        block: u64,
+        nested: bool,
+        change: impl FnOnce(&mut FreeNumbers, Link) -> Result<bool>,
+    ) -> Result<bool> {
+        let Some(_locks) = locks.try_write_block(block, nested) else {
             return Ok(false);
         };
-        for _ in 0..PATIENCE {
+        for _ in 0..if nested { 1 } else { PATIENCE } {
             let mut free = self.free.lock();
-            if self.claims.load(Ordering::Acquire) == 0 {
-                let tx = region.begin_reclaim();
-                return match self.block_link(&tx, block)? {
-                    Some(link) => change(&mut free, tx, link),
+            if self.claims.load(Ordering::Acquire) == 0 || is_planted(Bug::PackClaimed) {
+                return match self.block_link(region, block)? {
+                    Some(link) => change(&mut free, link),
                     None => Ok(false),
                 };
             }
@@ -81,9 +93,22 @@ impl InodeTable {
 
     /// Gives a block back if none of its records is in use.
     pub fn give_back(&self, region: &Region, locks: &LockTable, block: u64) -> Result<bool> {
-        self.alone(region, locks, block, |free, mut tx, Link { slot, place }| {
+        self.give_back_as(region, locks, block, false)
+    }
+
+    /// The same; `nested`: the caller holds locks of other inodes.
+    pub fn give_back_as(&self, region: &Region, locks: &LockTable, block: u64, nested: bool) -> Result<bool> {
+        self.alone_as(region, locks, block, nested, |free, Link { slot, place }| {
+            let mut tx = region.begin_reclaim();
             let mut highest = free.floor;
-            for record in block::records(&block::read(&tx, slot)?) {
+            let records = match packed::is_packed(slot) {
+                true => match self.decode_all(&tx, slot) {
+                    Ok(records) => records.to_vec(),
+                    Err(_) => return Ok(false),
+                },
+                false => block::records(&block::read(&tx, slot)?).collect(),
+            };
+            for record in records {
                 match record {
                     Ok(InodeSlot::Free { generation }) => highest = highest.max(generation),
                     // A record that cannot be read may be in use.
@@ -111,6 +136,7 @@ impl InodeTable {
 
     /// Moves a block out of a draining segment.
     pub fn move_block(&self, region: &Region, locks: &LockTable, block: u64, victims: &Victims) -> Result<bool> {
+        // Its inodes are locked, so a packed block keeps its form: only a reader or writer of one would unpack it.
         self.alone(region, locks, block, |_, mut tx, Link { slot, place }| {
             if !victims.contains(slot) {
                 return Ok(false);
@@ -120,6 +146,12 @@ impl InodeTable {
             tx.commit()?;
             Ok(true)
         })
+    }
+
+    /// Moves the tables of packed blocks out of draining segments.
+    pub fn move_tables(&self, region: &Region, victims: &Victims) -> Result<bool> {
+        let _growth = self.free.lock();
+        self.packed.tables.move_copies(region, victims)
     }
 
     /// The slot of a block, or none: what it was a moment ago.

@@ -3,17 +3,27 @@
 //! Works on a copy of the region in memory that nobody else uses; pieces keep their place within their segment, inodes their
 //! numbers, and hashes, extents and contents stay as they are. References are found as in `docs/spec/region.md`, sections 5 to 8:
 //! inode table, inodes, chunk arrays, index records of extents, nodes of directories. Whatever does not decode is an error,
-//! because what it refers to would be lost. Left out: moving the bytes.
+//! because what it refers to would be lost.
+//! A packed block is encoded again in its slot: unpacking first would need room that a store about to shrink may not have. The
+//! code of a reference is as long wherever the slot lies (`inode/record`), so it fits; if a profile should make it longer, the
+//! resize is refused. Left out: moving the bytes.
+
+use std::cell::RefCell;
+use std::mem::offset_of;
 
 use shoal_format::dir::{NODE_FANOUT, NodeRef};
 use shoal_format::extent::{EXTENT_BYTES, EXTENT_HEADER};
 use shoal_format::inode::{INODE_RECORD, INODES_PER_BLOCK, Inode, InodeSlot, Layout, TABLE_FANOUT};
 use shoal_format::object::{ChunkRef, GROUP_CHUNKS, OBJECT_HEAD, Object};
-use shoal_format::superblock::ROOTS_AT;
+use shoal_format::superblock::{ROOTS_AT, Roots};
 use shoal_format::{Offset, SEGMENT, SlotRef};
 use shoal_media::PersistentMemory;
+use shoal_pack::{Block, BlockBytes, Item, pack};
+use shoal_region::View;
+use zerocopy::FromBytes;
 
-use crate::inode::block;
+use crate::inode::tables::PackedTables;
+use crate::inode::{block, packed, record};
 use crate::{Error, Result};
 
 /// Levels of nodes an inode table has at most.
@@ -26,7 +36,18 @@ pub(super) fn move_all(
     places: &[u64],
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<()> {
-    let walk = Walk { memory, places };
+    let mut roots = [0; size_of::<Roots>()];
+    memory.read(ROOTS_AT.get(), &mut roots);
+    let roots = Roots::read_from_bytes(&roots).expect("size is exact");
+    let damage = RefCell::new(None);
+    let tables = PackedTables::load(&Bytes(memory), &roots, &|finding| drop(damage.replace(Some(finding.to_string()))));
+    if let Some(finding) = damage.take() {
+        return Err(Error::Corrupt(finding));
+    }
+    let walk = Walk { memory, places, tables };
+    for copy in 0..roots.inode_tables.len() as u64 {
+        walk.reference(ROOTS_AT + offset_of!(Roots, inode_tables) as u64 + copy * 8)?;
+    }
     let height = memory.read_u64((ROOTS_AT + 8).get()) as u32;
     if !(1..=HEIGHT_MAX).contains(&height) {
         return Err(walk.damaged("roots", ROOTS_AT));
@@ -44,6 +65,22 @@ pub(super) fn move_all(
 struct Walk<'a> {
     memory: &'a dyn PersistentMemory,
     places: &'a [u64],
+    /// What packed blocks are decoded with.
+    tables: PackedTables,
+}
+
+/// The memory, as the tables are read from it.
+struct Bytes<'a>(&'a dyn PersistentMemory);
+
+impl View for Bytes<'_> {
+    fn read(&self, at: Offset, out: &mut [u8]) -> shoal_region::Result<()> {
+        if at.get().saturating_add(out.len() as u64) > self.0.len() {
+            let what = "offset of packed inodes' tables";
+            return Err(shoal_region::Error::Corrupt { what, at: at.get(), value: out.len() as u64 });
+        }
+        self.0.read(at.get(), out);
+        Ok(())
+    }
 }
 
 impl Walk<'_> {
@@ -80,13 +117,52 @@ impl Walk<'_> {
         if level > 0 {
             return (0..TABLE_FANOUT).try_for_each(|entry| self.table(piece.offset() + entry * 8, level - 1));
         }
-        (0..INODES_PER_BLOCK as usize).try_for_each(|place| self.inode(block::record_at(piece, place)))
+        if packed::is_packed(piece) {
+            return self.packed_block(piece);
+        }
+        (0..INODES_PER_BLOCK as usize).try_for_each(|place| {
+            let at = block::record_at(piece, place);
+            let mut record = [0; INODE_RECORD];
+            self.memory.read(at.get(), &mut record);
+            if let Some(moved) = self.inode(&record, at)? {
+                self.memory.write(at.get(), &moved);
+            }
+            Ok(())
+        })
     }
 
-    fn inode(&self, at: Offset) -> Result<()> {
-        let mut record = [0; INODE_RECORD];
-        self.memory.read(at.get(), &mut record);
-        let InodeSlot::Used(inode) = Inode::decode(&record)? else { return Ok(()) };
+    /// Encodes a packed block again, with the new references.
+    fn packed_block(&self, piece: SlotRef) -> Result<()> {
+        let at = piece.offset();
+        let mut bytes = vec![0; piece.capacity() as usize];
+        self.memory.read(at.get(), &mut bytes);
+        let packed = Block::open_in(&bytes)?;
+        let decoder = self.tables.decoder();
+        let mut items = [Item::Free { generation: 0 }; INODES_PER_BLOCK as usize];
+        let indexed = |packed: &Block<'_>, items: &[Item]| -> Vec<_> {
+            items.iter().enumerate().map(|(at, item)| packed::indexed_triplet(packed, at, item, &decoder)).collect()
+        };
+        for (place, item) in items.iter_mut().enumerate() {
+            *item = packed.get(place, &decoder.profiles, &decoder.triplets)?;
+        }
+        let before = indexed(&packed, &items);
+        for item in &mut items {
+            if let Some(moved) = self.inode(&record::bytes(item)?, at)? {
+                *item = record::item(&moved)?;
+            }
+        }
+        let mut out = BlockBytes::default();
+        pack(&items, &decoder.profiles, &decoder.triplets, &mut out);
+        if out.bytes().len() > bytes.len() || indexed(&Block::open(out.bytes())?, &items) != before {
+            return Err(self.damaged("packed inodes that need another slot in the new layout", at));
+        }
+        self.memory.write(at.get(), out.bytes());
+        Ok(())
+    }
+
+    /// Moves what an inode refers to; its new record, if it is in use. `at` is where its record or block lies.
+    fn inode(&self, record: &[u8; INODE_RECORD], at: Offset) -> Result<Option<[u8; INODE_RECORD]>> {
+        let InodeSlot::Used(inode) = Inode::decode(record)? else { return Ok(None) };
         let root = inode.root.offset();
         match inode.layout {
             Layout::Empty | Layout::Direct | Layout::DirPacked => {}
@@ -106,8 +182,7 @@ impl Walk<'_> {
             Layout::DirHashed => self.directory(root, 0)?,
         }
         let (root, xattr) = (self.moved(inode.root, at)?, self.moved(inode.xattr, at)?);
-        self.memory.write(at.get(), &Inode { root, xattr, ..inode }.encode());
-        Ok(())
+        Ok(Some(Inode { root, xattr, ..inode }.encode()))
     }
 
     /// An entry of the chunk map at `map`; the first one of a packed group moves the object's references, too.

@@ -4,6 +4,7 @@
 //! Rules: after deleting everything only the inode table's own pieces may be left in the region and nothing on the bulk
 //! device, by the engine's counts and by the offline checker's.
 
+use shoal_format::SlotRef;
 use shoal_format::inode::{INODE_BLOCK, S_IFDIR, S_IFMT, TABLE_FANOUT, TABLE_NODE};
 use shoal_format::superblock::{ROOTS_AT, Roots};
 use shoal_fs::{Fs, Ino, ROOT};
@@ -58,18 +59,21 @@ pub fn empty(fs: &Fs, clock: &SimClock) -> Result<(), String> {
     Ok(())
 }
 
-/// Pieces and bytes of the inode table.
-fn table(fs: &Fs) -> Result<(u64, u64), String> {
+/// Pieces of the inode table: nodes and copies of the tables of packed inodes; blocks. And the bytes of those copies.
+fn table(fs: &Fs) -> Result<(u64, u64, u64), String> {
     let mut bytes = [0; size_of::<Roots>()];
     fs.region().read(ROOTS_AT, &mut bytes).map_err(|e| format!("roots: {e}"))?;
     let roots = Roots::read_from_bytes(&bytes).expect("size is exact");
     assert!(roots.inode_blocks.get() <= TABLE_FANOUT, "these stores have one node");
-    Ok((1, roots.inode_blocks.get()))
+    let copies = roots.inode_tables.iter().filter(|bits| bits.get() != 0);
+    let slots = copies.map(|bits| SlotRef::from_bits(bits.get()).expect("a reference"));
+    let (count, bytes) = slots.fold((0, 0), |(count, bytes), slot| (count + 1, bytes + slot.capacity()));
+    Ok((1 + count, roots.inode_blocks.get(), bytes))
 }
 
 fn table_bytes(fs: &Fs) -> Result<u64, String> {
-    let (nodes, blocks) = table(fs)?;
-    Ok(nodes * TABLE_NODE + blocks * INODE_BLOCK)
+    let (nodes, blocks, bytes) = table(fs)?;
+    Ok(nodes * TABLE_NODE + blocks * INODE_BLOCK + bytes)
 }
 
 /// Everything that must still work, on a store just recovered.
@@ -93,7 +97,7 @@ pub fn examine(store: Store, again: &[Operation]) -> Result<(), String> {
         return Err("what was created afterwards differs after a remount".into());
     }
     empty(&store.fs, &store.clock)?;
-    let (nodes, blocks) = table(&store.fs)?;
+    let (nodes, blocks, _) = table(&store.fs)?;
     store.fs.shutdown().map_err(|e| format!("shutdown: {e}"))?;
     let counts = check(setup, &store.world, false)?.counts;
     // The root directory may keep one bucket.

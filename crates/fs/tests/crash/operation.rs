@@ -69,6 +69,8 @@ pub enum Operation {
     PackAll,
     /// Time passes until everything not yet durable is older than the commit age.
     Tick,
+    /// Time passes until every inode is cold, and they are packed.
+    PackInodes,
 }
 
 /// What an operation is applied to.
@@ -217,6 +219,11 @@ impl Operation {
                 fs.tick()?;
                 actor.clock.advance(1_200_000_000);
                 fs.tick()
+            }
+            PackInodes => {
+                actor.clock.advance(60_000_000_000);
+                while fs.pack_inodes_step(64)?.more {}
+                Ok(())
             }
             _ => unreachable!("{self:?} is about names"),
         }

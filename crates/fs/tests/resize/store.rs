@@ -128,7 +128,8 @@ impl Media {
             }
         };
         let parts = self.parts(memory);
-        Fs::open(parts, Options { no_atime: true, ..Options::default() }).map_err(|e| format!("opening: {e}"))
+        Fs::open(parts, Options { no_atime: true, pack_age: Some(std::time::Duration::ZERO), ..Options::default() })
+            .map_err(|e| format!("opening: {e}"))
     }
 
     pub fn open(&mut self) -> Fs {

@@ -273,7 +273,7 @@ fn start_tickers(fs: &Arc<Fs>) -> io::Result<Vec<Ticker>> {
         every("log-clock", Fs::tick_log)?,
         every("bulk-clock", Fs::tick_bulk)?,
         every("checkpoint", |fs| if fs.checkpoint_due() { fs.checkpoint() } else { Ok(()) })?,
-        every("idle-work", |fs| fs.compact_tick().and_then(|()| fs.pack_tick()))?,
+        every("idle-work", |fs| fs.pack_tick().and_then(|()| fs.compact_tick()))?,
     ])
 }
 

@@ -1,0 +1,320 @@
+//! Packed blocks: reading the records in them, and putting a plain block in the place of one before its first change.
+//!
+//! The class of a reference at level 0 of the table tells the form: that of 1536 bytes is a plain block, a smaller one is packed.
+//! Records of a packed block share bytes, and its slot is freed when it is unpacked. So there is a lock for packed blocks below
+//! the inode locks, striped by block number. A reader that finds a packed reference takes it shared and reads the reference again;
+//! a writer takes it exclusively, puts a plain block in place in a transaction of its own, and goes on with that.
+//! Plain blocks need no such lock: one is packed under the locks of all its inodes ([`super::packer`]).
+//! Lock order: inode locks, the lock of a packed block, changing counts (`tables`), the region's commit lock. A reader that has
+//! the commit lock ([`Region::while_still`]) takes none of those before it: nothing changes its form meanwhile.
+
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicU64;
+
+use parking_lot::{Mutex, RwLock};
+use shoal_format::inode::{INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Inode, InodeSlot};
+use shoal_format::superblock::Roots;
+use shoal_format::{FormatError, SlotRef};
+use shoal_pack::{BLOCK_MAX, Block, Item};
+use shoal_region::{Region, Tx, View};
+
+use super::block::{self, undecodable};
+use super::packer::Changed;
+use super::tables::{Decoder, PackedTables};
+use super::{BLOCK_CLASS, InodeTable, record};
+use crate::planted::{Bug, is_planted};
+use crate::{Error, Fs, Ino, Result};
+
+/// Locks of packed blocks.
+const STRIPES: usize = 256;
+/// The longest packed block.
+pub(super) const PACKED_MAX: usize = 1280;
+const _: () = assert!(PACKED_MAX < BLOCK_MAX && (PACKED_MAX as u64) < INODE_BLOCK);
+/// Blocks remembered as unpacked.
+const UNPACKED_MAX: usize = 1 << 14;
+/// How often room for a plain block is looked for.
+const TRIES: u32 = 4;
+const PER_BLOCK: usize = INODES_PER_BLOCK as usize;
+
+/// A record of a block, or why it does not decode.
+pub(super) type Decoded = std::result::Result<InodeSlot, FormatError>;
+
+pub(super) struct Packed {
+    locks: Box<[RwLock<()>]>,
+    pub tables: PackedTables,
+    pub changed: Changed,
+    /// Blocks unpacked last, which on a full store are packed again first: the slot that each came from is free.
+    pub unpacked: Mutex<VecDeque<u32>>,
+    /// Where the search for other ones goes on.
+    pub search: AtomicU64,
+}
+
+/// Packed blocks of a store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PackedInodes {
+    pub blocks: u64,
+    /// Inodes in use in them.
+    pub inodes: u64,
+    /// Bytes of their slots.
+    pub bytes: u64,
+}
+
+impl Packed {
+    pub fn load(view: &impl View, roots: &Roots, tell: &dyn Fn(&str)) -> Packed {
+        Packed {
+            locks: (0..STRIPES).map(|_| RwLock::new(())).collect(),
+            tables: PackedTables::load(view, roots, tell),
+            changed: Changed::all(),
+            unpacked: Mutex::default(),
+            search: AtomicU64::new(0),
+        }
+    }
+
+    fn lock(&self, block: u64) -> &RwLock<()> {
+        &self.locks[block as usize % STRIPES]
+    }
+}
+
+/// The reference to a packed block that these bits are; `None` if they are none.
+#[cold]
+pub(super) fn reference(bits: u64) -> Option<SlotRef> {
+    SlotRef::from_bits(bits).filter(|slot| slot.class() < BLOCK_CLASS)
+}
+
+pub(crate) fn is_packed(slot: SlotRef) -> bool {
+    !slot.is_none() && slot.class() != BLOCK_CLASS
+}
+
+/// The bytes of a packed block and of its slot behind it.
+struct SlotBytes {
+    bytes: [u8; PACKED_MAX],
+    len: usize,
+}
+
+impl SlotBytes {
+    fn read(view: &impl View, slot: SlotRef) -> Result<SlotBytes> {
+        let mut read = SlotBytes { bytes: [0; PACKED_MAX], len: slot.capacity() as usize };
+        view.read(slot.offset(), &mut read.bytes[..read.len])?;
+        Ok(read)
+    }
+
+    fn open(&self) -> std::result::Result<Block<'_>, FormatError> {
+        Block::open_in(&self.bytes[..self.len])
+    }
+}
+
+fn get(block: &Block<'_>, place: usize, decoder: &Decoder) -> std::result::Result<[u8; INODE_RECORD], FormatError> {
+    record::bytes(&block.get(place, &decoder.profiles, &decoder.triplets)?)
+}
+
+impl InodeTable {
+    /// Reads a record to whose block these bits, read without the block's lock, refer: it is packed, or does not exist.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn read_packed(&self, view: &impl View, bits: u64, ino: Ino) -> Result<InodeSlot> {
+        if is_planted(Bug::PackedOneLook) {
+            // As if the thread were preempted here.
+            std::thread::sleep(std::time::Duration::from_micros(200));
+        }
+        let _form = self.packed.lock(ino.block()).read();
+        let slot = match super::block_reference(bits) {
+            Some(slot) if is_planted(Bug::PackedOneLook) => slot,
+            _ => self.block_slot(view, ino.block())?,
+        };
+        if slot.is_none() {
+            return Err(Error::Stale);
+        }
+        if is_packed(slot) { self.decode_one(view, slot, ino) } else { block::get(view, slot, ino) }
+    }
+
+    /// A record while no transaction applies ([`Region::while_still`]).
+    pub fn read_still(&self, region: &Region, ino: Ino) -> Result<InodeSlot> {
+        let slot = self.block_of(region, ino)?;
+        if is_packed(slot) { self.decode_one(region, slot, ino) } else { block::get(region, slot, ino) }
+    }
+
+    fn decode_one(&self, view: &impl View, slot: SlotRef, ino: Ino) -> Result<InodeSlot> {
+        let bytes = SlotBytes::read(view, slot)?;
+        let block = bytes.open().map_err(|error| undecodable(ino, error))?;
+        let record = get(&block, ino.place(), &self.packed.tables.decoder());
+        record.and_then(|bytes| Inode::decode(&bytes)).map_err(|error| undecodable(ino, error))
+    }
+
+    /// All records of a packed block, which keeps its form meanwhile. An error if the block as a whole does not decode.
+    pub(super) fn decode_all(&self, view: &impl View, slot: SlotRef) -> Result<[Decoded; PER_BLOCK]> {
+        let bytes = SlotBytes::read(view, slot)?;
+        let block = bytes.open().map_err(|error| Error::Corrupt(format!("{error}; run `shoal check`")))?;
+        let decoder = self.packed.tables.decoder();
+        Ok(std::array::from_fn(|place| get(&block, place, &decoder).and_then(|bytes| Inode::decode(&bytes))))
+    }
+
+    /// Puts a plain block in the place of a packed one, within `tx`. The caller has the lock of one of its inodes, or a claim of
+    /// one. Returns the plain block; none if there is no such block. With `lossy`, records that do not decode become such
+    /// records of the plain block; otherwise they are an error.
+    fn unpack<'r>(&self, region: &'r Region, begin: &dyn Fn() -> Tx<'r>, block: u64, lossy: bool) -> Result<SlotRef> {
+        let _form = self.packed.lock(block).write();
+        let Some(link) = self.block_link(region, block)? else { return Ok(SlotRef::NONE) };
+        if !is_packed(link.slot) {
+            return Ok(link.slot);
+        }
+        let mut change = self.packed.tables.change();
+        let mut tx = begin();
+        let bytes = SlotBytes::read(region, link.slot)?;
+        let mut plain = [0; INODE_BLOCK as usize];
+        let mut indexed = Vec::new();
+        match bytes.open() {
+            Ok(packed) => {
+                let decoder = self.packed.tables.decoder();
+                for (place, out) in plain.chunks_exact_mut(INODE_RECORD).enumerate() {
+                    let item = packed.get(place, &decoder.profiles, &decoder.triplets);
+                    match item.and_then(|item| Ok((item, record::bytes(&item)?))) {
+                        Ok((item, bytes)) => {
+                            out.copy_from_slice(&bytes);
+                            indexed.extend(indexed_triplet(&packed, place, &item, &decoder));
+                        }
+                        Err(_) if lossy => out.fill(UNDECODABLE),
+                        Err(error) => return Err(Error::Corrupt(format!("{error}; run `shoal check`"))),
+                    }
+                }
+            }
+            Err(_) if lossy => plain.fill(UNDECODABLE),
+            Err(error) => return Err(Error::Corrupt(format!("{error}; run `shoal check`"))),
+        }
+        indexed.into_iter().for_each(|triplet| change.release(triplet));
+        let new = tx.alloc(INODE_BLOCK)?;
+        tx.write(new.offset(), &plain)?;
+        if !is_planted(Bug::PackedNotFreed) {
+            tx.free(link.slot)?;
+        }
+        change.write(&mut tx)?;
+        tx.write(link.place, &new.bits().to_le_bytes())?;
+        tx.commit()?;
+        change.committed();
+        let mut unpacked = self.packed.unpacked.lock();
+        if unpacked.len() == UNPACKED_MAX {
+            unpacked.pop_front();
+        }
+        unpacked.push_back(block as u32);
+        Ok(new)
+    }
+
+    /// Counts the users of triplets anew, and writes both copies of the tables.
+    pub fn repair_tables(&self, region: &Region) -> Result<()> {
+        let mut users = Vec::new();
+        for block in 0..self.blocks() {
+            let slot = self.block_slot(region, block)?;
+            if !is_packed(slot) {
+                continue;
+            }
+            let bytes = SlotBytes::read(region, slot)?;
+            let Ok(packed) = bytes.open() else { continue };
+            let decoder = self.packed.tables.decoder();
+            for place in 0..PER_BLOCK {
+                let Ok(item) = packed.get(place, &decoder.profiles, &decoder.triplets) else { continue };
+                users.extend(indexed_triplet(&packed, place, &item, &decoder));
+            }
+        }
+        let _growth = self.free.lock();
+        self.packed.tables.rewrite(region, &users)
+    }
+
+    /// Counts packed blocks; looks at every block.
+    pub fn count_packed(&self, region: &Region) -> Result<PackedInodes> {
+        let mut counts = PackedInodes::default();
+        for block in 0..self.blocks() {
+            let used = region.while_still(|| -> Result<Option<(usize, SlotRef)>> {
+                let slot = self.block_slot(region, block)?;
+                if !is_packed(slot) {
+                    return Ok(None);
+                }
+                let bytes = SlotBytes::read(region, slot)?;
+                Ok(Some((bytes.open().map_or(0, |packed| packed.used()), slot)))
+            });
+            if let Ok(Some((used, slot))) = used {
+                counts.blocks += 1;
+                counts.inodes += used as u64;
+                counts.bytes += slot.capacity();
+            }
+        }
+        Ok(counts)
+    }
+}
+
+/// Fills a record that nothing was left of: its checksum is wrong.
+const UNDECODABLE: u8 = 0xff;
+
+/// The triplet that the code in a place names by its index, if it does.
+pub(crate) fn indexed_triplet(
+    block: &Block<'_>,
+    place: usize,
+    item: &Item,
+    decoder: &Decoder,
+) -> Option<shoal_pack::Triplet> {
+    let Item::Used(record) = item else { return None };
+    let profile = decoder.profiles.get(usize::from(block.profile()))?;
+    (block.has_code(place) && !profile.knows(record.triplet())).then(|| record.triplet())
+}
+
+/// What a block is unpacked for, which says how much of a full store's reserve may be used.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Need {
+    /// Nothing of it.
+    Ordinary,
+    /// A change that takes no room in a plain block: half of it. Otherwise changes of attributes could use up what removals need.
+    Change,
+    /// All.
+    Removal,
+}
+
+impl Need {
+    fn of(tx: &Tx<'_>, removes: bool) -> Need {
+        match (removes, tx.is_reclaim()) {
+            (true, _) => Need::Removal,
+            (_, true) => Need::Change,
+            _ => Need::Ordinary,
+        }
+    }
+}
+
+impl Fs {
+    /// The plain block with the record of `ino`, for a change within `tx`; one that was packed is not any more.
+    #[inline]
+    pub(super) fn plain_block(&self, tx: &Tx<'_>, ino: Ino, removes: bool) -> Result<SlotRef> {
+        let bits = self.table.bits_of(&self.region, ino)?;
+        self.table.packed.changed.set(ino.block());
+        match super::plain_reference(bits) {
+            Some(slot) => Ok(slot),
+            None => self.unpack(Need::of(tx, removes), ino, false),
+        }
+    }
+
+    /// On a full store another block is packed for it, so that removing files takes no more room than there is.
+    #[cold]
+    #[inline(never)]
+    fn unpack(&self, need: Need, ino: Ino, lossy: bool) -> Result<SlotRef> {
+        let found = |slot: SlotRef| if slot.is_none() { Err(Error::Stale) } else { Ok(slot) };
+        for _ in 0..TRIES {
+            match self.table.unpack(&self.region, &|| self.region.begin(), ino.block(), lossy) {
+                Err(Error::NoSpace) => {}
+                outcome => return found(outcome?),
+            }
+            if !self.pack_another(ino.block())? {
+                break;
+            }
+        }
+        if need == Need::Ordinary || need == Need::Change && !self.region.has_half_reserve() {
+            return Err(Error::NoSpace);
+        }
+        found(self.table.unpack(&self.region, &|| self.region.begin_reclaim(), ino.block(), lossy)?)
+    }
+
+    /// Makes a block plain whose records partly or wholly do not decode, so that each of them can be repaired.
+    pub(crate) fn unpack_damaged(&self, ino: Ino) -> Result<()> {
+        self.unpack(Need::Removal, ino, true).map(drop)
+    }
+
+    /// Packed inodes; looks at every block of the inode table.
+    pub fn packed_inodes(&self) -> Result<PackedInodes> {
+        self.table.count_packed(&self.region)
+    }
+}

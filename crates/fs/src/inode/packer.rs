@@ -1,0 +1,370 @@
+//! The packer: puts packed blocks in the place of plain ones whose inodes have not changed for a while.
+//!
+//! It goes round the blocks in number order, in steps of bounded work, and looks only at those that were changed since its
+//! last look, or were too young then. A block is packed under the locks of all its inodes and while there is no claim, as it is moved
+//! (`tidy`); locks are tried for, never waited for. One transaction allocates the packed block, swings the reference, frees the plain
+//! block, and counts the triplets; so a crash leaves the one form or the other.
+//! Left out: when it runs (`compact`), and unpacking (`packed`).
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use shoal_format::inode::{
+    INODE_BLOCK, INODE_HAS_NEW, INODE_RECORD, INODE_TRUNCATING, INODES_PER_BLOCK, Inode, InodeSlot,
+};
+use shoal_format::slot::{CLASS_SIZES, class_for};
+use shoal_format::superblock::FEATURE_PACKED;
+use shoal_format::{Offset, SlotRef};
+use shoal_pack::{Block, BlockBytes, Item, Method, ProfileFile, pack};
+use shoal_region::{Region, Tx};
+
+use super::packed::{PACKED_MAX, indexed_triplet, is_packed};
+use super::{InodeTable, block, record};
+use crate::locks::LockTable;
+use crate::packer::may_be_packed;
+use crate::{Error, Fs, Result};
+
+/// Blocks packed in a step of background work.
+pub(crate) const STEP_PACKED: u32 = 128;
+/// Blocks looked at for each that may be packed.
+const LOOKS: u32 = 8;
+/// Blocks looked at in search of one to pack on a full store.
+const SEARCH_BLOCKS: u64 = 4096;
+/// Blocks tried there that cannot be packed at the moment.
+const SEARCH_TRIES: u32 = 32;
+/// Words of the table of changed blocks: 32 KiB, for 4 million inodes before two blocks share a bit.
+const WORDS: usize = 4096;
+const PER_BLOCK: usize = INODES_PER_BLOCK as usize;
+
+/// Result of a step of packing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct InodePacking {
+    /// Blocks packed, and the inodes in use in them.
+    pub blocks: u64,
+    pub inodes: u64,
+    /// Bytes of their slots before and after.
+    pub bytes_before: u64,
+    pub bytes_after: u64,
+    /// The round is not over.
+    pub more: bool,
+}
+
+/// Blocks that may have changed since the packer looked at them: a bit for each, which two blocks of a large table share.
+pub(super) struct Changed(Box<[AtomicU64]>);
+
+impl Changed {
+    pub fn all() -> Changed {
+        Changed((0..WORDS).map(|_| AtomicU64::new(u64::MAX)).collect())
+    }
+
+    fn place(block: u64) -> (usize, u64) {
+        ((block / 64) as usize % WORDS, 1 << (block % 64))
+    }
+
+    /// To be called under the lock that protects the change, before its commit.
+    #[inline]
+    pub fn set(&self, block: u64) {
+        let (word, bit) = Changed::place(block);
+        if self.0[word].load(Ordering::Relaxed) & bit == 0 {
+            self.0[word].fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+
+    fn any(&self) -> bool {
+        self.0.iter().any(|word| word.load(Ordering::Relaxed) != 0)
+    }
+
+    /// What has changed; from here on it counts as looked at.
+    fn take(&self) -> Vec<u64> {
+        self.0.iter().map(|word| word.swap(0, Ordering::Relaxed)).collect()
+    }
+}
+
+/// State of the packer, between steps.
+#[derive(Default)]
+pub(crate) struct Packer {
+    /// Blocks to look at in this round; empty between rounds.
+    due: Vec<u64>,
+    block: u64,
+    /// No round begins before this moment (monotonic, ns).
+    rests_until_ns: u64,
+}
+
+/// Outcome of a look at a block.
+enum Look {
+    /// Bytes of the packed block's slot, and inodes in use.
+    Packed(u64, u64),
+    /// Later perhaps: it is too young, or a thread is in the way.
+    Later,
+    /// Nothing to do until it changes.
+    Nothing,
+}
+
+/// A moment before which an inode's times make it cold (ns since 1970), and how long before.
+#[derive(Clone, Copy)]
+pub(super) struct Cold {
+    now_ns: i64,
+    age_ns: u64,
+    /// The age of files whose data are to be packed before.
+    plain_age_ns: u64,
+}
+
+impl Cold {
+    fn new(now_ns: i64, age: Duration, method: Method) -> Cold {
+        let age_ns = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
+        let plain_age_ns = if method == Method::Off { age_ns } else { age_ns.saturating_mul(2) };
+        Cold { now_ns, age_ns, plain_age_ns }
+    }
+
+    /// Times far in the future are not young: a user has set them, or the clock went back.
+    fn is_young(self, inode: &Inode) -> bool {
+        let age_ns = if may_be_packed(inode) { self.plain_age_ns } else { self.age_ns };
+        [inode.ctime, inode.atime].iter().any(|time| time.abs_diff(self.now_ns) < age_ns)
+    }
+
+    /// What these records call for, or `None` if the block may be packed.
+    fn look<E>(self, records: impl Iterator<Item = std::result::Result<InodeSlot, E>>) -> Option<Look> {
+        let mut used = 0;
+        for record in records {
+            match record {
+                Ok(InodeSlot::Used(inode)) => {
+                    used += 1;
+                    let unfinished = inode.nlink == 0 || inode.flags & (INODE_TRUNCATING | INODE_HAS_NEW) != 0;
+                    if unfinished || self.is_young(&inode) {
+                        return Some(Look::Later);
+                    }
+                }
+                Ok(InodeSlot::Free { .. }) => {}
+                // It stays for the checker to see.
+                Err(_) => return Some(Look::Nothing),
+            }
+        }
+        // An empty block is given back instead.
+        (used == 0).then_some(Look::Nothing)
+    }
+}
+
+impl InodeTable {
+    /// Packs a block, if it is worth it; without `cold` whatever the age of its inodes, and the caller may hold inode locks.
+    /// `prepare` makes the tables ready; where it cannot, nothing is packed.
+    fn pack_block(
+        &self,
+        region: &Region,
+        locks: &LockTable,
+        block: u64,
+        cold: Option<Cold>,
+        prepare: impl FnOnce() -> Result<bool>,
+    ) -> Result<Look> {
+        let first = region.while_still(|| -> Result<Option<block::Bytes>> {
+            let slot = self.block_slot(region, block)?;
+            if slot.is_none() || is_packed(slot) { Ok(None) } else { block::read(region, slot).map(Some) }
+        });
+        let Ok(Some(bytes)) = first else { return Ok(Look::Nothing) };
+        let nested = cold.is_none();
+        let cold = cold.unwrap_or(Cold { now_ns: 0, age_ns: 0, plain_age_ns: 0 });
+        if let Some(look) = cold.look(block::records(&bytes)) {
+            return Ok(look);
+        }
+        if !prepare()? {
+            return Ok(Look::Nothing);
+        }
+        let mut look = Look::Later;
+        self.alone_as(region, locks, block, nested, |_, link| {
+            look = if is_packed(link.slot) {
+                Look::Nothing
+            } else {
+                self.pack_alone(region, link.slot, link.place, cold)?
+            };
+            Ok(true)
+        })?;
+        Ok(look)
+    }
+
+    /// Packs the plain block in `slot`, to which `place` refers, while nobody else can look at it.
+    fn pack_alone(&self, region: &Region, slot: SlotRef, place: Offset, cold: Cold) -> Result<Look> {
+        let plain = block::read(region, slot)?;
+        if let Some(look) = cold.look(block::records(&plain)) {
+            return Ok(look);
+        }
+        let mut items = [Item::Free { generation: 0 }; PER_BLOCK];
+        for (item, bytes) in items.iter_mut().zip(plain.chunks_exact(INODE_RECORD)) {
+            *item = record::item(bytes.try_into().expect("chunk size"))?;
+        }
+        let tables = &self.packed.tables;
+        let mut change = tables.change();
+        if !change.has_tables() {
+            return Ok(Look::Later);
+        }
+        let used = items.iter().filter_map(|item| if let Item::Used(record) = item { Some(record) } else { None });
+        for triplet in used.clone().map(|record| record.triplet()) {
+            let is_known = tables.decoder().profiles.iter().all(|profile| profile.knows(triplet));
+            if !is_known {
+                change.acquire(triplet);
+            }
+        }
+        let mut out = BlockBytes::default();
+        let mut indexed = Vec::new();
+        {
+            let decoder = tables.decoder();
+            pack(&items, &decoder.profiles, &decoder.triplets, &mut out);
+            let packed = Block::open(out.bytes())?;
+            for (at, (item, bytes)) in items.iter().zip(plain.chunks_exact(INODE_RECORD)).enumerate() {
+                let read = packed.get(at, &decoder.profiles, &decoder.triplets).and_then(|item| record::bytes(&item));
+                let same = read.is_ok_and(|read| shoal_format::inode::Inode::decode(&read) == decode(bytes));
+                if !same {
+                    // Only records that come back as they were may be packed.
+                    return Ok(Look::Nothing);
+                }
+                indexed.extend(indexed_triplet(&packed, at, item, &decoder));
+            }
+        }
+        change.keep(indexed);
+        if out.bytes().len() > PACKED_MAX {
+            return Ok(Look::Nothing);
+        }
+        let (mut tx, new) = match alloc(region, out.bytes().len() as u64) {
+            Err(Error::NoSpace) => return Ok(Look::Later),
+            allocated => allocated?,
+        };
+        tx.write(new.offset(), out.bytes())?;
+        tx.free(slot)?;
+        change.write(&mut tx)?;
+        tx.write(place, &new.bits().to_le_bytes())?;
+        tx.commit()?;
+        change.committed();
+        Ok(Look::Packed(new.capacity(), used.count() as u64))
+    }
+}
+
+fn decode(bytes: &[u8]) -> std::result::Result<InodeSlot, shoal_format::FormatError> {
+    shoal_format::inode::Inode::decode(bytes.try_into().expect("chunk size"))
+}
+
+/// A slot for a packed block, and its transaction: of the class that fits, or on a full store from the reserve, or of a larger class
+/// that has a slot. InodePacking gives more back than it takes, though later; removals may need the other half of the reserve until then.
+fn alloc(region: &Region, len: u64) -> Result<(Tx<'_>, SlotRef)> {
+    let first = class_for(len).map_or(CLASS_SIZES.len(), usize::from);
+    let larger = CLASS_SIZES.iter().skip(first).map(|&bytes| u64::from(bytes));
+    let larger = larger.take_while(|&bytes| bytes <= PACKED_MAX as u64);
+    let ways = [(false, len), (true, len)].into_iter();
+    for (is_reclaim, bytes) in ways.chain(larger.map(|bytes| (false, bytes))) {
+        if is_reclaim && !region.has_half_reserve() {
+            continue;
+        }
+        let mut tx = if is_reclaim { region.begin_reclaim() } else { region.begin() };
+        match tx.alloc(bytes) {
+            Err(shoal_region::Error::NoSpace) => {}
+            slot => return slot.map(|slot| (tx, slot)).map_err(Error::from),
+        }
+    }
+    Err(Error::NoSpace)
+}
+
+impl Fs {
+    /// One step of packing: packs at most `budget` blocks, none on a store whose options do not ask for it.
+    pub fn pack_inodes_step(&self, budget: u32) -> Result<InodePacking> {
+        self.writable()?;
+        let mut done = InodePacking::default();
+        let Some(age) = self.options.pack_age else { return Ok(done) };
+        let mut packer = self.inode_packer.lock();
+        let now_ns = self.clock.monotonic_ns();
+        if packer.due.is_empty() {
+            if now_ns < packer.rests_until_ns || !self.table.packed.changed.any() {
+                return Ok(done);
+            }
+            (packer.due, packer.block) = (self.table.packed.changed.take(), 0);
+        }
+        let cold = Cold::new(self.now(), age, self.options.method);
+        let (mut packs, mut looks) = (budget, budget.saturating_mul(LOOKS));
+        while packer.block < self.table.blocks() && packs > 0 && looks > 0 {
+            let block = packer.block;
+            let (word, bit) = Changed::place(block);
+            if packer.due[word] & bit == 0 {
+                // Most of a round on a store that is left alone goes by whole words.
+                packer.block += if packer.due[word] == 0 { 64 - block % 64 } else { 1 };
+                continue;
+            }
+            looks -= 1;
+            let prepare = || self.prepare_packing();
+            match self.table.pack_block(&self.region, &self.locks, block, Some(cold), prepare) {
+                Ok(Look::Packed(bytes, inodes)) => {
+                    packs -= 1;
+                    done.blocks += 1;
+                    done.inodes += inodes;
+                    done.bytes_before += INODE_BLOCK;
+                    done.bytes_after += bytes;
+                }
+                Ok(Look::Later) => self.table.packed.changed.set(block),
+                Ok(Look::Nothing) => {}
+                Err(error) => {
+                    self.table.packed.changed.set(block);
+                    match error {
+                        // No room for the log, or for the tables: nothing is lost by waiting.
+                        Error::NoSpace | Error::Corrupt(_) => {}
+                        error => return Err(error),
+                    }
+                }
+            }
+            packer.block += 1;
+        }
+        done.more = packer.block < self.table.blocks();
+        if !done.more {
+            packer.due.clear();
+            packer.rests_until_ns = now_ns.saturating_add(u64::try_from(age.as_nanos() / 2).unwrap_or(u64::MAX));
+        }
+        Ok(done)
+    }
+
+    /// Makes the store ready for a packed block: it has the feature, and tables with room. The caller holds no locks.
+    fn prepare_packing(&self) -> Result<bool> {
+        if !self.region.has_feature(FEATURE_PACKED) {
+            self.region.add_feature(FEATURE_PACKED)?;
+        }
+        self.table.prepare_tables(&self.region, || ProfileFile::built_in().of_store())
+    }
+
+    /// Packs some block other than `not`, whatever its age, or gives an empty one back, so that its slot is free. The caller may hold inode locks.
+    #[cold]
+    pub(super) fn pack_another(&self, not: u64) -> Result<bool> {
+        // A claim that the caller may hold itself keeps every block from being packed.
+        if self.options.pack_age.is_none() || self.table.claims.load(Ordering::Acquire) != 0 {
+            return Ok(false);
+        }
+        // A block without inodes need not be packed.
+        for block in self.table.take_emptied(1) {
+            if self.table.give_back_as(&self.region, &self.locks, block, true)? {
+                return Ok(true);
+            }
+            self.table.still_emptied(block);
+        }
+        let (blocks, packed) = (self.table.blocks(), &self.table.packed);
+        let (mut kept, mut found, mut tries) = (Vec::new(), false, 0);
+        for _ in 0..blocks.min(SEARCH_BLOCKS) {
+            if tries == SEARCH_TRIES {
+                break;
+            }
+            let known = packed.unpacked.lock().pop_back().map(u64::from);
+            let block = known.unwrap_or_else(|| packed.search.fetch_add(1, Ordering::Relaxed) % blocks);
+            let look = match block == not {
+                true => Ok(Look::Later),
+                false => self.table.pack_block(&self.region, &self.locks, block, None, || Ok(true)),
+            };
+            match look {
+                Ok(Look::Packed(..)) => {
+                    found = true;
+                    break;
+                }
+                Ok(Look::Later) => {
+                    tries += 1;
+                    kept.extend(known);
+                }
+                Ok(Look::Nothing) | Err(Error::Corrupt(_)) => {}
+                Err(Error::NoSpace) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        let mut unpacked = packed.unpacked.lock();
+        kept.into_iter().for_each(|block| unpacked.push_front(block as u32));
+        Ok(found)
+    }
+}

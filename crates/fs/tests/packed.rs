@@ -1,0 +1,356 @@
+//! Packed inodes: the packed table answers as the plain one does, whatever happens between.
+//!
+//! Every test compares with what was there before packing, or with a store on which nothing is packed, and asks the offline
+//! checker, which has a decoder of its own. Crashes between are in `crash`, broken rules in the test `planted`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use shoal_check::{FindingKind, Remedy};
+use shoal_format::SlotRef;
+use shoal_format::packed::InodeTables;
+use shoal_format::superblock::{FEATURE_PACKED, MemoryKind, ROOTS_AT, Roots, SUPERBLOCK_AT, Superblock};
+use shoal_fs::{Caller, Error, Fs, Ino, Options, ROOT, SetAttr};
+use shoal_media::PersistentMemory;
+use shoal_region::View;
+use shoal_sim::Random;
+use zerocopy::FromBytes;
+
+use crate::cold::{AGE, Store, caller, cool, crowd, files, options, setup};
+use crate::crash::tree::Tree;
+use crate::store::{self, Setup};
+
+#[test]
+fn cold_inodes_are_packed_and_nothing_else_changes() {
+    let mut store = Store::new(setup());
+    let fs = store.open();
+    let inos = files(&fs, &store.clock, 500);
+    for (number, ino) in inos.iter().enumerate().filter(|(number, _)| number % 3 == 0) {
+        fs.write(*ino, 0, &vec![7; number + 1]).unwrap();
+    }
+    assert_eq!(fs.pack_inodes_step(1000).unwrap().blocks, 0, "they are young");
+    let before = Tree::read(&fs).unwrap();
+    let free = fs.usage().region_free;
+    let done = cool(&fs, &store.clock);
+    println!("{done:?}, {} bytes of the region", fs.usage().region_free - free);
+    assert!(done.blocks >= 31 && done.inodes >= 500, "{done:?}");
+    assert!(fs.usage().region_free > free);
+    let packed = fs.packed_inodes().unwrap();
+    assert_eq!((packed.blocks, packed.inodes, packed.bytes), (done.blocks, done.inodes, done.bytes_after));
+    assert!(Tree::read(&fs).unwrap() == before);
+    fs.shutdown().unwrap();
+    drop(fs);
+    store.check();
+    let fs = store.open();
+    assert_eq!(fs.packed_inodes().unwrap(), packed);
+    assert!(Tree::read(&fs).unwrap() == before);
+    assert_eq!(cool(&fs, &store.clock).blocks, 0, "they are packed already");
+    fs.setattr(inos[40], &SetAttr { mode: Some(0o600), ..Default::default() }).unwrap();
+    assert_eq!(fs.packed_inodes().unwrap().blocks, packed.blocks - 1);
+    assert_eq!(fs.getattr(inos[40]).unwrap().mode & 0o7777, 0o600);
+    assert_eq!(cool(&fs, &store.clock).blocks, 1);
+    fs.shutdown().unwrap();
+    drop(fs);
+    store.check();
+}
+
+#[test]
+fn a_plain_and_a_packed_table_answer_alike() {
+    for seed in 0..6 {
+        let (mut packing, mut plain) = (Store::new(setup()), Store::new(setup()));
+        let (mut one, mut other) = (packing.open(), plain.open_as(None));
+        let mut random = Random::new(seed);
+        let mut packed = 0;
+        for round in 0..12 {
+            for _ in 0..60 {
+                let step = random.next_u64();
+                for (fs, clock) in [(&one, &packing.clock), (&other, &plain.clock)] {
+                    clock.advance(1_234_567);
+                    change(fs, step);
+                }
+            }
+            packed += cool(&one, &packing.clock).blocks;
+            plain.clock.advance(2 * AGE.as_nanos() as u64);
+            one.compact().unwrap();
+            assert!(Tree::read(&one).unwrap() == Tree::read(&other).unwrap(), "seed {seed}, round {round}");
+            if round % 4 == 3 {
+                one.shutdown().unwrap();
+                other.shutdown().unwrap();
+                drop((one, other));
+                packing.check();
+                plain.check();
+                (one, other) = (packing.open(), plain.open_as(None));
+            }
+        }
+        assert!(packed > 20, "seed {seed}: {packed} blocks packed");
+        assert_eq!(other.packed_inodes().unwrap().blocks, 0);
+    }
+}
+
+/// One change that `step` names, the same on stores in the same state.
+fn change(fs: &Fs, step: u64) {
+    let mut random = Random::new(step);
+    let name = |random: &mut Random| format!("n{}", random.below(120)).into_bytes();
+    let (one, other) = (name(&mut random), name(&mut random));
+    let found = fs.lookup(ROOT, &one, false).map(|attr| attr.ino);
+    let who = Caller { uid: random.below(40) as u32, gid: random.below(3) as u32, ..caller() };
+    let outcome = match (random.below(9), found) {
+        (0..3, _) => fs.mknod(&who, ROOT, &one, [0o644, 0o600, 0o755][random.below(3) as usize], 0).map(drop),
+        (3, _) => fs.unlink(ROOT, &one),
+        (4, _) => fs.rename(ROOT, &one, ROOT, &other, shoal_fs::RenameMode::Replace),
+        (5, Ok(ino)) => fs.write(ino, random.below(100), &vec![1; random.below(3000) as usize]).map(drop),
+        (6, Ok(ino)) => fs.setattr(ino, &SetAttr { uid: Some(who.uid), ..Default::default() }).map(drop),
+        (7, Ok(ino)) => fs.setxattr(ino, b"user.a", &vec![2; random.below(200) as usize], shoal_fs::XattrMode::Any),
+        (8, Ok(ino)) => fs.link(ino, ROOT, &other, false).map(drop),
+        (_, Ok(_)) | (_, Err(_)) => fs.mkdir(&who, ROOT, &one, 0o750).map(drop),
+    };
+    // What is refused is refused on both.
+    let _ = outcome;
+}
+
+/// The slot references of the two copies of the tables.
+fn tables(fs: &Fs) -> [SlotRef; 2] {
+    let mut bytes = [0; size_of::<Roots>()];
+    fs.region().read(ROOTS_AT, &mut bytes).unwrap();
+    let roots = Roots::read_from_bytes(&bytes).unwrap();
+    roots.inode_tables.map(|bits| SlotRef::from_bits(bits.get()).unwrap())
+}
+
+#[test]
+fn a_stale_handle_fits_no_inode_that_takes_its_number_later() {
+    let mut store = Store::new(setup());
+    let fs = store.open();
+    files(&fs, &store.clock, 64);
+    let gone = fs.lookup(ROOT, b"file33", false).unwrap();
+    fs.unlink(ROOT, b"file33").unwrap();
+    assert!(cool(&fs, &store.clock).blocks >= 4);
+    assert_eq!(fs.getattr(gone.ino), Err(Error::Stale));
+    fs.shutdown().unwrap();
+    drop(fs);
+    store.check();
+    let fs = store.open();
+    let next = fs.mknod(&caller(), ROOT, b"next", 0o644, 0).unwrap();
+    assert_eq!((next.ino, next.generation), (gone.ino, gone.generation + 1));
+    assert!(fs.packed_inodes().unwrap().blocks >= 3);
+}
+
+#[test]
+fn a_store_made_before_there_were_packed_inodes_gets_the_feature_and_is_packed() {
+    for kind in [MemoryKind::Battery, MemoryKind::Dax] {
+        let mut store = Store::new(Setup { kind, ..setup() });
+        let fs = store.open_as(None);
+        files(&fs, &store.clock, 40);
+        fs.shutdown().unwrap();
+        drop(fs);
+        let memory = store.world.memory(0);
+        let mut page = [0; 4096];
+        memory.read(SUPERBLOCK_AT, &mut page);
+        let mut superblock = Superblock::decode(&page).unwrap();
+        superblock.features &= !FEATURE_PACKED;
+        memory.write(SUPERBLOCK_AT, &superblock.encode());
+        let fs = store.open();
+        assert!(!fs.region().has_feature(FEATURE_PACKED));
+        let before = Tree::read(&fs).unwrap();
+        assert!(cool(&fs, &store.clock).blocks >= 2 && fs.region().has_feature(FEATURE_PACKED));
+        assert!(Tree::read(&fs).unwrap() == before);
+        fs.shutdown().unwrap();
+        drop(fs);
+        store.check();
+    }
+}
+
+#[test]
+fn a_flipped_bit_in_a_packed_block_is_an_error_and_never_another_inode() {
+    let mut store = Store::new(setup());
+    let fs = store.open();
+    let inos = files(&fs, &store.clock, 100);
+    cool(&fs, &store.clock);
+    let before: Vec<_> = inos.iter().map(|ino| fs.getattr(*ino).unwrap()).collect();
+    let (mut random, memory) = (Random::new(3), store.world.memory(0));
+    for _ in 0..2000 {
+        let which = 20 + random.below(60) as usize;
+        let at = fs.placement(inos[which]).unwrap().record_at + random.below(120);
+        let mut byte = [0];
+        memory.read(at, &mut byte);
+        memory.write(at, &[byte[0] ^ 1 << random.below(8)]);
+        assert!(matches!(fs.getattr(inos[which]), Err(Error::Corrupt(_))), "inode {}", inos[which]);
+        memory.write(at, &byte);
+        assert_eq!(fs.getattr(inos[which]).as_ref(), Ok(&before[which]));
+    }
+    // Damaged for good: the block's inodes are named, and can be freed; all others stay.
+    let at = fs.placement(inos[50]).unwrap().record_at + 60;
+    fs.shutdown().unwrap();
+    drop(fs);
+    let mut byte = [0];
+    memory.read(at, &mut byte);
+    memory.write(at, &[byte[0] ^ 4]);
+    let lost = |ino: Ino| ino.block() == inos[50].block();
+    let report = store::report(store.setup, &store.world, false).unwrap();
+    let named: Vec<u32> =
+        report.errors.iter().filter(|f| f.kind == FindingKind::InodeRecord).flat_map(|f| f.inode).collect();
+    assert_eq!(named.len(), 16, "{named:?}");
+    assert!(named.iter().all(|ino| lost(Ino::new(*ino))), "{named:?}");
+    for round in 0..4 {
+        let report = store::report(store.setup, &store.world, false).unwrap();
+        assert!(!report.remedies.is_empty() || report.is_sound(), "round {round}: {:?}", report.errors);
+        let fs = store.open_with(Options { recover: true, ..options(Some(AGE)) });
+        for remedy in &report.remedies {
+            repair(&fs, remedy);
+        }
+        fs.shutdown().unwrap();
+    }
+    store.check();
+    let fs = store.open();
+    for (ino, attr) in inos.iter().zip(&before) {
+        assert_eq!(fs.getattr(*ino).ok().as_ref(), (!lost(*ino)).then_some(attr));
+    }
+}
+
+fn repair(fs: &Fs, remedy: &Remedy) {
+    let done = match remedy {
+        Remedy::RemoveEntry { directory, name, ino } => fs.repair_entry(*directory, name, *ino),
+        Remedy::FreeRecord { ino } => fs.repair_free_record(*ino),
+        Remedy::LinkCount { ino, nlink } => fs.repair_link_count(*ino, *nlink),
+        Remedy::Allocated { ino, bytes } => fs.repair_allocated(*ino, *bytes),
+        Remedy::Entries { directory, entries } => fs.repair_entries(*directory, *entries),
+        Remedy::FreePieces { pieces } => fs.repair_pieces(pieces),
+        Remedy::PackedTables => fs.repair_packed_tables(),
+        Remedy::Attach { .. } | Remedy::FreeBlocks { .. } => panic!("{remedy}"),
+    };
+    done.unwrap_or_else(|error| panic!("{remedy}: {error}"));
+}
+
+#[test]
+fn a_damaged_copy_of_the_tables_is_named_and_the_other_one_used() {
+    for (copy, place) in (0..2).flat_map(|copy| [(copy, 0), (copy, 40), (copy, u64::MAX)]) {
+        let mut store = Store::new(setup());
+        let fs = store.open();
+        files(&fs, &store.clock, 100);
+        cool(&fs, &store.clock);
+        let before = Tree::read(&fs).unwrap();
+        let slot = tables(&fs)[copy];
+        let profile = fs.region().read_u64(slot.offset() + 16).unwrap() as u32;
+        let place = if place == u64::MAX { InodeTables::triplets_at(profile.into()) + 1 } else { place };
+        fs.shutdown().unwrap();
+        drop(fs);
+        let (memory, at) = (store.world.memory(0), slot.offset().get() + place);
+        let mut byte = [0];
+        memory.read(at, &mut byte);
+        memory.write(at, &[byte[0] ^ 1]);
+        let report = store::report(store.setup, &store.world, false).unwrap();
+        let kinds: Vec<FindingKind> = report.errors.iter().map(|finding| finding.kind).collect();
+        assert_eq!(kinds, [FindingKind::PackedTables], "copy {copy}, byte {place}");
+        assert_eq!(report.remedies, [Remedy::PackedTables]);
+        let told = Arc::new(AtomicU64::new(0));
+        let counter = told.clone();
+        let on_damage: shoal_fs::OnDamage = Arc::new(move |ino, finding| {
+            assert!(ino.is_none() && finding.contains("tables of packed inodes"), "{ino}: {finding}");
+            counter.fetch_add(1, Ordering::Relaxed);
+        });
+        let fs = store.open_with(Options { on_damage: Some(on_damage), ..options(Some(AGE)) });
+        assert_eq!(told.load(Ordering::Relaxed), 1);
+        assert!(Tree::read(&fs).unwrap() == before);
+        if copy == 0 {
+            // The next block that is packed writes both copies.
+            fs.setattr(Ino::new(20), &SetAttr { mode: Some(0o640), ..Default::default() }).unwrap();
+            assert_eq!(cool(&fs, &store.clock).blocks, 1);
+        } else {
+            fs.repair_packed_tables().unwrap();
+        }
+        fs.shutdown().unwrap();
+        drop(fs);
+        store.check();
+    }
+}
+
+#[test]
+fn a_full_store_of_packed_inodes_can_be_emptied() {
+    for kind in [MemoryKind::Battery, MemoryKind::Logged] {
+        let mut store = Store::new(Setup { kind, region_bytes: 150 << 16, ring_bytes: 256 << 10, ..setup() });
+        let fs = store.open();
+        let mut names = Vec::new();
+        let mut dir = ROOT;
+        let mut full = 0;
+        while full < 3 {
+            let name = format!("name{}", names.len());
+            if names.len() % 1000 == 0 {
+                match fs.mkdir(&caller(), ROOT, format!("dir{}", names.len()).as_bytes(), 0o755) {
+                    Ok(attr) => dir = attr.ino,
+                    Err(error) => assert_eq!(error, Error::NoSpace),
+                }
+            }
+            match fs.mknod(&caller(), dir, name.as_bytes(), 0o644, 0) {
+                Ok(_) => names.push((dir, name)),
+                Err(error) => {
+                    assert_eq!(error, Error::NoSpace);
+                    cool(&fs, &store.clock);
+                    full += 1;
+                }
+            }
+        }
+        let packed = fs.packed_inodes().unwrap();
+        println!("{}: {} files, {packed:?}", kind.name(), names.len());
+        assert!(packed.inodes > 10_000);
+        fs.shutdown().unwrap();
+        drop(fs);
+        store.check();
+        let fs = store.open();
+        // Changes may find no room, removals must not.
+        let mut random = Random::new(8);
+        for (dir, name) in names.iter().step_by(37) {
+            let ino = fs.lookup(*dir, name.as_bytes(), false).unwrap().ino;
+            let outcome = fs.setattr(ino, &SetAttr { mode: Some(0o600), ..Default::default() });
+            assert!(matches!(outcome, Ok(_) | Err(Error::NoSpace)), "{outcome:?}");
+        }
+        for (dir, name) in random.shuffled(names) {
+            fs.unlink(dir, name.as_bytes()).unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+        assert_eq!(fs.usage().inodes, fs.usage().directories);
+        fs.shutdown().unwrap();
+        drop(fs);
+        store.check();
+    }
+}
+
+#[test]
+fn threads_that_read_and_change_inodes_do_not_notice_that_they_are_packed() {
+    for seed in 0..3 {
+        crowd(seed, 1500);
+    }
+}
+
+/// Bytes that an empty file takes, with its name and its share of directories and tables, when it is cold.
+#[test]
+fn an_empty_file_that_has_cooled_takes_less_than_64_bytes() {
+    let count: u64 = if crate::crash::deep() { 1_000_000 } else { 100_000 };
+    let region_bytes = (count * 160 + (16 << 20)) >> 16 << 16;
+    let mut store = Store::new(Setup { region_bytes, ring_bytes: 4 << 20, ..setup() });
+    let fs = store.open();
+    let empty = fs.usage().region_free;
+    let mut random = Random::new(4);
+    let mut dir = ROOT;
+    for number in 0..count {
+        store.clock.advance(2000 + random.below(6000));
+        if number % 1000 == 0 {
+            dir = fs.mkdir(&caller(), ROOT, format!("directory{}", number / 1000).as_bytes(), 0o755).unwrap().ino;
+        }
+        fs.mknod(&caller(), dir, format!("file{:08x}", random.next_u64() as u32).as_bytes(), 0o644, 0).unwrap();
+    }
+    let warm = empty - fs.usage().region_free;
+    cool(&fs, &store.clock);
+    fs.compact().unwrap();
+    cool(&fs, &store.clock);
+    let (cold, packed) = (empty - fs.usage().region_free, fs.packed_inodes().unwrap());
+    let each = |bytes: u64| bytes as f64 / count as f64;
+    println!(
+        "{count} empty files: {:.1} bytes each, cold {:.1}, inodes {:.1}",
+        each(warm),
+        each(cold),
+        each(packed.bytes)
+    );
+    assert!(cold < 64 * count, "{} bytes each", each(cold));
+    fs.shutdown().unwrap();
+    drop(fs);
+    store.check();
+}
