@@ -15,7 +15,7 @@
 
 use std::sync::Arc;
 
-use shoal_format::record::{Entry, RECORD_ALIGN, RECORD_HEADER, RecordKind};
+use shoal_format::record::{Entry, RECORD_HEADER, RecordKind};
 use shoal_format::segment::{SEGMENT_ENTRY, SEGMENT_ENTRY_BITMAP, SegmentEntry, SegmentUse};
 use shoal_format::slot::{CLASS_SIZES, CLASSES, RUN_SEGMENTS_MAX, class_for, class_geometry};
 use shoal_format::superblock::Superblock;
@@ -600,10 +600,8 @@ impl Region {
         if header > 0 && !is_planted(Bug::BitmapZero) {
             Entry::Zero { at: Offset::new(number * SEGMENT), len: header as u64 }.encode(&mut record);
         }
-        let len = record.len() - RECORD_HEADER;
-        let sum = self.superblock.sums().of(&record[RECORD_HEADER..]);
-        record.resize(RECORD_HEADER + len.next_multiple_of(RECORD_ALIGN), 0);
-        self.commit_record(state, RecordKind::Tx, &mut record, len, sum, urgent).map(drop)
+        let payload = self.end_payload(&mut record);
+        self.commit_record(state, RecordKind::Tx, &mut record, payload, urgent).map(drop)
     }
 
     fn allocate_run(&self, segments: u64, reclaim: bool) -> Result<SlotRef> {
