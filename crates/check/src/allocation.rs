@@ -96,7 +96,7 @@ impl Allocation {
             let words = wide_words(class);
             if words > 0 {
                 let mut bytes = [0; 512];
-                region.peek(Offset::new(index * SEGMENT), &mut bytes[..words * 8])?;
+                region.peek(Offset::of_segment(index), &mut bytes[..words * 8])?;
                 let (slots, _) = class_geometry(class);
                 for (i, word) in bytes[..words * 8].chunks_exact(8).enumerate() {
                     let word = u64::from_le_bytes(word.try_into().expect("eight bytes"));

@@ -379,7 +379,7 @@ impl Walk<'_, '_> {
                 Err(_) => u64::MAX,
             };
             for slot in (0..slots).filter(|slot| bits >> slot & 1 == 1) {
-                let at = Offset::new(segment * SEGMENT) + (first + slot * CLASS_SIZES[class as usize]) as u64;
+                let at = Offset::of_segment(segment) + (first + slot * CLASS_SIZES[class as usize]) as u64;
                 let mut bytes = [0; INODE_BLOCK as usize];
                 self.read(at, &mut bytes)?;
                 let records: Vec<_> =

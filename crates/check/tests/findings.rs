@@ -294,11 +294,11 @@ fn damaged_inodes_are_found() {
 fn references_and_allocation_must_agree() {
     let map = |s: &Store| s.inodes[&CHUNKED].root.offset();
     gives(K::Reference, |s| s.write(map(s) + 8, &1u64.to_le_bytes()));
-    gives(K::Reference, |s| s.write(map(s) + 8, &SlotRef::slot(Offset::new(64 * SEGMENT), 0).bits().to_le_bytes()));
+    gives(K::Reference, |s| s.write(map(s) + 8, &SlotRef::slot(Offset::of_segment(64), 0).bits().to_le_bytes()));
     gives(K::WrongClass, |s| {
         s.write(map(s) + 8, &SlotRef::slot(Offset::new(s.word(map(s)) & ((1 << 40) - 1)), 31).bits().to_le_bytes())
     });
-    gives(K::NotAllocated, |s| s.write(map(s) + 8, &SlotRef::slot(Offset::new(63 * SEGMENT), 32).bits().to_le_bytes()));
+    gives(K::NotAllocated, |s| s.write(map(s) + 8, &SlotRef::slot(Offset::of_segment(63), 32).bits().to_le_bytes()));
     gives_only(K::NotAllocated, |s| s.mark(SlotRef::from_bits(s.word(map(s))).unwrap(), false));
     gives_only(K::NotAllocated, |s| s.mark(s.inodes[&FIRST_OF_HASHED].root, false));
     gives(K::DoubleUse, |s| s.write(map(s) + 8, &s.word(map(s)).to_le_bytes()));

@@ -12,6 +12,7 @@ use std::time::Duration;
 use shoal_format::PAGE;
 use shoal_format::superblock::Superblock;
 
+use crate::damaged_media::seal;
 use crate::scene::Scene;
 
 fn room(directory: &Path) -> u64 {
@@ -130,11 +131,7 @@ fn a_refused_copy_leaves_nothing_behind() {
         let mut page = vec![0; PAGE as usize];
         file.read_exact_at(&mut page, 0).unwrap();
         let superblock = Superblock::decode(&page).unwrap();
-        for number in at / PAGE..=(at + record.len() as u64 - 1) / PAGE {
-            file.read_exact_at(&mut page, number * PAGE).unwrap();
-            let sum = superblock.sums().of_page(number, &page).to_le_bytes();
-            file.write_all_at(&sum, superblock.region_bytes + number * 4).unwrap();
-        }
+        seal(&file, &superblock, at..at + record.len() as u64);
     }
     let refused = scene.refused(&["copy", &scene.text("store"), &scene.text("new/copy")]);
     assert!(refused.contains("link"), "{refused}");

@@ -16,6 +16,8 @@ use shoal_format::inode::{INODE_RECORD, Inode, InodeSlot};
 use shoal_format::superblock::Superblock;
 use shoal_format::{PAGE, checksum};
 
+use crate::damaged_media::seal;
+
 struct Scene {
     dir: tempfile::TempDir,
 }
@@ -86,10 +88,8 @@ impl Scene {
             file.read_exact_at(&mut record, at).unwrap();
             change(&mut record);
             file.write_all_at(&record, at).unwrap();
-            for number in [at / PAGE, (at + INODE_RECORD as u64 - 1) / PAGE].into_iter().filter(|_| sealed) {
-                file.read_exact_at(&mut page, number * PAGE).unwrap();
-                let sum = superblock.sums().of_page(number, &page).to_le_bytes();
-                file.write_all_at(&sum, superblock.region_bytes.next_multiple_of(PAGE) + number * 4).unwrap();
+            if sealed {
+                seal(&file, &superblock, at..at + INODE_RECORD as u64);
             }
         }
     }

@@ -78,6 +78,9 @@ position! {
 }
 
 impl FileBlock {
+    /// Behind the last block that a file may have: extents hold 32 bits.
+    pub const END: FileBlock = FileBlock(1 << 32);
+
     /// The block that holds this byte of the file.
     pub const fn of(byte: u64) -> FileBlock {
         FileBlock(byte / BULK_BLOCK)
@@ -153,7 +156,7 @@ impl ExtentRecord {
         if extent.blocks == 0 {
             return Err(range("blocks", 0));
         }
-        if (extent.bulk_block + extent.blocks).get() > bulk_blocks || extent.end() > FileBlock(1 << 32) {
+        if (extent.bulk_block + extent.blocks).get() > bulk_blocks || extent.end() > FileBlock::END {
             return Err(range("bulk block", extent.bulk_block.get()));
         }
         if word >> BULK_BITS & 0xffff != 0 || extent.flags > EXTENT_UNWRITTEN {

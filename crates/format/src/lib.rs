@@ -40,6 +40,11 @@ position! {
 }
 
 impl Offset {
+    /// The first byte of the segment with this number.
+    pub const fn of_segment(segment: u64) -> Offset {
+        Offset(segment * SEGMENT)
+    }
+
     /// The segment that holds it.
     pub const fn segment(self) -> u64 {
         self.0 / SEGMENT

@@ -218,7 +218,7 @@ mod tests {
             assert_eq!(SlotRef::from_bits_of::<24>(bits), of(24), "{bits:#x}");
             assert_eq!(SlotRef::from_bits_of::<32>(bits), of(32), "{bits:#x}");
         }
-        let run = SlotRef::run(crate::Offset::new(2 * SEGMENT), 5);
+        let run = SlotRef::run(crate::Offset::of_segment(2), 5);
         assert_eq!(SlotRef::from_bits(run.bits()), Some(run));
         assert_eq!(run.capacity(), 5 * SEGMENT);
         assert_eq!(SlotRef::from_bits(run.bits() & !(0x1ff << 46)), None);

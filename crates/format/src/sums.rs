@@ -3,8 +3,8 @@
 //! CRC32C is linear. Bytes that end with their own CRC32C, as an inode record does, add the same to the CRC32C of a whole
 //! whatever they say, so such a sum takes an old inode record in the place of a new one for right. Reused log space and
 //! lost writes put old bytes just there. XXH3 has no such blind spot.
-//! Media made before keep CRC32C: regions without [`FEATURE_SUMS`](crate::superblock::FEATURE_SUMS), and virtual-log disks of
-//! the versions 1 and 2.
+//! Media made before keep CRC32C: regions without [`FEATURE_SUMS`](crate::superblock::FEATURE_SUMS), virtual-log disks of
+//! the versions 1 and 2, network RAM disks of the versions 2 and 3.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 

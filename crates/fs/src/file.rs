@@ -15,19 +15,20 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
+use shoal_format::extent::FileBlock;
 use shoal_format::inode::{CHUNK, INODE_APPEND_ONLY, INODE_NO_ATIME, INODE_TRUNCATING, Inode, Layout};
 use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS};
 use shoal_region::{Lsn, Tx};
 
 use crate::data_lock::FileLock;
-use crate::large::{FILE_END, MOVE_BACK_BYTES, read_spans};
+use crate::large::{MOVE_BACK_BYTES, read_spans};
 use crate::objects::Placed;
 use crate::packer::Purpose;
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, PlacedRange, Result, flags, small};
 
 /// Longest file (bytes): an extent map counts blocks with 32 bits.
-pub const FILE_BYTES_MAX: u64 = FILE_END.byte();
+pub const FILE_BYTES_MAX: u64 = FileBlock::END.byte();
 /// A file moves to the bulk device in one transaction, which frees its chunks: no threshold may exceed this (bytes).
 const THRESHOLD_MAX: u64 = small::CHUNKS_PER_STEP * CHUNK;
 /// Bytes copied at a time.

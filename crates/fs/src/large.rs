@@ -36,8 +36,6 @@ use crate::extents::{MapEdit, Mapped, clip, cut, find, goal_before, put, reflag}
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, PlacedRange, Result};
 
-/// Behind the last block that a file may have: extents hold 32 bits.
-pub(crate) const FILE_END: FileBlock = FileBlock::new(1 << 32);
 /// Blocks one write step maps at most (1 MiB).
 const WRITE_BLOCKS: u64 = 16;
 /// Blocks one transaction maps or unmaps at most: their bits must fit in its record.
@@ -232,7 +230,7 @@ impl Fs {
     pub(crate) fn large_pieces(&self, inode: &Inode) -> Result<Vec<PlacedRange>> {
         let mut pieces = Vec::new();
         let mut block = FileBlock::ZERO;
-        while block < FILE_END {
+        while block < FileBlock::END {
             match self.mapped(inode, block)? {
                 Mapped::Hole { until } => block = until,
                 Mapped::At(extent) => {
@@ -441,7 +439,7 @@ impl Fs {
     /// Cuts the file off at `size`, in steps; recovery goes on where a crash interrupts them.
     pub(crate) fn truncate_large(&self, ino: Ino, inode: &mut Inode, size: u64) -> Result<()> {
         let keep = FileBlock::ceil(size);
-        let mut upto = FILE_END;
+        let mut upto = FileBlock::END;
         self.bulk()?.fresh.set_tail(ino, false);
         loop {
             let before = inode.layout;

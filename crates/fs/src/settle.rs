@@ -13,7 +13,6 @@
 use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, FileBlock};
 use shoal_format::inode::{INODE_HAS_NEW, Inode, Layout};
 
-use crate::large::FILE_END;
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result};
 
@@ -122,12 +121,12 @@ impl Fs {
         }
         let bulk = self.bulk()?;
         if !self.power_lost || is_planted(Bug::NewIsData) {
-            bulk.fresh.add(ino, FileBlock::ZERO, FILE_END, bulk.note_earlier_write(), bulk.last_submitted());
+            bulk.fresh.add(ino, FileBlock::ZERO, FileBlock::END, bulk.note_earlier_write(), bulk.last_submitted());
             return Ok(());
         }
         if inode.layout == Layout::Extents {
             let unwritten = |flags| if flags & EXTENT_NEW != 0 { EXTENT_UNWRITTEN } else { flags };
-            let changed = self.change_flags(ino, &mut inode, &[(FileBlock::ZERO, FILE_END)], unwritten);
+            let changed = self.change_flags(ino, &mut inode, &[(FileBlock::ZERO, FileBlock::END)], unwritten);
             if self.past_damage(ino, changed)?.is_none() {
                 self.settle_in_place(&inode, &[(FileBlock::ZERO, FileBlock::MAX)], true)?;
             }

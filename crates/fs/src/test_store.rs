@@ -19,7 +19,7 @@ pub(crate) struct TestStore {
 }
 
 impl TestStore {
-    /// A new store with so many blocks of bulk storage; 0: none.
+    /// A new store with `bulk_blocks` blocks of bulk storage, or without bulk storage if that is 0.
     pub fn new(bulk_blocks: u64) -> TestStore {
         let (world, has_bulk, region_bytes) = (World::new(1), bulk_blocks > 0, 16 << 20);
         world.add_memory(region_bytes, SimMemoryKind::Battery);

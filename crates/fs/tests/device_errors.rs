@@ -3,18 +3,14 @@
 //! The inode lock is let go of around these calls (`data_lock.rs`): an error meets a record that is no longer the one the
 //! operation began with. No byte may be foreign or lost, and no block may stay in use for nobody.
 
-use shoal_format::BULK_BLOCK;
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Error, Ino, ROOT, RenameMode, SetAttr, XattrMode, without_flush};
 use shoal_sim::{Call, Fault, FaultPlan};
 
 use crate::data_store::Store;
 use crate::data_store::gate::gated;
+use crate::data_store::prepared::{LARGE, PUNCH, SMALL, prepared_behind, setup};
 use crate::store::{Moment, Setup};
-
-const PUNCH: i32 = 3;
-const LARGE: usize = 400_001;
-const SMALL: usize = 100_000;
 
 type Work = fn(&Store, Ino) -> Result<(), Error>;
 
@@ -81,16 +77,7 @@ fn one(
     beside: &(&str, Work),
 ) -> bool {
     let context = format!("{kind:?}: {}, call {nth} of {:?} fails beside {}", operation.0, call.0, beside.0);
-    let setup = Setup { kind, threshold: 128 << 10, ..Setup::default() };
-    let (store, gate) = gated(setup, |store| {
-        let first = store.create(b"first");
-        store.fs.write(first, 0, &vec![9; 4 * BULK_BLOCK as usize]).unwrap();
-        let (large, small) = (store.create(b"large"), store.create(b"small"));
-        store.fs.write(large, 0, &[1; LARGE]).unwrap();
-        store.fs.write(small, 0, &[2; SMALL]).unwrap();
-        store.fs.sync().unwrap();
-        store.fs.unlink(ROOT, b"first").unwrap();
-    });
+    let (store, gate) = gated(Setup { kind, ..setup() }, |store| prepared_behind(store, 4));
     let (fs, byte) = (&store.fs, if operation.1 == "large" { 1 } else { 2 });
     let ino = fs.lookup(ROOT, operation.1.as_bytes(), true).unwrap().ino;
     gate.arm(call.1, nth);

@@ -6,37 +6,13 @@ use std::sync::atomic::Ordering;
 
 use crate::data_store::Store;
 use crate::data_store::gate::{gated, meet};
+use crate::data_store::prepared::{LARGE, PUNCH, SMALL, prepared, prepared_behind, setup};
 use crate::store::{Moment, Setup};
 use shoal_format::BULK_BLOCK;
-use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Error, Ino, ROOT, RenameMode, SetAttr, TimeChange, XattrMode};
 use shoal_sim::Limits;
 
 const KEEP_SIZE: i32 = 1;
-const PUNCH: i32 = 3;
-/// Length of the large file, which ends within a block.
-const LARGE: usize = 400_001;
-const SMALL: usize = 100_000;
-
-fn setup() -> Setup {
-    Setup { kind: MemoryKind::Logged, threshold: 128 << 10, ..Setup::default() }
-}
-
-/// A store with a large file of bytes 1 and a small one of bytes 2, both durable, in a process that has just begun.
-fn prepared(store: &Store) {
-    let (large, small) = (store.create(b"large"), store.create(b"small"));
-    store.fs.write(large, 0, &[1; LARGE]).unwrap();
-    store.fs.write(small, 0, &[2; SMALL]).unwrap();
-}
-
-/// The same behind so many free blocks, so that there is something to gather.
-fn prepared_behind(store: &Store, blocks: u64) {
-    let first = store.create(b"first");
-    store.fs.write(first, 0, &vec![9; (blocks * BULK_BLOCK) as usize]).unwrap();
-    prepared(store);
-    store.fs.sync().unwrap();
-    store.fs.unlink(ROOT, b"first").unwrap();
-}
 
 fn ino(store: &Store, name: &str) -> Ino {
     store.fs.lookup(ROOT, name.as_bytes(), false).unwrap().ino

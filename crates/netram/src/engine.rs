@@ -257,7 +257,7 @@ impl Engine {
     }
 
     pub fn block_bytes(&self) -> u32 {
-        self.core.lock().shape.block_bytes as u32
+        self.core.shape.block_bytes as u32
     }
 
     /// True when the map is complete and the donors know the present epoch: requests are served at once.

@@ -76,9 +76,12 @@ pub(crate) fn of_former(
 /// The first bytes of one block before the rest of another, if that fits.
 fn spliced(first: &[u8], second: &[u8], fits: impl Fn(&[u8]) -> bool, step: usize) -> Option<Vec<u8>> {
     let mut spliced = second.to_vec();
-    let is_found = spliced.chunks(step).zip(first.chunks(step)).map(|(a, b)| a != b).collect::<Vec<_>>();
-    for (n, part) in first.chunks(step).enumerate().filter(|&(n, _)| is_found[n]) {
-        spliced[n * step..][..part.len()].copy_from_slice(part);
+    for (n, part) in first.chunks(step).enumerate() {
+        let place = n * step..n * step + part.len();
+        if spliced[place.clone()] == *part {
+            continue;
+        }
+        spliced[place].copy_from_slice(part);
         if fits(&spliced) {
             return Some(spliced);
         }

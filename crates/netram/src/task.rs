@@ -21,9 +21,12 @@ use crate::spread::{Numbered, Numbers};
 use crate::state::State;
 use crate::state::place::Member;
 use crate::state::schedule::{Answer, Asked, DonorLost, Job};
+use crate::state::unit::Shape;
 
 /// The engine's state, shared with its jobs.
 pub(crate) struct Core {
+    /// The state's shape, which never changes and so needs no lock.
+    pub shape: Shape,
     state: Mutex<State>,
 }
 
@@ -120,7 +123,7 @@ impl<C: FnMut(&State) -> bool + Unpin> Future for UntilLate<C> {
 
 impl Core {
     pub fn new(state: State) -> Arc<Core> {
-        Arc::new(Core { state: Mutex::new(state) })
+        Arc::new(Core { shape: state.shape, state: Mutex::new(state) })
     }
 
     pub fn lock(&self) -> MutexGuard<'_, State> {

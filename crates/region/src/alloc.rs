@@ -15,7 +15,7 @@
 
 use std::sync::Arc;
 
-use shoal_format::record::{Entry, RECORD_ALIGN, RECORD_HEADER, RecordKind};
+use shoal_format::record::{Entry, RECORD_HEADER, RecordKind};
 use shoal_format::segment::{SEGMENT_ENTRY, SEGMENT_ENTRY_BITMAP, SegmentEntry, SegmentUse};
 use shoal_format::slot::{CLASS_SIZES, CLASSES, RUN_SEGMENTS_MAX, class_for, class_geometry};
 use shoal_format::superblock::Superblock;
@@ -140,7 +140,7 @@ fn bit_of(superblock: &Superblock, slot: SlotRef) -> (Offset, u64) {
     let at = if slots <= 64 {
         entry_at(superblock, slot.segment()) + SEGMENT_ENTRY_BITMAP
     } else {
-        Offset::new(slot.segment() * SEGMENT) + index / 64 * 8
+        Offset::of_segment(slot.segment()) + index / 64 * 8
     };
     (at, 1 << (index % 64))
 }
@@ -341,7 +341,7 @@ impl Allocator {
             segment.free -= 1;
             self.free_slot_bytes -= size as u64;
             self.class_used[class as usize] += 1;
-            return Some(SlotRef::slot(Offset::new(number as u64 * SEGMENT + (first + index * size) as u64), class));
+            return Some(SlotRef::slot(Offset::of_segment(number as u64) + (first + index * size) as u64, class));
         }
     }
 
@@ -604,12 +604,10 @@ impl Region {
         Entry::Write { at: entry_at(&self.superblock, number), bytes: entry.as_bytes() }.encode(&mut record);
         let (_, header) = class_geometry(class);
         if header > 0 && !is_planted(Bug::BitmapZero) {
-            Entry::Zero { at: Offset::new(number * SEGMENT), len: header as u64 }.encode(&mut record);
+            Entry::Zero { at: Offset::of_segment(number), len: header as u64 }.encode(&mut record);
         }
-        let len = record.len() - RECORD_HEADER;
-        let sum = self.superblock.sums().of(&record[RECORD_HEADER..]);
-        record.resize(RECORD_HEADER + len.next_multiple_of(RECORD_ALIGN), 0);
-        self.commit_record(state, RecordKind::Tx, &mut record, len, sum, urgent).map(drop)
+        let payload = self.end_payload(&mut record);
+        self.commit_record(state, RecordKind::Tx, &mut record, payload, urgent).map(drop)
     }
 
     fn allocate_run(&self, segments: u64, reclaim: bool) -> Result<SlotRef> {
@@ -645,7 +643,7 @@ impl Region {
         }
         alloc.free_segments -= segments;
         alloc.high = alloc.high.max(start as u64 + segments);
-        Ok(SlotRef::run(Offset::new(start as u64 * SEGMENT), segments))
+        Ok(SlotRef::run(Offset::of_segment(start as u64), segments))
     }
 
     /// Returns pieces to the volatile state: after the commit that freed them, or when their transaction aborts.

@@ -129,6 +129,14 @@ pub(crate) struct CommitState {
     pub promised: Lsn,
 }
 
+/// What a record's header says of its payload.
+#[derive(Clone, Copy)]
+pub(crate) struct Payload {
+    /// Bytes, without padding.
+    pub len: usize,
+    pub sum: u32,
+}
+
 impl Region {
     /// Lays out a new region over empty media and opens it. Nothing is recoverable before [`Region::shutdown`] or a
     /// checkpoint has sealed it.
@@ -389,14 +397,21 @@ impl Region {
         }
     }
 
-    /// Appends a record and applies it. `record` is header space, payload and padding.
+    /// Ends the payload of `record`, which is header space and entries: adds the padding.
+    pub(crate) fn end_payload(&self, record: &mut Vec<u8>) -> Payload {
+        let payload = &record[RECORD_HEADER..];
+        let ended = Payload { len: payload.len(), sum: self.superblock.sums().of(payload) };
+        record.resize(record_bytes(ended.len) as usize, 0);
+        ended
+    }
+
+    /// Appends a record and applies it. `record` is header space, payload and padding ([`Region::end_payload`]).
     pub(crate) fn commit_record(
         &self,
         state: &mut CommitState,
         kind: RecordKind,
         record: &mut [u8],
-        len: usize,
-        payload_sum: u32,
+        payload: Payload,
         urgent: bool,
     ) -> Result<Lsn> {
         self.writable()?;
@@ -411,10 +426,11 @@ impl Region {
             }
         }
         let at = state.end.get();
-        let header = RecordHeader::new(kind, state.end, state.salt, len, payload_sum);
+        let header = RecordHeader::new(kind, state.end, state.salt, payload.len, payload.sum);
         record[..RECORD_HEADER].copy_from_slice(header.as_bytes());
+        let entries = RECORD_HEADER..RECORD_HEADER + payload.len;
         if is_planted(Bug::ApplyFirst) {
-            self.apply_record(kind, &record[RECORD_HEADER..RECORD_HEADER + len])?;
+            self.apply_record(kind, &record[entries.clone()])?;
         }
         // Invariant 1: the record is in the log (and, on `dax`, fenced by the ring) before anything is applied.
         let appended = if urgent { self.log.append_urgent(at, record) } else { self.log.append(at, record) };
@@ -424,7 +440,7 @@ impl Region {
             }
             return Err(error.into());
         }
-        self.apply_record(kind, &record[RECORD_HEADER..RECORD_HEADER + len])?;
+        self.apply_record(kind, &record[entries])?;
         state.end += record.len() as u64;
         state.salt = header.crc.get();
         self.end.store(state.end.get(), Ordering::Release);
@@ -454,11 +470,9 @@ impl Region {
     }
 
     fn append_epoch(&self, state: &mut CommitState, nonce: [u8; 16]) -> Result<()> {
-        let mut record = vec![0; record_bytes(32) as usize];
-        record[RECORD_HEADER..RECORD_HEADER + 16].copy_from_slice(&nonce);
-        record[RECORD_HEADER + 16..RECORD_HEADER + 32].copy_from_slice(&state.boot_id);
-        let sum = self.superblock.sums().of(&record[RECORD_HEADER..RECORD_HEADER + 32]);
-        self.commit_record(state, RecordKind::Epoch, &mut record, 32, sum, true).map(drop)
+        let mut record = [&[0; RECORD_HEADER][..], &nonce, &state.boot_id].concat();
+        let payload = self.end_payload(&mut record);
+        self.commit_record(state, RecordKind::Epoch, &mut record, payload, true).map(drop)
     }
 
     /// Moves the ring's head to its end: every record has been applied under the commit lock.

@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 
-use shoal_format::record::{ENTRY_LEN_MAX, Entry, RECORD_ALIGN, RECORD_HEADER, RECORD_PAYLOAD_MAX, RecordKind};
+use shoal_format::record::{ENTRY_LEN_MAX, Entry, RECORD_HEADER, RECORD_PAYLOAD_MAX, RecordKind};
 use shoal_format::{Offset, SlotRef};
 
 use crate::planted::{Bug, is_planted};
@@ -210,21 +210,19 @@ impl<'r> Tx<'r> {
     }
 
     fn commit_if(mut self, may: impl Fn(&CommitState) -> bool) -> Result<Option<Lsn>> {
-        let len = self.payload_bytes();
-        if len == 0 {
+        if self.payload_bytes() == 0 {
             self.region.writable()?;
             return Ok(Some(self.region.last_lsn()));
         }
-        let record = &mut self.buffers.record;
-        let payload_sum = self.region.superblock.sums().of(&record[RECORD_HEADER..]);
-        record.resize(RECORD_HEADER + len.next_multiple_of(RECORD_ALIGN), 0);
         let (region, urgent) = (self.region, self.reclaim);
+        let record = &mut self.buffers.record;
+        let payload = region.end_payload(record);
         let committed = region.with_log_room(urgent, || {
             let mut state = region.commit.lock();
             if !may(&state) {
                 return Ok(None);
             }
-            let lsn = region.commit_record(&mut state, RecordKind::Tx, record, len, payload_sum, urgent)?;
+            let lsn = region.commit_record(&mut state, RecordKind::Tx, record, payload, urgent)?;
             Ok(Some((lsn, state)))
         })?;
         let Some((lsn, _state)) = committed else { return Ok(None) };

@@ -89,8 +89,8 @@ pub fn serve_at(path: &Path, answer: impl Fn(Question) -> Answer + Send + 'stati
     Ok(())
 }
 
-/// A listener with this name. It gets the name when it listens already and others may not use it: whoever sees the name is
-/// answered. A socket that a dead process left behind is replaced.
+/// A listener with this name. The socket gets its name after it listens and only its owner may use it, so a connection by
+/// that name is answered. A socket that a dead process left behind is replaced.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     let (directory, name) = parts(path)?;
     let mut fresh = name.to_owned();

@@ -184,7 +184,7 @@ fn write_region(fs: &Fs, copy: &Store, superblock: &Superblock, clean: bool, who
     let space = region.space();
     let ring = superblock.ring.page()..(superblock.ring + superblock.ring_bytes).page();
     let read = |segment: u64, out: &mut [u8]| -> shoal_region::Result<()> {
-        region.read(Offset::new(segment * SEGMENT), out)?;
+        region.read(Offset::of_segment(segment), out)?;
         // The ring holds records of the original's log, and the copy's log is empty.
         for (number, page) in out.chunks_exact_mut(PAGE as usize).enumerate() {
             if ring.contains(&(segment * (SEGMENT / PAGE) + number as u64)) {

@@ -191,7 +191,7 @@ impl Store {
             self.next_segment += segments;
             self.set_segment(first, SegmentEntry::new(SegmentUse::RunHead(segments as u32)));
             (1..segments).for_each(|i| self.set_segment(first + i, SegmentEntry::new(SegmentUse::RunBody)));
-            return SlotRef::run(Offset::new(first * SEGMENT), segments);
+            return SlotRef::run(Offset::of_segment(first), segments);
         };
         let (slots, header) = class_geometry(class);
         let (segment, slot) = match self.open.get(&class) {
@@ -205,7 +205,7 @@ impl Store {
         };
         self.open.insert(class, (segment, slot + 1));
         let size = shoal_format::slot::CLASS_SIZES[class as usize];
-        let reference = SlotRef::slot(Offset::new(segment * SEGMENT) + (header + slot * size) as u64, class);
+        let reference = SlotRef::slot(Offset::of_segment(segment) + (header + slot * size) as u64, class);
         self.mark(reference, true);
         reference
     }
@@ -228,8 +228,7 @@ impl Store {
     /// Sets or clears a slot's allocation bit.
     pub fn mark(&mut self, slot: SlotRef, used: bool) {
         let (slots, _) = class_geometry(slot.class());
-        let bitmap =
-            if slots <= 64 { self.entry_at(slot.segment()) + 8 } else { Offset::new(slot.segment() * SEGMENT) };
+        let bitmap = if slots <= 64 { self.entry_at(slot.segment()) + 8 } else { Offset::of_segment(slot.segment()) };
         self.bit(bitmap, slot.index() as u64, used);
     }
 

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -131,6 +132,16 @@ impl Scene {
             }
         }
         sums
+    }
+}
+
+/// Gives the pages of an image that hold the bytes of `range` right sums. Bytes behind the end of the file count as zeros.
+pub fn seal(image: &File, superblock: &Superblock, range: Range<u64>) {
+    for number in range.start / PAGE..range.end.div_ceil(PAGE) {
+        let mut page = vec![0; PAGE as usize];
+        let _ = image.read_exact_at(&mut page, number * PAGE);
+        let sum = superblock.sums().of_page(number, &page).to_le_bytes();
+        image.write_all_at(&sum, superblock.region_bytes + number * 4).unwrap();
     }
 }
 

@@ -12,7 +12,7 @@ use shoal_format::superblock::{ANCHOR_AT, AnchorRecord, MemoryKind, Superblock};
 use shoal_format::{PAGE, SEGMENT, SlotRef, checksum};
 use shoal_sim::Random;
 
-use crate::damaged_media::Scene;
+use crate::damaged_media::{Scene, seal};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -88,13 +88,8 @@ impl Medium<'_> {
     fn write(&self, at: u64, bytes: &[u8]) {
         let file = self.scene.open(self.name);
         file.write_all_at(bytes, at).unwrap();
-        if !self.sealed || !self.name.contains("image") {
-            return;
-        }
-        for number in at / PAGE..=(at + bytes.len() as u64 - 1) / PAGE {
-            let page = self.bytes(number * PAGE, PAGE as usize);
-            let sum = self.superblock.sums().of_page(number, &page).to_le_bytes();
-            file.write_all_at(&sum, self.superblock.region_bytes.next_multiple_of(PAGE) + number * 4).unwrap();
+        if self.sealed && self.name.contains("image") {
+            seal(&file, &self.superblock, at..at + bytes.len() as u64);
         }
     }
 

@@ -9,7 +9,7 @@ use shoal_format::object::ChunkRef;
 use shoal_format::{BULK_BLOCK, SlotRef};
 use shoal_region::Lsn;
 
-use super::{FILE_END, MOVE_BACK_BYTES, Mapping, WRITE_BLOCKS, read_spans};
+use super::{MOVE_BACK_BYTES, Mapping, WRITE_BLOCKS, read_spans};
 use crate::bulk::may_wait;
 use crate::data_lock::FileLock;
 use crate::planted::{Bug, is_planted};
@@ -158,7 +158,7 @@ impl Fs {
     fn try_move_to_region(&self, ino: Ino, inode: &mut Inode, data: &[(u64, Vec<u8>)]) -> Result<()> {
         let before = *inode;
         let mut tx = self.region.begin();
-        let (runs, _) = self.unmap(&mut tx, inode, FileBlock::ZERO, FILE_END)?;
+        let (runs, _) = self.unmap(&mut tx, inode, FileBlock::ZERO, FileBlock::END)?;
         if inode.layout != Layout::Empty {
             return Err(Error::Corrupt(format!("inode {ino}: blocks behind the end of the file")));
         }
@@ -166,6 +166,6 @@ impl Fs {
             small::write(&mut tx, inode, *at, bytes)?;
         }
         let lsn = self.commit_large(tx, ino, before.layout, inode)?;
-        self.unmapped(ino, &Inode { layout: Layout::Empty, ..*inode }, lsn, &runs, FileBlock::ZERO, FILE_END)
+        self.unmapped(ino, &Inode { layout: Layout::Empty, ..*inode }, lsn, &runs, FileBlock::ZERO, FileBlock::END)
     }
 }

@@ -16,7 +16,7 @@ use shoal_format::extent::{EXTENT_BYTES, EXTENT_HEADER};
 use shoal_format::inode::{INODE_RECORD, INODES_PER_BLOCK, Inode, InodeSlot, Layout, TABLE_FANOUT};
 use shoal_format::object::{ChunkRef, GROUP_CHUNKS, OBJECT_HEAD, Object};
 use shoal_format::superblock::{ROOTS_AT, Roots};
-use shoal_format::{Offset, SEGMENT, SlotRef};
+use shoal_format::{Offset, SlotRef};
 use shoal_media::PersistentMemory;
 use shoal_pack::{Block, BlockBytes, Item, pack};
 use shoal_region::View;
@@ -96,7 +96,7 @@ impl Walk<'_> {
         if place == 0 {
             return Err(self.damaged("reference to a segment that is not in use", at));
         }
-        let offset = Offset::new(place * SEGMENT) + u64::from(slot.offset().in_segment());
+        let offset = Offset::of_segment(place) + u64::from(slot.offset().in_segment());
         Ok(if slot.is_run() { SlotRef::run(offset, slot.run_segments()) } else { SlotRef::slot(offset, slot.class()) })
     }
 

@@ -3,6 +3,7 @@
 //! The count walks formats only, so that a wrong `allocated` cannot hide behind the code that maintains it.
 
 pub mod gate;
+pub mod prepared;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;

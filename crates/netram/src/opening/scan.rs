@@ -439,7 +439,7 @@ async fn is_torn(core: &Arc<Core>, at: Location, entry: UnitEntry) -> bool {
         let asked: Vec<Option<Op>> = members.into_iter().map(|member| member.map(&mut ask)).collect();
         (data, lists, covered, asked)
     };
-    let Shape { block_bytes, block_sums: sums, .. } = core.lock().shape;
+    let Shape { block_bytes, block_sums: sums, .. } = core.shape;
     let mut row: Vec<Option<Vec<u8>>> = Vec::new();
     for (unit, op) in asked.into_iter().enumerate() {
         let bytes = match op {

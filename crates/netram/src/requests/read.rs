@@ -54,7 +54,7 @@ pub(crate) async fn read(core: Arc<Core>, ticket: u64, at: u64, mut buffer: Vec<
 }
 
 async fn read_range(core: &Arc<Core>, at: u64, buffer: &mut [u8]) -> Result<(), DiskError> {
-    let block_bytes = core.lock().shape.block_bytes as u64;
+    let block_bytes = core.shape.block_bytes as u64;
     let end = at + buffer.len() as u64;
     let (first, last) = (at / block_bytes, end.div_ceil(block_bytes));
     if !at.is_multiple_of(block_bytes) || !end.is_multiple_of(block_bytes) {
@@ -67,7 +67,7 @@ async fn read_range(core: &Arc<Core>, at: u64, buffer: &mut [u8]) -> Result<(), 
 }
 
 async fn read_blocks(core: &Arc<Core>, first: u32, buffer: &mut [u8]) -> Result<(), DiskError> {
-    let Shape { block_bytes, block_sums, .. } = core.lock().shape;
+    let Shape { block_bytes, block_sums, .. } = core.shape;
     let (mut runs, mut failed) = start(core, first, buffer);
     let mut missing = Vec::new();
     let mut take = |(begin, sums, bytes): (u32, Vec<u32>, Vec<u8>)| {
@@ -300,7 +300,7 @@ pub(crate) async fn fetch(core: &Arc<Core>, at: Location, sum: u32, purpose: Pur
     if let Some(own) = own {
         let own = if purpose == Purpose::Read { answer(core, own, at, &[sum]).await } else { own.await };
         match own {
-            Ok(bytes) if core.lock().shape.block_sums.of(&bytes) == sum => return Fetched::Good(bytes),
+            Ok(bytes) if core.shape.block_sums.of(&bytes) == sum => return Fetched::Good(bytes),
             Ok(_) => {}
             Err(_) => answered = false,
         }
@@ -403,7 +403,7 @@ pub(crate) async fn reconstruct(core: &Arc<Core>, at: Location, sum: u32, purpos
         Ok(row) => row,
         Err(fetched) => return fetched,
     };
-    let block_sums = core.lock().shape.block_sums;
+    let block_sums = core.shape.block_sums;
     let right = |found: &Vec<u8>| block_sums.of(found) == sum;
     let mut restored = parity::decode(at.unit, &row, &parity).filter(right);
     // With more parity than needed, one of the others may be the one that is wrong: a block, or a parity written in part.

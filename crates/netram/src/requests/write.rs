@@ -44,10 +44,7 @@ enum Placed {
 }
 
 async fn write_blocks(core: &Arc<Core>, at: u64, buffer: &[u8], fua: bool) -> Result<(), DiskError> {
-    let (block_bytes, begun) = {
-        let state = core.lock();
-        (state.shape.block_bytes as u64, state.now_ns)
-    };
+    let (block_bytes, begun) = (core.shape.block_bytes as u64, core.lock().now_ns);
     let end = at + buffer.len() as u64;
     let mut places = Vec::new();
     let mut cache = None;
@@ -176,7 +173,7 @@ pub(crate) async fn zero(core: Arc<Core>, ticket: u64, at: u64, len: u64, fua: b
 }
 
 async fn zero_range(core: &Arc<Core>, at: u64, len: u64, fua: bool) -> Result<(), DiskError> {
-    let block_bytes = core.lock().shape.block_bytes as u64;
+    let block_bytes = core.shape.block_bytes as u64;
     let end = at + len;
     let (first, last) = (at.next_multiple_of(block_bytes), end / block_bytes * block_bytes);
     if first >= last {

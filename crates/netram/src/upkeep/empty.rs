@@ -41,7 +41,7 @@ pub(crate) async fn empty(core: &Arc<Core>, index: u32) {
         };
         runs.into_iter().map(read).collect()
     };
-    let Shape { block_bytes, block_sums, .. } = core.lock().shape;
+    let Shape { block_bytes, block_sums, .. } = core.shape;
     for (unit, rows, op) in reads {
         let bytes = op.await.unwrap_or_default();
         for (n, row) in rows.enumerate() {
@@ -149,5 +149,5 @@ async fn header(core: &Arc<Core>, index: u32, place: usize) -> Option<UnitHeader
         (id, members, core.op(state, member.donor, op, Purpose::Upkeep))
     };
     let bytes = op.await.ok()?;
-    core.lock().shape.sealed_header(&bytes, id, &members, place)
+    core.shape.sealed_header(&bytes, id, &members, place)
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use shoal_format::segment::{SEGMENT_ENTRY, SegmentEntry, SegmentUse};
 use shoal_format::slot::{CLASS_SIZES, class_geometry};
 use shoal_format::superblock::ROOTS_AT;
-use shoal_format::{Offset, SEGMENT, SlotRef};
+use shoal_format::{Offset, SlotRef};
 use shoal_region::{Region, View};
 
 pub const OBJECTS: usize = 20;
@@ -97,7 +97,7 @@ fn allocated(region: &Region) -> Result<BTreeSet<SlotRef>, String> {
     let mut out = BTreeSet::new();
     let mut body = 0;
     for (number, entry) in table.chunks_exact(SEGMENT_ENTRY as usize).enumerate() {
-        let base = Offset::new(number as u64 * SEGMENT);
+        let base = Offset::of_segment(number as u64);
         let (usage, bitmap) = SegmentEntry::decode(entry.try_into().expect("chunk size"))
             .map_err(|e| format!("segment {number}: {e}"))?;
         if (usage == SegmentUse::RunBody) != (body > 0) {
