@@ -3,12 +3,13 @@
 //! Every test compares with what was there before packing, or with a store on which nothing is packed, and asks the offline
 //! checker, which has a decoder of its own. Crashes between are in `crash`, broken rules in the test `planted`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
-use shoal_check::{FindingKind, Remedy};
+use shoal_check::{FindingKind, ImageSource, Item, Loss, Remedy, SalvageSource, Sink, salvage};
 use shoal_format::SlotRef;
+use shoal_format::inode::Inode;
 use shoal_format::packed::InodeTables;
 use shoal_format::superblock::{FEATURE_PACKED, MemoryKind, ROOTS_AT, Roots, SUPERBLOCK_AT, Superblock};
 use shoal_fs::{Caller, Error, Fs, Ino, Options, ROOT, SetAttr};
@@ -219,6 +220,54 @@ fn repair(fs: &Fs, remedy: &Remedy) {
         Remedy::Attach { .. } | Remedy::FreeBlocks { .. } => panic!("{remedy}"),
     };
     done.unwrap_or_else(|error| panic!("{remedy}: {error}"));
+}
+
+/// What a salvage finds: the inodes by path.
+#[derive(Default)]
+struct Found(BTreeMap<Vec<u8>, Inode>);
+
+impl Sink for Found {
+    fn make(&mut self, item: &Item<'_>) -> bool {
+        self.0.insert(item.path.to_vec(), *item.inode);
+        true
+    }
+
+    fn data(&mut self, _: u64, _: &[u8]) {}
+
+    fn done(&mut self) {}
+
+    fn link(&mut self, _: &[u8], _: &[u8]) {}
+
+    fn lost(&mut self, _: Loss) {}
+}
+
+#[test]
+fn a_salvage_reads_packed_blocks_also_those_that_the_table_does_not_lead_to() {
+    let mut store = Store::new(setup());
+    let fs = store.open();
+    let inos = files(&fs, &store.clock, 100);
+    cool(&fs, &store.clock);
+    let inode = |ino: Ino| fs.placement(ino).unwrap().inode;
+    let expected: Vec<Inode> = inos.iter().map(|ino| inode(*ino)).collect();
+    let block = fs.placement(inos[50]).unwrap().record_at;
+    let mut root = [0; 8];
+    fs.region().read(ROOTS_AT, &mut root).unwrap();
+    let node = SlotRef::from_bits(u64::from_le_bytes(root)).unwrap();
+    let entry = node.offset() + inos[50].block() * 8;
+    assert_eq!(fs.region().read_u64(entry).unwrap() & ((1 << 40) - 1), block);
+    fs.shutdown().unwrap();
+    let memory = store.world.memory(0);
+    for is_cut in [false, true] {
+        if is_cut {
+            memory.write_u64(entry.get(), 5);
+        }
+        let source = SalvageSource { image: ImageSource::Memory(&*memory), log: None, bulk: None, power_lost: false };
+        let mut found = Found::default();
+        salvage(source, &mut found, &mut |_| ()).unwrap().unwrap();
+        for (number, inode) in expected.iter().enumerate() {
+            assert_eq!(found.0.get(format!("file{number}").as_bytes()), Some(inode), "file {number}, cut {is_cut}");
+        }
+    }
 }
 
 #[test]

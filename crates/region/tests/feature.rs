@@ -1,5 +1,6 @@
 //! A feature is added to a store in use: a crash at any moment leaves a store that opens with all that was promised, and older
 //! programs refuse it from before [`Region::add_feature`] returns.
+//! Left out: what the feature allows.
 
 use shoal_format::superblock::{FEATURE_PACKED, Geometry, MemoryKind, SUPERBLOCK_AT, Superblock};
 use shoal_format::{PAGE, SlotRef};
