@@ -257,6 +257,10 @@ impl InodeTable {
         }
     }
 
+    fn has_tables(&self) -> bool {
+        self.packed.tables.exist()
+    }
+
     /// Makes the tables that packed blocks are decoded with ready for one more block.
     fn prepare_tables(&self, region: &Region, profile: impl FnOnce() -> shoal_pack::ProfileFile) -> Result<bool> {
         let _growth = self.free.lock();

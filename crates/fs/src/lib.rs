@@ -78,6 +78,7 @@ pub use namespace::DirEntry;
 pub use rename::RenameMode;
 pub use resize::{AtRest, Limits, Refused, Relayout, Steps};
 pub use shoal_format::inode::Ino;
+pub use shoal_pack::ProfileFile;
 pub use shoal_region::{Failure, Lsn};
 pub use space::{PlacedRange, Placement, StatFs, Usage};
 pub use xattr::XattrMode;

@@ -12,7 +12,7 @@ use shoal_format::SlotRef;
 use shoal_format::inode::Inode;
 use shoal_format::packed::InodeTables;
 use shoal_format::superblock::{FEATURE_PACKED, MemoryKind, ROOTS_AT, Roots, SUPERBLOCK_AT, Superblock};
-use shoal_fs::{Caller, Error, Fs, Ino, Options, ROOT, SetAttr};
+use shoal_fs::{Caller, Error, Fs, Ino, Options, ProfileFile, ROOT, SetAttr};
 use shoal_media::PersistentMemory;
 use shoal_region::View;
 use shoal_sim::Random;
@@ -20,7 +20,7 @@ use zerocopy::FromBytes;
 
 use crate::cold::{AGE, Store, caller, cool, crowd, files, options, setup};
 use crate::crash::tree::Tree;
-use crate::store::{self, Setup};
+use crate::store::{self, Boot, Setup, Watch};
 
 #[test]
 fn cold_inodes_are_packed_and_nothing_else_changes() {
@@ -268,6 +268,62 @@ fn a_salvage_reads_packed_blocks_also_those_that_the_table_does_not_lead_to() {
             assert_eq!(found.0.get(format!("file{number}").as_bytes()), Some(inode), "file {number}, cut {is_cut}");
         }
     }
+}
+
+#[test]
+fn a_store_may_have_profiles_of_its_own() {
+    let mut store = Store::new(setup());
+    let fs = store.open();
+    let built_in = ProfileFile::built_in();
+    let own = ProfileFile { comment: "of this store".into(), profiles: built_in.profiles[..].to_vec() };
+    assert_eq!(fs.set_inode_profiles(&ProfileFile { profiles: Vec::new(), ..own.clone() }), Ok(false));
+    assert_eq!(fs.set_inode_profiles(&own), Ok(true));
+    assert_eq!(fs.set_inode_profiles(&own), Ok(false));
+    files(&fs, &store.clock, 40);
+    assert!(cool(&fs, &store.clock).blocks >= 2);
+    let bytes = fs.region().read_vec(tables(&fs)[1].offset(), 8000).unwrap();
+    assert!(bytes.windows(13).any(|part| part == b"of this store"));
+    fs.shutdown().unwrap();
+    drop(fs);
+    store.check();
+}
+
+#[test]
+fn damaged_stores_of_packed_inodes_give_findings_and_errors_and_no_panics() {
+    let mut store = Store::new(setup());
+    let fs = store.open();
+    let inos = files(&fs, &store.clock, 300);
+    cool(&fs, &store.clock);
+    let places =
+        [tables(&fs)[0].offset().get(), tables(&fs)[1].offset().get(), fs.placement(inos[9]).unwrap().record_at];
+    fs.shutdown().unwrap();
+    drop(fs);
+    let state = store.world.snapshot().process_crash();
+    let (mut random, mut found) = (Random::new(6), 0);
+    for round in 0..400 {
+        store.world = state.open();
+        let memory = store.world.memory(0);
+        for _ in 0..=random.below(3) {
+            let at = places[random.below(3) as usize] + random.below(if round % 2 == 0 { 200 } else { 12_000 });
+            let mut byte = [0];
+            memory.read(at, &mut byte);
+            memory.write(at, &[byte[0] ^ random.next_u64() as u8]);
+        }
+        found += u64::from(!store::report(store.setup, &store.world, false).unwrap().is_sound());
+        let boot = Boot { boot: 1, opening: 9, keeps_trimmed: true };
+        let opened = store::open_with(store.setup, &store.world, boot, &Watch::default(), options(None), &store.clock);
+        if let Ok((fs, _)) = opened.unwrap() {
+            for ino in &inos {
+                let attr = fs.getattr(*ino);
+                assert!(
+                    attr.as_ref().map_or_else(|e| matches!(e, Error::Corrupt(_)), |attr| attr.uid == 10),
+                    "{attr:?}"
+                );
+            }
+        }
+    }
+    println!("{found} of 400 damaged");
+    assert!(found > 200, "{found}");
 }
 
 #[test]
