@@ -12,7 +12,7 @@ use shoal_format::SlotRef;
 use shoal_format::inode::Inode;
 use shoal_format::packed::InodeTables;
 use shoal_format::superblock::{FEATURE_PACKED, MemoryKind, ROOTS_AT, Roots, SUPERBLOCK_AT, Superblock};
-use shoal_fs::{Caller, Error, Fs, Ino, Options, ProfileFile, ROOT, SetAttr};
+use shoal_fs::{Caller, Error, Fs, Ino, Options, ProfileFile, ROOT, SetAttr, TimeChange, XattrMode};
 use shoal_media::PersistentMemory;
 use shoal_region::View;
 use shoal_sim::Random;
@@ -324,6 +324,53 @@ fn damaged_stores_of_packed_inodes_give_findings_and_errors_and_no_panics() {
     }
     println!("{found} of 400 damaged");
     assert!(found > 200, "{found}");
+}
+
+#[test]
+fn inodes_unlike_any_profile_are_packed_as_well_and_the_tables_grow() {
+    let mut store = Store::new(setup());
+    let fs = store.open();
+    let mut random = Random::new(12);
+    for number in 0..900u32 {
+        let kind = [0o100000, 0o010000, 0o020000, 0o060000][random.below(4) as usize];
+        let who = Caller { uid: number * 7_000_003, gid: random.next_u64() as u32 >> random.below(32), ..caller() };
+        let mode = kind | random.below(0o7777) as u32;
+        let device = if kind == 0o020000 || kind == 0o060000 { random.next_u64() as u32 } else { 0 };
+        let ino = fs.mknod(&who, ROOT, format!("odd{number}").as_bytes(), mode, device).unwrap().ino;
+        let time = |random: &mut Random| match random.below(4) {
+            0 => None,
+            1 => Some(TimeChange::At(random.next_u64() as i64)),
+            2 => Some(TimeChange::At([i64::MIN, i64::MAX, -1, 0][random.below(4) as usize])),
+            _ => Some(TimeChange::At(1_500_000_000_000_000_000 + random.below(9) as i64 * 1_000_000_000)),
+        };
+        let change = SetAttr { atime: time(&mut random), mtime: time(&mut random), ..Default::default() };
+        fs.setattr(ino, &change).unwrap();
+        if number % 5 == 0 {
+            fs.setxattr(ino, b"trusted.a", &[3; 40], XattrMode::Any).unwrap();
+        }
+        if kind == 0o100000 && number % 3 == 0 {
+            fs.write(ino, random.below(100_000), &[9; 100]).unwrap();
+        }
+    }
+    let (before, first) = (Tree::read(&fs).unwrap(), fs.packed_inodes().unwrap());
+    assert_eq!(first.blocks, 0);
+    let done = cool(&fs, &store.clock);
+    println!("{done:?}, tables of {} bytes", tables(&fs)[0].capacity());
+    assert!(done.inodes > 850 && tables(&fs)[0].capacity() >= 900 * 24);
+    assert!(Tree::read(&fs).unwrap() == before);
+    fs.shutdown().unwrap();
+    drop(fs);
+    store.check();
+    let fs = store.open();
+    assert!(Tree::read(&fs).unwrap() == before);
+    // Each triplet goes with its last user.
+    for number in (0..900).step_by(2) {
+        fs.unlink(ROOT, format!("odd{number}").as_bytes()).unwrap();
+    }
+    cool(&fs, &store.clock);
+    fs.shutdown().unwrap();
+    drop(fs);
+    store.check();
 }
 
 #[test]
