@@ -13,8 +13,9 @@ use std::path::Path;
 use crate::sources::files;
 
 /// The specifications, each with the modules of `crates/format` whose structs it describes. The first one has all others.
-const PAGES: [(&str, &[&str]); 3] = [
+const PAGES: [(&str, &[&str]); 4] = [
     ("docs/spec/region.md", &[]),
+    ("docs/spec/pack.md", &["packed"]),
     ("docs/spec/netram.md", &["ram", "ram_checkpoint"]),
     ("docs/spec/vlog.md", &["vlog"]),
 ];

@@ -1,12 +1,13 @@
 //! Reads a damaged store as far as possible, and hands everything found to its caller.
 //!
-//! Owns: finding every inode and name that is left, and the bytes of files. Opening is in `salvage/open`, the
-//! contents of one inode in `salvage/contents`.
+//! Owns: finding every inode and name that is left, and the bytes of files. Opening is in `salvage/open`, inode blocks in
+//! `salvage/blocks`, the contents of one inode in `salvage/contents`.
 //! Rules: the store is never written; a structure that does not decode is not used, and one that decodes is not given
 //! up because something beside it is damaged. Losses are reported with path, range and reason. Every structure is
 //! visited once, so time and memory depend on the bytes on media. Inodes without a name come last, below `lost+found`.
 //! Left out: the directory the copy goes to ([`Sink`]), and allocation: a wrong bit is no reason to lose a file.
 
+mod blocks;
 mod contents;
 mod open;
 mod pages;
@@ -14,11 +15,7 @@ mod pages;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use shoal_format::dir::{BUCKET_BYTES, Bucket, LEVELS_MAX, NODE_BYTES, NODE_FANOUT, NodeRef, name_hash, name_is_valid};
-use shoal_format::inode::{
-    INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Ino, Inode, InodeSlot, Layout, TABLE_FANOUT, TABLE_NODE,
-};
-use shoal_format::segment::{SEGMENT_ENTRY, SegmentEntry, SegmentUse};
-use shoal_format::slot::{CLASS_SIZES, class_for, class_geometry};
+use shoal_format::inode::{INODE_BLOCK, Ino, Inode, Layout, TABLE_FANOUT, TABLE_NODE};
 use shoal_format::superblock::{ROOTS_AT, Roots, Superblock};
 use shoal_format::{Offset, SEGMENT, SlotRef};
 use shoal_media::LogDevice;
@@ -26,9 +23,10 @@ use zerocopy::FromBytes;
 
 use pages::{BadPage, BadPages};
 
-use crate::packed::{self, PACKED_MAX, Record, Tables};
+use crate::packed::{PACKED_MAX, Tables};
 use crate::region::Region;
 use crate::{CheckError, ImageSource};
+use blocks::{Place, place_in};
 
 /// A store to salvage.
 #[derive(Clone, Copy)]
@@ -128,14 +126,6 @@ pub fn salvage(
     Ok(Some(walk.found))
 }
 
-/// Where a record lies.
-#[derive(Clone, Copy)]
-enum Place {
-    Plain(Offset),
-    /// The place in a packed block.
-    Packed(SlotRef, usize),
-}
-
 /// A range of inode blocks that the table does not lead to.
 struct Gap {
     from: u64,
@@ -226,12 +216,12 @@ impl Walk<'_, '_> {
             None,
             format!("{missing} blocks of the inode table cannot be reached; looked for them by hand"),
         );
-        let is_root = |block: &Offset| -> Result<bool, CheckError> {
-            let slot = self.decode(*block + (Ino::ROOT.place() * INODE_RECORD) as u64)?;
+        let is_root = |block: &SlotRef| -> Result<bool, CheckError> {
+            let slot = self.inode(place_in(*block, Ino::ROOT.place()))?;
             Ok(slot.is_some_and(|inode| inode.is_dir() && inode.parent == Ino::ROOT))
         };
         let mut rest = Vec::new();
-        let mut known: Vec<(u64, Offset)> = Vec::new();
+        let mut known: Vec<(u64, SlotRef)> = Vec::new();
         let mut free: Vec<u64> = gaps.iter().flat_map(|&(from, to)| from..to.min(from + 100_000)).collect();
         for stray in strays {
             if free.first() == Some(&0) && is_root(&stray)? {
@@ -251,21 +241,6 @@ impl Walk<'_, '_> {
         known.extend(rest.into_iter().enumerate().map(|(i, stray)| (behind + i as u64, stray)));
         for (number, at) in known {
             self.block(number, at)?;
-        }
-        Ok(())
-    }
-
-    /// Reads the tables of packed blocks from whichever copy has them.
-    fn read_tables(&mut self, roots: &Roots) -> Result<(), CheckError> {
-        let slots = packed::copies(roots).into_iter().flatten().filter(|slot| self.fits(*slot));
-        let (mut found, mut defects) = (Vec::new(), Vec::new());
-        for slot in slots {
-            found.push((slot.offset().get(), self.piece(slot)?));
-        }
-        let has_tables = !found.is_empty();
-        self.tables = Tables::read(found, &mut defects);
-        if has_tables && self.tables.is_empty() {
-            self.lost(None, None, "neither copy of the tables of packed inodes can be read".into());
         }
         Ok(())
     }
@@ -300,97 +275,13 @@ impl Walk<'_, '_> {
                 Some(slot) if level > 0 => self.node(slot, level - 1, block, blocks, reached, gaps)?,
                 Some(slot) => {
                     if reached.insert(slot.offset()) {
-                        match slot.capacity() {
-                            INODE_BLOCK => self.block(block, slot.offset())?,
-                            _ => self.packed_block(block, slot)?,
-                        }
+                        self.block(block, slot)?;
                     }
                 }
                 None => gaps.push(Gap { from: block, to: blocks.min(block + step), hole: bits == 0 }),
             }
         }
         Ok(())
-    }
-
-    fn inode(&self, place: Place) -> Result<Option<Inode>, CheckError> {
-        let (slot, at) = match place {
-            Place::Plain(at) => return self.decode(at),
-            Place::Packed(slot, at) => (slot, at),
-        };
-        let records = self.tables.block(&self.piece(slot)?);
-        Ok(match records.ok().and_then(|records| records.into_iter().nth(at)) {
-            Some(Ok(Record { slot: InodeSlot::Used(inode), .. })) => Some(inode),
-            _ => None,
-        })
-    }
-
-    fn packed_block(&mut self, number: u64, slot: SlotRef) -> Result<(), CheckError> {
-        let records = self.tables.block(&self.piece(slot)?);
-        for place in 0..INODES_PER_BLOCK as usize {
-            let Some(ino) = Ino::in_block(number, place) else { break };
-            match records.as_ref().map(|records| &records[place]) {
-                Ok(Ok(Record { slot: InodeSlot::Used(_), .. })) if !ino.is_none() => {
-                    self.records.insert(ino, Place::Packed(slot, place));
-                }
-                Ok(Ok(_)) => {}
-                _ => drop(self.damaged.insert(ino)),
-            }
-        }
-        Ok(())
-    }
-
-    fn decode(&self, at: Offset) -> Result<Option<Inode>, CheckError> {
-        let mut record = [0; INODE_RECORD];
-        self.read(at, &mut record)?;
-        match Inode::decode(&record) {
-            Ok(InodeSlot::Used(inode)) => Ok(Some(inode)),
-            _ => Ok(None),
-        }
-    }
-
-    fn block(&mut self, number: u64, at: Offset) -> Result<(), CheckError> {
-        let mut bytes = [0; INODE_BLOCK as usize];
-        self.read(at, &mut bytes)?;
-        for (i, record) in bytes.chunks_exact(INODE_RECORD).enumerate() {
-            let Some(ino) = Ino::in_block(number, i) else { break };
-            match Inode::decode(record.try_into().expect("size is given")) {
-                Ok(InodeSlot::Used(_)) if !ino.is_none() => {
-                    self.records.insert(ino, Place::Plain(at + (i * INODE_RECORD) as u64));
-                }
-                Ok(_) => {}
-                Err(_) => drop(self.damaged.insert(ino)),
-            }
-        }
-        Ok(())
-    }
-
-    /// Allocated pieces of an inode block's size that hold sixteen records and are not part of the table.
-    fn stray_blocks(&self, reached: &HashSet<Offset>) -> Result<Vec<Offset>, CheckError> {
-        let Some(class) = class_for(INODE_BLOCK) else { return Ok(Vec::new()) };
-        let (slots, first) = class_geometry(class);
-        let mut strays = Vec::new();
-        for segment in self.superblock.reserved_segments()..self.superblock.segment_count {
-            let mut entry = [0; 16];
-            self.read(self.superblock.segment_table + segment * SEGMENT_ENTRY, &mut entry)?;
-            // A table entry that does not decode may belong to any class.
-            let bits = match SegmentEntry::decode(&entry) {
-                Ok((SegmentUse::Slots(found), bits)) if found == class => bits,
-                Ok(_) => continue,
-                Err(_) => u64::MAX,
-            };
-            for slot in (0..slots).filter(|slot| bits >> slot & 1 == 1) {
-                let at = Offset::of_segment(segment) + (first + slot * CLASS_SIZES[class as usize]) as u64;
-                let mut bytes = [0; INODE_BLOCK as usize];
-                self.read(at, &mut bytes)?;
-                let records: Vec<_> =
-                    bytes.chunks_exact(INODE_RECORD).map(|r| Inode::decode(r.try_into().expect("size"))).collect();
-                let used = records.iter().any(|record| matches!(record, Ok(InodeSlot::Used(_))));
-                if used && records.iter().filter(|record| record.is_err()).count() < 8 && !reached.contains(&at) {
-                    strays.push(at);
-                }
-            }
-        }
-        Ok(strays)
     }
 
     /// Makes an inode and everything below it. Pending paths are kept in a vector, so that a deep tree does not need a

@@ -1,7 +1,8 @@
 //! The inode table: from a number to a record of 96 bytes, and the numbers not in use.
 //!
-//! Operations see one record at a time; how records lie in a block is in `block`. Growing the table is a
-//! transaction of its own, so that operations only ever write their own inodes' records. Which numbers are
+//! Operations see one record at a time; how records lie in a block is in `block`. Blocks that have cooled are packed (`packer`),
+//! and unpacked before a change (`packed`, `record`, `tables`). Growing the table and unpacking are
+//! transactions of their own, so that operations only ever write their own inodes' records. Which numbers are
 //! free is volatile knowledge, gathered from the records a few blocks at a time; the lowest known one is given out first, so
 //! that blocks become empty. Empty ones are given back, and what lies in sparse segments is moved, by `tidy`.
 
@@ -44,7 +45,7 @@ pub(crate) struct InodeTable {
 enum Whole {
     Absent,
     Plain(block::Bytes),
-    Packed(Box<[packed::Decoded; INODES_PER_BLOCK as usize]>),
+    Packed([packed::Decoded; INODES_PER_BLOCK as usize]),
 }
 
 /// The free numbers of one block, and the generations of their last users.
@@ -256,6 +257,10 @@ impl InodeTable {
         }
     }
 
+    fn has_tables(&self) -> bool {
+        self.packed.tables.exist()
+    }
+
     /// Makes the tables that packed blocks are decoded with ready for one more block.
     fn prepare_tables(&self, region: &Region, profile: impl FnOnce() -> shoal_pack::ProfileFile) -> Result<bool> {
         let _growth = self.free.lock();
@@ -270,7 +275,7 @@ impl InodeTable {
             let slot = self.block_slot(region, block)?;
             Ok(match slot {
                 _ if slot.is_none() => Whole::Absent,
-                _ if packed::is_packed(slot) => Whole::Packed(Box::new(self.decode_all(region, slot)?)),
+                _ if packed::is_packed(slot) => Whole::Packed(self.decode_all(region, slot)?),
                 _ => Whole::Plain(block::read(region, slot)?),
             })
         });

@@ -84,7 +84,7 @@ pub use packing_report::{FORMS, Form, PackingReport, Share};
 pub use rename::RenameMode;
 pub use resize::{AtRest, Limits, Refused, Relayout, Steps};
 pub use shoal_format::inode::Ino;
-pub use shoal_pack::Method;
+pub use shoal_pack::{Method, ProfileFile};
 pub use shoal_region::{Failure, Lsn};
 pub use space::{PlacedRange, Placement, StatFs, Usage};
 pub use xattr::XattrMode;

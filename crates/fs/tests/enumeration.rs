@@ -261,6 +261,9 @@ fn every_call_of_the_media_may_fail_in_every_operation() {
                 failed += faults::fail_each(&ground, &step.operation, &last).unwrap_or_else(|e| panic!("{e}"));
             }
         }
+        for last in [Sync, Checkpoint, PackInodes] {
+            failed += faults::fail_each(&ground, &PackInodes, &last).unwrap_or_else(|e| panic!("{e}"));
+        }
         failed += faults::fail_openings(&ground).unwrap_or_else(|e| panic!("{e}"));
         println!("{}: {failed} failing calls in {:.1} s", kind.name(), start.elapsed().as_secs_f64());
         assert!(failed > 100, "only {failed} calls were made to fail");

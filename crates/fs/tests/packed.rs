@@ -3,15 +3,16 @@
 //! Every test compares with what was there before packing, or with a store on which nothing is packed, and asks the offline
 //! checker, which has a decoder of its own. Crashes between are in `crash`, broken rules in the test `planted`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
-use shoal_check::{FindingKind, Remedy};
+use shoal_check::{FindingKind, ImageSource, Item, Loss, Remedy, SalvageSource, Sink, salvage};
 use shoal_format::SlotRef;
+use shoal_format::inode::Inode;
 use shoal_format::packed::InodeTables;
 use shoal_format::superblock::{FEATURE_PACKED, MemoryKind, ROOTS_AT, Roots, SUPERBLOCK_AT, Superblock};
-use shoal_fs::{Caller, Error, Fs, Ino, Options, ROOT, SetAttr};
+use shoal_fs::{Caller, Error, Fs, Ino, Options, ProfileFile, ROOT, SetAttr, TimeChange, XattrMode};
 use shoal_media::PersistentMemory;
 use shoal_region::View;
 use shoal_sim::Random;
@@ -19,7 +20,7 @@ use zerocopy::FromBytes;
 
 use crate::cold::{AGE, Store, caller, cool, crowd, files, options, setup};
 use crate::crash::tree::Tree;
-use crate::store::{self, Setup};
+use crate::store::{self, Boot, Setup, Watch};
 
 #[test]
 fn cold_inodes_are_packed_and_nothing_else_changes() {
@@ -219,6 +220,157 @@ fn repair(fs: &Fs, remedy: &Remedy) {
         Remedy::Attach { .. } | Remedy::FreeBlocks { .. } => panic!("{remedy}"),
     };
     done.unwrap_or_else(|error| panic!("{remedy}: {error}"));
+}
+
+/// What a salvage finds: the inodes by path.
+#[derive(Default)]
+struct Found(BTreeMap<Vec<u8>, Inode>);
+
+impl Sink for Found {
+    fn make(&mut self, item: &Item<'_>) -> bool {
+        self.0.insert(item.path.to_vec(), *item.inode);
+        true
+    }
+
+    fn data(&mut self, _: u64, _: &[u8]) {}
+
+    fn done(&mut self) {}
+
+    fn link(&mut self, _: &[u8], _: &[u8]) {}
+
+    fn lost(&mut self, _: Loss) {}
+}
+
+#[test]
+fn a_salvage_reads_packed_blocks_also_those_that_the_table_does_not_lead_to() {
+    let mut store = Store::new(setup());
+    let fs = store.open();
+    let inos = files(&fs, &store.clock, 100);
+    cool(&fs, &store.clock);
+    let inode = |ino: Ino| fs.placement(ino).unwrap().inode;
+    let expected: Vec<Inode> = inos.iter().map(|ino| inode(*ino)).collect();
+    let block = fs.placement(inos[50]).unwrap().record_at;
+    let mut root = [0; 8];
+    fs.region().read(ROOTS_AT, &mut root).unwrap();
+    let node = SlotRef::from_bits(u64::from_le_bytes(root)).unwrap();
+    let entry = node.offset() + inos[50].block() * 8;
+    assert_eq!(fs.region().read_u64(entry).unwrap() & ((1 << 40) - 1), block);
+    fs.shutdown().unwrap();
+    let memory = store.world.memory(0);
+    for is_cut in [false, true] {
+        if is_cut {
+            memory.write_u64(entry.get(), 5);
+        }
+        let source = SalvageSource { image: ImageSource::Memory(&*memory), log: None, bulk: None, power_lost: false };
+        let mut found = Found::default();
+        salvage(source, &mut found, &mut |_| ()).unwrap().unwrap();
+        for (number, inode) in expected.iter().enumerate() {
+            assert_eq!(found.0.get(format!("file{number}").as_bytes()), Some(inode), "file {number}, cut {is_cut}");
+        }
+    }
+}
+
+#[test]
+fn a_store_may_have_profiles_of_its_own() {
+    let mut store = Store::new(setup());
+    let fs = store.open();
+    let built_in = ProfileFile::built_in();
+    let own = ProfileFile { comment: "of this store".into(), profiles: built_in.profiles[..].to_vec() };
+    assert_eq!(fs.set_inode_profiles(&ProfileFile { profiles: Vec::new(), ..own.clone() }), Ok(false));
+    assert_eq!(fs.set_inode_profiles(&own), Ok(true));
+    assert_eq!(fs.set_inode_profiles(&own), Ok(false));
+    files(&fs, &store.clock, 40);
+    assert!(cool(&fs, &store.clock).blocks >= 2);
+    let bytes = fs.region().read_vec(tables(&fs)[1].offset(), 8000).unwrap();
+    assert!(bytes.windows(13).any(|part| part == b"of this store"));
+    fs.shutdown().unwrap();
+    drop(fs);
+    store.check();
+}
+
+#[test]
+fn damaged_stores_of_packed_inodes_give_findings_and_errors_and_no_panics() {
+    let mut store = Store::new(setup());
+    let fs = store.open();
+    let inos = files(&fs, &store.clock, 300);
+    cool(&fs, &store.clock);
+    let places =
+        [tables(&fs)[0].offset().get(), tables(&fs)[1].offset().get(), fs.placement(inos[9]).unwrap().record_at];
+    fs.shutdown().unwrap();
+    drop(fs);
+    let state = store.world.snapshot().process_crash();
+    let (mut random, mut found) = (Random::new(6), 0);
+    for round in 0..400 {
+        store.world = state.open();
+        let memory = store.world.memory(0);
+        for _ in 0..=random.below(3) {
+            let at = places[random.below(3) as usize] + random.below(if round % 2 == 0 { 200 } else { 12_000 });
+            let mut byte = [0];
+            memory.read(at, &mut byte);
+            memory.write(at, &[byte[0] ^ random.next_u64() as u8]);
+        }
+        found += u64::from(!store::report(store.setup, &store.world, false).unwrap().is_sound());
+        let boot = Boot { boot: 1, opening: 9, keeps_trimmed: true };
+        let opened = store::open_with(store.setup, &store.world, boot, &Watch::default(), options(None), &store.clock);
+        if let Ok((fs, _)) = opened.unwrap() {
+            for ino in &inos {
+                let attr = fs.getattr(*ino);
+                assert!(
+                    attr.as_ref().map_or_else(|e| matches!(e, Error::Corrupt(_)), |attr| attr.uid == 10),
+                    "{attr:?}"
+                );
+            }
+        }
+    }
+    println!("{found} of 400 damaged");
+    assert!(found > 200, "{found}");
+}
+
+#[test]
+fn inodes_unlike_any_profile_are_packed_as_well_and_the_tables_grow() {
+    let mut store = Store::new(setup());
+    let fs = store.open();
+    let mut random = Random::new(12);
+    for number in 0..900u32 {
+        let kind = [0o100000, 0o010000, 0o020000, 0o060000][random.below(4) as usize];
+        let who = Caller { uid: number * 7_000_003, gid: random.next_u64() as u32 >> random.below(32), ..caller() };
+        let mode = kind | random.below(0o7777) as u32;
+        let device = if kind == 0o020000 || kind == 0o060000 { random.next_u64() as u32 } else { 0 };
+        let ino = fs.mknod(&who, ROOT, format!("odd{number}").as_bytes(), mode, device).unwrap().ino;
+        let time = |random: &mut Random| match random.below(4) {
+            0 => None,
+            1 => Some(TimeChange::At(random.next_u64() as i64)),
+            2 => Some(TimeChange::At([i64::MIN, i64::MAX, -1, 0][random.below(4) as usize])),
+            _ => Some(TimeChange::At(1_500_000_000_000_000_000 + random.below(9) as i64 * 1_000_000_000)),
+        };
+        let change = SetAttr { atime: time(&mut random), mtime: time(&mut random), ..Default::default() };
+        fs.setattr(ino, &change).unwrap();
+        if number % 5 == 0 {
+            fs.setxattr(ino, b"trusted.a", &[3; 40], XattrMode::Any).unwrap();
+        }
+        if kind == 0o100000 && number % 3 == 0 {
+            fs.write(ino, random.below(100_000), &[9; 100]).unwrap();
+        }
+    }
+    let (before, first) = (Tree::read(&fs).unwrap(), fs.packed_inodes().unwrap());
+    assert_eq!(first.blocks, 0);
+    let done = cool(&fs, &store.clock);
+    println!("{done:?}, tables of {} bytes", tables(&fs)[0].capacity());
+    assert!(done.inodes > 850 && tables(&fs)[0].capacity() >= 900 * 24);
+    assert!(Tree::read(&fs).unwrap() == before);
+    fs.shutdown().unwrap();
+    drop(fs);
+    store.check();
+    let fs = store.open();
+    assert!(Tree::read(&fs).unwrap() == before);
+    // Each triplet goes with its last user.
+    for number in (0..900).step_by(2) {
+        fs.unlink(ROOT, format!("odd{number}").as_bytes()).unwrap();
+    }
+    cool(&fs, &store.clock);
+    fs.shutdown().unwrap();
+    drop(fs);
+    store.check();
 }
 
 #[test]

@@ -4,8 +4,7 @@
 //! Locks: an inode's lock protects its record, and records do not overlap, so a block as a whole has no lock of its own. A block
 //! changes its place or its form under the locks of all its sixteen inodes ([`super::tidy`]), which leaves every reader and
 //! writer of one record with the lock it has anyway. (A lock for each block, taken by every access to a record, made look-ups
-//! 6% and creations 9% slower.) Records that share bytes, as packed ones will, need a lock for the block below the
-//! inode locks: shared to read one, exclusive to put a plain block in its place before the first change.
+//! 6% and creations 9% slower.) Blocks whose records share bytes have one, below the inode locks (`packed`).
 
 use shoal_format::inode::{INODE_BLOCK, INODE_RECORD, Inode, InodeSlot};
 use shoal_format::{FormatError, Offset, SlotRef};

@@ -323,6 +323,19 @@ impl Fs {
         self.table.prepare_tables(&self.region, || ProfileFile::built_in().of_store())
     }
 
+    /// Lets the store's inodes be packed with these profiles instead of the built-in ones. Only before the first block is packed:
+    /// false if there are profiles already, or none of Shoal's own compressor among these.
+    pub fn set_inode_profiles(&self, file: &ProfileFile) -> Result<bool> {
+        self.writable()?;
+        if self.table.has_tables() || file.of_store().profiles.is_empty() {
+            return Ok(false);
+        }
+        if !self.region.has_feature(FEATURE_PACKED) {
+            self.region.add_feature(FEATURE_PACKED)?;
+        }
+        self.table.prepare_tables(&self.region, || file.of_store())
+    }
+
     /// Packs some block other than `not`, whatever its age, or gives an empty one back, so that its slot is free. The caller may hold inode locks.
     #[cold]
     pub(super) fn pack_another(&self, not: u64) -> Result<bool> {

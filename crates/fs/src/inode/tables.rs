@@ -162,6 +162,11 @@ impl PackedTables {
         }
     }
 
+    /// Are there tables, readable or not?
+    pub fn exist(&self) -> bool {
+        self.is_lost || self.changing.lock().is_some()
+    }
+
     /// What to decode with; blocks may not change their form under a reader that uses it (see `packed`).
     pub fn decoder(&self) -> RwLockReadGuard<'_, Decoder> {
         self.decoder.read()

@@ -1,0 +1,133 @@
+//! Inode blocks of a damaged store, plain and packed: their records, and blocks that the table does not lead to.
+//!
+//! Rules: a record that decodes counts, whatever is beside it. A stray block must look like one: of a plain one most records decode, a
+//! packed one has the right checksum and all of them do.
+
+use std::collections::HashSet;
+
+use shoal_format::inode::{INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Ino, Inode, InodeSlot};
+use shoal_format::segment::{SEGMENT_ENTRY, SegmentEntry, SegmentUse};
+use shoal_format::slot::{CLASS_SIZES, class_for, class_geometry};
+use shoal_format::superblock::Roots;
+use shoal_format::{Offset, SEGMENT, SlotRef};
+
+use super::Walk;
+use crate::CheckError;
+use crate::packed::{self, Tables};
+
+/// The class of plain blocks; packed ones are of lower classes.
+const BLOCK_CLASS: u8 = match class_for(INODE_BLOCK) {
+    Some(class) => class,
+    None => panic!("blocks are slots"),
+};
+
+/// Where a record lies.
+#[derive(Clone, Copy)]
+pub(super) enum Place {
+    Plain(Offset),
+    /// The place in a packed block.
+    Packed(SlotRef, usize),
+}
+
+/// Where a record of a block lies.
+pub(super) fn place_in(block: SlotRef, place: usize) -> Place {
+    match block.capacity() {
+        INODE_BLOCK => Place::Plain(block.offset() + (place * INODE_RECORD) as u64),
+        _ => Place::Packed(block, place),
+    }
+}
+
+impl Walk<'_, '_> {
+    /// Reads the tables of packed blocks from whichever copy has them.
+    pub(super) fn read_tables(&mut self, roots: &Roots) -> Result<(), CheckError> {
+        let slots = packed::copies(roots).into_iter().flatten().filter(|slot| self.fits(*slot));
+        let (mut found, mut defects) = (Vec::new(), Vec::new());
+        for slot in slots {
+            found.push((slot.offset().get(), self.piece(slot)?));
+        }
+        let has_tables = !found.is_empty();
+        self.tables = Tables::read(found, &mut defects);
+        if has_tables && self.tables.is_empty() {
+            self.lost(None, None, "neither copy of the tables of packed inodes can be read".into());
+        }
+        Ok(())
+    }
+
+    /// The inode whose record lies there, if it is in use and decodes.
+    pub(super) fn inode(&self, place: Place) -> Result<Option<Inode>, CheckError> {
+        let slot = match place {
+            Place::Plain(at) => {
+                let mut record = [0; INODE_RECORD];
+                self.read(at, &mut record)?;
+                Inode::decode(&record).ok()
+            }
+            Place::Packed(slot, at) => {
+                let records = self.tables.block(&self.piece(slot)?).ok();
+                records.and_then(|records| records.into_iter().nth(at)?.ok()).map(|record| record.slot)
+            }
+        };
+        Ok(slot.and_then(|slot| if let InodeSlot::Used(inode) = slot { Some(inode) } else { None }))
+    }
+
+    /// The records of a block in either form; none where one does not decode.
+    fn records_of(&self, slot: SlotRef) -> Result<Vec<Option<InodeSlot>>, CheckError> {
+        let bytes = self.piece(slot)?;
+        if slot.capacity() == INODE_BLOCK {
+            let records = bytes.chunks_exact(INODE_RECORD).map(|record| record.try_into().expect("size is given"));
+            return Ok(records.map(|record| Inode::decode(record).ok()).collect());
+        }
+        Ok(match self.tables.block(&bytes) {
+            Ok(records) => records.into_iter().map(|record| record.ok().map(|record| record.slot)).collect(),
+            Err(_) => vec![None; INODES_PER_BLOCK as usize],
+        })
+    }
+
+    /// Takes the records of a block.
+    pub(super) fn block(&mut self, number: u64, slot: SlotRef) -> Result<(), CheckError> {
+        for (place, record) in self.records_of(slot)?.into_iter().enumerate() {
+            let Some(ino) = Ino::in_block(number, place) else { break };
+            match record {
+                Some(InodeSlot::Used(_)) if !ino.is_none() => drop(self.records.insert(ino, place_in(slot, place))),
+                Some(_) => {}
+                None => drop(self.damaged.insert(ino)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Allocated pieces that look like inode blocks and are not part of the table.
+    pub(super) fn stray_blocks(&self, reached: &HashSet<Offset>) -> Result<Vec<SlotRef>, CheckError> {
+        let mut strays = Vec::new();
+        for segment in self.superblock.reserved_segments()..self.superblock.segment_count {
+            let mut entry = [0; SEGMENT_ENTRY as usize];
+            self.read(self.superblock.segment_table + segment * SEGMENT_ENTRY, &mut entry)?;
+            // A table entry that does not decode may belong to any class; plain blocks are looked for.
+            let (class, bits) = match SegmentEntry::decode(&entry) {
+                Ok((SegmentUse::Slots(class), bits)) if class <= BLOCK_CLASS => (class, bits),
+                Ok(_) => continue,
+                Err(_) => (BLOCK_CLASS, u64::MAX),
+            };
+            let (slots, first) = class_geometry(class);
+            let mut words = vec![bits];
+            if slots > 64 {
+                let mut bitmap = vec![0; slots.div_ceil(64) as usize * 8];
+                self.read(Offset::new(segment * SEGMENT), &mut bitmap)?;
+                words =
+                    bitmap.chunks_exact(8).map(|w| u64::from_le_bytes(w.try_into().expect("eight bytes"))).collect();
+            }
+            let is_set = |slot: &u32| words[*slot as usize / 64] >> (slot % 64) & 1 == 1;
+            for slot in (0..slots).filter(is_set) {
+                let at = Offset::new(segment * SEGMENT) + u64::from(first + slot * CLASS_SIZES[usize::from(class)]);
+                let slot = SlotRef::slot(at, class);
+                let records = self.records_of(slot)?;
+                let used = records.iter().any(|record| matches!(record, Some(InodeSlot::Used(_))));
+                let damaged = records.iter().filter(|record| record.is_none()).count();
+                let damaged_max = if class == BLOCK_CLASS { 7 } else { 0 };
+                if used && damaged <= damaged_max && !reached.contains(&at) {
+                    strays.push(slot);
+                }
+            }
+        }
+        Ok(strays)
+    }
+}
