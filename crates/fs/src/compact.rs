@@ -7,7 +7,8 @@
 //! - [`Fs::compact_tick`], in the background: when much could be gained, while nobody else commits. It also gives back empty
 //!   inode blocks, and the memory of segments that stay free.
 //! - [`Fs::with_room`], around every operation that allocates: one that found no segment lets go of its locks, compacts until
-//!   there is one, and is tried again. It is told of a full store only when that cannot help.
+//!   there is one, and is tried again. Where that does not help, plain files are packed, and the store is full only when they gain
+//!   nothing either.
 //!
 //! Rules: no inode lock is waited for, only tried; a pass holds the compactor's lock and no other. Moving takes no
 //! free segment, and what a pass leaves has nothing to gain for the next one; so it comes to an end. Segments that a pass could
@@ -158,6 +159,7 @@ impl Fs {
             match self.compact_for(segments)? {
                 Outcome::Room => {}
                 Outcome::Slots => return operation(),
+                Outcome::Nothing if self.pack_for_room(segments)? => {}
                 Outcome::Nothing => return Err(Error::NoSpace),
             }
             match operation() {

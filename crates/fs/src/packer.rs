@@ -12,10 +12,10 @@
 
 use std::time::Duration;
 
-use shoal_format::SlotRef;
 use shoal_format::inode::{CHUNK, INODE_SUMMED, INODE_TRUNCATING, Inode, InodeSlot, Layout};
 use shoal_format::object::{ChunkRef, Codec, GROUP, OBJECT_HEAD, piece_sizes, sum_in_slot};
 use shoal_format::superblock::FEATURE_PACKED;
+use shoal_format::{SEGMENT, SlotRef};
 use shoal_pack::{Compressor, Method};
 use shoal_region::Lsn;
 
@@ -28,6 +28,9 @@ const TICK_BYTES: u64 = 4 << 20;
 const TICK_BLOCKS: u32 = 2048;
 /// A look at all inodes begins this long after the last one at the earliest.
 const ROUND: Duration = Duration::from_secs(1);
+/// On a full store: what files must have cooled for, and the bytes to gain at once.
+const PRESSED_AGE: Duration = Duration::from_secs(1);
+const PRESSED_BYTES: u64 = 1 << 20;
 /// How often a lock is tried for by a caller who asked for packing now.
 const PATIENCE: u32 = 1000;
 
@@ -66,6 +69,8 @@ pub(crate) struct Packer {
     settled: Lsn,
     /// Something was left for a later round.
     left: bool,
+    /// End of the log when packing for room gained none.
+    futile: Option<Lsn>,
 }
 
 #[derive(Default)]
@@ -142,7 +147,7 @@ impl Fs {
         let outcome = self.pack_some(&mut packer, age);
         self.idle.lock().own_work(&self.region);
         if packer.round.is_none() {
-            packer.due_ns = now + age.max(ROUND).as_nanos() as u64;
+            packer.due_ns = now.saturating_add((age / 4).max(ROUND).as_nanos() as u64);
             packer.settled = self.region.last_lsn();
         }
         match outcome {
@@ -183,6 +188,43 @@ impl Fs {
         }
         packer.round = Some(round);
         Ok(())
+    }
+
+    /// Packs plain files for an operation that found no room, those first that take most; true if that gained any.
+    pub(crate) fn pack_for_room(&self, segments: u64) -> Result<bool> {
+        let Some(age) = self.options.pack_age.filter(|_| self.options.method != Method::Off) else { return Ok(false) };
+        let mut packer = self.packer.lock();
+        if packer.futile == Some(self.region.last_lsn()) {
+            return Ok(false);
+        }
+        let (mut files, now) = (Vec::new(), self.now());
+        for block in 0..self.table.blocks() {
+            self.table.for_block(&self.region, block, &mut |ino, slot| {
+                if let InodeSlot::Used(inode) = slot
+                    && may_be_packed(&inode)
+                    && has_cooled(&inode, now, age.min(PRESSED_AGE))
+                {
+                    files.push((inode.allocated, ino));
+                }
+            })?;
+        }
+        files.sort_unstable_by(|a, b| b.cmp(a));
+        let want = (segments * SEGMENT + PRESSED_BYTES).max(self.region.superblock().region_bytes / 32);
+        let mut done = Packing::default();
+        for (_, ino) in files {
+            match self.past_damage(ino, self.pack_file(ino, &mut packer, None, &mut done)) {
+                Ok(_) => {}
+                Err(Error::NoSpace) => break,
+                Err(error) => return Err(error),
+            }
+            if done.before.saturating_sub(done.after) >= want {
+                break;
+            }
+        }
+        self.region.strip_empty();
+        let has_gained = done.before > done.after;
+        packer.futile = (!has_gained).then(|| self.region.last_lsn());
+        Ok(has_gained)
     }
 
     /// Adds the files of an inode block that have cooled and may be packed. True if others have not cooled yet.

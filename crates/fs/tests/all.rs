@@ -21,6 +21,7 @@ mod file_data;
 mod flags_and_whiteouts;
 mod model;
 mod packed;
+mod packed_files;
 mod resize;
 mod saved;
 mod saved_image;

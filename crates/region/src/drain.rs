@@ -447,6 +447,12 @@ impl Region {
         }
     }
 
+    /// Lets empty segments leave their classes: an ordinary transaction takes slots of its class from an empty segment even where
+    /// only the reserve is left.
+    pub fn strip_empty(&self) {
+        self.alloc.lock().strip_empty();
+    }
+
     /// A slot of `class` outside of draining segments, without taking a free segment.
     fn allocate_beside(&self, old: SlotRef) -> Option<SlotRef> {
         let mut alloc = self.alloc.lock();

@@ -1,0 +1,224 @@
+//! Packed files: the same bytes whatever form they have, an error for every bit that was flipped, and room where none was left.
+//!
+//! What is left out is in `model` and `crash`, which pack between all operations and at every crash.
+
+use std::time::Duration;
+
+use shoal_format::inode::{INODE_SUMMED, Layout};
+use shoal_format::object::{GROUP, OBJECT_HEAD, Object};
+use shoal_fs::{Error, FORMS, Form, Fs, Ino, Method, Options, SetAttr};
+use shoal_media::PersistentMemory;
+use shoal_region::View;
+use shoal_sim::Random;
+
+use crate::cold::{Store, create, options, setup};
+
+/// Bytes that compress, or do not.
+fn data(seed: u64, len: usize, shrinks: bool) -> Vec<u8> {
+    let mut out = vec![0; len];
+    Random::new(seed).fill(&mut out);
+    if shrinks {
+        out.chunks_mut(40).for_each(|line| line.fill(line[0]));
+    }
+    out
+}
+
+fn file(fs: &Fs, name: &str, bytes: &[u8]) -> Ino {
+    let ino = create(fs, name);
+    assert_eq!(fs.write(ino, 0, bytes).unwrap(), bytes.len());
+    ino
+}
+
+fn read(fs: &Fs, ino: Ino) -> Result<Vec<u8>, Error> {
+    let mut out = vec![0; fs.getattr(ino)?.size as usize];
+    let len = fs.read(ino, 0, &mut out)?;
+    assert_eq!(len, out.len());
+    Ok(out)
+}
+
+/// One file of each form.
+fn each_form(fs: &Fs) -> Vec<(Form, Ino, Vec<u8>)> {
+    let mut files = Vec::new();
+    for (form, name, len, shrinks) in [
+        (Form::Zstd, "short", 3000, true),
+        (Form::Zstd, "chunks", 100_000, true),
+        (Form::Zstd, "groups", 300_000, true),
+        (Form::Summed, "noise", 3000, false),
+        (Form::Summed, "in place", 70_000, false),
+    ] {
+        let bytes = data(len as u64, len, shrinks);
+        files.push((form, file(fs, name, &bytes), bytes));
+    }
+    files
+}
+
+fn form_of(fs: &Fs, ino: Ino) -> Form {
+    let report = fs.packing_of(ino).unwrap();
+    let used: Vec<_> = FORMS.into_iter().zip(report.forms).filter(|(_, share)| share.groups > 0).collect();
+    assert_eq!(used.len(), 1, "{used:?}");
+    used[0].0
+}
+
+#[test]
+fn every_form_holds_the_same_bytes_and_takes_less_where_it_can() {
+    for method in [Method::Auto, Method::Lz4, Method::Zstd(9)] {
+        let mut store = Store::new(setup());
+        let fs = store.open_with(Options { method, ..options(None) });
+        let files = each_form(&fs);
+        let packing = fs.pack_all(&mut |_, _| {}).unwrap();
+        assert_eq!((packing.groups, packing.summed, packing.busy), (5, 2, 0), "{packing:?}");
+        assert!(packing.after < packing.before / 3 + 90_000, "{packing:?}");
+        let mut random = Random::new(3);
+        for (form, ino, bytes) in &files {
+            let expected = if *form == Form::Zstd && method == Method::Lz4 { Form::Lz4 } else { *form };
+            assert_eq!(form_of(&fs, *ino), expected);
+            assert_eq!(&read(&fs, *ino).unwrap(), bytes);
+            for _ in 0..50 {
+                let at = random.below(bytes.len() as u64 + 10);
+                let mut part = vec![0; random.below(50_000) as usize];
+                let len = fs.read(*ino, at, &mut part).unwrap();
+                let from = bytes.len().min(at as usize);
+                assert_eq!(part[..len], bytes[from..bytes.len().min(from + part.len())]);
+            }
+            assert_eq!(fs.getattr(*ino).unwrap().rdev, 0, "the checksum is nobody's business");
+        }
+        assert_eq!(fs.pack_all(&mut |_, _| {}).unwrap(), Default::default(), "nothing is left to do");
+        fs.shutdown().unwrap();
+        drop(fs);
+        store.check();
+    }
+}
+
+/// Places of a packed file's bytes in the region that a sum covers, or a reference leads through.
+fn covered(fs: &Fs, ino: Ino) -> Vec<(u64, u64)> {
+    let placement = fs.placement(ino).unwrap();
+    let inode = placement.inode;
+    match inode.layout {
+        Layout::Direct => {
+            assert_ne!(inode.flags & INODE_SUMMED, 0);
+            vec![(inode.root.offset().get(), inode.size)]
+        }
+        Layout::Packed => {
+            let head = fs.region().read_vec(inode.root.offset(), OBJECT_HEAD).unwrap();
+            let object = Object::decode(&head.try_into().unwrap()).unwrap();
+            // The number of users is no part of the sum.
+            let end = object.payload_at() as u64 + u64::from(object.payload);
+            vec![(inode.root.offset().get() + 4, end.min(inode.root.capacity()) - 4)]
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_flipped_bit_is_an_error_and_never_other_bytes() {
+    let mut store = Store::new(setup());
+    let fs = store.open();
+    let files = each_form(&fs);
+    fs.pack_all(&mut |_, _| {}).unwrap();
+    let memory = store.world.memory(0);
+    let mut random = Random::new(4);
+    for (_, ino, bytes) in files.iter().filter(|(_, _, bytes)| bytes.len() as u64 <= GROUP) {
+        for (at, len) in covered(&fs, *ino) {
+            for _ in 0..400 {
+                let (place, bit) = (at + random.below(len), 1 << random.below(8));
+                let mut byte = [0];
+                memory.read(place, &mut byte);
+                memory.write(place, &[byte[0] ^ bit]);
+                let found = read(&fs, *ino);
+                assert!(
+                    matches!(found, Err(Error::Corrupt(_))),
+                    "byte {place:#x} of {at:#x}: {:?}",
+                    found.map(|b| b == *bytes)
+                );
+                memory.write(place, &byte);
+            }
+        }
+        assert_eq!(&read(&fs, *ino).unwrap(), bytes);
+    }
+}
+
+#[test]
+fn files_cool_are_packed_and_become_plain_by_a_change() {
+    let mut store = Store::new(setup());
+    let fs = store.open();
+    let bytes = data(1, 50_000, true);
+    let ino = file(&fs, "f", &bytes);
+    let tick = |seconds: u64| {
+        for _ in 0..seconds * 10 {
+            store.clock.advance(100_000_000);
+            fs.pack_tick().unwrap();
+        }
+    };
+    tick(25);
+    assert_eq!(form_of(&fs, ino), Form::Plain, "it is young");
+    tick(10);
+    assert_eq!(form_of(&fs, ino), Form::Zstd);
+    fs.write(ino, 7, b"new").unwrap();
+    assert_eq!(form_of(&fs, ino), Form::Plain);
+    let changed = [&bytes[..7], b"new", &bytes[10..]].concat();
+    assert_eq!(read(&fs, ino).unwrap(), changed);
+    tick(40);
+    assert_eq!(form_of(&fs, ino), Form::Zstd);
+    let packed = fs.packing_of(ino).unwrap();
+    // A cut takes no room.
+    fs.setattr(ino, &SetAttr { size: Some(20_000), ..SetAttr::default() }).unwrap();
+    assert_eq!(fs.packing_of(ino).unwrap().all().stored, packed.all().stored);
+    assert_eq!(read(&fs, ino).unwrap(), changed[..20_000]);
+    fs.setattr(ino, &SetAttr { size: Some(40_000), ..SetAttr::default() }).unwrap();
+    let mut grown = changed[..20_000].to_vec();
+    grown.resize(40_000, 0);
+    assert_eq!(read(&fs, ino).unwrap(), grown, "what was cut off does not come back");
+    // An idle store has no work, and writes nothing.
+    tick(40);
+    let end = fs.region().last_lsn();
+    tick(100);
+    assert_eq!(fs.region().last_lsn(), end);
+    fs.shutdown().unwrap();
+    drop(fs);
+    store.check();
+}
+
+#[test]
+fn a_full_store_packs_what_has_cooled_before_it_refuses_a_write() {
+    let written = |pack_age| {
+        let mut store = Store::new(setup());
+        let fs = store.open_as(pack_age);
+        let mut files = Vec::new();
+        for number in 0..2000 {
+            store.clock.advance(10_000_000);
+            let bytes = data(number, 30_000, true);
+            let ino = create(&fs, &format!("f{number}"));
+            match fs.write(ino, 0, &bytes) {
+                Ok(len) if len == bytes.len() => files.push((ino, bytes)),
+                Ok(_) | Err(Error::NoSpace) => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        for (ino, bytes) in &files {
+            assert_eq!(&read(&fs, *ino).unwrap(), bytes);
+        }
+        fs.shutdown().unwrap();
+        drop(fs);
+        store.check();
+        files.len()
+    };
+    let (plain, packed) = (written(None), written(Some(Duration::from_secs(3600))));
+    println!("{plain} files plain, {packed} packed");
+    assert!(packed > 3 * plain, "{plain} files plain, {packed} packed");
+}
+
+#[test]
+fn room_that_was_asked_for_and_holes_stay() {
+    let mut store = Store::new(setup());
+    let fs = store.open();
+    let bytes = data(1, 10_000, true);
+    let preallocated = file(&fs, "preallocated", &bytes);
+    fs.fallocate(preallocated, 1, 0, 200_000).unwrap();
+    let sparse = create(&fs, "sparse");
+    fs.write(sparse, 0, &bytes).unwrap();
+    fs.write(sparse, 100_000, &bytes).unwrap();
+    let before = [preallocated, sparse].map(|ino| fs.getattr(ino).unwrap().blocks);
+    fs.pack_all(&mut |_, _| {}).unwrap();
+    assert_eq!([preallocated, sparse].map(|ino| fs.getattr(ino).unwrap().blocks), before);
+    assert_eq!(fs.seek(sparse, 0, shoal_fs::Seek::Hole).unwrap(), 10_240);
+}
