@@ -1,13 +1,13 @@
 //! The engine called in-process, on one thread: creates with 1 KiB of data, look-ups with attributes, unlinks.
 //!
-//! `cargo bench -p shoal-fs --bench engine -- [FILES...]` prints, for each memory kind and number of files, operations a
+//! `cargo bench -p shoal-fs --bench engine -- [packed] [FILES...]` prints, for each memory kind and number of files, operations a
 //! second as the median of five rounds with the spread. Memory lies in /dev/shm (battery) or the log under
 //! the target directory (logged). Not a criterion bench: a round must start from an empty store, and one round is
-//! already a million operations.
+//! already a million operations. With `packed` the inodes are packed before the look-ups.
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use shoal_format::superblock::{Geometry, MemoryKind};
 use shoal_fs::{Caller, FormatOptions, Fs, Ino, Options, Parts, ROOT};
@@ -59,7 +59,7 @@ fn open(kind: MemoryKind, files: u64) -> Store {
         let parts = || shoal_region::Parts { memory: memory.clone(), log: None, images: None, boot_id, nonce };
         Fs::format(Parts { region: parts(), bulk: None, clock: clock() }, &format).unwrap();
         let parts = Parts { region: parts(), bulk: None, clock: clock() };
-        return Store { paths: vec![path], fs: Fs::open(parts, Options::default()).unwrap().0 };
+        return Store { paths: vec![path], fs: Fs::open(parts, options()).unwrap().0 };
     }
     let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("engine-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&dir);
@@ -81,7 +81,12 @@ fn open(kind: MemoryKind, files: u64) -> Store {
     let image = (images[newest].file(), anchor.used_bytes.get());
     let memory = Arc::new(PrivateMap::new(superblock.region_bytes, Some(image)).unwrap());
     let parts = Parts { region: parts(memory), bulk: None, clock: clock() };
-    Store { paths: vec![dir], fs: Fs::open(parts, Options::default()).unwrap().0 }
+    Store { paths: vec![dir], fs: Fs::open(parts, options()).unwrap().0 }
+}
+
+/// Inodes are cold at once; nothing is packed unless a round does it.
+fn options() -> Options {
+    Options { pack_age: Some(Duration::ZERO), ..Options::default() }
 }
 
 /// Directories of at most this many files, as trees have them.
@@ -97,7 +102,14 @@ fn name(buffer: &mut [u8; 8], number: u64) -> &[u8] {
     buffer
 }
 
-fn round(kind: MemoryKind, files: u64) -> [f64; 3] {
+/// Packs all inodes.
+fn pack(fs: &Fs) {
+    while fs.pack_inodes_step(u32::MAX).unwrap().more {}
+    let packed = fs.packed_inodes().unwrap();
+    println!("{} inodes packed, {:.1} bytes each", packed.inodes, packed.bytes as f64 / packed.inodes as f64);
+}
+
+fn round(kind: MemoryKind, files: u64, packed: bool) -> [f64; 3] {
     let store = open(kind, files);
     let fs = &store.fs;
     let caller = Caller::default();
@@ -113,6 +125,9 @@ fn round(kind: MemoryKind, files: u64) -> [f64; 3] {
         fs.write(attr.ino, 0, &data).unwrap();
     }
     let created = start.elapsed();
+    if packed {
+        pack(fs);
+    }
     // A full-period walk visits every file once, in no order.
     let step = (files / 2 + 1..).find(|step| gcd(*step, files) == 1).unwrap();
     let start = Instant::now();
@@ -135,6 +150,7 @@ fn gcd(a: u64, b: u64) -> u64 {
 }
 
 fn main() {
+    let packed = std::env::args().any(|arg| arg == "packed");
     let mut sizes: Vec<u64> = std::env::args().skip(1).filter_map(|arg| arg.parse().ok()).collect();
     if sizes.is_empty() {
         sizes = vec![10_000, 100_000, 1_000_000];
@@ -142,7 +158,7 @@ fn main() {
     println!("ops/s, median of {ROUNDS} rounds (min-max), one thread, seed {SEED}");
     for kind in [MemoryKind::Battery, MemoryKind::Logged] {
         for &files in &sizes {
-            let rounds: Vec<[f64; 3]> = (0..ROUNDS).map(|_| round(kind, files)).collect();
+            let rounds: Vec<[f64; 3]> = (0..ROUNDS).map(|_| round(kind, files, packed)).collect();
             let figure = |which: usize| {
                 let mut values: Vec<f64> = rounds.iter().map(|round| round[which]).collect();
                 values.sort_by(f64::total_cmp);

@@ -12,7 +12,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::AtomicU64;
 
 use parking_lot::{Mutex, RwLock};
-use shoal_format::inode::{INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Inode, InodeSlot};
+use shoal_format::inode::{INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, InodeSlot};
 use shoal_format::superblock::Roots;
 use shoal_format::{FormatError, SlotRef};
 use shoal_pack::{BLOCK_MAX, Block, Item};
@@ -103,8 +103,8 @@ impl SlotBytes {
     }
 }
 
-fn get(block: &Block<'_>, place: usize, decoder: &Decoder) -> std::result::Result<[u8; INODE_RECORD], FormatError> {
-    record::bytes(&block.get(place, &decoder.profiles, &decoder.triplets)?)
+fn get(block: &Block<'_>, place: usize, decoder: &Decoder) -> Decoded {
+    record::decoded(&block.get(place, &decoder.profiles, &decoder.triplets)?)
 }
 
 impl InodeTable {
@@ -137,7 +137,7 @@ impl InodeTable {
         let bytes = SlotBytes::read(view, slot)?;
         let block = bytes.open().map_err(|error| undecodable(ino, error))?;
         let record = get(&block, ino.place(), &self.packed.tables.decoder());
-        record.and_then(|bytes| Inode::decode(&bytes)).map_err(|error| undecodable(ino, error))
+        record.map_err(|error| undecodable(ino, error))
     }
 
     /// All records of a packed block, which keeps its form meanwhile. An error if the block as a whole does not decode.
@@ -145,7 +145,7 @@ impl InodeTable {
         let bytes = SlotBytes::read(view, slot)?;
         let block = bytes.open().map_err(|error| Error::Corrupt(format!("{error}; run `shoal check`")))?;
         let decoder = self.packed.tables.decoder();
-        Ok(std::array::from_fn(|place| get(&block, place, &decoder).and_then(|bytes| Inode::decode(&bytes))))
+        Ok(std::array::from_fn(|place| get(&block, place, &decoder)))
     }
 
     /// Puts a plain block in the place of a packed one, within `tx`. The caller has the lock of one of its inodes, or a claim of

@@ -209,9 +209,8 @@ impl InodeTable {
             pack(&items, &decoder.profiles, &decoder.triplets, &mut out);
             let packed = Block::open(out.bytes())?;
             for (at, (item, bytes)) in items.iter().zip(plain.chunks_exact(INODE_RECORD)).enumerate() {
-                let read = packed.get(at, &decoder.profiles, &decoder.triplets).and_then(|item| record::bytes(&item));
-                let same = read.is_ok_and(|read| shoal_format::inode::Inode::decode(&read) == decode(bytes));
-                if !same {
+                let read = packed.get(at, &decoder.profiles, &decoder.triplets).and_then(|item| record::decoded(&item));
+                if read != Inode::decode(bytes.try_into().expect("chunk size")) {
                     // Only records that come back as they were may be packed.
                     return Ok(Look::Nothing);
                 }
@@ -234,10 +233,6 @@ impl InodeTable {
         change.committed();
         Ok(Look::Packed(new.capacity(), used.count() as u64))
     }
-}
-
-fn decode(bytes: &[u8]) -> std::result::Result<InodeSlot, shoal_format::FormatError> {
-    shoal_format::inode::Inode::decode(bytes.try_into().expect("chunk size"))
 }
 
 /// A slot for a packed block, and its transaction: of the class that fits, or on a full store from the reserve, or of a larger class

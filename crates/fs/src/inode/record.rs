@@ -41,7 +41,7 @@ fn pieces(root: u64, xattr: u64) -> u64 {
     capacity(root) + capacity(xattr)
 }
 
-/// What a record of an inode block says.
+/// The item of a packed block for a record of an inode block.
 pub(crate) fn item(bytes: &[u8; INODE_RECORD]) -> Result<Item, FormatError> {
     if let InodeSlot::Free { generation } = Inode::decode(bytes)? {
         return Ok(Item::Free { generation });
@@ -71,11 +71,22 @@ pub(crate) fn item(bytes: &[u8; INODE_RECORD]) -> Result<Item, FormatError> {
 
 /// The bytes of a record in an inode block.
 pub(crate) fn bytes(item: &Item) -> Result<[u8; INODE_RECORD], FormatError> {
-    let record = match item {
-        Item::Free { generation: 0 } => return Ok([0; INODE_RECORD]),
-        Item::Free { generation } => return Ok(Inode::encode_free(*generation)),
-        Item::Used(record) => record,
-    };
+    match item {
+        Item::Free { generation: 0 } => Ok([0; INODE_RECORD]),
+        Item::Free { generation } => Ok(Inode::encode_free(*generation)),
+        Item::Used(record) => Ok(used(record)?.0),
+    }
+}
+
+/// What a record of an inode block says.
+pub(crate) fn decoded(item: &Item) -> Result<InodeSlot, FormatError> {
+    match item {
+        Item::Free { generation } => Ok(InodeSlot::Free { generation: *generation }),
+        Item::Used(record) => Ok(used(record)?.1),
+    }
+}
+
+fn used(record: &Record) -> Result<([u8; INODE_RECORD], InodeSlot), FormatError> {
     let (root, xattr) = (take_reference(record.data), take_reference(record.xattr));
     let flags = u8::try_from(record.flags).map_err(|_| FormatError::Range {
         what: "packed inode",
@@ -108,6 +119,5 @@ pub(crate) fn bytes(item: &Item) -> Result<[u8; INODE_RECORD], FormatError> {
         // A free record must not hide among those in use.
         return Err(FormatError::Range { what: "packed inode", field: "mode", found: 0 });
     }
-    Inode::decode(&bytes)?;
-    Ok(bytes)
+    Ok((bytes, Inode::decode(&bytes)?))
 }
