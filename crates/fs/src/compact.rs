@@ -158,7 +158,10 @@ impl Fs {
             }
             match self.compact_for(segments)? {
                 Outcome::Room => {}
-                Outcome::Slots => return operation(),
+                Outcome::Slots => match operation() {
+                    Err(Error::NoSpace) if self.pack_for_room(segments)? => {}
+                    outcome => return outcome,
+                },
                 Outcome::Nothing if self.pack_for_room(segments)? => {}
                 Outcome::Nothing => return Err(Error::NoSpace),
             }

@@ -28,7 +28,7 @@ const TICK_BYTES: u64 = 4 << 20;
 const TICK_BLOCKS: u32 = 2048;
 /// A look at all inodes begins this long after the last one at the earliest.
 const ROUND: Duration = Duration::from_secs(1);
-/// On a full store: what files must have cooled for, and the bytes to gain at once.
+/// On a full store: how long files have cooled that go first, and the bytes to gain at once.
 const PRESSED_AGE: Duration = Duration::from_secs(1);
 const PRESSED_BYTES: u64 = 1 << 20;
 /// How often a lock is tried for by a caller who asked for packing now.
@@ -190,7 +190,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Packs plain files for an operation that found no room, those first that take most; true if that gained any.
+    /// Packs plain files for an operation that found no room: first those that have cooled a little, and of these those that take
+    /// most. True if that gained any.
     pub(crate) fn pack_for_room(&self, segments: u64) -> Result<bool> {
         let Some(age) = self.options.pack_age.filter(|_| self.options.method != Method::Off) else { return Ok(false) };
         let mut packer = self.packer.lock();
@@ -202,16 +203,15 @@ impl Fs {
             self.table.for_block(&self.region, block, &mut |ino, slot| {
                 if let InodeSlot::Used(inode) = slot
                     && may_be_packed(&inode)
-                    && has_cooled(&inode, now, age.min(PRESSED_AGE))
                 {
-                    files.push((inode.allocated, ino));
+                    files.push((has_cooled(&inode, now, age.min(PRESSED_AGE)), inode.allocated, ino));
                 }
             })?;
         }
         files.sort_unstable_by(|a, b| b.cmp(a));
         let want = (segments * SEGMENT + PRESSED_BYTES).max(self.region.superblock().region_bytes / 32);
         let mut done = Packing::default();
-        for (_, ino) in files {
+        for (_, _, ino) in files {
             match self.past_damage(ino, self.pack_file(ino, &mut packer, None, &mut done)) {
                 Ok(_) => {}
                 Err(Error::NoSpace) => break,

@@ -28,6 +28,9 @@ pub(crate) struct Ticker {
     threads: Vec<shoal_host::Ticker>,
 }
 
+/// The lowest priority of ordinary threads (nice(1)).
+const LEAST_PRIORITY: i32 = 19;
+
 impl Ticker {
     /// Starts the threads, unless the store cannot be written to: then it has no background work. The bell wakes
     /// `log-clock`.
@@ -57,6 +60,7 @@ impl Ticker {
         });
         let checkpoint = every("checkpoint", PERIOD, checkpoint)?;
         let idle = reporting(|fs| {
+            yield_to_others();
             // Data first: that changes inodes, which are packed by the other.
             fs.pack_tick().map_err(|e| format!("packing: {e}"))?;
             fs.compact_tick().map_err(|e| format!("compaction: {e}"))
@@ -70,6 +74,12 @@ impl Ticker {
     pub fn stop(self) {
         self.threads.iter().for_each(shoal_host::Ticker::stop);
     }
+}
+
+/// Lets every other thread have the processor first: requests come in while a file is being compressed.
+fn yield_to_others() {
+    // Where it is refused the work is done all the same.
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), LEAST_PRIORITY);
 }
 
 /// Logs once why the store is read-only. True when it has failed.
