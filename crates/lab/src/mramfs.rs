@@ -25,8 +25,7 @@ use crate::report::Report;
 #[command(after_help = "Examples:\n  \
     shoal lab run mramfs --out results\n  \
     shoal lab run mramfs --at /mnt/shoal --at /dev/shm --at /var/tmp --scale 0.1\n\n\
-    The engine runs always, in this process and in ordinary memory. Through a mount, 32 million calls of the full\n\
-    scale take half an hour a run and more.")]
+    The engine always runs: in this process, in ordinary memory. At full scale a run through a mount takes about an hour.")]
 pub struct Options {
     /// Run in a new directory below DIR, too: a mount, a tmpfs, a disk; repeatable
     #[arg(long, value_name = "DIR")]
