@@ -10,9 +10,10 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use serde::Serialize;
 
 use crate::report::{Report, ReportError};
+use crate::target::Failed as TargetError;
 use crate::trace::TraceError;
 use crate::tree::TreeError;
-use crate::{idle_time, inodes, netram, small_files, update_policy};
+use crate::{idle_time, inodes, mramfs, netram, small_files, update_policy};
 
 /// Why an experiment could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -21,6 +22,8 @@ pub enum LabError {
     Trace(#[from] TraceError),
     #[error("tree: {0}")]
     Tree(#[from] TreeError),
+    #[error(transparent)]
+    Target(#[from] TargetError),
     #[error("report: {0}")]
     Report(#[from] ReportError),
     #[error("{what}: {why}")]
@@ -73,6 +76,8 @@ pub enum Experiment {
     Inodes(inodes::Options),
     /// Small files: savings and speed of compressors by size, on real trees
     SmallFiles(small_files::Options),
+    /// mramfs: PostMark, and creating and unlinking, on the engine in this process and in any directories
+    Mramfs(mramfs::Options),
 }
 
 impl Experiment {
@@ -83,6 +88,7 @@ impl Experiment {
             Experiment::UpdatePolicy(options) => options.run(common),
             Experiment::Inodes(options) => options.run(common),
             Experiment::SmallFiles(options) => options.run(common),
+            Experiment::Mramfs(options) => options.run(common),
         }
     }
 
@@ -93,6 +99,7 @@ impl Experiment {
             "update-policy" => <update_policy::Options as Run>::PAPER,
             "inodes" => <inodes::Options as Run>::PAPER,
             "small-files" => <small_files::Options as Run>::PAPER,
+            "mramfs" => <mramfs::Options as Run>::PAPER,
             _ => "",
         }
     }

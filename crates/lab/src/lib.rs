@@ -14,6 +14,9 @@
 //! | `inodes` | mramfs' compressors of inodes on real trees |
 //! | `processor` | processor time of a thread |
 //! | `small_files` | compressors of file data on real trees |
+//! | `target` | calls on files, of a store in this process or of any directory |
+//! | `postmark` | PostMark: many small files, as of a mail server |
+//! | `mramfs` | mramfs' benchmarks of the file system, on the engine and on directories |
 //! | `update_policy` | update policies in front of a simulated disk, and the waiting of readers |
 //!
 //! Rules: the code under test is the code that serves users, never a copy of it; only the world around it is modelled,
@@ -24,13 +27,16 @@
 pub mod experiment;
 pub mod idle_time;
 pub mod inodes;
+pub mod mramfs;
 pub mod netram;
 pub mod network;
 mod parallel;
+pub mod postmark;
 mod processor;
 pub mod profile;
 pub mod report;
 pub mod small_files;
+pub mod target;
 pub mod trace;
 pub mod tree;
 pub mod update_policy;

@@ -5,6 +5,7 @@
 mod common;
 mod idle_time;
 mod live;
+mod mramfs;
 mod netram;
 mod traces;
 mod update_policy;

@@ -33,3 +33,8 @@ pub fn rows<'a>(report: &'a Value, table: &str) -> &'a Vec<Value> {
     let table = tables.iter().find(|found| found["name"] == table).unwrap_or_else(|| panic!("no table {table}"));
     table["rows"].as_array().unwrap()
 }
+
+/// Whether the command line refuses these words.
+pub fn is_refused(words: impl IntoIterator<Item = String>) -> bool {
+    Line::try_parse_from(words).is_err()
+}

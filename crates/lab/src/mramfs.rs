@@ -1,0 +1,96 @@
+//! `shoal lab run mramfs`: mramfs' benchmarks of the file system, chapter 5 of the thesis.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `variants` | the ways the engine can keep the files, and the store in this process for each |
+//! | `measure` | the workloads in turn on all places: times, and what the region holds |
+//! | `figures` | tables, plot, and the thesis's figures beside ours |
+//!
+//! Owns: the experiment's options. The workloads are PostMark and the making and unlinking of empty files. Rules: places take
+//! turns within each run, so that what disturbs the machine meets all of them; all runs have one seed, so that their spread
+//! is the machine's. Left out: the build (all file systems within 5%), and other file systems' mounts, which the user makes.
+
+mod figures;
+mod measure;
+pub(crate) mod variants;
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::experiment::{Common, LabError, Run};
+use crate::report::Report;
+
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    shoal lab run mramfs --out results\n  \
+    shoal lab run mramfs --at /mnt/shoal --at /dev/shm --at /var/tmp --scale 0.1\n\n\
+    The engine always runs: in this process, in ordinary memory. At full scale a run through a mount takes about an hour.")]
+pub struct Options {
+    /// Run in a new directory below DIR, too: a mount, a tmpfs, a disk; repeatable
+    #[arg(long, value_name = "DIR")]
+    pub at: Vec<PathBuf>,
+    /// Seed of the files and transactions
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Runs of each workload at each place; the median is shown
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: u32,
+    /// Share of the thesis's files, transactions and rounds; above 0, at most 1
+    #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = scale)]
+    pub scale: f64,
+}
+
+fn scale(text: &str) -> Result<f64, String> {
+    let scale: f64 = text.parse().map_err(|_| "not a number".to_string())?;
+    if scale > 0.0 && scale <= 1.0 { Ok(scale) } else { Err("not above 0 and at most 1".into()) }
+}
+
+/// The share of the workload that `--quick` runs, at most.
+const QUICK: f64 = 0.01;
+
+/// The plan of runs, with `--quick` taken into account.
+#[derive(Clone, Debug)]
+struct Plan {
+    at: Vec<PathBuf>,
+    seed: u64,
+    runs: u32,
+    scale: f64,
+}
+
+impl Options {
+    fn plan(&self, is_quick: bool) -> Plan {
+        let (runs, scale) = if is_quick { (self.runs.min(2), self.scale.min(QUICK)) } else { (self.runs, self.scale) };
+        Plan { at: self.at.clone(), seed: self.seed, runs, scale }
+    }
+
+    /// The command that makes the same runs.
+    fn command(&self, common: &Common) -> String {
+        let quick = if common.quick { " --quick" } else { "" };
+        let at: String = self.at.iter().map(|path| format!(" --at {}", path.display())).collect();
+        let Options { seed, runs, scale, .. } = self;
+        format!("shoal lab run mramfs{quick}{at} --seed {seed} --runs {runs} --scale {scale}")
+    }
+}
+
+impl Run for Options {
+    const PAPER: &'static str = "Edel: MRAMFS, a compressing file system for byte-addressable non-volatile RAM (thesis, UCSC), chapter 5: figures 5.3 and 5.4, appendix C";
+
+    fn run(&self, common: &Common) -> Result<Report, LabError> {
+        let plan = self.plan(common.quick);
+        let found = measure::measure(&plan)?;
+        let mut skipped = vec!["the build of 5.2.2: there, all file systems are within 5%".into()];
+        if common.quick {
+            skipped.insert(0, "--quick: a hundredth of the work, two runs; figures are not to be quoted".into());
+        }
+        Ok(Report {
+            experiment: "mramfs".into(),
+            command: self.command(common),
+            seed: Some(self.seed),
+            skipped,
+            notes: figures::notes(&plan, &found),
+            tables: figures::tables(&plan, &found),
+            plots: figures::plots(&found),
+        })
+    }
+}
