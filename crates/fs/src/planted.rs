@@ -58,5 +58,9 @@ shoal_media::plantable! {
         TripletsStay,
         /// A block is packed while a claim's holder may write to it.
         PackClaimed,
+        /// Unpacking a file stores what its caller has changed of the inode so far.
+        UnpackStoresChange,
+        /// The pieces behind an object's first one stay allocated.
+        ObjectPiecesStay,
     }
 }

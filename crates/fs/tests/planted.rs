@@ -69,6 +69,8 @@ fn sequence(number: usize) -> Vec<Operation> {
     match number {
         0 => vec![Unlink("A/foo"), Write("A/C/foo", 0, 300_000, 140)],
         2 => vec![PackInodes, Chmod("foo", 0o600)],
+        3 => vec![PackAll, Write("bar", 30_000, 9000, 111)],
+        4 => vec![PackAll, Unlink("B/foo")],
         _ => vec![Link("foo", "new")],
     }
 }
@@ -92,6 +94,8 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::CleanTail => Hunt::Edges("a device that fails"),
         Bug::ReuseSaved => Hunt::SavedImage,
         Bug::PackedNotFreed | Bug::TripletsStay => Hunt::Sequence(2),
+        Bug::UnpackStoresChange => Hunt::Sequence(3),
+        Bug::ObjectPiecesStay => Hunt::Sequence(4),
         Bug::PackedOneLook | Bug::PackClaimed => Hunt::Crowd,
     }
 }
