@@ -36,7 +36,8 @@ fn open(setup: Setup, world: World, boot: Boot) -> Store {
 fn try_open(setup: Setup, world: World, boot: Boot, read_only: bool, hook: Option<Hook>) -> Result<Store, Error> {
     let clock = Arc::new(SimClock::new(1_000_000_000));
     let watch = Watch { hook, ..Watch::default() };
-    let options = Options { commit_age_ms: 0, read_only, ..Options::default() };
+    // Full stores are full, and not packed.
+    let options = Options { commit_age_ms: 0, read_only, pack_age: None, ..Options::default() };
     let (fs, _) = open_with(setup, &world, boot, &watch, options, &clock).expect("one image is valid")?;
     Ok(Store { setup, world, fs, clock, trimmed: watch.trimmed, boot })
 }
