@@ -150,14 +150,19 @@ impl Fs {
 
     #[cold]
     fn after_making_room<T>(&self, operation: &mut dyn FnMut() -> Result<T>) -> Result<T> {
-        for _ in 0..TRIES {
+        for tried in 0..TRIES {
             // Nothing: it was not the region that had no room.
             let segments = shoal_region::take_denied();
             if segments == 0 {
                 return Err(Error::NoSpace);
             }
-            match self.compact_for(segments)? {
-                Outcome::Room => {}
+            // An operation that is refused again needs several at once: what it got before it has given back.
+            let spare = u64::from(tried).min(SPARE_SEGMENTS);
+            match self.compact_for(segments, spare)? {
+                Outcome::Room if self.region.free_segments() >= segments + spare => {}
+                Outcome::Room => {
+                    self.pack_for_room(segments)?;
+                }
                 Outcome::Slots => match operation() {
                     Err(Error::NoSpace) if self.pack_for_room(segments)? => {}
                     outcome => return outcome,
@@ -173,10 +178,10 @@ impl Fs {
         Err(Error::NoSpace)
     }
 
-    /// Compacts until an ordinary transaction can have `segments` (as a run, if more than one).
-    fn compact_for(&self, segments: u64) -> Result<Outcome> {
+    /// Compacts until an ordinary transaction can have `segments` (as a run, if more than one), and as far as it goes `spare` more.
+    fn compact_for(&self, segments: u64, spare: u64) -> Result<Outcome> {
         let mut compactor = self.compactor.lock();
-        if self.region.has_room(segments) {
+        if self.region.has_room(segments) && self.region.free_segments() >= segments + spare {
             // Another thread made room meanwhile.
             return Ok(Outcome::Room);
         }

@@ -191,8 +191,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Packs plain files for an operation that found no room: first those that have cooled a little, and of these those that take
-    /// most. True if that gained any.
+    /// Packs plain files for an operation that found no room: first those that have cooled a little, of these those that take
+    /// most; then the others, the oldest first. True if that gained any.
     pub(crate) fn pack_for_room(&self, segments: u64) -> Result<bool> {
         let Some(age) = self.options.pack_age.filter(|_| self.options.method != Method::Off) else { return Ok(false) };
         let mut packer = self.packer.lock();
@@ -205,14 +205,19 @@ impl Fs {
                 if let InodeSlot::Used(inode) = slot
                     && may_be_packed(&inode)
                 {
-                    files.push((has_cooled(&inode, now, age.min(PRESSED_AGE)), inode.allocated, ino));
+                    // The one that is being written comes last: its next write would unpack it.
+                    let order = match has_cooled(&inode, now, age.min(PRESSED_AGE)) {
+                        true => (false, -i128::from(inode.allocated)),
+                        false => (true, i128::from(inode.ctime)),
+                    };
+                    files.push((order, ino));
                 }
             })?;
         }
-        files.sort_unstable_by(|a, b| b.cmp(a));
+        files.sort_unstable();
         let want = (segments * SEGMENT + PRESSED_BYTES).max(self.region.superblock().region_bytes / 32);
         let mut done = Packing::default();
-        for (_, _, ino) in files {
+        for (_, ino) in files {
             match self.past_damage(ino, self.pack_file(ino, &mut packer, None, &mut done)) {
                 Ok(_) => {}
                 Err(Error::NoSpace) => break,

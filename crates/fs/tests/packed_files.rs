@@ -208,6 +208,30 @@ fn a_full_store_packs_what_has_cooled_before_it_refuses_a_write() {
 }
 
 #[test]
+fn files_of_many_sizes_are_written_to_a_store_that_only_packing_makes_large_enough() {
+    let mut store = Store::new(setup());
+    let fs = store.open();
+    let (mut files, mut random, mut written) = (Vec::new(), Random::new(9), 0);
+    while written < 40 << 20 {
+        let len = if random.below(4) == 0 { random.below(300_000) } else { random.below(20_000) } as usize + 1;
+        let (bytes, ino) = (data(written, len, true), create(&fs, &format!("f{}", files.len())));
+        for (part, at) in bytes.chunks(128 << 10).zip((0..).step_by(128 << 10)) {
+            store.clock.advance(1_000_000);
+            let outcome = fs.write(ino, at, part);
+            assert_eq!(outcome.as_ref().ok(), Some(&part.len()), "{outcome:?} after {written} bytes: {:?}", fs.usage());
+        }
+        written += len as u64;
+        files.push((ino, bytes));
+    }
+    for (ino, bytes) in &files {
+        assert_eq!(&read(&fs, *ino).unwrap(), bytes);
+    }
+    fs.shutdown().unwrap();
+    drop(fs);
+    store.check();
+}
+
+#[test]
 fn room_that_was_asked_for_and_holes_stay() {
     let mut store = Store::new(setup());
     let fs = store.open();
