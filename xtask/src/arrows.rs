@@ -18,12 +18,12 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("shoal-sim", &["shoal-media"]),
     ("shoal-region", &["shoal-format", "shoal-media"]),
     ("shoal-check", &["shoal-format", "shoal-media"]),
+    ("shoal-pack", &["shoal-format"]),
     ("shoal-fs", &["shoal-format", "shoal-media", "shoal-pack", "shoal-region"]),
     ("shoal-vlog", &["shoal-format", "shoal-media"]),
     ("shoal-netram", &["shoal-format", "shoal-media"]),
     ("shoal-nbd", &["shoal-format", "shoal-media"]),
     ("shoal-writeback", &["shoal-media"]),
-    ("shoal-pack", &["shoal-format"]),
     ("shoal-fuse", &["shoal-format", "shoal-media", "shoal-fs", "shoal-host"]),
     ("shoal-devices", &["shoal-format", "shoal-media", "shoal-host", "shoal-vlog", "shoal-netram", "shoal-nbd"]),
     (
