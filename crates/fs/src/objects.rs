@@ -83,6 +83,11 @@ impl Placed {
         &self.pieces[..usize::from(self.object.pieces)]
     }
 
+    /// Are the bytes of the file what is summed?
+    fn is_raw(&self) -> bool {
+        matches!(self.object.codec, Codec::InPlace | Codec::Stored)
+    }
+
     /// Bytes of the region that it takes.
     pub fn capacity(&self) -> u64 {
         self.slot.capacity() + self.pieces().iter().map(|piece| piece.capacity()).sum::<u64>()
@@ -100,12 +105,11 @@ impl Placed {
             }
         } else {
             bytes.resize(self.object.payload as usize, 0);
-            let first = (self.slot.offset() + self.object.payload_at() as u64, self.slot.capacity());
-            let head = [(first.0, first.1 - self.object.payload_at() as u64)];
+            let head = self.object.payload_at() as u64;
+            let first = (self.slot.offset() + head, self.slot.capacity() - head);
+            let behind = self.pieces().iter().map(|piece| (piece.offset(), piece.capacity()));
             let mut left = &mut bytes[..];
-            for (at, len) in
-                head.into_iter().chain(self.pieces().iter().map(|piece| (piece.offset(), piece.capacity())))
-            {
+            for (at, len) in std::iter::once(first).chain(behind) {
                 let (part, rest) = left.split_at_mut((len as usize).min(left.len()));
                 view.read(at, part)?;
                 left = rest;
@@ -123,7 +127,7 @@ impl Objects {
     /// All bytes of the file that the object holds.
     pub fn unpack(&self, view: &impl View, placed: &Placed) -> Result<Vec<u8>> {
         let payload = placed.payload(view)?;
-        if matches!(placed.object.codec, Codec::InPlace | Codec::Stored) {
+        if placed.is_raw() {
             return Ok(payload);
         }
         let mut bytes = vec![0; placed.object.bytes as usize];
@@ -152,7 +156,7 @@ impl Objects {
             return Ok(());
         }
         let payload = placed.payload(view)?;
-        if matches!(placed.object.codec, Codec::InPlace | Codec::Stored) {
+        if placed.is_raw() {
             stored.copy_from_slice(&payload[at as usize..][..stored.len()]);
             return Ok(());
         }

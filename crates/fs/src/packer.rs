@@ -145,27 +145,30 @@ impl Fs {
             packer.round = Some(Round::default());
             packer.left = false;
         }
-        let outcome = self.pack_some(&mut packer, age);
+        let mut round = packer.round.take().unwrap_or_default();
+        let outcome = self.pack_some(&mut packer, &mut round, age);
         self.idle.lock().own_work(&self.region);
-        if packer.round.is_none() {
+        if matches!(outcome, Ok(true)) {
             packer.due_ns = now.saturating_add((age / 4).max(ROUND).as_nanos() as u64);
             packer.settled = self.region.last_lsn();
+        } else {
+            packer.round = Some(round);
         }
         match outcome {
             // No room now: nothing is lost by waiting.
             Err(Error::NoSpace) => Ok(()),
-            outcome => outcome,
+            outcome => outcome.map(drop),
         }
     }
 
-    fn pack_some(&self, packer: &mut Packer, age: Duration) -> Result<()> {
+    /// Goes on with a round; true when it is over.
+    fn pack_some(&self, packer: &mut Packer, round: &mut Round, age: Duration) -> Result<bool> {
         let (mut bytes, mut blocks) = (TICK_BYTES, TICK_BLOCKS);
-        let mut round = packer.round.take().unwrap_or_default();
         let mut last = self.region.last_lsn();
         while bytes > 0 && blocks > 0 {
             let Some(ino) = round.files.pop() else {
                 if round.block >= self.table.blocks() {
-                    return Ok(());
+                    return Ok(true);
                 }
                 packer.left |= self.cooled_files(round.block, age, &mut round.files)?;
                 round.block += 1;
@@ -182,13 +185,21 @@ impl Fs {
             packer.left |= done.busy > 0;
             bytes = bytes.saturating_sub(done.before.max(4096));
             last = self.region.last_lsn();
-            if outcome.is_err() {
-                packer.round = Some(round);
-                return outcome.map(drop);
-            }
+            outcome?;
         }
-        packer.round = Some(round);
-        Ok(())
+        Ok(false)
+    }
+
+    /// Calls `each` for the files of an inode block that may be packed.
+    fn plain_files(&self, block: u64, each: &mut dyn FnMut(Ino, &Inode)) -> Result<()> {
+        let exists = self.table.for_block(&self.region, block, &mut |ino, slot| {
+            if let InodeSlot::Used(inode) = slot
+                && may_be_packed(&inode)
+            {
+                each(ino, &inode);
+            }
+        });
+        exists.map(drop)
     }
 
     /// Packs plain files for an operation that found no room: first those that have cooled a little, of these those that take
@@ -201,17 +212,13 @@ impl Fs {
         }
         let (mut files, now) = (Vec::new(), self.now());
         for block in 0..self.table.blocks() {
-            self.table.for_block(&self.region, block, &mut |ino, slot| {
-                if let InodeSlot::Used(inode) = slot
-                    && may_be_packed(&inode)
-                {
-                    // The one that is being written comes last: its next write would unpack it.
-                    let order = match has_cooled(&inode, now, age.min(PRESSED_AGE)) {
-                        true => (false, -i128::from(inode.allocated)),
-                        false => (true, i128::from(inode.ctime)),
-                    };
-                    files.push((order, ino));
-                }
+            self.plain_files(block, &mut |ino, inode| {
+                // The one that is being written comes last: its next write would unpack it.
+                let order = match has_cooled(inode, now, age.min(PRESSED_AGE)) {
+                    true => (false, -i128::from(inode.allocated)),
+                    false => (true, i128::from(inode.ctime)),
+                };
+                files.push((order, ino));
             })?;
         }
         files.sort_unstable();
@@ -236,15 +243,9 @@ impl Fs {
     /// Adds the files of an inode block that have cooled and may be packed. True if others have not cooled yet.
     fn cooled_files(&self, block: u64, age: Duration, files: &mut Vec<Ino>) -> Result<bool> {
         let (now, mut warm) = (self.now(), false);
-        self.table.for_block(&self.region, block, &mut |ino, slot| {
-            if let InodeSlot::Used(inode) = slot
-                && may_be_packed(&inode)
-            {
-                match has_cooled(&inode, now, age) {
-                    true => files.push(ino),
-                    false => warm = true,
-                }
-            }
+        self.plain_files(block, &mut |ino, inode| match has_cooled(inode, now, age) {
+            true => files.push(ino),
+            false => warm = true,
         })?;
         Ok(warm)
     }

@@ -40,9 +40,7 @@ fn cold_inodes_are_packed_and_nothing_else_changes() {
     let packed = fs.packed_inodes().unwrap();
     assert_eq!((packed.blocks, packed.inodes, packed.bytes), (done.blocks, done.inodes, done.bytes_after));
     assert!(Tree::read(&fs).unwrap() == before);
-    fs.shutdown().unwrap();
-    drop(fs);
-    store.check();
+    store.close(fs);
     let fs = store.open();
     assert_eq!(fs.packed_inodes().unwrap(), packed);
     assert!(Tree::read(&fs).unwrap() == before);
@@ -51,9 +49,7 @@ fn cold_inodes_are_packed_and_nothing_else_changes() {
     assert_eq!(fs.packed_inodes().unwrap().blocks, packed.blocks - 1);
     assert_eq!(fs.getattr(inos[40]).unwrap().mode & 0o7777, 0o600);
     assert_eq!(cool(&fs, &store.clock).blocks, 1);
-    fs.shutdown().unwrap();
-    drop(fs);
-    store.check();
+    store.close(fs);
 }
 
 #[test]
@@ -127,9 +123,7 @@ fn a_stale_handle_fits_no_inode_that_takes_its_number_later() {
     fs.unlink(ROOT, b"file33").unwrap();
     assert!(cool(&fs, &store.clock).blocks >= 4);
     assert_eq!(fs.getattr(gone.ino), Err(Error::Stale));
-    fs.shutdown().unwrap();
-    drop(fs);
-    store.check();
+    store.close(fs);
     let fs = store.open();
     let next = fs.mknod(&caller(), ROOT, b"next", 0o644, 0).unwrap();
     assert_eq!((next.ino, next.generation), (gone.ino, gone.generation + 1));
@@ -155,9 +149,7 @@ fn a_store_made_before_there_were_packed_inodes_gets_the_feature_and_is_packed()
         let before = Tree::read(&fs).unwrap();
         assert!(cool(&fs, &store.clock).blocks >= 2 && fs.region().has_feature(FEATURE_PACKED));
         assert!(Tree::read(&fs).unwrap() == before);
-        fs.shutdown().unwrap();
-        drop(fs);
-        store.check();
+        store.close(fs);
     }
 }
 
@@ -283,9 +275,7 @@ fn a_store_may_have_profiles_of_its_own() {
     assert!(cool(&fs, &store.clock).blocks >= 2);
     let bytes = fs.region().read_vec(tables(&fs)[1].offset(), 8000).unwrap();
     assert!(bytes.windows(13).any(|part| part == b"of this store"));
-    fs.shutdown().unwrap();
-    drop(fs);
-    store.check();
+    store.close(fs);
 }
 
 #[test]
@@ -358,9 +348,7 @@ fn inodes_unlike_any_profile_are_packed_as_well_and_the_tables_grow() {
     println!("{done:?}, tables of {} bytes", tables(&fs)[0].capacity());
     assert!(done.inodes > 850 && tables(&fs)[0].capacity() >= 900 * 24);
     assert!(Tree::read(&fs).unwrap() == before);
-    fs.shutdown().unwrap();
-    drop(fs);
-    store.check();
+    store.close(fs);
     let fs = store.open();
     assert!(Tree::read(&fs).unwrap() == before);
     // Each triplet goes with its last user.
@@ -368,9 +356,7 @@ fn inodes_unlike_any_profile_are_packed_as_well_and_the_tables_grow() {
         fs.unlink(ROOT, format!("odd{number}").as_bytes()).unwrap();
     }
     cool(&fs, &store.clock);
-    fs.shutdown().unwrap();
-    drop(fs);
-    store.check();
+    store.close(fs);
 }
 
 #[test]
@@ -410,9 +396,7 @@ fn a_damaged_copy_of_the_tables_is_named_and_the_other_one_used() {
         } else {
             fs.repair_packed_tables().unwrap();
         }
-        fs.shutdown().unwrap();
-        drop(fs);
-        store.check();
+        store.close(fs);
     }
 }
 
@@ -444,9 +428,7 @@ fn a_full_store_of_packed_inodes_can_be_emptied() {
         let packed = fs.packed_inodes().unwrap();
         println!("{}: {} files, {packed:?}", kind.name(), names.len());
         assert!(packed.inodes > 10_000);
-        fs.shutdown().unwrap();
-        drop(fs);
-        store.check();
+        store.close(fs);
         let fs = store.open();
         // Changes may find no room, removals must not.
         let mut random = Random::new(8);
@@ -459,9 +441,7 @@ fn a_full_store_of_packed_inodes_can_be_emptied() {
             fs.unlink(dir, name.as_bytes()).unwrap_or_else(|error| panic!("{name}: {error}"));
         }
         assert_eq!(fs.usage().inodes, fs.usage().directories);
-        fs.shutdown().unwrap();
-        drop(fs);
-        store.check();
+        store.close(fs);
     }
 }
 
@@ -502,7 +482,5 @@ fn an_empty_file_that_has_cooled_takes_less_than_64_bytes() {
         each(packed.bytes)
     );
     assert!(cold < 64 * count, "{} bytes each", each(cold));
-    fs.shutdown().unwrap();
-    drop(fs);
-    store.check();
+    store.close(fs);
 }

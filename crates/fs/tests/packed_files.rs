@@ -83,9 +83,7 @@ fn every_form_holds_the_same_bytes_and_takes_less_where_it_can() {
             assert_eq!(fs.getattr(*ino).unwrap().rdev, 0, "the checksum is nobody's business");
         }
         assert_eq!(fs.pack_all(&mut |_, _| {}).unwrap(), Default::default(), "nothing is left to do");
-        fs.shutdown().unwrap();
-        drop(fs);
-        store.check();
+        store.close(fs);
     }
 }
 
@@ -173,9 +171,7 @@ fn files_cool_are_packed_and_become_plain_by_a_change() {
     let end = fs.region().last_lsn();
     tick(100);
     assert_eq!(fs.region().last_lsn(), end);
-    fs.shutdown().unwrap();
-    drop(fs);
-    store.check();
+    store.close(fs);
 }
 
 #[test]
@@ -197,9 +193,7 @@ fn a_full_store_packs_what_has_cooled_before_it_refuses_a_write() {
         for (ino, bytes) in &files {
             assert_eq!(&read(&fs, *ino).unwrap(), bytes);
         }
-        fs.shutdown().unwrap();
-        drop(fs);
-        store.check();
+        store.close(fs);
         files.len()
     };
     let (plain, packed) = (written(None), written(Some(Duration::from_secs(3600))));
@@ -226,9 +220,7 @@ fn files_of_many_sizes_are_written_to_a_store_that_only_packing_makes_large_enou
     for (ino, bytes) in &files {
         assert_eq!(&read(&fs, *ino).unwrap(), bytes);
     }
-    fs.shutdown().unwrap();
-    drop(fs);
-    store.check();
+    store.close(fs);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use shoal_fs::{Error, Fs};
-use shoal_host::Bell;
+use shoal_host::{Bell, Stopping};
 
 /// Time between two ticks, and between two checks whether a checkpoint is due.
 const PERIOD: Duration = Duration::from_millis(100);
@@ -27,9 +27,6 @@ const NO_ROOM: &str = "checkpoint: no room in the file system that holds the sto
 pub(crate) struct Ticker {
     threads: Vec<shoal_host::Ticker>,
 }
-
-/// The lowest priority of ordinary threads (nice(1)).
-const LEAST_PRIORITY: i32 = 19;
 
 impl Ticker {
     /// Starts the threads, unless the store cannot be written to: then it has no background work. The bell wakes
@@ -60,12 +57,11 @@ impl Ticker {
         });
         let checkpoint = every("checkpoint", PERIOD, checkpoint)?;
         let idle = reporting(|fs| {
-            yield_to_others();
             // Data first: that changes inodes, which are packed by the other.
             fs.pack_tick().map_err(|e| format!("packing: {e}"))?;
             fs.compact_tick().map_err(|e| format!("compaction: {e}"))
         });
-        let idle = every("idle-work", PERIOD, idle)?;
+        let idle = shoal_host::Ticker::start_quiet("idle-work", PERIOD, logging(idle))?;
         let bell = log.bell();
         Ok((Ticker { threads: vec![idle, checkpoint, bulk, log] }, bell))
     }
@@ -74,12 +70,6 @@ impl Ticker {
     pub fn stop(self) {
         self.threads.iter().for_each(shoal_host::Ticker::stop);
     }
-}
-
-/// Lets every other thread have the processor first: requests come in while a file is being compressed.
-fn yield_to_others() {
-    // Where it is refused the work is done all the same.
-    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), LEAST_PRIORITY);
 }
 
 /// Logs once why the store is read-only. True when it has failed.
@@ -95,10 +85,15 @@ fn tell_failure(fs: &Fs, told: &AtomicBool) -> bool {
 fn every(
     name: &str,
     period: Duration,
-    mut work: impl FnMut() -> Result<(), String> + Send + 'static,
+    work: impl FnMut() -> Result<(), String> + Send + 'static,
 ) -> io::Result<shoal_host::Ticker> {
+    shoal_host::Ticker::start(name, period, logging(work))
+}
+
+/// Work for a ticker that logs when it begins to fail, and when it goes on.
+fn logging(mut work: impl FnMut() -> Result<(), String> + Send) -> impl FnMut(&Stopping) -> ControlFlow<()> + Send {
     let mut failing = false;
-    shoal_host::Ticker::start(name, period, move |_| {
+    move |_: &Stopping| {
         let outcome = work();
         if let (Err(error), false) = (&outcome, failing) {
             tracing::error!("background work failed: {error}");
@@ -108,7 +103,7 @@ fn every(
         }
         failing = outcome.is_err();
         ControlFlow::Continue(())
-    })
+    }
 }
 
 #[cfg(test)]

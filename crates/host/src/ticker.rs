@@ -53,6 +53,9 @@ impl Bell {
     }
 }
 
+/// The lowest priority of ordinary threads (nice(1)).
+const LEAST_PRIORITY: i32 = 19;
+
 /// Ticks until it is stopped or dropped.
 pub struct Ticker {
     shared: Arc<Shared>,
@@ -71,6 +74,22 @@ impl Ticker {
         let run = move || while !stopping.wait(period) && work(&stopping).is_continue() {};
         let thread = std::thread::Builder::new().name(name.into()).spawn(run)?;
         Ok(Ticker { shared, thread: Mutex::new(Some(thread)) })
+    }
+
+    /// The same in a thread that lets all others have the processor first.
+    pub fn start_quiet(
+        name: &str,
+        period: Duration,
+        mut work: impl FnMut(&Stopping) -> ControlFlow<()> + Send + 'static,
+    ) -> io::Result<Ticker> {
+        let mut has_begun = false;
+        Ticker::start(name, period, move |stopping| {
+            if !std::mem::replace(&mut has_begun, true) {
+                // Where it is refused the work is done all the same.
+                let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), LEAST_PRIORITY);
+            }
+            work(stopping)
+        })
     }
 
     pub fn bell(&self) -> Bell {
@@ -101,6 +120,19 @@ mod tests {
     use std::sync::mpsc;
 
     use super::*;
+
+    #[test]
+    fn quiet_work_has_the_lowest_priority() {
+        let (told, found) = mpsc::channel();
+        let ticker = Ticker::start_quiet("test", Duration::from_millis(1), move |_| {
+            let own = rustix::process::getpriority_process(Some(rustix::thread::gettid()));
+            told.send(own.unwrap()).unwrap();
+            ControlFlow::Break(())
+        });
+        assert_eq!(found.recv().unwrap(), LEAST_PRIORITY);
+        assert_ne!(rustix::process::getpriority_process(Some(rustix::thread::gettid())).unwrap(), LEAST_PRIORITY);
+        drop(ticker.unwrap());
+    }
 
     #[test]
     fn a_ticker_ticks_until_it_is_stopped_and_not_after() {

@@ -26,6 +26,10 @@ impl Region {
 
     /// Adds an incompatible feature; it is durable when this returns. Nothing is done when the store has it.
     pub fn add_feature(&self, feature: u64) -> Result<()> {
+        // Without the lock: a checkpoint under way holds it for as long as an image takes.
+        if self.has_feature(feature) {
+            return Ok(());
+        }
         self.writable()?;
         let mut state = self.checkpoint.lock();
         if self.has_feature(feature) {

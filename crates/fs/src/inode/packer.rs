@@ -280,7 +280,7 @@ impl Fs {
                 continue;
             }
             looks -= 1;
-            let prepare = || self.prepare_packing();
+            let prepare = || self.prepare_packing(|| ProfileFile::built_in().of_store());
             match self.table.pack_block(&self.region, &self.locks, block, Some(cold), prepare) {
                 Ok(Look::Packed(bytes, inodes)) => {
                     packs -= 1;
@@ -310,12 +310,11 @@ impl Fs {
         Ok(done)
     }
 
-    /// Makes the store ready for a packed block: it has the feature, and tables with room. The caller holds no locks.
-    fn prepare_packing(&self) -> Result<bool> {
-        if !self.region.has_feature(FEATURE_PACKED) {
-            self.region.add_feature(FEATURE_PACKED)?;
-        }
-        self.table.prepare_tables(&self.region, || ProfileFile::built_in().of_store())
+    /// Makes the store ready for a packed block: it has the feature, and tables with room, at first with `profile`. The caller
+    /// holds no locks.
+    fn prepare_packing(&self, profile: impl FnOnce() -> ProfileFile) -> Result<bool> {
+        self.region.add_feature(FEATURE_PACKED)?;
+        self.table.prepare_tables(&self.region, profile)
     }
 
     /// Lets the store's inodes be packed with these profiles instead of the built-in ones. Only before the first block is packed:
@@ -325,10 +324,7 @@ impl Fs {
         if self.table.has_tables() || file.of_store().profiles.is_empty() {
             return Ok(false);
         }
-        if !self.region.has_feature(FEATURE_PACKED) {
-            self.region.add_feature(FEATURE_PACKED)?;
-        }
-        self.table.prepare_tables(&self.region, || file.of_store())
+        self.prepare_packing(|| file.of_store())
     }
 
     /// Packs some block other than `not`, whatever its age, or gives an empty one back, so that its slot is free. The caller may hold inode locks.

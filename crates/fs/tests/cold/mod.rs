@@ -51,6 +51,13 @@ impl Store {
         self.open_as(Some(AGE))
     }
 
+    /// Ends the process cleanly; the checker finds nothing.
+    pub fn close(&self, fs: Fs) {
+        fs.shutdown().unwrap();
+        drop(fs);
+        self.check();
+    }
+
     pub fn check(&self) {
         store::check(self.setup, &self.world, false).unwrap();
     }

@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use shoal_devices::{Device, During, Outcome};
 use shoal_fs::{Caller, Error, Fs, Options, RenameMode, SetAttr};
-use shoal_host::Ticker;
+use shoal_host::{Stopping, Ticker};
 
 use crate::store::{LEAVING_PATIENCE, Opened, Store};
 
@@ -257,23 +257,24 @@ impl Drop for Volume {
 
 /// Starts the engine's background work. Its errors make the store read-only, so every later change reports them.
 fn start_tickers(fs: &Arc<Fs>) -> io::Result<Vec<Ticker>> {
-    let every = |name: &str, work: fn(&Fs) -> shoal_fs::Result<()>| {
+    let logging = |work: fn(&Fs) -> shoal_fs::Result<()>| {
         let fs = fs.clone();
         let mut is_failing = false;
-        Ticker::start(name, PERIOD, move |_| {
+        move |_: &Stopping| {
             let outcome = work(&fs);
             if let (Err(error), false) = (&outcome, is_failing) {
                 tracing::error!("background work failed: {error}");
             }
             is_failing = outcome.is_err();
             ControlFlow::Continue(())
-        })
+        }
     };
+    let checkpoint: fn(&Fs) -> _ = |fs| if fs.checkpoint_due() { fs.checkpoint() } else { Ok(()) };
     Ok(vec![
-        every("log-clock", Fs::tick_log)?,
-        every("bulk-clock", Fs::tick_bulk)?,
-        every("checkpoint", |fs| if fs.checkpoint_due() { fs.checkpoint() } else { Ok(()) })?,
-        every("idle-work", |fs| fs.pack_tick().and_then(|()| fs.compact_tick()))?,
+        Ticker::start("log-clock", PERIOD, logging(Fs::tick_log))?,
+        Ticker::start("bulk-clock", PERIOD, logging(Fs::tick_bulk))?,
+        Ticker::start("checkpoint", PERIOD, logging(checkpoint))?,
+        Ticker::start_quiet("idle-work", PERIOD, logging(|fs| fs.pack_tick().and_then(|()| fs.compact_tick())))?,
     ])
 }
 
