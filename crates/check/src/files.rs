@@ -174,7 +174,7 @@ impl File<'_, '_> {
             let sentence = format!("a packed object has {} users, but one file has it", found.object.users);
             self.error(FindingKind::PackedObject, Some(slot.offset()), sentence);
         }
-        if let (_, Some(sentence)) = objects::bytes(&read, slot, &found)? {
+        if let (_, Some(sentence)) = objects::bytes(&read, slot, &found, &self.state.dictionaries)? {
             self.error(FindingKind::PackedObject, Some(slot.offset()), sentence);
         }
         Ok(())

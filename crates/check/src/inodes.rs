@@ -8,10 +8,11 @@ use shoal_format::inode::{
     INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Ino, Inode, InodeSlot, Layout, S_IFDIR, S_IFLNK, S_IFREG,
     TABLE_FANOUT, TABLE_NODE,
 };
-use shoal_format::superblock::{FEATURE_PACKED, ROOTS_AT, Roots};
+use shoal_format::superblock::{FEATURE_DICTIONARIES, FEATURE_PACKED, ROOTS_AT, Roots};
 use shoal_format::{Offset, SlotRef};
 use zerocopy::FromBytes;
 
+use crate::dictionaries::Dictionaries;
 use crate::packed::{self, Defect, PACKED_MAX, Read, Tables};
 use crate::region::Region;
 use crate::remedy::Remedy;
@@ -126,6 +127,7 @@ pub(crate) fn walk(
         return Ok(());
     }
     read_tables(region, state, &roots)?;
+    read_dictionaries(region, state, &roots)?;
     let mut walk = Walk { region, state, blocks, progress };
     walk.node(root.unwrap_or(SlotRef::NONE), height - 1, 0)?;
     verify_root(state);
@@ -164,6 +166,28 @@ fn read_tables(region: &Region<'_>, state: &mut State, roots: &Roots) -> Result<
     for Defect { at, sentence } in defects {
         state.report.error(FindingKind::PackedTables, None, Some(at), sentence);
         state.report.offer(Remedy::PackedTables);
+    }
+    Ok(())
+}
+
+/// Reads the dictionaries of short packed files, if there are any.
+fn read_dictionaries(region: &Region<'_>, state: &mut State, roots: &Roots) -> Result<(), CheckError> {
+    let mut defects = Vec::new();
+    let State { allocation, report, superblock, .. } = state;
+    let mut piece = |slot: SlotRef, what: &str| match allocation.claim(slot, None, what, report) {
+        true => Ok(Some(region.bytes(slot.offset(), slot.capacity())?.into_owned())),
+        false => Ok(None),
+    };
+    let found = Dictionaries::read(roots, &mut piece, &mut defects)?;
+    let exist = roots.dictionaries.iter().any(|bits| bits.get() != 0);
+    if exist && superblock.features & FEATURE_DICTIONARIES == 0 {
+        let sentence = "there are dictionaries, but the store lacks the feature".to_string();
+        defects.push(Defect { at: ROOTS_AT.get(), sentence });
+    }
+    state.dictionaries = found;
+    for Defect { at, sentence } in defects {
+        state.report.error(FindingKind::Dictionaries, None, Some(at), sentence);
+        state.report.offer(Remedy::Dictionaries);
     }
     Ok(())
 }

@@ -12,6 +12,7 @@
 
 mod allocation;
 mod bulk;
+mod dictionaries;
 mod directories;
 mod files;
 mod inodes;
@@ -102,6 +103,7 @@ pub fn check(source: Source<'_>, progress: &mut dyn FnMut(Progress)) -> Result<R
         superblock,
         inodes: inodes::Inodes::default(),
         tables: packed::Tables::default(),
+        dictionaries: dictionaries::Dictionaries::default(),
         mapped: Vec::new(),
         clean,
         power_lost: source.power_lost,
@@ -128,6 +130,7 @@ struct State {
     allocation: allocation::Allocation,
     inodes: inodes::Inodes,
     tables: packed::Tables,
+    dictionaries: dictionaries::Dictionaries,
     /// Every extent of every file.
     mapped: Vec<bulk::Mapped>,
     /// The store was unmounted cleanly, and nothing was replayed.

@@ -8,6 +8,7 @@ use shoal_format::object::{Codec, OBJECT_HEAD, Object};
 use shoal_format::{Offset, SlotRef};
 
 use crate::CheckError;
+use crate::dictionaries::Dictionaries;
 
 /// Reads bytes of one piece.
 pub(crate) type Reader<'a> = dyn Fn(Offset, &mut [u8]) -> Result<(), CheckError> + 'a;
@@ -50,6 +51,7 @@ pub(crate) fn bytes(
     read: &Reader<'_>,
     slot: SlotRef,
     found: &Found,
+    dictionaries: &Dictionaries,
 ) -> Result<(Option<Vec<u8>>, Option<String>), CheckError> {
     let Found { object, pieces } = found;
     let mut payload = Vec::new();
@@ -85,8 +87,12 @@ pub(crate) fn bytes(
             out.len() == size
         }
         Codec::Lz4 => lz4_flex::block::decompress_into(&payload, &mut out).is_ok_and(|len| len == size),
-        Codec::Zstd => zstd::bulk::decompress_to_buffer(&payload, &mut out).is_ok_and(|len| len == size),
+        Codec::Zstd => dictionaries.decompress(object.dictionary, &payload, &mut out),
     };
-    let wrong = wrong_sum.or_else(|| (!fits).then(|| "a packed object does not decompress".into()));
+    let why = || match dictionaries.knows(object.dictionary) {
+        true => "a packed object does not decompress".to_string(),
+        false => format!("a packed object names dictionary {}, which cannot be read", object.dictionary),
+    };
+    let wrong = wrong_sum.or_else(|| (!fits).then(why));
     Ok((fits.then_some(out), wrong))
 }

@@ -45,6 +45,8 @@ pub enum Remedy {
     },
     /// Counts the users of triplets anew, and writes both copies of the tables of packed inodes.
     PackedTables,
+    /// Writes the dictionaries that are damaged in one copy anew.
+    Dictionaries,
     /// Frees pieces that nothing references.
     FreePieces {
         pieces: Vec<SlotRef>,
@@ -69,6 +71,7 @@ impl std::fmt::Display for Remedy {
             Remedy::Allocated { ino, bytes } => write!(f, "set the allocated bytes of inode {ino} to {bytes}"),
             Remedy::Entries { directory, entries } => write!(f, "set the size of directory {directory} to {entries}"),
             Remedy::PackedTables => f.write_str("write the tables of packed inodes anew"),
+            Remedy::Dictionaries => f.write_str("write the damaged copies of dictionaries anew"),
             Remedy::FreePieces { pieces } => {
                 let bytes: u64 = pieces.iter().map(|piece| piece.capacity()).sum();
                 write!(f, "free {} pieces ({bytes} bytes) that nothing references", pieces.len())
@@ -96,7 +99,7 @@ pub(crate) fn keep_certain(report: &mut Report) {
         // The root is never freed, because without it there is nothing to mount.
         Remedy::FreeRecord { ino } => *ino > Ino::ROOT,
         Remedy::RemoveEntry { ino, .. } => damaged.contains(ino) || !partial,
-        Remedy::PackedTables => !partial,
+        Remedy::PackedTables | Remedy::Dictionaries => !partial,
         Remedy::Attach { .. } | Remedy::LinkCount { .. } | Remedy::Entries { .. } => !names_unread,
         Remedy::Allocated { .. } | Remedy::FreePieces { .. } | Remedy::FreeBlocks { .. } => !data_unread,
     });

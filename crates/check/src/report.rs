@@ -47,6 +47,8 @@ pub enum FindingKind {
     InodeRecord,
     /// A copy of the tables of packed inodes does not decode, or the two differ.
     PackedTables,
+    /// A copy of the list of dictionaries, or of a dictionary, does not decode, or the two differ.
+    Dictionaries,
     /// The count of a triplet is not the number of packed inodes that name it.
     TripletCount,
     /// Inode 0, which stands for "none", is in use.

@@ -23,6 +23,7 @@ use zerocopy::FromBytes;
 
 use pages::{BadPage, BadPages};
 
+use crate::dictionaries::Dictionaries;
 use crate::packed::{PACKED_MAX, Tables};
 use crate::region::Region;
 use crate::{CheckError, ImageSource};
@@ -111,6 +112,7 @@ pub fn salvage(
         progress,
         records: HashMap::new(),
         tables: Tables::default(),
+        dictionaries: Dictionaries::default(),
         damaged: BTreeSet::new(),
         seen: HashMap::new(),
         found: Salvaged::default(),
@@ -146,6 +148,7 @@ struct Walk<'a, 'b> {
     records: HashMap<Ino, Place>,
     /// What packed blocks are decoded with.
     tables: Tables,
+    dictionaries: Dictionaries,
     /// Inodes whose record does not decode.
     damaged: BTreeSet<Ino>,
     /// Inodes that were made, with their first path where they may have more than one.

@@ -33,7 +33,11 @@ fn detail(report: &StoreReport) -> String {
     let each = |bytes: u64, count: u64| bytes as f64 / count.max(1) as f64;
     let of = &report.metadata;
     let mut out = format!("\ninodes       {:.1} bytes each\n", each(of.inode_bytes, of.inodes));
-    out += &format!("entries      {:.1} bytes each, of {}\n\n", each(of.entry_bytes, of.entries), of.entries);
+    out += &format!("entries      {:.1} bytes each, of {}\n", each(of.entry_bytes, of.entries), of.entries);
+    if of.dictionary_bytes > 0 {
+        out += &format!("dictionaries {}, {} in two copies\n", of.dictionaries, human(of.dictionary_bytes));
+    }
+    out.push('\n');
     out + &packed(&report.packed)
 }
 
@@ -123,7 +127,14 @@ mod tests {
                 stored_bytes: 1000,
                 forms: vec![PackedForm { form: "zstd".into(), groups: 2, raw_bytes: 3000, stored_bytes: 1000 }],
             },
-            metadata: PackedMetadata { inodes: 3, inode_bytes: 48, entries: 2, entry_bytes: 128 },
+            metadata: PackedMetadata {
+                inodes: 3,
+                inode_bytes: 48,
+                entries: 2,
+                entry_bytes: 128,
+                dictionaries: 1,
+                dictionary_bytes: 66_048,
+            },
             loss: LossBounds::of(MemoryKind::Logged, true),
             statfs: StatFs { block_bytes: 4096, blocks: 10, free: 5, available: 4, files: 9, files_free: 6 },
         }
@@ -141,6 +152,7 @@ mod tests {
         assert!(text.contains("packing      2.9 KiB of small files take 1000 B (34%)"), "{text}");
         let detail = detail(&sample());
         assert!(detail.contains("16.0 bytes each\n") && detail.contains("64.0 bytes each, of 2\n"), "{detail}");
+        assert!(detail.contains("\ndictionaries 1, 64.5 KiB in two copies\n"), "{detail}");
         assert!(detail.contains("zstd                  2") && detail.contains("33.3%"), "{detail}");
         assert!(text.contains("3 in use (1 directories, 0 large files), 6 free"));
         assert!(text.contains("process crash: nothing; power loss: at most the last second; after fsync: nothing"));

@@ -6,7 +6,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 
 use crate::damaged_media::Scene;
-use shoal_format::superblock::{FEATURE_INCARNATION, FEATURE_PACKED, FEATURE_SUMS, Superblock};
+use shoal_format::superblock::{FEATURE_DICTIONARIES, FEATURE_INCARNATION, FEATURE_PACKED, FEATURE_SUMS, Superblock};
 use shoal_format::{PAGE, checksum};
 
 const FILES: [&str; 3] = ["store/image.0", "store/image.1", "region"];
@@ -121,16 +121,24 @@ fn an_older_program_is_told_not_to_open_a_battery_region() {
     let scene = kept();
     scene.umount();
     for name in FILES {
-        assert_eq!(scene.head(name).0.features, FEATURE_INCARNATION | FEATURE_PACKED | FEATURE_SUMS, "{name}");
+        assert_eq!(
+            scene.head(name).0.features,
+            FEATURE_INCARNATION | FEATURE_DICTIONARIES | FEATURE_PACKED | FEATURE_SUMS,
+            "{name}"
+        );
     }
     fs::remove_file(scene.at("region")).unwrap();
     scene.mount();
     scene.umount();
     for name in FILES {
-        assert_eq!(scene.head(name).0.features, FEATURE_INCARNATION | FEATURE_PACKED | FEATURE_SUMS, "{name}");
+        assert_eq!(
+            scene.head(name).0.features,
+            FEATURE_INCARNATION | FEATURE_DICTIONARIES | FEATURE_PACKED | FEATURE_SUMS,
+            "{name}"
+        );
     }
     scene.ok(&["check", "store"]);
-    assert_eq!(Scene::logged().head("store/image.0").0.features, FEATURE_PACKED | FEATURE_SUMS);
+    assert_eq!(Scene::logged().head("store/image.0").0.features, FEATURE_DICTIONARIES | FEATURE_PACKED | FEATURE_SUMS);
 }
 
 #[test]
@@ -144,7 +152,7 @@ fn a_store_with_the_former_sums_is_used_as_it_is_and_copied_with_new_ones() {
         let mut page = vec![0; PAGE as usize];
         file.read_exact_at(&mut page, 0).unwrap();
         let superblock = Superblock::decode(&page).unwrap();
-        let features = superblock.features & !(FEATURE_PACKED | FEATURE_SUMS);
+        let features = superblock.features & !(FEATURE_DICTIONARIES | FEATURE_PACKED | FEATURE_SUMS);
         file.write_all_at(&Superblock { features, ..superblock }.encode(), 0).unwrap();
         for number in 0..superblock.region_bytes / PAGE {
             let (mut sum, at) = ([0; 4], superblock.region_bytes + number * 4);

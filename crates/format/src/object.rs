@@ -8,6 +8,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use crate::dictionary::DICTIONARY_FILE;
 use crate::inode::CHUNK;
 use crate::slot::{CLASS_SIZES, SLOT_MAX, class_for};
 use crate::{FormatError, SlotRef};
@@ -130,7 +131,7 @@ impl Object {
         if !payload_fits {
             return range("payload", payload);
         }
-        if dictionary != 0 && codec != Codec::Zstd {
+        if dictionary != 0 && (codec != Codec::Zstd || bytes > u64::from(DICTIONARY_FILE)) {
             return range("dictionary", dictionary);
         }
         Ok(object)
@@ -229,8 +230,11 @@ mod tests {
             Codec::Stored => (40_000, 1),
             _ => (700, 0),
         };
-        let dictionary = if codec == Codec::Zstd { 9 } else { 0 };
-        Object { users: 1, sum: 77, codec, bytes: 40_000, payload, pieces, dictionary }
+        Object { users: 1, sum: 77, codec, bytes: 40_000, payload, pieces, dictionary: 0 }
+    }
+
+    fn with_dictionary() -> Object {
+        Object { bytes: 4096, dictionary: 9, ..sample(Codec::Zstd) }
     }
 
     #[test]
@@ -239,6 +243,7 @@ mod tests {
             let object = sample(codec);
             assert_eq!(Object::decode(&object.encode()), Ok(object));
         }
+        assert_eq!(Object::decode(&with_dictionary().encode()), Ok(with_dictionary()));
         let lz4 = sample(Codec::Lz4);
         for odd in [
             Object { users: 0, ..lz4 },
@@ -246,7 +251,8 @@ mod tests {
             Object { bytes: GROUP as u32 + 1, ..lz4 },
             Object { payload: 40_000, ..lz4 },
             Object { payload: 0, ..lz4 },
-            Object { dictionary: 1, ..lz4 },
+            Object { codec: Codec::Lz4, ..with_dictionary() },
+            Object { bytes: 4097, ..with_dictionary() },
             Object { payload: 39_999, ..sample(Codec::Stored) },
             Object { pieces: 1, ..sample(Codec::InPlace) },
         ] {
@@ -259,7 +265,7 @@ mod tests {
 
     #[test]
     fn the_sum_covers_what_the_object_says_and_not_its_users() {
-        let object = sample(Codec::Zstd);
+        let object = Object { bytes: 40_000, ..with_dictionary() };
         let sum = object.sum_of(b"payload");
         assert_eq!(Object { users: 5, sum: 1, ..object }.sum_of(b"payload"), sum);
         assert_ne!(Object { dictionary: 8, ..object }.sum_of(b"payload"), sum);

@@ -25,8 +25,13 @@ pub const FEATURE_SUMS: u64 = 2;
 /// piece. In memory that is persistent the bit and the checksum change one after the other, so a crash may leave one of
 /// them: the checksum says whether the store has it.
 pub const FEATURE_PACKED: u64 = 4;
+/// Incompatible feature: short packed files may have dictionaries. New stores have it; an older one gets it before its first
+/// dictionary, as it gets [`FEATURE_PACKED`].
+pub const FEATURE_DICTIONARIES: u64 = 16;
+/// Features that are added in place.
+const FEATURES_ADDED: [u64; 2] = [FEATURE_PACKED, FEATURE_DICTIONARIES];
 /// Incompatible features this crate understands.
-pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION | FEATURE_SUMS | FEATURE_PACKED;
+pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION | FEATURE_SUMS | FEATURE_PACKED | FEATURE_DICTIONARIES;
 
 pub const SUPERBLOCK_AT: u64 = 0;
 /// Offsets of the two anchor slots.
@@ -113,6 +118,7 @@ impl Superblock {
             memory_kind: geometry.memory_kind,
             features: FEATURE_SUMS
                 | FEATURE_PACKED
+                | FEATURE_DICTIONARIES
                 | if geometry.memory_kind.has_incarnations() { FEATURE_INCARNATION } else { 0 },
             uuid: geometry.uuid,
             region_bytes,
@@ -215,8 +221,11 @@ impl Superblock {
         let found = checksum(0, &record.as_bytes()[..140]);
         if record.crc.get() != found {
             let features = record.features_incompat.get();
-            record.features_incompat = (features ^ FEATURE_PACKED).into();
-            if record.crc.get() != checksum(0, &record.as_bytes()[..140]) {
+            let is_whole = FEATURES_ADDED.iter().any(|feature| {
+                record.features_incompat = (features ^ feature).into();
+                record.crc.get() == checksum(0, &record.as_bytes()[..140])
+            });
+            if !is_whole {
                 return Err(FormatError::Checksum { what, expected: record.crc.get(), found });
             }
         }
@@ -386,10 +395,10 @@ mod tests {
         for bit in 0..bytes.len() * 8 {
             let mut flipped = bytes;
             flipped[bit / 8] ^= 1 << (bit % 8);
-            // The checksum decides about this one.
-            let packed =
-                std::mem::offset_of!(SuperblockRecord, features_incompat) * 8 + FEATURE_PACKED.ilog2() as usize;
-            let expected = if bit == packed { Some(superblock) } else { None };
+            // The checksum decides about these.
+            let features = std::mem::offset_of!(SuperblockRecord, features_incompat) * 8;
+            let is_added = FEATURES_ADDED.iter().any(|feature| bit == features + feature.ilog2() as usize);
+            let expected = if is_added { Some(superblock) } else { None };
             assert_eq!(Superblock::decode(&flipped).ok(), expected, "bit {bit}");
         }
         assert!(Superblock::decode(&bytes[..100]).is_err());
@@ -398,12 +407,14 @@ mod tests {
     #[test]
     fn a_feature_added_in_place_is_there_from_its_checksum_on() {
         let with = Superblock::layout(geometry()).unwrap();
-        let without = Superblock { features: with.features & !FEATURE_PACKED, ..with };
-        let mut bytes = without.encode();
-        bytes[24..32].copy_from_slice(&with.encode()[24..32]);
-        assert_eq!(Superblock::decode(&bytes), Ok(without));
-        bytes[136..].copy_from_slice(&with.encode()[136..]);
-        assert_eq!(Superblock::decode(&bytes), Ok(with));
+        for feature in FEATURES_ADDED {
+            let without = Superblock { features: with.features & !feature, ..with };
+            let mut bytes = without.encode();
+            bytes[24..32].copy_from_slice(&with.encode()[24..32]);
+            assert_eq!(Superblock::decode(&bytes), Ok(without));
+            bytes[136..].copy_from_slice(&with.encode()[136..]);
+            assert_eq!(Superblock::decode(&bytes), Ok(with));
+        }
     }
 
     #[test]

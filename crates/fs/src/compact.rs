@@ -354,6 +354,7 @@ impl Fs {
         pass.block += 1;
         if block == 0 {
             self.table.move_tables(&self.region, victims)?;
+            self.move_dictionaries(victims)?;
         }
         let (owners, mut used) = (&mut pass.owners, 0);
         let exists = self.table.for_block(&self.region, block, &mut |ino, slot| {

@@ -71,7 +71,7 @@ impl Damage {
         }
     }
 
-    /// Tells of damage in the tables of packed inodes, which are no inode's.
+    /// Tells of damage in tables and dictionaries, which are no inode's.
     pub fn tell_of_tables(&self, finding: &str) {
         self.tell(Ino::ZERO, finding);
     }
@@ -80,6 +80,12 @@ impl Damage {
         if let Some(on_damage) = &self.on_damage {
             on_damage(ino, finding);
         }
+    }
+
+    /// Was any met since the store was opened?
+    pub fn is_known(&self) -> bool {
+        let met = self.met.lock();
+        !met.inodes.is_empty() || !met.blocks.is_empty()
     }
 
     fn count(&self) -> u64 {

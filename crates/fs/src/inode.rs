@@ -263,8 +263,7 @@ impl InodeTable {
 
     /// Makes the tables that packed blocks are decoded with ready for one more block.
     fn prepare_tables(&self, region: &Region, profile: impl FnOnce() -> shoal_pack::ProfileFile) -> Result<bool> {
-        let _growth = self.free.lock();
-        self.packed.tables.prepare(region, profile)
+        self.while_roots_stay(|| self.packed.tables.prepare(region, profile))
     }
 
     /// Calls `each` for every record of one block, as they are between two transactions: their locks are not held. False

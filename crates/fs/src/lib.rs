@@ -6,7 +6,7 @@
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
 //! | attributes | `attr`, `xattr`, `acl`, `flags` |
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk`, `gather` |
-//! | what has cooled | `packer`, `objects`, `packing_report` |
+//! | what has cooled | `packer`, `objects`, `dictionaries`, `training`, `packing_report` |
 //! | room: compaction, what is given back | `compact` |
 //! | inodes, locks, references | `inode`, `locks`, `data_lock`, `refs` |
 //! | damage met while open; what the checker asks for | `damage`, `repair` |
@@ -27,6 +27,7 @@ mod bulk;
 mod compact;
 mod damage;
 mod data_lock;
+mod dictionaries;
 mod dir;
 mod error;
 mod extents;
@@ -57,6 +58,7 @@ mod small;
 mod space;
 #[cfg(test)]
 mod test_store;
+mod training;
 mod xattr;
 
 use std::collections::HashSet;

@@ -20,10 +20,12 @@ use zerocopy::IntoBytes;
 use crate::bulk::Bulk;
 use crate::damage::OnDamage;
 use crate::data_lock::DataLocks;
+use crate::dictionaries::Dictionaries;
 use crate::file::AccessTimes;
 use crate::host_room::{Backoff, RoomCache};
 use crate::inode::{InodeTable, load_roots};
 use crate::locks::LockTable;
+use crate::objects::Objects;
 use crate::planted::{Bug, is_planted};
 use crate::refs::RefTable;
 use crate::{BulkDevice, Counts, Error, Fs, Ino, Result, namespace};
@@ -157,14 +159,17 @@ impl Fs {
         let bulk = bulk.map(|bulk| bulk.on_host(room.clone()));
         region.set_clock(clock.clone());
         let access_times = if options.no_atime { AccessTimes::Never } else { AccessTimes::Relative };
+        let table = InodeTable::load(&region, options.on_damage.clone())?;
+        let dictionaries =
+            Dictionaries::load(&region, &load_roots(&region)?, &|finding| table.damage.tell_of_tables(finding));
         Ok(Fs {
             room,
             access_times: AtomicU8::new(access_times as u8),
-            table: InodeTable::load(&region, options.on_damage.clone())?,
+            table,
             locks: LockTable::new(),
             data_locks: DataLocks::new(),
             refs: RefTable::new(),
-            objects: Default::default(),
+            objects: Objects::new(dictionaries),
             packer: Default::default(),
             idle: Default::default(),
             bulk,

@@ -15,6 +15,7 @@ use shoal_format::object::{Codec, GROUP, OBJECT_HEAD, Object, PIECES_MAX, piece_
 use shoal_pack::Decompressor;
 use shoal_region::{Tx, View};
 
+use crate::dictionaries::Dictionaries;
 use crate::extents::{give, take};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Result};
@@ -23,10 +24,10 @@ use crate::{Error, Result};
 const KEPT: usize = 8;
 
 /// What reading objects needs beside the region.
-#[derive(Default)]
 pub(crate) struct Objects {
-    /// Those not in use.
-    decompressors: Mutex<Vec<Decompressor>>,
+    pub dictionaries: Dictionaries,
+    /// Those not in use, each with the number of its dictionary or 0.
+    decompressors: Mutex<Vec<(u16, Decompressor)>>,
     /// The last used one first.
     kept: Mutex<Vec<Kept>>,
 }
@@ -124,6 +125,10 @@ impl Placed {
 }
 
 impl Objects {
+    pub fn new(dictionaries: Dictionaries) -> Objects {
+        Objects { dictionaries, decompressors: Mutex::default(), kept: Mutex::default() }
+    }
+
     /// All bytes of the file that the object holds.
     pub fn unpack(&self, view: &impl View, placed: &Placed) -> Result<Vec<u8>> {
         let payload = placed.payload(view)?;
@@ -136,14 +141,30 @@ impl Objects {
     }
 
     fn decompress(&self, placed: &Placed, payload: &[u8], out: &mut [u8]) -> Result<()> {
-        let free = self.decompressors.lock().pop();
+        let number = placed.object.dictionary;
+        let free = {
+            let mut all = self.decompressors.lock();
+            all.iter().position(|(with, _)| *with == number).map(|place| all.swap_remove(place).1)
+        };
         let mut decompressor = match free {
             Some(decompressor) => decompressor,
-            None => Decompressor::new().map_err(|error| damaged(placed.slot, error))?,
+            None => self.decompressor(number, placed.slot)?,
         };
         let done = decompressor.decompress(placed.object.codec, payload, out);
-        self.decompressors.lock().push(decompressor);
+        self.decompressors.lock().push((number, decompressor));
         if done { Ok(()) } else { Err(damaged(placed.slot, "it does not decompress")) }
+    }
+
+    #[cold]
+    fn decompressor(&self, number: u16, slot: SlotRef) -> Result<Decompressor> {
+        let made = match number {
+            0 => Decompressor::new(),
+            _ => match self.dictionaries.find(number) {
+                Some(dictionary) => Decompressor::with_dictionary(&dictionary.bytes),
+                None => return Err(damaged(slot, format_args!("its dictionary {number} is lost"))),
+            },
+        };
+        made.map_err(|error| damaged(slot, error))
     }
 
     /// Fills `out` from byte `at` of the group; bytes behind the object's are zeros.
@@ -182,13 +203,19 @@ impl Objects {
 }
 
 /// Makes an object of a payload; returns its head's slot.
-pub(crate) fn make(tx: &mut Tx<'_>, inode: &mut Inode, codec: Codec, bytes: u64, payload: &[u8]) -> Result<SlotRef> {
+pub(crate) fn make(
+    tx: &mut Tx<'_>,
+    inode: &mut Inode,
+    (codec, dictionary): (Codec, u16),
+    bytes: u64,
+    payload: &[u8],
+) -> Result<SlotRef> {
     let sizes = piece_sizes((OBJECT_HEAD + payload.len()) as u64);
     let mut slots = Vec::with_capacity(sizes.len());
     for len in sizes {
         slots.push(take(tx, inode, len)?);
     }
-    let object = head(codec, bytes, payload.len(), slots.len() - 1, payload);
+    let object = head((codec, dictionary), bytes, payload.len(), slots.len() - 1, payload);
     let mut first = object.encode().to_vec();
     slots[1..].iter().for_each(|piece| first.extend(piece.bits().to_le_bytes()));
     let mut left = payload;
@@ -210,16 +237,16 @@ pub(crate) fn make(tx: &mut Tx<'_>, inode: &mut Inode, codec: Codec, bytes: u64,
 /// Makes an object of chunks that stay where they are; `raw` is what they hold of the file.
 pub(crate) fn make_in_place(tx: &mut Tx<'_>, inode: &mut Inode, chunks: &[SlotRef], raw: &[u8]) -> Result<SlotRef> {
     let slot = take(tx, inode, (OBJECT_HEAD + chunks.len() * 8) as u64)?;
-    let mut bytes = head(Codec::InPlace, raw.len() as u64, 0, chunks.len(), raw).encode().to_vec();
+    let mut bytes = head((Codec::InPlace, 0), raw.len() as u64, 0, chunks.len(), raw).encode().to_vec();
     chunks.iter().for_each(|chunk| bytes.extend(chunk.bits().to_le_bytes()));
     tx.write(slot.offset(), &bytes)?;
     Ok(slot)
 }
 
-fn head(codec: Codec, bytes: u64, payload: usize, pieces: usize, summed: &[u8]) -> Object {
+fn head((codec, dictionary): (Codec, u16), bytes: u64, payload: usize, pieces: usize, summed: &[u8]) -> Object {
     debug_assert!(bytes <= GROUP && pieces <= PIECES_MAX);
     let (bytes, payload, pieces) = (bytes as u32, payload as u32, pieces as u8);
-    let object = Object { users: 1, sum: 0, codec, bytes, payload, pieces, dictionary: 0 };
+    let object = Object { users: 1, sum: 0, codec, bytes, payload, pieces, dictionary };
     Object { sum: object.sum_of(summed), ..object }
 }
 

@@ -16,12 +16,13 @@ use shoal_format::inode::{CHUNK, INODE_SUMMED, INODE_TRUNCATING, Inode, InodeSlo
 use shoal_format::object::{ChunkRef, Codec, GROUP, OBJECT_HEAD, piece_sizes, sum_in_slot};
 use shoal_format::superblock::FEATURE_PACKED;
 use shoal_format::{SEGMENT, SlotRef};
-use shoal_pack::{Compressor, Method};
+use shoal_pack::{Compressor, Method, takes_dictionary};
 use shoal_region::Lsn;
 
 use crate::objects::{self, Placed};
 use crate::planted::{Bug, is_planted};
 use crate::small::{self, chunk_ref};
+use crate::training::{SHORT_FILES, Training, Users};
 use crate::{Error, Fs, Ino, Result};
 
 /// Work of a tick, ten of which make a second: bytes of files looked at closely, and blocks of the inode table.
@@ -72,12 +73,17 @@ pub(crate) struct Packer {
     left: bool,
     /// End of the log when packing for room gained none.
     futile: Option<Lsn>,
+    training: Training,
 }
 
+/// A look at all files.
 #[derive(Default)]
 struct Round {
     block: u64,
     files: Vec<Ino>,
+    /// Short ones, which come after a look at the dictionary for them.
+    short: Vec<Ino>,
+    users: Users,
 }
 
 /// What a group was when it was copied.
@@ -142,7 +148,7 @@ impl Fs {
             if now < packer.due_ns || !packer.left && packer.settled == self.region.last_lsn() {
                 return Ok(());
             }
-            packer.round = Some(Round::default());
+            packer.round = Some(Round { users: self.idle_dictionaries(), ..Round::default() });
             packer.left = false;
         }
         let mut round = packer.round.take().unwrap_or_default();
@@ -167,10 +173,18 @@ impl Fs {
         let mut last = self.region.last_lsn();
         while bytes > 0 && blocks > 0 {
             let Some(ino) = round.files.pop() else {
-                if round.block >= self.table.blocks() {
+                let is_last = round.block >= self.table.blocks();
+                if is_last && round.short.is_empty() {
+                    self.forget_idle(&round.users)?;
                     return Ok(true);
                 }
-                packer.left |= self.cooled_files(round.block, age, &mut round.files)?;
+                if is_last || round.short.len() >= SHORT_FILES {
+                    self.train(&mut packer.training, &round.short)?;
+                    round.files.append(&mut round.short);
+                    continue;
+                }
+                self.note_users(round.block, &mut round.users)?;
+                packer.left |= self.cooled_files(round.block, age, &mut round.files, &mut round.short)?;
                 round.block += 1;
                 blocks -= 1;
                 continue;
@@ -241,11 +255,15 @@ impl Fs {
     }
 
     /// Adds the files of an inode block that have cooled and may be packed. True if others have not cooled yet.
-    fn cooled_files(&self, block: u64, age: Duration, files: &mut Vec<Ino>) -> Result<bool> {
+    fn cooled_files(&self, block: u64, age: Duration, files: &mut Vec<Ino>, short: &mut Vec<Ino>) -> Result<bool> {
         let (now, mut warm) = (self.now(), false);
-        self.plain_files(block, &mut |ino, inode| match has_cooled(inode, now, age) {
-            true => files.push(ino),
-            false => warm = true,
+        self.plain_files(block, &mut |ino, inode| {
+            let is_short = takes_dictionary(self.options.method, inode.size);
+            match has_cooled(inode, now, age) {
+                true if is_short => short.push(ino),
+                true => files.push(ino),
+                false => warm = true,
+            }
         })?;
         Ok(warm)
     }
@@ -268,10 +286,16 @@ impl Fs {
     /// Packs all files now. `progress` is told how many of the inode table's blocks are done, and of how many.
     pub fn pack_all(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Packing> {
         let mut all = Packing::default();
-        let (mut block, mut files) = (0, Vec::new());
+        let (mut block, mut files, mut short) = (0, Vec::new(), Vec::new());
+        let mut users = self.idle_dictionaries();
         while block < self.table.blocks() {
             progress(block, self.table.blocks());
-            self.cooled_files(block, Duration::ZERO, &mut files)?;
+            self.note_users(block, &mut users)?;
+            self.cooled_files(block, Duration::ZERO, &mut files, &mut short)?;
+            if block + 1 == self.table.blocks() || short.len() >= SHORT_FILES {
+                self.train(&mut self.packer.lock().training, &short)?;
+                files.append(&mut short);
+            }
             for ino in files.drain(..) {
                 if let Some(done) = self.past_damage(ino, self.pack_now(ino))? {
                     all.groups += done.groups;
@@ -283,6 +307,7 @@ impl Fs {
             }
             block += 1;
         }
+        self.forget_idle(&users)?;
         Ok(all)
     }
 
@@ -317,17 +342,23 @@ impl Fs {
     }
 
     /// Fills the payload that the copied group is to have; none if that gains too little.
-    fn compress(&self, packer: &mut Packer, seen: &Seen) -> Result<Option<Codec>> {
+    fn compress(&self, packer: &mut Packer, seen: &Seen) -> Result<Option<(Codec, u16)>> {
         let plain: u64 = seen.chunks.iter().map(|slot| slot.capacity()).sum();
         let most = (plain / 8 * 7).saturating_sub(OBJECT_HEAD as u64).min(packer.raw.len() as u64 - 1) as usize;
         if packer.compressor.is_none() {
             packer.compressor = Some(Compressor::new().map_err(|_| Error::NoSpace)?);
         }
         let compressor = packer.compressor.as_mut().expect("made above");
-        let mut codec = compressor.compress(self.options.method, &packer.raw, most, &mut packer.payload);
+        // The rest of a longer file has none, so that whoever looks for users finds them by their sizes.
+        let method = self.options.method;
+        let dictionary = takes_dictionary(method, seen.size).then(|| self.objects.dictionaries.newest()).flatten();
+        let dictionary = dictionary.as_deref();
+        let number = dictionary.map_or(0, |dictionary| dictionary.number);
+        let codec = compressor.compress(method, &packer.raw, most, &mut packer.payload, dictionary);
+        let mut codec = codec.map(|codec| (codec, number));
         if codec.is_none() {
             packer.payload.clone_from(&packer.raw);
-            codec = Some(Codec::Stored);
+            codec = Some((Codec::Stored, 0));
         }
         let sizes = piece_sizes((OBJECT_HEAD + packer.payload.len()) as u64);
         Ok(codec.filter(|_| sizes.iter().sum::<u64>() <= plain / 8 * 7))
@@ -339,7 +370,7 @@ impl Fs {
         ino: Ino,
         group: u64,
         seen: &Seen,
-        codec: Option<Codec>,
+        codec: Option<(Codec, u16)>,
         packer: &mut Packer,
         done: &mut Packing,
     ) -> Result<()> {
@@ -411,11 +442,15 @@ impl Fs {
 
 /// Has the file data in the region that might be plain?
 pub(crate) fn may_be_packed(inode: &Inode) -> bool {
-    inode.is_file()
+    has_data(inode)
         && inode.nlink > 0
-        && inode.size > 0
         && inode.flags & (INODE_TRUNCATING | INODE_SUMMED) == 0
         && matches!(inode.layout, Layout::Direct | Layout::Chunked)
+}
+
+/// Has the file data in the region?
+pub(crate) fn has_data(inode: &Inode) -> bool {
+    inode.is_file() && inode.size > 0 && matches!(inode.layout, Layout::Direct | Layout::Chunked | Layout::Packed)
 }
 
 fn has_cooled(inode: &Inode, now: i64, age: Duration) -> bool {

@@ -21,10 +21,12 @@ pub enum Form {
     Stored,
     Lz4,
     Zstd,
+    /// By zstd with a dictionary.
+    ZstdDictionary,
 }
 
 /// All forms, in the order of [`PackingReport::forms`].
-pub const FORMS: [Form; 5] = [Form::Plain, Form::Summed, Form::Stored, Form::Lz4, Form::Zstd];
+pub const FORMS: [Form; 6] = [Form::Plain, Form::Summed, Form::Stored, Form::Lz4, Form::Zstd, Form::ZstdDictionary];
 
 impl Form {
     pub fn name(self) -> &'static str {
@@ -34,6 +36,7 @@ impl Form {
             Form::Stored => "stored",
             Form::Lz4 => "lz4",
             Form::Zstd => "zstd",
+            Form::ZstdDictionary => "zstd+dict",
         }
     }
 }
@@ -68,6 +71,9 @@ pub struct PackingReport {
     pub entries: u64,
     /// Bytes of buckets and nodes of directories.
     pub entry_bytes: u64,
+    /// Dictionaries, and the bytes of both copies of them and of their list.
+    pub dictionaries: u64,
+    pub dictionary_bytes: u64,
 }
 
 impl PackingReport {
@@ -86,7 +92,8 @@ impl PackingReport {
 impl Fs {
     /// What the store's files, inodes and entries take in the region.
     pub fn packing_report(&self) -> Result<PackingReport> {
-        let mut report = PackingReport::default();
+        let (dictionaries, dictionary_bytes) = self.objects.dictionaries.stored();
+        let mut report = PackingReport { dictionaries, dictionary_bytes, ..PackingReport::default() };
         for block in 0..self.table.blocks() {
             let mut inodes = Vec::new();
             let exists = self.table.for_block(&self.region, block, &mut |_, slot| {
@@ -160,6 +167,7 @@ impl Fs {
             Codec::InPlace => Form::Summed,
             Codec::Stored => Form::Stored,
             Codec::Lz4 => Form::Lz4,
+            Codec::Zstd if placed.object.dictionary != 0 => Form::ZstdDictionary,
             Codec::Zstd => Form::Zstd,
         };
         report.add(form, bytes, placed.capacity());

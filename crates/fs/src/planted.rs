@@ -62,5 +62,7 @@ shoal_media::plantable! {
         UnpackStoresChange,
         /// The pieces behind an object's first one stay allocated.
         ObjectPiecesStay,
+        /// Old dictionaries are forgotten though files name them.
+        DictionaryNotNoted,
     }
 }

@@ -13,6 +13,7 @@ mod damage;
 mod data_lock_stress;
 mod data_store;
 mod device_errors;
+mod dictionaries;
 mod edges;
 mod end_of_file;
 mod enumeration;

@@ -325,6 +325,7 @@ fn repaired(made: &Made, mut state: WorldState, context: &str) -> (WorldState, V
                 Remedy::FreePieces { pieces } => store.fs.repair_pieces(pieces),
                 Remedy::FreeBlocks { first, blocks } => store.fs.repair_blocks(*first, *blocks),
                 Remedy::PackedTables => store.fs.repair_packed_tables(),
+                Remedy::Dictionaries => store.fs.repair_dictionaries(),
             };
             done.unwrap_or_else(|error| panic!("{context}: {remedy}: {error}"));
         }

@@ -52,7 +52,7 @@ fn singles(steps: &[workload::Step], with_past: bool) -> Vec<Workload> {
 
 fn sequences() -> Vec<Workload> {
     let mut workloads = Vec::new();
-    for operations in workload::sequences() {
+    for operations in workload::sequences().into_iter().chain(workload::dictionaries()) {
         for before in [Before::Mounted, Before::Young, Before::Synced, Before::Aged] {
             for last in [None, Some(Sync)] {
                 let operations = operations.iter().cloned().chain(last).collect();

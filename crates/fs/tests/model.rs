@@ -96,6 +96,14 @@ impl Case {
                 self.reopen(clean).map_err(|e| at(format!("reopening, clean {clean}: {e}")))?;
             }
             self.walker.step().map_err(at)?;
+            if step % 14 == 5 {
+                let mut bytes = vec![0; 8 + self.walker.random.below(3000) as usize];
+                self.walker.random.fill(&mut bytes);
+                match self.walker.fs.add_dictionary(bytes) {
+                    Ok(()) | Err(Error::NoSpace) => {}
+                    Err(e) => return Err(at(format!("a dictionary: {e}"))),
+                }
+            }
             if step % 7 == 5 {
                 match self.walker.fs.pack_all(&mut |_, _| {}) {
                     Ok(_) | Err(Error::NoSpace) => {}

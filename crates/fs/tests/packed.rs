@@ -209,6 +209,7 @@ fn repair(fs: &Fs, remedy: &Remedy) {
         Remedy::Entries { directory, entries } => fs.repair_entries(*directory, *entries),
         Remedy::FreePieces { pieces } => fs.repair_pieces(pieces),
         Remedy::PackedTables => fs.repair_packed_tables(),
+        Remedy::Dictionaries => fs.repair_dictionaries(),
         Remedy::Attach { .. } | Remedy::FreeBlocks { .. } => panic!("{remedy}"),
     };
     done.unwrap_or_else(|error| panic!("{remedy}: {error}"));

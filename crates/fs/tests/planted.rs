@@ -71,6 +71,7 @@ fn sequence(number: usize) -> Vec<Operation> {
         2 => vec![PackInodes, Chmod("foo", 0o600)],
         3 => vec![PackAll, Write("bar", 30_000, 9000, 111)],
         4 => vec![PackAll, Unlink("B/foo")],
+        5 => vec![Write("foo", 0, 3000, 170), AddDictionary(160), PackAll, AddDictionary(162), PackAll],
         _ => vec![Link("foo", "new")],
     }
 }
@@ -96,6 +97,7 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::PackedNotFreed | Bug::TripletsStay => Hunt::Sequence(2),
         Bug::UnpackStoresChange => Hunt::Sequence(3),
         Bug::ObjectPiecesStay => Hunt::Sequence(4),
+        Bug::DictionaryNotNoted => Hunt::Sequence(5),
         Bug::PackedOneLook | Bug::PackClaimed => Hunt::Crowd,
     }
 }

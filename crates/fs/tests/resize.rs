@@ -31,8 +31,10 @@ fn read(fs: &Fs) -> Tree {
     Tree::read(fs).unwrap_or_else(|e| panic!("{e}"))
 }
 
-/// Packs all inodes.
+/// Packs all inodes and all files, short ones with a dictionary.
 fn cool(fs: &Fs) {
+    fs.add_dictionary((0..2000).map(|at| (at % 251) as u8).collect()).unwrap();
+    fs.pack_all(&mut |_, _| {}).unwrap();
     while fs.pack_inodes_step(64).unwrap().more {}
 }
 

@@ -1,13 +1,16 @@
 //! Compressors of files' data, each call for itself: up to 128 KiB in, a payload of a packed object out.
 //!
 //! What will not shrink costs little: formats that are compressed already are known by their first bytes, and the first
-//! 4 KiB of the others are tried with the fastest codec. Left out: where payloads lie, when data have cooled.
+//! 4 KiB of the others are tried with the fastest codec. Short data have little in themselves to refer to: they may have a
+//! dictionary, which is trained on others like them. Left out: where payloads lie, when data have cooled.
 
 use std::fmt;
 use std::io;
 use std::str::FromStr;
 
+use shoal_format::dictionary::{DICTIONARY_BYTES_MAX, DICTIONARY_FILE};
 use shoal_format::object::Codec;
+use zstd::zstd_safe::CParameter;
 
 /// How a store compresses files' data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -87,20 +90,55 @@ fn is_compressed_format(bytes: &[u8]) -> bool {
     COMPRESSED.iter().any(|&(at, magic)| bytes.get(at..at + magic.len()) == Some(magic))
 }
 
+/// Bytes that short data may refer to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dictionary {
+    /// As objects name it.
+    pub number: u16,
+    pub bytes: Vec<u8>,
+}
+
+/// Trains a dictionary on these data, which lie in `samples` one behind the other; `None` where they are too few or too
+/// different from each other.
+pub fn train(samples: &[u8], lengths: &[usize]) -> Option<Vec<u8>> {
+    zstd::dict::from_continuous(samples, lengths, DICTIONARY_BYTES_MAX).ok()
+}
+
+/// A zstd compressor with a dictionary.
+struct WithDictionary {
+    number: u16,
+    level: i32,
+    zstd: zstd::bulk::Compressor<'static>,
+}
+
 /// Compresses; keeps its tables between calls.
 pub struct Compressor {
     zstd: zstd::bulk::Compressor<'static>,
     level: i32,
+    with_dictionary: Option<WithDictionary>,
     trial: Vec<u8>,
 }
 
 impl Compressor {
     pub fn new() -> io::Result<Compressor> {
-        Ok(Compressor { zstd: zstd::bulk::Compressor::new(LEVEL)?, level: LEVEL, trial: Vec::new() })
+        Ok(Compressor {
+            zstd: zstd::bulk::Compressor::new(LEVEL)?,
+            level: LEVEL,
+            with_dictionary: None,
+            trial: Vec::new(),
+        })
     }
 
-    /// Fills `out` with a payload of at most `most` bytes; `None` if there is none that short.
-    pub fn compress(&mut self, method: Method, bytes: &[u8], most: usize, out: &mut Vec<u8>) -> Option<Codec> {
+    /// Fills `out` with a payload of at most `most` bytes; `None` if there is none that short. `dictionary` is for data that
+    /// may have one ([`takes_dictionary`]), for others it is ignored.
+    pub fn compress(
+        &mut self,
+        method: Method,
+        bytes: &[u8],
+        most: usize,
+        out: &mut Vec<u8>,
+        dictionary: Option<&Dictionary>,
+    ) -> Option<Codec> {
         if is_compressed_format(bytes) || bytes.len() >= TRIED && !self.trial_shrinks(bytes) {
             return None;
         }
@@ -115,15 +153,32 @@ impl Compressor {
             Method::Auto => (Codec::Zstd, LEVEL),
             Method::Zstd(level) => (Codec::Zstd, level),
         };
-        if self.level != level {
-            self.zstd.set_compression_level(level).ok()?;
-            self.level = level;
-        }
+        let zstd = match dictionary.filter(|_| takes_dictionary(method, bytes.len() as u64)) {
+            Some(dictionary) => self.with_dictionary(dictionary, level)?,
+            None => {
+                if self.level != level {
+                    self.zstd.set_compression_level(level).ok()?;
+                    self.level = level;
+                }
+                &mut self.zstd
+            }
+        };
         out.resize(most, 0);
         // A payload that is too long is no error but the answer.
-        let len = self.zstd.compress_to_buffer(bytes, &mut out[..]).ok()?;
+        let len = zstd.compress_to_buffer(bytes, &mut out[..]).ok()?;
         out.truncate(len);
         Some(codec)
+    }
+
+    fn with_dictionary(&mut self, dictionary: &Dictionary, level: i32) -> Option<&mut zstd::bulk::Compressor<'static>> {
+        let is_ready = |with: &WithDictionary| with.number == dictionary.number && with.level == level;
+        if !self.with_dictionary.as_ref().is_some_and(is_ready) {
+            let mut zstd = zstd::bulk::Compressor::with_dictionary(level, &dictionary.bytes).ok()?;
+            // The object has the number.
+            zstd.set_parameter(CParameter::DictIdFlag(false)).ok()?;
+            self.with_dictionary = Some(WithDictionary { number: dictionary.number, level, zstd });
+        }
+        self.with_dictionary.as_mut().map(|with| &mut with.zstd)
     }
 
     fn trial_shrinks(&mut self, bytes: &[u8]) -> bool {
@@ -145,6 +200,11 @@ fn entropy_is_low(bytes: &[u8]) -> bool {
     bits < len * 7.5
 }
 
+/// May data of this length have a dictionary under this method?
+pub fn takes_dictionary(method: Method, len: u64) -> bool {
+    matches!(method, Method::Auto | Method::Zstd(_)) && len <= u64::from(DICTIONARY_FILE)
+}
+
 /// Decompresses; keeps its tables between calls.
 pub struct Decompressor {
     zstd: zstd::bulk::Decompressor<'static>,
@@ -153,6 +213,11 @@ pub struct Decompressor {
 impl Decompressor {
     pub fn new() -> io::Result<Decompressor> {
         Ok(Decompressor { zstd: zstd::bulk::Decompressor::new()? })
+    }
+
+    /// For payloads made with this dictionary.
+    pub fn with_dictionary(bytes: &[u8]) -> io::Result<Decompressor> {
+        Ok(Decompressor { zstd: zstd::bulk::Decompressor::with_dictionary(bytes)? })
     }
 
     /// Fills `out`, which is as long as the data were; false if the payload does not hold that many bytes.
@@ -201,7 +266,7 @@ mod tests {
         for method in METHODS {
             for len in [100, 1000, 4096, 30_000, 131_072] {
                 let bytes = text(len, &mut random);
-                let codec = compressor.compress(method, &bytes, len - 1, &mut payload).expect("text shrinks");
+                let codec = compressor.compress(method, &bytes, len - 1, &mut payload, None).expect("text shrinks");
                 assert!(payload.len() < len * 9 / 10, "{method} {len}: {}", payload.len());
                 let mut out = vec![0; len];
                 assert!(decompressor.decompress(codec, &payload, &mut out));
@@ -219,12 +284,16 @@ mod tests {
         for method in METHODS {
             for len in [50, 5000, 60_000] {
                 let bytes = noise(len, &mut random);
-                assert_eq!(compressor.compress(method, &bytes, len * 7 / 8, &mut payload), None, "{method} {len}");
+                assert_eq!(
+                    compressor.compress(method, &bytes, len * 7 / 8, &mut payload, None),
+                    None,
+                    "{method} {len}"
+                );
             }
         }
         let archive = [&b"\x1f\x8b"[..], &text(5000, &mut random)].concat();
-        assert_eq!(compressor.compress(Method::Auto, &archive, 4000, &mut payload), None);
-        assert_eq!(compressor.compress(Method::Off, &text(5000, &mut random), 4000, &mut payload), None);
+        assert_eq!(compressor.compress(Method::Auto, &archive, 4000, &mut payload, None), None);
+        assert_eq!(compressor.compress(Method::Off, &text(5000, &mut random), 4000, &mut payload, None), None);
     }
 
     #[test]
@@ -233,7 +302,7 @@ mod tests {
         let (mut compressor, mut decompressor) = (Compressor::new().unwrap(), Decompressor::new().unwrap());
         for method in [Method::Lz4, Method::Auto] {
             let bytes = text(3000, &mut random);
-            let codec = compressor.compress(method, &bytes, 2000, &mut payload).unwrap();
+            let codec = compressor.compress(method, &bytes, 2000, &mut payload, None).unwrap();
             for _ in 0..2000 {
                 let mut damaged = payload.clone();
                 let at = random.below(damaged.len() as u64) as usize;
@@ -242,6 +311,44 @@ mod tests {
                 decompressor.decompress(codec, &damaged, &mut vec![0; 3000]);
             }
         }
+    }
+
+    #[test]
+    fn short_data_shrink_more_with_a_dictionary_of_their_kind() {
+        let (mut random, mut payload, mut out) = (Random::new(4), Vec::new(), Vec::new());
+        let fields = ["name = ", "version = ", "license = ", "edition = ", "authors = ", "keywords = ", "readme = "];
+        let mut file = || {
+            let mut file = String::from("[package]\n");
+            for field in fields {
+                file += &format!("{field}\"{:x}\"\n", random.below(1 << 40));
+            }
+            file.into_bytes()
+        };
+        let files: Vec<Vec<u8>> = (0..1000).map(|_| file()).collect();
+        let lengths: Vec<usize> = files.iter().map(Vec::len).collect();
+        let dictionary = Dictionary { number: 3, bytes: train(&files.concat(), &lengths).expect("they are alike") };
+        let (mut compressor, mut plain) = (Compressor::new().unwrap(), Decompressor::new().unwrap());
+        let mut decompressor = Decompressor::with_dictionary(&dictionary.bytes).unwrap();
+        for method in [Method::Auto, Method::Zstd(1), Method::Zstd(9), Method::Lz4] {
+            let bytes = file();
+            compressor.compress(method, &bytes, bytes.len(), &mut payload, None).unwrap();
+            let without = payload.len();
+            let codec = compressor.compress(method, &bytes, bytes.len(), &mut payload, Some(&dictionary)).unwrap();
+            out.resize(bytes.len(), 0);
+            if method == Method::Lz4 {
+                assert_eq!(payload.len(), without);
+                continue;
+            }
+            assert!(payload.len() * 10 < without * 9, "{method}: {} of {without}", payload.len());
+            assert!(decompressor.decompress(codec, &payload, &mut out) && out == bytes, "{method}");
+            out.fill(0);
+            assert!(!plain.decompress(codec, &payload, &mut out) || out != bytes, "{method}: without the dictionary");
+        }
+        let long = vec![b'x'; 4097];
+        let codec = compressor.compress(Method::Auto, &long, 4096, &mut payload, Some(&dictionary)).unwrap();
+        out.resize(4097, 0);
+        assert!(plain.decompress(codec, &payload, &mut out) && out == long, "too long for a dictionary");
+        assert_eq!(train(&[1; 20], &[10, 10]), None);
     }
 
     #[test]

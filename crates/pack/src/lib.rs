@@ -39,7 +39,7 @@ mod triplet;
 pub use block::{BLOCK_INODES, BLOCK_MAX, Block, BlockBytes, Item, pack};
 pub use bytes::Described;
 pub use codec::{BASES_MAX, Code, Codec, Context, Field, Widths};
-pub use data::{Compressor, Decompressor, Method, MethodError};
+pub use data::{Compressor, Decompressor, Dictionary, Method, MethodError, takes_dictionary, train};
 pub use field::Counts;
 pub use hybrid::{Hybrid, HybridCounts};
 pub use paper::{FieldCodec, FieldCounts, Kind, Precision};

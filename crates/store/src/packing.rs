@@ -30,7 +30,7 @@ pub struct Packed {
 /// Files, or groups of 128 KiB of longer ones, of one form.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PackedForm {
-    /// `plain`, `checksum` (plain with one), `stored`, `lz4` or `zstd`.
+    /// `plain`, `checksum` (plain with one), `stored`, `lz4`, `zstd` or `zstd+dict`.
     pub form: String,
     pub groups: u64,
     pub raw_bytes: u64,
@@ -44,6 +44,9 @@ pub struct Metadata {
     pub inode_bytes: u64,
     pub entries: u64,
     pub entry_bytes: u64,
+    /// Dictionaries that short files are packed with, and the bytes of both copies.
+    pub dictionaries: u64,
+    pub dictionary_bytes: u64,
 }
 
 impl Packed {
@@ -67,8 +70,8 @@ impl Packed {
 
 impl Metadata {
     pub fn of(report: &PackingReport) -> Metadata {
-        let &PackingReport { inodes, inode_bytes, entries, entry_bytes, .. } = report;
-        Metadata { inodes, inode_bytes, entries, entry_bytes }
+        let &PackingReport { inodes, inode_bytes, entries, entry_bytes, dictionaries, dictionary_bytes, .. } = report;
+        Metadata { inodes, inode_bytes, entries, entry_bytes, dictionaries, dictionary_bytes }
     }
 }
 

@@ -100,6 +100,7 @@ fn apply(fs: &Fs, remedy: &Remedy) -> shoal_fs::Result<()> {
         Remedy::Allocated { ino, bytes } => fs.repair_allocated(*ino, *bytes),
         Remedy::Entries { directory, entries } => fs.repair_entries(*directory, *entries),
         Remedy::PackedTables => fs.repair_packed_tables(),
+        Remedy::Dictionaries => fs.repair_dictionaries(),
         Remedy::FreePieces { pieces } => fs.repair_pieces(pieces),
         Remedy::FreeBlocks { first, blocks } => fs.repair_blocks(*first, *blocks),
     }

@@ -13,6 +13,7 @@ use shoal_format::{Offset, SEGMENT, SlotRef};
 
 use super::Walk;
 use crate::CheckError;
+use crate::dictionaries::Dictionaries;
 use crate::packed::{self, Tables};
 
 /// The class of plain blocks; packed ones are of lower classes.
@@ -38,7 +39,7 @@ pub(super) fn place_in(block: SlotRef, place: usize) -> Place {
 }
 
 impl Walk<'_, '_> {
-    /// Reads the tables of packed blocks from whichever copy has them.
+    /// Reads the tables of packed blocks and the dictionaries from whichever copies have them.
     pub(super) fn read_tables(&mut self, roots: &Roots) -> Result<(), CheckError> {
         let slots = packed::copies(roots).into_iter().flatten().filter(|slot| self.fits(*slot));
         let (mut found, mut defects) = (Vec::new(), Vec::new());
@@ -50,6 +51,9 @@ impl Walk<'_, '_> {
         if has_tables && self.tables.is_empty() {
             self.lost(None, None, "neither copy of the tables of packed inodes can be read".into());
         }
+        let mut piece = |slot: SlotRef, _: &str| if self.fits(slot) { self.piece(slot).map(Some) } else { Ok(None) };
+        // Files whose dictionary is lost are named, each.
+        self.dictionaries = Dictionaries::read(roots, &mut piece, &mut Vec::new())?;
         Ok(())
     }
 

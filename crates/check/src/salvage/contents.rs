@@ -117,7 +117,7 @@ impl Walk<'_, '_> {
             Ok(found) if !found.pieces.iter().all(|&piece| self.fits(piece)) => {
                 (None, Some("a piece of its packed object is nowhere".into()))
             }
-            Ok(found) => objects::bytes(&read, slot, &found)?,
+            Ok(found) => objects::bytes(&read, slot, &found, &self.dictionaries)?,
         };
         if let Some(why) = why {
             let fate = if bytes.is_some() { "copied as it was found" } else { "its bytes are lost" };

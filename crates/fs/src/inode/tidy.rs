@@ -150,8 +150,13 @@ impl InodeTable {
 
     /// Moves the tables of packed blocks out of draining segments.
     pub fn move_tables(&self, region: &Region, victims: &Victims) -> Result<bool> {
+        self.while_roots_stay(|| self.packed.tables.move_copies(region, victims))
+    }
+
+    /// Calls `change` while nobody else changes roots.
+    pub fn while_roots_stay<T>(&self, change: impl FnOnce() -> T) -> T {
         let _growth = self.free.lock();
-        self.packed.tables.move_copies(region, victims)
+        change()
     }
 
     /// The slot of a block, or none: what it was a moment ago.

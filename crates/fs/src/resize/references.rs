@@ -11,6 +11,7 @@
 use std::cell::RefCell;
 use std::mem::offset_of;
 
+use shoal_format::dictionary::DictionaryList;
 use shoal_format::dir::{NODE_FANOUT, NodeRef};
 use shoal_format::extent::{EXTENT_BYTES, EXTENT_HEADER};
 use shoal_format::inode::{INODE_RECORD, INODES_PER_BLOCK, Inode, InodeSlot, Layout, TABLE_FANOUT};
@@ -47,6 +48,9 @@ pub(super) fn move_all(
     let walk = Walk { memory, places, tables };
     for copy in 0..roots.inode_tables.len() as u64 {
         walk.reference(ROOTS_AT + offset_of!(Roots, inode_tables) as u64 + copy * 8)?;
+    }
+    for copy in 0..roots.dictionaries.len() as u64 {
+        walk.dictionaries(ROOTS_AT + offset_of!(Roots, dictionaries) as u64 + copy * 8)?;
     }
     let height = memory.read_u64((ROOTS_AT + 8).get()) as u32;
     if !(1..=HEIGHT_MAX).contains(&height) {
@@ -106,6 +110,22 @@ impl Walk<'_> {
             SlotRef::from_bits(self.memory.read_u64(at.get())).ok_or_else(|| self.damaged("slot reference", at))?;
         self.memory.write_u64(at.get(), self.moved(slot, at)?.bits());
         Ok(slot)
+    }
+
+    /// A copy of the list of dictionaries, which the reference at `at` leads to.
+    fn dictionaries(&self, at: Offset) -> Result<()> {
+        let list = self.reference(at)?;
+        if list.is_none() {
+            return Ok(());
+        }
+        let mut bytes = vec![0; list.capacity() as usize];
+        self.memory.read(list.offset().get(), &mut bytes);
+        let mut listed = DictionaryList::decode(&bytes)?;
+        for copy in listed.iter_mut().flat_map(|listed| &mut listed.copies) {
+            *copy = self.moved(*copy, list.offset())?;
+        }
+        self.memory.write(list.offset().get(), &DictionaryList::encode(&listed));
+        Ok(())
     }
 
     /// The inode table below the reference at `at`; level 0 is an inode block. Blocks given back are absent.

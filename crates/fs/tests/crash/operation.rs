@@ -67,6 +67,8 @@ pub enum Operation {
     Checkpoint,
     /// Packs the data of all files, however young.
     PackAll,
+    /// Short files that are packed from now on have a dictionary; its bytes by tag.
+    AddDictionary(u64),
     /// Time passes until everything not yet durable is older than the commit age.
     Tick,
     /// Time passes until every inode is cold, and they are packed.
@@ -214,6 +216,7 @@ impl Operation {
             Fsync(path) => fs.fsync(ino(path)?, false),
             Sync => fs.sync(),
             Checkpoint => fs.checkpoint(),
+            AddDictionary(tag) => fs.add_dictionary(bytes(tag, 700)),
             PackAll => fs.pack_all(&mut |_, _| {}).map(drop),
             Tick => {
                 fs.tick()?;

@@ -211,6 +211,7 @@ fn other() -> Vec<(&'static str, Operation)> {
         ("foo", Sync),
         ("foo", Checkpoint),
         ("foo", PackAll),
+        ("foo", AddDictionary(150)),
         ("foo", Tick),
     ]
 }
@@ -219,9 +220,24 @@ fn other() -> Vec<(&'static str, Operation)> {
 pub fn packed(steps: &[Step]) -> Vec<Vec<Operation>> {
     let both = |step: &Step| {
         let (operation, fsync) = (step.operation.clone(), Fsync(step.file));
-        [vec![PackAll, Sync, operation.clone(), fsync], vec![PackAll, operation.clone()], vec![operation, PackAll]]
+        [
+            vec![PackAll, Sync, operation.clone(), fsync],
+            vec![AddDictionary(160), PackAll, operation.clone()],
+            vec![operation, PackAll],
+        ]
     };
     steps.iter().flat_map(both).collect()
+}
+
+/// Dictionaries that come, are used, grow old and go.
+pub fn dictionaries() -> Vec<Vec<Operation>> {
+    let short = || Write("foo", 0, 3000, 170);
+    vec![
+        vec![short(), AddDictionary(160), PackAll, AddDictionary(162), PackAll],
+        vec![AddDictionary(160), short(), PackAll, AddDictionary(162), Write("foo", 10, 20, 164), PackAll, Sync],
+        vec![short(), AddDictionary(160), AddDictionary(162), PackAll, Unlink("foo"), PackAll],
+        vec![AddDictionary(160), short(), PackAll, Sync, AddDictionary(162), Checkpoint, Truncate("foo", 100), PackAll],
+    ]
 }
 
 /// On a store of nine bulk blocks, of which the prepared tree has six. Of one kind the later operation can only have

@@ -1,0 +1,93 @@
+//! The dictionaries of short packed files, from the specification alone (docs/spec/region.md, section 7).
+//!
+//! Owns: [`Dictionaries`], which both the walk over inodes and the salvage use. Rules: each list and each dictionary is taken
+//! from the first copy that has it undamaged; damage is named. Left out: which files name which dictionary (`files`).
+
+use std::cell::RefCell;
+
+use shoal_format::SlotRef;
+use shoal_format::dictionary::{DictionaryHead, DictionaryList, Listed};
+use shoal_format::superblock::{ROOTS_AT, Roots};
+use zstd::bulk::Decompressor;
+
+use crate::CheckError;
+use crate::packed::Defect;
+
+/// Reads a piece, of which `what` is said; none if there is no such piece.
+pub(crate) type Pieces<'a> = dyn FnMut(SlotRef, &str) -> Result<Option<Vec<u8>>, CheckError> + 'a;
+
+/// The dictionaries of a store that can be read.
+#[derive(Default)]
+pub(crate) struct Dictionaries(Vec<(u16, RefCell<Decompressor<'static>>)>);
+
+impl Dictionaries {
+    /// Reads what the roots lead to.
+    pub fn read(roots: &Roots, pieces: &mut Pieces<'_>, defects: &mut Vec<Defect>) -> Result<Dictionaries, CheckError> {
+        let bits = roots.dictionaries.map(|bits| bits.get());
+        if bits == [0, 0] {
+            return Ok(Dictionaries::default());
+        }
+        let mut lists: Vec<Vec<Listed>> = Vec::new();
+        for bits in bits {
+            let defect = |sentence| Defect { at: ROOTS_AT.get(), sentence };
+            let Some(slot) = SlotRef::from_bits(bits).filter(|slot| !slot.is_none() && !slot.is_run()) else {
+                defects.push(defect(format!("a copy of the list of dictionaries has no place: {bits:#x}")));
+                continue;
+            };
+            let Some(bytes) = pieces(slot, "list of dictionaries")? else { continue };
+            match DictionaryList::decode(&bytes) {
+                Ok(list) => lists.push(list),
+                Err(why) => defects.push(Defect { at: slot.offset().get(), sentence: format!("a copy: {why}") }),
+            }
+        }
+        if lists.windows(2).any(|pair| pair[0] != pair[1]) {
+            let sentence = "the copies of the list of dictionaries differ".to_string();
+            defects.push(Defect { at: ROOTS_AT.get(), sentence });
+        }
+        let mut all = Vec::new();
+        for Listed { number, copies } in lists.into_iter().next().unwrap_or_default() {
+            let mut found: Option<Vec<u8>> = None;
+            for slot in copies {
+                let at = slot.offset().get();
+                let mut defect = |why: String| {
+                    defects.push(Defect { at, sentence: format!("a copy of dictionary {number}: {why}") });
+                };
+                let Some(stored) = pieces(slot, "dictionary")? else { continue };
+                match DictionaryHead::decode(&stored) {
+                    Err(why) => defect(why.to_string()),
+                    Ok((other, _)) if other != number => defect(format!("its number is {other}")),
+                    Ok((_, bytes)) if found.as_deref().is_some_and(|found| found != bytes) => {
+                        defect("it differs from the other one".into());
+                    }
+                    Ok((_, bytes)) => found = Some(bytes.to_vec()),
+                }
+            }
+            match found.map(|bytes| Decompressor::with_dictionary(&bytes)) {
+                Some(Ok(decompressor)) => all.push((number, RefCell::new(decompressor))),
+                Some(Err(why)) => {
+                    defects
+                        .push(Defect { at: copies[0].offset().get(), sentence: format!("dictionary {number}: {why}") });
+                }
+                None => {}
+            }
+        }
+        Ok(Dictionaries(all))
+    }
+
+    /// Fills `out` from a zstd frame that was made with dictionary `number`, 0 for none; false if it does not hold these many
+    /// bytes.
+    pub fn decompress(&self, number: u16, payload: &[u8], out: &mut [u8]) -> bool {
+        let len = match number {
+            0 => zstd::bulk::decompress_to_buffer(payload, out),
+            _ => match self.0.iter().find(|(known, _)| *known == number) {
+                Some((_, decompressor)) => decompressor.borrow_mut().decompress_to_buffer(payload, out),
+                None => return false,
+            },
+        };
+        len.is_ok_and(|len| len == out.len())
+    }
+
+    pub fn knows(&self, number: u16) -> bool {
+        number == 0 || self.0.iter().any(|(known, _)| *known == number)
+    }
+}

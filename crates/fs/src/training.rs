@@ -1,0 +1,195 @@
+//! When short files get a dictionary, another one, and when an old one goes.
+//!
+//! Short files that are to be packed wait until a look at them has told whether a dictionary pays. One is trained on most of a
+//! sample and tried on the rest; it becomes the newest if what it saves is worth its room. Trials come at the first 512 short
+//! files, then ever later, up to one in 16,384 files, so contents that drift get a dictionary of their own kind. Old ones
+//! stay for the files that have them. Left out: where dictionaries lie (`dictionaries`).
+
+use std::collections::VecDeque;
+
+use shoal_format::inode::{Inode, InodeSlot, Layout};
+use shoal_format::object::OBJECT_HEAD;
+use shoal_format::slot::{CLASS_SIZES, SLOT_MAX, class_for};
+use shoal_pack::{Compressor, Dictionary, Method, takes_dictionary, train};
+
+use crate::objects::Placed;
+use crate::packer::has_data;
+use crate::planted::{Bug, is_planted};
+use crate::{Error, Fs, Ino, Result, small};
+
+/// Short files that wait for each other at most.
+pub(crate) const SHORT_FILES: usize = 4096;
+/// Short files seen before the first trial, and between two at most.
+const FIRST_TRIAL: u64 = 512;
+const TRIAL_EVERY: u64 = 16_384;
+/// Bytes of a sample, of which one file in so many is not trained on but tried with.
+const SAMPLE_BYTES: usize = 1 << 20;
+const TRIED_ONE_OF: usize = 8;
+/// Least gain in percent: of a first dictionary, and of one that is to follow another.
+const GAIN_PERCENT: (u64, u64) = (5, 10);
+
+/// What is known between trials.
+#[derive(Default)]
+pub(crate) struct Training {
+    /// Short files that were to be packed last.
+    recent: VecDeque<Ino>,
+    /// How many since the last trial, and how many there are to be before the next; 0 before the first.
+    seen: u64,
+    due: u64,
+}
+
+/// Dictionaries that may go after a look at all files.
+#[derive(Default)]
+pub(crate) struct Users {
+    /// Those that were old when the look began and have met no user yet.
+    idle: Vec<u16>,
+}
+
+/// Contents of files, one behind the other.
+#[derive(Default)]
+struct Sample {
+    bytes: Vec<u8>,
+    lengths: Vec<usize>,
+}
+
+impl Sample {
+    fn add(&mut self, file: &[u8]) {
+        self.bytes.extend(file);
+        self.lengths.push(file.len());
+    }
+
+    fn files(&self) -> impl Iterator<Item = &[u8]> {
+        let mut rest = &self.bytes[..];
+        self.lengths.iter().map(move |&len| {
+            let (file, behind) = rest.split_at(len);
+            rest = behind;
+            file
+        })
+    }
+
+    /// Bytes of the slots that the files take when they are packed with this dictionary.
+    fn packed(&self, compressor: &mut Compressor, method: Method, dictionary: Option<&Dictionary>) -> u64 {
+        let mut payload = Vec::new();
+        let slot = |len: usize| class_for(len as u64).map_or(SLOT_MAX, |class| CLASS_SIZES[usize::from(class)].into());
+        let files = self.files().map(|file| {
+            let codec = compressor.compress(method, file, file.len(), &mut payload, dictionary);
+            slot(file.len()).min(codec.map_or(SLOT_MAX, |_| slot(OBJECT_HEAD + payload.len())))
+        });
+        files.sum()
+    }
+}
+
+impl Fs {
+    /// Looks whether these short files, which are to be packed next, are worth a dictionary. The caller holds the packer's lock.
+    pub(crate) fn train(&self, training: &mut Training, short: &[Ino]) -> Result<()> {
+        let method = self.options.method;
+        if !takes_dictionary(method, 1) {
+            return Ok(());
+        }
+        let newest = self.objects.dictionaries.newest();
+        training.seen += short.len() as u64;
+        training.recent.extend(short);
+        let surplus = training.recent.len().saturating_sub(SHORT_FILES);
+        training.recent.drain(..surplus);
+        if training.due == 0 {
+            training.due = if newest.is_some() { TRIAL_EVERY } else { FIRST_TRIAL };
+        }
+        if training.seen < training.due || !self.objects.dictionaries.has_place() {
+            return Ok(());
+        }
+        training.seen = 0;
+        training.due = (training.due * 2).min(TRIAL_EVERY);
+        let Some((trained, tried)) = self.sample(&training.recent)? else { return Ok(()) };
+        let Some(bytes) = train(&trained.bytes, &trained.lengths) else { return Ok(()) };
+        let mut compressor = Compressor::new().map_err(|_| Error::NoSpace)?;
+        let candidate = Dictionary { number: 0, bytes };
+        let before = tried.packed(&mut compressor, method, newest.as_deref());
+        let after = tried.packed(&mut compressor, method, Some(&candidate));
+        let percent = if newest.is_some() { GAIN_PERCENT.1 } else { GAIN_PERCENT.0 };
+        let gained = before.saturating_sub(after);
+        // Two copies, paid for by the files at hand.
+        let pays =
+            gained * training.recent.len() as u64 / tried.lengths.len() as u64 >= 2 * candidate.bytes.len() as u64;
+        if pays && gained * 100 >= before * percent {
+            match self.add_dictionary(candidate.bytes) {
+                // A store without room packs all the more, as it is.
+                Ok(()) | Err(Error::NoSpace) => training.due = TRIAL_EVERY,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Contents of these files, spread evenly: those to train on, and those to try with. `None` if there are too few.
+    fn sample(&self, files: &VecDeque<Ino>) -> Result<Option<(Sample, Sample)>> {
+        let (mut trained, mut tried) = (Sample::default(), Sample::default());
+        let mut contents = Vec::new();
+        // Neighbours are alike: a number without a factor of theirs goes through all.
+        let mut at = 0;
+        for turn in 0..files.len() {
+            at = (at + 2_654_435_761) % files.len();
+            if trained.bytes.len() >= SAMPLE_BYTES {
+                break;
+            }
+            let ino = files[at];
+            let _lock = self.locks.read(ino);
+            let inode = match self.load(ino) {
+                Err(Error::Stale) => continue,
+                inode => inode?,
+            };
+            if !has_data(&inode) || !takes_dictionary(self.options.method, inode.size) {
+                continue;
+            }
+            contents.resize(inode.size as usize, 0);
+            // Damage is met by those who read the file.
+            if small::read(&self.region, &self.objects, &inode, 0, &mut contents).is_ok() {
+                let sample = if turn % TRIED_ONE_OF == 0 { &mut tried } else { &mut trained };
+                sample.add(&contents);
+            }
+        }
+        Ok((tried.lengths.len() >= FIRST_TRIAL as usize / TRIED_ONE_OF / 2).then_some((trained, tried)))
+    }
+
+    /// Begins to look for users of old dictionaries.
+    pub(crate) fn idle_dictionaries(&self) -> Users {
+        Users { idle: self.objects.dictionaries.old() }
+    }
+
+    /// Notes which dictionaries the files of an inode block have.
+    pub(crate) fn note_users(&self, block: u64, users: &mut Users) -> Result<()> {
+        if users.idle.is_empty() {
+            return Ok(());
+        }
+        let is_user = |inode: &Inode| inode.layout == Layout::Packed && takes_dictionary(Method::Auto, inode.size);
+        let mut files = Vec::new();
+        self.table.for_block(&self.region, block, &mut |ino, slot| match slot {
+            InodeSlot::Used(inode) if is_user(&inode) => files.push(ino),
+            _ => {}
+        })?;
+        for ino in files {
+            // The object may move without its lock.
+            let _lock = self.locks.read(ino);
+            let object = self.load(ino).and_then(|inode| match is_user(&inode) {
+                true => Ok(Placed::load(&self.region, inode.root)?.object.dictionary),
+                false => Ok(0),
+            });
+            match object {
+                Ok(_) if is_planted(Bug::DictionaryNotNoted) => {}
+                Ok(number) => users.idle.retain(|idle| *idle != number),
+                Err(Error::Stale) => {}
+                // It may have any.
+                Err(_) => users.idle.clear(),
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets the dictionaries that have met no user in a look at all files.
+    pub(crate) fn forget_idle(&self, users: &Users) -> Result<()> {
+        // A file whose inode is damaged may come back by a repair.
+        if users.idle.is_empty() || self.table.damage.is_known() {
+            return Ok(());
+        }
+        self.forget_dictionaries(&users.idle)
+    }
+}
