@@ -62,5 +62,7 @@ shoal_media::plantable! {
         UnpackStoresChange,
         /// The pieces behind an object's first one stay allocated.
         ObjectPiecesStay,
+        /// An object's references are followed before its sum was compared.
+        ReferencesBelieved,
     }
 }

@@ -144,7 +144,7 @@ pub(crate) fn unpack_group(tx: &mut Tx<'_>, inode: &mut Inode, group: u64, raw: 
             tx.write(slot.offset(), bytes)?;
             slots.push(slot);
         }
-        objects::give_back(tx, inode, object)?;
+        placed.give(tx, inode)?;
     }
     put_chunks(tx, inode, first, &slots)
 }

@@ -16,6 +16,8 @@ mod data_store;
 #[allow(dead_code, reason = "tests of their own, run here for what they find")]
 mod edges;
 #[allow(dead_code, reason = "a part of it is enough")]
+mod packing;
+#[allow(dead_code, reason = "a part of it is enough")]
 mod saved;
 #[allow(dead_code, reason = "a part of it is enough")]
 mod store;
@@ -51,6 +53,8 @@ enum Hunt {
     SavedImage,
     /// Threads on inodes that are packed all the time.
     Crowd,
+    /// Damaged references of objects.
+    StrayReferences,
 }
 
 fn pair(number: usize) -> [Operation; 2] {
@@ -97,6 +101,7 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::UnpackStoresChange => Hunt::Sequence(3),
         Bug::ObjectPiecesStay => Hunt::Sequence(4),
         Bug::PackedOneLook | Bug::PackClaimed => Hunt::Crowd,
+        Bug::ReferencesBelieved => Hunt::StrayReferences,
     }
 }
 
@@ -123,6 +128,10 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         Hunt::Crowd => {
             (0..CROWDS).for_each(|seed| cold::crowd(seed, CROWD_STEPS));
             Ok(CROWDS * CROWD_STEPS)
+        }
+        Hunt::StrayReferences => {
+            let works = packing::WORKS.into_iter();
+            Ok(works.map(|(what, work)| packing::stray_references(what, work)).sum())
         }
     })
 }
