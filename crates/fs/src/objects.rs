@@ -181,7 +181,8 @@ impl Objects {
         }
         // Who reads in parts comes again. The payload tells whether the object is the same: its slot may have had another one.
         let mut kept = self.kept.lock();
-        if let Some(number) = kept.iter().position(|kept| kept.object == placed.object && kept.payload == payload) {
+        let is_same = |kept: &Kept| kept.payload == payload || is_planted(Bug::KeptByHead);
+        if let Some(number) = kept.iter().position(|kept| kept.object == placed.object && is_same(kept)) {
             stored.copy_from_slice(&kept[number].bytes[at as usize..][..stored.len()]);
             kept[..=number].rotate_right(1);
             return Ok(());

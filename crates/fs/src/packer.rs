@@ -348,7 +348,7 @@ impl Fs {
             return Ok(());
         };
         // The holder of a file's data lock copies it without the inode lock.
-        if self.data_locks.is_taken(ino) {
+        if self.data_locks.is_taken(ino) && !is_planted(Bug::PackedBesideMove) {
             done.busy += 1;
             return Ok(());
         }
@@ -357,12 +357,14 @@ impl Fs {
             loaded => loaded?,
         };
         let may = may_be_packed(&inode) && inode.generation == seen.generation && inode.size == seen.size;
+        // Room may have been asked for meanwhile, in chunks that the object would not have.
+        let may = may && (is_planted(Bug::PackedWithRoom) || !self.is_preallocated(&inode)?);
         if !may || small::plain_group(&self.region, &inode, group)?.as_ref() != Some(&seen.chunks) {
             return Ok(());
         }
         packer.again.resize(packer.raw.len(), 0);
         small::read(&self.region, &self.objects, &inode, group * GROUP, &mut packer.again)?;
-        if packer.again != packer.raw {
+        if packer.again != packer.raw && !is_planted(Bug::PackedUnseen) {
             return Ok(());
         }
         let before = inode.allocated;

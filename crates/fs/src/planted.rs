@@ -64,5 +64,13 @@ shoal_media::plantable! {
         ObjectPiecesStay,
         /// An object's references are followed before its sum was compared.
         ReferencesBelieved,
+        /// A group is packed though its bytes changed while they were compressed.
+        PackedUnseen,
+        /// A file is packed though room behind its end was asked for while it was compressed.
+        PackedWithRoom,
+        /// A file is packed while it moves to the bulk device.
+        PackedBesideMove,
+        /// A decompressed object that is kept is known by its head alone.
+        KeptByHead,
     }
 }

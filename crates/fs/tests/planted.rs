@@ -31,7 +31,7 @@ use crash::explorer::{Sampling, explore, guard};
 use crash::operation::Operation::{self, *};
 use crash::run::{Before, Run, Workload};
 use edges::{Edges, KEEP_SIZE, PUNCH_HOLE, STARTS};
-use shoal_format::superblock::MemoryKind::{self, Logged};
+use shoal_format::superblock::MemoryKind::{self, Battery, Logged};
 use shoal_fs::planted::{Bug, plant};
 use shoal_sim::Limits;
 use store::Setup;
@@ -40,6 +40,8 @@ const SEED: u64 = 20_261;
 /// Runs of the threads, and the steps of each.
 const CROWDS: u64 = 6;
 const CROWD_STEPS: u64 = 3000;
+/// Runs of the threads on packed files: one in ten meets the rarest of their bugs.
+const PACKED_CROWDS: u64 = 80;
 
 /// Where a bug is looked for. Each part of a test reports how many states it visited, or the first failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,6 +55,12 @@ enum Hunt {
     SavedImage,
     /// Threads on inodes that are packed all the time.
     Crowd,
+    /// Threads on files that are packed all the time.
+    PackedCrowd,
+    /// Objects of the same head in the same slot, one after the other.
+    Alike,
+    /// Packing beside a move to the bulk device.
+    BesideMove,
     /// Damaged references of objects.
     StrayReferences,
 }
@@ -101,6 +109,9 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::UnpackStoresChange => Hunt::Sequence(3),
         Bug::ObjectPiecesStay => Hunt::Sequence(4),
         Bug::PackedOneLook | Bug::PackClaimed => Hunt::Crowd,
+        Bug::PackedUnseen | Bug::PackedWithRoom => Hunt::PackedCrowd,
+        Bug::KeptByHead => Hunt::Alike,
+        Bug::PackedBesideMove => Hunt::BesideMove,
         Bug::ReferencesBelieved => Hunt::StrayReferences,
     }
 }
@@ -128,6 +139,15 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         Hunt::Crowd => {
             (0..CROWDS).for_each(|seed| cold::crowd(seed, CROWD_STEPS));
             Ok(CROWDS * CROWD_STEPS)
+        }
+        Hunt::PackedCrowd => Ok((0..PACKED_CROWDS).map(|seed| packing::crowd::crowd(Battery, false, seed, 300)).sum()),
+        Hunt::Alike => {
+            packing::alike();
+            Ok(1)
+        }
+        Hunt::BesideMove => {
+            packing::beside_a_move();
+            Ok(1)
         }
         Hunt::StrayReferences => {
             let works = packing::WORKS.into_iter();

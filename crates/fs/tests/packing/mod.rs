@@ -1,18 +1,28 @@
-//! Packed files for several tests: stores of them, and references that lead astray.
+//! Packed files for several tests: stores of them, references that lead astray, objects alike, threads beside the packers.
+//!
+//! | file | owns |
+//! |---|---|
+//! | `crowd` | threads that write and read a few files while others pack, compact and save |
 //!
 //! Each search here ends in a failed assertion where a rule is broken, so that `planted` can run it as well.
 
-use std::collections::BTreeSet;
+pub mod crowd;
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::Ordering;
 
 use shoal_format::inode::{CHUNK, Layout};
-use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS, OBJECT_HEAD, Object};
+use shoal_format::object::{ChunkRef, Codec, GROUP, GROUP_CHUNKS, OBJECT_HEAD, Object};
 use shoal_format::{Offset, SlotRef};
-use shoal_fs::{Error, Fs, Ino, ROOT, RenameMode, SetAttr};
+use shoal_fs::{Error, Fs, Ino, Method, Options, ROOT, RenameMode, SetAttr};
 use shoal_media::PersistentMemory;
 use shoal_region::View;
 use shoal_sim::Random;
 
-use crate::cold::{Store, create, setup};
+use crate::cold::{Store, create, options, setup};
+use crate::data_store::gate::{gated, meet};
+use crate::data_store::prepared;
+use crate::store::Moment;
 
 const PUNCH: i32 = 3;
 
@@ -164,4 +174,51 @@ pub fn stray_references(what: &str, work: Work) -> u64 {
         assert!(found.as_ref() == Ok(&file.bytes), "{what}: {} {:?}", file.name, found.map(|found| found.len()));
     }
     damaged.len() as u64
+}
+
+/// Two objects of the same head, one after the other in the same slot, each read in parts: each has its own bytes.
+pub fn alike() {
+    let mut store = Store::new(setup());
+    let fs = store.open_with(Options { method: Method::Lz4, ..options(None) });
+    let mut bytes = data(1, 64);
+    Random::new(1).fill(&mut bytes);
+    bytes.resize(3000, 7);
+    let ino = create(&fs, "f");
+    assert_eq!(fs.write(ino, 0, &bytes), Ok(bytes.len()));
+    assert_eq!(fs.pack_now(ino).unwrap().groups, 1);
+    let (_, slot) = objects(&fs, ino)[0];
+    let object = head(&fs, slot);
+    assert_eq!((object.codec, object.pieces), (Codec::Lz4, 0));
+    let mut payload = fs.region().read_vec(slot.offset() + OBJECT_HEAD as u64, object.payload as usize).unwrap();
+    let literals = payload.windows(8).position(|window| *window == bytes[..8]).expect("literals are stored");
+    // Sums of 32 bits collide after some 80,000 trials.
+    let mut known = HashMap::new();
+    let pair = (0u64..).find_map(|number| {
+        payload[literals..literals + 8].copy_from_slice(&number.to_le_bytes());
+        let sum = object.sum_of(&payload);
+        known.insert(sum, number).map(|other| (sum, [other, number]))
+    });
+    let (sum, numbers) = pair.unwrap();
+    store.world.memory(0).write(slot.offset().get(), &Object { sum, ..object }.encode());
+    for number in numbers {
+        let at = slot.offset() + (OBJECT_HEAD + literals) as u64;
+        store.world.memory(0).write(at.get(), &number.to_le_bytes());
+        for _ in 0..2 {
+            assert_eq!(read(&fs, ino, 0, 8), Ok(number.to_le_bytes().to_vec()), "another object's bytes");
+        }
+    }
+}
+
+/// Packing beside a move to the bulk device leaves the file to that.
+pub fn beside_a_move() {
+    let (store, gate) = gated(prepared::setup(), prepared::prepared);
+    let ino = store.fs.lookup(ROOT, b"small", false).unwrap().ino;
+    let grow = || assert_eq!(store.fs.write(ino, prepared::SMALL as u64, &[2; 100_000]), Ok(100_000));
+    meet(&gate, Moment::Write, 0, grow, || {
+        let done = store.fs.pack_now(ino).unwrap();
+        assert_eq!((done.groups, done.summed, done.busy), (0, 0, 1), "a file is packed while it moves");
+    });
+    assert_eq!(gate.impatient.load(Ordering::Relaxed), 0);
+    assert_eq!(read(&store.fs, ino, 0, 300_000), Ok(vec![2; prepared::SMALL + 100_000]));
+    store.check_allocated(ino, "afterwards");
 }
