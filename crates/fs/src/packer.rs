@@ -106,7 +106,7 @@ impl Fs {
 
     fn unpack_groups(&self, ino: Ino, inode: &mut Inode, first: u64, end: u64, purpose: Purpose) -> Result<()> {
         for group in first..end {
-            let object = match chunk_ref(&self.region, inode, group * (GROUP / CHUNK))? {
+            let object = match small::sure_ref(&self.region, inode, group * (GROUP / CHUNK))? {
                 ChunkRef::Packed(object) => object,
                 ChunkRef::Slot(_) => continue,
             };

@@ -64,6 +64,8 @@ shoal_media::plantable! {
         ObjectPiecesStay,
         /// An object's references are followed before its sum was compared.
         ReferencesBelieved,
+        /// One entry of a chunk map is enough to follow it to an object.
+        MapBelieved,
         /// A group is packed though its bytes changed while they were compressed.
         PackedUnseen,
         /// A file is packed though room behind its end was asked for while it was compressed.

@@ -15,7 +15,7 @@ use crate::cold::{Store, create, options, setup};
 use crate::crash::deep;
 use crate::data_store::gate::each_seed;
 use crate::packing::crowd::crowd;
-use crate::packing::{alike, beside_a_move};
+use crate::packing::{alike, beside_a_move, room_meanwhile};
 
 /// Bytes that compress, or do not.
 fn data(seed: u64, len: usize, shrinks: bool) -> Vec<u8> {
@@ -251,6 +251,11 @@ fn an_object_in_the_place_of_another_with_the_same_head_is_read_as_it_is() {
 #[test]
 fn a_file_that_moves_to_the_bulk_device_is_not_packed_meanwhile() {
     beside_a_move();
+}
+
+#[test]
+fn room_asked_for_while_a_file_is_packed_stays() {
+    room_meanwhile();
 }
 
 #[test]

@@ -40,8 +40,8 @@ const SEED: u64 = 20_261;
 /// Runs of the threads, and the steps of each.
 const CROWDS: u64 = 6;
 const CROWD_STEPS: u64 = 3000;
-/// Runs of the threads on packed files: one in ten meets the rarest of their bugs.
-const PACKED_CROWDS: u64 = 80;
+/// Runs of the threads on packed files.
+const PACKED_CROWDS: u64 = 10;
 
 /// Where a bug is looked for. Each part of a test reports how many states it visited, or the first failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,8 +59,12 @@ enum Hunt {
     PackedCrowd,
     /// Objects of the same head in the same slot, one after the other.
     Alike,
+    /// Room that is asked for behind the end of a file that is packed.
+    RoomMeanwhile,
     /// Packing beside a move to the bulk device.
     BesideMove,
+    /// Random damage to packed files.
+    Damage,
     /// Damaged references of objects.
     StrayReferences,
 }
@@ -109,9 +113,11 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::UnpackStoresChange => Hunt::Sequence(3),
         Bug::ObjectPiecesStay => Hunt::Sequence(4),
         Bug::PackedOneLook | Bug::PackClaimed => Hunt::Crowd,
-        Bug::PackedUnseen | Bug::PackedWithRoom => Hunt::PackedCrowd,
+        Bug::PackedUnseen => Hunt::PackedCrowd,
+        Bug::PackedWithRoom => Hunt::RoomMeanwhile,
         Bug::KeptByHead => Hunt::Alike,
         Bug::PackedBesideMove => Hunt::BesideMove,
+        Bug::MapBelieved => Hunt::Damage,
         Bug::ReferencesBelieved => Hunt::StrayReferences,
     }
 }
@@ -145,10 +151,15 @@ fn go(hunt: Hunt) -> Result<u64, String> {
             packing::alike();
             Ok(1)
         }
+        Hunt::RoomMeanwhile => {
+            packing::room_meanwhile();
+            Ok(1)
+        }
         Hunt::BesideMove => {
             packing::beside_a_move();
             Ok(1)
         }
+        Hunt::Damage => Ok(packing::damage::damages(0, 60)),
         Hunt::StrayReferences => {
             let works = packing::WORKS.into_iter();
             Ok(works.map(|(what, work)| packing::stray_references(what, work)).sum())
