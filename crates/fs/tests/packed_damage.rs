@@ -18,7 +18,7 @@ fn an_object_that_refers_to_another_ones_piece_frees_and_moves_nothing_of_it() {
 #[test]
 fn damaged_stores_of_packed_files_give_errors_or_the_right_bytes() {
     let first = number("SHOAL_SEED").unwrap_or(0);
-    let rounds = number("SHOAL_SEEDS").unwrap_or(if deep() { 20_000 } else { 150 });
+    let rounds = number("SHOAL_SEEDS").unwrap_or(if deep() { 20_000 } else { 80 });
     let found = damages(first, rounds);
     println!("{found} of {rounds} damages found");
     assert!(first > 0 || found > rounds / 2, "{found} of {rounds} damages found");

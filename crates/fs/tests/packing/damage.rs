@@ -223,9 +223,11 @@ fn round(made: &mut Made, seed: u64) -> bool {
     }
     drop(fs);
     let report = store::report(made.store.setup, &made.store.world, false).unwrap();
-    // Damage may lead to a piece of another file, which is told of either. The number of users is no matter to a reader.
-    let is_shared = report.errors.iter().any(|finding| finding.kind == FindingKind::DoubleUse);
-    let counted = |finding: &&Finding| !is_shared && !finding.sentence.contains(" users, ");
+    // Damage may lead to a piece of another file, which is told of either; a reader needs neither the length of a piece
+    // nor the number of users.
+    let leads_astray = |finding: &Finding| matches!(finding.kind, FindingKind::DoubleUse | FindingKind::WrongClass);
+    let is_plain = !report.errors.iter().any(leads_astray);
+    let counted = |finding: &&Finding| is_plain && !finding.sentence.contains(" users, ");
     for finding in report.errors.iter().filter(counted) {
         let of_kept = kept.iter().any(|file| finding.inode == Some(file.ino.get()));
         assert!(!of_kept, "{context}: {finding}");
