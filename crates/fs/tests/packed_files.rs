@@ -15,7 +15,7 @@ use crate::cold::{Store, create, options, setup};
 use crate::crash::deep;
 use crate::data_store::gate::each_seed;
 use crate::packing::crowd::crowd;
-use crate::packing::{alike, beside_a_move, room_meanwhile};
+use crate::packing::{alike, beside_a_move, room_meanwhile, written_meanwhile};
 
 /// Bytes that compress, or do not.
 fn data(seed: u64, len: usize, shrinks: bool) -> Vec<u8> {
@@ -256,6 +256,11 @@ fn a_file_that_moves_to_the_bulk_device_is_not_packed_meanwhile() {
 #[test]
 fn room_asked_for_while_a_file_is_packed_stays() {
     room_meanwhile();
+}
+
+#[test]
+fn bytes_written_while_their_file_is_packed_stay() {
+    written_meanwhile();
 }
 
 #[test]

@@ -31,17 +31,15 @@ use crash::explorer::{Sampling, explore, guard};
 use crash::operation::Operation::{self, *};
 use crash::run::{Before, Run, Workload};
 use edges::{Edges, KEEP_SIZE, PUNCH_HOLE, STARTS};
-use shoal_format::superblock::MemoryKind::{self, Battery, Logged};
+use shoal_format::superblock::MemoryKind::{self, Logged};
 use shoal_fs::planted::{Bug, plant};
 use shoal_sim::Limits;
 use store::Setup;
 
 const SEED: u64 = 20_261;
 /// Runs of the threads, and the steps of each.
-const CROWDS: u64 = 6;
+const CROWDS: u64 = 12;
 const CROWD_STEPS: u64 = 3000;
-/// Runs of the threads on packed files.
-const PACKED_CROWDS: u64 = 10;
 
 /// Where a bug is looked for. Each part of a test reports how many states it visited, or the first failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -55,8 +53,8 @@ enum Hunt {
     SavedImage,
     /// Threads on inodes that are packed all the time.
     Crowd,
-    /// Threads on files that are packed all the time.
-    PackedCrowd,
+    /// Bytes that are written in place while their file is packed.
+    WrittenMeanwhile,
     /// Objects of the same head in the same slot, one after the other.
     Alike,
     /// Room that is asked for behind the end of a file that is packed.
@@ -113,7 +111,7 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::UnpackStoresChange => Hunt::Sequence(3),
         Bug::ObjectPiecesStay => Hunt::Sequence(4),
         Bug::PackedOneLook | Bug::PackClaimed => Hunt::Crowd,
-        Bug::PackedUnseen => Hunt::PackedCrowd,
+        Bug::PackedUnseen => Hunt::WrittenMeanwhile,
         Bug::PackedWithRoom => Hunt::RoomMeanwhile,
         Bug::KeptByHead => Hunt::Alike,
         Bug::PackedBesideMove => Hunt::BesideMove,
@@ -146,7 +144,10 @@ fn go(hunt: Hunt) -> Result<u64, String> {
             (0..CROWDS).for_each(|seed| cold::crowd(seed, CROWD_STEPS));
             Ok(CROWDS * CROWD_STEPS)
         }
-        Hunt::PackedCrowd => Ok((0..PACKED_CROWDS).map(|seed| packing::crowd::crowd(Battery, false, seed, 300)).sum()),
+        Hunt::WrittenMeanwhile => {
+            packing::written_meanwhile();
+            Ok(1)
+        }
         Hunt::Alike => {
             packing::alike();
             Ok(1)

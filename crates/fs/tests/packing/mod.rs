@@ -229,6 +229,25 @@ pub fn beside_a_move() {
 /// Room is asked for behind a file's end while the file is packed: it stays, or the file does not become packed.
 pub fn room_meanwhile() {
     const KEEP_SIZE: i32 = 1;
+    meanwhile(
+        |fs, ino| fs.fallocate(ino, KEEP_SIZE, 131_072, 30_000).unwrap(),
+        |store, ino, _| assert!(store.fs.getattr(ino).unwrap().blocks * 512 >= 32_768, "the room is gone"),
+    );
+}
+
+/// Bytes are written in place while the file is packed: they stay.
+pub fn written_meanwhile() {
+    meanwhile(
+        |fs, ino| assert_eq!(fs.write(ino, 50_000, b"new"), Ok(3)),
+        |store, ino, mut bytes| {
+            bytes[50_000..50_003].copy_from_slice(b"new");
+            assert!(read(&store.fs, ino, 0, bytes.len()).as_ref() == Ok(&bytes), "what was written is gone");
+        },
+    );
+}
+
+/// Changes a file at some moment of its packing, many times; `judge` is told what the file held.
+fn meanwhile(change: impl Fn(&Fs, Ino), judge: impl Fn(&data_store::Store, Ino, Vec<u8>)) {
     let store = data_store::Store::new(Setup { bulk_blocks: 0, ..Setup::default() });
     let (fs, bytes) = (&store.fs, data(1, 100_000));
     let mut random = Random::new(1);
@@ -248,10 +267,10 @@ pub fn room_meanwhile() {
             while since.elapsed() < wait {
                 std::hint::spin_loop();
             }
-            fs.fallocate(ino, KEEP_SIZE, 131_072, 30_000).unwrap();
+            change(fs, ino);
         });
         store.check_allocated(ino, &format!("turn {turn}"));
-        assert!(fs.getattr(ino).unwrap().blocks * 512 >= 32_768, "turn {turn}: the room is gone");
+        judge(&store, ino, bytes.clone());
         fs.unlink(ROOT, b"f").unwrap();
     }
 }
