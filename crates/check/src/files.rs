@@ -159,6 +159,8 @@ impl File<'_, '_> {
         };
         for &piece in &found.pieces {
             if !self.claim(piece, "piece of a packed object") {
+                let sentence = format!("a packed object refers to {piece:?}, which is not its own");
+                self.error(FindingKind::PackedObject, Some(slot.offset()), sentence);
                 return Ok(());
             }
             self.small += piece.capacity();

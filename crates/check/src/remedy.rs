@@ -88,7 +88,7 @@ pub(crate) fn keep_certain(report: &mut Report) {
         || has(&[K::PageSum, K::Roots, K::InodeTable, K::Reference, K::WrongClass, K::DoubleUse, K::SegmentEntry]);
     let names_unread = partial
         || has(&[K::InodeRecord, K::DirectoryNode, K::DirectoryBucket, K::EntryName, K::EntryTwice, K::RootDirectory]);
-    let data_unread = names_unread || has(&[K::Chunk, K::ExtentMap, K::SegmentRun, K::DirectoryCycle]);
+    let data_unread = names_unread || has(&[K::Chunk, K::PackedObject, K::ExtentMap, K::SegmentRun, K::DirectoryCycle]);
     let damaged: Vec<Ino> = report
         .errors
         .iter()

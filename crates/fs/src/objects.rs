@@ -2,7 +2,8 @@
 //!
 //! Rules:
 //! - An object is never changed but for the number of its users and, by compaction, the places of its pieces.
-//! - Nothing of an object is believed before its sum was compared, so a flipped bit is an error and never other data.
+//! - Nothing of an object is believed before its sum was compared, so a flipped bit is an error and never other data, and pieces
+//!   it refers to by mistake are neither moved nor given back.
 //! - `inode.allocated` follows every piece taken or given, as in `small`.
 //!
 //! Readers hold the file's inode lock, so an object cannot go while it is read. Left out: which files are packed and when
@@ -92,6 +93,21 @@ impl Placed {
     /// Bytes of the region that it takes.
     pub fn capacity(&self) -> u64 {
         self.slot.capacity() + self.pieces().iter().map(|piece| piece.capacity()).sum::<u64>()
+    }
+
+    /// Are the pieces the object's own? What they hold tells.
+    fn verify_references(&self, view: &impl View) -> Result<()> {
+        let is_believed = self.object.pieces == 0 || is_planted(Bug::ReferencesBelieved);
+        if is_believed { Ok(()) } else { self.payload(view).map(drop) }
+    }
+
+    /// Gives the object back; the caller has verified it.
+    pub fn give(&self, tx: &mut Tx<'_>, inode: &mut Inode) -> Result<()> {
+        let pieces = if is_planted(Bug::ObjectPiecesStay) { &[] } else { self.pieces() };
+        for &piece in pieces {
+            give(tx, inode, piece)?;
+        }
+        give(tx, inode, self.slot)
     }
 
     /// The payload, or the bytes of the chunks that an object in place stands for; verified.
@@ -186,7 +202,8 @@ impl Objects {
         }
         // Who reads in parts comes again. The payload tells whether the object is the same: its slot may have had another one.
         let mut kept = self.kept.lock();
-        if let Some(number) = kept.iter().position(|kept| kept.object == placed.object && kept.payload == payload) {
+        let is_same = |kept: &Kept| kept.payload == payload || is_planted(Bug::KeptByHead);
+        if let Some(number) = kept.iter().position(|kept| kept.object == placed.object && is_same(kept)) {
             stored.copy_from_slice(&kept[number].bytes[at as usize..][..stored.len()]);
             kept[..=number].rotate_right(1);
             return Ok(());
@@ -250,19 +267,23 @@ fn head((codec, dictionary): (Codec, u16), bytes: u64, payload: usize, pieces: u
     Object { sum: object.sum_of(summed), ..object }
 }
 
-/// Gives an object back, with its pieces.
+/// Gives an object back, with its pieces. Those of a damaged one may be another file's: they stay allocated, and
+/// `shoal check --repair` frees what nothing refers to.
 pub(crate) fn give_back(tx: &mut Tx<'_>, inode: &mut Inode, slot: SlotRef) -> Result<()> {
-    let placed = Placed::load(tx, slot)?;
-    let pieces = if is_planted(Bug::ObjectPiecesStay) { &[] } else { placed.pieces() };
-    for &piece in pieces {
-        give(tx, inode, piece)?;
+    match Placed::load(tx, slot).and_then(|placed| placed.verify_references(tx).map(|()| placed)) {
+        Ok(placed) => placed.give(tx, inode),
+        Err(Error::Corrupt(_)) => give(tx, inode, slot),
+        Err(error) => Err(error),
     }
-    give(tx, inode, slot)
 }
 
 /// Moves the pieces behind an object's first one that are `wanted`; returns their bytes.
 pub(crate) fn relocate_pieces(tx: &mut Tx<'_>, slot: SlotRef, wanted: impl Fn(SlotRef) -> bool) -> Result<u64> {
     let placed = Placed::load(tx, slot)?;
+    if !placed.pieces().iter().any(|&piece| wanted(piece)) {
+        return Ok(0);
+    }
+    placed.verify_references(tx)?;
     let mut moved = 0;
     for (number, &piece) in placed.pieces().iter().enumerate() {
         if wanted(piece)

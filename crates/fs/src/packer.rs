@@ -112,7 +112,7 @@ impl Fs {
 
     fn unpack_groups(&self, ino: Ino, inode: &mut Inode, first: u64, end: u64, purpose: Purpose) -> Result<()> {
         for group in first..end {
-            let object = match chunk_ref(&self.region, inode, group * (GROUP / CHUNK))? {
+            let object = match small::sure_ref(&self.region, inode, group * (GROUP / CHUNK))? {
                 ChunkRef::Packed(object) => object,
                 ChunkRef::Slot(_) => continue,
             };
@@ -379,7 +379,7 @@ impl Fs {
             return Ok(());
         };
         // The holder of a file's data lock copies it without the inode lock.
-        if self.data_locks.is_taken(ino) {
+        if self.data_locks.is_taken(ino) && !is_planted(Bug::PackedBesideMove) {
             done.busy += 1;
             return Ok(());
         }
@@ -388,12 +388,14 @@ impl Fs {
             loaded => loaded?,
         };
         let may = may_be_packed(&inode) && inode.generation == seen.generation && inode.size == seen.size;
+        // Room may have been asked for meanwhile, in chunks that the object would not have.
+        let may = may && (is_planted(Bug::PackedWithRoom) || !self.is_preallocated(&inode)?);
         if !may || small::plain_group(&self.region, &inode, group)?.as_ref() != Some(&seen.chunks) {
             return Ok(());
         }
         packer.again.resize(packer.raw.len(), 0);
         small::read(&self.region, &self.objects, &inode, group * GROUP, &mut packer.again)?;
-        if packer.again != packer.raw {
+        if packer.again != packer.raw && !is_planted(Bug::PackedUnseen) {
             return Ok(());
         }
         let before = inode.allocated;

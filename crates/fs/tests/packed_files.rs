@@ -12,6 +12,10 @@ use shoal_region::View;
 use shoal_sim::Random;
 
 use crate::cold::{Store, create, options, setup};
+use crate::crash::deep;
+use crate::data_store::gate::each_seed;
+use crate::packing::crowd::crowd;
+use crate::packing::{alike, beside_a_move, room_meanwhile, written_meanwhile};
 
 /// Bytes that compress, or do not.
 fn data(seed: u64, len: usize, shrinks: bool) -> Vec<u8> {
@@ -237,4 +241,33 @@ fn room_that_was_asked_for_and_holes_stay() {
     fs.pack_all(&mut |_, _| {}).unwrap();
     assert_eq!([preallocated, sparse].map(|ino| fs.getattr(ino).unwrap().blocks), before);
     assert_eq!(fs.seek(sparse, 0, shoal_fs::Seek::Hole).unwrap(), 10_240);
+}
+
+#[test]
+fn an_object_in_the_place_of_another_with_the_same_head_is_read_as_it_is() {
+    alike();
+}
+
+#[test]
+fn a_file_that_moves_to_the_bulk_device_is_not_packed_meanwhile() {
+    beside_a_move();
+}
+
+#[test]
+fn room_asked_for_while_a_file_is_packed_stays() {
+    room_meanwhile();
+}
+
+#[test]
+fn bytes_written_while_their_file_is_packed_stay() {
+    written_meanwhile();
+}
+
+#[test]
+fn threads_that_write_and_read_files_do_not_notice_that_they_are_packed() {
+    let steps = if deep() { 10_000 } else { 400 };
+    each_seed(24, |kind, seed| {
+        let judged = crowd(kind, seed % 3 > 0, seed, steps);
+        assert!(judged > steps, "seed {seed}: {judged} reads judged");
+    });
 }

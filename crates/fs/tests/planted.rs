@@ -16,6 +16,8 @@ mod data_store;
 #[allow(dead_code, reason = "tests of their own, run here for what they find")]
 mod edges;
 #[allow(dead_code, reason = "a part of it is enough")]
+mod packing;
+#[allow(dead_code, reason = "a part of it is enough")]
 mod saved;
 #[allow(dead_code, reason = "a part of it is enough")]
 mod store;
@@ -36,7 +38,7 @@ use store::Setup;
 
 const SEED: u64 = 20_261;
 /// Runs of the threads, and the steps of each.
-const CROWDS: u64 = 6;
+const CROWDS: u64 = 12;
 const CROWD_STEPS: u64 = 3000;
 
 /// Where a bug is looked for. Each part of a test reports how many states it visited, or the first failure.
@@ -51,6 +53,18 @@ enum Hunt {
     SavedImage,
     /// Threads on inodes that are packed all the time.
     Crowd,
+    /// Bytes that are written in place while their file is packed.
+    WrittenMeanwhile,
+    /// Objects of the same head in the same slot, one after the other.
+    Alike,
+    /// Room that is asked for behind the end of a file that is packed.
+    RoomMeanwhile,
+    /// Packing beside a move to the bulk device.
+    BesideMove,
+    /// Random damage to packed files.
+    Damage,
+    /// Damaged references of objects.
+    StrayReferences,
 }
 
 fn pair(number: usize) -> [Operation; 2] {
@@ -99,6 +113,12 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::ObjectPiecesStay => Hunt::Sequence(4),
         Bug::DictionaryNotNoted => Hunt::Sequence(5),
         Bug::PackedOneLook | Bug::PackClaimed => Hunt::Crowd,
+        Bug::PackedUnseen => Hunt::WrittenMeanwhile,
+        Bug::PackedWithRoom => Hunt::RoomMeanwhile,
+        Bug::KeptByHead => Hunt::Alike,
+        Bug::PackedBesideMove => Hunt::BesideMove,
+        Bug::MapBelieved => Hunt::Damage,
+        Bug::ReferencesBelieved => Hunt::StrayReferences,
     }
 }
 
@@ -125,6 +145,27 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         Hunt::Crowd => {
             (0..CROWDS).for_each(|seed| cold::crowd(seed, CROWD_STEPS));
             Ok(CROWDS * CROWD_STEPS)
+        }
+        Hunt::WrittenMeanwhile => {
+            packing::written_meanwhile();
+            Ok(1)
+        }
+        Hunt::Alike => {
+            packing::alike();
+            Ok(1)
+        }
+        Hunt::RoomMeanwhile => {
+            packing::room_meanwhile();
+            Ok(1)
+        }
+        Hunt::BesideMove => {
+            packing::beside_a_move();
+            Ok(1)
+        }
+        Hunt::Damage => Ok(packing::damage::damages(0, 60)),
+        Hunt::StrayReferences => {
+            let works = packing::WORKS.into_iter();
+            Ok(works.map(|(what, work)| packing::stray_references(what, work)).sum())
         }
     })
 }

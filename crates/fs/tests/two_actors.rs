@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::actors::pairs::{Past, pairs, pasts, setup, syncing};
+use crate::actors::pairs::{Field, Past, general, packing, syncing};
 use crate::actors::run::{Count, Extent, Ground, Only};
 use crate::actors::schedule::{Bound, Deed, Trace, Watcher, choices, search};
 use crate::crash::operation::Operation;
@@ -40,17 +40,18 @@ fn name(pair: &[Operation; 2]) -> String {
 /// Visits the pairs that `wanted` picks, for one kind of memory.
 fn visit(
     kind: MemoryKind,
+    field: &Field,
     wanted: &dyn Fn(usize, &Past, &[Operation; 2]) -> bool,
     only: &Only,
 ) -> (Count, Vec<String>) {
     let start = Instant::now();
     let (mut count, mut failures, mut tried) = (Count::default(), Vec::new(), 0);
-    let (pairs, pasts) = (pairs(), pasts());
+    let Field { pairs, pasts, .. } = field;
     let seed = number("SHOAL_SEED").unwrap_or(SEED);
     for (turn, past) in pasts.iter().enumerate() {
         let keeps_trimmed = mix(&[seed, turn as u64]).is_multiple_of(2);
-        let ground =
-            Ground::new(setup(kind), seed, keeps_trimmed, past).unwrap_or_else(|e| panic!("{}: {e}", past.name));
+        let ground = Ground::new((field.setup)(kind), seed, keeps_trimmed, past)
+            .unwrap_or_else(|e| panic!("{}: {e}", past.name));
         let mut chosen: Vec<_> = pairs.iter().enumerate().filter(|(index, pair)| wanted(*index, past, pair)).collect();
         if deep() {
             chosen = Random::new(seed).shuffled(chosen);
@@ -79,7 +80,7 @@ fn visit(
     (count, failures)
 }
 
-fn explore(kind: MemoryKind, share: u64, least: u64) {
+fn explore(kind: MemoryKind, field: &Field, share: u64, least: u64) {
     let seed = number("SHOAL_SEED").unwrap_or(SEED);
     let least = if number("SHOAL_SHARE").is_none() { least } else { 0 };
     let share = number("SHOAL_SHARE").unwrap_or(if deep() { 1 } else { share });
@@ -89,29 +90,44 @@ fn explore(kind: MemoryKind, share: u64, least: u64) {
         let share = if share == 1 || syncing().contains(&pair[0]) { share } else { 4 * share };
         pair[0] == Operation::Fsync("G") && past.name == "young" || turn.is_multiple_of(share)
     };
-    let (count, failures) = visit(kind, &wanted, &Only::default());
+    let (count, failures) = visit(kind, field, &wanted, &Only::default());
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
     assert!(count.states >= least, "only {} states were visited", count.states);
 }
 
 #[test]
 fn two_operations_at_once_on_logged_memory_survive_every_crash() {
-    explore(MemoryKind::Logged, 12, 90_000);
+    explore(MemoryKind::Logged, &general(), 12, 90_000);
 }
 
 #[test]
 fn two_operations_at_once_on_battery_memory_survive_every_crash() {
-    explore(MemoryKind::Battery, 16, 6_000);
+    explore(MemoryKind::Battery, &general(), 16, 6_000);
 }
 
 #[test]
 fn two_operations_at_once_on_dax_memory_survive_every_crash() {
-    explore(MemoryKind::Dax, 96, 10_000);
+    explore(MemoryKind::Dax, &general(), 96, 10_000);
 }
 
-fn one_pair(kind: MemoryKind, past: &str, pair: [Operation; 2]) {
+#[test]
+fn packing_beside_another_operation_survives_every_crash_on_logged_memory() {
+    explore(MemoryKind::Logged, &packing(), 12, 6_000);
+}
+
+#[test]
+fn packing_beside_another_operation_survives_every_crash_on_battery_memory() {
+    explore(MemoryKind::Battery, &packing(), 2, 300);
+}
+
+#[test]
+fn packing_beside_another_operation_survives_every_crash_on_dax_memory() {
+    explore(MemoryKind::Dax, &packing(), 8, 1_500);
+}
+
+fn one_pair(kind: MemoryKind, field: &Field, past: &str, pair: [Operation; 2]) {
     let wanted = |_: usize, at: &Past, this: &[Operation; 2]| at.name == past && *this == pair;
-    let (count, failures) = visit(kind, &wanted, &Only::default());
+    let (count, failures) = visit(kind, field, &wanted, &Only::default());
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
     assert!(count.schedules > 2, "only {} schedules", count.schedules);
 }
@@ -120,14 +136,25 @@ fn one_pair(kind: MemoryKind, past: &str, pair: [Operation; 2]) {
 #[test]
 fn a_file_that_moves_to_the_bulk_device_beside_an_fsync_of_another_keeps_what_that_promised() {
     for kind in KINDS {
-        one_pair(kind, "young", [Operation::Fsync("G"), Operation::Write("F", 66_000, 30_000, 10)]);
+        one_pair(kind, &general(), "young", [Operation::Fsync("G"), Operation::Write("F", 66_000, 30_000, 10)]);
     }
 }
 
 #[test]
 fn bytes_cut_off_do_not_come_back_where_the_file_is_appended_to_at_the_cut() {
     for kind in KINDS {
-        one_pair(kind, "cut", [Operation::Sync, Operation::Write("L", 140_000, 3000, 15)]);
+        one_pair(kind, &general(), "cut", [Operation::Sync, Operation::Write("L", 140_000, 3000, 15)]);
+    }
+}
+
+#[test]
+fn a_change_beside_the_packing_of_its_file_is_kept() {
+    use Operation::*;
+    let changes = [Write("P", 100, 300, 20), Truncate("P", 100_000), Copy("R", 0, "P", 150_000, 20_000)];
+    for change in changes {
+        for past in ["plain", "half packed"] {
+            one_pair(MemoryKind::Logged, &packing(), past, [Pack("P"), change.clone()]);
+        }
     }
 }
 
@@ -184,9 +211,11 @@ fn single_states_can_be_visited_by_their_names() {
             past.as_deref().unwrap_or("synced") == at.name
                 && pair.as_ref().map_or(index == 0, |pair| *pair == name(this))
         };
-        let (count, failures) = visit(memory, &wanted, &only);
-        assert!(failures.is_empty(), "{}", failures.join("\n\n"));
-        states += count.states;
+        for field in [general(), packing()] {
+            let (count, failures) = visit(memory, &field, &wanted, &only);
+            assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+            states += count.states;
+        }
     }
     assert!(states > 0, "no such kind, past, pair, schedule, event or state");
 }

@@ -140,18 +140,42 @@ impl Walk<'_, '_> {
             self.lost(Some(path), None, format!("its chunk map lies in {page}"));
         }
         let map = self.piece(inode.root)?;
-        for (i, bits) in map.chunks_exact(8).enumerate().take(inode.size.div_ceil(CHUNK) as usize) {
-            let (from, to) = (i as u64 * CHUNK, ((i as u64 + 1) * CHUNK).min(inode.size));
-            let bits = u64::from_le_bytes(bits.try_into().expect("eight bytes"));
-            match ChunkRef::decode(bits) {
+        let bits = map.chunks_exact(8).map(|bits| u64::from_le_bytes(bits.try_into().expect("eight bytes")));
+        let entries: Vec<u64> = bits.take(inode.size.div_ceil(CHUNK) as usize).collect();
+        for (group, entries) in (0..).zip(entries.chunks(GROUP_CHUNKS as usize)) {
+            self.group(path, inode, group * GROUP, entries)?;
+        }
+        Ok(())
+    }
+
+    /// Sends what the chunks of a group hold, the first of which begins at byte `at` of the file.
+    fn group(&mut self, path: &[u8], inode: &Inode, at: u64, entries: &[u64]) -> Result<(), CheckError> {
+        let refs: Vec<_> = entries.iter().map(|&bits| ChunkRef::decode(bits)).collect();
+        let is_packed = |of_chunk: &&Option<ChunkRef>| matches!(of_chunk, Some(ChunkRef::Packed(_)));
+        if let Some(Some(ChunkRef::Packed(one))) = refs.iter().find(is_packed) {
+            // All chunks of a packed group name its object. Where some are damaged, most of them do.
+            let named = |object: SlotRef| refs.iter().filter(|&&of| of == Some(ChunkRef::Packed(object))).count();
+            if named(*one) == refs.len() {
+                return self.object(path, inode, *one, at);
+            }
+            let end = inode.size.min(at + GROUP);
+            let packed = refs.iter().flatten().filter_map(|&of| match of {
+                ChunkRef::Packed(object) => Some(object),
+                ChunkRef::Slot(_) => None,
+            });
+            let object = packed.max_by_key(|&object| named(object)).filter(|&object| named(object) * 2 > refs.len());
+            let fate =
+                if object.is_some() { "copied from the one that most chunks name" } else { "its bytes are lost" };
+            self.lost(Some(path), Some((at, end)), format!("the chunk map gives it several packed objects; {fate}"));
+            return object.map_or(Ok(()), |object| self.object(path, inode, object, at));
+        }
+        for ((from, bits), of_chunk) in (at..).step_by(CHUNK as usize).zip(entries).zip(refs) {
+            match of_chunk {
                 Some(ChunkRef::Slot(slot)) if slot.is_none() => {}
                 Some(ChunkRef::Slot(slot)) if slot.capacity() <= CHUNK => self.slot(path, inode, slot, from)?,
-                Some(ChunkRef::Packed(object)) if (i as u64).is_multiple_of(GROUP_CHUNKS) => {
-                    self.object(path, inode, object, from)?;
-                }
-                Some(ChunkRef::Packed(_)) => {}
                 _ => {
-                    self.lost(Some(path), Some((from, to)), format!("the chunk map says {bits:#x}, which is no piece"))
+                    let range = (from, (from + CHUNK).min(inode.size));
+                    self.lost(Some(path), Some(range), format!("the chunk map says {bits:#x}, which is no piece"));
                 }
             }
         }

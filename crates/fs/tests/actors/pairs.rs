@@ -1,7 +1,9 @@
 //! Pasts and operations, and which pairs of them are tried.
 //!
-//! The threshold is 80 KiB. `F` is in the region and was begun with a long write, as a copy in progress; `G` and `S` are
+//! The threshold of most is 80 KiB. `F` is in the region and was begun with a long write, as a copy in progress; `G` and `S` are
 //! small, `L` is large and ends within a block.
+//! Where one of the two packs, the threshold is 400 KiB: `P` has two groups that shrink, `N` noise that gets a sum where it
+//! lies, `R` one group of two chunks, `G` one slot.
 
 use crate::crash::operation::Operation::{self, *};
 use crate::store::Setup;
@@ -15,6 +17,85 @@ const ZERO_RANGE: i32 = 16;
 /// Both tiers, as small as the operations allow: a hundred thousand of them are opened.
 pub fn setup(kind: MemoryKind) -> Setup {
     Setup { bulk_blocks: 16, region_bytes: 28 << 16, ring_bytes: 128 << 10, ..Setup::two_tiers(kind) }
+}
+
+/// Stores, what happened on them before, and which two operations follow.
+pub struct Field {
+    pub setup: fn(MemoryKind) -> Setup,
+    pub pasts: Vec<Past>,
+    pub pairs: Vec<[Operation; 2]>,
+}
+
+pub fn general() -> Field {
+    Field { setup, pasts: pasts(), pairs: pairs() }
+}
+
+/// One of the two packs files.
+pub fn packing() -> Field {
+    let setup = |kind| Setup { threshold: 400 << 10, ring_bytes: 512 << 10, region_bytes: 64 << 16, ..setup(kind) };
+    let made = [
+        Create("P"),
+        Write("P", 0, 170_001, 2),
+        Create("N"),
+        Write("N", 0, 70_000, 3),
+        Create("R"),
+        Write("R", 0, 40_000, 4),
+        Create("G"),
+        Write("G", 0, 3000, 6),
+    ];
+    let past = |name, more: &[Operation]| Past { name, operations: made.iter().chain(more).cloned().collect() };
+    let pasts = vec![
+        past("plain", &[]),
+        past("packed", &[PackAll, Sync]),
+        past("cut packed", &[PackAll, Truncate("P", 140_000), Truncate("N", 40_000), Sync]),
+        past("half packed", &[Sync, PackAll, Write("P", 150_000, 300, 8), Write("R", 100, 200, 10)]),
+    ];
+    let packers = [PackAll, Pack("P"), PackCooled, PackInodes];
+    let others =
+        syncing().into_iter().map(|other| if other == Fsync("F") || other == Fsync("L") { Fsync("P") } else { other });
+    let others: Vec<Operation> = others.chain(beside_packing()).chain(packers.clone()).collect();
+    let pairs = packers.iter().flat_map(|packer| others.iter().map(|other| [packer.clone(), other.clone()])).collect();
+    Field { setup, pasts, pairs }
+}
+
+fn beside_packing() -> Vec<Operation> {
+    vec![
+        // In place, in each group, over both, and at the end.
+        Write("P", 100, 300, 20),
+        Write("P", 165_000, 300, 22),
+        Write("P", 120_000, 30_000, 24),
+        Write("P", 170_001, 5000, 26),
+        Write("P", 330_000, 100, 28),
+        Write("N", 69_990, 20, 21),
+        Write("R", 32_000, 2000, 23),
+        Write("G", 0, 3000, 25),
+        Write("G", 3000, 100, 27),
+        // To the bulk device.
+        Write("P", 170_001, 240_000, 30),
+        Truncate("P", 150_000),
+        Truncate("P", 100_000),
+        Truncate("P", 10_000),
+        Truncate("P", 0),
+        Truncate("P", 300_000),
+        Truncate("N", 1000),
+        Truncate("R", 50_000),
+        Chmod("P", 0o600),
+        SetXattr("R", "user.a", 300, 9),
+        Rename("R", "P", Replace),
+        Rename("P", "R", Replace),
+        Rename("G", "new", Replace),
+        Link("P", "new"),
+        Unlink("P"),
+        Unlink("N"),
+        Create("new"),
+        Fallocate("P", PUNCH_HOLE | KEEP_SIZE, 0, 131_072),
+        Fallocate("P", PUNCH_HOLE | KEEP_SIZE, 100_000, 60_000),
+        Fallocate("R", ZERO_RANGE, 30_000, 5000),
+        Fallocate("R", KEEP_SIZE, 40_000, 100_000),
+        Fallocate("P", 0, 0, 250_000),
+        Copy("P", 0, "R", 0, 131_072),
+        Copy("R", 0, "P", 150_000, 20_000),
+    ]
 }
 
 /// What happened in this process before the two.

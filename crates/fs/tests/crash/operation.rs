@@ -67,6 +67,10 @@ pub enum Operation {
     Checkpoint,
     /// Packs the data of all files, however young.
     PackAll,
+    /// The same for one file.
+    Pack(Path),
+    /// Time passes until every file is cold, and ticks pack them.
+    PackCooled,
     /// Short files that are packed from now on have a dictionary; its bytes by tag.
     AddDictionary(u64),
     /// Time passes until everything not yet durable is older than the commit age.
@@ -218,6 +222,15 @@ impl Operation {
             Checkpoint => fs.checkpoint(),
             AddDictionary(tag) => fs.add_dictionary(bytes(tag, 700)),
             PackAll => fs.pack_all(&mut |_, _| {}).map(drop),
+            Pack(path) => fs.pack_now(ino(path)?).map(drop),
+            PackCooled => {
+                // The first tick sees whether anybody is at work, the others pack.
+                for seconds in [60, 2, 2, 2] {
+                    actor.clock.advance(seconds * 1_000_000_000);
+                    fs.pack_tick()?;
+                }
+                Ok(())
+            }
             Tick => {
                 fs.tick()?;
                 actor.clock.advance(1_200_000_000);

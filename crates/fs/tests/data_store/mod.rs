@@ -7,6 +7,7 @@ pub mod prepared;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use shoal_format::extent::{self, EXTENT_NEW, ExtentNode, FileBlock};
 use shoal_format::inode::{CHUNK, INODE_HAS_NEW, Inode, Layout};
@@ -29,15 +30,18 @@ pub struct Store {
     boot: Boot,
 }
 
-fn open(setup: Setup, world: World, boot: Boot) -> Store {
-    try_open(setup, world, boot, false, None).expect("the store opens")
+/// Full stores are full, and not packed.
+fn plain() -> Options {
+    Options { commit_age_ms: 0, pack_age: None, ..Options::default() }
 }
 
-fn try_open(setup: Setup, world: World, boot: Boot, read_only: bool, hook: Option<Hook>) -> Result<Store, Error> {
+fn open(setup: Setup, world: World, boot: Boot) -> Store {
+    try_open(setup, world, boot, plain(), None).expect("the store opens")
+}
+
+fn try_open(setup: Setup, world: World, boot: Boot, options: Options, hook: Option<Hook>) -> Result<Store, Error> {
     let clock = Arc::new(SimClock::new(1_000_000_000));
     let watch = Watch { hook, ..Watch::default() };
-    // Full stores are full, and not packed.
-    let options = Options { commit_age_ms: 0, read_only, pack_age: None, ..Options::default() };
     let (fs, _) = open_with(setup, &world, boot, &watch, options, &clock).expect("one image is valid")?;
     Ok(Store { setup, world, fs, clock, trimmed: watch.trimmed, boot })
 }
@@ -47,6 +51,12 @@ impl Store {
         open(setup, format(setup, 1), Boot::first(true))
     }
 
+    /// One whose files are packed as soon as they are asked for, and when it is full.
+    pub fn packing(setup: Setup) -> Store {
+        let options = Options { pack_age: Some(Duration::ZERO), ..plain() };
+        try_open(setup, format(setup, 1), Boot::first(true), options, None).expect("the store opens")
+    }
+
     /// The store as `state` left it.
     pub fn reopened(&self, state: &WorldState, power_lost: bool) -> Store {
         open(self.setup, state.open(), self.boot.after(power_lost))
@@ -54,7 +64,7 @@ impl Store {
 
     /// The media of `world`, opened as they are.
     pub fn tried(&self, world: World) -> Result<Store, Error> {
-        try_open(self.setup, world, self.boot.after(false), false, None)
+        try_open(self.setup, world, self.boot.after(false), plain(), None)
     }
 
     /// The store as `state` left it, but for the region's memory, which is lost: it comes from the newest image.
@@ -75,7 +85,8 @@ impl Store {
 
     /// The store as a power loss left it, mounted without the right to change it.
     pub fn read_only(&self, state: &WorldState) -> Store {
-        try_open(self.setup, state.open(), self.boot.after(true), true, None).expect("the store opens")
+        try_open(self.setup, state.open(), self.boot.after(true), Options { read_only: true, ..plain() }, None)
+            .expect("the store opens")
     }
 
     pub fn after_process_crash(&self) -> Store {
@@ -85,7 +96,7 @@ impl Store {
     /// The same store in a new process, whose media call `hook`.
     pub fn hooked(&self, hook: Hook) -> Store {
         let world = self.world.snapshot().process_crash().open();
-        try_open(self.setup, world, self.boot.after(false), false, Some(hook)).expect("the store opens")
+        try_open(self.setup, world, self.boot.after(false), plain(), Some(hook)).expect("the store opens")
     }
 
     pub fn create(&self, name: &[u8]) -> Ino {
