@@ -87,6 +87,13 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
             options.pack_age = Duration::from_secs(number()?);
             return Ok(());
         }
+        "pack_load" => {
+            options.pack_load = match number()? {
+                n @ 0..=100 => n as u32,
+                n => return Err(format!("mount option `pack_load={n}`: at most 100")),
+            };
+            return Ok(());
+        }
         "errors" => {
             return match value {
                 Some("remount-ro") => Ok(()),
@@ -127,6 +134,8 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         "nodefault_permissions" => options.default_permissions = false,
         "xattr" => options.xattrs = true,
         "noxattr" => options.xattrs = false,
+        "pack_inodes" => options.pack_inodes = true,
+        "nopack_inodes" => options.pack_inodes = false,
         "clone_fd" => options.clone_fd = true,
         "noclone_fd" => options.clone_fd = false,
         _ if name == RESTORE || IGNORED.split(' ').any(|word| word == name) => undo(options, name),
@@ -155,7 +164,7 @@ fn unknown(word: &str) -> String {
     format!(
         "unknown mount option `{word}`; use some of ro, rw, remount, noatime, strictatime, nodev, nosuid, noexec, sync, \
          nosymfollow, allow_other, allow_root, nodefault_permissions, private, noxattr, threads=N, read_ahead=SIZE, \
-         compress=METHOD, pack_age=SECONDS, \
+         compress=METHOD, pack_age=SECONDS, pack_load=PERCENT, nopack_inodes, \
          clone_fd, restore"
     )
 }
