@@ -181,9 +181,9 @@ impl Fs {
             self.idle.lock().own_work(&self.region);
             return outcome.map(drop);
         }
-        let segments = self.region.superblock().segment_count;
-        let used = segments.saturating_sub(self.region.free_segments());
-        let percent = share_percent(self.options.pack_load, used, segments);
+        let space = self.region.space();
+        let (size, free) = (space.region_bytes - space.fixed_bytes, space.free_bytes);
+        let percent = share_percent(self.options.pack_load, size.saturating_sub(free), size);
         let allowed = packer.load.earn(now, percent, last, own);
         if allowed.ns == 0 || allowed.log_bytes == 0 {
             return Ok(());

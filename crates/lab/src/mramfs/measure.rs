@@ -104,7 +104,7 @@ pub fn measure(plan: &Plan) -> Result<Found, LabError> {
         DIRECTORIES.iter().map(|directories| Workload::generate(&config(*directories))).collect();
     // A directory has the pace that it has.
     let (all, engines) = (places.len(), engines.len());
-    let rounds = (plan.rounds > 0).then(|| scaled(plan.rounds.into(), plan.scale)).unwrap_or_default();
+    let rounds = if plan.rounds > 0 { scaled(plan.rounds.into(), plan.scale) } else { 0 };
     let cases = (0..workloads.len()).map(|at| (Some(at), false, all)).chain([(Some(0), true, engines)]);
     let cases = cases.chain((rounds > 0).then_some((None, false, all)));
     let mut series: Vec<Series> = cases

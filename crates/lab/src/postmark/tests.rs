@@ -159,7 +159,7 @@ fn a_store_returns_what_was_written_and_is_empty_at_the_end() {
                 let workload = Workload::generate(&config);
                 let running = variant.start(workload.live_files_max, 4095, PACKING).unwrap();
                 let fs = &*running.fs;
-                Checked::new(&Engine(&fs)).run(&workload);
+                Checked::new(&Engine(fs)).run(&workload);
             }
         }
     }
