@@ -158,6 +158,8 @@ pub struct FormatArgs {
     clone_fd                                  every thread gets a channel of its own\n  \
     compress=METHOD                           as format --compress, for this mount\n  \
     pack_age=SECONDS                          what did not change for so long is packed (default 30)\n  \
+    pack_load=PERCENT                         of a processor for packing beside others (default 10; 0: idle time alone)\n  \
+    nopack_inodes                             inodes are not packed\n  \
     restore                                   as --restore\n  \
     _netdev, nofail, auto, user, x-*, mand,   ignored\n  \
     iversion, silent, loud\n\n\

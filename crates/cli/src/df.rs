@@ -38,7 +38,17 @@ fn detail(report: &StoreReport) -> String {
         out += &format!("dictionaries {}, {} in two copies\n", of.dictionaries, human(of.dictionary_bytes));
     }
     out.push('\n');
-    out + &packed(&report.packed)
+    out += &packed(&report.packed);
+    let of = &report.packing;
+    let (bytes, plain, log) =
+        (human(of.packed_bytes), human(of.unpacked_bytes), of.packing_log_bytes + of.unpacking_log_bytes);
+    out += &format!("\npacked       {bytes} since the store was opened, {plain} of them made plain by changes\n");
+    out + &format!(
+        "             {} inodes, {} of them made plain; all that wrote {} to the log\n",
+        of.packed_inodes,
+        of.unpacked_inodes,
+        human(log)
+    )
 }
 
 /// Small files by the form they have.
@@ -122,6 +132,7 @@ mod tests {
             threshold_bytes: 1 << 20,
             log_bytes: 2048,
             compression: "auto".into(),
+            packing: Default::default(),
             packed: Packed {
                 raw_bytes: 3000,
                 stored_bytes: 1000,

@@ -78,15 +78,7 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
             options.read_ahead_bytes = text.parse::<shoal_devices::size::Size>()?.0;
             return Ok(());
         }
-        "compress" => {
-            let text = value.ok_or("mount option `compress` needs a value, such as `compress=auto`")?;
-            options.compress = Some(text.parse::<Method>().map_err(|error| error.to_string())?);
-            return Ok(());
-        }
-        "pack_age" => {
-            options.pack_age = Duration::from_secs(number()?);
-            return Ok(());
-        }
+        "compress" | "pack_age" | "pack_load" => return packing(options, name, value, number),
         "errors" => {
             return match value {
                 Some("remount-ro") => Ok(()),
@@ -127,10 +119,35 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         "nodefault_permissions" => options.default_permissions = false,
         "xattr" => options.xattrs = true,
         "noxattr" => options.xattrs = false,
+        "pack_inodes" => options.pack_inodes = true,
+        "nopack_inodes" => options.pack_inodes = false,
         "clone_fd" => options.clone_fd = true,
         "noclone_fd" => options.clone_fd = false,
         _ if name == RESTORE || IGNORED.split(' ').any(|word| word == name) => undo(options, name),
         _ => return Err(unknown(word)),
+    }
+    Ok(())
+}
+
+/// How and when what has cooled is packed.
+fn packing(
+    options: &mut MountOptions,
+    name: &str,
+    value: Option<&str>,
+    number: impl Fn() -> Result<u64, String>,
+) -> Result<(), String> {
+    match name {
+        "pack_age" => options.pack_age = Duration::from_secs(number()?),
+        "pack_load" => {
+            options.pack_load = match number()? {
+                n @ 0..=100 => n as u32,
+                n => return Err(format!("mount option `pack_load={n}`: at most 100")),
+            }
+        }
+        _ => {
+            let text = value.ok_or("mount option `compress` needs a value, such as `compress=auto`")?;
+            options.compress = Some(text.parse::<Method>().map_err(|error| error.to_string())?);
+        }
     }
     Ok(())
 }
@@ -155,7 +172,7 @@ fn unknown(word: &str) -> String {
     format!(
         "unknown mount option `{word}`; use some of ro, rw, remount, noatime, strictatime, nodev, nosuid, noexec, sync, \
          nosymfollow, allow_other, allow_root, nodefault_permissions, private, noxattr, threads=N, read_ahead=SIZE, \
-         compress=METHOD, pack_age=SECONDS, \
+         compress=METHOD, pack_age=SECONDS, pack_load=PERCENT, nopack_inodes, \
          clone_fd, restore"
     )
 }
@@ -184,6 +201,16 @@ mod tests {
         assert_eq!(none.access_times, AccessTimes::Relative);
         assert!(!none.read_only && !none.nodev && !none.nosuid && !none.noexec);
         assert!(!none.synchronous && none.default_permissions && !none.clone_fd && none.xattrs);
+    }
+
+    #[test]
+    fn packing_has_an_age_and_a_share_and_may_leave_inodes_alone() {
+        let of = parsed("pack_age=7,pack_load=25,nopack_inodes");
+        assert_eq!((of.pack_age, of.pack_load, of.pack_inodes), (Duration::from_secs(7), 25, false));
+        assert!(parsed("nopack_inodes,pack_inodes").pack_inodes && parsed("pack_load=0").pack_load == 0);
+        for odd in ["pack_load=101", "pack_load", "pack_load=much", "pack_inodes=no"] {
+            assert!(parse(&[odd.to_string()], Path::new("/s"), true).is_err(), "{odd}");
+        }
     }
 
     #[test]

@@ -122,6 +122,11 @@ impl Idle {
         idle
     }
 
+    /// The background work has committed so many bytes beside others.
+    pub fn own_bytes(&mut self, bytes: u64) {
+        self.seen += bytes;
+    }
+
     /// The background work has committed.
     pub fn own_work(&mut self, region: &Region) {
         self.seen = region.last_lsn();

@@ -208,7 +208,7 @@ impl Fs {
         if inode.layout == Layout::Extents {
             return in_steps(bytes, |done| self.write_large(file, inode, at + done as u64, &bytes[done..]));
         }
-        self.unpack_data(file.ino, inode, at.min(inode.size), end, Purpose::Use)?;
+        self.unpack_data(file.ino, inode, at.min(inode.size), end, Purpose::Write)?;
         in_steps(bytes, |done| self.write_small(file.ino, inode, at + done as u64, &bytes[done..]))
     }
 

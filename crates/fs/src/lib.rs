@@ -6,7 +6,7 @@
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
 //! | attributes | `attr`, `xattr`, `acl`, `flags` |
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk`, `gather` |
-//! | what has cooled | `packer`, `objects`, `dictionaries`, `training`, `packing_report` |
+//! | what has cooled | `packer`, `share`, `objects`, `dictionaries`, `training`, `packing_report`, `packing_counts` |
 //! | room: compaction, what is given back | `compact` |
 //! | inodes, locks, references | `inode`, `locks`, `data_lock`, `refs` |
 //! | damage met while open; what the checker asks for | `damage`, `repair` |
@@ -43,6 +43,7 @@ mod locks;
 mod namespace;
 mod objects;
 mod packer;
+mod packing_counts;
 mod packing_report;
 #[cfg(feature = "planted")]
 pub mod planted;
@@ -54,6 +55,7 @@ mod rename;
 mod repair;
 mod resize;
 mod settle;
+mod share;
 mod small;
 mod space;
 #[cfg(test)]
@@ -63,7 +65,7 @@ mod xattr;
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64};
 
 use parking_lot::Mutex;
 use shoal_media::{BlockDevice, Clock};
@@ -78,10 +80,11 @@ pub use file::{AccessTimes, Fsync, Seek};
 pub use flags::FileFlags;
 pub use inode::packed::PackedInodes;
 pub use inode::packer::InodePacking;
-pub use lifecycle::{FormatOptions, HostRoom, Options, Parts, Room};
+pub use lifecycle::{FormatOptions, HostRoom, Options, PACK_LOAD, Parts, Room};
 pub use limits::Beyond;
 pub use namespace::DirEntry;
 pub use packer::Packing;
+pub use packing_counts::PackingCounts;
 pub use packing_report::{FORMS, Form, PackingReport, Share};
 pub use rename::RenameMode;
 pub use resize::{AtRest, Limits, Refused, Relayout, Steps};
@@ -106,6 +109,9 @@ pub struct Fs {
     pub(crate) refs: refs::RefTable,
     pub(crate) objects: objects::Objects,
     pub(crate) packer: Mutex<packer::Packer>,
+    /// More packing is due at once.
+    pub(crate) packs_on: AtomicBool,
+    pub(crate) packing: Arc<packing_counts::Counters>,
     pub(crate) bulk: Option<bulk::Bulk>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) options: Options,

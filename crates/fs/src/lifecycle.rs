@@ -39,6 +39,9 @@ pub struct Parts {
 
 pub use crate::host_room::{HostRoom, Room};
 
+/// The share of one processor that packing may use beside others, unless an option says otherwise (percent).
+pub const PACK_LOAD: u32 = 10;
+
 /// How an open store behaves.
 #[derive(Clone)]
 pub struct Options {
@@ -55,8 +58,12 @@ pub struct Options {
     pub on_damage: Option<OnDamage>,
     /// Asks what the file systems under the store have left; none: they always have enough.
     pub room: Option<Room>,
-    /// What has not changed for this long is packed, in idle time; none: nothing is.
+    /// What has not changed for this long is packed; none: nothing is.
     pub pack_age: Option<Duration>,
+    /// Packing may use this share of one processor while others commit (percent), more of it as memory fills; 0: idle time alone.
+    pub pack_load: u32,
+    /// Inodes are packed, too.
+    pub pack_inodes: bool,
     /// How files' data are packed, in directories that say nothing else.
     pub method: Method,
     /// An earlier program's name for the present boot: a log that names it saw no power loss either.
@@ -74,6 +81,8 @@ impl Default for Options {
             on_damage: None,
             room: None,
             pack_age: Some(Duration::from_secs(30)),
+            pack_load: PACK_LOAD,
+            pack_inodes: true,
             method: Method::default(),
             earlier_boot_id: None,
         }
@@ -158,19 +167,21 @@ impl Fs {
         let room = options.room.clone().map(|room| Arc::new(RoomCache::new(room, clock.clone())));
         let bulk = bulk.map(|bulk| bulk.on_host(room.clone()));
         region.set_clock(clock.clone());
-        let access_times = if options.no_atime { AccessTimes::Never } else { AccessTimes::Relative };
         let table = InodeTable::load(&region, options.on_damage.clone())?;
+        let access_times = if options.no_atime { AccessTimes::Never } else { AccessTimes::Relative };
         let dictionaries =
             Dictionaries::load(&region, &load_roots(&region)?, &|finding| table.damage.tell_of_tables(finding));
         Ok(Fs {
             room,
             access_times: AtomicU8::new(access_times as u8),
+            packing: table.packing().clone(),
             table,
             locks: LockTable::new(),
             data_locks: DataLocks::new(),
             refs: RefTable::new(),
             objects: Objects::new(dictionaries),
             packer: Default::default(),
+            packs_on: Default::default(),
             idle: Default::default(),
             bulk,
             clock,

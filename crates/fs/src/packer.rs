@@ -10,6 +10,7 @@
 //! its end, are left alone. An operation that changes a packed group unpacks it by a transaction of its own before; one that
 //! only cuts the file leaves the object longer than the file, for a full store must be able to lose bytes.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use shoal_format::inode::{CHUNK, INODE_SUMMED, INODE_TRUNCATING, Inode, InodeSlot, Layout};
@@ -19,8 +20,10 @@ use shoal_format::{SEGMENT, SlotRef};
 use shoal_pack::{Compressor, Method, takes_dictionary};
 use shoal_region::Lsn;
 
+use crate::inode::packer::next_in;
 use crate::objects::{self, Placed};
 use crate::planted::{Bug, is_planted};
+use crate::share::{Load, share_percent};
 use crate::small::{self, chunk_ref};
 use crate::training::{SHORT_FILES, Training, Users};
 use crate::{Error, Fs, Ino, Result};
@@ -40,6 +43,8 @@ const PATIENCE: u32 = 1000;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     Use,
+    /// The same, and the write that follows finds the room it needs: what was unpacked is not moved again.
+    Write,
     /// It frees more in the end.
     Free,
 }
@@ -58,6 +63,16 @@ pub struct Packing {
     pub busy: u64,
 }
 
+impl std::ops::AddAssign for Packing {
+    fn add_assign(&mut self, other: Packing) {
+        self.groups += other.groups;
+        self.summed += other.summed;
+        self.before += other.before;
+        self.after += other.after;
+        self.busy += other.busy;
+    }
+}
+
 /// State of packing between steps.
 #[derive(Default)]
 pub(crate) struct Packer {
@@ -66,6 +81,9 @@ pub(crate) struct Packer {
     again: Vec<u8>,
     payload: Vec<u8>,
     round: Option<Round>,
+    /// Blocks that the last round looked at because they had changed: a change that was not committed then is seen by the next.
+    looked_at: Vec<u64>,
+    load: Load,
     /// The next round is due then (monotonic, ns), when the log has moved from here or files were too young.
     due_ns: u64,
     settled: Lsn,
@@ -76,14 +94,23 @@ pub(crate) struct Packer {
     training: Training,
 }
 
-/// A look at all files.
+/// A look at the blocks of inodes that have changed.
 #[derive(Default)]
 struct Round {
+    due: Vec<u64>,
     block: u64,
     files: Vec<Ino>,
     /// Short ones, which come after a look at the dictionary for them.
     short: Vec<Ino>,
-    users: Users,
+    users: Option<Users>,
+}
+
+/// When a step of packing ends, beside its bounds.
+enum End {
+    /// When somebody else commits.
+    Others,
+    /// When it has used what it may (monotonic time, ns; bytes of the log).
+    Used { until_ns: u64, log_bytes: u64 },
 }
 
 /// What a group was when it was copied.
@@ -101,16 +128,23 @@ impl Fs {
     pub(crate) fn unpack_data(&self, ino: Ino, inode: &mut Inode, from: u64, to: u64, purpose: Purpose) -> Result<()> {
         match inode.layout {
             // A packed file does not even grow as it is.
-            Layout::Packed if from < to => self.unpack_groups(ino, inode, 0, 1, purpose),
+            Layout::Packed if from < to => self.unpack_groups(ino, inode, (0, 1), to, purpose),
             // The group that holds the end, too: what begins behind the end changes its rest.
             Layout::Chunked if from < to => {
-                self.unpack_groups(ino, inode, from / GROUP, to.min(inode.size).div_ceil(GROUP), purpose)
+                self.unpack_groups(ino, inode, (from / GROUP, to.min(inode.size).div_ceil(GROUP)), to, purpose)
             }
             _ => Ok(()),
         }
     }
 
-    fn unpack_groups(&self, ino: Ino, inode: &mut Inode, first: u64, end: u64, purpose: Purpose) -> Result<()> {
+    fn unpack_groups(
+        &self,
+        ino: Ino,
+        inode: &mut Inode,
+        (first, end): (u64, u64),
+        to: u64,
+        purpose: Purpose,
+    ) -> Result<()> {
         for group in first..end {
             let object = match small::sure_ref(&self.region, inode, group * (GROUP / CHUNK))? {
                 ChunkRef::Packed(object) => object,
@@ -121,39 +155,104 @@ impl Fs {
             // A cut leaves the object as it is.
             raw.truncate(stored.size.saturating_sub(group * GROUP).min(GROUP) as usize);
             let mut tx = match purpose {
-                Purpose::Use => self.region.begin(),
+                Purpose::Use | Purpose::Write => self.region.begin(),
                 Purpose::Free => self.region.begin_reclaim(),
             };
-            small::unpack_group(&mut tx, &mut stored, group, &raw)?;
+            let room = if purpose == Purpose::Write { to - group * GROUP } else { 0 };
+            small::unpack_group(&mut tx, &mut stored, group, &raw, room)?;
             self.store(&mut tx, ino, &stored)?;
-            tx.commit()?;
+            self.packing.commit_unpacked(tx, raw.len() as u64, 0)?;
             (inode.layout, inode.root, inode.allocated) = (stored.layout, stored.root, stored.allocated);
         }
         Ok(())
     }
 
-    /// Background work, meant to be called ten times a second: bounded, and nothing while others commit.
+    /// Background work, meant to be called ten times a second: bounded. All of it while nobody else commits; beside others as much as
+    /// [`Options::pack_load`](crate::Options::pack_load) says.
     pub fn pack_tick(&self) -> Result<()> {
-        let Some(age) = self.options.pack_age.filter(|_| self.options.method != Method::Off) else { return Ok(()) };
+        self.packs_on.store(false, Relaxed);
+        let Some(age) = self.options.pack_age else { return Ok(()) };
         // The last room for the log on a full host is for operations that free space.
         if self.writable().is_err() || self.region.is_log_short() {
             return Ok(());
         }
         let now = self.clock.monotonic_ns();
         let Some(mut packer) = self.packer.try_lock() else { return Ok(()) };
-        if !self.idle.lock().is_idle(&self.region, now) {
+        let is_idle = self.idle.lock().is_idle(&self.region, now);
+        let (last, own) = (self.region.last_lsn(), self.packing.all_log_bytes());
+        if is_idle {
+            packer.load.rest(now, last, own);
+            let outcome = self.pack_data(&mut packer, age, now, &End::Others);
+            self.idle.lock().own_work(&self.region);
+            return outcome.map(drop);
+        }
+        let space = self.region.space();
+        let (size, free) = (space.region_bytes - space.fixed_bytes, space.free_bytes);
+        let percent = share_percent(self.options.pack_load, size.saturating_sub(free), size);
+        let allowed = packer.load.earn(now, percent, last, own);
+        if allowed.ns == 0 || allowed.log_bytes == 0 {
             return Ok(());
+        }
+        let begun = self.packing.log_bytes();
+        let end = End::Used { until_ns: now + allowed.ns, log_bytes: begun + allowed.log_bytes };
+        let outcome = self.pack_data(&mut packer, age, now, &end).and_then(|is_over| match is_over {
+            true => self.pack_inodes_until(&end),
+            false => Ok(true),
+        });
+        packer.load.spend(self.clock.monotonic_ns().saturating_sub(now));
+        self.idle.lock().own_bytes(self.packing.log_bytes() - begun);
+        self.packs_on.store(outcome? && percent >= 100, Relaxed);
+        Ok(())
+    }
+
+    /// Has the last [`Fs::pack_tick`] more to do, and may do it without a pause?
+    pub fn packs_on(&self) -> bool {
+        self.packs_on.load(Relaxed)
+    }
+
+    /// Packs inodes until the end; true if there are more.
+    fn pack_inodes_until(&self, end: &End) -> Result<bool> {
+        while !self.is_over(end) {
+            if !self.pack_inodes_beside()?.more {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    fn is_over(&self, end: &End) -> bool {
+        match *end {
+            End::Others => false,
+            End::Used { until_ns, log_bytes } => {
+                self.clock.monotonic_ns() >= until_ns || self.packing.log_bytes() >= log_bytes
+            }
+        }
+    }
+
+    /// Goes on with packing data; true if there is nothing to do now.
+    fn pack_data(&self, packer: &mut Packer, age: Duration, now: u64, end: &End) -> Result<bool> {
+        if self.options.method == Method::Off {
+            return Ok(true);
         }
         if packer.round.is_none() {
             if now < packer.due_ns || !packer.left && packer.settled == self.region.last_lsn() {
-                return Ok(());
+                return Ok(true);
             }
-            packer.round = Some(Round { users: self.idle_dictionaries(), ..Round::default() });
+            let fresh = self.table.plain_changed().take();
+            let mut due: Vec<u64> = match packer.looked_at.is_empty() {
+                true => fresh.clone(),
+                false => fresh.iter().zip(&packer.looked_at).map(|(one, other)| one | other).collect(),
+            };
+            packer.looked_at = fresh;
+            let users = self.look_for_users(&mut packer.training);
+            if users.is_some() {
+                due.fill(u64::MAX);
+            }
+            packer.round = Some(Round { due, users, ..Round::default() });
             packer.left = false;
         }
         let mut round = packer.round.take().unwrap_or_default();
-        let outcome = self.pack_some(&mut packer, &mut round, age);
-        self.idle.lock().own_work(&self.region);
+        let outcome = self.pack_some(packer, &mut round, age, end);
         if matches!(outcome, Ok(true)) {
             packer.due_ns = now.saturating_add((age / 4).max(ROUND).as_nanos() as u64);
             packer.settled = self.region.last_lsn();
@@ -162,20 +261,21 @@ impl Fs {
         }
         match outcome {
             // No room now: nothing is lost by waiting.
-            Err(Error::NoSpace) => Ok(()),
-            outcome => outcome.map(drop),
+            Err(Error::NoSpace) => Ok(false),
+            outcome => outcome,
         }
     }
 
     /// Goes on with a round; true when it is over.
-    fn pack_some(&self, packer: &mut Packer, round: &mut Round, age: Duration) -> Result<bool> {
+    fn pack_some(&self, packer: &mut Packer, round: &mut Round, age: Duration, end: &End) -> Result<bool> {
         let (mut bytes, mut blocks) = (TICK_BYTES, TICK_BLOCKS);
         let mut last = self.region.last_lsn();
-        while bytes > 0 && blocks > 0 {
+        while bytes > 0 && blocks > 0 && !self.is_over(end) {
             let Some(ino) = round.files.pop() else {
+                round.block = next_in(&round.due, round.block);
                 let is_last = round.block >= self.table.blocks();
                 if is_last && round.short.is_empty() {
-                    self.forget_idle(&round.users)?;
+                    self.forget_idle(round.users.as_ref())?;
                     return Ok(true);
                 }
                 if is_last || round.short.len() >= SHORT_FILES {
@@ -183,20 +283,26 @@ impl Fs {
                     round.files.append(&mut round.short);
                     continue;
                 }
-                self.note_users(round.block, &mut round.users)?;
-                packer.left |= self.cooled_files(round.block, age, &mut round.files, &mut round.short)?;
+                self.note_users(round.block, round.users.as_mut())?;
+                if self.cooled_files(round.block, age, &mut round.files, &mut round.short)? {
+                    self.table.plain_changed().set(round.block);
+                    packer.left = true;
+                }
                 round.block += 1;
                 blocks -= 1;
                 continue;
             };
-            if self.region.last_lsn() != last {
+            if matches!(end, End::Others) && self.region.last_lsn() != last {
                 // Somebody is at work: the file's turn comes later.
                 round.files.push(ino);
                 break;
             }
             let mut done = Packing::default();
             let outcome = self.past_damage(ino, self.pack_file(ino, packer, Some(age), &mut done));
-            packer.left |= done.busy > 0;
+            if done.busy > 0 {
+                self.table.plain_changed().set(ino.block());
+                packer.left = true;
+            }
             bytes = bytes.saturating_sub(done.before.max(4096));
             last = self.region.last_lsn();
             outcome?;
@@ -287,10 +393,10 @@ impl Fs {
     pub fn pack_all(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<Packing> {
         let mut all = Packing::default();
         let (mut block, mut files, mut short) = (0, Vec::new(), Vec::new());
-        let mut users = self.idle_dictionaries();
+        let mut users = Some(self.idle_dictionaries());
         while block < self.table.blocks() {
             progress(block, self.table.blocks());
-            self.note_users(block, &mut users)?;
+            self.note_users(block, users.as_mut())?;
             self.cooled_files(block, Duration::ZERO, &mut files, &mut short)?;
             if block + 1 == self.table.blocks() || short.len() >= SHORT_FILES {
                 self.train(&mut self.packer.lock().training, &short)?;
@@ -298,16 +404,12 @@ impl Fs {
             }
             for ino in files.drain(..) {
                 if let Some(done) = self.past_damage(ino, self.pack_now(ino))? {
-                    all.groups += done.groups;
-                    all.summed += done.summed;
-                    all.before += done.before;
-                    all.after += done.after;
-                    all.busy += done.busy;
+                    all += done;
                 }
             }
             block += 1;
         }
-        self.forget_idle(&users)?;
+        self.forget_idle(users.as_ref())?;
         Ok(all)
     }
 
@@ -419,7 +521,7 @@ impl Fs {
             }
         }
         self.store(&mut tx, ino, &inode)?;
-        tx.commit()?;
+        self.packing.commit_packed(tx, bytes, 0)?;
         let plain: u64 = seen.chunks.iter().map(|slot| slot.capacity()).sum();
         done.before += plain;
         done.after += (plain + inode.allocated).saturating_sub(before);

@@ -158,8 +158,8 @@ pub(crate) fn relocate_chunk(
     Ok(moved)
 }
 
-/// Puts the bytes `raw` of a group that is packed back into chunks.
-pub(crate) fn unpack_group(tx: &mut Tx<'_>, inode: &mut Inode, group: u64, raw: &[u8]) -> Result<()> {
+/// Puts the bytes `raw` of a group that is packed back into chunks; the last of them has room up to byte `room` of the group.
+pub(crate) fn unpack_group(tx: &mut Tx<'_>, inode: &mut Inode, group: u64, raw: &[u8], room: u64) -> Result<()> {
     let first = group * GROUP_CHUNKS;
     let ChunkRef::Packed(object) = chunk_ref(tx, inode, first)? else { return Ok(()) };
     let placed = Placed::load(tx, object)?;
@@ -172,8 +172,8 @@ pub(crate) fn unpack_group(tx: &mut Tx<'_>, inode: &mut Inode, group: u64, raw: 
             give(tx, inode, slot)?;
         }
     } else {
-        for bytes in raw.chunks(CHUNK as usize) {
-            let slot = take(tx, inode, bytes.len() as u64)?;
+        for (bytes, at) in raw.chunks(CHUNK as usize).zip((0..).step_by(CHUNK as usize)) {
+            let slot = take(tx, inode, room.saturating_sub(at).clamp(bytes.len() as u64, CHUNK))?;
             tx.write(slot.offset(), bytes)?;
             slots.push(slot);
         }

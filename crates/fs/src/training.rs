@@ -6,6 +6,7 @@
 //! stay for the files that have them. Left out: where dictionaries lie (`dictionaries`).
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use shoal_format::inode::{Inode, InodeSlot, Layout};
 use shoal_format::object::OBJECT_HEAD;
@@ -25,6 +26,8 @@ const TRIAL_EVERY: u64 = 16_384;
 /// Bytes of a sample, of which one file in so many is not trained on but tried with.
 const SAMPLE_BYTES: usize = 1 << 20;
 const TRIED_ONE_OF: usize = 8;
+/// Background work looks at all files for users of old dictionaries this often at most.
+const LOOK_EVERY: Duration = Duration::from_secs(600);
 /// Least gain in percent: of a first dictionary, and of one that is to follow another.
 const GAIN_PERCENT: (u64, u64) = (5, 10);
 
@@ -36,6 +39,8 @@ pub(crate) struct Training {
     /// How many since the last trial, and how many there are to be before the next; 0 before the first.
     seen: u64,
     due: u64,
+    /// No look for users of old dictionaries before then (monotonic, ns).
+    looks_at_ns: u64,
 }
 
 /// Dictionaries that may go after a look at all files.
@@ -155,11 +160,19 @@ impl Fs {
         Users { idle: self.objects.dictionaries.old() }
     }
 
-    /// Notes which dictionaries the files of an inode block have.
-    pub(crate) fn note_users(&self, block: u64, users: &mut Users) -> Result<()> {
-        if users.idle.is_empty() {
-            return Ok(());
+    /// The same for background work, if there are old ones and the last look is long ago.
+    pub(crate) fn look_for_users(&self, training: &mut Training) -> Option<Users> {
+        let (now, users) = (self.clock.monotonic_ns(), self.idle_dictionaries());
+        if users.idle.is_empty() || now < training.looks_at_ns {
+            return None;
         }
+        training.looks_at_ns = now.saturating_add(LOOK_EVERY.as_nanos() as u64);
+        Some(users)
+    }
+
+    /// Notes which dictionaries the files of an inode block have.
+    pub(crate) fn note_users(&self, block: u64, users: Option<&mut Users>) -> Result<()> {
+        let Some(users) = users.filter(|users| !users.idle.is_empty()) else { return Ok(()) };
         let is_user = |inode: &Inode| inode.layout == Layout::Packed && takes_dictionary(Method::Auto, inode.size);
         let mut files = Vec::new();
         self.table.for_block(&self.region, block, &mut |ino, slot| match slot {
@@ -185,11 +198,13 @@ impl Fs {
     }
 
     /// Forgets the dictionaries that have met no user in a look at all files.
-    pub(crate) fn forget_idle(&self, users: &Users) -> Result<()> {
-        // A file whose inode is damaged may come back by a repair.
-        if users.idle.is_empty() || self.table.damage.is_known() {
-            return Ok(());
+    pub(crate) fn forget_idle(&self, users: Option<&Users>) -> Result<()> {
+        match users {
+            // A file whose inode is damaged may come back by a repair.
+            Some(users) if !users.idle.is_empty() && !self.table.damage.is_known() => {
+                self.forget_dictionaries(&users.idle)
+            }
+            _ => Ok(()),
         }
-        self.forget_dictionaries(&users.idle)
     }
 }

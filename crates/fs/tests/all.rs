@@ -4,6 +4,7 @@
 //! Beside them are `planted` and `recorded`, which need features and change what the whole process does.
 
 mod actors;
+mod beside_load;
 mod cold;
 mod compaction;
 mod compaction_crash;

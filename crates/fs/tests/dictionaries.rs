@@ -123,7 +123,7 @@ fn noise_gets_none_and_background_work_trains_as_well() {
 
 /// Background work until everything is packed.
 fn tick(store: &Store, fs: &Fs) {
-    store.clock.advance(2 * AGE.as_nanos() as u64);
+    store.clock.advance(20 * AGE.as_nanos() as u64);
     for _ in 0..600 {
         store.clock.advance(100_000_000);
         fs.pack_tick().unwrap();

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::mount::MountFlags;
-use shoal_fs::{AccessTimes, Method};
+use shoal_fs::{AccessTimes, Method, PACK_LOAD};
 
 /// Options that `fusermount3` accepts. A mount without root's rights leaves the others out, though the engine obeys
 /// them.
@@ -67,6 +67,10 @@ pub struct MountOptions {
     pub compress: Option<Method>,
     /// What has not changed for this long has cooled.
     pub pack_age: Duration,
+    /// The share of one processor that packing may use while others commit (percent).
+    pub pack_load: u32,
+    /// Inodes that have cooled are packed, too.
+    pub pack_inodes: bool,
 }
 
 impl MountOptions {
@@ -91,6 +95,8 @@ impl MountOptions {
             read_ahead_bytes: 1 << 20,
             compress: None,
             pack_age: PACK_AGE,
+            pack_load: PACK_LOAD,
+            pack_inodes: true,
         }
     }
 

@@ -6,7 +6,7 @@
 //! - `bulk-clock` calls `Fs::tick_bulk` (data of large files, deferred frees).
 //! - `checkpoint` writes checkpoints when they are due.
 //! - `idle-work` calls `Fs::compact_tick`, which empties sparse segments of the region, and `Fs::pack_tick`, which packs what has
-//!   cooled, while nothing else goes on.
+//!   cooled, while nothing else goes on and, for a share of the time, beside others.
 //!
 //! An error is logged when it first appears, and not again until the work has succeeded in between. The failure that
 //! makes the store read-only is logged once, by the first thread that sees it. Left out: any policy.
@@ -61,7 +61,14 @@ impl Ticker {
             fs.pack_tick().map_err(|e| format!("packing: {e}"))?;
             fs.compact_tick().map_err(|e| format!("compaction: {e}"))
         });
-        let idle = shoal_host::Ticker::start_quiet("idle-work", PERIOD, logging(idle))?;
+        let (mut idle, packing) = (logging(idle), fs.clone());
+        let idle = shoal_host::Ticker::start_quiet("idle-work", PERIOD, move |stopping| {
+            let flow = idle(stopping);
+            if packing.packs_on() && !stopping.is_stopped() {
+                stopping.again();
+            }
+            flow
+        })?;
         let bell = log.bell();
         Ok((Ticker { threads: vec![idle, checkpoint, bulk, log] }, bell))
     }

@@ -32,6 +32,11 @@ impl Stopping {
         self.0.orders.lock().stop
     }
 
+    /// There is more work: the next time comes at once.
+    pub fn again(&self) {
+        self.0.orders.lock().rung = true;
+    }
+
     /// Waits for so long, for a ring, or until the end: true at the end.
     fn wait(&self, period: Duration) -> bool {
         let mut orders = self.0.orders.lock();

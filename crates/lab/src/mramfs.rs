@@ -17,6 +17,8 @@ pub(crate) mod variants;
 use std::path::PathBuf;
 
 use clap::Args;
+use shoal_fs::Method;
+use variants::Packing;
 
 use crate::experiment::{Common, LabError, Run};
 use crate::report::Report;
@@ -25,11 +27,18 @@ use crate::report::Report;
 #[command(after_help = "Examples:\n  \
     shoal lab run mramfs --out results\n  \
     shoal lab run mramfs --at /mnt/shoal --at /dev/shm --at /var/tmp --scale 0.1\n\n\
-    The engine always runs: in this process, in ordinary memory. At full scale a run through a mount takes about an hour.")]
+    The engine runs in this process, in ordinary memory. At full scale a run through a mount takes about an hour, most of it for\n    \
+    empty files (--rounds).")]
 pub struct Options {
     /// Run in a new directory below DIR, too: a mount, a tmpfs, a disk; repeatable
     #[arg(long, value_name = "DIR")]
     pub at: Vec<PathBuf>,
+    /// Run in the directories alone
+    #[arg(long, requires = "at")]
+    pub no_engine: bool,
+    /// Rounds of empty files at full scale; 0: none [default: the thesis's 4000]
+    #[arg(long, value_name = "N", default_value_t = 4000, hide_default_value = true)]
+    pub rounds: u32,
     /// Seed of the files and transactions
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
@@ -39,6 +48,12 @@ pub struct Options {
     /// Share of the thesis's files, transactions and rounds; above 0, at most 1
     #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = scale)]
     pub scale: f64,
+    /// Share of a processor that packing may use beside the workload (percent); 0: idle time alone
+    #[arg(long, value_name = "PERCENT", default_value_t = shoal_fs::PACK_LOAD, value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub load: u32,
+    /// How data is packed: auto, lz4 or zstd:LEVEL
+    #[arg(long, value_name = "METHOD", default_value = "auto")]
+    pub compress: Method,
 }
 
 fn scale(text: &str) -> Result<f64, String> {
@@ -53,23 +68,32 @@ const QUICK: f64 = 0.01;
 #[derive(Clone, Debug)]
 struct Plan {
     at: Vec<PathBuf>,
+    has_engine: bool,
+    /// Rounds of empty files at full scale.
+    rounds: u32,
     seed: u64,
     runs: u32,
     scale: f64,
+    packing: Packing,
 }
 
 impl Options {
     fn plan(&self, is_quick: bool) -> Plan {
         let (runs, scale) = if is_quick { (self.runs.min(2), self.scale.min(QUICK)) } else { (self.runs, self.scale) };
-        Plan { at: self.at.clone(), seed: self.seed, runs, scale }
+        let packing = Packing { method: self.compress, load: self.load };
+        let (has_engine, rounds) = (!self.no_engine, self.rounds);
+        Plan { at: self.at.clone(), has_engine, rounds, seed: self.seed, runs, scale, packing }
     }
 
     /// The command that makes the same runs.
     fn command(&self, common: &Common) -> String {
         let quick = if common.quick { " --quick" } else { "" };
         let at: String = self.at.iter().map(|path| format!(" --at {}", path.display())).collect();
-        let Options { seed, runs, scale, .. } = self;
-        format!("shoal lab run mramfs{quick}{at} --seed {seed} --runs {runs} --scale {scale}")
+        let Options { rounds, seed, runs, scale, load, compress, .. } = self;
+        let engine = if self.no_engine { " --no-engine" } else { "" };
+        format!(
+            "shoal lab run mramfs{quick}{at}{engine} --rounds {rounds} --seed {seed} --runs {runs} --scale {scale} --load {load} --compress {compress}"
+        )
     }
 }
 

@@ -16,7 +16,7 @@ mod contents;
 #[cfg(test)]
 mod tests;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use shoal_sim::Random;
 
@@ -288,17 +288,43 @@ pub struct Took {
     pub processor_s: f64,
 }
 
+/// Pauses of a program that has other things to do, too.
+#[derive(Clone, Copy, Debug)]
+pub struct Pauses {
+    /// Calls between two pauses.
+    pub calls: usize,
+    pub pause: Duration,
+}
+
 /// Makes all calls, and tells after each phase how long it took. The root is empty before and after.
 pub fn run<T: Target>(workload: &Workload, target: &T, done: &mut dyn FnMut(Phase, Took)) -> Outcome<()> {
+    run_with(workload, target, None, done)
+}
+
+/// The same with pauses, which do not count.
+pub fn run_with<T: Target>(
+    workload: &Workload,
+    target: &T,
+    pauses: Option<Pauses>,
+    done: &mut dyn FnMut(Phase, Took),
+) -> Outcome<()> {
     let directories = || (0..workload.config.directories).map(|number| directory(number.into()));
     directories().try_for_each(|path| target.make_directory(&path))?;
     let mut buffer = vec![0; workload.config.read_block];
     for (phase, calls) in Phase::ALL.into_iter().zip(&workload.phases) {
-        let (clock, processor) = (Instant::now(), ProcessorTime::now());
-        for operation in &calls.operations {
-            call(workload, target, operation, &mut buffer)?;
+        let mut took = Took { elapsed_s: 0.0, processor_s: 0.0 };
+        for burst in calls.operations.chunks(pauses.map_or(usize::MAX, |pauses| pauses.calls)) {
+            let (clock, processor) = (Instant::now(), ProcessorTime::now());
+            for operation in burst {
+                call(workload, target, operation, &mut buffer)?;
+            }
+            took.elapsed_s += clock.elapsed().as_secs_f64();
+            took.processor_s += processor.elapsed_s();
+            if let Some(pauses) = pauses {
+                std::thread::sleep(pauses.pause);
+            }
         }
-        done(phase, Took { elapsed_s: clock.elapsed().as_secs_f64(), processor_s: processor.elapsed_s() });
+        done(phase, took);
     }
     directories().try_for_each(|path| target.remove_directory(&path))?;
     match target.entries()? {

@@ -19,21 +19,24 @@ fn a_small_run_on_the_engine_and_in_a_directory() {
     let scratch = if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap();
     let directory = scratch.path().to_str().unwrap();
     let (found, files) = report(&format!("mramfs --at {directory} --runs 2 --scale 0.002 --seed 5"));
-    for name in ["postmark", "counts", "create-unlink", "space", "comparison", "appendix-c", "runs"] {
+    for name in ["postmark", "counts", "create-unlink", "space", "packing", "comparison", "appendix-c", "runs"] {
         assert!(files.contains(&format!("mramfs-{name}.csv")), "{name}: {files:?}");
     }
     assert!(files.contains(&"mramfs-postmark.svg".into()) && files.contains(&"mramfs.json".into()));
     assert_eq!(std::fs::read_dir(directory).unwrap().count(), 0, "the directory is empty again");
 
     let places: Vec<&str> = rows(&found, "postmark").iter().map(|row| at(row, "place").as_str().unwrap()).collect();
-    assert_eq!(places, ["engine, plain", directory, "engine, plain", directory]);
+    let engines =
+        ["plain", "inodes at 0 s", "data at 0 s", "both at 0 s", "both at 1 s"].map(|name| format!("engine, {name}"));
+    let all: Vec<&str> = engines.iter().map(String::as_str).chain([directory]).collect();
+    assert_eq!(places, [&all[..], &all[..]].concat());
     for row in rows(&found, "postmark") {
         let of = |column: &str| at(row, column).as_f64().unwrap();
         assert!(of("least") <= of("total s") && of("total s") <= of("most"), "{row}");
         assert!(of("transactions s") > 0.0 && of("transactions/s") > 0.0);
     }
-    // Three workloads at two places, twice each.
-    assert_eq!(rows(&found, "runs").len(), 12);
+    // Three workloads at all places, and a long one on the engines, twice each.
+    assert_eq!(rows(&found, "runs").len(), 2 * (3 * all.len() + engines.len()));
     for row in &rows(&found, "counts")[..2] {
         let of = |column: &str| at(row, column).as_u64().unwrap();
         assert_eq!(of("created"), of("deleted"));
@@ -43,12 +46,18 @@ fn a_small_run_on_the_engine_and_in_a_directory() {
         assert_eq!(at(row, "calls"), 2 * 4000 * 8);
     }
     let space = rows(&found, "space");
-    assert_eq!(space.len(), 6, "the engine alone has a region to look at");
+    assert_eq!(space.len(), 6 * engines.len(), "the engine alone has a region to look at");
     for row in space {
         let of = |column: &str| at(row, column).as_u64().unwrap();
-        assert!(of("region") >= of("data"));
+        assert!(of("region") >= of("data") || row["place"] != "engine, plain");
         assert!(of("log") > of("written by the workload"), "everything goes through the log");
         assert_eq!(of("files") == 0, at(row, "phase") == "delete");
+    }
+    for row in rows(&found, "packing") {
+        let of = |column: &str| at(row, column).as_f64().unwrap();
+        assert!(of("unpacked") <= of("packed") && of("log of packing") <= of("log"), "{row}");
+        assert_eq!(at(row, "verdict") == "the yardstick", at(row, "place") == "engine, plain");
+        assert!(at(row, "place") != "engine, plain" || of("packed") == 0.0 && of("speed") == 1.0, "{row}");
     }
     let seconds = rows(&found, "comparison").iter().filter(|row| row["unit"] == "s");
     assert!(seconds.clone().count() == 5 && seconds.clone().all(|row| row["ours"].is_null()), "not at full scale");
@@ -61,7 +70,7 @@ fn a_small_run_on_the_engine_and_in_a_directory() {
 #[test]
 fn a_quick_run_has_a_hundredth_of_the_work() {
     let (found, _) = report("mramfs --quick");
-    assert_eq!(rows(&found, "runs").len(), 6);
+    assert_eq!(rows(&found, "runs").len(), 40);
     assert!(found["skipped"][0].as_str().unwrap().starts_with("--quick"));
     assert_eq!(rows(&found, "space")[0]["files"], 500);
 }

@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 
-use shoal_format::record::{ENTRY_LEN_MAX, Entry, RECORD_HEADER, RECORD_PAYLOAD_MAX, RecordKind};
+use shoal_format::record::{ENTRY_LEN_MAX, Entry, RECORD_HEADER, RECORD_PAYLOAD_MAX, RecordKind, record_bytes};
 use shoal_format::{Offset, SlotRef};
 
 use crate::planted::{Bug, is_planted};
@@ -200,6 +200,14 @@ impl<'r> Tx<'r> {
     /// region is durable up to there.
     pub fn commit(self) -> Result<Lsn> {
         Ok(self.commit_if(|_| true)?.expect("nothing was asked"))
+    }
+
+    /// Bytes that its record will take in the log.
+    pub fn log_bytes(&self) -> u64 {
+        match self.payload_bytes() {
+            0 => 0,
+            bytes => record_bytes(bytes),
+        }
     }
 
     /// Commits if nothing at or behind the record that ends at `birth` was promised to anybody yet (`sync.rs`); else the

@@ -67,7 +67,7 @@ pub use inspect::{FileReport, PieceReport};
 pub use memory::{LossBounds, MemoryChoice};
 pub use mounted::{Mounted, Recovered, access_times_name};
 pub use names::{DAEMON_LOG, DESCRIPTION};
-pub use packing::{Compacted, Metadata as PackedMetadata, Packed, PackedForm};
+pub use packing::{Compacted, Metadata as PackedMetadata, Packed, PackedForm, PackingWork};
 pub use progress::Progress;
 pub use read_only::ReadOnly;
 pub use repair::Repaired;

@@ -68,6 +68,8 @@ impl Store {
         let engine = Options {
             read_only: options.read_only,
             pack_age: Some(options.pack_age),
+            pack_load: options.pack_load,
+            pack_inodes: options.pack_inodes,
             method: options.compress.unwrap_or(self.description.compress),
             ..Options::default()
         };

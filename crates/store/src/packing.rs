@@ -8,7 +8,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use shoal_devices::{During, Failure, Outcome};
-use shoal_fs::{Error, FORMS, Fs, Ino, Options, PackingReport, Share};
+use shoal_fs::{Error, FORMS, Fs, Ino, Options, PackingCounts, PackingReport, Share};
 
 use crate::control::{self, Question};
 use crate::{LEAVING_PATIENCE, Progress, Store};
@@ -72,6 +72,32 @@ impl Metadata {
     pub fn of(report: &PackingReport) -> Metadata {
         let &PackingReport { inodes, inode_bytes, entries, entry_bytes, dictionaries, dictionary_bytes, .. } = report;
         Metadata { inodes, inode_bytes, entries, entry_bytes, dictionaries, dictionary_bytes }
+    }
+}
+
+/// What packing has done since the store was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PackingWork {
+    /// Bytes of files that were packed, and of those that a change made plain again.
+    pub packed_bytes: u64,
+    pub unpacked_bytes: u64,
+    pub packed_inodes: u64,
+    pub unpacked_inodes: u64,
+    /// Bytes of the log that packing wrote, and unpacking.
+    pub packing_log_bytes: u64,
+    pub unpacking_log_bytes: u64,
+}
+
+impl From<PackingCounts> for PackingWork {
+    fn from(of: PackingCounts) -> PackingWork {
+        PackingWork {
+            packed_bytes: of.packed_bytes,
+            unpacked_bytes: of.unpacked_bytes,
+            packed_inodes: of.packed_inodes,
+            unpacked_inodes: of.unpacked_inodes,
+            packing_log_bytes: of.packing_log_bytes,
+            unpacking_log_bytes: of.unpacking_log_bytes,
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use shoal_fs::{Fs, Options};
 
 use crate::description::Description;
 use crate::memory::LossBounds;
-use crate::packing::{Metadata, Packed};
+use crate::packing::{Metadata, Packed, PackingWork};
 use crate::read_only::ReadOnly;
 use crate::store::Store;
 
@@ -36,6 +36,9 @@ pub struct StoreReport {
     /// Small files' bytes and what they take.
     #[serde(default)]
     pub packed: Packed,
+    /// What packing has done since the store was opened.
+    #[serde(default)]
+    pub packing: PackingWork,
     /// What inodes and directory entries take.
     #[serde(default)]
     pub metadata: Metadata,
@@ -125,6 +128,7 @@ impl StoreReport {
             log_bytes: usage.log_bytes,
             compression: description.compress.to_string(),
             packed: Packed::of(&packing),
+            packing: fs.packing_counts().into(),
             metadata: Metadata::of(&packing),
             loss: LossBounds::of(superblock.memory_kind, survives_power_loss),
             statfs: StatFs {

@@ -9,6 +9,7 @@
 //! the commit lock ([`Region::while_still`]) takes none of those before it: nothing changes its form meanwhile.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use parking_lot::{Mutex, RwLock};
@@ -22,6 +23,7 @@ use super::block::{self, undecodable};
 use super::packer::Changed;
 use super::tables::{Decoder, PackedTables};
 use super::{BLOCK_CLASS, InodeTable, record};
+use crate::packing_counts::Counters;
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result};
 
@@ -42,7 +44,10 @@ pub(super) type Decoded = std::result::Result<InodeSlot, FormatError>;
 pub(super) struct Packed {
     locks: Box<[RwLock<()>]>,
     pub tables: PackedTables,
+    /// Since the packer of inodes looked, and since that of data did.
     pub changed: Changed,
+    pub plain_changed: Changed,
+    pub counters: Arc<Counters>,
     /// Blocks unpacked last, which on a full store are packed again first: the slot that each came from is free.
     pub unpacked: Mutex<VecDeque<u32>>,
     /// Where the search for other ones goes on.
@@ -65,6 +70,8 @@ impl Packed {
             locks: (0..STRIPES).map(|_| RwLock::new(())).collect(),
             tables: PackedTables::load(view, roots, tell),
             changed: Changed::all(),
+            plain_changed: Changed::all(),
+            counters: Arc::default(),
             unpacked: Mutex::default(),
             search: AtomicU64::new(0),
         }
@@ -108,6 +115,16 @@ fn get(block: &Block<'_>, place: usize, decoder: &Decoder) -> Decoded {
 }
 
 impl InodeTable {
+    /// What packing has done.
+    pub fn packing(&self) -> &Arc<Counters> {
+        &self.packed.counters
+    }
+
+    /// Blocks that changed since data were last packed.
+    pub fn plain_changed(&self) -> &Changed {
+        &self.packed.plain_changed
+    }
+
     /// Reads a record to whose block these bits, read without the block's lock, refer: it is packed, or does not exist.
     #[cold]
     #[inline(never)]
@@ -161,9 +178,10 @@ impl InodeTable {
         let mut tx = begin();
         let bytes = SlotBytes::read(region, link.slot)?;
         let mut plain = [0; INODE_BLOCK as usize];
-        let mut indexed = Vec::new();
+        let (mut indexed, mut used) = (Vec::new(), 0);
         match bytes.open() {
             Ok(packed) => {
+                used = packed.used() as u64;
                 let decoder = self.packed.tables.decoder();
                 for (place, out) in plain.chunks_exact_mut(INODE_RECORD).enumerate() {
                     let item = packed.get(place, &decoder.profiles, &decoder.triplets);
@@ -188,7 +206,7 @@ impl InodeTable {
         }
         change.write(&mut tx)?;
         tx.write(link.place, &new.bits().to_le_bytes())?;
-        tx.commit()?;
+        self.packed.counters.commit_unpacked(tx, 0, used)?;
         change.committed();
         let mut unpacked = self.packed.unpacked.lock();
         if unpacked.len() == UNPACKED_MAX {
@@ -282,6 +300,7 @@ impl Fs {
     pub(super) fn plain_block(&self, tx: &Tx<'_>, ino: Ino, removes: bool) -> Result<SlotRef> {
         let bits = self.table.bits_of(&self.region, ino)?;
         self.table.packed.changed.set(ino.block());
+        self.table.packed.plain_changed.set(ino.block());
         match super::plain_reference(bits) {
             Some(slot) => Ok(slot),
             None => self.unpack(Need::of(tx, removes), ino, false),

@@ -26,6 +26,9 @@ use crate::{Error, Fs, Result};
 
 /// Blocks packed in a step of background work.
 pub(crate) const STEP_PACKED: u32 = 128;
+/// The same beside others.
+const LOAD_BLOCKS: u32 = 8;
+const BESIDE_ROUND: Duration = Duration::from_secs(1);
 /// Blocks looked at for each that may be packed.
 const LOOKS: u32 = 8;
 /// Blocks looked at in search of one to pack on a full store.
@@ -50,7 +53,7 @@ pub struct InodePacking {
 }
 
 /// Blocks that may have changed since the packer looked at them: a bit for each, which two blocks of a large table share.
-pub(super) struct Changed(Box<[AtomicU64]>);
+pub(crate) struct Changed(Box<[AtomicU64]>);
 
 impl Changed {
     pub fn all() -> Changed {
@@ -70,14 +73,36 @@ impl Changed {
         }
     }
 
+    fn has(&self, block: u64) -> bool {
+        let (word, bit) = Changed::place(block);
+        self.0[word].load(Ordering::Relaxed) & bit != 0
+    }
+
     fn any(&self) -> bool {
         self.0.iter().any(|word| word.load(Ordering::Relaxed) != 0)
     }
 
     /// What has changed; from here on it counts as looked at.
-    fn take(&self) -> Vec<u64> {
+    pub fn take(&self) -> Vec<u64> {
         self.0.iter().map(|word| word.swap(0, Ordering::Relaxed)).collect()
     }
+}
+
+/// The first block from this one on that is among those taken.
+pub(crate) fn next_in(due: &[u64], block: u64) -> u64 {
+    let (mut block, mut passed) = (block, 0);
+    // Past all words the first one comes again: a table may have more blocks than there are bits.
+    while passed <= WORDS {
+        let (word, bit) = Changed::place(block);
+        if due[word] & bit != 0 {
+            return block;
+        }
+        // Most of a round on a store that is left alone goes by whole words.
+        let (step, words) = if due[word] == 0 { (64 - block % 64, 1) } else { (1, usize::from(block % 64 == 63)) };
+        block += step;
+        passed += words;
+    }
+    u64::MAX
 }
 
 /// State of the packer, between steps.
@@ -229,9 +254,10 @@ impl InodeTable {
         tx.free(slot)?;
         change.write(&mut tx)?;
         tx.write(place, &new.bits().to_le_bytes())?;
-        tx.commit()?;
+        let used = used.count() as u64;
+        self.packed.counters.commit_packed(tx, 0, used)?;
         change.committed();
-        Ok(Look::Packed(new.capacity(), used.count() as u64))
+        Ok(Look::Packed(new.capacity(), used))
     }
 }
 
@@ -258,9 +284,19 @@ fn alloc(region: &Region, len: u64) -> Result<(Tx<'_>, SlotRef)> {
 impl Fs {
     /// One step of packing: packs at most `budget` blocks, none on a store whose options do not ask for it.
     pub fn pack_inodes_step(&self, budget: u32) -> Result<InodePacking> {
+        self.pack_inodes_of(budget, Duration::ZERO)
+    }
+
+    /// A small step beside others. Blocks that were changed since the round began are left alone, and rounds are a second apart: what
+    /// is changed again and again would be unpacked again and again.
+    pub(crate) fn pack_inodes_beside(&self) -> Result<InodePacking> {
+        self.pack_inodes_of(LOAD_BLOCKS, BESIDE_ROUND)
+    }
+
+    fn pack_inodes_of(&self, budget: u32, rest: Duration) -> Result<InodePacking> {
         self.writable()?;
         let mut done = InodePacking::default();
-        let Some(age) = self.options.pack_age else { return Ok(done) };
+        let Some(age) = self.options.pack_age.filter(|_| self.options.pack_inodes) else { return Ok(done) };
         let mut packer = self.inode_packer.lock();
         let now_ns = self.clock.monotonic_ns();
         if packer.due.is_empty() {
@@ -272,14 +308,16 @@ impl Fs {
         let cold = Cold::new(self.now(), age, self.options.method);
         let (mut packs, mut looks) = (budget, budget.saturating_mul(LOOKS));
         while packer.block < self.table.blocks() && packs > 0 && looks > 0 {
+            packer.block = next_in(&packer.due, packer.block);
             let block = packer.block;
-            let (word, bit) = Changed::place(block);
-            if packer.due[word] & bit == 0 {
-                // Most of a round on a store that is left alone goes by whole words.
-                packer.block += if packer.due[word] == 0 { 64 - block % 64 } else { 1 };
-                continue;
+            if block >= self.table.blocks() {
+                break;
             }
             looks -= 1;
+            if !rest.is_zero() && self.table.packed.changed.has(block) {
+                packer.block += 1;
+                continue;
+            }
             let prepare = || self.prepare_packing(|| ProfileFile::built_in().of_store());
             match self.table.pack_block(&self.region, &self.locks, block, Some(cold), prepare) {
                 Ok(Look::Packed(bytes, inodes)) => {
@@ -305,7 +343,8 @@ impl Fs {
         done.more = packer.block < self.table.blocks();
         if !done.more {
             packer.due.clear();
-            packer.rests_until_ns = now_ns.saturating_add(u64::try_from(age.as_nanos() / 2).unwrap_or(u64::MAX));
+            packer.rests_until_ns =
+                now_ns.saturating_add(u64::try_from((age / 2).max(rest).as_nanos()).unwrap_or(u64::MAX));
         }
         Ok(done)
     }
@@ -331,7 +370,10 @@ impl Fs {
     #[cold]
     pub(super) fn pack_another(&self, not: u64) -> Result<bool> {
         // A claim that the caller may hold itself keeps every block from being packed.
-        if self.options.pack_age.is_none() || self.table.claims.load(Ordering::Acquire) != 0 {
+        if self.options.pack_age.is_none()
+            || !self.options.pack_inodes
+            || self.table.claims.load(Ordering::Acquire) != 0
+        {
             return Ok(false);
         }
         // A block without inodes need not be packed.

@@ -10,7 +10,8 @@ use flate2::Compression;
 use flate2::write::DeflateEncoder;
 
 use super::Plan;
-use super::measure::{EMPTY_FILES, Found, Place, Series as Runs, Step};
+use super::measure::{EMPTY_FILES, Found, PACE, Place, Series as Runs, Step};
+use super::variants::Variant;
 use crate::postmark::{Phase, RANDOM_ONE_OF, Workload};
 use crate::report::{Cell, Comparison, Plot, Series, Style, Table};
 
@@ -56,7 +57,7 @@ impl Runs {
 impl Found {
     /// The series of PostMark.
     fn postmark(&self) -> impl Iterator<Item = (&Runs, &Workload)> {
-        self.series.iter().filter_map(|runs| Some((runs, &self.workloads[runs.workload?])))
+        self.series.iter().filter(|runs| !runs.is_long).filter_map(|runs| Some((runs, &self.workloads[runs.workload?])))
     }
 
     fn empty_files(&self) -> impl Iterator<Item = &Runs> {
@@ -65,8 +66,21 @@ impl Found {
 
     /// Runs on the engine's first variant, of a workload or of empty files.
     fn engine(&self, workload: Option<usize>) -> Option<&Runs> {
-        let is_engine = |runs: &&Runs| matches!(self.places[runs.place], Place::Engine(_)) && runs.workload == workload;
-        self.series.iter().find(is_engine)
+        self.variant(workload, |_| true)
+    }
+
+    /// The first one of these variants.
+    fn variant(&self, workload: Option<usize>, wanted: impl Fn(&Variant) -> bool) -> Option<&Runs> {
+        self.series.iter().find(|runs| {
+            let is_wanted = matches!(self.places[runs.place], Place::Engine(variant) if wanted(variant));
+            is_wanted && runs.workload == workload && !runs.is_long
+        })
+    }
+
+    /// The runs of the same work on the plain engine, which took turns with these.
+    fn plain(&self, runs: &Runs) -> Option<&Runs> {
+        let same = |of: &&Runs| (of.workload, of.is_long) == (runs.workload, runs.is_long);
+        self.series.iter().find(same)
     }
 
     /// Calls of a run on empty files.
@@ -99,9 +113,18 @@ pub fn notes(plan: &Plan, found: &Found) -> Vec<String> {
              leaves {deflate:.0}% of the bytes and LZ4 {lz4:.0}%"
         ),
         "times are the clock's: median, least and greatest of the runs; the places take turns within each run".into(),
-        "engine: a store of `battery` memory in this process, on one thread, without mount, system calls and background work; its \
-         memory is touched before the clock starts"
+        "engine: a store of `battery` memory in this process, its calls on one thread, without mount and system calls; its memory is \
+         touched before the clock starts; a thread of the lowest priority packs, as a mount's does, unless the variant is plain"
             .into(),
+        format!(
+            "packing beside the workload has {}% of a processor, more when memory fills ({})",
+            plan.packing.load, plan.packing.method
+        ),
+        format!(
+            "long: the same calls with a pause of {} ms after every {}, which does not count: about the pace of a mount",
+            PACE.pause.as_millis(),
+            PACE.calls
+        ),
         "nothing calls fsync: a directory on a disk may still have everything to write when the clock stops".into(),
         "processor s: of the calling thread; at a directory this leaves out the daemon of a mount and the kernel's write-back"
             .into(),
@@ -118,6 +141,7 @@ pub fn tables(plan: &Plan, found: &Found) -> Vec<Table> {
         counts(found),
         empty_files(found),
         space(found),
+        packing(found),
         comparison(plan, found),
         appendix_c(),
         runs(found),
@@ -267,6 +291,74 @@ fn space(found: &Found) -> Table {
     table
 }
 
+/// The least speed beside packing, of that without, and the least share of what was written that must be packed for it to count.
+const SPEED_MIN: f64 = 0.9;
+const PACKED_MIN: f64 = 0.5;
+
+fn packing(found: &Found) -> Table {
+    let mut table = Table::new(
+        "packing",
+        "Packing on the engine: what was packed (last run), and the speed of that without packing (median, least and greatest of the runs)",
+        &[
+            "place",
+            "work",
+            "written",
+            "packed",
+            "unpacked",
+            "packed share",
+            "inodes packed",
+            "log",
+            "log, plain",
+            "log of packing",
+            "speed",
+            "least",
+            "most",
+            "speed, processor",
+            "verdict",
+        ],
+    );
+    for runs in &found.series {
+        let (Place::Engine(variant), Some(plain)) = (&found.places[runs.place], found.plain(runs)) else { continue };
+        let (Some(last), Some(workload)) = (runs.runs.last(), runs.workload) else { continue };
+        let Some(end) = last.last().and_then(|step| step.space) else { continue };
+        let written: u64 = found.workloads[workload].phases.iter().map(|calls| calls.counts.bytes_written).sum();
+        let log = |steps: &[Step]| steps.iter().filter_map(|step| step.space).map(|space| space.log_bytes).sum::<u64>();
+        let ratio = |of: fn(&[Step]) -> f64| {
+            Spread::of(plain.runs.iter().zip(&runs.runs).map(move |(one, other)| of(one) / of(other)))
+        };
+        let (speed, processor) = (ratio(elapsed_s), ratio(processor_s));
+        let packed = end.packing.packed_bytes.saturating_sub(end.packing.unpacked_bytes) as f64 / written.max(1) as f64;
+        // After the transactions: the last phase deletes all.
+        let inodes = last[1].space.map_or(0.0, |space| space.inodes.0 as f64 / space.inodes.1.max(1) as f64);
+        let share = if variant.data { packed } else { inodes };
+        let is_fast = speed.median >= SPEED_MIN;
+        let verdict = match (variant.data || variant.inodes, share >= PACKED_MIN, is_fast) {
+            (false, _, _) => "the yardstick",
+            (true, false, _) => "proves nothing: less than half packed",
+            (true, true, true) => "shown",
+            (true, true, false) => "not shown",
+        };
+        table.push(vec![
+            found.places[runs.place].name().into(),
+            name(found, runs).into(),
+            written.into(),
+            end.packing.packed_bytes.into(),
+            end.packing.unpacked_bytes.into(),
+            Cell::Number(packed, 2),
+            Cell::Number(inodes, 2),
+            log(last).into(),
+            plain.runs.last().map_or(Cell::Empty, |steps| log(steps).into()),
+            (end.packing.packing_log_bytes + end.packing.unpacking_log_bytes).into(),
+            Cell::Number(speed.median, 2),
+            Cell::Number(speed.least, 2),
+            Cell::Number(speed.most, 2),
+            Cell::Number(processor.median, 2),
+            verdict.into(),
+        ]);
+    }
+    table
+}
+
 fn comparison(plan: &Plan, found: &Found) -> Table {
     let mut claims =
         Comparison::new("The thesis (machines of 2002 to 2004, in the kernel) and the engine in this process");
@@ -274,10 +366,14 @@ fn comparison(plan: &Plan, found: &Found) -> Table {
     let other = if is_full { "another machine, in the kernel: no comparison" } else { "not at full scale" };
     let median = |workload, of: fn(&[Step]) -> f64| found.engine(workload).map(|runs| runs.spread(of).median);
     let full = |workload| median(workload, elapsed_s).filter(|_| is_full).map_or(Cell::Empty, seconds);
+    let packing = |workload| {
+        let runs = found.variant(workload, |variant| variant.inodes && !variant.data);
+        runs.filter(|_| is_full).map_or(Cell::Empty, |runs| seconds(runs.spread(elapsed_s).median))
+    };
     let rows = [
-        ("PostMark, one directory, inodes packed", 50.423, Cell::Empty, "no such variant yet"),
+        ("PostMark, one directory, inodes packed", 50.423, packing(Some(0)), other),
         ("PostMark, one directory, inodes not packed", 54.913, full(Some(0)), other),
-        ("PostMark, 100 directories, inodes packed", 47.128, Cell::Empty, "no such variant yet"),
+        ("PostMark, 100 directories, inodes packed", 47.128, packing(Some(1)), other),
         ("PostMark, 100 directories, inodes not packed", f64::NAN, full(Some(1)), other),
         ("4,000 empty files made and unlinked 4,000 times", 36.0, full(None), other),
     ];
@@ -326,7 +422,8 @@ fn appendix_c() -> Table {
 
 /// What a series is a run of.
 fn name(found: &Found, runs: &Runs) -> String {
-    runs.workload.map_or("empty files".into(), |at| format!("PostMark, {}", name_of(&found.workloads[at])))
+    let long = if runs.is_long { ", long" } else { "" };
+    runs.workload.map_or("empty files".into(), |at| format!("PostMark, {}{long}", name_of(&found.workloads[at])))
 }
 
 fn runs(found: &Found) -> Table {

@@ -5,14 +5,14 @@
 //! with one; making stores and directories is outside of the clock.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use shoal_fs::Fs;
+use shoal_fs::{Fs, PackingCounts};
 
 use super::Plan;
-use super::variants::{VARIANTS, Variant};
+use super::variants::{Packing, VARIANTS, Variant};
 use crate::experiment::LabError;
-use crate::postmark::{Config, Phase, Took, Workload, run};
+use crate::postmark::{Config, Pauses, Phase, Took, Workload, run_with};
 use crate::processor::ProcessorTime;
 use crate::target::{Directory, Engine, Outcome, Target};
 
@@ -23,8 +23,8 @@ const SIZES: (u32, u32) = (1, 4095);
 const DIRECTORIES: [u32; 2] = [0, 100];
 /// Empty files that are made in order and then unlinked, in one directory.
 pub const EMPTY_FILES: u32 = 4000;
-/// How often they are.
-const ROUNDS: f64 = 4000.0;
+/// The pace of a long run, about that of PostMark through a mount: calls between two pauses, which do not count.
+pub const PACE: Pauses = Pauses { calls: 500, pause: Duration::from_millis(25) };
 
 /// Where files are kept.
 #[derive(Debug)]
@@ -45,6 +45,10 @@ impl Place {
 /// What the engine holds after a phase.
 #[derive(Clone, Copy, Debug)]
 pub struct Space {
+    /// What packing has done in the run so far.
+    pub packing: PackingCounts,
+    /// Inodes that are packed, and inodes.
+    pub inodes: (u64, u64),
     /// Bytes of the region in use beyond those of the empty store.
     pub region_bytes: u64,
     /// Log bytes written in the phase.
@@ -65,6 +69,8 @@ pub struct Series {
     pub place: usize,
     /// Place in [`Found::workloads`]; none: making and unlinking empty files.
     pub workload: Option<usize>,
+    /// At a mount's pace.
+    pub is_long: bool,
     /// One entry a run, with one step for each phase; a single step for empty files.
     pub runs: Vec<Vec<Step>>,
 }
@@ -82,7 +88,8 @@ fn scaled(value: f64, scale: f64) -> u32 {
 }
 
 pub fn measure(plan: &Plan) -> Result<Found, LabError> {
-    let mut places: Vec<Place> = VARIANTS.iter().map(Place::Engine).collect();
+    let engines = if plan.has_engine { VARIANTS } else { &[] };
+    let mut places: Vec<Place> = engines.iter().map(Place::Engine).collect();
     places.extend(plan.at.iter().cloned().map(Place::Directory));
     let config = |directories| Config {
         seed: plan.seed,
@@ -95,41 +102,60 @@ pub fn measure(plan: &Plan) -> Result<Found, LabError> {
     };
     let workloads: Vec<Workload> =
         DIRECTORIES.iter().map(|directories| Workload::generate(&config(*directories))).collect();
-    let cases = (0..workloads.len()).map(Some).chain([None]);
+    // A directory has the pace that it has.
+    let (all, engines) = (places.len(), engines.len());
+    let rounds = if plan.rounds > 0 { scaled(plan.rounds.into(), plan.scale) } else { 0 };
+    let cases = (0..workloads.len()).map(|at| (Some(at), false, all)).chain([(Some(0), true, engines)]);
+    let cases = cases.chain((rounds > 0).then_some((None, false, all)));
     let mut series: Vec<Series> = cases
-        .flat_map(|workload| (0..places.len()).map(move |place| Series { place, workload, runs: vec![] }))
+        .flat_map(|(workload, is_long, places)| {
+            (0..places).map(move |place| Series { place, workload, is_long, runs: vec![] })
+        })
         .collect();
-    let rounds = scaled(ROUNDS, plan.scale);
     for _ in 0..plan.runs {
         for series in &mut series {
-            let workload = series.workload.map(|at| &workloads[at]);
-            series.runs.push(once(&places[series.place], workload, rounds)?);
+            let of = Case {
+                workload: series.workload.map(|at| &workloads[at]),
+                pauses: series.is_long.then_some(PACE),
+                rounds,
+                packing: plan.packing,
+            };
+            series.runs.push(once(&places[series.place], &of)?);
         }
     }
     Ok(Found { places, workloads, rounds, series })
 }
 
-fn once(place: &Place, workload: Option<&Workload>, rounds: u32) -> Result<Vec<Step>, LabError> {
+/// What is run.
+struct Case<'a> {
+    /// None: making and unlinking empty files.
+    workload: Option<&'a Workload>,
+    pauses: Option<Pauses>,
+    rounds: u32,
+    packing: Packing,
+}
+
+fn once(place: &Place, case: &Case<'_>) -> Result<Vec<Step>, LabError> {
     match place {
         Place::Engine(variant) => {
-            let (files, bytes) = match workload {
+            let (files, bytes) = match case.workload {
                 Some(workload) => (workload.live_files_max, workload.config.size_max.into()),
                 None => (EMPTY_FILES.into(), 0),
             };
-            let fs = variant.make(files, bytes)?;
-            Ok(steps(&Engine(&fs), workload, rounds, Some(&fs))?)
+            let running = variant.start(files, bytes, case.packing)?;
+            Ok(steps(&Engine(&running.fs), case, Some(&running.fs))?)
         }
-        Place::Directory(path) => Ok(steps(&Directory::create_in(path)?, workload, rounds, None)?),
+        Place::Directory(path) => Ok(steps(&Directory::create_in(path)?, case, None)?),
     }
 }
 
-fn steps<T: Target>(target: &T, workload: Option<&Workload>, rounds: u32, fs: Option<&Fs>) -> Outcome<Vec<Step>> {
+fn steps<T: Target>(target: &T, case: &Case<'_>, fs: Option<&Fs>) -> Outcome<Vec<Step>> {
     let mut space = fs.map(Watched::new);
     let mut steps = vec![];
     let mut push = |took| steps.push(Step { took, space: space.as_mut().map(Watched::look) });
-    match workload {
-        Some(workload) => run(workload, target, &mut |_: Phase, took| push(took))?,
-        None => push(create_and_unlink(target, rounds)?),
+    match case.workload {
+        Some(workload) => run_with(workload, target, case.pauses, &mut |_: Phase, took| push(took))?,
+        None => push(create_and_unlink(target, case.rounds)?),
     }
     Ok(steps)
 }
@@ -149,7 +175,9 @@ impl Watched<'_> {
     fn look(&mut self) -> Space {
         let last = self.fs.region().last_lsn();
         let log_bytes = last - std::mem::replace(&mut self.last, last);
-        Space { region_bytes: self.fs.usage().region_used.saturating_sub(self.empty_bytes), log_bytes }
+        let inodes = (self.fs.packed_inodes().map_or(0, |packed| packed.inodes), self.fs.usage().inodes);
+        let packing = self.fs.packing_counts();
+        Space { packing, inodes, region_bytes: self.fs.usage().region_used.saturating_sub(self.empty_bytes), log_bytes }
     }
 }
 

@@ -1,14 +1,16 @@
 //! The ways the engine can keep the same files, and the store in this process for each.
 //!
-//! Owns: [`VARIANTS`], the one place where a way of keeping inodes or data is added: a name and the options of the store.
-//! The store is of `battery` memory, as mramfs' is: its region is ordinary memory of this process, touched before the clock
-//! runs, and an operation is durable when it returns. Left out: images of the region, a bulk device, background work.
+//! Owns: [`VARIANTS`], the one place where a way of keeping inodes or data is added: a name and the options of the store; and the
+//! thread that packs. The store is of `battery` memory, as mramfs' is: its region is ordinary memory of this process, touched before
+//! the clock runs, and an operation is durable when it returns. Left out: images of the region, a bulk device.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::time::Duration;
 
 use shoal_format::superblock::{Geometry, MemoryKind};
-use shoal_fs::{FormatOptions, Fs, Parts};
-use shoal_host::{PrivateMap, SystemClock};
+use shoal_fs::{FormatOptions, Fs, Method, Options, Parts};
+use shoal_host::{PrivateMap, Stopping, SystemClock, Ticker};
 use shoal_media::PersistentMemory;
 
 use crate::experiment::LabError;
@@ -17,23 +19,78 @@ use crate::experiment::LabError;
 #[derive(Debug)]
 pub struct Variant {
     pub name: &'static str,
-    options: fn() -> shoal_fs::Options,
+    pub inodes: bool,
+    pub data: bool,
+    /// What has not changed for so long is packed (seconds).
+    age_s: u64,
 }
 
-/// All ways, in the order in which they take turns.
-pub const VARIANTS: &[Variant] = &[Variant { name: "plain", options: shoal_fs::Options::default }];
+/// All ways, in the order in which they take turns: first the one that all others are compared with.
+pub const VARIANTS: &[Variant] = &[
+    Variant { name: "plain", inodes: false, data: false, age_s: 0 },
+    Variant { name: "inodes at 0 s", inodes: true, data: false, age_s: 0 },
+    Variant { name: "data at 0 s", inodes: false, data: true, age_s: 0 },
+    Variant { name: "both at 0 s", inodes: true, data: true, age_s: 0 },
+    Variant { name: "both at 1 s", inodes: true, data: true, age_s: 1 },
+];
+
+/// How packing works, where there is any.
+#[derive(Clone, Copy, Debug)]
+pub struct Packing {
+    pub method: Method,
+    /// Share of a processor beside the workload (percent).
+    pub load: u32,
+}
+
+/// A store, and the thread that packs in it as that of a mount does.
+pub struct Running {
+    pub fs: Arc<Fs>,
+    _ticker: Option<Ticker>,
+}
+
+/// Time between two ticks of a mount.
+const PERIOD: Duration = Duration::from_millis(100);
 
 /// Region beside the files: the log's ring, tables, and segments begun (bytes).
 const BASE_BYTES: u64 = 64 << 20;
 const RING_BYTES: u64 = 4 << 20;
 
 impl Variant {
+    fn options(&self, packing: Packing) -> Options {
+        Options {
+            pack_age: (self.inodes || self.data).then(|| Duration::from_secs(self.age_s)),
+            pack_load: packing.load,
+            pack_inodes: self.inodes,
+            method: if self.data { packing.method } else { Method::Off },
+            ..Options::default()
+        }
+    }
+
+    /// An empty store with room for `files` files of at most `file_bytes` bytes, and a thread that packs if it is one that packs.
+    pub fn start(&self, files: u64, file_bytes: u64, packing: Packing) -> Result<Running, LabError> {
+        let fs = Arc::new(self.make(files, file_bytes, packing)?);
+        let own = fs.clone();
+        let tick = move |stopping: &Stopping| {
+            // A store that failed says so to the workload, too.
+            let is_whole = own.pack_tick().and_then(|()| own.compact_tick()).is_ok();
+            if own.packs_on() && !stopping.is_stopped() {
+                stopping.again();
+            }
+            if is_whole { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        };
+        let is_packing = self.inodes || self.data;
+        let ticker = is_packing.then(|| Ticker::start_quiet("idle-work", PERIOD, tick)).transpose();
+        let ticker = ticker
+            .map_err(|error| LabError::Broken { what: "the thread that packs".into(), why: error.to_string() })?;
+        Ok(Running { fs, _ticker: ticker })
+    }
+
     /// An empty store with room for `files` files of at most `file_bytes` bytes.
-    pub fn make(&self, files: u64, file_bytes: u64) -> Result<Fs, LabError> {
+    pub fn make(&self, files: u64, file_bytes: u64, packing: Packing) -> Result<Fs, LabError> {
         let geometry = Geometry {
             memory_kind: MemoryKind::Battery,
             uuid: [1; 16],
-            region_bytes: (files * (file_bytes + 1024) + BASE_BYTES).next_multiple_of(1 << 20),
+            region_bytes: (files * (file_bytes + 1024) * 2 + BASE_BYTES).next_multiple_of(1 << 20),
             bulk_blocks: 0,
             ring_bytes: RING_BYTES,
             threshold: 1 << 20,
@@ -57,7 +114,7 @@ impl Variant {
         };
         let format = FormatOptions { geometry, root_mode: 0o755, root_uid: 0, root_gid: 0 };
         Fs::format(parts(), &format).map_err(|error| broken(error.to_string()))?;
-        let (fs, _) = Fs::open(parts(), (self.options)()).map_err(|error| broken(error.to_string()))?;
+        let (fs, _) = Fs::open(parts(), self.options(packing)).map_err(|error| broken(error.to_string()))?;
         Ok(fs)
     }
 }

@@ -11,8 +11,10 @@ use flate2::Compression;
 use flate2::write::DeflateEncoder;
 
 use super::*;
-use crate::mramfs::variants::VARIANTS;
+use crate::mramfs::variants::{Packing, VARIANTS};
 use crate::target::{Directory, Engine};
+
+const PACKING: Packing = Packing { method: shoal_fs::Method::Auto, load: 100 };
 
 fn small(directories: u32) -> Config {
     Config { files: 300, transactions: 2000, size_min: 1, size_max: 4095, directories, ..Config::default() }
@@ -155,8 +157,9 @@ fn a_store_returns_what_was_written_and_is_empty_at_the_end() {
             for block in [1000, 4096, 64] {
                 let config = Config { read_block: block, write_block: block, ..small(directories) };
                 let workload = Workload::generate(&config);
-                let fs = variant.make(workload.live_files_max, 4095).unwrap();
-                Checked::new(&Engine(&fs)).run(&workload);
+                let running = variant.start(workload.live_files_max, 4095, PACKING).unwrap();
+                let fs = &*running.fs;
+                Checked::new(&Engine(fs)).run(&workload);
             }
         }
     }
@@ -189,7 +192,7 @@ fn a_file_of_another_length_and_names_that_are_left_are_errors() {
     let error = run(&workload, &directory, &mut shorten).unwrap_err().to_string();
     assert!(error.starts_with("read ") && error.contains(": 0 bytes where "), "{error}");
 
-    let fs = VARIANTS[0].make(1000, 4095).unwrap();
+    let fs = VARIANTS[0].make(1000, 4095, PACKING).unwrap();
     let engine = Engine(&fs);
     engine.create("more", b"1", 1).unwrap();
     let error = run(&workload, &engine, &mut |_, _| ()).unwrap_err().to_string();
