@@ -234,6 +234,16 @@ impl ProfileFile {
         ProfileFile { comment: self.comment.clone(), profiles }
     }
 
+    /// The profiles of several files as one file, with their comments.
+    pub fn join(files: impl IntoIterator<Item = ProfileFile>) -> ProfileFile {
+        let mut joined = ProfileFile { comment: String::new(), profiles: Vec::new() };
+        for file in files {
+            joined.comment += &file.comment;
+            joined.profiles.extend(file.profiles);
+        }
+        joined
+    }
+
     /// The compressors of a store's profiles, by number; none if one of them is not Shoal's own.
     pub fn into_hybrids(self) -> Option<Vec<Hybrid>> {
         let hybrid = |profile: Profile| match profile.tables {

@@ -12,6 +12,7 @@ use shoal_fs::{Fs, Options};
 use crate::description::Description;
 use crate::memory::LossBounds;
 use crate::packing::{Metadata, Packed};
+use crate::profiles::InodeProfiles;
 use crate::read_only::ReadOnly;
 use crate::store::Store;
 
@@ -39,6 +40,9 @@ pub struct StoreReport {
     /// What inodes and directory entries take.
     #[serde(default)]
     pub metadata: Metadata,
+    /// What inodes are packed with.
+    #[serde(default)]
+    pub inode_profiles: InodeProfiles,
     pub loss: LossBounds,
     /// The numbers of statfs(2).
     pub statfs: StatFs,
@@ -126,6 +130,7 @@ impl StoreReport {
             compression: description.compress.to_string(),
             packed: Packed::of(&packing),
             metadata: Metadata::of(&packing),
+            inode_profiles: InodeProfiles::of(fs),
             loss: LossBounds::of(superblock.memory_kind, survives_power_loss),
             statfs: StatFs {
                 block_bytes: statfs.block_bytes.into(),

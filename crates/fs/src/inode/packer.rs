@@ -15,7 +15,7 @@ use shoal_format::inode::{
 use shoal_format::slot::{CLASS_SIZES, class_for};
 use shoal_format::superblock::FEATURE_PACKED;
 use shoal_format::{Offset, SlotRef};
-use shoal_pack::{Block, BlockBytes, Item, Method, ProfileFile, pack};
+use shoal_pack::{Block, BlockBytes, Item, Method, PROFILES_MAX, ProfileFile, pack};
 use shoal_region::{Region, Tx};
 
 use super::packed::{PACKED_MAX, indexed_triplet, is_packed};
@@ -35,6 +35,8 @@ const SEARCH_TRIES: u32 = 32;
 /// Words of the table of changed blocks: 32 KiB, for 4 million inodes before two blocks share a bit.
 const WORDS: usize = 4096;
 const PER_BLOCK: usize = INODES_PER_BLOCK as usize;
+/// Longest file of a store's profiles (bytes): the tables go into one record twice, with room for triplets beside it.
+pub const STORE_PROFILES_BYTES: usize = 64 << 10;
 
 /// Result of a step of packing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -318,13 +320,21 @@ impl Fs {
     }
 
     /// Lets the store's inodes be packed with these profiles instead of the built-in ones. Only before the first block is packed:
-    /// false if there are profiles already, or none of Shoal's own compressor among these.
+    /// false if there are profiles already, or among these none of Shoal's own compressor, or more of them than a store takes.
     pub fn set_inode_profiles(&self, file: &ProfileFile) -> Result<bool> {
         self.writable()?;
-        if self.table.has_tables() || file.of_store().profiles.is_empty() {
+        let file = file.of_store();
+        let fits = (1..=PROFILES_MAX).contains(&file.profiles.len()) && file.to_bytes().len() <= STORE_PROFILES_BYTES;
+        if self.table.has_tables() || !fits {
             return Ok(false);
         }
-        self.prepare_packing(|| file.of_store())
+        self.prepare_packing(|| file)
+    }
+
+    /// The profiles that the store has; none before the first block is packed, if it is to have the built-in ones, or if
+    /// they cannot be read.
+    pub fn inode_profiles(&self) -> Option<ProfileFile> {
+        self.table.packed.tables.profiles()
     }
 
     /// Packs some block other than `not`, whatever its age, or gives an empty one back, so that its slot is free. The caller may hold inode locks.
