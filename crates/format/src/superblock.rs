@@ -25,8 +25,12 @@ pub const FEATURE_SUMS: u64 = 2;
 /// piece. In memory that is persistent the bit and the checksum change one after the other, so a crash may leave one of
 /// them: the checksum says whether the store has it.
 pub const FEATURE_PACKED: u64 = 4;
+/// Incompatible feature: records of inodes may have methods. A store gets it before its first one, as it gets [`FEATURE_PACKED`].
+pub const FEATURE_METHODS: u64 = 8;
 /// Incompatible features this crate understands.
-pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION | FEATURE_SUMS | FEATURE_PACKED;
+pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION | FEATURE_SUMS | FEATURE_PACKED | FEATURE_METHODS;
+/// Features that stores get while they are open.
+const FEATURES_ADDED: [u64; 2] = [FEATURE_PACKED, FEATURE_METHODS];
 
 pub const SUPERBLOCK_AT: u64 = 0;
 /// Offsets of the two anchor slots.
@@ -215,8 +219,11 @@ impl Superblock {
         let found = checksum(0, &record.as_bytes()[..140]);
         if record.crc.get() != found {
             let features = record.features_incompat.get();
-            record.features_incompat = (features ^ FEATURE_PACKED).into();
-            if record.crc.get() != checksum(0, &record.as_bytes()[..140]) {
+            let fits = |added: &u64| {
+                record.features_incompat = (features ^ added).into();
+                record.crc.get() == checksum(0, &record.as_bytes()[..140])
+            };
+            if !FEATURES_ADDED.iter().any(fits) {
                 return Err(FormatError::Checksum { what, expected: record.crc.get(), found });
             }
         }
@@ -386,10 +393,10 @@ mod tests {
         for bit in 0..bytes.len() * 8 {
             let mut flipped = bytes;
             flipped[bit / 8] ^= 1 << (bit % 8);
-            // The checksum decides about this one.
-            let packed =
-                std::mem::offset_of!(SuperblockRecord, features_incompat) * 8 + FEATURE_PACKED.ilog2() as usize;
-            let expected = if bit == packed { Some(superblock) } else { None };
+            // The checksum decides about these.
+            let first = std::mem::offset_of!(SuperblockRecord, features_incompat) * 8;
+            let is_added = FEATURES_ADDED.iter().any(|added| bit == first + added.ilog2() as usize);
+            let expected = is_added.then_some(superblock);
             assert_eq!(Superblock::decode(&flipped).ok(), expected, "bit {bit}");
         }
         assert!(Superblock::decode(&bytes[..100]).is_err());
@@ -397,13 +404,16 @@ mod tests {
 
     #[test]
     fn a_feature_added_in_place_is_there_from_its_checksum_on() {
-        let with = Superblock::layout(geometry()).unwrap();
-        let without = Superblock { features: with.features & !FEATURE_PACKED, ..with };
-        let mut bytes = without.encode();
-        bytes[24..32].copy_from_slice(&with.encode()[24..32]);
-        assert_eq!(Superblock::decode(&bytes), Ok(without));
-        bytes[136..].copy_from_slice(&with.encode()[136..]);
-        assert_eq!(Superblock::decode(&bytes), Ok(with));
+        let layout = Superblock::layout(geometry()).unwrap();
+        for added in FEATURES_ADDED {
+            let with = Superblock { features: layout.features | added, ..layout };
+            let without = Superblock { features: layout.features & !added, ..layout };
+            let mut bytes = without.encode();
+            bytes[24..32].copy_from_slice(&with.encode()[24..32]);
+            assert_eq!(Superblock::decode(&bytes), Ok(without));
+            bytes[136..].copy_from_slice(&with.encode()[136..]);
+            assert_eq!(Superblock::decode(&bytes), Ok(with));
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space`, `limits`; `resize` for one at rest |
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
-//! | attributes | `attr`, `xattr`, `acl`, `flags` |
+//! | attributes | `attr`, `xattr`, `acl`, `flags`, `method` |
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk`, `gather` |
 //! | what has cooled | `packer`, `objects`, `packing_report` |
 //! | room: compaction, what is given back | `compact` |
@@ -39,6 +39,7 @@ mod large;
 mod lifecycle;
 mod limits;
 mod locks;
+mod method;
 mod namespace;
 mod objects;
 mod packer;
@@ -78,6 +79,7 @@ pub use inode::packed::PackedInodes;
 pub use inode::packer::{InodePacking, STORE_PROFILES_BYTES};
 pub use lifecycle::{FormatOptions, HostRoom, Options, Parts, Room};
 pub use limits::Beyond;
+pub use method::COMPRESS_ATTRIBUTE;
 pub use namespace::DirEntry;
 pub use packer::Packing;
 pub use packing_report::{FORMS, Form, PackingReport, Share};

@@ -19,6 +19,7 @@ use shoal_format::{SEGMENT, SlotRef};
 use shoal_pack::{Compressor, Method};
 use shoal_region::Lsn;
 
+use crate::method;
 use crate::objects::{self, Placed};
 use crate::planted::{Bug, is_planted};
 use crate::small::{self, chunk_ref};
@@ -85,6 +86,7 @@ struct Round {
 struct Seen {
     generation: u32,
     size: u64,
+    method: Method,
     chunks: Vec<SlotRef>,
 }
 
@@ -128,7 +130,7 @@ impl Fs {
 
     /// Background work, meant to be called ten times a second: bounded, and nothing while others commit.
     pub fn pack_tick(&self) -> Result<()> {
-        let Some(age) = self.options.pack_age.filter(|_| self.options.method != Method::Off) else { return Ok(()) };
+        let Some(age) = self.options.pack_age.filter(|_| self.packs_data()) else { return Ok(()) };
         // The last room for the log on a full host is for operations that free space.
         if self.writable().is_err() || self.region.is_log_short() {
             return Ok(());
@@ -205,7 +207,7 @@ impl Fs {
     /// Packs plain files for an operation that found no room: first those that have cooled a little, of these those that take
     /// most; then the others, the oldest first. True if that gained any.
     pub(crate) fn pack_for_room(&self, segments: u64) -> Result<bool> {
-        let Some(age) = self.options.pack_age.filter(|_| self.options.method != Method::Off) else { return Ok(false) };
+        let Some(age) = self.options.pack_age.filter(|_| self.packs_data()) else { return Ok(false) };
         let mut packer = self.packer.lock();
         if packer.futile == Some(self.region.last_lsn()) {
             return Ok(false);
@@ -213,6 +215,9 @@ impl Fs {
         let (mut files, now) = (Vec::new(), self.now());
         for block in 0..self.table.blocks() {
             self.plain_files(block, &mut |ino, inode| {
+                if self.method_of(inode) == Method::Off {
+                    return;
+                }
                 // The one that is being written comes last: its next write would unpack it.
                 let order = match has_cooled(inode, now, age.min(PRESSED_AGE)) {
                     true => (false, -i128::from(inode.allocated)),
@@ -298,6 +303,11 @@ impl Fs {
                     loaded => loaded?,
                 };
                 let cooled = age.is_none_or(|age| has_cooled(&inode, self.now(), age));
+                // Without being asked nothing is packed that is not to be compressed; a file's own word holds always.
+                let method = self.method_of(&inode);
+                if method == Method::Off && (age.is_some() || method::own(&inode).is_some()) {
+                    return Ok(());
+                }
                 if !cooled || !may_be_packed(&inode) || group * GROUP >= inode.size || self.is_preallocated(&inode)? {
                     return Ok(());
                 }
@@ -306,7 +316,7 @@ impl Fs {
                     packer.raw.resize((inode.size - group * GROUP).min(GROUP) as usize, 0);
                     small::read(&self.region, &self.objects, &inode, group * GROUP, &mut packer.raw)?;
                 }
-                chunks.map(|chunks| Seen { generation: inode.generation, size: inode.size, chunks })
+                chunks.map(|chunks| Seen { generation: inode.generation, size: inode.size, method, chunks })
             };
             if let Some(seen) = seen {
                 let codec = self.compress(packer, &seen)?;
@@ -324,7 +334,7 @@ impl Fs {
             packer.compressor = Some(Compressor::new().map_err(|_| Error::NoSpace)?);
         }
         let compressor = packer.compressor.as_mut().expect("made above");
-        let mut codec = compressor.compress(self.options.method, &packer.raw, most, &mut packer.payload);
+        let mut codec = compressor.compress(seen.method, &packer.raw, most, &mut packer.payload);
         if codec.is_none() {
             packer.payload.clone_from(&packer.raw);
             codec = Some(Codec::Stored);
@@ -357,7 +367,10 @@ impl Fs {
             loaded => loaded?,
         };
         let may = may_be_packed(&inode) && inode.generation == seen.generation && inode.size == seen.size;
-        if !may || small::plain_group(&self.region, &inode, group)?.as_ref() != Some(&seen.chunks) {
+        if !may
+            || self.method_of(&inode) != seen.method
+            || small::plain_group(&self.region, &inode, group)?.as_ref() != Some(&seen.chunks)
+        {
             return Ok(());
         }
         packer.again.resize(packer.raw.len(), 0);

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use shoal_devices::{During, Failure, Outcome};
-use shoal_fs::{Fs, Options};
+use shoal_fs::{Fs, Method, Options};
 
 use crate::packing::{self, Packed};
 use crate::store::Store;
@@ -37,6 +37,9 @@ pub struct FileReport {
     /// Offset of the inode's record in the region.
     pub record_at: u64,
     pub has_xattrs: bool,
+    /// How the file is packed, or new files of the directory, if not as the store says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<String>,
     pub pieces: Vec<PieceReport>,
     /// Small files: of a directory those below it.
     #[serde(default)]
@@ -114,6 +117,7 @@ impl FileReport {
             flags: inode.flags,
             record_at: placement.record_at,
             has_xattrs: inode.xattr != shoal_format::SlotRef::NONE,
+            compression: Method::of_code(inode.method).map(|method| method.to_string()),
             pieces: pieces.collect(),
             packed,
             files_below: if kind == "directory" { files_below } else { 0 },

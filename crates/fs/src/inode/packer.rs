@@ -21,6 +21,7 @@ use shoal_region::{Region, Tx};
 use super::packed::{PACKED_MAX, indexed_triplet, is_packed};
 use super::{InodeTable, block, record};
 use crate::locks::LockTable;
+use crate::method;
 use crate::packer::may_be_packed;
 use crate::{Error, Fs, Result};
 
@@ -107,20 +108,20 @@ enum Look {
 pub(super) struct Cold {
     now_ns: i64,
     age_ns: u64,
-    /// The age of files whose data are to be packed before.
-    plain_age_ns: u64,
+    /// How files' data are packed before, unless they say otherwise.
+    method: Method,
 }
 
 impl Cold {
     fn new(now_ns: i64, age: Duration, method: Method) -> Cold {
         let age_ns = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
-        let plain_age_ns = if method == Method::Off { age_ns } else { age_ns.saturating_mul(2) };
-        Cold { now_ns, age_ns, plain_age_ns }
+        Cold { now_ns, age_ns, method }
     }
 
     /// Times far in the future are not young: a user has set them, or the clock went back.
     fn is_young(self, inode: &Inode) -> bool {
-        let age_ns = if may_be_packed(inode) { self.plain_age_ns } else { self.age_ns };
+        let waits = may_be_packed(inode) && method::own(inode).unwrap_or(self.method) != Method::Off;
+        let age_ns = if waits { self.age_ns.saturating_mul(2) } else { self.age_ns };
         [inode.ctime, inode.atime].iter().any(|time| time.abs_diff(self.now_ns) < age_ns)
     }
 
@@ -163,7 +164,7 @@ impl InodeTable {
         });
         let Ok(Some(bytes)) = first else { return Ok(Look::Nothing) };
         let nested = cold.is_none();
-        let cold = cold.unwrap_or(Cold { now_ns: 0, age_ns: 0, plain_age_ns: 0 });
+        let cold = cold.unwrap_or(Cold { now_ns: 0, age_ns: 0, method: Method::Off });
         if let Some(look) = cold.look(block::records(&bytes)) {
             return Ok(look);
         }
