@@ -133,7 +133,8 @@ pub struct FormatArgs {
     /// Files longer than this are large (0 to 64M)
     #[arg(long, value_name = "SIZE", default_value = "1M")]
     pub threshold: Size,
-    /// How small files that have not changed for a while are compressed: auto, lz4, zstd, zstd:LEVEL (1 to 19) or off
+    /// How small files that have not changed for a while are compressed: auto, lz4, zstd, zstd:LEVEL (1 to 19) or off.
+    /// A file or directory may say otherwise, in the extended attribute `user.shoal.compress`
     #[arg(long, value_name = "METHOD", default_value = "auto")]
     pub compress: Method,
     /// Pack inodes that have not changed for a while with the profiles of FILE, which `shoal profile --out` made of a tree

@@ -111,6 +111,33 @@ fn a_file_is_packed_by_its_own_method_and_by_the_stores_without_one() {
 }
 
 #[test]
+fn a_full_store_packs_no_file_that_is_to_stay_as_it_is() {
+    for of_store in [Method::Auto, Method::Off] {
+        let mut store = Store::new(Setup { region_bytes: 4 << 20, ring_bytes: 512 << 10, ..setup() });
+        let fs = store.open_with(Options { method: of_store, ..options(Some(AGE)) });
+        let made = |name: &str| fs.mkdir(&caller(), ROOT, name.as_bytes(), 0o755).unwrap().ino;
+        let (off, lz4) = (made("off"), made("lz4"));
+        if of_store != Method::Off {
+            set(&fs, off, "off");
+        }
+        set(&fs, lz4, "lz4");
+        let packed = file(&fs, lz4, "packed");
+        let mut kept = Vec::new();
+        let fill = |number: usize, kept: &mut Vec<Ino>| {
+            let ino = fs.mknod(&caller(), off, number.to_string().as_bytes(), 0o644, 0)?.ino;
+            kept.push(ino);
+            fs.write(ino, 0, &[b'x'; 8000])
+        };
+        let refused = (0..).map(|number| fill(number, &mut kept)).find(|outcome| *outcome != Ok(8000)).unwrap();
+        assert!(kept.len() > 200 && matches!(refused, Ok(0..8000) | Err(Error::NoSpace)), "{refused:?}");
+        assert_eq!(form_of(&fs, packed), Form::Lz4);
+        kept.pop();
+        assert!(kept.iter().all(|ino| form_of(&fs, *ino) == Form::Plain), "{of_store}");
+        store.close(fs);
+    }
+}
+
+#[test]
 fn only_the_values_of_the_option_are_taken() {
     let mut store = Store::new(setup());
     let fs = store.open();

@@ -423,6 +423,26 @@ mod tests {
     }
 
     #[test]
+    fn references_of_a_store_have_codes_of_one_length_wherever_they_lead() {
+        let mut random = Random::new(7);
+        let mut own = tree(5, 800);
+        // A few places are those of most, as in a small store, and all are low.
+        for record in &mut own {
+            record.data = IS_SLOT | random.below(4) << 40 | random.below(3) << 16;
+            record.xattr = if random.below(9) == 0 { IS_SLOT | 3 << 40 | 0x20000 } else { 0 };
+        }
+        let codec = codec_of(&own);
+        for field in [3, DATA] {
+            let code = &codec.codes[OPTIONAL_AT + field];
+            let bits = code.cost(own[0].data);
+            assert!(bits < 55, "{bits} bits");
+            for _ in 0..10_000 {
+                assert_eq!(code.cost(IS_SLOT | random.below(IS_SLOT)), bits);
+            }
+        }
+    }
+
+    #[test]
     fn what_is_absent_costs_nothing() {
         let own = tree(4, 800);
         let triplets = context_of(own.iter());

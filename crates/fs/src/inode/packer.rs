@@ -37,7 +37,7 @@ const SEARCH_TRIES: u32 = 32;
 const WORDS: usize = 4096;
 const PER_BLOCK: usize = INODES_PER_BLOCK as usize;
 /// Longest file of a store's profiles (bytes): the tables go into one record twice, with room for triplets beside it.
-pub const STORE_PROFILES_BYTES: usize = 64 << 10;
+pub const STORE_PROFILES_BYTES: usize = 112 << 10;
 
 /// Result of a step of packing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
