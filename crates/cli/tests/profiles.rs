@@ -4,7 +4,7 @@
 //! program runs under `timeout`, and every mount is undone at the end.
 
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ use crate::scene::Scene;
 
 const FILES: u64 = 600;
 
-/// A tree of source files, and its profile.
+/// A tree of source files with an archive's times, and its profile.
 fn tree(scene: &Scene) -> [String; 2] {
     for directory in 0..FILES / 20 {
         let path = scene.at("tree").join(format!("d{directory}"));
@@ -22,8 +22,21 @@ fn tree(scene: &Scene) -> [String; 2] {
             fs::write(path.join(format!("f{file}")), lines).unwrap();
         }
     }
+    date(scene);
     scene.ok(&["profile", "--out", &scene.text("p"), &scene.text("tree")]);
     [scene.text("tree"), scene.text("p")]
+}
+
+/// Gives the tree its times, also those of access, which a copy has changed.
+fn date(scene: &Scene) {
+    for directory in 0..FILES / 20 {
+        let written = UNIX_EPOCH + Duration::from_secs(1_600_000_000 + directory * 3600);
+        let times = fs::FileTimes::new().set_modified(written).set_accessed(written);
+        for file in 0..20 {
+            let path = scene.at("tree").join(format!("d{directory}/f{file}"));
+            fs::File::open(path).unwrap().set_times(times).unwrap();
+        }
+    }
 }
 
 fn report(scene: &Scene, place: &str) -> Value {
@@ -32,6 +45,7 @@ fn report(scene: &Scene, place: &str) -> Value {
 
 /// Copies the tree into a store, waits until all is packed, and returns the bytes that inodes take.
 fn cooled(scene: &Scene, store: &str) -> u64 {
+    date(scene);
     scene.ok(&["mount", "-o", "pack_age=1", &scene.text(store), &scene.text("mnt")]);
     let copied = std::process::Command::new("timeout")
         .args(["60", "cp", "-a", &scene.text("tree"), &scene.text("mnt")])
@@ -72,7 +86,7 @@ fn a_profile_of_the_tree_packs_its_inodes_at_least_as_well_as_the_built_in_one()
     assert_eq!((&made["inode_profiles"]["built_in"], &made["inode_profiles"]["profiles"]), (&false.into(), &2.into()));
     let (built_in, own) = (cooled(&scene, "store"), cooled(&scene, "own"));
     println!("{built_in} bytes of inodes, {own} with a profile of the tree");
-    assert!(own <= built_in, "{own} bytes with a profile of the tree, {built_in} without");
+    assert!(own < built_in * 9 / 10, "{own} bytes with a profile of the tree, {built_in} without");
     let made_by = format!("shoal profile {tree}\n");
     assert_eq!(comment(&scene, "own"), made_by);
     assert_eq!(report(&scene, "store")["inode_profiles"]["built_in"], true);
