@@ -20,6 +20,11 @@ pub(crate) fn own(inode: &Inode) -> Option<Method> {
     Method::of_code(inode.method)
 }
 
+/// The attribute's value.
+pub(crate) fn value(inode: &Inode) -> Result<Vec<u8>> {
+    own(inode).map(|method| method.to_string().into_bytes()).ok_or(Error::NoAttribute)
+}
+
 /// May the attribute be changed in this way?
 fn check(inode: &Inode, mode: XattrMode) -> Result<()> {
     xattr::check_name(inode, COMPRESS_ATTRIBUTE)?;
@@ -40,11 +45,6 @@ impl Fs {
     /// May the data of some file be packed without being asked?
     pub(crate) fn packs_data(&self) -> bool {
         self.options.method != Method::Off || self.region.has_feature(FEATURE_METHODS)
-    }
-
-    /// The attribute's value, if the inode has one of its own.
-    pub(crate) fn method_value(inode: &Inode) -> Option<Vec<u8>> {
-        own(inode).map(|method| method.to_string().into_bytes())
     }
 
     pub(crate) fn set_method(&self, ino: Ino, value: &[u8], mode: XattrMode) -> Result<()> {

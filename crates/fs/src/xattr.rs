@@ -1,13 +1,14 @@
 //! Extended attributes: user, trusted, security, and the two POSIX ACLs.
 //!
-//! One piece per inode, rewritten as a whole; only the attribute of `method` is kept elsewhere. An access ACL is kept consistent with the mode (see `acl`).
+//! One piece per inode, rewritten as a whole; only the attribute of `method` is kept elsewhere. An access ACL is kept
+//! consistent with the mode (see `acl`).
 
 use shoal_format::SlotRef;
 use shoal_format::inode::{Inode, S_IFDIR, S_IFREG};
 use shoal_format::xattr::{self, Attribute, XATTR_NAME_MAX, XATTR_TOTAL_MAX, XATTR_VALUE_MAX};
 use shoal_region::{Tx, View};
 
-use crate::method::COMPRESS_ATTRIBUTE;
+use crate::method::{self, COMPRESS_ATTRIBUTE};
 use crate::{Error, Fs, Ino, Result, acl, flags};
 
 const S_ISGID: u16 = 0o2000;
@@ -130,7 +131,7 @@ impl Fs {
         let _lock = self.locks.read(ino);
         let inode = self.load(ino)?;
         if name == COMPRESS_ATTRIBUTE {
-            return Fs::method_value(&inode).ok_or(Error::NoAttribute);
+            return method::value(&inode);
         }
         let attributes = self.met(ino, self.attributes(&self.region, &inode))?;
         attributes.into_iter().find(|(have, _)| have == name).map(|(_, value)| value).ok_or(Error::NoAttribute)

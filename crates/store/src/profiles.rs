@@ -133,7 +133,7 @@ mod tests {
         let long = dir.path().join("long");
         let comment = "a".repeat(60_000);
         std::fs::write(&long, ProfileFile { comment, ..ProfileFile::built_in() }.to_bytes()).unwrap();
-        let error = read(&[long.clone(), long]).unwrap_err().to_string();
+        let error = read(&[vec![long; 2], vec![path.clone(); 5]].concat()).unwrap_err().to_string();
         assert!(error.contains("profiles of 1") && error.contains("a store takes 112 KiB"), "{error}");
         let error = read(&vec![path; 9]).unwrap_err();
         assert!(error.is_misuse() && error.to_string().contains("18 profiles; a store takes 16"), "{error}");
