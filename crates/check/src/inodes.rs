@@ -8,7 +8,7 @@ use shoal_format::inode::{
     INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Ino, Inode, InodeSlot, Layout, S_IFDIR, S_IFLNK, S_IFREG,
     TABLE_FANOUT, TABLE_NODE,
 };
-use shoal_format::superblock::{FEATURE_DICTIONARIES, FEATURE_PACKED, ROOTS_AT, Roots};
+use shoal_format::superblock::{FEATURE_DICTIONARIES, FEATURE_METHODS, FEATURE_PACKED, ROOTS_AT, Roots};
 use shoal_format::{Offset, SlotRef};
 use zerocopy::FromBytes;
 
@@ -338,6 +338,10 @@ impl Walk<'_, '_> {
             counts.orphans += 1;
             let sentence = "has no links".to_string();
             self.state.report.leftover(FindingKind::Orphan, ino, self.state.clean, sentence);
+        }
+        if inode.method != 0 && self.state.superblock.features & FEATURE_METHODS == 0 {
+            let sentence = format!("has the method {} of packing, but the store lacks the feature", inode.method);
+            self.state.report.error(FindingKind::InodeRecord, Some(ino), None, sentence);
         }
         let xattr_bytes = files::attributes(self.region, self.state, ino, inode)?;
         if !inode.is_dir() {

@@ -88,6 +88,7 @@ pub enum Command {
     shoal format --memory-size 4G --bulk-size 100G /srv/store\n  \
     shoal format --memory battery=/dev/shm/store.region --bulk none /srv/store\n  \
     shoal format --bulk nbd://server/disk /srv/store\n  \
+    shoal format --profile mail.profile /srv/store\n  \
     shoal format 'netram:hosta:7000,hostb:7000,hostc:7000?policy=adaptive'\n  \
     shoal format --bulk netram:hosta:7000,hostb:7000,hostc:7000 /srv/store\n\n\
     A device that --bulk or --over names is opened, not made: make it first, by a command of its own.\n\
@@ -132,9 +133,15 @@ pub struct FormatArgs {
     /// Files longer than this are large (0 to 64M)
     #[arg(long, value_name = "SIZE", default_value = "1M")]
     pub threshold: Size,
-    /// How small files that have not changed for a while are compressed: auto, lz4, zstd, zstd:LEVEL (1 to 19) or off
+    /// How small files that have not changed for a while are compressed: auto, lz4, zstd, zstd:LEVEL (1 to 19) or off.
+    /// A file or directory may say otherwise, in the extended attribute `user.shoal.compress`
     #[arg(long, value_name = "METHOD", default_value = "auto")]
     pub compress: Method,
+    /// Pack inodes that have not changed for a while with the profiles of FILE, which `shoal profile --out` made of a tree
+    /// like the one to come; may be repeated: for each block of inodes the profile that suits it best is used
+    /// [default: built-in profiles]
+    #[arg(long, value_name = "FILE")]
+    pub profile: Vec<PathBuf>,
     /// Replace a store or disk that exists: everything in it is lost
     #[arg(long)]
     pub force: bool,

@@ -33,6 +33,7 @@ fn detail(report: &StoreReport) -> String {
     let each = |bytes: u64, count: u64| bytes as f64 / count.max(1) as f64;
     let of = &report.metadata;
     let mut out = format!("\ninodes       {:.1} bytes each\n", each(of.inode_bytes, of.inodes));
+    out += &format!("profiles     {}\n", report.inode_profiles.text());
     out += &format!("entries      {:.1} bytes each, of {}\n", each(of.entry_bytes, of.entries), of.entries);
     if of.dictionary_bytes > 0 {
         out += &format!("dictionaries {}, {} in two copies\n", of.dictionaries, human(of.dictionary_bytes));
@@ -110,7 +111,7 @@ fn text(report: &StoreReport) -> String {
 mod tests {
     use super::*;
     use shoal_format::superblock::MemoryKind;
-    use shoal_store::{Files, LossBounds, PackedForm, PackedMetadata, StatFs, Tier};
+    use shoal_store::{Files, InodeProfiles, LossBounds, PackedForm, PackedMetadata, StatFs, Tier};
 
     fn sample() -> StoreReport {
         StoreReport {
@@ -146,6 +147,7 @@ mod tests {
                 dictionaries: 1,
                 dictionary_bytes: 66_048,
             },
+            inode_profiles: InodeProfiles { built_in: false, profiles: 2, comment: "shoal profile /usr\n".into() },
             loss: LossBounds::of(MemoryKind::Logged, true),
             statfs: StatFs { block_bytes: 4096, blocks: 10, free: 5, available: 4, files: 9, files_free: 6 },
         }
@@ -164,6 +166,7 @@ mod tests {
         let detail = detail(&sample());
         assert!(detail.contains("16.0 bytes each\n") && detail.contains("64.0 bytes each, of 2\n"), "{detail}");
         assert!(detail.contains("\ndictionaries 1, 64.5 KiB in two copies\n"), "{detail}");
+        assert!(detail.contains("profiles     2, of shoal profile /usr\n"), "{detail}");
         assert!(detail.contains("zstd                  2") && detail.contains("33.3%"), "{detail}");
         assert!(text.contains("3 in use (1 directories, 0 large files), 6 free"));
         assert!(text.contains("process crash: nothing; power loss: at most the last second; after fsync: nothing"));

@@ -13,6 +13,10 @@ use crate::json;
 pub fn run(args: &FormatArgs) -> Outcome<()> {
     let scheme = args.store.to_str().and_then(|text| Some((text, text.split_once(':')?.0)));
     if let Some((text, make)) = scheme.and_then(|(text, scheme)| Some((text, Kind::of_scheme(scheme)?.make?))) {
+        if !args.profile.is_empty() {
+            let cause = "is for stores; a disk has no inodes";
+            return Err(Failure::new("--profile", cause).remedy("leave it out").misuse());
+        }
         return tell_made(args, make(text, &make_options(args))?.as_ref());
     }
     if args.over.is_some() || args.size.is_some() {
@@ -28,6 +32,7 @@ pub fn run(args: &FormatArgs) -> Outcome<()> {
             bulk_bytes: args.bulk_size.map(|size| size.0),
             threshold_bytes: args.threshold.0,
             compress: args.compress,
+            profiles: args.profile.clone(),
             force: args.force,
         },
     )?;
@@ -67,6 +72,9 @@ fn print(report: &Formatted) {
         human(report.memory_bytes),
         report.memory
     );
+    if !report.inode_profiles.built_in {
+        println!("inodes are packed with profiles: {}", report.inode_profiles.text());
+    }
     if let Some(warning) = &report.warning {
         println!("warning: {warning}");
     }

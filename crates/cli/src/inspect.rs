@@ -55,6 +55,9 @@ fn text(report: &FileReport) -> String {
         seconds(report.changed_ns),
         seconds(report.born_ns)
     );
+    if let Some(method) = &report.compression {
+        out += &format!("compression {method}, its own\n");
+    }
     if report.kind == "directory" {
         out += &format!("{} files below\n", report.files_below);
     }
@@ -104,6 +107,7 @@ mod tests {
             flags: 2,
             record_at: 0x1000,
             has_xattrs: false,
+            compression: Some("zstd:9".into()),
             pieces: vec![
                 PieceReport {
                     file_at: 0,
@@ -130,6 +134,7 @@ mod tests {
         let json = serde_json::to_string(&report).unwrap();
         assert_eq!(serde_json::from_str::<FileReport>(&json).unwrap(), report);
         let text = text(&report);
+        assert!(text.contains("\ncompression zstd:9, its own\n"), "{text}");
         assert!(text.contains("accessed -1.999999999"), "{text}");
         assert!(text.contains("0x20000  not yet durable") && text.contains("unwritten"), "{text}");
     }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use shoal_devices::{Failure, Outcome};
 use shoal_lab::profile;
+use shoal_lab::stored::as_stored;
 use shoal_lab::tree::{self, Tree};
 use shoal_pack::{Census, ProfileFile, Record};
 
@@ -48,7 +49,8 @@ pub fn run(args: &ProfileArgs) -> Outcome<()> {
         eprintln!("shoal: profile: {}: {} directories, files or groups could not be read", tree.name, tree.unread);
     }
     let records: Vec<&[Record]> = trees.iter().map(|tree| &tree.records[..]).collect();
-    let census = Census::of(&records);
+    let stored: Vec<Vec<Record>> = records.iter().map(|records| as_stored(records)).collect();
+    let census = Census::with_stored(&records, &stored.iter().map(Vec::as_slice).collect::<Vec<_>>());
     let names: Vec<&str> = trees.iter().map(|tree| tree.name.as_str()).collect();
     let file = ProfileFile { comment: format!("shoal profile {}\n", names.join(" ")), profiles: census.profiles() };
     let bytes = file.to_bytes();

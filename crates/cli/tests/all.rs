@@ -1,6 +1,6 @@
 //! The tests of the command line in one program: `--test all <module>::<part of a name>` runs some.
 //! What they share is compiled and linked once, and long tests run beside each other.
-//! What they are about: mount, damage, resize, serve and donate with the built program; most need /dev/fuse.
+//! What they are about: mount, damage, resize, profiles, serve and donate with the built program; most need /dev/fuse.
 
 mod copy;
 mod damage;
@@ -13,6 +13,7 @@ mod hostile_store;
 mod killed;
 mod life;
 mod older_copies;
+mod profiles;
 mod resize;
 mod restore;
 mod scene;

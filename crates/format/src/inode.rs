@@ -115,12 +115,18 @@ pub const INODE_NO_ATIME: u8 = 32;
 /// ([`crate::object::sum_in_slot`]).
 pub const INODE_SUMMED: u8 = 64;
 
+/// Bits of `layout` that say what `root` is; the method is above them.
+const LAYOUT_BITS: u32 = 3;
+/// The greatest code of a method: 0 that of the store, 1 off, 2 auto, 3 lz4, and 3 more than a level of zstd from 1 to 19.
+pub const METHOD_MAX: u8 = 22;
+
 /// The record as it lies in an inode block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct InodeRecord {
     /// File type and permissions; 0 marks a free record.
     pub mode: U16,
+    /// A [`Layout`], and above its three bits the method.
     pub layout: u8,
     pub flags: u8,
     pub nlink: U32,
@@ -157,6 +163,8 @@ const _: () = assert!(std::mem::offset_of!(InodeRecord, crc) == 92);
 pub struct Inode {
     pub mode: u16,
     pub layout: Layout,
+    /// How data of a file are to be packed, or of new files of a directory: a code up to [`METHOD_MAX`].
+    pub method: u8,
     pub flags: u8,
     pub nlink: u32,
     pub uid: u32,
@@ -200,7 +208,7 @@ impl Inode {
     pub fn encode(&self) -> [u8; INODE_RECORD] {
         let record = InodeRecord {
             mode: self.mode.into(),
-            layout: self.layout as u8,
+            layout: self.layout as u8 | self.method << LAYOUT_BITS,
             flags: self.flags,
             nlink: self.nlink.into(),
             uid: self.uid.into(),
@@ -245,7 +253,7 @@ impl Inode {
         let slot = |field, bits: U64| {
             SlotRef::from_bits(bits.get()).ok_or(FormatError::Range { what, field, found: bits.get() })
         };
-        let layout = match record.layout {
+        let layout = match record.layout & ((1 << LAYOUT_BITS) - 1) {
             0 => Layout::Empty,
             1 => Layout::Direct,
             2 => Layout::Chunked,
@@ -253,11 +261,12 @@ impl Inode {
             4 => Layout::DirPacked,
             5 => Layout::DirHashed,
             6 => Layout::Packed,
-            found => return Err(FormatError::Range { what, field: "layout", found: u64::from(found) }),
+            _ => return Err(FormatError::Range { what, field: "layout", found: u64::from(record.layout) }),
         };
         let inode = Inode {
             mode: record.mode.get(),
             layout,
+            method: record.layout >> LAYOUT_BITS,
             flags: record.flags,
             nlink: record.nlink.get(),
             uid: record.uid.get(),
@@ -282,6 +291,10 @@ impl Inode {
             found => return Err(FormatError::Range { what, field: "mode", found: u64::from(found) }),
         };
         let summed_fits = inode.flags & INODE_SUMMED == 0 || inode.is_file() && layout == Layout::Direct;
+        let method_fits = inode.method == 0 || inode.method <= METHOD_MAX && (inode.is_file() || inode.is_dir());
+        if !method_fits {
+            return Err(FormatError::Range { what, field: "method", found: u64::from(inode.method) });
+        }
         if !summed_fits {
             return Err(FormatError::Range { what, field: "flags", found: u64::from(inode.flags) });
         }
@@ -309,6 +322,7 @@ mod tests {
         Inode {
             mode: S_IFREG | 0o644,
             layout: Layout::Direct,
+            method: 0,
             flags: 0,
             nlink: 1,
             uid: 1000,
@@ -335,6 +349,21 @@ mod tests {
             let mut flipped = bytes;
             flipped[bit / 8] ^= 1 << (bit % 8);
             assert!(Inode::decode(&flipped).is_err(), "bit {bit}");
+        }
+    }
+
+    #[test]
+    fn a_method_goes_with_files_and_directories_of_every_layout_and_others_are_refused() {
+        let dir = Inode { mode: S_IFDIR | 0o755, layout: Layout::DirHashed, ..sample() };
+        let packed = Inode { layout: Layout::Packed, ..sample() };
+        let link = Inode { mode: S_IFLNK | 0o777, ..sample() };
+        for method in 0..32 {
+            for inode in [sample(), dir, packed] {
+                let inode = Inode { method, ..inode };
+                let expected = if method <= METHOD_MAX { Some(InodeSlot::Used(inode)) } else { None };
+                assert_eq!(Inode::decode(&inode.encode()).ok(), expected, "method {method}");
+            }
+            assert_eq!(Inode::decode(&Inode { method, ..link }.encode()).is_ok(), method == 0, "method {method}");
         }
     }
 

@@ -25,13 +25,16 @@ pub const FEATURE_SUMS: u64 = 2;
 /// piece. In memory that is persistent the bit and the checksum change one after the other, so a crash may leave one of
 /// them: the checksum says whether the store has it.
 pub const FEATURE_PACKED: u64 = 4;
+/// Incompatible feature: records of inodes may have methods. A store gets it before its first one, as it gets [`FEATURE_PACKED`].
+pub const FEATURE_METHODS: u64 = 8;
 /// Incompatible feature: short packed files may have dictionaries. New stores have it; an older one gets it before its first
 /// dictionary, as it gets [`FEATURE_PACKED`].
 pub const FEATURE_DICTIONARIES: u64 = 16;
-/// Features that are added in place.
-const FEATURES_ADDED: [u64; 2] = [FEATURE_PACKED, FEATURE_DICTIONARIES];
 /// Incompatible features this crate understands.
-pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION | FEATURE_SUMS | FEATURE_PACKED | FEATURE_DICTIONARIES;
+pub const FEATURES_INCOMPAT: u64 =
+    FEATURE_INCARNATION | FEATURE_SUMS | FEATURE_PACKED | FEATURE_METHODS | FEATURE_DICTIONARIES;
+/// Features that stores get while they are open.
+const FEATURES_ADDED: [u64; 3] = [FEATURE_PACKED, FEATURE_METHODS, FEATURE_DICTIONARIES];
 
 pub const SUPERBLOCK_AT: u64 = 0;
 /// Offsets of the two anchor slots.
@@ -221,11 +224,11 @@ impl Superblock {
         let found = checksum(0, &record.as_bytes()[..140]);
         if record.crc.get() != found {
             let features = record.features_incompat.get();
-            let is_whole = FEATURES_ADDED.iter().any(|feature| {
-                record.features_incompat = (features ^ feature).into();
+            let fits = |added: &u64| {
+                record.features_incompat = (features ^ added).into();
                 record.crc.get() == checksum(0, &record.as_bytes()[..140])
-            });
-            if !is_whole {
+            };
+            if !FEATURES_ADDED.iter().any(fits) {
                 return Err(FormatError::Checksum { what, expected: record.crc.get(), found });
             }
         }
@@ -396,9 +399,9 @@ mod tests {
             let mut flipped = bytes;
             flipped[bit / 8] ^= 1 << (bit % 8);
             // The checksum decides about these.
-            let features = std::mem::offset_of!(SuperblockRecord, features_incompat) * 8;
-            let is_added = FEATURES_ADDED.iter().any(|feature| bit == features + feature.ilog2() as usize);
-            let expected = if is_added { Some(superblock) } else { None };
+            let first = std::mem::offset_of!(SuperblockRecord, features_incompat) * 8;
+            let is_added = FEATURES_ADDED.iter().any(|added| bit == first + added.ilog2() as usize);
+            let expected = is_added.then_some(superblock);
             assert_eq!(Superblock::decode(&flipped).ok(), expected, "bit {bit}");
         }
         assert!(Superblock::decode(&bytes[..100]).is_err());
@@ -406,9 +409,10 @@ mod tests {
 
     #[test]
     fn a_feature_added_in_place_is_there_from_its_checksum_on() {
-        let with = Superblock::layout(geometry()).unwrap();
-        for feature in FEATURES_ADDED {
-            let without = Superblock { features: with.features & !feature, ..with };
+        let layout = Superblock::layout(geometry()).unwrap();
+        for added in FEATURES_ADDED {
+            let with = Superblock { features: layout.features | added, ..layout };
+            let without = Superblock { features: layout.features & !added, ..layout };
             let mut bytes = without.encode();
             bytes[24..32].copy_from_slice(&with.encode()[24..32]);
             assert_eq!(Superblock::decode(&bytes), Ok(without));

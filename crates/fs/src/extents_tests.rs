@@ -110,6 +110,7 @@ fn no_data() -> Inode {
     Inode {
         mode: shoal_format::inode::S_IFREG,
         layout: Layout::Empty,
+        method: 0,
         flags: 0,
         nlink: 1,
         uid: 0,

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space`, `limits`; `resize` for one at rest |
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
-//! | attributes | `attr`, `xattr`, `acl`, `flags` |
+//! | attributes | `attr`, `xattr`, `acl`, `flags`, `method` |
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk`, `gather` |
 //! | what has cooled | `packer`, `share`, `objects`, `dictionaries`, `training`, `packing_report`, `packing_counts` |
 //! | room: compaction, what is given back | `compact` |
@@ -40,6 +40,7 @@ mod large;
 mod lifecycle;
 mod limits;
 mod locks;
+mod method;
 mod namespace;
 mod objects;
 mod packer;
@@ -79,9 +80,10 @@ pub use error::{Error, Result};
 pub use file::{AccessTimes, Fsync, Seek};
 pub use flags::FileFlags;
 pub use inode::packed::PackedInodes;
-pub use inode::packer::InodePacking;
+pub use inode::packer::{InodePacking, STORE_PROFILES_BYTES};
 pub use lifecycle::{FormatOptions, HostRoom, Options, PACK_LOAD, Parts, Room};
 pub use limits::Beyond;
+pub use method::COMPRESS_ATTRIBUTE;
 pub use namespace::DirEntry;
 pub use packer::Packing;
 pub use packing_counts::PackingCounts;
@@ -89,7 +91,7 @@ pub use packing_report::{FORMS, Form, PackingReport, Share};
 pub use rename::RenameMode;
 pub use resize::{AtRest, Limits, Refused, Relayout, Steps};
 pub use shoal_format::inode::Ino;
-pub use shoal_pack::{Method, ProfileFile};
+pub use shoal_pack::{Method, PROFILES_MAX, ProfileFile};
 pub use shoal_region::{Failure, Lsn};
 pub use space::{PlacedRange, Placement, StatFs, Usage};
 pub use xattr::XattrMode;

@@ -13,7 +13,7 @@ use shoal_format::inode::{Inode, InodeSlot};
 use shoal_format::superblock::{Geometry, ROOTS_AT, SUPERBLOCK_AT, Superblock};
 use shoal_format::{BULK_BLOCK, PAGE};
 use shoal_media::Clock;
-use shoal_pack::Method;
+use shoal_pack::{Method, ProfileFile};
 use shoal_region::{Lsn, Recovery, Region};
 use zerocopy::IntoBytes;
 
@@ -115,9 +115,20 @@ pub(crate) struct Pace {
 impl Fs {
     /// Makes a new, empty store on empty media and seals it.
     pub fn format(parts: Parts, options: &FormatOptions) -> Result<()> {
+        Fs::format_with_profiles(parts, options, None)
+    }
+
+    /// The same. `profiles` are those that its inodes are packed with; without any the built-in ones. [`Error::Invalid`]: no
+    /// store can have these.
+    pub fn format_with_profiles(parts: Parts, options: &FormatOptions, profiles: Option<&ProfileFile>) -> Result<()> {
         let region = Region::create(options.geometry, parts.region)?;
         let fs = Fs::assemble(region, parts.bulk, parts.clock, Options::default(), false)?;
         namespace::make_root(&fs, options.root_mode, options.root_uid, options.root_gid)?;
+        if let Some(profiles) = profiles
+            && !fs.set_inode_profiles(profiles)?
+        {
+            return Err(Error::Invalid);
+        }
         fs.shutdown()
     }
 

@@ -222,6 +222,7 @@ impl Fs {
         let mut inode = Inode {
             mode,
             layout: Layout::Empty,
+            method: if matches!(mode & S_IFMT, S_IFREG | S_IFDIR) { dir.method } else { 0 },
             flags: 0,
             nlink: if mode & S_IFMT == S_IFDIR { 2 } else { 1 },
             uid: caller.uid,
@@ -533,6 +534,7 @@ pub(crate) fn blank_dir() -> Inode {
     Inode {
         mode: S_IFDIR,
         layout: Layout::Empty,
+        method: 0,
         flags: 0,
         nlink: 2,
         uid: 0,

@@ -21,6 +21,7 @@ use shoal_pack::{Compressor, Method, takes_dictionary};
 use shoal_region::Lsn;
 
 use crate::inode::packer::next_in;
+use crate::method;
 use crate::objects::{self, Placed};
 use crate::planted::{Bug, is_planted};
 use crate::share::{Load, share_percent};
@@ -118,6 +119,7 @@ enum End {
 struct Seen {
     generation: u32,
     size: u64,
+    method: Method,
     chunks: Vec<SlotRef>,
 }
 
@@ -231,7 +233,7 @@ impl Fs {
 
     /// Goes on with packing data; true if there is nothing to do now.
     fn pack_data(&self, packer: &mut Packer, age: Duration, now: u64, end: &End) -> Result<bool> {
-        if self.options.method == Method::Off {
+        if !self.packs_data() {
             return Ok(true);
         }
         if packer.round.is_none() {
@@ -325,7 +327,7 @@ impl Fs {
     /// Packs plain files for an operation that found no room: first those that have cooled a little, of these those that take
     /// most; then the others, the oldest first. True if that gained any.
     pub(crate) fn pack_for_room(&self, segments: u64) -> Result<bool> {
-        let Some(age) = self.options.pack_age.filter(|_| self.options.method != Method::Off) else { return Ok(false) };
+        let Some(age) = self.options.pack_age.filter(|_| self.packs_data()) else { return Ok(false) };
         let mut packer = self.packer.lock();
         if packer.futile == Some(self.region.last_lsn()) {
             return Ok(false);
@@ -333,6 +335,9 @@ impl Fs {
         let (mut files, now) = (Vec::new(), self.now());
         for block in 0..self.table.blocks() {
             self.plain_files(block, &mut |ino, inode| {
+                if self.method_of(inode) == Method::Off {
+                    return;
+                }
                 // The one that is being written comes last: its next write would unpack it.
                 let order = match has_cooled(inode, now, age.min(PRESSED_AGE)) {
                     true => (false, -i128::from(inode.allocated)),
@@ -364,7 +369,7 @@ impl Fs {
     fn cooled_files(&self, block: u64, age: Duration, files: &mut Vec<Ino>, short: &mut Vec<Ino>) -> Result<bool> {
         let (now, mut warm) = (self.now(), false);
         self.plain_files(block, &mut |ino, inode| {
-            let is_short = takes_dictionary(self.options.method, inode.size);
+            let is_short = takes_dictionary(self.method_of(inode), inode.size);
             match has_cooled(inode, now, age) {
                 true if is_short => short.push(ino),
                 true => files.push(ino),
@@ -425,6 +430,11 @@ impl Fs {
                     loaded => loaded?,
                 };
                 let cooled = age.is_none_or(|age| has_cooled(&inode, self.now(), age));
+                // Without being asked nothing is packed that is not to be compressed; a file's own word holds always.
+                let method = self.method_of(&inode);
+                if method == Method::Off && (age.is_some() || method::own(&inode).is_some()) {
+                    return Ok(());
+                }
                 if !cooled || !may_be_packed(&inode) || group * GROUP >= inode.size || self.is_preallocated(&inode)? {
                     return Ok(());
                 }
@@ -433,7 +443,7 @@ impl Fs {
                     packer.raw.resize((inode.size - group * GROUP).min(GROUP) as usize, 0);
                     small::read(&self.region, &self.objects, &inode, group * GROUP, &mut packer.raw)?;
                 }
-                chunks.map(|chunks| Seen { generation: inode.generation, size: inode.size, chunks })
+                chunks.map(|chunks| Seen { generation: inode.generation, size: inode.size, method, chunks })
             };
             if let Some(seen) = seen {
                 let codec = self.compress(packer, &seen)?;
@@ -452,11 +462,10 @@ impl Fs {
         }
         let compressor = packer.compressor.as_mut().expect("made above");
         // The rest of a longer file has none, so that whoever looks for users finds them by their sizes.
-        let method = self.options.method;
-        let dictionary = takes_dictionary(method, seen.size).then(|| self.objects.dictionaries.newest()).flatten();
+        let dictionary = takes_dictionary(seen.method, seen.size).then(|| self.objects.dictionaries.newest()).flatten();
         let dictionary = dictionary.as_deref();
         let number = dictionary.map_or(0, |dictionary| dictionary.number);
-        let codec = compressor.compress(method, &packer.raw, most, &mut packer.payload, dictionary);
+        let codec = compressor.compress(seen.method, &packer.raw, most, &mut packer.payload, dictionary);
         let mut codec = codec.map(|codec| (codec, number));
         if codec.is_none() {
             packer.payload.clone_from(&packer.raw);
@@ -492,7 +501,10 @@ impl Fs {
         let may = may_be_packed(&inode) && inode.generation == seen.generation && inode.size == seen.size;
         // Room may have been asked for meanwhile, in chunks that the object would not have.
         let may = may && (is_planted(Bug::PackedWithRoom) || !self.is_preallocated(&inode)?);
-        if !may || small::plain_group(&self.region, &inode, group)?.as_ref() != Some(&seen.chunks) {
+        if !may
+            || self.method_of(&inode) != seen.method
+            || small::plain_group(&self.region, &inode, group)?.as_ref() != Some(&seen.chunks)
+        {
             return Ok(());
         }
         packer.again.resize(packer.raw.len(), 0);

@@ -87,10 +87,8 @@ impl Sample {
 impl Fs {
     /// Looks whether these short files, which are to be packed next, are worth a dictionary. The caller holds the packer's lock.
     pub(crate) fn train(&self, training: &mut Training, short: &[Ino]) -> Result<()> {
-        let method = self.options.method;
-        if !takes_dictionary(method, 1) {
-            return Ok(());
-        }
+        // These files' own methods take a dictionary even if the store's does not.
+        let method = Some(self.options.method).filter(|&method| takes_dictionary(method, 1)).unwrap_or_default();
         let newest = self.objects.dictionaries.newest();
         training.seen += short.len() as u64;
         training.recent.extend(short);
@@ -142,7 +140,7 @@ impl Fs {
                 Err(Error::Stale) => continue,
                 inode => inode?,
             };
-            if !has_data(&inode) || !takes_dictionary(self.options.method, inode.size) {
+            if !has_data(&inode) || !takes_dictionary(Method::Auto, inode.size) {
                 continue;
             }
             contents.resize(inode.size as usize, 0);

@@ -1,12 +1,14 @@
 //! Extended attributes: user, trusted, security, and the two POSIX ACLs.
 //!
-//! One piece per inode, rewritten as a whole. An access ACL is kept consistent with the mode (see `acl`).
+//! One piece per inode, rewritten as a whole; only the attribute of `method` is kept elsewhere. An access ACL is kept
+//! consistent with the mode (see `acl`).
 
 use shoal_format::SlotRef;
 use shoal_format::inode::{Inode, S_IFDIR, S_IFREG};
 use shoal_format::xattr::{self, Attribute, XATTR_NAME_MAX, XATTR_TOTAL_MAX, XATTR_VALUE_MAX};
 use shoal_region::{Tx, View};
 
+use crate::method::{self, COMPRESS_ATTRIBUTE};
 use crate::{Error, Fs, Ino, Result, acl, flags};
 
 const S_ISGID: u16 = 0o2000;
@@ -20,7 +22,7 @@ pub enum XattrMode {
 }
 
 /// Is `name` in a namespace Shoal keeps, and allowed on such an inode?
-fn check_name(inode: &Inode, name: &[u8]) -> Result<()> {
+pub(crate) fn check_name(inode: &Inode, name: &[u8]) -> Result<()> {
     if name.len() > XATTR_NAME_MAX {
         return Err(Error::Range);
     }
@@ -78,6 +80,9 @@ impl Fs {
         if value.len() > XATTR_VALUE_MAX {
             return Err(Error::TooBig);
         }
+        if name == COMPRESS_ATTRIBUTE {
+            return self.set_method(ino, value, mode);
+        }
         self.with_room(|| self.try_setxattr(ino, name, value, mode, &may_keep_set_gid))
     }
 
@@ -125,6 +130,9 @@ impl Fs {
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let _lock = self.locks.read(ino);
         let inode = self.load(ino)?;
+        if name == COMPRESS_ATTRIBUTE {
+            return method::value(&inode);
+        }
         let attributes = self.met(ino, self.attributes(&self.region, &inode))?;
         attributes.into_iter().find(|(have, _)| have == name).map(|(_, value)| value).ok_or(Error::NoAttribute)
     }
@@ -138,11 +146,18 @@ impl Fs {
             out.extend_from_slice(&name);
             out.push(0);
         }
+        if inode.method != 0 {
+            out.extend_from_slice(COMPRESS_ATTRIBUTE);
+            out.push(0);
+        }
         Ok(out)
     }
 
     pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         self.writable()?;
+        if name == COMPRESS_ATTRIBUTE {
+            return self.remove_method(ino);
+        }
         let _lock = self.locks.write(ino);
         let mut inode = self.load(ino)?;
         check_name(&inode, name)?;

@@ -56,7 +56,7 @@ fn each_form(fs: &Fs) -> Vec<(Form, Ino, Vec<u8>)> {
     files
 }
 
-fn form_of(fs: &Fs, ino: Ino) -> Form {
+pub fn form_of(fs: &Fs, ino: Ino) -> Form {
     let report = fs.packing_of(ino).unwrap();
     let used: Vec<_> = FORMS.into_iter().zip(report.forms).filter(|(_, share)| share.groups > 0).collect();
     assert_eq!(used.len(), 1, "{used:?}");

@@ -11,6 +11,7 @@
 //! | `netram` | the network RAM disk's policies under a trace and a network |
 //! | `tree` | the inodes of directories and of ext images |
 //! | `profile` | a profile of packed inodes as JSON |
+//! | `stored` | the inodes of a tree as a store has them |
 //! | `inodes` | mramfs' compressors of inodes on real trees |
 //! | `processor` | processor time of a thread |
 //! | `small_files` | compressors of file data on real trees |
@@ -36,6 +37,7 @@ mod processor;
 pub mod profile;
 pub mod report;
 pub mod small_files;
+pub mod stored;
 pub mod target;
 pub mod trace;
 pub mod tree;

@@ -9,6 +9,7 @@ use std::io;
 use std::str::FromStr;
 
 use shoal_format::dictionary::{DICTIONARY_BYTES_MAX, DICTIONARY_FILE};
+use shoal_format::inode::METHOD_MAX;
 use shoal_format::object::Codec;
 use zstd::zstd_safe::CParameter;
 
@@ -28,6 +29,29 @@ pub enum Method {
 /// The level of [`Method::Auto`] and of `zstd` without a level.
 const LEVEL: i32 = 3;
 const LEVEL_MAX: i32 = 19;
+
+impl Method {
+    /// The code in an inode's record (`docs/spec/region.md`).
+    pub fn code(self) -> u8 {
+        match self {
+            Method::Off => 1,
+            Method::Auto => 2,
+            Method::Lz4 => 3,
+            Method::Zstd(level) => 3 + level.clamp(1, LEVEL_MAX) as u8,
+        }
+    }
+
+    /// `None`: that of the store, or no code of a method.
+    pub fn of_code(code: u8) -> Option<Method> {
+        match code {
+            1 => Some(Method::Off),
+            2 => Some(Method::Auto),
+            3 => Some(Method::Lz4),
+            4..=METHOD_MAX => Some(Method::Zstd(i32::from(code) - 3)),
+            _ => None,
+        }
+    }
+}
 
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is no compression of files; choose auto, lz4, zstd, zstd:LEVEL (1 to {LEVEL_MAX}) or off")]
@@ -356,6 +380,10 @@ mod tests {
         for method in METHODS.into_iter().chain([Method::Off]) {
             assert_eq!(method.to_string().parse::<Method>().unwrap(), method);
         }
+        let coded: Vec<Method> = (0..=u8::MAX).filter_map(Method::of_code).collect();
+        assert_eq!(coded.len(), usize::from(METHOD_MAX));
+        assert!(coded.iter().enumerate().all(|(at, method)| usize::from(method.code()) == at + 1));
+        assert!(METHODS.into_iter().chain([Method::Off]).all(|method| coded.contains(&method)));
         assert_eq!("zstd".parse::<Method>().unwrap(), Method::Zstd(LEVEL));
         for odd in ["", "gzip", "zstd:0", "zstd:20", "zstd:"] {
             assert!(odd.parse::<Method>().is_err(), "{odd}");

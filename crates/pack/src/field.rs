@@ -34,6 +34,11 @@ impl Counts {
         self.counts.is_empty()
     }
 
+    /// Are there values, and is none below `least`?
+    pub fn are_all_from(&self, least: u64) -> bool {
+        !self.counts.is_empty() && self.counts.keys().all(|value| *value >= least)
+    }
+
     /// Values and counts, the most frequent first; equal ones by value.
     pub fn sorted(&self) -> Vec<(u64, u64)> {
         let mut sorted: Vec<(u64, u64)> = self.counts.iter().map(|(value, count)| (*value, *count)).collect();

@@ -41,6 +41,11 @@ pub struct Census {
 impl Census {
     /// Counts trees of records, each in the order of inode numbers; sixteen neighbours are a block.
     pub fn of(trees: &[&[Record]]) -> Census {
+        Census::with_stored(trees, trees)
+    }
+
+    /// The same; Shoal's own compressor is made from `stored`, the trees' inodes as a store has them.
+    pub fn with_stored(trees: &[&[Record]], stored: &[&[Record]]) -> Census {
         let triplets = by_frequency(trees.iter().copied().flatten());
         let fields = Kind::ALL.into_iter().flat_map(|kind| {
             [Precision::Seconds, Precision::Nanoseconds]
@@ -52,7 +57,8 @@ impl Census {
             triplets,
             verbatim: 0,
         };
-        for block in trees.iter().flat_map(|tree| tree.chunks(16)) {
+        let stored = stored.iter().flat_map(|tree| tree.chunks(16));
+        for (block, stored) in trees.iter().flat_map(|tree| tree.chunks(16)).zip(stored) {
             let seconds: Vec<Record> = block.iter().map(Record::in_seconds).collect();
             let of = |precision| if precision == Precision::Seconds { &seconds[..] } else { block };
             let context = Context { triplets: &census.triplets, bases: Bases::default() };
@@ -62,9 +68,11 @@ impl Census {
                     census.verbatim += (block.len() - counted) as u64;
                 }
             }
+            let seconds: Vec<Record> = stored.iter().map(Record::in_seconds).collect();
             for (precision, counts) in &mut census.hybrid {
-                let bases = Bases::of(of(*precision));
-                of(*precision).iter().for_each(|record| counts.add(record, &bases));
+                let block = if *precision == Precision::Seconds { &seconds[..] } else { stored };
+                let bases = Bases::of(block);
+                block.iter().for_each(|record| counts.add(record, &bases));
             }
         }
         census
@@ -232,6 +240,16 @@ impl ProfileFile {
         let of = |precision| self.profiles.iter().filter(move |p| p.name() == "hybrid" && p.precision == precision);
         let profiles = of(Precision::Nanoseconds).chain(of(Precision::Seconds)).cloned().collect();
         ProfileFile { comment: self.comment.clone(), profiles }
+    }
+
+    /// The profiles of several files as one file, with their comments.
+    pub fn join(files: impl IntoIterator<Item = ProfileFile>) -> ProfileFile {
+        let mut joined = ProfileFile { comment: String::new(), profiles: Vec::new() };
+        for file in files {
+            joined.comment += &file.comment;
+            joined.profiles.extend(file.profiles);
+        }
+        joined
     }
 
     /// The compressors of a store's profiles, by number; none if one of them is not Shoal's own.

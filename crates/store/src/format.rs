@@ -15,7 +15,7 @@ use shoal_devices::{
 };
 use shoal_format::superblock::{Geometry, MemoryKind, Superblock};
 use shoal_format::{BULK_BLOCK, PAGE, REGION_BYTES_MAX, SEGMENT};
-use shoal_fs::{Fs, Method};
+use shoal_fs::{Fs, Method, ProfileFile};
 use shoal_host::{FileDevice, StoreLock};
 use shoal_media::BlockDevice;
 
@@ -24,6 +24,7 @@ use crate::directory;
 use crate::media::create_media;
 use crate::memory::MemoryChoice;
 use crate::names::BULK;
+use crate::profiles::{self, InodeProfiles};
 use crate::store::Store;
 
 pub(crate) const MEMORY_BYTES_MIN: u64 = 8 << 20;
@@ -46,6 +47,8 @@ pub struct FormatOptions {
     pub threshold_bytes: u64,
     /// How small files that have cooled are compressed.
     pub compress: Method,
+    /// Files of `shoal profile`, with which inodes that have cooled are packed; without any the built-in profiles.
+    pub profiles: Vec<PathBuf>,
     /// Replace an existing store, and overwrite a device that holds data.
     pub force: bool,
 }
@@ -59,6 +62,7 @@ impl Default for FormatOptions {
             bulk_bytes: None,
             threshold_bytes: 1 << 20,
             compress: Method::default(),
+            profiles: Vec::new(),
             force: false,
         }
     }
@@ -74,6 +78,7 @@ pub struct Formatted {
     pub bulk: Option<String>,
     pub bulk_bytes: u64,
     pub threshold_bytes: u64,
+    pub inode_profiles: InodeProfiles,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
 }
@@ -83,6 +88,7 @@ impl Store {
     pub fn format(directory: &Path, options: &FormatOptions) -> Outcome<Formatted> {
         let memory_bytes = memory_bytes(options.memory_bytes)?;
         refuse_misuse(options)?;
+        let profiles = profiles::read(&options.profiles)?;
         let memory = memory_place(&options.memory)?;
         refuse_bulk_place(directory, options)?;
         let device = match &options.bulk {
@@ -96,7 +102,8 @@ impl Store {
         };
         let uuid = new_uuid();
         let geometry = geometry(memory.kind(), uuid, memory_bytes, bulk_bytes, options)?;
-        make(&directory, lock, Description::new(&uuid, memory, bulk, options.compress), geometry, device)
+        let description = Description::new(&uuid, memory, bulk, options.compress);
+        make(&directory, lock, description, geometry, device, profiles.as_ref())
     }
 }
 
@@ -107,6 +114,7 @@ fn make(
     description: Description,
     geometry: Geometry,
     device: Option<Arc<dyn Device>>,
+    profiles: Option<&ProfileFile>,
 ) -> Outcome<Formatted> {
     let device = match (device, description.bulk_path(directory)) {
         (None, Some(path)) => {
@@ -124,7 +132,8 @@ fn make(
         root_uid: rustix::process::geteuid().as_raw(),
         root_gid: rustix::process::getegid().as_raw(),
     };
-    Fs::format(media.parts, &options).during(format_args!("store {}", directory.display()))?;
+    let made = Fs::format_with_profiles(media.parts, &options, profiles);
+    made.during(format_args!("store {}", directory.display()))?;
     description.write(directory)?;
     let warning = (!media.survives_power_loss).then(|| {
         "the file system of the memory refuses MAP_SYNC: operations survive a process crash, not a power loss".into()
@@ -137,6 +146,7 @@ fn make(
         memory_bytes: superblock.region_bytes,
         bulk_bytes: geometry.bulk_blocks * BULK_BLOCK,
         threshold_bytes: geometry.threshold,
+        inode_profiles: InodeProfiles::new(profiles),
         warning,
     })
 }

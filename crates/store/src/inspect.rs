@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use shoal_devices::{During, Failure, Outcome};
-use shoal_fs::{Fs, Options};
+use shoal_fs::{Fs, Method, Options};
 
 use crate::packing::{self, Packed};
 use crate::store::Store;
@@ -37,6 +37,9 @@ pub struct FileReport {
     /// Offset of the inode's record in the region.
     pub record_at: u64,
     pub has_xattrs: bool,
+    /// How the file is packed, or new files of the directory, if not as the store says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<String>,
     pub pieces: Vec<PieceReport>,
     /// Small files: of a directory those below it.
     #[serde(default)]
@@ -114,6 +117,7 @@ impl FileReport {
             flags: inode.flags,
             record_at: placement.record_at,
             has_xattrs: inode.xattr != shoal_format::SlotRef::NONE,
+            compression: Method::of_code(inode.method).map(|method| method.to_string()),
             pieces: pieces.collect(),
             packed,
             files_below: if kind == "directory" { files_below } else { 0 },
@@ -126,5 +130,49 @@ impl Store {
     pub fn inspect(&self, path: &Path) -> Outcome<FileReport> {
         let opened = self.open(Options { read_only: true, ..Options::default() })?;
         FileReport::of(&opened.fs, path)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::resize::Sizes;
+    use crate::{BulkChoice, CopyOptions, FormatOptions, LEAVING_PATIENCE, salvage};
+    use shoal_fs::{COMPRESS_ATTRIBUTE, Caller, ROOT, XattrMode};
+
+    #[test]
+    fn a_method_shows_in_the_report_and_goes_with_copies_resizes_and_a_salvage() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        let format =
+            FormatOptions { memory_bytes: Some(16 << 20), bulk: Some(BulkChoice::None), ..FormatOptions::default() };
+        Store::format(&at("store"), &format).unwrap();
+        let store = Store::acquire(&at("store"), LEAVING_PATIENCE).unwrap();
+        let fs = store.open(Options::default()).unwrap().fs;
+        let made = fs.mkdir(&Caller::default(), ROOT, b"d", 0o755).unwrap().ino;
+        fs.setxattr(made, COMPRESS_ATTRIBUTE, b"zstd:11", XattrMode::Any).unwrap();
+        let file = fs.mknod(&Caller::default(), made, b"f", 0o644, 0).unwrap().ino;
+        fs.write(file, 0, b"data").unwrap();
+        fs.shutdown().unwrap();
+        store.copy_to(&at("copy"), &CopyOptions::default(), &()).unwrap();
+        drop(store);
+        let copy = Store::acquire(&at("copy"), LEAVING_PATIENCE).unwrap();
+        copy.resize(&Sizes { memory_bytes: Some(24 << 20), bulk_bytes: None }, &()).unwrap();
+        for path in ["/d", "/d/f"] {
+            assert_eq!(copy.inspect(Path::new(path)).unwrap().compression.as_deref(), Some("zstd:11"));
+        }
+        assert_eq!(copy.inspect(Path::new("/")).unwrap().compression, None);
+        assert!(copy.check(true, &()).unwrap().errors.is_empty());
+        drop(copy);
+        salvage(&at("copy"), &at("out"), &(), &mut |_| ()).unwrap();
+        for path in ["out/d", "out/d/f"] {
+            let mut value = [0; 20];
+            match rustix::fs::getxattr(at(path), COMPRESS_ATTRIBUTE, &mut value[..]) {
+                Ok(len) => assert_eq!(&value[..len], b"zstd:11", "{path}"),
+                // The host keeps no such attributes; the report of the salvage says so.
+                Err(rustix::io::Errno::OPNOTSUPP) => {}
+                Err(error) => panic!("{path}: {error}"),
+            }
+        }
     }
 }

@@ -12,6 +12,7 @@ use shoal_fs::{Fs, Options};
 use crate::description::Description;
 use crate::memory::LossBounds;
 use crate::packing::{Metadata, Packed, PackingWork};
+use crate::profiles::InodeProfiles;
 use crate::read_only::ReadOnly;
 use crate::store::Store;
 
@@ -42,6 +43,9 @@ pub struct StoreReport {
     /// What inodes and directory entries take.
     #[serde(default)]
     pub metadata: Metadata,
+    /// What inodes are packed with.
+    #[serde(default)]
+    pub inode_profiles: InodeProfiles,
     pub loss: LossBounds,
     /// The numbers of statfs(2).
     pub statfs: StatFs,
@@ -130,6 +134,7 @@ impl StoreReport {
             packed: Packed::of(&packing),
             packing: fs.packing_counts().into(),
             metadata: Metadata::of(&packing),
+            inode_profiles: InodeProfiles::of(fs),
             loss: LossBounds::of(superblock.memory_kind, survives_power_loss),
             statfs: StatFs {
                 block_bytes: statfs.block_bytes.into(),

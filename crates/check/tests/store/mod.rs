@@ -53,6 +53,7 @@ pub fn empty_inode(mode: u16) -> Inode {
     Inode {
         mode,
         layout: Layout::Empty,
+        method: 0,
         flags: 0,
         nlink: 0,
         uid: 1,

@@ -15,12 +15,13 @@ use shoal_format::inode::{
 use shoal_format::slot::{CLASS_SIZES, class_for};
 use shoal_format::superblock::FEATURE_PACKED;
 use shoal_format::{Offset, SlotRef};
-use shoal_pack::{Block, BlockBytes, Item, Method, ProfileFile, pack};
+use shoal_pack::{Block, BlockBytes, Item, Method, PROFILES_MAX, ProfileFile, pack};
 use shoal_region::{Region, Tx};
 
 use super::packed::{PACKED_MAX, indexed_triplet, is_packed};
 use super::{InodeTable, block, record};
 use crate::locks::LockTable;
+use crate::method;
 use crate::packer::may_be_packed;
 use crate::{Error, Fs, Result};
 
@@ -38,6 +39,8 @@ const SEARCH_TRIES: u32 = 32;
 /// Words of the table of changed blocks: 32 KiB, for 4 million inodes before two blocks share a bit.
 const WORDS: usize = 4096;
 const PER_BLOCK: usize = INODES_PER_BLOCK as usize;
+/// Longest file of a store's profiles (bytes): the tables go into one record twice, with room for triplets beside it.
+pub const STORE_PROFILES_BYTES: usize = 112 << 10;
 
 /// Result of a step of packing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -130,20 +133,20 @@ enum Look {
 pub(super) struct Cold {
     now_ns: i64,
     age_ns: u64,
-    /// The age of files whose data are to be packed before.
-    plain_age_ns: u64,
+    /// How files' data are packed before, unless they say otherwise.
+    method: Method,
 }
 
 impl Cold {
     fn new(now_ns: i64, age: Duration, method: Method) -> Cold {
         let age_ns = u64::try_from(age.as_nanos()).unwrap_or(u64::MAX);
-        let plain_age_ns = if method == Method::Off { age_ns } else { age_ns.saturating_mul(2) };
-        Cold { now_ns, age_ns, plain_age_ns }
+        Cold { now_ns, age_ns, method }
     }
 
     /// Times far in the future are not young: a user has set them, or the clock went back.
     fn is_young(self, inode: &Inode) -> bool {
-        let age_ns = if may_be_packed(inode) { self.plain_age_ns } else { self.age_ns };
+        let waits = may_be_packed(inode) && method::own(inode).unwrap_or(self.method) != Method::Off;
+        let age_ns = if waits { self.age_ns.saturating_mul(2) } else { self.age_ns };
         [inode.ctime, inode.atime].iter().any(|time| time.abs_diff(self.now_ns) < age_ns)
     }
 
@@ -186,7 +189,7 @@ impl InodeTable {
         });
         let Ok(Some(bytes)) = first else { return Ok(Look::Nothing) };
         let nested = cold.is_none();
-        let cold = cold.unwrap_or(Cold { now_ns: 0, age_ns: 0, plain_age_ns: 0 });
+        let cold = cold.unwrap_or(Cold { now_ns: 0, age_ns: 0, method: Method::Off });
         if let Some(look) = cold.look(block::records(&bytes)) {
             return Ok(look);
         }
@@ -357,13 +360,21 @@ impl Fs {
     }
 
     /// Lets the store's inodes be packed with these profiles instead of the built-in ones. Only before the first block is packed:
-    /// false if there are profiles already, or none of Shoal's own compressor among these.
+    /// false if there are profiles already, or among these none of Shoal's own compressor, or more of them than a store takes.
     pub fn set_inode_profiles(&self, file: &ProfileFile) -> Result<bool> {
         self.writable()?;
-        if self.table.has_tables() || file.of_store().profiles.is_empty() {
+        let file = file.of_store();
+        let fits = (1..=PROFILES_MAX).contains(&file.profiles.len()) && file.to_bytes().len() <= STORE_PROFILES_BYTES;
+        if self.table.has_tables() || !fits {
             return Ok(false);
         }
-        self.prepare_packing(|| file.of_store())
+        self.prepare_packing(|| file)
+    }
+
+    /// The profiles that the store has; none before the first block is packed, if it is to have the built-in ones, or if
+    /// they cannot be read.
+    pub fn inode_profiles(&self) -> Option<ProfileFile> {
+        self.table.packed.tables.profiles()
     }
 
     /// Packs some block other than `not`, whatever its age, or gives an empty one back, so that its slot is free. The caller may hold inode locks.

@@ -167,6 +167,11 @@ impl PackedTables {
         self.is_lost || self.changing.lock().is_some()
     }
 
+    /// The profiles, as they are stored.
+    pub fn profiles(&self) -> Option<ProfileFile> {
+        ProfileFile::from_bytes(&self.changing.lock().as_ref()?.profile).ok()
+    }
+
     /// What to decode with; blocks may not change their form under a reader that uses it (see `packed`).
     pub fn decoder(&self) -> RwLockReadGuard<'_, Decoder> {
         self.decoder.read()

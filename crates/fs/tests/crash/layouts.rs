@@ -16,6 +16,7 @@ pub fn preparation() -> Vec<Operation> {
         Mkdir("A/C"),
         Mkdir("D"),
         Mkdir("E"),
+        SetMethod("E", "lz4"),
         Mkdir("F"),
         Create("A/foo"),
         Write("A/foo", 0, 5000, 1),
@@ -137,6 +138,9 @@ fn marking() -> Vec<(&'static str, Operation)> {
         ("A/foo", SetXattr("A/foo", "user.x", 3000, 34)),
         ("A", SetXattr("A", "trusted.z", 5, 35)),
         ("A/foo", RemoveXattr("A/foo", "user.x")),
+        ("B", SetMethod("B", "zstd:19")),
+        ("E", SetMethod("E", "off")),
+        ("E", RemoveXattr("E", "user.shoal.compress")),
         ("A/foo", ChmodAndChown("A/foo", 0o4711, 5, 6)),
         ("A/bar", Times("A/bar", 7, 5)),
     ]

@@ -12,7 +12,9 @@
 use std::sync::Arc;
 
 use shoal_format::inode::S_IFIFO;
-use shoal_fs::{Caller, Error, FileFlags, Fs, Ino, ROOT, RenameMode, SetAttr, TimeChange, XattrMode};
+use shoal_fs::{
+    COMPRESS_ATTRIBUTE, Caller, Error, FileFlags, Fs, Ino, ROOT, RenameMode, SetAttr, TimeChange, XattrMode,
+};
 use shoal_sim::{Random, SimClock};
 
 use super::tree::{Data, Node, Tree};
@@ -54,6 +56,8 @@ pub enum Operation {
     Fallocate(Path, i32, u64, u64),
     SetXattr(Path, Path, usize, u64),
     RemoveXattr(Path, Path),
+    /// How a file, or new files of a directory, are packed.
+    SetMethod(Path, Path),
     Chmod(Path, u32),
     Chown(Path, u32, u32),
     ChmodAndChown(Path, u32, u32, u32),
@@ -195,6 +199,7 @@ impl Operation {
             SetXattr(path, name, len, tag) => {
                 fs.setxattr(ino(path)?, name.as_bytes(), &bytes(tag, len), XattrMode::Any)
             }
+            SetMethod(path, method) => fs.setxattr(ino(path)?, COMPRESS_ATTRIBUTE, method.as_bytes(), XattrMode::Any),
             RemoveXattr(path, name) => fs.removexattr(ino(path)?, name.as_bytes()),
             Chmod(path, mode) => fs.setattr(ino(path)?, &SetAttr { mode: Some(mode), ..Default::default() }).map(drop),
             Chown(path, uid, gid) => {

@@ -194,6 +194,8 @@ fn other() -> Vec<(&'static str, Operation)> {
         ("A", SetXattr("A", "user.dir", 300, 132)),
         ("A/foo", SetXattr("A/foo", "user.big", 40 << 10, 133)),
         ("bar", SetXattr("bar", "user.big", 10, 134)),
+        ("A", SetMethod("A", "lz4")),
+        ("foo", SetMethod("foo", "off")),
         ("foo", RemoveXattr("foo", "user.small")),
         ("bar", RemoveXattr("bar", "user.big")),
         ("foo", Chmod("foo", 0o600)),

@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use shoal_fs::{Attr, Caller, Error, Fs, RenameMode, SetAttr, TimeChange, XattrMode};
+use shoal_fs::{Attr, COMPRESS_ATTRIBUTE, Caller, Error, Fs, RenameMode, SetAttr, TimeChange, XattrMode};
 use shoal_sim::{Random, SimClock};
 
 use super::{Body, Model, Node, NodeId, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
@@ -40,6 +40,13 @@ pub struct Walker {
 }
 
 pub(super) type Outcome = Result<(), String>;
+
+/// Attributes of something new in a directory.
+fn inherited(parent: &Node, mode: u32) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let takes = matches!(mode & S_IFMT, S_IFREG | S_IFDIR);
+    let method = parent.xattrs.get_key_value(COMPRESS_ATTRIBUTE).filter(|_| takes);
+    method.map(|(name, value)| (name.clone(), value.clone())).into_iter().collect()
+}
 
 impl Walker {
     /// `root` is the inode of the directory the walker owns.
@@ -250,7 +257,7 @@ impl Walker {
             mtime: now,
             ctime: now,
             body,
-            xattrs: BTreeMap::new(),
+            xattrs: inherited(parent, mode),
             held: caller.hold as u64,
             parent: dir,
             shared: false,
@@ -517,8 +524,8 @@ impl Walker {
         if self.model.node(id).shared {
             return Ok(());
         }
-        let name =
-            [&b"user.a"[..], b"user.bb", b"trusted.c", b"security.d", b"system.e", b"user."][self.below(6) as usize];
+        let name = [&b"user.a"[..], b"user.bb", b"trusted.c", b"security.d", b"system.e", b"user.", COMPRESS_ATTRIBUTE]
+            [self.below(7) as usize];
         let remove = self.below(3) == 0;
         let node = self.model.node(id);
         let special = matches!(node.body, Body::Link(_) | Body::Special);
@@ -541,10 +548,16 @@ impl Walker {
         let len = [0, 5, 100, 3000, 65537][self.below(5) as usize];
         let mut value = vec![0; len];
         self.random.fill(&mut value);
+        if name == COMPRESS_ATTRIBUTE {
+            let words = [&b"off"[..], b"auto", b"lz4", b"zstd:1", b"zstd:19", b"zstd:20", b"", b"\xff"];
+            value = words[self.below(8) as usize].to_vec();
+        }
+        let misspelt = name == COMPRESS_ATTRIBUTE && (value.len() < 3 || value == b"zstd:20");
         let mode = [XattrMode::Any, XattrMode::Create, XattrMode::Replace][self.below(3) as usize];
         self.last = format!("set {:?} of {id}, {len} bytes, {mode:?}", String::from_utf8_lossy(name));
         let expected = match (mode, has) {
-            _ if len > 65536 => Err(Error::TooBig),
+            _ if value.len() > 65536 => Err(Error::TooBig),
+            _ if misspelt => Err(Error::Invalid),
             _ if named.is_err() => named,
             (XattrMode::Create, true) => Err(Error::Exists),
             (XattrMode::Replace, false) => Err(Error::NoAttribute),
@@ -660,7 +673,7 @@ impl Walker {
             mtime: now,
             ctime: now,
             body: Body::File(Vec::new()),
-            xattrs: BTreeMap::new(),
+            xattrs: inherited(parent, S_IFREG),
             held: 1,
             parent: dir,
             shared: false,

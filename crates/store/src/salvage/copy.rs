@@ -14,6 +14,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Timespec, Timestamps, Uid, X
 use shoal_check::{Item, Loss, Sink};
 use shoal_format::inode::{Inode, S_IFBLK, S_IFCHR, S_IFIFO, S_IFSOCK};
 use shoal_format::xattr::Attribute;
+use shoal_fs::{COMPRESS_ATTRIBUTE, Method};
 
 use super::report::{Lost, Told};
 
@@ -72,7 +73,9 @@ impl<'a> Copy<'a> {
                 kept_back.push(format!("owner: {error}"));
             }
         }
-        for (attribute, value) in attributes {
+        let method =
+            Method::of_code(inode.method).map(|method| (COMPRESS_ATTRIBUTE.to_vec(), method.to_string().into()));
+        for (attribute, value) in attributes.iter().chain(&method) {
             if let Err(error) = rustix::fs::lsetxattr(path, &attribute[..], value, XattrFlags::empty()) {
                 kept_back.push(format!("attribute {}: {error}", String::from_utf8_lossy(attribute)));
             }

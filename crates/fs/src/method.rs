@@ -1,0 +1,75 @@
+//! The method with which a file's data are packed, as an extended attribute of files and directories.
+//!
+//! `user.shoal.compress` has the values of `--compress`. It is no stored attribute but a code in the inode's record, so a file that
+//! inherits it takes no room for it. New files and directories inherit it from their directory; links and renames leave it. A
+//! change concerns data that are packed from then on. Rules: the store has the feature before the first code
+//! is written, and so do stores that never use it without. Left out: packing (`packer`).
+
+use shoal_format::inode::Inode;
+use shoal_format::superblock::FEATURE_METHODS;
+use shoal_pack::Method;
+
+use crate::xattr::{self, XattrMode};
+use crate::{Error, Fs, Ino, Result, flags};
+
+/// The attribute's name.
+pub const COMPRESS_ATTRIBUTE: &[u8] = b"user.shoal.compress";
+
+/// The method of a file itself; `None`: it has that of the store.
+pub(crate) fn own(inode: &Inode) -> Option<Method> {
+    Method::of_code(inode.method)
+}
+
+/// The attribute's value.
+pub(crate) fn value(inode: &Inode) -> Result<Vec<u8>> {
+    own(inode).map(|method| method.to_string().into_bytes()).ok_or(Error::NoAttribute)
+}
+
+/// May the attribute be changed in this way?
+fn check(inode: &Inode, mode: XattrMode) -> Result<()> {
+    xattr::check_name(inode, COMPRESS_ATTRIBUTE)?;
+    flags::check_change(inode)?;
+    match (mode, inode.method) {
+        (XattrMode::Create, 1..) => Err(Error::Exists),
+        (XattrMode::Replace, 0) => Err(Error::NoAttribute),
+        _ => Ok(()),
+    }
+}
+
+impl Fs {
+    /// The method with which a file's data are packed.
+    pub(crate) fn method_of(&self, inode: &Inode) -> Method {
+        own(inode).unwrap_or(self.options.method)
+    }
+
+    /// May the data of some file be packed without being asked?
+    pub(crate) fn packs_data(&self) -> bool {
+        self.options.method != Method::Off || self.region.has_feature(FEATURE_METHODS)
+    }
+
+    pub(crate) fn set_method(&self, ino: Ino, value: &[u8], mode: XattrMode) -> Result<()> {
+        let method: Method = std::str::from_utf8(value).ok().and_then(|v| v.parse().ok()).ok_or(Error::Invalid)?;
+        {
+            // Before the store gets the feature, which older programs refuse.
+            let _lock = self.locks.read(ino);
+            check(&self.load(ino)?, mode)?;
+        }
+        self.region.add_feature(FEATURE_METHODS)?;
+        self.with_room(|| self.change_method(ino, method.code(), mode))
+    }
+
+    pub(crate) fn remove_method(&self, ino: Ino) -> Result<()> {
+        self.change_method(ino, 0, XattrMode::Replace)
+    }
+
+    fn change_method(&self, ino: Ino, code: u8, mode: XattrMode) -> Result<()> {
+        let _lock = self.locks.write(ino);
+        let mut inode = self.load(ino)?;
+        check(&inode, mode)?;
+        (inode.method, inode.ctime) = (code, self.now());
+        let mut tx = if code == 0 { self.region.begin_reclaim() } else { self.region.begin() };
+        self.store(&mut tx, ino, &inode)?;
+        tx.commit()?;
+        Ok(())
+    }
+}
