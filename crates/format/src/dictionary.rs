@@ -39,7 +39,7 @@ pub struct DictionaryList {
     /// Low half of XXH3 of the entries.
     pub sum: U32,
     /// The newest first, which is the one in use.
-    pub entries: [DictionaryEntry; DICTIONARIES_MAX],
+    pub entries: [DictionaryEntry; 8],
 }
 
 /// The head of a dictionary, before its bytes.
@@ -62,7 +62,7 @@ pub const DICTIONARY_HEAD: usize = size_of::<DictionaryHead>();
 pub const DICTIONARY_BYTES_MAX: usize = 32_768 - DICTIONARY_HEAD;
 const _: () = assert!((DICTIONARY_BYTES_MAX + DICTIONARY_HEAD) as u64 == SLOT_MAX);
 const _: () = assert!(size_of::<DictionaryEntry>() == 24);
-const _: () = assert!(DICTIONARY_LIST == 208);
+const _: () = assert!(DICTIONARY_LIST == 16 + DICTIONARIES_MAX * size_of::<DictionaryEntry>());
 const _: () = assert!(DICTIONARY_HEAD == 24);
 
 const LIST: &str = "list of dictionaries";

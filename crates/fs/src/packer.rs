@@ -92,7 +92,7 @@ pub(crate) struct Packer {
     left: bool,
     /// End of the log when packing for room gained none.
     futile: Option<Lsn>,
-    training: Training,
+    pub(crate) training: Training,
 }
 
 /// A look at the blocks of inodes that have changed.

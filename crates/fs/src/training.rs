@@ -14,7 +14,7 @@ use shoal_format::slot::{CLASS_SIZES, SLOT_MAX, class_for};
 use shoal_pack::{Compressor, Dictionary, Method, takes_dictionary, train};
 
 use crate::objects::Placed;
-use crate::packer::has_data;
+use crate::packer::{has_data, may_be_packed};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result, small};
 
@@ -85,6 +85,17 @@ impl Sample {
 }
 
 impl Fs {
+    /// Looks whether the short ones of these files, which are to be packed next, are worth a dictionary.
+    pub fn consider_dictionary(&self, files: &[Ino]) -> Result<()> {
+        let is_short = |ino: Ino| {
+            let _lock = self.locks.read(ino);
+            let inode = self.load(ino).ok().filter(may_be_packed);
+            inode.is_some_and(|inode| takes_dictionary(self.method_of(&inode), inode.size))
+        };
+        let short: Vec<Ino> = files.iter().copied().filter(|&ino| is_short(ino)).collect();
+        self.train(&mut self.packer.lock().training, &short)
+    }
+
     /// Looks whether these short files, which are to be packed next, are worth a dictionary. The caller holds the packer's lock.
     pub(crate) fn train(&self, training: &mut Training, short: &[Ino]) -> Result<()> {
         // These files' own methods take a dictionary even if the store's does not.

@@ -144,8 +144,9 @@ pub fn files_below(fs: &Fs, path: &Path) -> Outcome<Vec<u64>> {
 /// Packs files now.
 pub fn pack(fs: &Fs, files: &[u64]) -> Outcome<Compacted> {
     let mut compacted = Compacted::default();
-    for &file in files {
-        let Ok(ino) = Ino::try_from(file) else { continue };
+    let files: Vec<Ino> = files.iter().filter_map(|&file| Ino::try_from(file).ok()).collect();
+    fs.consider_dictionary(&files).during("training of a dictionary")?;
+    for &ino in &files {
         match fs.pack_now(ino) {
             Ok(done) => {
                 compacted.files += 1;
