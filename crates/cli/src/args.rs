@@ -58,7 +58,7 @@ pub enum Command {
     Resize(ResizeArgs),
     /// Show how a file, or all files of a directory, are stored
     Inspect(InspectArgs),
-    /// Pack files now, also those that changed a moment ago, and compact the memory
+    /// Pack files and inodes now, also those that changed a moment ago, and compact the memory
     Compact(CompactArgs),
     /// Export a block device to NBD clients: a file, or a network RAM disk
     Serve(ServeArgs),

@@ -1,4 +1,4 @@
-//! `shoal compact`: packs files now instead of when they have cooled, and compacts the memory.
+//! `shoal compact`: packs files and inodes now instead of when they have cooled, and compacts the memory.
 //!
 //! A mounted store's daemon does the work, a batch of files at a time; other programs go on with theirs in between.
 

@@ -264,6 +264,18 @@ fn a_salvage_reads_packed_blocks_also_those_that_the_table_does_not_lead_to() {
 }
 
 #[test]
+fn inodes_are_packed_at_once_when_asked() {
+    let mut store = Store::new(setup());
+    let fs = store.open_as(Some(AGE));
+    files(&fs, &store.clock, 1000);
+    assert_eq!(fs.pack_inodes_step(u32::MAX).unwrap().blocks, 0, "they are young");
+    let done = fs.pack_inodes_now().unwrap();
+    assert!(done.inodes >= 990 && done.bytes_after * 3 < done.bytes_before, "{done:?}");
+    assert_eq!(fs.pack_inodes_now().unwrap().blocks, 0, "nothing is left to do");
+    store.close(fs);
+}
+
+#[test]
 fn a_store_may_have_profiles_of_its_own() {
     let mut store = Store::new(setup());
     let fs = store.open();

@@ -161,6 +161,8 @@ pub fn pack(fs: &Fs, files: &[u64]) -> Outcome<Compacted> {
     }
     if files.is_empty() {
         fs.compact().during("compaction")?;
+        // Moving data makes inodes plain.
+        fs.pack_inodes_now().during("packing of inodes")?;
     }
     Ok(compacted)
 }

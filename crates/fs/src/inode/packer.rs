@@ -287,19 +287,49 @@ fn alloc(region: &Region, len: u64) -> Result<(Tx<'_>, SlotRef)> {
 impl Fs {
     /// One step of packing: packs at most `budget` blocks, none on a store whose options do not ask for it.
     pub fn pack_inodes_step(&self, budget: u32) -> Result<InodePacking> {
-        self.pack_inodes_of(budget, Duration::ZERO)
+        match self.options.pack_age {
+            Some(age) => self.pack_inodes_of(age, budget, Duration::ZERO),
+            None => Ok(InodePacking::default()),
+        }
+    }
+
+    /// Packs all inodes now, however young they are.
+    pub fn pack_inodes_now(&self) -> Result<InodePacking> {
+        {
+            let mut packer = self.inode_packer.lock();
+            let changed = self.table.packed.changed.take();
+            packer.due.resize(changed.len(), 0);
+            packer.due.iter_mut().zip(changed).for_each(|(due, changed)| *due |= changed);
+            packer.block = 0;
+        }
+        let mut all = InodePacking::default();
+        loop {
+            let done = self.pack_inodes_of(Duration::ZERO, STEP_PACKED, Duration::ZERO)?;
+            all.blocks += done.blocks;
+            all.inodes += done.inodes;
+            all.bytes_before += done.bytes_before;
+            all.bytes_after += done.bytes_after;
+            if !done.more {
+                return Ok(all);
+            }
+        }
     }
 
     /// A small step beside others. Blocks that were changed since the round began are left alone, and rounds are a second apart: what
     /// is changed again and again would be unpacked again and again.
     pub(crate) fn pack_inodes_beside(&self) -> Result<InodePacking> {
-        self.pack_inodes_of(LOAD_BLOCKS, BESIDE_ROUND)
+        match self.options.pack_age {
+            Some(age) => self.pack_inodes_of(age, LOAD_BLOCKS, BESIDE_ROUND),
+            None => Ok(InodePacking::default()),
+        }
     }
 
-    fn pack_inodes_of(&self, budget: u32, rest: Duration) -> Result<InodePacking> {
+    fn pack_inodes_of(&self, age: Duration, budget: u32, rest: Duration) -> Result<InodePacking> {
         self.writable()?;
         let mut done = InodePacking::default();
-        let Some(age) = self.options.pack_age.filter(|_| self.options.pack_inodes) else { return Ok(done) };
+        if !self.options.pack_inodes {
+            return Ok(done);
+        }
         let mut packer = self.inode_packer.lock();
         let now_ns = self.clock.monotonic_ns();
         if packer.due.is_empty() {
