@@ -135,8 +135,7 @@ impl Dictionaries {
 
     /// May another one be added?
     pub fn has_place(&self) -> bool {
-        let stored = self.stored.lock();
-        !stored.is_lost && stored.listed.len() < DICTIONARIES_MAX && stored.next_number().is_some()
+        self.stored.lock().has_place()
     }
 
     /// Writes what is damaged in one copy anew from the other one. The caller holds the lock under which roots change.
@@ -174,12 +173,8 @@ impl Dictionaries {
 
     /// Adds a dictionary, which is the newest from now on. The caller holds the lock under which roots change.
     fn add(&self, region: &Region, bytes: Vec<u8>) -> Result<()> {
-        if !self.has_place() {
-            return Err(Error::NoSpace);
-        }
-        region.add_feature(FEATURE_DICTIONARIES)?;
         let mut stored = self.stored.lock();
-        let number = stored.next_number().expect("there is a place");
+        let number = stored.next_number().filter(|_| stored.has_place()).ok_or(Error::NoSpace)?;
         let whole = DictionaryHead::encode(number, &bytes);
         let mut tx = region.begin();
         let mut copies = [SlotRef::NONE; 2];
@@ -237,6 +232,10 @@ impl Dictionaries {
 }
 
 impl Stored {
+    fn has_place(&self) -> bool {
+        !self.is_lost && self.listed.len() < DICTIONARIES_MAX && self.next_number().is_some()
+    }
+
     fn next_number(&self) -> Option<u16> {
         self.listed.first().map_or(Some(1), |newest| newest.number.checked_add(1))
     }
@@ -271,6 +270,11 @@ impl Fs {
             return Err(Error::Invalid);
         }
         self.repair_dictionaries()?;
+        if !self.objects.dictionaries.has_place() {
+            return Err(Error::NoSpace);
+        }
+        // Without locks: on an older store an image is written.
+        self.region.add_feature(FEATURE_DICTIONARIES)?;
         self.table.while_roots_stay(|| self.objects.dictionaries.add(&self.region, bytes))
     }
 
