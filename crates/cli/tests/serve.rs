@@ -585,8 +585,11 @@ fn donors_that_will_not_do_are_named_with_what_to_do() {
     let error = scene.fails(1, &["format", "--force", &pair(0, 3, "policy=mirrored")]);
     assert!(error.contains("donor3") && error.contains("a new disk needs all"), "{error}");
     let degraded = scene.serve(&pair(2, 3, "policy=mirrored"), "disk", &[]);
-    let disk = scene.status(&at)["device"]["disk"].clone();
-    assert_eq!(disk["donors"].as_array().unwrap().iter().filter(|donor| donor["state"] == "missing").count(), 1);
+    let states = || -> Vec<String> {
+        let disk = scene.status(&at)["device"]["disk"].clone();
+        disk["donors"].as_array().unwrap().iter().map(|donor| donor["state"].to_string()).collect()
+    };
+    wait_until("a missing donor", || states().iter().filter(|state| *state == "\"missing\"").count() == 1);
     degraded.stop();
     // Overwritten on purpose, the two become another disk.
     scene.ok(&["format", "--force", &pair(1, 2, "policy=mirrored")]);
