@@ -281,6 +281,11 @@ impl Fs {
         let mut block = first;
         while block < last {
             let (extent, in_place) = match self.mapped(inode, block)? {
+                // Data is written over only when the map has room for what comes before it.
+                Mapped::At(extent) if extent.flags & EXTENT_UNWRITTEN == 0 && !mapping.extents.is_empty() => {
+                    end = block.byte();
+                    break;
+                }
                 Mapped::At(extent) if extent.flags & EXTENT_UNWRITTEN == 0 => (clip(extent, block, last), true),
                 Mapped::At(extent) => {
                     let extent = Extent { flags: EXTENT_NEW, ..clip(extent, block, last) };
@@ -311,9 +316,7 @@ impl Fs {
             })?;
             bulk.fresh.wrote(ino, write);
             fresh_tail = !in_place;
-            if in_place && kept == from {
-                kept = to;
-            }
+            kept = if in_place { to } else { kept };
             block = extent.end();
         }
         let before = *inode;

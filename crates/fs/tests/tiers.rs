@@ -300,6 +300,7 @@ fn a_write_that_finds_the_region_full_leaves_nothing_behind_the_end() {
             fill_region(&store);
             // From the hole into the last block, or from the end across the block's.
             let (at, len) = if at_end { (size, 2 * BULK_BLOCK) } else { (last * BULK_BLOCK - 5_000, 5_000 + 20_000) };
+            let before = contents(&store, b"file").unwrap();
             let outcome = store.fs.write(file, at, &vec![0x44; len as usize]);
             let end = store.fs.getattr(file).unwrap().size;
             match outcome {
@@ -312,6 +313,7 @@ fn a_write_that_finds_the_region_full_leaves_nothing_behind_the_end() {
             let bytes = contents(&store, b"file").unwrap();
             let junk = bytes[size as usize..].iter().position(|&b| b != 0);
             assert_eq!(junk, None, "{extents} extents, at the end: {at_end}: junk behind the old end");
+            assert!(bytes[..size as usize] == before, "{extents} extents: a write that was refused changed data");
         }
     }
     assert!(refused[0] > 0, "the region was never too full: {refused:?}");
