@@ -1,17 +1,19 @@
 //! Directories: walks every node and bucket, verifies every entry, and counts links.
 //!
 //! Rules: a walk goes as deep as the hash has bits, at most [`LEVELS_MAX`] levels; a node or bucket is visited once. A
-//! name can be there twice only within one bucket, because its hash leads to a single bucket.
+//! name can be there twice only within one bucket, because its hash leads to a single bucket. Only packed buckets are shorter than
+//! [`BUCKET_BYTES`] under a node; each is coded in the one way there is.
 //! Left out: judging the counts (`links`), which needs all directories.
 
 use shoal_format::dir::{
-    BUCKET_BYTES, Bucket, Dirent, HASH_BITS, LEVELS_MAX, NODE_BITS, NODE_BYTES, NODE_FANOUT, NodeRef, name_hash,
-    name_is_valid, node_index,
+    BUCKET_BYTES, Dirent, HASH_BITS, LEVELS_MAX, NODE_BITS, NODE_BYTES, NODE_FANOUT, NodeRef, is_packed_bucket,
+    name_hash, name_is_valid, node_index, open_bucket, pack_bucket,
 };
 use shoal_format::inode::{Ino, Layout, S_IFDIR};
+use shoal_format::superblock::FEATURE_BUCKETS;
 use shoal_format::{Offset, SlotRef};
 
-use crate::inodes::{DAMAGED, Directory};
+use crate::inodes::{DAMAGED, Directory, ENTRY_PACKED};
 use crate::region::Region;
 use crate::remedy::Remedy;
 use crate::report::FindingKind;
@@ -46,7 +48,9 @@ fn verify(region: &Region<'_>, state: &mut State, directory: &Directory) -> Resu
             let sentence = format!("a packed directory in a piece of {} bytes", root.capacity());
             walk.error(FindingKind::DirectoryBucket, root.offset(), sentence);
         }
-        Layout::DirPacked => walk.bucket(root, Place { prefix: 0, level: 0, from: 0, to: NODE_FANOUT })?,
+        Layout::DirPacked => {
+            walk.bucket(root, Place { prefix: 0, level: 0, from: 0, to: NODE_FANOUT, is_under_node: false })?
+        }
         Layout::DirHashed if root.capacity() != NODE_BYTES => {
             let sentence = format!("a directory node in a piece of {} bytes", root.capacity());
             walk.error(FindingKind::DirectoryNode, root.offset(), sentence);
@@ -82,6 +86,7 @@ struct Place {
     level: u32,
     from: usize,
     to: usize,
+    is_under_node: bool,
 }
 
 impl Place {
@@ -92,6 +97,13 @@ impl Place {
     }
 }
 
+/// Where an entry lies: one of a packed bucket has no place of its own, but that of the bucket.
+#[derive(Clone, Copy)]
+struct Found {
+    at: Offset,
+    is_packed: bool,
+}
+
 struct Walk<'a, 'b> {
     region: &'a Region<'b>,
     state: &'a mut State,
@@ -100,8 +112,8 @@ struct Walk<'a, 'b> {
     subdirectories: u32,
     /// Capacity of the pieces claimed (bytes).
     allocated: u64,
-    /// Hashes of the bucket's entries and where their names begin and end, to find a name that is there twice.
-    bucket: Vec<(u64, usize, usize)>,
+    /// Hashes and names of the bucket's entries, to find a name that is there twice.
+    bucket: Vec<(u64, Vec<u8>)>,
 }
 
 impl Walk<'_, '_> {
@@ -144,7 +156,7 @@ impl Walk<'_, '_> {
                         // References that agree still count as those of one bucket.
                         span = (i..NODE_FANOUT).take_while(|&other| bits_at(other) == bits_at(i)).count();
                     }
-                    self.bucket(bucket, Place { prefix, level, from: i, to: i + span })?;
+                    self.bucket(bucket, Place { prefix, level, from: i, to: i + span, is_under_node: true })?;
                 }
                 Err(e) => self.error(FindingKind::DirectoryNode, at, e.to_string()),
             }
@@ -159,21 +171,33 @@ impl Walk<'_, '_> {
         }
         let region = self.region;
         let bytes = region.bytes(slot.offset(), slot.capacity())?;
-        let bucket = match Bucket::new(&bytes) {
+        let is_packed = bytes.first_chunk().is_some_and(is_packed_bucket);
+        let mut room = [0; BUCKET_BYTES];
+        let bucket = match open_bucket(&bytes, self.state.superblock.hash_seed, &mut room) {
             Ok(bucket) => bucket,
             Err(e) => {
                 self.error(FindingKind::DirectoryBucket, slot.offset(), e.to_string());
                 return Ok(());
             }
         };
+        if is_packed && self.state.superblock.features & FEATURE_BUCKETS == 0 {
+            let sentence = "a packed bucket, but the store lacks the feature".to_string();
+            self.error(FindingKind::DirectoryBucket, slot.offset(), sentence);
+        }
+        if !is_packed && place.is_under_node && slot.capacity() != BUCKET_BYTES as u64 {
+            let sentence = format!("a bucket that is not packed in a piece of {} bytes under a node", slot.capacity());
+            self.error(FindingKind::DirectoryBucket, slot.offset(), sentence);
+        }
         self.bucket.clear();
-        let mut live = 0;
+        let (mut live, mut entries) = (0, Vec::new());
         for entry in bucket.entries() {
             match entry {
                 Ok((_, entry)) if entry.ino.is_none() => {}
                 Ok((within, entry)) => {
                     live += 1;
-                    self.entry(&bytes, within, slot.offset() + within as u64, &entry, &place);
+                    entries.push(entry);
+                    let at = if is_packed { slot.offset() } else { slot.offset() + within as u64 };
+                    self.entry(&entry, Found { at, is_packed }, &place);
                 }
                 Err(e) => self.error(FindingKind::DirectoryBucket, slot.offset(), e.to_string()),
             }
@@ -182,12 +206,16 @@ impl Walk<'_, '_> {
             let sentence = format!("a bucket says {} entries, it has {live}", bucket.live());
             self.error(FindingKind::EntryCount, slot.offset(), sentence);
         }
+        if is_packed && !bytes.starts_with(&pack_bucket(&entries)) {
+            let sentence = "a packed bucket is not coded as its entries are".to_string();
+            self.error(FindingKind::DirectoryBucket, slot.offset(), sentence);
+        }
         self.live += live as u64;
         Ok(())
     }
 
-    fn entry(&mut self, bytes: &[u8], within: usize, at: Offset, entry: &Dirent<'_>, place: &Place) {
-        let name = || String::from_utf8_lossy(entry.name);
+    fn entry(&mut self, entry: &Dirent<'_>, found: Found, place: &Place) {
+        let (name, at) = (|| String::from_utf8_lossy(entry.name), found.at);
         if !name_is_valid(entry.name) {
             self.error(FindingKind::EntryName, at, format!("{:?} is no name an entry may have", name()));
         } else if name_hash(self.state.superblock.hash_seed, entry.name) != entry.hash {
@@ -197,16 +225,14 @@ impl Walk<'_, '_> {
             let sentence = format!("entry {:?} lies in a bucket its hash does not lead to", name());
             self.error(FindingKind::EntryPlace, at, sentence);
         }
-        let end = within + entry.encoded_len();
-        let range = (entry.hash, end - entry.name.len(), end);
-        if self.bucket.iter().any(|&(hash, from, to)| hash == entry.hash && bytes[from..to] == *entry.name) {
+        if self.bucket.iter().any(|(hash, other)| *hash == entry.hash && other == entry.name) {
             self.error(FindingKind::EntryTwice, at, format!("the name {:?} is there twice", name()));
         }
-        self.bucket.push(range);
-        self.target(at, entry);
+        self.bucket.push((entry.hash, entry.name.to_vec()));
+        self.target(found, entry);
     }
 
-    fn target(&mut self, at: Offset, entry: &Dirent<'_>) {
+    fn target(&mut self, Found { at, is_packed }: Found, entry: &Dirent<'_>) {
         let name = || String::from_utf8_lossy(entry.name);
         let (ino, directory) = (entry.ino, self.ino);
         let found = self.state.inodes.state_mut(ino).filter(|found| found.kind != 0 || found.marks & DAMAGED != 0);
@@ -218,6 +244,7 @@ impl Walk<'_, '_> {
         found.links = found.links.saturating_add(1);
         if found.entry_at == Offset::ZERO {
             (found.holder, found.entry_at) = (directory, at);
+            found.marks |= if is_packed { ENTRY_PACKED } else { 0 };
         }
         if found.marks & DAMAGED != 0 {
             self.state.report.offer(Remedy::RemoveEntry { directory, name: entry.name.to_vec(), ino });

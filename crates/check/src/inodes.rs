@@ -29,6 +29,8 @@ pub(crate) const DAMAGED: u8 = 1;
 pub(crate) const FOLLOWED: u8 = 2;
 /// The way up from this directory is being followed.
 pub(crate) const FOLLOWING: u8 = 4;
+/// `entry_at` is the place of the packed bucket that has the entry.
+pub(crate) const ENTRY_PACKED: u8 = 8;
 
 /// The state of one record.
 #[derive(Clone, Copy, Default)]

@@ -5,10 +5,10 @@
 //! Left out: inodes whose record does not decode, because their counts are unknown.
 
 use shoal_format::Offset;
-use shoal_format::dir::ENTRY_HEADER;
+use shoal_format::dir::{ENTRY_HEADER, PackedEntries};
 use shoal_format::inode::{Ino, S_IFDIR};
 
-use crate::inodes::{FOLLOWED, FOLLOWING, Inodes};
+use crate::inodes::{ENTRY_PACKED, FOLLOWED, FOLLOWING, Inodes};
 use crate::region::Region;
 use crate::remedy::Remedy;
 use crate::report::{FindingKind, Report};
@@ -112,11 +112,34 @@ fn path(region: &Region<'_>, inodes: &Inodes, ino: Ino) -> Result<Option<String>
         else {
             return Ok(None);
         };
-        let length = region.bytes(known.entry_at + (ENTRY_HEADER as u64 - 1), 1)?[0] as u64;
-        let name = region.bytes(known.entry_at + ENTRY_HEADER as u64, length)?;
-        names.push(String::from_utf8_lossy(&name).into_owned());
+        let name = match known.marks & ENTRY_PACKED {
+            0 => plain_name(region, known.entry_at)?,
+            _ => packed_name(region, known.entry_at, at)?,
+        };
+        names.push(name);
         at = known.holder;
     }
     names.reverse();
     Ok(Some(format!("/{}", names.join("/"))))
+}
+
+/// The name of the entry at this place.
+fn plain_name(region: &Region<'_>, at: Offset) -> Result<String, CheckError> {
+    let length = region.bytes(at + (ENTRY_HEADER as u64 - 1), 1)?[0] as u64;
+    let name = region.bytes(at + ENTRY_HEADER as u64, length)?;
+    Ok(String::from_utf8_lossy(&name).into_owned())
+}
+
+/// A name of the inode in the packed bucket at this place, which has been read before.
+fn packed_name(region: &Region<'_>, at: Offset, ino: Ino) -> Result<String, CheckError> {
+    let used = region.bytes(at, 2)?;
+    let bytes = region.bytes(at, u16::from_le_bytes([used[0], used[1]]).into())?;
+    if let Ok(mut entries) = PackedEntries::new(&bytes) {
+        while let Ok(Some(entry)) = entries.step() {
+            if entry.ino == ino {
+                return Ok(String::from_utf8_lossy(entry.name).into_owned());
+            }
+        }
+    }
+    Ok("?".to_string())
 }

@@ -14,7 +14,9 @@ mod pages;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use shoal_format::dir::{BUCKET_BYTES, Bucket, LEVELS_MAX, NODE_BYTES, NODE_FANOUT, NodeRef, name_hash, name_is_valid};
+use shoal_format::dir::{
+    BUCKET_BYTES, LEVELS_MAX, NODE_BYTES, NODE_FANOUT, NodeRef, name_hash, name_is_valid, open_bucket,
+};
 use shoal_format::inode::{INODE_BLOCK, Ino, Inode, Layout, TABLE_FANOUT, TABLE_NODE};
 use shoal_format::superblock::{ROOTS_AT, Roots, Superblock};
 use shoal_format::{Offset, SEGMENT, SlotRef};
@@ -364,7 +366,8 @@ impl Walk<'_, '_> {
     fn bucket(&mut self, bytes: &[u8], at: Offset, path: &[u8], into: &mut Vec<(Ino, Vec<u8>)>) {
         let broken =
             |error: &dyn std::fmt::Display| format!("{error} (at {:#x}): names in the directory are lost", at.get());
-        let bucket = match Bucket::new(bytes) {
+        let mut room = [0; BUCKET_BYTES];
+        let bucket = match open_bucket(bytes, self.superblock.hash_seed, &mut room) {
             Ok(bucket) => bucket,
             Err(error) => return self.lost(Some(path), None, broken(&error)),
         };

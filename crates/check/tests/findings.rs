@@ -12,7 +12,7 @@ use shoal_format::extent::{BulkBlock, EXTENT_NEW, Extent, ExtentNode, FileBlock,
 use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Ino, Layout, S_IFDIR, S_IFREG};
 use shoal_format::record::{Entry, RecordKind};
 use shoal_format::segment::{SegmentEntry, SegmentUse};
-use shoal_format::superblock::{MemoryKind, ROOTS_AT};
+use shoal_format::superblock::{FEATURE_BUCKETS, MemoryKind, ROOTS_AT};
 use shoal_format::{Offset, PAGE, SEGMENT, SlotRef};
 
 fn has(report: &Report, kind: K) -> bool {
@@ -450,6 +450,51 @@ fn damaged_entries_are_found() {
     s.link(1, b"twice", 2);
     s.finish();
     assert!(has(&s.check(), K::EntryTwice));
+}
+
+#[test]
+fn damaged_packed_buckets_are_found() {
+    let mut s = Store::sample(MemoryKind::Logged);
+    let used = [s.pack_bucket(1), s.pack_bucket(DIRECTORY)];
+    let report = s.check();
+    assert_eq!(report.errors, []);
+    assert_eq!(report.counts, Store::sample(MemoryKind::Logged).check().counts);
+    // Names come from packed buckets, too.
+    s.edit(SMALL, |inode| inode.nlink = 1);
+    assert_eq!(s.check().errors[0].path.as_deref(), Some("/hard"));
+    let packed = |s: &mut Store| {
+        s.pack_bucket(DIRECTORY);
+        s.inodes[&DIRECTORY].root.offset()
+    };
+    for bit in [0, 9, 35, 66, used[1] * 8 - 1] {
+        gives(K::DirectoryBucket, |s| {
+            let at = packed(s).get() as usize;
+            s.bytes[at + bit / 8] ^= 1 << (bit % 8);
+        });
+    }
+    gives_only(K::DirectoryBucket, |s| {
+        packed(s);
+        s.superblock.features &= !FEATURE_BUCKETS;
+        s.write(Offset::ZERO, &s.superblock.encode());
+    });
+    gives_only(K::DirectoryBucket, |s| {
+        // A number that takes a byte more than it needs, under the right checksum.
+        let at = packed(s).get() as usize;
+        let end = at + used[1];
+        s.bytes.copy_within(at + 10..end, at + 11);
+        (s.bytes[at], s.bytes[at + 9], s.bytes[at + 10]) = (used[1] as u8 + 1, s.bytes[at + 9] | 0x80, 0);
+        let seed = u32::from_le_bytes(s.bytes[at..at + 4].try_into().unwrap());
+        let sum = xxhash_rust::xxh3::xxh3_64_with_seed(&s.bytes[at + BUCKET_HEADER..end + 1], seed.into());
+        s.write(Offset::new(at as u64 + 4), &(sum as u32 | 1 << 31).to_le_bytes());
+    });
+    gives(K::DirectoryBucket, |s| {
+        // A plain bucket under a node, in a piece of half the length.
+        let half = s.allocate(512);
+        let node = s.inodes[&HASHED].root.offset();
+        s.write(half.offset(), &bucket_header(BUCKET_HEADER, 0));
+        let bits = NodeRef::Bucket { slot: half, depth: 3 }.encode().to_le_bytes();
+        (0..32).for_each(|i| s.write(node + i * 8, &bits));
+    });
 }
 
 #[test]

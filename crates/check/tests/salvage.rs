@@ -97,8 +97,12 @@ fn unnamed(model: &Copy, copy: &Copy) -> Vec<String> {
 
 #[test]
 fn a_sound_store_is_copied_whole() {
-    for kind in [MemoryKind::Logged, MemoryKind::Battery] {
-        let store = Store::sample(kind);
+    for (kind, is_packed) in [(MemoryKind::Logged, false), (MemoryKind::Battery, false), (MemoryKind::Logged, true)] {
+        let mut store = Store::sample(kind);
+        if is_packed {
+            store.pack_bucket(1);
+            store.pack_bucket(DIRECTORY);
+        }
         let mut copy = Copy::default();
         let (image, empty, memory, log) = (Image(store.image()), nothing(), store.memory(), store.log_device());
         let image = match kind {

@@ -6,7 +6,9 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 
 use crate::damaged_media::Scene;
-use shoal_format::superblock::{FEATURE_DICTIONARIES, FEATURE_INCARNATION, FEATURE_PACKED, FEATURE_SUMS, Superblock};
+use shoal_format::superblock::{
+    FEATURE_BUCKETS, FEATURE_DICTIONARIES, FEATURE_INCARNATION, FEATURE_PACKED, FEATURE_SUMS, Superblock,
+};
 use shoal_format::{PAGE, checksum};
 
 const FILES: [&str; 3] = ["store/image.0", "store/image.1", "region"];
@@ -123,7 +125,7 @@ fn an_older_program_is_told_not_to_open_a_battery_region() {
     for name in FILES {
         assert_eq!(
             scene.head(name).0.features,
-            FEATURE_INCARNATION | FEATURE_DICTIONARIES | FEATURE_PACKED | FEATURE_SUMS,
+            FEATURE_INCARNATION | FEATURE_BUCKETS | FEATURE_DICTIONARIES | FEATURE_PACKED | FEATURE_SUMS,
             "{name}"
         );
     }
@@ -133,12 +135,15 @@ fn an_older_program_is_told_not_to_open_a_battery_region() {
     for name in FILES {
         assert_eq!(
             scene.head(name).0.features,
-            FEATURE_INCARNATION | FEATURE_DICTIONARIES | FEATURE_PACKED | FEATURE_SUMS,
+            FEATURE_INCARNATION | FEATURE_BUCKETS | FEATURE_DICTIONARIES | FEATURE_PACKED | FEATURE_SUMS,
             "{name}"
         );
     }
     scene.ok(&["check", "store"]);
-    assert_eq!(Scene::logged().head("store/image.0").0.features, FEATURE_DICTIONARIES | FEATURE_PACKED | FEATURE_SUMS);
+    assert_eq!(
+        Scene::logged().head("store/image.0").0.features,
+        FEATURE_BUCKETS | FEATURE_DICTIONARIES | FEATURE_PACKED | FEATURE_SUMS
+    );
 }
 
 #[test]
@@ -152,7 +157,7 @@ fn a_store_with_the_former_sums_is_used_as_it_is_and_copied_with_new_ones() {
         let mut page = vec![0; PAGE as usize];
         file.read_exact_at(&mut page, 0).unwrap();
         let superblock = Superblock::decode(&page).unwrap();
-        let features = superblock.features & !(FEATURE_DICTIONARIES | FEATURE_PACKED | FEATURE_SUMS);
+        let features = superblock.features & !(FEATURE_BUCKETS | FEATURE_DICTIONARIES | FEATURE_PACKED | FEATURE_SUMS);
         file.write_all_at(&Superblock { features, ..superblock }.encode(), 0).unwrap();
         for number in 0..superblock.region_bytes / PAGE {
             let (mut sum, at) = ([0; 4], superblock.region_bytes + number * 4);

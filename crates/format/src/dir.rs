@@ -4,7 +4,11 @@
 //! level `l` is indexed by the 8 bits of the hash that follow the first `8 * l`. Within a node extendible
 //! hashing: a bucket of local depth `d` is referenced by `2^(8-d)` neighbouring entries. A null reference is an
 //! empty range. Walking the tree from left to right is walking in hash order, so a hash is a cookie that
-//! stays valid while the directory grows, shrinks or splits.
+//! stays valid while the directory grows, shrinks or splits. A bucket that has cooled may be packed (`packed`).
+
+mod packed;
+
+pub use packed::{PackedEntries, PackedEntry, is_packed_bucket, open_bucket, pack_bucket};
 
 use crate::inode::Ino;
 use crate::{FormatError, SlotRef, index, u16_at, u32_at, u64_at};
@@ -21,7 +25,7 @@ pub const NODE_BYTES: u64 = NODE_FANOUT as u64 * 8;
 pub const LEVELS_MAX: u32 = 7;
 /// Bytes of a full-grown bucket; a packed directory grows through smaller slots up to it.
 pub const BUCKET_BYTES: usize = 1024;
-/// Bytes of a bucket's header: used bytes (u16, header included), live entries (u16), zero (u32).
+/// Bytes of a bucket's header: used bytes (u16, header included), live entries (u16), checksum if it is packed (u32), or else zero.
 pub const BUCKET_HEADER: usize = 8;
 /// Bytes of an entry before its name: hash (u64), inode number (u32; 0 = removed), kind (u8), name length (u8).
 pub const ENTRY_HEADER: usize = 14;
@@ -54,11 +58,18 @@ impl Dirent<'_> {
         ENTRY_HEADER + self.name.len()
     }
 
+    /// What lies before the name.
+    fn head(&self) -> [u8; ENTRY_HEADER] {
+        let mut head = [0; ENTRY_HEADER];
+        head[..8].copy_from_slice(&self.hash.to_le_bytes());
+        head[8..12].copy_from_slice(&self.ino.get().to_le_bytes());
+        head[12] = self.kind;
+        head[13] = u8::try_from(self.name.len()).expect("a name has `NAME_MAX` bytes at most");
+        head
+    }
+
     pub fn encode(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(&self.hash.to_le_bytes());
-        out.extend_from_slice(&self.ino.get().to_le_bytes());
-        out.push(self.kind);
-        out.push(u8::try_from(self.name.len()).expect("a name has `NAME_MAX` bytes at most"));
+        out.extend_from_slice(&self.head());
         out.extend_from_slice(self.name);
     }
 }
@@ -75,6 +86,9 @@ pub fn bucket_header(used: usize, live: usize) -> [u8; BUCKET_HEADER] {
 /// Used bytes and live entries, of the header of a bucket in a slot of `capacity` bytes.
 pub fn bucket_counts(header: &[u8; BUCKET_HEADER], capacity: usize) -> Result<(usize, usize), FormatError> {
     let what = "directory bucket";
+    if is_packed_bucket(header) {
+        return packed::counts(header, capacity);
+    }
     let (used, live) = (u16_at(header, 0) as usize, u16_at(header, 2) as usize);
     if used < BUCKET_HEADER || used > capacity {
         return Err(FormatError::Range { what, field: "used bytes", found: used as u64 });
@@ -85,7 +99,7 @@ pub fn bucket_counts(header: &[u8; BUCKET_HEADER], capacity: usize) -> Result<(u
     Ok((used, live))
 }
 
-/// A bucket's bytes, validated as far as its header goes.
+/// The bytes of a plain bucket, validated as far as its header goes.
 #[derive(Clone, Copy)]
 pub struct Bucket<'a> {
     bytes: &'a [u8],
@@ -98,6 +112,10 @@ impl<'a> Bucket<'a> {
         let Some(header) = bytes.first_chunk() else {
             return Err(FormatError::Short { what: "directory bucket", expected: BUCKET_HEADER, found: bytes.len() });
         };
+        if u32_at(header, 4) != 0 {
+            let (what, found) = ("directory bucket", u64::from(u32_at(header, 4)));
+            return Err(FormatError::Range { what, field: "form", found });
+        }
         let (used, live) = bucket_counts(header, bytes.len())?;
         Ok(Bucket { bytes: &bytes[..used], live })
     }
@@ -212,8 +230,12 @@ impl NodeRef {
         }
         let depth = (bits & !IS_NODE) >> DEPTH_SHIFT;
         let slot = SlotRef::from_bits(bits & ((1 << DEPTH_SHIFT) - 1)).filter(|s| !s.is_none()).ok_or(error.clone())?;
-        let expected = if bits & IS_NODE != 0 { NODE_BYTES } else { BUCKET_BYTES as u64 };
-        if depth > u64::from(NODE_BITS) || (bits & IS_NODE != 0 && depth != 0) || slot.capacity() != expected {
+        let is_sized = match bits & IS_NODE {
+            // Packed ones are shorter.
+            0 => slot.capacity() <= BUCKET_BYTES as u64,
+            _ => slot.capacity() == NODE_BYTES && depth == 0,
+        };
+        if depth > u64::from(NODE_BITS) || !is_sized {
             return Err(error);
         }
         Ok(if bits & IS_NODE != 0 { NodeRef::Node(slot) } else { NodeRef::Bucket { slot, depth: depth as u32 } })

@@ -30,11 +30,14 @@ pub const FEATURE_METHODS: u64 = 8;
 /// Incompatible feature: short packed files may have dictionaries. New stores have it; an older one gets it before its first
 /// dictionary, as it gets [`FEATURE_PACKED`].
 pub const FEATURE_DICTIONARIES: u64 = 16;
+/// Incompatible feature: buckets of directories may be packed. New stores have it; an older one gets it before its first packed
+/// bucket, as it gets [`FEATURE_PACKED`].
+pub const FEATURE_BUCKETS: u64 = 32;
 /// Incompatible features this crate understands.
 pub const FEATURES_INCOMPAT: u64 =
-    FEATURE_INCARNATION | FEATURE_SUMS | FEATURE_PACKED | FEATURE_METHODS | FEATURE_DICTIONARIES;
+    FEATURE_INCARNATION | FEATURE_SUMS | FEATURE_PACKED | FEATURE_METHODS | FEATURE_DICTIONARIES | FEATURE_BUCKETS;
 /// Features that stores get while they are open.
-const FEATURES_ADDED: [u64; 3] = [FEATURE_PACKED, FEATURE_METHODS, FEATURE_DICTIONARIES];
+const FEATURES_ADDED: [u64; 4] = [FEATURE_PACKED, FEATURE_METHODS, FEATURE_DICTIONARIES, FEATURE_BUCKETS];
 
 pub const SUPERBLOCK_AT: u64 = 0;
 /// Offsets of the two anchor slots.
@@ -122,6 +125,7 @@ impl Superblock {
             features: FEATURE_SUMS
                 | FEATURE_PACKED
                 | FEATURE_DICTIONARIES
+                | FEATURE_BUCKETS
                 | if geometry.memory_kind.has_incarnations() { FEATURE_INCARNATION } else { 0 },
             uuid: geometry.uuid,
             region_bytes,

@@ -3,24 +3,44 @@
 //! Layout and cookie rules are in `shoal-format::dir`. An insertion appends to a bucket; a removal marks the entry, joins a
 //! sparse bucket with its neighbour and takes away a node that leads to one bucket only (`shrink`), so a directory is as
 //! large as its entries need, and an emptied one owns nothing. Changes are a few small writes; only a split, a join or a
-//! squeeze rewrites a bucket. Callers hold the directory's lock and store its inode.
+//! squeeze rewrites a bucket. A bucket that has cooled may be packed (`pack`): it is unpacked by an insertion, and encoded anew where it
+//! lies by a removal, so that a full store can lose names. Callers hold the directory's lock and store its inode.
 
+mod pack;
 mod shrink;
 
 use shoal_format::SlotRef;
 use shoal_format::dir::{
     BUCKET_BYTES, BUCKET_HEADER, Bucket, Dirent, ENTRY_INO_AT, HASH_BITS, LEVELS_MAX, NODE_BITS, NODE_BYTES,
-    NODE_FANOUT, NodeRef, bucket_counts, bucket_header, node_index,
+    NODE_FANOUT, NodeRef, PackedEntries, bucket_counts, bucket_header, is_packed_bucket, node_index, open_bucket,
 };
 use shoal_format::inode::{Inode, Layout};
 use shoal_format::slot::{CLASS_SIZES, class_for};
-use shoal_region::{Tx, View};
+use shoal_region::{Region, Tx, View};
 
 use crate::{Error, Ino, Result};
+pub(crate) use pack::has_buckets;
 pub(crate) use shrink::relocate_along;
 
 /// Bytes of the first bucket of a small directory.
 const FIRST_BUCKET: u64 = 128;
+
+/// The region's bytes, and the key of the names' hashes, which packed buckets do not have.
+pub(crate) trait Names: View {
+    fn seed(&self) -> u64;
+}
+
+impl Names for Region {
+    fn seed(&self) -> u64 {
+        self.superblock().hash_seed
+    }
+}
+
+impl Names for Tx<'_> {
+    fn seed(&self) -> u64 {
+        self.region().superblock().hash_seed
+    }
+}
 
 /// An entry that was looked up, and where it lies.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +49,7 @@ pub(crate) struct Found {
     /// File type, as the entry has it.
     pub kind: u8,
     bucket: SlotRef,
-    /// Position of the entry in its bucket, and of what comes behind it.
+    /// Position of the entry in its bucket, and of what comes behind it; in a packed one how many come before it and up to it.
     at: usize,
     end: usize,
 }
@@ -50,18 +70,33 @@ struct Way {
     depth: u32,
 }
 
-struct Buffer([u8; BUCKET_BYTES]);
+/// The bytes of a bucket, as a plain one has them.
+struct Buffer {
+    bytes: [u8; BUCKET_BYTES],
+    len: usize,
+    is_packed: bool,
+}
 
 impl Buffer {
-    fn read(view: &impl View, slot: SlotRef) -> Result<Buffer> {
-        let mut buffer = Buffer([0; BUCKET_BYTES]);
-        let len = bucket_len(slot)?;
-        view.read(slot.offset(), &mut buffer.0[..len])?;
+    fn read(view: &impl Names, slot: SlotRef) -> Result<Buffer> {
+        let read = Buffer::read_as_it_is(view, slot)?;
+        if !read.is_packed {
+            return Ok(read);
+        }
+        let mut bytes = [0; BUCKET_BYTES];
+        let len = open_bucket(&read.bytes[..read.len], view.seed(), &mut bytes)?.used();
+        Ok(Buffer { bytes, len, is_packed: true })
+    }
+
+    fn read_as_it_is(view: &impl View, slot: SlotRef) -> Result<Buffer> {
+        let mut buffer = Buffer { bytes: [0; BUCKET_BYTES], len: bucket_len(slot)?, is_packed: false };
+        view.read(slot.offset(), &mut buffer.bytes[..buffer.len])?;
+        buffer.is_packed = buffer.bytes.first_chunk().is_some_and(is_packed_bucket);
         Ok(buffer)
     }
 
-    fn bucket(&self, slot: SlotRef) -> Result<Bucket<'_>> {
-        Ok(Bucket::new(&self.0[..slot.capacity() as usize])?)
+    fn bucket(&self) -> Result<Bucket<'_>> {
+        Ok(Bucket::new(&self.bytes[..self.len])?)
     }
 }
 
@@ -74,11 +109,18 @@ fn bucket_len(slot: SlotRef) -> Result<usize> {
     }
 }
 
-/// Used bytes and live entries: a change at the end needs no more of a bucket.
-fn counts(view: &impl View, slot: SlotRef) -> Result<(usize, usize)> {
+/// What a change at the end needs of a bucket.
+struct Counts {
+    used: usize,
+    live: usize,
+    is_packed: bool,
+}
+
+fn counts(view: &impl View, slot: SlotRef) -> Result<Counts> {
     let (mut header, len) = ([0; BUCKET_HEADER], bucket_len(slot)?);
     view.read(slot.offset(), &mut header)?;
-    Ok(bucket_counts(&header, len)?)
+    let (used, live) = bucket_counts(&header, len)?;
+    Ok(Counts { used, live, is_packed: is_packed_bucket(&header) })
 }
 
 fn node_ref(view: &impl View, node: SlotRef, index: usize) -> Result<NodeRef> {
@@ -117,8 +159,11 @@ pub(crate) fn lookup(view: &impl View, dir: &Inode, hash: u64, name: &[u8]) -> R
     if bucket.is_none() {
         return Ok(None);
     }
-    let buffer = Buffer::read(view, bucket)?;
-    let found = buffer.bucket(bucket)?.find(hash, name)?;
+    let buffer = Buffer::read_as_it_is(view, bucket)?;
+    if buffer.is_packed {
+        return find_packed(&buffer, bucket, name);
+    }
+    let found = buffer.bucket()?.find(hash, name)?;
     Ok(found.map(|(at, entry)| Found {
         ino: entry.ino as Ino,
         kind: entry.kind,
@@ -126,6 +171,17 @@ pub(crate) fn lookup(view: &impl View, dir: &Inode, hash: u64, name: &[u8]) -> R
         at,
         end: at + entry.encoded_len(),
     }))
+}
+
+fn find_packed(buffer: &Buffer, bucket: SlotRef, name: &[u8]) -> Result<Option<Found>> {
+    let (mut entries, mut at) = (PackedEntries::new(&buffer.bytes[..buffer.len])?, 0);
+    while let Some(entry) = entries.step()? {
+        if entry.name == name {
+            return Ok(Some(Found { ino: entry.ino, kind: entry.kind, bucket, at, end: at + 1 }));
+        }
+        at += 1;
+    }
+    Ok(None)
 }
 
 /// Adds an entry that is not there yet. Changes `dir` (root, layout, size, allocated) but does not store it.
@@ -151,26 +207,41 @@ fn start_packed(tx: &mut Tx<'_>, dir: &mut Inode) -> Result<bool> {
     Ok(false)
 }
 
+/// What became of an entry that was to be appended.
+enum Append {
+    Done,
+    Full,
+    /// The bucket is packed: nothing can be appended.
+    Packed,
+}
+
 /// Appends to a bucket if it fits, after squeezing out removed entries if need be.
-fn append(tx: &mut Tx<'_>, slot: SlotRef, entry: &Dirent<'_>) -> Result<bool> {
-    let (used, live) = counts(tx, slot)?;
+fn append(tx: &mut Tx<'_>, slot: SlotRef, entry: &Dirent<'_>) -> Result<Append> {
+    let Counts { used, live, is_packed } = counts(tx, slot)?;
+    if is_packed {
+        return Ok(Append::Packed);
+    }
     let len = entry.encoded_len();
     if used + len <= slot.capacity() as usize {
         let mut bytes = Vec::with_capacity(len);
         entry.encode(&mut bytes);
         tx.write(slot.offset() + used as u64, &bytes)?;
         tx.write(slot.offset(), &bucket_header(used + len, live + 1))?;
-        return Ok(true);
+        return Ok(Append::Done);
     }
     let buffer = Buffer::read(tx, slot)?;
-    let mut entries = live_entries(&buffer.bucket(slot)?)?;
-    let live: usize = entries.iter().map(|e| e.encoded_len()).sum();
-    if BUCKET_HEADER + live + len > slot.capacity() as usize {
-        return Ok(false);
+    let mut entries = live_entries(&buffer.bucket()?)?;
+    if plain_len(&entries) + len > slot.capacity() as usize {
+        return Ok(Append::Full);
     }
     entries.push(*entry);
     write_bucket(tx, slot, &entries)?;
-    Ok(true)
+    Ok(Append::Done)
+}
+
+/// Bytes of a plain bucket with these entries.
+fn plain_len(entries: &[Dirent<'_>]) -> usize {
+    BUCKET_HEADER + entries.iter().map(Dirent::encoded_len).sum::<usize>()
 }
 
 fn live_entries<'a>(bucket: &Bucket<'a>) -> Result<Vec<Dirent<'a>>> {
@@ -193,21 +264,21 @@ fn write_bucket(tx: &mut Tx<'_>, slot: SlotRef, entries: &[Dirent<'_>]) -> Resul
 }
 
 fn insert_packed(tx: &mut Tx<'_>, dir: &mut Inode, entry: &Dirent<'_>) -> Result<bool> {
-    if append(tx, dir.root, entry)? {
-        return Ok(true);
-    }
     let old = dir.root;
-    let buffer = Buffer::read(tx, old)?;
-    let entries = live_entries(&buffer.bucket(old)?)?;
-    if old.capacity() < BUCKET_BYTES as u64 {
-        let needed = BUCKET_HEADER + entries.iter().map(|e| e.encoded_len()).sum::<usize>() + entry.encoded_len();
-        let grown = (old.capacity() * 2).max(needed as u64).min(BUCKET_BYTES as u64);
-        let slot = tx.alloc(grown)?;
-        write_bucket(tx, slot, &entries)?;
-        tx.free(old)?;
-        dir.allocated += slot.capacity() - old.capacity();
-        dir.root = slot;
-        return Ok(false);
+    match append(tx, old, entry)? {
+        Append::Done => return Ok(true),
+        Append::Full if old.capacity() < BUCKET_BYTES as u64 => {
+            let buffer = Buffer::read(tx, old)?;
+            let needed = plain_len(&live_entries(&buffer.bucket()?)?) + entry.encoded_len();
+            let grown = (old.capacity() * 2).max(needed as u64).min(BUCKET_BYTES as u64);
+            dir.root = pack::rewrite_plain(tx, dir, old, grown)?;
+            return Ok(false);
+        }
+        Append::Packed => {
+            dir.root = pack::unpack(tx, dir, old, entry.encoded_len())?;
+            return Ok(false);
+        }
+        Append::Full => {}
     }
     // The full bucket becomes the only one under a root node; the next round splits it.
     let node = new_node(tx, NodeRef::Bucket { slot: old, depth: 0 })?;
@@ -249,8 +320,13 @@ fn insert_hashed(tx: &mut Tx<'_>, dir: &mut Inode, entry: &Dirent<'_>) -> Result
         set_refs(tx, node, span(index, depth), NodeRef::Bucket { slot, depth })?;
         return Ok(true);
     }
-    if append(tx, way.bucket, entry)? {
-        return Ok(true);
+    match append(tx, way.bucket, entry)? {
+        Append::Done => return Ok(true),
+        Append::Packed => {
+            pack::unpack_under(tx, dir, &way)?;
+            return Ok(false);
+        }
+        Append::Full => {}
     }
     if way.depth == NODE_BITS {
         if way.len == LEVELS_MAX as usize {
@@ -275,7 +351,7 @@ fn is_null(view: &impl View, node: SlotRef, (first, len): (usize, usize)) -> Res
 fn split(tx: &mut Tx<'_>, dir: &mut Inode, way: &Way) -> Result<()> {
     let Step { node, index } = way.steps[way.len - 1];
     let buffer = Buffer::read(tx, way.bucket)?;
-    let entries = live_entries(&buffer.bucket(way.bucket)?)?;
+    let entries = live_entries(&buffer.bucket()?)?;
     let bit = HASH_BITS - 1 - (NODE_BITS * (way.len as u32 - 1) + way.depth);
     let (high, low): (Vec<_>, Vec<_>) = entries.into_iter().partition(|e| e.hash >> bit & 1 == 1);
     let (first, len) = span(index, way.depth);
@@ -303,14 +379,13 @@ fn split(tx: &mut Tx<'_>, dir: &mut Inode, way: &Way) -> Result<()> {
 
 /// Removes an entry found by [`lookup`] under the same lock. Changes `dir` but does not store it.
 pub(crate) fn remove(tx: &mut Tx<'_>, dir: &mut Inode, hash: u64, found: &Found) -> Result<()> {
-    let (used, live) = counts(tx, found.bucket)?;
+    let Counts { used, live, is_packed } = counts(tx, found.bucket)?;
     dir.size = dir.size.saturating_sub(1);
     if live > 1 {
-        let last = found.end == used;
-        let used = if last { found.at } else { used };
-        tx.write(found.bucket.offset(), &bucket_header(used, live - 1))?;
-        if !last {
-            tx.write(found.bucket.offset() + (found.at + ENTRY_INO_AT) as u64, &[0; 5])?;
+        if is_packed {
+            pack::remove(tx, found)?;
+        } else {
+            remove_plain(tx, found, used, live)?;
         }
         // A bucket with so few entries may find room in its neighbour.
         if dir.layout == Layout::DirHashed && live <= shrink::SPARSE_ENTRIES {
@@ -330,12 +405,35 @@ pub(crate) fn remove(tx: &mut Tx<'_>, dir: &mut Inode, hash: u64, found: &Found)
     shrink::join_behind(tx, dir, way)
 }
 
-/// Lets an entry found by [`lookup`] name another inode.
-pub(crate) fn replace(tx: &mut Tx<'_>, found: &Found, ino: Ino, kind: u8) -> Result<()> {
-    let mut bytes = [0; 5];
-    bytes[..4].copy_from_slice(&ino.get().to_le_bytes());
-    bytes[4] = kind;
-    Ok(tx.write(found.bucket.offset() + (found.at + ENTRY_INO_AT) as u64, &bytes)?)
+fn remove_plain(tx: &mut Tx<'_>, found: &Found, used: usize, live: usize) -> Result<()> {
+    let last = found.end == used;
+    let used = if last { found.at } else { used };
+    tx.write(found.bucket.offset(), &bucket_header(used, live - 1))?;
+    if !last {
+        tx.write(found.bucket.offset() + (found.at + ENTRY_INO_AT) as u64, &[0; 5])?;
+    }
+    Ok(())
+}
+
+/// Lets an entry that is there name another inode. Changes `dir` (root, allocated) but does not store it, and may move other entries.
+pub(crate) fn replace(tx: &mut Tx<'_>, dir: &mut Inode, entry: &Dirent<'_>) -> Result<()> {
+    loop {
+        let found = lookup(tx, dir, entry.hash, entry.name)?.ok_or(Error::NotFound)?;
+        if counts(tx, found.bucket)?.is_packed {
+            if pack::replace(tx, &found, entry)? {
+                return Ok(());
+            }
+            match dir.layout {
+                Layout::DirHashed => pack::unpack_under(tx, dir, &descend(tx, dir.root, entry.hash)?)?,
+                _ => dir.root = pack::unpack(tx, dir, found.bucket, 0)?,
+            }
+            continue;
+        }
+        let mut bytes = [0; 5];
+        bytes[..4].copy_from_slice(&entry.ino.get().to_le_bytes());
+        bytes[4] = entry.kind;
+        return Ok(tx.write(found.bucket.offset() + (found.at + ENTRY_INO_AT) as u64, &bytes)?);
+    }
 }
 
 /// An entry as `readdir` hands it out.
@@ -352,7 +450,7 @@ const RANK_BITS: u32 = 3;
 
 /// The entries of one bucket with cookies of at least `from`, in cookie order; the buckets before it have none. Also the first
 /// cookie behind that bucket, `None` at the end of the directory.
-pub(crate) fn list(view: &impl View, dir: &Inode, from: u64) -> Result<(Vec<Listed>, Option<u64>)> {
+pub(crate) fn list(view: &impl Names, dir: &Inode, from: u64) -> Result<(Vec<Listed>, Option<u64>)> {
     match dir.layout {
         Layout::DirPacked => Ok((list_bucket(view, dir.root, from)?, None)),
         Layout::DirHashed => {
@@ -383,9 +481,9 @@ fn behind(way: &Way, hash: u64) -> Option<u64> {
     (next < 1 << HASH_BITS).then_some(next)
 }
 
-fn list_bucket(view: &impl View, slot: SlotRef, from: u64) -> Result<Vec<Listed>> {
+fn list_bucket(view: &impl Names, slot: SlotRef, from: u64) -> Result<Vec<Listed>> {
     let buffer = Buffer::read(view, slot)?;
-    let mut entries = live_entries(&buffer.bucket(slot)?)?;
+    let mut entries = live_entries(&buffer.bucket()?)?;
     entries.sort_by_key(|entry| entry.hash);
     let (mut rank, mut last) = (0, u64::MAX);
     let mut out = Vec::with_capacity(entries.len());

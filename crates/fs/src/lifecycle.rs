@@ -62,7 +62,7 @@ pub struct Options {
     pub pack_age: Option<Duration>,
     /// Packing may use this share of one processor while others commit (percent), more of it as memory fills; 0: idle time alone.
     pub pack_load: u32,
-    /// Inodes are packed, too.
+    /// Inodes and directories are packed, too.
     pub pack_inodes: bool,
     /// How files' data are packed, in directories that say nothing else.
     pub method: Method,

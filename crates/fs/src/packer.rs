@@ -57,6 +57,8 @@ pub struct Packing {
     pub groups: u64,
     /// Those that did not shrink: they got a checksum.
     pub summed: u64,
+    /// Buckets of directories that are packed now.
+    pub buckets: u64,
     /// Bytes of the region that they took before, and take now.
     pub before: u64,
     pub after: u64,
@@ -68,6 +70,7 @@ impl std::ops::AddAssign for Packing {
     fn add_assign(&mut self, other: Packing) {
         self.groups += other.groups;
         self.summed += other.summed;
+        self.buckets += other.buckets;
         self.before += other.before;
         self.after += other.after;
         self.busy += other.busy;
@@ -233,7 +236,7 @@ impl Fs {
 
     /// Goes on with packing data; true if there is nothing to do now.
     fn pack_data(&self, packer: &mut Packer, age: Duration, now: u64, end: &End) -> Result<bool> {
-        if !self.packs_data() {
+        if !self.packs_data() && !self.options.pack_inodes {
             return Ok(true);
         }
         if packer.round.is_none() {
@@ -312,11 +315,11 @@ impl Fs {
         Ok(false)
     }
 
-    /// Calls `each` for the files of an inode block that may be packed.
+    /// Calls `each` for the files and directories of an inode block that may be packed.
     fn plain_files(&self, block: u64, each: &mut dyn FnMut(Ino, &Inode)) -> Result<()> {
         let exists = self.table.for_block(&self.region, block, &mut |ino, slot| {
             if let InodeSlot::Used(inode) = slot
-                && may_be_packed(&inode)
+                && (may_be_packed(&inode) || self.packs_directory(&inode))
             {
                 each(ino, &inode);
             }
@@ -335,15 +338,15 @@ impl Fs {
         let (mut files, now) = (Vec::new(), self.now());
         for block in 0..self.table.blocks() {
             self.plain_files(block, &mut |ino, inode| {
-                if self.method_of(inode) == Method::Off {
+                if inode.is_file() && self.method_of(inode) == Method::Off {
                     return;
                 }
-                // The one that is being written comes last: its next write would unpack it.
-                let order = match has_cooled(inode, now, age.min(PRESSED_AGE)) {
-                    true => (false, -i128::from(inode.allocated)),
-                    false => (true, i128::from(inode.ctime)),
-                };
-                files.push((order, ino));
+                // The one that is being written comes last, a directory in use not at all: the next change would unpack it.
+                match has_cooled(inode, now, age.min(PRESSED_AGE)) {
+                    true => files.push(((false, -i128::from(inode.allocated)), ino)),
+                    false if inode.is_dir() => {}
+                    false => files.push(((true, i128::from(inode.ctime)), ino)),
+                }
             })?;
         }
         files.sort_unstable();
@@ -369,7 +372,7 @@ impl Fs {
     fn cooled_files(&self, block: u64, age: Duration, files: &mut Vec<Ino>, short: &mut Vec<Ino>) -> Result<bool> {
         let (now, mut warm) = (self.now(), false);
         self.plain_files(block, &mut |ino, inode| {
-            let is_short = takes_dictionary(self.method_of(inode), inode.size);
+            let is_short = inode.is_file() && takes_dictionary(self.method_of(inode), inode.size);
             match has_cooled(inode, now, age) {
                 true if is_short => short.push(ino),
                 true => files.push(ino),
@@ -418,8 +421,22 @@ impl Fs {
         Ok(all)
     }
 
-    /// Packs the groups of a file; with `age` only if it has cooled.
+    /// Packs a file or a directory; with `age` only if it has cooled.
     fn pack_file(&self, ino: Ino, packer: &mut Packer, age: Option<Duration>, done: &mut Packing) -> Result<()> {
+        let loaded = {
+            let _lock = self.locks.read(ino);
+            self.load(ino)
+        };
+        match loaded {
+            Err(Error::Stale) => Ok(()),
+            Err(error) => Err(error),
+            Ok(inode) if inode.is_dir() => self.pack_directory(ino, age, done),
+            Ok(_) => self.pack_groups(ino, packer, age, done),
+        }
+    }
+
+    /// Packs the groups of a file.
+    fn pack_groups(&self, ino: Ino, packer: &mut Packer, age: Option<Duration>, done: &mut Packing) -> Result<()> {
         self.region.add_feature(FEATURE_PACKED)?;
         let mut group = 0;
         loop {
@@ -569,6 +586,6 @@ pub(crate) fn has_data(inode: &Inode) -> bool {
     inode.is_file() && inode.size > 0 && matches!(inode.layout, Layout::Direct | Layout::Chunked | Layout::Packed)
 }
 
-fn has_cooled(inode: &Inode, now: i64, age: Duration) -> bool {
+pub(crate) fn has_cooled(inode: &Inode, now: i64, age: Duration) -> bool {
     u128::try_from(now.saturating_sub(inode.ctime)).is_ok_and(|idle| idle >= age.as_nanos())
 }

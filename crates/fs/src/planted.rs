@@ -54,6 +54,8 @@ shoal_media::plantable! {
         PackedNotFreed,
         /// A reader trusts the reference to a packed block that it found without the block's lock.
         PackedOneLook,
+        /// A directory's bucket keeps its slot when another one takes its place.
+        BucketStays,
         /// A triplet keeps its users when their block is unpacked.
         TripletsStay,
         /// A block is packed while a claim's holder may write to it.

@@ -162,26 +162,27 @@ impl Fs {
             Some(other) => flags::check_entry_removed(into, other)?,
             None => flags::check_entry_added(into)?,
         }
+        let (hash, new_hash) = (name_hash(self.seed(), name), name_hash(self.seed(), new_name));
         if mode == RenameMode::Exchange {
             let (Some(target), Some(other)) = (target, displaced) else { return Err(Error::NotFound) };
-            return self.exchange((from, from_dir), to_dir.map(|dir| (to, dir)), (source, moved), (target, other));
+            let there = Dirent { hash: new_hash, ino: source.ino, kind: kind_of(moved.mode), name: new_name };
+            let here = Dirent { hash, ino: target.ino, kind: kind_of(other.mode), name };
+            return self.exchange((from, from_dir), to_dir.map(|dir| (to, dir)), (there, moved), (here, other));
         }
         displaced.map_or(Ok(()), |other| check_displaced(&moved, &other))?;
         let now = self.now();
-        let (hash, new_hash) = (name_hash(self.seed(), name), name_hash(self.seed(), new_name));
         let mut tx = self.region.begin();
         // The new name first: inserting may need room, removing never does.
         let into = to_dir.as_mut().unwrap_or(&mut from_dir);
-        match &target {
-            Some(target) => dir::replace(&mut tx, target, source.ino, kind_of(moved.mode))?,
-            None => {
-                let entry = Dirent { hash: new_hash, ino: source.ino, kind: kind_of(moved.mode), name: new_name };
-                dir::insert(&mut tx, into, &entry)?;
-            }
+        let entry = Dirent { hash: new_hash, ino: source.ino, kind: kind_of(moved.mode), name: new_name };
+        match target {
+            Some(_) => dir::replace(&mut tx, into, &entry)?,
+            None => dir::insert(&mut tx, into, &entry)?,
         }
-        // The insertion may have moved the source's entry within the same directory.
+        // That may have moved the source's entry within the same directory.
         let source_now = dir::lookup(&tx, &from_dir, hash, name)?.ok_or(Error::NotFound)?;
-        let hidden = whiteout.map(|caller| self.leave_whiteout(&mut tx, caller, &from_dir, &source_now)).transpose()?;
+        let hidden =
+            whiteout.map(|caller| self.leave_whiteout(&mut tx, caller, &mut from_dir, (hash, name))).transpose()?;
         if hidden.is_none() {
             dir::remove(&mut tx, &mut from_dir, hash, &source_now)?;
         }
@@ -212,28 +213,27 @@ impl Fs {
         &self,
         tx: &mut Tx<'_>,
         caller: &Caller,
-        dir: &Inode,
-        entry: &Found,
+        dir: &mut Inode,
+        (hash, name): (u64, &[u8]),
     ) -> Result<(Claim<'_>, Inode)> {
         let new = self.table.take(&self.region)?;
         let inode = self.new_inode(caller, tx, dir, S_IFCHR, new.generation())?;
         self.store(tx, new.ino, &inode)?;
-        dir::replace(tx, entry, new.ino, kind_of(S_IFCHR))?;
+        dir::replace(tx, dir, &Dirent { hash, ino: new.ino, kind: kind_of(S_IFCHR), name })?;
         Ok((new, inode))
     }
 
-    /// Two names swap their files. `to` is the second directory, if there are two.
+    /// Two names swap their files: `there` is the entry, in `to` if there are two directories, that names what `here` has named.
     fn exchange(
         &self,
         (from, mut from_dir): (Ino, Inode),
         to: Option<(Ino, Inode)>,
-        (source, mut moved): (Found, Inode),
-        (target, mut other): (Found, Inode),
+        (there, mut moved): (Dirent<'_>, Inode),
+        (here, mut other): (Dirent<'_>, Inode),
     ) -> Result<Option<Gone>> {
-        let mut tx = self.region.begin();
-        dir::replace(&mut tx, &source, target.ino, kind_of(other.mode))?;
-        dir::replace(&mut tx, &target, source.ino, kind_of(moved.mode))?;
-        let mut to = to;
+        let (mut tx, mut to) = (self.region.begin(), to);
+        dir::replace(&mut tx, &mut from_dir, &here)?;
+        dir::replace(&mut tx, to.as_mut().map_or(&mut from_dir, |(_, dir)| dir), &there)?;
         if let Some((to, to_dir)) = &mut to {
             let links = moved.is_dir() as i64 - other.is_dir() as i64;
             from_dir.nlink = (from_dir.nlink as i64 - links) as u32;
@@ -243,8 +243,8 @@ impl Fs {
         }
         let now = self.now();
         (moved.ctime, other.ctime) = (now, now);
-        self.store(&mut tx, target.ino, &other)?;
-        self.store(&mut tx, source.ino, &moved)?;
+        self.store(&mut tx, here.ino, &other)?;
+        self.store(&mut tx, there.ino, &moved)?;
         self.store_dirs(&mut tx, (from, from_dir), to, now)?;
         tx.commit()?;
         Ok(None)

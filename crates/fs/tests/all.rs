@@ -25,6 +25,7 @@ mod methods;
 mod model;
 mod packed;
 mod packed_damage;
+mod packed_directories;
 mod packed_files;
 mod packing;
 mod resize;

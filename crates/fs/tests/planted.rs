@@ -84,7 +84,8 @@ fn sequence(number: usize) -> Vec<Operation> {
         0 => vec![Unlink("A/foo"), Write("A/C/foo", 0, 300_000, 140)],
         2 => vec![PackInodes, Chmod("foo", 0o600)],
         3 => vec![PackAll, Write("bar", 30_000, 9000, 111)],
-        4 => vec![PackAll, Unlink("B/foo")],
+        // Then something else: of few states after a removal none might be checked.
+        4 => vec![PackAll, Unlink("B/foo"), Write("A/bar", 0, 3000, 140), Sync],
         5 => vec![Write("foo", 0, 3000, 170), AddDictionary(160), PackAll, AddDictionary(162), PackAll],
         _ => vec![Link("foo", "new")],
     }
@@ -110,7 +111,7 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::ReuseSaved => Hunt::SavedImage,
         Bug::PackedNotFreed | Bug::TripletsStay => Hunt::Sequence(2),
         Bug::UnpackStoresChange => Hunt::Sequence(3),
-        Bug::ObjectPiecesStay => Hunt::Sequence(4),
+        Bug::ObjectPiecesStay | Bug::BucketStays => Hunt::Sequence(4),
         Bug::DictionaryNotNoted => Hunt::Sequence(5),
         Bug::PackedOneLook | Bug::PackClaimed => Hunt::Crowd,
         Bug::PackedUnseen => Hunt::WrittenMeanwhile,

@@ -59,7 +59,11 @@ fn judge(media: &mut Media, expected: &Tree, use_it: bool) -> Result<(), String>
     if use_it {
         for round in 0..3u64 {
             let name = format!("probe {round}");
-            let made = fs.mknod(&Caller::default(), ROOT, name.as_bytes(), 0o100600, 0).map_err(|e| e.to_string())?;
+            let made = match fs.mknod(&Caller::default(), ROOT, name.as_bytes(), 0o100600, 0) {
+                // In the least size there may be no room in which a packed directory takes a name.
+                Err(Error::NoSpace) => continue,
+                made => made.map_err(|e| e.to_string())?,
+            };
             for part in 0..12 {
                 match fs.write(made.ino, part * 30_000, &[round as u8; 30_000]) {
                     Ok(_) | Err(Error::NoSpace) => {}

@@ -69,7 +69,7 @@ pub struct MountOptions {
     pub pack_age: Duration,
     /// The share of one processor that packing may use while others commit (percent).
     pub pack_load: u32,
-    /// Inodes that have cooled are packed, too.
+    /// Inodes and directories that have cooled are packed, too.
     pub pack_inodes: bool,
 }
 

@@ -92,7 +92,8 @@ impl<'r> Tx<'r> {
         &self.region.superblock
     }
 
-    pub(crate) fn region(&self) -> &'r Region {
+    /// The region that it changes.
+    pub fn region(&self) -> &'r Region {
         self.region
     }
 

@@ -36,11 +36,11 @@ pub enum Question {
     Inspect {
         path: Vec<u8>,
     },
-    /// The inode numbers of the regular files at and below a path.
+    /// The inode numbers of the regular files and directories at and below a path.
     Files {
         path: Vec<u8>,
     },
-    /// Packs these files now; none: compacts the memory.
+    /// Packs these files and directories now; none: compacts the memory.
     Pack {
         files: Vec<u64>,
     },

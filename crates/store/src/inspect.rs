@@ -94,7 +94,7 @@ impl FileReport {
             unwritten: piece.unwritten,
         });
         let (files_below, packed) = match kind {
-            "directory" | "file" => packing::below(fs, path)?,
+            "directory" | "file" => packing::packed_below(fs, path)?,
             _ => Default::default(),
         };
         Ok(FileReport {

@@ -214,7 +214,7 @@ impl Asked {
                 self.survives_power_loss,
             )),
             Question::Inspect { path } => value(FileReport::of(fs, Path::new(OsStr::from_bytes(&path)))?),
-            Question::Files { path } => value(packing::files_below(fs, Path::new(OsStr::from_bytes(&path)))?),
+            Question::Files { path } => value(packing::below(fs, Path::new(OsStr::from_bytes(&path)))?),
             Question::Pack { files } => value(packing::pack(fs, &files)?),
             Question::Status => value(Status {
                 export: None,

@@ -112,22 +112,30 @@ pub struct Compacted {
     pub busy: u64,
 }
 
-/// The regular files at and below a path, each once.
-pub fn files_below(fs: &Fs, path: &Path) -> Outcome<Vec<u64>> {
+/// Regular files, each once, and directories.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Below {
+    pub files: Vec<u64>,
+    pub directories: Vec<u64>,
+}
+
+/// What there is at and below a path.
+pub fn below(fs: &Fs, path: &Path) -> Outcome<Below> {
     let resolved = fs.resolve(path.as_os_str().as_bytes()).during(path.display());
     let ino = resolved.map_err(|failure| failure.remedy("name a path within the store"))?;
     let attr = fs.getattr(ino).during(path.display())?;
-    let (mut directories, mut files, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
+    let (mut below, mut directories, mut seen) = (Below::default(), Vec::new(), HashSet::new());
     match attr.mode >> 12 {
         4 => directories.push(ino),
-        8 => files.push(ino.into()),
+        8 => below.files.push(ino.into()),
         _ => {}
     }
     while let Some(directory) = directories.pop() {
+        below.directories.push(directory.into());
         let listed = fs.readdir(directory, 0, &mut |entry| {
             match entry.kind {
                 4 if entry.name != b"." && entry.name != b".." => directories.push(entry.ino),
-                8 if seen.insert(entry.ino) => files.push(entry.ino.into()),
+                8 if seen.insert(entry.ino) => below.files.push(entry.ino.into()),
                 _ => {}
             }
             true
@@ -138,10 +146,10 @@ pub fn files_below(fs: &Fs, path: &Path) -> Outcome<Vec<u64>> {
             Err(error) => return Err(error).during(path.display()),
         }
     }
-    Ok(files)
+    Ok(below)
 }
 
-/// Packs files now.
+/// Packs files and directories now.
 pub fn pack(fs: &Fs, files: &[u64]) -> Outcome<Compacted> {
     let mut compacted = Compacted::default();
     let files: Vec<Ino> = files.iter().filter_map(|&file| Ino::try_from(file).ok()).collect();
@@ -149,7 +157,7 @@ pub fn pack(fs: &Fs, files: &[u64]) -> Outcome<Compacted> {
     for &ino in &files {
         match fs.pack_now(ino) {
             Ok(done) => {
-                compacted.files += 1;
+                compacted.files += u64::from(done.buckets == 0 && !is_directory(fs, ino));
                 compacted.before_bytes += done.before;
                 compacted.after_bytes += done.after;
                 compacted.busy += u64::from(done.busy > 0);
@@ -167,9 +175,13 @@ pub fn pack(fs: &Fs, files: &[u64]) -> Outcome<Compacted> {
     Ok(compacted)
 }
 
+fn is_directory(fs: &Fs, ino: Ino) -> bool {
+    fs.getattr(ino).is_ok_and(|attr| attr.mode >> 12 == 4)
+}
+
 /// What the files at and below a path take.
-pub fn below(fs: &Fs, path: &Path) -> Outcome<(u64, Packed)> {
-    let files = files_below(fs, path)?;
+pub fn packed_below(fs: &Fs, path: &Path) -> Outcome<(u64, Packed)> {
+    let files = below(fs, path)?.files;
     let mut all = PackingReport::default();
     for &file in &files {
         let of_file = Ino::try_from(file).ok().and_then(|ino| fs.packing_of(ino).ok());
@@ -180,12 +192,12 @@ pub fn below(fs: &Fs, path: &Path) -> Outcome<(u64, Packed)> {
     Ok((files.len() as u64, Packed::of(&all)))
 }
 
-/// Packs all files at and below a path of the store in `directory` now, and compacts its memory; by its daemon if it is mounted.
+/// Packs all files and directories at and below a path of the store in `directory` now, and compacts its memory; by its daemon if it is mounted.
 pub fn compact(directory: &Path, path: &Path, progress: &dyn Progress) -> Outcome<Compacted> {
     let question = Question::Files { path: path.as_os_str().as_bytes().to_vec() };
     if let Some(files) = control::ask(directory, &question)? {
-        let files: Vec<u64> = serde_json::from_value(files).during("answer of the daemon")?;
-        return in_batches(&files, progress, &|batch| {
+        let below: Below = serde_json::from_value(files).during("answer of the daemon")?;
+        return in_batches(&below, progress, &|batch| {
             let answer = control::ask(directory, &Question::Pack { files: batch.to_vec() })?;
             let answer = answer.ok_or_else(|| Failure::new(directory.display(), "was unmounted meanwhile"))?;
             serde_json::from_value(answer).during("answer of the daemon")
@@ -193,8 +205,8 @@ pub fn compact(directory: &Path, path: &Path, progress: &dyn Progress) -> Outcom
     }
     let store = Store::acquire(directory, LEAVING_PATIENCE)?;
     let opened = store.open(Options { method: store.description.compress, ..Options::default() })?;
-    let files = files_below(&opened.fs, path)?;
-    let outcome = in_batches(&files, progress, &|batch| pack(&opened.fs, batch));
+    let below = below(&opened.fs, path)?;
+    let outcome = in_batches(&below, progress, &|batch| pack(&opened.fs, batch));
     opened.fs.shutdown().during(directory.display())?;
     if let Some(bulk) = opened.bulk {
         bulk.close()?;
@@ -203,13 +215,13 @@ pub fn compact(directory: &Path, path: &Path, progress: &dyn Progress) -> Outcom
 }
 
 fn in_batches(
-    files: &[u64],
+    Below { files, directories }: &Below,
     progress: &dyn Progress,
     pack: &dyn Fn(&[u64]) -> Outcome<Compacted>,
 ) -> Outcome<Compacted> {
     let mut all = Compacted::default();
     progress.begin("files", files.len() as u64);
-    for batch in files.chunks(BATCH).chain([&[][..]]) {
+    for batch in files.chunks(BATCH).chain(directories.chunks(BATCH)).chain([&[][..]]) {
         let done = pack(batch)?;
         all.files += done.files;
         all.before_bytes += done.before_bytes;

@@ -389,6 +389,19 @@ impl Store {
         self.write(self.inode_at(ino), &inode.encode());
     }
 
+    /// Packs the bucket of a DirPacked directory where it lies; the bytes in use.
+    pub fn pack_bucket(&mut self, directory: u32) -> usize {
+        let slot = self.inodes[&directory].root;
+        let from = slot.offset().get() as usize;
+        let bytes = self.bytes[from..from + slot.capacity() as usize].to_vec();
+        let bucket = dir::Bucket::new(&bytes).unwrap();
+        let mut entries: Vec<_> = bucket.entries().map(|entry| entry.unwrap().1).collect();
+        entries.sort_by_key(|entry| entry.name);
+        let packed = dir::pack_bucket(&entries);
+        self.write(slot.offset(), &packed);
+        packed.len()
+    }
+
     /// Changes the first entry of a packed directory.
     pub fn edit_entry(&mut self, directory: u32, change: impl FnOnce(&mut [u8])) {
         let at = self.inodes[&directory].root.offset().get() as usize + dir::BUCKET_HEADER;

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use shoal_format::SlotRef;
-use shoal_format::dir::Bucket;
+use shoal_format::dir::{BUCKET_BYTES, open_bucket};
 use shoal_format::inode::{Inode, InodeSlot, Layout};
 use shoal_format::superblock::{ROOTS_AT, Roots};
 use zerocopy::FromBytes;
@@ -42,7 +42,8 @@ fn enter(region: &[u8], ino: u32, path: &[u8], tree: &mut Tree) {
     };
     tree.insert(path.to_vec(), (inode, data));
     if inode.layout == Layout::DirPacked {
-        for entry in Bucket::new(piece(region, inode.root)).unwrap().entries() {
+        let mut room = [0; BUCKET_BYTES];
+        for entry in open_bucket(piece(region, inode.root), 0, &mut room).unwrap().entries() {
             let (_, entry) = entry.unwrap();
             if !entry.ino.is_none() {
                 enter(region, entry.ino.get(), &[path, b"/", entry.name].concat(), tree);

@@ -6,11 +6,13 @@
 //! root, it is the directory. Hash order, and with it every cookie, stays.
 
 use shoal_format::SlotRef;
-use shoal_format::dir::{BUCKET_BYTES, BUCKET_HEADER, NODE_BITS, NODE_BYTES, NODE_FANOUT, NodeRef};
+use shoal_format::dir::{BUCKET_BYTES, NODE_BITS, NODE_BYTES, NODE_FANOUT, NodeRef};
 use shoal_format::inode::{Inode, Layout};
 use shoal_region::Tx;
 
-use super::{Buffer, Step, Way, behind, descend, is_null, live_entries, node_ref, set_refs, span, write_bucket};
+use super::{
+    Buffer, Step, Way, behind, descend, is_null, live_entries, node_ref, pack, plain_len, set_refs, span, write_bucket,
+};
 use crate::Result;
 
 /// A bucket with more entries is not looked at when one is removed.
@@ -43,11 +45,12 @@ pub(super) fn join_behind(tx: &mut Tx<'_>, dir: &mut Inode, mut way: Way) -> Res
                 NodeRef::Bucket { slot, depth } if depth == way.depth => {
                     if bucket.is_none() {
                         bucket = slot;
-                    } else if !merge(tx, bucket, slot)? {
-                        return Ok(());
+                    } else if let Some((kept, gone)) = merge(tx, bucket, slot)? {
+                        tx.free(gone)?;
+                        dir.allocated -= gone.capacity();
+                        bucket = kept;
                     } else {
-                        tx.free(slot)?;
-                        dir.allocated -= slot.capacity();
+                        return Ok(());
                     }
                 }
                 _ => return Ok(()),
@@ -76,21 +79,27 @@ pub(super) fn join_behind(tx: &mut Tx<'_>, dir: &mut Inode, mut way: Way) -> Res
     }
 }
 
-/// Moves the entries of `from` into `to`, if both are sparse.
-fn merge(tx: &mut Tx<'_>, to: SlotRef, from: SlotRef) -> Result<bool> {
+/// Moves the entries of two buckets into one of them, if they are sparse; which one has them, and which none. Two packed ones become a
+/// packed one, if there is room in the longer.
+fn merge(tx: &mut Tx<'_>, one: SlotRef, other: SlotRef) -> Result<Option<(SlotRef, SlotRef)>> {
+    let (to, from) = if other.capacity() > one.capacity() { (other, one) } else { (one, other) };
     let (first, second) = (Buffer::read(tx, to)?, Buffer::read(tx, from)?);
-    let (first, second) = (first.bucket(to)?, second.bucket(from)?);
+    let is_packed = first.is_packed;
+    let (first, second) = (first.bucket()?, second.bucket()?);
     if first.live() + second.live() > 4 * SPARSE_ENTRIES {
-        return Ok(false);
+        return Ok(None);
     }
     let mut entries = live_entries(&first)?;
     entries.extend(live_entries(&second)?);
-    let bytes = BUCKET_HEADER + entries.iter().map(|entry| entry.encoded_len()).sum::<usize>();
-    if bytes > JOINED_BYTES.min(to.capacity() as usize) {
-        return Ok(false);
+    if plain_len(&entries) > JOINED_BYTES {
+        return Ok(None);
     }
-    write_bucket(tx, to, &entries)?;
-    Ok(true)
+    if !is_packed {
+        write_bucket(tx, to, &entries)?;
+    } else if !pack::write(tx, to, &mut entries)? {
+        return Ok(None);
+    }
+    Ok(Some((to, from)))
 }
 
 /// Moves the pieces on the way to `hash` that are `wanted` out of draining segments; false if there are none. Changes `dir` but

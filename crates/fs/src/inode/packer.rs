@@ -20,6 +20,7 @@ use shoal_region::{Region, Tx};
 
 use super::packed::{PACKED_MAX, indexed_triplet, is_packed};
 use super::{InodeTable, block, record};
+use crate::dir::has_buckets;
 use crate::locks::LockTable;
 use crate::method;
 use crate::packer::may_be_packed;
@@ -145,7 +146,8 @@ impl Cold {
 
     /// Times far in the future are not young: a user has set them, or the clock went back.
     fn is_young(self, inode: &Inode) -> bool {
-        let waits = may_be_packed(inode) && method::own(inode).unwrap_or(self.method) != Method::Off;
+        let waits =
+            has_buckets(inode) || may_be_packed(inode) && method::own(inode).unwrap_or(self.method) != Method::Off;
         let age_ns = if waits { self.age_ns.saturating_mul(2) } else { self.age_ns };
         [inode.ctime, inode.atime].iter().any(|time| time.abs_diff(self.now_ns) < age_ns)
     }

@@ -1,0 +1,183 @@
+//! Packed buckets of directories: packing those that have cooled, and changes of them.
+//!
+//! A bucket is packed into a slot as short as it needs, in one transaction that swings the references and frees the plain one. An
+//! insertion makes it plain in the same way. A removal, or another inode for a name, encodes it anew where it lies; a removal always fits.
+//! Rules: locks of directories are tried for, and held for [`STEP`] buckets; a bucket is packed only if that gains an eighth, and if
+//! it comes back as it was, so that what is damaged stays for the checker to see. Left out: which directories have cooled (`packer`).
+
+use std::time::Duration;
+
+use shoal_format::SlotRef;
+use shoal_format::dir::{BUCKET_BYTES, Dirent, NodeRef, open_bucket, pack_bucket};
+use shoal_format::inode::{Inode, Layout};
+use shoal_format::slot::{CLASS_SIZES, class_for};
+use shoal_format::superblock::FEATURE_BUCKETS;
+use shoal_region::Tx;
+
+use super::{
+    Buffer, FIRST_BUCKET, Found, Names, Step, Way, behind, counts, descend, live_entries, plain_len, set_refs, span,
+    write_bucket,
+};
+use crate::packer::{Packing, has_cooled};
+use crate::planted::{Bug, is_planted};
+use crate::{Error, Fs, Ino, Result};
+
+/// Buckets packed while a directory's lock is held, and looked at.
+const STEP: u32 = 16;
+const LOOKS: u32 = 256;
+
+/// Moves the entries of a bucket into a plain one of so many bytes. The caller swings the references.
+pub(super) fn rewrite_plain(tx: &mut Tx<'_>, dir: &mut Inode, old: SlotRef, bytes: u64) -> Result<SlotRef> {
+    let buffer = Buffer::read(tx, old)?;
+    let slot = tx.alloc(bytes)?;
+    write_bucket(tx, slot, &live_entries(&buffer.bucket()?)?)?;
+    exchanged(tx, dir, old, slot)?;
+    Ok(slot)
+}
+
+fn exchanged(tx: &mut Tx<'_>, dir: &mut Inode, old: SlotRef, new: SlotRef) -> Result<()> {
+    if !is_planted(Bug::BucketStays) {
+        tx.free(old)?;
+    }
+    dir.allocated = dir.allocated - old.capacity() + new.capacity();
+    Ok(())
+}
+
+/// Makes the only bucket of a directory plain, with so many bytes of room if it may have them.
+pub(super) fn unpack(tx: &mut Tx<'_>, dir: &mut Inode, old: SlotRef, room: usize) -> Result<SlotRef> {
+    let buffer = Buffer::read(tx, old)?;
+    let needed = plain_len(&live_entries(&buffer.bucket()?)?) + room;
+    rewrite_plain(tx, dir, old, (needed.next_power_of_two() as u64).clamp(FIRST_BUCKET, BUCKET_BYTES as u64))
+}
+
+/// Makes the bucket at the end of a way plain.
+pub(super) fn unpack_under(tx: &mut Tx<'_>, dir: &mut Inode, way: &Way) -> Result<()> {
+    let slot = rewrite_plain(tx, dir, way.bucket, BUCKET_BYTES as u64)?;
+    refer(tx, way, slot)
+}
+
+fn refer(tx: &mut Tx<'_>, way: &Way, slot: SlotRef) -> Result<()> {
+    let Step { node, index } = way.steps[way.len - 1];
+    set_refs(tx, node, span(index, way.depth), NodeRef::Bucket { slot, depth: way.depth })
+}
+
+/// Removes an entry of a packed bucket that has others.
+pub(super) fn remove(tx: &mut Tx<'_>, found: &Found) -> Result<()> {
+    let buffer = Buffer::read(tx, found.bucket)?;
+    let mut entries = live_entries(&buffer.bucket()?)?;
+    entries.remove(found.at);
+    Ok(tx.write(found.bucket.offset(), &pack_bucket(&entries))?)
+}
+
+/// Lets an entry of a packed bucket name another inode; false if it has no room for that.
+pub(super) fn replace(tx: &mut Tx<'_>, found: &Found, entry: &Dirent<'_>) -> Result<bool> {
+    let buffer = Buffer::read(tx, found.bucket)?;
+    let mut entries = live_entries(&buffer.bucket()?)?;
+    entries[found.at] = *entry;
+    write(tx, found.bucket, &mut entries)
+}
+
+/// Writes a packed bucket with these entries, if it fits.
+pub(super) fn write(tx: &mut Tx<'_>, slot: SlotRef, entries: &mut [Dirent<'_>]) -> Result<bool> {
+    entries.sort_unstable_by_key(|entry| entry.name);
+    let bytes = pack_bucket(entries);
+    let fits = bytes.len() as u64 <= slot.capacity();
+    if fits {
+        tx.write(slot.offset(), &bytes)?;
+    }
+    Ok(fits)
+}
+
+/// Packs a bucket into a slot of its own, if that gains enough. The caller swings the references.
+fn pack(tx: &mut Tx<'_>, dir: &mut Inode, old: SlotRef) -> Result<Option<SlotRef>> {
+    if counts(tx, old)?.is_packed {
+        return Ok(None);
+    }
+    let buffer = Buffer::read(tx, old)?;
+    let mut entries = live_entries(&buffer.bucket()?)?;
+    entries.sort_unstable_by_key(|entry| entry.name);
+    let (bytes, mut room) = (pack_bucket(&entries), [0; BUCKET_BYTES]);
+    let capacity = class_for(bytes.len() as u64).map_or(u64::MAX, |class| CLASS_SIZES[class as usize].into());
+    if entries.is_empty() || capacity > old.capacity() / 8 * 7 {
+        return Ok(None);
+    }
+    match open_bucket(&bytes, tx.seed(), &mut room) {
+        Ok(back) if live_entries(&back)? == entries => {}
+        _ => return Ok(None),
+    }
+    let slot = tx.alloc(bytes.len() as u64)?;
+    tx.write(slot.offset(), &bytes)?;
+    exchanged(tx, dir, old, slot)?;
+    Ok(Some(slot))
+}
+
+/// Packs the bucket that `hash` leads to; true if it was. Also the next hash to look at.
+fn pack_along(tx: &mut Tx<'_>, dir: &mut Inode, hash: u64) -> Result<(bool, Option<u64>)> {
+    if dir.layout == Layout::DirPacked {
+        let packed = pack(tx, dir, dir.root)?;
+        dir.root = packed.unwrap_or(dir.root);
+        return Ok((packed.is_some(), None));
+    }
+    let way = descend(tx, dir.root, hash)?;
+    let packed = if way.bucket.is_none() { None } else { pack(tx, dir, way.bucket)? };
+    if let Some(slot) = packed {
+        refer(tx, &way, slot)?;
+    }
+    Ok((packed.is_some(), behind(&way, hash)))
+}
+
+/// Has the directory buckets?
+pub(crate) fn has_buckets(inode: &Inode) -> bool {
+    matches!(inode.layout, Layout::DirPacked | Layout::DirHashed) && inode.nlink > 0
+}
+
+impl Fs {
+    /// Are buckets of this directory packed when they have cooled?
+    pub(crate) fn packs_directory(&self, inode: &Inode) -> bool {
+        self.options.pack_inodes && has_buckets(inode)
+    }
+
+    /// Packs the buckets of a directory; with `age` only if it has cooled. The caller holds no locks.
+    pub(crate) fn pack_directory(&self, ino: Ino, age: Option<Duration>, done: &mut Packing) -> Result<()> {
+        self.region.add_feature(FEATURE_BUCKETS)?;
+        let mut hash = Some(0);
+        while let Some(from) = hash {
+            let Some(_lock) = self.locks.try_write(ino) else {
+                done.busy += 1;
+                return Ok(());
+            };
+            let mut inode = match self.load(ino) {
+                Err(Error::Stale) => return Ok(()),
+                loaded => loaded?,
+            };
+            if !self.packs_directory(&inode) || age.is_some_and(|age| !has_cooled(&inode, self.now(), age)) {
+                return Ok(());
+            }
+            hash = self.pack_buckets(ino, &mut inode, from, done)?;
+        }
+        Ok(())
+    }
+
+    /// Packs some buckets from `hash` on; the next hash to look at.
+    fn pack_buckets(&self, ino: Ino, inode: &mut Inode, hash: u64, done: &mut Packing) -> Result<Option<u64>> {
+        let (before, mut tx) = (inode.allocated, self.region.begin_reclaim());
+        let (mut next, mut packed, mut looks) = (Some(hash), 0, 0);
+        while let Some(hash) = next
+            && packed < STEP
+            && looks < LOOKS
+        {
+            let (is_packed, behind) = pack_along(&mut tx, inode, hash)?;
+            packed += u32::from(is_packed);
+            looks += 1;
+            next = behind;
+        }
+        if packed > 0 {
+            self.store(&mut tx, ino, inode)?;
+            self.packing.commit_packed(tx, 0, 0)?;
+            done.buckets += u64::from(packed);
+            done.before += before;
+            done.after += inode.allocated;
+        }
+        Ok(next)
+    }
+}
