@@ -34,6 +34,8 @@ const TICK_BYTES: u64 = 4 << 20;
 const TICK_BLOCKS: u32 = 2048;
 /// A look at all inodes begins this long after the last one at the earliest.
 const ROUND: Duration = Duration::from_secs(1);
+/// A directory that changes more often than this is not packed under the changes: each would make a bucket plain again.
+const DIRECTORY_AGE: Duration = Duration::from_secs(1);
 /// On a full store: how long files have cooled that go first, and the bytes to gain at once.
 const PRESSED_AGE: Duration = Duration::from_secs(1);
 const PRESSED_BYTES: u64 = 1 << 20;
@@ -289,7 +291,7 @@ impl Fs {
                     continue;
                 }
                 self.note_users(round.block, round.users.as_mut())?;
-                if self.cooled_files(round.block, age, &mut round.files, &mut round.short)? {
+                if self.cooled_files(round.block, Some(age), &mut round.files, &mut round.short)? {
                     self.table.plain_changed().set(round.block);
                     packer.left = true;
                 }
@@ -368,15 +370,24 @@ impl Fs {
         Ok(has_gained)
     }
 
-    /// Adds the files of an inode block that have cooled and may be packed. True if others have not cooled yet.
-    fn cooled_files(&self, block: u64, age: Duration, files: &mut Vec<Ino>, short: &mut Vec<Ino>) -> Result<bool> {
+    /// Adds the files of an inode block that have cooled and may be packed, without `age` those that have not, too. True if others have
+    /// not cooled yet.
+    fn cooled_files(
+        &self,
+        block: u64,
+        age: Option<Duration>,
+        files: &mut Vec<Ino>,
+        short: &mut Vec<Ino>,
+    ) -> Result<bool> {
         let (now, mut warm) = (self.now(), false);
         self.plain_files(block, &mut |ino, inode| {
-            let is_short = inode.is_file() && takes_dictionary(self.method_of(inode), inode.size);
-            match has_cooled(inode, now, age) {
-                true if is_short => short.push(ino),
-                true => files.push(ino),
-                false => warm = true,
+            let method = if inode.is_dir() { Method::Off } else { self.method_of(inode) };
+            if age.is_some_and(|age| !has_cooled(inode, now, age)) {
+                warm = true;
+            } else if takes_dictionary(method, inode.size) {
+                short.push(ino);
+            } else if inode.is_dir() || age.is_none() || method != Method::Off {
+                files.push(ino);
             }
         })?;
         Ok(warm)
@@ -405,7 +416,7 @@ impl Fs {
         while block < self.table.blocks() {
             progress(block, self.table.blocks());
             self.note_users(block, users.as_mut())?;
-            self.cooled_files(block, Duration::ZERO, &mut files, &mut short)?;
+            self.cooled_files(block, None, &mut files, &mut short)?;
             if block + 1 == self.table.blocks() || short.len() >= SHORT_FILES {
                 self.train(&mut self.packer.lock().training, &short)?;
                 files.append(&mut short);
@@ -587,5 +598,6 @@ pub(crate) fn has_data(inode: &Inode) -> bool {
 }
 
 pub(crate) fn has_cooled(inode: &Inode, now: i64, age: Duration) -> bool {
+    let age = if inode.is_dir() { age.max(DIRECTORY_AGE) } else { age };
     u128::try_from(now.saturating_sub(inode.ctime)).is_ok_and(|idle| idle >= age.as_nanos())
 }
