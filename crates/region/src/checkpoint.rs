@@ -111,6 +111,9 @@ pub fn newest_image(images: &[Arc<dyn ImageFile>; 2]) -> Result<(usize, Superblo
             }
             Ok(if a0.generation.get() > a1.generation.get() { (0, s0, a0) } else { (1, s1, a1) })
         }
+        // A sound superblock of a later program: what the other image would be replayed with may hold what we cannot read.
+        (Err(error @ Error::Format(FormatError::Features { .. })), Ok(_))
+        | (Ok(_), Err(error @ Error::Format(FormatError::Features { .. }))) => Err(error),
         (Ok((s, a)), Err(_)) => Ok((0, s, a)),
         (Err(_), Ok((s, a))) => Ok((1, s, a)),
         (Err(Error::Format(first)), Err(Error::Format(second))) => {

@@ -3,9 +3,9 @@
 //! its bit from a new one.
 
 use shoal_format::superblock::{FEATURE_PACKED, Geometry, MemoryKind, SUPERBLOCK_AT, Superblock};
-use shoal_format::{PAGE, SlotRef};
+use shoal_format::{FormatError, PAGE, SlotRef};
 use shoal_media::PersistentMemory;
-use shoal_region::{Parts, Region, View, newest_image};
+use shoal_region::{Error, Parts, Region, View, newest_image};
 use shoal_sim::{Limits, SimMemory, SimMemoryKind, World};
 
 use crate::logged;
@@ -103,4 +103,23 @@ fn logged_memory_has_the_feature_in_the_newest_image() {
     let generation = newest_image(&logged::images(&world)).unwrap().2.generation;
     region.add_feature(FEATURE_PACKED).unwrap();
     assert_eq!(newest_image(&logged::images(&world)).unwrap().2.generation, generation);
+}
+
+#[test]
+fn an_image_with_a_feature_of_a_later_program_is_not_passed_over_for_an_older_one() {
+    let world = logged::world();
+    let blank = SimMemory::volatile(REGION_BYTES, None);
+    let region = Region::create(logged::geometry(REGION_BYTES, 0), logged::parts(&world, blank, 1)).unwrap();
+    region.checkpoint().unwrap();
+    region.shutdown().unwrap();
+    let images = logged::images(&world);
+    let (_, superblock, _) = newest_image(&images).unwrap();
+    let later = Superblock { features: superblock.features | 1 << 40, ..superblock };
+    for image in &images {
+        image.write(SUPERBLOCK_AT, &later.encode()).unwrap();
+        let refused = newest_image(&images);
+        assert!(matches!(refused, Err(Error::Format(FormatError::Features { bits, .. })) if bits == 1 << 40));
+        image.write(SUPERBLOCK_AT, &superblock.encode()).unwrap();
+        newest_image(&images).unwrap();
+    }
 }

@@ -15,7 +15,7 @@ use shoal_format::superblock::{ANCHOR_AT, ANCHOR_CLEAN, AnchorRecord, SUPERBLOCK
 use shoal_host::{HostImage, PrivateMap, SharedKind, SharedMap};
 use shoal_media::{ImageFile, PersistentMemory};
 
-use super::{Loss, Means, RegionMedia, Resting, RestingMedia};
+use super::{LATER, Loss, Means, RegionMedia, Resting, RestingMedia, is_later};
 use crate::calendar;
 use crate::images::{self, shared};
 
@@ -160,6 +160,8 @@ fn find(path: &Path, images: &[Arc<dyn ImageFile>; 2], store: &Resting<'_>, read
     memory.read(SUPERBLOCK_AT, &mut page);
     let superblock = match Superblock::decode(&page) {
         Ok(superblock) => superblock,
+        // Not to be taken back to an older image.
+        Err(error) if is_later(&error) => return Err(Failure::new(path.display(), error).remedy(LATER)),
         Err(error) => return damaged(error.into()),
     };
     if uuid_text(&superblock.uuid) != uuid {

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use shoal_check::ImageSource;
 use shoal_devices::{Failure, Outcome};
+use shoal_format::FormatError;
 use shoal_format::memory::MemoryKind;
 use shoal_media::{ImageFile, LogDevice, PersistentMemory};
 
@@ -162,9 +163,24 @@ pub(crate) struct Resting<'a> {
     pub unmounted: bool,
 }
 
+/// What helps when a store is sound, but a later program wrote it.
+const LATER: &str = "a later version of shoal wrote it: use that one";
+
+/// Did a later program write what this one cannot read?
+fn is_later(error: &(dyn std::error::Error + 'static)) -> bool {
+    let format = match error.downcast_ref() {
+        Some(shoal_region::Error::Format(error)) => Some(error),
+        _ => error.downcast_ref(),
+    };
+    matches!(format, Some(FormatError::Features { .. } | FormatError::Version { .. }))
+}
+
 /// For a store whose media cannot be read.
 pub(crate) fn damaged(directory: &Path, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
-    let store = directory.display();
+    let (store, error) = (directory.display(), error.into());
+    if is_later(&*error) {
+        return Failure::new(format_args!("store {store}"), error).remedy(LATER);
+    }
     let remedy = format!("`shoal check {store}` tells more, `shoal salvage {store} DIR` copies out what can be read");
     Failure::new(format_args!("store {store}"), error).remedy(remedy)
 }
