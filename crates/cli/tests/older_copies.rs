@@ -147,6 +147,28 @@ fn an_older_program_is_told_not_to_open_a_battery_region() {
 }
 
 #[test]
+fn a_store_of_a_later_program_is_refused_without_an_offer_to_go_back() {
+    for (scene, name) in
+        [(Scene::battery(), "region"), (Scene::logged(), "store/image.0"), (Scene::logged(), "store/image.1")]
+    {
+        scene.mount();
+        scene.write("file", "1");
+        scene.umount();
+        let (file, mut page) = (scene.open(name), vec![0; PAGE as usize]);
+        file.read_exact_at(&mut page, 0).unwrap();
+        let superblock = Superblock::decode(&page).unwrap();
+        file.write_all_at(&Superblock { features: superblock.features | 1 << 40, ..superblock }.encode(), 0).unwrap();
+        let before = scene.sums();
+        for args in [&["mount", "store", "mnt"][..], &["mount", "--restore", "store", "mnt"]] {
+            let refused = scene.exits(1, args);
+            assert!(refused.contains("a later version of shoal wrote it"), "{name}: {refused}");
+            assert!(!refused.contains("salvage") && !refused.contains("mount with"), "{name}: {refused}");
+        }
+        assert!(scene.sums() == before, "a refusal changes nothing");
+    }
+}
+
+#[test]
 fn a_store_with_the_former_sums_is_used_as_it_is_and_copied_with_new_ones() {
     let scene = Scene::logged();
     scene.mount();
