@@ -60,6 +60,11 @@ class ShoalError(Exception):
     """A command of `shoal` did not do what it must."""
 
 
+def mount_options():
+    """Of every mount; SHOAL_MOUNT_OPTIONS has further ones."""
+    return ",".join(["allow_other"] + [o for o in [os.environ.get("SHOAL_MOUNT_OPTIONS")] if o])
+
+
 def run(argv, timeout_s=CALL_TIMEOUT_S, env=None):
     """Runs a command with its output in files, so that a daemon which keeps stdout open cannot block us."""
     with tempfile.TemporaryFile("w+b") as out, tempfile.TemporaryFile("w+b") as err:
@@ -156,7 +161,7 @@ class Store:
         with open(self.log, "ab") as log:
             start = log.tell()
             process = subprocess.Popen(
-                [shoal_binary(), "mount", self.store, self.mountpoint, "-o", "allow_other"],
+                [shoal_binary(), "mount", self.store, self.mountpoint, "-o", mount_options()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -177,7 +182,7 @@ class Store:
         """Starts a mount that stays a child of ours: to kill it while it recovers."""
         with open(self.log, "ab") as log:
             return subprocess.Popen(
-                [shoal_binary(), "mount", self.store, self.mountpoint, "--foreground", "-o", "allow_other"],
+                [shoal_binary(), "mount", self.store, self.mountpoint, "--foreground", "-o", mount_options()],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

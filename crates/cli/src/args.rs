@@ -160,6 +160,8 @@ pub struct FormatArgs {
     nodefault_permissions                     permissions are not checked, and there are no ACLs\n  \
     private                                   root alone may use it, unchecked: fewer requests for changes\n  \
     noxattr                                   no extended attributes or ACLs; small files are made faster\n  \
+    writeback                                 the kernel gathers writes: fewer requests, and a write survives\n  \
+                                              the daemon from close, fsync or write-back on\n  \
     threads=N                                 threads that serve requests (default: 4, or one a processor)\n  \
     read_ahead=SIZE                           how far the kernel reads ahead (default 1M; root only)\n  \
     clone_fd                                  every thread gets a channel of its own\n  \

@@ -119,6 +119,8 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         "nodefault_permissions" => options.default_permissions = false,
         "xattr" => options.xattrs = true,
         "noxattr" => options.xattrs = false,
+        "writeback" => options.writeback = true,
+        "nowriteback" => options.writeback = false,
         "pack_inodes" => options.pack_inodes = true,
         "nopack_inodes" => options.pack_inodes = false,
         "clone_fd" => options.clone_fd = true,
@@ -171,7 +173,7 @@ fn undo(options: &mut MountOptions, name: &str) {
 fn unknown(word: &str) -> String {
     format!(
         "unknown mount option `{word}`; use some of ro, rw, remount, noatime, strictatime, nodev, nosuid, noexec, sync, \
-         nosymfollow, allow_other, allow_root, nodefault_permissions, private, noxattr, threads=N, read_ahead=SIZE, \
+         nosymfollow, allow_other, allow_root, nodefault_permissions, private, noxattr, writeback, threads=N, read_ahead=SIZE, \
          compress=METHOD, pack_age=SECONDS, pack_load=PERCENT, nopack_inodes, \
          clone_fd, restore"
     )
@@ -188,19 +190,19 @@ mod tests {
     #[test]
     fn each_option_is_taken_and_can_be_taken_back() {
         let all = parsed(
-            "noxattr,ro,noatime,nodev,nosuid,noexec,sync,nodefault_permissions,threads=7,read_ahead=2M,clone_fd",
+            "noxattr,writeback,ro,noatime,nodev,nosuid,noexec,sync,nodefault_permissions,threads=7,read_ahead=2M,clone_fd",
         );
         assert_eq!(all.access_times, AccessTimes::Never);
         assert!(all.read_only && all.nodev && all.nosuid && all.noexec && all.synchronous);
-        assert!(!all.default_permissions && all.clone_fd && !all.xattrs);
+        assert!(!all.default_permissions && all.clone_fd && !all.xattrs && all.writeback);
         assert_eq!((all.threads, all.read_ahead_bytes), (7, 2 << 20));
         let none = parsed(
             "ro,rw,noatime,atime,nodev,dev,nosuid,suid,noexec,exec,sync,async,nodefault_permissions,\
-             default_permissions,clone_fd,noclone_fd,noxattr,xattr",
+             default_permissions,clone_fd,noclone_fd,noxattr,xattr,writeback,nowriteback",
         );
         assert_eq!(none.access_times, AccessTimes::Relative);
         assert!(!none.read_only && !none.nodev && !none.nosuid && !none.noexec);
-        assert!(!none.synchronous && none.default_permissions && !none.clone_fd && none.xattrs);
+        assert!(!none.synchronous && none.default_permissions && !none.clone_fd && none.xattrs && !none.writeback);
     }
 
     #[test]

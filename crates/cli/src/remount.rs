@@ -103,6 +103,8 @@ fn unchangeable(entry: &MountEntry, lists: &[String]) -> Vec<String> {
             | "nopack_inodes"
             | "xattr"
             | "noxattr"
+            | "writeback"
+            | "nowriteback"
             | "clone_fd"
             | "noclone_fd"
             | mount_options::RESTORE => true,
@@ -135,8 +137,8 @@ mod tests {
             super_options: "rw,dirsync,user_id=0,group_id=0,default_permissions,allow_other".into(),
         };
         assert_eq!(unchangeable(&entry, &["remount,ro,noatime,allow_other,default_permissions".into()]), [""; 0]);
-        let asked = "remount,threads=2,noxattr,noallow_other,nodefault_permissions,nosuid";
-        let warned = ["threads=2", "noxattr", "noallow_other", "nodefault_permissions"];
+        let asked = "remount,threads=2,noxattr,writeback,noallow_other,nodefault_permissions,nosuid";
+        let warned = ["threads=2", "noxattr", "writeback", "noallow_other", "nodefault_permissions"];
         assert_eq!(unchangeable(&entry, &[asked.into()]), warned);
         let parsed = |entry: &MountEntry, list: &str| {
             mount_options::parse(&all_words(entry, &[list.into()]), Path::new("/s"), true).unwrap()

@@ -81,6 +81,8 @@ pub struct SetAttr {
     pub size: Option<u64>,
     pub atime: Option<TimeChange>,
     pub mtime: Option<TimeChange>,
+    /// The time of change (ns since 1970), from a caller that keeps times itself; otherwise it is now.
+    pub ctime: Option<i64>,
 }
 
 impl Fs {
@@ -125,7 +127,7 @@ impl Fs {
         inode.gid = change.gid.unwrap_or(inode.gid);
         inode.atime = change.atime.map_or(inode.atime, time);
         inode.mtime = change.mtime.map_or(inode.mtime, time);
-        inode.ctime = now;
+        inode.ctime = change.ctime.unwrap_or(now);
         self.store(&mut tx, ino, &inode)?;
         tx.commit()?;
         Ok(Attr::new(ino, &inode))

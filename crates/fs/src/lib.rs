@@ -150,7 +150,7 @@ impl Fs {
     }
 
     pub(crate) fn now(&self) -> i64 {
-        self.clock.now_ns()
+        if self.options.kernel_times { self.clock.tick_ns() } else { self.clock.now_ns() }
     }
 
     pub(crate) fn seed(&self) -> u64 {

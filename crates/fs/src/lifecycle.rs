@@ -48,6 +48,8 @@ pub struct Options {
     pub read_only: bool,
     /// Never update access times, until [`Fs::set_access_times`] says otherwise.
     pub no_atime: bool,
+    /// The caller stamps files, too, with the kernel's clock: so are files stamped here, and no time goes back.
+    pub kernel_times: bool,
     /// An operation is durable at the latest this long after it returned (`logged` memory).
     pub commit_age_ms: u64,
     /// A checkpoint is due when recovery would replay more than this (bytes).
@@ -75,6 +77,7 @@ impl Default for Options {
         Options {
             read_only: false,
             no_atime: false,
+            kernel_times: false,
             commit_age_ms: 1000,
             checkpoint_log_bytes: 256 << 20,
             recover: false,

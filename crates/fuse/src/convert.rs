@@ -33,6 +33,7 @@ pub(crate) fn attr_change(asked: &SetattrIn) -> SetAttr {
         size: is_named(setattr::SIZE).then_some(asked.size),
         atime: time(setattr::ATIME, setattr::ATIME_NOW, asked.atime, asked.atime_ns),
         mtime: time(setattr::MTIME, setattr::MTIME_NOW, asked.mtime, asked.mtime_ns),
+        ctime: is_named(setattr::CTIME).then(|| received_ns(asked.ctime, asked.ctime_ns)),
     }
 }
 

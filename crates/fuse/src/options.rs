@@ -42,6 +42,8 @@ pub struct MountOptions {
     /// Extended attributes and ACLs. Without them the kernel does not ask for `security.capability` before the first
     /// write to each file: a fifth of the requests that making a small file takes.
     pub xattrs: bool,
+    /// The kernel gathers writes. One survives the daemon only from `close`, `fsync` or write-back on.
+    pub writeback: bool,
     pub nodev: bool,
     pub nosuid: bool,
     pub noexec: bool,
@@ -81,6 +83,7 @@ impl MountOptions {
             access: Access::Owner,
             default_permissions: true,
             xattrs: true,
+            writeback: false,
             nodev: false,
             nosuid: false,
             noexec: false,

@@ -294,6 +294,31 @@ fn a_mount_for_its_owner_and_root_refuses_others_but_serves_the_kernel() {
 }
 
 #[test]
+fn with_write_back_the_kernel_keeps_the_times_and_sends_them_in_nobodys_name() {
+    let options = MountOptions { writeback: true, ..MountOptions::new("/s".into()) };
+    assert!(crate::requests::wanted(&options).flags & init_flags::WRITEBACK_CACHE != 0);
+    let mount = mounted(|options| options.access = Access::Owner, ALL);
+    let service = Service { owner: 55, ..mount.service };
+    let mount = Mounted { service, ..mount };
+    let attr = mount
+        .fs
+        .mknod(&shoal_fs::Caller { hold: true, ..Default::default() }, shoal_fs::ROOT, b"f", 0o100600, 0)
+        .unwrap();
+    let set = |valid| {
+        let times =
+            SetattrIn { valid, mtime: 5, mtime_ns: 6, ctime: 7, ctime_ns: 8, mode: 0o644, ..SetattrIn::default() };
+        mount.ask_as(0, opcode::SETATTR, u64::from(attr.ino), times.as_bytes()).0
+    };
+    assert_eq!(set(setattr::MTIME | setattr::CTIME | setattr::FH), 0);
+    let now = mount.fs.getattr(attr.ino).unwrap();
+    assert_eq!((now.mtime, now.ctime), (5_000_000_006, 7_000_000_008));
+    for other in [setattr::MTIME, setattr::MODE | setattr::CTIME, setattr::ATIME | setattr::CTIME] {
+        assert_eq!(set(other), 13, "that is somebody else");
+    }
+    mount.end();
+}
+
+#[test]
 fn an_answer_that_was_forgotten_or_is_too_long_is_an_error_and_there_is_only_one() {
     let mount = mounted(|_| {}, ALL);
     let message = message(opcode::READLINK, ROOT, &[]);
@@ -332,7 +357,7 @@ fn a_connection_begins_with_init_and_ends_with_destroy() {
     assert_eq!((answer.major, answer.minor, answer.write_bytes_max), (7, 45, 1 << 20));
     assert!(agreed.has(init_flags::POSIX_ACL) && agreed.has(init_flags::SETXATTR_EXT));
     assert!(!agreed.has(1 << 15), "ASYNC_DIO leaves old pages");
-    assert!(!agreed.has(1 << 16), "WRITEBACK_CACHE would lose writes that returned");
+    assert!(!agreed.has(init_flags::WRITEBACK_CACHE), "it would lose writes that returned; only on request");
     assert!(begin(vec![init(7, 8, 0)]).0.is_err(), "too old");
     assert!(begin(vec![message(opcode::GETATTR, 1, &[0; 16])]).0.is_err());
     assert!(begin(vec![]).0.is_err(), "ended before it began");

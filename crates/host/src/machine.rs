@@ -7,6 +7,8 @@ use std::io;
 use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use rustix::time::{ClockId, clock_gettime};
+
 use rustix::rand::{GetRandomFlags, getrandom};
 use shoal_media::Clock;
 
@@ -35,6 +37,11 @@ impl Clock for SystemClock {
             Ok(after) => after.as_nanos() as i64,
             Err(before) => -(before.duration().as_nanos() as i64),
         }
+    }
+
+    fn tick_ns(&self) -> i64 {
+        let tick = clock_gettime(ClockId::RealtimeCoarse);
+        tick.tv_sec.saturating_mul(1_000_000_000).saturating_add(tick.tv_nsec)
     }
 
     fn monotonic_ns(&self) -> u64 {
@@ -121,6 +128,8 @@ mod tests {
         assert!(clock.now_ns() > 1_600_000_000_000_000_000, "later than 2020");
         std::thread::sleep(std::time::Duration::from_millis(2));
         assert!(clock.monotonic_ns() >= first + 2_000_000);
+        let (tick, now) = (clock.tick_ns(), clock.now_ns());
+        assert!(tick <= now && now - tick < 1_000_000_000, "{tick}, {now}");
     }
 
     #[test]

@@ -73,6 +73,10 @@ pub type Result<T> = std::result::Result<T, MediaError>;
 pub trait Clock: Send + Sync {
     /// Nanoseconds since 1970, for time stamps. May step.
     fn now_ns(&self) -> i64;
+    /// The same at the kernel's last timer tick, with which it stamps files itself: at most some milliseconds ago.
+    fn tick_ns(&self) -> i64 {
+        self.now_ns()
+    }
     /// Nanoseconds since an arbitrary start, never going back, for ages and intervals.
     fn monotonic_ns(&self) -> u64;
 }

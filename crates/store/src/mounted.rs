@@ -67,6 +67,7 @@ impl Store {
         let begin = Instant::now();
         let engine = Options {
             read_only: options.read_only,
+            kernel_times: options.writeback,
             pack_age: Some(options.pack_age),
             pack_load: options.pack_load,
             pack_inodes: options.pack_inodes,

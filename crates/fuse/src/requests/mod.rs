@@ -135,6 +135,9 @@ pub(crate) fn wanted(options: &MountOptions) -> protocol::Wanted {
         // It makes the kernel check permissions, whatever the mount options say.
         flags |= flag::POSIX_ACL;
     }
+    if options.writeback {
+        flags |= flag::WRITEBACK_CACHE;
+    }
     protocol::Wanted {
         flags,
         write_bytes_max: REQUEST_BYTES_MAX,

@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+# A mount with the kernel's write-back cache, of a store of its own: few requests for small writes, sizes and times as programs expect
+# them, and what was closed or synced survives a killed daemon.
+# case: timeout_s=120 alone
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+if "SHOAL" not in os.environ:
+    print("there is no daemon to be killed")
+    sys.exit(77)
+SHOAL, BASE = os.environ["SHOAL"], os.environ["SCRATCH"]
+STORE, MOUNT = os.path.join(BASE, "store"), os.path.join(BASE, "mnt")
+
+
+def shoal(*arguments):
+    subprocess.run([SHOAL, *arguments], check=True, stdout=subprocess.DEVNULL, timeout=60)
+
+
+def mount():
+    shoal("mount", STORE, MOUNT, "-o", "writeback")
+
+
+def requests():
+    report = json.loads(subprocess.run([SHOAL, "status", "--json", MOUNT], check=True, capture_output=True, timeout=20).stdout)
+    return {of["name"]: of["count"] for of in report["requests"]}
+
+
+def pid():
+    with open(os.path.join(STORE, "pid")) as file:
+        return int(file.readline())
+
+
+def check():
+    shoal("check", STORE)
+
+
+os.mkdir(MOUNT)
+shoal("format", STORE, "--memory-size", "64M")
+mount()
+try:
+    os.chdir(MOUNT)
+    before = requests()
+    with open("appended", "ab", 0) as file:
+        for number in range(5000):
+            file.write(b"%039d\n" % number)
+            if number % 1000 == 7:
+                assert os.stat("appended").st_size == 40 * (number + 1), "the size is that of the writes so far"
+    made = {name: count - before.get(name, 0) for name, count in requests().items()}
+    assert made.get("WRITE", 0) <= 10 and made.get("READ", 0) == 0 and made.get("GETATTR", 0) <= 10, made
+    with open("appended", "rb") as file:
+        assert file.read() == b"".join(b"%039d\n" % number for number in range(5000))
+
+    # Times are those of the writes, before and after the kernel has forgotten the file.
+    with open("timed", "wb", 0) as file:
+        file.write(b"a")
+        time.sleep(0.05)
+        file.write(b"b")
+        written = os.fstat(file.fileno())
+    time.sleep(1.5)
+    old = (1_000_000_000_123_456_789, 1_100_000_000_987_654_321)
+    with open("stamped", "wb", 0) as file:
+        file.write(b"c" * 10_000)
+        os.utime("stamped", ns=old)
+        stamped = os.fstat(file.fileno())
+    os.chdir("/")
+    shoal("umount", MOUNT)
+    check()
+    mount()
+    os.chdir(MOUNT)
+    for name, then in (("timed", written), ("stamped", stamped)):
+        now = os.stat(name)
+        assert (now.st_size, now.st_mtime_ns) == (then.st_size, then.st_mtime_ns), (name, then, now)
+        assert now.st_ctime_ns == then.st_ctime_ns, (name, then.st_ctime_ns, now.st_ctime_ns)
+    assert os.stat("stamped").st_mtime_ns == old[1]
+
+    # The daemon dies while one file is open and the others were closed or synced.
+    for number in range(300):
+        with open(f"closed{number}", "wb", 0) as file:
+            for part in range(number % 7 + 1):
+                file.write(b"%d" % part * (number * 37 % 3000 + 1))
+    opened = os.open("open", os.O_CREAT | os.O_RDWR)
+    os.write(opened, b"s" * 5000)
+    os.fsync(opened)
+    os.write(opened, b"u" * 5000)
+    os.kill(pid(), signal.SIGKILL)
+    os.chdir("/")
+    try:
+        os.close(opened)
+    except OSError:
+        pass
+    subprocess.run(["umount", "-l", MOUNT], check=False, timeout=20)
+    mount()
+    os.chdir(MOUNT)
+    for number in range(300):
+        expected = b"".join(b"%d" % part * (number * 37 % 3000 + 1) for part in range(number % 7 + 1))
+        with open(f"closed{number}", "rb") as file:
+            assert file.read() == expected, f"closed{number}"
+    with open("open", "rb") as file:
+        bytes_now = file.read()
+    assert bytes_now[:5000] == b"s" * 5000 and bytes_now[5000:] in (b"", b"u" * 5000), len(bytes_now)
+    os.chdir("/")
+finally:
+    os.chdir("/")
+    subprocess.run(["umount", "-l", MOUNT], check=False, timeout=20)
+for _ in range(100):
+    if subprocess.run([SHOAL, "check", STORE], capture_output=True, timeout=60).returncode == 0:
+        sys.exit(0)
+    time.sleep(0.1)
+check()
