@@ -163,7 +163,7 @@ fn go(hunt: Hunt) -> Result<u64, String> {
             packing::beside_a_move();
             Ok(1)
         }
-        Hunt::Damage => Ok(packing::damage::damages(0, 60)),
+        Hunt::Damage => Ok(packing::damage::damages(0, 60).1),
         Hunt::StrayReferences => {
             let works = packing::WORKS.into_iter();
             Ok(works.map(|(what, work)| packing::stray_references(what, work)).sum())

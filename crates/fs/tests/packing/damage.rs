@@ -235,11 +235,14 @@ fn round(made: &mut Made, seed: u64) -> bool {
     !is_sound
 }
 
-/// Lives with the damage of so many seeds; returns how many the checker saw.
-pub fn damages(first: u64, rounds: u64) -> u64 {
-    let mut made = make();
-    let seeds = Budget::of_a_search().within(first..first + rounds);
-    seeds.map(|seed| u64::from(round(&mut made, seed))).sum()
+/// Lives with the damage of so many seeds, or as many as there is time for; how many the checker saw, and how many there were.
+pub fn damages(first: u64, rounds: u64) -> (u64, u64) {
+    let (mut made, mut found, mut tried) = (make(), 0, 0);
+    for seed in Budget::of_a_search().within(first..first + rounds) {
+        found += u64::from(round(&mut made, seed));
+        tried += 1;
+    }
+    (found, tried)
 }
 
 /// A damaged object keeps its pieces from being freed as long as its file is there; a repair frees them after that.
