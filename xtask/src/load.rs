@@ -80,7 +80,12 @@ fn run(dir: &Path, op: &Op) -> io::Result<()> {
         }
         Op::Mkdir { path, mode } => fs::DirBuilder::new().mode(*mode).create(dir.join(path)),
         Op::Symlink { path, target } => std::os::unix::fs::symlink(target, dir.join(path)),
-        Op::Write { path, at, len, seed } => open(path)?.write_all_at(&bytes(*seed, *len), *at as u64),
+        Op::Write { path, at, len, seed } => {
+            open(path)?.write_all_at(&bytes(*seed, *len), *at as u64)?;
+            // With the kernel's write-back cache it is the close that may fail, and that is not told: a dead daemon is.
+            rustix::fs::statfs(dir).map(drop)?;
+            Ok(())
+        }
         Op::Truncate { path, len } => open(path)?.set_len(*len as u64),
         Op::Punch { path, at, len } => {
             let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;

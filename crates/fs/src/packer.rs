@@ -340,7 +340,9 @@ impl Fs {
         let (mut files, now) = (Vec::new(), self.now());
         for block in 0..self.table.blocks() {
             self.plain_files(block, &mut |ino, inode| {
-                if inode.is_file() && self.method_of(inode) == Method::Off {
+                // A directory of one bucket gains little, and would refuse the next name.
+                let is_small = inode.layout == Layout::DirPacked;
+                if is_small || inode.is_file() && self.method_of(inode) == Method::Off {
                     return;
                 }
                 // The one that is being written comes last, a directory in use not at all: the next change would unpack it.
