@@ -38,7 +38,7 @@ impl Names for Region {
 
 impl Names for Tx<'_> {
     fn seed(&self) -> u64 {
-        self.region().superblock().hash_seed
+        self.superblock().hash_seed
     }
 }
 
@@ -268,10 +268,8 @@ fn insert_packed(tx: &mut Tx<'_>, dir: &mut Inode, entry: &Dirent<'_>) -> Result
     match append(tx, old, entry)? {
         Append::Done => return Ok(true),
         Append::Full if old.capacity() < BUCKET_BYTES as u64 => {
-            let buffer = Buffer::read(tx, old)?;
-            let needed = plain_len(&live_entries(&buffer.bucket()?)?) + entry.encoded_len();
-            let grown = (old.capacity() * 2).max(needed as u64).min(BUCKET_BYTES as u64);
-            dir.root = pack::rewrite_plain(tx, dir, old, grown)?;
+            let twice = old.capacity() as usize * 2;
+            dir.root = pack::move_to_plain(tx, dir, old, |used| twice.max(used + entry.encoded_len()))?;
             return Ok(false);
         }
         Append::Packed => {

@@ -599,6 +599,7 @@ pub(crate) fn has_data(inode: &Inode) -> bool {
     inode.is_file() && inode.size > 0 && matches!(inode.layout, Layout::Direct | Layout::Chunked | Layout::Packed)
 }
 
+/// Has it not changed for `age`? Directories are given [`DIRECTORY_AGE`] at least.
 pub(crate) fn has_cooled(inode: &Inode, now: i64, age: Duration) -> bool {
     let age = if inode.is_dir() { age.max(DIRECTORY_AGE) } else { age };
     u128::try_from(now.saturating_sub(inode.ctime)).is_ok_and(|idle| idle >= age.as_nanos())

@@ -7,7 +7,7 @@ use std::mem::offset_of;
 use shoal_check::{FindingKind, Remedy};
 use shoal_format::SlotRef;
 use shoal_format::dictionary::{DICTIONARIES_MAX, DICTIONARY_BYTES_MAX, DictionaryList, Listed};
-use shoal_format::superblock::{FEATURE_DICTIONARIES, ROOTS_AT, Roots, SUPERBLOCK_AT, Superblock};
+use shoal_format::superblock::{FEATURE_DICTIONARIES, ROOTS_AT, Roots};
 use shoal_fs::{Error, FORMS, Form, Fs, Ino, Method, Options, ROOT};
 use shoal_media::PersistentMemory;
 use shoal_region::View;
@@ -193,12 +193,7 @@ fn a_store_has_few_dictionaries_and_none_that_is_too_long() {
 #[test]
 fn an_older_store_gets_the_feature_with_its_first_dictionary() {
     let mut store = Store::new(setup());
-    let memory = store.world.memory(0);
-    let mut page = [0; 4096];
-    memory.read(SUPERBLOCK_AT, &mut page);
-    let superblock = Superblock::decode(&page).unwrap();
-    let older = Superblock { features: superblock.features & !FEATURE_DICTIONARIES, ..superblock };
-    memory.write_through(SUPERBLOCK_AT, &older.encode());
+    store.without_feature(FEATURE_DICTIONARIES);
     let fs = store.open();
     make(&fs, 1, "few", 10);
     pack(&fs);

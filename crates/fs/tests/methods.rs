@@ -3,9 +3,8 @@
 //! What a crash may leave of it is in `enumeration`, its answers among other operations in `model`.
 
 use shoal_format::inode::INODE_SUMMED;
-use shoal_format::superblock::{FEATURE_METHODS, MemoryKind, SUPERBLOCK_AT, Superblock};
+use shoal_format::superblock::{FEATURE_METHODS, MemoryKind};
 use shoal_fs::{COMPRESS_ATTRIBUTE, Error, Form, Fs, Ino, Method, Options, ROOT, RenameMode, XattrMode};
-use shoal_media::PersistentMemory;
 
 use crate::cold::{AGE, Store, caller, cool, options, setup};
 use crate::packed_files::form_of;
@@ -182,12 +181,7 @@ fn older_programs_refuse_a_store_from_its_first_method_on() {
     let fs = store.open();
     set(&fs, ROOT, "lz4");
     store.close(fs);
-    let memory = store.world.memory(0);
-    let mut page = [0; 4096];
-    memory.read(SUPERBLOCK_AT, &mut page);
-    let mut superblock = Superblock::decode(&page).unwrap();
-    superblock.features &= !FEATURE_METHODS;
-    memory.write(SUPERBLOCK_AT, &superblock.encode());
+    store.without_feature(FEATURE_METHODS);
     let report = store::report(store.setup, &store.world, false).unwrap();
     assert!(report.errors.iter().any(|error| error.to_string().contains("lacks the feature")), "{:?}", report.errors);
 }

@@ -11,7 +11,7 @@ use shoal_check::{FindingKind, ImageSource, Item, Loss, Remedy, SalvageSource, S
 use shoal_format::SlotRef;
 use shoal_format::inode::Inode;
 use shoal_format::packed::InodeTables;
-use shoal_format::superblock::{FEATURE_PACKED, MemoryKind, ROOTS_AT, Roots, SUPERBLOCK_AT, Superblock};
+use shoal_format::superblock::{FEATURE_PACKED, MemoryKind, ROOTS_AT, Roots};
 use shoal_fs::{Caller, Error, Fs, Ino, Options, ProfileFile, ROOT, SetAttr, TimeChange, XattrMode};
 use shoal_media::PersistentMemory;
 use shoal_region::View;
@@ -138,12 +138,7 @@ fn a_store_made_before_there_were_packed_inodes_gets_the_feature_and_is_packed()
         files(&fs, &store.clock, 40);
         fs.shutdown().unwrap();
         drop(fs);
-        let memory = store.world.memory(0);
-        let mut page = [0; 4096];
-        memory.read(SUPERBLOCK_AT, &mut page);
-        let mut superblock = Superblock::decode(&page).unwrap();
-        superblock.features &= !FEATURE_PACKED;
-        memory.write(SUPERBLOCK_AT, &superblock.encode());
+        store.without_feature(FEATURE_PACKED);
         let fs = store.open();
         assert!(!fs.region().has_feature(FEATURE_PACKED));
         let before = Tree::read(&fs).unwrap();

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use shoal_format::inode::Layout;
-use shoal_format::superblock::{FEATURE_BUCKETS, MemoryKind, SUPERBLOCK_AT, Superblock};
+use shoal_format::superblock::{FEATURE_BUCKETS, MemoryKind};
 use shoal_fs::{Error, Fs, Ino, Options, ROOT, RenameMode};
 use shoal_media::PersistentMemory;
 use shoal_sim::Random;
@@ -227,12 +227,7 @@ fn an_older_store_gets_the_feature_with_its_first_packed_bucket() {
         fill(&fs, ROOT, 30);
         fs.shutdown().unwrap();
         drop(fs);
-        let memory = store.world.memory(0);
-        let mut page = [0; 4096];
-        memory.read(SUPERBLOCK_AT, &mut page);
-        let superblock = Superblock::decode(&page).unwrap();
-        let older = Superblock { features: superblock.features & !FEATURE_BUCKETS, ..superblock };
-        memory.write(SUPERBLOCK_AT, &older.encode());
+        store.without_feature(FEATURE_BUCKETS);
         let fs = store.open_as(None);
         let before = Tree::read(&fs).unwrap();
         assert!(!fs.region().has_feature(FEATURE_BUCKETS));

@@ -88,12 +88,11 @@ impl<'r> Tx<'r> {
         Tx { region, buffers, reclaim }
     }
 
-    pub(crate) fn superblock(&self) -> &shoal_format::superblock::Superblock {
+    pub fn superblock(&self) -> &'r shoal_format::superblock::Superblock {
         &self.region.superblock
     }
 
-    /// The region that it changes.
-    pub fn region(&self) -> &'r Region {
+    pub(crate) fn region(&self) -> &'r Region {
         self.region
     }
 

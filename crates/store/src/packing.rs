@@ -104,6 +104,7 @@ impl From<PackingCounts> for PackingWork {
 /// Result of packing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Compacted {
+    /// Of an answer to [`Question::Pack`](control::Question::Pack) also directories.
     pub files: u64,
     /// Bytes that files took before, of those that were packed, and what they take now.
     pub before_bytes: u64,
@@ -157,7 +158,7 @@ pub fn pack(fs: &Fs, files: &[u64]) -> Outcome<Compacted> {
     for &ino in &files {
         match fs.pack_now(ino) {
             Ok(done) => {
-                compacted.files += u64::from(done.buckets == 0 && !is_directory(fs, ino));
+                compacted.files += 1;
                 compacted.before_bytes += done.before;
                 compacted.after_bytes += done.after;
                 compacted.busy += u64::from(done.busy > 0);
@@ -173,10 +174,6 @@ pub fn pack(fs: &Fs, files: &[u64]) -> Outcome<Compacted> {
         fs.pack_inodes_now().during("packing of inodes")?;
     }
     Ok(compacted)
-}
-
-fn is_directory(fs: &Fs, ino: Ino) -> bool {
-    fs.getattr(ino).is_ok_and(|attr| attr.mode >> 12 == 4)
 }
 
 /// What the files at and below a path take.
@@ -221,9 +218,10 @@ fn in_batches(
 ) -> Outcome<Compacted> {
     let mut all = Compacted::default();
     progress.begin("files", files.len() as u64);
-    for batch in files.chunks(BATCH).chain(directories.chunks(BATCH)).chain([&[][..]]) {
+    let others = directories.chunks(BATCH).chain([&[][..]]).map(|batch| (batch, false));
+    for (batch, is_of_files) in files.chunks(BATCH).map(|batch| (batch, true)).chain(others) {
         let done = pack(batch)?;
-        all.files += done.files;
+        all.files += if is_of_files { done.files } else { 0 };
         all.before_bytes += done.before_bytes;
         all.after_bytes += done.after_bytes;
         all.busy += done.busy;

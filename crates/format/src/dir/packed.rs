@@ -256,13 +256,14 @@ mod tests {
     }
 
     fn dirents(all: &[Owned]) -> Vec<Dirent<'_>> {
-        let dirent = |(name, ino, kind): &'_ Owned| (name_hash(7, name), Ino::new(*ino), *kind);
-        all.iter()
-            .map(|of| {
-                let (hash, ino, kind) = dirent(of);
-                Dirent { hash, ino, kind, name: &of.0 }
-            })
-            .collect()
+        fn dirent((name, ino, kind): &Owned) -> Dirent<'_> {
+            Dirent { hash: name_hash(7, name), ino: Ino::new(*ino), kind: *kind, name }
+        }
+        all.iter().map(dirent).collect()
+    }
+
+    fn some_packed(rng: &mut Rng) -> Vec<u8> {
+        pack_bucket(&dirents(&some(rng)))
     }
 
     #[test]
@@ -295,13 +296,12 @@ mod tests {
     fn every_changed_bit_is_seen() {
         let mut rng = Rng(2);
         for _ in 0..20 {
-            let all = some(&mut rng);
-            let mut packed = pack_bucket(&dirents(&all));
+            let mut packed = some_packed(&mut rng);
             packed.resize(packed.len() + 24, 0xee);
             for bit in 0..(packed.len() - 24) * 8 {
                 packed[bit / 8] ^= 1 << (bit % 8);
                 let mut room = [0; BUCKET_BYTES];
-                assert!(open_bucket(&packed, 7, &mut room).is_err(), "bit {bit} of {all:?}");
+                assert!(open_bucket(&packed, 7, &mut room).is_err(), "bit {bit} of {packed:?}");
                 packed[bit / 8] ^= 1 << (bit % 8);
             }
         }
@@ -312,8 +312,7 @@ mod tests {
         let mut rng = Rng(3);
         let mut refused = 0;
         for _ in 0..20_000 {
-            let all = some(&mut rng);
-            let mut bytes = pack_bucket(&dirents(&all));
+            let mut bytes = some_packed(&mut rng);
             for _ in 0..1 + rng.below(4) {
                 let at = rng.below(bytes.len() as u64) as usize;
                 bytes[at] = rng.below(256) as u8;

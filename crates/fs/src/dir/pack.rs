@@ -26,15 +26,23 @@ use crate::{Error, Fs, Ino, Result};
 const STEP: u32 = 16;
 const LOOKS: u32 = 256;
 
-/// Moves the entries of a bucket into a plain one of so many bytes. The caller swings the references.
-pub(super) fn rewrite_plain(tx: &mut Tx<'_>, dir: &mut Inode, old: SlotRef, bytes: u64) -> Result<SlotRef> {
+/// Copies the entries of a bucket to a new plain bucket and frees the old one. `size` is told the bytes that the entries need and
+/// says how many to take, [`BUCKET_BYTES`] at most. The caller swings the references.
+pub(super) fn move_to_plain(
+    tx: &mut Tx<'_>,
+    dir: &mut Inode,
+    old: SlotRef,
+    size: impl FnOnce(usize) -> usize,
+) -> Result<SlotRef> {
     let buffer = Buffer::read(tx, old)?;
-    let slot = tx.alloc(bytes)?;
-    write_bucket(tx, slot, &live_entries(&buffer.bucket()?)?)?;
+    let entries = live_entries(&buffer.bucket()?)?;
+    let slot = tx.alloc(size(plain_len(&entries)).min(BUCKET_BYTES) as u64)?;
+    write_bucket(tx, slot, &entries)?;
     exchanged(tx, dir, old, slot)?;
     Ok(slot)
 }
 
+/// Frees a bucket in whose place there is a new one.
 fn exchanged(tx: &mut Tx<'_>, dir: &mut Inode, old: SlotRef, new: SlotRef) -> Result<()> {
     if !is_planted(Bug::BucketStays) {
         tx.free(old)?;
@@ -43,16 +51,14 @@ fn exchanged(tx: &mut Tx<'_>, dir: &mut Inode, old: SlotRef, new: SlotRef) -> Re
     Ok(())
 }
 
-/// Makes the only bucket of a directory plain, with so many bytes of room if it may have them.
+/// Makes the only bucket of a directory plain and leaves `room` bytes for an entry to come, if a bucket can be that long.
 pub(super) fn unpack(tx: &mut Tx<'_>, dir: &mut Inode, old: SlotRef, room: usize) -> Result<SlotRef> {
-    let buffer = Buffer::read(tx, old)?;
-    let needed = plain_len(&live_entries(&buffer.bucket()?)?) + room;
-    rewrite_plain(tx, dir, old, (needed.next_power_of_two() as u64).clamp(FIRST_BUCKET, BUCKET_BYTES as u64))
+    move_to_plain(tx, dir, old, |used| (used + room).next_power_of_two().max(FIRST_BUCKET as usize))
 }
 
 /// Makes the bucket at the end of a way plain.
 pub(super) fn unpack_under(tx: &mut Tx<'_>, dir: &mut Inode, way: &Way) -> Result<()> {
-    let slot = rewrite_plain(tx, dir, way.bucket, BUCKET_BYTES as u64)?;
+    let slot = move_to_plain(tx, dir, way.bucket, |_| BUCKET_BYTES)?;
     refer(tx, way, slot)
 }
 

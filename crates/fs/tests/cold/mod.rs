@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use shoal_format::superblock::MemoryKind;
+use shoal_format::PAGE;
+use shoal_format::superblock::{MemoryKind, SUPERBLOCK_AT, Superblock};
 use shoal_fs::{Caller, Fs, Ino, InodePacking, Options, ROOT, SetAttr};
+use shoal_media::PersistentMemory;
 use shoal_sim::{Random, SimClock, World};
 
 use crate::store::{self, Boot, Setup, Watch};
@@ -56,6 +58,16 @@ impl Store {
         fs.shutdown().unwrap();
         drop(fs);
         self.check();
+    }
+
+    /// Makes it a store of a program that did not know the feature.
+    pub fn without_feature(&self, feature: u64) {
+        let memory = self.world.memory(0);
+        let mut page = [0; PAGE as usize];
+        memory.read(SUPERBLOCK_AT, &mut page);
+        let superblock = Superblock::decode(&page).unwrap();
+        let older = Superblock { features: superblock.features & !feature, ..superblock };
+        memory.write_through(SUPERBLOCK_AT, &older.encode());
     }
 
     pub fn check(&self) {
