@@ -163,6 +163,7 @@ pub struct FormatArgs {
     writeback                                 the kernel gathers writes: fewer requests, and a write survives\n  \
                                               the daemon from close, fsync or write-back on\n  \
     threads=N                                 threads that serve requests (default: 4, or one a processor)\n  \
+    transport=uring                           requests come by io_uring where the kernel offers it (default: dev)\n  \
     read_ahead=SIZE                           how far the kernel reads ahead (default 1M; root only)\n  \
     clone_fd                                  every thread gets a channel of its own\n  \
     compress=METHOD                           as format --compress, for this mount\n  \

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use shoal_fs::{AccessTimes, Method};
-use shoal_fuse::{Access, MountOptions};
+use shoal_fuse::{Access, MountOptions, Transport};
 
 /// Go on from the saved image of `battery` memory. This option is about opening the store, not about the mount.
 pub const RESTORE: &str = "restore";
@@ -76,6 +76,14 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         "read_ahead" => {
             let text = value.ok_or("mount option `read_ahead` needs a value, such as `read_ahead=1M`")?;
             options.read_ahead_bytes = text.parse::<shoal_devices::size::Size>()?.0;
+            return Ok(());
+        }
+        "transport" => {
+            options.transport = match value {
+                Some("dev") => Transport::Dev,
+                Some("uring") => Transport::Uring,
+                _ => return Err(format!("mount option `{word}`: use `transport=dev` or `transport=uring`")),
+            };
             return Ok(());
         }
         "compress" | "pack_age" | "pack_load" => return packing(options, name, value, number),
@@ -173,7 +181,7 @@ fn undo(options: &mut MountOptions, name: &str) {
 fn unknown(word: &str) -> String {
     format!(
         "unknown mount option `{word}`; use some of ro, rw, remount, noatime, strictatime, nodev, nosuid, noexec, sync, \
-         nosymfollow, allow_other, allow_root, nodefault_permissions, private, noxattr, writeback, threads=N, read_ahead=SIZE, \
+         nosymfollow, allow_other, allow_root, nodefault_permissions, private, noxattr, writeback, threads=N, transport=dev|uring, read_ahead=SIZE, \
          compress=METHOD, pack_age=SECONDS, pack_load=PERCENT, nopack_inodes, \
          clone_fd, restore"
     )

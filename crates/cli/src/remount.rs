@@ -95,6 +95,7 @@ fn unchangeable(entry: &MountEntry, lists: &[String]) -> Vec<String> {
     given
         .filter(|word| match word.split('=').next().unwrap_or_default() {
             "threads"
+            | "transport"
             | "read_ahead"
             | "compress"
             | "pack_age"

@@ -20,6 +20,10 @@ impl DevFuse {
         DevFuse(Arc::new(device))
     }
 
+    pub fn descriptor(&self) -> &Arc<OwnedFd> {
+        &self.0
+    }
+
     /// A further channel of the same connection.
     pub fn another(&self) -> DevFuse {
         match shoal_host::clone_connection(self.0.as_fd()) {

@@ -5,6 +5,7 @@
 //! | `protocol` | the kernel's messages: decoding, encoding, negotiation; pure |
 //! | `channel` | the way to the kernel and back, as a trait; the answer that a request waits for |
 //! | `dev_fuse` | the transport of `/dev/fuse` |
+//! | `uring` | the transport of io_uring |
 //! | `session` | INIT, and the threads that serve requests |
 //! | `service` | from a decoded request to its action, and from the outcome to the answer |
 //! | `requests` | the actions: policy over plain values |
@@ -42,6 +43,7 @@ mod service;
 mod session;
 mod syncer;
 mod ticker;
+mod uring;
 mod waiters;
 
 use std::io;
@@ -57,11 +59,12 @@ use crate::requests::Requests;
 use crate::service::Service;
 use crate::session::{Threads, handshake};
 use crate::syncer::{Syncer, SyncerThread};
+use crate::uring::Queues;
 use crate::waiters::{WaiterThreads, Waiters};
 
 pub use attach::{Unmounted, Unmounter, check_mountpoint, remount, unmount_path};
 pub use counts::RequestCount;
-pub use options::{Access, MountOptions, PACK_AGE};
+pub use options::{Access, MountOptions, PACK_AGE, Transport};
 pub use session::RequestCounts;
 
 /// Failure to make, serve or end a mount.
@@ -130,9 +133,16 @@ fn serve(
 ) -> io::Result<Threads> {
     let device = DevFuse::new(device);
     let first = Port::new(Box::new(device.clone()));
-    let agreed = handshake(&first, &requests::wanted(options))?;
+    let mut wanted = requests::wanted(options);
+    // Before INIT: what was agreed cannot be taken back.
+    let queues = (options.transport == Transport::Uring).then(|| Queues::prepare(&mut wanted)).flatten();
+    let agreed = handshake(&first, &wanted)?;
     let mut ports = vec![first];
-    while ports.len() < options.request_threads() {
+    if let Some(queues) = queues {
+        ports.extend(queues.ports(&device, &agreed));
+    }
+    // They serve what does not come by a ring: all, until the rings are there, and then what needs no answer.
+    for _ in 1..options.request_threads() {
         let further = if options.clone_fd { device.another() } else { device.clone() };
         ports.push(Port::new(Box::new(further)));
     }

@@ -31,6 +31,15 @@ pub enum Access {
     All,
 }
 
+/// The way of requests to the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    /// System calls on `/dev/fuse`.
+    Dev,
+    /// Rings shared with the kernel, where it has them, or else `/dev/fuse`.
+    Uring,
+}
+
 #[derive(Clone, Debug)]
 pub struct MountOptions {
     /// The device column of `mount` and `df`: the store's absolute path.
@@ -42,6 +51,7 @@ pub struct MountOptions {
     /// Extended attributes and ACLs. Without them the kernel does not ask for `security.capability` before the first
     /// write to each file: a fifth of the requests that making a small file takes.
     pub xattrs: bool,
+    pub transport: Transport,
     /// The kernel gathers writes. One survives the daemon only from `close`, `fsync` or write-back on.
     pub writeback: bool,
     pub nodev: bool,
@@ -84,6 +94,7 @@ impl MountOptions {
             default_permissions: true,
             xattrs: true,
             writeback: false,
+            transport: Transport::Dev,
             nodev: false,
             nosuid: false,
             noexec: false,

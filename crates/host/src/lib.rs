@@ -8,13 +8,14 @@
 //! | `image` | one image of a region at rest, a sparse file |
 //! | `file_device` | bulk storage on a file or a block device |
 //! | `fuse_device` | further descriptors of a FUSE connection |
+//! | `fuse_ring` | a queue of a FUSE connection over io_uring |
 //! | `calls` | every call that changes one of these files; `recorder` notes them for tests |
 //! | `concurrent` | threads for requests of a slow device |
 //! | `host_kind` | properties of the file system under a store: writing in place, reserving room |
 //! | `ticker` | a thread for periodic work |
 //! | `machine`, `store_lock` | clock, boot id, randomness, free space; one mount per store |
 //!
-//! This is the only crate with `unsafe`. The unsafe operations lie in `map`, `cache_line` and `fuse_device`; each is one
+//! This is the only crate with `unsafe`. The unsafe operations lie in `map`, `cache_line`, `fuse_device` and `fuse_ring`; each is one
 //! block with its reason, and no reference to mapped memory is ever formed: copies go through raw pointers.
 //! A medium that failed to flush refuses further writes (`MediaError::Poisoned`) until it is opened again.
 
@@ -23,6 +24,7 @@ mod calls;
 mod concurrent;
 mod file_device;
 mod fuse_device;
+mod fuse_ring;
 mod host_kind;
 mod image;
 mod machine;
@@ -46,8 +48,11 @@ use std::path::Path;
 pub use concurrent::Concurrent;
 pub use file_device::FileDevice;
 pub use fuse_device::clone_connection;
+pub use fuse_ring::{FuseRing, Taken, Waker};
 pub use image::HostImage;
-pub use machine::{HostSpace, SystemClock, boot_id, host_free_bytes, memory_total_bytes, place_id, random_bytes};
+pub use machine::{
+    HostSpace, SystemClock, boot_id, host_free_bytes, memory_total_bytes, place_id, possible_cpus, random_bytes,
+};
 pub use private_map::PrivateMap;
 pub use segment_log::{SEGMENT_BYTES, SegmentLog, log_bytes_max};
 pub use shared_map::{SharedKind, SharedMap};

@@ -77,6 +77,22 @@ pub fn place_id(path: &Path) -> io::Result<u64> {
     Ok(mixed)
 }
 
+/// CPUs that there are or that may be added, as the kernel counts them.
+pub fn possible_cpus() -> usize {
+    let listed = std::fs::read_to_string("/sys/devices/system/cpu/possible");
+    let counted = listed.ok().and_then(|list| count_cpus(list.trim()));
+    counted.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
+}
+
+/// How many numbers a list like "0-3,8" has; none if it is no such list.
+fn count_cpus(list: &str) -> Option<usize> {
+    let count = |range: &str| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        last.parse::<usize>().ok()?.checked_sub(first.parse().ok()?).map(|more| more + 1)
+    };
+    list.split(',').map(count).sum()
+}
+
 /// Bytes from the kernel's random generator.
 pub fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
     let mut out = [0; N];
@@ -127,6 +143,8 @@ mod tests {
         assert!(clock.now_ns() > 1_600_000_000_000_000_000, "later than 2020");
         std::thread::sleep(std::time::Duration::from_millis(2));
         assert!(clock.monotonic_ns() >= first + 2_000_000);
+        assert_eq!(["0", "0-1", "0-3,8,10-11"].map(count_cpus), [Some(1), Some(2), Some(7)]);
+        assert_eq!(["", "-", "3-1", "a", "0-"].map(count_cpus), [None; 5]);
         let (tick, now) = (clock.tick_ns(), clock.now_ns());
         assert!(tick <= now && now - tick < 1_000_000_000, "{tick}, {now}");
     }

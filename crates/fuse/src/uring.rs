@@ -1,0 +1,156 @@
+//! The transport of io_uring: a queue for each CPU, its thread pinned there, one system call for an answer and the next request.
+//!
+//! A request comes to the queue of the CPU that its program runs on, so program and thread take turns on one CPU and the
+//! kernel need not wake another. Answers are handed in together with the wait for what comes next. One that is ready in
+//! another thread (a sync, a waiter) is left with the queue's thread, which is woken for it.
+//! Rules: the rings are made before the kernel is told of them, and each queue gets its slots, or the connection would
+//! stand still. A queue's thread that waits for a slow device holds up the CPU's other requests.
+//! Left out: what the kernel sends by `/dev/fuse` all the same: FORGET, and all until the rings are ready.
+
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, OnceLock};
+use std::thread::ThreadId;
+
+use parking_lot::Mutex;
+use rustix::thread::{CpuSet, sched_setaffinity};
+use shoal_host::{FuseRing, Taken, Waker};
+
+use crate::channel::{Channel, Port};
+use crate::dev_fuse::DevFuse;
+use crate::protocol::{Agreed, BUFFER_BYTES_MIN, Wanted, init_flags};
+
+/// Memory for requests on their way, of all queues together, at most (bytes). It is taken as it is used.
+const MEMORY_BYTES: usize = 128 << 20;
+/// Requests that one queue has on their way: those that wait for a sync keep their slot.
+const SLOTS: usize = 8;
+/// Data of a request are never cut shorter than this (bytes).
+const DATA_BYTES_MIN: usize = 128 << 10;
+
+/// Slots of each queue and the bytes of their data, on a machine with so many CPUs.
+fn sizes(cpus: usize, data_bytes: usize) -> (usize, usize) {
+    let data = (MEMORY_BYTES / (cpus * SLOTS)).clamp(DATA_BYTES_MIN, data_bytes.max(DATA_BYTES_MIN));
+    ((MEMORY_BYTES / (cpus * data)).clamp(1, SLOTS), data)
+}
+
+/// Rings that are ready for a connection.
+pub(crate) struct Queues(Vec<FuseRing>);
+
+impl Queues {
+    /// Makes the rings and asks for them in INIT; without them all goes by `/dev/fuse`.
+    pub fn prepare(wanted: &mut Wanted) -> Option<Queues> {
+        let cpus = shoal_host::possible_cpus();
+        let (slots, data) = sizes(cpus, wanted.write_bytes_max as usize);
+        let payload = data.max(BUFFER_BYTES_MIN);
+        match (0..cpus).map(|_| FuseRing::new(slots, payload)).collect() {
+            Ok(rings) => {
+                wanted.write_bytes_max = data as u32;
+                wanted.flags |= init_flags::OVER_IO_URING;
+                Some(Queues(rings))
+            }
+            Err(error) => {
+                tracing::warn!("transport=uring: io_uring: {error}; requests come by /dev/fuse");
+                None
+            }
+        }
+    }
+
+    /// A port for each queue, if the kernel agreed.
+    pub fn ports(self, device: &DevFuse, agreed: &Agreed) -> Vec<Arc<Port>> {
+        if !agreed.has(init_flags::OVER_IO_URING) {
+            tracing::warn!(
+                "transport=uring: the kernel does not offer it, requests come by /dev/fuse; it takes Linux 6.14 and \
+                 `echo Y >/sys/module/fuse/parameters/enable_uring` before mounting"
+            );
+            return Vec::new();
+        }
+        let queue = |(number, ring): (usize, FuseRing)| {
+            Port::new(Box::new(Queue {
+                waker: ring.waker(),
+                ring: Mutex::new(ring),
+                left: Mutex::default(),
+                owner: OnceLock::new(),
+                device: device.descriptor().clone(),
+                number: number as u16,
+            }))
+        };
+        self.0.into_iter().enumerate().map(queue).collect()
+    }
+}
+
+struct Queue {
+    /// Locked by the queue's thread only.
+    ring: Mutex<FuseRing>,
+    /// Answers of other threads.
+    left: Mutex<Vec<Vec<u8>>>,
+    waker: Waker,
+    owner: OnceLock<ThreadId>,
+    device: Arc<OwnedFd>,
+    number: u16,
+}
+
+impl Queue {
+    /// Makes the calling thread the queue's.
+    fn start(&self, ring: &mut FuseRing) -> io::Result<()> {
+        let mut cpu = CpuSet::new();
+        cpu.set(self.number.into());
+        // One that is offline or not for us: the queue is served from any.
+        if let Err(error) = sched_setaffinity(None, &cpu) {
+            tracing::debug!("CPU {}: {error}", self.number);
+        }
+        ring.start(self.device.as_fd(), self.number)
+    }
+}
+
+impl Channel for Queue {
+    fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
+        let mut ring = self.ring.lock();
+        if self.owner.set(std::thread::current().id()).is_ok() {
+            self.start(&mut ring)?;
+        }
+        loop {
+            for answer in std::mem::take(&mut *self.left.lock()) {
+                if let Err(error) = ring.put(&[IoSlice::new(&answer)]) {
+                    tracing::debug!("an answer to queue {}: {error}", self.number);
+                }
+            }
+            match ring.take(buffer)? {
+                Taken::Request(len) => return Ok(Some(len)),
+                Taken::Woken => {}
+                Taken::Ended(reason) => {
+                    if let Some(error) = reason {
+                        tracing::warn!("io_uring: queue {}: {error}; requests come by /dev/fuse", self.number);
+                    }
+                    return Ok(None);
+                }
+            }
+        }
+    }
+
+    fn send(&self, pieces: &[IoSlice<'_>]) -> io::Result<()> {
+        if self.owner.get() == Some(&std::thread::current().id()) {
+            return self.ring.lock().put(pieces);
+        }
+        self.left.lock().push(pieces.iter().flat_map(|piece| piece.iter().copied()).collect());
+        self.waker.wake();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_bounded_on_machines_of_any_size() {
+        for cpus in 1..=4096 {
+            let (slots, data) = sizes(cpus, 1 << 20);
+            assert!((1..=SLOTS).contains(&slots) && (DATA_BYTES_MIN..=1 << 20).contains(&data), "{cpus}");
+            assert!(cpus > 1024 || cpus * slots * data <= MEMORY_BYTES, "{cpus}: {slots} of {data}");
+        }
+        assert_eq!(
+            [sizes(2, 1 << 20), sizes(16, 1 << 20), sizes(128, 1 << 20)],
+            [(8, 1 << 20), (8, 1 << 20), (8, 128 << 10)]
+        );
+    }
+}

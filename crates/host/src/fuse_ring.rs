@@ -1,0 +1,360 @@
+//! A queue of a FUSE connection over io_uring: one system call hands in answers and waits for requests.
+//!
+//! The kernel has one queue for each CPU and serves a connection by its queues once each of them has a slot. A slot is
+//! memory for one request: headers of 288 bytes (the message's header, the operation's structure, what io_uring adds),
+//! and a payload with all that follows. REGISTER gives a slot to the kernel and completes with a request in it;
+//! COMMIT_AND_FETCH takes the answer from the same memory and completes with the next request.
+//! Rules: the kernel writes to a slot only while it has it, between a command and its completion; here it is touched
+//! only outside of that. One thread owns a ring: it starts it, and makes all calls but [`Waker::wake`].
+//! Left out: what the messages mean, except for their length and number.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use io_uring::squeue::Entry128;
+use io_uring::types::Fd;
+use io_uring::{IoUring, cqueue, opcode};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+
+const REGISTER: u32 = 1;
+const COMMIT_AND_FETCH: u32 = 2;
+/// Where the operation's structure and io_uring's own part lie in the headers, and their end (`fuse_uring_req_header`).
+const OPERATION_AT: usize = 128;
+const TRANSPORT_AT: usize = 256;
+const HEADERS_BYTES: usize = 288;
+/// `commit_id` and `payload_sz` in io_uring's part.
+const COMMIT_ID_AT: usize = TRANSPORT_AT + 8;
+const PAYLOAD_BYTES_AT: usize = TRANSPORT_AT + 16;
+/// The header of a message in, and of one out; both have the number of the request at the same place.
+const IN_HEADER_BYTES: usize = 40;
+const OUT_HEADER_BYTES: usize = 16;
+const UNIQUE_AT: usize = 8;
+/// The payload begins with a page of its own.
+const PAYLOAD_AT: usize = 4096;
+/// Marks the completion of a [`Waker`].
+const WOKEN: u64 = u64::MAX;
+
+/// `struct iovec`.
+#[repr(C)]
+struct Range {
+    base: *mut u8,
+    len: usize,
+}
+
+/// Memory for one request.
+struct Slot {
+    memory: NonNull<u8>,
+    payload_bytes: usize,
+    /// The two parts, as REGISTER is told of them.
+    ranges: Box<[Range; 2]>,
+    /// The request that waits for its answer, and what the answer is committed with.
+    waits: Option<(u64, u64)>,
+}
+
+impl Slot {
+    fn new(payload_bytes: usize) -> io::Result<Slot> {
+        let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+        // SAFETY: a fresh anonymous map at an address of the kernel's choice; nothing else refers to it.
+        let base =
+            unsafe { rustix::mm::mmap_anonymous(std::ptr::null_mut(), PAYLOAD_AT + payload_bytes, protection, flags)? };
+        let memory = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        // SAFETY: `PAYLOAD_AT` lies within the map made above.
+        let payload = unsafe { memory.add(PAYLOAD_AT) };
+        let ranges =
+            [Range { base: memory.as_ptr(), len: HEADERS_BYTES }, Range { base: payload.as_ptr(), len: payload_bytes }];
+        Ok(Slot { memory, payload_bytes, ranges: Box::new(ranges), waits: None })
+    }
+
+    fn read(&self, at: usize, to: &mut [u8]) {
+        assert!(at + to.len() <= PAYLOAD_AT + self.payload_bytes);
+        // SAFETY: the range lies within the map (asserted), which lives as long as `self`; the kernel does not write to it now
+        // (the module's rule), and `to` is memory of Rust's.
+        unsafe { std::ptr::copy_nonoverlapping(self.memory.add(at).as_ptr(), to.as_mut_ptr(), to.len()) }
+    }
+
+    fn write(&mut self, at: usize, from: &[u8]) {
+        assert!(at + from.len() <= PAYLOAD_AT + self.payload_bytes);
+        // SAFETY: as in `read`; the kernel does not read it now.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.memory.add(at).as_ptr(), from.len()) }
+    }
+
+    fn number<const N: usize>(&self, at: usize) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.read(at, &mut bytes);
+        bytes
+    }
+
+    /// Puts the parts of the request one behind the other.
+    fn message(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let len = u32::from_ne_bytes(self.number(0)) as usize;
+        let payload = u32::from_ne_bytes(self.number(PAYLOAD_BYTES_AT)) as usize;
+        let operation = len.checked_sub(IN_HEADER_BYTES + payload);
+        let operation =
+            operation.filter(|&bytes| bytes <= TRANSPORT_AT - OPERATION_AT && payload <= self.payload_bytes);
+        let (Some(operation), Some(message)) = (operation, buffer.get_mut(..len)) else {
+            let told = format!("a request of {len} bytes, {payload} of them behind the headers");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, told));
+        };
+        let (header, rest) = message.split_at_mut(IN_HEADER_BYTES);
+        let (head, tail) = rest.split_at_mut(operation);
+        self.read(0, header);
+        self.read(OPERATION_AT, head);
+        self.read(PAYLOAD_AT, tail);
+        Ok(len)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // SAFETY: the map made in `new`, whole; the ring that knows it was closed before (field order in `FuseRing`), and commands
+        // complete only in calls of its owner, of which there are no more.
+        let _ = unsafe { rustix::mm::munmap(self.memory.as_ptr().cast(), PAYLOAD_AT + self.payload_bytes) };
+    }
+}
+
+/// Ends the wait of the ring's owner, from any thread.
+#[derive(Clone)]
+pub struct Waker(Arc<OwnedFd>);
+
+impl Waker {
+    pub fn wake(&self) {
+        // Without room the count is high already, which wakes as well.
+        let _ = rustix::io::write(&*self.0, &1u64.to_ne_bytes());
+    }
+}
+
+/// What [`FuseRing::take`] came back with.
+#[derive(Debug)]
+pub enum Taken {
+    /// A message of so many bytes.
+    Request(usize),
+    Woken,
+    /// No slot is left: the connection ended, or the kernel refused them all, for the reason given.
+    Ended(Option<io::Error>),
+}
+
+/// A queue and its slots.
+pub struct FuseRing {
+    // Before the slots, so that it is closed before their memory goes.
+    ring: IoUring<Entry128, cqueue::Entry>,
+    slots: Vec<Slot>,
+    waker: Waker,
+    /// The connection, and which of its queues this is.
+    device: Option<(OwnedFd, u16)>,
+    /// Slots with a request that was not taken yet.
+    ready: VecDeque<usize>,
+    /// Slots that the kernel has not given up.
+    live: usize,
+    refused: Option<io::Error>,
+}
+
+// SAFETY: the pointers in the slots are to memory that they own, used through `&mut self` or, to read, `&self`, by one thread at a
+// time; nothing in them belongs to a thread. The ring is enabled by its owner, after it was sent there.
+unsafe impl Send for FuseRing {}
+
+impl FuseRing {
+    /// A ring with so many slots for requests and answers of up to `payload_bytes` besides their headers. Memory is taken as it is used.
+    pub fn new(slots: usize, payload_bytes: usize) -> io::Result<FuseRing> {
+        let entries = (slots as u32 + 1).next_power_of_two();
+        let mut builder = IoUring::<Entry128, cqueue::Entry>::builder();
+        let ring = builder.setup_single_issuer().setup_defer_taskrun().setup_r_disabled().build(entries)?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(FuseRing {
+            ring,
+            slots: (0..slots).map(|_| Slot::new(payload_bytes)).collect::<io::Result<_>>()?,
+            waker: Waker(Arc::new(wake)),
+            device: None,
+            ready: VecDeque::new(),
+            live: 0,
+            refused: None,
+        })
+    }
+
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// Gives the slots to queue `number` of a connection. The calling thread is the owner from now on.
+    pub fn start(&mut self, connection: BorrowedFd<'_>, number: u16) -> io::Result<()> {
+        let device = connection.try_clone_to_owned()?;
+        self.ring.submitter().register_enable_rings()?;
+        for slot in 0..self.slots.len() {
+            let mut entry = command(&device, REGISTER, number, 0, slot);
+            let ranges = self.slots[slot].ranges.as_ptr() as u64;
+            patch(&mut entry, ranges, 2);
+            self.push(&entry)?;
+        }
+        self.live = self.slots.len();
+        self.device = Some((device, number));
+        self.listen()?;
+        self.ring.submit()?;
+        Ok(())
+    }
+
+    /// Waits for the waker.
+    fn listen(&mut self) -> io::Result<()> {
+        let poll = opcode::PollAdd::new(Fd(self.waker.0.as_raw_fd()), 1).build().user_data(WOKEN);
+        self.push(&poll.into())
+    }
+
+    fn push(&mut self, entry: &Entry128) -> io::Result<()> {
+        // SAFETY: the entry is complete; what it points to, the slots' ranges and memory, lives longer than the ring.
+        while unsafe { self.ring.submission().push(entry) }.is_err() {
+            self.ring.submit()?;
+        }
+        Ok(())
+    }
+
+    /// Hands in the answers given, and waits for a request or for the waker.
+    pub fn take(&mut self, buffer: &mut [u8]) -> io::Result<Taken> {
+        loop {
+            if let Some(slot) = self.ready.pop_front() {
+                // Nobody's answer waits for the work on the next request.
+                if !self.ring.submission().is_empty() {
+                    self.ring.submit()?;
+                }
+                return Ok(Taken::Request(self.slots[slot].message(buffer)?));
+            }
+            if self.live == 0 {
+                return Ok(Taken::Ended(self.refused.take()));
+            }
+            match self.ring.submit_and_wait(1) {
+                Err(error) if error.raw_os_error() == Some(Errno::INTR.raw_os_error()) => continue,
+                waited => waited?,
+            };
+            if self.collect()? {
+                return Ok(Taken::Woken);
+            }
+        }
+    }
+
+    /// Looks at what has completed; true if it was woken.
+    fn collect(&mut self) -> io::Result<bool> {
+        let mut is_woken = false;
+        let done: Vec<_> = self.ring.completion().map(|entry| (entry.user_data(), entry.result())).collect();
+        for (what, result) in done {
+            if what == WOKEN {
+                let _ = rustix::io::read(&*self.waker.0, &mut [0; 8][..]);
+                self.listen()?;
+                is_woken = true;
+            } else if result < 0 {
+                self.live -= 1;
+                let error = io::Error::from_raw_os_error(-result);
+                let is_end =
+                    [Errno::NOTCONN, Errno::CANCELED, Errno::NODEV].iter().any(|e| e.raw_os_error() == -result);
+                self.refused = if is_end { self.refused.take() } else { Some(error) };
+            } else {
+                let slot = &mut self.slots[what as usize];
+                let unique = u64::from_ne_bytes(slot.number(UNIQUE_AT));
+                slot.waits = Some((unique, u64::from_ne_bytes(slot.number(COMMIT_ID_AT))));
+                self.ready.push_back(what as usize);
+            }
+        }
+        Ok(is_woken)
+    }
+
+    /// Takes the answer to a request, a message in pieces. It is handed in by the next [`FuseRing::take`].
+    pub fn put(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<()> {
+        let whole = || io::Error::new(io::ErrorKind::InvalidInput, "an answer without a header");
+        let (header, first) =
+            pieces.first().and_then(|piece| piece.split_at_checked(OUT_HEADER_BYTES)).ok_or_else(whole)?;
+        let unique = u64::from_ne_bytes(header[UNIQUE_AT..].try_into().expect("eight bytes"));
+        let waits = |slot: &Slot| slot.waits.is_some_and(|(other, _)| other == unique);
+        let Some(slot) = self.slots.iter().position(waits) else {
+            return Err(io::ErrorKind::NotFound.into());
+        };
+        let payload: usize = first.len() + pieces[1..].iter().map(|piece| piece.len()).sum::<usize>();
+        let to = &mut self.slots[slot];
+        if payload > to.payload_bytes {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "an answer longer than its slot"));
+        }
+        let (_, commit_id) = to.waits.take().expect("found by it");
+        to.write(0, header);
+        to.write(PAYLOAD_BYTES_AT, &(payload as u32).to_ne_bytes());
+        let mut at = PAYLOAD_AT;
+        for piece in [first].into_iter().chain(pieces[1..].iter().map(|piece| &**piece)) {
+            to.write(at, piece);
+            at += piece.len();
+        }
+        let (device, queue) = self.device.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        let entry = command(device, COMMIT_AND_FETCH, *queue, commit_id, slot);
+        self.push(&entry)
+    }
+}
+
+/// An entry with `fuse_uring_cmd_req` as its command.
+fn command(device: &OwnedFd, operation: u32, queue: u16, commit_id: u64, slot: usize) -> Entry128 {
+    let mut request = [0; 80];
+    request[8..16].copy_from_slice(&commit_id.to_ne_bytes());
+    request[16..18].copy_from_slice(&queue.to_ne_bytes());
+    let entry = opcode::UringCmd80::new(Fd(device.as_fd().as_raw_fd()), operation).cmd(request);
+    entry.build().user_data(slot as u64)
+}
+
+/// Sets `addr` and `len` of an entry, which the crate leaves out for commands.
+fn patch(entry: &mut Entry128, address: u64, len: u32) {
+    const { assert!(size_of::<Entry128>() == 128) };
+    let bytes = std::ptr::from_mut(entry).cast::<u8>();
+    // SAFETY: an entry is `struct io_uring_sqe` of 128 bytes (asserted), with `addr` at 16 and `len` at 24, both plain numbers, aligned.
+    unsafe {
+        bytes.add(16).cast::<u64>().write(address);
+        bytes.add(24).cast::<u32>().write(len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A slot with a request in it, as the kernel lays it out.
+    fn slot(len: u32, operation: &[u8], payload: &[u8], said: u32) -> Slot {
+        let mut slot = Slot::new(8192).unwrap();
+        let mut header = [7; IN_HEADER_BYTES];
+        header[..4].copy_from_slice(&len.to_ne_bytes());
+        slot.write(0, &header);
+        slot.write(OPERATION_AT, operation);
+        slot.write(PAYLOAD_BYTES_AT, &said.to_ne_bytes());
+        slot.write(PAYLOAD_AT, payload);
+        slot
+    }
+
+    #[test]
+    fn a_request_is_put_together_and_one_that_does_not_fit_is_refused() {
+        let mut buffer = [0; 9000];
+        let len = slot(40 + 5 + 3, b"opera", b"abc", 3).message(&mut buffer).unwrap();
+        assert_eq!((&buffer[4..40], &buffer[40..len]), (&[7; 36][..], &b"operaabc"[..]));
+        assert_eq!(slot(40, b"", b"", 0).message(&mut buffer).unwrap(), 40);
+        for (len, said) in [(39, 0), (40, 1), (40 + 129, 0), (40 + 8193, 8193), (u32::MAX, 8192), (40, u32::MAX)] {
+            assert!(slot(len, b"", b"", said).message(&mut buffer).is_err(), "{len}, {said}");
+        }
+        assert!(slot(48, b"opera", b"abc", 3).message(&mut buffer[..47]).is_err());
+    }
+
+    #[test]
+    fn a_ring_is_woken_ends_without_slots_and_takes_no_answer_that_nobody_waits_for() {
+        let mut ring = FuseRing::new(2, 8192).unwrap();
+        let mut answer = [0; OUT_HEADER_BYTES];
+        answer[UNIQUE_AT] = 9;
+        assert!(ring.put(&[IoSlice::new(&answer)]).is_err());
+        assert!(ring.put(&[IoSlice::new(&answer[..15])]).is_err());
+        let waker = ring.waker();
+        waker.wake();
+        // No FUSE connection: the commands are refused, with a reason.
+        let file = tempfile::tempfile().unwrap();
+        ring.start(file.as_fd(), 0).unwrap();
+        let (mut woken, mut buffer) = (0, [0; 100]);
+        loop {
+            match ring.take(&mut buffer).unwrap() {
+                Taken::Woken => woken += 1,
+                Taken::Ended(reason) => break assert!(reason.is_some()),
+                Taken::Request(_) => panic!(),
+            }
+        }
+        assert_eq!(woken, 1);
+    }
+}
