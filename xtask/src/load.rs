@@ -66,10 +66,12 @@ pub fn main(arguments: &[String]) -> Result<(), String> {
     Ok(())
 }
 
-/// What a FUSE mount answers once its daemon is gone: ECONNABORTED to a request in flight, then ENOTCONN.
+/// What a FUSE mount answers once its daemon is gone: ECONNABORTED to a request in flight (over io_uring ECANCELED, too), then ENOTCONN.
 fn lost(error: &io::Error) -> bool {
     use rustix::io::Errno;
-    [Errno::NOTCONN, Errno::CONNABORTED].iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+    [Errno::NOTCONN, Errno::CONNABORTED, Errno::CANCELED]
+        .iter()
+        .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
 fn run(dir: &Path, op: &Op) -> io::Result<()> {
