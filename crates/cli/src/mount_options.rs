@@ -214,6 +214,16 @@ mod tests {
     }
 
     #[test]
+    fn a_transport_is_one_of_those_there_are() {
+        assert_eq!(parsed("noatime").transport, Transport::Dev);
+        assert_eq!(parsed("transport=uring").transport, Transport::Uring);
+        assert_eq!(parsed("transport=uring,transport=dev").transport, Transport::Dev);
+        for odd in ["transport", "transport=", "transport=virtio"] {
+            assert!(parse(&[odd.to_string()], Path::new("/s"), true).is_err(), "{odd}");
+        }
+    }
+
+    #[test]
     fn packing_has_an_age_and_a_share_and_may_leave_inodes_alone() {
         let of = parsed("pack_age=7,pack_load=25,nopack_inodes");
         assert_eq!((of.pack_age, of.pack_load, of.pack_inodes), (Duration::from_secs(7), 25, false));

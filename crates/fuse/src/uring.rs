@@ -34,7 +34,11 @@ fn sizes(cpus: usize, data_bytes: usize) -> (usize, usize) {
 }
 
 /// Rings that are ready for a connection.
-pub(crate) struct Queues(Vec<FuseRing>);
+pub(crate) struct Queues {
+    rings: Vec<FuseRing>,
+    slots: usize,
+    data_bytes: usize,
+}
 
 impl Queues {
     /// Makes the rings and asks for them in INIT; without them all goes by `/dev/fuse`.
@@ -46,7 +50,7 @@ impl Queues {
             Ok(rings) => {
                 wanted.write_bytes_max = data as u32;
                 wanted.flags |= init_flags::OVER_IO_URING;
-                Some(Queues(rings))
+                Some(Queues { rings, slots, data_bytes: data })
             }
             Err(error) => {
                 tracing::warn!("transport=uring: io_uring: {error}; requests come by /dev/fuse");
@@ -64,6 +68,8 @@ impl Queues {
             );
             return Vec::new();
         }
+        let (queues, kib) = (self.rings.len(), self.data_bytes >> 10);
+        tracing::info!("requests come by io_uring: {queues} queues, each for {} requests of {kib} KiB", self.slots);
         let queue = |(number, ring): (usize, FuseRing)| {
             Port::new(Box::new(Queue {
                 waker: ring.waker(),
@@ -74,7 +80,7 @@ impl Queues {
                 number: number as u16,
             }))
         };
-        self.0.into_iter().enumerate().map(queue).collect()
+        self.rings.into_iter().enumerate().map(queue).collect()
     }
 }
 
