@@ -14,8 +14,8 @@ SWITCH = "/sys/module/fuse/parameters/enable_uring"
 if "SHOAL" not in os.environ:
     print("there is no daemon to be killed")
     sys.exit(77)
-if not os.path.exists(SWITCH):
-    print("this kernel has no FUSE over io_uring")
+if not os.access(SWITCH, os.W_OK):
+    print("no FUSE over io_uring on this machine")
     sys.exit(77)
 SHOAL, BASE = os.environ["SHOAL"], os.environ["SCRATCH"]
 STORE, MOUNT = os.path.join(BASE, "store"), os.path.join(BASE, "mnt")
