@@ -20,6 +20,8 @@ use shoal_sim::{Budget, Random};
 
 const SEED: u64 = 20_260;
 const KINDS: [MemoryKind; 3] = [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax];
+/// Stores of one kind of memory, each with its workloads; they share the time of a search.
+const GROUNDS: usize = 5;
 /// Failures shown before the rest is not looked at.
 const FAILURES_MAX: usize = 5;
 
@@ -144,7 +146,7 @@ fn visit(ground: &Ground, workloads: &[Workload], share: Share) -> u64 {
     if deep() {
         order = Random::new(ground.seed).shuffled(order);
     }
-    for index in Budget::of_a_search().within(order) {
+    for index in Budget::of_a_part(GROUNDS as u32).within(order) {
         let workload = &workloads[index];
         // The seed decides, so that another one visits others.
         if !deep() && !mix(&[ground.seed, index as u64]).is_multiple_of(share.workloads) {
@@ -182,7 +184,7 @@ fn ground(setup: Setup) -> Ground {
 }
 
 /// Stores and the workloads for each, with what of them is visited when `share` is of the first.
-fn grounds(kind: MemoryKind, share: Share) -> [(Ground, Vec<Workload>, Share); 5] {
+fn grounds(kind: MemoryKind, share: Share) -> [(Ground, Vec<Workload>, Share); GROUNDS] {
     let steps = workload::operations();
     let mut workloads = singles(&steps, true);
     workloads.extend(packed_files(&steps, &[Before::Mounted, Before::Young]));
