@@ -19,7 +19,8 @@ use crate::json::print_json;
     shoal lab run update-policy --out results\n  \
     shoal lab run inodes --tree /usr /var\n  \
     shoal lab run small-files --tree /usr\n  \
-    shoal lab run mramfs --at /mnt/shoal --scale 0.1\n\n\
+    shoal lab run mramfs --at /mnt/shoal --scale 0.1\n  \
+    shoal lab run conquest --at shoal=/mnt/shoal --at ext4=/mnt/ext4 --only small-files\n\n\
     Times of a model are simulated and say so.")]
 pub struct LabArgs {
     #[command(subcommand)]

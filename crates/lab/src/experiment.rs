@@ -13,7 +13,7 @@ use crate::report::{Report, ReportError};
 use crate::target::Failed as TargetError;
 use crate::trace::TraceError;
 use crate::tree::TreeError;
-use crate::{idle_time, inodes, mramfs, netram, small_files, update_policy};
+use crate::{conquest, idle_time, inodes, mramfs, netram, small_files, update_policy};
 
 /// Why an experiment could not be run.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +78,8 @@ pub enum Experiment {
     SmallFiles(small_files::Options),
     /// mramfs: PostMark, and creating and unlinking, on the engine in this process and in any directories
     Mramfs(mramfs::Options),
+    /// Conquest: small files, large files and PostMark on file systems side by side, and on the engine in this process
+    Conquest(conquest::Options),
 }
 
 impl Experiment {
@@ -89,6 +91,7 @@ impl Experiment {
             Experiment::Inodes(options) => options.run(common),
             Experiment::SmallFiles(options) => options.run(common),
             Experiment::Mramfs(options) => options.run(common),
+            Experiment::Conquest(options) => options.run(common),
         }
     }
 
@@ -100,6 +103,7 @@ impl Experiment {
             "inodes" => <inodes::Options as Run>::PAPER,
             "small-files" => <small_files::Options as Run>::PAPER,
             "mramfs" => <mramfs::Options as Run>::PAPER,
+            "conquest" => <conquest::Options as Run>::PAPER,
             _ => "",
         }
     }

@@ -17,6 +17,7 @@
 //! | `small_files` | compressors of file data on real trees |
 //! | `target` | calls on files, of a store in this process or of any directory |
 //! | `postmark` | PostMark: many small files, as of a mail server |
+//! | `conquest` | Conquest's benchmarks, on any file systems side by side and on the engine |
 //! | `mramfs` | mramfs' benchmarks of the file system, on the engine and on directories |
 //! | `update_policy` | update policies in front of a simulated disk, and the waiting of readers |
 //!
@@ -25,6 +26,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod conquest;
 pub mod experiment;
 pub mod idle_time;
 pub mod inodes;

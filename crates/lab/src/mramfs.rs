@@ -56,7 +56,8 @@ pub struct Options {
     pub compress: Method,
 }
 
-fn scale(text: &str) -> Result<f64, String> {
+/// A share: above 0, at most 1.
+pub(crate) fn scale(text: &str) -> Result<f64, String> {
     let scale: f64 = text.parse().map_err(|_| "not a number".to_string())?;
     if scale > 0.0 && scale <= 1.0 { Ok(scale) } else { Err("not above 0 and at most 1".into()) }
 }

@@ -9,7 +9,7 @@
 //! phases: create, transactions, delete. After Katcher's program, version 1.5: a transaction is a read or an append, and then a
 //! create or a delete; an append is left out when the file has the greatest size already. Rules: the calls are drawn before the
 //! clock runs; directories are made and removed outside of it; every read's length is compared.
-//! Differences: contents are text and not random letters; blocks have 4096 bytes, because the original's of 512 reach the
+//! A share of the files may be large, as in Conquest's variant. Differences: contents are text and not random letters; blocks have 4096 bytes, because the original's of 512 reach the
 //! system through a buffer; any number of files may live at once.
 
 mod contents;
@@ -35,6 +35,10 @@ pub struct Config {
     /// Sizes of new files (bytes), both ends included. No append makes a file longer than the second.
     pub size_min: u32,
     pub size_max: u32,
+    /// Of a thousand new files, those with sizes between the next two (bytes, both ends included); Conquest's addition.
+    pub large_of_thousand: u32,
+    pub large_min: u32,
+    pub large_max: u32,
     /// Directories that the files are drawn into; 0: all in one.
     pub directories: u32,
     /// Of ten transactions, those that read; the others append.
@@ -54,12 +58,29 @@ impl Default for Config {
             transactions: 500,
             size_min: 500,
             size_max: 9770,
+            large_of_thousand: 0,
+            large_min: 2 << 20,
+            large_max: 5 << 20,
             directories: 0,
             reads_of_ten: 5,
             creates_of_ten: 5,
             read_block: 4096,
             write_block: 4096,
         }
+    }
+}
+
+impl Config {
+    /// Longest file (bytes).
+    pub fn len_max(&self) -> u32 {
+        if self.large_of_thousand > 0 { self.size_max.max(self.large_max) } else { self.size_max }
+    }
+
+    /// Least and greatest size of a new file.
+    fn draw_sizes(&self, random: &mut Random) -> (u32, u32) {
+        // Nothing is drawn where there is nothing to choose: the calls of plain PostMark stay those of its seed.
+        let is_large = self.large_of_thousand > 0 && random.below(1000) < self.large_of_thousand.into();
+        if is_large { (self.large_min, self.large_max) } else { (self.size_min, self.size_max) }
     }
 }
 
@@ -155,6 +176,8 @@ struct Live {
     file: u32,
     from: usize,
     len: u32,
+    /// No append makes it longer.
+    len_max: u32,
 }
 
 struct Draw<'a> {
@@ -175,14 +198,15 @@ impl Draw<'_> {
 
     fn create(&mut self) {
         let file = self.paths.len() as u32;
-        let Config { size_min, size_max, directories, .. } = *self.config;
+        let Config { directories, .. } = *self.config;
+        let (len_min, len_max) = self.config.draw_sizes(&mut self.random);
         self.paths.push(match directories {
             0 => file.to_string(),
             count => format!("{}/{file}", directory(self.random.below(count.into()))),
         });
-        let len = size_min + self.random.below(u64::from(size_max - size_min) + 1) as u32;
+        let len = len_min + self.random.below(u64::from(len_max - len_min) + 1) as u32;
         let from = self.contents.draw(&mut self.random);
-        self.live.push(Live { file, from, len });
+        self.live.push(Live { file, from, len, len_max });
         self.live_files_max = self.live_files_max.max(self.live.len() as u64);
         self.push(Operation::Create { file, from: from as u32, len });
     }
@@ -195,11 +219,11 @@ impl Draw<'_> {
     /// False: the file has the greatest size.
     fn append(&mut self) -> bool {
         let at = self.random.index(self.live.len());
-        let Live { file, from, len: old } = self.live[at];
-        if old >= self.config.size_max {
+        let Live { file, from, len: old, len_max } = self.live[at];
+        if old >= len_max {
             return false;
         }
-        let len = 1 + self.random.below(u64::from(self.config.size_max - old)) as u32;
+        let len = 1 + self.random.below(u64::from(len_max - old)) as u32;
         self.live[at].len += len;
         let from = self.contents.draw_like(from, &mut self.random);
         self.push(Operation::Append { file, from: from as u32, len });
@@ -228,7 +252,8 @@ impl Workload {
     /// Draws all calls. One configuration makes the same calls on every machine.
     pub fn generate(config: &Config) -> Workload {
         assert!(config.size_min <= config.size_max, "sizes from {} to {}", config.size_min, config.size_max);
-        let contents = Contents::generate(config.seed, config.size_max as usize);
+        assert!(config.large_min <= config.large_max, "sizes from {} to {}", config.large_min, config.large_max);
+        let contents = Contents::generate(config.seed, config.len_max() as usize);
         let mut draw = Draw {
             config,
             contents: &contents,

@@ -2,7 +2,8 @@
 //!
 //! Owns: [`Target`]; [`Engine`], a store in this process without mount or system call; [`Directory`], a directory of any file
 //! system. Rules: paths are relative to the target's root, with `/` between names; every call walks its path, as a system call
-//! does; a file is read and written in blocks of the caller's. Left out: fsync, which the workloads do not have.
+//! does; a file is read and written in blocks of the caller's; a synced directory makes each file durable before it is closed.
+//! Left out: fsync on a store in this process, whose memory is durable at return, and of directories.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{ErrorKind, Read, Write};
@@ -20,7 +21,7 @@ pub struct Failed {
 }
 
 impl Failed {
-    fn new(operation: &'static str, path: &str, why: impl ToString) -> Failed {
+    pub(crate) fn new(operation: &'static str, path: &str, why: impl ToString) -> Failed {
         Failed { operation, path: path.into(), why: why.to_string() }
     }
 }
@@ -54,7 +55,7 @@ pub struct Engine<'a>(pub &'a Fs);
 
 impl Engine<'_> {
     /// The directory of a path, and the name in it.
-    fn parent<'p>(&self, path: &'p str) -> shoal_fs::Result<(Ino, &'p [u8])> {
+    pub(crate) fn parent<'p>(&self, path: &'p str) -> shoal_fs::Result<(Ino, &'p [u8])> {
         match path.rsplit_once('/') {
             Some((directory, name)) => Ok((self.0.resolve(directory.as_bytes())?, name.as_bytes())),
             None => Ok((shoal_fs::ROOT, path.as_bytes())),
@@ -147,20 +148,32 @@ impl Target for Engine<'_> {
 #[derive(Debug)]
 pub struct Directory {
     root: PathBuf,
+    is_synced: bool,
 }
 
 impl Directory {
     pub fn create_in(parent: &Path) -> Outcome<Directory> {
         let root = parent.join(format!("shoal-lab-{}", std::process::id()));
         fs::create_dir(&root).map_err(|error| Failed::new("mkdir", &root.display().to_string(), error))?;
-        Ok(Directory { root })
+        Ok(Directory { root, is_synced: false })
+    }
+
+    /// From now on each file that is written is synced before it is closed.
+    pub fn synced(mut self, is_synced: bool) -> Directory {
+        self.is_synced = is_synced;
+        self
     }
 
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    fn failed(&self, operation: &'static str, path: &str, error: std::io::Error) -> Failed {
+    fn write(&self, mut file: File, contents: &[u8], block: usize) -> std::io::Result<()> {
+        contents.chunks(block).try_for_each(|piece| file.write_all(piece))?;
+        if self.is_synced { file.sync_all() } else { Ok(()) }
+    }
+
+    pub(crate) fn failed(&self, operation: &'static str, path: &str, error: std::io::Error) -> Failed {
         Failed::new(operation, &self.root.join(path).display().to_string(), error)
     }
 }
@@ -170,10 +183,6 @@ impl Drop for Directory {
         // The run has been measured or has failed with an error of its own.
         let _ = fs::remove_dir_all(&self.root);
     }
-}
-
-fn write(mut file: File, contents: &[u8], block: usize) -> std::io::Result<()> {
-    contents.chunks(block).try_for_each(|piece| file.write_all(piece))
 }
 
 impl Target for Directory {
@@ -187,7 +196,7 @@ impl Target for Directory {
 
     fn create(&self, path: &str, contents: &[u8], block: usize) -> Outcome<()> {
         let file = OpenOptions::new().write(true).create_new(true).open(self.root.join(path));
-        file.and_then(|file| write(file, contents, block)).map_err(|error| self.failed("create", path, error))
+        file.and_then(|file| self.write(file, contents, block)).map_err(|error| self.failed("create", path, error))
     }
 
     fn read(&self, path: &str, buffer: &mut [u8], each: &mut dyn FnMut(&[u8])) -> Outcome<()> {
@@ -210,7 +219,7 @@ impl Target for Directory {
 
     fn append(&self, path: &str, contents: &[u8], block: usize) -> Outcome<()> {
         let file = OpenOptions::new().append(true).open(self.root.join(path));
-        file.and_then(|file| write(file, contents, block)).map_err(|error| self.failed("append", path, error))
+        file.and_then(|file| self.write(file, contents, block)).map_err(|error| self.failed("append", path, error))
     }
 
     fn unlink(&self, path: &str) -> Outcome<()> {

@@ -3,6 +3,7 @@
 //! What they are about: studies whose results are known.
 
 mod common;
+mod conquest;
 mod idle_time;
 mod live;
 mod mramfs;

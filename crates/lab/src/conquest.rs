@@ -1,0 +1,136 @@
+//! `shoal lab run conquest`: section 5 of the Conquest paper, on live file systems side by side.
+//!
+//! | module | owns |
+//! |---|---|
+//! | `places` | the file systems: directories with labels, and the engine in this process |
+//! | `large` | the Sprite LFS large-file benchmark |
+//! | `measure` | the benchmarks in turn on all places: rates, run by run |
+//! | `figures` | tables, plots, and the paper's figures beside ours |
+//!
+//! Owns: the experiment's options. Rules: the places take turns within each round, in an order that changes, so that what disturbs
+//! the machine meets all of them; the same seed makes the same calls at each place. Left out: making the mounts, which takes a
+//! privilege (`scripts/bench-conquest` does it).
+
+mod figures;
+mod large;
+mod measure;
+mod places;
+
+use clap::{Args, ValueEnum};
+
+use crate::experiment::{Common, LabError, Run};
+use crate::report::Report;
+use places::Labelled;
+
+/// A benchmark of the paper's section 5.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Part {
+    /// 5.1.1: 10,000 files of 1 KB created, read, unlinked
+    SmallFiles,
+    /// 5.1.2: files of 1 MB, 1.01 MB and 100 MB written and read
+    LargeFiles,
+    /// 5.2: PostMark with 5,000 to 30,000 files
+    Postmark,
+    /// 5.3: PostMark with 0 to 10% of large files
+    Mixed,
+}
+
+#[derive(Clone, Debug, Args)]
+#[command(after_help = "Examples:\n  \
+    shoal lab run conquest --at shoal=/mnt/shoal --at ext4=/mnt/ext4 --at tmpfs=/dev/shm --out results\n  \
+    shoal lab run conquest --only small-files --fsync --at shoal=/mnt/shoal --at ext4=/mnt/ext4\n\n\
+    Files of 100 MB and mixed PostMark mean little where memory holds all of them: run them where memory is limited.")]
+pub struct Options {
+    /// Run in a new directory below DIR, called LABEL in the report; repeatable
+    #[arg(long, value_name = "LABEL=DIR")]
+    pub at: Vec<Labelled>,
+    /// Run in the directories alone, not on the engine in this process
+    #[arg(long, requires = "at")]
+    pub no_engine: bool,
+    /// Run these parts alone
+    #[arg(long, value_name = "PART", value_delimiter = ',')]
+    pub only: Vec<Part>,
+    /// Run small files and PostMark with fsync of each file written, too
+    #[arg(long)]
+    pub fsync: bool,
+    /// Seed of the files, transactions and random records
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Rounds; medians with 90% intervals are shown
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub runs: u32,
+    /// Share of the paper's files and transactions; above 0, at most 1
+    #[arg(long, value_name = "F", default_value_t = 1.0, value_parser = crate::mramfs::scale)]
+    pub scale: f64,
+}
+
+/// The share of the work that `--quick` does, at most.
+const QUICK: f64 = 0.01;
+
+/// The plan of runs, with `--quick` taken into account.
+#[derive(Clone, Debug)]
+struct Plan {
+    at: Vec<Labelled>,
+    has_engine: bool,
+    parts: Vec<Part>,
+    has_fsync: bool,
+    seed: u64,
+    runs: u32,
+    scale: f64,
+}
+
+impl Plan {
+    /// The paper's number of something, scaled.
+    fn scaled(&self, count: u32) -> u32 {
+        (f64::from(count) * self.scale).round().max(1.0) as u32
+    }
+}
+
+impl Options {
+    fn plan(&self, is_quick: bool) -> Plan {
+        let (runs, scale) = if is_quick { (self.runs.min(2), self.scale.min(QUICK)) } else { (self.runs, self.scale) };
+        let mut parts = if self.only.is_empty() { Part::value_variants().to_vec() } else { self.only.clone() };
+        parts.sort_unstable();
+        parts.dedup();
+        let (at, has_engine, has_fsync) = (self.at.clone(), !self.no_engine, self.fsync);
+        Plan { at, has_engine, parts, has_fsync, seed: self.seed, runs, scale }
+    }
+
+    /// The command that makes the same runs.
+    fn command(&self, common: &Common) -> String {
+        let quick = if common.quick { " --quick" } else { "" };
+        let at: String = self.at.iter().map(|place| format!(" --at {place}")).collect();
+        let engine = if self.no_engine { " --no-engine" } else { "" };
+        let only: String = self
+            .only
+            .iter()
+            .filter_map(|part| part.to_possible_value())
+            .map(|part| format!(" --only {}", part.get_name()))
+            .collect();
+        let fsync = if self.fsync { " --fsync" } else { "" };
+        let Options { seed, runs, scale, .. } = self;
+        format!("shoal lab run conquest{quick}{at}{engine}{only}{fsync} --seed {seed} --runs {runs} --scale {scale}")
+    }
+}
+
+impl Run for Options {
+    const PAPER: &'static str = "Wang, Reiher, Popek, Kuenning: Conquest: Better Performance Through a Disk/Persistent-RAM Hybrid File System (USENIX 2002), section 5: figures 5.1 to 5.6";
+
+    fn run(&self, common: &Common) -> Result<Report, LabError> {
+        let plan = self.plan(common.quick);
+        let mut found = measure::measure(&plan)?;
+        let mut skipped = std::mem::take(&mut found.skipped);
+        if common.quick {
+            skipped.insert(0, "--quick: a hundredth of the work, two rounds; figures are not to be quoted".into());
+        }
+        Ok(Report {
+            experiment: "conquest".into(),
+            command: self.command(common),
+            seed: Some(self.seed),
+            skipped,
+            notes: figures::notes(&plan),
+            tables: figures::tables(&found),
+            plots: figures::plots(&found),
+        })
+    }
+}

@@ -1,0 +1,352 @@
+//! Tables and plots of the benchmarks, and the paper's figures beside ours.
+//!
+//! Owns: medians with their intervals; the paper's ratios. Rules: a rate is the median of the runs, with an interval that holds the
+//! true median with 90% and more, from the order of the runs alone: nothing is assumed of their distribution; a ratio is of runs of
+//! the same round. The paper's figures are read from its text, for its plots have no numbers.
+
+use super::measure::{Case, Found, POSTMARK_PHASES, SMALL_PHASES};
+use super::places::{Kind, Place};
+use super::{Part, Plan, large};
+use crate::report::{Cell, Comparison, Plot, Series, Style, Table};
+
+/// Confidence of an interval, at least.
+const CONFIDENCE: f64 = 0.9;
+
+/// A median, and an interval for the true one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Median {
+    pub value: f64,
+    pub low: f64,
+    pub high: f64,
+}
+
+impl Median {
+    fn of(values: impl IntoIterator<Item = f64>) -> Median {
+        let mut values: Vec<f64> = values.into_iter().collect();
+        values.sort_by(f64::total_cmp);
+        let count = values.len();
+        let value = (values[(count - 1) / 2] + values[count / 2]) / 2.0;
+        let cut = cut_off(count);
+        Median { value, low: values[cut], high: values[count - 1 - cut] }
+    }
+}
+
+/// How many of the least and of the greatest of `count` values an interval for the median may leave out. Each value is below the
+/// median with probability 1/2; all is given where even the whole range is less sure than that.
+fn cut_off(count: usize) -> usize {
+    let mut tail = 0.5f64.powi(count as i32);
+    let mut term = tail;
+    let mut cut = 0;
+    // `tail`: the probability that at most `cut` values are below the median.
+    while cut + 1 < count.div_ceil(2) {
+        term *= (count - cut) as f64 / (cut + 1) as f64;
+        tail += term;
+        if 1.0 - 2.0 * tail < CONFIDENCE {
+            break;
+        }
+        cut += 1;
+    }
+    cut
+}
+
+impl Case {
+    fn rate(&self, place: usize, phase: usize) -> Option<Median> {
+        let runs = self.rates[place].as_ref()?;
+        Some(Median::of(runs.iter().map(|phases| phases[phase])))
+    }
+
+    /// The rates at a place, as multiples of those at another one in the same round.
+    fn ratio(&self, place: usize, other: usize, phase: usize) -> Option<Median> {
+        let (ours, theirs) = (self.rates[place].as_ref()?, self.rates[other].as_ref()?);
+        Some(Median::of(ours.iter().zip(theirs).map(|(ours, theirs)| ours[phase] / theirs[phase])))
+    }
+}
+
+impl Found {
+    fn of(&self, part: Part) -> impl Iterator<Item = &Case> {
+        self.cases.iter().filter(move |case| case.part == part)
+    }
+
+    fn shoals(&self) -> impl Iterator<Item = (usize, &Place)> {
+        self.places.iter().enumerate().filter(|(_, place)| place.is_shoal())
+    }
+
+    fn first(&self, kinds: &[Kind]) -> Option<(usize, &Place)> {
+        kinds.iter().find_map(|kind| self.places.iter().enumerate().find(|(_, place)| place.kind == *kind))
+    }
+}
+
+pub fn notes(plan: &Plan) -> Vec<String> {
+    let mut notes = vec![
+        format!(
+            "rates are medians of {} rounds, with an interval that holds the true median with at least 90% (with fewer than five \
+             rounds: all that was measured); ratios are of runs of the same round",
+            plan.runs
+        ),
+        "PostMark: blocks of 4 KB, since the 512 bytes of the paper reach the system through a buffer; text that compresses about 2:1; \
+         with fsync each file is synced after it was created or appended to; `all` is calls of all three phases"
+            .into(),
+        "large files: records of 4 KB; writes include the fsync of each file at its end".into(),
+        "the paper's machine: 1 GHz, 2 GB of memory, a disk of 10,000 rpm, Linux 2.4.2; file systems in the kernel. A mount of Shoal \
+         pays a FUSE round trip for each change, which no peer does but one that is FUSE, too"
+            .into(),
+    ];
+    if plan.scale < 1.0 {
+        notes.push(format!("{} of the paper's files and transactions", plan.scale));
+    }
+    notes
+}
+
+pub fn tables(found: &Found) -> Vec<Table> {
+    vec![places(found), rates(found), comparison(found), runs(found)]
+}
+
+fn places(found: &Found) -> Table {
+    let mut table = Table::new(
+        "places",
+        "File systems, and what is there after the machine failed",
+        &["place", "kind", "survives"],
+    );
+    for place in &found.places {
+        table.push(vec![place.label.as_str().into(), place.kind.name().into(), place.kind.survives().into()]);
+    }
+    table
+}
+
+fn figure(case: &Case) -> &'static str {
+    match case.part {
+        Part::SmallFiles => "5.1",
+        Part::LargeFiles => "5.2",
+        Part::Postmark => "5.3, 5.4",
+        Part::Mixed => "5.6",
+    }
+}
+
+fn synced(case: &Case) -> &'static str {
+    if case.is_synced { "fsync" } else { "" }
+}
+
+fn number(value: f64) -> Cell {
+    Cell::Number(value, if value < 100.0 { 1 } else { 0 })
+}
+
+fn rates(found: &Found) -> Table {
+    let mut table = Table::new(
+        "rates",
+        "Rates: median and 90% interval",
+        &["figure", "benchmark", "synced", "phase", "place", "rate", "low", "high", "unit"],
+    );
+    for case in &found.cases {
+        for (phase, name) in case.phases.iter().enumerate() {
+            for (at, place) in found.places.iter().enumerate() {
+                let Some(rate) = case.rate(at, phase) else { continue };
+                table.push(vec![
+                    figure(case).into(),
+                    case.name.as_str().into(),
+                    synced(case).into(),
+                    (*name).into(),
+                    place.label.as_str().into(),
+                    number(rate.value),
+                    number(rate.low),
+                    number(rate.high),
+                    case.unit.into(),
+                ]);
+            }
+        }
+    }
+    table
+}
+
+fn runs(found: &Found) -> Table {
+    let mut table = Table::new("runs", "All runs", &["benchmark", "synced", "phase", "place", "round", "rate", "unit"]);
+    for case in &found.cases {
+        for (place, runs) in found.places.iter().zip(&case.rates) {
+            for (round, rates) in runs.iter().flatten().enumerate() {
+                for (name, rate) in case.phases.iter().zip(rates) {
+                    table.push(vec![
+                        case.name.as_str().into(),
+                        synced(case).into(),
+                        (*name).into(),
+                        place.label.as_str().into(),
+                        (round as u64 + 1).into(),
+                        Cell::Number(*rate, 3),
+                        case.unit.into(),
+                    ]);
+                }
+            }
+        }
+    }
+    table
+}
+
+/// What the paper says of Conquest against another file system.
+struct Claim {
+    part: Part,
+    /// Of the cases of the part: the place among those that are not synced, or that are where all are.
+    case: usize,
+    phase: &'static str,
+    against: &'static [Kind],
+    /// Rate of Conquest as a multiple of the other's, from and to.
+    ratio: (f64, f64),
+}
+
+const RAM: &[Kind] = &[Kind::Ramfs, Kind::Tmpfs];
+const DISK: &[Kind] = &[Kind::Ext];
+
+const fn claim(part: Part, case: usize, phase: &'static str, against: &'static [Kind], from: f64, to: f64) -> Claim {
+    Claim { part, case, phase, against, ratio: (from, to) }
+}
+
+/// Ratios in the paper's text; "5% overhead" is 0.95, "50% improvement" 1.5.
+const CLAIMS: [Claim; 21] = [
+    claim(Part::SmallFiles, 0, SMALL_PHASES[0], RAM, 0.95, 0.95),
+    claim(Part::SmallFiles, 0, SMALL_PHASES[1], RAM, 1.15, 1.15),
+    claim(Part::SmallFiles, 0, SMALL_PHASES[2], RAM, 0.87, 0.87),
+    claim(Part::SmallFiles, 0, SMALL_PHASES[0], DISK, 1.5, 1.5),
+    claim(Part::SmallFiles, 0, SMALL_PHASES[1], DISK, 1.19, 1.19),
+    claim(Part::SmallFiles, 0, SMALL_PHASES[2], DISK, 1.5, 1.5),
+    claim(Part::LargeFiles, 0, large::PHASES[0], RAM, 1.08, 1.08),
+    claim(Part::LargeFiles, 0, large::PHASES[1], RAM, 1.15, 1.17),
+    claim(Part::LargeFiles, 0, large::PHASES[2], RAM, 1.08, 1.08),
+    claim(Part::LargeFiles, 0, large::PHASES[3], RAM, 1.15, 1.17),
+    claim(Part::LargeFiles, 0, large::PHASES[0], DISK, 20.0, 20.0),
+    claim(Part::LargeFiles, 0, large::PHASES[1], DISK, 1.15, 1.15),
+    claim(Part::LargeFiles, 0, large::PHASES[2], DISK, 68.0, 68.0),
+    claim(Part::LargeFiles, 0, large::PHASES[3], DISK, 1.18, 1.18),
+    claim(Part::LargeFiles, 1, large::PHASES[0], DISK, 1.0, 1.0),
+    claim(Part::LargeFiles, 2, large::PHASES[0], DISK, 1.08, 1.08),
+    claim(Part::LargeFiles, 2, large::PHASES[2], DISK, 1.04, 1.04),
+    claim(Part::Postmark, 0, POSTMARK_PHASES[0], DISK, 1.24, 1.24),
+    claim(Part::Postmark, 5, POSTMARK_PHASES[0], DISK, 4.5, 4.5),
+    claim(Part::Postmark, 1, POSTMARK_PHASES[0], RAM, 1.0, 1.0),
+    claim(Part::Mixed, 6, POSTMARK_PHASES[0], DISK, 1.75, 1.75),
+];
+
+/// The verdict on a ratio: within the noise of the interval, "as fast" counts as reached.
+fn verdict(paper: f64, ours: Median) -> &'static str {
+    match () {
+        () if ours.value >= paper => "reached",
+        () if ours.high >= paper => "within the interval",
+        () => "not reached",
+    }
+}
+
+fn comparison(found: &Found) -> Table {
+    let mut claims = Comparison::new(
+        "Conquest against ramfs and ext2 in 2002, Shoal against ramfs (or tmpfs) and ext4 today: rates as multiples of the other's",
+    );
+    for claim in &CLAIMS {
+        let of_part = || found.of(claim.part);
+        let all_synced = of_part().all(|case| case.is_synced);
+        let Some(case) = of_part().filter(|case| all_synced || !case.is_synced).nth(claim.case) else { continue };
+        let Some(phase) = case.phases.iter().position(|name| *name == claim.phase) else { continue };
+        let Some((other, against)) = found.first(claim.against) else { continue };
+        for (at, place) in found.shoals() {
+            let Some(ours) = case.ratio(at, other, phase) else { continue };
+            let what = format!("{}, {}: {} to {}", case.name, claim.phase, place.label, against.label);
+            let (from, to) = claim.ratio;
+            let paper = if from == to { Cell::Number(from, 2) } else { Cell::Text(format!("{from:.2} to {to:.2}")) };
+            claims.push(what, paper, Cell::Number(ours.value, 2), "times", verdict(from, ours));
+        }
+    }
+    claims.into_table()
+}
+
+/// A plot of a phase's rate over what distinguishes the cases of a part.
+fn over(found: &Found, part: Part, phase: usize, name: &str, title: &str, x: &str, y: &str) -> Option<Plot> {
+    let series: Vec<Series> = found
+        .places
+        .iter()
+        .enumerate()
+        .map(|(at, place)| Series {
+            name: place.label.clone(),
+            points: found
+                .of(part)
+                .filter(|case| !case.is_synced)
+                .filter_map(|case| Some((case.x, case.rate(at, phase)?.value)))
+                .collect(),
+        })
+        .filter(|series| !series.points.is_empty())
+        .collect();
+    let plot = Plot {
+        name: name.into(),
+        title: title.into(),
+        x: x.into(),
+        y: y.into(),
+        series,
+        style: Style { is_log_y: true, ..Style::default() },
+    };
+    (!plot.series.is_empty()).then_some(plot)
+}
+
+/// A plot of a case's rates over its phases, 1 being the first.
+fn phases(found: &Found, case: &Case, name: &str, title: String) -> Plot {
+    let names: Vec<String> = case.phases.iter().enumerate().map(|(at, phase)| format!("{}: {phase}", at + 1)).collect();
+    let series = found.places.iter().enumerate().filter_map(|(at, place)| {
+        let rates = (0..case.phases.len()).map(|phase| Some((phase as f64 + 1.0, case.rate(at, phase)?.value)));
+        Some(Series { name: place.label.clone(), points: rates.collect::<Option<_>>()? })
+    });
+    Plot {
+        name: name.into(),
+        title,
+        x: format!("phase ({})", names.join(", ")),
+        y: case.unit.into(),
+        series: series.collect(),
+        style: Style { is_log_y: true, ..Style::default() },
+    }
+}
+
+pub fn plots(found: &Found) -> Vec<Plot> {
+    let mut plots = vec![];
+    for case in found.of(Part::SmallFiles) {
+        let name = if case.is_synced { "figure-5.1-fsync" } else { "figure-5.1" };
+        let title = format!("Figure 5.1: {}{}", case.name, if case.is_synced { ", with fsync" } else { "" });
+        plots.push(phases(found, case, name, title));
+    }
+    for (case, letter) in found.of(Part::LargeFiles).zip(["a", "b", "c"]) {
+        plots.push(phases(found, case, &format!("figure-5.2{letter}"), format!("Figure 5.2{letter}: {}", case.name)));
+    }
+    let files = "files";
+    plots.extend(over(found, Part::Postmark, 0, "figure-5.3", "Figure 5.3: PostMark", files, "transactions/s"));
+    let title = "Figure 5.4a: PostMark, creations alone";
+    plots.extend(over(found, Part::Postmark, 1, "figure-5.4a", title, files, "files/s"));
+    let title = "Figure 5.4b: PostMark, creations among transactions";
+    plots.extend(over(found, Part::Postmark, 2, "figure-5.4b", title, files, "files/s"));
+    let (title, x) = ("Figure 5.6: PostMark with large files", "large files (%)");
+    plots.extend(over(found, Part::Mixed, 0, "figure-5.6", title, x, "transactions/s"));
+    plots.retain(|plot| !plot.series.is_empty());
+    plots
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_leaves_out_only_what_ninety_percent_allow() {
+        // Two-sided: 1 - 2 * P(at most `cut` of n fair coins).
+        let confidence = |count: u32, cut: u32| {
+            let ways = |k| (0..k).fold(1.0, |ways, i| ways * f64::from(count - i) / f64::from(i + 1));
+            1.0 - 2.0 * (0..=cut).map(ways).sum::<f64>() / 2f64.powi(count as i32)
+        };
+        for count in 5..40u32 {
+            let cut = cut_off(count as usize) as u32;
+            assert!(confidence(count, cut) >= CONFIDENCE, "{count}: {cut}");
+            assert!(confidence(count, cut + 1) < CONFIDENCE, "{count}: {cut}");
+        }
+        assert_eq!([1, 2, 3, 4].map(cut_off), [0; 4]);
+    }
+
+    #[test]
+    fn a_median_lies_within_its_interval() {
+        assert_eq!(Median::of([3.0, 1.0, 2.0]), Median { value: 2.0, low: 1.0, high: 3.0 });
+        assert_eq!(Median::of([4.0, 1.0, 2.0, 3.0]).value, 2.5);
+        let many = Median::of((1..=20).map(f64::from));
+        assert_eq!((many.value, many.low, many.high), (10.5, 6.0, 15.0));
+        let ours = Median { value: 1.0, low: 0.9, high: 1.1 };
+        assert_eq!(
+            [0.9, 1.05, 1.2].map(|paper| verdict(paper, ours)),
+            ["reached", "within the interval", "not reached"]
+        );
+    }
+}
