@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::store::{CALLER, Setup, check, format, open_at};
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Attr, Error, Fs, Ino, ROOT, SetAttr, XattrMode};
-use shoal_sim::{Limits, Random, SimClock, World};
+use shoal_sim::{Budget, Limits, Random, SimClock, World};
 
 const KINDS: [MemoryKind; 3] = [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax];
 
@@ -157,7 +157,7 @@ fn a_crash_at_any_moment_of_compaction_leaves_the_tree_as_it_was() {
         let most = if deep() { 600 } else { 24 };
         let every = points.len().div_ceil(most).max(1);
         let (mut states, all) = (0, points.len());
-        for point in points.into_iter().rev().step_by(every) {
+        for point in Budget::of_a_part(KINDS.len() as u32).within(points.into_iter().rev().step_by(every)) {
             let limits = Limits { subset_units: 1, torn: 1, each: 0, samples: 1 };
             let crashed = point.process_crash();
             let losses = point.power_losses(&limits).take(if deep() { 20 } else { 2 });
@@ -353,7 +353,7 @@ fn random_operations_between_steps_of_compaction_agree_with_a_plain_model() {
     let only: Option<u64> = std::env::var("SHOAL_SEED").ok().map(|seed| seed.parse().expect("SHOAL_SEED is a number"));
     let seeds = only.map_or(1..if deep() { 400 } else { 9 }, |seed| seed..seed + 1);
     let (mut moved, mut blocks) = (0, 0);
-    for seed in seeds {
+    for seed in Budget::of_a_search().within(seeds) {
         let mut walk = Walk::new(seed);
         for step in 0..4000 {
             let outcome = walk.step(step / 1300 % 2 == 1);
@@ -372,7 +372,7 @@ fn random_operations_between_steps_of_compaction_agree_with_a_plain_model() {
 
 #[test]
 fn threads_beside_compaction_find_what_they_wrote() {
-    for round in 0..if deep() { 60 } else { 6 } {
+    for round in Budget::of_a_search().within(0..if deep() { 60 } else { 6 }) {
         let setup = Setup { region_bytes: 200 << 16, ..setup(KINDS[round as usize % 3]) };
         let world = format(setup, round);
         let (fs, _) = open_at(setup, &world, 1, 1, &clock()).expect("a new store opens");

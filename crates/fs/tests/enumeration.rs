@@ -10,7 +10,7 @@
 
 use std::time::Instant;
 
-use crate::crash::explorer::{Sampling, explore, guard};
+use crate::crash::explorer::{Sampling, explore, explore_within, guard};
 use crate::crash::operation::Operation::{Checkpoint, Forget, Fsync, PackInodes, Sync, Tick, UnlinkHeld};
 use crate::crash::run::{Before, Ground, Run, Workload};
 use crate::crash::{deep, faults, full_host, layouts, mix, number, workload};
@@ -146,21 +146,25 @@ fn visit(ground: &Ground, workloads: &[Workload], share: Share) -> u64 {
     if deep() {
         order = Random::new(ground.seed).shuffled(order);
     }
-    for index in Budget::of_a_part(GROUNDS as u32).within(order) {
+    let budget = Budget::of_a_part(GROUNDS as u32);
+    for index in order {
+        if visited > 0 && budget.is_spent() {
+            break;
+        }
         let workload = &workloads[index];
         // The seed decides, so that another one visits others.
         if !deep() && !mix(&[ground.seed, index as u64]).is_multiple_of(share.workloads) {
             continue;
         }
         visited += 1;
-        // All states of one workload can take half an hour: a run that is to end takes an eighth of what the usual one leaves out.
-        let every = match (deep(), Budget::of_a_search().is_limited()) {
+        // A run that is to end leaves some states out, so that it sees more points of a workload.
+        let every = match (deep(), budget.is_limited()) {
             (true, false) => 1,
             (true, true) => share.states.div_ceil(8),
             (false, _) => share.states,
         };
-        let sampling = Sampling { every, point: None, state: None };
-        match guard(|| Run::new(ground, workload)).and_then(|run| explore(&run, sampling)) {
+        let run = guard(|| Run::new(ground, workload));
+        match run.and_then(|run| explore_within(&run, Sampling::one_of(every), Some(&budget))) {
             Ok(visited) => states += visited,
             Err(failure) => failures.push(failure),
         }

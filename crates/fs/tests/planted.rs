@@ -139,7 +139,7 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         Hunt::Sequence(number) => {
             let ground = crash::run::Ground::new(Setup::tight(Logged), SEED, crash::workload::preparation())?;
             let workload = Workload { before: Before::Mounted, operations: sequence(number), must_succeed: true };
-            explore(&Run::new(&ground, &workload)?, Sampling { every: 1, point: None, state: None })
+            explore(&Run::new(&ground, &workload)?, Sampling::one_of(1))
         }
         Hunt::Edges(start) => hunt_edges(start),
         Hunt::SavedImage => Ok(saved::explore(0)),

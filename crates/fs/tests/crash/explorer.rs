@@ -7,7 +7,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use shoal_format::superblock::MemoryKind;
-use shoal_sim::{Limits, WorldState};
+use shoal_sim::{Budget, Limits, WorldState};
 
 use super::run::{Allowed, Run};
 use super::tree::Tree;
@@ -36,11 +36,29 @@ pub struct Sampling {
     pub state: Option<u64>,
 }
 
+impl Sampling {
+    /// One of so many states of all points.
+    pub fn one_of(every: u64) -> Sampling {
+        Sampling { every, point: None, state: None }
+    }
+}
+
 /// Visits the states of a run; returns how many, or the first failure.
 pub fn explore(run: &Run<'_>, sampling: Sampling) -> Result<u64, String> {
+    explore_within(run, sampling, None)
+}
+
+/// The same. With a budget it begins at some point, so that not all runs see the same first ones, and ends when the time is over.
+pub fn explore_within(run: &Run<'_>, sampling: Sampling, budget: Option<&Budget>) -> Result<u64, String> {
     let mut visitor = Visitor { run, visited: 0, forced: sampling.state.is_some() };
     let name = run.name.bytes().fold(0, |sum, byte| mix(&[sum, byte as u64]));
-    for (number, point) in run.points.iter().enumerate() {
+    let limited = budget.filter(|budget| budget.is_limited());
+    let first = limited.map_or(0, |_| mix(&[run.ground.seed, name]) as usize % run.points.len());
+    let points = run.points.iter().enumerate();
+    for (number, point) in points.clone().skip(first).chain(points.take(first)) {
+        if visitor.visited > 0 && limited.is_some_and(Budget::is_spent) {
+            break;
+        }
         if sampling.point.is_some_and(|only| only != number as u64) {
             continue;
         }

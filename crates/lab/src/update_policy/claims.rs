@@ -7,7 +7,7 @@
 use super::build;
 use super::figures::{histogram, least_ms, number};
 use super::layout::DiskModel;
-use super::points::{Config, Crossing, Found, Measured};
+use super::points::{Config, Crossing, Far, Found, Measured, MeasuredFar};
 use crate::report::{Cell, Comparison, Table};
 
 const PU_DELAYED: Config = Config { is_delayed: true, is_interval: false };
@@ -41,6 +41,48 @@ impl Found {
 /// AIPU's worst read under a burst (ms).
 pub fn aipu_worst_ms(found: &Found, disk: DiskModel) -> Option<f64> {
     found.bursts.iter().find(|burst| burst.disk == disk && burst.name == "AIPU").map(|burst| burst.all.worst_ms)
+}
+
+/// Claims about the remote disk.
+fn far_claims(found: &Found, claims: &mut Comparison) {
+    let of = |config, has_memory, in_order| {
+        found.far.iter().find(|measured| measured.far == Far { config, has_memory, in_order })
+    };
+    let percent = |a: f64, b: f64| (a / b - 1.0) * 100.0;
+    let memory = |has_memory| if has_memory { "with memory" } else { "without memory" };
+    // The spread of the trials' means, for the report speaks of trials.
+    let spread = |measured: &MeasuredFar| {
+        let means = || measured.trials.iter().map(|trial| trial.mean_ms);
+        means().fold(0.0, f64::max) - means().fold(f64::INFINITY, f64::min)
+    };
+    for has_memory in [false, true] {
+        let at = |config, in_order| of(config, has_memory, in_order);
+        if let (Some(pu), Some(aipu)) = (at(PU_DELAYED, false), at(AIPU_DELAYED, false)) {
+            let ours = percent(pu.all.mean_ms, aipu.all.mean_ms);
+            let figure = format!("remote random reads, mean of delayed PU over AIPU's, {}", memory(has_memory));
+            let verdict = if ours.abs() < 5.0 { "about equal" } else { shown(ours > 0.0) };
+            claims.push(figure, "slightly more, not conclusive".into(), number(ours, 1), "%", verdict);
+        }
+        if let (Some(pu), Some(aipu)) = (at(PU_DELAYED, true), at(AIPU_DELAYED, true)) {
+            let ours = percent(aipu.all.mean_ms, pu.all.mean_ms);
+            let (paper, holds) =
+                if has_memory { ("slightly less", ours < 0.0) } else { ("slightly more", (0.0..10.0).contains(&ours)) };
+            let figure = format!("remote sequential reads, mean of AIPU over PU's, {}", memory(has_memory));
+            claims.push(figure, paper.into(), number(ours, 1), "%", shown(holds));
+            let figure =
+                format!("remote sequential reads, spread of the trials' means, AIPU's of PU's, {}", memory(has_memory));
+            let ours = spread(aipu) / spread(pu);
+            claims.push(figure, "less".into(), number(ours, 2), "times", shown(ours < 1.0));
+        }
+    }
+    for config in [PU_ASYNCHRONOUS, PU_DELAYED, AIPU_DELAYED] {
+        if let (Some(without), Some(with)) = (of(config, false, false), of(config, true, false)) {
+            let ours = percent(with.all.mean_ms, without.all.mean_ms);
+            let figure = format!("remote random reads, mean with memory over that without, {}", config.name());
+            let verdict = if ours.abs() < 0.5 { "about equal" } else { shown(ours < 0.0) };
+            claims.push(figure, "generally less".into(), number(ours, 1), "%", verdict);
+        }
+    }
 }
 
 /// Claims about mean responses of independent reads.
@@ -152,6 +194,7 @@ pub fn comparison(found: &Found) -> Table {
     for disk in [DiskModel::Rz58, DiskModel::Rz57] {
         disk_claims(found, disk, &mut claims);
     }
+    far_claims(found, &mut claims);
     crossing_claims(&found.crossings, &mut claims);
     build::claims(&found.replayed, &mut claims);
     claims.into_table()

@@ -7,7 +7,7 @@ use super::Plan;
 use super::build;
 use super::claims::{aipu_worst_ms, comparison};
 use super::layout::{BLOCK_BYTES, DiskModel};
-use super::points::{BURST_EVERY_S, Config, Found, Measured};
+use super::points::{BURST_EVERY_S, Config, ETHERNET, Found, MEMORY_BLOCKS, Measured, MeasuredFar};
 use crate::report::{Cell, Plot, Series, Style, Table};
 
 /// Buckets of the histograms in each factor of ten.
@@ -40,6 +40,36 @@ fn scatter(found: &Found, disk: DiskModel) -> Table {
                 number(figures.worst_ms, 0),
                 number(figures.reads_per_s, 2),
                 number(figures.writes_per_s, 2),
+            ]);
+        }
+    }
+    table
+}
+
+/// The remote disk's figure, and what it is about.
+fn far_title(in_order: bool) -> (u32, String) {
+    let (figure, reads) = if in_order { (6, "sequential") } else { (5, "random") };
+    (figure, format!("Figure {figure}: remote {reads} reads, a slow machine with a fast server (RZ58)"))
+}
+
+fn far_of(found: &Found, in_order: bool) -> impl Iterator<Item = &MeasuredFar> {
+    found.far.iter().filter(move |measured| measured.far.in_order == in_order)
+}
+
+fn far(found: &Found, in_order: bool) -> Table {
+    let (figure, title) = far_title(in_order);
+    let columns = ["configuration", "trial", "mean ms", "deviation ms", "worst ms", "reads/s"];
+    let mut table = Table::new(&format!("figure-{figure}"), format!("{title}, each trial (simulated time)"), &columns);
+    for measured in far_of(found, in_order) {
+        let trials = measured.trials.iter().zip(1..).map(|(figures, trial): (_, u64)| (Cell::from(trial), figures));
+        for (trial, figures) in trials.chain([("all".into(), &measured.all)]) {
+            table.push(vec![
+                measured.far.name().into(),
+                trial,
+                number(figures.mean_ms, 2),
+                number(figures.deviation_ms, 2),
+                number(figures.worst_ms, 0),
+                number(figures.reads_per_s, 2),
             ]);
         }
     }
@@ -283,6 +313,7 @@ pub fn tables(plan: &Plan, found: &Found) -> Vec<Table> {
         tables.push(scatter(found, disk));
         tables.push(histograms(found, disk));
     }
+    tables.extend([far(found, false), far(found, true)]);
     tables.extend(scaling(found));
     tables.extend(build::tables(&found.replayed));
     tables.extend([scanned(found), partial(found), bursts(found), crossings(plan, found)]);
@@ -316,6 +347,18 @@ pub fn plots(plan: &Plan, found: &Found) -> Vec<Plot> {
                 counts.into_iter().map(|(bucket, count)| (middle(bucket), count as f64)).collect()
             }),
             style: Style { is_log_x: true, is_log_y: true, ..Style::default() },
+        });
+    }
+    for in_order in [false, true] {
+        let (figure, title) = far_title(in_order);
+        let points = |of: &MeasuredFar| of.trials.iter().map(|trial| (trial.mean_ms, trial.deviation_ms)).collect();
+        plots.push(Plot {
+            name: format!("figure-{figure}"),
+            title: format!("{title}, simulated"),
+            x: "mean read response (ms)".into(),
+            y: "standard deviation of read response (ms)".into(),
+            series: far_of(found, in_order).map(|of| Series { name: of.far.name(), points: points(of) }).collect(),
+            style: Style { is_scatter: true, ..Style::default() },
         });
     }
     for crossing in &found.crossings {
@@ -366,6 +409,12 @@ pub fn notes(plan: &Plan) -> Vec<String> {
             plan.depth,
             plan.writes_per_s,
             plan.age_max_ns / 1_000_000_000
+        ),
+        format!(
+            "remote disk: the requests of a block device instead of NFS, over {} Mbit/s with {} ms a message; memory: {MEMORY_BLOCKS} blocks \
+             at the server that answer writes at once and reach its disk while no read wants it",
+            ETHERNET.mbit,
+            ETHERNET.latency_us / 1000.0
         ),
         "crossover: Carson and Setia speak of the share of writes that hit dirty blocks, not of a load".into(),
     ]

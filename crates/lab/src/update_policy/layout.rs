@@ -2,7 +2,7 @@
 //!
 //! Owns: [`DiskModel`], the two disks of the report with their caches and files; [`Layout`], an aged file system in the
 //! manner of 4.2BSD. The report does not describe it, so these are our choices: the partition is the outer 55% of the
-//! disk; a cylinder group has 16 cylinders; a file takes a quarter of a group and goes on in another one, groups evenly
+//! disk; a cylinder group has 32 cylinders; a file takes an eighth of a group and goes on in another one, groups evenly
 //! spread; within a group its blocks lie anywhere. So neighbouring blocks of a file are near each other, but a write of
 //! the next block still waits for the platter, which explains the report's mean write of 15 ms in a burst beside its
 //! mean access of 18 ms.
@@ -53,11 +53,6 @@ impl DiskModel {
             DiskModel::Rz57 => 32,
         };
         (mbyte << 20) / BLOCK_BYTES
-    }
-
-    /// Blocks of the file that is written: more than are dirtied in a minute.
-    pub fn write_blocks(self) -> u64 {
-        self.buffers() * 9 / 8
     }
 }
 

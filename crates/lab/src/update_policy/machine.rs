@@ -1,4 +1,4 @@
-//! A machine with a buffer cache, an update policy and one disk, in simulated time.
+//! A machine with a buffer cache, an update policy and one disk, its own or a server's, in simulated time.
 //!
 //! Owns: [`Machine`], which lets a writer, a reader and the policy act on the disk's queue; the [`Load`]s they can
 //! make; the measurements ([`Trial`]). Rules: the policy is the one that serves users (`shoal-writeback`); events while
@@ -14,6 +14,7 @@ use shoal_sim::{MechanicalDisk, Random, SimClock};
 use shoal_writeback::{BlockId, Counts, DirtySet, FileId, Load as DiskLoad, Policy, Rule, S_NS};
 
 use super::layout::{BLOCK_BYTES, DiskModel, Layout};
+use super::remote::{Event, Remote, Request, Server};
 use crate::experiment::LabError;
 
 /// How a write of the generator reaches the disk.
@@ -36,11 +37,13 @@ pub enum Writer {
     Independent { per_s: f64, hits: f64 },
 }
 
-/// The reader, which reads random blocks of a file.
+/// The reader, which reads blocks of a file, at random if nothing else is said.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Reader {
     /// The next read comes `think_ns` after the end of the one before (ns).
     Closed { think_ns: u64 },
+    /// The same, block after block and round again.
+    InOrder { think_ns: u64 },
     /// Independent reads.
     Independent { per_s: f64 },
 }
@@ -49,6 +52,10 @@ pub enum Reader {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Setup {
     pub disk: DiskModel,
+    /// The cache has this many blocks.
+    pub buffers: u64,
+    /// The disk is a server's. None: it is the machine's own.
+    pub remote: Option<Remote>,
     pub rule: Rule,
     pub writes: Writes,
     pub writer: Writer,
@@ -92,7 +99,8 @@ enum Tag {
 struct Machine {
     setup: Setup,
     clock: Arc<SimClock>,
-    queue: DiskQueue<Tag>,
+    queue: DiskQueue<Request<Tag>>,
+    server: Option<Server<Tag>>,
     load: DiskLoad,
     set: DirtySet,
     /// When the set should be looked at again (ns); None: at the next event.
@@ -108,6 +116,8 @@ struct Machine {
     next_write_ns: u64,
     /// None: the reader waits for an answer.
     next_read_ns: Option<u64>,
+    /// Reads asked for so far.
+    reads: u64,
     random: Random,
     measured: Trial,
     write_ns: u64,
@@ -133,7 +143,8 @@ impl Machine {
         let read_at = layout.file(setup.disk.read_blocks(), &mut random);
         let write_at = match setup.writer {
             Writer::Independent { .. } => vec![],
-            _ => layout.file(setup.disk.write_blocks(), &mut random),
+            // More blocks than are dirtied in a minute.
+            _ => layout.file(setup.buffers * 9 / 8, &mut random),
         };
         let metadata_at = (0..METADATA_BLOCKS).map(|_| layout.anywhere(&mut random)).collect();
         // The policy's ticks and the generator do not begin together.
@@ -142,6 +153,7 @@ impl Machine {
             setup,
             clock,
             queue: DiskQueue::new(disk, setup.order, BLOCK_BYTES),
+            server: setup.remote.map(|remote| Server::new(remote, BLOCK_BYTES)),
             load: DiskLoad::default(),
             set: DirtySet::new(setup.rule),
             look_ns: None,
@@ -153,6 +165,7 @@ impl Machine {
             written: 0,
             next_write_ns: phase_ns,
             next_read_ns: Some(phase_ns),
+            reads: 0,
             random,
             measured: Trial {
                 responses_us: vec![],
@@ -171,6 +184,11 @@ impl Machine {
         while (self.measured.responses_us.len() as u64) < self.setup.reads {
             let now_ns = self.clock.monotonic_ns();
             let Some(served) = self.queue.serve() else {
+                // Nobody wants the disk.
+                if let Some(request) = self.server.as_mut().and_then(Server::leave) {
+                    self.queue.push(request.at, false, request);
+                    continue;
+                }
                 let at_ns = self.next_ns(now_ns);
                 self.clock.advance(at_ns.saturating_sub(now_ns));
                 self.act_until(now_ns, at_ns);
@@ -180,7 +198,15 @@ impl Machine {
                 served.map_err(|why| LabError::Broken { what: format!("{:?}", self.setup), why: why.to_string() })?;
             let end_ns = self.clock.monotonic_ns();
             self.act_until(now_ns, end_ns);
-            self.complete(served.tag, served.service_ns, end_ns);
+            if end_ns >= self.setup.warm_up_ns && !served.is_read {
+                self.measured.writes += 1;
+                self.write_ns += served.service_ns;
+            }
+            match (&mut self.server, served.tag.tag) {
+                (Some(server), _) => server.served(served.tag, end_ns),
+                (None, Some(tag)) => self.complete(tag, end_ns),
+                (None, None) => {}
+            }
             self.choose(end_ns);
             last_ns = end_ns;
         }
@@ -193,8 +219,9 @@ impl Machine {
 
     /// Time of the next event after those at `now_ns` (ns).
     fn next_ns(&self, now_ns: u64) -> u64 {
-        let times =
-            [self.next_read_ns, self.set.next_ns(now_ns), self.metadata.next_ns(now_ns), Some(self.next_write_ns)];
+        let message_ns = self.server.as_ref().and_then(Server::next_ns);
+        let policy_ns = [self.set.next_ns(now_ns), self.metadata.next_ns(now_ns)];
+        let times = policy_ns.into_iter().chain([self.next_read_ns, Some(self.next_write_ns), message_ns]);
         times.into_iter().flatten().min().unwrap_or(u64::MAX).max(now_ns)
     }
 
@@ -202,6 +229,12 @@ impl Machine {
     fn act_until(&mut self, now_ns: u64, end_ns: u64) {
         let mut at_ns = self.next_ns(now_ns);
         while at_ns <= end_ns {
+            while let Some(event) = self.server.as_mut().and_then(|server| server.next(at_ns)) {
+                match event {
+                    Event::Disk(request) => self.queue.push(request.at, request.is_read, request),
+                    Event::Answer(tag) => self.complete(tag, at_ns),
+                }
+            }
             if self.next_read_ns.is_some_and(|next_ns| next_ns <= at_ns) {
                 self.read(at_ns);
             }
@@ -214,18 +247,23 @@ impl Machine {
     }
 
     fn read(&mut self, now_ns: u64) {
-        let block = self.random.below(self.read_at.len() as u64) as usize;
-        self.queue.push(self.read_at[block], true, Tag::Read { at_ns: now_ns });
+        let blocks = self.read_at.len() as u64;
+        let block = match self.setup.reader {
+            Reader::InOrder { .. } => self.reads % blocks,
+            _ => self.random.below(blocks),
+        };
+        self.reads += 1;
+        self.ask(self.read_at[block as usize], true, Tag::Read { at_ns: now_ns }, now_ns);
         self.load.reads_waiting += 1;
         self.next_read_ns = match self.setup.reader {
-            Reader::Closed { .. } => None,
+            Reader::Closed { .. } | Reader::InOrder { .. } => None,
             Reader::Independent { per_s } => Some(now_ns + 1 + gap_ns(per_s, &mut self.random)),
         };
     }
 
     /// One modification by the generator.
     fn write(&mut self, now_ns: u64) {
-        let buffers = self.setup.disk.buffers();
+        let buffers = self.setup.buffers;
         let block = match self.setup.writer {
             Writer::HalfTheCache => {
                 self.next_write_ns += 60 * S_NS / buffers;
@@ -259,35 +297,43 @@ impl Machine {
         if is_delayed {
             self.set.dirtied(BlockId(block), WRITTEN, now_ns);
         } else {
-            self.push(self.write_at[block as usize], Tag::Direct);
+            self.push(self.write_at[block as usize], Tag::Direct, now_ns);
         }
     }
 
-    fn push(&mut self, at: u64, tag: Tag) {
-        self.queue.push(at, false, tag);
+    fn push(&mut self, at: u64, tag: Tag, now_ns: u64) {
+        self.ask(at, false, tag, now_ns);
         self.load.writes_queued += 1;
+    }
+
+    /// Hands a request to the disk, or to the server that has it.
+    fn ask(&mut self, at: u64, is_read: bool, tag: Tag, now_ns: u64) {
+        match &mut self.server {
+            Some(server) => server.send(at, is_read, tag, now_ns),
+            None => self.queue.push(at, is_read, Request { at, is_read, tag: Some(tag) }),
+        }
     }
 
     /// Hands the blocks chosen by the policies to the disk.
     fn choose(&mut self, now_ns: u64) {
         for block in self.metadata.choose(now_ns, &self.load) {
-            self.push(self.metadata_at[block.0 as usize], Tag::Metadata(block));
+            self.push(self.metadata_at[block.0 as usize], Tag::Metadata(block), now_ns);
         }
         let is_early = self.look_ns.is_some_and(|look_ns| look_ns > now_ns);
         if is_early && !self.setup.rule.goes_by_load() {
             return;
         }
         for block in self.set.choose(now_ns, &self.load) {
-            self.push(self.write_at[block.0 as usize], Tag::Write(block));
+            self.push(self.write_at[block.0 as usize], Tag::Write(block), now_ns);
         }
         self.look_ns = self.set.next_ns(now_ns);
     }
 
-    fn complete(&mut self, tag: Tag, service_ns: u64, now_ns: u64) {
-        let is_measured = now_ns >= self.setup.warm_up_ns;
+    /// The machine has the answer to a request.
+    fn complete(&mut self, tag: Tag, now_ns: u64) {
         if let Tag::Read { at_ns } = tag {
             self.load.reads_waiting -= 1;
-            if let Reader::Closed { think_ns } = self.setup.reader {
+            if let Reader::Closed { think_ns } | Reader::InOrder { think_ns } = self.setup.reader {
                 self.next_read_ns = Some(now_ns + think_ns);
             }
             if at_ns >= self.setup.warm_up_ns {
@@ -296,10 +342,6 @@ impl Machine {
             return;
         }
         self.load.writes_queued -= 1;
-        if is_measured {
-            self.measured.writes += 1;
-            self.write_ns += service_ns;
-        }
         match tag {
             Tag::Write(block) => {
                 let since_ns = self.set.since_ns(block).unwrap_or(now_ns);

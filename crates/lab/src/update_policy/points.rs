@@ -1,6 +1,6 @@
 //! The machines that are run, and the figures kept of each run.
 //!
-//! Owns: the report's four configurations ([`Config`]); the policies under a burst ([`Burst`]); when periodic update
+//! Owns: the report's four configurations ([`Config`]), and those with a disk behind a network ([`Far`]); the policies under a burst ([`Burst`]); when periodic update
 //! pays off ([`Crossing`]), and reads of seconds under asynchronous writes ([`Partial`]); [`Found`], all figures.
 //! Rules: compared machines have the same seeds; points are independent of each other, and run side by side.
 
@@ -9,9 +9,11 @@ use shoal_writeback::{Counts, Policy, Rule, S_NS, Shape};
 
 use super::Plan;
 use super::build::{self, Replayed};
-use super::layout::DiskModel;
+use super::layout::{BLOCK_BYTES, DiskModel};
 use super::machine::{self, Places, Reader, Setup, Trial, Writer, Writes};
+use super::remote::Remote;
 use crate::experiment::LabError;
+use crate::network::Network;
 use crate::parallel;
 
 pub const PU: Policy = Policy::Periodic { interval_ns: 30 * S_NS };
@@ -52,6 +54,35 @@ impl Config {
             (true, true) => "delayed, AIPU",
             (false, true) => "asynchronous, AIPU",
         }
+    }
+}
+
+/// The network of the remote disk: Ethernet, and what a message took on workstations of its time.
+pub const ETHERNET: Network = Network { latency_us: 1000.0, mbit: 10.0 };
+/// Non-volatile memory of the server: PrestoServe's 1 MB.
+pub const MEMORY_BLOCKS: u64 = (1 << 20) / BLOCK_BYTES;
+
+/// A configuration with the disk behind a network: the slower machine with the faster one as its server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Far {
+    pub config: Config,
+    pub has_memory: bool,
+    pub in_order: bool,
+}
+
+impl Far {
+    /// The report's: random reads (figure 5), then sequential ones, always with delayed writes (figure 6).
+    pub fn all() -> impl Iterator<Item = Far> {
+        let configs = |in_order: bool| Config::ALL[..3].iter().filter(move |config| config.is_delayed || !in_order);
+        [false, true].into_iter().flat_map(move |in_order| {
+            [false, true]
+                .into_iter()
+                .flat_map(move |has_memory| configs(in_order).map(move |&config| Far { config, has_memory, in_order }))
+        })
+    }
+
+    pub fn name(self) -> String {
+        format!("{}{}", self.config.name(), if self.has_memory { ", memory" } else { "" })
     }
 }
 
@@ -119,6 +150,13 @@ pub struct Measured {
     pub all: Figures,
 }
 
+/// A configuration with a remote disk.
+pub struct MeasuredFar {
+    pub far: Far,
+    pub trials: Vec<Figures>,
+    pub all: Figures,
+}
+
 /// A policy when the whole cache is dirtied within a second.
 pub struct Burst {
     pub disk: DiskModel,
@@ -175,6 +213,7 @@ pub struct Drain {
 
 pub struct Found {
     pub measured: Vec<Measured>,
+    pub far: Vec<MeasuredFar>,
     pub bursts: Vec<Burst>,
     pub partial: Vec<Partial>,
     pub crossings: Vec<Crossing>,
@@ -186,6 +225,7 @@ pub struct Found {
 #[derive(Clone, Debug)]
 enum For {
     Config(DiskModel, Config),
+    Far(Far),
     Burst(DiskModel, String),
     Partial(DiskModel, u32),
     /// Loads (percent).
@@ -197,6 +237,8 @@ enum For {
 fn setup(plan: &Plan, disk: DiskModel, rule: Rule, seed: u64) -> Setup {
     Setup {
         disk,
+        buffers: disk.buffers(),
+        remote: None,
         rule,
         writes: Writes::Delayed,
         writer: Writer::HalfTheCache,
@@ -206,6 +248,12 @@ fn setup(plan: &Plan, disk: DiskModel, rule: Rule, seed: u64) -> Setup {
         warm_up_ns: WARM_UP_NS,
         seed,
     }
+}
+
+fn of_config(plan: &Plan, disk: DiskModel, config: Config, seed: u64) -> Setup {
+    let rule = Rule::of(if config.is_interval { AIPU } else { PU });
+    let writes = if config.is_delayed { Writes::Delayed } else { Writes::Asynchronous { partial: 0.0 } };
+    Setup { writes, ..setup(plan, disk, rule, seed) }
 }
 
 /// The policies compared under a burst, with their names.
@@ -237,9 +285,7 @@ fn setups(plan: &Plan, service_s: f64) -> Vec<(For, Setup)> {
     let mut setups = vec![];
     for &disk in &plan.disks {
         for config in Config::ALL {
-            let rule = Rule::of(if config.is_interval { AIPU } else { PU });
-            let writes = if config.is_delayed { Writes::Delayed } else { Writes::Asynchronous { partial: 0.0 } };
-            let of = |seed| (For::Config(disk, config), Setup { writes, ..setup(plan, disk, rule, seed) });
+            let of = |seed| (For::Config(disk, config), of_config(plan, disk, config, seed));
             setups.extend(seeds().map(of));
         }
         for (name, rule) in under_burst(plan) {
@@ -256,6 +302,16 @@ fn setups(plan: &Plan, service_s: f64) -> Vec<(For, Setup)> {
             let of = |seed| (For::Partial(disk, percent), Setup { writes, ..setup(plan, disk, Rule::of(PU), seed) });
             setups.extend(seeds().map(of));
         }
+    }
+    for far in Far::all() {
+        let remote = Remote { network: ETHERNET, memory_blocks: if far.has_memory { MEMORY_BLOCKS } else { 0 } };
+        let of = |seed| {
+            let near = of_config(plan, DiskModel::Rz58, far.config, seed);
+            let think_ns = plan.think_ns;
+            let reader = if far.in_order { Reader::InOrder { think_ns } } else { near.reader };
+            (For::Far(far), Setup { remote: Some(remote), buffers: DiskModel::Rz57.buffers(), reader, ..near })
+        };
+        setups.extend(seeds().map(of));
     }
     let loads = if plan.is_quick { QUICK_LOADS.to_vec() } else { LOADS.to_vec() };
     for (reads, writes) in loads {
@@ -298,6 +354,7 @@ pub fn measure(plan: &Plan) -> Result<Found, LabError> {
     let trials = outcomes.into_iter().collect::<Result<Vec<Trial>, LabError>>()?;
     let mut found = Found {
         measured: vec![],
+        far: vec![],
         bursts: vec![],
         partial: vec![],
         crossings: vec![],
@@ -307,9 +364,11 @@ pub fn measure(plan: &Plan) -> Result<Found, LabError> {
     let of_a_point = plan.trials as usize;
     for ((of, _), trials) in setups.iter().step_by(of_a_point).zip(trials.chunks(of_a_point)) {
         let all = Figures::of(trials);
+        let each = || trials.iter().map(|trial| Figures::of(std::slice::from_ref(trial))).collect();
         match of.clone() {
+            For::Far(far) => found.far.push(MeasuredFar { far, trials: each(), all }),
             For::Config(disk, config) => {
-                let trials = trials.iter().map(|trial| Figures::of(std::slice::from_ref(trial))).collect();
+                let trials = each();
                 found.measured.push(Measured { disk, config, trials, all });
             }
             For::Burst(disk, name) => found.bursts.push(Burst { disk, name, all }),
