@@ -283,7 +283,7 @@ impl Fs {
 
     fn step(&self, compactor: &mut Compactor) -> Result<Compaction> {
         let given = self.give_back_emptied(STEP_EMPTIED)?;
-        if given.blocks > 0 {
+        if given.blocks > 0 || given.more {
             return Ok(Compaction { more: true, ..given });
         }
         if compactor.pass.is_none() {
@@ -389,7 +389,7 @@ impl Fs {
 
     /// Gives back inode blocks that lost their last inode.
     fn give_back_emptied(&self, most: usize) -> Result<Compaction> {
-        let mut done = Compaction::default();
+        let mut done = Compaction { more: self.table.look_for_emptied(&self.region, most)?, ..Compaction::default() };
         if !self.table.has_emptied() {
             return Ok(done);
         }
@@ -408,7 +408,7 @@ impl Fs {
                 self.table.tidy_nodes(&self.region, &self.locks, block, &Victims::default())?;
             }
         }
-        done.more = done.blocks > 0 && blocks.len() == most;
+        done.more |= done.blocks > 0 && blocks.len() == most;
         Ok(done)
     }
 }

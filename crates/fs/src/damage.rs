@@ -140,11 +140,12 @@ impl Fs {
             return Err(Error::IsDirectory);
         }
         let now = self.now();
-        let mut tx = self.region.begin_reclaim();
+        let (mut tx, mut removal) = (self.region.begin_reclaim(), self.removal());
         dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), found)?;
         (dir.mtime, dir.ctime) = (now, now);
-        self.store_removing(&mut tx, parent, &dir)?;
+        removal.store(&mut tx, parent, &dir, true)?;
         tx.commit()?;
+        removal.committed();
         Ok(())
     }
 

@@ -10,6 +10,7 @@ pub(crate) mod block;
 pub(crate) mod packed;
 pub(crate) mod packer;
 pub(crate) mod record;
+pub(crate) mod removal;
 pub(crate) mod tables;
 mod tidy;
 
@@ -332,21 +333,38 @@ impl InodeTable {
     fn scan(&self, region: &Region, free: &mut FreeNumbers) -> Result<()> {
         let last = self.blocks().min(free.scanned + SCAN_BLOCKS);
         while free.scanned < last && free.known.is_empty() {
-            let block = free.scanned;
-            let exists = self.for_block(region, block, &mut |ino, slot| {
-                if let InodeSlot::Free { generation } = slot
-                    && !ino.is_none()
-                    && !free.claimed.contains(&ino)
-                {
-                    free.add(ino, generation);
-                }
-            })?;
-            if !exists {
-                free.absent.insert(block as u32);
-            }
-            free.scanned += 1;
+            self.scan_next(region, free)?;
         }
         Ok(())
+    }
+
+    /// Looks through the next block for free numbers.
+    fn scan_next(&self, region: &Region, free: &mut FreeNumbers) -> Result<()> {
+        let block = free.scanned;
+        let exists = self.for_block(region, block, &mut |ino, slot| {
+            if let InodeSlot::Free { generation } = slot
+                && !ino.is_none()
+                && !free.claimed.contains(&ino)
+            {
+                free.add(ino, generation);
+            }
+        })?;
+        if !exists {
+            free.absent.insert(block as u32);
+        }
+        free.scanned += 1;
+        Ok(())
+    }
+
+    /// Looks through up to `most` further blocks, so that those are known which lost their last inode in an earlier life; false when
+    /// all have been.
+    pub fn look_for_emptied(&self, region: &Region, most: usize) -> Result<bool> {
+        let mut free = self.free.lock();
+        let last = self.blocks().min(free.scanned.saturating_add(most as u64));
+        while free.scanned < last {
+            self.scan_next(region, &mut free)?;
+        }
+        Ok(free.scanned < self.blocks())
     }
 
     /// Adds one block of 16 records: one that was given back, or at the end.
@@ -460,16 +478,6 @@ impl Fs {
     /// Writes the record of `ino`, whose exclusive lock the caller holds.
     pub(crate) fn store(&self, tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<()> {
         block::put(tx, self.plain_block(tx, ino, false)?, ino, inode)
-    }
-
-    /// The same for a removal, which must succeed on a full store.
-    pub(crate) fn store_removing(&self, tx: &mut Tx<'_>, ino: Ino, inode: &Inode) -> Result<()> {
-        block::put(tx, self.plain_block(tx, ino, true)?, ino, inode)
-    }
-
-    /// Marks the record of `ino` free. The number returns to the table with [`Claim::give_back`] after commit.
-    pub(crate) fn store_free(&self, tx: &mut Tx<'_>, ino: Ino, generation: u32) -> Result<()> {
-        block::put_free(tx, self.plain_block(tx, ino, true)?, ino, generation)
     }
 }
 

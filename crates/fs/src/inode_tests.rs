@@ -46,12 +46,11 @@ fn a_number_freed_but_not_given_back_is_not_found_free_in_its_block() {
     let fs = opened(100);
     let ino = fs.lookup(ROOT, b"70", false).unwrap().ino;
     let generation = fs.load(ino).unwrap().generation;
-    let claim = fs.table.freeing(ino, generation);
-    let mut tx = fs.region.begin();
-    fs.store_free(&mut tx, ino, generation).unwrap();
+    let (mut tx, mut removal) = (fs.region.begin(), fs.removal());
+    removal.free(&mut tx, ino, generation).unwrap();
     tx.commit().unwrap();
     assert!(!take_all(&fs).contains(&ino), "given out before its user let go of it");
-    claim.give_back();
+    removal.committed();
     assert!(take_all(&fs).contains(&ino));
 }
 

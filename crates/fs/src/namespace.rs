@@ -14,6 +14,7 @@ use shoal_region::{Tx, View};
 
 use crate::data_lock::FileLock;
 use crate::dir::{self, Found};
+use crate::inode::removal::Removal;
 use crate::locks::WriteGuard;
 use crate::planted::{Bug, is_planted};
 use crate::{Attr, Caller, Error, Fs, Ino, Result, SYMLINK_MAX, acl, flags};
@@ -127,12 +128,12 @@ impl Fs {
             tx = self.region.begin_reclaim();
         }
         tx.free(inode.xattr)?;
-        self.store_free(&mut tx, ino, inode.generation)?;
-        let claim = self.table.freeing(ino, inode.generation);
+        let mut removal = self.removal();
+        removal.free(&mut tx, ino, inode.generation)?;
         tx.commit()?;
         self.count(&inode, -1);
         self.orphans.lock().remove(&ino);
-        claim.give_back();
+        removal.committed();
         Ok(())
     }
 
@@ -360,9 +361,16 @@ impl Fs {
             return Err(Error::IsDirectory);
         }
         check_name(name)?;
-        let (lock, dir, found) = self.lock_entry(parent, name)?;
+        let gone = self.with_room(|| self.unlink_once(parent, name))?;
+        self.reclaim_gone(gone);
+        Ok(())
+    }
+
+    /// Takes a name away. What it needs is there, or in the reserve, or can be made by compaction.
+    fn unlink_once(&self, parent: Ino, name: &[u8]) -> Result<Option<Gone>> {
+        let (_lock, dir, found) = self.lock_entry(parent, name)?;
         let inode = match self.load(found.ino) {
-            Err(Error::Corrupt(_)) => return self.unlink_unreadable(parent, dir, name, &found),
+            Err(Error::Corrupt(_)) => return self.unlink_unreadable(parent, dir, name, &found).map(|()| None),
             other => other?,
         };
         if inode.is_dir() {
@@ -370,17 +378,14 @@ impl Fs {
         }
         flags::check_entry_removed(&dir, &inode)?;
         let now = self.now();
-        let gone = self.past_data(found.ino, &mut |leave| {
+        self.past_data(found.ino, &mut |leave| {
             let (mut dir, mut inode) = (dir, inode);
-            let mut tx = self.region.begin_reclaim();
+            let (mut tx, mut removal) = (self.region.begin_reclaim(), self.removal());
             dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), &found)?;
             (dir.mtime, dir.ctime) = (now, now);
-            self.store_removing(&mut tx, parent, &dir)?;
-            self.drop_link_of(tx, found.ino, &mut inode, now, leave)
-        })?;
-        drop(lock);
-        self.reclaim_gone(gone);
-        Ok(())
+            removal.store(&mut tx, parent, &dir, false)?;
+            self.drop_link_of(tx, removal, found.ino, &mut inode, now, leave)
+        })
     }
 
     /// Removes a name; where damage keeps the data from being freed, the name alone, and the inode stays an orphan.
@@ -394,26 +399,34 @@ impl Fs {
     /// Takes one link from an inode within `tx` and commits. An inode that nothing refers to any more and that owns more
     /// than goes in the same transaction is returned, for [`Fs::reclaim_gone`].
     pub(crate) fn drop_link(&self, tx: Tx<'_>, ino: Ino, inode: &mut Inode, now: i64) -> Result<Option<Gone>> {
-        self.drop_link_of(tx, ino, inode, now, false)
+        self.drop_link_of(tx, self.removal(), ino, inode, now, false)
     }
 
     /// With `leave` an inode without links keeps its data for now.
-    fn drop_link_of(&self, mut tx: Tx<'_>, ino: Ino, inode: &mut Inode, now: i64, leave: bool) -> Result<Option<Gone>> {
+    fn drop_link_of(
+        &self,
+        mut tx: Tx<'_>,
+        mut removal: Removal<'_>,
+        ino: Ino,
+        inode: &mut Inode,
+        now: i64,
+        leave: bool,
+    ) -> Result<Option<Gone>> {
         inode.nlink = inode.nlink.saturating_sub(if inode.is_dir() { inode.nlink } else { 1 });
         inode.ctime = now;
         let gone = inode.nlink == 0 && !self.refs.is_held(ino) && !leave;
         // An inode with few pieces goes in the same transaction.
         if gone && self.free_data_in(&mut tx, inode)? {
             tx.free(inode.xattr)?;
-            self.store_free(&mut tx, ino, inode.generation)?;
-            let claim = self.table.freeing(ino, inode.generation);
+            removal.free(&mut tx, ino, inode.generation)?;
             tx.commit()?;
             self.count(inode, -1);
-            claim.give_back();
+            removal.committed();
             return Ok(None);
         }
-        self.store_removing(&mut tx, ino, inode)?;
+        removal.store(&mut tx, ino, inode, true)?;
         tx.commit()?;
+        removal.committed();
         if inode.nlink == 0 {
             self.orphans.lock().insert(ino);
         }
@@ -441,7 +454,13 @@ impl Fs {
             b".." => return Err(Error::NotEmpty),
             _ => check_name(name)?,
         }
-        let (lock, mut dir, found) = self.lock_entry(parent, name)?;
+        let gone = self.with_room(|| self.rmdir_once(parent, name))?;
+        self.reclaim_gone(gone);
+        Ok(())
+    }
+
+    fn rmdir_once(&self, parent: Ino, name: &[u8]) -> Result<Option<Gone>> {
+        let (_lock, mut dir, found) = self.lock_entry(parent, name)?;
         let mut inode = self.load(found.ino)?;
         if !inode.is_dir() {
             return Err(Error::NotDirectory);
@@ -451,15 +470,12 @@ impl Fs {
         }
         flags::check_entry_removed(&dir, &inode)?;
         let now = self.now();
-        let mut tx = self.region.begin_reclaim();
+        let (mut tx, mut removal) = (self.region.begin_reclaim(), self.removal());
         dir::remove(&mut tx, &mut dir, name_hash(self.seed(), name), &found)?;
         dir.nlink -= 1;
         (dir.mtime, dir.ctime) = (now, now);
-        self.store_removing(&mut tx, parent, &dir)?;
-        let gone = self.drop_link(tx, found.ino, &mut inode, now)?;
-        drop(lock);
-        self.reclaim_gone(gone);
-        Ok(())
+        removal.store(&mut tx, parent, &dir, false)?;
+        self.drop_link_of(tx, removal, found.ino, &mut inode, now, false)
     }
 
     /// Hands out entries from `cookie` (0: the beginning) until `emit` returns `false` or none is left.

@@ -67,9 +67,10 @@ impl Fs {
         }
         // Those beside it in a packed block keep what is left of them, each to be repaired by itself.
         self.unpack_damaged(ino)?;
-        let mut tx = self.region.begin_reclaim();
-        self.store_free(&mut tx, ino, 0)?;
+        let (mut tx, mut removal) = (self.region.begin_reclaim(), self.removal());
+        removal.free(&mut tx, ino, 0)?;
         tx.commit()?;
+        removal.committed();
         Ok(())
     }
 

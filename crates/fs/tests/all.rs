@@ -21,6 +21,7 @@ mod enumeration;
 mod failures;
 mod file_data;
 mod flags_and_whiteouts;
+mod full_of_packed;
 mod methods;
 mod model;
 mod packed;

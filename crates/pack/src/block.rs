@@ -2,8 +2,8 @@
 //!
 //! Owns: [`pack`] and [`Block`]. A block begins with a checksum, the number of its profile in the store, its bases and 16 length
 //! bytes; the codes follow. The sum of the lengths before a code is its place, so nothing is searched. A free number keeps the
-//! generation of its last user. Of several profiles the one that makes the block smallest is taken. Rules: a block is written
-//! once and never changed in place: a block with a change is unpacked first. The table of the layout is in `docs/spec/pack.md`.
+//! generation of its last user. Of several profiles the one that makes the block smallest is taken. One item may be replaced; the
+//! others then keep their codes. The table of the layout is in `docs/spec/pack.md`.
 
 use shoal_format::{FormatError, checksum};
 
@@ -56,49 +56,75 @@ impl BlockBytes {
         self.len += bytes.len();
     }
 
-    fn fill(&mut self, block: &Unpacked, number: u8, profile: Option<&Hybrid>, context: &Context) {
+    /// Begins a block; returns where its length bytes are.
+    fn begin(&mut self, number: u8, bases: &Bases) -> usize {
         self.len = 4;
-        let bases = context.bases.times();
+        let bases = bases.times();
         self.push(&[number, bases.len() as u8]);
         for base in bases {
             self.push(&base.to_le_bytes());
         }
         let lengths = self.len;
         self.push(&[0; BLOCK_INODES]);
-        let (mut writer, mut code) = (BitWriter::new(), Code::default());
+        lengths
+    }
+
+    /// Appends the last generation of a free number; returns its length byte.
+    fn push_free(&mut self, generation: u32) -> u8 {
+        let bytes = (32 - generation.leading_zeros()).div_ceil(8) as usize;
+        self.push(&generation.to_le_bytes()[..bytes]);
+        if bytes == 0 { 0 } else { FREE | bytes as u8 }
+    }
+
+    /// Appends a record's code under the profile, if it has one; returns its length byte.
+    fn push_code(
+        &mut self,
+        record: &Record,
+        times: &[Split; TIMES],
+        profile: &Hybrid,
+        context: &Context,
+        writer: &mut BitWriter,
+    ) -> Option<u8> {
+        writer.clear();
+        if !profile.write(record, times, context, writer) {
+            return None;
+        }
+        let (bytes, len) = writer.whole()?;
+        // Copied with the bytes behind it, which the next code overwrites: a copy of a known length is one move.
+        self.bytes[self.len..self.len + STRIPPED].copy_from_slice(bytes);
+        self.len += len;
+        Some(len as u8)
+    }
+
+    fn push_verbatim(&mut self, record: &Record) -> u8 {
+        let mut code = Code::default();
+        code.set(record, None);
+        self.push(code.bytes());
+        code.bytes().len() as u8
+    }
+
+    fn seal(&mut self) {
+        let sum = checksum(0, &self.bytes[4..self.len]);
+        self.bytes[..4].copy_from_slice(&sum.to_le_bytes());
+    }
+
+    fn fill(&mut self, block: &Unpacked, number: u8, profile: Option<&Hybrid>, context: &Context) {
+        let lengths = self.begin(number, &context.bases);
+        let mut writer = BitWriter::new();
         let mut used = block.times.iter();
         for (at, item) in block.items.iter().enumerate() {
             self.bytes[lengths + at] = match item {
-                Item::Free { generation } => {
-                    let bytes = (32 - generation.leading_zeros()).div_ceil(8) as usize;
-                    self.push(&generation.to_le_bytes()[..bytes]);
-                    if bytes == 0 { 0 } else { FREE | bytes as u8 }
-                }
+                Item::Free { generation } => self.push_free(*generation),
                 Item::Used(record) => {
-                    writer.clear();
-                    let has_code = match (profile, used.next()) {
-                        (Some(profile), Some(times)) => profile.write(record, times, context, &mut writer),
-                        _ => false,
+                    let code = match (profile, used.next()) {
+                        (Some(profile), Some(times)) => self.push_code(record, times, profile, context, &mut writer),
+                        _ => None,
                     };
-                    match writer.whole().filter(|_| has_code) {
-                        Some((bytes, len)) => {
-                            // Copied with the bytes behind it, which the next code overwrites: a copy of a known length
-                            // is one move.
-                            self.bytes[self.len..self.len + STRIPPED].copy_from_slice(bytes);
-                            self.len += len;
-                            len as u8
-                        }
-                        None => {
-                            code.set(record, None);
-                            self.push(code.bytes());
-                            code.bytes().len() as u8
-                        }
-                    }
+                    code.unwrap_or_else(|| self.push_verbatim(record))
                 }
             };
         }
-        let sum = checksum(0, &self.bytes[4..self.len]);
-        self.bytes[..4].copy_from_slice(&sum.to_le_bytes());
+        self.seal();
     }
 }
 
@@ -218,6 +244,41 @@ impl<'a> Block<'a> {
         self.overhead
     }
 
+    /// Writes the block with another item at a place, and all others as they are. False if the item has no form like that of the
+    /// one before: a record in use stays a code, or stays verbatim, so that the users of triplets do not change. A number that
+    /// becomes free makes the block longer only where its generation is longer than the code.
+    pub fn replace(
+        &self,
+        place: usize,
+        item: &Item,
+        profiles: &[Hybrid],
+        triplets: &Triplets,
+        out: &mut BlockBytes,
+    ) -> bool {
+        let lengths = out.begin(self.profile, &self.bases);
+        for (at, (&length, &start)) in self.lengths.iter().zip(&self.starts).enumerate() {
+            out.bytes[lengths + at] = match item {
+                _ if at != place => {
+                    let start = usize::from(start);
+                    out.push(&self.codes[start..start + usize::from(length & !FREE)]);
+                    length
+                }
+                Item::Free { generation } => out.push_free(*generation),
+                Item::Used(record) if self.has_code(place) => {
+                    let context = Context { triplets, bases: self.bases };
+                    let code = profiles.get(usize::from(self.profile)).and_then(|profile| {
+                        out.push_code(record, &times::split(record), profile, &context, &mut BitWriter::new())
+                    });
+                    let Some(length) = code else { return false };
+                    length
+                }
+                Item::Used(record) => out.push_verbatim(record),
+            };
+        }
+        out.seal();
+        true
+    }
+
     /// The inode at a place below [`BLOCK_INODES`].
     #[inline]
     pub fn get(&self, place: usize, profiles: &[Hybrid], triplets: &Triplets) -> Result<Item, FormatError> {
@@ -302,6 +363,44 @@ mod tests {
             }
             assert!(block.get(BLOCK_INODES, profiles, &triplets).is_err());
         }
+    }
+
+    #[test]
+    fn an_item_is_replaced_and_the_others_stay() {
+        let profiles: Vec<Hybrid> = (0..3).map(profile).collect();
+        let (mut replaced, mut longer) = (0, 0);
+        for seed in 0..2000 {
+            let mut random = Random::new(seed);
+            let items = items(&mut random, seed);
+            let profiles = &profiles[..seed as usize % 4];
+            let place = random.index(BLOCK_INODES);
+            let item = match (items[place], seed % 2) {
+                (Item::Used(mut record), 0) => {
+                    record.links = record.links.saturating_sub(1).max(1);
+                    record.size = random.next_u64() >> random.below(64);
+                    record.ctime = record.ctime.wrapping_add(random.below(1 << 40) as i64);
+                    Item::Used(record)
+                }
+                _ => Item::Free { generation: (random.next_u64() >> 32 >> random.below(32)) as u32 },
+            };
+            let triplets = triplets_of(&items);
+            let (mut before, mut out) = (BlockBytes::default(), BlockBytes::default());
+            pack(&items, profiles, &triplets, &mut before);
+            let block = Block::open(before.bytes()).unwrap();
+            if !block.replace(place, &item, profiles, &triplets, &mut out) {
+                assert!(matches!(item, Item::Used(_)), "a number can always become free");
+                continue;
+            }
+            replaced += 1;
+            let after = Block::open(out.bytes()).unwrap();
+            for (at, before) in items.iter().enumerate() {
+                let expected = if at == place { item } else { *before };
+                assert_eq!(after.get(at, profiles, &triplets), Ok(expected), "seed {seed}");
+                assert_eq!(after.has_code(at), block.has_code(at) && matches!(expected, Item::Used(_)), "seed {seed}");
+            }
+            longer += u32::from(out.bytes().len() > before.bytes().len());
+        }
+        assert!(replaced > 1500 && longer > 10, "{replaced} replaced, {longer} longer");
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! the inode locks, striped by block number. A reader that finds a packed reference takes it shared and reads the reference again;
 //! a writer takes it exclusively, puts a plain block in place in a transaction of its own, and goes on with that.
 //! Plain blocks need no such lock: one is packed under the locks of all its inodes ([`super::packer`]).
-//! Lock order: inode locks, the lock of a packed block, changing counts (`tables`), the region's commit lock. A reader that has
+//! A removal changes a packed block where it is ([`super::removal`]).
+//! Lock order: inode locks, the lock of a packed block, free numbers, changing counts (`tables`), the region's commit lock. A reader that has
 //! the commit lock ([`Region::while_still`]) takes none of those before it: nothing changes its form meanwhile.
 
 use std::collections::VecDeque;
@@ -28,7 +29,7 @@ use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result};
 
 /// Locks of packed blocks.
-const STRIPES: usize = 256;
+pub(super) const STRIPES: usize = 256;
 /// The longest packed block.
 pub(super) const PACKED_MAX: usize = 1280;
 const _: () = assert!(PACKED_MAX < BLOCK_MAX && (PACKED_MAX as u64) < INODE_BLOCK);
@@ -52,6 +53,8 @@ pub(super) struct Packed {
     pub unpacked: Mutex<VecDeque<u32>>,
     /// Where the search for other ones goes on.
     pub search: AtomicU64,
+    /// Held by a removal that holds the lock of one packed block and waits for another's.
+    pub removals: Mutex<()>,
 }
 
 /// Packed blocks of a store.
@@ -74,10 +77,11 @@ impl Packed {
             counters: Arc::default(),
             unpacked: Mutex::default(),
             search: AtomicU64::new(0),
+            removals: Mutex::default(),
         }
     }
 
-    fn lock(&self, block: u64) -> &RwLock<()> {
+    pub fn lock(&self, block: u64) -> &RwLock<()> {
         &self.locks[block as usize % STRIPES]
     }
 }
@@ -93,19 +97,19 @@ pub(crate) fn is_packed(slot: SlotRef) -> bool {
 }
 
 /// The bytes of a packed block and of its slot behind it.
-struct SlotBytes {
+pub(super) struct SlotBytes {
     bytes: [u8; PACKED_MAX],
     len: usize,
 }
 
 impl SlotBytes {
-    fn read(view: &impl View, slot: SlotRef) -> Result<SlotBytes> {
+    pub fn read(view: &impl View, slot: SlotRef) -> Result<SlotBytes> {
         let mut read = SlotBytes { bytes: [0; PACKED_MAX], len: slot.capacity() as usize };
         view.read(slot.offset(), &mut read.bytes[..read.len])?;
         Ok(read)
     }
 
-    fn open(&self) -> std::result::Result<Block<'_>, FormatError> {
+    pub fn open(&self) -> std::result::Result<Block<'_>, FormatError> {
         Block::open_in(&self.bytes[..self.len])
     }
 }
@@ -150,7 +154,8 @@ impl InodeTable {
         if is_packed(slot) { self.decode_one(region, slot, ino) } else { block::get(region, slot, ino) }
     }
 
-    fn decode_one(&self, view: &impl View, slot: SlotRef, ino: Ino) -> Result<InodeSlot> {
+    /// The record in a packed block, which keeps its form meanwhile.
+    pub(super) fn decode_one(&self, view: &impl View, slot: SlotRef, ino: Ino) -> Result<InodeSlot> {
         let bytes = SlotBytes::read(view, slot)?;
         let block = bytes.open().map_err(|error| undecodable(ino, error))?;
         let record = get(&block, ino.place(), &self.packed.tables.decoder());

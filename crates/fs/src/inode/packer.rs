@@ -413,12 +413,11 @@ impl Fs {
     #[cold]
     pub(super) fn pack_another(&self, not: u64) -> Result<bool> {
         // A claim that the caller may hold itself keeps every block from being packed.
-        if self.options.pack_age.is_none()
-            || !self.options.pack_inodes
-            || self.table.claims.load(Ordering::Acquire) != 0
-        {
+        if self.table.claims.load(Ordering::Acquire) != 0 {
             return Ok(false);
         }
+        // What was packed before may be packed again, whatever the options say: its place is what is missing.
+        let searches = self.options.pack_age.is_some() && self.options.pack_inodes;
         // A block without inodes need not be packed.
         for block in self.table.take_emptied(1) {
             if self.table.give_back_as(&self.region, &self.locks, block, true)? {
@@ -433,6 +432,9 @@ impl Fs {
                 break;
             }
             let known = packed.unpacked.lock().pop_back().map(u64::from);
+            if known.is_none() && !searches {
+                break;
+            }
             let block = known.unwrap_or_else(|| packed.search.fetch_add(1, Ordering::Relaxed) % blocks);
             let look = match block == not {
                 true => Ok(Look::Later),

@@ -1,0 +1,164 @@
+//! Changes of records where they lie in packed blocks, for removals: a full store must be able to lose files, and may have no room for
+//! a plain block.
+//!
+//! A number becomes free where its record lies; the other codes of the block stay as they are, so the block hardly ever gets longer,
+//! and then moves to another slot. What a removal changes beside it, the directory's record or a number of links, makes its block
+//! plain as any change does, and is written in place only where there is no room for that; its times are left as they were where
+//! new ones need more room than there is.
+//! Rules: the lock of a packed block is held from reading it until the transaction has ended; what is read comes through the
+//! transaction, which may have changed the block before. A removal that holds one such lock and waits for another does so alone
+//! ([`Packed::removals`]): all others wait for nothing while they hold theirs. A claim comes before the counts of triplets, as in
+//! `tidy`; both are given back in the other order.
+
+use parking_lot::{MutexGuard, RwLockWriteGuard};
+use shoal_format::SlotRef;
+use shoal_format::inode::{Inode, InodeSlot};
+use shoal_format::slot::CLASS_SIZES;
+use shoal_pack::{BlockBytes, Item};
+use shoal_region::Tx;
+
+use super::packed::{PACKED_MAX, STRIPES, SlotBytes, indexed_triplet, is_packed};
+use super::tables::Change;
+use super::{Claim, block, record};
+use crate::planted::{Bug, is_planted};
+use crate::{Error, Fs, Ino, Result};
+
+/// A removal: the records that it changes, until its transaction has ended.
+pub(crate) struct Removal<'a> {
+    fs: &'a Fs,
+    // In the order in which they are given back.
+    change: Option<Change<'a>>,
+    claim: Option<Claim<'a>>,
+    forms: Vec<(usize, RwLockWriteGuard<'a, ()>)>,
+    alone: Option<MutexGuard<'a, ()>>,
+}
+
+impl Fs {
+    pub(crate) fn removal(&self) -> Removal<'_> {
+        Removal { fs: self, change: None, claim: None, forms: Vec::new(), alone: None }
+    }
+}
+
+/// A slot for a packed block, of whatever class has one.
+fn alloc(tx: &mut Tx<'_>, len: usize) -> Result<SlotRef> {
+    let sizes = CLASS_SIZES.iter().map(|&bytes| bytes as usize);
+    for bytes in sizes.filter(|bytes| (len..=PACKED_MAX).contains(bytes)) {
+        match tx.alloc(bytes as u64) {
+            Err(shoal_region::Error::NoSpace) => {}
+            slot => return Ok(slot?),
+        }
+    }
+    Err(Error::NoSpace)
+}
+
+impl<'a> Removal<'a> {
+    /// Writes the record of an inode that stays, whose exclusive lock the caller holds. `is_last`: no other follows.
+    pub fn store(&mut self, tx: &mut Tx<'_>, ino: Ino, inode: &Inode, is_last: bool) -> Result<()> {
+        let holds = self.holds(ino);
+        if !holds {
+            match self.fs.plain_block(tx, ino, true) {
+                Err(Error::NoSpace) => {}
+                plain => return block::put(tx, plain?, ino, inode),
+            }
+        }
+        if self.replace(tx, ino, &record::item(&inode.encode())?, is_last)? {
+            return Ok(());
+        }
+        let table = &self.fs.table;
+        let slot = table.block_slot(tx, ino.block())?;
+        if !is_packed(slot) {
+            // Made plain by another thread since.
+            return if slot.is_none() { Err(Error::Stale) } else { block::put(tx, slot, ino, inode) };
+        }
+        let InodeSlot::Used(old) = table.decode_one(tx, slot, ino)? else { return Err(Error::Stale) };
+        let timeless = Inode { mtime: old.mtime, ctime: old.ctime, ..*inode };
+        if self.replace(tx, ino, &record::item(&timeless.encode())?, is_last)? { Ok(()) } else { Err(Error::NoSpace) }
+    }
+
+    /// Marks the record of `ino` free; to be called last.
+    pub fn free(&mut self, tx: &mut Tx<'_>, ino: Ino, generation: u32) -> Result<()> {
+        let (table, held) = (&self.fs.table, self.forms.len());
+        let is_in_place = is_packed(table.block_slot(tx, ino.block())?) && !is_planted(Bug::RemovalUnpacks);
+        if is_in_place && self.replace(tx, ino, &Item::Free { generation }, true)? {
+            return Ok(());
+        }
+        if self.forms.len() == held && self.holds(ino) && is_packed(table.block_slot(tx, ino.block())?) {
+            // Its block was changed in place for the directory, and cannot be made plain behind that.
+            return Err(Error::NoSpace);
+        }
+        self.forms.truncate(held);
+        block::put_free(tx, self.fs.plain_block(tx, ino, true)?, ino, generation)?;
+        self.claim = Some(table.freeing(ino, generation));
+        Ok(())
+    }
+
+    /// The transaction has committed.
+    pub fn committed(mut self) {
+        if let Some(change) = self.change.take() {
+            change.committed();
+        }
+        if let Some(claim) = self.claim.take() {
+            claim.give_back();
+        }
+    }
+
+    fn holds(&self, ino: Ino) -> bool {
+        let stripe = ino.block() as usize % STRIPES;
+        self.forms.iter().any(|(held, _)| *held == stripe)
+    }
+
+    fn lock(&mut self, ino: Ino, is_last: bool) {
+        if self.holds(ino) {
+            return;
+        }
+        let packed = &self.fs.table.packed;
+        if !is_last && self.alone.is_none() {
+            self.alone = Some(packed.removals.lock());
+        }
+        self.forms.push((ino.block() as usize % STRIPES, packed.lock(ino.block()).write()));
+    }
+
+    /// Puts an item into its packed block within `tx`; false, and nothing changed, if the block is plain or that cannot be.
+    fn replace(&mut self, tx: &mut Tx<'_>, ino: Ino, item: &Item, is_last: bool) -> Result<bool> {
+        self.lock(ino, is_last);
+        let table = &self.fs.table;
+        let Some(link) = table.block_link(tx, ino.block())? else { return Err(Error::Stale) };
+        if !is_packed(link.slot) {
+            return Ok(false);
+        }
+        let bytes = SlotBytes::read(tx, link.slot)?;
+        let (mut out, mut released) = (BlockBytes::default(), None);
+        {
+            let decoder = table.packed.tables.decoder();
+            // A damaged block says so where it is made plain.
+            let Ok(packed) = bytes.open() else { return Ok(false) };
+            let Ok(old) = packed.get(ino.place(), &decoder.profiles, &decoder.triplets) else { return Ok(false) };
+            if !packed.replace(ino.place(), item, &decoder.profiles, &decoder.triplets, &mut out) {
+                return Ok(false);
+            }
+            if matches!(item, Item::Free { .. }) {
+                released = indexed_triplet(&packed, ino.place(), &old, &decoder);
+            }
+        }
+        let mut slot = link.slot;
+        if out.bytes().len() as u64 > slot.capacity() {
+            slot = match alloc(tx, out.bytes().len()) {
+                Err(Error::NoSpace) => return Ok(false),
+                new => new?,
+            };
+            tx.free(link.slot)?;
+            tx.write(link.place, &slot.bits().to_le_bytes())?;
+        }
+        tx.write(slot.offset(), out.bytes())?;
+        if let Item::Free { generation } = item {
+            self.claim = Some(table.freeing(ino, *generation));
+            if let Some(triplet) = released {
+                let mut change = table.packed.tables.change();
+                change.release(triplet);
+                change.write(tx)?;
+                self.change = Some(change);
+            }
+        }
+        Ok(true)
+    }
+}
