@@ -332,6 +332,32 @@ fn blocks_given_back_stay_absent_and_their_generations_below_those_of_new_files(
     }
 }
 
+#[test]
+fn inodes_keep_their_form_though_the_table_of_triplets_has_another_one_for_them_now() {
+    let mut media = Media::format(Setup { kind: MemoryKind::Logged, segments: 300, bulk_blocks: 0 }, seed());
+    let fs = media.open();
+    let make = |fs: &Fs, number: u32, uid: u32| {
+        let who = Caller { uid, ..Caller::default() };
+        fs.mknod(&who, ROOT, format!("f{number}").as_bytes(), 0o100600, 0).unwrap();
+    };
+    // More owners than the table has room for: the last ones are written verbatim.
+    const OWNERS: u32 = 17_000;
+    (0..OWNERS).for_each(|number| make(&fs, number, 1000 + number));
+    cool(&fs);
+    let packed = fs.packed_inodes().unwrap();
+    assert!(packed.inodes > u64::from(OWNERS) - 16, "{packed:?}");
+    // Room in the table, and further files of owners that had none.
+    (0..2000).for_each(|number| fs.unlink(ROOT, format!("f{number}").as_bytes()).unwrap());
+    (0..500).for_each(|number| make(&fs, OWNERS + number, 1000 + OWNERS - 1 - number));
+    cool(&fs);
+    let before = read(&fs);
+    close(fs);
+    for limits in ways(&mut media) {
+        media.carry_out(&media.plan(Limits { bulk_blocks: 0, ..limits }).unwrap()).unwrap();
+        judge(&mut media, &before, false).unwrap();
+    }
+}
+
 /// Damage that the caller's check did not see is refused, or costs nothing.
 #[test]
 fn damage_is_refused_or_costs_nothing() {

@@ -19,7 +19,7 @@ use shoal_format::object::{ChunkRef, GROUP_CHUNKS, OBJECT_HEAD, Object};
 use shoal_format::superblock::{ROOTS_AT, Roots};
 use shoal_format::{Offset, SlotRef};
 use shoal_media::PersistentMemory;
-use shoal_pack::{Block, BlockBytes, Item, pack};
+use shoal_pack::{Block, BlockBytes};
 use shoal_region::View;
 use zerocopy::FromBytes;
 
@@ -151,32 +151,29 @@ impl Walk<'_> {
         })
     }
 
-    /// Encodes a packed block again, with the new references.
+    /// Encodes the inodes of a packed block whose references change again. Each keeps its form, so that the block keeps its length
+    /// and the triplets their users.
     fn packed_block(&self, piece: SlotRef) -> Result<()> {
         let at = piece.offset();
         let mut bytes = vec![0; piece.capacity() as usize];
         self.memory.read(at.get(), &mut bytes);
-        let packed = Block::open_in(&bytes)?;
         let decoder = self.tables.decoder();
-        let mut items = [Item::Free { generation: 0 }; INODES_PER_BLOCK as usize];
-        let indexed = |packed: &Block<'_>, items: &[Item]| -> Vec<_> {
-            items.iter().enumerate().map(|(at, item)| packed::indexed_triplet(packed, at, item, &decoder)).collect()
-        };
-        for (place, item) in items.iter_mut().enumerate() {
-            *item = packed.get(place, &decoder.profiles, &decoder.triplets)?;
-        }
-        let before = indexed(&packed, &items);
-        for item in &mut items {
-            if let Some(moved) = self.inode(&record::bytes(item)?, at)? {
-                *item = record::item(&moved)?;
+        let (mut out, mut has_changed) = (BlockBytes::default(), false);
+        for place in 0..INODES_PER_BLOCK as usize {
+            let block = Block::open_in(&bytes)?;
+            let item = block.get(place, &decoder.profiles, &decoder.triplets)?;
+            let Some(moved) = self.inode(&record::bytes(&item)?, at)? else { continue };
+            let moved = record::item(&moved)?;
+            let is_replaced = block.replace(place, &moved, &decoder.profiles, &decoder.triplets, &mut out);
+            if !is_replaced || out.bytes().len() as u64 > piece.capacity() {
+                return Err(self.damaged("packed inodes that need another slot in the new layout", at));
             }
+            bytes[..out.bytes().len()].copy_from_slice(out.bytes());
+            has_changed = true;
         }
-        let mut out = BlockBytes::default();
-        pack(&items, &decoder.profiles, &decoder.triplets, &mut out);
-        if out.bytes().len() > bytes.len() || indexed(&Block::open(out.bytes())?, &items) != before {
-            return Err(self.damaged("packed inodes that need another slot in the new layout", at));
+        if has_changed {
+            self.memory.write(at.get(), out.bytes());
         }
-        self.memory.write(at.get(), out.bytes());
         Ok(())
     }
 
