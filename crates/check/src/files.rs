@@ -176,6 +176,13 @@ impl File<'_, '_> {
             let sentence = format!("a packed object has {} users, but one file has it", found.object.users);
             self.error(FindingKind::PackedObject, Some(slot.offset()), sentence);
         }
+        if let Some(place) = found.place {
+            let bytes = found.object.spilled_bytes();
+            self.allocated = self.allocated.saturating_add(bytes);
+            self.state.report.counts.spilled_bytes += bytes;
+            self.state.spilled.ranges.push((place.0, place.0 + bytes, self.ino));
+            return Ok(());
+        }
         if let (_, Some(sentence)) = objects::bytes(&read, slot, &found, &self.state.dictionaries)? {
             self.error(FindingKind::PackedObject, Some(slot.offset()), sentence);
         }
@@ -312,6 +319,9 @@ impl File<'_, '_> {
             }
             if extent.file_block >= FileBlock::ceil(self.inode.size) {
                 self.end = extent.end().byte();
+            }
+            if self.ino == self.state.spilled.file {
+                self.state.spilled.extent(extent, self.state.power_lost);
             }
             self.state.mapped.push(Mapped { first: extent.bulk_block.get(), blocks: extent.blocks, ino: self.ino });
         }

@@ -17,6 +17,7 @@ use crate::packed::{self, Defect, PACKED_MAX, Read, Tables};
 use crate::region::Region;
 use crate::remedy::Remedy;
 use crate::report::FindingKind;
+use crate::spilled::Spilled;
 use crate::{CheckError, Progress, Stage, State, files};
 
 /// Most levels for 32-bit inode numbers.
@@ -130,6 +131,7 @@ pub(crate) fn walk(
     }
     read_tables(region, state, &roots)?;
     read_dictionaries(region, state, &roots)?;
+    state.spilled = Spilled::read(&roots, &state.superblock, &mut state.report);
     let mut walk = Walk { region, state, blocks, progress };
     walk.node(root.unwrap_or(SlotRef::NONE), height - 1, 0)?;
     verify_root(state);
@@ -327,6 +329,7 @@ impl Walk<'_, '_> {
     }
 
     fn used(&mut self, ino: Ino, inode: &Inode) -> Result<(), CheckError> {
+        self.state.spilled.inode(ino, inode, &mut self.state.report);
         let counts = &mut self.state.report.counts;
         counts.inodes += 1;
         match inode.kind() {

@@ -61,8 +61,12 @@ impl Ticker {
             fs.pack_tick().map_err(|e| format!("packing: {e}"))?;
             fs.compact_tick().map_err(|e| format!("compaction: {e}"))
         });
-        let (mut idle, packing) = (logging(idle), fs.clone());
+        // Its error says why spilling has stopped, and must not stop the rest.
+        let spill =
+            reporting(|fs| fs.spill_tick().map_err(|e| format!("spilling to bulk storage: {e}; tried again later")));
+        let (mut idle, mut spill, packing) = (logging(idle), logging(spill), fs.clone());
         let idle = shoal_host::Ticker::start_quiet("idle-work", PERIOD, move |stopping| {
+            let _ = spill(stopping);
             let flow = idle(stopping);
             if packing.packs_on() && !stopping.is_stopped() {
                 stopping.again();

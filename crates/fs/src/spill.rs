@@ -1,0 +1,298 @@
+//! Spilling: payloads of small files that have not been used for a while move to bulk storage when memory fills, and come back when
+//! they are used and there is room.
+//!
+//! A spilled object keeps its head in the region; its payload lies in the *spill file*, a large file without a name, many to a block
+//! (docs/spec/region.md, section 7). Parts: `map` knows which ranges of that file are in use, `warm` which files are, `room` writes
+//! and unmaps its blocks, `write` moves payloads out, `read` reads them and brings them back. Rules, in the order in which things must be
+//! durable:
+//! - Payloads are written to blocks that nothing refers to, flushed, and NEW is cleared by a record; only then come the records that
+//!   make heads refer to them, one for each object, under its inode's lock, if its bytes are still the same. A crash in between leaves
+//!   blocks without users, which are unmapped after the next mount.
+//! - A block of the spill file is written once, as a whole, and unmapped when the last range in it is not in use any more. So what a
+//!   record lets go of is never written over, and invariant 5 is the bulk device's alone.
+//! - No device works under an inode lock. A payload is read without locks, and its sum tells whether it is the one asked for; where it
+//!   is not, the head is looked at again. What fails twice in one place is damage.
+//! - An operation that changes a spilled group has it brought back first ([`Error::Spilled`], `compact`). One that removes or cuts
+//!   it reads nothing.
+//!
+//! Locks: the worker's, above all others; the spill file's data lock and inode lock, as for any large file; the map's, below all.
+//! Left out: compression and what is packed at all (`packer`), blocks and their order (`large`, `bulk`).
+
+mod map;
+mod read;
+mod room;
+mod warm;
+mod write;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+
+use shoal_format::inode::{Ino, Layout};
+use shoal_region::Region;
+
+use crate::bulk::may_wait;
+use crate::host_room::Backoff;
+use crate::inode::load_roots;
+use crate::packer::Packer;
+use crate::share::{Load, share_percent};
+use crate::{Error, Fs, Result};
+use map::SpillMap;
+use read::Fetched;
+use warm::Warm;
+
+/// From this much of the memory on small files spill, unless an option says otherwise (percent).
+pub const SPILL_PERCENT: u8 = 85;
+/// It stops so much below, and what was read comes back below that by as much more (percent).
+const SLACK: u64 = 2;
+const BACK_BELOW: u64 = 5;
+/// Files that wait to be brought back at most.
+const RETURNS_MAX: usize = 1024;
+/// Files brought back in a tick, and blocks of the inode table looked at for what is spilled.
+const TICK_RETURNS: usize = 64;
+const TICK_BLOCKS: u64 = 2048;
+/// Blocks without users are unmapped when there are so many, or when nothing else is to be done.
+const SWEEP_BLOCKS: u64 = 64;
+/// For an operation that found no room: bytes of memory to gain at once.
+const PRESSED_BYTES: u64 = 1 << 20;
+
+/// How much is spilled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spilled {
+    /// Files, or groups of 128 KiB of longer ones.
+    pub groups: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes of bulk storage in use for them.
+    pub stored: u64,
+    /// Bytes of the spill file's blocks.
+    pub blocks: u64,
+    /// The look at all inodes after a mount is not over: there may be more.
+    pub counting: bool,
+}
+
+/// What an open store knows of its spilled files.
+pub(crate) struct Spill {
+    pub map: Arc<SpillMap>,
+    pub warm: Warm,
+    /// The spill file; 0: there is none.
+    file: AtomicU32,
+    percent: AtomicU8,
+    /// Files that were read while they were spilled.
+    returns: Mutex<VecDeque<Ino>>,
+    fetched: Mutex<VecDeque<Fetched>>,
+    worker: Mutex<Worker>,
+}
+
+/// State of the one thread that spills at a time.
+#[derive(Default)]
+pub(super) struct Worker {
+    packer: Packer,
+    load: Load,
+    /// The block of inodes to look at next: for what is spilled, after a mount; for what may be.
+    seen: u64,
+    hand: u64,
+    /// The block of the spill file to write next; `None`: its end.
+    next: Option<shoal_format::extent::FileBlock>,
+    backoff: Backoff,
+    error: Option<Error>,
+}
+
+impl Spill {
+    pub fn load(region: &Region, percent: u8) -> Result<Spill> {
+        let file = load_roots(region)?.spill_file.get();
+        let map = Arc::new(SpillMap::new(file == 0));
+        let told = map.clone();
+        region.set_on_let_go(Box::new(move |what| what.iter().for_each(|gone| told.remove(gone))));
+        Ok(Spill {
+            map,
+            warm: Warm::new(),
+            file: AtomicU32::new(file),
+            percent: AtomicU8::new(percent),
+            returns: Mutex::default(),
+            fetched: Mutex::default(),
+            worker: Mutex::default(),
+        })
+    }
+
+    pub fn file(&self) -> Option<Ino> {
+        Some(Ino::new(self.file.load(Relaxed))).filter(|ino| !ino.is_none())
+    }
+
+    /// The file was read while it was spilled.
+    fn wants_back(&self, ino: Ino) {
+        let mut returns = self.returns.lock();
+        if returns.len() < RETURNS_MAX && returns.back() != Some(&ino) {
+            returns.push_back(ino);
+        }
+    }
+}
+
+impl Fs {
+    /// Changes from how much of the memory on small files spill (percent); 0: none do.
+    pub fn set_spill_percent(&self, percent: u8) {
+        self.spill.percent.store(percent.min(100), Relaxed);
+    }
+
+    pub fn spill_percent(&self) -> u8 {
+        self.spill.percent.load(Relaxed)
+    }
+
+    /// Can small files go to bulk storage?
+    pub(crate) fn spills(&self) -> bool {
+        self.bulk.is_some() && self.spill_percent() > 0 && self.options.pack_age.is_some()
+    }
+
+    /// How much is spilled.
+    pub fn spilled(&self) -> Spilled {
+        let spilled = self.spill.map.spilled();
+        let blocks = self.spill.file().map_or(0, |ino| {
+            let _lock = self.locks.read(ino);
+            self.load(ino).map_or(0, |inode| inode.allocated.saturating_sub(inode.root.capacity()))
+        });
+        Spilled { blocks: blocks / shoal_format::BULK_BLOCK * shoal_format::BULK_BLOCK, ..spilled }
+    }
+
+    /// The memory in use, and all of it (bytes).
+    fn memory(&self) -> (u64, u64) {
+        let space = self.region.space();
+        let size = space.region_bytes - space.fixed_bytes;
+        (size.saturating_sub(space.free_bytes), size)
+    }
+
+    /// Bytes in use beyond `percent`.
+    fn memory_above(&self, percent: u64) -> u64 {
+        let (used, size) = self.memory();
+        used.saturating_sub((u128::from(size) * u128::from(percent) / 100) as u64)
+    }
+
+    /// Background work, meant to be called ten times a second: bounded. An error says why spilling has stopped; it is tried again
+    /// later.
+    pub fn spill_tick(&self) -> Result<()> {
+        if self.bulk.is_none() || self.writable().is_err() || self.region.is_log_short() {
+            return Ok(());
+        }
+        let Some(mut worker) = self.spill.worker.try_lock() else { return Ok(()) };
+        let worker = &mut *worker;
+        self.look_for_spilled(worker, TICK_BLOCKS)?;
+        if self.spill.map.emptied() >= SWEEP_BLOCKS {
+            self.sweep()?;
+        }
+        let percent = u64::from(self.spill_percent());
+        let is_full = self.spills() && self.memory_above(percent) > 0;
+        if !is_full {
+            worker.backoff.note(false, 0);
+            worker.error = None;
+            if self.memory_above(percent.saturating_sub(BACK_BELOW)) == 0 {
+                self.bring_some_back()?;
+            }
+            self.sweep()?;
+            return Ok(());
+        }
+        let now = self.clock.monotonic_ns();
+        if worker.backoff.waits(now) {
+            // Waiting for the next attempt is not success.
+            return worker.error.clone().map_or(Ok(()), Err);
+        }
+        let outcome = self.spill_some(worker, percent.saturating_sub(SLACK), now);
+        self.note_outcome(worker, outcome.map(drop))
+    }
+
+    /// After an attempt that failed the next ones wait.
+    fn note_outcome(&self, worker: &mut Worker, outcome: Result<()>) -> Result<()> {
+        worker.backoff.note(outcome.is_err(), self.clock.monotonic_ns());
+        worker.error = outcome.clone().err();
+        outcome
+    }
+
+    /// Spills until memory is below `percent`, within its share of a processor.
+    fn spill_some(&self, worker: &mut Worker, percent: u64, now: u64) -> Result<u64> {
+        let (used, size) = self.memory();
+        let share = share_percent(self.options.pack_load.max(1), used, size);
+        let granted = worker.load.earn(now, share, self.region.last_lsn(), 0);
+        if granted.ns == 0 {
+            return Ok(0);
+        }
+        let until_ns = now + granted.ns;
+        let (mut gained, mut blocks) = (0, 0);
+        let outcome = loop {
+            let above = self.memory_above(percent);
+            // Two turns of the hand: the first one may find all files in use.
+            if above == 0 || blocks > 2 * self.table.blocks() + 1 || self.clock.monotonic_ns() >= until_ns {
+                break Ok(gained);
+            }
+            match self.spill_batch(worker, above, TICK_BLOCKS) {
+                Ok(done) => (gained, blocks) = (gained + done.gained, blocks + done.blocks.max(1)),
+                Err(error) => break Err(error),
+            }
+        };
+        worker.load.spend(self.clock.monotonic_ns().saturating_sub(now));
+        outcome
+    }
+
+    /// Spills for an operation that found no room; true if that gained any.
+    pub(crate) fn spill_for_room(&self, segments: u64) -> Result<bool> {
+        if !self.spills() {
+            return Ok(false);
+        }
+        may_wait()?;
+        let mut worker = self.spill.worker.lock();
+        if worker.backoff.waits(self.clock.monotonic_ns()) {
+            return Ok(false);
+        }
+        let want = (segments * shoal_format::SEGMENT + PRESSED_BYTES).max(self.memory().1 / 32);
+        let (mut gained, mut blocks) = (0, 0);
+        while gained < want && blocks <= 2 * self.table.blocks() + 1 {
+            match self.spill_batch(&mut worker, want - gained, u64::MAX) {
+                Ok(done) => (gained, blocks) = (gained + done.gained, blocks + done.blocks.max(1)),
+                // The device's fault is not the caller's: its own answer is that there is no room.
+                Err(error) => {
+                    drop(self.note_outcome(&mut worker, Err(error)));
+                    break;
+                }
+            }
+        }
+        self.region.strip_empty();
+        Ok(gained > 0)
+    }
+
+    /// Unmaps blocks of the spill file for an operation that found no bulk storage; true if there were any.
+    pub(crate) fn release_spilled(&self) -> Result<bool> {
+        if self.spill.file().is_none() {
+            return Ok(false);
+        }
+        let mut worker = self.spill.worker.lock();
+        self.look_for_spilled(&mut worker, u64::MAX)?;
+        Ok(self.sweep()? > 0)
+    }
+
+    /// After a mount: goes on with the look at all inodes for ranges of the spill file in use, at up to `most` blocks of the table.
+    fn look_for_spilled(&self, worker: &mut Worker, most: u64) -> Result<()> {
+        if self.spill.map.is_whole() {
+            return Ok(());
+        }
+        let mut left = most;
+        while worker.seen < self.table.blocks() {
+            if left == 0 {
+                return Ok(());
+            }
+            let mut files = Vec::new();
+            self.table.for_block(&self.region, worker.seen, &mut |ino, slot| {
+                if let shoal_format::inode::InodeSlot::Used(inode) = slot
+                    && matches!(inode.layout, Layout::Packed | Layout::Chunked)
+                {
+                    files.push(ino);
+                }
+            })?;
+            for ino in files {
+                self.past_damage(ino, self.note_spilled(ino))?;
+            }
+            worker.seen += 1;
+            left -= 1;
+        }
+        self.spill.map.set_whole();
+        self.note_unused()
+    }
+}

@@ -1,0 +1,240 @@
+//! Payloads moved out: which, gathered into whole blocks, and the records that make their heads refer to these.
+//!
+//! Rules: no inode lock is waited for, only tried; what has changed since it was copied stays in the region; one transaction for each
+//! object. Left out: when (`spill`), and the blocks (`room`).
+
+use shoal_format::BULK_BLOCK;
+use shoal_format::SlotRef;
+use shoal_format::inode::{INODE_SUMMED, INODE_TRUNCATING, Inode, InodeSlot, Layout};
+use shoal_format::object::{
+    ChunkRef, Codec, GROUP, GROUP_CHUNKS, OBJECT_HEAD, Object, SPILL_PLACE, SPILL_UNIT, SpillPlace,
+};
+use shoal_region::LetGo;
+
+use super::Worker;
+use crate::objects::{self, Placed};
+use crate::packer::{Seen, has_data};
+use crate::planted::{Bug, is_planted};
+use crate::small;
+use crate::{Error, Fs, Ino, Result};
+
+/// Bytes of payloads written at once.
+const BATCH_BYTES: u64 = 4 << 20;
+/// A group that gives back less than this stays where it is (bytes).
+const GAIN_MIN: u64 = 96;
+const HEAD_BYTES: u64 = (OBJECT_HEAD + SPILL_PLACE) as u64;
+
+/// Result of a batch.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Done {
+    /// Bytes of memory that are free now.
+    pub gained: u64,
+    /// Blocks of the inode table that the hand has passed.
+    pub blocks: u64,
+}
+
+/// What a group was when it was copied.
+#[derive(PartialEq, Eq)]
+enum Form {
+    Object(Object),
+    Plain(Vec<SlotRef>),
+}
+
+/// A group that is to be spilled.
+struct Candidate {
+    ino: Ino,
+    generation: u32,
+    group: u64,
+    form: Form,
+    /// The bytes, or the payload, as the region has them; and as they are to be written, if that differs.
+    copied: Vec<u8>,
+    payload: Option<Vec<u8>>,
+    code: (Codec, u16),
+    /// Bytes of the file.
+    bytes: u64,
+    /// Bytes of the region that it gives back.
+    gain: u64,
+    at: u64,
+}
+
+impl Candidate {
+    fn payload(&self) -> &[u8] {
+        self.payload.as_ref().unwrap_or(&self.copied)
+    }
+}
+
+impl Fs {
+    /// Spills what the hand finds, up to `want` bytes or a batch; it passes up to `most` blocks of inodes.
+    pub(super) fn spill_batch(&self, worker: &mut Worker, want: u64, most: u64) -> Result<Done> {
+        let (mut batch, mut buffer) = (Vec::new(), Vec::new());
+        let (mut done, mut gain) = (Done::default(), 0);
+        let blocks = self.table.blocks();
+        while done.blocks < most.min(2 * blocks + 1) && gain < want && (buffer.len() as u64) < BATCH_BYTES {
+            let block = if worker.hand < blocks { worker.hand } else { 0 };
+            worker.hand = block + 1;
+            done.blocks += 1;
+            for ino in self.cold_files(block)? {
+                let found = self.copy_groups(worker, ino, &mut batch, &mut buffer);
+                gain += self.past_damage(ino, found)?.unwrap_or(0);
+            }
+        }
+        if batch.is_empty() {
+            return Ok(done);
+        }
+        buffer.resize(buffer.len().next_multiple_of(BULK_BLOCK as usize), 0);
+        let at = self.write_spilled(worker, &buffer)?;
+        let blocks = at / BULK_BLOCK..(at + buffer.len() as u64) / BULK_BLOCK;
+        drop(buffer);
+        let mut outcome = Ok(());
+        for candidate in &batch {
+            match self.past_damage(candidate.ino, self.spill_group(candidate, at)) {
+                Ok(gained) => done.gained += gained.unwrap_or(0),
+                Err(error) => {
+                    outcome = Err(error);
+                    break;
+                }
+            }
+        }
+        // What was changed meanwhile stayed in the region: its part of a block is nobody's.
+        self.spill.map.mapped(blocks.start, blocks.end);
+        outcome.map(|()| done)
+    }
+
+    /// Files of an inode block that were not used since the hand passed last, and have data to give.
+    fn cold_files(&self, block: u64) -> Result<Vec<Ino>> {
+        let mut files = Vec::new();
+        self.table.for_block(&self.region, block, &mut |ino, slot| {
+            if let InodeSlot::Used(inode) = slot
+                && may_spill(&inode)
+                && !self.spill.warm.pass(ino)
+            {
+                files.push(ino);
+            }
+        })?;
+        Ok(files)
+    }
+
+    /// Copies what a file has in the region to the batch; returns how many bytes of the region that would give back.
+    fn copy_groups(
+        &self,
+        worker: &mut Worker,
+        ino: Ino,
+        batch: &mut Vec<Candidate>,
+        buffer: &mut Vec<u8>,
+    ) -> Result<u64> {
+        let (mut group, mut gain) = (0, 0);
+        loop {
+            let copied = {
+                let _lock = self.locks.read(ino);
+                let inode = match self.load(ino) {
+                    Err(Error::Stale) => return Ok(gain),
+                    loaded => loaded?,
+                };
+                if !may_spill(&inode) || group * GROUP >= inode.size {
+                    return Ok(gain);
+                }
+                self.copy_group(ino, &inode, group)?.map(|candidate| (candidate, self.method_of(&inode), inode))
+            };
+            if let Some((mut candidate, method, inode)) = copied {
+                if let Form::Plain(chunks) = &candidate.form
+                    && inode.flags & INODE_SUMMED == 0
+                {
+                    let chunks = chunks.clone();
+                    let seen = Seen { generation: inode.generation, size: inode.size, method, chunks };
+                    if let Some((code, payload)) = self.compressed(&mut worker.packer, &seen, &candidate.copied)? {
+                        (candidate.code, candidate.payload) = (code, Some(payload));
+                    }
+                }
+                candidate.at = buffer.len() as u64;
+                buffer.extend_from_slice(candidate.payload());
+                buffer.resize(buffer.len().next_multiple_of(SPILL_UNIT as usize), 0);
+                gain += candidate.gain;
+                batch.push(candidate);
+            }
+            group += 1;
+        }
+    }
+
+    /// A group as it is in the region, if it is there and worth it. The caller holds the inode's lock.
+    fn copy_group(&self, ino: Ino, inode: &Inode, group: u64) -> Result<Option<Candidate>> {
+        let (form, copied, code, bytes, takes) = match small::sure_ref(&self.region, inode, group * GROUP_CHUNKS)? {
+            ChunkRef::Packed(slot) => {
+                let placed = Placed::load(&self.region, slot)?;
+                if placed.place.is_some() || placed.capacity() < HEAD_BYTES + GAIN_MIN {
+                    return Ok(None);
+                }
+                let object = placed.object;
+                let codec = if object.codec == Codec::InPlace { Codec::Stored } else { object.codec };
+                let payload = placed.payload(&self.region)?;
+                let code = (codec, object.dictionary);
+                (Form::Object(object), payload, code, object.bytes.into(), placed.capacity())
+            }
+            ChunkRef::Slot(_) => {
+                let Some(chunks) = small::plain_group(&self.region, inode, group)? else { return Ok(None) };
+                let takes: u64 = chunks.iter().map(|slot| slot.capacity()).sum();
+                if takes < HEAD_BYTES + GAIN_MIN || self.is_preallocated(inode)? {
+                    return Ok(None);
+                }
+                let mut raw = vec![0; (inode.size - group * GROUP).min(GROUP) as usize];
+                small::read(&self.region, &self.objects, inode, group * GROUP, &mut raw)?;
+                let bytes = raw.len() as u64;
+                (Form::Plain(chunks), raw, (Codec::Stored, 0), bytes, takes)
+            }
+        };
+        let (generation, gain) = (inode.generation, takes - HEAD_BYTES);
+        Ok(Some(Candidate { ino, generation, group, form, copied, payload: None, code, bytes, gain, at: 0 }))
+    }
+
+    /// Lets a group's head refer to the payload, which is durable behind byte `base` of the spill file, if the group still is what was
+    /// copied; returns the bytes gained.
+    fn spill_group(&self, seen: &Candidate, base: u64) -> Result<u64> {
+        let Some(_lock) = self.locks.try_write(seen.ino) else { return Ok(0) };
+        // The holder of a file's data lock copies it without the inode lock.
+        if self.data_locks.is_taken(seen.ino) {
+            return Ok(0);
+        }
+        let mut inode = match self.load(seen.ino) {
+            Err(Error::Stale) => return Ok(0),
+            loaded => loaded?,
+        };
+        if inode.generation != seen.generation || !may_spill(&inode) || seen.group * GROUP >= inode.size {
+            return Ok(0);
+        }
+        if !is_planted(Bug::SpilledUnseen) {
+            match self.copy_group(seen.ino, &inode, seen.group)? {
+                Some(now) if now.form == seen.form && now.copied == seen.copied => {}
+                _ => return Ok(0),
+            }
+        }
+        let place = SpillPlace(base + seen.at);
+        let object = objects::spilled_head(seen.code, seen.bytes, seen.payload());
+        let mut tx = self.region.begin_reclaim();
+        let head = objects::make_spilled(&mut tx, &mut inode, &object, place)?;
+        match small::sure_ref(&tx, &inode, seen.group * GROUP_CHUNKS)? {
+            ChunkRef::Packed(slot) => {
+                Placed::load(&tx, slot)?.give(&mut tx, &mut inode)?;
+                small::replace_object(&mut tx, &mut inode, seen.group, slot, head)?;
+            }
+            ChunkRef::Slot(_) => {
+                let Form::Plain(chunks) = &seen.form else { return Ok(0) };
+                small::forget_sum(&mut inode);
+                small::pack_group(&mut tx, &mut inode, seen.group, chunks, head, false)?;
+            }
+        }
+        self.store(&mut tx, seen.ino, &inode)?;
+        // Before the commit: afterwards the next removal may come at once.
+        let range = LetGo { at: place.0, bytes: object.spilled_bytes(), stood_for: seen.bytes };
+        if !is_planted(Bug::SpilledNotCounted) {
+            self.spill.map.add(&range);
+        }
+        tx.commit().inspect_err(|_| self.spill.map.remove(&range))?;
+        Ok(seen.gain)
+    }
+}
+
+/// Has the file data in the region that may be elsewhere?
+fn may_spill(inode: &Inode) -> bool {
+    let is_short =
+        matches!(inode.layout, Layout::Packed | Layout::Direct) && inode.root.capacity() < HEAD_BYTES + GAIN_MIN;
+    has_data(inode) && inode.nlink > 0 && inode.flags & INODE_TRUNCATING == 0 && !is_short
+}
