@@ -7,6 +7,7 @@
 
 use shoal_format::extent::{self, EXTENT_NEW, Extent, ExtentNode, FileBlock};
 use shoal_format::inode::{CHUNK, INODE_HAS_NEW, INODE_SUMMED, INODE_TRUNCATING, Ino, Inode, Layout, S_IFLNK};
+use shoal_format::superblock::FEATURE_SPILLED;
 use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS, sum_in_slot};
 use shoal_format::{BULK_BLOCK, Offset, SlotRef, xattr};
 
@@ -178,6 +179,10 @@ impl File<'_, '_> {
         }
         if let Some(place) = found.place {
             let bytes = found.object.spilled_bytes();
+            if self.state.superblock.features & FEATURE_SPILLED == 0 {
+                let sentence = "is spilled to bulk storage, but the store lacks the feature".to_string();
+                self.error(FindingKind::PackedObject, Some(slot.offset()), sentence);
+            }
             self.allocated = self.allocated.saturating_add(bytes);
             self.state.report.counts.spilled_bytes += bytes;
             self.state.spilled.ranges.push((place.0, place.0 + bytes, self.ino));

@@ -104,7 +104,8 @@ impl Fs {
 
     /// Reads, and returns the record that the bytes belong to.
     fn read_data(&self, ino: Ino, at: u64, out: &mut [u8]) -> Result<(usize, Inode)> {
-        self.note_use(ino);
+        // Long files are read in many calls: the first one counts.
+        let again = self.note_use(ino) && at == 0;
         let mut before = None;
         loop {
             let lock = self.locks.read(ino);
@@ -115,7 +116,7 @@ impl Fs {
                     return Ok((len, inode));
                 }
                 drop(lock);
-                if let Some(wrong) = self.read_spilled(ino, &spilled, &mut out[..len])? {
+                if let Some(wrong) = self.read_spilled(ino, &spilled, &mut out[..len], again)? {
                     if before.as_ref() == Some(&wrong) || is_planted(Bug::SpilledOneLook) {
                         return Err(self.spilled_damage(ino, &wrong));
                     }
@@ -160,11 +161,9 @@ impl Fs {
         Ok((out.len(), spilled))
     }
 
-    /// The file is in use: it does not spill before others.
-    fn note_use(&self, ino: Ino) {
-        if self.bulk.is_some() {
-            self.spill.warm.touch(ino);
-        }
+    /// The file is in use: it does not spill before others. Was it a moment ago?
+    fn note_use(&self, ino: Ino) -> bool {
+        self.bulk.is_some() && self.spill.warm.touch(ino)
     }
 
     /// Changes from now on when reads change access times.
@@ -571,16 +570,19 @@ impl Fs {
         let mut pieces = Vec::new();
         for chunk in 0..small::chunk_count(inode) {
             let file_at = chunk * CHUNK;
+            let mut spilled = false;
             let (slot, len, stored) = match small::chunk_ref(&self.region, inode, chunk)? {
                 ChunkRef::Slot(slot) => (slot, slot.capacity(), slot.capacity()),
                 ChunkRef::Packed(head) if chunk.is_multiple_of(GROUP_CHUNKS) => {
                     let placed = Placed::load(&self.region, head)?;
-                    (head, u64::from(placed.object.bytes), placed.capacity())
+                    spilled = placed.place.is_some();
+                    let stored = placed.capacity() + placed.object.spilled_bytes();
+                    (head, u64::from(placed.object.bytes), stored)
                 }
                 ChunkRef::Packed(_) => continue,
             };
             if !slot.is_none() {
-                pieces.push(PlacedRange { file_at, len, at: slot.offset().get(), stored, ..PlacedRange::default() });
+                pieces.push(PlacedRange { file_at, len, at: slot.offset().get(), stored, spilled, ..PlacedRange::default() });
             }
         }
         Ok(pieces)

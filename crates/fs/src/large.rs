@@ -250,6 +250,7 @@ impl Fs {
                         bulk: true,
                         new: extent.flags & EXTENT_NEW != 0,
                         unwritten: extent.flags & EXTENT_UNWRITTEN != 0,
+                        spilled: false,
                     });
                     block = extent.end();
                 }

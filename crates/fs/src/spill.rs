@@ -30,7 +30,9 @@ use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-use shoal_format::inode::{Ino, Layout};
+use shoal_format::extent::FileBlock;
+use shoal_format::inode::{Ino, Inode, InodeSlot, Layout};
+use shoal_format::{BULK_BLOCK, SEGMENT};
 use shoal_region::Region;
 
 use crate::bulk::may_wait;
@@ -57,6 +59,16 @@ const TICK_BLOCKS: u64 = 2048;
 const SWEEP_BLOCKS: u64 = 64;
 /// For an operation that found no room: bytes of memory to gain at once.
 const PRESSED_BYTES: u64 = 1 << 20;
+/// Turns of the hand for it at most.
+const TURNS: u64 = 5;
+
+/// Which files the hand takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    /// Those that were not used since it passed last.
+    Cold,
+    All,
+}
 
 /// How much is spilled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -80,10 +92,18 @@ pub(crate) struct Spill {
     /// The spill file; 0: there is none.
     file: AtomicU32,
     percent: AtomicU8,
-    /// Files that were read while they were spilled.
-    returns: Mutex<VecDeque<Ino>>,
+    returns: Mutex<Returns>,
     fetched: Mutex<VecDeque<Fetched>>,
     worker: Mutex<Worker>,
+}
+
+/// Files that were read while they were spilled.
+#[derive(Default)]
+struct Returns {
+    /// Those that were in use before since the hand passed: cold ones make room for them.
+    again: VecDeque<Ino>,
+    /// Those that come back where there is room.
+    once: VecDeque<Ino>,
 }
 
 /// State of the one thread that spills at a time.
@@ -95,7 +115,7 @@ pub(super) struct Worker {
     seen: u64,
     hand: u64,
     /// The block of the spill file to write next; `None`: its end.
-    next: Option<shoal_format::extent::FileBlock>,
+    next: Option<FileBlock>,
     backoff: Backoff,
     error: Option<Error>,
 }
@@ -122,10 +142,11 @@ impl Spill {
     }
 
     /// The file was read while it was spilled.
-    fn wants_back(&self, ino: Ino) {
+    fn wants_back(&self, ino: Ino, again: bool) {
         let mut returns = self.returns.lock();
-        if returns.len() < RETURNS_MAX && returns.back() != Some(&ino) {
-            returns.push_back(ino);
+        let queue = if again { &mut returns.again } else { &mut returns.once };
+        if queue.len() < RETURNS_MAX && queue.back() != Some(&ino) {
+            queue.push_back(ino);
         }
     }
 }
@@ -145,6 +166,13 @@ impl Fs {
         self.bulk.is_some() && self.spill_percent() > 0 && self.options.pack_age.is_some()
     }
 
+    /// The layout of the spill file, if there is one.
+    pub(crate) fn spill_file_layout(&self) -> Option<Layout> {
+        let ino = self.spill.file()?;
+        let _lock = self.locks.read(ino);
+        self.load(ino).ok().map(|inode| inode.layout)
+    }
+
     /// How much is spilled.
     pub fn spilled(&self) -> Spilled {
         let spilled = self.spill.map.spilled();
@@ -152,7 +180,7 @@ impl Fs {
             let _lock = self.locks.read(ino);
             self.load(ino).map_or(0, |inode| inode.allocated.saturating_sub(inode.root.capacity()))
         });
-        Spilled { blocks: blocks / shoal_format::BULK_BLOCK * shoal_format::BULK_BLOCK, ..spilled }
+        Spilled { blocks: blocks / BULK_BLOCK * BULK_BLOCK, ..spilled }
     }
 
     /// The memory in use, and all of it (bytes).
@@ -175,19 +203,27 @@ impl Fs {
             return Ok(());
         }
         let Some(mut worker) = self.spill.worker.try_lock() else { return Ok(()) };
-        let worker = &mut *worker;
+        let begun = self.packing.spilling_log_bytes();
+        let outcome = self.spill_step(&mut worker);
+        // Not somebody else's work: the store may be idle.
+        self.idle.lock().own_bytes(self.packing.spilling_log_bytes() - begun);
+        outcome
+    }
+
+    fn spill_step(&self, worker: &mut Worker) -> Result<()> {
         self.look_for_spilled(worker, TICK_BLOCKS)?;
         if self.spill.map.emptied() >= SWEEP_BLOCKS {
             self.sweep()?;
         }
         let percent = u64::from(self.spill_percent());
-        let is_full = self.spills() && self.memory_above(percent) > 0;
-        if !is_full {
+        // Where nothing is to spill, what has still comes back.
+        let back = u64::saturating_sub(if percent == 0 { SPILL_PERCENT.into() } else { percent }, BACK_BELOW);
+        let (is_full, is_short) = (self.memory_above(percent) > 0, self.memory_above(back) > 0);
+        let is_wanted = is_short && !self.spill.returns.lock().again.is_empty();
+        if !self.spills() || !is_full && !is_wanted {
             worker.backoff.note(false, 0);
             worker.error = None;
-            if self.memory_above(percent.saturating_sub(BACK_BELOW)) == 0 {
-                self.bring_some_back()?;
-            }
+            self.bring_some_back(back)?;
             self.sweep()?;
             return Ok(());
         }
@@ -196,7 +232,8 @@ impl Fs {
             // Waiting for the next attempt is not success.
             return worker.error.clone().map_or(Ok(()), Err);
         }
-        let outcome = self.spill_some(worker, percent.saturating_sub(SLACK), now);
+        let to = if is_wanted { back } else { percent };
+        let outcome = self.spill_some(worker, to.saturating_sub(SLACK), now);
         self.note_outcome(worker, outcome.map(drop))
     }
 
@@ -219,11 +256,11 @@ impl Fs {
         let (mut gained, mut blocks) = (0, 0);
         let outcome = loop {
             let above = self.memory_above(percent);
-            // Two turns of the hand: the first one may find all files in use.
-            if above == 0 || blocks > 2 * self.table.blocks() + 1 || self.clock.monotonic_ns() >= until_ns {
+            // One turn of the hand: who is not cold yet has the time to the next tick to be used.
+            if above == 0 || blocks >= self.table.blocks() || self.clock.monotonic_ns() >= until_ns {
                 break Ok(gained);
             }
-            match self.spill_batch(worker, above, TICK_BLOCKS) {
+            match self.spill_batch(worker, above, TICK_BLOCKS, Which::Cold) {
                 Ok(done) => (gained, blocks) = (gained + done.gained, blocks + done.blocks.max(1)),
                 Err(error) => break Err(error),
             }
@@ -242,10 +279,11 @@ impl Fs {
         if worker.backoff.waits(self.clock.monotonic_ns()) {
             return Ok(false);
         }
-        let want = (segments * shoal_format::SEGMENT + PRESSED_BYTES).max(self.memory().1 / 32);
+        let want = (segments * SEGMENT + PRESSED_BYTES).max(self.memory().1 / 32);
         let (mut gained, mut blocks) = (0, 0);
-        while gained < want && blocks <= 2 * self.table.blocks() + 1 {
-            match self.spill_batch(&mut worker, want - gained, u64::MAX) {
+        // Until the warmest file is cold.
+        while gained < want && blocks <= TURNS * self.table.blocks() {
+            match self.spill_batch(&mut worker, want - gained, u64::MAX, Which::Cold) {
                 Ok(done) => (gained, blocks) = (gained + done.gained, blocks + done.blocks.max(1)),
                 // The device's fault is not the caller's: its own answer is that there is no room.
                 Err(error) => {
@@ -256,6 +294,42 @@ impl Fs {
         }
         self.region.strip_empty();
         Ok(gained > 0)
+    }
+
+    /// Spills all that may be, however warm; returns how many bytes of memory that gained.
+    pub fn spill_all(&self) -> Result<u64> {
+        self.writable()?;
+        if self.bulk.is_none() {
+            return Ok(0);
+        }
+        let mut worker = self.spill.worker.lock();
+        let (mut gained, mut blocks) = (0, 0);
+        worker.hand = 0;
+        while blocks < self.table.blocks() {
+            let done = self.spill_batch(&mut worker, u64::MAX, self.table.blocks() - blocks, Which::All)?;
+            (gained, blocks) = (gained + done.gained, blocks + done.blocks.max(1));
+        }
+        Ok(gained)
+    }
+
+    /// Brings all that is spilled back into memory, as far as there is room; returns how many groups are left.
+    pub fn bring_all_back(&self) -> Result<u64> {
+        self.writable()?;
+        for block in 0..self.table.blocks() {
+            let mut files = Vec::new();
+            self.table.for_block(&self.region, block, &mut |ino, slot| {
+                if let InodeSlot::Used(Inode { layout: Layout::Packed | Layout::Chunked, .. }) = slot {
+                    files.push(ino);
+                }
+            })?;
+            for ino in files {
+                match self.past_damage(ino, self.bring_file_back(ino)) {
+                    Err(Error::NoSpace) => return Ok(self.spilled().groups),
+                    outcome => drop(outcome?),
+                }
+            }
+        }
+        Ok(self.spilled().groups)
     }
 
     /// Unmaps blocks of the spill file for an operation that found no bulk storage; true if there were any.
@@ -280,9 +354,7 @@ impl Fs {
             }
             let mut files = Vec::new();
             self.table.for_block(&self.region, worker.seen, &mut |ino, slot| {
-                if let shoal_format::inode::InodeSlot::Used(inode) = slot
-                    && matches!(inode.layout, Layout::Packed | Layout::Chunked)
-                {
+                if let InodeSlot::Used(Inode { layout: Layout::Packed | Layout::Chunked, .. }) = slot {
                     files.push(ino);
                 }
             })?;

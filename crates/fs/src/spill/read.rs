@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS, Object, SpillPlace};
 
-use super::{RETURNS_MAX, TICK_RETURNS};
+use super::TICK_RETURNS;
 use crate::large::{Span, read_spans};
 use crate::objects::{self, Placed};
 use crate::planted::{Bug, is_planted};
@@ -55,8 +55,15 @@ impl Fs {
         Ok(Ok(payload))
     }
 
-    /// Fills the parts of `out` that are spilled; the outcome within tells of a wrong sum. No locks are held.
-    pub(crate) fn read_spilled(&self, ino: Ino, parts: &[Spilled], out: &mut [u8]) -> Result<Option<Wrong>> {
+    /// Fills the parts of `out` that are spilled; the outcome within tells of a wrong sum. `again`: the file was in use a moment ago. No
+    /// locks are held.
+    pub(crate) fn read_spilled(
+        &self,
+        ino: Ino,
+        parts: &[Spilled],
+        out: &mut [u8],
+        again: bool,
+    ) -> Result<Option<Wrong>> {
         for part in parts {
             let Some(place) = part.placed.place else { continue };
             let (object, out) = (part.placed.object, &mut out[part.out.clone()]);
@@ -79,7 +86,7 @@ impl Fs {
             out[stored..].fill(0);
         }
         if !parts.is_empty() {
-            self.spill.wants_back(ino);
+            self.spill.wants_back(ino, again);
         }
         Ok(None)
     }
@@ -149,25 +156,45 @@ impl Fs {
         placed.give(&mut tx, &mut inode)?;
         small::replace_object(&mut tx, &mut inode, group, old, new)?;
         self.store(&mut tx, ino, &inode)?;
-        tx.commit()?;
+        self.packing.commit_spilled(tx)?;
         Ok(true)
     }
 
-    /// Brings files back that were read while they were spilled. Without room they stay where they are.
-    pub(super) fn bring_some_back(&self) -> Result<()> {
-        for _ in 0..TICK_RETURNS.min(RETURNS_MAX) {
-            let Some(ino) = self.spill.returns.lock().pop_front() else { return Ok(()) };
-            let groups = {
-                let _lock = self.locks.read(ino);
-                self.load(ino).map_or(0, |inode| inode.size.div_ceil(GROUP))
+    /// Brings files back that were read while they were spilled, as long as memory is below `percent`. Without room they stay where
+    /// they are.
+    pub(super) fn bring_some_back(&self, percent: u64) -> Result<()> {
+        for _ in 0..TICK_RETURNS {
+            if self.memory_above(percent) > 0 {
+                return Ok(());
+            }
+            let next = {
+                let mut returns = self.spill.returns.lock();
+                returns.again.pop_front().or_else(|| returns.once.pop_front())
             };
-            for group in 0..groups {
-                match self.bring_back(ino, group) {
-                    // It is gone, damaged, or cannot be read: whoever reads it is told.
-                    Ok(()) | Err(Error::Stale | Error::Corrupt(_) | Error::Io(_)) => {}
-                    Err(Error::NoSpace) => return Ok(()),
-                    Err(error) => return Err(error),
-                }
+            let Some(ino) = next else { return Ok(()) };
+            match self.bring_file_back(ino) {
+                // It is damaged, or cannot be read: whoever reads it is told.
+                Ok(()) | Err(Error::Corrupt(_) | Error::Io(_)) => {}
+                Err(Error::NoSpace) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings all of a file back.
+    pub(super) fn bring_file_back(&self, ino: Ino) -> Result<()> {
+        let groups = {
+            let _lock = self.locks.read(ino);
+            match self.load(ino) {
+                Err(Error::Stale) => 0,
+                loaded => loaded?.size.div_ceil(GROUP),
+            }
+        };
+        for group in 0..groups {
+            match self.bring_back(ino, group) {
+                Err(Error::Stale) => return Ok(()),
+                outcome => outcome?,
             }
         }
         Ok(())

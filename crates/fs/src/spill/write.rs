@@ -5,13 +5,13 @@
 
 use shoal_format::BULK_BLOCK;
 use shoal_format::SlotRef;
-use shoal_format::inode::{INODE_SUMMED, INODE_TRUNCATING, Inode, InodeSlot, Layout};
+use shoal_format::inode::{INODE_SUMMED, INODE_TRUNCATING, Inode, InodeSlot};
 use shoal_format::object::{
     ChunkRef, Codec, GROUP, GROUP_CHUNKS, OBJECT_HEAD, Object, SPILL_PLACE, SPILL_UNIT, SpillPlace,
 };
 use shoal_region::LetGo;
 
-use super::Worker;
+use super::{Which, Worker};
 use crate::objects::{self, Placed};
 use crate::packer::{Seen, has_data};
 use crate::planted::{Bug, is_planted};
@@ -65,15 +65,15 @@ impl Candidate {
 
 impl Fs {
     /// Spills what the hand finds, up to `want` bytes or a batch; it passes up to `most` blocks of inodes.
-    pub(super) fn spill_batch(&self, worker: &mut Worker, want: u64, most: u64) -> Result<Done> {
+    pub(super) fn spill_batch(&self, worker: &mut Worker, want: u64, most: u64, which: Which) -> Result<Done> {
         let (mut batch, mut buffer) = (Vec::new(), Vec::new());
         let (mut done, mut gain) = (Done::default(), 0);
         let blocks = self.table.blocks();
-        while done.blocks < most.min(2 * blocks + 1) && gain < want && (buffer.len() as u64) < BATCH_BYTES {
+        while done.blocks < most.min(blocks.max(1)) && gain < want && (buffer.len() as u64) < BATCH_BYTES {
             let block = if worker.hand < blocks { worker.hand } else { 0 };
             worker.hand = block + 1;
             done.blocks += 1;
-            for ino in self.cold_files(block)? {
+            for ino in self.files_to_spill(block, which)? {
                 let found = self.copy_groups(worker, ino, &mut batch, &mut buffer);
                 gain += self.past_damage(ino, found)?.unwrap_or(0);
             }
@@ -100,13 +100,13 @@ impl Fs {
         outcome.map(|()| done)
     }
 
-    /// Files of an inode block that were not used since the hand passed last, and have data to give.
-    fn cold_files(&self, block: u64) -> Result<Vec<Ino>> {
+    /// Files of an inode block that have data to give.
+    fn files_to_spill(&self, block: u64, which: Which) -> Result<Vec<Ino>> {
         let mut files = Vec::new();
         self.table.for_block(&self.region, block, &mut |ino, slot| {
             if let InodeSlot::Used(inode) = slot
                 && may_spill(&inode)
-                && !self.spill.warm.pass(ino)
+                && (!self.spill.warm.pass(ino) || which == Which::All)
             {
                 files.push(ino);
             }
@@ -139,8 +139,8 @@ impl Fs {
                 if let Form::Plain(chunks) = &candidate.form
                     && inode.flags & INODE_SUMMED == 0
                 {
-                    let chunks = chunks.clone();
-                    let seen = Seen { generation: inode.generation, size: inode.size, method, chunks };
+                    // As long as none gets a dictionary: the newest may be old, and forgotten, when the group is spilled.
+                    let seen = Seen { generation: inode.generation, size: u64::MAX, method, chunks: chunks.clone() };
                     if let Some((code, payload)) = self.compressed(&mut worker.packer, &seen, &candidate.copied)? {
                         (candidate.code, candidate.payload) = (code, Some(payload));
                     }
@@ -227,14 +227,13 @@ impl Fs {
         if !is_planted(Bug::SpilledNotCounted) {
             self.spill.map.add(&range);
         }
-        tx.commit().inspect_err(|_| self.spill.map.remove(&range))?;
+        self.packing.commit_spilled(tx).inspect_err(|_| self.spill.map.remove(&range))?;
         Ok(seen.gain)
     }
 }
 
 /// Has the file data in the region that may be elsewhere?
 fn may_spill(inode: &Inode) -> bool {
-    let is_short =
-        matches!(inode.layout, Layout::Packed | Layout::Direct) && inode.root.capacity() < HEAD_BYTES + GAIN_MIN;
+    let is_short = inode.allocated.saturating_sub(inode.xattr.capacity()) < HEAD_BYTES + GAIN_MIN;
     has_data(inode) && inode.nlink > 0 && inode.flags & INODE_TRUNCATING == 0 && !is_short
 }

@@ -75,6 +75,12 @@ pub enum Operation {
     Pack(Path),
     /// Time passes until every file is cold, and ticks pack them.
     PackCooled,
+    /// Moves the data of all small files to bulk storage, however warm.
+    SpillAll,
+    /// Brings them back.
+    BringBack,
+    /// What nothing refers to on bulk storage is let go of.
+    SpillTick,
     /// Short files that are packed from now on have a dictionary; its bytes by tag.
     AddDictionary(u64),
     /// Time passes until everything not yet durable is older than the commit age.
@@ -227,6 +233,13 @@ impl Operation {
             Checkpoint => fs.checkpoint(),
             AddDictionary(tag) => fs.add_dictionary(bytes(tag, 700)),
             PackAll => fs.pack_all(&mut |_, _| {}).map(drop),
+            SpillAll => fs.spill_all().map(drop),
+            BringBack => fs.bring_all_back().map(drop),
+            SpillTick => {
+                // The first tick may see that not all inodes were looked at.
+                fs.spill_tick()?;
+                fs.spill_tick()
+            }
             Pack(path) => fs.pack_now(ino(path)?).map(drop),
             PackCooled => {
                 // The first tick sees whether anybody is at work, the others pack.
