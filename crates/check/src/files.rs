@@ -7,8 +7,8 @@
 
 use shoal_format::extent::{self, EXTENT_NEW, Extent, ExtentNode, FileBlock};
 use shoal_format::inode::{CHUNK, INODE_HAS_NEW, INODE_SUMMED, INODE_TRUNCATING, Ino, Inode, Layout, S_IFLNK};
-use shoal_format::superblock::FEATURE_SPILLED;
 use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS, sum_in_slot};
+use shoal_format::superblock::FEATURE_SPILLED;
 use shoal_format::{BULK_BLOCK, Offset, SlotRef, xattr};
 
 use crate::bulk::Mapped;

@@ -15,8 +15,9 @@ use crate::report::{FindingKind, Report};
 pub(crate) struct Spilled {
     /// The spill file; zero: there is none.
     pub file: Ino,
-    /// Is it a file that can be one?
-    is_found: bool,
+    /// Is that inode in use, and does it have an extent map?
+    pub is_used: bool,
+    pub is_large: bool,
     /// Bytes from and to, and the inode with the object.
     pub ranges: Vec<(u64, u64, Ino)>,
     /// Bytes of the spill file that are mapped and hold data.
@@ -38,8 +39,9 @@ impl Spilled {
         if ino != self.file || ino.is_none() {
             return;
         }
-        self.is_found = inode.is_file() && matches!(inode.layout, Layout::Empty | Layout::Extents);
-        if !self.is_found || inode.nlink != 1 {
+        (self.is_used, self.is_large) = (true, inode.layout == Layout::Extents);
+        let may_be = inode.is_file() && matches!(inode.layout, Layout::Empty | Layout::Extents);
+        if !may_be || inode.nlink != 1 {
             let sentence = format!("the spill file has layout {:?} and {} links", inode.layout, inode.nlink);
             report.error(FindingKind::SpillFile, Some(ino), None, sentence);
         }
@@ -55,7 +57,7 @@ impl Spilled {
 
     /// After the walk: compares ranges and blocks.
     pub fn verify(&mut self, report: &mut Report) {
-        if !self.file.is_none() && !self.is_found {
+        if !self.file.is_none() && !self.is_used {
             let sentence = format!("the roots name inode {} as the spill file, which is not in use", self.file);
             report.error(FindingKind::SpillFile, None, Some(ROOTS_AT.get()), sentence);
         }

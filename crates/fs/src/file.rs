@@ -582,7 +582,14 @@ impl Fs {
                 ChunkRef::Packed(_) => continue,
             };
             if !slot.is_none() {
-                pieces.push(PlacedRange { file_at, len, at: slot.offset().get(), stored, spilled, ..PlacedRange::default() });
+                pieces.push(PlacedRange {
+                    file_at,
+                    len,
+                    at: slot.offset().get(),
+                    stored,
+                    spilled,
+                    ..PlacedRange::default()
+                });
             }
         }
         Ok(pieces)

@@ -28,15 +28,8 @@ pub enum Form {
 }
 
 /// All forms, in the order of [`PackingReport::forms`].
-pub const FORMS: [Form; 7] = [
-    Form::Plain,
-    Form::Summed,
-    Form::Stored,
-    Form::Lz4,
-    Form::Zstd,
-    Form::ZstdDictionary,
-    Form::Spilled,
-];
+pub const FORMS: [Form; 7] =
+    [Form::Plain, Form::Summed, Form::Stored, Form::Lz4, Form::Zstd, Form::ZstdDictionary, Form::Spilled];
 
 impl Form {
     pub fn name(self) -> &'static str {

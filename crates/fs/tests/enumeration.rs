@@ -11,7 +11,9 @@
 use std::time::Instant;
 
 use crate::crash::explorer::{Sampling, explore, explore_within, guard};
-use crate::crash::operation::Operation::{Checkpoint, Forget, Fsync, PackInodes, Sync, Tick, UnlinkHeld};
+use crate::crash::operation::Operation::{
+    Checkpoint, Forget, Fsync, PackInodes, SpillAll, SpillTick, Sync, Tick, UnlinkHeld,
+};
 use crate::crash::run::{Before, Ground, Run, Workload};
 use crate::crash::{deep, faults, full_host, layouts, mix, number, workload};
 use crate::store::Setup;
@@ -216,7 +218,11 @@ fn grounds(kind: MemoryKind, share: Share) -> [(Ground, Vec<Workload>, Share); G
         (ground(Setup::tight(kind)), sequences(), Share { workloads: 1, ..share }),
         (ground(Setup::layouts(kind)), layouts(), Share { workloads: 1, states: share.layouts, ..share }),
         (ground(Setup::two_tiers(kind)), packed(&steps), Share { workloads: share.workloads.div_ceil(2), ..share }),
-        (ground(Setup::two_tiers(kind)), spilled_files(&steps, &[Before::Mounted, Before::Young]), Share { workloads: 2, ..share }),
+        (
+            ground(Setup::two_tiers(kind)),
+            spilled_files(&steps, &[Before::Mounted, Before::Young]),
+            Share { workloads: 2, ..share },
+        ),
         // Trees with a file of thousands of chunks take longest to read.
         (ground(Setup::region_only(kind)), long, Share { states: share.states * 8, ..share }),
     ]
@@ -283,6 +289,9 @@ fn every_call_of_the_media_may_fail_in_every_operation() {
         }
         for last in [Sync, Checkpoint, PackInodes] {
             failed += faults::fail_each(&ground, &PackInodes, &last).unwrap_or_else(|e| panic!("{e}"));
+        }
+        for last in [Sync, Fsync("bar"), SpillTick] {
+            failed += faults::fail_each(&ground, &SpillAll, &last).unwrap_or_else(|e| panic!("{e}"));
         }
         failed += faults::fail_openings(&ground).unwrap_or_else(|e| panic!("{e}"));
         println!("{}: {failed} failing calls in {:.1} s", kind.name(), start.elapsed().as_secs_f64());

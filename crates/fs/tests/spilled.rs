@@ -171,7 +171,13 @@ fn a_full_store_with_bulk_storage_takes_more_and_then_refuses_and_empties() {
 /// Metadata find the room that spilled files leave.
 #[test]
 fn a_memory_full_of_files_has_room_for_names() {
-    let setup = Setup { kind: MemoryKind::Battery, region_bytes: 8 << 20, bulk_blocks: 256, ring_bytes: 1 << 20, ..Setup::default() };
+    let setup = Setup {
+        kind: MemoryKind::Battery,
+        region_bytes: 8 << 20,
+        bulk_blocks: 256,
+        ring_bytes: 1 << 20,
+        ..Setup::default()
+    };
     let store = Store::packing(setup);
     let mut kept = Vec::new();
     // Until nothing goes in without something going out.
@@ -192,7 +198,8 @@ fn a_memory_full_of_files_has_room_for_names() {
 /// The hand leaves what is read and takes what is not, and what is read again comes back.
 #[test]
 fn what_is_used_stays_and_what_is_read_again_comes_back() {
-    let mut store = cold::Store::new(Setup { bulk_blocks: 400, region_bytes: 16 << 20, ring_bytes: 1 << 20, ..Setup::default() });
+    let mut store =
+        cold::Store::new(Setup { bulk_blocks: 400, region_bytes: 16 << 20, ring_bytes: 1 << 20, ..Setup::default() });
     let age = Duration::from_secs(1);
     let fs = store.open_with(Options { pack_load: 100, ..options(Some(age)) });
     let files: Vec<_> = (0..400u64)
@@ -238,7 +245,8 @@ fn what_is_used_stays_and_what_is_read_again_comes_back() {
 /// A device that takes no writes: files in memory stay, spilling says why, and goes on when the device does.
 #[test]
 fn a_device_that_fails_stops_spilling_and_nothing_else() {
-    let mut store = cold::Store::new(Setup { bulk_blocks: 400, region_bytes: 16 << 20, ring_bytes: 1 << 20, ..Setup::default() });
+    let mut store =
+        cold::Store::new(Setup { bulk_blocks: 400, region_bytes: 16 << 20, ring_bytes: 1 << 20, ..Setup::default() });
     let fs = store.open_with(Options { pack_load: 100, ..options(Some(Duration::from_secs(1))) });
     let bytes = |number: u64| noise(number, 30_000);
     let files: Vec<_> = (0..400u64)
@@ -276,7 +284,8 @@ fn a_device_that_fails_stops_spilling_and_nothing_else() {
 /// A store of a program that did not know the feature gets it before its first spilled object.
 #[test]
 fn an_older_store_gets_the_feature() {
-    let mut store = cold::Store::new(Setup { bulk_blocks: 100, region_bytes: 16 << 20, ring_bytes: 1 << 20, ..Setup::default() });
+    let mut store =
+        cold::Store::new(Setup { bulk_blocks: 100, region_bytes: 16 << 20, ring_bytes: 1 << 20, ..Setup::default() });
     let fs = store.open();
     let ino = create(&fs, "f");
     fs.write(ino, 0, &noise(1, 50_000)).unwrap();
