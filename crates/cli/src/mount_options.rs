@@ -160,7 +160,9 @@ fn packing(
                 _ => match number()? {
                     n @ 1..=99 => n as u8,
                     n => {
-                        return Err(format!("mount option `spill={n}`: from 1 to 99 (percent of the memory), or `off`"));
+                        return Err(format!(
+                            "mount option `spill={n}`: from 1 to 99 (percent of the memory), or `off`"
+                        ));
                     }
                 },
             }

@@ -119,6 +119,9 @@ enum End {
     Used { until_ns: u64, log_bytes: u64 },
 }
 
+/// A codec and the number of its dictionary, and what they make of a group.
+pub(crate) type Compressed = ((Codec, u16), Vec<u8>);
+
 /// What a group was when it was copied.
 #[derive(PartialEq, Eq)]
 pub(crate) struct Seen {
@@ -510,12 +513,7 @@ impl Fs {
     }
 
     /// The payload that bytes of a group are to have in an object; `None`: as they are.
-    pub(crate) fn compressed(
-        &self,
-        packer: &mut Packer,
-        seen: &Seen,
-        bytes: &[u8],
-    ) -> Result<Option<((Codec, u16), Vec<u8>)>> {
+    pub(crate) fn compressed(&self, packer: &mut Packer, seen: &Seen, bytes: &[u8]) -> Result<Option<Compressed>> {
         if seen.method == Method::Off {
             return Ok(None);
         }

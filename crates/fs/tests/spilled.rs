@@ -1,4 +1,7 @@
-//! Spilled files: small files on bulk storage read, changed, removed, brought back; devices that are full, fail or are gone.
+//! Spilled files: small files on bulk storage read, changed, removed, brought back; devices that are full or fail.
+//!
+//! Owns: what callers see of spilling, without crashes. Left out: crashes (`enumeration`), two operations at once (`two_actors`, `crowd`),
+//! random operations (`model`).
 
 use std::time::Duration;
 

@@ -235,20 +235,10 @@ impl Operation {
             PackAll => fs.pack_all(&mut |_, _| {}).map(drop),
             SpillAll => fs.spill_all().map(drop),
             BringBack => fs.bring_all_back().map(drop),
-            SpillTick => {
-                // The first tick may see that not all inodes were looked at.
-                fs.spill_tick()?;
-                fs.spill_tick()
-            }
+            // The first tick may see that not all inodes were looked at.
+            SpillTick => fs.spill_tick().and_then(|()| fs.spill_tick()),
             Pack(path) => fs.pack_now(ino(path)?).map(drop),
-            PackCooled => {
-                // The first tick sees whether anybody is at work, the others pack.
-                for seconds in [60, 2, 2, 2] {
-                    actor.clock.advance(seconds * 1_000_000_000);
-                    fs.pack_tick()?;
-                }
-                Ok(())
-            }
+            PackCooled => pack_cooled(actor),
             Tick => {
                 fs.tick()?;
                 actor.clock.advance(1_200_000_000);
@@ -335,6 +325,15 @@ impl Operation {
         }
         states
     }
+}
+
+fn pack_cooled(actor: &mut Actor<'_>) -> Result<(), Error> {
+    // The first tick sees whether anybody is at work, the others pack.
+    for seconds in [60, 2, 2, 2] {
+        actor.clock.advance(seconds * 1_000_000_000);
+        actor.fs.pack_tick()?;
+    }
+    Ok(())
 }
 
 /// Ends of the steps of a write, without the last.

@@ -1,4 +1,6 @@
-//! Spilled files at their worst moments: each search ends in a failed assertion where a rule is broken, so that `planted` runs it, too.
+//! Spilled files at their worst moments: a flipped bit, a change or a removal in the middle, blocks that go.
+//!
+//! Each search here ends in a failed assertion where a rule is broken, so that `planted` can run it as well.
 
 use shoal_fs::{Error, Fs, Ino, ROOT};
 use shoal_media::BlockDevice;
