@@ -4,7 +4,7 @@
 //! space of a tier is never more than its host can still give, and the room of a host that holds both counts once. The
 //! reserve counts as free, but not as available, and neither do free slots that only pieces of one size can have. Available
 //! is what one program can really write: with a bulk device its free space, because a file of more than the threshold can lie
-//! nowhere else; nothing, when the region takes no more files.
+//! nowhere else, and small ones spill to it; nothing, when the region takes no more files.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -146,7 +146,7 @@ impl Fs {
         let bulk = usage.bulk_free + usage.bulk_pending;
         let ordinary = if usage.bulk_bytes == 0 {
             usable
-        } else if usable < BLOCK {
+        } else if usable < BLOCK && !self.makes_room() {
             0
         } else {
             bulk

@@ -18,6 +18,7 @@
 //! Locks: the worker's, above all others; the spill file's data lock and inode lock, as for any large file; the map's, below all.
 //! Left out: compression and what is packed at all (`packer`), blocks and their order (`large`, `bulk`).
 
+mod clean;
 mod map;
 mod read;
 mod room;
@@ -26,7 +27,7 @@ mod write;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
@@ -92,6 +93,8 @@ pub(crate) struct Spill {
     /// The spill file; 0: there is none.
     file: AtomicU32,
     percent: AtomicU8,
+    /// The last operation that found no room could have none by spilling.
+    is_stuck: AtomicBool,
     returns: Mutex<Returns>,
     fetched: Mutex<VecDeque<Fetched>>,
     worker: Mutex<Worker>,
@@ -116,6 +119,9 @@ pub(super) struct Worker {
     hand: u64,
     /// The block of the spill file to write next; `None`: its end.
     next: Option<FileBlock>,
+    /// A pass of cleaning under way, and when the next one may begin (monotonic, ns).
+    cleaning: Option<clean::Cleaning>,
+    cleaned_ns: u64,
     backoff: Backoff,
     error: Option<Error>,
 }
@@ -131,6 +137,7 @@ impl Spill {
             warm: Warm::new(),
             file: AtomicU32::new(file),
             percent: AtomicU8::new(percent),
+            is_stuck: AtomicBool::new(false),
             returns: Mutex::default(),
             fetched: Mutex::default(),
             worker: Mutex::default(),
@@ -164,6 +171,11 @@ impl Fs {
     /// Can small files go to bulk storage?
     pub(crate) fn spills(&self) -> bool {
         self.bulk.is_some() && self.spill_percent() > 0 && self.options.pack_age.is_some()
+    }
+
+    /// Does a full memory still take files, because others spill?
+    pub(crate) fn makes_room(&self) -> bool {
+        self.spills() && !self.spill.is_stuck.load(Relaxed)
     }
 
     /// The layout of the spill file, if there is one.
@@ -215,6 +227,12 @@ impl Fs {
         if self.spill.map.emptied() >= SWEEP_BLOCKS {
             self.sweep()?;
         }
+        let now = self.clock.monotonic_ns();
+        // Without room for what it writes, cleaning helps nobody: spilling says so.
+        match self.clean_some(worker, now, TICK_BLOCKS) {
+            Ok(()) | Err(Error::NoSpace) => {}
+            Err(error) => return Err(error),
+        }
         let percent = u64::from(self.spill_percent());
         // Where nothing is to spill, what has still comes back.
         let back = u64::saturating_sub(if percent == 0 { SPILL_PERCENT.into() } else { percent }, BACK_BELOW);
@@ -223,11 +241,11 @@ impl Fs {
         if !self.spills() || !is_full && !is_wanted {
             worker.backoff.note(false, 0);
             worker.error = None;
+            self.spill.is_stuck.store(false, Relaxed);
             self.bring_some_back(back)?;
             self.sweep()?;
             return Ok(());
         }
-        let now = self.clock.monotonic_ns();
         if worker.backoff.waits(now) {
             // Waiting for the next attempt is not success.
             return worker.error.clone().map_or(Ok(()), Err);
@@ -293,6 +311,7 @@ impl Fs {
             }
         }
         self.region.strip_empty();
+        self.spill.is_stuck.store(gained == 0, Relaxed);
         Ok(gained > 0)
     }
 
@@ -310,6 +329,19 @@ impl Fs {
             (gained, blocks) = (gained + done.gained, blocks + done.blocks.max(1));
         }
         Ok(gained)
+    }
+
+    /// Moves payloads together that share their blocks with few others, and lets go of what is unused then.
+    pub fn clean_spilled(&self) -> Result<()> {
+        self.writable()?;
+        if self.spill.file().is_none() {
+            return Ok(());
+        }
+        let mut worker = self.spill.worker.lock();
+        self.look_for_spilled(&mut worker, u64::MAX)?;
+        worker.cleaning = None;
+        self.clean(&mut worker, u64::MAX, 0)?;
+        self.sweep().map(drop)
     }
 
     /// Brings all that is spilled back into memory, as far as there is room; returns how many groups are left.
@@ -339,6 +371,13 @@ impl Fs {
         }
         let mut worker = self.spill.worker.lock();
         self.look_for_spilled(&mut worker, u64::MAX)?;
+        if self.sweep()? > 0 {
+            return Ok(true);
+        }
+        match self.clean(&mut worker, u64::MAX, 1) {
+            Ok(()) | Err(Error::NoSpace | Error::Io(_)) => {}
+            Err(error) => return Err(error),
+        }
         Ok(self.sweep()? > 0)
     }
 

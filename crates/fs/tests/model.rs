@@ -113,6 +113,7 @@ impl Case {
             let spilled = match step % 8 {
                 3 => self.walker.fs.spill_all().map(drop),
                 6 if self.walker.random.below(2) == 0 => self.walker.fs.bring_all_back().map(drop),
+                5 => self.walker.fs.clean_spilled(),
                 7 => self.walker.fs.spill_tick(),
                 _ => Ok(()),
             };

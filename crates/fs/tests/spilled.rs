@@ -37,6 +37,11 @@ fn blocks_without_users_are_let_go_of_and_no_others() {
     spilling::swept();
 }
 
+#[test]
+fn sparse_blocks_are_cleaned_when_bulk_storage_is_short() {
+    spilling::cleaned();
+}
+
 /// Files of all forms: one slot, several chunks, several groups; plain, with a sum, compressed.
 #[test]
 fn every_form_spills_and_comes_back_and_changes_as_it_would_in_memory() {

@@ -101,6 +101,25 @@ impl SpillMap {
         emptied.extend((from..to).filter(|block| !blocks.contains_key(block)));
     }
 
+    /// The emptiest blocks, up to `most`, if what is in use of them fits so many blocks fewer that `gain` are gained.
+    pub fn sparse(&self, most: usize, gain: u64) -> Option<BTreeSet<u64>> {
+        let ranges = self.0.lock();
+        if ranges.spilled.counting {
+            return None;
+        }
+        let half = Bits::BITS / 2;
+        let mut sparse: Vec<(u32, u64)> = ranges
+            .blocks
+            .iter()
+            .filter_map(|(&block, bits)| (bits.count_ones() <= half).then_some((bits.count_ones(), block)))
+            .collect();
+        sparse.sort_unstable();
+        sparse.truncate(most);
+        let used: u64 = sparse.iter().map(|&(units, _)| u64::from(units)).sum();
+        let needed = used.div_ceil(Bits::BITS.into()) + gain;
+        (sparse.len() as u64 >= needed).then(|| sparse.into_iter().map(|(_, block)| block).collect())
+    }
+
     /// Have all inodes been looked at?
     pub fn is_whole(&self) -> bool {
         !self.0.lock().spilled.counting
@@ -164,6 +183,17 @@ mod tests {
         map.add(&one);
         map.mapped(0, 4);
         assert_eq!(map.take_emptied(), [(1, 4)]);
+    }
+
+    #[test]
+    fn the_emptiest_blocks_are_cleaned_if_that_gains_any() {
+        let map = SpillMap::new(true);
+        for block in 0..20 {
+            map.add(&range(block * BULK_BLOCK, if block % 2 == 0 { BULK_BLOCK } else { 512 * (1 + block) }));
+        }
+        assert_eq!(map.sparse(3, 2), Some([1, 3, 5].into()));
+        assert_eq!(map.sparse(100, 8), Some([1, 3, 5, 7, 9, 11, 13, 15, 17, 19].into()));
+        assert_eq!(map.sparse(100, 9), None);
     }
 
     #[test]

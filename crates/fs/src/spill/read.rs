@@ -35,11 +35,11 @@ pub(crate) struct Wrong {
 }
 
 /// A payload, or what was there in its place.
-type Read = std::result::Result<Vec<u8>, Wrong>;
+pub(super) type Read = std::result::Result<Vec<u8>, Wrong>;
 
 impl Fs {
     /// Reads a payload as it is on the device.
-    fn spilled_payload(&self, ino: Ino, placed: &Placed, place: SpillPlace) -> Result<Read> {
+    pub(super) fn spilled_payload(&self, ino: Ino, placed: &Placed, place: SpillPlace) -> Result<Read> {
         let Some(file) = self.spill.file() else { return Err(lost(ino, &"the store has no spill file")) };
         let mut payload = vec![0; placed.object.payload as usize];
         let spans = {

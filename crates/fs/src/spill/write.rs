@@ -35,26 +35,54 @@ pub(super) struct Done {
 
 /// What a group was when it was copied.
 #[derive(PartialEq, Eq)]
-enum Form {
+pub(super) enum Form {
     Object(Object),
     Plain(Vec<SlotRef>),
+    /// On bulk storage already: it moves there.
+    Spilled(Object, SpillPlace),
 }
 
 /// A group that is to be spilled.
-struct Candidate {
-    ino: Ino,
-    generation: u32,
-    group: u64,
-    form: Form,
-    /// The bytes, or the payload, as the region has them; and as they are to be written, if that differs.
-    copied: Vec<u8>,
-    payload: Option<Vec<u8>>,
-    code: (Codec, u16),
+pub(super) struct Candidate {
+    pub ino: Ino,
+    pub generation: u32,
+    pub group: u64,
+    pub form: Form,
+    /// The bytes, or the payload, as they were found; and as they are to be written, if that differs.
+    pub copied: Vec<u8>,
+    pub payload: Option<Vec<u8>>,
+    pub code: (Codec, u16),
     /// Bytes of the file.
-    bytes: u64,
+    pub bytes: u64,
     /// Bytes of the region that it gives back.
-    gain: u64,
-    at: u64,
+    pub gain: u64,
+    /// Where the payload begins in its batch.
+    pub at: u64,
+}
+
+/// Groups that are written together.
+#[derive(Default)]
+pub(super) struct Batch {
+    candidates: Vec<Candidate>,
+    buffer: Vec<u8>,
+}
+
+impl Batch {
+    pub fn push(&mut self, mut candidate: Candidate) {
+        candidate.at = self.buffer.len() as u64;
+        self.buffer.extend_from_slice(candidate.payload());
+        self.buffer.resize(self.buffer.len().next_multiple_of(SPILL_UNIT as usize), 0);
+        self.candidates.push(candidate);
+    }
+
+    /// Blocks that it takes.
+    pub fn blocks(&self) -> u64 {
+        (self.buffer.len() as u64).div_ceil(BULK_BLOCK)
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.buffer.len() as u64 >= BATCH_BYTES
+    }
 }
 
 impl Candidate {
@@ -66,38 +94,45 @@ impl Candidate {
 impl Fs {
     /// Spills what the hand finds, up to `want` bytes or a batch; it passes up to `most` blocks of inodes.
     pub(super) fn spill_batch(&self, worker: &mut Worker, want: u64, most: u64, which: Which) -> Result<Done> {
-        let (mut batch, mut buffer) = (Vec::new(), Vec::new());
+        let mut batch = Batch::default();
         let (mut done, mut gain) = (Done::default(), 0);
         let blocks = self.table.blocks();
-        while done.blocks < most.min(blocks.max(1)) && gain < want && (buffer.len() as u64) < BATCH_BYTES {
+        while done.blocks < most.min(blocks.max(1)) && gain < want && !batch.is_full() {
             let block = if worker.hand < blocks { worker.hand } else { 0 };
             worker.hand = block + 1;
             done.blocks += 1;
             for ino in self.files_to_spill(block, which)? {
-                let found = self.copy_groups(worker, ino, &mut batch, &mut buffer);
+                let found = self.copy_groups(worker, ino, &mut batch);
                 gain += self.past_damage(ino, found)?.unwrap_or(0);
             }
         }
-        if batch.is_empty() {
-            return Ok(done);
+        done.gained = self.write_batch(worker, batch)?;
+        Ok(done)
+    }
+
+    /// Writes a batch and lets the heads refer to it; returns the bytes gained.
+    pub(super) fn write_batch(&self, worker: &mut Worker, batch: Batch) -> Result<u64> {
+        let Batch { candidates, mut buffer } = batch;
+        if candidates.is_empty() {
+            return Ok(0);
         }
         buffer.resize(buffer.len().next_multiple_of(BULK_BLOCK as usize), 0);
         let at = self.write_spilled(worker, &buffer)?;
-        let blocks = at / BULK_BLOCK..(at + buffer.len() as u64) / BULK_BLOCK;
+        let (first, end) = (at / BULK_BLOCK, (at + buffer.len() as u64) / BULK_BLOCK);
         drop(buffer);
-        let mut outcome = Ok(());
-        for candidate in &batch {
+        let (mut gained, mut outcome) = (0, Ok(()));
+        for candidate in &candidates {
             match self.past_damage(candidate.ino, self.spill_group(candidate, at)) {
-                Ok(gained) => done.gained += gained.unwrap_or(0),
+                Ok(done) => gained += done.unwrap_or(0),
                 Err(error) => {
                     outcome = Err(error);
                     break;
                 }
             }
         }
-        // What was changed meanwhile stayed in the region: its part of a block is nobody's.
-        self.spill.map.mapped(blocks.start, blocks.end);
-        outcome.map(|()| done)
+        // What was changed meanwhile stayed where it was: its part of a block is nobody's.
+        self.spill.map.mapped(first, end);
+        outcome.map(|()| gained)
     }
 
     /// Files of an inode block that have data to give.
@@ -115,13 +150,7 @@ impl Fs {
     }
 
     /// Copies what a file has in the region to the batch; returns how many bytes of the region that would give back.
-    fn copy_groups(
-        &self,
-        worker: &mut Worker,
-        ino: Ino,
-        batch: &mut Vec<Candidate>,
-        buffer: &mut Vec<u8>,
-    ) -> Result<u64> {
+    fn copy_groups(&self, worker: &mut Worker, ino: Ino, batch: &mut Batch) -> Result<u64> {
         let (mut group, mut gain) = (0, 0);
         loop {
             let copied = {
@@ -145,9 +174,6 @@ impl Fs {
                         (candidate.code, candidate.payload) = (code, Some(payload));
                     }
                 }
-                candidate.at = buffer.len() as u64;
-                buffer.extend_from_slice(candidate.payload());
-                buffer.resize(buffer.len().next_multiple_of(SPILL_UNIT as usize), 0);
                 gain += candidate.gain;
                 batch.push(candidate);
             }
@@ -200,11 +226,8 @@ impl Fs {
         if inode.generation != seen.generation || !may_spill(&inode) || seen.group * GROUP >= inode.size {
             return Ok(0);
         }
-        if !is_planted(Bug::SpilledUnseen) {
-            match self.copy_group(seen.ino, &inode, seen.group)? {
-                Some(now) if now.form == seen.form && now.copied == seen.copied => {}
-                _ => return Ok(0),
-            }
+        if !self.is_as_copied(&inode, seen)? && !is_planted(Bug::SpilledUnseen) {
+            return Ok(0);
         }
         let place = SpillPlace(base + seen.at);
         let object = objects::spilled_head(seen.code, seen.bytes, seen.payload());
@@ -221,7 +244,8 @@ impl Fs {
                 small::pack_group(&mut tx, &mut inode, seen.group, chunks, head, false)?;
             }
         }
-        self.store(&mut tx, seen.ino, &inode)?;
+        // A full store must be able to spill.
+        self.store_removing(&mut tx, seen.ino, &inode)?;
         // Before the commit: afterwards the next removal may come at once.
         let range = LetGo { at: place.0, bytes: object.spilled_bytes(), stood_for: seen.bytes };
         if !is_planted(Bug::SpilledNotCounted) {
@@ -229,6 +253,19 @@ impl Fs {
         }
         self.packing.commit_spilled(tx).inspect_err(|_| self.spill.map.remove(&range))?;
         Ok(seen.gain)
+    }
+
+    /// Is the group still what was copied? The caller holds the inode's lock.
+    fn is_as_copied(&self, inode: &Inode, seen: &Candidate) -> Result<bool> {
+        if let Form::Spilled(object, place) = seen.form {
+            let ChunkRef::Packed(slot) = small::sure_ref(&self.region, inode, seen.group * GROUP_CHUNKS)? else {
+                return Ok(false);
+            };
+            let now = Placed::load(&self.region, slot)?;
+            return Ok((now.object, now.place) == (object, Some(place)));
+        }
+        let now = self.copy_group(seen.ino, inode, seen.group)?;
+        Ok(now.is_some_and(|now| now.form == seen.form && now.copied == seen.copied))
     }
 }
 

@@ -81,6 +81,8 @@ pub enum Operation {
     BringBack,
     /// What nothing refers to on bulk storage is let go of.
     SpillTick,
+    /// What is spilled moves there, together.
+    CleanSpilled,
     /// Short files that are packed from now on have a dictionary; its bytes by tag.
     AddDictionary(u64),
     /// Time passes until everything not yet durable is older than the commit age.
@@ -234,6 +236,7 @@ impl Operation {
             AddDictionary(tag) => fs.add_dictionary(bytes(tag, 700)),
             PackAll => fs.pack_all(&mut |_, _| {}).map(drop),
             SpillAll => fs.spill_all().map(drop),
+            CleanSpilled => fs.clean_spilled(),
             BringBack => fs.bring_all_back().map(drop),
             // The first tick may see that not all inodes were looked at.
             SpillTick => fs.spill_tick().and_then(|()| fs.spill_tick()),

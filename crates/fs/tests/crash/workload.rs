@@ -235,10 +235,11 @@ pub fn packed(steps: &[Step]) -> Vec<Vec<Operation>> {
 pub fn spilled(steps: &[Step]) -> Vec<Vec<Operation>> {
     let all = |step: &Step| {
         let (operation, fsync) = (step.operation.clone(), Fsync(step.file));
-        [
+        vec![
             vec![SpillAll, operation.clone(), fsync.clone()],
             vec![PackAll, SpillAll, Sync, operation.clone(), SpillTick],
             vec![operation.clone(), SpillAll, BringBack],
+            vec![SpillAll, operation.clone(), CleanSpilled, fsync.clone()],
             vec![PackAll, operation, SpillAll, fsync, BringBack, SpillTick],
         ]
     };

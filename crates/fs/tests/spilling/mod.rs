@@ -142,3 +142,28 @@ pub fn swept() {
     let spilled = after.fs.spilled();
     assert_eq!((spilled.groups, spilled.bytes, spilled.stored), (1, LEN as u64, 100_352), "{spilled:?}");
 }
+
+/// Blocks of which most files went are cleaned when bulk storage is short: the others are still whole.
+pub fn cleaned() {
+    let store = Store::new(Setup { bulk_blocks: 40, threshold: 128 << 10, ..Setup::default() });
+    let files: Vec<_> =
+        (0..300).map(|seed| (make(&store, format!("f{seed}").as_bytes(), &noise(seed, 8000)), seed)).collect();
+    assert!(store.fs.spill_all().unwrap() > 0);
+    let full = store.fs.spilled().blocks;
+    assert!(full > 30 << 16, "{full}");
+    for &(_, seed) in files.iter().filter(|(_, seed)| seed % 8 != 0) {
+        store.fs.unlink(ROOT, format!("f{seed}").as_bytes()).unwrap();
+    }
+    assert_eq!(store.fs.spilled().blocks, full, "each block has one file left");
+    sweep(&store.fs);
+    assert!(store.fs.spilled().blocks < full / 4, "{} of {full}", store.fs.spilled().blocks);
+    make(&store, b"large", &vec![7; 30 << 16]);
+    for &(ino, seed) in files.iter().filter(|(_, seed)| seed % 8 == 0) {
+        assert!(read(&store.fs, ino, 0, 8000) == Ok(noise(seed, 8000)), "{seed}");
+    }
+    let after = store.after_process_crash();
+    for &(ino, seed) in files.iter().filter(|(_, seed)| seed % 8 == 0) {
+        assert!(read(&after.fs, ino, 0, 8000) == Ok(noise(seed, 8000)), "{seed}");
+    }
+    crate::store::check(after.setup, &after.world, false).unwrap();
+}
