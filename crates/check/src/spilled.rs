@@ -15,6 +15,8 @@ use crate::report::{FindingKind, Report};
 pub(crate) struct Spilled {
     /// The spill file; zero: there is none.
     pub file: Ino,
+    generation: u32,
+    named: bool,
     /// Is that inode in use, and does it have an extent map?
     pub is_used: bool,
     pub is_large: bool,
@@ -31,13 +33,17 @@ impl Spilled {
             let sentence = "there is a spill file, but the store lacks the feature".to_string();
             report.error(FindingKind::SpillFile, Some(file), Some(ROOTS_AT.get()), sentence);
         }
-        Spilled { file, ..Spilled::default() }
+        Spilled { file, generation: roots.spill_generation.get(), named: !file.is_none(), ..Spilled::default() }
     }
 
     /// An inode in use.
     pub fn inode(&mut self, ino: Ino, inode: &Inode, report: &mut Report) {
         if ino != self.file || ino.is_none() {
             return;
+        }
+        if inode.generation != self.generation {
+            // The file was lost, and its number has another user.
+            return self.file = Ino::ZERO;
         }
         (self.is_used, self.is_large) = (true, inode.layout == Layout::Extents);
         let may_be = inode.is_file() && matches!(inode.layout, Layout::Empty | Layout::Extents);
@@ -57,8 +63,9 @@ impl Spilled {
 
     /// After the walk: compares ranges and blocks.
     pub fn verify(&mut self, report: &mut Report) {
-        if !self.file.is_none() && !self.is_used {
-            let sentence = format!("the roots name inode {} as the spill file, which is not in use", self.file);
+        if self.named && !self.is_used {
+            let sentence =
+                "the spill file that the roots name is lost: small files that are in it are, too".to_string();
             report.error(FindingKind::SpillFile, None, Some(ROOTS_AT.get()), sentence);
         }
         self.mapped.sort_unstable();

@@ -384,7 +384,8 @@ pub struct Roots {
     pub dictionaries: [U64; 2],
     /// Inode number of the spill file, or 0.
     pub spill_file: U32,
-    pub reserved: U32,
+    /// Its generation: the number may have another user, if the file was lost.
+    pub spill_generation: U32,
 }
 
 const _: () = assert!(size_of::<Roots>() == 104);

@@ -27,16 +27,17 @@ mod write;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-use shoal_format::extent::FileBlock;
+use shoal_format::SEGMENT;
+use shoal_format::extent::{FileBlock, LEAF_BYTES};
 use shoal_format::inode::{Ino, Inode, InodeSlot, Layout};
-use shoal_format::{BULK_BLOCK, SEGMENT};
 use shoal_region::Region;
 
 use crate::bulk::may_wait;
+use crate::extents::leaf_count;
 use crate::host_room::Backoff;
 use crate::inode::load_roots;
 use crate::packer::Packer;
@@ -90,8 +91,8 @@ pub struct Spilled {
 pub(crate) struct Spill {
     pub map: Arc<SpillMap>,
     pub warm: Warm,
-    /// The spill file; 0: there is none.
-    file: AtomicU32,
+    /// The spill file, and above its number the generation; 0: there is none.
+    file: AtomicU64,
     percent: AtomicU8,
     /// The last operation that found no room could have none by spilling.
     is_stuck: AtomicBool,
@@ -126,16 +127,21 @@ pub(super) struct Worker {
     error: Option<Error>,
 }
 
+fn named(ino: u32, generation: u32) -> u64 {
+    u64::from(generation) << 32 | u64::from(ino)
+}
+
 impl Spill {
     pub fn load(region: &Region, percent: u8) -> Result<Spill> {
-        let file = load_roots(region)?.spill_file.get();
+        let roots = load_roots(region)?;
+        let file = named(roots.spill_file.get(), roots.spill_generation.get());
         let map = Arc::new(SpillMap::new(file == 0));
         let told = map.clone();
         region.set_on_let_go(Box::new(move |what| what.iter().for_each(|gone| told.remove(gone))));
         Ok(Spill {
             map,
             warm: Warm::new(),
-            file: AtomicU32::new(file),
+            file: AtomicU64::new(file),
             percent: AtomicU8::new(percent),
             is_stuck: AtomicBool::new(false),
             returns: Mutex::default(),
@@ -145,7 +151,14 @@ impl Spill {
     }
 
     pub fn file(&self) -> Option<Ino> {
-        Some(Ino::new(self.file.load(Relaxed))).filter(|ino| !ino.is_none())
+        Some(Ino::new(self.file.load(Relaxed) as u32)).filter(|ino| !ino.is_none())
+    }
+
+    /// Is the inode with this number the spill file still? Of one that was lost another file may have the number.
+    fn is_file(&self, ino: Ino, inode: &Inode) -> bool {
+        let is_it =
+            named(ino.get(), inode.generation) == self.file.load(Relaxed) && inode.is_file() && inode.nlink == 1;
+        is_it && matches!(inode.layout, Layout::Empty | Layout::Extents)
     }
 
     /// The file was read while it was spilled.
@@ -178,21 +191,45 @@ impl Fs {
         self.spills() && !self.spill.is_stuck.load(Relaxed)
     }
 
+    /// The record of the spill file, whose lock the caller holds.
+    pub(crate) fn load_spill_file(&self, ino: Ino) -> Result<Inode> {
+        match self.load(ino) {
+            Ok(inode) if self.spill.is_file(ino, &inode) => Ok(inode),
+            Ok(_) | Err(Error::Stale) => Err(Error::Corrupt("the spill file is lost; run `shoal check`".into())),
+            Err(error) => Err(error),
+        }
+    }
+
     /// The layout of the spill file, if there is one.
     pub(crate) fn spill_file_layout(&self) -> Option<Layout> {
         let ino = self.spill.file()?;
         let _lock = self.locks.read(ino);
-        self.load(ino).ok().map(|inode| inode.layout)
+        self.load_spill_file(ino).ok().map(|inode| inode.layout)
     }
 
-    /// How much is spilled.
+    /// How much is spilled, as far as it is known ([`Spilled::counting`]).
     pub fn spilled(&self) -> Spilled {
         let spilled = self.spill.map.spilled();
         let blocks = self.spill.file().map_or(0, |ino| {
             let _lock = self.locks.read(ino);
-            self.load(ino).map_or(0, |inode| inode.allocated.saturating_sub(inode.root.capacity()))
+            self.load_spill_file(ino).and_then(|inode| self.spill_file_bytes(&inode)).unwrap_or_default()
         });
-        Spilled { blocks: blocks / BULK_BLOCK * BULK_BLOCK, ..spilled }
+        Spilled { blocks, ..spilled }
+    }
+
+    /// The same once all inodes were looked at.
+    pub fn count_spilled(&self) -> Result<Spilled> {
+        self.look_for_spilled(&mut self.spill.worker.lock(), u64::MAX)?;
+        Ok(self.spilled())
+    }
+
+    /// Bytes of the spill file's blocks.
+    fn spill_file_bytes(&self, inode: &Inode) -> Result<u64> {
+        if inode.layout != Layout::Extents {
+            return Ok(0);
+        }
+        let map = inode.root.capacity() + leaf_count(&self.region, inode.root)? * LEAF_BYTES;
+        Ok(inode.allocated.saturating_sub(map))
     }
 
     /// The memory in use, and all of it (bytes).

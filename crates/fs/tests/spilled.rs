@@ -5,8 +5,9 @@
 
 use std::time::Duration;
 
-use shoal_format::superblock::{FEATURE_SPILLED, MemoryKind};
+use shoal_format::superblock::{FEATURE_SPILLED, MemoryKind, ROOTS_AT};
 use shoal_fs::{Error, Options, ROOT, SetAttr};
+use shoal_media::PersistentMemory;
 use shoal_sim::{Call, Fault, FaultPlan};
 
 use crate::cold::{self, create, options};
@@ -305,4 +306,31 @@ fn an_older_store_gets_the_feature() {
     assert!(read(&fs, ino, 0, 50_000) == Ok(noise(1, 50_000)));
     assert_eq!(fs.usage().inodes, 2, "the spill file is nobody's");
     store.close(fs);
+}
+
+/// The spill file is lost, and its number may be another file's: what was in it cannot be read, and nobody's file takes its place.
+#[test]
+fn a_spill_file_that_is_lost_costs_its_files_alone() {
+    let setup = Setup { bulk_blocks: 100, region_bytes: 16 << 20, ring_bytes: 1 << 20, ..Setup::default() };
+    let mut store = cold::Store::new(setup);
+    let fs = store.open();
+    let (ino, other) = (create(&fs, "f"), create(&fs, "other"));
+    fs.write(ino, 0, &noise(1, 50_000)).unwrap();
+    fs.spill_all().unwrap();
+    fs.write(other, 0, &noise(2, 50_000)).unwrap();
+    fs.shutdown().unwrap();
+    drop(fs);
+    store.world.memory(0).write(ROOTS_AT.get() + 100, &77u32.to_le_bytes());
+    let fs = store.open();
+    for _ in 0..3 {
+        assert!(matches!(read(&fs, ino, 0, 50_000), Err(Error::Io(_))));
+        assert!(matches!(fs.write(ino, 0, b"new"), Err(Error::Io(_))));
+        assert!(matches!(fs.spill_all(), Err(Error::Corrupt(_))), "no file gets what was never the spill file's");
+        fs.spill_tick().unwrap();
+        fs.tick().unwrap();
+    }
+    assert!(read(&fs, other, 0, 50_000) == Ok(noise(2, 50_000)));
+    fs.unlink(ROOT, b"f").unwrap();
+    truncate(&fs, other, 10).unwrap();
+    fs.shutdown().unwrap();
 }

@@ -179,6 +179,8 @@ impl Store {
     /// Opens the store for reading, with its log replayed in memory, and reports its state.
     pub fn report(&self) -> Outcome<StoreReport> {
         let opened = self.open(Options { read_only: true, ..Options::default() })?;
+        // Damage is in the number of damaged inodes.
+        let _ = opened.fs.count_spilled();
         Ok(StoreReport::of(&opened.fs, &self.directory, &self.description, None, opened.survives_power_loss))
     }
 }

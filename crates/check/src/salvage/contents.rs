@@ -193,10 +193,16 @@ impl Walk<'_, '_> {
     pub(super) fn find_spill_file(&mut self) -> Result<(), CheckError> {
         let mut bytes = [0; size_of::<Roots>()];
         self.read(ROOTS_AT, &mut bytes)?;
-        let ino = Ino::new(Roots::read_from_bytes(&bytes).expect("size is given").spill_file.get());
+        let roots = Roots::read_from_bytes(&bytes).expect("size is given");
+        let ino = Ino::new(roots.spill_file.get());
         let Some(&place) = self.records.get(&ino) else { return Ok(()) };
-        let Some(inode) = self.inode(place)?.filter(|inode| inode.layout == Layout::Extents) else { return Ok(()) };
+        let Some(inode) = self.inode(place)?.filter(|inode| inode.generation == roots.spill_generation.get()) else {
+            return Ok(());
+        };
         self.seen.insert(ino, None);
+        if inode.layout != Layout::Extents {
+            return Ok(());
+        }
         for record in self.extent_records(b"", &inode)? {
             let decoded = record.decode(self.superblock.bulk_blocks).ok();
             self.spill_file.extend(decoded.filter(|extent| !self.is_lost(extent.flags)));

@@ -44,7 +44,7 @@ impl Fs {
         let mut payload = vec![0; placed.object.payload as usize];
         let spans = {
             let _lock = self.locks.read(file);
-            let inode = self.load(file).map_err(|error| lost(ino, &error))?;
+            let inode = self.load_spill_file(file).map_err(|error| lost(ino, &error))?;
             self.spans(&inode, place.0, payload.len())?
         };
         read_spans(self.bulk()?, &spans, &mut payload).map_err(|error| lost(ino, &error))?;

@@ -14,7 +14,8 @@ use shoal_format::superblock::{FEATURE_PACKED, FEATURE_SPILLED, ROOTS_AT};
 use shoal_region::LetGo;
 use zerocopy::IntoBytes;
 
-use super::Worker;
+use super::{Worker, named};
+use crate::data_lock::FileLock;
 use crate::extents::Mapped;
 use crate::inode::load_roots;
 use crate::namespace::blank_dir;
@@ -49,6 +50,7 @@ impl Fs {
                 let mut tx = self.region.begin_reclaim();
                 let mut roots = load_roots(&tx)?;
                 roots.spill_file = ino.get().into();
+                roots.spill_generation = inode.generation.into();
                 tx.write(ROOTS_AT, roots.as_bytes())?;
                 self.store(&mut tx, ino, &inode)?;
                 tx.commit().map_err(Error::from)
@@ -56,14 +58,20 @@ impl Fs {
         }
         new.keep();
         self.count(&inode, 1);
-        self.spill.file.store(ino.get(), Relaxed);
+        self.spill.file.store(named(ino.get(), inode.generation), Relaxed);
         Ok(ino)
+    }
+
+    fn lock_spill_file(&self, ino: Ino) -> Result<(FileLock<'_>, Inode)> {
+        let (file, _) = self.lock_data(ino, |_| true)?;
+        let inode = self.load_spill_file(ino)?;
+        Ok((file, inode))
     }
 
     /// Writes whole blocks into a hole of the spill file, durably; returns where they begin (bytes).
     pub(super) fn write_spilled(&self, worker: &mut Worker, bytes: &[u8]) -> Result<u64> {
         let ino = self.spill_file()?;
-        let (mut file, mut inode) = self.lock_data(ino, |_| true)?;
+        let (mut file, mut inode) = self.lock_spill_file(ino)?;
         let first = self.hole(worker, &inode, bytes.len() as u64 / BULK_BLOCK)?;
         let mut done = 0;
         while done < bytes.len() {
@@ -122,7 +130,7 @@ impl Fs {
     }
 
     fn unmap_spilled(&self, ino: Ino, from: FileBlock, to: FileBlock) -> Result<u64> {
-        let (_file, mut inode) = self.lock_data(ino, |_| true)?;
+        let (_file, mut inode) = self.lock_spill_file(ino)?;
         let (mut upto, mut blocks) = (to, 0);
         while upto > from && inode.layout == Layout::Extents {
             let before = inode.layout;
@@ -169,7 +177,8 @@ impl Fs {
         let mut block = FileBlock::ZERO;
         while block < FileBlock::END {
             let _lock = self.locks.read(ino);
-            let inode = self.load(ino)?;
+            // One that is lost has nothing to be let go of.
+            let Ok(inode) = self.load_spill_file(ino) else { return Ok(()) };
             match self.mapped(&inode, block)? {
                 Mapped::Hole { until } => block = until,
                 Mapped::At(extent) => {
