@@ -269,13 +269,13 @@ fn start_tickers(fs: &Arc<Fs>) -> io::Result<Vec<Ticker>> {
             ControlFlow::Continue(())
         }
     };
-    let (mut idle, packing) =
-        (logging(|fs| fs.pack_tick().and_then(|()| fs.compact_tick()).and_then(|()| fs.spill_tick())), fs.clone());
+    let (mut idle, packing) = (logging(|fs| fs.pack_tick().and_then(|()| fs.compact_tick())), fs.clone());
     let checkpoint: fn(&Fs) -> _ = |fs| if fs.checkpoint_due() { fs.checkpoint() } else { Ok(()) };
     Ok(vec![
         Ticker::start("log-clock", PERIOD, logging(Fs::tick_log))?,
         Ticker::start("bulk-clock", PERIOD, logging(Fs::tick_bulk))?,
         Ticker::start("checkpoint", PERIOD, logging(checkpoint))?,
+        Ticker::start_quiet("spilling", PERIOD, logging(Fs::spill_tick))?,
         Ticker::start_quiet("idle-work", PERIOD, move |stopping| {
             let flow = idle(stopping);
             if packing.packs_on() && !stopping.is_stopped() {
