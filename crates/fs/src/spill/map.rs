@@ -192,8 +192,8 @@ mod tests {
             map.add(&range(block * BULK_BLOCK, if block % 2 == 0 { BULK_BLOCK } else { 512 * (1 + block) }));
         }
         assert_eq!(map.sparse(3, 2), Some([1, 3, 5].into()));
-        assert_eq!(map.sparse(100, 8), Some([1, 3, 5, 7, 9, 11, 13, 15, 17, 19].into()));
-        assert_eq!(map.sparse(100, 9), None);
+        assert_eq!(map.sparse(100, 9), Some([1, 3, 5, 7, 9, 11, 13, 15, 17, 19].into()));
+        assert_eq!(map.sparse(100, 10), None);
     }
 
     #[test]
