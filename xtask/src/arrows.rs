@@ -23,7 +23,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("shoal-vlog", &["shoal-format", "shoal-media"]),
     ("shoal-netram", &["shoal-format", "shoal-media"]),
     ("shoal-nbd", &["shoal-format", "shoal-media"]),
-    ("shoal-writeback", &["shoal-media"]),
+    ("shoal-writeback", &["shoal-format", "shoal-media"]),
     ("shoal-fuse", &["shoal-format", "shoal-media", "shoal-fs", "shoal-host"]),
     ("shoal-devices", &["shoal-format", "shoal-media", "shoal-host", "shoal-vlog", "shoal-netram", "shoal-nbd"]),
     (

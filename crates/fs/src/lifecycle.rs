@@ -68,8 +68,8 @@ pub struct Options {
     pub pack_inodes: bool,
     /// How files' data are packed, in directories that say nothing else.
     pub method: Method,
-    /// An earlier program's name for the present boot: a log that names it saw no power loss either.
-    pub earlier_boot_id: Option<[u8; 16]>,
+    /// Earlier openings' names for the present boot: a log that names one of them saw no power loss either.
+    pub earlier_boot_ids: Vec<[u8; 16]>,
 }
 
 impl Default for Options {
@@ -87,7 +87,7 @@ impl Default for Options {
             pack_load: PACK_LOAD,
             pack_inodes: true,
             method: Method::default(),
-            earlier_boot_id: None,
+            earlier_boot_ids: Vec::new(),
         }
     }
 }
@@ -144,10 +144,14 @@ impl Fs {
         }
         Bulk::check(parts.bulk.as_deref(), Superblock::decode(&page)?.bulk_blocks)?;
         let nonce = parts.region.nonce;
-        let (region, mut recovery) = Region::open_unsettled(parts.region, options.read_only, options.earlier_boot_id)?;
+        let (region, mut recovery) = Region::open_unsettled(parts.region, options.read_only, &options.earlier_boot_ids)?;
         // A device with a cache in the process that died has lost what a power loss would have lost.
         let survives = parts.bulk.as_ref().is_none_or(|bulk| bulk.geometry().survives_process);
         recovery.power_lost |= !recovery.clean && !survives;
+        if let Some(bulk) = &parts.bulk {
+            // Before anything is read from it: of another life's blocks nothing may show.
+            bulk.adopt(recovery.continues && !recovery.clean && !recovery.power_lost);
+        }
         let fs = Fs::assemble(region, parts.bulk, parts.clock, options, recovery.power_lost)?;
         fs.load_limits()?;
         let root = fs.load(crate::ROOT)?;
