@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use shoal_fs::{AccessTimes, Method};
 use shoal_fuse::{Access, MountOptions, Transport};
+use shoal_store::rule_of;
 
 /// Go on from the saved image of `battery` memory. This option is about opening the store, not about the mount.
 pub const RESTORE: &str = "restore";
@@ -87,6 +88,9 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
             return Ok(());
         }
         "compress" | "pack_age" | "pack_load" => return packing(options, name, value, number),
+        "cache_size" | "cache_dir" | "update_policy" | "update_rate" | "hold" => {
+            return held_writes(options, name, value);
+        }
         "errors" => {
             return match value {
                 Some("remount-ro") => Ok(()),
@@ -162,6 +166,32 @@ fn packing(
     Ok(())
 }
 
+/// How long writes of large files are held back, and where.
+fn held_writes(options: &mut MountOptions, name: &str, value: Option<&str>) -> Result<(), String> {
+    let example = match name {
+        "cache_size" => "512M",
+        "cache_dir" => "/dev/shm",
+        "update_policy" => "aipu:30s",
+        "update_rate" => "64M",
+        _ => "10m",
+    };
+    let text = value.filter(|text| !text.is_empty());
+    let text = text.ok_or_else(|| format!("mount option `{name}` needs a value, such as `{name}={example}`"))?;
+    let size = || text.parse::<shoal_devices::size::Size>().map(|size| size.0);
+    let policy = |text: String| rule_of(Some(&text), None, &Default::default()).map(|_| Some(text));
+    match name {
+        "cache_size" => options.cache_bytes = Some(size()?),
+        "cache_dir" => {
+            let path = std::path::absolute(text).map_err(|error| format!("mount option `{name}={text}`: {error}"))?;
+            options.cache_dir = Some(path);
+        }
+        "update_policy" => options.update_policy = policy(text.to_string())?,
+        "update_rate" => options.update_rate = Some(size()?),
+        _ => options.update_policy = policy(format!("hold:{text}"))?,
+    }
+    Ok(())
+}
+
 /// An option that names a default takes back the opposite option before it.
 fn undo(options: &mut MountOptions, name: &str) {
     match name {
@@ -183,7 +213,7 @@ fn unknown(word: &str) -> String {
         "unknown mount option `{word}`; use some of ro, rw, remount, noatime, strictatime, nodev, nosuid, noexec, sync, \
          nosymfollow, allow_other, allow_root, nodefault_permissions, private, noxattr, writeback, threads=N, transport=dev|uring, read_ahead=SIZE, \
          compress=METHOD, pack_age=SECONDS, pack_load=PERCENT, nopack_inodes, \
-         clone_fd, restore"
+         cache_size=SIZE, cache_dir=DIR, update_policy=POLICY, update_rate=SIZE, hold=TIME, clone_fd, restore"
     )
 }
 

@@ -46,6 +46,8 @@ pub fn run(directory: &Path, mountpoint: &Path, lists: &[String]) -> Outcome<Rem
         let question = Question::Remount {
             read_only: options.read_only,
             access_times: access_times_name(options.access_times).into(),
+            update_policy: options.update_policy.clone(),
+            update_rate: options.update_rate,
         };
         let answer = control::ask(directory, &question)?;
         answer.map(drop).ok_or_else(|| {
@@ -98,6 +100,8 @@ fn unchangeable(entry: &MountEntry, lists: &[String]) -> Vec<String> {
             | "transport"
             | "read_ahead"
             | "compress"
+            | "cache_size"
+            | "cache_dir"
             | "pack_age"
             | "pack_load"
             | "pack_inodes"

@@ -263,7 +263,10 @@ mod tests {
 
     #[test]
     fn places_follow_each_other_and_group_words_say_which_group() {
-        assert_eq!((group_word_at(0), first_group_at(1), first_group_at(512), first_group_at(513)), (4096, 8192, 8192, 12288));
+        assert_eq!(
+            (group_word_at(0), first_group_at(1), first_group_at(512), first_group_at(513)),
+            (4096, 8192, 8192, 12288)
+        );
         assert_eq!(slot_at(1, 0), 8192 + 12288);
         assert_eq!((entry_at(2, 256) - entry_at(2, 0), slot_at(2, 256) - slot_at(2, 0)), (CACHE_GROUP, CACHE_GROUP));
         assert_eq!(cache_bytes(3), first_group_at(3) + 3 * CACHE_GROUP);

@@ -209,12 +209,7 @@ impl Region {
         })
     }
 
-    fn open_naming(
-        parts: Parts,
-        read_only: bool,
-        present_boot: bool,
-        also: &[[u8; 16]],
-    ) -> Result<(Region, Recovery)> {
+    fn open_naming(parts: Parts, read_only: bool, present_boot: bool, also: &[[u8; 16]]) -> Result<(Region, Recovery)> {
         let (superblock, anchor) = read_head(parts.memory.as_ref())?;
         if superblock.memory_kind.has_ring() {
             let end = ring_end(&parts.memory, &superblock, &anchor)?;

@@ -50,6 +50,11 @@ pub enum Question {
     Remount {
         read_only: bool,
         access_times: String,
+        /// Another update policy, and another bound on what leaves in a second (0: none).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        update_policy: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        update_rate: Option<u64>,
     },
     /// New limits within the layout; `None` leaves a limit as it is.
     Resize {

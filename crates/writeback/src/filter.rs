@@ -22,12 +22,15 @@ use parking_lot::{Mutex, MutexGuard};
 use shoal_format::cache::{CACHE_SLOT, CacheEntry};
 use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request, Result, block};
 
+use crate::S_NS;
 use crate::dirty_set::DirtySet;
 use crate::planted::{Bug, is_planted};
 use crate::policy::{Policy, Rule};
 use crate::slots::{Cache, SlotBytes};
 use crate::state::{Run, State, Step, Then};
 
+/// Where the filter's time begins on the clock's (ns): 30 days before, so that what an earlier process held keeps its age.
+const BEFORE_NS: u64 = 30 * 24 * 3600 * S_NS;
 const BLOCK: usize = CACHE_SLOT as usize;
 /// Empty groups of slots kept for the next writes, and given back in a tick.
 const GROUPS_KEPT: usize = 8;
@@ -99,7 +102,7 @@ impl WriteBack {
     /// Changes the rule for held blocks and for writes to come.
     pub fn set_rule(&self, rule: Rule) {
         let mut state = self.0.state.lock();
-        state.dirty.set_rule(rule, self.0.clock.monotonic_ns());
+        state.dirty.set_rule(rule, self.0.now_ns());
         // The device may have got changes that went past.
         state.changes += 1;
         self.0.note_passage(&state);
@@ -122,7 +125,8 @@ impl WriteBack {
 
     /// When to call [`WriteBack::tick`] next (ns of the clock); `None`: when something is written.
     pub fn next_ns(&self) -> Option<u64> {
-        self.0.state.lock().dirty.next_ns(self.0.clock.monotonic_ns())
+        let next_ns = self.0.state.lock().dirty.next_ns(self.0.now_ns());
+        next_ns.map(|next_ns| next_ns.saturating_sub(BEFORE_NS))
     }
 
     /// Bytes that no device is known to hold.
@@ -132,7 +136,7 @@ impl WriteBack {
 
     pub fn report(&self) -> Report {
         let state = self.0.state.lock();
-        let (now, counts) = (self.0.clock.monotonic_ns(), &self.0.counts);
+        let (now, counts) = (self.0.now_ns(), &self.0.counts);
         let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
         Report {
             rule: *state.dirty.rule(),
@@ -234,8 +238,12 @@ fn lay_over(newer: &[(u64, Box<[u8]>)], at: u64, out: &mut [u8]) {
 }
 
 impl Inner {
+    fn now_ns(&self) -> u64 {
+        self.clock.monotonic_ns() + BEFORE_NS
+    }
+
     fn now(&self) -> (u64, i64) {
-        (self.clock.monotonic_ns(), self.clock.now_ns())
+        (self.now_ns(), self.clock.now_ns())
     }
 
     fn note_passage(&self, state: &State) {
@@ -302,7 +310,7 @@ impl Inner {
             Request::Write { at, buffer, fua } => self.take_write(at, buffer, fua, done, false),
             Request::Flush => self.flush(None, done),
             Request::Trim { at, len } | Request::WriteZeroes { at, len, .. } => {
-                let now_ns = self.clock.monotonic_ns();
+                let now_ns = self.now_ns();
                 let mut state = self.state.lock();
                 let range = match state.refuse().and_then(|()| self.blocks(at, len)) {
                     Ok(range) => range,
@@ -346,13 +354,17 @@ impl Inner {
 
     /// Waits for the versions of now in `ranges`, or of everything, to be on the device; then flushes it.
     fn flush(self: &Arc<Inner>, ranges: Option<&[(u64, u64)]>, done: Completion) {
-        let now_ns = self.clock.monotonic_ns();
+        let now_ns = self.now_ns();
         let mut state = self.state.lock();
         let lines = state.refuse().and_then(|()| match ranges {
             None => Ok(state.lines_in(None)),
             Some(ranges) => {
                 let blocks = ranges.iter().map(|&(at, len)| self.blocks(at, len));
-                Ok(blocks.collect::<Result<Vec<_>>>()?.into_iter().flat_map(|range| state.lines_in(Some(range))).collect())
+                Ok(blocks
+                    .collect::<Result<Vec<_>>>()?
+                    .into_iter()
+                    .flat_map(|range| state.lines_in(Some(range)))
+                    .collect())
             }
         });
         match lines {
@@ -380,7 +392,7 @@ impl Inner {
             }
             let may_wait = state.dirty.rule().policy != Policy::WriteThrough && state.blocked.is_empty();
             let range = self.blocks(at, bytes.len() as u64).ok().filter(|_| may_wait)?;
-            let slots = state.slots.take(range.end - range.start, self.clock.monotonic_ns())?;
+            let slots = state.slots.take(range.end - range.start, self.now_ns())?;
             state.storing += 1;
             slots
         };
@@ -420,7 +432,7 @@ impl Inner {
     }
 
     fn take_write(self: &Arc<Inner>, at: u64, buffer: Vec<u8>, fua: bool, done: Completion, again: bool) {
-        let now_ns = self.clock.monotonic_ns();
+        let now_ns = self.now_ns();
         let mut state = self.state.lock();
         let range = match state.refuse().and_then(|()| self.blocks(at, buffer.len() as u64)) {
             Ok(range) => range,
@@ -466,7 +478,7 @@ impl Inner {
     fn ring_or_go_on(self: &Arc<Inner>, state: MutexGuard<'_, State>) {
         let bell = self.bell.lock().clone();
         let Some(ring) = bell else { return self.go_on(state) };
-        let is_pressed = state.is_pressed(self.clock.monotonic_ns()) || state.minds_reads();
+        let is_pressed = state.is_pressed(self.now_ns()) || state.minds_reads();
         drop(state);
         if is_pressed {
             ring();
@@ -480,7 +492,7 @@ impl Inner {
             return;
         }
         while std::mem::take(&mut state.look_again) {
-            let steps = state.plan(self.clock.monotonic_ns());
+            let steps = state.plan(self.now_ns());
             self.note_passage(&state);
             MutexGuard::unlocked(&mut state, || steps.into_iter().for_each(|step| self.carry_out(step)));
         }
@@ -540,7 +552,7 @@ impl Inner {
         let at = run.first * CACHE_SLOT;
         let written = move |result: Result<Vec<u8>>| {
             let mut state = inner.state.lock();
-            state.written(&run, result.map(drop), inner.clock.monotonic_ns());
+            state.written(&run, result.map(drop), inner.now_ns());
             inner.go_on(state);
         };
         self.below.submit(Request::Write { at, buffer, fua: false }, Box::new(written));

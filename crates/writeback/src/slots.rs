@@ -14,8 +14,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use shoal_format::cache::{
-    CACHE_ENTRY, CACHE_GROUP, CACHE_GROUP_INDEX, CACHE_GROUP_SLOTS, CACHE_GROUPS_MAX, CACHE_SLOT, CacheEntry, CacheHeader,
-    cache_bytes, decode_group_word, entry_at, first_group_at, group_at, group_word, group_word_at, slot_at,
+    CACHE_ENTRY, CACHE_GROUP, CACHE_GROUP_INDEX, CACHE_GROUP_SLOTS, CACHE_GROUPS_MAX, CACHE_SLOT, CacheEntry,
+    CacheHeader, cache_bytes, decode_group_word, entry_at, first_group_at, group_at, group_word, group_word_at,
+    slot_at,
 };
 use shoal_media::{MediaError, PersistentMemory, Result};
 use zerocopy::IntoBytes;
@@ -93,7 +94,12 @@ impl Cache {
     pub fn open(memory: Arc<dyn PersistentMemory>, owner: &Owner) -> std::result::Result<Cache, CacheError> {
         let mut bytes = [0; CacheHeader::BYTES];
         if memory.len() < bytes.len() as u64 {
-            return Err(shoal_format::FormatError::Short { what: "write-back cache", expected: bytes.len(), found: memory.len() as usize }.into());
+            return Err(shoal_format::FormatError::Short {
+                what: "write-back cache",
+                expected: bytes.len(),
+                found: memory.len() as usize,
+            }
+            .into());
         }
         memory.read(0, &mut bytes);
         let header = CacheHeader::decode(&bytes, memory.len())?;
@@ -142,11 +148,14 @@ impl Cache {
                 if !entry.fits(&data) && !is_planted(Bug::SumsUnread) {
                     return Err(CacheError::Sum(block));
                 }
-                newest.entry(block).and_modify(|other| {
-                    if other.version < found.version {
-                        *other = found;
-                    }
-                }).or_insert(found);
+                newest
+                    .entry(block)
+                    .and_modify(|other| {
+                        if other.version < found.version {
+                            *other = found;
+                        }
+                    })
+                    .or_insert(found);
             }
         }
         self.found = newest.into_values().collect();

@@ -180,7 +180,12 @@ impl State {
     /// Nothing is held, on its way or awaited.
     pub fn is_idle(&self) -> bool {
         let queued = self.urgent.is_empty() && self.going.is_empty() && self.leaving.is_empty();
-        self.held == 0 && self.storing == 0 && queued && self.waiters.is_empty() && self.blocked.is_empty() && self.found.is_empty()
+        self.held == 0
+            && self.storing == 0
+            && queued
+            && self.waiters.is_empty()
+            && self.blocked.is_empty()
+            && self.found.is_empty()
     }
 
     /// Is there something for [`State::plan`] to do soon, though nobody waits?
@@ -249,7 +254,10 @@ impl State {
     pub fn held_in(&self, range: std::ops::Range<u64>) -> impl Iterator<Item = (u64, Held)> {
         let lines = self.lines.range(range.start / LINE_BLOCKS..range.end.div_ceil(LINE_BLOCKS));
         let blocks = lines.flat_map(|(line, held)| {
-            held.blocks.iter().enumerate().filter_map(move |(at, held)| Some((line * LINE_BLOCKS + at as u64, (*held)?)))
+            held.blocks
+                .iter()
+                .enumerate()
+                .filter_map(move |(at, held)| Some((line * LINE_BLOCKS + at as u64, (*held)?)))
         });
         blocks.filter(move |(block, _)| range.contains(block))
     }
@@ -296,8 +304,10 @@ impl State {
 
     /// Lines of a range that hold something or are being written; all, without a range.
     pub fn lines_in(&self, range: Option<std::ops::Range<u64>>) -> BTreeSet<u64> {
-        let (from, to) = range.map_or((0, u64::MAX), |range| (range.start / LINE_BLOCKS, range.end.div_ceil(LINE_BLOCKS)));
-        let leaving = self.leaving.keys().filter(|line| (from..to).contains(line) && !is_planted(Bug::RangeSkipsLeaving));
+        let (from, to) =
+            range.map_or((0, u64::MAX), |range| (range.start / LINE_BLOCKS, range.end.div_ceil(LINE_BLOCKS)));
+        let leaving =
+            self.leaving.keys().filter(|line| (from..to).contains(line) && !is_planted(Bug::RangeSkipsLeaving));
         self.lines.range(from..to).map(|(line, _)| *line).chain(leaving.copied()).collect()
     }
 
@@ -412,7 +422,9 @@ impl State {
     fn next_lines(&mut self) -> Option<Vec<u64>> {
         let queue = if self.urgent.is_empty() { &mut self.going } else { &mut self.urgent };
         let mut lines = vec![queue.pop_front()?];
-        while lines.len() < JOINED_BLOCKS_MAX / LINE_BLOCKS as usize && queue.front() == lines.last().map(|line| line + 1).as_ref() {
+        while lines.len() < JOINED_BLOCKS_MAX / LINE_BLOCKS as usize
+            && queue.front() == lines.last().map(|line| line + 1).as_ref()
+        {
             lines.extend(queue.pop_front());
         }
         Some(lines)
@@ -432,7 +444,8 @@ impl State {
             for (at, held) in held.blocks.iter().enumerate() {
                 let Some(held) = held else { continue };
                 let block = line * LINE_BLOCKS + at as u64;
-                let joins = |run: &Run| run.first + run.blocks.len() as u64 == block && run.blocks.len() < JOINED_BLOCKS_MAX;
+                let joins =
+                    |run: &Run| run.first + run.blocks.len() as u64 == block && run.blocks.len() < JOINED_BLOCKS_MAX;
                 match runs.last_mut().filter(|run| joins(run)) {
                     Some(run) => {
                         leaving.runs += usize::from(run.first / LINE_BLOCKS != line && at == 0);

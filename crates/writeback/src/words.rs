@@ -101,7 +101,8 @@ mod tests {
 
     #[test]
     fn policies_are_written_as_they_are_read() {
-        let all = "write-through pu:30s aipu:30s aipu:5s:100ms ipu:1s purp:30s:1m irp:30s:1m sprite:30s:5s hold:10m pu:2h";
+        let all =
+            "write-through pu:30s aipu:30s aipu:5s:100ms ipu:1s purp:30s:1m irp:30s:1m sprite:30s:5s hold:10m pu:2h";
         for text in all.split(' ') {
             assert_eq!(text.parse::<Policy>().unwrap().to_string(), text);
         }
@@ -112,7 +113,17 @@ mod tests {
 
     #[test]
     fn what_is_no_policy_is_named() {
-        for text in ["", "bdflush", "aipu:", "aipu:0s", "aipu:8d", "pu:1s:2s", "aipu:1s:1s:1s", "write-through:1s", "hold:9999h"] {
+        for text in [
+            "",
+            "bdflush",
+            "aipu:",
+            "aipu:0s",
+            "aipu:8d",
+            "pu:1s:2s",
+            "aipu:1s:1s:1s",
+            "write-through:1s",
+            "hold:9999h",
+        ] {
             assert!(text.parse::<Policy>().unwrap_err().contains('`'), "{text}");
         }
     }

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request, Result};
 use shoal_media::PersistentMemory;
+use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request, Result};
 use shoal_sim::{Random, SimMemory};
 use shoal_writeback::{Cache, Owner, Policy, Rule, S_NS, Shape, WriteBack};
 
