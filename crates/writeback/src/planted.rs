@@ -17,8 +17,8 @@ shoal_media::plantable! {
         StaleGroup,
         /// Blocks held for another life are taken for this one's.
         AdoptAny,
-        /// A flush of ranges leaves out the blocks that are being written.
-        RangeSkipsLeaving,
+        /// A flush does not wait for blocks that are being written.
+        FlushSkipsLeaving,
         /// A flush of ranges leaves out the device's own flush.
         RangeNoFlush,
         /// A write that has failed is forgotten.

@@ -306,8 +306,7 @@ impl State {
     pub fn lines_in(&self, range: Option<std::ops::Range<u64>>) -> BTreeSet<u64> {
         let (from, to) =
             range.map_or((0, u64::MAX), |range| (range.start / LINE_BLOCKS, range.end.div_ceil(LINE_BLOCKS)));
-        let leaving =
-            self.leaving.keys().filter(|line| (from..to).contains(line) && !is_planted(Bug::RangeSkipsLeaving));
+        let leaving = self.leaving.keys().filter(|line| (from..to).contains(line));
         self.lines.range(from..to).map(|(line, _)| *line).chain(leaving.copied()).collect()
     }
 
@@ -318,7 +317,8 @@ impl State {
         let mut left = 0;
         for line in lines {
             let lacks = self.lines.get(&line).is_some_and(|held| held.lacks(version));
-            if !lacks && !self.leaving.contains_key(&line) {
+            let is_leaving = self.leaving.contains_key(&line);
+            if !lacks && !is_leaving || is_leaving && is_planted(Bug::FlushSkipsLeaving) {
                 continue;
             }
             left += 1;
