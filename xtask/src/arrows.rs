@@ -66,7 +66,8 @@ const ASSEMBLY: &[&str] = &[
 ];
 
 /// The crates that tests may use beside their crate's own dependencies.
-const FOR_TESTS: &[&str] = &["shoal-format", "shoal-media", "shoal-host", "shoal-sim", "shoal-region", "shoal-check"];
+const FOR_TESTS: &[&str] =
+    &["shoal-format", "shoal-media", "shoal-host", "shoal-sim", "shoal-region", "shoal-check", "shoal-writeback"];
 
 /// Findings in the workspace at `root`.
 pub fn check(root: &Path) -> Result<Vec<String>, String> {

@@ -290,7 +290,7 @@ impl Inner {
 
     fn read_begins(self: &Arc<Inner>) {
         let mut state = self.state.lock();
-        state.read_begins();
+        state.read_begins(self.now_ns());
         if state.minds_reads() {
             self.ring_or_go_on(state);
         }

@@ -18,7 +18,7 @@ use crate::dirty_set::DirtySet;
 use crate::planted::{Bug, is_planted};
 use crate::policy::{Load, Policy};
 use crate::slots::{Found, Slots};
-use crate::{BlockId, FileId};
+use crate::{BlockId, FileId, S_NS};
 
 /// All blocks count as one file's, since files are not known below the file system.
 pub(crate) const FILE: FileId = FileId(0);
@@ -29,6 +29,10 @@ const JOINED_BLOCKS_MAX: usize = 256;
 /// Writes under way at a time, and their bytes.
 const WRITES_MAX: u64 = 16;
 const WRITES_BYTES_MAX: u64 = 4 << 20;
+/// The same for writes that nobody waits for, while the device has readers, and how long it counts as having them (ns).
+const ASIDE_WRITES_MAX: u64 = 2;
+const ASIDE_BYTES_MAX: u64 = 256 << 10;
+const READERS_NS: u64 = S_NS;
 /// Lines taken at a time when memory is short.
 const PRESSURE_LINES: usize = 64;
 
@@ -118,6 +122,8 @@ pub(crate) struct State {
     /// Writes whose bytes are on their way into slots.
     pub storing: u64,
     reads_waiting: u64,
+    /// When the device last had a read.
+    read_ns: u64,
     writes: u64,
     writes_bytes: u64,
     /// Changes that reached the device, and those of them that a completed flush of it covers.
@@ -152,6 +158,7 @@ impl State {
             version: 0,
             storing: 0,
             reads_waiting: 0,
+            read_ns: 0,
             writes: 0,
             writes_bytes: 0,
             changes: 1,
@@ -288,8 +295,9 @@ impl State {
     }
 
     /// Counts a read that has gone to the device, or has come back from it.
-    pub fn read_begins(&mut self) {
+    pub fn read_begins(&mut self, now_ns: u64) {
         self.reads_waiting += 1;
+        self.read_ns = now_ns;
         self.is_awake = true;
     }
 
@@ -381,9 +389,8 @@ impl State {
             return steps;
         }
         self.choose(now_ns);
-        while self.writes < WRITES_MAX
-            && self.writes_bytes < WRITES_BYTES_MAX
-            && let Some(lines) = self.next_lines()
+        while self.may_write(now_ns)
+            && let Some(lines) = self.next_lines(now_ns)
         {
             self.leave(&lines, now_ns, &mut steps);
         }
@@ -418,13 +425,27 @@ impl State {
         self.going.extend(chosen);
     }
 
+    /// Does what leaves go beside readers, and nobody waits for it? Then in small steps.
+    fn is_aside(&self, now_ns: u64) -> bool {
+        let has_readers = self.reads_waiting > 0 || now_ns < self.read_ns + READERS_NS;
+        has_readers && self.urgent.is_empty() && !self.is_pressed(now_ns)
+    }
+
+    /// May another write be on its way?
+    fn may_write(&self, now_ns: u64) -> bool {
+        match self.is_aside(now_ns) {
+            true => self.writes < ASIDE_WRITES_MAX && self.writes_bytes < ASIDE_BYTES_MAX,
+            false => self.writes < WRITES_MAX && self.writes_bytes < WRITES_BYTES_MAX,
+        }
+    }
+
     /// Neighbouring lines that go next.
-    fn next_lines(&mut self) -> Option<Vec<u64>> {
+    fn next_lines(&mut self, now_ns: u64) -> Option<Vec<u64>> {
+        let bytes = if self.is_aside(now_ns) { ASIDE_BYTES_MAX } else { JOINED_BLOCKS_MAX as u64 * CACHE_SLOT };
+        let most = (bytes / CACHE_SLOT / LINE_BLOCKS) as usize;
         let queue = if self.urgent.is_empty() { &mut self.going } else { &mut self.urgent };
         let mut lines = vec![queue.pop_front()?];
-        while lines.len() < JOINED_BLOCKS_MAX / LINE_BLOCKS as usize
-            && queue.front() == lines.last().map(|line| line + 1).as_ref()
-        {
+        while lines.len() < most && queue.front() == lines.last().map(|line| line + 1).as_ref() {
             lines.extend(queue.pop_front());
         }
         Some(lines)
