@@ -1,6 +1,6 @@
 //! Bugs to plant: rules of this crate that a test can break one at a time (docs/design/testing.md, T7).
 //!
-//! Owns: the list of rules. Left out: the switch (`shoal_media::plantable`), and the harness (`tests/outlives.rs`).
+//! Owns: the list of rules. Left out: the switch (`shoal_media::plantable`), and the harness (`tests/planted.rs`).
 
 shoal_media::plantable! {
     /// A rule that can be broken.
