@@ -162,6 +162,11 @@ impl StoreCache {
         }
     }
 
+    /// Lays what is held over bytes of bulk storage that were read from `at` on.
+    pub fn lay_over(&self, at: u64, out: &mut [u8]) {
+        self.cache.lay_over(at, out);
+    }
+
     /// A new cache, or the reason why there is none.
     pub fn make(directory: &Path, owner: &Owner, period: &[u8; 16], options: &CacheOptions) -> Outcome<StoreCache> {
         let identity: [u8; 16] = shoal_host::random_bytes().during("random numbers")?;

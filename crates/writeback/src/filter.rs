@@ -32,6 +32,8 @@ use crate::state::{Run, State, Step, Then};
 /// Where the filter's time begins on the clock's (ns): 30 days before, so that what an earlier process held keeps its age.
 const BEFORE_NS: u64 = 30 * 24 * 3600 * S_NS;
 const BLOCK: usize = CACHE_SLOT as usize;
+/// Buffers kept for writes.
+const BUFFERS_MAX: usize = 4;
 /// Empty groups of slots kept for the next writes, and given back in a tick.
 const GROUPS_KEPT: usize = 8;
 const GROUPS_GIVEN: usize = 64;
@@ -56,6 +58,8 @@ struct Inner {
     counts: Counts,
     state: Mutex<State>,
     bell: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
+    /// Buffers of writes that have completed: new memory costs a page fault for each of its pages.
+    buffers: Mutex<Vec<Vec<u8>>>,
 }
 
 /// A device with an update policy in front of it.
@@ -96,6 +100,7 @@ impl WriteBack {
             counts: Counts::default(),
             state: Mutex::new(State::new(DirtySet::new(rule), slots, found)),
             bell: Mutex::new(None),
+            buffers: Mutex::default(),
         }))
     }
 
@@ -542,7 +547,8 @@ impl Inner {
     }
 
     fn write_run(self: &Arc<Inner>, run: Run) {
-        let mut buffer = vec![0; run.blocks.len() * BLOCK];
+        let mut buffer = self.buffers.lock().pop().unwrap_or_default();
+        buffer.resize(run.blocks.len() * BLOCK, 0);
         for (held, out) in run.blocks.iter().zip(buffer.chunks_exact_mut(BLOCK)) {
             self.slots.read(held.slot, out);
         }
@@ -551,8 +557,14 @@ impl Inner {
         let inner = self.clone();
         let at = run.first * CACHE_SLOT;
         let written = move |result: Result<Vec<u8>>| {
+            let result = result.map(|buffer| {
+                let mut buffers = inner.buffers.lock();
+                if buffers.len() < BUFFERS_MAX {
+                    buffers.push(buffer);
+                }
+            });
             let mut state = inner.state.lock();
-            state.written(&run, result.map(drop), inner.now_ns());
+            state.written(&run, result, inner.now_ns());
             inner.go_on(state);
         };
         self.below.submit(Request::Write { at, buffer, fua: false }, Box::new(written));

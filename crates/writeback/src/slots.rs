@@ -172,6 +172,20 @@ impl Cache {
         self.found.len() as u64 * CACHE_SLOT
     }
 
+    /// Lays what was found over bytes of the device that were read from `at` on, for a reader that only reads.
+    pub fn lay_over(&self, at: u64, out: &mut [u8]) {
+        let end = at + out.len() as u64;
+        let first = self.found.partition_point(|found| (found.block + 1) * CACHE_SLOT <= at);
+        for found in self.found[first..].iter().take_while(|found| found.block * CACHE_SLOT < end) {
+            let mut bytes = [0; CACHE_SLOT as usize];
+            self.memory.read(slot_at(self.groups, found.slot), &mut bytes);
+            let start = found.block * CACHE_SLOT;
+            let (from, to) = (start.max(at), (start + CACHE_SLOT).min(end));
+            out[(from - at) as usize..(to - at) as usize]
+                .copy_from_slice(&bytes[(from - start) as usize..(to - start) as usize]);
+        }
+    }
+
     pub(crate) fn survives_process(&self) -> bool {
         self.survives_process
     }
