@@ -91,22 +91,7 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         "cache_size" | "cache_dir" | "update_policy" | "update_rate" | "hold" => {
             return held_writes(options, name, value);
         }
-        "errors" => {
-            return match value {
-                Some("remount-ro") => Ok(()),
-                _ => Err(format!(
-                    "mount option `{word}`: a store whose storage failed is read-only; leave the option out, or use `errors=remount-ro`"
-                )),
-            };
-        }
-        "data" => {
-            return match value {
-                Some("ordered" | "writeback") => Ok(()),
-                _ => Err(format!(
-                    "mount option `{word}`: data of large files is written once, before the records that refer to it; leave the option out, or use `data=ordered`"
-                )),
-            };
-        }
+        "errors" | "data" => return ext4_word(name, value, word),
         // Such options are meant for programs that read fstab.
         _ if name.starts_with("x-") || name.starts_with("X-") || name == "comment" || name == "user" => return Ok(()),
         _ if value.is_some() => return Err(unknown(word)),
@@ -141,6 +126,19 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         _ => return Err(unknown(word)),
     }
     Ok(())
+}
+
+/// Words of ext4 that say what a store does anyway.
+fn ext4_word(name: &str, value: Option<&str>, word: &str) -> Result<(), String> {
+    match (name, value) {
+        ("errors", Some("remount-ro")) | ("data", Some("ordered" | "writeback")) => Ok(()),
+        ("errors", _) => Err(format!(
+            "mount option `{word}`: a store whose storage failed is read-only; leave the option out, or use `errors=remount-ro`"
+        )),
+        _ => Err(format!(
+            "mount option `{word}`: data of large files is written once, before the records that refer to it; leave the option out, or use `data=ordered`"
+        )),
+    }
 }
 
 /// How and when what has cooled is packed.
@@ -223,6 +221,23 @@ mod tests {
 
     fn parsed(list: &str) -> MountOptions {
         parse(&[list.to_string()], Path::new("/s"), true).unwrap()
+    }
+
+    #[test]
+    fn held_writes_are_as_asked_for() {
+        let of = |list: &str| parsed(list);
+        let options = of("cache_size=64M,cache_dir=/dev/shm,update_policy=pu:10s,update_rate=8M");
+        assert_eq!((options.cache_bytes, options.update_rate), (Some(64 << 20), Some(8 << 20)));
+        assert_eq!(
+            (options.cache_dir.unwrap().to_str(), options.update_policy.as_deref()),
+            (Some("/dev/shm"), Some("pu:10s"))
+        );
+        assert_eq!(of("update_policy=aipu,hold=10m").update_policy.as_deref(), Some("hold:10m"));
+        for wrong in ["update_policy=bdflush", "update_policy", "hold=long", "cache_size=much", "cache_dir=", "hold=9d"]
+        {
+            let error = parse(&[wrong.to_string()], Path::new("/s"), true).unwrap_err();
+            assert!(!error.is_empty(), "{wrong}");
+        }
     }
 
     #[test]
