@@ -13,6 +13,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rustix::fs::FallocateFlags;
@@ -25,6 +26,8 @@ use crate::{calls, host_kind, named, sync_parent};
 
 /// Alignment of requests and the unit no crash tears (bytes).
 const BLOCK_BYTES: u32 = 512;
+/// Unit in which room is taken for writes to come (bytes).
+const PIECE_BYTES: u64 = 1 << 16;
 /// Zeros written at a time where the file system cannot zero a range itself.
 static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 
@@ -69,6 +72,8 @@ pub struct FileDevice {
     /// The same file, opened to bypass the page cache.
     direct: OnceLock<File>,
     path: PathBuf,
+    /// One bit for each piece of the file whose room was taken.
+    reserved: OnceLock<Box<[AtomicU64]>>,
     bytes: u64,
     poison: Poison,
     name: String,
@@ -134,9 +139,9 @@ impl FileDevice {
     }
 
     fn over(file: File, bytes: u64, path: &Path) -> FileDevice {
-        let (direct, path) = (OnceLock::new(), path.to_path_buf());
+        let (direct, reserved, path) = (OnceLock::new(), OnceLock::new(), path.to_path_buf());
         let name = format!("bulk file {}", path.display());
-        FileDevice { file, direct, path, bytes, poison: Poison::default(), name }
+        FileDevice { file, direct, path, reserved, bytes, poison: Poison::default(), name }
     }
 
     fn io_error(&self, source: io::Error) -> MediaError {
@@ -149,6 +154,16 @@ impl FileDevice {
             return Err(MediaError::OutOfRange { what: self.name.clone(), at, len });
         }
         Ok(())
+    }
+
+    /// The pieces of a range, and the words and bits that stand for them.
+    fn pieces(&self, at: u64, len: u64) -> impl Iterator<Item = (u64, &AtomicU64, u64)> {
+        let words = self.reserved.get_or_init(|| {
+            let words = self.bytes.div_ceil(PIECE_BYTES).div_ceil(64);
+            (0..words).map(|_| AtomicU64::new(0)).collect()
+        });
+        let pieces = at / PIECE_BYTES..(at + len).div_ceil(PIECE_BYTES);
+        pieces.map(move |piece| (piece, &words[(piece / 64) as usize], 1 << (piece % 64)))
     }
 
     fn refuse_poisoned(&self) -> Result<()> {
@@ -171,6 +186,11 @@ impl FileDevice {
         self.check_range(at, len)?;
         if len == 0 {
             return Ok(());
+        }
+        if self.reserved.get().is_some() {
+            for (_, word, bit) in self.pieces(at, len) {
+                word.fetch_and(!bit, Ordering::Relaxed);
+            }
         }
         match calls::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len) {
             // A hint: a file system that cannot follow it keeps the bytes.
@@ -233,6 +253,26 @@ impl BlockDevice for FileDevice {
         done(self.carry_out(request));
     }
 
+    fn reserve(&self, at: u64, len: u64) -> Result<()> {
+        self.check_range(at, len)?;
+        let missing: Vec<u64> = self
+            .pieces(at, len)
+            .filter(|(_, word, bit)| word.load(Ordering::Relaxed) & bit == 0)
+            .map(|(piece, ..)| piece)
+            .collect();
+        let (Some(first), Some(last)) = (missing.first(), missing.last()) else { return Ok(()) };
+        let (from, to) = (first * PIECE_BYTES, ((last + 1) * PIECE_BYTES).min(self.bytes));
+        match calls::fallocate(&self.file, FallocateFlags::KEEP_SIZE, from, to - from) {
+            // A block device, and a file system that cannot: no more than before is known.
+            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NODEV | Errno::SPIPE) => {}
+            Err(e) => return Err(self.io_error(e.into())),
+        }
+        for (_, word, bit) in self.pieces(at, len) {
+            word.fetch_or(bit, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
     fn read_into(&self, at: u64, out: &mut [u8]) -> Result<()> {
         self.check_range(at, out.len() as u64)?;
         if let Some(direct) = self.direct(at, out.len()) {
@@ -291,6 +331,20 @@ mod tests {
         let mut out = [1; 2048];
         shoal_media::read(&device, 4096, &mut out).unwrap();
         assert!(out[..1024].iter().all(|&b| b == 5) && out[1024..].iter().all(|&b| b == 0));
+    }
+
+    #[test]
+    fn room_is_taken_once_and_given_back_by_a_trim() {
+        let (_dir, device) = device();
+        let taken = || device.file.metadata().unwrap().blocks() * 512;
+        device.reserve(4096, 4096).unwrap();
+        assert_eq!(taken(), PIECE_BYTES);
+        device.reserve(0, 2 * PIECE_BYTES).unwrap();
+        assert_eq!(taken(), 2 * PIECE_BYTES);
+        shoal_media::trim(&device, 0, PIECE_BYTES).unwrap();
+        device.reserve(0, 512).unwrap();
+        assert_eq!(taken(), 2 * PIECE_BYTES);
+        assert!(device.reserve(BYTES, 512).is_err());
     }
 
     #[test]

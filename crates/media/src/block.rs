@@ -72,6 +72,13 @@ pub trait BlockDevice: Send + Sync {
         wait(self, Request::Flush).map(drop)
     }
 
+    /// Takes the room that a write to this range will need, so that a write that is held back does not find none later.
+    /// `NoSpace`: there is none, and nothing was changed. A device that has its room for itself has nothing to do.
+    fn reserve(&self, at: u64, len: u64) -> Result<()> {
+        let _ = (at, len);
+        Ok(())
+    }
+
     /// For how long completed writes may be held back from the medium unless a flush asks for them (ns); 0: they leave at
     /// once. A caller that flushes by age alone waits for so long first, and then flushes ranges.
     fn held_for_ns(&self) -> u64 {

@@ -3,7 +3,7 @@
 //! The filter stands between a writer and a device. Written blocks are kept in a [`Cache`] until the dirty set hands them out;
 //! neighbours leave as one write. Under write-through, with nothing held, requests go straight to the device. Rules:
 //! - A write completes at once if the policy lets it wait and there is memory for it; if there is none it waits until other
-//!   blocks have left. Otherwise it completes when its blocks are on the device.
+//!   blocks have left. Room on the device is taken first, so a write that found none is told at once. Otherwise it completes when its blocks are on the device.
 //! - A flush waits until everything completed before it is on the device, and flushes that; a flush of ranges does so for these
 //!   ranges. A device that has nothing new since its last flush is left alone.
 //! - No two writes of a block are under way at the same time, so none overtakes another; a zeroing or trim waits for those
@@ -401,9 +401,22 @@ impl Inner {
             state.storing += 1;
             slots
         };
+        if let Err(error) = self.below.reserve(at, bytes.len() as u64) {
+            self.give_up(slots);
+            return Some(Err(error));
+        }
         let state = self.store(at, bytes, &slots);
         self.ring_or_go_on(state);
         Some(Ok(()))
+    }
+
+    /// Gives slots back into which nothing was stored.
+    fn give_up(self: &Arc<Inner>, slots: Vec<u64>) {
+        let mut state = self.state.lock();
+        state.storing -= 1;
+        slots.into_iter().for_each(|slot| state.slots.reuse(slot));
+        self.note_passage(&state);
+        self.go_on(state);
     }
 
     /// Copies bytes into slots that are taken, and then lets them count.
@@ -463,6 +476,10 @@ impl Inner {
         };
         state.storing += 1;
         drop(state);
+        if let Err(error) = self.below.reserve(at, buffer.len() as u64) {
+            self.give_up(slots);
+            return done(Err(error));
+        }
         let mut state = self.store(at, &buffer, &slots);
         if fua {
             let lines = state.lines_in(Some(range));
