@@ -77,6 +77,8 @@ pub(crate) struct Bulk {
     written: AtomicU64,
     /// The last write covered by the flush submitted last.
     submitted: AtomicU64,
+    /// The last write that a flush of ranges may have to tell from later ones.
+    noted: AtomicU64,
     /// The last write covered by a completed flush.
     flushed: AtomicU64,
     /// Held during a flush.
@@ -127,6 +129,7 @@ impl Bulk {
             // One more than flushed: what an earlier process wrote may not be durable either.
             written: AtomicU64::new(1),
             submitted: AtomicU64::new(0),
+            noted: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
             flushing: Mutex::new(()),
             fresh: Fresh::default(),
@@ -467,9 +470,18 @@ impl Bulk {
         self.flush_ranges(region, &ranges)
     }
 
-    /// The number of the last completed write.
-    pub fn last_written(&self) -> u64 {
-        self.written.load(Ordering::Acquire)
+    /// The number of the last completed write. Ranges of later ones do not join those of writes up to it: under a file's lock it
+    /// tells what a flush of the file's ranges covers from what comes after.
+    pub fn note_writes(&self) -> u64 {
+        let written = self.written.load(Ordering::Acquire);
+        self.noted.fetch_max(written, Ordering::AcqRel);
+        written
+    }
+
+    /// The last write whose range no later one's may join.
+    pub fn last_noted(&self) -> u64 {
+        let noted = if is_planted(Bug::JoinNoted) { 0 } else { self.noted.load(Ordering::Acquire) };
+        self.last_submitted().max(noted)
     }
 
     /// Is everything of a file durable that was written to it?

@@ -323,13 +323,14 @@ impl Fs {
                 self.pace.lock().settled = self.region.last_lsn();
             }
         }
-        let written = bulk.last_written();
         let aged = {
             let mut pace = self.pace.lock();
             if pace.bulk_since.is_some_and(|since| now < since + SETTLE_HELD_NS) {
                 return Ok(());
             }
             pace.bulk_since = Some(now);
+            // A file that is written without pause has ranges of before the mark, and of after it.
+            let written = bulk.note_writes();
             if pace.marks.back().is_none_or(|&(_, number)| number < written) {
                 pace.marks.push_back((now, written));
             }

@@ -78,7 +78,7 @@ shoal_media::plantable! {
         PackedBesideMove,
         /// A decompressed object that is kept is known by its head alone.
         KeptByHead,
-        /// A flush of ranges clears NEW also from blocks that it did not name.
-        RangesClearMore,
+        /// Blocks written beside a flush of ranges join those it names.
+        JoinNoted,
     }
 }

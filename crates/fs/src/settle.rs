@@ -18,6 +18,9 @@ use shoal_format::inode::{INODE_HAS_NEW, Inode, Layout};
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result};
 
+/// Blocks of a file, ascending.
+type Ranges = Vec<(FileBlock, FileBlock)>;
+
 impl Fs {
     /// Is there work for [`Fs::settle_new`]?
     pub(crate) fn has_new(&self) -> bool {
@@ -70,16 +73,14 @@ impl Fs {
     /// Makes large files' data durable by a flush of what their maps name, and clears NEW. The caller holds no locks.
     pub(crate) fn settle_files(&self, inos: &[Ino]) -> Result<()> {
         let bulk = self.bulk()?;
-        // Before the looks at the maps: a write up to here is in a map then, or it is NEW and stays listed.
-        let covered = bulk.last_written();
         let (mut device, mut files) = (Vec::new(), Vec::new());
         for &ino in inos {
-            if let Some(new) = self.ranges_to_settle(ino, covered, true, &mut device)? {
-                files.push((ino, new));
+            if let Some((covered, new)) = self.ranges_to_settle(ino, None, &mut device)? {
+                files.push((ino, covered, new));
             }
         }
         bulk.flush_ranges(&self.region, &device)?;
-        for (ino, new) in files {
+        for (ino, covered, new) in files {
             self.clear_new_of(ino, covered, Some(&new))?;
             bulk.fresh.cover(ino, covered);
         }
@@ -92,7 +93,7 @@ impl Fs {
         let bulk = self.bulk()?;
         let (mut device, mut files) = (Vec::new(), Vec::new());
         for ino in bulk.fresh.files() {
-            if let Some(new) = self.ranges_to_settle(ino, aged, false, &mut device)? {
+            if let Some((_, new)) = self.ranges_to_settle(ino, Some(aged), &mut device)? {
                 files.push((ino, new));
             }
         }
@@ -104,38 +105,40 @@ impl Fs {
         Ok(any)
     }
 
-    /// What of a file is NEW and was filled by writes up to number `write`; adds to `device` where that is, or, with `all`, where
-    /// all of the file's data are. `None`: there is nothing to settle.
+    /// What of a file is NEW and was filled by writes up to number `aged`, or up to now; adds to `device` where that is, or, up to
+    /// now, where all of the file's data are. Also the number. `None`: there is nothing to settle.
+    ///
+    /// The number is taken under the file's lock: what is listed later has a later number, or a range of its own.
     fn ranges_to_settle(
         &self,
         ino: Ino,
-        write: u64,
-        all: bool,
+        aged: Option<u64>,
         device: &mut Vec<(u64, u64)>,
-    ) -> Result<Option<Vec<(FileBlock, FileBlock)>>> {
+    ) -> Result<Option<(u64, Ranges)>> {
         let bulk = self.bulk()?;
         let _lock = self.locks.read(ino);
+        let write = aged.unwrap_or_else(|| bulk.note_writes());
         let new = bulk.fresh.settled(ino, write);
         let inode = match self.load(ino) {
             // `clear_new` forgets it, and nothing is to be flushed.
-            Err(Error::Stale | Error::Corrupt(_)) => return Ok(new),
+            Err(Error::Stale | Error::Corrupt(_)) => return Ok(new.map(|new| (write, new))),
             other => other?,
         };
         if inode.layout != Layout::Extents {
-            return Ok(new);
+            return Ok(new.map(|new| (write, new)));
         }
         let new = new.unwrap_or_default();
-        if !all && new.is_empty() && !bulk.fresh.is_settled(ino) {
+        if aged.is_some() && new.is_empty() && !bulk.fresh.is_settled(ino) {
             return Ok(None);
         }
-        let wanted = if all { vec![(FileBlock::ZERO, FileBlock::END)] } else { new.clone() };
+        let wanted = if aged.is_none() { vec![(FileBlock::ZERO, FileBlock::END)] } else { new.clone() };
         for (from, to) in wanted {
             // Damage in the map costs this file alone.
             if self.past_damage(ino, self.data_ranges(&inode, from, to, device))?.is_none() {
                 return Ok(None);
             }
         }
-        Ok(Some(new))
+        Ok(Some((write, new)))
     }
 
     /// Makes a large file's data durable and clears NEW. The caller holds no locks.
@@ -158,7 +161,7 @@ impl Fs {
         let _lock = self.locks.write(ino);
         let bulk = self.bulk()?;
         let Some(mut ranges) = bulk.fresh.settled(ino, flushed) else { return Ok(()) };
-        if let Some(covered) = covered.filter(|_| !is_planted(Bug::RangesClearMore)) {
+        if let Some(covered) = covered {
             ranges = common(&ranges, covered);
         }
         let mut inode = match self.load(ino) {
@@ -206,7 +209,7 @@ impl Fs {
         }
         let bulk = self.bulk()?;
         if !self.power_lost || is_planted(Bug::NewIsData) {
-            bulk.fresh.add(ino, FileBlock::ZERO, FileBlock::END, bulk.note_earlier_write(), bulk.last_submitted());
+            bulk.fresh.add(ino, FileBlock::ZERO, FileBlock::END, bulk.note_earlier_write(), bulk.last_noted());
             return Ok(());
         }
         if inode.layout == Layout::Extents {

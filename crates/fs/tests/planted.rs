@@ -97,7 +97,7 @@ fn hunt_of(bug: Bug) -> Hunt {
     match bug {
         Bug::FreshNotNew | Bug::HasNewFlag | Bug::NewIsData => Hunt::Pair("young", 0, 16),
         Bug::ClearUnflushed | Bug::FlushCoversLater | Bug::JoinSubmitted => Hunt::Pair("young", 1, 16),
-        Bug::RangesClearMore => Hunt::CachedPair("young", 1),
+        Bug::JoinNoted => Hunt::CachedPair("young", 1),
         Bug::MoveFlush | Bug::NeverPromised => Hunt::Pair("synced", 2, 16),
         Bug::BirthByDurable => Hunt::Pair("young", 2, 16),
         Bug::ZeroTailFlush => Hunt::Pair("cut", 0, 16),
