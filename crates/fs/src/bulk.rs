@@ -77,6 +77,8 @@ pub(crate) struct Bulk {
     written: AtomicU64,
     /// The last write covered by the flush submitted last.
     submitted: AtomicU64,
+    /// The last write that a flush of ranges may have to tell from later ones.
+    noted: AtomicU64,
     /// The last write covered by a completed flush.
     flushed: AtomicU64,
     /// Held during a flush.
@@ -127,6 +129,7 @@ impl Bulk {
             // One more than flushed: what an earlier process wrote may not be durable either.
             written: AtomicU64::new(1),
             submitted: AtomicU64::new(0),
+            noted: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
             flushing: Mutex::new(()),
             fresh: Fresh::default(),
@@ -434,6 +437,56 @@ impl Bulk {
             }
         }
         Ok(self.flushed.load(Ordering::Acquire))
+    }
+
+    /// Does the device hold writes back, so that a whole flush would cost everybody? Then files are flushed by ranges.
+    pub fn holds_back(&self) -> bool {
+        self.device.held_for_ns() > 0
+    }
+
+    /// For how long the device holds writes back (ns).
+    pub fn held_for_ns(&self) -> u64 {
+        self.device.held_for_ns()
+    }
+
+    /// Makes what was written to these bytes of the device before the call durable, or poisons `region` for good.
+    pub fn flush_ranges(&self, region: &Region, ranges: &[(u64, u64)]) -> Result<()> {
+        may_wait()?;
+        assert_none_held();
+        if let Some(failure) = region.failure() {
+            // Never retried, as in a whole flush.
+            return Err(Error::Failed(failure));
+        }
+        let flushed = self.device.flush_ranges(ranges);
+        Ok(flushed.inspect_err(|error| region.poison("the flush of the bulk storage", error))?)
+    }
+
+    /// Makes the blocks of some extents durable.
+    pub fn flush_runs(&self, region: &Region, runs: impl IntoIterator<Item = Run>) -> Result<()> {
+        if !self.holds_back() {
+            return self.flush(region).map(drop);
+        }
+        let ranges: Vec<(u64, u64)> = runs.into_iter().map(|run| (run.first.byte(), run.blocks * BULK_BLOCK)).collect();
+        self.flush_ranges(region, &ranges)
+    }
+
+    /// The number of the last completed write. Ranges of later ones do not join those of writes up to it: under a file's lock it
+    /// tells what a flush of the file's ranges covers from what comes after.
+    pub fn note_writes(&self) -> u64 {
+        let written = self.written.load(Ordering::Acquire);
+        self.noted.fetch_max(written, Ordering::AcqRel);
+        written
+    }
+
+    /// The last write whose range no later one's may join.
+    pub fn last_noted(&self) -> u64 {
+        let noted = if is_planted(Bug::JoinNoted) { 0 } else { self.noted.load(Ordering::Acquire) };
+        self.last_submitted().max(noted)
+    }
+
+    /// Is everything of a file durable that was written to it?
+    pub fn is_covered(&self, ino: crate::Ino) -> bool {
+        self.fresh.is_settled(ino) && self.fresh.last_write(ino) <= self.last_flushed().max(self.fresh.covered(ino))
     }
 
     /// The last write a completed flush covers, if that is the last one of all: nothing has to be flushed.

@@ -92,5 +92,7 @@ shoal_media::plantable! {
         SpilledNotCounted,
         /// After a mount ranges in use are not looked for.
         SpilledNotNoted,
+        /// Blocks written beside a flush of ranges join those it names.
+        JoinNoted,
     }
 }

@@ -120,6 +120,10 @@ impl BlockDevice for Concurrent {
         self.shared.device.read_into(at, out)
     }
 
+    fn reserve(&self, at: u64, len: u64) -> Result<()> {
+        self.shared.device.reserve(at, len)
+    }
+
     fn write_from(&self, at: u64, bytes: &[u8]) -> Result<()> {
         self.shared.device.write_from(at, bytes)
     }
