@@ -22,5 +22,11 @@ pub fn run(args: &CompactArgs) -> Outcome<()> {
     if compacted.busy > 0 {
         println!("{} were being changed and stay as they are; they are packed when they have cooled", compacted.busy);
     }
+    if compacted.no_room > 0 {
+        println!(
+            "{} found no room to be packed; remove files or enlarge the memory (`shoal resize`), and compact again",
+            compacted.no_room
+        );
+    }
     Ok(())
 }

@@ -111,6 +111,9 @@ pub struct Compacted {
     pub after_bytes: u64,
     /// Files that somebody was changing.
     pub busy: u64,
+    /// Files that found no room to be packed: a full store compacts all the same.
+    #[serde(default)]
+    pub no_room: u64,
 }
 
 /// Regular files, each once, and directories.
@@ -154,7 +157,10 @@ pub fn below(fs: &Fs, path: &Path) -> Outcome<Below> {
 pub fn pack(fs: &Fs, files: &[u64]) -> Outcome<Compacted> {
     let mut compacted = Compacted::default();
     let files: Vec<Ino> = files.iter().filter_map(|&file| Ino::try_from(file).ok()).collect();
-    fs.consider_dictionary(&files).during("training of a dictionary")?;
+    match fs.consider_dictionary(&files) {
+        Ok(_) | Err(Error::NoSpace) => {}
+        Err(error) => return Err(error).during("training of a dictionary"),
+    }
     for &ino in &files {
         match fs.pack_now(ino) {
             Ok(done) => {
@@ -165,6 +171,7 @@ pub fn pack(fs: &Fs, files: &[u64]) -> Outcome<Compacted> {
             }
             // It went meanwhile, or is damaged: `check` names it.
             Err(Error::Stale | Error::Corrupt(_)) => {}
+            Err(Error::NoSpace) => compacted.no_room += 1,
             Err(error) => return Err(error).during("packing"),
         }
     }
@@ -225,6 +232,7 @@ fn in_batches(
         all.before_bytes += done.before_bytes;
         all.after_bytes += done.after_bytes;
         all.busy += done.busy;
+        all.no_room += done.no_room;
         progress.at(all.files);
     }
     progress.end();
