@@ -77,11 +77,9 @@ impl Store {
 
     /// Copies the contents, finishes unfinished operations, and checks the copy.
     fn fill(&self, copy: Store, original: &Opened, superblock: &Superblock, watched: &dyn Progress) -> Outcome<Copied> {
-        let Opened { fs, recovery, bulk, .. } = original;
-        let bulk_bytes = match bulk {
-            Some(device) if superblock.bulk_blocks > 0 => {
-                copy_bulk(fs, &*device.block_device(), &copy.directory, watched)?
-            }
+        let Opened { fs, recovery, device, .. } = original;
+        let bulk_bytes = match device {
+            Some(device) if superblock.bulk_blocks > 0 => copy_bulk(fs, &**device, &copy.directory, watched)?,
             _ => 0,
         };
         // Bulk data that is not yet durable in the original has been read, and is durable in the copy.

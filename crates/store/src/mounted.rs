@@ -84,7 +84,7 @@ impl Store {
             directory: options.cache_dir.clone(),
             rule: rule.map_err(|error| Failure::new("update policy", error).misuse())?,
         };
-        let Opened { fs, recovery, bulk, cache, survives_power_loss } = self.open_with(engine, Some(&wanted))?;
+        let Opened { fs, recovery, bulk, cache, survives_power_loss, .. } = self.open_with(engine, Some(&wanted))?;
         let cache = cache.map(Arc::new);
         let recovered = Recovered {
             clean: recovery.clean,

@@ -13,6 +13,7 @@ use shoal_format::PAGE;
 use shoal_format::superblock::{SUPERBLOCK_AT, Superblock};
 use shoal_fs::{Fs, Options, Parts};
 use shoal_host::StoreLock;
+use shoal_media::BlockDevice;
 use shoal_region::Recovery;
 
 use crate::cache::{self, CacheOptions, HeldWrites, InFront};
@@ -42,6 +43,8 @@ pub struct Opened {
     pub recovery: Recovery,
     /// Bulk storage, if there is any.
     pub bulk: Option<Arc<dyn Device>>,
+    /// The same as the engine sees it: with what a process that was cut off had not written yet.
+    pub(crate) device: Option<Arc<dyn BlockDevice>>,
     /// The write-back cache in front of it, if there is one. Its thread ends with this value.
     pub cache: Option<HeldWrites>,
     /// False for `dax` memory whose file system refuses MAP_SYNC.
@@ -178,7 +181,8 @@ impl Store {
         let read_only = options.read_only;
         let (fs, recovery) = Fs::open(parts, options).map_err(|error| self.damaged(error))?;
         let cache = media.cache.filter(|_| !read_only).map(InFront::drive).transpose()?;
-        Ok(Opened { fs, recovery, bulk: media.bulk, cache, survives_power_loss: media.survives_power_loss })
+        let (bulk, device, survives_power_loss) = (media.bulk, media.parts.bulk, media.survives_power_loss);
+        Ok(Opened { fs, recovery, bulk, device, cache, survives_power_loss })
     }
 
     pub(crate) fn damaged(&self, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
