@@ -97,6 +97,8 @@ pub(crate) struct StoreCache {
     file: Arc<CacheFile>,
     path: PathBuf,
     pub identity: [u8; 16],
+    /// Made by this process: nothing is held in it before the store has been opened.
+    is_new: bool,
 }
 
 /// A store's cache, driven.
@@ -149,7 +151,7 @@ impl StoreCache {
         match Cache::open(file.clone(), owner) {
             Ok(cache) => {
                 let identity = *cache.identity();
-                Some(StoreCache { cache, file, path, identity })
+                Some(StoreCache { cache, file, path, identity, is_new: false })
             }
             Err(error) => {
                 lost(&error);
@@ -185,7 +187,7 @@ impl StoreCache {
             Ok(cache)
         });
         match made {
-            Ok(cache) => Ok(StoreCache { cache, file, path, identity }),
+            Ok(cache) => Ok(StoreCache { cache, file, path, identity, is_new: true }),
             Err(failure) => {
                 let _ = fs::remove_file(&path);
                 Err(failure)
@@ -196,7 +198,7 @@ impl StoreCache {
     /// The device with the cache in front, and what drives it.
     pub fn in_front(self, device: &Arc<dyn Device>, clock: Arc<dyn Clock>, rule: Rule) -> InFront {
         let filter = WriteBack::new(device.uncached_device(), clock, rule, self.cache);
-        InFront { filter, file: self.file, path: self.path }
+        InFront { filter, file: self.file, path: self.path, is_new: self.is_new }
     }
 }
 
@@ -205,12 +207,21 @@ pub(crate) struct InFront {
     pub filter: WriteBack,
     file: Arc<CacheFile>,
     path: PathBuf,
+    is_new: bool,
 }
 
 impl InFront {
+    /// The store was refused: a cache that was made for it goes, one that was left stays.
+    pub fn withdraw(&self, directory: &Path) {
+        if self.is_new {
+            let _ = fs::remove_file(directory.join(CACHE));
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+
     /// Starts the thread that writes what is due.
     pub fn drive(self) -> Outcome<HeldWrites> {
-        let InFront { filter, file, path } = self;
+        let InFront { filter, file, path, .. } = self;
         let (ticked, name, is_gone) = (filter.clone(), path.clone(), AtomicBool::new(false));
         let mut ticks = 0u32;
         let ticker = Ticker::start("write-back", PERIOD, move |_| {

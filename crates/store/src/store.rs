@@ -18,6 +18,7 @@ use shoal_region::Recovery;
 
 use crate::cache::{self, CacheOptions, HeldWrites, InFront};
 use crate::description::Description;
+use crate::media::Media;
 use crate::memory::{self, Resting};
 use crate::names::{LOG, PID};
 use crate::user::{self, holder, is_ending, is_in_use, lock, period};
@@ -135,8 +136,17 @@ impl Store {
     }
 
     /// The same, with a write-back cache in front of bulk storage if one is wanted and can be had.
-    pub fn open_with(&self, mut options: Options, wanted: Option<&CacheOptions>) -> Outcome<Opened> {
-        let media = self.open_media(options.read_only, wanted)?;
+    pub fn open_with(&self, options: Options, wanted: Option<&CacheOptions>) -> Outcome<Opened> {
+        let mut media = self.open_media(options.read_only, wanted)?;
+        let cache = media.cache.take();
+        let opened = self.open_engine(media, cache.as_ref(), options);
+        let (mut opened, read_only) =
+            opened.inspect_err(|_| cache.iter().for_each(|it| it.withdraw(&self.directory)))?;
+        opened.cache = cache.filter(|_| !read_only).map(InFront::drive).transpose()?;
+        Ok(opened)
+    }
+
+    fn open_engine(&self, media: Media, cache: Option<&InFront>, mut options: Options) -> Outcome<(Opened, bool)> {
         let name = self.directory.display().to_string();
         options.on_damage = Some(Arc::new(move |ino, finding| {
             tracing::error!("damaged inode {ino}: {finding}; unmount, then run `shoal check --repair {name}`");
@@ -151,7 +161,7 @@ impl Store {
                 // Only a file shares its host's space; a block device has its own.
                 self.bulk_path().filter(|bulk| fs::metadata(bulk).is_ok_and(|m| m.is_file())),
             );
-            let held = media.cache.as_ref().map(|cache| cache.filter.clone());
+            let held = cache.map(|cache| cache.filter.clone());
             options.room = Some(match held {
                 None => probe,
                 // What is held takes its room when it leaves.
@@ -180,9 +190,8 @@ impl Store {
         }
         let read_only = options.read_only;
         let (fs, recovery) = Fs::open(parts, options).map_err(|error| self.damaged(error))?;
-        let cache = media.cache.filter(|_| !read_only).map(InFront::drive).transpose()?;
         let (bulk, device, survives_power_loss) = (media.bulk, media.parts.bulk, media.survives_power_loss);
-        Ok(Opened { fs, recovery, bulk, device, cache, survives_power_loss })
+        Ok((Opened { fs, recovery, bulk, device, cache: None, survives_power_loss }, read_only))
     }
 
     pub(crate) fn damaged(&self, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
