@@ -64,8 +64,10 @@ def in_threads(count, work):
 
 
 def resident_mib():
+    """Memory of the daemon, without held writes: these lie in shared memory and have a bound of their own, `cache_size`."""
     with open(f"/proc/{pid()}/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS:")) >> 10
+        kib = {line.split()[0]: int(line.split()[1]) for line in file if line.startswith(("VmRSS:", "RssShmem:"))}
+    return kib["VmRSS:"] - kib["RssShmem:"] >> 10
 
 
 def processor_ticks():
