@@ -56,8 +56,6 @@ shoal_media::plantable! {
         PackedOneLook,
         /// A directory's bucket keeps its slot when another one takes its place.
         BucketStays,
-        /// A removal makes its block plain, and finds no room on a full store.
-        RemovalUnpacks,
         /// A triplet keeps its users when their block is unpacked.
         TripletsStay,
         /// A block is packed while a claim's holder may write to it.

@@ -20,7 +20,6 @@ use shoal_region::Tx;
 use super::packed::{PACKED_MAX, STRIPES, SlotBytes, indexed_triplet, is_packed};
 use super::tables::Change;
 use super::{Claim, block, record};
-use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result};
 
 /// A removal: the records that it changes, until its transaction has ended.
@@ -78,7 +77,7 @@ impl<'a> Removal<'a> {
     /// Marks the record of `ino` free; to be called last.
     pub fn free(&mut self, tx: &mut Tx<'_>, ino: Ino, generation: u32) -> Result<()> {
         let (table, held) = (&self.fs.table, self.forms.len());
-        let is_in_place = is_packed(table.block_slot(tx, ino.block())?) && !is_planted(Bug::RemovalUnpacks);
+        let is_in_place = is_packed(table.block_slot(tx, ino.block())?);
         if is_in_place && self.replace(tx, ino, &Item::Free { generation }, true)? {
             return Ok(());
         }
