@@ -8,6 +8,7 @@
 use shoal_format::extent::{self, EXTENT_NEW, Extent, ExtentNode, FileBlock};
 use shoal_format::inode::{CHUNK, INODE_HAS_NEW, INODE_SUMMED, INODE_TRUNCATING, Ino, Inode, Layout, S_IFLNK};
 use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS, sum_in_slot};
+use shoal_format::superblock::FEATURE_SPILLED;
 use shoal_format::{BULK_BLOCK, Offset, SlotRef, xattr};
 
 use crate::bulk::Mapped;
@@ -176,6 +177,17 @@ impl File<'_, '_> {
             let sentence = format!("a packed object has {} users, but one file has it", found.object.users);
             self.error(FindingKind::PackedObject, Some(slot.offset()), sentence);
         }
+        if let Some(place) = found.place {
+            let bytes = found.object.spilled_bytes();
+            if self.state.superblock.features & FEATURE_SPILLED == 0 {
+                let sentence = "is spilled to bulk storage, but the store lacks the feature".to_string();
+                self.error(FindingKind::PackedObject, Some(slot.offset()), sentence);
+            }
+            self.allocated = self.allocated.saturating_add(bytes);
+            self.state.report.counts.spilled_bytes += bytes;
+            self.state.spilled.ranges.push((place.0, place.0 + bytes, self.ino));
+            return Ok(());
+        }
         if let (_, Some(sentence)) = objects::bytes(&read, slot, &found, &self.state.dictionaries)? {
             self.error(FindingKind::PackedObject, Some(slot.offset()), sentence);
         }
@@ -312,6 +324,9 @@ impl File<'_, '_> {
             }
             if extent.file_block >= FileBlock::ceil(self.inode.size) {
                 self.end = extent.end().byte();
+            }
+            if self.ino == self.state.spilled.file {
+                self.state.spilled.extent(extent, self.state.power_lost);
             }
             self.state.mapped.push(Mapped { first: extent.bulk_block.get(), blocks: extent.blocks, ino: self.ino });
         }

@@ -17,6 +17,7 @@ use crate::packed::{self, Defect, PACKED_MAX, Read, Tables};
 use crate::region::Region;
 use crate::remedy::Remedy;
 use crate::report::FindingKind;
+use crate::spilled::Spilled;
 use crate::{CheckError, Progress, Stage, State, files};
 
 /// Most levels for 32-bit inode numbers.
@@ -130,6 +131,7 @@ pub(crate) fn walk(
     }
     read_tables(region, state, &roots)?;
     read_dictionaries(region, state, &roots)?;
+    state.spilled = Spilled::read(&roots, &state.superblock, &mut state.report);
     let mut walk = Walk { region, state, blocks, progress };
     walk.node(root.unwrap_or(SlotRef::NONE), height - 1, 0)?;
     verify_root(state);
@@ -205,9 +207,9 @@ fn verify_triplets(state: &mut State) {
 fn verify_counts(state: &mut State, roots: &Roots) {
     let counts = state.report.counts;
     for (what, says, found) in [
-        ("inodes", roots.inodes.get(), counts.inodes),
+        ("inodes", roots.inodes.get(), counts.inodes + u64::from(state.spilled.is_used)),
         ("directories", roots.directories.get(), counts.directories),
-        ("large files", roots.large_files.get(), counts.large_files),
+        ("large files", roots.large_files.get(), counts.large_files + u64::from(state.spilled.is_large)),
     ] {
         if says != found {
             let sentence = format!("the roots say {says} {what} at the clean unmount, there are {found}");
@@ -327,15 +329,19 @@ impl Walk<'_, '_> {
     }
 
     fn used(&mut self, ino: Ino, inode: &Inode) -> Result<(), CheckError> {
+        self.state.spilled.inode(ino, inode, &mut self.state.report);
         let counts = &mut self.state.report.counts;
-        counts.inodes += 1;
-        match inode.kind() {
-            S_IFDIR => counts.directories += 1,
-            S_IFREG => counts.files += 1,
-            S_IFLNK => counts.symlinks += 1,
-            _ => counts.others += 1,
+        // The spill file is nobody's.
+        if ino != self.state.spilled.file {
+            counts.inodes += 1;
+            match inode.kind() {
+                S_IFDIR => counts.directories += 1,
+                S_IFREG => counts.files += 1,
+                S_IFLNK => counts.symlinks += 1,
+                _ => counts.others += 1,
+            }
+            counts.large_files += u64::from(inode.layout == Layout::Extents);
         }
-        counts.large_files += u64::from(inode.layout == Layout::Extents);
         if inode.nlink == 0 {
             counts.orphans += 1;
             let sentence = "has no links".to_string();

@@ -26,6 +26,7 @@ mod remedy;
 mod replay;
 mod report;
 mod salvage;
+mod spilled;
 mod standby;
 
 use shoal_media::{ImageFile, LogDevice, MediaError, PersistentMemory};
@@ -105,6 +106,7 @@ pub fn check(source: Source<'_>, progress: &mut dyn FnMut(Progress)) -> Result<R
         tables: packed::Tables::default(),
         dictionaries: dictionaries::Dictionaries::default(),
         mapped: Vec::new(),
+        spilled: spilled::Spilled::default(),
         clean,
         power_lost: source.power_lost,
         report,
@@ -116,6 +118,7 @@ pub fn check(source: Source<'_>, progress: &mut dyn FnMut(Progress)) -> Result<R
         state.report.note(FindingKind::BeyondEnd, None, None, sentence);
     }
     links::verify(&mut state, progress);
+    state.spilled.verify(&mut state.report);
     let State { allocation, report, .. } = &mut state;
     allocation.find_leaks(report, progress);
     bulk::verify(&region, &mut state, source.bulk_bytes)?;
@@ -133,6 +136,7 @@ struct State {
     dictionaries: dictionaries::Dictionaries,
     /// Every extent of every file.
     mapped: Vec<bulk::Mapped>,
+    spilled: spilled::Spilled,
     /// The store was unmounted cleanly, and nothing was replayed.
     clean: bool,
     power_lost: bool,

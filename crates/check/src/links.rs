@@ -22,7 +22,7 @@ const DEPTH_MAX: usize = 1024;
 const PATHS_MAX: usize = 1000;
 
 pub(crate) fn verify(state: &mut State, progress: &mut dyn FnMut(Progress)) {
-    let State { inodes, report, .. } = state;
+    let State { inodes, report, spilled, .. } = state;
     for position in 0..inodes.states.len() {
         let known = inodes.states[position];
         if known.kind == 0 {
@@ -34,9 +34,11 @@ pub(crate) fn verify(state: &mut State, progress: &mut dyn FnMut(Progress)) {
             remedy.into_iter().for_each(|remedy| report.offer(remedy));
         };
         if known.kind != KIND_DIRECTORY {
-            if known.links != known.nlink {
+            // The spill file has one link and no name.
+            let links = known.links + u32::from(ino == spilled.file);
+            if links != known.nlink {
                 let sentence = format!("link count is {}, directories name it {} times", known.nlink, known.links);
-                let remedy = match known.links {
+                let remedy = match links {
                     0 => Remedy::Attach { ino },
                     nlink => Remedy::LinkCount { ino, nlink },
                 };

@@ -4,7 +4,7 @@
 //! which keeps none of them. Damage is a sentence; only the medium's errors are errors.
 
 use shoal_format::inode::CHUNK;
-use shoal_format::object::{Codec, OBJECT_HEAD, Object};
+use shoal_format::object::{Codec, OBJECT_HEAD, Object, SpillPlace};
 use shoal_format::{Offset, SlotRef};
 
 use crate::CheckError;
@@ -17,6 +17,8 @@ pub(crate) type Reader<'a> = dyn Fn(Offset, &mut [u8]) -> Result<(), CheckError>
 pub(crate) struct Found {
     pub object: Object,
     pub pieces: Vec<SlotRef>,
+    /// Where the payload of a spilled one is.
+    pub place: Option<SpillPlace>,
 }
 
 /// Finds an object's pieces. Whether they are inside the region and allocated is the caller's to say.
@@ -36,6 +38,10 @@ pub(crate) fn find(read: &Reader<'_>, slot: SlotRef) -> Result<Result<Found, Str
     }
     read(slot.offset() + OBJECT_HEAD as u64, &mut references)?;
     let mut pieces = Vec::new();
+    if object.spilled {
+        let place = SpillPlace::decode(&object, references.try_into().expect("eight bytes"));
+        return Ok(place.map(|place| Found { object, pieces, place: Some(place) }).map_err(|error| error.to_string()));
+    }
     for bits in references.chunks_exact(8) {
         let bits = u64::from_le_bytes(bits.try_into().expect("eight bytes"));
         match SlotRef::from_bits(bits).filter(|piece| !piece.is_none() && !piece.is_run()) {
@@ -43,7 +49,7 @@ pub(crate) fn find(read: &Reader<'_>, slot: SlotRef) -> Result<Result<Found, Str
             None => return Ok(Err(format!("a packed object refers to {bits:#x}"))),
         }
     }
-    Ok(Ok(Found { object, pieces }))
+    Ok(Ok(Found { object, pieces, place: None }))
 }
 
 /// The bytes that an object holds, as far as they can be had, and what is wrong with them.
@@ -53,7 +59,7 @@ pub(crate) fn bytes(
     found: &Found,
     dictionaries: &Dictionaries,
 ) -> Result<(Option<Vec<u8>>, Option<String>), CheckError> {
-    let Found { object, pieces } = found;
+    let Found { object, pieces, .. } = found;
     let mut payload = Vec::new();
     if object.codec == Codec::InPlace {
         payload.resize(object.bytes as usize, 0);
@@ -76,6 +82,15 @@ pub(crate) fn bytes(
             return Ok((None, Some("a packed object's pieces are too short".into())));
         }
     }
+    Ok(unpacked(object, payload, dictionaries))
+}
+
+/// What a payload stands for, and what is wrong with it.
+pub(crate) fn unpacked(
+    object: &Object,
+    payload: Vec<u8>,
+    dictionaries: &Dictionaries,
+) -> (Option<Vec<u8>>, Option<String>) {
     let sum = object.sum_of(&payload);
     let wrong_sum =
         (sum != object.sum).then(|| format!("a packed object's checksum is {sum:#x}, expected {:#x}", object.sum));
@@ -94,5 +109,5 @@ pub(crate) fn bytes(
         false => format!("a packed object names dictionary {}, which cannot be read", object.dictionary),
     };
     let wrong = wrong_sum.or_else(|| (!fits).then(why));
-    Ok((fits.then_some(out), wrong))
+    (fits.then_some(out), wrong)
 }

@@ -71,6 +71,12 @@ pub enum FindingKind {
     Chunk,
     /// A packed object does not decode, is not what its file says, or its bytes are not those it was made of.
     PackedObject,
+    /// The spill file is not what it must be.
+    SpillFile,
+    /// Two spilled objects name the same bytes.
+    SpilledDoubleUse,
+    /// A spilled object names bytes that the spill file does not have.
+    SpilledNowhere,
     /// The bytes of a file that has a sum are others.
     DataSum,
     /// An extent map does not decode or contradicts itself.
@@ -161,6 +167,8 @@ pub struct Counts {
     pub small_bytes: u64,
     /// Bytes of bulk blocks that files map.
     pub large_bytes: u64,
+    /// Bytes of bulk storage that spilled small files have.
+    pub spilled_bytes: u64,
     /// Slots and runs referenced.
     pub slots: u64,
     /// Segments that are not free, fixed areas included.

@@ -17,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use shoal_format::dir::{
     BUCKET_BYTES, LEVELS_MAX, NODE_BYTES, NODE_FANOUT, NodeRef, name_hash, name_is_valid, open_bucket,
 };
+use shoal_format::extent::Extent;
 use shoal_format::inode::{INODE_BLOCK, Ino, Inode, Layout, TABLE_FANOUT, TABLE_NODE};
 use shoal_format::superblock::{ROOTS_AT, Roots, Superblock};
 use shoal_format::{Offset, SEGMENT, SlotRef};
@@ -115,12 +116,14 @@ pub fn salvage(
         records: HashMap::new(),
         tables: Tables::default(),
         dictionaries: Dictionaries::default(),
+        spill_file: Vec::new(),
         damaged: BTreeSet::new(),
         seen: HashMap::new(),
         found: Salvaged::default(),
     };
     losses.into_iter().for_each(|why| walk.lost(None, None, why));
     walk.find_inodes()?;
+    walk.find_spill_file()?;
     if walk.records.contains_key(&(Ino::ROOT)) {
         walk.tree(Ino::ROOT, Vec::new())?;
     } else {
@@ -151,6 +154,8 @@ struct Walk<'a, 'b> {
     /// What packed blocks are decoded with.
     tables: Tables,
     dictionaries: Dictionaries,
+    /// Extents of the spill file.
+    spill_file: Vec<Extent>,
     /// Inodes whose record does not decode.
     damaged: BTreeSet<Ino>,
     /// Inodes that were made, with their first path where they may have more than one.

@@ -10,9 +10,10 @@ use shoal_check::{CheckError, FindingKind as K, ImageSource, Report, Source, che
 use shoal_format::dir::{BUCKET_HEADER, NODE_BYTES, NodeRef, bucket_header};
 use shoal_format::extent::{BulkBlock, EXTENT_NEW, Extent, ExtentNode, FileBlock, encode};
 use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Ino, Layout, S_IFDIR, S_IFREG};
+use shoal_format::object::{Codec, Object, SpillPlace};
 use shoal_format::record::{Entry, RecordKind};
 use shoal_format::segment::{SegmentEntry, SegmentUse};
-use shoal_format::superblock::{FEATURE_BUCKETS, MemoryKind, ROOTS_AT};
+use shoal_format::superblock::{FEATURE_BUCKETS, FEATURE_SPILLED, MemoryKind, ROOTS_AT};
 use shoal_format::{Offset, PAGE, SEGMENT, SlotRef};
 
 fn has(report: &Report, kind: K) -> bool {
@@ -494,6 +495,87 @@ fn damaged_packed_buckets_are_found() {
         s.write(half.offset(), &bucket_header(BUCKET_HEADER, 0));
         let bits = NodeRef::Bucket { slot: half, depth: 3 }.encode().to_le_bytes();
         (0..32).for_each(|i| s.write(node + i * 8, &bits));
+    });
+}
+
+/// The file `SMALL` is spilled to the file `LARGE`, which loses its name.
+fn spill(s: &mut Store, place: u64) {
+    s.superblock.features |= FEATURE_SPILLED;
+    s.write(Offset::ZERO, &s.superblock.encode());
+    let bucket = s.inodes[&1].root;
+    let entries = &mut s.bytes[bucket.offset().get() as usize..][..bucket.capacity() as usize];
+    let at = entries.windows(5).position(|part| part == b"large").expect("it has a name");
+    // A removed entry keeps its length.
+    entries[at - 6..at - 2].fill(0);
+    entries[2] -= 1;
+    s.edit(1, |root| root.size -= 1);
+    s.write(ROOTS_AT + 96, &(u64::from(s.inodes[&LARGE].generation) << 32 | u64::from(LARGE)).to_le_bytes());
+    let object = Object {
+        users: 1,
+        sum: 7,
+        codec: Codec::Stored,
+        bytes: 1000,
+        payload: 1000,
+        pieces: 0,
+        spilled: true,
+        dictionary: 0,
+    };
+    let mut bytes = object.encode().to_vec();
+    bytes.extend(SpillPlace(place).encode(&object));
+    let head = s.allocate_with(&bytes);
+    s.mark(s.inodes[&SMALL].root, false);
+    s.edit(SMALL, |inode| {
+        (inode.layout, inode.root, inode.size) = (Layout::Packed, head, 1000);
+        inode.allocated = head.capacity() + 1024 + inode.xattr.capacity();
+    });
+}
+
+#[test]
+fn spilled_objects_lie_in_the_spill_file_each_by_itself() {
+    // The first block of the file, see `bulk_blocks_must_be_mapped_once_and_marked`.
+    let sound = |s: &mut Store| spill(s, 512);
+    let mut s = Store::sample(MemoryKind::Logged);
+    sound(&mut s);
+    let report = s.check();
+    assert_eq!(report.errors, []);
+    assert_eq!((report.counts.large_files, report.counts.spilled_bytes), (0, 1024));
+    gives_only(K::SpilledNowhere, |s| spill(s, 70 << 30));
+    gives_only(K::Allocated, |s| {
+        sound(s);
+        s.edit(SMALL, |inode| inode.allocated -= 512);
+    });
+    gives(K::SpillFile, |s| {
+        sound(s);
+        s.superblock.features &= !FEATURE_SPILLED;
+        s.write(Offset::ZERO, &s.superblock.encode());
+    });
+    gives(K::SpillFile, |s| {
+        sound(s);
+        s.edit(LARGE, |inode| inode.nlink = 2);
+    });
+    gives(K::SpillFile, |s| {
+        sound(s);
+        s.write(ROOTS_AT + 96, &4000u32.to_le_bytes());
+    });
+    gives(K::SpillFile, |s| {
+        sound(s);
+        s.write(ROOTS_AT + 100, &77u32.to_le_bytes());
+    });
+    // A flipped bit in the place.
+    gives(K::PackedObject, |s| {
+        sound(s);
+        let at = s.inodes[&SMALL].root.offset().get() as usize + 16;
+        s.bytes[at] ^= 2;
+    });
+    gives_only(K::SpilledDoubleUse, |s| {
+        sound(s);
+        let head = s.inodes[&SMALL].root;
+        let bytes = s.bytes[head.offset().get() as usize..][..24].to_vec();
+        let other = s.allocate_with(&bytes);
+        s.edit(EMPTY, |inode| {
+            (inode.layout, inode.root, inode.size) = (Layout::Packed, other, 1000);
+            inode.allocated = other.capacity() + 1024;
+        });
     });
 }
 

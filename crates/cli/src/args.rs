@@ -169,6 +169,8 @@ pub struct FormatArgs {
     compress=METHOD                           as format --compress, for this mount\n  \
     pack_age=SECONDS                          what did not change for so long is packed (default 30)\n  \
     pack_load=PERCENT                         of a processor for packing beside others (default 10; 0: idle time alone)\n  \
+    spill=PERCENT                             of memory in use from which on small files that are cold move to\n  \
+                                              bulk storage (default 85; off: none do)\n  \
     nopack_inodes                             inodes and directories are not packed\n  \
     restore                                   as --restore\n  \
     _netdev, nofail, auto, user, x-*, mand,   ignored\n  \

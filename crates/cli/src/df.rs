@@ -99,6 +99,12 @@ fn text(report: &StoreReport) -> String {
         let (raw, stored) = (human(report.packed.raw_bytes), human(report.packed.stored_bytes));
         out += &format!("packing      {raw} of small files take {stored} ({percent}%)\n");
     }
+    let spilled = &report.spilled;
+    if spilled.groups > 0 || spilled.counting {
+        let so_far = if spilled.counting { ", as far as counted" } else { "" };
+        let (raw, stored, blocks) = (human(spilled.raw_bytes), human(spilled.stored_bytes), human(spilled.block_bytes));
+        out += &format!("spilled      {raw} of small files take {stored} in {blocks} of bulk storage{so_far}\n");
+    }
     out += &format!("memory kind  {}; log to replay after a crash: {}\n", report.memory_kind, human(report.log_bytes));
     out += &format!(
         "may be lost  process crash: {}; power loss: {}; after fsync: {}\n",
@@ -133,6 +139,7 @@ mod tests {
             threshold_bytes: 1 << 20,
             log_bytes: 2048,
             compression: "auto".into(),
+            spilled: Default::default(),
             packing: Default::default(),
             packed: Packed {
                 raw_bytes: 3000,
@@ -170,6 +177,18 @@ mod tests {
         assert!(detail.contains("zstd                  2") && detail.contains("33.3%"), "{detail}");
         assert!(text.contains("3 in use (1 directories, 0 large files), 6 free"));
         assert!(text.contains("process crash: nothing; power loss: at most the last second; after fsync: nothing"));
+    }
+
+    #[test]
+    fn spilled_files_are_shown_where_there_are_any() {
+        let mut report = sample();
+        assert!(!text(&report).contains("spilled"));
+        report.spilled.groups = 2;
+        (report.spilled.raw_bytes, report.spilled.stored_bytes, report.spilled.block_bytes) =
+            (3 << 20, 1 << 20, 2 << 20);
+        assert!(text(&report).contains("spilled      3 MiB of small files take 1 MiB in 2 MiB of bulk storage\n"));
+        report.spilled.counting = true;
+        assert!(text(&report).contains("of bulk storage, as far as counted\n"));
     }
 
     #[test]

@@ -70,6 +70,8 @@ fn text(report: &FileReport) -> String {
     for piece in &report.pieces {
         let note = if piece.unwritten {
             "  unwritten"
+        } else if piece.spilled {
+            "  spilled (its head is there)"
         } else if piece.new {
             "  not yet durable"
         } else {
@@ -117,6 +119,7 @@ mod tests {
                     at: 0x20000,
                     new: true,
                     unwritten: false,
+                    spilled: false,
                 },
                 PieceReport {
                     file_at: 65536,
@@ -126,6 +129,7 @@ mod tests {
                     at: 0,
                     new: false,
                     unwritten: true,
+                    spilled: false,
                 },
             ],
             packed: Default::default(),

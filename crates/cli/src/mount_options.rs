@@ -86,7 +86,7 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
             };
             return Ok(());
         }
-        "compress" | "pack_age" | "pack_load" => return packing(options, name, value, number),
+        "compress" | "pack_age" | "pack_load" | "spill" => return packing(options, name, value, number),
         "errors" => {
             return match value {
                 Some("remount-ro") => Ok(()),
@@ -154,6 +154,19 @@ fn packing(
                 n => return Err(format!("mount option `pack_load={n}`: at most 100")),
             }
         }
+        "spill" => {
+            options.spill_percent = match value {
+                Some("off") => 0,
+                _ => match number()? {
+                    n @ 1..=99 => n as u8,
+                    n => {
+                        return Err(format!(
+                            "mount option `spill={n}`: from 1 to 99 (percent of the memory), or `off`"
+                        ));
+                    }
+                },
+            }
+        }
         _ => {
             let text = value.ok_or("mount option `compress` needs a value, such as `compress=auto`")?;
             options.compress = Some(text.parse::<Method>().map_err(|error| error.to_string())?);
@@ -182,7 +195,7 @@ fn unknown(word: &str) -> String {
     format!(
         "unknown mount option `{word}`; use some of ro, rw, remount, noatime, strictatime, nodev, nosuid, noexec, sync, \
          nosymfollow, allow_other, allow_root, nodefault_permissions, private, noxattr, writeback, threads=N, transport=dev|uring, read_ahead=SIZE, \
-         compress=METHOD, pack_age=SECONDS, pack_load=PERCENT, nopack_inodes, \
+         compress=METHOD, pack_age=SECONDS, pack_load=PERCENT, spill=PERCENT, nopack_inodes, \
          clone_fd, restore"
     )
 }
@@ -228,7 +241,17 @@ mod tests {
         let of = parsed("pack_age=7,pack_load=25,nopack_inodes");
         assert_eq!((of.pack_age, of.pack_load, of.pack_inodes), (Duration::from_secs(7), 25, false));
         assert!(parsed("nopack_inodes,pack_inodes").pack_inodes && parsed("pack_load=0").pack_load == 0);
-        for odd in ["pack_load=101", "pack_load", "pack_load=much", "pack_inodes=no"] {
+        assert_eq!(["spill=70", "spill=off", "noatime"].map(|words| parsed(words).spill_percent), [70, 0, 85]);
+        for odd in [
+            "spill",
+            "spill=0",
+            "spill=100",
+            "spill=on",
+            "pack_load=101",
+            "pack_load",
+            "pack_load=much",
+            "pack_inodes=no",
+        ] {
             assert!(parse(&[odd.to_string()], Path::new("/s"), true).is_err(), "{odd}");
         }
     }

@@ -46,6 +46,8 @@ pub fn run(directory: &Path, mountpoint: &Path, lists: &[String]) -> Outcome<Rem
         let question = Question::Remount {
             read_only: options.read_only,
             access_times: access_times_name(options.access_times).into(),
+            // The table of mounts does not name it: only a word that was given changes it.
+            spill_percent: is_given(lists, "spill").then_some(options.spill_percent),
         };
         let answer = control::ask(directory, &question)?;
         answer.map(drop).ok_or_else(|| {
@@ -85,6 +87,11 @@ fn all_words(entry: &MountEntry, lists: &[String]) -> Vec<String> {
         .filter(|word| !connections.iter().any(|prefix| word.starts_with(prefix)))
         .map(String::from)
         .collect()
+}
+
+fn is_given(lists: &[String], name: &str) -> bool {
+    let mut words = lists.iter().flat_map(|list| list.split(','));
+    words.any(|word| word.split('=').next() == Some(name))
 }
 
 /// The given options that a remount cannot change. Those already in force according to the table of mounts are left

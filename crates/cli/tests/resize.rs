@@ -222,8 +222,8 @@ fn a_resize_with_a_fault_at_any_system_call_leaves_the_old_or_the_new_store() {
 fn limits_of_a_mounted_store_change_and_hold() {
     for kind in KINDS {
         let scene = Scene::new(kind);
-        // A full store would pack its files, and take many more.
-        scene.ok(&["mount", "-o", "compress=off", &scene.text("store"), &scene.text("mnt")]);
+        // A full store would pack and spill its files, and take many more.
+        scene.ok(&["mount", "-o", "compress=off,spill=off", &scene.text("store"), &scene.text("mnt")]);
         scene.fill();
         more_small_files(&scene);
         let before = scene.tree();

@@ -2,13 +2,15 @@
 //!
 //! Objects are written once. The head lies at the beginning of the first piece, references to the other pieces behind
 //! it, then the payload, which goes on in the other pieces from their first bytes. The sum covers what the object says about
-//! itself and the payload, not the number of users nor the references, which change.
+//! itself and the payload, not the number of users nor the references, which change. The payload of a spilled object lies in the
+//! store's spill file; a [`SpillPlace`] behind the head says where.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::dictionary::DICTIONARY_FILE;
+use crate::extent::FileBlock;
 use crate::inode::CHUNK;
 use crate::slot::{CLASS_SIZES, SLOT_MAX, class_for};
 use crate::{FormatError, SlotRef};
@@ -44,7 +46,7 @@ pub struct ObjectRecord {
     /// Sum of `about` and the payload.
     pub sum: U32,
     /// Bits 0-17: bytes of the file; 18-35: bytes of the payload; 36-39: codec; 40-42: pieces behind the first one;
-    /// 48-63: the dictionary, or 0.
+    /// 43: spilled; 48-63: the dictionary, or 0.
     pub about: U64,
 }
 
@@ -67,6 +69,8 @@ pub struct Object {
     pub payload: u32,
     /// Pieces behind the first one.
     pub pieces: u8,
+    /// The payload is in the spill file.
+    pub spilled: bool,
     /// Number of the dictionary, or 0.
     pub dictionary: u16,
 }
@@ -77,6 +81,7 @@ impl Object {
             | u64::from(self.payload) << 18
             | (self.codec as u64) << 36
             | u64::from(self.pieces) << 40
+            | u64::from(self.spilled) << 43
             | u64::from(self.dictionary) << 48
     }
 
@@ -112,6 +117,7 @@ impl Object {
             bytes: bytes as u32,
             payload: payload as u32,
             pieces: pieces as u8,
+            spilled: bits(43, 1) == 1,
             dictionary: dictionary as u16,
         };
         if object.about() != about {
@@ -131,15 +137,65 @@ impl Object {
         if !payload_fits {
             return range("payload", payload);
         }
+        if object.spilled && (codec == Codec::InPlace || pieces != 0) {
+            return range("pieces of a spilled one", pieces);
+        }
         if dictionary != 0 && (codec != Codec::Zstd || bytes > u64::from(DICTIONARY_FILE)) {
             return range("dictionary", dictionary);
         }
         Ok(object)
     }
 
-    /// Bytes of the head and the references behind it.
+    /// Bytes of the head and the references, or the place, behind it.
     pub fn payload_at(&self) -> usize {
-        OBJECT_HEAD + usize::from(self.pieces) * 8
+        OBJECT_HEAD + if self.spilled { SPILL_PLACE } else { usize::from(self.pieces) * 8 }
+    }
+
+    /// Bytes of the spill file that the payload takes.
+    pub fn spilled_bytes(&self) -> u64 {
+        if self.spilled { u64::from(self.payload).next_multiple_of(SPILL_UNIT) } else { 0 }
+    }
+}
+
+/// Bytes of a [`SpillPlace`].
+pub const SPILL_PLACE: usize = 8;
+/// Payloads begin at multiples of this in the spill file, and take multiples of it (bytes).
+pub const SPILL_UNIT: u64 = 512;
+const PLACE_BITS: u32 = 40;
+
+/// Where in the spill file the payload of a spilled object begins (bytes).
+///
+/// The word behind the head: bits 0-39 the position in units, 40-63 a sum of head and position. A removal gives the range back
+/// without reading it, so a place is believed only with its sum: a flipped bit must not give another file's bytes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SpillPlace(pub u64);
+
+impl SpillPlace {
+    fn word(self, object: &Object) -> u64 {
+        let units = self.0 / SPILL_UNIT;
+        let mut bytes = [0; 20];
+        bytes[..4].copy_from_slice(&object.sum.to_le_bytes());
+        bytes[4..12].copy_from_slice(&object.about().to_le_bytes());
+        bytes[12..].copy_from_slice(&units.to_le_bytes());
+        units | xxh3_64_with_seed(&bytes, 0) << PLACE_BITS
+    }
+
+    pub fn encode(self, object: &Object) -> [u8; SPILL_PLACE] {
+        debug_assert!(self.0.is_multiple_of(SPILL_UNIT) && self.0 / SPILL_UNIT < 1 << PLACE_BITS);
+        self.word(object).to_le_bytes()
+    }
+
+    /// Decodes the word behind the head of a spilled object.
+    pub fn decode(object: &Object, bytes: [u8; SPILL_PLACE]) -> Result<SpillPlace, FormatError> {
+        let found = u64::from_le_bytes(bytes);
+        let place = SpillPlace((found & ((1 << PLACE_BITS) - 1)) * SPILL_UNIT);
+        if place.word(object) != found {
+            return Err(FormatError::Checksum { what: "place of a spilled object", expected: 0, found: 0 });
+        }
+        if place.0 + object.spilled_bytes() > FileBlock::END.byte() {
+            return Err(FormatError::Range { what: WHAT, field: "place in the spill file", found: place.0 });
+        }
+        Ok(place)
     }
 }
 
@@ -230,7 +286,7 @@ mod tests {
             Codec::Stored => (40_000, 1),
             _ => (700, 0),
         };
-        Object { users: 1, sum: 77, codec, bytes: 40_000, payload, pieces, dictionary: 0 }
+        Object { users: 1, sum: 77, codec, bytes: 40_000, payload, pieces, spilled: false, dictionary: 0 }
     }
 
     fn with_dictionary() -> Object {
@@ -271,6 +327,28 @@ mod tests {
         assert_ne!(Object { dictionary: 8, ..object }.sum_of(b"payload"), sum);
         assert_ne!(Object { bytes: 39_999, ..object }.sum_of(b"payload"), sum);
         assert_ne!(object.sum_of(b"Payload"), sum);
+    }
+
+    #[test]
+    fn a_spilled_object_has_a_place_that_no_flipped_bit_changes() {
+        let spilled = Object { spilled: true, pieces: 0, ..sample(Codec::Zstd) };
+        assert_eq!(Object::decode(&spilled.encode()), Ok(spilled));
+        assert_eq!((spilled.payload_at(), spilled.spilled_bytes()), (24, 1024));
+        assert_ne!(spilled.sum_of(b"payload"), Object { spilled: false, ..spilled }.sum_of(b"payload"));
+        for odd in [Object { pieces: 1, ..spilled }, Object { spilled: true, ..sample(Codec::InPlace) }] {
+            assert!(Object::decode(&odd.encode()).is_err(), "{odd:?}");
+        }
+        for place in [0, 512, 77 << 30, FileBlock::END.byte() - 1024].map(SpillPlace) {
+            let word = place.encode(&spilled);
+            assert_eq!(SpillPlace::decode(&spilled, word), Ok(place));
+            assert!(SpillPlace::decode(&Object { sum: 78, ..spilled }, word).is_err());
+            for bit in 0..64 {
+                let flipped = u64::from_le_bytes(word) ^ 1 << bit;
+                assert!(SpillPlace::decode(&spilled, flipped.to_le_bytes()).is_err(), "bit {bit}");
+            }
+        }
+        let behind = SpillPlace(FileBlock::END.byte() - 512);
+        assert!(SpillPlace::decode(&spilled, behind.encode(&spilled)).is_err());
     }
 
     #[test]

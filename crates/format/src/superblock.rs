@@ -33,11 +33,20 @@ pub const FEATURE_DICTIONARIES: u64 = 16;
 /// Incompatible feature: buckets of directories may be packed. New stores have it; an older one gets it before its first packed
 /// bucket, as it gets [`FEATURE_PACKED`].
 pub const FEATURE_BUCKETS: u64 = 32;
+/// Incompatible feature: payloads of packed objects may be in the spill file. A store gets it before its first one, as it gets
+/// [`FEATURE_PACKED`].
+pub const FEATURE_SPILLED: u64 = 64;
 /// Incompatible features this crate understands.
-pub const FEATURES_INCOMPAT: u64 =
-    FEATURE_INCARNATION | FEATURE_SUMS | FEATURE_PACKED | FEATURE_METHODS | FEATURE_DICTIONARIES | FEATURE_BUCKETS;
+pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION
+    | FEATURE_SUMS
+    | FEATURE_PACKED
+    | FEATURE_METHODS
+    | FEATURE_DICTIONARIES
+    | FEATURE_BUCKETS
+    | FEATURE_SPILLED;
 /// Features that stores get while they are open.
-const FEATURES_ADDED: [u64; 4] = [FEATURE_PACKED, FEATURE_METHODS, FEATURE_DICTIONARIES, FEATURE_BUCKETS];
+const FEATURES_ADDED: [u64; 5] =
+    [FEATURE_PACKED, FEATURE_METHODS, FEATURE_DICTIONARIES, FEATURE_BUCKETS, FEATURE_SPILLED];
 
 pub const SUPERBLOCK_AT: u64 = 0;
 /// Offsets of the two anchor slots.
@@ -373,9 +382,13 @@ pub struct Roots {
     pub inode_tables: [U64; 2],
     /// Two copies of the list of dictionaries that packed files are decoded with, or 0 ([`crate::SlotRef`]s).
     pub dictionaries: [U64; 2],
+    /// Inode number of the spill file, or 0.
+    pub spill_file: U32,
+    /// Its generation: the number may have another user, if the file was lost.
+    pub spill_generation: U32,
 }
 
-const _: () = assert!(size_of::<Roots>() == 96);
+const _: () = assert!(size_of::<Roots>() == 104);
 
 #[cfg(test)]
 mod tests {

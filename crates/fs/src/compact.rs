@@ -41,6 +41,8 @@ const PASS_SEGMENTS_MIN: u64 = 32;
 const SPARE_SEGMENTS: u64 = 8;
 /// How often an operation is tried again.
 const TRIES: u32 = 12;
+/// How many groups one operation has brought back from bulk storage: more than a file in the region has.
+const RETURNS_MAX: u32 = 4096;
 /// Empty inode blocks given back in a step.
 const STEP_EMPTIED: usize = 256;
 
@@ -148,9 +150,24 @@ impl Fs {
     #[inline]
     pub(crate) fn with_room<T>(&self, mut operation: impl FnMut() -> Result<T>) -> Result<T> {
         match operation() {
-            Err(Error::NoSpace) => self.after_making_room(&mut operation),
+            Err(Error::NoSpace) => self.after_making_room(&mut || self.with_data(operation(), &mut operation)),
+            Err(error @ Error::Spilled { .. }) => match self.with_data(Err(error), &mut operation) {
+                Err(Error::NoSpace) => self.after_making_room(&mut || self.with_data(operation(), &mut operation)),
+                outcome => outcome,
+            },
             outcome => outcome,
         }
+    }
+
+    /// Goes on from an outcome of `operation`: what it needs of the spill file is brought back, and it is tried again.
+    fn with_data<T>(&self, first: Result<T>, operation: &mut dyn FnMut() -> Result<T>) -> Result<T> {
+        let mut outcome = first;
+        for _ in 0..RETURNS_MAX {
+            let Err(Error::Spilled { ino, group }) = outcome else { return outcome };
+            self.bring_back(ino, group)?;
+            outcome = operation();
+        }
+        Err(Error::NoSpace)
     }
 
     #[cold]
@@ -159,6 +176,12 @@ impl Fs {
             // Nothing: it was not the region that had no room.
             let segments = shoal_region::take_denied();
             if segments == 0 {
+                if tried == 0 && self.release_spilled()? {
+                    match operation() {
+                        Err(Error::NoSpace) => continue,
+                        outcome => return outcome,
+                    }
+                }
                 return Err(Error::NoSpace);
             }
             // An operation that is refused again needs several at once: what it got before it has given back.
@@ -166,13 +189,13 @@ impl Fs {
             match self.compact_for(segments, spare)? {
                 Outcome::Room if self.region.free_segments() >= segments + spare => {}
                 Outcome::Room => {
-                    self.pack_for_room(segments)?;
+                    self.move_for_room(segments)?;
                 }
                 Outcome::Slots => match operation() {
-                    Err(Error::NoSpace) if self.pack_for_room(segments)? => {}
+                    Err(Error::NoSpace) if self.move_for_room(segments)? => {}
                     outcome => return outcome,
                 },
-                Outcome::Nothing if self.pack_for_room(segments)? => {}
+                Outcome::Nothing if self.move_for_room(segments)? => {}
                 Outcome::Nothing => return Err(Error::NoSpace),
             }
             match operation() {
@@ -181,6 +204,11 @@ impl Fs {
             }
         }
         Err(Error::NoSpace)
+    }
+
+    /// Packs plain files, or else spills packed ones; true if that gained room.
+    fn move_for_room(&self, segments: u64) -> Result<bool> {
+        Ok(self.pack_for_room(segments)? || self.spill_for_room(segments)?)
     }
 
     /// Compacts until an ordinary transaction can have `segments` (as a run, if more than one), and as far as it goes `spare` more.

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use shoal_format::FormatError;
+use shoal_format::inode::Ino;
 use shoal_media::MediaError;
 use shoal_region::Failure;
 
@@ -50,6 +51,9 @@ pub enum Error {
     /// Refused by [`crate::without_flush`]; never an answer to a user.
     #[error("the operation has to wait for the bulk storage")]
     WouldFlush,
+    /// The operation needs this object in the region: it is brought back, and the operation tried again; never an answer to a user.
+    #[error("group {group} of inode {ino} is in the spill file")]
+    Spilled { ino: Ino, group: u64 },
     #[error("no data or hole at this offset")]
     NoDevice,
     #[error("permission denied")]
@@ -67,7 +71,7 @@ impl Error {
         match self {
             Error::NotPermitted => 1,
             Error::NotFound => 2,
-            Error::Io(_) => 5,
+            Error::Io(_) | Error::Spilled { .. } => 5,
             Error::NoDevice => 6,
             Error::WouldFlush => 11,
             Error::TooBig => 7,

@@ -25,6 +25,7 @@ use crate::large::{MOVE_BACK_BYTES, read_spans};
 use crate::objects::Placed;
 use crate::packer::Purpose;
 use crate::planted::{Bug, is_planted};
+use crate::small::Spilled;
 use crate::{Error, Fs, Ino, PlacedRange, Result, flags, small};
 
 /// Longest file (bytes): an extent map counts blocks with 32 bits.
@@ -82,6 +83,7 @@ impl Fs {
     /// have room in it.
     #[inline]
     fn lock_to_change(&self, ino: Ino, end: u64) -> Result<(FileLock<'_>, Inode)> {
+        self.note_use(ino);
         let (mut file, mut inode) = self.lock_data(ino, |inode| end.max(inode.size) > self.threshold())?;
         regular(&inode)?;
         if inode.flags & INODE_TRUNCATING != 0 {
@@ -102,36 +104,66 @@ impl Fs {
 
     /// Reads, and returns the record that the bytes belong to.
     fn read_data(&self, ino: Ino, at: u64, out: &mut [u8]) -> Result<(usize, Inode)> {
-        {
-            let _lock = self.locks.read(ino);
+        // Long files are read in many calls: the first one counts.
+        let again = self.note_use(ino) && at == 0;
+        let mut before = None;
+        loop {
+            let lock = self.locks.read(ino);
             let inode = self.load_file(ino)?;
             if inode.layout != Layout::Extents {
-                return Ok((self.read_in_region(&inode, at, out)?, inode));
+                let (len, spilled) = self.read_in_region(&inode, at, out)?;
+                if spilled.is_empty() {
+                    return Ok((len, inode));
+                }
+                drop(lock);
+                if let Some(wrong) = self.read_spilled(ino, &spilled, &mut out[..len], again)? {
+                    if before.as_ref() == Some(&wrong) || is_planted(Bug::SpilledOneLook) {
+                        return Err(self.spilled_damage(ino, &wrong));
+                    }
+                    before = Some(wrong);
+                    continue;
+                }
+                return Ok((len, inode));
+            }
+            drop(lock);
+            if let Some(read) = self.read_large(ino, at, out)? {
+                return Ok(read);
             }
         }
+    }
+
+    /// Reads from a large file; `None` if it is not large any more.
+    fn read_large(&self, ino: Ino, at: u64, out: &mut [u8]) -> Result<Option<(usize, Inode)>> {
         // The file may come back to the region in between.
         let _data = self.data_locks.read(ino);
         let lock = self.locks.read(ino);
         let inode = self.load_file(ino)?;
         if inode.layout != Layout::Extents {
-            return Ok((self.read_in_region(&inode, at, out)?, inode));
+            return Ok(None);
         }
         let out = within(&inode, at, out);
         let spans = self.spans(&inode, at, out.len())?;
         drop(lock);
         read_spans(self.bulk()?, &spans, out)?;
-        Ok((out.len(), inode))
+        Ok(Some((out.len(), inode)))
     }
 
-    fn read_in_region(&self, inode: &Inode, at: u64, out: &mut [u8]) -> Result<usize> {
+    /// Reads what is in the region; returns how many bytes there are, and what of them is in the spill file.
+    fn read_in_region(&self, inode: &Inode, at: u64, out: &mut [u8]) -> Result<(usize, Vec<Spilled>)> {
         let out = within(inode, at, out);
+        let mut spilled = Vec::new();
         match inode.layout {
             Layout::Direct | Layout::Chunked | Layout::Packed => {
-                small::read(&self.region, &self.objects, inode, at, out)?;
+                spilled = small::read_parts(&self.region, &self.objects, inode, at, out)?;
             }
             _ => out.fill(0),
         }
-        Ok(out.len())
+        Ok((out.len(), spilled))
+    }
+
+    /// The file is in use: it does not spill before others. Was it a moment ago?
+    fn note_use(&self, ino: Ino) -> bool {
+        self.bulk.is_some() && self.spill.warm.touch(ino)
     }
 
     /// Changes from now on when reads change access times.
@@ -538,16 +570,26 @@ impl Fs {
         let mut pieces = Vec::new();
         for chunk in 0..small::chunk_count(inode) {
             let file_at = chunk * CHUNK;
+            let mut spilled = false;
             let (slot, len, stored) = match small::chunk_ref(&self.region, inode, chunk)? {
                 ChunkRef::Slot(slot) => (slot, slot.capacity(), slot.capacity()),
                 ChunkRef::Packed(head) if chunk.is_multiple_of(GROUP_CHUNKS) => {
                     let placed = Placed::load(&self.region, head)?;
-                    (head, u64::from(placed.object.bytes), placed.capacity())
+                    spilled = placed.place.is_some();
+                    let stored = placed.capacity() + placed.object.spilled_bytes();
+                    (head, u64::from(placed.object.bytes), stored)
                 }
                 ChunkRef::Packed(_) => continue,
             };
             if !slot.is_none() {
-                pieces.push(PlacedRange { file_at, len, at: slot.offset().get(), stored, ..PlacedRange::default() });
+                pieces.push(PlacedRange {
+                    file_at,
+                    len,
+                    at: slot.offset().get(),
+                    stored,
+                    spilled,
+                    ..PlacedRange::default()
+                });
             }
         }
         Ok(pieces)

@@ -139,9 +139,17 @@ fn byte_of(extent: &Extent, position: u64) -> u64 {
 }
 
 /// Some bytes of a file, in a row on the device, or zeros.
+#[derive(PartialEq, Eq)]
 pub(crate) struct Span {
     len: usize,
     at: Option<u64>,
+}
+
+impl Span {
+    /// Its place on the device; none for zeros.
+    pub fn at(&self) -> Option<u64> {
+        self.at
+    }
 }
 
 /// Fills `out` from spans of as many bytes.
@@ -186,7 +194,7 @@ impl Fs {
     }
 
     /// Stores the inode and commits; keeps the number of large files.
-    fn commit_large(&self, mut tx: Tx<'_>, ino: Ino, before: Layout, inode: &Inode) -> Result<Lsn> {
+    pub(crate) fn commit_large(&self, mut tx: Tx<'_>, ino: Ino, before: Layout, inode: &Inode) -> Result<Lsn> {
         self.store(&mut tx, ino, inode)?;
         let lsn = tx.commit()?;
         self.count_large(before, inode);
@@ -242,6 +250,7 @@ impl Fs {
                         bulk: true,
                         new: extent.flags & EXTENT_NEW != 0,
                         unwritten: extent.flags & EXTENT_UNWRITTEN != 0,
+                        spilled: false,
                     });
                     block = extent.end();
                 }
@@ -320,8 +329,9 @@ impl Fs {
             block = extent.end();
         }
         let before = *inode;
-        // The data writes have completed; the record that maps their blocks comes after them.
-        let mut tx = self.region.begin();
+        // The data writes have completed; the record that maps their blocks comes after them. Spilling makes room: it may use the
+        // reserve.
+        let mut tx = if self.spill.file() == Some(ino) { self.region.begin_reclaim() } else { self.region.begin() };
         match mapping.store(&mut tx, inode) {
             Err(Error::NoSpace) if kept > at => {
                 // The map finds no room, but bytes at the front are written already, in blocks the file had.
@@ -396,7 +406,7 @@ impl Fs {
     }
 
     /// Unmaps blocks of `[start, end)`, the last ones first; returns them and from where on nothing is mapped now.
-    fn unmap(
+    pub(crate) fn unmap(
         &self,
         tx: &mut Tx<'_>,
         inode: &mut Inode,
@@ -428,7 +438,15 @@ impl Fs {
     }
 
     /// After the commit of an [`Fs::unmap`].
-    fn unmapped(&self, ino: Ino, inode: &Inode, lsn: Lsn, runs: &[Run], from: FileBlock, to: FileBlock) -> Result<()> {
+    pub(crate) fn unmapped(
+        &self,
+        ino: Ino,
+        inode: &Inode,
+        lsn: Lsn,
+        runs: &[Run],
+        from: FileBlock,
+        to: FileBlock,
+    ) -> Result<()> {
         let bulk = self.bulk()?;
         bulk.freed(lsn, runs);
         if inode.layout == Layout::Empty {

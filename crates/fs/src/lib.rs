@@ -6,7 +6,7 @@
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
 //! | attributes | `attr`, `xattr`, `acl`, `flags`, `method` |
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk`, `gather` |
-//! | what has cooled | `packer`, `share`, `objects`, `dictionaries`, `training`, `packing_report`, `packing_counts` |
+//! | what has cooled | `packer`, `share`, `objects`, `dictionaries`, `training`, `packing_report`, `packing_counts`; `spill` |
 //! | room: compaction, what is given back | `compact` |
 //! | inodes, locks, references | `inode`, `locks`, `data_lock`, `refs` |
 //! | damage met while open; what the checker asks for | `damage`, `repair` |
@@ -59,6 +59,7 @@ mod settle;
 mod share;
 mod small;
 mod space;
+mod spill;
 #[cfg(test)]
 mod test_store;
 mod training;
@@ -94,6 +95,7 @@ pub use shoal_format::inode::Ino;
 pub use shoal_pack::{Method, PROFILES_MAX, ProfileFile};
 pub use shoal_region::{Failure, Lsn};
 pub use space::{PlacedRange, Placement, StatFs, Usage};
+pub use spill::{SPILL_PERCENT, Spilled};
 pub use xattr::XattrMode;
 
 /// The root directory's inode number.
@@ -115,6 +117,7 @@ pub struct Fs {
     pub(crate) packs_on: AtomicBool,
     pub(crate) packing: Arc<packing_counts::Counters>,
     pub(crate) bulk: Option<bulk::Bulk>,
+    pub(crate) spill: spill::Spill,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) options: Options,
     /// An [`AccessTimes`]; it may change while the store is mounted.

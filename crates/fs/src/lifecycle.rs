@@ -28,6 +28,7 @@ use crate::locks::LockTable;
 use crate::objects::Objects;
 use crate::planted::{Bug, is_planted};
 use crate::refs::RefTable;
+use crate::spill::{SPILL_PERCENT, Spill};
 use crate::{BulkDevice, Counts, Error, Fs, Ino, Result, namespace};
 
 /// Parts of a store.
@@ -64,6 +65,8 @@ pub struct Options {
     pub pack_age: Option<Duration>,
     /// Packing may use this share of one processor while others commit (percent), more of it as memory fills; 0: idle time alone.
     pub pack_load: u32,
+    /// From this much of the memory on small files spill to bulk storage, where there is some (percent); 0: never.
+    pub spill_percent: u8,
     /// Inodes and directories are packed, too.
     pub pack_inodes: bool,
     /// How files' data are packed, in directories that say nothing else.
@@ -85,6 +88,7 @@ impl Default for Options {
             room: None,
             pack_age: Some(Duration::from_secs(30)),
             pack_load: PACK_LOAD,
+            spill_percent: SPILL_PERCENT,
             pack_inodes: true,
             method: Method::default(),
             earlier_boot_id: None,
@@ -197,6 +201,7 @@ impl Fs {
             packer: Default::default(),
             packs_on: Default::default(),
             idle: Default::default(),
+            spill: Spill::load(&region, options.spill_percent)?,
             bulk,
             clock,
             options,

@@ -12,9 +12,9 @@
 use parking_lot::Mutex;
 use shoal_format::SlotRef;
 use shoal_format::inode::{CHUNK, Inode};
-use shoal_format::object::{Codec, GROUP, OBJECT_HEAD, Object, PIECES_MAX, piece_sizes};
+use shoal_format::object::{Codec, GROUP, OBJECT_HEAD, Object, PIECES_MAX, SPILL_PLACE, SpillPlace, piece_sizes};
 use shoal_pack::Decompressor;
-use shoal_region::{Tx, View};
+use shoal_region::{LetGo, Tx, View};
 
 use crate::dictionaries::Dictionaries;
 use crate::extents::{give, take};
@@ -45,6 +45,8 @@ pub(crate) struct Placed {
     pub object: Object,
     /// The pieces behind the first one; of an object in place the chunks.
     pub pieces: [SlotRef; PIECES_MAX],
+    /// Where the payload of a spilled one is.
+    pub place: Option<SpillPlace>,
 }
 
 fn damaged(slot: SlotRef, what: impl std::fmt::Display) -> Error {
@@ -62,7 +64,13 @@ impl Placed {
         if (object.payload_at() as u64) > slot.capacity() {
             return Err(damaged(slot, "its references do not fit"));
         }
-        let mut placed = Placed { slot, object, pieces: [SlotRef::NONE; PIECES_MAX] };
+        let mut placed = Placed { slot, object, pieces: [SlotRef::NONE; PIECES_MAX], place: None };
+        if object.spilled {
+            let mut word = [0; SPILL_PLACE];
+            view.read(placed.reference_at(0), &mut word)?;
+            placed.place = Some(SpillPlace::decode(&object, word).map_err(|error| damaged(slot, error))?);
+            return Ok(placed);
+        }
         for number in 0..usize::from(object.pieces) {
             let bits = view.read_u64(placed.reference_at(number))?;
             let piece = SlotRef::from_bits(bits).filter(|piece| !piece.is_none() && !piece.is_run());
@@ -103,6 +111,11 @@ impl Placed {
 
     /// Gives the object back; the caller has verified it.
     pub fn give(&self, tx: &mut Tx<'_>, inode: &mut Inode) -> Result<()> {
+        if let Some(SpillPlace(at)) = self.place {
+            let bytes = self.object.spilled_bytes();
+            tx.let_go(LetGo { at, bytes, stood_for: self.object.bytes.into() });
+            inode.allocated = inode.allocated.saturating_sub(bytes);
+        }
         let pieces = if is_planted(Bug::ObjectPiecesStay) { &[] } else { self.pieces() };
         for &piece in pieces {
             give(tx, inode, piece)?;
@@ -110,8 +123,9 @@ impl Placed {
         give(tx, inode, self.slot)
     }
 
-    /// The payload, or the bytes of the chunks that an object in place stands for; verified.
-    fn payload(&self, view: &impl View) -> Result<Vec<u8>> {
+    /// The payload, or the bytes of the chunks that an object in place stands for; verified. It is in the region.
+    pub fn payload(&self, view: &impl View) -> Result<Vec<u8>> {
+        debug_assert!(self.place.is_none(), "the payload of a spilled object is read without locks (`spill`)");
         let mut bytes = Vec::new();
         if self.object.codec == Codec::InPlace {
             bytes.resize(self.object.bytes as usize, 0);
@@ -148,6 +162,11 @@ impl Objects {
     /// All bytes of the file that the object holds.
     pub fn unpack(&self, view: &impl View, placed: &Placed) -> Result<Vec<u8>> {
         let payload = placed.payload(view)?;
+        self.bytes_of(placed, payload)
+    }
+
+    /// What the verified payload of an object stands for.
+    pub fn bytes_of(&self, placed: &Placed, payload: Vec<u8>) -> Result<Vec<u8>> {
         if placed.is_raw() {
             return Ok(payload);
         }
@@ -184,8 +203,7 @@ impl Objects {
     }
 
     /// Fills `out` from byte `at` of the group; bytes behind the object's are zeros.
-    pub fn read(&self, view: &impl View, slot: SlotRef, at: u64, out: &mut [u8]) -> Result<()> {
-        let placed = Placed::load(view, slot)?;
+    pub fn read(&self, view: &impl View, placed: &Placed, at: u64, out: &mut [u8]) -> Result<()> {
         let all = u64::from(placed.object.bytes);
         let (stored, behind) = out.split_at_mut(all.saturating_sub(at).min(out.len() as u64) as usize);
         behind.fill(0);
@@ -198,7 +216,7 @@ impl Objects {
             return Ok(());
         }
         if stored.len() as u64 == all {
-            return self.decompress(&placed, &payload, stored);
+            return self.decompress(placed, &payload, stored);
         }
         // Who reads in parts comes again. The payload tells whether the object is the same: its slot may have had another one.
         let mut kept = self.kept.lock();
@@ -210,7 +228,7 @@ impl Objects {
         }
         drop(kept);
         let mut bytes = vec![0; all as usize];
-        self.decompress(&placed, &payload, &mut bytes)?;
+        self.decompress(placed, &payload, &mut bytes)?;
         stored.copy_from_slice(&bytes[at as usize..][..stored.len()]);
         kept = self.kept.lock();
         kept.truncate(KEPT - 1);
@@ -263,8 +281,24 @@ pub(crate) fn make_in_place(tx: &mut Tx<'_>, inode: &mut Inode, chunks: &[SlotRe
 fn head((codec, dictionary): (Codec, u16), bytes: u64, payload: usize, pieces: usize, summed: &[u8]) -> Object {
     debug_assert!(bytes <= GROUP && pieces <= PIECES_MAX);
     let (bytes, payload, pieces) = (bytes as u32, payload as u32, pieces as u8);
-    let object = Object { users: 1, sum: 0, codec, bytes, payload, pieces, dictionary };
+    let object = Object { users: 1, sum: 0, codec, bytes, payload, pieces, spilled: false, dictionary };
     Object { sum: object.sum_of(summed), ..object }
+}
+
+/// The head of an object that has its payload in the spill file.
+pub(crate) fn spilled_head((codec, dictionary): (Codec, u16), bytes: u64, payload: &[u8]) -> Object {
+    let object = Object { spilled: true, ..head((codec, dictionary), bytes, payload.len(), 0, &[]) };
+    Object { sum: object.sum_of(payload), ..object }
+}
+
+/// Makes a spilled object whose payload is at `place`, durably; returns its slot.
+pub(crate) fn make_spilled(tx: &mut Tx<'_>, inode: &mut Inode, object: &Object, place: SpillPlace) -> Result<SlotRef> {
+    let slot = take(tx, inode, object.payload_at() as u64)?;
+    inode.allocated += object.spilled_bytes();
+    let mut bytes = object.encode().to_vec();
+    bytes.extend(place.encode(object));
+    tx.write(slot.offset(), &bytes)?;
+    Ok(slot)
 }
 
 /// Gives an object back, with its pieces. Those of a damaged one may be another file's: they stay allocated, and

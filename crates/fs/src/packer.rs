@@ -119,13 +119,16 @@ enum End {
     Used { until_ns: u64, log_bytes: u64 },
 }
 
+/// A codec and the number of its dictionary, and what they make of a group.
+pub(crate) type Compressed = ((Codec, u16), Vec<u8>);
+
 /// What a group was when it was copied.
 #[derive(PartialEq, Eq)]
-struct Seen {
-    generation: u32,
-    size: u64,
-    method: Method,
-    chunks: Vec<SlotRef>,
+pub(crate) struct Seen {
+    pub generation: u32,
+    pub size: u64,
+    pub method: Method,
+    pub chunks: Vec<SlotRef>,
 }
 
 impl Fs {
@@ -157,7 +160,11 @@ impl Fs {
                 ChunkRef::Packed(object) => object,
                 ChunkRef::Slot(_) => continue,
             };
-            let mut raw = self.objects.unpack(&self.region, &Placed::load(&self.region, object)?)?;
+            let placed = Placed::load(&self.region, object)?;
+            if placed.place.is_some() {
+                return Err(Error::Spilled { ino, group });
+            }
+            let mut raw = self.objects.unpack(&self.region, &placed)?;
             let mut stored = if is_planted(Bug::UnpackStoresChange) { *inode } else { self.load(ino)? };
             // A cut leaves the object as it is.
             raw.truncate(stored.size.saturating_sub(group * GROUP).min(GROUP) as usize);
@@ -505,6 +512,17 @@ impl Fs {
         Ok(codec.filter(|_| sizes.iter().sum::<u64>() <= plain / 8 * 7))
     }
 
+    /// The payload that bytes of a group are to have in an object; `None`: as they are.
+    pub(crate) fn compressed(&self, packer: &mut Packer, seen: &Seen, bytes: &[u8]) -> Result<Option<Compressed>> {
+        if seen.method == Method::Off {
+            return Ok(None);
+        }
+        packer.raw.clear();
+        packer.raw.extend_from_slice(bytes);
+        let code = self.compress(packer, seen)?.filter(|&(codec, _)| codec != Codec::Stored);
+        Ok(code.map(|code| (code, std::mem::take(&mut packer.payload))))
+    }
+
     /// Puts an object in the place of a group, if the group still is what was seen.
     fn pack_group(
         &self,
@@ -571,7 +589,7 @@ impl Fs {
     }
 
     /// Has the file room behind its end that was asked for?
-    fn is_preallocated(&self, inode: &Inode) -> Result<bool> {
+    pub(crate) fn is_preallocated(&self, inode: &Inode) -> Result<bool> {
         if inode.layout == Layout::Direct {
             // A file that was written grows by less.
             let capacity = inode.root.capacity();

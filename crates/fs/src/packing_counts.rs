@@ -33,6 +33,7 @@ pub(crate) struct Counters {
     unpacked_inodes: AtomicU64,
     packing_log_bytes: AtomicU64,
     unpacking_log_bytes: AtomicU64,
+    spilling_log_bytes: AtomicU64,
 }
 
 impl Counters {
@@ -44,6 +45,16 @@ impl Counters {
     /// Bytes of the log that packing and unpacking wrote.
     pub fn all_log_bytes(&self) -> u64 {
         self.log_bytes() + self.unpacking_log_bytes.load(Relaxed)
+    }
+
+    /// Bytes of the log that spilling and bringing back wrote.
+    pub fn spilling_log_bytes(&self) -> u64 {
+        self.spilling_log_bytes.load(Relaxed)
+    }
+
+    /// Commits a transaction that spills an object, or brings one back.
+    pub fn commit_spilled(&self, tx: Tx<'_>) -> Result<Lsn> {
+        counted(tx, &self.spilling_log_bytes)
     }
 
     /// Commits a transaction that packs so many bytes of a file, or inodes.

@@ -23,10 +23,13 @@ pub enum Form {
     Zstd,
     /// By zstd with a dictionary.
     ZstdDictionary,
+    /// On bulk storage: what it takes here is its head.
+    Spilled,
 }
 
 /// All forms, in the order of [`PackingReport::forms`].
-pub const FORMS: [Form; 6] = [Form::Plain, Form::Summed, Form::Stored, Form::Lz4, Form::Zstd, Form::ZstdDictionary];
+pub const FORMS: [Form; 7] =
+    [Form::Plain, Form::Summed, Form::Stored, Form::Lz4, Form::Zstd, Form::ZstdDictionary, Form::Spilled];
 
 impl Form {
     pub fn name(self) -> &'static str {
@@ -37,6 +40,7 @@ impl Form {
             Form::Lz4 => "lz4",
             Form::Zstd => "zstd",
             Form::ZstdDictionary => "zstd+dict",
+            Form::Spilled => "spilled",
         }
     }
 }
@@ -164,6 +168,7 @@ impl Fs {
     fn add_object(&self, report: &mut PackingReport, head: SlotRef, bytes: u64) -> Result<()> {
         let placed = Placed::load(&self.region, head)?;
         let form = match placed.object.codec {
+            _ if placed.object.spilled => Form::Spilled,
             Codec::InPlace => Form::Summed,
             Codec::Stored => Form::Stored,
             Codec::Lz4 => Form::Lz4,

@@ -80,5 +80,17 @@ shoal_media::plantable! {
         PackedBesideMove,
         /// A decompressed object that is kept is known by its head alone.
         KeptByHead,
+        /// Heads refer to spilled payloads before a flush has covered them.
+        SpillUnflushed,
+        /// The sum of a spilled payload is not compared.
+        SpilledUnverified,
+        /// A wrong sum is damage without a second look at the head.
+        SpilledOneLook,
+        /// A group is spilled, or brought back, though it has changed since it was copied.
+        SpilledUnseen,
+        /// A range that a head refers to does not count as in use.
+        SpilledNotCounted,
+        /// After a mount ranges in use are not looked for.
+        SpilledNotNoted,
     }
 }

@@ -12,6 +12,8 @@
 //!
 //! Left out: locks, times, steps of long operations (`file`), the move to the bulk device (`large`).
 
+use std::ops::Range;
+
 use shoal_format::inode::{CHUNK, INODE_SUMMED, Inode, Layout};
 use shoal_format::object::{ChunkRef, Codec, GROUP, GROUP_CHUNKS, sum_in_slot};
 use shoal_format::slot::RUN_SEGMENTS_MAX;
@@ -146,12 +148,7 @@ pub(crate) fn relocate_chunk(
     let Some(new) = tx.relocate(slot)? else { return Ok(moved) };
     moved += new.capacity();
     if is_object {
-        let group = (chunk..chunk_count(inode)).take(GROUP_CHUNKS as usize);
-        for chunk in group {
-            if chunk_ref(tx, inode, chunk)? == ChunkRef::Packed(slot) {
-                set_chunk(tx, inode, chunk, ChunkRef::Packed(new))?;
-            }
-        }
+        replace_object(tx, inode, chunk / GROUP_CHUNKS, slot, new)?;
     } else {
         set_chunk(tx, inode, chunk, ChunkRef::Slot(new))?;
     }
@@ -180,6 +177,20 @@ pub(crate) fn unpack_group(tx: &mut Tx<'_>, inode: &mut Inode, group: u64, raw: 
         placed.give(tx, inode)?;
     }
     put_chunks(tx, inode, first, &slots)
+}
+
+/// Lets another object stand for a packed group.
+pub(crate) fn replace_object(tx: &mut Tx<'_>, inode: &mut Inode, group: u64, old: SlotRef, new: SlotRef) -> Result<()> {
+    if inode.layout == Layout::Packed {
+        inode.root = new;
+        return Ok(());
+    }
+    for chunk in (group * GROUP_CHUNKS..chunk_count(inode)).take(GROUP_CHUNKS as usize) {
+        if chunk_ref(tx, inode, chunk)? == ChunkRef::Packed(old) {
+            set_chunk(tx, inode, chunk, ChunkRef::Packed(new))?;
+        }
+    }
+    Ok(())
 }
 
 /// Lets a packed group have these chunks.
@@ -239,10 +250,34 @@ pub(crate) fn pack_group(
     write_refs(tx, inode, group * GROUP_CHUNKS, refs)
 }
 
-/// Fills `out` from byte `at`; the caller has clipped it to the file's size.
+/// Bytes of a read that are in the spill file.
+pub(crate) struct Spilled {
+    /// Where they go.
+    pub out: Range<usize>,
+    /// Byte of the group that they begin with.
+    pub within: u64,
+    pub placed: Placed,
+}
+
+/// Fills `out` from byte `at`, of a file that has nothing in the spill file; the caller has clipped it to the file's size.
 pub(crate) fn read(view: &impl View, objects: &Objects, inode: &Inode, at: u64, out: &mut [u8]) -> Result<()> {
+    match read_parts(view, objects, inode, at, out)?.is_empty() {
+        true => Ok(()),
+        false => Err(Error::Io("a part of the file is in the spill file".into())),
+    }
+}
+
+/// Fills `out` from byte `at`, but for what is in the spill file: that is returned.
+pub(crate) fn read_parts(
+    view: &impl View,
+    objects: &Objects,
+    inode: &Inode,
+    at: u64,
+    out: &mut [u8],
+) -> Result<Vec<Spilled>> {
+    let mut spilled = Vec::new();
     if inode.flags & INODE_SUMMED != 0 && !out.is_empty() {
-        return read_summed(view, inode, at, out);
+        return read_summed(view, inode, at, out).map(|()| spilled);
     }
     let mut done = 0;
     while done < out.len() {
@@ -252,7 +287,12 @@ pub(crate) fn read(view: &impl View, objects: &Objects, inode: &Inode, at: u64, 
             ChunkRef::Packed(slot) => {
                 let within = position % GROUP;
                 let len = (GROUP - within).min((out.len() - done) as u64) as usize;
-                objects.read(view, slot, within, &mut out[done..done + len])?;
+                let placed = Placed::load(view, slot)?;
+                if placed.place.is_some() {
+                    spilled.push(Spilled { out: done..done + len, within, placed });
+                } else {
+                    objects.read(view, &placed, within, &mut out[done..done + len])?;
+                }
                 done += len;
                 continue;
             }
@@ -267,7 +307,7 @@ pub(crate) fn read(view: &impl View, objects: &Objects, inode: &Inode, at: u64, 
         rest.fill(0);
         done += len as usize;
     }
-    Ok(())
+    Ok(spilled)
 }
 
 /// Reads from a file that has a sum: all of it is verified.

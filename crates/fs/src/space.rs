@@ -4,13 +4,13 @@
 //! space of a tier is never more than its host can still give, and the room of a host that holds both counts once. The
 //! reserve counts as free, but not as available, and neither do free slots that only pieces of one size can have. Available
 //! is what one program can really write: with a bulk device its free space, because a file of more than the threshold can lie
-//! nowhere else; nothing, when the region takes no more files.
+//! nowhere else, and small ones spill to it; nothing, when the region takes no more files.
 
 use std::sync::atomic::Ordering::Relaxed;
 
 use shoal_format::BULK_BLOCK;
 use shoal_format::dir::NAME_MAX;
-use shoal_format::inode::{INODE_RECORD, Inode};
+use shoal_format::inode::{INODE_RECORD, Inode, Layout};
 
 use crate::{Attr, Fs, HostRoom, Ino, Result};
 
@@ -70,6 +70,8 @@ pub struct PlacedRange {
     pub new: bool,
     /// Allocated, never written.
     pub unwritten: bool,
+    /// A part of a small file that is on bulk storage: `at` is its head, in the region.
+    pub spilled: bool,
 }
 
 /// Where an inode and its data are.
@@ -102,6 +104,11 @@ impl Fs {
             log_bytes: self.region.log_bytes(),
             ..Usage::default()
         };
+        // The spill file is nobody's.
+        if let Some(spill_file) = self.spill_file_layout() {
+            usage.inodes = usage.inodes.saturating_sub(1);
+            usage.large_files = usage.large_files.saturating_sub(u64::from(spill_file == Layout::Extents));
+        }
         if let Some(bulk) = &self.bulk {
             let (free, pending) = (bulk.free_blocks(), bulk.pending_blocks());
             let withheld = bulk.withheld_blocks().min(free);
@@ -139,7 +146,7 @@ impl Fs {
         let bulk = usage.bulk_free + usage.bulk_pending;
         let ordinary = if usage.bulk_bytes == 0 {
             usable
-        } else if usable < BLOCK {
+        } else if usable < BLOCK && !self.makes_room() {
             0
         } else {
             bulk

@@ -33,6 +33,8 @@ mod resize;
 mod saved;
 mod saved_image;
 mod slow_device;
+mod spilled;
+mod spilling;
 mod store;
 mod tiers;
 mod tree;

@@ -11,7 +11,9 @@
 use std::time::Instant;
 
 use crate::crash::explorer::{Sampling, explore, explore_within, guard};
-use crate::crash::operation::Operation::{Checkpoint, Forget, Fsync, PackInodes, Sync, Tick, UnlinkHeld};
+use crate::crash::operation::Operation::{
+    Checkpoint, Forget, Fsync, PackInodes, SpillAll, SpillTick, Sync, Tick, UnlinkHeld,
+};
 use crate::crash::run::{Before, Ground, Run, Workload};
 use crate::crash::{deep, faults, full_host, layouts, mix, number, workload};
 use crate::store::Setup;
@@ -21,7 +23,7 @@ use shoal_sim::{Budget, Random};
 const SEED: u64 = 20_260;
 const KINDS: [MemoryKind; 3] = [MemoryKind::Logged, MemoryKind::Battery, MemoryKind::Dax];
 /// Stores of one kind of memory, each with its workloads; they share the time of a search.
-const GROUNDS: usize = 5;
+const GROUNDS: usize = 6;
 /// Failures shown before the rest is not looked at.
 const FAILURES_MAX: usize = 5;
 
@@ -77,6 +79,18 @@ fn packed_files(steps: &[workload::Step], befores: &[Before]) -> Vec<Workload> {
         .collect()
 }
 
+fn spilled_files(steps: &[workload::Step], befores: &[Before]) -> Vec<Workload> {
+    let with = |operations: Vec<_>| {
+        let all = move |&before: &_| Workload { before, operations: operations.clone(), must_succeed: false };
+        befores.iter().map(all).collect::<Vec<_>>()
+    };
+    let all = workload::spilled(steps).into_iter().flat_map(with).enumerate();
+    let every = if deep() { 1 } else { 8 };
+    all.filter(|(number, _)| mix(&[seed(), 7, *number as u64]).is_multiple_of(every))
+        .map(|(_, workload)| workload)
+        .collect()
+}
+
 /// Each operation on packed inodes, and packing after it.
 fn packed(steps: &[workload::Step]) -> Vec<Workload> {
     let mut workloads = Vec::new();
@@ -119,6 +133,7 @@ fn layouts() -> Vec<Workload> {
         workloads.retain(|workload| !matches!(workload.operations.last(), Some(Checkpoint | Tick | Forget)));
     }
     workloads.extend(packed_files(&steps, &[Before::Mounted]));
+    workloads.extend(spilled_files(&steps, &[Before::Mounted]));
     for seed in 0..if deep() { 2000 } else { 8 } {
         let mut random = Random::new(seed);
         let six: Vec<_> = (0..6).map(|_| &steps[random.below(steps.len() as u64) as usize]).collect();
@@ -203,6 +218,11 @@ fn grounds(kind: MemoryKind, share: Share) -> [(Ground, Vec<Workload>, Share); G
         (ground(Setup::tight(kind)), sequences(), Share { workloads: 1, ..share }),
         (ground(Setup::layouts(kind)), layouts(), Share { workloads: 1, states: share.layouts, ..share }),
         (ground(Setup::two_tiers(kind)), packed(&steps), Share { workloads: share.workloads.div_ceil(2), ..share }),
+        (
+            ground(Setup::two_tiers(kind)),
+            spilled_files(&steps, &[Before::Mounted, Before::Young]),
+            Share { workloads: 2, ..share },
+        ),
         // Trees with a file of thousands of chunks take longest to read.
         (ground(Setup::region_only(kind)), long, Share { states: share.states * 8, ..share }),
     ]
@@ -269,6 +289,9 @@ fn every_call_of_the_media_may_fail_in_every_operation() {
         }
         for last in [Sync, Checkpoint, PackInodes] {
             failed += faults::fail_each(&ground, &PackInodes, &last).unwrap_or_else(|e| panic!("{e}"));
+        }
+        for last in [Sync, Fsync("bar"), SpillTick] {
+            failed += faults::fail_each(&ground, &SpillAll, &last).unwrap_or_else(|e| panic!("{e}"));
         }
         failed += faults::fail_openings(&ground).unwrap_or_else(|e| panic!("{e}"));
         println!("{}: {failed} failing calls in {:.1} s", kind.name(), start.elapsed().as_secs_f64());

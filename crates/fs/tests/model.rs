@@ -110,6 +110,17 @@ impl Case {
                     Err(e) => return Err(at(format!("packing: {e}"))),
                 }
             }
+            let spilled = match step % 8 {
+                3 => self.walker.fs.spill_all().map(drop),
+                6 if self.walker.random.below(2) == 0 => self.walker.fs.bring_all_back().map(drop),
+                5 => self.walker.fs.clean_spilled(),
+                7 => self.walker.fs.spill_tick(),
+                _ => Ok(()),
+            };
+            match spilled {
+                Ok(()) | Err(Error::NoSpace) => {}
+                Err(e) => return Err(at(format!("spilling: {e}"))),
+            }
             if step % 9 == 8 {
                 self.walker.fs.compact().map_err(|e| at(format!("compacting: {e}")))?;
                 self.walker.fs.region().discard_free();
@@ -133,6 +144,11 @@ impl Case {
         self.walker.remove_all().map_err(|e| format!("removing everything: {e}"))?;
         self.verify()?;
         self.reopen(true).map_err(|e| format!("emptied: {e}"))?;
+        // What was spilled is given back in the background.
+        for _ in 0..2 {
+            let fs = &self.walker.fs;
+            fs.spill_tick().and_then(|()| fs.sync()).and_then(|()| fs.tick()).map_err(|e| format!("emptied: {e}"))?;
+        }
         let usage = self.walker.fs.usage();
         if usage.bulk_free != usage.bulk_bytes {
             return Err(format!("emptied, but {} of {} bulk bytes are free", usage.bulk_free, usage.bulk_bytes));

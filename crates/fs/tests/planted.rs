@@ -20,6 +20,8 @@ mod packing;
 #[allow(dead_code, reason = "a part of it is enough")]
 mod saved;
 #[allow(dead_code, reason = "a part of it is enough")]
+mod spilling;
+#[allow(dead_code, reason = "a part of it is enough")]
 mod store;
 
 use std::collections::BTreeMap;
@@ -65,6 +67,14 @@ enum Hunt {
     Damage,
     /// Damaged references of objects.
     StrayReferences,
+    /// A flipped bit in a spilled payload.
+    SpilledDamage,
+    /// A spilled payload that goes while it is read.
+    ReadMeanwhile,
+    /// Bytes that are written while their file is spilled.
+    SpilledMeanwhile,
+    /// Blocks of the spill file let go of, in this process and the next.
+    Swept,
 }
 
 fn pair(number: usize) -> [Operation; 2] {
@@ -86,6 +96,7 @@ fn sequence(number: usize) -> Vec<Operation> {
         3 => vec![PackAll, Write("bar", 30_000, 9000, 111)],
         // Then something else: of few states after a removal none might be checked.
         4 => vec![PackAll, Unlink("B/foo"), Write("A/bar", 0, 3000, 140), Sync],
+        6 => vec![PackAll, SpillAll, Sync],
         5 => vec![Write("foo", 0, 3000, 170), AddDictionary(160), PackAll, AddDictionary(162), PackAll],
         _ => vec![Link("foo", "new")],
     }
@@ -120,6 +131,11 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::PackedBesideMove => Hunt::BesideMove,
         Bug::MapBelieved => Hunt::Damage,
         Bug::ReferencesBelieved => Hunt::StrayReferences,
+        Bug::SpillUnflushed => Hunt::Sequence(6),
+        Bug::SpilledUnverified => Hunt::SpilledDamage,
+        Bug::SpilledOneLook => Hunt::ReadMeanwhile,
+        Bug::SpilledUnseen => Hunt::SpilledMeanwhile,
+        Bug::SpilledNotCounted | Bug::SpilledNotNoted => Hunt::Swept,
     }
 }
 
@@ -161,6 +177,22 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         }
         Hunt::BesideMove => {
             packing::beside_a_move();
+            Ok(1)
+        }
+        Hunt::SpilledDamage => {
+            spilling::damaged();
+            Ok(1)
+        }
+        Hunt::ReadMeanwhile => {
+            spilling::read_meanwhile();
+            Ok(2)
+        }
+        Hunt::SpilledMeanwhile => {
+            spilling::written_meanwhile();
+            Ok(2)
+        }
+        Hunt::Swept => {
+            spilling::swept();
             Ok(1)
         }
         Hunt::Damage => Ok(packing::damage::damages(0, 60).1),

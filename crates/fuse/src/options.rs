@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use rustix::mount::MountFlags;
-use shoal_fs::{AccessTimes, Method, PACK_LOAD};
+use shoal_fs::{AccessTimes, Method, PACK_LOAD, SPILL_PERCENT};
 
 /// Options that `fusermount3` accepts. A mount without root's rights leaves the others out, though the engine obeys
 /// them.
@@ -81,6 +81,8 @@ pub struct MountOptions {
     pub pack_age: Duration,
     /// The share of one processor that packing may use while others commit (percent).
     pub pack_load: u32,
+    /// From this much of the memory on small files spill to bulk storage (percent); 0: never.
+    pub spill_percent: u8,
     /// Inodes and directories that have cooled are packed, too.
     pub pack_inodes: bool,
 }
@@ -110,6 +112,7 @@ impl MountOptions {
             compress: None,
             pack_age: PACK_AGE,
             pack_load: PACK_LOAD,
+            spill_percent: SPILL_PERCENT,
             pack_inodes: true,
         }
     }

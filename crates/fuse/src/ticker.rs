@@ -5,6 +5,7 @@
 //!   thread that may lead the log's group commit for long: it has nothing else to do.
 //! - `bulk-clock` calls `Fs::tick_bulk` (data of large files, deferred frees).
 //! - `checkpoint` writes checkpoints when they are due.
+//! - `spilling` calls `Fs::spill_tick`, which moves cold small files to bulk storage when memory fills, and others back.
 //! - `idle-work` calls `Fs::compact_tick`, which empties sparse segments of the region, and `Fs::pack_tick`, which packs what has
 //!   cooled, while nothing else goes on and, for a share of the time, beside others.
 //!
@@ -69,8 +70,12 @@ impl Ticker {
             }
             flow
         })?;
+        // A thread of its own: it waits for the bulk device, which packing must not. Its error says why spilling has stopped.
+        let spill =
+            reporting(|fs| fs.spill_tick().map_err(|e| format!("spilling to bulk storage: {e}; tried again later")));
+        let spill = shoal_host::Ticker::start_quiet("spilling", PERIOD, logging(spill))?;
         let bell = log.bell();
-        Ok((Ticker { threads: vec![idle, checkpoint, bulk, log] }, bell))
+        Ok((Ticker { threads: vec![spill, idle, checkpoint, bulk, log] }, bell))
     }
 
     /// Returns when the work under way, if any, is over.

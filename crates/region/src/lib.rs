@@ -55,7 +55,7 @@ use planted::{Bug, is_planted};
 use replay::{apply, replay};
 pub use seal::{empty_image, seal_image, write_image, write_pages};
 pub use shoal_format::Lsn;
-pub use tx::{Tx, View};
+pub use tx::{LetGo, Tx, View};
 
 /// The media a region is made of.
 #[derive(Clone)]
@@ -110,8 +110,12 @@ pub struct Region {
     /// Why no commit is taken any more.
     pub(crate) failure: OnceLock<Arc<Failure>>,
     clock: OnceLock<Arc<dyn Clock>>,
+    pub(crate) on_let_go: OnceLock<OnLetGo>,
     read_only: bool,
 }
+
+/// Is told after each commit what its transaction has let go of ([`Tx::let_go`]).
+pub type OnLetGo = Box<dyn Fn(&[LetGo]) + Send + Sync>;
 
 /// State of the log's end, guarded by the commit lock.
 pub(crate) struct CommitState {
@@ -318,6 +322,7 @@ impl Region {
             durable: AtomicU64::new(durable.get()),
             failure: OnceLock::new(),
             clock: OnceLock::new(),
+            on_let_go: OnceLock::new(),
             read_only,
         })
     }
@@ -354,6 +359,12 @@ impl Region {
     /// The first failure, if commits are refused.
     pub fn failure(&self) -> Option<Arc<Failure>> {
         self.failure.get().cloned()
+    }
+
+    /// Sets who is told what transactions have let go of.
+    pub fn set_on_let_go(&self, tell: OnLetGo) {
+        // Set once, when the store is opened.
+        let _ = self.on_let_go.set(tell);
     }
 
     /// The clock a failure's time is taken from.

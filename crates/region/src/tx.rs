@@ -65,6 +65,17 @@ struct Buffers {
     pieces: Vec<BufferedWrite>,
     allocated: Vec<SlotRef>,
     freed: Vec<SlotRef>,
+    let_go: Vec<LetGo>,
+}
+
+/// Something outside the region that nothing in the region refers to any more once the transaction has committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LetGo {
+    /// Where it is (bytes), on what the owner of [`Region::on_let_go`] knows.
+    pub at: u64,
+    pub bytes: u64,
+    /// Bytes that it stood for.
+    pub stood_for: u64,
 }
 
 thread_local! {
@@ -196,6 +207,12 @@ impl<'r> Tx<'r> {
         Ok(())
     }
 
+    /// Remembers that the transaction drops the last reference to something outside the region; [`Region::on_let_go`] tells of it after
+    /// the commit, and never if there is none.
+    pub fn let_go(&mut self, what: LetGo) {
+        self.buffers.let_go.push(what);
+    }
+
     /// Appends the record and applies it. Returns the end of the log behind it: the operation is durable once the
     /// region is durable up to there.
     pub fn commit(self) -> Result<Lsn> {
@@ -233,7 +250,7 @@ impl<'r> Tx<'r> {
             let lsn = region.commit_record(&mut state, RecordKind::Tx, record, payload, urgent)?;
             Ok(Some((lsn, state)))
         })?;
-        let Some((lsn, _state)) = committed else { return Ok(None) };
+        let Some((lsn, state)) = committed else { return Ok(None) };
         // The allocations are the region's now; the frees become visible under the commit lock, so that nobody
         // can log an allocation of a freed slot before the record that freed it.
         self.buffers.allocated.clear();
@@ -242,6 +259,10 @@ impl<'r> Tx<'r> {
         }
         if !self.buffers.freed.is_empty() {
             self.region.release(&self.buffers.freed);
+        }
+        drop(state);
+        if let (false, Some(tell)) = (self.buffers.let_go.is_empty(), self.region.on_let_go.get()) {
+            tell(&self.buffers.let_go);
         }
         Ok(Some(lsn))
     }
@@ -274,6 +295,7 @@ impl Drop for Tx<'_> {
             self.region.release(&self.buffers.allocated);
         }
         let mut buffers = std::mem::take(&mut self.buffers);
+        buffers.let_go.clear();
         if buffers.record.capacity() <= SPARE_BYTES_MAX {
             buffers.record.clear();
             buffers.pieces.clear();

@@ -50,6 +50,9 @@ pub enum Question {
     Remount {
         read_only: bool,
         access_times: String,
+        /// From how much of the memory on small files spill; as it is if absent.
+        #[serde(default)]
+        spill_percent: Option<u8>,
     },
     /// New limits within the layout; `None` leaves a limit as it is.
     Resize {

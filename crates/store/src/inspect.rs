@@ -65,6 +65,9 @@ pub struct PieceReport {
     pub new: bool,
     /// Allocated, never written.
     pub unwritten: bool,
+    /// A part of a small file that is on bulk storage; `at` is its head in memory.
+    #[serde(default)]
+    pub spilled: bool,
 }
 
 impl FileReport {
@@ -88,10 +91,11 @@ impl FileReport {
             file_at: piece.file_at,
             bytes: piece.len,
             stored_bytes: piece.stored,
-            tier: if piece.bulk { "bulk" } else { "memory" }.into(),
+            tier: if piece.bulk || piece.spilled { "bulk" } else { "memory" }.into(),
             at: piece.at,
             new: piece.new,
             unwritten: piece.unwritten,
+            spilled: piece.spilled,
         });
         let (files_below, packed) = match kind {
             "directory" | "file" => packing::packed_below(fs, path)?,

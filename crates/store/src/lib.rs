@@ -73,7 +73,7 @@ pub use profiles::InodeProfiles;
 pub use progress::Progress;
 pub use read_only::ReadOnly;
 pub use repair::Repaired;
-pub use report::{Files, StatFs, StoreReport, Tier};
+pub use report::{Files, SpilledFiles, StatFs, StoreReport, Tier};
 pub use resize::{Resized, Sizes, resize_mounted};
 pub use salvage::{Lost, Salvaged, Told, salvage};
 pub use shoal_devices::{Failure, Outcome};

@@ -70,6 +70,7 @@ impl Store {
             kernel_times: options.writeback,
             pack_age: Some(options.pack_age),
             pack_load: options.pack_load,
+            spill_percent: options.spill_percent,
             pack_inodes: options.pack_inodes,
             method: options.compress.unwrap_or(self.description.compress),
             ..Options::default()
@@ -224,8 +225,12 @@ impl Asked {
                 device: self.bulk.as_ref().map(|bulk| bulk.report()),
                 requests: Some(self.requests.report().into_iter().map(RequestReport::from).collect()),
             }),
-            Question::Remount { read_only, access_times } => {
-                remount(fs, directory, read_only, &access_times).map(|()| true.into())
+            Question::Remount { read_only, access_times, spill_percent } => {
+                let remounted = remount(fs, directory, read_only, &access_times);
+                if let (Ok(()), Some(percent)) = (&remounted, spill_percent) {
+                    fs.set_spill_percent(percent);
+                }
+                remounted.map(|()| true.into())
             }
             Question::Resize { memory_bytes, bulk_bytes } => {
                 value(resize_mounted(fs, directory, &Sizes { memory_bytes, bulk_bytes })?)

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use shoal_devices::Outcome;
-use shoal_fs::{Fs, Options};
+use shoal_fs::{Fs, Options, Spilled};
 
 use crate::description::Description;
 use crate::memory::LossBounds;
@@ -37,6 +37,9 @@ pub struct StoreReport {
     /// Small files' bytes and what they take.
     #[serde(default)]
     pub packed: Packed,
+    /// Small files on bulk storage.
+    #[serde(default)]
+    pub spilled: SpilledFiles,
     /// What packing has done since the store was opened.
     #[serde(default)]
     pub packing: PackingWork,
@@ -61,6 +64,28 @@ pub struct Tier {
     pub free_bytes: u64,
     /// Part of the free bytes: usable by deletions only (memory), or free again soon (bulk).
     pub reserved_bytes: u64,
+}
+
+/// Small files that are on bulk storage, in groups of up to 128 KiB.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SpilledFiles {
+    pub groups: u64,
+    pub raw_bytes: u64,
+    /// Bytes that they take in their blocks, and bytes of these blocks.
+    pub stored_bytes: u64,
+    pub block_bytes: u64,
+    /// Memory in use from which on files spill (percent); 0: none do.
+    pub from_percent: u8,
+    /// Not all files were looked at since the store was opened: there may be more.
+    pub counting: bool,
+}
+
+impl SpilledFiles {
+    fn of(fs: &Fs) -> SpilledFiles {
+        let Spilled { groups, bytes, stored, blocks, counting } = fs.spilled();
+        let (raw_bytes, stored_bytes, block_bytes) = (bytes, stored, blocks);
+        SpilledFiles { groups, raw_bytes, stored_bytes, block_bytes, from_percent: fs.spill_percent(), counting }
+    }
 }
 
 /// Numbers of inodes in a store.
@@ -99,7 +124,8 @@ impl StoreReport {
         let packing = fs.packing_report().unwrap_or_default();
         let (usage, statfs, superblock) = (fs.usage(), fs.statfs(), fs.region().superblock());
         let bulk = description.bulk.as_ref().map(|bulk| Tier {
-            holds: "data of large files".into(),
+            holds: if fs.spilled().blocks == 0 { "data of large files" } else { "data of large files, spilled files" }
+                .into(),
             place: bulk.text(directory),
             size_bytes: usage.bulk_bytes,
             used_bytes: usage.bulk_used,
@@ -132,6 +158,7 @@ impl StoreReport {
             log_bytes: usage.log_bytes,
             compression: description.compress.to_string(),
             packed: Packed::of(&packing),
+            spilled: SpilledFiles::of(fs),
             packing: fs.packing_counts().into(),
             metadata: Metadata::of(&packing),
             inode_profiles: InodeProfiles::of(fs),
@@ -152,6 +179,8 @@ impl Store {
     /// Opens the store for reading, with its log replayed in memory, and reports its state.
     pub fn report(&self) -> Outcome<StoreReport> {
         let opened = self.open(Options { read_only: true, ..Options::default() })?;
+        // Damage is in the number of damaged inodes.
+        let _ = opened.fs.count_spilled();
         Ok(StoreReport::of(&opened.fs, &self.directory, &self.description, None, opened.survives_power_loss))
     }
 }

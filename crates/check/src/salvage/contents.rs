@@ -7,7 +7,8 @@ use shoal_format::extent::{
     EXTENT_BYTES, EXTENT_HEADER, EXTENT_NEW, EXTENT_UNWRITTEN, Extent, ExtentRecord, FileBlock, IndexRecord,
 };
 use shoal_format::inode::{CHUNK, Ino, Inode, Layout, S_IFLNK};
-use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS};
+use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS, SpillPlace};
+use shoal_format::superblock::{ROOTS_AT, Roots};
 use shoal_format::{SlotRef, xattr};
 use zerocopy::FromBytes;
 
@@ -117,6 +118,12 @@ impl Walk<'_, '_> {
             Ok(found) if !found.pieces.iter().all(|&piece| self.fits(piece)) => {
                 (None, Some("a piece of its packed object is nowhere".into()))
             }
+            Ok(objects::Found { object, place: Some(place), .. }) => {
+                match self.spilled(place, object.payload as usize) {
+                    Ok(payload) => objects::unpacked(&object, payload, &self.dictionaries),
+                    Err(why) => (None, Some(why)),
+                }
+            }
             Ok(found) => objects::bytes(&read, slot, &found, &self.dictionaries)?,
         };
         if let Some(why) = why {
@@ -182,8 +189,60 @@ impl Walk<'_, '_> {
         Ok(())
     }
 
+    /// Reads the map of the spill file, which is not copied: its files are.
+    pub(super) fn find_spill_file(&mut self) -> Result<(), CheckError> {
+        let mut bytes = [0; size_of::<Roots>()];
+        self.read(ROOTS_AT, &mut bytes)?;
+        let roots = Roots::read_from_bytes(&bytes).expect("size is given");
+        let ino = Ino::new(roots.spill_file.get());
+        let Some(&place) = self.records.get(&ino) else { return Ok(()) };
+        let Some(inode) = self.inode(place)?.filter(|inode| inode.generation == roots.spill_generation.get()) else {
+            return Ok(());
+        };
+        self.seen.insert(ino, None);
+        if inode.layout != Layout::Extents {
+            return Ok(());
+        }
+        for record in self.extent_records(b"", &inode)? {
+            let decoded = record.decode(self.superblock.bulk_blocks).ok();
+            self.spill_file.extend(decoded.filter(|extent| !self.is_lost(extent.flags)));
+        }
+        self.spill_file.sort_unstable_by_key(|extent| extent.file_block);
+        Ok(())
+    }
+
+    fn is_lost(&self, flags: u32) -> bool {
+        flags & EXTENT_UNWRITTEN != 0 || flags & EXTENT_NEW != 0 && self.source.power_lost
+    }
+
+    /// The payload of a spilled object.
+    fn spilled(&self, place: SpillPlace, len: usize) -> Result<Vec<u8>, String> {
+        let bulk = self.source.bulk.ok_or("the bulk storage cannot be read")?;
+        let (mut payload, mut done) = (vec![0; len], 0);
+        while done < len {
+            let at = place.0 + done as u64;
+            let behind = self.spill_file.partition_point(|extent| extent.file_block.byte() <= at);
+            let extent = behind.checked_sub(1).map(|number| self.spill_file[number]);
+            let extent = extent.filter(|extent| at < extent.end().byte()).ok_or("its spilled bytes are nowhere")?;
+            let part = ((extent.end().byte() - at) as usize).min(len - done);
+            let from = extent.bulk_block.byte() + (at - extent.file_block.byte());
+            bulk.read(from, &mut payload[done..done + part])?;
+            done += part;
+        }
+        Ok(payload)
+    }
+
     fn extents(&mut self, path: &[u8], inode: &Inode) -> Result<(), CheckError> {
-        let Some(root) = self.extent_items(path, inode.root)? else { return Ok(()) };
+        let mut from = FileBlock::ZERO;
+        for record in self.extent_records(path, inode)? {
+            from = self.extent(path, inode, &record, from)?;
+        }
+        Ok(())
+    }
+
+    /// The extents of a file, as they are found.
+    fn extent_records(&mut self, path: &[u8], inode: &Inode) -> Result<Vec<ExtentRecord>, CheckError> {
+        let Some(root) = self.extent_items(path, inode.root)? else { return Ok(Vec::new()) };
         let leaves = if root.0 == 0 {
             vec![root.1]
         } else {
@@ -198,14 +257,8 @@ impl Walk<'_, '_> {
             }
             leaves
         };
-        let mut from = FileBlock::ZERO;
-        for leaf in leaves {
-            for item in leaf.chunks_exact(EXTENT_BYTES) {
-                let record = ExtentRecord::read_from_bytes(item).expect("size is given");
-                from = self.extent(path, inode, &record, from)?;
-            }
-        }
-        Ok(())
+        let items = leaves.iter().flat_map(|leaf| leaf.chunks_exact(EXTENT_BYTES));
+        Ok(items.map(|item| ExtentRecord::read_from_bytes(item).expect("size is given")).collect())
     }
 
     /// Kind and items of a node of an extent map.
@@ -244,8 +297,7 @@ impl Walk<'_, '_> {
             return Ok(from);
         };
         end = end.min(inode.size);
-        let no_data = flags & EXTENT_UNWRITTEN != 0 || (flags & EXTENT_NEW != 0 && self.source.power_lost);
-        if no_data || start >= end {
+        if self.is_lost(flags) || start >= end {
             return Ok(blocks.end);
         }
         let Some(bulk) = self.source.bulk else {

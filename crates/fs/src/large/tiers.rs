@@ -5,13 +5,14 @@
 
 use shoal_format::extent::{EXTENT_NEW, EXTENT_UNWRITTEN, FileBlock};
 use shoal_format::inode::{CHUNK, INODE_HAS_NEW, Inode, Layout};
-use shoal_format::object::ChunkRef;
+use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS};
 use shoal_format::{BULK_BLOCK, SlotRef};
 use shoal_region::Lsn;
 
 use super::{MOVE_BACK_BYTES, Mapping, WRITE_BLOCKS, read_spans};
 use crate::bulk::may_wait;
 use crate::data_lock::FileLock;
+use crate::objects::Placed;
 use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result, small};
 
@@ -29,6 +30,13 @@ impl Fs {
             return Ok(());
         }
         let (bulk, ino) = (self.bulk()?, file.ino);
+        for group in 0..inode.size.div_ceil(GROUP) {
+            if let ChunkRef::Packed(slot) = small::sure_ref(&self.region, inode, group * GROUP_CHUNKS)?
+                && Placed::load(&self.region, slot)?.place.is_some()
+            {
+                return Err(Error::Spilled { ino, group });
+            }
+        }
         let by_durable = is_planted(Bug::BirthByDurable);
         let promised = if by_durable { self.region.durable_lsn() } else { self.region.promised_lsn() };
         let mut birth = bulk.births.of(ino).filter(|&birth| birth > promised || is_planted(Bug::NeverPromised));

@@ -48,9 +48,11 @@ pub fn packing() -> Field {
         past("plain", &[]),
         past("packed", &[PackAll, Sync]),
         past("cut packed", &[PackAll, Truncate("P", 140_000), Truncate("N", 40_000), Sync]),
+        past("spilled", &[PackAll, SpillAll, Sync]),
+        past("half spilled", &[Sync, SpillAll, Write("P", 150_000, 300, 8), Truncate("N", 40_000)]),
         past("half packed", &[Sync, PackAll, Write("P", 150_000, 300, 8), Write("R", 100, 200, 10)]),
     ];
-    let packers = [PackAll, Pack("P"), PackCooled, PackInodes];
+    let packers = [PackAll, Pack("P"), PackCooled, PackInodes, SpillAll, BringBack, CleanSpilled];
     let others =
         syncing().into_iter().map(|other| if other == Fsync("F") || other == Fsync("L") { Fsync("P") } else { other });
     let others: Vec<Operation> = others.chain(beside_packing()).chain(packers.clone()).collect();

@@ -75,6 +75,14 @@ pub enum Operation {
     Pack(Path),
     /// Time passes until every file is cold, and ticks pack them.
     PackCooled,
+    /// Moves the data of all small files to bulk storage, however warm.
+    SpillAll,
+    /// Brings them back.
+    BringBack,
+    /// What nothing refers to on bulk storage is let go of.
+    SpillTick,
+    /// What is spilled moves there, together.
+    CleanSpilled,
     /// Short files that are packed from now on have a dictionary; its bytes by tag.
     AddDictionary(u64),
     /// Time passes until everything not yet durable is older than the commit age.
@@ -227,15 +235,13 @@ impl Operation {
             Checkpoint => fs.checkpoint(),
             AddDictionary(tag) => fs.add_dictionary(bytes(tag, 700)),
             PackAll => fs.pack_all(&mut |_, _| {}).map(drop),
+            SpillAll => fs.spill_all().map(drop),
+            CleanSpilled => fs.clean_spilled(),
+            BringBack => fs.bring_all_back().map(drop),
+            // The first tick may see that not all inodes were looked at.
+            SpillTick => fs.spill_tick().and_then(|()| fs.spill_tick()),
             Pack(path) => fs.pack_now(ino(path)?).map(drop),
-            PackCooled => {
-                // The first tick sees whether anybody is at work, the others pack.
-                for seconds in [60, 2, 2, 2] {
-                    actor.clock.advance(seconds * 1_000_000_000);
-                    fs.pack_tick()?;
-                }
-                Ok(())
-            }
+            PackCooled => pack_cooled(actor),
             Tick => {
                 fs.tick()?;
                 actor.clock.advance(1_200_000_000);
@@ -322,6 +328,15 @@ impl Operation {
         }
         states
     }
+}
+
+fn pack_cooled(actor: &mut Actor<'_>) -> Result<(), Error> {
+    // The first tick sees whether anybody is at work, the others pack.
+    for seconds in [60, 2, 2, 2] {
+        actor.clock.advance(seconds * 1_000_000_000);
+        actor.fs.pack_tick()?;
+    }
+    Ok(())
 }
 
 /// Ends of the steps of a write, without the last.

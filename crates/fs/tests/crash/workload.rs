@@ -231,6 +231,21 @@ pub fn packed(steps: &[Step]) -> Vec<Vec<Operation>> {
     steps.iter().flat_map(both).collect()
 }
 
+/// The operations on files whose data were spilled before, and spilling behind each of them.
+pub fn spilled(steps: &[Step]) -> Vec<Vec<Operation>> {
+    let all = |step: &Step| {
+        let (operation, fsync) = (step.operation.clone(), Fsync(step.file));
+        vec![
+            vec![SpillAll, operation.clone(), fsync.clone()],
+            vec![PackAll, SpillAll, Sync, operation.clone(), SpillTick],
+            vec![operation.clone(), SpillAll, BringBack],
+            vec![SpillAll, operation.clone(), CleanSpilled, fsync.clone()],
+            vec![PackAll, operation, SpillAll, fsync, BringBack, SpillTick],
+        ]
+    };
+    steps.iter().flat_map(all).collect()
+}
+
 /// Dictionaries that come, are used, grow old and go.
 pub fn dictionaries() -> Vec<Vec<Operation>> {
     let short = || Write("foo", 0, 3000, 170);

@@ -178,6 +178,9 @@ impl Store {
     fn behind_head(&self, head: SlotRef) -> u64 {
         let bytes = self.fs.region().read_vec(head.offset(), head.capacity() as usize).unwrap();
         let object = Object::decode(&bytes[..OBJECT_HEAD].try_into().unwrap()).expect("object");
+        if object.spilled {
+            return object.spilled_bytes();
+        }
         let references = &bytes[OBJECT_HEAD..object.payload_at()];
         let slot = |bits: &[u8]| SlotRef::from_bits(u64::from_le_bytes(bits.try_into().unwrap())).expect("reference");
         references.chunks_exact(8).map(|bits| slot(bits).capacity()).sum()

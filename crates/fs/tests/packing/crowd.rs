@@ -220,6 +220,9 @@ impl Crowd<'_> {
                     allowed(fs.pack_tick());
                 }
                 5 => allowed(fs.pack_all(&mut |_, _| {}).map(drop)),
+                6 => allowed(fs.spill_all().map(drop)),
+                7 => allowed(fs.bring_all_back().map(drop)),
+                8 => allowed(fs.spill_tick().and_then(|()| fs.clean_spilled())),
                 _ => {
                     if let Ok(attr) = fs.lookup(ROOT, file.name.as_bytes(), true) {
                         allowed(fs.pack_now(attr.ino).map(drop));

@@ -275,6 +275,7 @@ fn start_tickers(fs: &Arc<Fs>) -> io::Result<Vec<Ticker>> {
         Ticker::start("log-clock", PERIOD, logging(Fs::tick_log))?,
         Ticker::start("bulk-clock", PERIOD, logging(Fs::tick_bulk))?,
         Ticker::start("checkpoint", PERIOD, logging(checkpoint))?,
+        Ticker::start_quiet("spilling", PERIOD, logging(Fs::spill_tick))?,
         Ticker::start_quiet("idle-work", PERIOD, move |stopping| {
             let flow = idle(stopping);
             if packing.packs_on() && !stopping.is_stopped() {

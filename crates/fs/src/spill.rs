@@ -1,0 +1,446 @@
+//! Spilling: payloads of small files that have not been used for a while move to bulk storage when memory fills, and come back when
+//! they are used and there is room.
+//!
+//! A spilled object keeps its head in the region; its payload lies in the *spill file*, a large file without a name, many to a block
+//! (docs/spec/region.md, section 7). Parts: `map` knows which ranges of that file are in use, `warm` which files are, `room` writes
+//! and unmaps its blocks, `write` moves payloads out, `read` reads them and brings them back. Rules, in the order in which things must be
+//! durable:
+//! - Payloads are written to blocks that nothing refers to, flushed, and NEW is cleared by a record; only then come the records that
+//!   make heads refer to them, one for each object, under its inode's lock, if its bytes are still the same. A crash in between leaves
+//!   blocks without users, which are unmapped after the next mount.
+//! - A block of the spill file is written once, as a whole, and unmapped when the last range in it is not in use any more. So what a
+//!   record lets go of is never written over, and invariant 5 is the bulk device's alone.
+//! - No device works under an inode lock. A payload is read without locks, and its sum tells whether it is the one asked for; where it
+//!   is not, the head is looked at again. What fails twice in one place is damage.
+//! - An operation that changes a spilled group has it brought back first ([`Error::Spilled`], `compact`). One that removes or cuts
+//!   it reads nothing.
+//!
+//! Locks: the worker's, above all others; the spill file's data lock and inode lock, as for any large file; the map's, below all.
+//! Left out: compression and what is packed at all (`packer`), blocks and their order (`large`, `bulk`).
+
+mod clean;
+mod map;
+mod read;
+mod room;
+mod warm;
+mod write;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+
+use parking_lot::Mutex;
+
+use shoal_format::SEGMENT;
+use shoal_format::extent::{FileBlock, LEAF_BYTES};
+use shoal_format::inode::{Ino, Inode, InodeSlot, Layout};
+use shoal_region::Region;
+
+use crate::bulk::may_wait;
+use crate::extents::leaf_count;
+use crate::host_room::Backoff;
+use crate::inode::load_roots;
+use crate::packer::Packer;
+use crate::share::{Load, share_percent};
+use crate::{Error, Fs, Result};
+use map::SpillMap;
+use read::Fetched;
+use warm::Warm;
+
+/// From this much of the memory on small files spill, unless an option says otherwise (percent).
+pub const SPILL_PERCENT: u8 = 85;
+/// It stops so much below, and what was read comes back below that by as much more (percent).
+const SLACK: u64 = 2;
+const BACK_BELOW: u64 = 5;
+/// Files that wait to be brought back at most.
+const RETURNS_MAX: usize = 1024;
+/// Files brought back in a tick, and blocks of the inode table looked at for what is spilled.
+const TICK_RETURNS: usize = 64;
+const TICK_BLOCKS: u64 = 2048;
+/// Blocks without users are unmapped when there are so many, or when nothing else is to be done.
+const SWEEP_BLOCKS: u64 = 64;
+/// For an operation that found no room: bytes of memory to gain at once.
+const PRESSED_BYTES: u64 = 1 << 20;
+/// Turns of the hand for it at most.
+const TURNS: u64 = 5;
+
+/// Which files the hand takes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    /// Those that were not used since it passed last.
+    Cold,
+    All,
+}
+
+/// How much is spilled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Spilled {
+    /// Files, or groups of 128 KiB of longer ones.
+    pub groups: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes of bulk storage in use for them.
+    pub stored: u64,
+    /// Bytes of the spill file's blocks.
+    pub blocks: u64,
+    /// The look at all inodes after a mount is not over: there may be more.
+    pub counting: bool,
+}
+
+/// What an open store knows of its spilled files.
+pub(crate) struct Spill {
+    pub map: Arc<SpillMap>,
+    pub warm: Warm,
+    /// The spill file, and above its number the generation; 0: there is none.
+    file: AtomicU64,
+    percent: AtomicU8,
+    /// The last operation that found no room could have none by spilling.
+    is_stuck: AtomicBool,
+    returns: Mutex<Returns>,
+    fetched: Mutex<VecDeque<Fetched>>,
+    worker: Mutex<Worker>,
+}
+
+/// Files that were read while they were spilled.
+#[derive(Default)]
+struct Returns {
+    /// Those that were in use before since the hand passed: cold ones make room for them.
+    again: VecDeque<Ino>,
+    /// Those that come back where there is room.
+    once: VecDeque<Ino>,
+}
+
+/// State of the one thread that spills at a time.
+#[derive(Default)]
+pub(super) struct Worker {
+    packer: Packer,
+    load: Load,
+    /// The block of inodes to look at next: for what is spilled, after a mount; for what may be.
+    seen: u64,
+    hand: u64,
+    /// The block of the spill file to write next; `None`: its end.
+    next: Option<FileBlock>,
+    /// A pass of cleaning under way, and when the next one may begin (monotonic, ns).
+    cleaning: Option<clean::Cleaning>,
+    cleaned_ns: u64,
+    backoff: Backoff,
+    error: Option<Error>,
+}
+
+fn named(ino: u32, generation: u32) -> u64 {
+    u64::from(generation) << 32 | u64::from(ino)
+}
+
+impl Spill {
+    pub fn load(region: &Region, percent: u8) -> Result<Spill> {
+        let roots = load_roots(region)?;
+        let file = named(roots.spill_file.get(), roots.spill_generation.get());
+        let map = Arc::new(SpillMap::new(file == 0));
+        let told = map.clone();
+        region.set_on_let_go(Box::new(move |what| what.iter().for_each(|gone| told.remove(gone))));
+        Ok(Spill {
+            map,
+            warm: Warm::new(),
+            file: AtomicU64::new(file),
+            percent: AtomicU8::new(percent),
+            is_stuck: AtomicBool::new(false),
+            returns: Mutex::default(),
+            fetched: Mutex::default(),
+            worker: Mutex::default(),
+        })
+    }
+
+    pub fn file(&self) -> Option<Ino> {
+        Some(Ino::new(self.file.load(Relaxed) as u32)).filter(|ino| !ino.is_none())
+    }
+
+    /// Is the inode with this number the spill file still? Of one that was lost another file may have the number.
+    fn is_file(&self, ino: Ino, inode: &Inode) -> bool {
+        let is_it =
+            named(ino.get(), inode.generation) == self.file.load(Relaxed) && inode.is_file() && inode.nlink == 1;
+        is_it && matches!(inode.layout, Layout::Empty | Layout::Extents)
+    }
+
+    /// The file was read while it was spilled.
+    fn wants_back(&self, ino: Ino, again: bool) {
+        let mut returns = self.returns.lock();
+        let queue = if again { &mut returns.again } else { &mut returns.once };
+        if queue.len() < RETURNS_MAX && queue.back() != Some(&ino) {
+            queue.push_back(ino);
+        }
+    }
+}
+
+impl Fs {
+    /// Changes from how much of the memory on small files spill (percent); 0: none do.
+    pub fn set_spill_percent(&self, percent: u8) {
+        self.spill.percent.store(percent.min(100), Relaxed);
+    }
+
+    pub fn spill_percent(&self) -> u8 {
+        self.spill.percent.load(Relaxed)
+    }
+
+    /// Can small files go to bulk storage?
+    pub(crate) fn spills(&self) -> bool {
+        self.bulk.is_some() && self.spill_percent() > 0 && self.options.pack_age.is_some()
+    }
+
+    /// Does a full memory still take files, because others spill?
+    pub(crate) fn makes_room(&self) -> bool {
+        self.spills() && !self.spill.is_stuck.load(Relaxed)
+    }
+
+    /// The record of the spill file, whose lock the caller holds.
+    pub(crate) fn load_spill_file(&self, ino: Ino) -> Result<Inode> {
+        match self.load(ino) {
+            Ok(inode) if self.spill.is_file(ino, &inode) => Ok(inode),
+            Ok(_) | Err(Error::Stale) => Err(Error::Corrupt("the spill file is lost; run `shoal check`".into())),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The layout of the spill file, if there is one.
+    pub(crate) fn spill_file_layout(&self) -> Option<Layout> {
+        let ino = self.spill.file()?;
+        let _lock = self.locks.read(ino);
+        self.load_spill_file(ino).ok().map(|inode| inode.layout)
+    }
+
+    /// How much is spilled, as far as it is known ([`Spilled::counting`]).
+    pub fn spilled(&self) -> Spilled {
+        let spilled = self.spill.map.spilled();
+        let blocks = self.spill.file().map_or(0, |ino| {
+            let _lock = self.locks.read(ino);
+            self.load_spill_file(ino).and_then(|inode| self.spill_file_bytes(&inode)).unwrap_or_default()
+        });
+        Spilled { blocks, ..spilled }
+    }
+
+    /// The same once all inodes were looked at.
+    pub fn count_spilled(&self) -> Result<Spilled> {
+        self.look_for_spilled(&mut self.spill.worker.lock(), u64::MAX)?;
+        Ok(self.spilled())
+    }
+
+    /// Bytes of the spill file's blocks.
+    fn spill_file_bytes(&self, inode: &Inode) -> Result<u64> {
+        if inode.layout != Layout::Extents {
+            return Ok(0);
+        }
+        let map = inode.root.capacity() + leaf_count(&self.region, inode.root)? * LEAF_BYTES;
+        Ok(inode.allocated.saturating_sub(map))
+    }
+
+    /// The memory in use, and all of it (bytes).
+    fn memory(&self) -> (u64, u64) {
+        let space = self.region.space();
+        let size = space.region_bytes - space.fixed_bytes;
+        (size.saturating_sub(space.free_bytes), size)
+    }
+
+    /// Bytes in use beyond `percent`.
+    fn memory_above(&self, percent: u64) -> u64 {
+        let (used, size) = self.memory();
+        used.saturating_sub((u128::from(size) * u128::from(percent) / 100) as u64)
+    }
+
+    /// Background work, meant to be called ten times a second: bounded. An error says why spilling has stopped; it is tried again
+    /// later.
+    pub fn spill_tick(&self) -> Result<()> {
+        if self.bulk.is_none() || self.writable().is_err() || self.region.is_log_short() {
+            return Ok(());
+        }
+        let Some(mut worker) = self.spill.worker.try_lock() else { return Ok(()) };
+        let begun = self.packing.spilling_log_bytes();
+        let outcome = self.spill_step(&mut worker);
+        // Not somebody else's work: the store may be idle.
+        self.idle.lock().own_bytes(self.packing.spilling_log_bytes() - begun);
+        outcome
+    }
+
+    fn spill_step(&self, worker: &mut Worker) -> Result<()> {
+        self.look_for_spilled(worker, TICK_BLOCKS)?;
+        if self.spill.map.emptied() >= SWEEP_BLOCKS {
+            self.sweep()?;
+        }
+        let now = self.clock.monotonic_ns();
+        // Without room for what it writes, cleaning helps nobody: spilling says so.
+        match self.clean_some(worker, now, TICK_BLOCKS) {
+            Ok(()) | Err(Error::NoSpace) => {}
+            Err(error) => return Err(error),
+        }
+        let percent = u64::from(self.spill_percent());
+        // Where nothing is to spill, what has still comes back.
+        let back = u64::saturating_sub(if percent == 0 { SPILL_PERCENT.into() } else { percent }, BACK_BELOW);
+        let (is_full, is_short) = (self.memory_above(percent) > 0, self.memory_above(back) > 0);
+        let is_wanted = is_short && !self.spill.returns.lock().again.is_empty();
+        if !self.spills() || !is_full && !is_wanted {
+            worker.backoff.note(false, 0);
+            worker.error = None;
+            self.spill.is_stuck.store(false, Relaxed);
+            self.bring_some_back(back)?;
+            self.sweep()?;
+            return Ok(());
+        }
+        if worker.backoff.waits(now) {
+            // Waiting for the next attempt is not success.
+            return worker.error.clone().map_or(Ok(()), Err);
+        }
+        let to = if is_wanted { back } else { percent };
+        let outcome = self.spill_some(worker, to.saturating_sub(SLACK), now);
+        self.note_outcome(worker, outcome.map(drop))
+    }
+
+    /// After an attempt that failed the next ones wait.
+    fn note_outcome(&self, worker: &mut Worker, outcome: Result<()>) -> Result<()> {
+        worker.backoff.note(outcome.is_err(), self.clock.monotonic_ns());
+        worker.error = outcome.clone().err();
+        outcome
+    }
+
+    /// Spills until memory is below `percent`, within its share of a processor.
+    fn spill_some(&self, worker: &mut Worker, percent: u64, now: u64) -> Result<u64> {
+        let (used, size) = self.memory();
+        let share = share_percent(self.options.pack_load.max(1), used, size);
+        let granted = worker.load.earn(now, share, self.region.last_lsn(), 0);
+        if granted.ns == 0 {
+            return Ok(0);
+        }
+        let until_ns = now + granted.ns;
+        let (mut gained, mut blocks) = (0, 0);
+        let outcome = loop {
+            let above = self.memory_above(percent);
+            // One turn of the hand: who is not cold yet has the time to the next tick to be used.
+            if above == 0 || blocks >= self.table.blocks() || self.clock.monotonic_ns() >= until_ns {
+                break Ok(gained);
+            }
+            match self.spill_batch(worker, above, TICK_BLOCKS, Which::Cold) {
+                Ok(done) => (gained, blocks) = (gained + done.gained, blocks + done.blocks.max(1)),
+                Err(error) => break Err(error),
+            }
+        };
+        worker.load.spend(self.clock.monotonic_ns().saturating_sub(now));
+        outcome
+    }
+
+    /// Spills for an operation that found no room; true if that gained any.
+    pub(crate) fn spill_for_room(&self, segments: u64) -> Result<bool> {
+        if !self.spills() {
+            return Ok(false);
+        }
+        may_wait()?;
+        let mut worker = self.spill.worker.lock();
+        if worker.backoff.waits(self.clock.monotonic_ns()) {
+            return Ok(false);
+        }
+        let want = (segments * SEGMENT + PRESSED_BYTES).max(self.memory().1 / 32);
+        let (mut gained, mut blocks) = (0, 0);
+        // Until the warmest file is cold.
+        while gained < want && blocks <= TURNS * self.table.blocks() {
+            match self.spill_batch(&mut worker, want - gained, u64::MAX, Which::Cold) {
+                Ok(done) => (gained, blocks) = (gained + done.gained, blocks + done.blocks.max(1)),
+                // The device's fault is not the caller's: its own answer is that there is no room.
+                Err(error) => {
+                    drop(self.note_outcome(&mut worker, Err(error)));
+                    break;
+                }
+            }
+        }
+        self.region.strip_empty();
+        self.spill.is_stuck.store(gained == 0, Relaxed);
+        Ok(gained > 0)
+    }
+
+    /// Spills all that may be, however warm; returns how many bytes of memory that gained.
+    pub fn spill_all(&self) -> Result<u64> {
+        self.writable()?;
+        if self.bulk.is_none() {
+            return Ok(0);
+        }
+        let mut worker = self.spill.worker.lock();
+        let (mut gained, mut blocks) = (0, 0);
+        worker.hand = 0;
+        while blocks < self.table.blocks() {
+            let done = self.spill_batch(&mut worker, u64::MAX, self.table.blocks() - blocks, Which::All)?;
+            (gained, blocks) = (gained + done.gained, blocks + done.blocks.max(1));
+        }
+        Ok(gained)
+    }
+
+    /// Moves payloads together that share their blocks with few others, and lets go of what is unused then.
+    pub fn clean_spilled(&self) -> Result<()> {
+        self.writable()?;
+        if self.spill.file().is_none() {
+            return Ok(());
+        }
+        let mut worker = self.spill.worker.lock();
+        self.look_for_spilled(&mut worker, u64::MAX)?;
+        worker.cleaning = None;
+        self.clean(&mut worker, u64::MAX, 0)?;
+        self.sweep().map(drop)
+    }
+
+    /// Brings all that is spilled back into memory, as far as there is room; returns how many groups are left.
+    pub fn bring_all_back(&self) -> Result<u64> {
+        self.writable()?;
+        for block in 0..self.table.blocks() {
+            let mut files = Vec::new();
+            self.table.for_block(&self.region, block, &mut |ino, slot| {
+                if let InodeSlot::Used(Inode { layout: Layout::Packed | Layout::Chunked, .. }) = slot {
+                    files.push(ino);
+                }
+            })?;
+            for ino in files {
+                match self.past_damage(ino, self.bring_file_back(ino)) {
+                    Err(Error::NoSpace) => return Ok(self.spilled().groups),
+                    outcome => drop(outcome?),
+                }
+            }
+        }
+        Ok(self.spilled().groups)
+    }
+
+    /// Unmaps blocks of the spill file for an operation that found no bulk storage; true if there were any.
+    pub(crate) fn release_spilled(&self) -> Result<bool> {
+        if self.spill.file().is_none() {
+            return Ok(false);
+        }
+        let mut worker = self.spill.worker.lock();
+        self.look_for_spilled(&mut worker, u64::MAX)?;
+        if self.sweep()? > 0 {
+            return Ok(true);
+        }
+        match self.clean(&mut worker, u64::MAX, 1) {
+            Ok(()) | Err(Error::NoSpace | Error::Io(_)) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(self.sweep()? > 0)
+    }
+
+    /// After a mount: goes on with the look at all inodes for ranges of the spill file in use, at up to `most` blocks of the table.
+    fn look_for_spilled(&self, worker: &mut Worker, most: u64) -> Result<()> {
+        if self.spill.map.is_whole() {
+            return Ok(());
+        }
+        let mut left = most;
+        while worker.seen < self.table.blocks() {
+            if left == 0 {
+                return Ok(());
+            }
+            let mut files = Vec::new();
+            self.table.for_block(&self.region, worker.seen, &mut |ino, slot| {
+                if let InodeSlot::Used(Inode { layout: Layout::Packed | Layout::Chunked, .. }) = slot {
+                    files.push(ino);
+                }
+            })?;
+            for ino in files {
+                self.past_damage(ino, self.note_spilled(ino))?;
+            }
+            worker.seen += 1;
+            left -= 1;
+        }
+        self.spill.map.set_whole();
+        self.note_unused()
+    }
+}

@@ -1,0 +1,206 @@
+//! Spilled payloads read, and brought back into the region.
+//!
+//! Rules: the device is read without inode locks, so the range may be another's by the time it is read. The sum tells. After a wrong
+//! one head and mapping are looked at again; only what fails twice, with both as they were, is damage. Nobody can have let go of the
+//! range and taken it again meanwhile: its head was there before and after. Left out: which files come back, and when
+//! (`spill`).
+
+use std::sync::Arc;
+
+use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS, Object, SpillPlace};
+
+use super::TICK_RETURNS;
+use crate::large::{Span, read_spans};
+use crate::objects::{self, Placed};
+use crate::planted::{Bug, is_planted};
+use crate::small::{self, Spilled};
+use crate::{Error, Fs, Ino, Result};
+
+/// Decompressed objects kept for who reads them in parts.
+const KEPT: usize = 16;
+
+/// A spilled object that was read.
+pub(crate) struct Fetched {
+    place: SpillPlace,
+    object: Object,
+    bytes: Arc<Vec<u8>>,
+}
+
+/// A payload with a wrong sum: whose, and where it was read.
+#[derive(PartialEq, Eq)]
+pub(crate) struct Wrong {
+    object: Object,
+    place: SpillPlace,
+    spans: Vec<Span>,
+}
+
+/// A payload, or what was there in its place.
+pub(super) type Read = std::result::Result<Vec<u8>, Wrong>;
+
+impl Fs {
+    /// Reads a payload as it is on the device.
+    pub(super) fn spilled_payload(&self, ino: Ino, placed: &Placed, place: SpillPlace) -> Result<Read> {
+        let Some(file) = self.spill.file() else { return Err(lost(ino, &"the store has no spill file")) };
+        let mut payload = vec![0; placed.object.payload as usize];
+        let spans = {
+            let _lock = self.locks.read(file);
+            let inode = self.load_spill_file(file).map_err(|error| lost(ino, &error))?;
+            self.spans(&inode, place.0, payload.len())?
+        };
+        read_spans(self.bulk()?, &spans, &mut payload).map_err(|error| lost(ino, &error))?;
+        let object = placed.object;
+        if object.sum_of(&payload) != object.sum && !is_planted(Bug::SpilledUnverified) {
+            return Ok(Err(Wrong { object, place, spans }));
+        }
+        Ok(Ok(payload))
+    }
+
+    /// Fills the parts of `out` that are spilled; the outcome within tells of a wrong sum. `again`: the file was in use a moment ago. No
+    /// locks are held.
+    pub(crate) fn read_spilled(
+        &self,
+        ino: Ino,
+        parts: &[Spilled],
+        out: &mut [u8],
+        again: bool,
+    ) -> Result<Option<Wrong>> {
+        for part in parts {
+            let Some(place) = part.placed.place else { continue };
+            let (object, out) = (part.placed.object, &mut out[part.out.clone()]);
+            let bytes = match self.kept(place, &object) {
+                Some(bytes) => bytes,
+                None => match self.spilled_payload(ino, &part.placed, place)? {
+                    Err(wrong) => return Ok(Some(wrong)),
+                    Ok(payload) => {
+                        let bytes = Arc::new(self.objects.bytes_of(&part.placed, payload)?);
+                        if out.len() < bytes.len() {
+                            self.keep(Fetched { place, object, bytes: bytes.clone() });
+                        }
+                        bytes
+                    }
+                },
+            };
+            let from = bytes.len().min(part.within as usize);
+            let stored = (bytes.len() - from).min(out.len());
+            out[..stored].copy_from_slice(&bytes[from..from + stored]);
+            out[stored..].fill(0);
+        }
+        if !parts.is_empty() {
+            self.spill.wants_back(ino, again);
+        }
+        Ok(None)
+    }
+
+    fn kept(&self, place: SpillPlace, object: &Object) -> Option<Arc<Vec<u8>>> {
+        let fetched = self.spill.fetched.lock();
+        fetched.iter().find(|kept| kept.place == place && kept.object == *object).map(|kept| kept.bytes.clone())
+    }
+
+    fn keep(&self, read: Fetched) {
+        let mut fetched = self.spill.fetched.lock();
+        fetched.truncate(KEPT - 1);
+        fetched.push_front(read);
+    }
+
+    /// A wrong sum, met twice in the same place.
+    pub(crate) fn spilled_damage(&self, ino: Ino, wrong: &Wrong) -> Error {
+        let at = wrong.spans.first().and_then(Span::at).unwrap_or(0);
+        let finding = format!("spilled data at {at:#x} of bulk storage: the checksum is wrong");
+        self.table.damage.note(ino, &Error::Corrupt(finding.clone()));
+        lost(ino, &finding)
+    }
+
+    /// Brings a group of a file back into the region, so that an operation can change it. The caller holds no locks.
+    pub(crate) fn bring_back(&self, ino: Ino, group: u64) -> Result<()> {
+        self.spill.warm.touch(ino);
+        let mut before = None;
+        loop {
+            let Some((placed, place)) = self.spilled_at(ino, group)? else { return Ok(()) };
+            match self.spilled_payload(ino, &placed, place)? {
+                Ok(payload) => {
+                    if self.put_back(ino, group, &placed, &payload)? {
+                        return Ok(());
+                    }
+                }
+                Err(wrong) if before.as_ref() == Some(&wrong) => return Err(self.spilled_damage(ino, &wrong)),
+                Err(wrong) => before = Some(wrong),
+            }
+        }
+    }
+
+    /// The object of a group, if it is spilled.
+    fn spilled_at(&self, ino: Ino, group: u64) -> Result<Option<(Placed, SpillPlace)>> {
+        let _lock = self.locks.read(ino);
+        let inode = self.load(ino)?;
+        let ChunkRef::Packed(slot) = small::sure_ref(&self.region, &inode, group * GROUP_CHUNKS)? else {
+            return Ok(None);
+        };
+        let placed = Placed::load(&self.region, slot)?;
+        Ok(placed.place.map(|place| (placed, place)))
+    }
+
+    /// Puts an object with this payload in the place of a spilled one; false if that is another one now.
+    fn put_back(&self, ino: Ino, group: u64, seen: &Placed, payload: &[u8]) -> Result<bool> {
+        let _lock = self.locks.write(ino);
+        let mut inode = self.load(ino)?;
+        let ChunkRef::Packed(old) = small::sure_ref(&self.region, &inode, group * GROUP_CHUNKS)? else {
+            return Ok(false);
+        };
+        let placed = Placed::load(&self.region, old)?;
+        if (placed.object, placed.place) != (seen.object, seen.place) && !is_planted(Bug::SpilledUnseen) {
+            return Ok(false);
+        }
+        let mut tx = self.region.begin();
+        let code = (placed.object.codec, placed.object.dictionary);
+        let new = objects::make(&mut tx, &mut inode, code, placed.object.bytes.into(), payload)?;
+        placed.give(&mut tx, &mut inode)?;
+        small::replace_object(&mut tx, &mut inode, group, old, new)?;
+        self.store(&mut tx, ino, &inode)?;
+        self.packing.commit_spilled(tx)?;
+        Ok(true)
+    }
+
+    /// Brings files back that were read while they were spilled, as long as memory is below `percent`. Without room they stay where
+    /// they are.
+    pub(super) fn bring_some_back(&self, percent: u64) -> Result<()> {
+        for _ in 0..TICK_RETURNS {
+            if self.memory_above(percent) > 0 {
+                return Ok(());
+            }
+            let next = {
+                let mut returns = self.spill.returns.lock();
+                returns.again.pop_front().or_else(|| returns.once.pop_front())
+            };
+            let Some(ino) = next else { return Ok(()) };
+            match self.bring_file_back(ino) {
+                // It is damaged, or cannot be read: whoever reads it is told.
+                Ok(()) | Err(Error::Corrupt(_) | Error::Io(_)) => {}
+                Err(Error::NoSpace) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings all of a file back.
+    pub(super) fn bring_file_back(&self, ino: Ino) -> Result<()> {
+        let groups = {
+            let _lock = self.locks.read(ino);
+            match self.load(ino) {
+                Err(Error::Stale) => 0,
+                loaded => loaded?.size.div_ceil(GROUP),
+            }
+        };
+        for group in 0..groups {
+            match self.bring_back(ino, group) {
+                Err(Error::Stale) => return Ok(()),
+                outcome => outcome?,
+            }
+        }
+        Ok(())
+    }
+}
+
+fn lost(ino: Ino, why: &dyn std::fmt::Display) -> Error {
+    Error::Io(format!("inode {ino} is on bulk storage and cannot be read: {why}"))
+}

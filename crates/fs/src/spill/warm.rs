@@ -1,0 +1,73 @@
+//! How warm files are: a clock over inode numbers. Volatile.
+//!
+//! A byte for each inode, in parts that are made when the first of their files is used: whether the file was read or changed since the
+//! hand passed, and a grade that grows with each turn in which it was, and falls with each in which it was not. A file is cold at
+//! grade 0: one that was written once after two turns, one that is read all the time after more. relatime's times would not do: they
+//! change once a day, and with `noatime` never.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+
+use crate::Ino;
+
+/// Inodes of a part.
+const PART: usize = 1 << 20;
+const PARTS: usize = 1 << 12;
+const _: () = assert!(PART as u64 * PARTS as u64 == 1 << 32, "every number has its byte");
+
+const USED: u8 = 0x80;
+const GRADE_MAX: u8 = 3;
+
+pub(crate) struct Warm(Box<[OnceLock<Box<[AtomicU8]>>]>);
+
+impl Warm {
+    pub fn new() -> Warm {
+        Warm((0..PARTS).map(|_| OnceLock::new()).collect())
+    }
+
+    /// The file is in use; true if it was before since the hand passed.
+    #[inline]
+    pub fn touch(&self, ino: Ino) -> bool {
+        let number = ino.get() as usize;
+        let part = self.0[number / PART].get_or_init(|| (0..PART).map(|_| AtomicU8::new(0)).collect());
+        let state = &part[number % PART];
+        // Mostly it is set already: nothing is written then.
+        state.load(Relaxed) & USED != 0 || state.fetch_or(USED, Relaxed) & USED != 0
+    }
+
+    /// The hand passes: is the file warm?
+    pub fn pass(&self, ino: Ino) -> bool {
+        let number = ino.get() as usize;
+        let Some(part) = self.0[number / PART].get() else { return false };
+        let state = &part[number % PART];
+        let now = state.load(Relaxed);
+        if now == 0 {
+            return false;
+        }
+        let grade = now & !USED;
+        // Whoever uses it between the two is forgotten, and comes again if it matters.
+        state.store(if now & USED == 0 { grade - 1 } else { (grade + 1).min(GRADE_MAX) }, Relaxed);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_warm_for_as_many_turns_as_it_was_in_use() {
+        let warm = Warm::new();
+        for ino in [1, 63, 64, PART as u32, u32::MAX].map(Ino::new) {
+            assert!(!warm.pass(ino));
+            assert!(!warm.touch(ino) && warm.touch(ino));
+            assert_eq!([(); 4].map(|()| warm.pass(ino)), [true, true, false, false], "{ino}");
+            for _ in 0..10 {
+                warm.touch(ino);
+                assert!(warm.pass(ino));
+            }
+            assert_eq!([(); 4].map(|()| warm.pass(ino)), [true, true, true, false], "{ino}");
+        }
+        assert!(!warm.pass(Ino::new(2)));
+    }
+}
