@@ -283,8 +283,19 @@ class Store:
             pass
         self.detach()
 
+    def cache(self):
+        """The file of the write-back cache, if there is one."""
+        try:
+            with open(os.path.join(self.store, "cache")) as note:
+                return note.readline().rstrip("\n")
+        except FileNotFoundError:
+            return None
+
     def remove(self):
         self.abandon()
+        if self.cache():
+            # What a killed daemon held would take memory until the next boot.
+            run(["rm", "-f", self.cache()], 10)
         shutil.rmtree(self.base, ignore_errors=True)
         if self.shm:
             shutil.rmtree(self.shm, ignore_errors=True)

@@ -23,7 +23,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("shoal-vlog", &["shoal-format", "shoal-media"]),
     ("shoal-netram", &["shoal-format", "shoal-media"]),
     ("shoal-nbd", &["shoal-format", "shoal-media"]),
-    ("shoal-writeback", &["shoal-media"]),
+    ("shoal-writeback", &["shoal-format", "shoal-media"]),
     ("shoal-fuse", &["shoal-format", "shoal-media", "shoal-fs", "shoal-host"]),
     ("shoal-devices", &["shoal-format", "shoal-media", "shoal-host", "shoal-vlog", "shoal-netram", "shoal-nbd"]),
     (
@@ -66,7 +66,8 @@ const ASSEMBLY: &[&str] = &[
 ];
 
 /// The crates that tests may use beside their crate's own dependencies.
-const FOR_TESTS: &[&str] = &["shoal-format", "shoal-media", "shoal-host", "shoal-sim", "shoal-region", "shoal-check"];
+const FOR_TESTS: &[&str] =
+    &["shoal-format", "shoal-media", "shoal-host", "shoal-sim", "shoal-region", "shoal-check", "shoal-writeback"];
 
 /// Findings in the workspace at `root`.
 pub fn check(root: &Path) -> Result<Vec<String>, String> {

@@ -13,10 +13,11 @@ use std::path::Path;
 use crate::sources::files;
 
 /// The specifications, each with the modules of `crates/format` whose structs it describes. The first one has all others.
-const PAGES: [(&str, &[&str]); 4] = [
+const PAGES: [(&str, &[&str]); 5] = [
     ("docs/spec/region.md", &[]),
     ("docs/spec/netram.md", &["ram", "ram_checkpoint"]),
     ("docs/spec/vlog.md", &["vlog"]),
+    ("docs/spec/cache.md", &["cache"]),
     ("docs/spec/pack.md", &["packed"]),
 ];
 

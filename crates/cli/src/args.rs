@@ -165,6 +165,12 @@ pub struct FormatArgs {
     threads=N                                 threads that serve requests (default: 4, or one a processor)\n  \
     transport=uring                           requests come by io_uring where the kernel offers it (default: dev)\n  \
     read_ahead=SIZE                           how far the kernel reads ahead (default 1M; root only)\n  \
+    update_policy=POLICY                      when writes of large files leave: aipu:30s (default), pu:30s, ipu:30s,\n  \
+                                              purp:30s:60s, irp:30s:60s, sprite:30s:5s, write-through, hold:10m\n  \
+    update_rate=SIZE                          most that leaves in a second (default 0: no bound)\n  \
+    hold=TIME                                 as update_policy=hold:TIME: the disk stands still for so long\n  \
+    cache_size=SIZE                           memory for such writes (default an eighth, at most 1G; 0: none)\n  \
+    cache_dir=DIR                             a folder on tmpfs for it (default /dev/shm)\n  \
     clone_fd                                  every thread gets a channel of its own\n  \
     compress=METHOD                           as format --compress, for this mount\n  \
     pack_age=SECONDS                          what did not change for so long is packed (default 30)\n  \

@@ -6,7 +6,7 @@
 use shoal_devices::size::human;
 use shoal_devices::{During, Outcome};
 use shoal_store::control::{self, Question};
-use shoal_store::{LEAVING_PATIENCE, Packed, ReadOnly, Store, StoreReport, place};
+use shoal_store::{CacheReport, LEAVING_PATIENCE, Packed, ReadOnly, Store, StoreReport, place};
 
 use crate::args::DfArgs;
 use crate::json;
@@ -66,6 +66,13 @@ pub fn packed(packed: &Packed) -> String {
     out
 }
 
+/// Writes held back, in one line.
+pub fn held_writes(of: &CacheReport, head: &str) -> String {
+    let age = of.oldest_ms.map_or(String::new(), |ms| format!(", the oldest for {:.1} s", ms as f64 / 1e3));
+    let rate = of.rate_bytes.map_or(String::new(), |bytes| format!(", {} a second at most", human(bytes)));
+    format!("{head}{} of {}{age}; {}{rate}; in {}\n", human(of.held_bytes), human(of.size_bytes), of.policy, of.place)
+}
+
 fn text(report: &StoreReport) -> String {
     let mounted = report.mountpoint.as_ref().map_or("not mounted".into(), |path| format!("on {path}"));
     let mut out = report.failure.as_ref().map_or(String::new(), ReadOnly::text);
@@ -105,6 +112,7 @@ fn text(report: &StoreReport) -> String {
         let (raw, stored, blocks) = (human(spilled.raw_bytes), human(spilled.stored_bytes), human(spilled.block_bytes));
         out += &format!("spilled      {raw} of small files take {stored} in {blocks} of bulk storage{so_far}\n");
     }
+    out += &report.cache.as_ref().map_or(String::new(), |cache| held_writes(cache, "held writes  "));
     out += &format!("memory kind  {}; log to replay after a crash: {}\n", report.memory_kind, human(report.log_bytes));
     out += &format!(
         "may be lost  process crash: {}; power loss: {}; after fsync: {}\n",
@@ -134,6 +142,7 @@ mod tests {
                 reserved_bytes: 1 << 25,
             },
             bulk: None,
+            cache: None,
             memory_kind: "logged".into(),
             files: Files { inodes: 3, directories: 1, large_files: 0, damaged: 0 },
             threshold_bytes: 1 << 20,

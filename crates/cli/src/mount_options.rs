@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use shoal_fs::{AccessTimes, Method};
 use shoal_fuse::{Access, MountOptions, Transport};
+use shoal_store::rule_of;
 
 /// Go on from the saved image of `battery` memory. This option is about opening the store, not about the mount.
 pub const RESTORE: &str = "restore";
@@ -87,22 +88,10 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
             return Ok(());
         }
         "compress" | "pack_age" | "pack_load" | "spill" => return packing(options, name, value, number),
-        "errors" => {
-            return match value {
-                Some("remount-ro") => Ok(()),
-                _ => Err(format!(
-                    "mount option `{word}`: a store whose storage failed is read-only; leave the option out, or use `errors=remount-ro`"
-                )),
-            };
+        "cache_size" | "cache_dir" | "update_policy" | "update_rate" | "hold" => {
+            return held_writes(options, name, value);
         }
-        "data" => {
-            return match value {
-                Some("ordered" | "writeback") => Ok(()),
-                _ => Err(format!(
-                    "mount option `{word}`: data of large files is written once, before the records that refer to it; leave the option out, or use `data=ordered`"
-                )),
-            };
-        }
+        "errors" | "data" => return ext4_word(name, value, word),
         // Such options are meant for programs that read fstab.
         _ if name.starts_with("x-") || name.starts_with("X-") || name == "comment" || name == "user" => return Ok(()),
         _ if value.is_some() => return Err(unknown(word)),
@@ -137,6 +126,19 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
         _ => return Err(unknown(word)),
     }
     Ok(())
+}
+
+/// Words of ext4 that say what a store does anyway.
+fn ext4_word(name: &str, value: Option<&str>, word: &str) -> Result<(), String> {
+    match (name, value) {
+        ("errors", Some("remount-ro")) | ("data", Some("ordered" | "writeback")) => Ok(()),
+        ("errors", _) => Err(format!(
+            "mount option `{word}`: a store whose storage failed is read-only; leave the option out, or use `errors=remount-ro`"
+        )),
+        _ => Err(format!(
+            "mount option `{word}`: data of large files is written once, before the records that refer to it; leave the option out, or use `data=ordered`"
+        )),
+    }
 }
 
 /// How and when what has cooled is packed.
@@ -175,6 +177,32 @@ fn packing(
     Ok(())
 }
 
+/// How long writes of large files are held back, and where.
+fn held_writes(options: &mut MountOptions, name: &str, value: Option<&str>) -> Result<(), String> {
+    let example = match name {
+        "cache_size" => "512M",
+        "cache_dir" => "/dev/shm",
+        "update_policy" => "aipu:30s",
+        "update_rate" => "64M",
+        _ => "10m",
+    };
+    let text = value.filter(|text| !text.is_empty());
+    let text = text.ok_or_else(|| format!("mount option `{name}` needs a value, such as `{name}={example}`"))?;
+    let size = || text.parse::<shoal_devices::size::Size>().map(|size| size.0);
+    let policy = |text: String| rule_of(Some(&text), None, &Default::default()).map(|_| Some(text));
+    match name {
+        "cache_size" => options.cache_bytes = Some(size()?),
+        "cache_dir" => {
+            let path = std::path::absolute(text).map_err(|error| format!("mount option `{name}={text}`: {error}"))?;
+            options.cache_dir = Some(path);
+        }
+        "update_policy" => options.update_policy = policy(text.to_string())?,
+        "update_rate" => options.update_rate = Some(size()?),
+        _ => options.update_policy = policy(format!("hold:{text}"))?,
+    }
+    Ok(())
+}
+
 /// An option that names a default takes back the opposite option before it.
 fn undo(options: &mut MountOptions, name: &str) {
     match name {
@@ -196,7 +224,7 @@ fn unknown(word: &str) -> String {
         "unknown mount option `{word}`; use some of ro, rw, remount, noatime, strictatime, nodev, nosuid, noexec, sync, \
          nosymfollow, allow_other, allow_root, nodefault_permissions, private, noxattr, writeback, threads=N, transport=dev|uring, read_ahead=SIZE, \
          compress=METHOD, pack_age=SECONDS, pack_load=PERCENT, spill=PERCENT, nopack_inodes, \
-         clone_fd, restore"
+         cache_size=SIZE, cache_dir=DIR, update_policy=POLICY, update_rate=SIZE, hold=TIME, clone_fd, restore"
     )
 }
 
@@ -206,6 +234,23 @@ mod tests {
 
     fn parsed(list: &str) -> MountOptions {
         parse(&[list.to_string()], Path::new("/s"), true).unwrap()
+    }
+
+    #[test]
+    fn held_writes_are_as_asked_for() {
+        let of = |list: &str| parsed(list);
+        let options = of("cache_size=64M,cache_dir=/dev/shm,update_policy=pu:10s,update_rate=8M");
+        assert_eq!((options.cache_bytes, options.update_rate), (Some(64 << 20), Some(8 << 20)));
+        assert_eq!(
+            (options.cache_dir.unwrap().to_str(), options.update_policy.as_deref()),
+            (Some("/dev/shm"), Some("pu:10s"))
+        );
+        assert_eq!(of("update_policy=aipu,hold=10m").update_policy.as_deref(), Some("hold:10m"));
+        for wrong in ["update_policy=bdflush", "update_policy", "hold=long", "cache_size=much", "cache_dir=", "hold=9d"]
+        {
+            let error = parse(&[wrong.to_string()], Path::new("/s"), true).unwrap_err();
+            assert!(!error.is_empty(), "{wrong}");
+        }
     }
 
     #[test]

@@ -48,6 +48,8 @@ pub fn run(directory: &Path, mountpoint: &Path, lists: &[String]) -> Outcome<Rem
             access_times: access_times_name(options.access_times).into(),
             // The table of mounts does not name it: only a word that was given changes it.
             spill_percent: is_given(lists, "spill").then_some(options.spill_percent),
+            update_policy: options.update_policy.clone(),
+            update_rate: options.update_rate,
         };
         let answer = control::ask(directory, &question)?;
         answer.map(drop).ok_or_else(|| {
@@ -105,6 +107,8 @@ fn unchangeable(entry: &MountEntry, lists: &[String]) -> Vec<String> {
             | "transport"
             | "read_ahead"
             | "compress"
+            | "cache_size"
+            | "cache_dir"
             | "pack_age"
             | "pack_load"
             | "pack_inodes"

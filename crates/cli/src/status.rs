@@ -8,12 +8,14 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use shoal_devices::size::human;
 use shoal_devices::{DonorChange, During, Failure, Outcome, run_directory};
 use shoal_nbd::Listen;
 use shoal_store::control::{self, Question};
 use shoal_store::{ReadOnly, Status, place};
 
 use crate::args::{DonorArgs, DonorCommand, StatusArgs};
+use crate::df::held_writes;
 use crate::json;
 use crate::kernel_requests;
 
@@ -98,6 +100,16 @@ fn text(report: &Status) -> serde_json::Result<String> {
         Some(device) => out += &device.text()?,
         None => out += "no bulk storage\n",
     }
+    if let Some(cache) = &report.cache {
+        out += &held_writes(cache, "held writes: ");
+        out += &format!(
+            "since it was opened: {} reads, {} writes of {}, {} flushes\n",
+            cache.device_reads,
+            cache.device_writes,
+            human(cache.device_written_bytes),
+            cache.device_flushes
+        );
+    }
     if let Some(requests) = &report.requests {
         out += &kernel_requests::text(requests);
     }
@@ -115,7 +127,7 @@ mod tests {
         let device = Some(serde_json::from_value(device).unwrap());
         let address = "unix:/run/d".into();
         let export = ExportReport { name: "d".into(), address, connections: 1, read_only: false, pid: 7 };
-        Status { export: Some(export), store: None, failure: None, device, requests: None }
+        Status { export: Some(export), store: None, failure: None, device, cache: None, requests: None }
     }
 
     #[test]
@@ -135,7 +147,8 @@ mod tests {
             max_ns: 2000,
         };
         let requests = Some(vec![lookup.into()]);
-        let report = Status { export: None, store: Some("/srv/s".into()), failure: None, device: None, requests };
+        let report =
+            Status { export: None, store: Some("/srv/s".into()), failure: None, device: None, cache: None, requests };
         let text = text(&report).unwrap();
         assert!(text.starts_with("large files of /srv/s\nno bulk storage\nrequests "), "{text}");
         assert!(text.contains("\nLOOKUP ") && text.ends_with("2.0 us\n"), "{text}");

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::{fmt, io};
 
-use shoal_host::FileDevice;
+use shoal_host::{Concurrent, FileDevice};
 use shoal_media::BlockDevice;
 
 use crate::device::Device;
@@ -77,5 +77,11 @@ impl Device for OpenFile {
 
     fn block_device(&self) -> Arc<dyn BlockDevice> {
         self.device.clone()
+    }
+
+    fn uncached_device(&self) -> Arc<dyn BlockDevice> {
+        // Where the file system cannot do it, the host's cache stays: nothing but memory is lost.
+        self.device.bypass_cache();
+        Arc::new(Concurrent::new(self.device.clone()))
     }
 }

@@ -436,6 +436,47 @@ impl Bulk {
         Ok(self.flushed.load(Ordering::Acquire))
     }
 
+    /// Does the device hold writes back, so that a whole flush would cost everybody? Then files are flushed by ranges.
+    pub fn holds_back(&self) -> bool {
+        self.device.held_for_ns() > 0
+    }
+
+    /// For how long the device holds writes back (ns).
+    pub fn held_for_ns(&self) -> u64 {
+        self.device.held_for_ns()
+    }
+
+    /// Makes what was written to these bytes of the device before the call durable, or poisons `region` for good.
+    pub fn flush_ranges(&self, region: &Region, ranges: &[(u64, u64)]) -> Result<()> {
+        may_wait()?;
+        assert_none_held();
+        if let Some(failure) = region.failure() {
+            // Never retried, as in a whole flush.
+            return Err(Error::Failed(failure));
+        }
+        let flushed = self.device.flush_ranges(ranges);
+        Ok(flushed.inspect_err(|error| region.poison("the flush of the bulk storage", error))?)
+    }
+
+    /// Makes the blocks of some extents durable.
+    pub fn flush_runs(&self, region: &Region, runs: impl IntoIterator<Item = Run>) -> Result<()> {
+        if !self.holds_back() {
+            return self.flush(region).map(drop);
+        }
+        let ranges: Vec<(u64, u64)> = runs.into_iter().map(|run| (run.first.byte(), run.blocks * BULK_BLOCK)).collect();
+        self.flush_ranges(region, &ranges)
+    }
+
+    /// The number of the last completed write.
+    pub fn last_written(&self) -> u64 {
+        self.written.load(Ordering::Acquire)
+    }
+
+    /// Is everything of a file durable that was written to it?
+    pub fn is_covered(&self, ino: crate::Ino) -> bool {
+        self.fresh.is_settled(ino) && self.fresh.last_write(ino) <= self.last_flushed().max(self.fresh.covered(ino))
+    }
+
     /// The last write a completed flush covers, if that is the last one of all: nothing has to be flushed.
     pub fn all_flushed(&self) -> Option<u64> {
         let written = self.written.load(Ordering::Acquire);

@@ -536,8 +536,11 @@ impl Fs {
                 self.load(ino)?.layout == Layout::Extents
             };
             if is_large && !is_planted(Bug::FsyncSettle) {
-                let Some(flushed) = bulk.all_flushed() else { return Ok(Fsync::Bulk) };
-                self.clear_new(ino, flushed)?;
+                match bulk.all_flushed() {
+                    Some(flushed) => self.clear_new(ino, flushed)?,
+                    None if bulk.is_covered(ino) => {}
+                    None => return Ok(Fsync::Bulk),
+                }
             }
         }
         Ok(Fsync::Log(self.fsync_position()))
@@ -545,6 +548,11 @@ impl Fs {
 
     /// The bulk device's part of many fsyncs, in one flush: for each file the position of the log at which it is durable.
     pub fn fsync_many(&self, inos: &[Ino]) -> Vec<Result<Lsn>> {
+        if self.bulk.as_ref().is_some_and(|bulk| bulk.holds_back()) {
+            // Everybody else's blocks stay where they are.
+            let settled = self.settle_replaced().and_then(|()| self.settle_files(inos));
+            return inos.iter().map(|_| settled.clone().map(|()| self.fsync_position())).collect();
+        }
         let flush = || {
             self.settle_replaced()?;
             self.bulk()?.flush(&self.region)

@@ -235,6 +235,30 @@ impl Fs {
         })
     }
 
+    /// Adds to `device` where the data of blocks `[from, to)` are, in bytes.
+    pub(crate) fn data_ranges(
+        &self,
+        inode: &Inode,
+        from: FileBlock,
+        to: FileBlock,
+        device: &mut Vec<(u64, u64)>,
+    ) -> Result<()> {
+        let mut block = from;
+        while block < to {
+            match self.mapped(inode, block)? {
+                Mapped::Hole { until } => block = until,
+                Mapped::At(extent) => {
+                    let part = clip(extent, block, to);
+                    block = extent.end();
+                    if extent.flags & EXTENT_UNWRITTEN == 0 {
+                        device.push((part.bulk_block.byte(), part.blocks * BULK_BLOCK));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     pub(crate) fn large_pieces(&self, inode: &Inode) -> Result<Vec<PlacedRange>> {
         let mut pieces = Vec::new();
         let mut block = FileBlock::ZERO;
@@ -371,7 +395,8 @@ impl Fs {
             return Ok(());
         }
         if let Ok(extent) = self.data_at(inode, FileBlock::of(inode.size))? {
-            let at = byte_of(&extent, inode.size);
+            let (at, end) = (byte_of(&extent, inode.size), FileBlock::of(inode.size));
+            let last = run_of(&clip(extent, end, end + 1));
             file.device(inode, |bulk| {
                 let mut rest = vec![0; (BULK_BLOCK - within) as usize];
                 let is_zero =
@@ -383,7 +408,7 @@ impl Fs {
                     bulk.write(at, &rest)?;
                 }
                 if (!is_zero || bulk.last_flushed() == 0) && !is_planted(Bug::ZeroTailFlush) {
-                    bulk.flush(&self.region)?;
+                    bulk.flush_runs(&self.region, [last])?;
                 }
                 Ok(())
             })?;

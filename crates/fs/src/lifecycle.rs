@@ -4,6 +4,7 @@
 //! record that calls them durable, that record before the log's sync; shutdown reclaims, settles, syncs and seals in
 //! this order. Left out: threads and timers (the adapter calls [`Fs::tick`] and [`Fs::checkpoint`]).
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::Duration;
@@ -71,8 +72,8 @@ pub struct Options {
     pub pack_inodes: bool,
     /// How files' data are packed, in directories that say nothing else.
     pub method: Method,
-    /// An earlier program's name for the present boot: a log that names it saw no power loss either.
-    pub earlier_boot_id: Option<[u8; 16]>,
+    /// Earlier openings' names for the present boot: a log that names one of them saw no power loss either.
+    pub earlier_boot_ids: Vec<[u8; 16]>,
 }
 
 impl Default for Options {
@@ -91,7 +92,7 @@ impl Default for Options {
             spill_percent: SPILL_PERCENT,
             pack_inodes: true,
             method: Method::default(),
-            earlier_boot_id: None,
+            earlier_boot_ids: Vec::new(),
         }
     }
 }
@@ -108,11 +109,16 @@ pub struct FormatOptions {
 /// The log's sync by age waits for new contents of files that were cut off and written again, for at most so long.
 const REPLACED_PATIENCE_NS: u64 = 1_000_000_000;
 
+/// Time between two flushes of what a device that holds writes back has let go (ns).
+const SETTLE_HELD_NS: u64 = 2_000_000_000;
+
 /// When something not yet durable was first noticed.
 #[derive(Default)]
 pub(crate) struct Pace {
     pending: Option<(Lsn, u64)>,
     bulk_since: Option<u64>,
+    /// The number of the last write at some times, for a device that holds writes back.
+    marks: VecDeque<(u64, u64)>,
     /// Up to here the log holds what makes flushed data count: it is synced at once.
     settled: Lsn,
     /// Checkpoints that found no room, one after the other.
@@ -148,10 +154,15 @@ impl Fs {
         }
         Bulk::check(parts.bulk.as_deref(), Superblock::decode(&page)?.bulk_blocks)?;
         let nonce = parts.region.nonce;
-        let (region, mut recovery) = Region::open_unsettled(parts.region, options.read_only, options.earlier_boot_id)?;
+        let (region, mut recovery) =
+            Region::open_unsettled(parts.region, options.read_only, &options.earlier_boot_ids)?;
         // A device with a cache in the process that died has lost what a power loss would have lost.
         let survives = parts.bulk.as_ref().is_none_or(|bulk| bulk.geometry().survives_process);
         recovery.power_lost |= !recovery.clean && !survives;
+        if let Some(bulk) = &parts.bulk {
+            // Before anything is read from it: of another life's blocks nothing may show.
+            bulk.adopt(recovery.continues && !recovery.clean && !recovery.power_lost);
+        }
         let fs = Fs::assemble(region, parts.bulk, parts.clock, options, recovery.power_lost)?;
         fs.load_limits()?;
         let root = fs.load(crate::ROOT)?;
@@ -283,6 +294,9 @@ impl Fs {
         }
         let now = self.clock.monotonic_ns();
         let log_due = self.log_overdue_ns(now).is_some();
+        if let Some(bulk) = self.bulk.as_ref().filter(|bulk| bulk.holds_back()) {
+            return self.settle_held(bulk, now, log_due);
+        }
         let has_new = self.has_new();
         {
             let mut pace = self.pace.lock();
@@ -300,6 +314,45 @@ impl Fs {
         self.region.promise();
         self.settle_new()?;
         self.pace.lock().settled = self.region.last_lsn();
+        Ok(())
+    }
+
+    /// The same where the device holds writes back: only what it holds no longer is settled, and what took the place of contents
+    /// that were cut off.
+    fn settle_held(&self, bulk: &Bulk, now: u64, log_due: bool) -> Result<()> {
+        if log_due {
+            // As below: what leaves the region from now on is flushed first.
+            self.region.promise();
+            if self.has_replaced() {
+                self.settle_replaced()?;
+                self.pace.lock().settled = self.region.last_lsn();
+            }
+        }
+        let written = bulk.last_written();
+        let aged = {
+            let mut pace = self.pace.lock();
+            if pace.bulk_since.is_some_and(|since| now < since + SETTLE_HELD_NS) {
+                return Ok(());
+            }
+            pace.bulk_since = Some(now);
+            if pace.marks.back().is_none_or(|&(_, number)| number < written) {
+                pace.marks.push_back((now, written));
+            }
+            // A write is given its number when it is held: it has left the device's hold so long after that, and a little.
+            let until = now.saturating_sub(bulk.held_for_ns() + SETTLE_HELD_NS);
+            let mut aged = 0;
+            while let Some(&(at, number)) = pace.marks.front().filter(|&&(at, _)| at <= until) {
+                (aged, _) = (number, at);
+                pace.marks.pop_front();
+            }
+            if aged > 0 {
+                pace.marks.push_front((0, aged));
+            }
+            aged
+        };
+        if self.settle_aged(aged)? {
+            self.pace.lock().settled = self.region.last_lsn();
+        }
         Ok(())
     }
 

@@ -92,5 +92,7 @@ shoal_media::plantable! {
         SpilledNotCounted,
         /// After a mount ranges in use are not looked for.
         SpilledNotNoted,
+        /// A flush of ranges clears NEW also from blocks that it did not name.
+        RangesClearMore,
     }
 }

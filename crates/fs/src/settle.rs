@@ -4,6 +4,8 @@
 //! - NEW is cleared only by a record that commits after a flush covering the block's last write completed.
 //! - A caller that vouches for files calls [`Region::promise`](shoal_region::Region::promise) first, then settles, then makes the log
 //!   durable.
+//! - Where the device holds writes back, a file is settled by a flush of its own ranges: of what its map named, and what was
+//!   NEW, when the flush began. What is old enough is settled so without an fsync.
 //! - A file whose old contents were cut off whole is settled before the log is flushed for whatever reason, so that the
 //!   record of the cut is not durable before the contents that followed it.
 //! - After a power loss NEW becomes unwritten, before anybody reads.
@@ -41,7 +43,9 @@ impl Fs {
         let Some(bulk) = &self.bulk else { return Ok(()) };
         let now = self.clock.monotonic_ns();
         let replaced = bulk.fresh.pending(bulk.last_flushed());
-        if !replaced.is_empty() {
+        if !replaced.is_empty() && bulk.holds_back() {
+            self.settle_files(&replaced)?;
+        } else if !replaced.is_empty() {
             let flushed = bulk.flush(&self.region)?;
             for ino in replaced {
                 self.clear_new(ino, flushed)?;
@@ -60,12 +64,85 @@ impl Fs {
     /// Has a flush covered all of a large file's data, and is none of it NEW? The caller holds its lock.
     pub(crate) fn is_settled(&self, ino: Ino, inode: &Inode) -> bool {
         let Some(bulk) = &self.bulk else { return true };
-        inode.layout != Layout::Extents
-            || bulk.fresh.is_settled(ino) && bulk.fresh.last_write(ino) <= bulk.last_flushed()
+        inode.layout != Layout::Extents || bulk.is_covered(ino)
+    }
+
+    /// Makes large files' data durable by a flush of what their maps name, and clears NEW. The caller holds no locks.
+    pub(crate) fn settle_files(&self, inos: &[Ino]) -> Result<()> {
+        let bulk = self.bulk()?;
+        // Before the looks at the maps: a write up to here is in a map then, or it is NEW and stays listed.
+        let covered = bulk.last_written();
+        let (mut device, mut files) = (Vec::new(), Vec::new());
+        for &ino in inos {
+            if let Some(new) = self.ranges_to_settle(ino, covered, true, &mut device)? {
+                files.push((ino, new));
+            }
+        }
+        bulk.flush_ranges(&self.region, &device)?;
+        for (ino, new) in files {
+            self.clear_new_of(ino, covered, Some(&new))?;
+            bulk.fresh.cover(ino, covered);
+        }
+        Ok(())
+    }
+
+    /// Settles what was written up to write `aged`, which the device holds back no longer, and makes all durable that has left
+    /// it. Returns whether anything was settled.
+    pub(crate) fn settle_aged(&self, aged: u64) -> Result<bool> {
+        let bulk = self.bulk()?;
+        let (mut device, mut files) = (Vec::new(), Vec::new());
+        for ino in bulk.fresh.files() {
+            if let Some(new) = self.ranges_to_settle(ino, aged, false, &mut device)? {
+                files.push((ino, new));
+            }
+        }
+        bulk.flush_ranges(&self.region, &device)?;
+        let any = !files.is_empty();
+        for (ino, new) in files {
+            self.clear_new_of(ino, aged, Some(&new))?;
+        }
+        Ok(any)
+    }
+
+    /// What of a file is NEW and was filled by writes up to number `write`; adds to `device` where that is, or, with `all`, where
+    /// all of the file's data are. `None`: there is nothing to settle.
+    fn ranges_to_settle(
+        &self,
+        ino: Ino,
+        write: u64,
+        all: bool,
+        device: &mut Vec<(u64, u64)>,
+    ) -> Result<Option<Vec<(FileBlock, FileBlock)>>> {
+        let bulk = self.bulk()?;
+        let _lock = self.locks.read(ino);
+        let new = bulk.fresh.settled(ino, write);
+        let inode = match self.load(ino) {
+            // `clear_new` forgets it, and nothing is to be flushed.
+            Err(Error::Stale | Error::Corrupt(_)) => return Ok(new),
+            other => other?,
+        };
+        if inode.layout != Layout::Extents {
+            return Ok(new);
+        }
+        let new = new.unwrap_or_default();
+        if !all && new.is_empty() && !bulk.fresh.is_settled(ino) {
+            return Ok(None);
+        }
+        let wanted = if all { vec![(FileBlock::ZERO, FileBlock::END)] } else { new.clone() };
+        for (from, to) in wanted {
+            // Damage in the map costs this file alone.
+            if self.past_damage(ino, self.data_ranges(&inode, from, to, device))?.is_none() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(new))
     }
 
     /// Makes a large file's data durable and clears NEW. The caller holds no locks.
     pub(crate) fn settle_file(&self, ino: Ino) -> Result<()> {
+        if self.bulk()?.holds_back() {
+            return self.settle_files(&[ino]);
+        }
         let flushed = self.bulk()?.flush(&self.region)?;
         self.clear_new(ino, flushed)
     }
@@ -73,9 +150,17 @@ impl Fs {
     /// Clears NEW from the file's extents that a flush up to write `flushed` covers. Under the file's lock the list of such
     /// ranges cannot change: blocks written after the flush was submitted carry later numbers and stay NEW.
     pub(crate) fn clear_new(&self, ino: Ino, flushed: u64) -> Result<()> {
+        self.clear_new_of(ino, flushed, None)
+    }
+
+    /// The same, but only within `covered`, ascending, where the flush was one of ranges.
+    fn clear_new_of(&self, ino: Ino, flushed: u64, covered: Option<&[(FileBlock, FileBlock)]>) -> Result<()> {
         let _lock = self.locks.write(ino);
         let bulk = self.bulk()?;
-        let Some(ranges) = bulk.fresh.settled(ino, flushed) else { return Ok(()) };
+        let Some(mut ranges) = bulk.fresh.settled(ino, flushed) else { return Ok(()) };
+        if let Some(covered) = covered.filter(|_| !is_planted(Bug::RangesClearMore)) {
+            ranges = common(&ranges, covered);
+        }
         let mut inode = match self.load(ino) {
             // Of a record that does not decode nothing can be said, and nothing done to its map.
             Err(Error::Stale | Error::Corrupt(_)) => {
@@ -132,5 +217,35 @@ impl Fs {
             }
         }
         self.clear_has_new(ino, &mut inode)
+    }
+}
+
+/// What two ascending lists of ranges have in common.
+fn common(one: &[(FileBlock, FileBlock)], other: &[(FileBlock, FileBlock)]) -> Vec<(FileBlock, FileBlock)> {
+    let (mut found, mut first, mut second) = (Vec::new(), 0, 0);
+    while let (Some(&(from, to)), Some(&(least, most))) = (one.get(first), other.get(second)) {
+        let (start, end) = (from.max(least), to.min(most));
+        if start < end {
+            found.push((start, end));
+        }
+        if to < most { first += 1 } else { second += 1 }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_have_in_common_what_both_name() {
+        let of = |ranges: &[(u64, u64)]| -> Vec<(FileBlock, FileBlock)> {
+            ranges.iter().map(|&(from, to)| (FileBlock::new(from), FileBlock::new(to))).collect()
+        };
+        assert_eq!(
+            common(&of(&[(0, 10), (12, 20)]), &of(&[(2, 4), (8, 13), (19, 30)])),
+            of(&[(2, 4), (8, 10), (12, 13), (19, 20)])
+        );
+        assert_eq!(common(&of(&[(0, 10)]), &of(&[])), of(&[]));
     }
 }

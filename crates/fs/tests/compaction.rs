@@ -19,6 +19,7 @@ fn setup(kind: MemoryKind, region_segments: u64) -> Setup {
         ring_bytes: 512 << 10,
         bulk_blocks: 0,
         threshold: 1 << 20,
+        cached: false,
     }
 }
 

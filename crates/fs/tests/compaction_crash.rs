@@ -20,7 +20,15 @@ fn deep() -> bool {
 }
 
 fn setup(kind: MemoryKind) -> Setup {
-    Setup { kind, region_bytes: 160 << 16, saved: false, ring_bytes: 512 << 10, bulk_blocks: 40, threshold: 200_000 }
+    Setup {
+        kind,
+        region_bytes: 160 << 16,
+        saved: false,
+        ring_bytes: 512 << 10,
+        bulk_blocks: 40,
+        threshold: 200_000,
+        cached: false,
+    }
 }
 
 fn clock() -> Arc<SimClock> {

@@ -27,6 +27,7 @@ const SETUP: Setup = Setup {
     ring_bytes: 4 << 20,
     bulk_blocks: 512,
     threshold: 256 << 10,
+    cached: false,
 };
 
 /// What is in the store: victims by name, and the contents of everything else in the root.

@@ -251,6 +251,22 @@ fn every_operation_on_dax_memory_survives_every_crash() {
     enumerate(MemoryKind::Dax, Share { workloads: 24, states: 96, layouts: 72 });
 }
 
+/// Log, cache and device lose what they lose by themselves: a process leaves the cache as it was at any store, a machine
+/// takes it along, and the device keeps any part of what no flush covered.
+#[test]
+fn every_operation_behind_a_cache_survives_every_crash() {
+    let steps = workload::operations();
+    let mut workloads = singles(&steps, true);
+    workloads.extend(sequences());
+    let mut states = 0;
+    for kind in [MemoryKind::Logged, MemoryKind::Battery] {
+        let ground = ground(Setup { cached: true, ..Setup::two_tiers(kind) });
+        let every = number("SHOAL_EVERY").unwrap_or(10);
+        states += visit(&ground, &workloads, Share { workloads: every, states: 24, layouts: 1 });
+    }
+    assert!(states > 300, "only {states} states were visited");
+}
+
 /// What a failure's line runs again; without one, a state of the first workload for each kind.
 #[test]
 fn single_states_can_be_visited_by_their_numbers() {

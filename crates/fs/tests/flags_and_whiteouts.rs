@@ -17,6 +17,7 @@ const SETUP: Setup = Setup {
     ring_bytes: 512 << 10,
     bulk_blocks: 24,
     threshold: 40_000,
+    cached: false,
 };
 const IMMUTABLE: FileFlags = FileFlags { immutable: true, append_only: false, no_dump: false, no_atime: false };
 const APPEND_ONLY: FileFlags = FileFlags { immutable: false, append_only: true, no_dump: false, no_atime: false };

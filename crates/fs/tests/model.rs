@@ -36,6 +36,7 @@ fn setup(random: &mut Random) -> (Setup, bool) {
             80
         },
         threshold: [3000, 20_000, 80_000, 200_000][random.below(4) as usize],
+        cached: random.below(3) == 0,
     };
     (setup, tight)
 }

@@ -48,6 +48,8 @@ const CROWD_STEPS: u64 = 3000;
 enum Hunt {
     /// Two actors: the past, the operations by number, the blocks of the bulk device.
     Pair(&'static str, usize, u64),
+    /// The same behind a write-back cache.
+    CachedPair(&'static str, usize),
     /// One operation after another, by number.
     Sequence(usize),
     /// Operations about the end of a file; the ways it began.
@@ -106,6 +108,7 @@ fn hunt_of(bug: Bug) -> Hunt {
     match bug {
         Bug::FreshNotNew | Bug::HasNewFlag | Bug::NewIsData => Hunt::Pair("young", 0, 16),
         Bug::ClearUnflushed | Bug::FlushCoversLater | Bug::JoinSubmitted => Hunt::Pair("young", 1, 16),
+        Bug::RangesClearMore => Hunt::CachedPair("young", 1),
         Bug::MoveFlush | Bug::NeverPromised => Hunt::Pair("synced", 2, 16),
         Bug::BirthByDurable => Hunt::Pair("young", 2, 16),
         Bug::ZeroTailFlush => Hunt::Pair("cut", 0, 16),
@@ -139,19 +142,23 @@ fn hunt_of(bug: Bug) -> Hunt {
     }
 }
 
+/// Two actors on a store of the past with this name.
+fn go_pair(past: &str, number: usize, blocks: u64, cached: bool) -> Result<u64, String> {
+    let limits = Limits { subset_units: 3, torn: 1, each: 2, samples: 4 };
+    let bound = Bound { preemptions: 2, schedules: 40 };
+    let extent = Extent { bound, limits, check_every: 1, stores: false };
+    let past = pasts().into_iter().find(|other| other.name == past).expect("there is such a past");
+    let setup = Setup { bulk_blocks: blocks, cached, ..actors::pairs::setup(MemoryKind::Logged) };
+    // Trims are carried out: a late one shows.
+    let ground = Ground::new(setup, SEED, false, &past)?;
+    ground.explore(&pair(number), &extent, &Only::default()).map(|count| count.states)
+}
+
 /// What the hunt finds: how many states it visited, or the failure.
 fn go(hunt: Hunt) -> Result<u64, String> {
     guard(|| match hunt {
-        Hunt::Pair(past, number, blocks) => {
-            let limits = Limits { subset_units: 3, torn: 1, each: 2, samples: 4 };
-            let bound = Bound { preemptions: 2, schedules: 40 };
-            let extent = Extent { bound, limits, check_every: 1, stores: false };
-            let past = pasts().into_iter().find(|other| other.name == past).expect("there is such a past");
-            let setup = Setup { bulk_blocks: blocks, ..actors::pairs::setup(MemoryKind::Logged) };
-            // Trims are carried out: a late one shows.
-            let ground = Ground::new(setup, SEED, false, &past)?;
-            ground.explore(&pair(number), &extent, &Only::default()).map(|count| count.states)
-        }
+        Hunt::Pair(past, number, blocks) => go_pair(past, number, blocks, false),
+        Hunt::CachedPair(past, number) => go_pair(past, number, 16, true),
         Hunt::Sequence(number) => {
             let ground = crash::run::Ground::new(Setup::tight(Logged), SEED, crash::workload::preparation())?;
             let workload = Workload { before: Before::Mounted, operations: sequence(number), must_succeed: true };

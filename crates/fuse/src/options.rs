@@ -85,6 +85,14 @@ pub struct MountOptions {
     pub spill_percent: u8,
     /// Inodes and directories that have cooled are packed, too.
     pub pack_inodes: bool,
+    /// Memory for writes of large files that are held back (bytes; 0: none), if otherwise than usual.
+    pub cache_bytes: Option<u64>,
+    /// The folder on tmpfs of that memory, if otherwise than usual.
+    pub cache_dir: Option<PathBuf>,
+    /// When held writes leave, if otherwise than usual.
+    pub update_policy: Option<String>,
+    /// Most bytes that leave in a second (0: no bound).
+    pub update_rate: Option<u64>,
 }
 
 impl MountOptions {
@@ -114,6 +122,10 @@ impl MountOptions {
             pack_load: PACK_LOAD,
             spill_percent: SPILL_PERCENT,
             pack_inodes: true,
+            cache_bytes: None,
+            cache_dir: None,
+            update_policy: None,
+            update_rate: None,
         }
     }
 

@@ -1,16 +1,19 @@
-//! Bulk storage on a file or a block device (`file:PATH`), through the page cache.
+//! Bulk storage on a file or a block device (`file:PATH`), through the page cache, or past it.
 //!
 //! Requests are carried out in `submit`, so their completion runs before it returns; a flush is `fdatasync` and
-//! covers every earlier write. Completed writes are in the page cache and survive the process.
+//! covers every earlier write. Completed writes are in the page cache, or with the disk, and survive the process.
+//! Past the page cache ([`FileDevice::bypass_cache`]) requests go by buffers that begin on a page; a request that the host's file
+//! system refuses there goes through the page cache, which the kernel keeps coherent.
 //! After a failed flush (or a failed flush of a FUA write) the device refuses further writes. A write that finds no
 //! space may have stored a part of its range; the range is outside every promise until it is written again. The meaning
 //! of the bytes is left to the engines.
 
+use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
-use std::path::Path;
-use std::sync::Arc;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
@@ -25,8 +28,47 @@ const BLOCK_BYTES: u32 = 512;
 /// Zeros written at a time where the file system cannot zero a range itself.
 static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
 
+/// Alignment of buffers and ranges past the page cache (bytes).
+const PAGE: usize = 4096;
+
+/// Memory of which a part begins on a page.
+struct Aligned(Vec<u8>);
+
+impl Aligned {
+    fn new(len: usize) -> Aligned {
+        Aligned(vec![0; len + PAGE])
+    }
+
+    /// Its first `len` bytes from a page's start on.
+    fn bytes(&mut self, len: usize) -> &mut [u8] {
+        if self.0.len() < len + PAGE {
+            *self = Aligned::new(len);
+        }
+        let skip = self.0.as_ptr().align_offset(PAGE);
+        &mut self.0[skip..skip + len]
+    }
+}
+
+thread_local! {
+    /// A thread's buffer for requests past the page cache.
+    static BUFFER: RefCell<Aligned> = RefCell::new(Aligned::new(0));
+}
+
+/// Buffers longer than this are not kept (bytes).
+const KEPT_BYTES_MAX: usize = 1 << 20;
+
+fn with_aligned<T>(len: usize, work: impl FnOnce(&mut [u8]) -> io::Result<T>) -> io::Result<T> {
+    if len > KEPT_BYTES_MAX {
+        return work(Aligned::new(len).bytes(len));
+    }
+    BUFFER.with_borrow_mut(|buffer| work(buffer.bytes(len)))
+}
+
 pub struct FileDevice {
     file: File,
+    /// The same file, opened to bypass the page cache.
+    direct: OnceLock<File>,
+    path: PathBuf,
     bytes: u64,
     poison: Poison,
     name: String,
@@ -68,8 +110,33 @@ impl FileDevice {
         lock_alone(&self.file)
     }
 
+    /// From now on data goes past the page cache, for a user that has a cache of its own. False where the host's file system cannot.
+    pub fn bypass_cache(&self) -> bool {
+        if self.direct.get().is_some() {
+            return true;
+        }
+        let flags = rustix::fs::OFlags::DIRECT.bits() as i32;
+        let Ok(file) = OpenOptions::new().read(true).write(true).custom_flags(flags).open(&self.path) else {
+            return false;
+        };
+        let id = |file: &File| file.metadata().map(|m| (m.dev(), m.ino())).ok();
+        // The name may lead to another file by now; and a file system may refuse only when it is used.
+        let is_same = id(&file).is_some() && id(&file) == id(&self.file);
+        let mut probe = Aligned::new(PAGE);
+        let works = is_same && (self.bytes < PAGE as u64 || file.read_exact_at(probe.bytes(PAGE), 0).is_ok());
+        works && self.direct.set(file).is_ok()
+    }
+
+    /// The file past the page cache, if a request at `at` of `len` bytes can go there.
+    fn direct(&self, at: u64, len: usize) -> Option<&File> {
+        let is_aligned = at.is_multiple_of(PAGE as u64) && len.is_multiple_of(PAGE) && len > 0;
+        self.direct.get().filter(|_| is_aligned)
+    }
+
     fn over(file: File, bytes: u64, path: &Path) -> FileDevice {
-        FileDevice { file, bytes, poison: Poison::default(), name: format!("bulk file {}", path.display()) }
+        let (direct, path) = (OnceLock::new(), path.to_path_buf());
+        let name = format!("bulk file {}", path.display());
+        FileDevice { file, direct, path, bytes, poison: Poison::default(), name }
     }
 
     fn io_error(&self, source: io::Error) -> MediaError {
@@ -168,12 +235,33 @@ impl BlockDevice for FileDevice {
 
     fn read_into(&self, at: u64, out: &mut [u8]) -> Result<()> {
         self.check_range(at, out.len() as u64)?;
+        if let Some(direct) = self.direct(at, out.len()) {
+            let read = with_aligned(out.len(), |buffer| {
+                direct.read_exact_at(buffer, at)?;
+                out.copy_from_slice(buffer);
+                Ok(())
+            });
+            if read.is_ok() {
+                return Ok(());
+            }
+        }
         self.file.read_exact_at(out, at).map_err(|e| self.io_error(e))
     }
 
     fn write_from(&self, at: u64, bytes: &[u8]) -> Result<()> {
         self.refuse_poisoned()?;
         self.check_range(at, bytes.len() as u64)?;
+        if let Some(direct) = self.direct(at, bytes.len()) {
+            let written = with_aligned(bytes.len(), |buffer| {
+                buffer.copy_from_slice(bytes);
+                calls::write_all_at(direct, buffer, at)
+            });
+            match written {
+                // Not a failure of the medium: this file system wants other alignments, or none of it.
+                Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {}
+                written => return written.map_err(|e| self.io_error(e)),
+            }
+        }
         calls::write_all_at(&self.file, bytes, at).map_err(|e| self.io_error(e))
     }
 }
@@ -203,6 +291,26 @@ mod tests {
         let mut out = [1; 2048];
         shoal_media::read(&device, 4096, &mut out).unwrap();
         assert!(out[..1024].iter().all(|&b| b == 5) && out[1024..].iter().all(|&b| b == 0));
+    }
+
+    #[test]
+    fn what_goes_past_the_page_cache_is_seen_through_it_and_the_other_way_round() {
+        let (dir, device) = device();
+        if !device.bypass_cache() {
+            return eprintln!("SKIP: {} cannot bypass its page cache", dir.path().display());
+        }
+        let other = FileDevice::open(&dir.path().join("bulk")).unwrap();
+        let mut out = vec![0; 12288];
+        for (round, (at, len)) in [(4096, 8192), (512, 1024), (8192, 4096), (0, 1 << 19)].into_iter().enumerate() {
+            let byte = round as u8 + 1;
+            device.write_from(at, &vec![byte; len]).unwrap();
+            other.read_into(0, &mut out).unwrap();
+            let covered = at as usize..(at as usize + len).min(out.len());
+            assert!(out[covered].iter().all(|&found| found == byte), "{at} {len}");
+            other.write_from(4096, &[byte + 100; 4096]).unwrap();
+            device.read_into(4096, &mut out[..4096]).unwrap();
+            assert!(out[..4096].iter().all(|&found| found == byte + 100), "{at} {len}");
+        }
     }
 
     #[test]
@@ -256,7 +364,7 @@ mod tests {
         let (_reader, writer) = io::pipe().unwrap();
         let broken = FileDevice::over(File::from(std::os::fd::OwnedFd::from(writer)), BYTES, dir.path());
         assert!(matches!(shoal_media::flush(&broken), Err(MediaError::Io { .. })));
-        let broken = FileDevice { file: device.file, ..broken };
+        let broken = FileDevice { file: device.file.try_clone().unwrap(), ..broken };
         let poisoned = |result: Result<()>| matches!(result, Err(MediaError::Poisoned { .. }));
         assert!(poisoned(broken.write_from(0, &[0; 512])));
         assert!(poisoned(shoal_media::flush(&broken)));

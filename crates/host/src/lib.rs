@@ -7,6 +7,7 @@
 //! | `segment_log` | the log of a `logged` store, a directory of segment files |
 //! | `image` | one image of a region at rest, a sparse file |
 //! | `file_device` | bulk storage on a file or a block device |
+//! | `cache_file` | the memory of a write-back cache, a file on tmpfs |
 //! | `fuse_device` | further descriptors of a FUSE connection |
 //! | `fuse_ring` | a queue of a FUSE connection over io_uring |
 //! | `calls` | every call that changes one of these files; `recorder` notes them for tests |
@@ -19,6 +20,7 @@
 //! block with its reason, and no reference to mapped memory is ever formed: copies go through raw pointers.
 //! A medium that failed to flush refuses further writes (`MediaError::Poisoned`) until it is opened again.
 
+mod cache_file;
 mod cache_line;
 mod calls;
 mod concurrent;
@@ -45,6 +47,7 @@ mod ticker;
 use std::io;
 use std::path::Path;
 
+pub use cache_file::CacheFile;
 pub use concurrent::Concurrent;
 pub use file_device::FileDevice;
 pub use fuse_device::clone_connection;

@@ -64,6 +64,26 @@ pub trait BlockDevice: Send + Sync {
 
     fn submit(&self, request: Request, done: Completion);
 
+    /// Blocking flush of what covers these ranges (start and length in bytes): every write to them that completed before the call is
+    /// durable when it returns. It may cover more. A device that holds no writes back has no use for the ranges. A failure is
+    /// a failed flush.
+    fn flush_ranges(&self, ranges: &[(u64, u64)]) -> Result<()> {
+        let _ = ranges;
+        wait(self, Request::Flush).map(drop)
+    }
+
+    /// For how long completed writes may be held back from the medium unless a flush asks for them (ns); 0: they leave at
+    /// once. A caller that flushes by age alone waits for so long first, and then flushes ranges.
+    fn held_for_ns(&self) -> u64 {
+        0
+    }
+
+    /// The first call of a store's opening. `continues`: blocks that an earlier process of this store held back, and that
+    /// outlived it, belong to the store; otherwise they are another life's, and are dropped.
+    fn adopt(&self, continues: bool) {
+        let _ = continues;
+    }
+
     /// Blocking read into a borrowed buffer. Devices that can do without the request's own buffer override it.
     fn read_into(&self, at: u64, out: &mut [u8]) -> Result<()> {
         let buffer = wait(self, Request::Read { at, buffer: vec![0; out.len()] })?;

@@ -39,15 +39,16 @@ macro_rules! plantable {
 
             use super::Bug;
 
+            /// The number of the bug, from 1 on.
             static PLANTED: AtomicU32 = AtomicU32::new(0);
 
             /// Switches one bug on, or all off.
             pub fn plant(bug: Option<Bug>) {
-                PLANTED.store(bug.map_or(0, |bug| 1 << bug as u32), Ordering::SeqCst);
+                PLANTED.store(bug.map_or(0, |bug| bug as u32 + 1), Ordering::SeqCst);
             }
 
             pub(crate) fn is_planted(bug: Bug) -> bool {
-                PLANTED.load(Ordering::SeqCst) >> bug as u32 & 1 == 1
+                PLANTED.load(Ordering::SeqCst) == bug as u32 + 1
             }
         }
 

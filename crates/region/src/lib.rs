@@ -79,6 +79,9 @@ pub struct Recovery {
     pub clean: bool,
     /// The machine went down since the store was last open: completed but unflushed bulk writes may be gone.
     pub power_lost: bool,
+    /// The log was last written in just the period that this opening names: what outlives a process only, in memory that the
+    /// period identifies, still belongs to the store.
+    pub continues: bool,
     /// Records applied.
     pub records: u64,
     /// Log bytes read.
@@ -183,14 +186,14 @@ impl Region {
     ///
     /// For `logged` memory `parts.memory` must hold the image that [`newest_image`] chose.
     pub fn open(parts: Parts, read_only: bool) -> Result<(Region, Recovery)> {
-        Region::open_naming(parts, read_only, true, None)
+        Region::open_naming(parts, read_only, true, &[])
     }
 
     /// Like [`Region::open`], but after a power loss the log goes on naming the earlier boot until [`Region::settle`]. A
     /// caller that puts something right after a power loss would otherwise, if its process ends in the middle of
-    /// that, be told by the next opening that no power loss had been. `also` is another name of the present boot, which an
-    /// earlier program gave it.
-    pub fn open_unsettled(parts: Parts, read_only: bool, also: Option<[u8; 16]>) -> Result<(Region, Recovery)> {
+    /// that, be told by the next opening that no power loss had been. `also` are other names of the present boot, which an
+    /// earlier opening gave it.
+    pub fn open_unsettled(parts: Parts, read_only: bool, also: &[[u8; 16]]) -> Result<(Region, Recovery)> {
         Region::open_naming(parts, read_only, false, also)
     }
 
@@ -210,12 +213,7 @@ impl Region {
         })
     }
 
-    fn open_naming(
-        parts: Parts,
-        read_only: bool,
-        present_boot: bool,
-        also: Option<[u8; 16]>,
-    ) -> Result<(Region, Recovery)> {
+    fn open_naming(parts: Parts, read_only: bool, present_boot: bool, also: &[[u8; 16]]) -> Result<(Region, Recovery)> {
         let (superblock, anchor) = read_head(parts.memory.as_ref())?;
         if superblock.memory_kind.has_ring() {
             let end = ring_end(&parts.memory, &superblock, &anchor)?;
@@ -248,7 +246,8 @@ impl Region {
             return Err(Error::LogShort { end, sealed: anchor.sealed_to() });
         }
         log_end::refuse_hole(log.as_ref(), end)?;
-        recovery.power_lost &= also != Some(last_boot);
+        recovery.continues = !recovery.power_lost;
+        recovery.power_lost &= !also.contains(&last_boot);
         if !superblock.memory_kind.has_ring() && !recovery.power_lost {
             log_end::refuse_gap(log.as_ref(), end, salt, superblock.sums())?;
         }

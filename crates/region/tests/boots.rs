@@ -25,14 +25,14 @@ fn the_name_an_earlier_program_gave_the_boot_is_no_power_loss() {
         .unwrap();
     // Opened by a program that called this boot 3, and cut off.
     drop(Region::open(parts(&world, 3, true), false).unwrap());
-    let lost = |also| Region::open_unsettled(parts(&world, 4, true), true, also).unwrap().1.power_lost;
-    assert!(lost(None) && lost(Some([5; 16])));
-    assert!(!lost(Some([3; 16])));
+    let lost = |also: &[[u8; 16]]| Region::open_unsettled(parts(&world, 4, true), true, also).unwrap().1.power_lost;
+    assert!(lost(&[]) && lost(&[[5; 16]]));
+    assert!(!lost(&[[5; 16], [3; 16]]));
     // From then on the log names the boot as this program does.
-    let (region, recovery) = Region::open_unsettled(parts(&world, 4, true), false, Some([3; 16])).unwrap();
-    assert!(!recovery.power_lost);
+    let (region, recovery) = Region::open_unsettled(parts(&world, 4, true), false, &[[3; 16]]).unwrap();
+    assert!(!recovery.power_lost && !recovery.continues);
     region.settle([9; 16]).unwrap();
     drop(region);
     let recovery = Region::open(parts(&world, 4, true), true).unwrap().1;
-    assert!(!recovery.power_lost && !recovery.clean);
+    assert!(!recovery.power_lost && !recovery.clean && recovery.continues);
 }

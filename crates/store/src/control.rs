@@ -53,6 +53,11 @@ pub enum Question {
         /// From how much of the memory on small files spill; as it is if absent.
         #[serde(default)]
         spill_percent: Option<u8>,
+        /// Another update policy, and another bound on what leaves in a second (0: none).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        update_policy: Option<String>,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        update_rate: Option<u64>,
     },
     /// New limits within the layout; `None` leaves a limit as it is.
     Resize {

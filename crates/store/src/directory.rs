@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use shoal_devices::{During, Failure, Outcome};
 use shoal_host::StoreLock;
 
+use crate::cache;
 use crate::description::Description;
-use crate::names::{DESCRIPTION, LOCK, OWN_NAMES};
+use crate::names::{DESCRIPTION, LOCK, LOG, OWN_NAMES};
 use crate::user;
 
 /// Makes the directory, or removes an earlier store from it; refuses a directory that holds anything else.
@@ -39,6 +40,12 @@ pub(crate) fn prepare(directory: &Path, force: bool) -> Outcome<(PathBuf, StoreL
     let lock = user::lock(&directory)?;
     // The description goes first: from here on there is no store.
     let old = Description::read(&directory).ok();
+    if let Some(period) =
+        old.as_ref().and_then(|old| user::period(&[Some(directory.join(LOG)), old.bulk_path(&directory)]).ok())
+    {
+        // What it held is lost with it, and must not take memory for ever.
+        cache::remove(&directory, &period);
+    }
     remove(&directory.join(DESCRIPTION))?;
     if let Some(path) = old.as_ref().and_then(|old| old.memory.path()) {
         remove(path)?;
@@ -88,7 +95,6 @@ pub(crate) fn refuse_filled(directory: &Path, name: &Path, spared: &[&str]) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::LOG;
 
     #[test]
     fn only_an_empty_directory_becomes_a_store_unless_forced() {

@@ -33,6 +33,7 @@
 
 #![forbid(unsafe_code)]
 
+mod cache;
 mod calendar;
 mod check;
 pub mod control;
@@ -61,6 +62,7 @@ mod store;
 mod user;
 mod volume;
 
+pub use cache::{CacheOptions, CacheReport, HeldWrites, rule_of};
 pub use copy::{Copied, CopyOptions};
 pub use description::{BulkChoice, BulkPlace, Description};
 pub use format::{FormatOptions, Formatted};

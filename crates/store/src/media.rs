@@ -11,8 +11,10 @@ use shoal_format::superblock::Superblock;
 use shoal_fs::Parts;
 use shoal_host::SystemClock;
 use shoal_media::BlockDevice;
-use shoal_writeback::{Policy, Rule, WriteBack};
+use shoal_writeback::{Policy, Rule};
+use tracing::warn;
 
+use crate::cache::{self, CacheOptions, InFront, StoreCache};
 use crate::description::{BulkPlace, Description};
 use crate::memory::RegionMedia;
 use crate::names::{DESCRIPTION, LOG};
@@ -24,15 +26,56 @@ pub(crate) struct Media {
     pub parts: Parts,
     /// Bulk storage, if there is any.
     pub bulk: Option<Arc<dyn Device>>,
+    /// The write-back cache in front of it, if there is one.
+    pub cache: Option<InFront>,
+    /// The period without the cache.
+    pub period: [u8; 16],
     /// False for `dax` memory whose file system refuses MAP_SYNC.
     pub survives_power_loss: bool,
 }
 
 impl Store {
-    pub(crate) fn open_media(&self, read_only: bool) -> Outcome<Media> {
+    pub(crate) fn open_media(&self, read_only: bool, wanted: Option<&CacheOptions>) -> Outcome<Media> {
         let region = self.description.memory.open_media(&self.resting(), read_only)?;
         let period = self.period()?;
-        Media::assemble(region, self.open_bulk()?, period)
+        let bulk = self.open_bulk()?;
+        let cache = match &bulk {
+            Some(bulk) => self.cache(&*bulk.block_device(), &period, read_only, wanted)?,
+            None => None,
+        };
+        Media::assemble(region, bulk, period, cache)
+    }
+
+    /// The cache that is left, or a new one if one is wanted, and its rule.
+    fn cache(
+        &self,
+        bulk: &dyn BlockDevice,
+        period: &[u8; 16],
+        read_only: bool,
+        wanted: Option<&CacheOptions>,
+    ) -> Outcome<Option<(StoreCache, Rule)>> {
+        let owner = cache::owner(&self.description.uuid, bulk)?;
+        let rule = wanted
+            .filter(|wanted| wanted.bytes != Some(0))
+            .map_or(Rule::of(Policy::WriteThrough), |wanted| wanted.rule);
+        if let Some(left) = StoreCache::left(&self.directory, &owner, period, read_only) {
+            return Ok(Some((left, rule)));
+        }
+        let Some(wanted) = wanted.filter(|wanted| !read_only && wanted.bytes != Some(0)) else { return Ok(None) };
+        if u64::from(bulk.geometry().block_bytes) > shoal_format::cache::CACHE_SLOT {
+            warn!("bulk storage has blocks of more than 4 KiB; large files are written without a write-back cache");
+            return Ok(None);
+        }
+        cache::remove(&self.directory, period);
+        match StoreCache::make(&self.directory, &owner, period, wanted) {
+            Ok(made) => Ok(Some((made, rule))),
+            // A folder that was named must do; of the usual one nothing was promised.
+            Err(failure) if wanted.directory.is_some() => Err(failure.within("write-back cache")),
+            Err(failure) => {
+                warn!("no write-back cache, large files are written at once: {failure}");
+                Ok(None)
+            }
+        }
     }
 
     pub(crate) fn open_bulk(&self) -> Outcome<Option<Arc<dyn Device>>> {
@@ -57,19 +100,28 @@ impl Store {
 }
 
 impl Media {
-    fn assemble(region: RegionMedia, bulk: Option<Arc<dyn Device>>, period: [u8; 16]) -> Outcome<Media> {
+    fn assemble(
+        region: RegionMedia,
+        bulk: Option<Arc<dyn Device>>,
+        period: [u8; 16],
+        cache: Option<(StoreCache, Rule)>,
+    ) -> Outcome<Media> {
         let RegionMedia { memory, log, images, survives_power_loss } = region;
         let nonce = shoal_host::random_bytes().during("random numbers")?;
-        let region = shoal_region::Parts { memory, log, images, boot_id: period, nonce };
+        let boot_id = cache.as_ref().map_or(period, |(cache, _)| cache::period_with(period, &cache.identity));
+        let region = shoal_region::Parts { memory, log, images, boot_id, nonce };
         let clock = Arc::new(SystemClock::new());
-        // Write-through hands every write to the device at once, so nothing is held back and no tick is needed.
-        let rule = Rule::of(Policy::WriteThrough);
-        let device = bulk.as_ref().map(|bulk| {
-            let filter = WriteBack::new(bulk.block_device(), clock.clone(), rule, 0);
-            Arc::new(filter) as Arc<dyn BlockDevice>
-        });
+        let cache = match (&bulk, cache) {
+            (Some(bulk), Some((cache, rule))) => Some(cache.in_front(bulk, clock.clone(), rule)),
+            _ => None,
+        };
+        // Without a cache every write goes to the device at once, and the bulk tier's cache is the host's.
+        let device = match &cache {
+            Some(cache) => Some(Arc::new(cache.filter.clone()) as Arc<dyn BlockDevice>),
+            None => bulk.as_ref().map(|bulk| bulk.block_device()),
+        };
         let parts = Parts { region, bulk: device, clock };
-        Ok(Media { parts, bulk, survives_power_loss })
+        Ok(Media { parts, bulk, cache, period, survives_power_loss })
     }
 }
 
@@ -82,5 +134,5 @@ pub(crate) fn create_media(
 ) -> Outcome<Media> {
     let region = description.memory.make_media(directory, superblock.region_bytes)?;
     let places = [Some(directory.join(LOG)), description.bulk_path(directory)];
-    Media::assemble(region, bulk, period(&places)?)
+    Media::assemble(region, bulk, period(&places)?, None)
 }

@@ -18,8 +18,10 @@ use shoal_devices::{Device, During, Failure, Outcome};
 use shoal_fs::{AccessTimes, Fs, Options};
 use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE};
 use shoal_fuse::{MountOptions, RequestCounts, Session, Unmounter};
+use shoal_writeback::Rule;
 use tracing::{info, warn};
 
+use crate::cache::{CacheOptions, HeldWrites, rule_of};
 use crate::control::{self, Answer, Question};
 use crate::description::{BulkPlace, Description};
 use crate::inspect::FileReport;
@@ -54,6 +56,7 @@ pub struct Mounted {
     store: Store,
     session: Session,
     bulk: Option<Arc<dyn Device>>,
+    cache: Option<Arc<HeldWrites>>,
     read_only: bool,
     recovered: Recovered,
 }
@@ -75,7 +78,14 @@ impl Store {
             method: options.compress.unwrap_or(self.description.compress),
             ..Options::default()
         };
-        let Opened { fs, recovery, bulk, survives_power_loss } = self.open(engine)?;
+        let rule = rule_of(options.update_policy.as_deref(), options.update_rate, &Rule::default());
+        let wanted = CacheOptions {
+            bytes: options.cache_bytes,
+            directory: options.cache_dir.clone(),
+            rule: rule.map_err(|error| Failure::new("update policy", error).misuse())?,
+        };
+        let Opened { fs, recovery, bulk, cache, survives_power_loss } = self.open_with(engine, Some(&wanted))?;
+        let cache = cache.map(Arc::new);
         let recovered = Recovered {
             clean: recovery.clean,
             power_lost: recovery.power_lost,
@@ -106,10 +116,11 @@ impl Store {
             mountpoint: mountpoint.to_path_buf(),
             survives_power_loss,
             bulk: bulk.clone(),
+            cache: cache.clone(),
             requests: session.request_counts(),
         };
         let listening = listen(&self.directory, asked);
-        let mounted = Mounted { store: self, session, bulk, read_only: options.read_only, recovered };
+        let mounted = Mounted { store: self, session, bulk, cache, read_only: options.read_only, recovered };
         if let Err(failure) = listening {
             // The mount is of no use without its socket; the socket's error is reported.
             let _ = mounted.unmounter().unmount();
@@ -142,6 +153,8 @@ impl Mounted {
         let name = store.directory.display();
         let outcome = self.session.wait();
         control::remove(&store.directory);
+        // Its thread has nothing left to write.
+        drop(self.cache);
         if let Some(Err(failure)) = self.bulk.as_ref().map(|bulk| bulk.close()) {
             // The store is clean all the same; its bulk device takes longer to open next time.
             warn!("{failure}");
@@ -194,10 +207,19 @@ struct Asked {
     mountpoint: PathBuf,
     survives_power_loss: bool,
     bulk: Option<Arc<dyn Device>>,
+    cache: Option<Arc<HeldWrites>>,
     requests: RequestCounts,
 }
 
 impl Asked {
+    fn set_policy(&self, policy: Option<&str>, rate: Option<u64>) -> Outcome<()> {
+        let Some(cache) = &self.cache else {
+            return Err(Failure::new(self.directory.display(), "has no write-back cache")
+                .remedy("mount it again with one; its log says why there is none"));
+        };
+        cache.change(policy, rate).map_err(|error| Failure::new("update policy", error).misuse())
+    }
+
     fn answer(&self, question: Question) -> Answer {
         match self.answered(question) {
             Ok(value) => Answer::Ok(value),
@@ -208,13 +230,11 @@ impl Asked {
     fn answered(&self, question: Question) -> Outcome<serde_json::Value> {
         let (fs, directory) = (&self.fs, &self.directory);
         match question {
-            Question::Df => value(StoreReport::of(
-                fs,
-                directory,
-                &self.description,
-                Some(&self.mountpoint),
-                self.survives_power_loss,
-            )),
+            Question::Df => {
+                let (of, at) = (&self.description, Some(self.mountpoint.as_path()));
+                let report = StoreReport::of(fs, directory, of, at, self.survives_power_loss);
+                value(StoreReport { cache: self.cache.as_ref().map(|cache| cache.report()), ..report })
+            }
             Question::Inspect { path } => value(FileReport::of(fs, Path::new(OsStr::from_bytes(&path)))?),
             Question::Files { path } => value(packing::below(fs, Path::new(OsStr::from_bytes(&path)))?),
             Question::Pack { files } => value(packing::pack(fs, &files)?),
@@ -223,9 +243,13 @@ impl Asked {
                 store: Some(directory.display().to_string()),
                 failure: ReadOnly::of(fs),
                 device: self.bulk.as_ref().map(|bulk| bulk.report()),
+                cache: self.cache.as_ref().map(|cache| cache.report()),
                 requests: Some(self.requests.report().into_iter().map(RequestReport::from).collect()),
             }),
-            Question::Remount { read_only, access_times, spill_percent } => {
+            Question::Remount { read_only, access_times, spill_percent, update_policy, update_rate } => {
+                if update_policy.is_some() || update_rate.is_some() {
+                    self.set_policy(update_policy.as_deref(), update_rate)?;
+                }
                 let remounted = remount(fs, directory, read_only, &access_times);
                 if let (Ok(()), Some(percent)) = (&remounted, spill_percent) {
                     fs.set_spill_percent(percent);

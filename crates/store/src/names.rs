@@ -6,6 +6,7 @@
 //! | `image.0`, `image.1` | the region at rest (of `logged` and `battery` memory) |
 //! | `log/` | the log of `logged` memory |
 //! | `bulk` | data of large files, unless it is kept elsewhere |
+//! | `cache` | the place of the write-back cache while there is one |
 //! | `lock`, `pid`, `control`, `shoal.log` | one user at a time; the daemon, its socket and its log |
 
 /// The description.
@@ -18,8 +19,23 @@ pub(crate) const BULK: &str = "bulk";
 pub(crate) const LOCK: &str = "lock";
 pub(crate) const PID: &str = "pid";
 pub(crate) const CONTROL: &str = "control";
+/// The place of the write-back cache.
+pub(crate) const CACHE: &str = "cache";
 /// The log of the daemon that serves a mount.
 pub const DAEMON_LOG: &str = "shoal.log";
 /// Everything a store's directory may hold.
-pub(crate) const OWN_NAMES: [&str; 11] =
-    [DESCRIPTION, DESCRIPTION_NEW, IMAGES[0], IMAGES[1], LOG, BULK, DAEMON_LOG, "shoal.log.1", PID, LOCK, CONTROL];
+pub(crate) const OWN_NAMES: [&str; 13] = [
+    DESCRIPTION,
+    DESCRIPTION_NEW,
+    IMAGES[0],
+    IMAGES[1],
+    LOG,
+    BULK,
+    DAEMON_LOG,
+    "shoal.log.1",
+    PID,
+    LOCK,
+    CONTROL,
+    CACHE,
+    "cache.new",
+];

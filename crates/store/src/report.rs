@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use shoal_devices::Outcome;
 use shoal_fs::{Fs, Options, Spilled};
 
+use crate::cache::CacheReport;
 use crate::description::Description;
 use crate::memory::LossBounds;
 use crate::packing::{Metadata, Packed, PackingWork};
@@ -27,6 +28,9 @@ pub struct StoreReport {
     pub failure: Option<ReadOnly>,
     pub memory: Tier,
     pub bulk: Option<Tier>,
+    /// Writes of large files held back in front of bulk storage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<CacheReport>,
     pub memory_kind: String,
     pub files: Files,
     /// Files longer than this are large.
@@ -147,6 +151,7 @@ impl StoreReport {
                 reserved_bytes: usage.region_reserve.min(usage.region_free),
             },
             bulk,
+            cache: None,
             memory_kind: superblock.memory_kind.name().into(),
             files: Files {
                 inodes: usage.inodes,

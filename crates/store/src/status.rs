@@ -8,6 +8,7 @@
 use serde::{Deserialize, Serialize};
 use shoal_devices::DeviceReport;
 
+use crate::cache::CacheReport;
 use crate::read_only::ReadOnly;
 
 /// A process's answer to `shoal status`.
@@ -24,6 +25,9 @@ pub struct Status {
     pub failure: Option<ReadOnly>,
     /// `None`: the store has no bulk storage.
     pub device: Option<DeviceReport>,
+    /// Writes held back in front of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache: Option<CacheReport>,
     /// The kernel's requests to a mount, the most frequent kind first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requests: Option<Vec<RequestReport>>,

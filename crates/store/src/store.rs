@@ -15,6 +15,7 @@ use shoal_fs::{Fs, Options, Parts};
 use shoal_host::StoreLock;
 use shoal_region::Recovery;
 
+use crate::cache::{self, CacheOptions, HeldWrites, InFront};
 use crate::description::Description;
 use crate::memory::{self, Resting};
 use crate::names::{LOG, PID};
@@ -41,6 +42,8 @@ pub struct Opened {
     pub recovery: Recovery,
     /// Bulk storage, if there is any.
     pub bulk: Option<Arc<dyn Device>>,
+    /// The write-back cache in front of it, if there is one. Its thread ends with this value.
+    pub cache: Option<HeldWrites>,
     /// False for `dax` memory whose file system refuses MAP_SYNC.
     pub survives_power_loss: bool,
 }
@@ -123,9 +126,14 @@ impl Store {
         Store { directory, description, restore: false, _lock: lock }
     }
 
-    /// Opens the file system in the store.
-    pub fn open(&self, mut options: Options) -> Outcome<Opened> {
-        let media = self.open_media(options.read_only)?;
+    /// Opens the file system in the store. A write-back cache that an earlier process left is used, and written at once.
+    pub fn open(&self, options: Options) -> Outcome<Opened> {
+        self.open_with(options, None)
+    }
+
+    /// The same, with a write-back cache in front of bulk storage if one is wanted and can be had.
+    pub fn open_with(&self, mut options: Options, wanted: Option<&CacheOptions>) -> Outcome<Opened> {
+        let media = self.open_media(options.read_only, wanted)?;
         let name = self.directory.display().to_string();
         options.on_damage = Some(Arc::new(move |ino, finding| {
             tracing::error!("damaged inode {ino}: {finding}; unmount, then run `shoal check --repair {name}`");
@@ -134,14 +142,25 @@ impl Store {
             let host = shoal_host::host_free_bytes(&self.directory).during(self.directory.display())?;
             options.checkpoint_log_bytes =
                 options.checkpoint_log_bytes.min(shoal_host::log_bytes_max(host.total_bytes));
-            options.room = Some(host_room::probe(
+            let probe = host_room::probe(
                 &self.directory,
                 &self.description.memory,
                 // Only a file shares its host's space; a block device has its own.
                 self.bulk_path().filter(|bulk| fs::metadata(bulk).is_ok_and(|m| m.is_file())),
-            ));
+            );
+            let held = media.cache.as_ref().map(|cache| cache.filter.clone());
+            options.room = Some(match held {
+                None => probe,
+                // What is held takes its room when it leaves.
+                Some(held) => Arc::new(move || {
+                    let mut room = probe();
+                    room.region = room.region.saturating_sub(if room.shared { held.held_bytes() } else { 0 });
+                    room
+                }),
+            });
         }
-        options.earlier_boot_id = Some(shoal_host::boot_id().during("boot id")?);
+        // A log that names the period without a cache was last written when nothing was held.
+        options.earlier_boot_ids = vec![shoal_host::boot_id().during("boot id")?, media.period];
         let parts = Parts {
             region: media.parts.region.clone(),
             bulk: media.parts.bulk.clone(),
@@ -156,8 +175,10 @@ impl Store {
             let cause = format!("the region belongs to store {uuid}, the description to {}", self.description.uuid);
             return Err(Failure::new(self.directory.display(), cause).remedy("bring the files of one store together"));
         }
+        let read_only = options.read_only;
         let (fs, recovery) = Fs::open(parts, options).map_err(|error| self.damaged(error))?;
-        Ok(Opened { fs, recovery, bulk: media.bulk, survives_power_loss: media.survives_power_loss })
+        let cache = media.cache.filter(|_| !read_only).map(InFront::drive).transpose()?;
+        Ok(Opened { fs, recovery, bulk: media.bulk, cache, survives_power_loss: media.survives_power_loss })
     }
 
     pub(crate) fn damaged(&self, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
@@ -211,11 +232,15 @@ impl Store {
     pub fn remove_pid(&self) {
         // If the file cannot be removed, the next check assumes a crash, which is safe.
         let _ = fs::remove_file(self.directory.join(PID));
+        if let Ok(period) = self.period() {
+            cache::remove(&self.directory, &period);
+        }
     }
 
     /// Did the machine, or a file system below, go down while the store was mounted?
     pub(crate) fn power_was_lost(&self) -> bool {
         user::power_was_lost(&self.directory, self.bulk_path())
+            || cache::is_lost(&self.directory, &self.description.uuid)
     }
 
     /// Opens the store, calls `work`, and closes the store clean; returns the size of its bulk device.

@@ -147,6 +147,7 @@ impl DirtySet {
             }
             match self.rule.policy {
                 Policy::Sprite { .. } => self.hand_out_file(block, allowed, &mut chosen),
+                Policy::Idle { .. } => self.hand_out_all(allowed, &mut chosen),
                 _ => self.hand_out(block, &mut chosen),
             }
         }
@@ -167,6 +168,13 @@ impl DirtySet {
         self.hand_out(block, &mut Vec::new());
         self.counts.chosen += 1;
         true
+    }
+
+    /// Hands out the oldest block that waits, regardless of its age.
+    pub fn take_oldest(&mut self, now_ns: u64) -> Option<BlockId> {
+        let (_, &block) = self.order.first_key_value()?;
+        // Waiting blocks are not being written.
+        self.take(block, now_ns).then_some(block)
     }
 
     /// When `choose` should be called again (ns), after a call at `now_ns`. None: no block waits. It should also be
@@ -190,6 +198,13 @@ impl DirtySet {
     pub fn since_ns(&self, block: BlockId) -> Option<u64> {
         let writing = self.writing.get(&block).map(|writing| writing.since_ns);
         writing.or_else(|| self.waiting.get(&block).map(|waiting| waiting.age.0))
+    }
+
+    /// When the oldest data was first dirtied that no device is known to hold (ns).
+    pub fn oldest_ns(&self) -> Option<u64> {
+        let waiting = self.order.first_key_value().map(|((since_ns, _), _)| *since_ns);
+        let writing = self.writing.values().map(|writing| writing.since_ns).min();
+        waiting.into_iter().chain(writing).min()
     }
 
     /// Blocks that wait; blocks being written are not counted.
@@ -246,6 +261,14 @@ impl DirtySet {
         for age in ages.into_iter().take(allowed.saturating_sub(chosen.len() as u64) as usize) {
             self.counts.examined += 1;
             self.hand_out(self.order[&age], chosen);
+        }
+    }
+
+    /// Hands out every waiting block that may go.
+    fn hand_out_all(&mut self, allowed: u64, chosen: &mut Vec<BlockId>) {
+        let blocks: Vec<BlockId> = self.order.values().copied().collect();
+        for block in blocks.into_iter().take(allowed.saturating_sub(chosen.len() as u64).max(1) as usize) {
+            self.hand_out(block, chosen);
         }
     }
 

@@ -1,395 +1,493 @@
 //! A block device that holds writes back for as long as an update policy says.
 //!
-//! The filter stands between a writer and a device. Written blocks are kept in memory until [`DirtySet::choose`] hands
-//! them out; neighbours leave as one write. Under write-through, with nothing held, requests go straight to the device.
-//! Rules:
-//! - A write completes at once if the policy lets it wait and there is room for it; otherwise when its blocks are on
-//!   the device.
-//! - A flush waits until everything completed before it is on the device, and flushes that.
+//! The filter stands between a writer and a device. Written blocks are kept in a [`Cache`] until the dirty set hands them out;
+//! neighbours leave as one write. Under write-through, with nothing held, requests go straight to the device. Rules:
+//! - A write completes at once if the policy lets it wait and there is memory for it; if there is none it waits until other
+//!   blocks have left. Otherwise it completes when its blocks are on the device.
+//! - A flush waits until everything completed before it is on the device, and flushes that; a flush of ranges does so for these
+//!   ranges. A device that has nothing new since its last flush is left alone.
 //! - No two writes of a block are under way at the same time, so none overtakes another; a zeroing or trim waits for those
 //!   under way in its range.
 //! - Reads see the data written last, whether memory or the device holds it.
 //! - A failed write fails the requests that wait for it, and poisons the device for further changes; held blocks stay
-//!   readable.
+//!   readable, and in the cache.
+//! - Blocks found in the cache count from [`BlockDevice::adopt`] on, or never.
 //!
-//! Left out: time. The owner of the filter calls [`WriteBack::tick`] when [`WriteBack::next_ns`] says so. Held blocks
-//! are lost with the process, which [`BlockGeometry::survives_process`] reports.
+//! Left out: time. The owner of the filter calls [`WriteBack::tick`], often, or when [`WriteBack::next_ns`] says so.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
+use shoal_format::cache::{CACHE_SLOT, CacheEntry};
 use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, Request, Result, block};
 
+use crate::S_NS;
 use crate::dirty_set::DirtySet;
-use crate::policy::{Load, Policy, Rule};
-use crate::{BlockId, FileId};
+use crate::planted::{Bug, is_planted};
+use crate::policy::{Policy, Rule};
+use crate::slots::{Cache, SlotBytes};
+use crate::state::{Run, State, Step, Then};
 
-/// All blocks count as one file's, since files are not known below the file system.
-const FILE: FileId = FileId(0);
+/// Where the filter's time begins on the clock's (ns): 30 days before, so that what an earlier process held keeps its age.
+const BEFORE_NS: u64 = 30 * 24 * 3600 * S_NS;
+const BLOCK: usize = CACHE_SLOT as usize;
+/// Buffers kept for writes.
+const BUFFERS_MAX: usize = 4;
+/// Empty groups of slots kept for the next writes, and given back in a tick.
+const GROUPS_KEPT: usize = 8;
+const GROUPS_GIVEN: usize = 64;
 
-/// Longest write into which neighbours are joined (bytes).
-const JOINED_BYTES_MAX: u64 = 1 << 20;
-
-/// The contents of a block that no device is known to hold.
-struct Held {
-    bytes: Box<[u8]>,
-    /// Number of the modification that the contents are from.
-    version: u64,
-}
-
-/// Action when the awaited blocks are on the device.
-enum Then {
-    /// The request has completed; its buffer goes back.
-    Complete(Completion, Vec<u8>),
-    /// The request goes to the device.
-    Submit(Request, Completion),
-}
-
-struct Waiter {
-    /// Blocks and the least versions that the device must have; never empty.
-    blocks: BTreeMap<u64, u64>,
-    then: Then,
-}
-
-/// Work to be done after the lock has been released.
-enum Step {
-    Submit(Request, Completion),
-    Complete(Completion, Result<Vec<u8>>),
-    /// Blocks that leave together, with their versions.
-    Write {
-        first: u64,
-        versions: Vec<u64>,
-        buffer: Vec<u8>,
-    },
-}
-
-struct State {
-    dirty: DirtySet,
-    held: BTreeMap<u64, Held>,
-    /// Versions under way, by block.
-    leaving: BTreeMap<u64, u64>,
-    waiters: Vec<Waiter>,
-    version: u64,
-    load: Load,
-    /// A write failed.
-    failure: Option<MediaError>,
-    /// A thread is carrying out steps, and looks again when it is asked to.
-    is_running: bool,
-    look_again: bool,
+/// Requests that the device below got.
+#[derive(Default)]
+struct Counts {
+    reads: AtomicU64,
+    writes: AtomicU64,
+    written_bytes: AtomicU64,
+    flushes: AtomicU64,
 }
 
 struct Inner {
     below: Arc<dyn BlockDevice>,
     clock: Arc<dyn Clock>,
     bytes: u64,
-    block_bytes: u64,
-    /// Most blocks held.
-    blocks_max: usize,
+    slots: SlotBytes,
+    survives: bool,
     /// Write-through, and nothing is held: requests need not be looked at.
     passes: AtomicBool,
+    counts: Counts,
     state: Mutex<State>,
+    bell: Mutex<Option<Arc<dyn Fn() + Send + Sync>>>,
+    /// Buffers of writes that have completed: new memory costs a page fault for each of its pages.
+    buffers: Mutex<Vec<Vec<u8>>>,
 }
 
 /// A device with an update policy in front of it.
 #[derive(Clone)]
 pub struct WriteBack(Arc<Inner>);
 
+/// How a filter is.
+#[derive(Clone, Debug)]
+pub struct Report {
+    pub rule: Rule,
+    /// Bytes that no device is known to hold, and most bytes held.
+    pub held_bytes: u64,
+    pub capacity_bytes: u64,
+    /// For how long the oldest of them have been held (ns).
+    pub oldest_ns: Option<u64>,
+    /// Requests that reached the device below.
+    pub reads: u64,
+    pub writes: u64,
+    pub written_bytes: u64,
+    pub flushes: u64,
+    pub failure: Option<String>,
+}
+
 impl WriteBack {
-    /// Most bytes held back: `held_bytes_max`. Writes beyond it wait for the device.
-    pub fn new(below: Arc<dyn BlockDevice>, clock: Arc<dyn Clock>, rule: Rule, held_bytes_max: u64) -> WriteBack {
-        let geometry = below.geometry();
-        let block_bytes = u64::from(geometry.block_bytes.max(1));
+    /// The device below has blocks of at most 4 KiB.
+    pub fn new(below: Arc<dyn BlockDevice>, clock: Arc<dyn Clock>, rule: Rule, cache: Cache) -> WriteBack {
+        let bytes = below.geometry().bytes / CACHE_SLOT * CACHE_SLOT;
+        let survives = cache.survives_process();
+        let (slots, found) = cache.into_slots();
+        let passes = rule.policy == Policy::WriteThrough && found.is_empty();
         WriteBack(Arc::new(Inner {
             below,
             clock,
-            bytes: geometry.bytes,
-            block_bytes,
-            blocks_max: (held_bytes_max / block_bytes) as usize,
-            passes: AtomicBool::new(rule.policy == Policy::WriteThrough),
-            state: Mutex::new(State {
-                dirty: DirtySet::new(rule),
-                held: BTreeMap::new(),
-                leaving: BTreeMap::new(),
-                waiters: Vec::new(),
-                version: 0,
-                load: Load::default(),
-                failure: None,
-                is_running: false,
-                look_again: false,
-            }),
+            bytes,
+            slots: slots.bytes(),
+            survives,
+            passes: AtomicBool::new(passes),
+            counts: Counts::default(),
+            state: Mutex::new(State::new(DirtySet::new(rule), slots, found)),
+            bell: Mutex::new(None),
+            buffers: Mutex::default(),
         }))
     }
 
     /// Changes the rule for held blocks and for writes to come.
     pub fn set_rule(&self, rule: Rule) {
         let mut state = self.0.state.lock();
-        state.dirty.set_rule(rule, self.0.clock.monotonic_ns());
+        state.dirty.set_rule(rule, self.0.now_ns());
+        // The device may have got changes that went past.
+        state.changes += 1;
         self.0.note_passage(&state);
         self.0.go_on(state);
     }
 
-    /// Writes the blocks that are due.
+    /// `ring` is called when there is work though nobody waits for it; the owner then calls [`WriteBack::tick`] in a thread of
+    /// its own. Without it that work is done in the thread of the request that made it.
+    pub fn set_bell(&self, ring: Arc<dyn Fn() + Send + Sync>) {
+        *self.0.bell.lock() = Some(ring);
+    }
+
+    /// Writes the blocks that are due, and gives memory back.
     pub fn tick(&self) {
-        self.0.go_on(self.0.state.lock());
+        let mut state = self.0.state.lock();
+        let keep = (state.held_blocks() / 256).min(GROUPS_KEPT as u64) as usize;
+        state.slots.give_back(keep, GROUPS_GIVEN);
+        self.0.go_on(state);
     }
 
     /// When to call [`WriteBack::tick`] next (ns of the clock); `None`: when something is written.
     pub fn next_ns(&self) -> Option<u64> {
-        self.0.state.lock().dirty.next_ns(self.0.clock.monotonic_ns())
+        let next_ns = self.0.state.lock().dirty.next_ns(self.0.now_ns());
+        next_ns.map(|next_ns| next_ns.saturating_sub(BEFORE_NS))
     }
 
     /// Bytes that no device is known to hold.
     pub fn held_bytes(&self) -> u64 {
-        self.0.state.lock().held.len() as u64 * self.0.block_bytes
+        self.0.state.lock().held_blocks() * CACHE_SLOT
+    }
+
+    pub fn report(&self) -> Report {
+        let state = self.0.state.lock();
+        let (now, counts) = (self.0.now_ns(), &self.0.counts);
+        let count = |of: &AtomicU64| of.load(Ordering::Relaxed);
+        Report {
+            rule: *state.dirty.rule(),
+            held_bytes: state.held_blocks() * CACHE_SLOT,
+            capacity_bytes: state.slots.capacity(now) * CACHE_SLOT,
+            oldest_ns: state.dirty.oldest_ns().map(|since| now.saturating_sub(since)),
+            reads: count(&counts.reads),
+            writes: count(&counts.writes),
+            written_bytes: count(&counts.written_bytes),
+            flushes: count(&counts.flushes),
+            failure: state.failure.as_ref().map(ToString::to_string),
+        }
     }
 }
 
 impl BlockDevice for WriteBack {
     fn geometry(&self) -> BlockGeometry {
         let below = self.0.below.geometry();
-        let passes = self.0.passes.load(Ordering::Acquire);
-        BlockGeometry { survives_process: below.survives_process && passes, ..below }
+        let survives_process = below.survives_process && (self.0.survives || self.0.passes.load(Ordering::Acquire));
+        BlockGeometry { bytes: self.0.bytes, block_bytes: CACHE_SLOT as u32, survives_process, ..below }
     }
 
     fn submit(&self, request: Request, done: Completion) {
         match self.0.passes.load(Ordering::Acquire) {
-            true => self.0.below.submit(request, done),
+            true if matches!(request, Request::Read { .. } | Request::Flush) => self.0.pass(request, done),
+            true => self.0.change_below(request, done),
             false => self.0.take(request, done),
         }
     }
 
-    fn read_into(&self, at: u64, out: &mut [u8]) -> Result<()> {
+    fn flush_ranges(&self, ranges: &[(u64, u64)]) -> Result<()> {
         if self.0.passes.load(Ordering::Acquire) {
-            return self.0.below.read_into(at, out);
+            return block::wait(self, Request::Flush).map(drop);
         }
-        let newer = self.0.newer(at, out.len() as u64);
-        self.0.below.read_into(at, out)?;
-        newer.lay_over(at, out);
-        Ok(())
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        // The receiver waits below; it cannot be gone.
+        self.0.flush(Some(ranges), Box::new(move |result| drop(sender.send(result))));
+        block::about_to_wait();
+        let dropped = || MediaError::io("write-back cache", std::io::Error::other("request was dropped"));
+        receiver.recv().unwrap_or_else(|_| Err(dropped())).map(drop)
+    }
+
+    fn held_for_ns(&self) -> u64 {
+        self.0.state.lock().dirty.rule().held_ns_max()
+    }
+
+    fn adopt(&self, continues: bool) {
+        let mut state = self.0.state.lock();
+        state.adopt(continues, self.0.now());
+        self.0.note_passage(&state);
+    }
+
+    fn read_into(&self, at: u64, out: &mut [u8]) -> Result<()> {
+        let inner = &self.0;
+        inner.counts.reads.fetch_add(1, Ordering::Relaxed);
+        if inner.passes.load(Ordering::Acquire) {
+            return inner.below.read_into(at, out);
+        }
+        let Newer::Some(newer) = inner.newer(at, out.len() as u64) else {
+            return inner.below.read_into(at, out);
+        };
+        if newer.len() == out.len() / BLOCK {
+            lay_over(&newer, at, out);
+            inner.counts.reads.fetch_sub(1, Ordering::Relaxed);
+            return Ok(());
+        }
+        inner.read_begins();
+        let outcome = inner.below.read_into(at, out);
+        inner.read_ends();
+        lay_over(&newer, at, out);
+        outcome
     }
 
     fn write_from(&self, at: u64, bytes: &[u8]) -> Result<()> {
         if self.0.passes.load(Ordering::Acquire) {
-            return self.0.below.write_from(at, bytes);
+            self.0.count_write(bytes.len() as u64);
+            let outcome = self.0.below.write_from(at, bytes);
+            self.0.state.lock().changes += 1;
+            return outcome;
         }
-        block::wait(self, Request::Write { at, buffer: bytes.to_vec(), fua: false }).map(drop)
+        match self.0.hold_all(at, bytes) {
+            Some(outcome) => outcome,
+            None => block::wait(self, Request::Write { at, buffer: bytes.to_vec(), fua: false }).map(drop),
+        }
     }
 }
 
 /// The held blocks of a range, as they were at one moment.
-struct Newer(Vec<(u64, Box<[u8]>)>);
-
-impl Newer {
-    fn lay_over(&self, at: u64, out: &mut [u8]) {
-        for (block_at, bytes) in &self.0 {
-            out[(block_at - at) as usize..][..bytes.len()].copy_from_slice(bytes);
-        }
-    }
+enum Newer {
+    /// The range is not one of whole blocks: the device says what is wrong with it.
+    Wrong,
+    Some(Vec<(u64, Box<[u8]>)>),
 }
 
-impl State {
-    fn refuse(&self) -> Result<()> {
-        match &self.failure {
-            Some(failure) => {
-                Err(MediaError::Poisoned { what: "write-back cache".into(), cause: failure.to_string().into() })
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Takes the new contents of a block; returns their version.
-    fn hold(&mut self, block: u64, bytes: &[u8], now_ns: u64) -> u64 {
-        self.version += 1;
-        self.held.insert(block, Held { bytes: bytes.into(), version: self.version });
-        self.dirty.dirtied(BlockId(block), FILE, now_ns);
-        self.version
-    }
-
-    /// Drops the contents of a block. Returns the version of them that is being written, if any.
-    fn discard(&mut self, block: u64, now_ns: u64) -> Option<u64> {
-        self.dirty.discarded(BlockId(block), now_ns);
-        self.held.remove(&block);
-        let leaving = self.leaving.get(&block).copied();
-        for waiter in &mut self.waiters {
-            if waiter.blocks.get(&block).is_some_and(|&version| leaving.is_none_or(|leaving| version > leaving)) {
-                waiter.blocks.remove(&block);
-            }
-        }
-        leaving
-    }
-
-    /// The steps that can be made now.
-    fn plan(&mut self, now_ns: u64, block_bytes: u64) -> Vec<Step> {
-        let mut steps = Vec::new();
-        let mut waiting = Vec::new();
-        for waiter in std::mem::take(&mut self.waiters) {
-            match (&self.failure, waiter.blocks.is_empty(), waiter.then) {
-                (Some(failure), _, Then::Complete(done, _) | Then::Submit(_, done)) => {
-                    steps.push(Step::Complete(done, Err(failure.clone())));
-                }
-                (None, true, Then::Complete(done, buffer)) => steps.push(Step::Complete(done, Ok(buffer))),
-                (None, true, Then::Submit(request, done)) => steps.push(Step::Submit(request, done)),
-                (None, false, then) => waiting.push(Waiter { blocks: waiter.blocks, then }),
-            }
-        }
-        self.waiters = waiting;
-        if self.failure.is_some() {
-            return steps;
-        }
-        let mut leave: Vec<u64> =
-            self.dirty.choose(now_ns, &self.load).into_iter().map(|BlockId(block)| block).collect();
-        for block in self.waiters.iter().flat_map(|waiter| waiter.blocks.keys()) {
-            if self.dirty.take(BlockId(*block), now_ns) {
-                leave.push(*block);
-            }
-        }
-        leave.sort_unstable();
-        let most = (JOINED_BYTES_MAX / block_bytes).max(1) as usize;
-        for run in leave.chunk_by(|a, b| a + 1 == *b).flat_map(|run| run.chunks(most)) {
-            let mut buffer = Vec::with_capacity(run.len() * block_bytes as usize);
-            let mut versions = Vec::with_capacity(run.len());
-            for block in run {
-                let held = &self.held[block];
-                buffer.extend_from_slice(&held.bytes);
-                versions.push(held.version);
-                self.leaving.insert(*block, held.version);
-            }
-            self.load.writes_queued += 1;
-            steps.push(Step::Write { first: run[0], versions, buffer });
-        }
-        steps
-    }
-
-    /// A write of blocks has ended.
-    fn written(&mut self, first: u64, versions: &[u64], result: Result<()>, now_ns: u64) {
-        self.load.writes_queued -= 1;
-        for (block, &version) in (first..).zip(versions) {
-            self.leaving.remove(&block);
-            if result.is_err() {
-                self.dirty.failed(BlockId(block), now_ns);
-                continue;
-            }
-            self.dirty.cleaned(BlockId(block), now_ns);
-            if self.held.get(&block).is_some_and(|held| held.version == version) {
-                self.held.remove(&block);
-            }
-            for waiter in &mut self.waiters {
-                if waiter.blocks.get(&block).is_some_and(|&wanted| wanted <= version) {
-                    waiter.blocks.remove(&block);
-                }
-            }
-        }
-        if let Err(error) = result {
-            self.failure.get_or_insert(error);
-        }
+fn lay_over(newer: &[(u64, Box<[u8]>)], at: u64, out: &mut [u8]) {
+    for (block, bytes) in newer {
+        out[(block * CACHE_SLOT - at) as usize..][..BLOCK].copy_from_slice(bytes);
     }
 }
 
 impl Inner {
+    fn now_ns(&self) -> u64 {
+        self.clock.monotonic_ns() + BEFORE_NS
+    }
+
+    fn now(&self) -> (u64, i64) {
+        (self.now_ns(), self.clock.now_ns())
+    }
+
     fn note_passage(&self, state: &State) {
-        // Every waiting request waits for a block that is held or being written.
-        let passes = state.dirty.rule().policy == Policy::WriteThrough
-            && state.held.is_empty()
-            && state.leaving.is_empty()
-            && state.failure.is_none();
-        self.passes.store(passes, Ordering::Release);
+        let is_through = state.dirty.rule().policy == Policy::WriteThrough;
+        self.passes.store(is_through && state.is_idle() && state.failure.is_none(), Ordering::Release);
+    }
+
+    fn count_write(&self, bytes: u64) {
+        self.counts.writes.fetch_add(1, Ordering::Relaxed);
+        self.counts.written_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Sends a request to the device as it is.
+    fn pass(&self, request: Request, done: Completion) {
+        match &request {
+            Request::Read { .. } => drop(self.counts.reads.fetch_add(1, Ordering::Relaxed)),
+            Request::Write { buffer, .. } => self.count_write(buffer.len() as u64),
+            Request::Flush => drop(self.counts.flushes.fetch_add(1, Ordering::Relaxed)),
+            Request::Trim { .. } | Request::WriteZeroes { .. } => {}
+        }
+        self.below.submit(request, done);
     }
 
     /// The blocks of a range, which must consist of whole blocks.
     fn blocks(&self, at: u64, len: u64) -> Result<std::ops::Range<u64>> {
-        let is_whole = at.is_multiple_of(self.block_bytes) && len.is_multiple_of(self.block_bytes);
+        let is_whole = at.is_multiple_of(CACHE_SLOT) && len.is_multiple_of(CACHE_SLOT);
         if !is_whole || at > self.bytes || len > self.bytes - at {
             return Err(MediaError::OutOfRange { what: "write-back cache".into(), at, len });
         }
-        Ok(at / self.block_bytes..(at + len) / self.block_bytes)
+        Ok(at / CACHE_SLOT..(at + len) / CACHE_SLOT)
     }
 
+    /// What is not held at this moment is on the device already: the device is read after this.
     fn newer(&self, at: u64, len: u64) -> Newer {
-        let Ok(blocks) = self.blocks(at, len) else { return Newer(Vec::new()) };
+        let Ok(blocks) = self.blocks(at, len) else { return Newer::Wrong };
         let state = self.state.lock();
-        let held = state.held.range(blocks);
-        Newer(held.map(|(block, held)| (block * self.block_bytes, held.bytes.clone())).collect())
+        let held = state.held_in(blocks).map(|(block, held)| {
+            let mut bytes = vec![0; BLOCK].into_boxed_slice();
+            self.slots.read(held.slot, &mut bytes);
+            (block, bytes)
+        });
+        Newer::Some(held.collect())
+    }
+
+    fn read_begins(self: &Arc<Inner>) {
+        let mut state = self.state.lock();
+        state.read_begins(self.now_ns());
+        if state.minds_reads() {
+            self.ring_or_go_on(state);
+        }
+    }
+
+    fn read_ends(self: &Arc<Inner>) {
+        let mut state = self.state.lock();
+        state.read_ends();
+        if state.minds_reads() {
+            self.ring_or_go_on(state);
+        }
     }
 
     fn take(self: &Arc<Inner>, request: Request, done: Completion) {
-        if let Request::Read { at, buffer } = request {
-            let newer = self.newer(at, buffer.len() as u64);
-            self.state.lock().load.reads_waiting += 1;
-            let inner = self.clone();
-            let read = move |result: Result<Vec<u8>>| {
-                let mut state = inner.state.lock();
-                state.load.reads_waiting -= 1;
-                let goes_by_load = state.dirty.rule().goes_by_load();
-                if goes_by_load {
-                    inner.go_on(state)
-                } else {
-                    drop(state)
+        match request {
+            Request::Read { at, buffer } => self.take_read(at, buffer, done),
+            Request::Write { at, buffer, fua } => self.take_write(at, buffer, fua, done, false),
+            Request::Flush => self.flush(None, done),
+            Request::Trim { at, len } | Request::WriteZeroes { at, len, .. } => {
+                let now_ns = self.now_ns();
+                let mut state = self.state.lock();
+                let range = match state.refuse().and_then(|()| self.blocks(at, len)) {
+                    Ok(range) => range,
+                    Err(error) => {
+                        drop(state);
+                        return done(Err(error));
+                    }
+                };
+                if matches!(request, Request::Trim { .. }) {
+                    // A trimmed block may show any of its former contents until it is written again.
+                    state.discard(range.clone(), now_ns);
                 }
-                done(result.map(|mut buffer| {
-                    newer.lay_over(at, &mut buffer);
-                    buffer
-                }));
-            };
-            return self.below.submit(Request::Read { at, buffer }, Box::new(read));
-        }
-        let now_ns = self.clock.monotonic_ns();
-        let mut state = self.state.lock();
-        match self.note(&mut state, request, done, now_ns) {
-            Some((done, result)) => {
+                let lines = state.lines_in(Some(range));
+                state.wait_for(lines, Then::Submit(request, done), now_ns);
                 self.go_on(state);
-                done(result);
             }
-            None => self.go_on(state),
         }
     }
 
-    /// Notes what a request changes; returns it if it has completed.
-    fn note(
-        &self,
-        state: &mut State,
-        request: Request,
-        done: Completion,
-        now_ns: u64,
-    ) -> Option<(Completion, Result<Vec<u8>>)> {
-        let (at, len) = request.range();
-        let range = match state.refuse().and_then(|()| self.blocks(at, len)) {
+    fn take_read(self: &Arc<Inner>, at: u64, mut buffer: Vec<u8>, done: Completion) {
+        let newer = match self.newer(at, buffer.len() as u64) {
+            Newer::Wrong => Vec::new(),
+            Newer::Some(newer) => newer,
+        };
+        if !buffer.is_empty() && newer.len() == buffer.len() / BLOCK {
+            lay_over(&newer, at, &mut buffer);
+            return done(Ok(buffer));
+        }
+        self.counts.reads.fetch_add(1, Ordering::Relaxed);
+        self.read_begins();
+        let inner = self.clone();
+        let read = move |result: Result<Vec<u8>>| {
+            inner.read_ends();
+            done(result.map(|mut buffer| {
+                lay_over(&newer, at, &mut buffer);
+                buffer
+            }));
+        };
+        self.below.submit(Request::Read { at, buffer }, Box::new(read));
+    }
+
+    /// Waits for the versions of now in `ranges`, or of everything, to be on the device; then flushes it.
+    fn flush(self: &Arc<Inner>, ranges: Option<&[(u64, u64)]>, done: Completion) {
+        let now_ns = self.now_ns();
+        let mut state = self.state.lock();
+        let lines = state.refuse().and_then(|()| match ranges {
+            None => Ok(state.lines_in(None)),
+            Some(ranges) => {
+                let blocks = ranges.iter().map(|&(at, len)| self.blocks(at, len));
+                Ok(blocks
+                    .collect::<Result<Vec<_>>>()?
+                    .into_iter()
+                    .flat_map(|range| state.lines_in(Some(range)))
+                    .collect())
+            }
+        });
+        match lines {
+            Ok(lines) if is_planted(Bug::RangeNoFlush) && ranges.is_some() => {
+                state.wait_for(lines, Then::Complete(done, vec![]), now_ns);
+                self.go_on(state);
+            }
+            Ok(lines) => {
+                state.wait_for(lines, Then::Submit(Request::Flush, done), now_ns);
+                self.go_on(state);
+            }
+            Err(error) => {
+                drop(state);
+                done(Err(error));
+            }
+        }
+    }
+
+    /// Stores a write's blocks, if they may wait and there is memory for them.
+    fn hold_all(self: &Arc<Inner>, at: u64, bytes: &[u8]) -> Option<Result<()>> {
+        let slots = {
+            let mut state = self.state.lock();
+            if let Err(error) = state.refuse() {
+                return Some(Err(error));
+            }
+            let may_wait = state.dirty.rule().policy != Policy::WriteThrough && state.blocked.is_empty();
+            let range = self.blocks(at, bytes.len() as u64).ok().filter(|_| may_wait)?;
+            let slots = state.slots.take(range.end - range.start, self.now_ns())?;
+            state.storing += 1;
+            slots
+        };
+        let state = self.store(at, bytes, &slots);
+        self.ring_or_go_on(state);
+        Some(Ok(()))
+    }
+
+    /// Copies bytes into slots that are taken, and then lets them count.
+    fn store(&self, at: u64, bytes: &[u8], slots: &[u64]) -> MutexGuard<'_, State> {
+        let first = at / CACHE_SLOT;
+        let blocks = || (first..).zip(slots).zip(bytes.chunks_exact(BLOCK));
+        if is_planted(Bug::InPlace) {
+            let state = self.state.lock();
+            for ((block, slot), bytes) in blocks() {
+                self.slots.write(state.slot_of(block).unwrap_or(*slot), bytes);
+            }
+        }
+        let sums: Vec<u64> = blocks()
+            .map(|((_, slot), bytes)| {
+                if !is_planted(Bug::EntryFirst) {
+                    self.slots.write(*slot, bytes);
+                }
+                CacheEntry::sum_of(bytes)
+            })
+            .collect();
+        let mut state = self.state.lock();
+        state.storing -= 1;
+        let now = self.now();
+        for (((block, slot), bytes), sum) in blocks().zip(sums) {
+            state.hold(block, *slot, sum, now);
+            if is_planted(Bug::EntryFirst) {
+                self.slots.write(*slot, bytes);
+            }
+        }
+        state
+    }
+
+    fn take_write(self: &Arc<Inner>, at: u64, buffer: Vec<u8>, fua: bool, done: Completion, again: bool) {
+        let now_ns = self.now_ns();
+        let mut state = self.state.lock();
+        let range = match state.refuse().and_then(|()| self.blocks(at, buffer.len() as u64)) {
             Ok(range) => range,
-            Err(error) => return Some((done, Err(error))),
+            Err(error) => {
+                drop(state);
+                return done(Err(error));
+            }
         };
-        let mut blocks = BTreeMap::new();
-        let then = match request {
-            Request::Write { buffer, fua, .. } => {
-                for (block, bytes) in range.zip(buffer.chunks_exact(self.block_bytes as usize)) {
-                    blocks.insert(block, state.hold(block, bytes, now_ns));
-                }
-                let may_wait = state.dirty.rule().policy != Policy::WriteThrough && state.held.len() <= self.blocks_max;
-                match fua {
-                    true => Then::Submit(Request::Flush, Box::new(|flushed| done(flushed.map(|_| buffer)))),
-                    false if may_wait || blocks.is_empty() => return Some((done, Ok(buffer))),
-                    false => Then::Complete(done, buffer),
-                }
+        let count = range.end - range.start;
+        let waits = !state.blocked.is_empty() && !again;
+        let Some(slots) = (!waits).then(|| state.slots.take(count, now_ns)).flatten() else {
+            let request = Request::Write { at, buffer, fua };
+            if count > state.slots.capacity(now_ns) {
+                // There is no memory for it at all: after what is held of the range, it goes to the device itself.
+                let lines = state.lines_in(Some(range));
+                state.wait_for(lines, Then::Submit(request, done), now_ns);
+            } else if again {
+                state.blocked.push_front((request, done));
+            } else {
+                state.blocked.push_back((request, done));
             }
-            // A trimmed block may show any of its former contents until it is written again.
-            Request::Trim { .. } => {
-                for block in range {
-                    blocks.extend(state.discard(block, now_ns).map(|version| (block, version)));
-                }
-                Then::Submit(request, done)
-            }
-            Request::WriteZeroes { .. } => {
-                blocks = state.held.range(range).map(|(&block, held)| (block, held.version)).collect();
-                Then::Submit(request, done)
-            }
-            Request::Flush => {
-                blocks = state.held.iter().map(|(&block, held)| (block, held.version)).collect();
-                Then::Submit(request, done)
-            }
-            Request::Read { .. } => unreachable!("reads change nothing"),
+            return self.go_on(state);
         };
-        state.waiters.push(Waiter { blocks, then });
-        None
+        state.storing += 1;
+        drop(state);
+        let mut state = self.store(at, &buffer, &slots);
+        if fua {
+            let lines = state.lines_in(Some(range));
+            let flushed: Completion = Box::new(|flushed| done(flushed.map(|_| buffer)));
+            state.wait_for(lines, Then::Submit(Request::Flush, flushed), now_ns);
+            return self.go_on(state);
+        }
+        if state.dirty.rule().policy == Policy::WriteThrough && count > 0 {
+            let lines = state.lines_in(Some(range));
+            state.wait_for(lines, Then::Complete(done, buffer), now_ns);
+            return self.go_on(state);
+        }
+        self.ring_or_go_on(state);
+        done(Ok(buffer));
+    }
+
+    /// Nobody waits: the work is left to the owner's thread, if there is one.
+    fn ring_or_go_on(self: &Arc<Inner>, state: MutexGuard<'_, State>) {
+        let bell = self.bell.lock().clone();
+        let Some(ring) = bell else { return self.go_on(state) };
+        let is_pressed = state.is_pressed(self.now_ns()) || state.minds_reads();
+        drop(state);
+        if is_pressed {
+            ring();
+        }
     }
 
     /// Carries out the steps that can be made now. If another thread is doing so, that thread looks again.
@@ -399,7 +497,7 @@ impl Inner {
             return;
         }
         while std::mem::take(&mut state.look_again) {
-            let steps = state.plan(self.clock.monotonic_ns(), self.block_bytes);
+            let steps = state.plan(self.now_ns());
             self.note_passage(&state);
             MutexGuard::unlocked(&mut state, || steps.into_iter().for_each(|step| self.carry_out(step)));
         }
@@ -408,18 +506,67 @@ impl Inner {
 
     fn carry_out(self: &Arc<Inner>, step: Step) {
         match step {
-            Step::Submit(request, done) => self.below.submit(request, done),
             Step::Complete(done, result) => done(result),
-            Step::Write { first, versions, buffer } => {
-                let inner = self.clone();
-                let written = move |result: Result<Vec<u8>>| {
-                    let mut state = inner.state.lock();
-                    state.written(first, &versions, result.map(drop), inner.clock.monotonic_ns());
-                    inner.go_on(state);
-                };
-                let at = first * self.block_bytes;
-                self.below.submit(Request::Write { at, buffer, fua: false }, Box::new(written));
-            }
+            Step::Again(Request::Write { at, buffer, fua }, done) => self.take_write(at, buffer, fua, done, true),
+            Step::Again(request, done) => self.take(request, done),
+            Step::Submit(Request::Flush, done) => self.flush_below(done),
+            Step::Submit(request, done) => self.change_below(request, done),
+            Step::Write(run) => self.write_run(run),
         }
+    }
+
+    /// Sends a change to the device as it is.
+    fn change_below(self: &Arc<Inner>, request: Request, done: Completion) {
+        let inner = self.clone();
+        let changed = move |result| {
+            inner.state.lock().changes += 1;
+            done(result);
+        };
+        self.pass(request, Box::new(changed));
+    }
+
+    /// Flushes the device if it has anything new.
+    fn flush_below(self: &Arc<Inner>, done: Completion) {
+        let covered = {
+            let state = self.state.lock();
+            if state.flushed >= state.changes {
+                drop(state);
+                return done(Ok(vec![]));
+            }
+            state.changes
+        };
+        let inner = self.clone();
+        let flushed = move |result: Result<Vec<u8>>| {
+            if result.is_ok() {
+                let mut state = inner.state.lock();
+                state.flushed = state.flushed.max(covered);
+            }
+            done(result);
+        };
+        self.pass(Request::Flush, Box::new(flushed));
+    }
+
+    fn write_run(self: &Arc<Inner>, run: Run) {
+        let mut buffer = self.buffers.lock().pop().unwrap_or_default();
+        buffer.resize(run.blocks.len() * BLOCK, 0);
+        for (held, out) in run.blocks.iter().zip(buffer.chunks_exact_mut(BLOCK)) {
+            self.slots.read(held.slot, out);
+        }
+        self.state.lock().slots.copied(run.blocks.iter().map(|held| held.slot));
+        self.count_write(buffer.len() as u64);
+        let inner = self.clone();
+        let at = run.first * CACHE_SLOT;
+        let written = move |result: Result<Vec<u8>>| {
+            let result = result.map(|buffer| {
+                let mut buffers = inner.buffers.lock();
+                if buffers.len() < BUFFERS_MAX {
+                    buffers.push(buffer);
+                }
+            });
+            let mut state = inner.state.lock();
+            state.written(&run, result, inner.now_ns());
+            inner.go_on(state);
+        };
+        self.below.submit(Request::Write { at, buffer, fua: false }, Box::new(written));
     }
 }

@@ -4,7 +4,9 @@
 //! |---|---|
 //! | `policy` | when a block is due under each policy; what holds due blocks back |
 //! | `dirty_set` | the dirty blocks in the order of their age, and the choice among them |
-//! | `filter` | a block device that holds writes back in memory and asks the two others when they leave |
+//! | `slots` | the memory of held blocks, which may outlive the process: what is stored before what |
+//! | `filter`, `state` | a block device that holds writes back there and asks the others when they leave |
+//! | `words` | rules as people write them |
 //!
 //! A policy is a pure function of the time a block was *first* dirtied: no state, no I/O, no thread, no clock of its own. The
 //! caller says what time it is (nanoseconds of a monotonic clock) and how the device is loaded, and writes what
@@ -32,11 +34,20 @@
 
 mod dirty_set;
 mod filter;
+#[cfg(feature = "planted")]
+pub mod planted;
+#[cfg(not(feature = "planted"))]
+mod planted;
 mod policy;
+mod slots;
+mod state;
+mod words;
 
 pub use dirty_set::{Counts, DirtySet};
-pub use filter::WriteBack;
+pub use filter::{Report, WriteBack};
 pub use policy::{Load, Policy, Rule, Shape};
+pub use slots::{Cache, CacheError, Owner};
+pub use words::parse_time;
 
 /// A second, in the unit of all times here (ns).
 pub const S_NS: u64 = 1_000_000_000;

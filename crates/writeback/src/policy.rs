@@ -28,6 +28,8 @@ pub enum Policy {
     IntervalReadPriority { age_ns: u64, grain_ns: u64, age_max_ns: u64 },
     /// Sprite's: at each multiple of the scan, all blocks of files whose oldest has the age.
     Sprite { age_ns: u64, scan_ns: u64 },
+    /// For a disk that is to stand still: all blocks when the oldest has the age, or when something else wakes the disk.
+    Idle { age_ns: u64 },
 }
 
 /// Writes that a policy with read priority hands to a device at the same time: an arriving read waits for no more of
@@ -46,7 +48,7 @@ impl Policy {
     /// Time between two looks at the set; none if blocks are due at any instant.
     pub fn grain_ns(&self) -> Option<u64> {
         match *self {
-            Policy::WriteThrough | Policy::Interval { .. } => None,
+            Policy::WriteThrough | Policy::Interval { .. } | Policy::Idle { .. } => None,
             Policy::Periodic { interval_ns } | Policy::PeriodicReadPriority { interval_ns, .. } => Some(interval_ns),
             Policy::ApproximateInterval { grain_ns, .. } | Policy::IntervalReadPriority { grain_ns, .. } => {
                 Some(grain_ns)
@@ -60,7 +62,7 @@ impl Policy {
     pub fn due_ns(&self, since_ns: u64) -> u64 {
         match *self {
             Policy::WriteThrough => since_ns,
-            Policy::Interval { age_ns } => since_ns.saturating_add(age_ns),
+            Policy::Interval { age_ns } | Policy::Idle { age_ns } => since_ns.saturating_add(age_ns),
             // A block dirtied exactly at a tick is seen by the next one.
             Policy::Periodic { interval_ns } | Policy::PeriodicReadPriority { interval_ns, .. } => {
                 next_tick(since_ns.saturating_add(1), interval_ns)
@@ -96,6 +98,7 @@ impl Policy {
             Policy::PeriodicReadPriority { .. } => "PURP",
             Policy::IntervalReadPriority { .. } => "interval with read priority",
             Policy::Sprite { .. } => "Sprite",
+            Policy::Idle { .. } => "hold",
         }
     }
 }
@@ -156,6 +159,15 @@ impl Rule {
         let bounds = [self.policy.age_max_ns(), self.shape.map(|shape| shape.age_max_ns)];
         let bound_ns = bounds.into_iter().flatten().min().unwrap_or(0);
         self.policy.due_ns(since_ns).max(since_ns.saturating_add(bound_ns))
+    }
+
+    /// The longest time for which a block is held back (ns), if the device is not overloaded.
+    pub fn held_ns_max(&self) -> u64 {
+        match self.policy {
+            Policy::WriteThrough => 0,
+            // A block dirtied just behind a tick waits for the next one.
+            policy => self.overdue_ns(1).saturating_sub(1).max(policy.due_ns(policy.grain_ns().unwrap_or(0))),
+        }
     }
 
     /// Blocks that may leave now though they are not overdue, when `given` have left in this tick.

@@ -66,7 +66,7 @@ impl Model {
         let aged = |age_ns: u64| move |tick_ns: u64| tick_ns - since_ns >= age_ns;
         match *policy {
             Policy::WriteThrough => true,
-            Policy::Interval { age_ns } => now_ns - since_ns >= age_ns,
+            Policy::Interval { age_ns } | Policy::Idle { age_ns } => now_ns - since_ns >= age_ns,
             Policy::Periodic { interval_ns } | Policy::PeriodicReadPriority { interval_ns, .. } => {
                 at_tick(interval_ns, &|tick_ns| tick_ns > since_ns)
             }
@@ -109,8 +109,9 @@ impl Model {
                 break;
             }
             chosen.push(left.remove(0));
-            if matches!(rule.policy, Policy::Sprite { .. }) {
-                while let Some(at) = left.iter().position(|held| held.file == first.file) {
+            let is_idle = matches!(rule.policy, Policy::Idle { .. });
+            if is_idle || matches!(rule.policy, Policy::Sprite { .. }) {
+                while let Some(at) = left.iter().position(|held| is_idle || held.file == first.file) {
                     if chosen.len() as u64 >= room {
                         break;
                     }
@@ -137,6 +138,7 @@ fn rules(random: &mut Random) -> Vec<Rule> {
         Policy::PeriodicReadPriority { interval_ns: seconds(1, 30), age_max_ns: seconds(0, 60) },
         Policy::IntervalReadPriority { age_ns: seconds(0, 30), grain_ns: seconds(1, 7), age_max_ns: seconds(0, 60) },
         Policy::Sprite { age_ns: seconds(1, 30), scan_ns: seconds(1, 7) },
+        Policy::Idle { age_ns: seconds(1, 30) },
     ];
     let shape = Shape {
         blocks_per_tick_max: random.below(5),

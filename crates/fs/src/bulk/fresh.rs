@@ -6,6 +6,7 @@
 //! - What is known of the bytes behind a file's end in its last block ([`Tail`]).
 //! - The last write into a file, of fresh blocks or in place. Files share the places where it is kept, so it may be later
 //!   than it was, never earlier.
+//! - The last write into a file that a flush of this file alone covers. Forgotten, it only costs a flush.
 //! - Files whose old contents were cut off whole, and whose new ones are not settled yet ([`Replaced`]).
 //!
 //! Entries of a file change only under its inode lock, tails under its data lock, too. A forgotten tail only costs a flush.
@@ -24,6 +25,8 @@ use crate::planted::{Bug, is_planted};
 const RANGES_MAX: usize = 8192;
 /// Tails remembered at most.
 const TAILS_MAX: usize = 1 << 16;
+/// Files remembered at most whose own flush covers them.
+const COVERED_MAX: usize = 1 << 16;
 /// Places for the last writes of files.
 const WRITES: usize = 1024;
 
@@ -54,6 +57,7 @@ pub(crate) struct Fresh {
     files: Mutex<HashMap<Ino, Ranges>>,
     tails: Mutex<Tails>,
     writes: Box<[AtomicU64]>,
+    covered: Mutex<HashMap<Ino, u64>>,
     pub replaced: Replaced,
 }
 
@@ -64,6 +68,7 @@ impl Default for Fresh {
             tails: Mutex::default(),
             // Number 1 stands for what an earlier process wrote ([`super::Bulk`]).
             writes: (0..WRITES).map(|_| AtomicU64::new(1)).collect(),
+            covered: Mutex::default(),
             replaced: Replaced::default(),
         }
     }
@@ -137,9 +142,25 @@ impl Fresh {
         self.writes[ino.get() as usize % WRITES].load(Ordering::Acquire)
     }
 
+    /// A flush of the file's ranges, which were looked up after write `number`, covers its writes up to there. Blocks that were
+    /// not in its map then are NEW, and listed.
+    pub fn cover(&self, ino: Ino, number: u64) {
+        let mut covered = self.covered.lock();
+        if covered.len() >= COVERED_MAX && !covered.contains_key(&ino) {
+            covered.clear();
+        }
+        let known = covered.entry(ino).or_default();
+        *known = number.max(*known);
+    }
+
+    /// The last write into the file that a flush of it covers; 0: none is known.
+    pub fn covered(&self, ino: Ino) -> u64 {
+        self.covered.lock().get(&ino).copied().unwrap_or(0)
+    }
+
     /// Files whose new contents are to be durable before the record that cut off the old ones is. Asked by every fsync.
     pub fn pending(&self, flushed: u64) -> Vec<Ino> {
-        self.replaced.pending(|ino| self.is_settled(ino) && self.last_write(ino) <= flushed)
+        self.replaced.pending(|ino| self.is_settled(ino) && self.last_write(ino) <= flushed.max(self.covered(ino)))
     }
 
     /// Blocks `[start, end)` are not NEW any more: unmapped or turned unwritten. The file stays listed, so that its
@@ -176,6 +197,7 @@ impl Fresh {
     pub fn forget(&self, ino: Ino) {
         self.files.lock().remove(&ino);
         self.tails.lock().known.remove(&ino);
+        self.covered.lock().remove(&ino);
     }
 
     pub fn is_empty(&self) -> bool {

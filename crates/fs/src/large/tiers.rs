@@ -9,7 +9,7 @@ use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS};
 use shoal_format::{BULK_BLOCK, SlotRef};
 use shoal_region::Lsn;
 
-use super::{MOVE_BACK_BYTES, Mapping, WRITE_BLOCKS, read_spans};
+use super::{MOVE_BACK_BYTES, Mapping, WRITE_BLOCKS, read_spans, run_of};
 use crate::bulk::may_wait;
 use crate::data_lock::FileLock;
 use crate::objects::Placed;
@@ -59,7 +59,8 @@ impl Fs {
                 mapping.extents.iter_mut().for_each(|extent| extent.flags &= !EXTENT_NEW);
             }
             if birth.is_none() && write > 0 && !is_planted(Bug::MoveFlush) {
-                file.device(inode, |bulk| bulk.flush(&self.region))?;
+                let runs: Vec<_> = mapping.extents.iter().map(run_of).collect();
+                file.device(inode, |bulk| bulk.flush_runs(&self.region, runs))?;
             }
             let before = *inode;
             let mut tx = self.region.begin_reclaim();

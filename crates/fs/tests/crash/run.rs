@@ -297,6 +297,8 @@ impl<'a> Run<'a> {
                 promise.log = now;
                 promise.file_data.extend(self.history.states[now].ino(path).map(|ino| (ino, now)));
             }
+            // Behind a cache, data that nobody asked for are the policy's for a while.
+            (Operation::Tick, _) if self.ground.setup.cached => promise.log = now,
             (Operation::Sync | Operation::Tick, _) => (promise.log, promise.data) = (now, now),
             (Operation::Checkpoint, _) => promise.log = now,
             _ => {}

@@ -58,6 +58,7 @@ impl Media {
             ring_bytes: 256 << 10,
             bulk_blocks: setup.bulk_blocks,
             threshold: 80 << 10,
+            cached: false,
         };
         let memory: Arc<dyn PersistentMemory> = match setup.kind {
             MemoryKind::Logged => SimMemory::volatile(formatted.region_bytes, None),

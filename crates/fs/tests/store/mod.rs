@@ -14,7 +14,8 @@ use shoal_format::superblock::{Geometry, MemoryKind};
 use shoal_fs::{Caller, FormatOptions, Fs, Options, Parts};
 use shoal_media::{BlockDevice, BlockGeometry, Completion, ImageFile, LogDevice, PersistentMemory, Request};
 use shoal_region::Recovery;
-use shoal_sim::{Random, SimClock, SimDisk, SimLog, SimMemory, SimMemoryKind, World};
+use shoal_sim::{Random, SimClock, SimLog, SimMemory, SimMemoryKind, World};
+use shoal_writeback::{Cache, Owner, Policy, Rule, WriteBack};
 
 /// What the bulk device holds before anybody writes.
 pub const FOREIGN: u8 = 0xaa;
@@ -32,13 +33,23 @@ pub struct Setup {
     pub bulk_blocks: u64,
     /// Bytes.
     pub threshold: u64,
+    /// A write-back cache that outlives the process is in front of the bulk device.
+    pub cached: bool,
 }
 
 impl Default for Setup {
     /// Room for files of every length.
     fn default() -> Setup {
         let (kind, ring_bytes) = (MemoryKind::Battery, 4 << 20);
-        Setup { kind, saved: false, region_bytes: 32 << 20, ring_bytes, bulk_blocks: 256, threshold: 1 << 20 }
+        Setup {
+            kind,
+            saved: false,
+            region_bytes: 32 << 20,
+            ring_bytes,
+            bulk_blocks: 256,
+            threshold: 1 << 20,
+            cached: false,
+        }
     }
 }
 
@@ -52,6 +63,7 @@ impl Setup {
             ring_bytes: 256 << 10,
             bulk_blocks: 48,
             threshold: 80 << 10,
+            cached: false,
         }
     }
 
@@ -62,12 +74,28 @@ impl Setup {
 
     /// Both tiers, for `layouts`.
     pub fn layouts(kind: MemoryKind) -> Setup {
-        Setup { kind, saved: false, region_bytes: 90 << 16, ring_bytes: 512 << 10, bulk_blocks: 24, threshold: 40_000 }
+        Setup {
+            kind,
+            saved: false,
+            region_bytes: 90 << 16,
+            ring_bytes: 512 << 10,
+            bulk_blocks: 24,
+            threshold: 40_000,
+            cached: false,
+        }
     }
 
     /// The region alone, for files so long that operations on them take several transactions there.
     pub fn region_only(kind: MemoryKind) -> Setup {
-        Setup { kind, saved: false, region_bytes: 80 << 16, ring_bytes: 768 << 10, bulk_blocks: 0, threshold: 1 << 20 }
+        Setup {
+            kind,
+            saved: false,
+            region_bytes: 80 << 16,
+            ring_bytes: 768 << 10,
+            bulk_blocks: 0,
+            threshold: 1 << 20,
+            cached: false,
+        }
     }
 }
 
@@ -147,7 +175,8 @@ impl LogDevice for Log {
 }
 
 struct Bulk {
-    disk: Arc<SimDisk>,
+    /// The disk, or the cache in front of it.
+    disk: Arc<dyn BlockDevice>,
     keeps_trimmed: bool,
     watch: Watch,
 }
@@ -169,6 +198,19 @@ impl BlockDevice for Bulk {
             }
             other => self.disk.submit(other, done),
         }
+    }
+
+    fn flush_ranges(&self, ranges: &[(u64, u64)]) -> shoal_media::Result<()> {
+        self.watch.call(Moment::Flush);
+        self.disk.flush_ranges(ranges)
+    }
+
+    fn held_for_ns(&self) -> u64 {
+        self.disk.held_for_ns()
+    }
+
+    fn adopt(&self, continues: bool) {
+        self.disk.adopt(continues);
     }
 
     fn read_into(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
@@ -219,11 +261,39 @@ fn parts(
         };
         (SimMemory::volatile(setup.region_bytes, attached), Some(log), Some(images))
     };
-    let region = shoal_region::Parts { memory, log, images, boot_id: [boot.boot; 16], nonce };
-    let bulk = (setup.bulk_blocks > 0).then(|| -> Arc<dyn BlockDevice> {
-        Arc::new(Bulk { disk: world.disk(0), keeps_trimmed: boot.keeps_trimmed, watch: watch.clone() })
+    let mut boot_id = [boot.boot; 16];
+    let mut disk: Option<Arc<dyn BlockDevice>> = None;
+    if setup.bulk_blocks > 0 {
+        disk = Some(world.disk(0));
+    }
+    if setup.cached && !fresh {
+        let cache = cache(setup, world, boot);
+        boot_id.iter_mut().zip(cache.identity()).for_each(|(byte, other)| *byte ^= other);
+        // Nothing leaves but for a flush: no crash state may depend on when the policy lets go.
+        let rule = Rule::of(Policy::Interval { age_ns: 30_000_000_000 });
+        disk = disk.map(|disk| -> Arc<dyn BlockDevice> { Arc::new(WriteBack::new(disk, clock.clone(), rule, cache)) });
+    }
+    let region = shoal_region::Parts { memory, log, images, boot_id, nonce };
+    let bulk = disk.map(|disk| -> Arc<dyn BlockDevice> {
+        Arc::new(Bulk { disk, keeps_trimmed: boot.keeps_trimmed, watch: watch.clone() })
     });
     Ok(Parts { region, bulk, clock: clock.clone() })
+}
+
+/// Bytes of blocks that the cache holds at most.
+const CACHE_BYTES: u64 = 1 << 20;
+
+/// The cache in the last memory of the world: the one that a process of this boot left, or a new one.
+fn cache(setup: Setup, world: &World, boot: Boot) -> Cache {
+    let memory = world.memory(usize::from(setup.kind.has_ring()));
+    let owner = Owner { store: [5; 16], boot_id: [boot.boot; 16], device_bytes: setup.bulk_blocks * BULK_BLOCK };
+    Cache::open(memory.clone(), &owner).unwrap_or_else(|_| {
+        // The machine went down, and with it what was there.
+        memory.zero(0, memory.len());
+        let mut identity = [0x80; 16];
+        identity[..8].copy_from_slice(&(boot.opening << 8 | u64::from(boot.boot)).to_le_bytes());
+        Cache::create(memory, CACHE_BYTES, &owner, identity, true).expect("there is memory")
+    })
 }
 
 /// What a store of this setup is formatted with.
@@ -248,6 +318,9 @@ pub fn format(setup: Setup, seed: u64) -> World {
         MemoryKind::Logged => drop(world.add_log()),
         MemoryKind::Battery => drop(world.add_memory(setup.region_bytes, SimMemoryKind::Battery)),
         MemoryKind::Dax => drop(world.add_memory(setup.region_bytes, SimMemoryKind::Dax)),
+    }
+    if setup.cached {
+        world.add_memory(Cache::memory_bytes(CACHE_BYTES), SimMemoryKind::Battery);
     }
     if setup.saved || !setup.kind.has_ring() {
         world.add_image();
@@ -301,9 +374,13 @@ pub fn open_with(
     world: &World,
     boot: Boot,
     watch: &Watch,
-    options: Options,
+    mut options: Options,
     clock: &Arc<SimClock>,
 ) -> Result<Result<(Fs, Recovery), shoal_fs::Error>, String> {
+    if setup.cached {
+        // As the period without a cache.
+        options.earlier_boot_ids.push([boot.boot; 16]);
+    }
     Ok(Fs::open(parts(setup, world, boot, watch, false, clock)?, options))
 }
 

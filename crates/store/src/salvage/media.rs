@@ -9,6 +9,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::cache::StoreCache;
 use shoal_check::BulkData;
 use shoal_host::SEGMENT_BYTES;
 use shoal_media::{BlockDevice, ImageFile, LogDevice, MediaError, PersistentMemory, Result, block};
@@ -181,6 +182,20 @@ impl ReadBulk {
 impl BulkData for ReadBulk {
     fn read(&self, at: u64, out: &mut [u8]) -> std::result::Result<(), String> {
         self.0.read_exact_at(out, at).map_err(|error| format!("bulk storage at {at}: {error}"))
+    }
+}
+
+/// Bulk storage, and what a process that was cut off held back from it.
+pub struct HeldBulk {
+    pub below: Box<dyn BulkData>,
+    pub cache: StoreCache,
+}
+
+impl BulkData for HeldBulk {
+    fn read(&self, at: u64, out: &mut [u8]) -> std::result::Result<(), String> {
+        self.below.read(at, out)?;
+        self.cache.lay_over(at, out);
+        Ok(())
     }
 }
 

@@ -14,13 +14,15 @@ use std::sync::Arc;
 
 use shoal_check::{BulkData, ImageSource, SalvageSource, Salvaged as Found};
 use shoal_devices::size::human;
-use shoal_devices::{During, Failure, Outcome};
+use shoal_devices::{During, Failure, Outcome, parse_uuid};
 use shoal_format::PAGE;
 use shoal_format::superblock::{ANCHOR_AT, AnchorRecord, SUPERBLOCK_AT, Superblock};
 use shoal_host::StoreLock;
 use shoal_media::{ImageFile, LogDevice, PersistentMemory};
 use shoal_region::Error::LogGap;
+use shoal_writeback::Owner;
 
+use crate::cache::{self, StoreCache};
 use crate::description::{BulkPlace, Description};
 use crate::directory;
 use crate::names::{BULK, DESCRIPTION, IMAGES, LOG};
@@ -43,11 +45,13 @@ pub fn salvage(
     }
     let description = describe(&directory)?;
     let target = prepare(target, &directory)?;
+    // Before the files are opened: a cache has one user at a time.
+    let power_lost = user::power_was_lost(&directory, description.bulk_path(&directory))
+        || cache::is_lost(&directory, &description.uuid);
     let files = Files::open(&directory, &description);
     watched.begin("looking for files", 0);
     let mut copy = copy::Copy::new(target.clone(), told);
     files.faults(&directory).into_iter().for_each(|why| copy.tell(Lost { path: None, from: None, to: None, why }));
-    let power_lost = user::power_was_lost(&directory, description.bulk_path(&directory));
     let mut run = |image| {
         let log = files.log.as_ref().map(|log| log as &dyn LogDevice);
         let source = SalvageSource { image, log, bulk: files.bulk.as_deref(), power_lost };
@@ -103,6 +107,10 @@ impl Files {
             Ok(bulk) => (bulk, None),
             Err(why) => (None, Some(why)),
         };
+        let bulk = bulk.map(|below| match held(directory, description) {
+            Some(cache) => Box::new(media::HeldBulk { below, cache }),
+            None => below,
+        });
         let log = media::ReadLog::open(&directory.join(LOG));
         Files { images: store_images(directory), log, memory, bulk, no_bulk }
     }
@@ -166,6 +174,14 @@ fn prepare(target: &Path, store: &Path) -> Outcome<PathBuf> {
     let canonical = absolute.canonicalize().during(target.display())?;
     directory::refuse_filled(&canonical, target, &[])?;
     Ok(canonical)
+}
+
+/// What a process that was cut off held back from bulk storage.
+fn held(directory: &Path, description: &Description) -> Option<StoreCache> {
+    let period = user::period(&[Some(directory.join(LOG)), description.bulk_path(directory)]).ok()?;
+    let store = parse_uuid(&description.uuid)?;
+    let owner = Owner { store, boot_id: shoal_host::boot_id().ok()?, device_bytes: u64::MAX };
+    StoreCache::left(directory, &owner, &period, true)
 }
 
 type Bulk = Box<dyn BulkData>;

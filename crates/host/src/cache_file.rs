@@ -1,0 +1,188 @@
+//! The memory of a write-back cache: a file on tmpfs, mapped, so that what it holds outlives this process.
+//!
+//! Rules: the file has one user at a time; its memory is taken range by range (`reserve`) before it is stored to, since a store that
+//! found none would end the process, and is given back with `discard`; a file system other than tmpfs is refused, because its
+//! pages would be written to a disk, and lost by halves at a power loss.
+//! Left out: the meaning of the bytes (`shoal_format::cache`).
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FallocateFlags, fstatfs};
+use rustix::mm::MapFlags;
+use shoal_media::{MediaError, PersistentMemory, Result};
+
+use crate::map::Map;
+use crate::store_lock::lock_alone;
+use crate::{calls, host_kind, named};
+
+/// tmpfs in statfs(2).
+const TMPFS: u32 = 0x0102_1994;
+
+pub struct CacheFile {
+    map: Map,
+    file: File,
+    path: PathBuf,
+    /// Stores do not reach the file.
+    aside: bool,
+}
+
+impl CacheFile {
+    /// Makes a file of `bytes`, without memory so far, readable by its owner only.
+    pub fn create(path: &Path, bytes: u64) -> io::Result<CacheFile> {
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true).mode(0o600);
+        let file = calls::create(&options, path).map_err(|e| named(path, e))?;
+        let made = CacheFile::refuse_disks(&file)
+            .and_then(|()| calls::set_len(&file, bytes))
+            .map_err(|e| named(path, e))
+            .and_then(|()| CacheFile::over(path, file, MapFlags::SHARED));
+        if made.is_err() {
+            // The file is ours and empty; leaving it would only take room.
+            let _ = calls::remove_file(path);
+        }
+        made
+    }
+
+    /// Opens a file that an earlier process left. With `aside` stores stay in this process.
+    pub fn open(path: &Path, aside: bool) -> io::Result<CacheFile> {
+        // A name that leads elsewhere is not ours.
+        let nofollow = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+        let opened = OpenOptions::new().read(true).write(true).custom_flags(nofollow).open(path);
+        let file = opened.map_err(|e| named(path, e))?;
+        CacheFile::refuse_disks(&file).map_err(|e| named(path, e))?;
+        let flags = if aside { MapFlags::PRIVATE | MapFlags::NORESERVE } else { MapFlags::SHARED };
+        CacheFile::over(path, file, flags)
+    }
+
+    fn refuse_disks(file: &File) -> io::Result<()> {
+        let found = fstatfs(file)?;
+        if found.f_type as u32 != TMPFS {
+            let message = "is not on tmpfs: name a folder that is, such as /dev/shm";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, message));
+        }
+        Ok(())
+    }
+
+    fn over(path: &Path, file: File, flags: MapFlags) -> io::Result<CacheFile> {
+        lock_alone(&file).map_err(|e| named(path, e))?;
+        let found = file.metadata().map_err(|e| named(path, e))?;
+        // The kernel lets nobody but the owner have it; a file of another user was put there.
+        if !found.is_file() || found.uid() != rustix::process::geteuid().as_raw() {
+            let message = "is no file of this user's";
+            return Err(named(path, io::Error::new(io::ErrorKind::PermissionDenied, message)));
+        }
+        let bytes = found.len() / crate::PAGE_BYTES * crate::PAGE_BYTES;
+        let map = Map::of_file(&file, bytes, flags).map_err(|e| named(path, e))?;
+        Ok(CacheFile { map, file, path: path.to_path_buf(), aside: flags.contains(MapFlags::PRIVATE) })
+    }
+
+    /// Is the file still there under its name? Without it, nothing that is held outlives this process.
+    pub fn is_named(&self) -> bool {
+        let own = self.file.metadata().ok();
+        let named = std::fs::symlink_metadata(&self.path).ok();
+        own.zip(named).is_some_and(|(own, named)| (own.dev(), own.ino()) == (named.dev(), named.ino()))
+    }
+}
+
+impl PersistentMemory for CacheFile {
+    fn len(&self) -> u64 {
+        self.map.len()
+    }
+
+    fn read(&self, at: u64, out: &mut [u8]) {
+        self.map.read(at, out);
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) {
+        self.map.write(at, bytes);
+    }
+
+    fn zero(&self, at: u64, len: u64) {
+        self.map.zero(at, len);
+    }
+
+    fn write_back(&self, _at: u64, _len: u64) {}
+
+    fn fence(&self) {}
+
+    fn reserve(&self, at: u64, len: u64) -> Result<bool> {
+        let taken = host_kind::allocate(&self.file, at, len);
+        taken.map_err(|e| MediaError::io(format!("write-back cache {}", self.path.display()), e))
+    }
+
+    fn discard(&self, at: u64, len: u64) {
+        if !self.aside {
+            // If the kernel keeps the memory, it is only not given back.
+            let _ = calls::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len);
+        }
+    }
+
+    fn read_u64(&self, at: u64) -> u64 {
+        self.map.read_u64(at)
+    }
+
+    fn write_u64(&self, at: u64, value: u64) {
+        self.map.write_u64(at, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shared() -> tempfile::TempDir {
+        tempfile::tempdir_in("/dev/shm").unwrap()
+    }
+
+    #[test]
+    fn memory_is_taken_when_it_is_reserved_and_given_back() {
+        let dir = shared();
+        let path = dir.path().join("cache");
+        let file = CacheFile::create(&path, 1 << 20).unwrap();
+        let taken = || std::fs::metadata(&path).unwrap().blocks() * 512;
+        assert_eq!(taken(), 0);
+        file.reserve(65536, 131072).unwrap();
+        assert_eq!(taken(), 131072);
+        file.write(65536, &[5; 4096]);
+        file.discard(65536, 65536);
+        assert_eq!(taken(), 65536);
+        assert_eq!(file.read_u64(65536), 0);
+    }
+
+    #[test]
+    fn stores_outlive_the_map_and_those_of_a_reader_do_not() {
+        let dir = shared();
+        let path = dir.path().join("cache");
+        let file = CacheFile::create(&path, 1 << 20).unwrap();
+        file.reserve(0, 8192).unwrap();
+        file.write(100, b"held");
+        assert!(CacheFile::open(&path, false).is_err(), "it has one user at a time");
+        assert!(file.is_named());
+        drop(file);
+        let aside = CacheFile::open(&path, true).unwrap();
+        aside.write(100, b"gone");
+        aside.discard(0, 4096);
+        drop(aside);
+        let file = CacheFile::open(&path, false).unwrap();
+        let mut out = [0; 4];
+        file.read(100, &mut out);
+        assert_eq!(&out, b"held");
+        std::fs::remove_file(&path).unwrap();
+        assert!(!file.is_named());
+    }
+
+    #[test]
+    fn a_disk_and_a_link_are_refused() {
+        let dir = tempfile::tempdir_in("/var/tmp").unwrap();
+        let path = dir.path().join("cache");
+        let error = CacheFile::create(&path, 1 << 20).map(drop).unwrap_err().to_string();
+        assert!(error.contains("not on tmpfs") && !path.exists(), "{error}");
+        let dir = shared();
+        std::fs::write(dir.path().join("other"), [0; 4096]).unwrap();
+        std::os::unix::fs::symlink(dir.path().join("other"), dir.path().join("cache")).unwrap();
+        assert!(CacheFile::open(&dir.path().join("cache"), false).is_err());
+    }
+}

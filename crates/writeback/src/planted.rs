@@ -1,0 +1,29 @@
+//! Bugs to plant: rules of this crate that a test can break one at a time (docs/design/testing.md, T7).
+//!
+//! Owns: the list of rules. Left out: the switch (`shoal_media::plantable`), and the harness (`tests/planted.rs`).
+
+shoal_media::plantable! {
+    /// A rule that can be broken.
+    pub enum Bug {
+        /// The entry that names a slot is stored before the slot's bytes.
+        EntryFirst,
+        /// The bytes of a held block are overwritten where they are.
+        InPlace,
+        /// The entry of an older version goes before that of the newer one is there.
+        OldGoesFirst,
+        /// A slot is free again when its write begins, not when it has ended.
+        FreeBeforeWritten,
+        /// A group's word is stored before the group has its memory emptied.
+        StaleGroup,
+        /// Blocks held for another life are taken for this one's.
+        AdoptAny,
+        /// A flush does not wait for blocks that are being written.
+        FlushSkipsLeaving,
+        /// A flush of ranges leaves out the device's own flush.
+        RangeNoFlush,
+        /// A write that has failed is forgotten.
+        FailureForgotten,
+        /// Loaded entries are believed without their sums.
+        SumsUnread,
+    }
+}

@@ -1,0 +1,383 @@
+//! The memory of held blocks: slots in groups, which take memory when they are needed and give it back.
+//!
+//! Owns: [`Cache`], a memory made or found; [`Slots`], which of its slots are free. Rules, so that a process that ends at any
+//! instruction leaves the old version of each block or the new one:
+//! - The bytes of a block go to a free slot, and only then the entry that names it, its first word last.
+//! - The entry of the older version goes after that of the newer one is there. Of two entries the higher version counts.
+//! - An entry goes when the device has completed the write of its block; only then is its slot used again.
+//! - A group has its memory before its word says so, and its word is taken back before the memory is given back.
+//!
+//! What is found is verified whole before any of it counts: a changed byte makes the cache count as lost. Left out: which
+//! blocks are held, and when they leave (`state`).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use shoal_format::cache::{
+    CACHE_ENTRY, CACHE_GROUP, CACHE_GROUP_INDEX, CACHE_GROUP_SLOTS, CACHE_GROUPS_MAX, CACHE_SLOT, CacheEntry,
+    CacheHeader, cache_bytes, decode_group_word, entry_at, first_group_at, group_at, group_word, group_word_at,
+    slot_at,
+};
+use shoal_media::{MediaError, PersistentMemory, Result};
+use zerocopy::IntoBytes;
+
+use crate::planted::{Bug, is_planted};
+
+/// A block that was found in a cache.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    pub block: u64,
+    pub version: u64,
+    /// When it was first dirtied (ns since 1970).
+    pub since_ns: u64,
+    pub slot: u64,
+}
+
+/// Why what was found is not this store's cache, whole.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum CacheError {
+    #[error("{0}")]
+    Format(#[from] shoal_format::FormatError),
+    #[error("it belongs to {0}")]
+    Other(&'static str),
+    #[error("the bytes of block {0} are not those that were stored")]
+    Sum(u64),
+    #[error(transparent)]
+    Memory(#[from] MediaError),
+}
+
+/// Memory for held blocks, made new or found as an earlier process left it.
+pub struct Cache {
+    memory: Arc<dyn PersistentMemory>,
+    identity: [u8; 16],
+    groups: u64,
+    found: Vec<Found>,
+    /// Groups with memory.
+    present: BTreeSet<u64>,
+    survives_process: bool,
+}
+
+/// Whose a cache is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    pub store: [u8; 16],
+    pub boot_id: [u8; 16],
+    pub device_bytes: u64,
+}
+
+impl Cache {
+    /// Bytes of the memory for `held_bytes` of blocks.
+    pub fn memory_bytes(held_bytes: u64) -> u64 {
+        cache_bytes(Cache::groups_for(held_bytes))
+    }
+
+    fn groups_for(held_bytes: u64) -> u64 {
+        (held_bytes / (CACHE_GROUP_SLOTS * CACHE_SLOT)).clamp(1, CACHE_GROUPS_MAX)
+    }
+
+    /// Makes memory of [`Cache::memory_bytes`], which reads as zeros, a cache. The header is stored last.
+    pub fn create(
+        memory: Arc<dyn PersistentMemory>,
+        held_bytes: u64,
+        owner: &Owner,
+        identity: [u8; 16],
+        survives_process: bool,
+    ) -> Result<Cache> {
+        let groups = Cache::groups_for(held_bytes);
+        memory.reserve(0, first_group_at(groups))?;
+        let header = CacheHeader::new(owner.store, identity, owner.boot_id, groups, owner.device_bytes);
+        memory.write(0, &header.encode());
+        Ok(Cache { memory, identity, groups, found: Vec::new(), present: BTreeSet::new(), survives_process })
+    }
+
+    /// Takes memory for the cache of `owner` that an earlier process left, verified.
+    pub fn open(memory: Arc<dyn PersistentMemory>, owner: &Owner) -> std::result::Result<Cache, CacheError> {
+        let mut bytes = [0; CacheHeader::BYTES];
+        if memory.len() < bytes.len() as u64 {
+            return Err(shoal_format::FormatError::Short {
+                what: "write-back cache",
+                expected: bytes.len(),
+                found: memory.len() as usize,
+            }
+            .into());
+        }
+        memory.read(0, &mut bytes);
+        let header = CacheHeader::decode(&bytes, memory.len())?;
+        if header.store != owner.store {
+            return Err(CacheError::Other("another store"));
+        }
+        if header.boot_id != owner.boot_id {
+            return Err(CacheError::Other("an earlier boot of the machine"));
+        }
+        if header.device_bytes.get() > owner.device_bytes {
+            return Err(CacheError::Other("a larger device"));
+        }
+        let groups = header.groups.get();
+        let mut cache = Cache {
+            memory,
+            identity: header.identity,
+            groups,
+            found: Vec::new(),
+            present: BTreeSet::new(),
+            survives_process: true,
+        };
+        cache.load(header.device_bytes.get() / CACHE_SLOT)?;
+        Ok(cache)
+    }
+
+    fn load(&mut self, blocks: u64) -> std::result::Result<(), CacheError> {
+        let mut newest: BTreeMap<u64, Found> = BTreeMap::new();
+        let mut index = vec![0; (CACHE_GROUP_SLOTS * CACHE_ENTRY) as usize];
+        for group in 0..self.groups {
+            if !decode_group_word(group, self.memory.read_u64(group_word_at(group)))? {
+                continue;
+            }
+            // A page of it that is gone would be looked for in vain at the first access.
+            self.memory.reserve(group_at(self.groups, group), CACHE_GROUP)?;
+            self.present.insert(group);
+            self.memory.read(group_at(self.groups, group), &mut index);
+            for (at, bytes) in index.chunks_exact(CACHE_ENTRY as usize).enumerate() {
+                let slot = group * CACHE_GROUP_SLOTS + at as u64;
+                let Some((block, entry)) = CacheEntry::decode(&self.identity, slot, bytes)? else { continue };
+                if block >= blocks {
+                    return Err(CacheError::Other("a larger device"));
+                }
+                let found = Found { block, version: entry.version.get(), since_ns: entry.since_ns.get(), slot };
+                let mut data = [0; CACHE_SLOT as usize];
+                self.memory.read(slot_at(self.groups, slot), &mut data);
+                if !entry.fits(&data) && !is_planted(Bug::SumsUnread) {
+                    return Err(CacheError::Sum(block));
+                }
+                newest
+                    .entry(block)
+                    .and_modify(|other| {
+                        if other.version < found.version {
+                            *other = found;
+                        }
+                    })
+                    .or_insert(found);
+            }
+        }
+        self.found = newest.into_values().collect();
+        Ok(())
+    }
+
+    /// Random: tells this cache from every other.
+    pub fn identity(&self) -> &[u8; 16] {
+        &self.identity
+    }
+
+    /// Bytes of blocks that were found.
+    pub fn found_bytes(&self) -> u64 {
+        self.found.len() as u64 * CACHE_SLOT
+    }
+
+    /// Lays what was found over bytes of the device that were read from `at` on, for a reader that only reads.
+    pub fn lay_over(&self, at: u64, out: &mut [u8]) {
+        let end = at + out.len() as u64;
+        let first = self.found.partition_point(|found| (found.block + 1) * CACHE_SLOT <= at);
+        for found in self.found[first..].iter().take_while(|found| found.block * CACHE_SLOT < end) {
+            let mut bytes = [0; CACHE_SLOT as usize];
+            self.memory.read(slot_at(self.groups, found.slot), &mut bytes);
+            let start = found.block * CACHE_SLOT;
+            let (from, to) = (start.max(at), (start + CACHE_SLOT).min(end));
+            out[(from - at) as usize..(to - at) as usize]
+                .copy_from_slice(&bytes[(from - start) as usize..(to - start) as usize]);
+        }
+    }
+
+    pub(crate) fn survives_process(&self) -> bool {
+        self.survives_process
+    }
+
+    pub(crate) fn into_slots(self) -> (Slots, Vec<Found>) {
+        let Cache { memory, identity, groups, found, present, .. } = self;
+        let taken: BTreeSet<u64> = found.iter().map(|found| found.slot).collect();
+        let absent = (0..groups).filter(|group| !present.contains(group)).collect();
+        let mut slots = Slots {
+            memory,
+            identity,
+            groups,
+            free: BTreeMap::new(),
+            absent,
+            free_count: 0,
+            lacks_until_ns: 0,
+            copying: BTreeSet::new(),
+            left: Vec::new(),
+        };
+        for group in present {
+            let all = group * CACHE_GROUP_SLOTS..(group + 1) * CACHE_GROUP_SLOTS;
+            for slot in all.rev().filter(|slot| !taken.contains(slot)) {
+                // An older version's entry, which a newer one has replaced.
+                slots.clear(slot);
+                slots.put_back(slot);
+            }
+        }
+        (slots, found)
+    }
+}
+
+/// Which slots are free.
+pub(crate) struct Slots {
+    memory: Arc<dyn PersistentMemory>,
+    identity: [u8; 16],
+    groups: u64,
+    /// Free slots of the groups that have memory and any free.
+    free: BTreeMap<u64, Vec<u64>>,
+    /// Groups without memory.
+    absent: BTreeSet<u64>,
+    free_count: u64,
+    /// The host had no memory; it is not asked again before then.
+    lacks_until_ns: u64,
+    /// Slots whose bytes are being copied without the lock, and those of them that were freed meanwhile.
+    copying: BTreeSet<u64>,
+    left: Vec<u64>,
+}
+
+/// How long a host without memory is not asked again (ns).
+const LACK_NS: u64 = 1_000_000_000;
+
+impl Slots {
+    /// Slots that there are, or could be.
+    pub fn capacity(&self, now_ns: u64) -> u64 {
+        match now_ns < self.lacks_until_ns {
+            true => (self.groups - self.absent.len() as u64) * CACHE_GROUP_SLOTS,
+            false => self.groups * CACHE_GROUP_SLOTS,
+        }
+    }
+
+    /// Slots that can be taken now.
+    pub fn available(&self, now_ns: u64) -> u64 {
+        let absent = if now_ns < self.lacks_until_ns { 0 } else { self.absent.len() as u64 };
+        self.free_count + absent * CACHE_GROUP_SLOTS
+    }
+
+    /// Takes `count` free slots, or none.
+    pub fn take(&mut self, count: u64, now_ns: u64) -> Option<Vec<u64>> {
+        if self.available(now_ns) < count {
+            return None;
+        }
+        while self.free_count < count {
+            if !self.grow(now_ns) {
+                return None;
+            }
+        }
+        let mut taken = Vec::with_capacity(count as usize);
+        while (taken.len() as u64) < count {
+            let mut group = self.free.first_entry().expect("as many are free");
+            let slots = group.get_mut();
+            while (taken.len() as u64) < count
+                && let Some(slot) = slots.pop()
+            {
+                taken.push(slot);
+            }
+            if slots.is_empty() {
+                group.remove();
+            }
+        }
+        self.free_count -= count;
+        Some(taken)
+    }
+
+    /// Takes memory for one more group.
+    fn grow(&mut self, now_ns: u64) -> bool {
+        let Some(&group) = self.absent.first() else { return false };
+        let at = group_at(self.groups, group);
+        if self.memory.reserve(at, CACHE_GROUP).is_err() {
+            self.lacks_until_ns = now_ns + LACK_NS;
+            return false;
+        }
+        if !is_planted(Bug::StaleGroup) {
+            // Where memory cannot be given back, entries of an earlier use would count.
+            self.memory.zero(at, CACHE_GROUP_INDEX);
+        }
+        self.memory.write_u64(group_word_at(group), group_word(group));
+        self.absent.remove(&group);
+        for slot in (group * CACHE_GROUP_SLOTS..(group + 1) * CACHE_GROUP_SLOTS).rev() {
+            self.put_back(slot);
+        }
+        true
+    }
+
+    fn put_back(&mut self, slot: u64) {
+        self.free.entry(slot / CACHE_GROUP_SLOTS).or_default().push(slot);
+        self.free_count += 1;
+    }
+
+    /// Gives memory of up to `most` empty groups back, beyond `keep` of them.
+    pub fn give_back(&mut self, keep: usize, most: usize) {
+        let is_empty = |(group, slots): (&u64, &Vec<u64>)| (slots.len() as u64 == CACHE_GROUP_SLOTS).then_some(*group);
+        let empty: Vec<u64> = self.free.iter().filter_map(is_empty).collect();
+        for group in empty.into_iter().skip(keep).take(most) {
+            self.free.remove(&group);
+            self.free_count -= CACHE_GROUP_SLOTS;
+            self.absent.insert(group);
+            self.memory.write_u64(group_word_at(group), 0);
+            self.memory.discard(group_at(self.groups, group), CACHE_GROUP);
+        }
+    }
+
+    /// A hand to store bytes into taken slots, and to read held ones, without the lock.
+    pub fn bytes(&self) -> SlotBytes {
+        SlotBytes { memory: self.memory.clone(), groups: self.groups }
+    }
+
+    /// Names a slot whose bytes are stored: from now on it counts.
+    pub fn publish(&self, slot: u64, block: u64, version: u64, since_ns: u64, sum: u64) {
+        let entry = CacheEntry::new(&self.identity, slot, block, version, since_ns, sum);
+        let at = entry_at(self.groups, slot);
+        self.memory.write(at + 8, &entry.as_bytes()[8..]);
+        // Last, and in one store: it makes the entry count.
+        self.memory.write_u64(at, entry.block.get());
+    }
+
+    fn clear(&self, slot: u64) {
+        self.memory.write_u64(entry_at(self.groups, slot), 0);
+    }
+
+    /// The slot's block is on the device, or has a newer version in another slot.
+    pub fn free(&mut self, slot: u64) {
+        self.clear(slot);
+        self.reuse(slot);
+    }
+
+    /// Gives a taken slot back that names nothing.
+    pub fn reuse(&mut self, slot: u64) {
+        match self.copying.contains(&slot) {
+            true => self.left.push(slot),
+            false => self.put_back(slot),
+        }
+    }
+
+    /// The slot's bytes are copied without the lock from now on, until [`Slots::copied`].
+    pub fn copying(&mut self, slot: u64) {
+        self.copying.insert(slot);
+    }
+
+    pub fn copied(&mut self, slots: impl IntoIterator<Item = u64>) {
+        for slot in slots {
+            self.copying.remove(&slot);
+        }
+        let (left, still): (Vec<u64>, Vec<u64>) =
+            std::mem::take(&mut self.left).into_iter().partition(|slot| !self.copying.contains(slot));
+        self.left = still;
+        left.into_iter().for_each(|slot| self.put_back(slot));
+    }
+}
+
+/// The bytes of slots.
+#[derive(Clone)]
+pub(crate) struct SlotBytes {
+    memory: Arc<dyn PersistentMemory>,
+    groups: u64,
+}
+
+impl SlotBytes {
+    pub fn write(&self, slot: u64, bytes: &[u8]) {
+        self.memory.write(slot_at(self.groups, slot), bytes);
+    }
+
+    pub fn read(&self, slot: u64, out: &mut [u8]) {
+        self.memory.read(slot_at(self.groups, slot), out);
+    }
+}

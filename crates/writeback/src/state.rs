@@ -1,0 +1,551 @@
+//! What a write-back cache holds, what is on its way to the device, and the requests that wait for it.
+//!
+//! Owns: [`State`], guarded by the filter's lock; no I/O. Blocks of 4 KiB are held; they are dirtied, chosen and written in
+//! *lines* of sixteen (a block of bulk storage), so the dirty set has one entry for each. Rules:
+//! - A line is waiting, going (chosen) or leaving (being written); no two writes of a line are under way.
+//! - A request that waits for a line waits for the versions its blocks had when it came. A block's *oldest* version that no
+//!   device is known to hold decides.
+//! - A few writes are under way at a time, so a read waits behind no more of them.
+//!
+//! Left out: copying, submitting and completing (`filter`).
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use shoal_format::cache::CACHE_SLOT;
+use shoal_media::{Completion, MediaError, Request, Result};
+
+use crate::dirty_set::DirtySet;
+use crate::planted::{Bug, is_planted};
+use crate::policy::{Load, Policy};
+use crate::slots::{Found, Slots};
+use crate::{BlockId, FileId, S_NS};
+
+/// All blocks count as one file's, since files are not known below the file system.
+pub(crate) const FILE: FileId = FileId(0);
+/// Blocks of a line.
+pub(crate) const LINE_BLOCKS: u64 = 16;
+/// Longest write into which neighbours are joined (blocks): 1 MiB.
+const JOINED_BLOCKS_MAX: usize = 256;
+/// Writes under way at a time, and their bytes.
+const WRITES_MAX: u64 = 16;
+const WRITES_BYTES_MAX: u64 = 4 << 20;
+/// The same for writes that nobody waits for, while the device has readers, and how long it counts as having them (ns).
+const ASIDE_WRITES_MAX: u64 = 2;
+const ASIDE_BYTES_MAX: u64 = 256 << 10;
+const READERS_NS: u64 = S_NS;
+/// Lines taken at a time when memory is short.
+const PRESSURE_LINES: usize = 64;
+
+/// Index of a block within its line.
+fn within(block: u64) -> usize {
+    (block % LINE_BLOCKS) as usize
+}
+
+/// A block that no device is known to hold.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held {
+    pub slot: u64,
+    /// Number of the modification that the contents are from.
+    pub version: u64,
+    /// The first modification that no device is known to hold.
+    oldest: u64,
+}
+
+#[derive(Clone, Default)]
+struct Line {
+    blocks: [Option<Held>; LINE_BLOCKS as usize],
+}
+
+impl Line {
+    fn is_empty(&self) -> bool {
+        self.blocks.iter().all(Option::is_none)
+    }
+
+    /// Is there a version up to `version` that no device is known to hold?
+    fn lacks(&self, version: u64) -> bool {
+        self.blocks.iter().flatten().any(|held| held.oldest <= version)
+    }
+}
+
+/// Action when the awaited lines are on the device.
+pub(crate) enum Then {
+    /// The request has completed; its buffer goes back.
+    Complete(Completion, Vec<u8>),
+    /// The request goes to the device.
+    Submit(Request, Completion),
+}
+
+struct Waiter {
+    /// Lines still awaited.
+    left: usize,
+    then: Then,
+}
+
+/// Blocks that leave together.
+pub(crate) struct Run {
+    pub first: u64,
+    pub blocks: Vec<Held>,
+}
+
+/// Work to be done after the lock has been released.
+pub(crate) enum Step {
+    Submit(Request, Completion),
+    Complete(Completion, Result<Vec<u8>>),
+    Write(Run),
+    /// A write that waited for memory.
+    Again(Request, Completion),
+}
+
+/// A line that is being written.
+struct Leaving {
+    runs: usize,
+    failed: bool,
+}
+
+pub(crate) struct State {
+    pub dirty: DirtySet,
+    pub slots: Slots,
+    lines: BTreeMap<u64, Line>,
+    held: u64,
+    /// Lines handed out and not yet on their way: those somebody waits for, and the others.
+    urgent: VecDeque<u64>,
+    going: VecDeque<u64>,
+    leaving: HashMap<u64, Leaving>,
+    waiters: HashMap<u64, Waiter>,
+    /// Waiters of a line, with the version each needs.
+    wanted: BTreeMap<u64, Vec<(u64, u64)>>,
+    ready: Vec<Then>,
+    next_waiter: u64,
+    /// Writes that wait for memory, in their order.
+    pub blocked: VecDeque<(Request, Completion)>,
+    pub version: u64,
+    /// Writes whose bytes are on their way into slots.
+    pub storing: u64,
+    reads_waiting: u64,
+    /// When the device last had a read.
+    read_ns: u64,
+    writes: u64,
+    writes_bytes: u64,
+    /// Changes that reached the device, and those of them that a completed flush of it covers.
+    pub changes: u64,
+    pub flushed: u64,
+    /// Blocks an earlier process held, until it is known whose they are.
+    pub found: Vec<Found>,
+    /// A read woke the device.
+    is_awake: bool,
+    /// A write failed.
+    pub failure: Option<MediaError>,
+    /// A thread is carrying out steps, and looks again when it is asked to.
+    pub is_running: bool,
+    pub look_again: bool,
+}
+
+impl State {
+    pub fn new(dirty: DirtySet, slots: Slots, found: Vec<Found>) -> State {
+        State {
+            dirty,
+            slots,
+            lines: BTreeMap::new(),
+            held: 0,
+            urgent: VecDeque::new(),
+            going: VecDeque::new(),
+            leaving: HashMap::new(),
+            waiters: HashMap::new(),
+            wanted: BTreeMap::new(),
+            ready: Vec::new(),
+            next_waiter: 0,
+            blocked: VecDeque::new(),
+            version: 0,
+            storing: 0,
+            reads_waiting: 0,
+            read_ns: 0,
+            writes: 0,
+            writes_bytes: 0,
+            changes: 1,
+            flushed: 0,
+            found,
+            is_awake: false,
+            failure: None,
+            is_running: false,
+            look_again: false,
+        }
+    }
+
+    pub fn refuse(&self) -> Result<()> {
+        match &self.failure {
+            Some(failure) => {
+                Err(MediaError::Poisoned { what: "write-back cache".into(), cause: failure.to_string().into() })
+            }
+            None => Ok(()),
+        }
+    }
+
+    pub fn held_blocks(&self) -> u64 {
+        self.held
+    }
+
+    /// Nothing is held, on its way or awaited.
+    pub fn is_idle(&self) -> bool {
+        let queued = self.urgent.is_empty() && self.going.is_empty() && self.leaving.is_empty();
+        self.held == 0
+            && self.storing == 0
+            && queued
+            && self.waiters.is_empty()
+            && self.blocked.is_empty()
+            && self.found.is_empty()
+    }
+
+    /// Is there something for [`State::plan`] to do soon, though nobody waits?
+    pub fn is_pressed(&self, now_ns: u64) -> bool {
+        !self.blocked.is_empty() || self.held * 8 >= self.slots.capacity(now_ns) * 7
+    }
+
+    fn load(&self) -> Load {
+        let queued = (self.urgent.len() + self.going.len() + self.leaving.len()) as u64;
+        Load { reads_waiting: self.reads_waiting, writes_queued: queued }
+    }
+
+    /// Takes the new contents of a block, which lie in `slot`. The old version's slot is free when the new one counts.
+    pub fn hold(&mut self, block: u64, slot: u64, sum: u64, now: (u64, i64)) {
+        self.version += 1;
+        let (version, line) = (self.version, block / LINE_BLOCKS);
+        self.dirty.dirtied(BlockId(line), FILE, now.0);
+        let age_ns = now.0 - self.dirty.since_ns(BlockId(line)).unwrap_or(now.0).min(now.0);
+        let since_ns = now.1.saturating_sub_unsigned(age_ns).max(0).cast_unsigned();
+        let place = &mut self.lines.entry(line).or_default().blocks[within(block)];
+        let before = place.replace(Held { slot, version, oldest: version });
+        if let Some(before) = before {
+            place.as_mut().expect("just put").oldest = before.oldest;
+        } else {
+            self.held += 1;
+        }
+        if let Some(before) = before.filter(|_| is_planted(Bug::OldGoesFirst)) {
+            self.slots.free(before.slot);
+        }
+        self.slots.publish(slot, block, version, since_ns, sum);
+        if let Some(before) = before.filter(|_| !is_planted(Bug::OldGoesFirst)) {
+            self.slots.free(before.slot);
+        }
+    }
+
+    /// Where a held block is now.
+    pub fn slot_of(&self, block: u64) -> Option<u64> {
+        self.lines.get(&(block / LINE_BLOCKS))?.blocks[within(block)].map(|held| held.slot)
+    }
+
+    /// Takes a block that was found in the cache.
+    fn take_found(&mut self, found: Found, now: (u64, i64)) {
+        let age_ns = now.1.saturating_sub_unsigned(found.since_ns).max(0).cast_unsigned();
+        let line = found.block / LINE_BLOCKS;
+        self.dirty.dirtied(BlockId(line), FILE, now.0.saturating_sub(age_ns));
+        let held = Held { slot: found.slot, version: found.version, oldest: found.version };
+        self.lines.entry(line).or_default().blocks[within(found.block)] = Some(held);
+        self.held += 1;
+        self.version = self.version.max(found.version);
+    }
+
+    /// Decides about the blocks that were found.
+    pub fn adopt(&mut self, continues: bool, now: (u64, i64)) {
+        let mut found = std::mem::take(&mut self.found);
+        // The oldest first: a line has the age of its oldest block.
+        found.sort_by_key(|found| found.since_ns);
+        for found in found {
+            match continues || is_planted(Bug::AdoptAny) {
+                true => self.take_found(found, now),
+                false => self.slots.free(found.slot),
+            }
+        }
+    }
+
+    /// The held blocks of a range, in order.
+    pub fn held_in(&self, range: std::ops::Range<u64>) -> impl Iterator<Item = (u64, Held)> {
+        let lines = self.lines.range(range.start / LINE_BLOCKS..range.end.div_ceil(LINE_BLOCKS));
+        let blocks = lines.flat_map(|(line, held)| {
+            held.blocks
+                .iter()
+                .enumerate()
+                .filter_map(move |(at, held)| Some((line * LINE_BLOCKS + at as u64, (*held)?)))
+        });
+        blocks.filter(move |(block, _)| range.contains(block))
+    }
+
+    /// Drops the held blocks of a range.
+    pub fn discard(&mut self, range: std::ops::Range<u64>, now_ns: u64) {
+        let dropped: Vec<(u64, Held)> = self.held_in(range).collect();
+        for (block, held) in dropped {
+            self.release(block, held.slot, now_ns);
+        }
+    }
+
+    /// A block is not held any more.
+    fn release(&mut self, block: u64, slot: u64, now_ns: u64) {
+        let number = block / LINE_BLOCKS;
+        let Some(line) = self.lines.get_mut(&number) else { return };
+        line.blocks[within(block)] = None;
+        let is_empty = line.is_empty();
+        self.held -= 1;
+        self.slots.free(slot);
+        if is_empty {
+            self.lines.remove(&number);
+            self.dirty.discarded(BlockId(number), now_ns);
+        }
+        if !self.leaving.contains_key(&number) {
+            self.answer(number);
+        }
+    }
+
+    /// Counts a read that has gone to the device, or has come back from it.
+    pub fn read_begins(&mut self, now_ns: u64) {
+        self.reads_waiting += 1;
+        self.read_ns = now_ns;
+        self.is_awake = true;
+    }
+
+    pub fn read_ends(&mut self) {
+        self.reads_waiting -= 1;
+    }
+
+    /// Does the rule ask for another look when a read begins or ends?
+    pub fn minds_reads(&self) -> bool {
+        self.dirty.rule().goes_by_load() || matches!(self.dirty.rule().policy, Policy::Idle { .. }) && self.held > 0
+    }
+
+    /// Lines of a range that hold something or are being written; all, without a range.
+    pub fn lines_in(&self, range: Option<std::ops::Range<u64>>) -> BTreeSet<u64> {
+        let (from, to) =
+            range.map_or((0, u64::MAX), |range| (range.start / LINE_BLOCKS, range.end.div_ceil(LINE_BLOCKS)));
+        let leaving = self.leaving.keys().filter(|line| (from..to).contains(line));
+        self.lines.range(from..to).map(|(line, _)| *line).chain(leaving.copied()).collect()
+    }
+
+    /// A request waits until the device has the present version of these lines.
+    pub fn wait_for(&mut self, lines: BTreeSet<u64>, then: Then, now_ns: u64) {
+        let (id, version) = (self.next_waiter, self.version);
+        self.next_waiter += 1;
+        let mut left = 0;
+        for line in lines {
+            let lacks = self.lines.get(&line).is_some_and(|held| held.lacks(version));
+            let is_leaving = self.leaving.contains_key(&line);
+            if !lacks && !is_leaving || is_leaving && is_planted(Bug::FlushSkipsLeaving) {
+                continue;
+            }
+            left += 1;
+            self.wanted.entry(line).or_default().push((id, version));
+            self.hurry(line, now_ns);
+        }
+        match left {
+            0 => self.ready.push(then),
+            left => drop(self.waiters.insert(id, Waiter { left, then })),
+        }
+    }
+
+    /// Somebody waits for a line: it goes before those that are only due.
+    fn hurry(&mut self, line: u64, now_ns: u64) {
+        if self.dirty.take(BlockId(line), now_ns) {
+            self.urgent.push_back(line);
+        }
+    }
+
+    /// Tells the waiters of a line that is not being written what the device has.
+    fn answer(&mut self, number: u64) {
+        let Some(mut wanted) = self.wanted.remove(&number) else { return };
+        wanted.retain(|&(id, version)| {
+            let lacks = self.lines.get(&number).is_some_and(|line| line.lacks(version));
+            if !lacks && let Some(waiter) = self.waiters.get_mut(&id) {
+                waiter.left -= 1;
+                if waiter.left == 0
+                    && let Some(waiter) = self.waiters.remove(&id)
+                {
+                    self.ready.push(waiter.then);
+                }
+            }
+            lacks
+        });
+        if !wanted.is_empty() {
+            self.wanted.insert(number, wanted);
+        }
+    }
+
+    /// The steps that can be made now.
+    pub fn plan(&mut self, now_ns: u64) -> Vec<Step> {
+        let mut steps = Vec::new();
+        for then in std::mem::take(&mut self.ready) {
+            steps.push(match then {
+                Then::Complete(done, buffer) => Step::Complete(done, Ok(buffer)),
+                Then::Submit(request, done) => Step::Submit(request, done),
+            });
+        }
+        if let Some(failure) = self.failure.clone() {
+            // Nobody's write is carried out any more: what is held stays, and can be read.
+            for Waiter { then: Then::Complete(done, _) | Then::Submit(_, done), .. } in
+                std::mem::take(&mut self.waiters).into_values()
+            {
+                steps.push(Step::Complete(done, Err(failure.clone())));
+            }
+            for (_, done) in std::mem::take(&mut self.blocked) {
+                steps.push(Step::Complete(done, Err(failure.clone())));
+            }
+            self.wanted.clear();
+            return steps;
+        }
+        self.choose(now_ns);
+        while self.may_write(now_ns)
+            && let Some(lines) = self.next_lines(now_ns)
+        {
+            self.leave(&lines, now_ns, &mut steps);
+        }
+        let (mut available, capacity) = (self.slots.available(now_ns), self.slots.capacity(now_ns));
+        while let Some((request, _)) = self.blocked.front() {
+            let blocks = request.range().1 / CACHE_SLOT;
+            if blocks > available && blocks <= capacity {
+                break;
+            }
+            available = available.saturating_sub(blocks);
+            let (request, done) = self.blocked.pop_front().expect("seen above");
+            steps.push(Step::Again(request, done));
+        }
+        steps
+    }
+
+    /// Hands out what is due, and the oldest lines where memory is short.
+    fn choose(&mut self, now_ns: u64) {
+        let load = self.load();
+        let mut chosen: Vec<u64> = self.dirty.choose(now_ns, &load).into_iter().map(|BlockId(line)| line).collect();
+        let wakes = matches!(self.dirty.rule().policy, Policy::Idle { .. }) && std::mem::take(&mut self.is_awake);
+        if wakes {
+            chosen.extend(std::iter::from_fn(|| self.dirty.take_oldest(now_ns)).map(|BlockId(line)| line));
+        }
+        while self.is_pressed(now_ns)
+            && self.urgent.len() + self.going.len() + chosen.len() < PRESSURE_LINES
+            && let Some(BlockId(line)) = self.dirty.take_oldest(now_ns)
+        {
+            chosen.push(line);
+        }
+        chosen.sort_unstable();
+        self.going.extend(chosen);
+    }
+
+    /// Does what leaves go beside readers, and nobody waits for it? Then in small steps.
+    fn is_aside(&self, now_ns: u64) -> bool {
+        let has_readers = self.reads_waiting > 0 || now_ns < self.read_ns + READERS_NS;
+        has_readers && self.urgent.is_empty() && !self.is_pressed(now_ns)
+    }
+
+    /// May another write be on its way?
+    fn may_write(&self, now_ns: u64) -> bool {
+        match self.is_aside(now_ns) {
+            true => self.writes < ASIDE_WRITES_MAX && self.writes_bytes < ASIDE_BYTES_MAX,
+            false => self.writes < WRITES_MAX && self.writes_bytes < WRITES_BYTES_MAX,
+        }
+    }
+
+    /// Neighbouring lines that go next.
+    fn next_lines(&mut self, now_ns: u64) -> Option<Vec<u64>> {
+        let bytes = if self.is_aside(now_ns) { ASIDE_BYTES_MAX } else { JOINED_BLOCKS_MAX as u64 * CACHE_SLOT };
+        let most = (bytes / CACHE_SLOT / LINE_BLOCKS) as usize;
+        let queue = if self.urgent.is_empty() { &mut self.going } else { &mut self.urgent };
+        let mut lines = vec![queue.pop_front()?];
+        while lines.len() < most && queue.front() == lines.last().map(|line| line + 1).as_ref() {
+            lines.extend(queue.pop_front());
+        }
+        Some(lines)
+    }
+
+    /// Sends lines on their way, each stretch of held blocks as one write.
+    fn leave(&mut self, lines: &[u64], now_ns: u64, steps: &mut Vec<Step>) {
+        let mut runs: Vec<Run> = Vec::new();
+        for &line in lines {
+            let Some(held) = self.lines.get(&line) else {
+                // Its blocks were dropped after it was chosen.
+                self.dirty.cleaned(BlockId(line), now_ns);
+                self.answer(line);
+                continue;
+            };
+            let mut leaving = Leaving { runs: 0, failed: false };
+            for (at, held) in held.blocks.iter().enumerate() {
+                let Some(held) = held else { continue };
+                let block = line * LINE_BLOCKS + at as u64;
+                let joins =
+                    |run: &Run| run.first + run.blocks.len() as u64 == block && run.blocks.len() < JOINED_BLOCKS_MAX;
+                match runs.last_mut().filter(|run| joins(run)) {
+                    Some(run) => {
+                        leaving.runs += usize::from(run.first / LINE_BLOCKS != line && at == 0);
+                        run.blocks.push(*held);
+                    }
+                    None => {
+                        leaving.runs += 1;
+                        runs.push(Run { first: block, blocks: vec![*held] });
+                    }
+                }
+                self.slots.copying(held.slot);
+            }
+            self.leaving.insert(line, leaving);
+        }
+        for run in runs {
+            self.writes += 1;
+            self.writes_bytes += run.blocks.len() as u64 * CACHE_SLOT;
+            if is_planted(Bug::FreeBeforeWritten) {
+                run.blocks.iter().for_each(|held| self.slots.free(held.slot));
+            }
+            steps.push(Step::Write(run));
+        }
+    }
+
+    /// A write of blocks has ended.
+    pub fn written(&mut self, run: &Run, result: Result<()>, now_ns: u64) {
+        self.writes -= 1;
+        self.writes_bytes -= run.blocks.len() as u64 * CACHE_SLOT;
+        self.changes += 1;
+        let failed = result.is_err();
+        for (block, written) in (run.first..).zip(&run.blocks) {
+            let place = self.lines.get_mut(&(block / LINE_BLOCKS)).map(|line| &mut line.blocks[within(block)]);
+            let Some(place) = place.filter(|_| !failed) else { continue };
+            match place {
+                Some(held) if held.version == written.version => {
+                    *place = None;
+                    self.held -= 1;
+                    if !is_planted(Bug::FreeBeforeWritten) {
+                        self.slots.free(written.slot);
+                    }
+                }
+                // Modified while it was being written: the device has nothing of what came after.
+                Some(held) => held.oldest = held.oldest.max(written.version + 1),
+                None => {}
+            }
+        }
+        for line in run.first / LINE_BLOCKS..(run.first + run.blocks.len() as u64).div_ceil(LINE_BLOCKS) {
+            self.line_written(line, failed, now_ns);
+        }
+        if let Err(error) = result
+            && !is_planted(Bug::FailureForgotten)
+        {
+            self.failure.get_or_insert(error);
+        }
+    }
+
+    fn line_written(&mut self, line: u64, failed: bool, now_ns: u64) {
+        let Some(leaving) = self.leaving.get_mut(&line) else { return };
+        leaving.runs -= 1;
+        leaving.failed |= failed;
+        if leaving.runs > 0 {
+            return;
+        }
+        let failed = leaving.failed;
+        self.leaving.remove(&line);
+        match failed {
+            true => self.dirty.failed(BlockId(line), now_ns),
+            false => drop(self.dirty.cleaned(BlockId(line), now_ns)),
+        }
+        if self.lines.get(&line).is_none_or(Line::is_empty) {
+            self.lines.remove(&line);
+            self.dirty.discarded(BlockId(line), now_ns);
+        } else if !failed && self.dirty.since_ns(BlockId(line)).is_none() {
+            // Some of it was dirtied before it was chosen, and copied before: never, but nothing held may be forgotten.
+            self.dirty.dirtied(BlockId(line), FILE, now_ns);
+        }
+        self.answer(line);
+        if self.wanted.contains_key(&line) {
+            self.hurry(line, now_ns);
+        }
+    }
+}

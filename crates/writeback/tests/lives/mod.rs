@@ -1,0 +1,487 @@
+//! Lives of a cache that outlives its process, one after the other.
+//!
+//! A world is a device that carries out requests in any order, a memory that is cut off after so many stores of eight bytes, and a
+//! model of the values written. Values are numbers that only grow, so the contents of a block name the write they are from. In the
+//! life after an end of the process every write that was answered is there, each unanswered one as a whole or not at all, block by
+//! block; after a power loss, which takes the cache along, every flushed one. Faults beside that: a write of the device that
+//! fails, memory that has garbage in it when it is given back, a byte of the file changed, a cache of another life.
+//! Left out: which lives are lived (`outlives.rs`, `planted.rs`).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use shoal_media::{BlockDevice, BlockGeometry, Clock, Completion, MediaError, PersistentMemory, Request, Result};
+use shoal_sim::Random;
+use shoal_writeback::{Cache, Owner, Policy, Rule, S_NS, Shape, WriteBack};
+
+pub const BLOCK: u64 = 4096;
+const BLOCKS: u64 = 96;
+pub const OWNER: Owner = Owner { store: [1; 16], boot_id: [2; 16], device_bytes: BLOCKS * BLOCK };
+
+/// The cache's memory: after `left` stores of eight bytes nothing reaches it any more.
+pub struct Memory {
+    pub bytes: Mutex<Vec<u8>>,
+    pub left: AtomicU64,
+}
+
+impl Memory {
+    fn is_cut(&self) -> bool {
+        self.left.load(Ordering::Relaxed) == 0
+    }
+}
+
+impl PersistentMemory for Memory {
+    fn len(&self) -> u64 {
+        self.bytes.lock().len() as u64
+    }
+
+    fn read(&self, at: u64, out: &mut [u8]) {
+        out.copy_from_slice(&self.bytes.lock()[at as usize..][..out.len()]);
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) {
+        let left = self.left.load(Ordering::Relaxed);
+        let stores = (bytes.len() as u64).div_ceil(8).min(left);
+        self.left.fetch_sub(stores, Ordering::Relaxed);
+        let len = bytes.len().min(stores as usize * 8);
+        self.bytes.lock()[at as usize..][..len].copy_from_slice(&bytes[..len]);
+    }
+
+    fn zero(&self, at: u64, len: u64) {
+        self.write(at, &vec![0; len as usize]);
+    }
+
+    fn write_back(&self, _: u64, _: u64) {}
+
+    fn fence(&self) {}
+
+    fn discard(&self, at: u64, len: u64) {
+        if !self.is_cut() {
+            self.bytes.lock()[at as usize..][..len as usize].fill(0xdb);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Time(AtomicU64);
+
+impl Clock for Time {
+    fn now_ns(&self) -> i64 {
+        self.0.load(Ordering::Relaxed).cast_signed()
+    }
+
+    fn monotonic_ns(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Default)]
+struct Contents {
+    queue: Vec<(Request, Completion, Vec<u64>)>,
+    now: Vec<u64>,
+    durable: Vec<u64>,
+    /// Requests are carried out at once.
+    eager: bool,
+    fails_next: bool,
+    has_failed: bool,
+    random: u64,
+}
+
+#[derive(Clone)]
+struct Disk(Arc<Mutex<Contents>>, Arc<Memory>);
+
+fn numbers(bytes: &[u8]) -> Vec<u64> {
+    let of = |block: &[u8]| u64::from_le_bytes(block[..8].try_into().unwrap());
+    let whole = |block: &&[u8]| block.chunks_exact(8).all(|word| word == &block[..8]);
+    bytes.chunks_exact(BLOCK as usize).map(|block| if whole(&block) { of(block) } else { u64::MAX }).collect()
+}
+
+fn contents(numbers: &[u64]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| [number.to_le_bytes(); BLOCK as usize / 8].concat()).collect()
+}
+
+fn range_of(request: &Request) -> std::ops::Range<usize> {
+    let (at, len) = request.range();
+    (at / BLOCK) as usize..((at + len) / BLOCK) as usize
+}
+
+impl Disk {
+    /// Nobody is left to be answered, but a thread that waits must go on.
+    fn cut_off(&self) {
+        let queue = std::mem::take(&mut self.0.lock().queue);
+        for (_, done, _) in queue {
+            done(Err(MediaError::io("disk", std::io::Error::other("cut off"))));
+        }
+    }
+
+    fn step(&self) -> bool {
+        let mut disk = self.0.lock();
+        if disk.queue.is_empty() || self.1.is_cut() {
+            return false;
+        }
+        disk.random = disk.random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let index = (disk.random >> 33) as usize % disk.queue.len();
+        let (request, done, then) = disk.queue.swap_remove(index);
+        let range = range_of(&request);
+        let result = match request {
+            Request::Read { .. } => Ok(contents(&disk.now[range])),
+            Request::Write { .. } if std::mem::take(&mut disk.fails_next) => {
+                disk.has_failed = true;
+                Err(MediaError::io("disk", std::io::Error::other("worn out")))
+            }
+            Request::Write { buffer, .. } => {
+                disk.now[range].copy_from_slice(&numbers(&buffer));
+                Ok(buffer)
+            }
+            Request::Trim { .. } | Request::WriteZeroes { .. } => Ok(vec![]),
+            Request::Flush => {
+                let durable = &mut disk.durable;
+                durable.iter_mut().zip(then).for_each(|(durable, then)| *durable = then.max(*durable));
+                Ok(vec![])
+            }
+        };
+        drop(disk);
+        done(result);
+        true
+    }
+}
+
+impl BlockDevice for Disk {
+    fn geometry(&self) -> BlockGeometry {
+        BlockGeometry { bytes: BLOCKS * BLOCK, block_bytes: 512, atomic_bytes: 512, survives_process: true }
+    }
+
+    fn submit(&self, request: Request, done: Completion) {
+        let eager = {
+            let mut disk = self.0.lock();
+            let then = if matches!(request, Request::Flush) { disk.now.clone() } else { vec![] };
+            disk.queue.push((request, done, then));
+            disk.eager
+        };
+        while eager && self.step() {}
+    }
+}
+
+type Answers = Arc<Mutex<BTreeMap<u64, Result<Vec<u8>>>>>;
+
+/// What the world's users know: kept from life to life.
+struct Known {
+    /// The value of each block; `None`: it was trimmed.
+    values: Vec<Option<u64>>,
+    /// The least value after a power loss.
+    promised: Vec<u64>,
+    number: u64,
+}
+
+struct World {
+    random: Random,
+    time: Arc<Time>,
+    memory: Arc<Memory>,
+    disk: Disk,
+    filter: WriteBack,
+    known: Known,
+    pending: BTreeMap<u64, (Request, Vec<Option<u64>>)>,
+    answers: Answers,
+}
+
+fn rules() -> [Rule; 4] {
+    let shape = Shape { blocks_per_tick_max: 2, tick_ns: S_NS, queue_depth_max: 2, age_max_ns: 20 * S_NS };
+    [
+        Rule::of(Policy::aipu(5 * S_NS)),
+        Rule::of(Policy::WriteThrough),
+        Rule::shaped(Policy::aipu(2 * S_NS), shape),
+        Rule::of(Policy::Idle { age_ns: 9 * S_NS }),
+    ]
+}
+
+pub fn memory(bytes: Vec<u8>) -> Arc<Memory> {
+    Arc::new(Memory { bytes: Mutex::new(bytes), left: AtomicU64::new(u64::MAX) })
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        let memory = memory(vec![0; Cache::memory_bytes(1 << 20) as usize]);
+        let cache = Cache::create(memory.clone(), 1 << 20, &OWNER, [3; 16], true).unwrap();
+        let blank = vec![0; BLOCKS as usize];
+        let disk = Contents { now: blank.clone(), durable: blank.clone(), random: seed, ..Contents::default() };
+        let known = Known { values: vec![Some(0); BLOCKS as usize], promised: blank, number: 0 };
+        World::live(Random::new(seed), memory, cache, disk, known, Arc::default())
+    }
+
+    fn live(
+        mut random: Random,
+        memory: Arc<Memory>,
+        cache: Cache,
+        disk: Contents,
+        known: Known,
+        time: Arc<Time>,
+    ) -> World {
+        let disk = Disk(Arc::new(Mutex::new(disk)), memory.clone());
+        let rule = rules()[random.below(4) as usize];
+        let filter = WriteBack::new(Arc::new(disk.clone()), time.clone(), rule, cache);
+        World { random, time, memory, disk, filter, known, pending: BTreeMap::new(), answers: Answers::default() }
+    }
+
+    fn submit(&mut self, request: Request) {
+        self.known.number += 1;
+        let (number, answers, memory) = (self.known.number, self.answers.clone(), self.memory.clone());
+        let twin = match &request {
+            Request::Write { at, buffer, fua } => Request::Write { at: *at, buffer: buffer.clone(), fua: *fua },
+            Request::Trim { at, len } => {
+                self.forget(range_of(&request));
+                Request::Trim { at: *at, len: *len }
+            }
+            Request::Read { at, buffer } => Request::Read { at: *at, buffer: buffer.clone() },
+            _ => Request::Flush,
+        };
+        self.pending.insert(number, (twin, self.known.values.clone()));
+        let answer = move |result| {
+            if !memory.is_cut() {
+                answers.lock().insert(number, result);
+            }
+        };
+        self.filter.submit(request, Box::new(answer));
+    }
+
+    fn forget(&mut self, range: std::ops::Range<usize>) {
+        self.known.values[range.clone()].fill(None);
+        self.known.promised[range].fill(0);
+        for (_, then) in self.pending.values_mut() {
+            then.iter_mut().zip(&self.known.values).for_each(|(then, now)| *then = then.filter(|_| now.is_some()));
+        }
+    }
+
+    fn promise(&mut self, then: &[Option<u64>], range: std::ops::Range<usize>) {
+        for block in range {
+            let value = then[block].filter(|_| self.known.values[block].is_some()).unwrap_or(0);
+            self.known.promised[block] = self.known.promised[block].max(value);
+        }
+    }
+
+    fn settle(&mut self) -> std::result::Result<(), String> {
+        let answers = std::mem::take(&mut *self.answers.lock());
+        for (number, result) in answers {
+            let (request, then) = self.pending.remove(&number).expect("answered once");
+            let range = range_of(&request);
+            match (request, result) {
+                (Request::Write { buffer, .. }, Ok(_)) => {
+                    for (block, value) in range.zip(numbers(&buffer)) {
+                        self.known.values[block] = Some(value);
+                    }
+                }
+                (Request::Read { .. }, Ok(buffer)) => {
+                    for (block, found) in range.zip(numbers(&buffer)) {
+                        if self.known.values[block].is_some_and(|value| value != found) {
+                            return Err(format!("block {block} reads {found}, not {:?}", self.known.values[block]));
+                        }
+                    }
+                }
+                // The writer was told at once, and knows no more what is there.
+                (Request::Write { .. }, Err(_)) => {
+                    self.disk.0.lock().has_failed = false;
+                    self.forget(range);
+                }
+                (Request::Flush, Ok(_)) => self.promise(&then, 0..BLOCKS as usize),
+                _ => {}
+            }
+        }
+        let disk = self.disk.0.lock();
+        for block in 0..BLOCKS as usize {
+            let (found, promised) = (disk.durable[block], self.known.promised[block]);
+            if found < promised && self.known.values[block].is_some() {
+                return Err(format!("after a power loss block {block} has {found}, promised was {promised}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Blocks that nothing under way touches.
+    fn range(&mut self) -> Option<std::ops::Range<u64>> {
+        let first = self.random.below(BLOCKS);
+        let range = first..first + 1 + self.random.below((BLOCKS - first).min(9));
+        let free = !self.pending.values().any(|(request, _)| {
+            let other = range_of(request);
+            (range.start as usize) < other.end && other.start < range.end as usize
+        });
+        free.then_some(range)
+    }
+
+    fn act(&mut self) -> std::result::Result<(), String> {
+        match self.random.below(20) {
+            0..8 => {
+                if let Some(range) = self.range() {
+                    let base = (self.known.number + 1) * 1000;
+                    let values: Vec<u64> = range.clone().map(|block| base + block).collect();
+                    let at = range.start * BLOCK;
+                    self.submit(Request::Write { at, buffer: contents(&values), fua: false });
+                }
+            }
+            8 | 9 => {
+                if let Some(range) = self.range() {
+                    let buffer = vec![0; ((range.end - range.start) * BLOCK) as usize];
+                    self.submit(Request::Read { at: range.start * BLOCK, buffer });
+                }
+            }
+            10 => self.submit(Request::Flush),
+            11 => {
+                let range = self.range().unwrap_or(0..BLOCKS);
+                let then = self.known.values.clone();
+                let (filter, at, len) = (&self.filter, range.start * BLOCK, (range.end - range.start) * BLOCK);
+                let outcome = std::thread::scope(|scope| {
+                    let flush = scope.spawn(|| filter.flush_ranges(&[(at, len)]));
+                    while !flush.is_finished() {
+                        if self.memory.is_cut() {
+                            self.disk.cut_off();
+                        } else {
+                            self.disk.step();
+                        }
+                        std::thread::yield_now();
+                    }
+                    flush.join().unwrap()
+                });
+                if outcome.is_ok() && !self.memory.is_cut() {
+                    self.settle()?;
+                    if self.disk.0.lock().has_failed {
+                        return Err("a flush after a failed write reports nothing".into());
+                    }
+                    self.settle()?;
+                    self.promise(&then, range.start as usize..range.end as usize);
+                }
+            }
+            12 if self.random.below(3) == 0 => {
+                if let Some(range) = self.range() {
+                    let len = (range.end - range.start) * BLOCK;
+                    self.submit(Request::Trim { at: range.start * BLOCK, len });
+                }
+            }
+            13 => {
+                self.time.0.fetch_add(self.random.below(3 * S_NS), Ordering::Relaxed);
+                self.filter.tick();
+            }
+            14 if self.random.below(8) == 0 => self.filter.set_rule(rules()[self.random.below(4) as usize]),
+            15 if self.random.below(40) == 0 => self.disk.0.lock().fails_next = true,
+            _ => drop(self.disk.step()),
+        }
+        self.settle()
+    }
+
+    /// The process ends after so many more stores, or steps.
+    fn end(&mut self, stores: u64) -> std::result::Result<(), String> {
+        self.memory.left.store(stores, Ordering::Relaxed);
+        for _ in 0..150 {
+            if self.memory.is_cut() {
+                break;
+            }
+            self.act()?;
+        }
+        self.memory.left.store(0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The next life: of this store, or, with `other`, of one to which the cache does not belong.
+    fn next(self, other: bool) -> std::result::Result<World, String> {
+        let World { random, time, memory: before, disk, known, pending, .. } = self;
+        let memory = memory(before.bytes.lock().clone());
+        let contents_now = {
+            let mut disk = disk.0.lock();
+            Contents { queue: vec![], fails_next: false, has_failed: false, eager: false, ..std::mem::take(&mut *disk) }
+        };
+        let cache = Cache::open(memory.clone(), &OWNER).map_err(|error| format!("the cache is not whole: {error}"))?;
+        let on_disk = contents_now.now.clone();
+        let mut world = World::live(random, memory, cache, contents_now, known, time);
+        world.filter.adopt(!other);
+        world.disk.0.lock().eager = true;
+        let mut out = vec![0; (BLOCKS * BLOCK) as usize];
+        world.filter.read_into(0, &mut out).unwrap();
+        for (block, found) in numbers(&out).into_iter().enumerate() {
+            let at = block as u64;
+            let written = |request: &Request| match request {
+                Request::Write { buffer, .. } if range_of(request).contains(&block) => {
+                    Some(numbers(buffer)[block - range_of(request).start])
+                }
+                _ => None,
+            };
+            let mut allowed = pending.values().filter_map(|(request, _)| written(request));
+            let value = world.known.values[block];
+            let fits = value.is_none_or(|value| value == found) || allowed.any(|value| value == found);
+            if other && found != on_disk[block] {
+                return Err(format!("block {at} shows another life's {found}"));
+            }
+            if !other && !fits {
+                return Err(format!("block {at} has {found} in the next life, {value:?} was written"));
+            }
+            world.known.values[block] = Some(found);
+        }
+        // What was flushed stays flushed; and everything found can be written.
+        world.filter.submit(Request::Flush, Box::new(|result| drop(result.unwrap())));
+        world.disk.0.lock().eager = false;
+        if world.disk.0.lock().now != numbers(&out) || world.filter.held_bytes() > 0 {
+            return Err("what was found was not written".into());
+        }
+        world.known.promised.clone_from(&world.disk.0.lock().durable);
+        Ok(world)
+    }
+}
+
+/// Blocks are written twice, and the process ends at each store of the last ones, which let the new contents count.
+pub fn rewritten(cut: u64) -> std::result::Result<(), String> {
+    let mut world = World::new(1);
+    world.filter.set_rule(rules()[0]);
+    for round in 0..2u64 {
+        if round == 1 {
+            world.memory.left.store(2 * BLOCK / 8 + cut, Ordering::Relaxed);
+        }
+        world.submit(Request::Write { at: 3 * BLOCK, buffer: contents(&[10 + round, 20 + round]), fua: false });
+        world.settle()?;
+    }
+    world.memory.left.store(0, Ordering::Relaxed);
+    world.next(false).map(drop)
+}
+
+pub fn lives(seed: u64) -> std::result::Result<(), String> {
+    let mut world = World::new(seed);
+    for _ in 0..4 {
+        for _ in 0..world.random.below(150) {
+            world.act()?;
+        }
+        let stores = [1 + world.random.below(40), 1 + world.random.below(9000)][world.random.below(2) as usize];
+        world.end(stores)?;
+        let bytes = world.memory.bytes.lock().clone();
+        changed_byte(&world, &bytes)?;
+        let other = world.random.below(6) == 0;
+        world = world.next(other)?;
+    }
+    Ok(())
+}
+
+/// A changed byte of the file is found, or nothing depends on it.
+fn changed_byte(world: &World, bytes: &[u8]) -> std::result::Result<(), String> {
+    let mut random = Random::new(world.known.number);
+    let whole = found(bytes).map_err(|error| format!("the cache is not whole: {error}"))?;
+    for _ in 0..6 {
+        let mut bytes = bytes.to_vec();
+        // The header, the table, the entries and the first slots, where most is.
+        let at = random.below(8192 + 12288 + 8 * 4096) as usize;
+        bytes[at] = [0, 0xff, bytes[at] ^ 1 << random.below(8)][random.below(3) as usize];
+        if found(&bytes).is_ok_and(|found| found != whole) {
+            return Err(format!("a changed byte at {at} is believed"));
+        }
+    }
+    Ok(())
+}
+
+/// What a cache makes of a device of zeros.
+fn found(bytes: &[u8]) -> std::result::Result<Vec<u8>, String> {
+    let memory = memory(bytes.to_vec());
+    let cache = Cache::open(memory.clone(), &OWNER).map_err(|error| error.to_string())?;
+    let blank = vec![0; BLOCKS as usize];
+    let disk = Contents { now: blank.clone(), durable: blank, eager: true, ..Contents::default() };
+    let disk = Disk(Arc::new(Mutex::new(disk)), memory);
+    let filter = WriteBack::new(Arc::new(disk), Arc::new(Time::default()), Rule::default(), cache);
+    filter.adopt(true);
+    let mut out = vec![0; (BLOCKS * BLOCK) as usize];
+    filter.read_into(0, &mut out).map_err(|error| error.to_string())?;
+    Ok(out)
+}
