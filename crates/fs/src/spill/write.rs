@@ -245,13 +245,15 @@ impl Fs {
             }
         }
         // A full store must be able to spill.
-        self.store_removing(&mut tx, seen.ino, &inode)?;
+        let mut removal = self.removal();
+        removal.store(&mut tx, seen.ino, &inode, true)?;
         // Before the commit: afterwards the next removal may come at once.
         let range = LetGo { at: place.0, bytes: object.spilled_bytes(), stood_for: seen.bytes };
         if !is_planted(Bug::SpilledNotCounted) {
             self.spill.map.add(&range);
         }
         self.packing.commit_spilled(tx).inspect_err(|_| self.spill.map.remove(&range))?;
+        removal.committed();
         Ok(seen.gain)
     }
 
