@@ -83,6 +83,10 @@ fn text(report: &StoreReport) -> String {
             tier.place
         );
     }
+    if report.bulks.len() > 1 {
+        out += "\n";
+        out += &crate::bulk::text(&report.bulks);
+    }
     let files = &report.files;
     out += &format!(
         "\ninodes       {} in use ({} directories, {} large files), {} free\n",
@@ -128,6 +132,7 @@ mod tests {
                 reserved_bytes: 1 << 25,
             },
             bulk: None,
+            bulks: Vec::new(),
             memory_kind: "logged".into(),
             files: Files { inodes: 3, directories: 1, large_files: 0, damaged: 0 },
             threshold_bytes: 1 << 20,

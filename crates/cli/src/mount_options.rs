@@ -110,6 +110,8 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
     }
     match name {
         "ro" => options.read_only = true,
+        "degraded" => options.degraded = true,
+        "nodegraded" => options.degraded = false,
         "noatime" => options.access_times = AccessTimes::Never,
         "strictatime" => options.access_times = AccessTimes::Always,
         "nodiratime" => options.nodiratime = true,
@@ -183,7 +185,7 @@ fn unknown(word: &str) -> String {
         "unknown mount option `{word}`; use some of ro, rw, remount, noatime, strictatime, nodev, nosuid, noexec, sync, \
          nosymfollow, allow_other, allow_root, nodefault_permissions, private, noxattr, writeback, threads=N, transport=dev|uring, read_ahead=SIZE, \
          compress=METHOD, pack_age=SECONDS, pack_load=PERCENT, nopack_inodes, \
-         clone_fd, restore"
+         degraded, clone_fd, restore"
     )
 }
 

@@ -33,11 +33,20 @@ pub const FEATURE_DICTIONARIES: u64 = 16;
 /// Incompatible feature: buckets of directories may be packed. New stores have it; an older one gets it before its first packed
 /// bucket, as it gets [`FEATURE_PACKED`].
 pub const FEATURE_BUCKETS: u64 = 32;
+/// Incompatible feature: there may be a list of bulk devices. A store gets it before its second device, as it gets
+/// [`FEATURE_PACKED`].
+pub const FEATURE_DEVICES: u64 = 64;
 /// Incompatible features this crate understands.
-pub const FEATURES_INCOMPAT: u64 =
-    FEATURE_INCARNATION | FEATURE_SUMS | FEATURE_PACKED | FEATURE_METHODS | FEATURE_DICTIONARIES | FEATURE_BUCKETS;
+pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION
+    | FEATURE_SUMS
+    | FEATURE_PACKED
+    | FEATURE_METHODS
+    | FEATURE_DICTIONARIES
+    | FEATURE_BUCKETS
+    | FEATURE_DEVICES;
 /// Features that stores get while they are open.
-const FEATURES_ADDED: [u64; 4] = [FEATURE_PACKED, FEATURE_METHODS, FEATURE_DICTIONARIES, FEATURE_BUCKETS];
+const FEATURES_ADDED: [u64; 5] =
+    [FEATURE_PACKED, FEATURE_METHODS, FEATURE_DICTIONARIES, FEATURE_BUCKETS, FEATURE_DEVICES];
 
 pub const SUPERBLOCK_AT: u64 = 0;
 /// Offsets of the two anchor slots.

@@ -504,23 +504,28 @@ impl Fs {
                 self.load(ino)?.layout == Layout::Extents
             };
             if is_large && !is_planted(Bug::FsyncSettle) {
-                let Some(flushed) = bulk.all_flushed() else { return Ok(Fsync::Bulk) };
-                self.clear_new(ino, flushed)?;
+                let Some(flushed) = bulk.file_flushed(ino) else { return Ok(Fsync::Bulk) };
+                self.clear_new(ino, &flushed)?;
+                self.refuse_doubtful(ino)?;
             }
         }
         Ok(Fsync::Log(self.fsync_position()))
     }
 
-    /// The bulk device's part of many fsyncs, in one flush: for each file the position of the log at which it is durable.
+    /// The bulk devices' part of many fsyncs, in one flush of each: for each file the position of the log at which it is
+    /// durable. A device that fails costs its own files alone.
     pub fn fsync_many(&self, inos: &[Ino]) -> Vec<Result<Lsn>> {
         let flush = || {
             self.settle_replaced()?;
-            self.bulk()?.flush(&self.region)
+            self.bulk()?.flush_files(&self.region, inos)
+        };
+        let finish = |ino, flushed| {
+            self.clear_new(ino, flushed)?;
+            self.refuse_doubtful(ino)?;
+            Ok(self.fsync_position())
         };
         match flush() {
-            Ok(flushed) => {
-                inos.iter().map(|&ino| self.clear_new(ino, flushed).map(|()| self.fsync_position())).collect()
-            }
+            Ok(flushed) => inos.iter().map(|&ino| finish(ino, &flushed)).collect(),
             Err(error) => vec![Err(error); inos.len()],
         }
     }

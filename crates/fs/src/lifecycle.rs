@@ -10,14 +10,14 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use shoal_format::inode::{Inode, InodeSlot};
-use shoal_format::superblock::{Geometry, ROOTS_AT, SUPERBLOCK_AT, Superblock};
+use shoal_format::superblock::{FEATURE_DEVICES, Geometry, ROOTS_AT, SUPERBLOCK_AT, Superblock};
 use shoal_format::{BULK_BLOCK, PAGE};
 use shoal_media::Clock;
 use shoal_pack::{Method, ProfileFile};
 use shoal_region::{Lsn, Recovery, Region};
 use zerocopy::IntoBytes;
 
-use crate::bulk::Bulk;
+use crate::bulk::{Bulk, GivenDevice, OnBulkFailure};
 use crate::damage::OnDamage;
 use crate::data_lock::DataLocks;
 use crate::dictionaries::Dictionaries;
@@ -70,6 +70,12 @@ pub struct Options {
     pub method: Method,
     /// An earlier program's name for the present boot: a log that names it saw no power loss either.
     pub earlier_boot_id: Option<[u8; 16]>,
+    /// The bulk devices of a store that lists several; the first one may be in [`Parts`].
+    pub bulk_devices: Vec<GivenDevice>,
+    /// Open a store that lists several bulk devices without those that are missing.
+    pub degraded: bool,
+    /// Is told of bulk devices that are missing or fail.
+    pub on_bulk_failure: Option<OnBulkFailure>,
 }
 
 impl Default for Options {
@@ -88,6 +94,9 @@ impl Default for Options {
             pack_inodes: true,
             method: Method::default(),
             earlier_boot_id: None,
+            bulk_devices: Vec::new(),
+            degraded: false,
+            on_bulk_failure: None,
         }
     }
 }
@@ -142,11 +151,15 @@ impl Fs {
         if parts.region.memory.len() >= PAGE {
             parts.region.memory.read(SUPERBLOCK_AT, &mut page);
         }
-        Bulk::check(parts.bulk.as_deref(), Superblock::decode(&page)?.bulk_blocks)?;
+        let superblock = Superblock::decode(&page)?;
+        if superblock.features & FEATURE_DEVICES == 0 {
+            Bulk::check(parts.bulk.as_deref(), superblock.bulk_blocks)?;
+        }
         let nonce = parts.region.nonce;
         let (region, mut recovery) = Region::open_unsettled(parts.region, options.read_only, options.earlier_boot_id)?;
         // A device with a cache in the process that died has lost what a power loss would have lost.
-        let survives = parts.bulk.as_ref().is_none_or(|bulk| bulk.geometry().survives_process);
+        let given = options.bulk_devices.iter().filter_map(|given| given.device.as_ref().ok());
+        let survives = given.chain(&parts.bulk).all(|bulk| bulk.geometry().survives_process);
         recovery.power_lost |= !recovery.clean && !survives;
         let fs = Fs::assemble(region, parts.bulk, parts.clock, options, recovery.power_lost)?;
         fs.load_limits()?;
@@ -154,13 +167,17 @@ impl Fs {
         if !root.is_dir() {
             return Err(Error::Corrupt("the root is no directory; run `shoal check`".into()));
         }
-        if recovery.clean && !fs.options.recover {
+        let is_settled = fs.bulk.as_ref().is_none_or(|bulk| !bulk.has_unsettled());
+        if recovery.clean && !fs.options.recover && is_settled {
             let roots = load_roots(&fs.region)?;
             fs.counts.inodes.store(roots.inodes.get(), Relaxed);
             fs.counts.directories.store(roots.directories.get(), Relaxed);
             fs.counts.large_files.store(roots.large_files.get(), Relaxed);
         } else {
             fs.recover()?;
+        }
+        if let Some(bulk) = fs.bulk.as_ref().filter(|_| !fs.region.is_read_only()) {
+            bulk.mark_all(&fs.region)?;
         }
         // Only now: a crash before this must find the power loss again, because extents may still be marked NEW.
         fs.region.settle(nonce)?;
@@ -174,12 +191,13 @@ impl Fs {
         options: Options,
         power_lost: bool,
     ) -> Result<Fs> {
-        let bulk = match bulk {
-            Some(device) if region.superblock().bulk_blocks > 0 => Some(Bulk::load(device, &region)?),
-            _ => None,
-        };
+        let given = bulk;
+        let bulk = if region.superblock().bulk_blocks > 0 { Some(Bulk::load(&region)?) } else { None };
         let room = options.room.clone().map(|room| Arc::new(RoomCache::new(room, clock.clone())));
-        let bulk = bulk.map(|bulk| bulk.on_host(room.clone()));
+        let bulk = bulk.map(|bulk| bulk.on_host(room.clone()).tells(options.on_bulk_failure.clone()));
+        if let Some(bulk) = &bulk {
+            bulk.attach(&region, &options.bulk_devices, given, options.degraded)?;
+        }
         region.set_clock(clock.clone());
         let table = InodeTable::load(&region, options.on_damage.clone())?;
         let access_times = if options.no_atime { AccessTimes::Never } else { AccessTimes::Relative };
@@ -372,6 +390,9 @@ impl Fs {
         reclaimed?;
         if let Some(bulk) = &self.bulk {
             bulk.reclaim(&self.region)?;
+        }
+        if let Some(bulk) = &self.bulk {
+            bulk.note_unsettled(&self.region)?;
         }
         let mut tx = self.region.begin_reclaim();
         let mut roots = load_roots(&tx)?;

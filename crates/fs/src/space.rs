@@ -105,8 +105,8 @@ impl Fs {
         if let Some(bulk) = &self.bulk {
             let (free, pending) = (bulk.free_blocks(), bulk.pending_blocks());
             let withheld = bulk.withheld_blocks().min(free);
-            usage.bulk_bytes = (bulk.blocks() - withheld) * BULK_BLOCK;
-            usage.bulk_used = bulk.blocks().saturating_sub(free + pending) * BULK_BLOCK;
+            usage.bulk_bytes = (bulk.total_blocks() - withheld) * BULK_BLOCK;
+            usage.bulk_used = bulk.used_blocks() * BULK_BLOCK;
             usage.bulk_pending = pending * BULK_BLOCK;
             usage.bulk_free = (free - withheld) * BULK_BLOCK;
         }

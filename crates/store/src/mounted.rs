@@ -14,14 +14,15 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use shoal_devices::size::human;
-use shoal_devices::{Device, During, Failure, Outcome};
+use shoal_devices::{During, Failure, Outcome};
 use shoal_fs::{AccessTimes, Fs, Options};
 use shoal_fuse::mount_table::{self, FILE_SYSTEM_TYPE};
 use shoal_fuse::{MountOptions, RequestCounts, Session, Unmounter};
 use tracing::{info, warn};
 
+use crate::bulks::Bulks;
 use crate::control::{self, Answer, Question};
-use crate::description::{BulkPlace, Description};
+use crate::description::BulkPlace;
 use crate::inspect::FileReport;
 use crate::packing;
 use crate::read_only::ReadOnly;
@@ -53,7 +54,7 @@ impl fmt::Display for Recovered {
 pub struct Mounted {
     store: Store,
     session: Session,
-    bulk: Option<Arc<dyn Device>>,
+    bulks: Arc<Bulks>,
     read_only: bool,
     recovered: Recovered,
 }
@@ -71,10 +72,11 @@ impl Store {
             pack_age: Some(options.pack_age),
             pack_load: options.pack_load,
             pack_inodes: options.pack_inodes,
+            degraded: options.degraded,
             method: options.compress.unwrap_or(self.description.compress),
             ..Options::default()
         };
-        let Opened { fs, recovery, bulk, survives_power_loss } = self.open(engine)?;
+        let Opened { fs, recovery, bulk, more_bulk, survives_power_loss } = self.open(engine)?;
         let recovered = Recovered {
             clean: recovery.clean,
             power_lost: recovery.power_lost,
@@ -98,17 +100,18 @@ impl Store {
             info!("{recovered}");
         }
         info!("{} is mounted on {}", self.directory.display(), mountpoint.display());
+        let bulks = Arc::new(Bulks::new(fs.clone(), &self.directory, &self.description, bulk, more_bulk));
+        let taken_up = if options.read_only { Ok(()) } else { bulks.take_up() };
         let asked = Asked {
             fs,
             directory: self.directory.clone(),
-            description: self.description.clone(),
+            bulks: bulks.clone(),
             mountpoint: mountpoint.to_path_buf(),
             survives_power_loss,
-            bulk: bulk.clone(),
             requests: session.request_counts(),
         };
-        let listening = listen(&self.directory, asked);
-        let mounted = Mounted { store: self, session, bulk, read_only: options.read_only, recovered };
+        let listening = taken_up.and_then(|()| listen(&self.directory, asked));
+        let mounted = Mounted { store: self, session, bulks, read_only: options.read_only, recovered };
         if let Err(failure) = listening {
             // The mount is of no use without its socket; the socket's error is reported.
             let _ = mounted.unmounter().unmount();
@@ -139,12 +142,11 @@ impl Mounted {
     pub fn wait(self) -> Outcome<()> {
         let store = &self.store;
         let name = store.directory.display();
-        let outcome = self.session.wait();
+        let bulks = self.bulks.clone();
+        let outcome = self.session.wait_and(move || bulks.stop());
         control::remove(&store.directory);
-        if let Some(Err(failure)) = self.bulk.as_ref().map(|bulk| bulk.close()) {
-            // The store is clean all the same; its bulk device takes longer to open next time.
-            warn!("{failure}");
-        }
+        let is_clean = matches!(&outcome, Ok(()) | Err(shoal_fuse::Error::Connection(_)));
+        self.bulks.close(is_clean && !self.read_only);
         match &outcome {
             // An error of the connection does not matter any more, since the store is clean.
             Ok(()) | Err(shoal_fuse::Error::Connection(_)) => {
@@ -189,10 +191,9 @@ fn listen(directory: &Path, asked: Asked) -> Outcome<()> {
 struct Asked {
     fs: Arc<Fs>,
     directory: PathBuf,
-    description: Description,
+    bulks: Arc<Bulks>,
     mountpoint: PathBuf,
     survives_power_loss: bool,
-    bulk: Option<Arc<dyn Device>>,
     requests: RequestCounts,
 }
 
@@ -210,7 +211,7 @@ impl Asked {
             Question::Df => value(StoreReport::of(
                 fs,
                 directory,
-                &self.description,
+                &self.bulks.description(),
                 Some(&self.mountpoint),
                 self.survives_power_loss,
             )),
@@ -221,7 +222,9 @@ impl Asked {
                 export: None,
                 store: Some(directory.display().to_string()),
                 failure: ReadOnly::of(fs),
-                device: self.bulk.as_ref().map(|bulk| bulk.report()),
+                device: self.bulks.first().map(|bulk| bulk.report()),
+                more_devices: self.bulks.more_reports(),
+                bulks: self.bulks.reports(),
                 requests: Some(self.requests.report().into_iter().map(RequestReport::from).collect()),
             }),
             Question::Remount { read_only, access_times } => {
@@ -230,16 +233,18 @@ impl Asked {
             Question::Resize { memory_bytes, bulk_bytes } => {
                 value(resize_mounted(fs, directory, &Sizes { memory_bytes, bulk_bytes })?)
             }
-            Question::Donor { change, donor } => match &self.bulk {
+            Question::Donor { change, donor } => match self.bulks.first() {
                 Some(bulk) => {
                     let done = bulk.change(change, &donor)?;
                     // The description names the new donor, so that the next mount finds it.
                     let place = Some(BulkPlace::Device(bulk.name().to_string()));
-                    let description = Description { bulk: place, ..self.description.clone() };
-                    description.write(directory).map(|()| done.into())
+                    self.bulks.change(|description| description.bulk = place).map(|()| done.into())
                 }
                 None => Err(Failure::new(directory.display(), "has no bulk storage")),
             },
+            Question::Bulk { change } => self.bulks.carry_out(&change).map(serde_json::Value::from),
+            Question::Bulks => value(self.bulks.reports()),
+            Question::BulkFiles { device } => value(self.bulks.files(&device)?),
         }
     }
 }

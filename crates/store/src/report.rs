@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use shoal_devices::Outcome;
 use shoal_fs::{Fs, Options};
 
+use crate::bulks::BulkReport;
 use crate::description::Description;
 use crate::memory::LossBounds;
 use crate::packing::{Metadata, Packed, PackingWork};
@@ -27,6 +28,9 @@ pub struct StoreReport {
     pub failure: Option<ReadOnly>,
     pub memory: Tier,
     pub bulk: Option<Tier>,
+    /// The bulk devices, one by one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bulks: Vec<BulkReport>,
     pub memory_kind: String,
     pub files: Files,
     /// Files longer than this are large.
@@ -98,9 +102,15 @@ impl StoreReport {
         // Damage is in the number of damaged inodes.
         let packing = fs.packing_report().unwrap_or_default();
         let (usage, statfs, superblock) = (fs.usage(), fs.statfs(), fs.region().superblock());
-        let bulk = description.bulk.as_ref().map(|bulk| Tier {
+        let states = fs.bulk_states();
+        let place = match (&states[..], &description.bulk) {
+            ([], _) => None,
+            ([only], Some(first)) if only.number == 0 => Some(first.text(directory)),
+            (several, _) => Some(format!("{} devices", several.len())),
+        };
+        let bulk = place.map(|place| Tier {
             holds: "data of large files".into(),
-            place: bulk.text(directory),
+            place,
             size_bytes: usage.bulk_bytes,
             used_bytes: usage.bulk_used,
             free_bytes: usage.bulk_free,
@@ -121,6 +131,7 @@ impl StoreReport {
                 reserved_bytes: usage.region_reserve.min(usage.region_free),
             },
             bulk,
+            bulks: states.iter().map(|state| BulkReport::of(state, directory, description)).collect(),
             memory_kind: superblock.memory_kind.name().into(),
             files: Files {
                 inodes: usage.inodes,
@@ -151,7 +162,7 @@ impl StoreReport {
 impl Store {
     /// Opens the store for reading, with its log replayed in memory, and reports its state.
     pub fn report(&self) -> Outcome<StoreReport> {
-        let opened = self.open(Options { read_only: true, ..Options::default() })?;
+        let opened = self.open(Options { read_only: true, degraded: true, ..Options::default() })?;
         Ok(StoreReport::of(&opened.fs, &self.directory, &self.description, None, opened.survives_power_loss))
     }
 }

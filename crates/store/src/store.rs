@@ -39,8 +39,10 @@ pub struct Opened {
     pub fs: Fs,
     /// Work of recovery.
     pub recovery: Recovery,
-    /// Bulk storage, if there is any.
+    /// The first bulk device, if there is one.
     pub bulk: Option<Arc<dyn Device>>,
+    /// The further ones that are there, by number.
+    pub more_bulk: Vec<(u32, Arc<dyn Device>)>,
     /// False for `dax` memory whose file system refuses MAP_SYNC.
     pub survives_power_loss: bool,
 }
@@ -125,7 +127,9 @@ impl Store {
 
     /// Opens the file system in the store.
     pub fn open(&self, mut options: Options) -> Outcome<Opened> {
-        let media = self.open_media(options.read_only)?;
+        let media = self.open_media(options.read_only, options.degraded)?;
+        options.bulk_devices = media.given.clone();
+        options.on_bulk_failure = Some(Arc::new(|sentence: &str| tracing::error!("{sentence}")));
         let name = self.directory.display().to_string();
         options.on_damage = Some(Arc::new(move |ino, finding| {
             tracing::error!("damaged inode {ino}: {finding}; unmount, then run `shoal check --repair {name}`");
@@ -157,7 +161,13 @@ impl Store {
             return Err(Failure::new(self.directory.display(), cause).remedy("bring the files of one store together"));
         }
         let (fs, recovery) = Fs::open(parts, options).map_err(|error| self.damaged(error))?;
-        Ok(Opened { fs, recovery, bulk: media.bulk, survives_power_loss: media.survives_power_loss })
+        Ok(Opened {
+            fs,
+            recovery,
+            bulk: media.bulk,
+            more_bulk: media.more,
+            survives_power_loss: media.survives_power_loss,
+        })
     }
 
     pub(crate) fn damaged(&self, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
@@ -225,7 +235,8 @@ impl Store {
         opened.fs.shutdown().during(self.directory.display())?;
         worked.during(self.directory.display())?;
         self.remove_pid();
-        opened.bulk.as_ref().map_or(Ok(()), |bulk| bulk.close())?;
+        let more = opened.more_bulk.iter().map(|(_, bulk)| bulk);
+        opened.bulk.iter().chain(more).try_for_each(|bulk| bulk.close())?;
         Ok(opened.bulk.map(|bulk| bulk.block_device().geometry().bytes))
     }
 }
