@@ -187,7 +187,7 @@ impl Bulk {
     fn track(&self) {
         let units = self.units();
         for unit in units.iter() {
-            unit.tracks.store(units.len() > 1 || unit.suspect_blocks() > 0, Ordering::Release);
+            unit.tracks.store(units.len() > 1 || unit.has_suspects(), Ordering::Release);
         }
     }
 
@@ -338,6 +338,16 @@ impl Bulk {
             self.save(region)?;
         }
         Ok(take())
+    }
+
+    /// Has the device that holds this block failed its last write?
+    pub fn ails(&self, block: BulkBlock) -> bool {
+        self.unit_of(block.get()).is_ok_and(|unit| unit.ails() || !unit.is_open())
+    }
+
+    /// Does any device take new blocks, and has one?
+    pub fn takes_blocks(&self) -> bool {
+        self.units().iter().any(|unit| unit.takes_blocks() && unit.room() > 0)
     }
 
     /// Gives back a reservation whose transaction did not commit.
@@ -555,7 +565,7 @@ impl Bulk {
 
     /// Are all devices there, and nothing on them in doubt?
     pub fn is_whole(&self) -> bool {
-        self.units().iter().all(|unit| unit.is_open() && unit.suspect_blocks() == 0)
+        self.units().iter().all(|unit| unit.is_open() && !unit.has_suspects())
     }
 
     /// Fails if an extent cannot be proven to be durable.

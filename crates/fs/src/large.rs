@@ -96,6 +96,19 @@ impl<'a> Mapping<'a> {
         Ok(extent)
     }
 
+    /// What was reserved last could not be written because its device fails: gives it back, so that another device can take its
+    /// place. False if there is none that might.
+    fn give_back(&mut self, failed: &Extent) -> bool {
+        let bulk = self.bulk;
+        let is_last = self.reserved.last().is_some_and(|run| *run == run_of(failed));
+        if !is_last || self.extents.last() != Some(failed) || !bulk.ails(failed.bulk_block) || !bulk.takes_blocks() {
+            return false;
+        }
+        self.extents.pop();
+        self.reserved.pop().into_iter().for_each(|run| bulk.cancel(run));
+        true
+    }
+
     /// Puts the extents into the map and marks the reserved blocks used.
     fn store(&self, tx: &mut Tx<'_>, inode: &mut Inode) -> Result<()> {
         let (Some(first), Some(last)) = (self.extents.first(), self.extents.last()) else { return Ok(()) };
@@ -308,13 +321,17 @@ impl Fs {
             let (from, to) = (at.max(extent.file_block.byte()), end.min(extent.end().byte()));
             let part = &bytes[(from - at) as usize..(to - at) as usize];
             let place = byte_of(&extent, from);
-            let write = file.device(inode, |bulk| {
+            let written = file.device(inode, |bulk| {
                 if in_place || is_planted(Bug::PartialBlock) {
                     bulk.write(place, part)
                 } else {
                     write_whole(bulk, &extent, place, part)
                 }
-            })?;
+            });
+            let write = match written {
+                Err(Error::Io(_)) if !in_place && mapping.give_back(&extent) => continue,
+                written => written?,
+            };
             bulk.wrote(ino, write);
             fresh_tail = !in_place;
             kept = if in_place { to } else { kept };

@@ -108,6 +108,8 @@ struct Drain {
     number: u32,
     moved: AtomicU64,
     stopped: AtomicBool,
+    /// It is to look again at once.
+    again: AtomicBool,
     /// Why it does not get on.
     cause: Mutex<Option<String>>,
 }
@@ -350,13 +352,17 @@ impl Bulks {
     fn start_drain(self: &Arc<Self>, number: u32) -> Outcome<()> {
         let mut drains = self.drains.lock();
         drains.retain(|drain| !drain.stopped.load(Ordering::Acquire));
-        if drains.iter().any(|drain| drain.number == number) {
+        if let Some(drain) = drains.iter().find(|drain| drain.number == number) {
+            // What stopped it may be over.
+            *drain.cause.lock() = None;
+            drain.again.store(true, Ordering::Release);
             return Ok(());
         }
         let drain = Arc::new(Drain {
             number,
             moved: AtomicU64::new(0),
             stopped: AtomicBool::new(false),
+            again: AtomicBool::new(false),
             cause: Mutex::default(),
         });
         drains.push(drain.clone());
@@ -377,10 +383,12 @@ impl Bulks {
                 }
                 drop(bulks);
                 let begin = std::time::Instant::now();
-                while begin.elapsed() < PAUSE
-                    && !closing.load(Ordering::Acquire)
-                    && !drain.stopped.load(Ordering::Acquire)
-                {
+                let is_wanted = || {
+                    closing.load(Ordering::Acquire)
+                        || drain.stopped.load(Ordering::Acquire)
+                        || drain.again.swap(false, Ordering::AcqRel)
+                };
+                while begin.elapsed() < PAUSE && !is_wanted() {
                     std::thread::sleep(Duration::from_millis(100));
                 }
             }
@@ -445,8 +453,13 @@ impl Bulks {
     pub fn remove_here(self: &Arc<Self>, device: &str, moved: &dyn Fn(u64)) -> Outcome<String> {
         let number = self.find(device)?;
         self.leave(number)?;
-        let drain =
-            Drain { number, moved: AtomicU64::new(0), stopped: AtomicBool::new(false), cause: Mutex::default() };
+        let drain = Drain {
+            number,
+            moved: AtomicU64::new(0),
+            stopped: AtomicBool::new(false),
+            again: AtomicBool::new(false),
+            cause: Mutex::default(),
+        };
         let done = self.drain_once(&drain)?;
         moved(drain.moved.load(Ordering::Relaxed));
         if !done {

@@ -32,7 +32,8 @@ pub(super) struct BlockSet(HashMap<u64, u64>);
 
 /// The words that `[first, end)` touches, and which of their bits.
 pub(super) fn words(first: u64, end: u64) -> impl Iterator<Item = (u64, u64)> {
-    (first / 64..end.div_ceil(64)).map(move |word| {
+    let behind = if first < end { end.div_ceil(64) } else { first / 64 };
+    (first / 64..behind).map(move |word| {
         let from = first.max(word * 64) - word * 64;
         let bits = end.min(word * 64 + 64) - word * 64 - from;
         (word, (u64::MAX >> (64 - bits)) << from)
@@ -74,10 +75,6 @@ impl BlockSet {
         self.0.iter().map(|(&word, &bits)| (word, bits)).collect()
     }
 
-    pub fn len(&self) -> u64 {
-        self.0.values().map(|bits| u64::from(bits.count_ones())).sum()
-    }
-
     fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -117,6 +114,8 @@ pub(super) struct Unit {
     device: RwLock<Option<Arc<dyn BlockDevice>>>,
     /// Why the device takes no writes, or is not there.
     closed: RwLock<Option<Arc<str>>>,
+    /// Its last write failed: new data go elsewhere until one succeeds, or a flush.
+    ails: AtomicBool,
     /// It was attached in this process.
     pub was_there: AtomicBool,
     pub leaving: AtomicBool,
@@ -147,6 +146,7 @@ impl Unit {
             name: RwLock::new(format!("bulk device {}", entry.number).into()),
             device: RwLock::default(),
             closed: RwLock::new(Some("it was not given".into())),
+            ails: AtomicBool::new(false),
             was_there: AtomicBool::new(false),
             leaving: AtomicBool::new(entry.leaving),
             state: Mutex::new(blocks),
@@ -201,7 +201,11 @@ impl Unit {
 
     /// New blocks may be given out on it.
     pub fn takes_blocks(&self) -> bool {
-        self.is_open() && !self.leaving.load(Ordering::Acquire)
+        self.is_open() && !self.leaving.load(Ordering::Acquire) && !self.ails()
+    }
+
+    pub fn ails(&self) -> bool {
+        self.ails.load(Ordering::Acquire)
     }
 
     fn refusal(&self) -> Error {
@@ -315,6 +319,7 @@ impl Unit {
         // Counted also when it failed: some of it may have reached the device.
         let write = self.written.fetch_add(1, Ordering::AcqRel) + 1;
         if tracks {
+            self.ails.store(outcome.as_ref().is_err_and(|error| !error.is_lack()), Ordering::Release);
             let mut doubt = self.doubt.lock();
             if !self.is_open() {
                 // The flush that failed meanwhile says nothing about this write: it has failed, too.
@@ -342,6 +347,7 @@ impl Unit {
 
     /// It has completed; the words of the suspects that are none any more.
     pub fn end_flush(&self) -> Vec<(u64, u64)> {
+        self.ails.store(false, Ordering::Release);
         let mut doubt = self.doubt.lock();
         doubt.in_flush = BlockSet::default();
         std::mem::take(&mut doubt.rewritten_in_flush).words()
@@ -376,8 +382,18 @@ impl Unit {
         self.doubt.lock().piece = Some(piece);
     }
 
+    pub fn has_suspects(&self) -> bool {
+        self.has_suspects.load(Ordering::Acquire) && !self.doubt.lock().suspects.is_empty()
+    }
+
+    /// Blocks in use that are in doubt.
     pub fn suspect_blocks(&self) -> u64 {
-        self.doubt.lock().suspects.len()
+        if !self.has_suspects() {
+            return 0;
+        }
+        let suspects = self.doubt.lock().suspects.words();
+        let blocks = self.state.lock();
+        suspects.into_iter().map(|(word, bits)| u64::from((bits & blocks.used_of(word)).count_ones())).sum()
     }
 
     /// Is any block of a run in doubt?
@@ -470,4 +486,25 @@ fn write_aligned(device: &dyn BlockDevice, align: u64, at: u64, bytes: &[u8]) ->
         write_aligned(device, align, body_to, tail)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_holds_the_blocks_that_were_put_in_and_not_taken_out() {
+        let mut set = BlockSet::default();
+        set.insert(60, 130);
+        set.remove(64, 65);
+        let holds: Vec<u64> = (0..200).filter(|&block| set.meets(block, block + 1)).collect();
+        assert_eq!(holds, (60..130).filter(|&block| block != 64).collect::<Vec<_>>());
+        for none in [0, 61, 64, 100, 128, 129] {
+            assert!(!set.meets(none, none), "nothing lies in an empty range");
+        }
+        assert!(!set.meets(0, 60) && !set.meets(64, 65) && !set.meets(130, 1000));
+        set.insert(61, 61);
+        set.remove(0, 1000);
+        assert!(set.is_empty());
+    }
 }

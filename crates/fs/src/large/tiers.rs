@@ -114,7 +114,10 @@ impl Fs {
                 buffer.resize((extent.blocks * BULK_BLOCK) as usize, 0);
                 let readable = (inode.size - at).min(buffer.len() as u64) as usize;
                 small::read(&self.region, &self.objects, inode, at, &mut buffer[..readable])?;
-                let done = file.device(inode, |bulk| bulk.write(extent.bulk_block.byte(), &buffer))?;
+                let done = match file.device(inode, |bulk| bulk.write(extent.bulk_block.byte(), &buffer)) {
+                    Err(Error::Io(_)) if mapping.give_back(&extent) => continue,
+                    done => done?,
+                };
                 self.bulk()?.wrote(file.ino, done);
                 write = Some(done);
             }
