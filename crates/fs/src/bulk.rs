@@ -105,8 +105,6 @@ pub(crate) struct Bulk {
     /// Behind the last block of any of them.
     end: AtomicU64,
     list: Mutex<devices::List>,
-    /// Held from taking pending runs to counting them as free: a caller that finds no space waits for it.
-    releasing: Mutex<()>,
     pub fresh: Fresh,
     pub births: Births,
     room: Option<Arc<RoomCache>>,
@@ -153,7 +151,6 @@ impl Bulk {
             units: RwLock::new(units.into()),
             end: AtomicU64::new(blocks_end(&entries)),
             list: Mutex::new(list),
-            releasing: Mutex::new(()),
             fresh: Fresh::default(),
             births: Births::new(region.last_lsn()),
             room: None,
@@ -389,49 +386,32 @@ impl Bulk {
 
     /// Makes blocks free whose freeing is durable, and which no saved image maps.
     pub fn reclaim(&self, region: &Region) -> Result<()> {
-        let durable = if is_planted(Bug::ReuseAtOnce) { Lsn::MAX } else { region.durable_lsn() };
-        let _one_at_a_time = self.releasing.lock();
-        for unit in self.units().iter() {
-            let mut ready: Vec<Run> = Vec::new();
-            unit.state.lock().pending.retain(|&(lsn, run)| {
-                if lsn <= durable {
-                    ready.push(run);
-                }
-                lsn > durable
-            });
-            release(unit, ready);
-        }
+        self.units().iter().for_each(|unit| reclaim_unit(region, unit));
         Ok(())
+    }
+
+    /// The same for one device.
+    pub fn reclaim_on(&self, region: &Region, number: u32) {
+        if let Some(unit) = self.unit(number) {
+            reclaim_unit(region, &unit);
+        }
     }
 
     /// Saves the region in an image and lets go of what only the image before it mapped.
     pub fn save(&self, region: &Region) -> Result<()> {
         assert_none_held();
+        let units = self.units();
         // Held from before the seal: a block that only the new image maps must not be let go meanwhile.
-        let _one_at_a_time = self.releasing.lock();
+        let _one_at_a_time: Vec<_> = units.iter().map(|unit| unit.releasing.lock()).collect();
         region.checkpoint()?;
-        self.saved(region)
+        saved(region, &units)
     }
 
     /// The region was saved for the last time in this life.
     pub fn saved_finally(&self, region: &Region) -> Result<()> {
-        let _one_at_a_time = self.releasing.lock();
-        self.saved(region)
-    }
-
-    fn saved(&self, region: &Region) -> Result<()> {
-        let saved = saved_devices(region)?;
-        for unit in self.units().iter() {
-            let words = read_saved(region, &saved, unit)?;
-            let held = {
-                let mut blocks = unit.state.lock();
-                blocks.saved = words;
-                blocks.held_blocks = 0;
-                std::mem::take(&mut blocks.held)
-            };
-            release(unit, held);
-        }
-        Ok(())
+        let units = self.units();
+        let _one_at_a_time: Vec<_> = units.iter().map(|unit| unit.releasing.lock()).collect();
+        saved(region, &units)
     }
 
     /// Reads bytes of the device that holds them.
@@ -511,6 +491,35 @@ impl Bulk {
         self.settle_suspects(region, unit)
     }
 
+    /// Flushes one device, if it takes writes; that it fails as one of several is no error.
+    pub fn flush_on(&self, region: &Region, number: u32) -> Result<Flushed> {
+        if let Some(unit) = self.unit(number) {
+            match self.flush_unit(region, &unit) {
+                Err(Error::Io(_)) if !unit.is_open() => {}
+                outcome => outcome?,
+            }
+        }
+        Ok(self.last_flushed())
+    }
+
+    /// Numbers of the devices.
+    pub fn numbers(&self) -> Vec<u32> {
+        self.units().iter().map(|unit| unit.number).collect()
+    }
+
+    /// Is there anything on a device that a flush could settle?
+    pub fn has_new_on(&self, number: u32) -> bool {
+        self.unit(number)
+            .is_some_and(|unit| unit.is_open() && (unit.needs_flush() || self.fresh.has_any_on(|n| n == number)))
+    }
+
+    /// The device that an fsync of the file has to wait for, the first of several.
+    pub fn waits_on(&self, ino: Ino) -> u32 {
+        let flushed = self.last_flushed();
+        let waits = |unit: &&Arc<Unit>| !unit.is_flushed(ino) || self.fresh.waits_for(ino, unit.number, &flushed);
+        self.units().iter().find(waits).map_or(0, |unit| unit.number)
+    }
+
     /// Flushes every device that takes writes. A device of several that cannot be flushed is closed, and no error: the others'
     /// files do not suffer for it.
     pub fn flush(&self, region: &Region) -> Result<Flushed> {
@@ -576,11 +585,6 @@ impl Bulk {
         unit.refuse_doubtful(run, is_new)
     }
 
-    /// Is anything listed as NEW that a flush could settle?
-    pub fn has_fresh(&self) -> bool {
-        self.fresh.has_any_on(|number| self.unit(number).is_some_and(|unit| unit.is_open()))
-    }
-
     /// Is there data that no flush covers, on a device that can be flushed?
     pub fn needs_flush(&self) -> bool {
         self.units().iter().any(|unit| unit.needs_flush())
@@ -625,6 +629,35 @@ fn mark(tx: &mut Tx<'_>, bitmap: Offset, run: Run, used: bool) -> Result<()> {
             tx.clear_bits(at, mask)?
         }
         block += bits;
+    }
+    Ok(())
+}
+
+fn reclaim_unit(region: &Region, unit: &Unit) {
+    let durable = if is_planted(Bug::ReuseAtOnce) { Lsn::MAX } else { region.durable_lsn() };
+    let _one_at_a_time = unit.releasing.lock();
+    let mut ready: Vec<Run> = Vec::new();
+    unit.state.lock().pending.retain(|&(lsn, run)| {
+        if lsn <= durable {
+            ready.push(run);
+        }
+        lsn > durable
+    });
+    release(unit, ready);
+}
+
+/// There is a newer image: lets go of what only the image before it mapped. The caller holds `releasing` of all devices.
+fn saved(region: &Region, units: &[Arc<Unit>]) -> Result<()> {
+    let saved = saved_devices(region)?;
+    for unit in units {
+        let words = read_saved(region, &saved, unit)?;
+        let held = {
+            let mut blocks = unit.state.lock();
+            blocks.saved = words;
+            blocks.held_blocks = 0;
+            std::mem::take(&mut blocks.held)
+        };
+        release(unit, held);
     }
     Ok(())
 }

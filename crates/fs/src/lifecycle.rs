@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use shoal_format::bulk_list::BULK_DEVICES_MAX;
 use shoal_format::inode::{Inode, InodeSlot};
 use shoal_format::superblock::{FEATURE_DEVICES, Geometry, ROOTS_AT, SUPERBLOCK_AT, Superblock};
 use shoal_format::{BULK_BLOCK, PAGE};
@@ -117,7 +118,8 @@ const REPLACED_PATIENCE_NS: u64 = 1_000_000_000;
 #[derive(Default)]
 pub(crate) struct Pace {
     pending: Option<(Lsn, u64)>,
-    bulk_since: Option<u64>,
+    /// For each bulk device.
+    bulk_since: [Option<u64>; BULK_DEVICES_MAX],
     /// Up to here the log holds what makes flushed data count: it is synced at once.
     settled: Lsn,
     /// Checkpoints that found no room, one after the other.
@@ -241,10 +243,29 @@ impl Fs {
         self.reclaim_bulk()
     }
 
-    /// The bulk device's share of [`Fs::tick`].
+    /// The bulk devices' share of [`Fs::tick`].
     pub fn tick_bulk(&self) -> Result<()> {
         self.settle_by_age()?;
         self.reclaim_bulk()
+    }
+
+    /// One bulk device's share of it, which waits for no other device.
+    pub fn tick_bulk_device(&self, number: u32) -> Result<()> {
+        self.settle_device_by_age(number)?;
+        if let Some(bulk) = &self.bulk {
+            bulk.reclaim_on(&self.region, number);
+        }
+        Ok(())
+    }
+
+    /// Numbers of the bulk devices.
+    pub fn bulk_numbers(&self) -> Vec<u32> {
+        self.bulk.as_ref().map(Bulk::numbers).unwrap_or_default()
+    }
+
+    /// The bulk device that an fsync of the file has to wait for first.
+    pub fn waits_on(&self, ino: Ino) -> u32 {
+        self.bulk.as_ref().map_or(0, |bulk| bulk.waits_on(ino))
     }
 
     fn reclaim_bulk(&self) -> Result<()> {
@@ -287,31 +308,36 @@ impl Fs {
         Ok(self.region.sync()?)
     }
 
-    /// Flushes the bulk device and clears NEW when the oldest data not settled is old enough, or the log is due that speaks
-    /// of it. The log's next tick makes the records durable that say so.
     fn settle_by_age(&self) -> Result<()> {
+        self.bulk_numbers().into_iter().try_for_each(|number| self.settle_device_by_age(number))
+    }
+
+    /// Flushes a bulk device and clears NEW when the oldest data there that is not settled is old enough, or the log is due that
+    /// speaks of it. The log's next tick makes the records durable that say so.
+    fn settle_device_by_age(&self, number: u32) -> Result<()> {
         self.writable()?;
         if let Some(error) = self.noted.lock().take() {
             return Err(error);
         }
         let now = self.clock.monotonic_ns();
         let log_due = self.log_overdue_ns(now).is_some();
-        let has_new = self.has_new();
+        let has_new = self.bulk.as_ref().is_some_and(|bulk| bulk.has_new_on(number));
         {
             let mut pace = self.pace.lock();
-            if pace.bulk_since.is_none() && has_new {
-                pace.bulk_since = Some(now);
+            let since = &mut pace.bulk_since[number as usize];
+            if since.is_none() && has_new {
+                *since = Some(now);
             }
-            let bulk_due = pace.bulk_since.is_some_and(|since| self.overdue_ns(now, since).is_some());
+            let bulk_due = since.is_some_and(|since| self.overdue_ns(now, since).is_some());
             let due = bulk_due || log_due && has_new;
             if !due {
                 return Ok(());
             }
-            pace.bulk_since = None;
+            *since = None;
         }
         // Vouched for from here on: what leaves the region now is flushed first.
         self.region.promise();
-        self.settle_new()?;
+        self.settle_device(number)?;
         self.pace.lock().settled = self.region.last_lsn();
         Ok(())
     }

@@ -23,11 +23,6 @@ fn unwritten(flags: u32) -> u32 {
 }
 
 impl Fs {
-    /// Is there work for [`Fs::settle_new`]?
-    pub(crate) fn has_new(&self) -> bool {
-        self.bulk.as_ref().is_some_and(|bulk| bulk.needs_flush() || bulk.has_fresh())
-    }
-
     /// Flushes each bulk device once and clears NEW from everything written before that flush; then makes blocks free
     /// whose freeing is durable. Files on a device that is closed stay as they are, and hold up nobody.
     pub(crate) fn settle_new(&self) -> Result<()> {
@@ -41,6 +36,21 @@ impl Fs {
         bulk.reclaim(&self.region)
     }
 
+    /// The same for one device alone: the others may be slow.
+    pub(crate) fn settle_device(&self, number: u32) -> Result<()> {
+        let Some(bulk) = &self.bulk else { return Ok(()) };
+        let now = self.clock.monotonic_ns();
+        let flushed = bulk.flush_on(&self.region, number)?;
+        for ino in bulk.fresh.files() {
+            self.clear_new(ino, &flushed)?;
+        }
+        if !bulk.needs_flush() {
+            // Listed files may have data on any device.
+            bulk.fresh.replaced.flushed(now);
+        }
+        Ok(())
+    }
+
     /// Before the log is flushed for another file's sake: contents that took the place of those cut off must not be
     /// missing when the cut becomes durable.
     pub(crate) fn settle_replaced(&self) -> Result<()> {
@@ -48,7 +58,7 @@ impl Fs {
         let now = self.clock.monotonic_ns();
         let replaced = bulk.fresh.pending(|ino| bulk.is_flushed(ino));
         if !replaced.is_empty() {
-            let flushed = bulk.flush(&self.region)?;
+            let flushed = bulk.flush_files(&self.region, &replaced)?;
             for ino in replaced {
                 self.clear_new(ino, &flushed)?;
             }

@@ -179,8 +179,8 @@ fn copy_bulk(
     let path = directory.join(bulk_file(entry.number));
     let mut options = OpenOptions::new();
     let file = options.write(true).create_new(true).mode(0o600).open(&path).during(path.display())?;
-    let room = if entry.has_mark() { BULK_BLOCK } else { 0 };
-    file.set_len(entry.blocks * BULK_BLOCK + room).during(path.display())?;
+    // With room for the mark, also where there is none yet.
+    file.set_len((entry.blocks + 1) * BULK_BLOCK).during(path.display())?;
     watched.begin("large files (blocks)", entry.blocks);
     let bitmap = entry.bitmap_at(fs.region().superblock());
     let mut bytes = vec![0; (COPY_BLOCKS * BULK_BLOCK) as usize];

@@ -129,7 +129,7 @@ impl Store {
         let give_bulk = |bytes: u64| match bulk_file(self) {
             // Behind the blocks of the first of several devices is its mark.
             Some(_) if self.description.has_bulk_list() => Ok(()),
-            Some(path) => shoal_host::set_length_durably(&path, bytes).during("bulk storage"),
+            Some(path) => shoal_host::set_length_durably(&path, bytes + BULK_BLOCK).during("bulk storage"),
             None => Ok(()),
         };
         if *plan.superblock() != rest.superblock {

@@ -128,6 +128,8 @@ pub(super) struct Unit {
     pub flushed: AtomicU64,
     /// Held during a flush.
     pub flushing: Mutex<()>,
+    /// Held from taking pending runs to counting them as free: a caller that finds no space waits for it.
+    pub releasing: Mutex<()>,
     writes: Box<[AtomicU64]>,
     /// Writes are remembered by block: a failed flush does not end the store.
     pub tracks: AtomicBool,
@@ -155,6 +157,7 @@ impl Unit {
             submitted: AtomicU64::new(0),
             flushed: AtomicU64::new(0),
             flushing: Mutex::new(()),
+            releasing: Mutex::new(()),
             // Number 1 stands for what an earlier process wrote.
             writes: (0..WRITES).map(|_| AtomicU64::new(1)).collect(),
             tracks: AtomicBool::new(false),
