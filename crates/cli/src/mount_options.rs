@@ -110,8 +110,7 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
     }
     match name {
         "ro" => options.read_only = true,
-        "degraded" => options.degraded = true,
-        "nodegraded" => options.degraded = false,
+        "degraded" | "nodegraded" => options.degraded = name == "degraded",
         "noatime" => options.access_times = AccessTimes::Never,
         "strictatime" => options.access_times = AccessTimes::Always,
         "nodiratime" => options.nodiratime = true,

@@ -153,6 +153,8 @@ pub fn encode_list(devices: &[BulkDeviceEntry]) -> Vec<u8> {
     assert!((1..=BULK_DEVICES_MAX).contains(&devices.len()));
     let mut bytes = vec![0; HEADER];
     for device in devices {
+        let leaving = if device.leaving { BULK_LEAVING } else { 0 };
+        let unsettled = if device.unsettled { BULK_UNSETTLED } else { 0 };
         let entry = BulkEntry {
             uuid: device.uuid,
             blocks: device.blocks.into(),
@@ -160,7 +162,7 @@ pub fn encode_list(devices: &[BulkDeviceEntry]) -> Vec<u8> {
             suspects: device.suspects.bits().into(),
             epoch: device.epoch.into(),
             number: device.number.into(),
-            flags: (u32::from(device.leaving) * BULK_LEAVING | u32::from(device.unsettled) * BULK_UNSETTLED).into(),
+            flags: (leaving | unsettled).into(),
             reserved: [0; 8],
         };
         bytes.extend_from_slice(entry.as_bytes());

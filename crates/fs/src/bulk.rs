@@ -189,8 +189,22 @@ impl Bulk {
     }
 
     /// New blocks are given out only while the host has room for them.
-    pub fn on_host(self, room: Option<Arc<RoomCache>>) -> Bulk {
+    pub fn with_room(self, room: Option<Arc<RoomCache>>, on_host: &[u32]) -> Bulk {
+        for unit in self.units().iter() {
+            unit.on_host.store(on_host.contains(&unit.number), Ordering::Release);
+        }
         Bulk { room, ..self }
+    }
+
+    /// Of the devices that take their room from the host.
+    fn on_host(&self, count: impl Fn(&Unit) -> u64) -> u64 {
+        self.sum(|unit| if unit.on_host.load(Ordering::Acquire) { count(unit) } else { 0 })
+    }
+
+    /// Blocks of those devices that are not free, and that are free and can be given out.
+    pub fn taken_and_free_on_host(&self) -> (u64, u64) {
+        let free = |unit: &Unit| if unit.takes_blocks() { unit.room() } else { 0 };
+        (self.on_host(Unit::taken), self.on_host(free))
     }
 
     fn units(&self) -> Arc<[Arc<Unit>]> {
@@ -233,14 +247,13 @@ impl Bulk {
 
     fn take_on(&self, unit: &Unit, region: &Region, goal: Option<BulkBlock>, want: u64, ahead: u64) -> Option<Run> {
         let goal = goal.and_then(|goal| goal.get().checked_sub(unit.first)).map(BulkBlock::new);
-        // Only the first device may lie on the host of log and images.
         let run = match &self.room {
-            Some(room) if unit.number == 0 => {
+            Some(room) if unit.on_host.load(Ordering::Acquire) => {
                 let within = |host: HostRoom| {
                     let most = host.bulk_bytes(region.log_growth_bytes()) / BULK_BLOCK;
-                    let mut blocks = unit.state.lock();
-                    let want = want.min(most.saturating_sub(blocks.taken()));
-                    if want == 0 { None } else { blocks.take(goal, want, ahead) }
+                    let taken = self.on_host(Unit::taken);
+                    let want = want.min(most.saturating_sub(taken));
+                    if want == 0 { None } else { unit.state.lock().take(goal, want, ahead) }
                 };
                 // Room may have been made since the host was asked last.
                 within(room.now()).or_else(|| within(room.fresh()))

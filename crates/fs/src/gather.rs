@@ -122,16 +122,7 @@ impl Fs {
         let outcome = (|| {
             looked?;
             if old.flags & EXTENT_UNWRITTEN == 0 {
-                file.device_aside(&mut inode, |bulk| {
-                    let mut bytes = vec![0; (COPY_BLOCKS * BULK_BLOCK) as usize];
-                    for done in (0..run.blocks).step_by(COPY_BLOCKS as usize) {
-                        let bytes = &mut bytes[..(COPY_BLOCKS.min(run.blocks - done) * BULK_BLOCK) as usize];
-                        bulk.read((old.bulk_block + done).byte(), bytes)?;
-                        bulk.write((run.first + done).byte(), bytes)?;
-                    }
-                    // What was durable must be so where the record says it is.
-                    if is_planted(Bug::DrainUnflushed) { Ok(()) } else { bulk.flush_at(&self.region, [run.first]) }
-                })?;
+                file.device_aside(&mut inode, |bulk| self.copy_run(bulk, &old, run))?;
             }
             let mut edit = MapEdit::load(&self.region, &inode, old.file_block, old.end(), bulk.blocks())?;
             // Their flags are those of now: NEW may have been cleared, and the extent split, while the device worked.
@@ -164,5 +155,17 @@ impl Fs {
                 Err(error)
             }
         }
+    }
+
+    /// Copies an extent's data to a run of as many blocks, durably.
+    fn copy_run(&self, bulk: &Bulk, old: &Extent, run: Run) -> Result<()> {
+        let mut bytes = vec![0; (COPY_BLOCKS * BULK_BLOCK) as usize];
+        for done in (0..run.blocks).step_by(COPY_BLOCKS as usize) {
+            let bytes = &mut bytes[..(COPY_BLOCKS.min(run.blocks - done) * BULK_BLOCK) as usize];
+            bulk.read((old.bulk_block + done).byte(), bytes)?;
+            bulk.write((run.first + done).byte(), bytes)?;
+        }
+        // What was durable must be so where the record says it is.
+        if is_planted(Bug::DrainUnflushed) { Ok(()) } else { bulk.flush_at(&self.region, [run.first]) }
     }
 }

@@ -321,12 +321,9 @@ impl Fs {
             let (from, to) = (at.max(extent.file_block.byte()), end.min(extent.end().byte()));
             let part = &bytes[(from - at) as usize..(to - at) as usize];
             let place = byte_of(&extent, from);
-            let written = file.device(inode, |bulk| {
-                if in_place || is_planted(Bug::PartialBlock) {
-                    bulk.write(place, part)
-                } else {
-                    write_whole(bulk, &extent, place, part)
-                }
+            let written = file.device(inode, |bulk| match in_place || is_planted(Bug::PartialBlock) {
+                true => bulk.write(place, part),
+                false => write_whole(bulk, &extent, place, part),
             });
             let write = match written {
                 Err(Error::Io(_)) if !in_place && mapping.give_back(&extent) => continue,

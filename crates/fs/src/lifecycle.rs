@@ -71,6 +71,8 @@ pub struct Options {
     pub method: Method,
     /// An earlier program's name for the present boot: a log that names it saw no power loss either.
     pub earlier_boot_id: Option<[u8; 16]>,
+    /// The device in [`Parts`] takes its room from the host that `room` asks.
+    pub bulk_on_host: bool,
     /// The bulk devices of a store that lists several; the first one may be in [`Parts`].
     pub bulk_devices: Vec<GivenDevice>,
     /// Open a store that lists several bulk devices without those that are missing.
@@ -95,6 +97,7 @@ impl Default for Options {
             pack_inodes: true,
             method: Method::default(),
             earlier_boot_id: None,
+            bulk_on_host: true,
             bulk_devices: Vec::new(),
             degraded: false,
             on_bulk_failure: None,
@@ -196,7 +199,8 @@ impl Fs {
         let given = bulk;
         let bulk = if region.superblock().bulk_blocks > 0 { Some(Bulk::load(&region)?) } else { None };
         let room = options.room.clone().map(|room| Arc::new(RoomCache::new(room, clock.clone())));
-        let bulk = bulk.map(|bulk| bulk.on_host(room.clone()).tells(options.on_bulk_failure.clone()));
+        let on_host: &[u32] = if options.bulk_on_host { &[0] } else { &[] };
+        let bulk = bulk.map(|bulk| bulk.with_room(room.clone(), on_host).tells(options.on_bulk_failure.clone()));
         if let Some(bulk) = &bulk {
             bulk.attach(&region, &options.bulk_devices, given, options.degraded)?;
         }

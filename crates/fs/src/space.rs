@@ -12,6 +12,7 @@ use shoal_format::BULK_BLOCK;
 use shoal_format::dir::NAME_MAX;
 use shoal_format::inode::{INODE_RECORD, Inode};
 
+use crate::bulk::Bulk;
 use crate::{Attr, Fs, HostRoom, Ino, Result};
 
 /// File-system figures, as `statfs` reports them.
@@ -117,11 +118,14 @@ impl Fs {
             usage.region_usable = space.usable_bytes.min(space.backed_usable_bytes + growth).min(ordinary);
             usage.region_free = space.free_bytes.min(ordinary + usage.region_reserve);
             usage.region_reserve = usage.region_free - ordinary;
-            usage.bulk_free =
-                usage.bulk_free.min(room.bulk_bytes(log).saturating_sub(usage.bulk_used + usage.bulk_pending));
+            // Of the free blocks those on the host are there only as far as it has room.
+            let (taken, free) = self.bulk.as_ref().map_or((0, 0), Bulk::taken_and_free_on_host);
+            let (taken, free) = (taken * BULK_BLOCK, free * BULK_BLOCK);
+            let backed = free.min(room.bulk_bytes(log).saturating_sub(taken));
+            usage.bulk_free = usage.bulk_free.saturating_sub(free - backed);
             if room.shared {
                 let grown = ordinary.saturating_sub(space.backed_bytes);
-                let beside = HostRoom { region: room.region.saturating_sub(usage.bulk_free), ..room };
+                let beside = HostRoom { region: room.region.saturating_sub(backed), ..room };
                 usage.shared_free = grown.saturating_sub(beside.region_growth_bytes(log));
             }
         }

@@ -8,7 +8,8 @@ use shoal_fs::{Error, Leaving, ROOT};
 use std::sync::atomic::Ordering;
 
 use crate::devices::{
-    BLOCKS, Pair, all_given, away_or_older, create, explore, failed_flush, given, new_world, read, try_open,
+    BLOCKS, Pair, all_given, away_or_older, create, every_failure, explore, failed_flush, given, new_world, read,
+    try_open,
 };
 use crate::store::Boot;
 
@@ -27,6 +28,15 @@ fn whatever_happens_to_the_list_of_devices_survives_every_crash() {
 fn a_failed_flush_of_one_device_costs_what_it_did_not_cover_and_nothing_else() {
     failed_flush(MemoryKind::Logged);
     failed_flush(MemoryKind::Battery);
+}
+
+#[test]
+fn every_call_of_one_device_of_two_may_fail_once_or_for_good() {
+    for kind in [MemoryKind::Logged, MemoryKind::Battery] {
+        let failed = every_failure(kind);
+        println!("{kind:?}: {failed} calls failed");
+        assert!(failed > 60, "only {failed} calls failed");
+    }
 }
 
 #[test]

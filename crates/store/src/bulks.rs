@@ -16,8 +16,8 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use shoal_devices::size::human;
 use shoal_devices::{
-    Device, DeviceName, DeviceReport, During, Failure, Outcome, is_block_device, new_uuid, refuse_if_in_use,
-    refuse_if_not_empty, uuid_text,
+    Device, DeviceName, DeviceReport, DonorChange, During, Failure, Outcome, is_block_device, new_uuid,
+    refuse_if_in_use, refuse_if_not_empty, uuid_text,
 };
 use shoal_format::BULK_BLOCK;
 use shoal_format::bulk_list::BULK_DEVICES_MAX;
@@ -26,6 +26,7 @@ use shoal_host::FileDevice;
 use tracing::{info, warn};
 
 use crate::description::{BulkPlace, Description, NumberedPlace};
+use crate::host_room::HostFiles;
 use crate::media::{open_place, through};
 use crate::progress::Progress;
 use crate::store::{Opened, Store};
@@ -120,6 +121,7 @@ pub(crate) struct Bulks {
     directory: PathBuf,
     description: Mutex<Description>,
     devices: Mutex<Vec<(u32, Arc<dyn Device>)>>,
+    host_files: HostFiles,
     drains: Mutex<Vec<Arc<Drain>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// One change at a time.
@@ -134,6 +136,7 @@ impl Bulks {
         description: &Description,
         first: Option<Arc<dyn Device>>,
         more: Vec<(u32, Arc<dyn Device>)>,
+        host_files: HostFiles,
     ) -> Bulks {
         let devices = first.into_iter().map(|device| (0, device)).chain(more).collect();
         Bulks {
@@ -141,6 +144,7 @@ impl Bulks {
             directory: directory.to_path_buf(),
             description: Mutex::new(description.clone()),
             devices: Mutex::new(devices),
+            host_files,
             drains: Mutex::default(),
             threads: Mutex::default(),
             changing: Mutex::default(),
@@ -150,7 +154,8 @@ impl Bulks {
 
     /// The same for a store that was just opened.
     pub fn of(opened: Opened, directory: &Path, description: &Description) -> Bulks {
-        Bulks::new(Arc::new(opened.fs), directory, description, opened.bulk, opened.more_bulk)
+        let Opened { fs, bulk, more_bulk, host_files, .. } = opened;
+        Bulks::new(Arc::new(fs), directory, description, bulk, more_bulk, host_files)
     }
 
     pub fn description(&self) -> Description {
@@ -181,6 +186,25 @@ impl Bulks {
             *description = changed;
         }
         Ok(())
+    }
+
+    /// Changes the donors of the network RAM disk among the devices; what was done, in words.
+    pub fn change_donors(&self, change: DonorChange, donor: &str) -> Outcome<String> {
+        let devices = self.devices.lock().clone();
+        let has_donors = |device: &Arc<dyn Device>| device.name().kind().name == "netram";
+        let chosen = devices.iter().find(|(_, device)| has_donors(device)).or(devices.first());
+        let (number, device) = chosen.ok_or_else(|| Failure::new(self.directory.display(), "has no bulk storage"))?;
+        let done = device.change(change, donor)?;
+        // The description names the new donor, so that the next mount finds it.
+        let new = BulkPlace::Device(device.name().to_string());
+        self.change(|description| match number {
+            0 => description.bulk = Some(new),
+            _ => {
+                let known = description.more_bulk.iter_mut().filter(|place| place.number == *number);
+                known.for_each(|place| place.place = new.clone());
+            }
+        })?;
+        Ok(done)
     }
 
     pub fn first(&self) -> Option<Arc<dyn Device>> {
@@ -280,10 +304,13 @@ impl Bulks {
             description.more_bulk.push(NumberedPlace { number, uuid: uuid_text(&uuid), place: place.clone() });
             description.more_bulk.sort_by_key(|place| place.number);
         })?;
-        let given = GivenDevice { uuid, name: place.shown(&self.directory), device: Ok(through(&*device)) };
+        let on_host = place.path(&self.directory).is_some_and(|path| self.host_files.add(&self.directory, &path));
+        let (shown, opened) = (place.shown(&self.directory), through(&*device));
+        let given = GivenDevice { uuid, name: shown, on_host, device: Ok(opened) };
         let added = self.fs.bulk_add(&given, size_bytes.map(|bytes| bytes / BULK_BLOCK));
         if let Err(error) = added {
             self.change(|description| description.more_bulk.retain(|place| place.number != number))?;
+            place.path(&self.directory).iter().for_each(|path| self.host_files.remove(path));
             if let (true, Some(path)) = (made, name.path()) {
                 // Nobody has used the file that was just made.
                 let _ = std::fs::remove_file(path);
@@ -436,6 +463,8 @@ impl Bulks {
 
     /// The region does not list the device any more.
     fn removed(&self, number: u32) -> Outcome<()> {
+        let path = self.description().place_of(number).and_then(|place| place.path(&self.directory));
+        path.iter().for_each(|path| self.host_files.remove(path));
         self.change(|description| {
             description.more_bulk.retain(|place| place.number != number);
             // Its place stays until the store is closed: with it a crash is told from a power loss.

@@ -78,6 +78,14 @@ impl BulkPlace {
         }
     }
 
+    /// The path of a file or block device.
+    pub(crate) fn path(&self, directory: &Path) -> Option<PathBuf> {
+        match self {
+            BulkPlace::File(file) => Some(directory.join(file)),
+            BulkPlace::Device(_) => None,
+        }
+    }
+
     /// The name for people and logs, without secrets.
     pub fn shown(&self, directory: &Path) -> String {
         match self.name(directory) {

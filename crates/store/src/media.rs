@@ -15,6 +15,7 @@ use shoal_writeback::{Policy, Rule, WriteBack};
 use tracing::warn;
 
 use crate::description::{BulkPlace, Description, NumberedPlace};
+use crate::host_room::HostFiles;
 use crate::memory::RegionMedia;
 use crate::names::{DESCRIPTION, LOG};
 use crate::store::Store;
@@ -35,7 +36,7 @@ pub(crate) struct Media {
 
 impl Store {
     /// With `degraded`, bulk devices of a store that lists several may be missing.
-    pub(crate) fn open_media(&self, read_only: bool, degraded: bool) -> Outcome<Media> {
+    pub(crate) fn open_media(&self, read_only: bool, degraded: bool, host: &HostFiles) -> Outcome<Media> {
         let region = self.description.memory.open_media(&self.resting(), read_only)?;
         let period = self.period()?;
         let degraded = degraded && self.description.has_bulk_list();
@@ -58,7 +59,8 @@ impl Store {
             };
             given.push(GivenDevice {
                 uuid: parse_uuid(&numbered.uuid).unwrap_or_default(),
-                name: numbered.place.text(&self.directory),
+                name: numbered.place.shown(&self.directory),
+                on_host: numbered.place.path(&self.directory).is_some_and(|path| host.add(&self.directory, &path)),
                 device: opened,
             });
         }

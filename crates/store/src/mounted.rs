@@ -22,7 +22,6 @@ use tracing::{info, warn};
 
 use crate::bulks::Bulks;
 use crate::control::{self, Answer, Question};
-use crate::description::BulkPlace;
 use crate::inspect::FileReport;
 use crate::packing;
 use crate::read_only::ReadOnly;
@@ -76,7 +75,7 @@ impl Store {
             method: options.compress.unwrap_or(self.description.compress),
             ..Options::default()
         };
-        let Opened { fs, recovery, bulk, more_bulk, survives_power_loss } = self.open(engine)?;
+        let Opened { fs, recovery, bulk, more_bulk, host_files, survives_power_loss } = self.open(engine)?;
         let recovered = Recovered {
             clean: recovery.clean,
             power_lost: recovery.power_lost,
@@ -100,7 +99,7 @@ impl Store {
             info!("{recovered}");
         }
         info!("{} is mounted on {}", self.directory.display(), mountpoint.display());
-        let bulks = Arc::new(Bulks::new(fs.clone(), &self.directory, &self.description, bulk, more_bulk));
+        let bulks = Arc::new(Bulks::new(fs.clone(), &self.directory, &self.description, bulk, more_bulk, host_files));
         let taken_up = if options.read_only { Ok(()) } else { bulks.take_up() };
         let asked = Asked {
             fs,
@@ -233,15 +232,7 @@ impl Asked {
             Question::Resize { memory_bytes, bulk_bytes } => {
                 value(resize_mounted(fs, directory, &Sizes { memory_bytes, bulk_bytes })?)
             }
-            Question::Donor { change, donor } => match self.bulks.first() {
-                Some(bulk) => {
-                    let done = bulk.change(change, &donor)?;
-                    // The description names the new donor, so that the next mount finds it.
-                    let place = Some(BulkPlace::Device(bulk.name().to_string()));
-                    self.bulks.change(|description| description.bulk = place).map(|()| done.into())
-                }
-                None => Err(Failure::new(directory.display(), "has no bulk storage")),
-            },
+            Question::Donor { change, donor } => self.bulks.change_donors(change, &donor).map(serde_json::Value::from),
             Question::Bulk { change } => self.bulks.carry_out(&change).map(serde_json::Value::from),
             Question::Bulks => value(self.bulks.reports()),
             Question::BulkFiles { device } => value(self.bulks.files(&device)?),

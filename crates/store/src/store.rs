@@ -16,6 +16,7 @@ use shoal_host::StoreLock;
 use shoal_region::Recovery;
 
 use crate::description::Description;
+use crate::host_room::HostFiles;
 use crate::memory::{self, Resting};
 use crate::names::{LOG, PID};
 use crate::user::{self, holder, is_ending, is_in_use, lock, period};
@@ -43,8 +44,17 @@ pub struct Opened {
     pub bulk: Option<Arc<dyn Device>>,
     /// The further ones that are there, by number.
     pub more_bulk: Vec<(u32, Arc<dyn Device>)>,
+    pub(crate) host_files: HostFiles,
     /// False for `dax` memory whose file system refuses MAP_SYNC.
     pub survives_power_loss: bool,
+}
+
+impl Opened {
+    /// Closes the bulk devices, after the file system was shut down.
+    pub(crate) fn close_bulk(&self) -> Outcome<()> {
+        let more = self.more_bulk.iter().map(|(_, bulk)| bulk);
+        self.bulk.iter().chain(more).try_for_each(|bulk| bulk.close())
+    }
 }
 
 impl Store {
@@ -127,23 +137,21 @@ impl Store {
 
     /// Opens the file system in the store.
     pub fn open(&self, mut options: Options) -> Outcome<Opened> {
-        let media = self.open_media(options.read_only, options.degraded)?;
+        let host_files = HostFiles::default();
+        host_files.first(self.bulk_path().filter(|_| !self.description.first_removed));
+        options.bulk_on_host = !host_files.is_empty();
+        let media = self.open_media(options.read_only, options.degraded, &host_files)?;
         options.bulk_devices = media.given.clone();
         options.on_bulk_failure = Some(Arc::new(|sentence: &str| tracing::error!("{sentence}")));
         let name = self.directory.display().to_string();
         options.on_damage = Some(Arc::new(move |ino, finding| {
             tracing::error!("damaged inode {ino}: {finding}; unmount, then run `shoal check --repair {name}`");
         }));
-        if self.description.memory.kind().properties().images || self.bulk_path().is_some() {
+        if self.description.memory.kind().properties().images || !host_files.is_empty() {
             let host = shoal_host::host_free_bytes(&self.directory).during(self.directory.display())?;
             options.checkpoint_log_bytes =
                 options.checkpoint_log_bytes.min(shoal_host::log_bytes_max(host.total_bytes));
-            options.room = Some(host_room::probe(
-                &self.directory,
-                &self.description.memory,
-                // Only a file shares its host's space; a block device has its own.
-                self.bulk_path().filter(|bulk| fs::metadata(bulk).is_ok_and(|m| m.is_file())),
-            ));
+            options.room = Some(host_room::probe(&self.directory, &self.description.memory, &host_files));
         }
         options.earlier_boot_id = Some(shoal_host::boot_id().during("boot id")?);
         let parts = Parts {
@@ -166,6 +174,7 @@ impl Store {
             recovery,
             bulk: media.bulk,
             more_bulk: media.more,
+            host_files,
             survives_power_loss: media.survives_power_loss,
         })
     }
@@ -235,8 +244,7 @@ impl Store {
         opened.fs.shutdown().during(self.directory.display())?;
         worked.during(self.directory.display())?;
         self.remove_pid();
-        let more = opened.more_bulk.iter().map(|(_, bulk)| bulk);
-        opened.bulk.iter().chain(more).try_for_each(|bulk| bulk.close())?;
+        opened.close_bulk()?;
         Ok(opened.bulk.map(|bulk| bulk.block_device().geometry().bytes))
     }
 }

@@ -44,6 +44,8 @@ pub struct GivenDevice {
     pub uuid: [u8; 16],
     /// For messages.
     pub name: String,
+    /// It takes its room from the host that [`crate::Options::room`] asks.
+    pub on_host: bool,
     /// Or why it could not be opened.
     pub device: std::result::Result<Arc<dyn BlockDevice>, String>,
 }
@@ -181,6 +183,7 @@ impl Bulk {
             let found = match given.iter().find(|given| entry.has_mark() && given.uuid == entry.uuid) {
                 Some(given) => {
                     *unit.name.write() = given.name.as_str().into();
+                    unit.on_host.store(given.on_host, Ordering::Release);
                     given.device.clone()
                 }
                 None if unit.number == 0 => only.clone().ok_or_else(|| "it is not there".to_string()),
@@ -378,6 +381,7 @@ impl Bulk {
         let words = vec![0; blocks.div_ceil(64) as usize];
         let unit = Unit::new(&entry, entry.bitmap_at(region.superblock()), Blocks::new(words, blocks));
         *unit.name.write() = given.name.as_str().into();
+        unit.on_host.store(given.on_host, Ordering::Release);
         unit.attach(device);
         let mut units: Vec<Arc<Unit>> = self.units().to_vec();
         units.push(Arc::new(unit));

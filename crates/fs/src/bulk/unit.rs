@@ -114,6 +114,8 @@ pub(super) struct Unit {
     device: RwLock<Option<Arc<dyn BlockDevice>>>,
     /// Why the device takes no writes, or is not there.
     closed: RwLock<Option<Arc<str>>>,
+    /// It takes its room from the host that [`crate::Options::room`] asks.
+    pub on_host: AtomicBool,
     /// Its last write failed: new data go elsewhere until one succeeds, or a flush.
     ails: AtomicBool,
     /// It was attached in this process.
@@ -148,6 +150,7 @@ impl Unit {
             name: RwLock::new(format!("bulk device {}", entry.number).into()),
             device: RwLock::default(),
             closed: RwLock::new(Some("it was not given".into())),
+            on_host: AtomicBool::new(false),
             ails: AtomicBool::new(false),
             was_there: AtomicBool::new(false),
             leaving: AtomicBool::new(entry.leaving),
@@ -240,6 +243,11 @@ impl Unit {
         Run { first: BulkBlock::new(own.first.get() + self.first), ..own }
     }
 
+    /// Blocks that are not free.
+    pub fn taken(&self) -> u64 {
+        self.state.lock().taken()
+    }
+
     /// Blocks that may be given out.
     pub fn room(&self) -> u64 {
         let blocks = self.state.lock();
@@ -301,8 +309,7 @@ impl Unit {
         let own = self.place(at, bytes.len())?;
         let end = own + bytes.len() as u64;
         let (first, last) = (own / BULK_BLOCK, end.div_ceil(BULK_BLOCK));
-        let tracks = self.tracks.load(Ordering::Acquire);
-        if tracks {
+        if self.tracks.load(Ordering::Acquire) {
             let mut doubt = self.doubt.lock();
             // Asked under the lock: a write that finds the device open is among the dirty ones when it closes.
             if !self.is_open() {
@@ -321,7 +328,8 @@ impl Unit {
         let outcome = write_aligned(&*device, align, own, bytes);
         // Counted also when it failed: some of it may have reached the device.
         let write = self.written.fetch_add(1, Ordering::AcqRel) + 1;
-        if tracks {
+        // Asked anew: a second device may have been added meanwhile.
+        if self.tracks.load(Ordering::Acquire) {
             self.ails.store(outcome.as_ref().is_err_and(|error| !error.is_lack()), Ordering::Release);
             let mut doubt = self.doubt.lock();
             if !self.is_open() {

@@ -6,12 +6,12 @@
 //! Left out: what one device alone can do (`crash`, `device_errors`).
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use shoal_format::BULK_BLOCK;
 use shoal_format::superblock::MemoryKind;
-use shoal_fs::{Caller, Error, Fs, GivenDevice, Ino, Leaving, Options, ROOT};
+use shoal_fs::{Caller, Error, Fs, GivenDevice, Ino, Leaving, Options, ROOT, RenameMode, SetAttr};
 use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
 use shoal_sim::{Limits, Random, SimClock, SimDisk, World, WorldState};
 
@@ -33,6 +33,14 @@ pub fn setup(kind: MemoryKind) -> Setup {
     }
 }
 
+/// A call of a device that fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failing {
+    Read,
+    Write,
+    Flush,
+}
+
 /// A disk whose writes since the last flush are lost when a flush fails: what was there before is read again.
 pub struct Forgetful {
     disk: Arc<SimDisk>,
@@ -40,16 +48,40 @@ pub struct Forgetful {
     pub fails: AtomicBool,
     /// Reads and writes fail, too.
     pub is_dead: AtomicBool,
+    /// Which calls fail: after how many of the kind, and whether all after it do.
+    pub plan: Mutex<Option<(Failing, u64, bool)>>,
+    pub failed: AtomicU64,
 }
 
 impl Forgetful {
     pub fn new(disk: Arc<SimDisk>) -> Arc<Forgetful> {
         let (fails, is_dead) = (AtomicBool::new(false), AtomicBool::new(false));
-        Arc::new(Forgetful { disk, unflushed: Mutex::default(), fails, is_dead })
+        let (plan, failed) = (Mutex::default(), AtomicU64::new(0));
+        Arc::new(Forgetful { disk, unflushed: Mutex::default(), fails, is_dead, plan, failed })
     }
 
-    fn refuse(&self) -> shoal_media::Result<()> {
-        match self.is_dead.load(Ordering::Relaxed) {
+    /// Does this call fail by the plan?
+    fn meets(&self, call: Failing) -> bool {
+        let mut plan = self.plan.lock().unwrap();
+        let due = match &mut *plan {
+            Some((planned, nth, _)) if *planned == call && *nth > 0 => {
+                *nth -= 1;
+                false
+            }
+            Some((planned, _, for_good)) if *planned == call => {
+                if !*for_good {
+                    *plan = None;
+                }
+                true
+            }
+            _ => false,
+        };
+        self.failed.fetch_add(due.into(), Ordering::Relaxed);
+        due
+    }
+
+    fn refuse(&self, call: Failing) -> shoal_media::Result<()> {
+        match self.is_dead.load(Ordering::Relaxed) || self.meets(call) {
             true => Err(MediaError::io("dead disk", std::io::Error::from_raw_os_error(5))),
             false => Ok(()),
         }
@@ -57,7 +89,7 @@ impl Forgetful {
 
     fn flush(&self) -> shoal_media::Result<()> {
         let unflushed = std::mem::take(&mut *self.unflushed.lock().unwrap());
-        if self.fails.load(Ordering::Relaxed) || self.is_dead.load(Ordering::Relaxed) {
+        if self.fails.load(Ordering::Relaxed) || self.refuse(Failing::Flush).is_err() {
             return Err(MediaError::io("forgetful disk", std::io::Error::from_raw_os_error(5)));
         }
         for (at, sector) in unflushed {
@@ -82,7 +114,7 @@ impl BlockDevice for Forgetful {
     }
 
     fn read_into(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
-        self.refuse()?;
+        self.refuse(Failing::Read)?;
         self.disk.read_into(at, out)?;
         let unflushed = self.unflushed.lock().unwrap();
         for (number, sector) in out.chunks_mut(512).enumerate() {
@@ -94,7 +126,7 @@ impl BlockDevice for Forgetful {
     }
 
     fn write_from(&self, at: u64, bytes: &[u8]) -> shoal_media::Result<()> {
-        self.refuse()?;
+        self.refuse(Failing::Write)?;
         let mut unflushed = self.unflushed.lock().unwrap();
         for (number, sector) in bytes.chunks_exact(512).enumerate() {
             unflushed.insert(at + number as u64 * 512, sector.try_into().unwrap());
@@ -108,7 +140,7 @@ pub fn uuid(number: usize) -> [u8; 16] {
 }
 
 pub fn given(number: usize, device: Arc<dyn BlockDevice>) -> GivenDevice {
-    GivenDevice { uuid: uuid(number), name: format!("disk {number}"), device: Ok(device) }
+    GivenDevice { uuid: uuid(number), name: format!("disk {number}"), on_host: false, device: Ok(device) }
 }
 
 /// A new store, with disks beside the first that it does not know of yet.
@@ -520,4 +552,129 @@ pub fn away_or_older(kind: MemoryKind) {
         fs.shutdown().unwrap();
         check(setup(kind), &world, false).unwrap_or_else(|error| panic!("{what}: {error}"));
     }
+}
+
+type Work = fn(&Pair, Ino) -> Result<(), Error>;
+
+/// Operations on a file of four blocks of ones on the second device, which put only ones there, or zeros; whether the bytes that
+/// were promised may go.
+fn works() -> Vec<(&'static str, bool, Work)> {
+    fn resize(pair: &Pair, ino: Ino, size: u64) -> Result<(), Error> {
+        pair.fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() }).map(drop)
+    }
+    vec![
+        ("read", false, |pair, ino| pair.fs.read(ino, 70_000, &mut [0; 9000]).map(drop)),
+        ("in place", false, |pair, ino| pair.fs.write(ino, 5, &[1; 100_000]).map(drop)),
+        ("whole blocks", false, |pair, ino| pair.fs.write(ino, BULK_BLOCK, &[1; 131_072]).map(drop)),
+        ("append", false, |pair, ino| pair.fs.write(ino, 4 * BULK_BLOCK - 9, &[1; 100_000]).map(drop)),
+        ("cut and grow", true, |pair, ino| resize(pair, ino, 200_000).and_then(|()| resize(pair, ino, 280_000))),
+        ("cut to nothing", true, |pair, ino| resize(pair, ino, 0)),
+        ("punch", true, |pair, ino| pair.fs.fallocate(ino, 3, 1000, 150_000)),
+        ("zero", true, |pair, ino| pair.fs.fallocate(ino, 16, 1000, 250_000)),
+        ("new file", false, |pair, _| {
+            let new = create(&pair.fs, b"new");
+            pair.fs.write(new, 0, &[1; 200_000])?;
+            pair.fs.fsync(new, false)
+        }),
+        ("fsync", false, |pair, ino| {
+            pair.fs.write(ino, 0, &[1; 10])?;
+            pair.fs.fsync(ino, false)
+        }),
+        ("rename over", false, |pair, ino| {
+            pair.fs.write(ino, 0, &[1; 10])?;
+            pair.fs.rename(ROOT, b"large", ROOT, b"other name", RenameMode::Replace)
+        }),
+        ("drain", false, |pair, _| {
+            if pair.fs.bulk_leave(1)? == Leaving::Now {
+                pair.fs.bulk_drain(1, &mut |_| true)?;
+                pair.fs.bulk_remove(1)?;
+            }
+            Ok(())
+        }),
+        ("sync", false, |pair, ino| {
+            pair.fs.write(ino, 0, &[1; 10])?;
+            pair.fs.sync()?;
+            pair.fs.tick()
+        }),
+    ]
+}
+
+/// Is each byte of the file there, or an error? Reads block by block, as an error is one of a block.
+fn check_ones(fs: &Fs, ino: Ino, may_go: bool, context: &str) {
+    let size = fs.getattr(ino).unwrap().size;
+    for at in (0..size).step_by(BULK_BLOCK as usize) {
+        let len = (size - at).min(BULK_BLOCK) as usize;
+        match read(fs, ino, at, len) {
+            Err(Error::Io(_)) => {}
+            Err(error) => panic!("{context}: {error}"),
+            Ok(bytes) => {
+                let foreign = bytes.iter().find(|&&byte| byte > 1);
+                assert_eq!(foreign, None, "{context}: a foreign byte at {at}");
+                let promised = (4 * BULK_BLOCK - 9).saturating_sub(at).min(len as u64) as usize;
+                assert!(may_go || bytes[..promised].iter().all(|&byte| byte == 1), "{context}: a byte is lost at {at}");
+            }
+        }
+    }
+}
+
+/// One call of the second device fails, once or for good, in one operation; false when the operation makes fewer calls.
+fn one_failure(kind: MemoryKind, call: Failing, nth: u64, for_good: bool, work: &(&str, bool, Work)) -> bool {
+    let context = format!("{kind:?}, {}, {call:?} {nth} fails{}", work.0, if for_good { " for good" } else { "" });
+    let pair = Pair::new(kind);
+    let fs = &pair.fs;
+    let other = pair.file_on(0, b"other", 3, 2);
+    let ino = pair.file_on(1, b"large", 1, 4);
+    fs.setattr(ino, &SetAttr { size: Some(4 * BULK_BLOCK - 9), ..SetAttr::default() }).unwrap();
+    create(fs, b"other name");
+    fs.sync().unwrap();
+    fs.tick().unwrap();
+    *pair.second.plan.lock().unwrap() = Some((call, nth, for_good));
+    let outcome = (work.2)(&pair, ino);
+    let failed = pair.second.failed.load(Ordering::Relaxed) > 0;
+    let is_fine = match outcome {
+        Ok(()) => true,
+        Err(Error::Io(_)) => failed,
+        Err(_) => false,
+    };
+    assert!(is_fine, "{context}: {outcome:?}");
+    // The rest does not notice.
+    assert_eq!(fs.write(other, 10, &[3; 100_000]), Ok(100_000), "{context}");
+    assert_eq!(fs.fsync(other, false), Ok(()), "{context}");
+    let small = create(fs, b"small");
+    assert_eq!(fs.write(small, 0, b"x").and_then(|_| fs.fsync(small, false)), Ok(()), "{context}");
+    assert!(fs.sync().is_ok() && fs.tick().is_ok() && fs.region().failure().is_none(), "{context}");
+    assert_eq!(read(fs, other, 0, 131_072), Ok(vec![3; 131_072]), "{context}");
+    check_ones(fs, ino, work.1, &context);
+    // In other processes, after a crash of one, and of the machine: the device has forgotten what no flush covered.
+    for power in [false, true] {
+        let (world, again) = pair
+            .again(power, false, |world| vec![given(1, world.disk(1))])
+            .unwrap_or_else(|e| panic!("{context}: {e}"));
+        let context = format!("{context}, power lost: {power}");
+        check_ones(&again, ino, work.1, &context);
+        assert_eq!(read(&again, other, 0, 131_072), Ok(vec![3; 131_072]), "{context}");
+        for name in [&b"large"[..], b"other name", b"other", b"new", b"small"] {
+            assert!(matches!(again.unlink(ROOT, name), Ok(()) | Err(Error::NotFound)), "{context}");
+        }
+        again.sync().unwrap();
+        again.tick().unwrap();
+        assert_eq!(again.usage().bulk_used, 0, "{context}: blocks that nobody has are in use");
+        again.shutdown().unwrap();
+        drop(again);
+        check(setup(kind), &world, false).unwrap_or_else(|error| panic!("{context}: {error}"));
+    }
+    failed
+}
+
+/// Every call of one device of two fails, once and for good, in every operation; how many failed.
+pub fn every_failure(kind: MemoryKind) -> u64 {
+    let mut failed = 0;
+    for work in works() {
+        for (call, for_good) in
+            [Failing::Read, Failing::Write, Failing::Flush].into_iter().flat_map(|c| [(c, false), (c, true)])
+        {
+            failed += (0..).take_while(|&nth| one_failure(kind, call, nth, for_good, &work)).count() as u64;
+        }
+    }
+    failed
 }

@@ -199,7 +199,7 @@ pub struct Joined(pub Vec<(u32, Box<dyn BulkData>)>);
 
 impl BulkData for Joined {
     fn read(&self, at: u64, out: &mut [u8]) -> std::result::Result<(), String> {
-        let number = at / BULK_BLOCK >> BULK_NUMBER_SHIFT;
+        let number = (at / BULK_BLOCK) >> BULK_NUMBER_SHIFT;
         let own = at - (number << BULK_NUMBER_SHIFT) * BULK_BLOCK;
         match self.0.iter().find(|(known, _)| u64::from(*known) == number) {
             Some((_, part)) => part.read(own, out),

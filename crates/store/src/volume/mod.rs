@@ -56,7 +56,7 @@ const UMASK: u32 = 0o022;
 pub struct Volume {
     fs: Arc<Fs>,
     store: Store,
-    bulk: Option<Arc<dyn Device>>,
+    bulk: Vec<Arc<dyn Device>>,
     caller: Caller,
     tickers: Vec<Ticker>,
     is_closed: bool,
@@ -76,7 +76,9 @@ impl Volume {
     fn of(store: Store, read_only: bool) -> Outcome<Volume> {
         let method = store.description.compress;
         let pack_age = Some(shoal_fuse::PACK_AGE);
-        let Opened { fs, bulk, .. } = store.open(Options { read_only, pack_age, method, ..Options::default() })?;
+        let options = Options { read_only, pack_age, method, ..Options::default() };
+        let Opened { fs, bulk, more_bulk, .. } = store.open(options)?;
+        let bulk = bulk.into_iter().chain(more_bulk.into_iter().map(|(_, device)| device)).collect();
         let fs = Arc::new(fs);
         let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
         let caller = Caller { uid, gid, umask: UMASK, hold: false };
@@ -99,7 +101,7 @@ impl Volume {
             self.fs.shutdown().during(self.store.directory().display())?;
             self.store.remove_pid();
         }
-        self.bulk.take().map_or(Ok(()), |bulk| bulk.close())
+        std::mem::take(&mut self.bulk).iter().try_for_each(|bulk| bulk.close())
     }
 
     /// Makes everything done before the call durable.
