@@ -173,6 +173,7 @@ pub struct FormatArgs {
     pack_age=SECONDS                          what did not change for so long is packed (default 30)\n  \
     pack_load=PERCENT                         of a processor for packing beside others (default 10; 0: idle time alone)\n  \
     nopack_inodes                             inodes and directories are not packed\n  \
+    degraded                                  do without bulk devices that are missing, of a store that has several\n  \
     restore                                   as --restore\n  \
     _netdev, nofail, auto, user, x-*, mand,   ignored\n  \
     iversion, silent, loud\n\n\
@@ -298,7 +299,7 @@ pub struct ResizeArgs {
     /// Limit of metadata and small files
     #[arg(long, value_name = "SIZE")]
     pub memory_size: Option<Size>,
-    /// Limit of large files
+    /// Limit of large files, in a store with one bulk device (see shoal-bulk(1))
     #[arg(long, value_name = "SIZE")]
     pub bulk_size: Option<Size>,
     /// Report as JSON

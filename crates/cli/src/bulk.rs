@@ -48,6 +48,21 @@ fn reports(store: &Path) -> Outcome<Option<Vec<BulkReport>>> {
     value.map(|value| serde_json::from_value(value).during("answer of the daemon")).transpose()
 }
 
+/// After a mount that does without bulk devices: says which, and what that costs.
+pub fn warn_of_lost(store: &Path) {
+    // A store that cannot be asked has said why in its log.
+    let found = reports(store).ok().flatten().unwrap_or_default();
+    for report in found.iter().filter(|report| report.state == "lost") {
+        eprintln!(
+            "shoal: bulk device {} ({}) is lost: {} of files cannot be read; `shoal bulk files` names them, `shoal bulk retry` uses it \
+             again when it is back",
+            report.number,
+            report.device,
+            human(report.used_bytes)
+        );
+    }
+}
+
 fn list(args: &BulkListArgs) -> Outcome<()> {
     let place = place::find(&args.store)?;
     let found = match reports(&place.store)? {
