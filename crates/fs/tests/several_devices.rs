@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use crate::devices::{
     BLOCKS, Pair, all_given, away_or_older, create, every_failure, explore, failed_flush, given, new_world, read,
-    try_open,
+    restored_lists, try_open,
 };
 use crate::store::Boot;
 
@@ -98,6 +98,11 @@ fn a_device_leaves_only_if_the_others_have_room_and_the_last_one_stays() {
     assert_eq!(fs.bulk_remove(1), Ok(true));
     let b = fs.lookup(ROOT, b"b", true).unwrap().ino;
     assert_eq!(read(fs, b, 0, 5 * BULK_BLOCK as usize), Ok(vec![2; 5 * BULK_BLOCK as usize]));
+}
+
+#[test]
+fn battery_memory_that_was_lost_comes_back_with_the_list_of_its_image() {
+    restored_lists();
 }
 
 #[test]

@@ -503,8 +503,9 @@ impl Bulk {
     pub fn used_and_room(&self, number: u32) -> Result<(u64, u64)> {
         let unit = self.unit(number).ok_or(Error::NotFound)?;
         let used = {
+            // What is pending or held moves nowhere: it waits.
             let blocks = unit.state.lock();
-            unit.count - blocks.free
+            unit.count.saturating_sub(blocks.free + blocks.pending_blocks)
         };
         let room = |other: &Arc<Unit>| {
             let pending = other.state.lock().pending_blocks;

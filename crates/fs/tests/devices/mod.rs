@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use shoal_format::BULK_BLOCK;
 use shoal_format::superblock::MemoryKind;
 use shoal_fs::{Caller, Error, Fs, GivenDevice, Ino, Leaving, Options, ROOT, RenameMode, SetAttr};
-use shoal_media::{BlockDevice, BlockGeometry, Completion, MediaError, Request};
+use shoal_media::{BlockDevice, BlockGeometry, Completion, ImageFile, MediaError, PersistentMemory, Request};
 use shoal_sim::{Limits, Random, SimClock, SimDisk, World, WorldState};
 
 use crate::store::{Boot, FOREIGN, Setup, Watch, check, format, open_with};
@@ -145,7 +145,11 @@ pub fn given(number: usize, device: Arc<dyn BlockDevice>) -> GivenDevice {
 
 /// A new store, with disks beside the first that it does not know of yet.
 pub fn new_world(kind: MemoryKind) -> World {
-    let world = format(setup(kind), 1);
+    new_world_of(setup(kind))
+}
+
+pub fn new_world_of(setup: Setup) -> World {
+    let world = format(setup, 1);
     for _ in 0..MORE {
         world.add_used_disk((BLOCKS + 1) * BULK_BLOCK, FOREIGN);
     }
@@ -164,6 +168,16 @@ pub fn try_open(
     given: Vec<GivenDevice>,
     degraded: bool,
 ) -> Result<Fs, Error> {
+    try_open_of(setup(kind), world, boot, given, degraded)
+}
+
+pub fn try_open_of(
+    setup: Setup,
+    world: &World,
+    boot: Boot,
+    given: Vec<GivenDevice>,
+    degraded: bool,
+) -> Result<Fs, Error> {
     let clock = Arc::new(SimClock::new(boot.opening as i64 * 3_600_000_000_000));
     let options = Options {
         commit_age_ms: 0,
@@ -173,7 +187,7 @@ pub fn try_open(
         degraded,
         ..Options::default()
     };
-    let opened = open_with(setup(kind), world, boot, &Watch::default(), options, &clock).expect("one image is valid");
+    let opened = open_with(setup, world, boot, &Watch::default(), options, &clock).expect("one image is valid");
     opened.map(|(fs, _)| fs)
 }
 
@@ -677,4 +691,58 @@ pub fn every_failure(kind: MemoryKind) -> u64 {
         }
     }
     failed
+}
+
+/// Battery memory that is lost: the list comes back with the image that was saved last, and so do the files it knows.
+pub fn restored_lists() {
+    let setup = Setup { saved: true, ..setup(MemoryKind::Battery) };
+    let (world, boot) = (new_world_of(setup), Boot::first(true));
+    let restored = |world: &World| {
+        let world = world.snapshot().process_crash().open();
+        let images: [Arc<dyn ImageFile>; 2] = [world.image(0), world.image(1)];
+        let memory = world.memory(0);
+        memory.zero(0, memory.len());
+        shoal_region::restore(&images, memory.as_ref(), 0, 7).expect("restored");
+        let fs = try_open_of(setup, &world, boot.after(false), all_given(&world), false);
+        (world.clone(), fs.unwrap_or_else(|error| panic!("{error}")))
+    };
+    let fs = try_open_of(setup, &world, boot, all_given(&world), false).unwrap();
+    let block = BULK_BLOCK as usize;
+    let first = create(&fs, b"first");
+    assert_eq!(fs.write(first, 0, &vec![1; 3 * block]), Ok(3 * block));
+    fs.checkpoint().unwrap();
+    assert_eq!(fs.bulk_add(&given(1, world.disk(1)), Some(BLOCKS)), Ok(1));
+    // The image of before knows nothing of the device.
+    let (_, back) = restored(&world);
+    assert_eq!(back.bulk_states().len(), 1);
+    assert_eq!(read(&back, first, 0, 3 * block), Ok(vec![1; 3 * block]));
+    drop(back);
+    // A file on the device, which the image maps when the store does not any more.
+    fs.bulk_leave(0).unwrap();
+    let second = create(&fs, b"second");
+    assert_eq!(fs.write(second, 0, &vec![2; 4 * block]), Ok(4 * block));
+    fs.bulk_stay(0).unwrap();
+    fs.checkpoint().unwrap();
+    fs.unlink(ROOT, b"second").unwrap();
+    fs.forget(second, u64::MAX);
+    fs.sync().unwrap();
+    fs.tick().unwrap();
+    let third = create(&fs, b"third");
+    assert_eq!(fs.write(third, 0, &vec![3; 8 * block]), Ok(8 * block));
+    fs.sync().unwrap();
+    assert_eq!(fs.bulk_states()[1].pending, 4 * BULK_BLOCK, "held for the image");
+    let (_, back) = restored(&world);
+    assert_eq!(back.bulk_states().len(), 2);
+    assert_eq!(read(&back, second, 0, 4 * block), Ok(vec![2; 4 * block]), "the image's file has lost its data");
+    drop(back);
+    // A device that was removed is in no image that is left.
+    assert_eq!(fs.bulk_leave(1), Ok(Leaving::Now));
+    while fs.bulk_drain(1, &mut |_| true).unwrap().moved > 0 {}
+    assert_eq!(fs.bulk_remove(1), Ok(true));
+    let (world, back) = restored(&world);
+    assert_eq!(back.bulk_states().len(), 1);
+    assert_eq!(read(&back, third, 0, 8 * block), Ok(vec![3; 8 * block]));
+    back.shutdown().unwrap();
+    drop(back);
+    check(setup, &world, false).unwrap();
 }
