@@ -1,4 +1,7 @@
 //! Several bulk devices: a sound list of them, and what is wrong with others.
+//!
+//! Rules: each store is sound before it is damaged, and each finding is demanded by kind. Left out: the devices themselves, which the
+//! checker does not read.
 
 use crate::store::Store;
 use crate::store::sample::*;
