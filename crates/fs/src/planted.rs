@@ -38,6 +38,18 @@ shoal_media::plantable! {
         LateTrim,
         /// A block that the saved image maps can be reused.
         ReuseSaved,
+        /// A bulk device's mark is not durable before the list that asks for it.
+        MarkUnflushed,
+        /// An older copy of a bulk device is taken for it.
+        EpochIgnored,
+        /// Blocks in doubt after a failed flush are read.
+        SuspectsRead,
+        /// Blocks in doubt after a failed flush are not kept in the region.
+        SuspectsForgotten,
+        /// A bulk device leaves the list while blocks of it are in use.
+        RemoveInUse,
+        /// A block moved to another bulk device is mapped there before a flush has covered the copy.
+        DrainUnflushed,
         /// Recovery leaves inodes without links.
         OrphansStay,
         /// After a power loss recovery takes what is NEW for data.
