@@ -213,7 +213,7 @@ fn go(hunt: Hunt) -> Result<u64, String> {
             spilling::swept();
             Ok(1)
         }
-        Hunt::Devices => Ok((0..3).map(|seed| devices::explore(Logged, seed, 3)).sum()),
+        Hunt::Devices => Ok((0..3).map(|seed| devices::explore(devices::setup(Logged), seed, 3)).sum()),
         Hunt::FailedFlush => {
             devices::failed_flush(Logged);
             Ok(1)

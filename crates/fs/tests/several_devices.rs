@@ -9,18 +9,28 @@ use std::sync::atomic::Ordering;
 
 use crate::devices::{
     BLOCKS, Pair, all_given, away_or_older, create, every_failure, explore, failed_flush, given, new_world, read,
-    restored_lists, try_open,
+    restored_lists, setup, try_open,
 };
-use crate::store::Boot;
+use crate::store::{Boot, Setup};
 
 #[test]
 fn whatever_happens_to_the_list_of_devices_survives_every_crash() {
     let seeds = std::env::var("SHOAL_SEED").ok().map(|seed| seed.parse().expect("a number"));
     let (first, count) = seeds.map_or((0, 2), |seed: u64| (seed, 1));
     for kind in [MemoryKind::Logged, MemoryKind::Battery] {
-        let states: u64 = (first..first + count).map(|seed| explore(kind, seed, 3)).sum();
+        let states: u64 = (first..first + count).map(|seed| explore(setup(kind), seed, 3)).sum();
         println!("{kind:?}: {states} states");
         assert!(states >= 100 * count, "only {states} states");
+    }
+}
+
+#[test]
+fn and_so_it_does_behind_a_write_back_cache_of_the_first() {
+    for kind in [MemoryKind::Logged, MemoryKind::Battery] {
+        let setup = Setup { cached: true, ..setup(kind) };
+        let states: u64 = (0..2).map(|seed| explore(setup, seed, 3)).sum();
+        println!("{kind:?}: {states} states");
+        assert!(states >= 200, "only {states} states");
     }
 }
 

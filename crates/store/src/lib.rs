@@ -84,6 +84,6 @@ pub use resize::{Resized, Sizes, resize_mounted};
 pub use salvage::{Lost, Salvaged, Told, salvage};
 pub use shoal_devices::{Failure, Outcome};
 pub use status::{ExportReport, RequestReport, Status};
-pub use store::{LEAVING_PATIENCE, Opened, Store};
+pub use store::{Devices, LEAVING_PATIENCE, Opened, Store};
 pub use user::{holder, is_in_use, writer};
 pub use volume::{DirEntry, File, FileType, Metadata, ReadDir, Volume};

@@ -142,5 +142,5 @@ impl Bulk {
 
 /// The number of the device that holds a byte of bulk storage.
 fn device_of(at: u64) -> u32 {
-    (at / BULK_BLOCK >> BULK_NUMBER_SHIFT) as u32
+    ((at / BULK_BLOCK) >> BULK_NUMBER_SHIFT) as u32
 }

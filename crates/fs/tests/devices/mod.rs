@@ -30,6 +30,7 @@ pub fn setup(kind: MemoryKind) -> Setup {
         ring_bytes: 512 << 10,
         bulk_blocks: BLOCKS,
         threshold: 64 << 10,
+        cached: false,
     }
 }
 
@@ -204,7 +205,7 @@ type Promised = BTreeMap<u8, usize>;
 
 /// One life of a store, in random steps with crash points between all calls of its media.
 struct Life {
-    kind: MemoryKind,
+    setup: Setup,
     world: World,
     fs: Fs,
     boot: Boot,
@@ -296,13 +297,13 @@ impl Life {
     }
 
     fn open(&self, world: &World, boot: Boot, context: &str) -> Fs {
-        let opened = try_open(world, self.kind, boot, all_given(world), false);
+        let opened = try_open_of(self.setup, world, boot, all_given(world), false);
         opened.unwrap_or_else(|error| panic!("{context}: {error}"))
     }
 
     fn check(&self, state: &WorldState, promised: &Promised, power: bool, context: &str) {
         let world = state.open();
-        check(setup(self.kind), &world, power).unwrap_or_else(|error| panic!("{context}: {error}"));
+        check(self.setup, &world, power).unwrap_or_else(|error| panic!("{context}: {error}"));
         let fs = self.open(&world, self.boot.after(power), context);
         for id in 1..=self.last_id {
             let Ok(attr) = fs.lookup(ROOT, &name(id), false) else {
@@ -332,17 +333,17 @@ impl Life {
         assert_eq!(fs.fsync(ino, false), Ok(()), "{context}");
         fs.shutdown().unwrap();
         drop(fs);
-        check(setup(self.kind), &world, false).unwrap_or_else(|error| panic!("{context}: at the end: {error}"));
+        check(self.setup, &world, false).unwrap_or_else(|error| panic!("{context}: at the end: {error}"));
     }
 }
 
 /// Crashes in one random life; how many states were visited.
-pub fn explore(kind: MemoryKind, seed: u64, rounds: u32) -> u64 {
-    let world = new_world(kind);
+pub fn explore(setup: Setup, seed: u64, rounds: u32) -> u64 {
+    let world = new_world_of(setup);
     let boot = Boot::first(true);
-    let fs = try_open(&world, kind, boot, all_given(&world), false).expect("the store opens");
+    let fs = try_open_of(setup, &world, boot, all_given(&world), false).expect("the store opens");
     let mut life = Life {
-        kind,
+        setup,
         world,
         fs,
         boot,
@@ -378,7 +379,7 @@ pub fn explore(kind: MemoryKind, seed: u64, rounds: u32) -> u64 {
             let promised: Promised =
                 before.iter().filter(|(id, _)| after.contains_key(id)).map(|(&id, &len)| (id, len)).collect();
             let context =
-                |state: &WorldState| format!("{kind:?} seed {seed} round {round}: {}: {}", point.name(), state.name());
+                |state: &WorldState| format!("{setup:?} seed {seed} round {round}: {}: {}", point.name(), state.name());
             let crash = point.process_crash();
             life.check(&crash, &promised, false, &context(&crash));
             for state in point.power_losses(&Limits::few()).take(5) {
