@@ -193,7 +193,8 @@ mod tests {
         }
         assert_eq!(map.sparse(3, 2), Some([1, 3, 5].into()));
         assert_eq!(map.sparse(100, 8), Some([1, 3, 5, 7, 9, 11, 13, 15, 17, 19].into()));
-        assert_eq!(map.sparse(100, 9), None);
+        assert_eq!(map.sparse(100, 9), map.sparse(100, 8), "110 of 128 units fit one block");
+        assert_eq!(map.sparse(100, 10), None);
     }
 
     #[test]
