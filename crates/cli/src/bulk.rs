@@ -89,6 +89,9 @@ pub fn text(found: &[BulkReport]) -> String {
         if report.suspect_bytes > 0 {
             out += &format!("        {} are in doubt since a flush failed\n", human(report.suspect_bytes));
         }
+        if let Some(held) = report.held_bytes.filter(|held| *held > 0) {
+            out += &format!("        {} of writes are held back in front of it\n", human(held));
+        }
         if let Some(moved) = report.moved_bytes {
             out += &format!("        {} moved off it\n", human(moved));
         }

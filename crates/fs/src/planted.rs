@@ -68,6 +68,8 @@ shoal_media::plantable! {
         PackedOneLook,
         /// A directory's bucket keeps its slot when another one takes its place.
         BucketStays,
+        /// A flush of ranges takes all of a device's blocks out of those that a later failure leaves in doubt.
+        RangesTakeAll,
         /// A removal makes its block plain, and finds no room on a full store.
         RemovalUnpacks,
         /// A triplet keeps its users when their block is unpacked.

@@ -84,7 +84,11 @@ fn made(names: &[Entry], steps: u64) -> Vec<Entry> {
 
 #[test]
 fn a_removal_finds_room_between_changes_of_a_full_store() {
-    let seeds = number("SHOAL_SEEDS").unwrap_or(if crate::crash::deep() { 60 } else { 3 });
+    removals_of_a_full_store(number("SHOAL_SEEDS").unwrap_or(if crate::crash::deep() { 60 } else { 3 }));
+}
+
+/// Ends in a failed assertion if a removal finds no room.
+pub fn removals_of_a_full_store(seeds: u64) {
     for seed in shoal_sim::Budget::of_a_search().within(0..seeds) {
         let kind = [MemoryKind::Logged, MemoryKind::Battery][seed as usize % 2];
         let mut store = small(kind);

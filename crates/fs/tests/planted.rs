@@ -18,6 +18,8 @@ mod devices;
 #[allow(dead_code, reason = "tests of their own, run here for what they find")]
 mod edges;
 #[allow(dead_code, reason = "a part of it is enough")]
+mod full_of_packed;
+#[allow(dead_code, reason = "a part of it is enough")]
 mod packing;
 #[allow(dead_code, reason = "a part of it is enough")]
 mod saved;
@@ -85,6 +87,10 @@ enum Hunt {
     FailedFlush,
     /// A bulk device of two that is away, or older.
     AwayOrOlder,
+    /// One that holds writes back, and fails a flush of ranges.
+    FailedRanges,
+    /// Removals from a store full of packed inodes.
+    FullOfPacked,
 }
 
 fn pair(number: usize) -> [Operation; 2] {
@@ -150,6 +156,8 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::MarkUnflushed | Bug::RemoveInUse | Bug::DrainUnflushed => Hunt::Devices,
         Bug::SuspectsRead | Bug::SuspectsForgotten => Hunt::FailedFlush,
         Bug::EpochIgnored => Hunt::AwayOrOlder,
+        Bug::RangesTakeAll => Hunt::FailedRanges,
+        Bug::RemovalUnpacks => Hunt::FullOfPacked,
     }
 }
 
@@ -220,6 +228,14 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         }
         Hunt::AwayOrOlder => {
             devices::away_or_older(Logged);
+            Ok(1)
+        }
+        Hunt::FailedRanges => {
+            devices::failed_flush_of_ranges(Logged);
+            Ok(1)
+        }
+        Hunt::FullOfPacked => {
+            full_of_packed::removals_of_a_full_store(1);
             Ok(1)
         }
         Hunt::Damage => Ok(packing::damage::damages(0, 60).1),

@@ -8,8 +8,8 @@ use shoal_fs::{Error, Leaving, ROOT};
 use std::sync::atomic::Ordering;
 
 use crate::devices::{
-    BLOCKS, Pair, all_given, away_or_older, create, every_failure, explore, failed_flush, given, new_world, read,
-    restored_lists, setup, try_open,
+    BLOCKS, Pair, all_given, away_or_older, create, every_failure, explore, failed_flush, failed_flush_of_ranges,
+    given, new_world, read, restored_lists, setup, spilled, try_open,
 };
 use crate::store::{Boot, Setup};
 
@@ -38,6 +38,18 @@ fn and_so_it_does_behind_a_write_back_cache_of_the_first() {
 fn a_failed_flush_of_one_device_costs_what_it_did_not_cover_and_nothing_else() {
     failed_flush(MemoryKind::Logged);
     failed_flush(MemoryKind::Battery);
+}
+
+#[test]
+fn a_failed_flush_of_ranges_costs_what_no_flush_has_named() {
+    failed_flush_of_ranges(MemoryKind::Logged);
+    failed_flush_of_ranges(MemoryKind::Battery);
+}
+
+#[test]
+fn spilled_files_go_on_two_devices_and_move_when_one_leaves() {
+    spilled(MemoryKind::Logged);
+    spilled(MemoryKind::Battery);
 }
 
 #[test]

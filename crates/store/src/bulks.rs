@@ -76,6 +76,9 @@ pub struct BulkReport {
     /// Why it is lost or refuses writes, or why it cannot be emptied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
+    /// Bytes held back in front of it, where there is a write-back cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub held_bytes: Option<u64>,
     /// Bytes moved off it since it began to leave, in this mount.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moved_bytes: Option<u64>,
@@ -100,6 +103,7 @@ impl BulkReport {
             free_bytes: state.free,
             suspect_bytes: state.suspect,
             cause: state.closed.clone(),
+            held_bytes: None,
             moved_bytes: None,
         }
     }
@@ -230,9 +234,11 @@ impl Bulks {
 
     pub fn reports(&self) -> Vec<BulkReport> {
         let description = self.description();
+        let held_bytes = self.held.lock().as_ref().map(HeldWrites::held_bytes);
         let drains = self.drains.lock();
         let report = |state: &BulkState| {
             let mut report = BulkReport::of(state, &self.directory, &description);
+            report.held_bytes = held_bytes.filter(|_| state.number == 0);
             if let Some(drain) = drains.iter().find(|drain| drain.number == state.number && state.leaving) {
                 report.moved_bytes = Some(drain.moved.load(Ordering::Relaxed));
                 report.cause = report.cause.or_else(|| drain.cause.lock().clone());

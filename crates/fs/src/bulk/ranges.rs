@@ -17,6 +17,7 @@ use shoal_region::Region;
 use super::unit::Unit;
 use super::{Bulk, Flushed, Run, Stamp, may_wait};
 use crate::locks::assert_none_held;
+use crate::planted::{Bug, is_planted};
 use crate::{Error, Ino, Result};
 
 impl Bulk {
@@ -131,7 +132,8 @@ impl Bulk {
         let device = unit.open_device()?;
         if tracks {
             let blocks = own.iter().map(|&(at, len)| (at / BULK_BLOCK, (at + len).div_ceil(BULK_BLOCK)));
-            unit.begin_flush_of(&blocks.collect::<Vec<_>>());
+            let all = is_planted(Bug::RangesTakeAll).then_some((0, unit.count));
+            unit.begin_flush_of(&blocks.chain(all).collect::<Vec<_>>());
         }
         if let Err(error) = device.flush_ranges(&own) {
             return Err(self.flush_failed(region, unit, error));

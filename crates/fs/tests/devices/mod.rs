@@ -47,6 +47,8 @@ pub struct Forgetful {
     disk: Arc<SimDisk>,
     unflushed: Mutex<BTreeMap<u64, [u8; 512]>>,
     pub fails: AtomicBool,
+    /// It is like a cache: a flush of ranges covers these and nothing else.
+    pub holds: AtomicBool,
     /// Reads and writes fail, too.
     pub is_dead: AtomicBool,
     /// Which calls fail: after how many of the kind, and whether all after it do.
@@ -56,9 +58,9 @@ pub struct Forgetful {
 
 impl Forgetful {
     pub fn new(disk: Arc<SimDisk>) -> Arc<Forgetful> {
-        let (fails, is_dead) = (AtomicBool::new(false), AtomicBool::new(false));
+        let (fails, holds, is_dead) = Default::default();
         let (plan, failed) = (Mutex::default(), AtomicU64::new(0));
-        Arc::new(Forgetful { disk, unflushed: Mutex::default(), fails, is_dead, plan, failed })
+        Arc::new(Forgetful { disk, unflushed: Mutex::default(), fails, holds, is_dead, plan, failed })
     }
 
     /// Does this call fail by the plan?
@@ -88,8 +90,10 @@ impl Forgetful {
         }
     }
 
-    fn flush(&self) -> shoal_media::Result<()> {
-        let unflushed = std::mem::take(&mut *self.unflushed.lock().unwrap());
+    fn flush(&self, covers: impl Fn(u64) -> bool) -> shoal_media::Result<()> {
+        let all = std::mem::take(&mut *self.unflushed.lock().unwrap());
+        let (unflushed, stays): (BTreeMap<_, _>, _) = all.into_iter().partition(|(at, _)| covers(*at));
+        *self.unflushed.lock().unwrap() = stays;
         if self.fails.load(Ordering::Relaxed) || self.refuse(Failing::Flush).is_err() {
             return Err(MediaError::io("forgetful disk", std::io::Error::from_raw_os_error(5)));
         }
@@ -107,11 +111,21 @@ impl BlockDevice for Forgetful {
 
     fn submit(&self, request: Request, done: Completion) {
         done(match request {
-            Request::Flush => self.flush().map(|()| Vec::new()),
+            Request::Flush => self.flush(|_| true).map(|()| Vec::new()),
             // A hint that it does not take.
             Request::Trim { .. } => Ok(Vec::new()),
             other => panic!("not used: {other:?}"),
         });
+    }
+
+    fn held_for_ns(&self) -> u64 {
+        if self.holds.load(Ordering::Relaxed) { 30_000_000_000 } else { 0 }
+    }
+
+    fn flush_ranges(&self, ranges: &[(u64, u64)]) -> shoal_media::Result<()> {
+        let fails = self.fails.load(Ordering::Relaxed);
+        // What fails loses everything: a cache may have it all on its way.
+        self.flush(|at| fails || ranges.iter().any(|&(first, len)| (first..first + len).contains(&at)))
     }
 
     fn read_into(&self, at: u64, out: &mut [u8]) -> shoal_media::Result<()> {
@@ -439,6 +453,96 @@ impl Pair {
 pub fn read(fs: &Fs, ino: Ino, at: u64, len: usize) -> Result<Vec<u8>, Error> {
     let mut bytes = vec![0; len];
     fs.read(ino, at, &mut bytes).map(|_| bytes)
+}
+
+/// Two devices, of which one holds writes back: each fsync flushes its own file's blocks, and a failure costs what none has covered.
+pub fn failed_flush_of_ranges(kind: MemoryKind) {
+    let pair = Pair::new(kind);
+    let Pair { fs, second, .. } = &pair;
+    second.holds.store(true, Ordering::Relaxed);
+    let block = BULK_BLOCK as usize;
+    let other = pair.file_on(0, b"other", 3, 2);
+    let covered = pair.file_on(1, b"covered", 1, 2);
+    let held = pair.file_on(1, b"held", 2, 3);
+    assert_eq!(fs.fsync(covered, false), Ok(()));
+    let unflushed = second.unflushed.lock().unwrap().len() as u64 * 512;
+    assert_eq!(unflushed, 3 * BULK_BLOCK, "the other file's blocks stay where they are");
+    assert_eq!(fs.fsync(covered, false), Ok(()), "nothing is left to flush");
+    // In place, and covered by a second flush of ranges.
+    assert_eq!(fs.write(covered, 0, &vec![4; block]), Ok(block));
+    assert_eq!(fs.fsync(covered, true), Ok(()));
+    second.fails.store(true, Ordering::Relaxed);
+    assert_eq!(fs.fsync(other, false), Ok(()), "a file on the other device");
+    assert!(matches!(fs.fsync(held, false), Err(Error::Io(_))), "the flush failed");
+    assert!(fs.region().failure().is_none(), "one device of two does not end the store");
+    let state = &fs.bulk_states()[1];
+    assert!(state.closed.is_some() && state.suspect == 3 * BULK_BLOCK, "{state:?}");
+    let see = |fs: &Fs, when: &str, new_is_zero: bool| {
+        assert_eq!(read(fs, covered, 0, block), Ok(vec![4; block]), "{when}: what was covered");
+        assert_eq!(read(fs, covered, BULK_BLOCK, block), Ok(vec![1; block]), "{when}: what was covered");
+        assert_eq!(read(fs, other, 0, block), Ok(vec![3; block]), "{when}: the other device");
+        match read(fs, held, 0, block) {
+            Err(Error::Io(_)) => {}
+            outcome => assert!(new_is_zero && outcome == Ok(vec![0; block]), "{when}: bytes in doubt are read"),
+        }
+    };
+    see(fs, "at once", false);
+    for power in [false, true] {
+        let (world, back) = pair.again(power, false, |world| vec![given(1, world.disk(1))]).unwrap();
+        see(&back, if power { "after a power loss" } else { "after a process crash" }, power);
+        back.shutdown().unwrap();
+        drop(back);
+        check(setup(kind), &world, false).unwrap();
+    }
+}
+
+/// Small files that have spilled to two devices: one of them away costs those on it, and they move when it leaves.
+pub fn spilled(kind: MemoryKind) {
+    let pair = Pair::new(kind);
+    let Pair { fs, second, .. } = &pair;
+    let spill = |away: u32, name: &[u8], seed: u64| {
+        let ino = create(fs, name);
+        let mut bytes = vec![0; 40_000];
+        Random::new(seed).fill(&mut bytes);
+        assert_eq!(fs.write(ino, 0, &bytes), Ok(bytes.len()));
+        assert_eq!(fs.bulk_leave(away), Ok(Leaving::Now));
+        assert!(fs.spill_all().unwrap() > 0);
+        fs.bulk_stay(away).unwrap();
+        assert!(fs.placement(ino).unwrap().pieces.iter().all(|piece| piece.spilled));
+        (ino, bytes)
+    };
+    let (lost, lost_bytes) = spill(0, b"lost", 1);
+    let (kept, kept_bytes) = spill(1, b"kept", 2);
+    assert!(fs.bulk_states().iter().all(|state| state.used == BULK_BLOCK), "{:?}", fs.bulk_states());
+    second.is_dead.store(true, Ordering::Relaxed);
+    let away = |fs: &Fs| {
+        let found = read(fs, lost, 0, 40_000);
+        assert!(matches!(&found, Err(Error::Io(why)) if why.contains(&format!("inode {lost} "))), "{found:?}");
+        assert!(read(fs, kept, 0, 40_000).as_ref() == Ok(&kept_bytes), "the other device");
+    };
+    away(fs);
+    // Spilling goes on, on the other device.
+    let ino = create(fs, b"later");
+    assert_eq!(fs.write(ino, 0, &kept_bytes), Ok(40_000));
+    assert!(fs.spill_all().unwrap() > 0);
+    assert!(read(fs, ino, 0, 40_000).as_ref() == Ok(&kept_bytes));
+    let (_, degraded) = pair.again(true, true, |_| Vec::new()).unwrap();
+    away(&degraded);
+    drop(degraded);
+    // It is back, and leaves: what is spilled moves.
+    second.is_dead.store(false, Ordering::Relaxed);
+    let flushed = fs.bulk_retry(1, || Ok(second.clone()));
+    flushed.unwrap();
+    assert!(read(fs, lost, 0, 40_000).as_ref() == Ok(&lost_bytes), "it is back");
+    assert_eq!(fs.bulk_leave(1), Ok(Leaving::Now));
+    assert_eq!(fs.bulk_drain(1, &mut |_| true).unwrap().stuck, []);
+    assert_eq!(fs.bulk_remove(1), Ok(true));
+    assert!(read(fs, lost, 0, 40_000).as_ref() == Ok(&lost_bytes), "it moved");
+    fs.shutdown().unwrap();
+    let world = pair.world.snapshot().process_crash().open();
+    check(setup(kind), &world, false).unwrap();
+    let fs = try_open(&world, kind, pair.boot.after(false), Vec::new(), false).unwrap();
+    assert!(read(&fs, lost, 0, 40_000).as_ref() == Ok(&lost_bytes), "in the next life");
 }
 
 /// What a failed flush of one device does: to its own files, to the others', and for how long.
