@@ -235,8 +235,8 @@ fn go(hunt: Hunt) -> Result<u64, String> {
             Ok(1)
         }
         Hunt::FullOfPacked => {
-            full_of_packed::removals_of_a_full_store(1);
-            Ok(1)
+            full_of_packed::removals_of_a_full_store(3);
+            Ok(3)
         }
         Hunt::Damage => Ok(packing::damage::damages(0, 60).1),
         Hunt::StrayReferences => {

@@ -78,11 +78,13 @@ impl Bulk {
         places: &[(u64, u64)],
         written: Flushed,
     ) -> Result<Flushed> {
-        let (before, mut covered) = (self.last_flushed(), written);
+        let before = self.last_flushed();
+        // Where nothing is waited for nothing is covered either: a write may have its number, and not be noted for its file yet.
+        let mut covered = before;
         for unit in self.units().iter() {
             let waits = inos.iter().any(|&ino| self.waits(unit, ino, &before));
-            if waits && !self.flush_some(region, unit, places)? {
-                covered.0[unit.number as usize] = unit.flushed.load(Ordering::Acquire);
+            if waits && self.flush_some(region, unit, places)? {
+                covered.0[unit.number as usize] = written.0[unit.number as usize];
             }
         }
         Ok(covered)

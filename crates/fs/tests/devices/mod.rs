@@ -4,6 +4,7 @@
 //! Every file is filled with a byte of its own. After a crash, in every state that log and disks may be left in, the store opens,
 //! the checker finds nothing wrong, a file that was synced is whole, and no file holds another byte than its own and zeros.
 //! Left out: what one device alone can do (`crash`, `device_errors`).
+//! Longer than 800 lines because the disk that forgets, the pair and what is tried on it belong together.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
