@@ -293,12 +293,19 @@ impl Fs {
         self.writable()?;
         let mut compactor = self.compactor.lock();
         let mut done = self.give_back_emptied(usize::MAX)?;
+        let mut free = None;
         while compactor.pass.is_some() || self.begin_pass(&mut compactor, u64::MAX, false) {
             let mut budget = Budget::new();
             self.pass_step(&mut compactor, &mut budget)?;
             done.moved += budget.done.moved;
             done.bytes += budget.done.bytes;
             done.blocks += budget.done.blocks;
+            // On a full store a pass may move pieces to and fro and gain nothing, again and again, while all operations wait.
+            if compactor.pass.is_none()
+                && free.replace(self.region.free_segments()) >= Some(self.region.free_segments())
+            {
+                break;
+            }
         }
         Ok(done)
     }

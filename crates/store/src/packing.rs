@@ -176,6 +176,7 @@ pub fn pack(fs: &Fs, files: &[u64]) -> Outcome<Compacted> {
         }
     }
     if files.is_empty() {
+        // Ends with the first pass that gains nothing.
         fs.compact().during("compaction")?;
         // Moving data makes inodes plain.
         fs.pack_inodes_now().during("packing of inodes")?;
