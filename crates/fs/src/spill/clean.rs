@@ -109,7 +109,7 @@ impl Fs {
             if let Some(placed) = found
                 && let Some(place) = placed.place
                 && is_in(place, placed.object.spilled_bytes(), victims)
-                // Gone by now, or damaged: whoever reads it is told.
+                // Gone by now, or damaged: its next reader gets the error.
                 && let Ok(payload) = self.spilled_payload(ino, &placed, place)?
             {
                 let object = placed.object;

@@ -173,7 +173,7 @@ impl Fs {
             };
             let Some(ino) = next else { return Ok(()) };
             match self.bring_file_back(ino) {
-                // It is damaged, or cannot be read: whoever reads it is told.
+                // It is damaged, or cannot be read: its next reader gets the error.
                 Ok(()) | Err(Error::Corrupt(_) | Error::Io(_)) => {}
                 Err(Error::NoSpace) => return Ok(()),
                 Err(error) => return Err(error),

@@ -45,7 +45,7 @@ impl Warm {
             return false;
         }
         let grade = now & !USED;
-        // Whoever uses it between the two is forgotten, and comes again if it matters.
+        // A use between the two is forgotten; a file in use is used again.
         state.store(if now & USED == 0 { grade - 1 } else { (grade + 1).min(GRADE_MAX) }, Relaxed);
         true
     }
