@@ -354,8 +354,9 @@ fn no_damage_makes_a_look_write_or_a_remedy_lose_what_can_be_read() {
     let wanted = std::env::var("SHOAL_CASE").unwrap_or_default();
     let (mut tally, mut failed) = (BTreeMap::new(), Vec::new());
     for number in 0..8u64 {
-        let budget = Budget::of_a_part(8);
         let base = Base::new(number & 1 == 1, number & 2 == 0, number & 4 == 4);
+        // Each store is damaged once, however little time there is.
+        let (budget, mut is_first) = (Budget::of_a_part(8), true);
         for (place, &kind) in KINDS.iter().enumerate() {
             let seeds = match (place as u64 + number) % 4 {
                 _ if deep || !wanted.is_empty() => 1..=12,
@@ -365,7 +366,7 @@ fn no_damage_makes_a_look_write_or_a_remedy_lose_what_can_be_read() {
             };
             for seed in seeds {
                 let case = format!("{}, {kind:?}, seed {seed}", base.name);
-                if !case.contains(&wanted) || budget.is_spent() {
+                if !case.contains(&wanted) || !std::mem::take(&mut is_first) && budget.is_spent() {
                     continue;
                 }
                 let examined = catch_unwind(AssertUnwindSafe(|| base.examine(kind, seed, &mut tally)));

@@ -1,11 +1,15 @@
 //! Tests of the inode table: no number is given out twice, whatever is half-way when blocks are looked through.
 //!
 //! The moments between a commit and what follows from it are made by hand: other threads are what takes, looks and frees
-//! there in life. Left out: the layout of records (`shoal-format`).
+//! there in life. So is a claim that keeps blocks from being packed and moved while a full store loses files. Left out: the layout of records (`shoal-format`).
 
 use super::*;
 use crate::test_store::TestStore;
-use crate::{Caller, ROOT};
+use shoal_format::slot::CLASS_SIZES;
+use shoal_media::Clock;
+use shoal_sim::Random;
+
+use crate::{Caller, ROOT, SetAttr, TimeChange};
 
 /// A store with `files` files, opened again: none of its blocks was looked through.
 fn opened(files: u64) -> Fs {
@@ -64,4 +68,61 @@ fn numbers_of_a_new_block_are_not_found_again_when_the_search_reaches_it() {
     numbers.dedup();
     assert_eq!(numbers.len(), claims.len());
     claims.clear();
+}
+
+/// Times that have nothing to do with any others.
+fn times(random: &mut Random) -> SetAttr {
+    let mut time = || Some(TimeChange::At(random.below(1 << 60) as i64));
+    SetAttr { atime: time(), mtime: time(), ..SetAttr::default() }
+}
+
+/// Adds a directory with some files, of which the first is in another one too.
+fn grow_tree(fs: &Fs, random: &mut Random, dirs: &mut Vec<Ino>) -> Result<()> {
+    let dir = fs.mkdir(&Caller::default(), ROOT, format!("d{}", dirs.len()).as_bytes(), 0o755)?.ino;
+    for file in 0..=random.index(40) {
+        let name = format!("f{file}");
+        let ino = fs.mknod(&Caller::default(), dir, name.as_bytes(), 0o644, 0)?.ino;
+        if file == 0 {
+            fs.link(ino, ROOT, format!("l{}", dirs.len()).as_bytes(), false)?;
+            dirs.push(dir);
+        }
+        fs.setattr(ino, &times(random))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_full_store_loses_files_while_no_block_can_be_packed_or_moved() {
+    let store = TestStore::new(0);
+    let fs = store.open(2);
+    let (mut dirs, mut random) = (Vec::new(), Random::new(3));
+    for _ in 0..4 {
+        while grow_tree(&fs, &mut random, &mut dirs).is_ok() {}
+        fs.pack_inodes_now().unwrap();
+    }
+    while grow_tree(&fs, &mut random, &mut dirs).is_ok() {}
+    // Other removals use up what is left for blocks in either form.
+    for bytes in CLASS_SIZES.iter().filter(|bytes| (192..=1536).contains(*bytes)) {
+        let take = || {
+            let mut tx = fs.region.begin_reclaim();
+            tx.alloc(u64::from(*bytes))?;
+            tx.commit()
+        };
+        while take().is_ok() {}
+        assert!(matches!(take(), Err(shoal_region::Error::NoSpace)));
+    }
+    assert!(dirs.len() > 2000, "{} directories", dirs.len());
+    let claim = fs.table.take(&fs.region).unwrap();
+    // Far from the times that the blocks were packed with.
+    store.clock.advance(1 << 60);
+    let now = store.clock.now_ns();
+    for (turn, &dir) in random.shuffled(dirs.iter()).into_iter().enumerate() {
+        let file = fs.lookup(dir, b"f0", false).unwrap().ino;
+        fs.unlink(dir, b"f0").unwrap_or_else(|error| panic!("{turn} of {}: {error}", dirs.len()));
+        let (dir, file) = (fs.getattr(dir).unwrap(), fs.getattr(file).unwrap());
+        assert_eq!((dir.mtime, dir.ctime, file.ctime, file.nlink), (now, now, now, 1));
+    }
+    drop(claim);
+    // Comes to an end.
+    fs.compact().unwrap();
 }

@@ -16,6 +16,7 @@ use crate::{FormatOptions, Fs, Options, Parts};
 pub(crate) struct TestStore {
     world: World,
     has_bulk: bool,
+    pub clock: Arc<SimClock>,
 }
 
 impl TestStore {
@@ -36,7 +37,7 @@ impl TestStore {
             hash_seed: 1,
             created_ns: 0,
         };
-        let store = TestStore { world, has_bulk };
+        let store = TestStore { world, has_bulk, clock: Arc::new(SimClock::new(1)) };
         let options = FormatOptions { geometry, root_mode: 0o755, root_uid: 0, root_gid: 0 };
         Fs::format(store.parts(1), &options).unwrap();
         store
@@ -51,6 +52,6 @@ impl TestStore {
         let memory = self.world.memory(0);
         let bulk = self.has_bulk.then(|| self.world.disk(0) as Arc<dyn BlockDevice>);
         let region = RegionParts { memory, log: None, images: None, boot_id: [1; 16], nonce: [nonce; 16] };
-        Parts { region, bulk, clock: Arc::new(SimClock::new(1)) }
+        Parts { region, bulk, clock: self.clock.clone() }
     }
 }

@@ -107,6 +107,7 @@ fn a_removal_finds_room_between_changes_of_a_full_store() {
             }
             if turn % 50 == 0 {
                 fs.pack_inodes_now().unwrap();
+                fs.compact().unwrap();
             }
             fs.unlink(*dir, name.as_bytes())
                 .unwrap_or_else(|error| panic!("seed {seed}, turn {turn}: {name}: {error}"));

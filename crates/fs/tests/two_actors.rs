@@ -82,7 +82,9 @@ fn visit(
 
 fn explore(kind: MemoryKind, field: &Field, share: u64, least: u64) {
     let seed = number("SHOAL_SEED").unwrap_or(SEED);
-    let least = if number("SHOAL_SHARE").is_none() { least } else { 0 };
+    // A search that may end early visits what it can.
+    let is_whole = number("SHOAL_SHARE").is_none() && !Budget::of_a_search().is_limited();
+    let least = if is_whole { least } else { 0 };
     let share = number("SHOAL_SHARE").unwrap_or(if deep() { 1 } else { share });
     let wanted = |index: usize, past: &Past, pair: &[Operation; 2]| {
         let turn = mix(&[seed, kind as u64, past.operations.len() as u64, index as u64]);

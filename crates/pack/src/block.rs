@@ -244,6 +244,12 @@ impl<'a> Block<'a> {
         self.overhead
     }
 
+    /// Bytes by which [`Block::replace`] makes the block longer at most, if the item at `place` stays in use.
+    pub fn growth_max(&self, place: usize) -> usize {
+        let longest = if self.has_code(place) { STRIPPED } else { VERBATIM_MAX };
+        longest - usize::from(self.lengths[place] & !FREE)
+    }
+
     /// Writes the block with another item at a place, and all others as they are. False if the item has no form like that of the
     /// one before: a record in use stays a code, or stays verbatim, so that the users of triplets do not change. A number that
     /// becomes free makes the block longer only where its generation is longer than the code.
@@ -398,7 +404,11 @@ mod tests {
                 assert_eq!(after.get(at, profiles, &triplets), Ok(expected), "seed {seed}");
                 assert_eq!(after.has_code(at), block.has_code(at) && matches!(expected, Item::Used(_)), "seed {seed}");
             }
-            longer += u32::from(out.bytes().len() > before.bytes().len());
+            let growth = out.bytes().len().saturating_sub(before.bytes().len());
+            if matches!(item, Item::Used(_)) {
+                assert!(growth <= block.growth_max(place), "seed {seed}: {growth}");
+            }
+            longer += u32::from(growth > 0);
         }
         assert!(replaced > 1500 && longer > 10, "{replaced} replaced, {longer} longer");
     }

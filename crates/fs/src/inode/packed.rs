@@ -299,26 +299,36 @@ impl Need {
     }
 }
 
+fn found(slot: SlotRef) -> Result<SlotRef> {
+    if slot.is_none() { Err(Error::Stale) } else { Ok(slot) }
+}
+
 impl Fs {
     /// The plain block with the record of `ino`, for a change within `tx`; one that was packed is not any more.
     #[inline]
     pub(super) fn plain_block(&self, tx: &Tx<'_>, ino: Ino, removes: bool) -> Result<SlotRef> {
+        self.plain_block_or(ino, || self.unpack(Need::of(tx, removes), ino, false))
+    }
+
+    /// The same where there is room without further ado, else `NoSpace`.
+    pub(super) fn plain_block_at_once(&self, ino: Ino) -> Result<SlotRef> {
+        self.plain_block_or(ino, || found(self.unpack_in(ino, &|| self.region.begin(), false)?))
+    }
+
+    #[inline]
+    fn plain_block_or(&self, ino: Ino, unpack: impl FnOnce() -> Result<SlotRef>) -> Result<SlotRef> {
         let bits = self.table.bits_of(&self.region, ino)?;
         self.table.packed.changed.set(ino.block());
         self.table.packed.plain_changed.set(ino.block());
-        match super::plain_reference(bits) {
-            Some(slot) => Ok(slot),
-            None => self.unpack(Need::of(tx, removes), ino, false),
-        }
+        super::plain_reference(bits).map_or_else(unpack, Ok)
     }
 
     /// On a full store another block is packed for it, so that removing files takes no more room than there is.
     #[cold]
     #[inline(never)]
     fn unpack(&self, need: Need, ino: Ino, lossy: bool) -> Result<SlotRef> {
-        let found = |slot: SlotRef| if slot.is_none() { Err(Error::Stale) } else { Ok(slot) };
         for _ in 0..TRIES {
-            match self.table.unpack(&self.region, &|| self.region.begin(), ino.block(), lossy) {
+            match self.unpack_in(ino, &|| self.region.begin(), lossy) {
                 Err(Error::NoSpace) => {}
                 outcome => return found(outcome?),
             }
@@ -329,7 +339,11 @@ impl Fs {
         if need == Need::Ordinary || need == Need::Change && !self.region.has_half_reserve() {
             return Err(Error::NoSpace);
         }
-        found(self.table.unpack(&self.region, &|| self.region.begin_reclaim(), ino.block(), lossy)?)
+        found(self.unpack_in(ino, &|| self.region.begin_reclaim(), lossy)?)
+    }
+
+    fn unpack_in<'r>(&'r self, ino: Ino, begin: &dyn Fn() -> Tx<'r>, lossy: bool) -> Result<SlotRef> {
+        self.table.unpack(&self.region, begin, ino.block(), lossy)
     }
 
     /// Makes a block plain whose records partly or wholly do not decode, so that each of them can be repaired.

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use shoal_format::inode::{
-    INODE_BLOCK, INODE_HAS_NEW, INODE_RECORD, INODE_TRUNCATING, INODES_PER_BLOCK, Inode, InodeSlot,
+    INODE_BLOCK, INODE_HAS_NEW, INODE_RECORD, INODE_TRUNCATING, INODES_PER_BLOCK, Inode, InodeSlot, S_IFDIR, S_IFMT,
 };
 use shoal_format::slot::{CLASS_SIZES, class_for};
 use shoal_format::superblock::FEATURE_PACKED;
@@ -233,7 +233,7 @@ impl InodeTable {
             }
         }
         let mut out = BlockBytes::default();
-        let mut indexed = Vec::new();
+        let (mut indexed, mut spare) = (Vec::new(), 0);
         {
             let decoder = tables.decoder();
             pack(&items, &decoder.profiles, &decoder.triplets, &mut out);
@@ -245,13 +245,16 @@ impl InodeTable {
                     return Ok(Look::Nothing);
                 }
                 indexed.extend(indexed_triplet(&packed, at, item, &decoder));
+                if may_outlive_a_removal(item) {
+                    spare += packed.growth_max(at);
+                }
             }
         }
         change.keep(indexed);
         if out.bytes().len() > PACKED_MAX {
             return Ok(Look::Nothing);
         }
-        let (mut tx, new) = match alloc(region, out.bytes().len() as u64) {
+        let (mut tx, new) = match alloc(region, (out.bytes().len() + spare).min(PACKED_MAX) as u64) {
             Err(Error::NoSpace) => return Ok(Look::Later),
             allocated => allocated?,
         };
@@ -264,6 +267,11 @@ impl InodeTable {
         change.committed();
         Ok(Look::Packed(new.capacity(), used))
     }
+}
+
+/// May a removal change this record and leave it in use? It is written in place on a full store (`removal`), and needs room for that.
+fn may_outlive_a_removal(item: &Item) -> bool {
+    matches!(item, Item::Used(record) if record.mode & S_IFMT == S_IFDIR || record.links > 1)
 }
 
 /// A slot for a packed block, and its transaction: of the class that fits, or on a full store from the reserve, or of a larger class

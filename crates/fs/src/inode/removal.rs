@@ -3,8 +3,9 @@
 //!
 //! A number becomes free where its record lies; the other codes of the block stay as they are, so the block hardly ever gets longer,
 //! and then moves to another slot. What a removal changes beside it, the directory's record or a number of links, makes its block
-//! plain as any change does, and is written in place only where there is no room for that; its times are left as they were where
-//! new ones need more room than there is.
+//! plain as any change does, and is written in place where there is no room for that: the packer left room for the longest code of
+//! such records. A block that an earlier version packed has none; then another block is packed for a plain one, the reserve is
+//! used, and in the last resort the record keeps its times.
 //! Rules: the lock of a packed block is held from reading it until the transaction has ended; what is read comes through the
 //! transaction, which may have changed the block before. A removal that holds one such lock and waits for another does so alone
 //! ([`Packed::removals`]): all others wait for nothing while they hold theirs. A claim comes before the counts of triplets, as in
@@ -53,15 +54,27 @@ fn alloc(tx: &mut Tx<'_>, len: usize) -> Result<SlotRef> {
 impl<'a> Removal<'a> {
     /// Writes the record of an inode that stays, whose exclusive lock the caller holds. `is_last`: no other follows.
     pub fn store(&mut self, tx: &mut Tx<'_>, ino: Ino, inode: &Inode, is_last: bool) -> Result<()> {
-        let holds = self.holds(ino);
-        if !holds {
-            match self.fs.plain_block(tx, ino, true) {
+        let item = record::item(&inode.encode())?;
+        let held = self.forms.len();
+        if !self.holds(ino) {
+            match self.fs.plain_block_at_once(ino) {
                 Err(Error::NoSpace) => {}
                 plain => return block::put(tx, plain?, ino, inode),
             }
         }
-        if self.replace(tx, ino, &record::item(&inode.encode())?, is_last)? {
+        if self.replace(tx, ino, &item, is_last)? {
             return Ok(());
+        }
+        if self.forms.len() > held {
+            // Nothing in that block was changed.
+            self.forms.truncate(held);
+            match self.fs.plain_block(tx, ino, true) {
+                Err(Error::NoSpace) => {}
+                plain => return block::put(tx, plain?, ino, inode),
+            }
+            if self.replace(tx, ino, &item, is_last)? {
+                return Ok(());
+            }
         }
         let table = &self.fs.table;
         let slot = table.block_slot(tx, ino.block())?;
