@@ -9,6 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, fstatfs};
 use rustix::mm::MapFlags;
@@ -27,6 +28,8 @@ pub struct CacheFile {
     path: PathBuf,
     /// Stores do not reach the file.
     aside: bool,
+    /// A bit for each page that has been written since it got its memory.
+    written: Box<[AtomicU64]>,
 }
 
 impl CacheFile {
@@ -76,7 +79,37 @@ impl CacheFile {
         }
         let bytes = found.len() / crate::PAGE_BYTES * crate::PAGE_BYTES;
         let map = Map::of_file(&file, bytes, flags).map_err(|e| named(path, e))?;
-        Ok(CacheFile { map, file, path: path.to_path_buf(), aside: flags.contains(MapFlags::PRIVATE) })
+        let written = (0..(bytes / crate::PAGE_BYTES).div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+        Ok(CacheFile { map, file, path: path.to_path_buf(), aside: flags.contains(MapFlags::PRIVATE), written })
+    }
+
+    /// The words of `written` for a range of whole pages, each with the bits of the pages in it.
+    fn bits_of(&self, at: u64, len: u64) -> impl Iterator<Item = (&AtomicU64, u64)> {
+        let (first, end) = (at / crate::PAGE_BYTES, (at + len) / crate::PAGE_BYTES);
+        (first / 64..end.div_ceil(64)).map(move |word| {
+            let (from, to) = (first.max(word * 64) - word * 64, end.min(word * 64 + 64) - word * 64);
+            (&self.written[word as usize], u64::MAX >> (64 - (to - from)) << from)
+        })
+    }
+
+    /// Writes pages that nothing was written to so far by a system call, since the first store to each of them through the map costs a fault,
+    /// and zeros that are overwritten at once. The map shows them when the call has returned. False: it is left to the map.
+    fn write_fresh(&self, at: u64, bytes: &[u8]) -> bool {
+        let len = bytes.len() as u64;
+        let is_whole = at.is_multiple_of(crate::PAGE_BYTES) && len.is_multiple_of(crate::PAGE_BYTES);
+        if self.aside || bytes.is_empty() || !is_whole || len > self.map.len().saturating_sub(at) {
+            return false;
+        }
+        if self.bits_of(at, len).all(|(word, bits)| word.load(Ordering::Relaxed) & bits == bits) {
+            return false;
+        }
+        let is_written = calls::write_all_at(&self.file, bytes, at).is_ok();
+        if is_written {
+            for (word, bits) in self.bits_of(at, len) {
+                word.fetch_or(bits, Ordering::Relaxed);
+            }
+        }
+        is_written
     }
 
     /// Is the file still there under its name? Without it, nothing that is held outlives this process.
@@ -97,7 +130,9 @@ impl PersistentMemory for CacheFile {
     }
 
     fn write(&self, at: u64, bytes: &[u8]) {
-        self.map.write(at, bytes);
+        if !self.write_fresh(at, bytes) {
+            self.map.write(at, bytes);
+        }
     }
 
     fn zero(&self, at: u64, len: u64) {
@@ -114,7 +149,10 @@ impl PersistentMemory for CacheFile {
     }
 
     fn discard(&self, at: u64, len: u64) {
-        if !self.aside {
+        if !self.aside && len > 0 {
+            for (word, bits) in self.bits_of(at, len) {
+                word.fetch_and(!bits, Ordering::Relaxed);
+            }
             // If the kernel keeps the memory, it is only not given back.
             let _ = calls::fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, len);
         }
@@ -147,6 +185,13 @@ mod tests {
         file.reserve(65536, 131072).unwrap();
         assert_eq!(taken(), 131072);
         file.write(65536, &[5; 4096]);
+        // Once by a system call, once through the map; and past a word of the pages written.
+        for value in [6, 7] {
+            file.write(65536, &[value; 131072 - 4096]);
+            let mut out = [0; 131072];
+            file.read(65536, &mut out);
+            assert!(out[..131072 - 4096].iter().all(|&byte| byte == value) && out[131072 - 4096..] == [0; 4096]);
+        }
         file.discard(65536, 65536);
         assert_eq!(taken(), 65536);
         assert_eq!(file.read_u64(65536), 0);

@@ -112,6 +112,8 @@ pub struct HeldWrites {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CacheReport {
     pub policy: String,
+    /// Writes wait in the cache: the policy is not write-through.
+    pub holds: bool,
     /// Bytes that may leave in a second, if that is bounded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate_bytes: Option<u64>,
@@ -248,6 +250,7 @@ impl HeldWrites {
         let rate = |shape: Shape| shape.blocks_per_tick_max * LINE_BYTES * (S_NS / shape.tick_ns);
         CacheReport {
             policy: of.rule.to_string(),
+            holds: of.rule.policy != Policy::WriteThrough,
             rate_bytes: of.rule.shape.map(rate),
             place: self.path.display().to_string(),
             held_bytes: of.held_bytes,

@@ -233,7 +233,7 @@ impl Asked {
             Question::Df => {
                 let (of, at) = (&self.description, Some(self.mountpoint.as_path()));
                 let report = StoreReport::of(fs, directory, of, at, self.survives_power_loss);
-                value(StoreReport { cache: self.cache.as_ref().map(|cache| cache.report()), ..report })
+                value(report.with_cache(self.cache.as_ref().map(|cache| cache.report())))
             }
             Question::Inspect { path } => value(FileReport::of(fs, Path::new(OsStr::from_bytes(&path)))?),
             Question::Files { path } => value(packing::below(fs, Path::new(OsStr::from_bytes(&path)))?),

@@ -180,6 +180,17 @@ impl StoreReport {
     }
 }
 
+impl StoreReport {
+    /// The same for a store with a write-back cache, or none.
+    pub fn with_cache(mut self, cache: Option<CacheReport>) -> StoreReport {
+        if let Some(cache) = cache.as_ref().filter(|cache| cache.holds) {
+            self.loss.power_loss += &format!(", and of large files what {} holds back", cache.policy);
+        }
+        self.cache = cache;
+        self
+    }
+}
+
 impl Store {
     /// Opens the store for reading, with its log replayed in memory, and reports its state.
     pub fn report(&self) -> Outcome<StoreReport> {

@@ -27,16 +27,16 @@ use crate::dirty_set::DirtySet;
 use crate::planted::{Bug, is_planted};
 use crate::policy::{Policy, Rule};
 use crate::slots::{Cache, SlotBytes};
-use crate::state::{Run, State, Step, Then};
+use crate::state::{LINE_BLOCKS, Run, State, Step, Then};
 
 /// Where the filter's time begins on the clock's (ns): 30 days before, so that what an earlier process held keeps its age.
 const BEFORE_NS: u64 = 30 * 24 * 3600 * S_NS;
 const BLOCK: usize = CACHE_SLOT as usize;
-/// Buffers kept for writes.
-const BUFFERS_MAX: usize = 4;
+/// Buffers kept for writes: fresh memory costs a fault for each page.
+const BUFFERS_MAX: usize = 8;
 /// Empty groups of slots kept for the next writes, and given back in a tick.
-const GROUPS_KEPT: usize = 8;
-const GROUPS_GIVEN: usize = 64;
+const GROUPS_KEPT: u64 = 8;
+const GROUPS_GIVEN: u64 = 128;
 
 /// Requests that the device below got.
 #[derive(Default)]
@@ -123,8 +123,8 @@ impl WriteBack {
     /// Writes the blocks that are due, and gives memory back.
     pub fn tick(&self) {
         let mut state = self.0.state.lock();
-        let keep = (state.held_blocks() / 256).min(GROUPS_KEPT as u64) as usize;
-        state.slots.give_back(keep, GROUPS_GIVEN);
+        let keep = (state.held_blocks() / 256).min(GROUPS_KEPT);
+        state.slots.give_back(self.0.now_ns(), keep, GROUPS_GIVEN);
         self.0.go_on(state);
     }
 
@@ -217,14 +217,17 @@ impl BlockDevice for WriteBack {
 
     fn write_from(&self, at: u64, bytes: &[u8]) -> Result<()> {
         if self.0.passes.load(Ordering::Acquire) {
-            self.0.count_write(bytes.len() as u64);
-            let outcome = self.0.below.write_from(at, bytes);
-            self.0.state.lock().changes += 1;
-            return outcome;
+            return self.0.write_past(at, bytes);
         }
         match self.0.hold_all(at, bytes) {
             Some(outcome) => outcome,
-            None => block::wait(self, Request::Write { at, buffer: bytes.to_vec(), fua: false }).map(drop),
+            None if self.0.may_go_past(at, bytes.len() as u64) => self.0.write_past(at, bytes),
+            None => {
+                let mut buffer = self.0.take_buffer();
+                buffer.clear();
+                buffer.extend_from_slice(bytes);
+                block::wait(self, Request::Write { at, buffer, fua: false }).map(|buffer| self.0.keep_buffer(buffer))
+            }
         }
     }
 }
@@ -410,6 +413,27 @@ impl Inner {
         Some(Ok(()))
     }
 
+    /// May a write for which there are no slots go to the device itself, beside what is held? A long one costs the device no more that
+    /// way, and need not wait for slots that a line's write-back frees, nor be copied there and back. Not where a rule says how
+    /// fast or beside which reads the device is written, nor before older contents of the same blocks.
+    fn may_go_past(&self, at: u64, len: u64) -> bool {
+        let state = self.state.lock();
+        let Ok(range) = self.blocks(at, len) else { return false };
+        let has_older = || !state.lines_in(Some(range)).is_empty() && !is_planted(Bug::PastOlder);
+        len >= LINE_BLOCKS * CACHE_SLOT
+            && state.failure.is_none()
+            && state.found.is_empty()
+            && !state.dirty.rule().goes_by_load()
+            && !has_older()
+    }
+
+    fn write_past(&self, at: u64, bytes: &[u8]) -> Result<()> {
+        self.count_write(bytes.len() as u64);
+        let outcome = self.below.write_from(at, bytes);
+        self.state.lock().changes += 1;
+        outcome
+    }
+
     /// Gives slots back into which nothing was stored.
     fn give_up(self: &Arc<Inner>, slots: Vec<u64>) {
         let mut state = self.state.lock();
@@ -429,14 +453,10 @@ impl Inner {
                 self.slots.write(state.slot_of(block).unwrap_or(*slot), bytes);
             }
         }
-        let sums: Vec<u64> = blocks()
-            .map(|((_, slot), bytes)| {
-                if !is_planted(Bug::EntryFirst) {
-                    self.slots.write(*slot, bytes);
-                }
-                CacheEntry::sum_of(bytes)
-            })
-            .collect();
+        if !is_planted(Bug::EntryFirst) {
+            self.slots.write_all(slots, bytes);
+        }
+        let sums: Vec<u64> = bytes.chunks_exact(BLOCK).map(CacheEntry::sum_of).collect();
         let mut state = self.state.lock();
         state.storing -= 1;
         let now = self.now();
@@ -563,8 +583,20 @@ impl Inner {
         self.pass(Request::Flush, Box::new(flushed));
     }
 
+    /// A buffer with whatever was in it, if one was kept.
+    fn take_buffer(&self) -> Vec<u8> {
+        self.buffers.lock().pop().unwrap_or_default()
+    }
+
+    fn keep_buffer(&self, buffer: Vec<u8>) {
+        let mut buffers = self.buffers.lock();
+        if buffers.len() < BUFFERS_MAX {
+            buffers.push(buffer);
+        }
+    }
+
     fn write_run(self: &Arc<Inner>, run: Run) {
-        let mut buffer = self.buffers.lock().pop().unwrap_or_default();
+        let mut buffer = self.take_buffer();
         buffer.resize(run.blocks.len() * BLOCK, 0);
         for (held, out) in run.blocks.iter().zip(buffer.chunks_exact_mut(BLOCK)) {
             self.slots.read(held.slot, out);
@@ -574,12 +606,7 @@ impl Inner {
         let inner = self.clone();
         let at = run.first * CACHE_SLOT;
         let written = move |result: Result<Vec<u8>>| {
-            let result = result.map(|buffer| {
-                let mut buffers = inner.buffers.lock();
-                if buffers.len() < BUFFERS_MAX {
-                    buffers.push(buffer);
-                }
-            });
+            let result = result.map(|buffer| inner.keep_buffer(buffer));
             let mut state = inner.state.lock();
             state.written(&run, result, inner.now_ns());
             inner.go_on(state);

@@ -23,6 +23,8 @@ shoal_media::plantable! {
         RangeNoFlush,
         /// A write that has failed is forgotten.
         FailureForgotten,
+        /// A long write goes to the device before older contents of its blocks that are held.
+        PastOlder,
         /// Loaded entries are believed without their sums.
         SumsUnread,
     }

@@ -201,6 +201,9 @@ impl Cache {
             free: BTreeMap::new(),
             absent,
             free_count: 0,
+            empty: 0,
+            idle: 0,
+            looked_ns: 0,
             lacks_until_ns: 0,
             copying: BTreeSet::new(),
             left: Vec::new(),
@@ -227,6 +230,10 @@ pub(crate) struct Slots {
     /// Groups without memory.
     absent: BTreeSet<u64>,
     free_count: u64,
+    /// Groups with memory of which no slot is taken, and the fewest there were since the look at `looked_ns`.
+    empty: u64,
+    idle: u64,
+    looked_ns: u64,
     /// The host had no memory; it is not asked again before then.
     lacks_until_ns: u64,
     /// Slots whose bytes are being copied without the lock, and those of them that were freed meanwhile.
@@ -236,6 +243,8 @@ pub(crate) struct Slots {
 
 /// How long a host without memory is not asked again (ns).
 const LACK_NS: u64 = 1_000_000_000;
+/// How long memory is kept that nobody needs (ns).
+const IDLE_NS: u64 = 1_000_000_000;
 
 impl Slots {
     /// Slots that there are, or could be.
@@ -266,6 +275,7 @@ impl Slots {
         while (taken.len() as u64) < count {
             let mut group = self.free.first_entry().expect("as many are free");
             let slots = group.get_mut();
+            self.empty -= u64::from(slots.len() as u64 == CACHE_GROUP_SLOTS);
             while (taken.len() as u64) < count
                 && let Some(slot) = slots.pop()
             {
@@ -276,6 +286,9 @@ impl Slots {
             }
         }
         self.free_count -= count;
+        self.idle = self.idle.min(self.empty);
+        // So that those which lie together are written as one piece.
+        taken.sort_unstable();
         Some(taken)
     }
 
@@ -300,21 +313,31 @@ impl Slots {
     }
 
     fn put_back(&mut self, slot: u64) {
-        self.free.entry(slot / CACHE_GROUP_SLOTS).or_default().push(slot);
+        let slots = self.free.entry(slot / CACHE_GROUP_SLOTS).or_default();
+        slots.push(slot);
+        self.empty += u64::from(slots.len() as u64 == CACHE_GROUP_SLOTS);
         self.free_count += 1;
     }
 
-    /// Gives memory of up to `most` empty groups back, beyond `keep` of them.
-    pub fn give_back(&mut self, keep: usize, most: usize) {
+    /// Gives memory of up to `most` groups back that were not needed for [`IDLE_NS`], beyond `keep` of them. What is needed again and again
+    /// stays: taking memory costs more than copying into it.
+    pub fn give_back(&mut self, now_ns: u64, keep: u64, most: u64) {
+        if now_ns < self.looked_ns + IDLE_NS {
+            return;
+        }
+        let count = self.idle.saturating_sub(keep).min(most);
         let is_empty = |(group, slots): (&u64, &Vec<u64>)| (slots.len() as u64 == CACHE_GROUP_SLOTS).then_some(*group);
-        let empty: Vec<u64> = self.free.iter().filter_map(is_empty).collect();
-        for group in empty.into_iter().skip(keep).take(most) {
+        // The first groups are the next to be used.
+        let idle: Vec<u64> = self.free.iter().rev().filter_map(is_empty).take(count as usize).collect();
+        for group in idle {
             self.free.remove(&group);
             self.free_count -= CACHE_GROUP_SLOTS;
+            self.empty -= 1;
             self.absent.insert(group);
             self.memory.write_u64(group_word_at(group), 0);
             self.memory.discard(group_at(self.groups, group), CACHE_GROUP);
         }
+        (self.idle, self.looked_ns) = (self.empty, now_ns);
     }
 
     /// A hand to store bytes into taken slots, and to read held ones, without the lock.
@@ -375,6 +398,17 @@ pub(crate) struct SlotBytes {
 impl SlotBytes {
     pub fn write(&self, slot: u64, bytes: &[u8]) {
         self.memory.write(slot_at(self.groups, slot), bytes);
+    }
+
+    /// Stores the bytes of several blocks; slots that lie one behind the other in one piece.
+    pub fn write_all(&self, slots: &[u64], bytes: &[u8]) {
+        let lie_together = |a: &u64, b: &u64| slot_at(self.groups, *b) == slot_at(self.groups, *a) + CACHE_SLOT;
+        let mut rest = bytes;
+        for run in slots.chunk_by(lie_together) {
+            let (piece, behind) = rest.split_at(run.len() * CACHE_SLOT as usize);
+            self.write(run[0], piece);
+            rest = behind;
+        }
     }
 
     pub fn read(&self, slot: u64, out: &mut [u8]) {

@@ -36,3 +36,8 @@ fn a_cache_of_another_store_boot_or_device_is_refused() {
         assert!(Cache::open(short, &OWNER).is_err(), "{len} bytes");
     }
 }
+
+#[test]
+fn a_long_write_goes_past_a_full_cache_and_never_before_what_it_replaces() {
+    lives::past::overwritten().unwrap();
+}

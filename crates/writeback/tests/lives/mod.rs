@@ -7,6 +7,8 @@
 //! fails, memory that has garbage in it when it is given back, a byte of the file changed, a cache of another life.
 //! Left out: which lives are lived (`outlives.rs`, `planted.rs`).
 
+pub mod past;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
