@@ -426,9 +426,12 @@ impl Bulk {
                     // Never retried: a second flush could succeed over data the first one has lost.
                     return Err(Error::Failed(failure));
                 }
-                // Numbers are given at completion, so every write up to this one completed before the submission.
-                let covered = self.written.load(Ordering::Acquire);
-                self.submitted.store(covered, Ordering::Release);
+                let covered = self.fresh.note(|| {
+                    // Numbers are given at completion, so every write up to this one completed before the submission.
+                    let covered = self.written.load(Ordering::Acquire);
+                    self.submitted.store(covered, Ordering::Release);
+                    covered
+                });
                 block::flush(&*self.device)
                     .inspect_err(|error| region.poison("the flush of the bulk storage", error))?;
                 let covered =
@@ -473,9 +476,11 @@ impl Bulk {
     /// The number of the last completed write. Ranges of later ones do not join those of writes up to it: under a file's lock it
     /// tells what a flush of the file's ranges covers from what comes after.
     pub fn note_writes(&self) -> u64 {
-        let written = self.written.load(Ordering::Acquire);
-        self.noted.fetch_max(written, Ordering::AcqRel);
-        written
+        self.fresh.note(|| {
+            let written = self.written.load(Ordering::Acquire);
+            self.noted.fetch_max(written, Ordering::AcqRel);
+            written
+        })
     }
 
     /// The last write whose range no later one's may join.
@@ -516,3 +521,7 @@ impl Bulk {
         self.submitted.load(Ordering::Acquire)
     }
 }
+
+#[cfg(test)]
+#[path = "bulk_tests.rs"]
+mod tests;

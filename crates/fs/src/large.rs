@@ -122,7 +122,7 @@ impl<'a> Mapping<'a> {
     fn committed(mut self, ino: Ino, write: u64) {
         self.reserved.clear();
         for extent in self.extents.iter().filter(|e| e.flags & EXTENT_NEW != 0) {
-            self.bulk.fresh.add(ino, extent.file_block, extent.end(), write, self.bulk.last_noted());
+            self.bulk.fresh.add(ino, extent.file_block, extent.end(), write, || self.bulk.last_noted());
         }
     }
 }

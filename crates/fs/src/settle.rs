@@ -209,7 +209,8 @@ impl Fs {
         }
         let bulk = self.bulk()?;
         if !self.power_lost || is_planted(Bug::NewIsData) {
-            bulk.fresh.add(ino, FileBlock::ZERO, FileBlock::END, bulk.note_earlier_write(), bulk.last_noted());
+            let write = bulk.note_earlier_write();
+            bulk.fresh.add(ino, FileBlock::ZERO, FileBlock::END, write, || bulk.last_noted());
             return Ok(());
         }
         if inode.layout == Layout::Extents {

@@ -21,8 +21,10 @@ use super::replaced::Replaced;
 use crate::Ino;
 use crate::planted::{Bug, is_planted};
 
-/// Ranges of one file kept apart at most.
+/// Ranges of one file kept apart at most, beside those that wait for a flush under way.
 const RANGES_MAX: usize = 8192;
+/// That many more ranges before they are joined anew: it takes a look at all of them.
+const RANGES_STEP: usize = 1024;
 /// Tails remembered at most.
 const TAILS_MAX: usize = 1 << 16;
 /// Files remembered at most whose own flush covers them.
@@ -95,11 +97,35 @@ fn cut(ranges: &mut Ranges, start: FileBlock, end: FileBlock) {
     }
 }
 
+/// Fewer ranges: those of later writes than `noted` that follow each other become one, with what lies between them. The others
+/// stay apart for the flush that covers them.
+fn joined(ranges: &Ranges, noted: u64) -> Ranges {
+    let mut joined = Ranges::new();
+    for (&start, &(end, write)) in ranges {
+        match joined.last_entry() {
+            Some(mut last) if last.get().1 > noted && write > noted => {
+                let latest = last.get().1.max(write);
+                last.insert((end, latest));
+            }
+            _ => drop(joined.insert(start, (end, write))),
+        }
+    }
+    joined
+}
+
 impl Fresh {
-    /// Blocks `[start, end)` of `ino` are mapped NEW, filled by writes up to number `write`. `submitted` is the last
-    /// write covered by a flush submitted so far.
-    pub fn add(&self, ino: Ino, start: FileBlock, end: FileBlock, write: u64, submitted: u64) {
+    /// Takes note of the last write that a flush is to cover. What is listed from then on joins no range of such writes; without the
+    /// lock blocks listed between the look at the number and the note of it would take a range along that the flush covers.
+    pub fn note<T>(&self, note: impl FnOnce() -> T) -> T {
+        let _files = self.files.lock();
+        note()
+    }
+
+    /// Blocks `[start, end)` of `ino` are mapped NEW, filled by writes up to number `write`. `noted` tells the last write that was
+    /// noted for a flush so far.
+    pub fn add(&self, ino: Ino, start: FileBlock, end: FileBlock, write: u64, noted: impl FnOnce() -> u64) {
         let mut files = self.files.lock();
+        let noted = noted();
         let ranges = files.entry(ino).or_default();
         cut(ranges, start, end);
         let before = ranges.range(..start).next_back().map(|(&from, &range)| (from, range));
@@ -107,21 +133,15 @@ impl Fresh {
             Some((from, (to, old))) if to == start && is_planted(Bug::JoinSubmitted) => {
                 ranges.insert(from, (end, old));
             }
-            Some((from, (to, old))) if to == start && old > submitted => {
+            Some((from, (to, old))) if to == start && old > noted => {
                 ranges.insert(from, (end, write.max(old)));
             }
             _ => {
                 ranges.insert(start, (end, write));
             }
         }
-        if ranges.len() > RANGES_MAX {
-            let all = ranges
-                .iter()
-                .fold((FileBlock::MAX, FileBlock::ZERO, 0), |(from, to, last), (&start, &(end, write))| {
-                    (from.min(start), to.max(end), last.max(write))
-                });
-            ranges.clear();
-            ranges.insert(all.0, (all.1, all.2));
+        if ranges.len() > RANGES_MAX && ranges.len().is_multiple_of(RANGES_STEP) {
+            *ranges = joined(ranges, noted);
         }
     }
 
@@ -243,23 +263,23 @@ mod tests {
     #[test]
     fn a_write_after_the_submission_of_a_flush_is_not_settled_by_it() {
         let fresh = Fresh::default();
-        fresh.add(FILE, b(0), b(4), 10, 0);
-        fresh.add(FILE, b(4), b(6), 11, 10);
+        fresh.add(FILE, b(0), b(4), 10, || 0);
+        fresh.add(FILE, b(4), b(6), 11, || 10);
         assert_eq!(fresh.settled(FILE, 10), Some(vec![(b(0), b(4))]));
         assert!(!fresh.is_settled(FILE));
         // The same blocks, mapped again after a truncation.
         fresh.remove(FILE, b(0), b(6));
-        fresh.add(FILE, b(2), b(3), 12, 11);
+        fresh.add(FILE, b(2), b(3), 12, || 11);
         assert_eq!(fresh.settled(FILE, 11), Some(vec![]));
-        fresh.add(FILE, b(2), b(3), 12, 11);
+        fresh.add(FILE, b(2), b(3), 12, || 11);
         assert_eq!(fresh.settled(FILE, 12), Some(vec![(b(2), b(3))]));
     }
 
     #[test]
     fn a_stream_joins_its_ranges_only_until_a_flush_is_submitted() {
         let fresh = Fresh::default();
-        (0..10).for_each(|i| fresh.add(FILE, b(i), b(i + 1), i + 1, 0));
-        (10..20).for_each(|i| fresh.add(FILE, b(i), b(i + 1), i + 1, 10));
+        (0..10).for_each(|i| fresh.add(FILE, b(i), b(i + 1), i + 1, || 0));
+        (10..20).for_each(|i| fresh.add(FILE, b(i), b(i + 1), i + 1, || 10));
         assert_eq!(fresh.settled(FILE, 100), Some(vec![(b(0), b(10)), (b(10), b(20))]));
         assert_eq!(fresh.settled(FILE, 15), Some(vec![(b(0), b(10))]));
     }
@@ -267,7 +287,7 @@ mod tests {
     #[test]
     fn cutting_keeps_what_lies_on_both_sides() {
         let fresh = Fresh::default();
-        fresh.add(FILE, b(0), b(10), 1, 0);
+        fresh.add(FILE, b(0), b(10), 1, || 0);
         fresh.remove(FILE, b(3), b(5));
         assert_eq!(fresh.settled(FILE, 1), Some(vec![(b(0), b(3)), (b(5), b(10))]));
         fresh.remove(FILE, b(0), b(100));
@@ -278,8 +298,22 @@ mod tests {
     #[test]
     fn too_many_ranges_become_one_that_waits_for_the_last_write() {
         let fresh = Fresh::default();
-        (0..=RANGES_MAX as u64).for_each(|i| fresh.add(FILE, b(2 * i), b(2 * i + 1), i + 1, 0));
-        assert_eq!(fresh.settled(FILE, RANGES_MAX as u64), Some(vec![]));
-        assert_eq!(fresh.settled(FILE, RANGES_MAX as u64 + 1), Some(vec![(b(0), b(2 * RANGES_MAX as u64 + 1))]));
+        let count = (RANGES_MAX + RANGES_STEP) as u64;
+        (0..count).for_each(|i| fresh.add(FILE, b(2 * i), b(2 * i + 1), i + 1, || 0));
+        assert_eq!(fresh.settled(FILE, count - 1), Some(vec![]));
+        assert_eq!(fresh.settled(FILE, count), Some(vec![(b(0), b(2 * count - 1))]));
+    }
+
+    #[test]
+    fn too_many_ranges_take_none_along_that_a_flush_covers() {
+        let fresh = Fresh::default();
+        // 10 writes at places of their own, then a flush, and beside it more writes than are kept apart.
+        (0..10).for_each(|i| fresh.add(FILE, b(1000 * i), b(1000 * i + 1), i + 1, || 0));
+        let count = 2 * (RANGES_MAX + RANGES_STEP) as u64;
+        (0..count).for_each(|i| fresh.add(FILE, b(10_000 + 2 * i), b(10_001 + 2 * i), i + 11, || 10));
+        let covered: Vec<_> = (0..10).map(|i| (b(1000 * i), b(1000 * i + 1))).collect();
+        assert_eq!(fresh.settled(FILE, 10), Some(covered));
+        assert!(fresh.files.lock()[&FILE].len() <= RANGES_MAX + RANGES_STEP);
+        assert_eq!(fresh.settled(FILE, count + 10).unwrap().last().unwrap().1, b(10_000 + 2 * count - 1));
     }
 }

@@ -1,0 +1,71 @@
+//! A flush beside a writer, between two steps in memory.
+//!
+//! Two actors of the crash tests change places at calls of the media alone, so they never meet these states.
+
+use std::time::Duration;
+
+use shoal_format::extent::FileBlock;
+use shoal_format::superblock::{Geometry, MemoryKind};
+use shoal_region::Parts;
+use shoal_sim::{SimMemoryKind, World};
+
+use super::*;
+
+const FILE: crate::Ino = crate::Ino::new(7);
+/// So long a thread has to come as far as it can.
+const WHILE: Duration = Duration::from_millis(50);
+
+fn bulk() -> (Region, Bulk) {
+    let world = World::new(0);
+    let region_bytes = 32 << 20;
+    let memory = world.add_memory(region_bytes, SimMemoryKind::Battery);
+    let geometry = Geometry {
+        memory_kind: MemoryKind::Battery,
+        uuid: [1; 16],
+        region_bytes,
+        bulk_blocks: 0,
+        ring_bytes: 4 << 20,
+        threshold: 0,
+        hash_seed: 0,
+        created_ns: 0,
+    };
+    let parts = Parts { memory, log: None, images: None, boot_id: [1; 16], nonce: [1; 16] };
+    let region = Region::create(geometry, parts).unwrap();
+    let bulk = Bulk::load(world.add_disk(1 << 20), &region).unwrap();
+    (region, bulk)
+}
+
+#[test]
+fn a_flush_takes_note_of_what_it_covers_while_nothing_is_listed() {
+    let (region, bulk) = bulk();
+    bulk.write(0, &[1; 512]).unwrap();
+    std::thread::scope(|scope| {
+        let (flush, late) = bulk.fresh.note(|| {
+            let flush = scope.spawn(|| bulk.flush(&region));
+            std::thread::sleep(WHILE);
+            (flush, bulk.write(512, &[2; 512]).unwrap())
+        });
+        // The write was over before the flush could take note of anything.
+        assert!(flush.join().unwrap().unwrap() >= late);
+    });
+}
+
+#[test]
+fn what_is_listed_beside_a_note_takes_no_range_along_that_the_flush_covers() {
+    let (_, bulk) = bulk();
+    let [one, two, three] = [1, 2, 3].map(FileBlock::new);
+    let covered = bulk.write(0, &[1; 512]).unwrap();
+    bulk.fresh.add(FILE, one, two, covered, || bulk.last_noted());
+    std::thread::scope(|scope| {
+        bulk.fresh.note(|| {
+            // As a flush does: it looks at the number, another write comes, and then it stores the number.
+            let seen = bulk.written.load(Ordering::Acquire);
+            let later = bulk.write(512, &[2; 512]).unwrap();
+            let bulk = &bulk;
+            scope.spawn(move || bulk.fresh.add(FILE, two, three, later, || bulk.last_noted()));
+            std::thread::sleep(WHILE);
+            bulk.submitted.store(seen, Ordering::Release);
+        });
+    });
+    assert_eq!(bulk.fresh.settled(FILE, covered), Some(vec![(one, two)]), "an fsync would return with it NEW");
+}
