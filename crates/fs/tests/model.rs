@@ -178,7 +178,8 @@ fn random_operations_agree_with_a_plain_model() {
         }
     }
     println!("{refused} operations found no room; {:.1} s", start.elapsed().as_secs_f64());
-    assert!(only.is_some() || refused > 1000, "only {refused} operations found no room");
+    let is_part = only.is_some() || Budget::of_a_search().is_limited();
+    assert!(is_part || refused > 1000, "only {refused} operations found no room");
 }
 
 #[test]
