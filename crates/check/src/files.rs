@@ -16,6 +16,7 @@ use crate::objects;
 use crate::region::Region;
 use crate::remedy::Remedy;
 use crate::report::FindingKind;
+use crate::spilled::SpilledRange;
 use crate::{CheckError, State};
 
 /// Longest target of a symbolic link (bytes).
@@ -185,7 +186,12 @@ impl File<'_, '_> {
             }
             self.allocated = self.allocated.saturating_add(bytes);
             self.state.report.counts.spilled_bytes += bytes;
-            self.state.spilled.ranges.push((place.0, place.0 + bytes, self.ino));
+            self.state.spilled.ranges.push(SpilledRange {
+                from: place.0,
+                to: place.0 + bytes,
+                ino: self.ino,
+                object: found.object,
+            });
             return Ok(());
         }
         if let (_, Some(sentence)) = objects::bytes(&read, slot, &found, &self.state.dictionaries)? {

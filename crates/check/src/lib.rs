@@ -6,7 +6,7 @@
 //! Rules: the crate depends on the formats and the media traits alone, so that it cannot share the engine's bugs; it
 //! never writes; hostile bytes give findings, never a panic, in time and memory bounded by the bytes on media (visited
 //! bits stop every cycle, every recursion has a fixed depth).
-//! Left out: carrying out the remedies it offers (`remedy`), and the contents of bulk blocks.
+//! Left out: carrying out the remedies it offers (`remedy`), and the contents of bulk blocks other than those of the spill file.
 
 #![forbid(unsafe_code)]
 
@@ -56,7 +56,12 @@ pub struct Source<'a> {
     pub power_lost: bool,
     /// Verify the page sums of the image.
     pub sums: bool,
+    /// Opens the bulk device, to verify the payloads of spilled files; `None`: they are not verified. It is called if there are any.
+    pub bulk: Option<&'a BulkOpener<'a>>,
 }
+
+/// Opens a bulk device for reading, or says why that is not possible.
+pub type BulkOpener<'a> = dyn Fn() -> Result<Box<dyn BulkData>, String> + 'a;
 
 /// The checker's current work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +73,7 @@ pub enum Stage {
     Directories,
     Links,
     Allocation,
+    Spilled,
 }
 
 /// Progress of a stage, in the stage's own unit (bytes, segments, inode blocks, directories).
@@ -122,6 +128,7 @@ pub fn check(source: Source<'_>, progress: &mut dyn FnMut(Progress)) -> Result<R
     let State { allocation, report, .. } = &mut state;
     allocation.find_leaks(report, progress);
     bulk::verify(&region, &mut state, source.bulk_bytes)?;
+    state.spilled.verify_payloads(source.bulk, &mut state.report, progress);
     remedy::keep_certain(&mut state.report);
     links::name_findings(&region, &mut state)?;
     Ok(state.report)

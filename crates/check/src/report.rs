@@ -77,6 +77,8 @@ pub enum FindingKind {
     SpilledDoubleUse,
     /// A spilled object names bytes that the spill file does not have.
     SpilledNowhere,
+    /// The payload of a spilled object is not what it was made of, or cannot be read (a note: none could be).
+    SpilledData,
     /// The bytes of a file that has a sum are others.
     DataSum,
     /// An extent map does not decode or contradicts itself.

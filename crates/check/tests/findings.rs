@@ -6,7 +6,7 @@
 use crate::store::media::{Image, Log, Memory};
 use crate::store::sample::*;
 use crate::store::{FIRST_LSN, Store, check_images, check_memory, empty_inode};
-use shoal_check::{CheckError, FindingKind as K, ImageSource, Report, Source, check};
+use shoal_check::{BulkData, BulkOpener, CheckError, FindingKind as K, ImageSource, Report, Source, check};
 use shoal_format::dir::{BUCKET_HEADER, NODE_BYTES, NodeRef, bucket_header};
 use shoal_format::extent::{BulkBlock, EXTENT_NEW, Extent, ExtentNode, FileBlock, encode};
 use shoal_format::inode::{INODE_HAS_NEW, INODE_TRUNCATING, Ino, Layout, S_IFDIR, S_IFREG};
@@ -68,7 +68,7 @@ fn what_cannot_be_opened_is_said() {
     assert!(has(&check_memory(&Memory(Vec::new())), K::Superblock), "no memory");
     let image = Image(store.image());
     let image = ImageSource::Images([&image, &nothing]);
-    let source = Source { image, log: None, bulk_bytes: None, power_lost: false, sums: false };
+    let source = Source { image, log: None, bulk_bytes: None, power_lost: false, sums: false, bulk: None };
     assert!(matches!(check(source, &mut |_| {}), Err(CheckError::LogMissing)));
 }
 
@@ -378,7 +378,8 @@ fn bulk_blocks_must_be_mapped_once_and_marked() {
     let s = Store::sample(MemoryKind::Logged);
     let (image, nothing, log) = (Image(s.image()), Image(Vec::new()), s.log_device());
     let image = ImageSource::Images([&image, &nothing]);
-    let source = Source { image, log: Some(&log), bulk_bytes: Some(199 * 65536), power_lost: false, sums: true };
+    let source =
+        Source { image, log: Some(&log), bulk_bytes: Some(199 * 65536), power_lost: false, sums: true, bulk: None };
     assert!(has(&check(source, &mut |_| {}).unwrap(), K::BulkSize));
 }
 
@@ -498,6 +499,11 @@ fn damaged_packed_buckets_are_found() {
     });
 }
 
+/// The payload of the spilled file.
+fn payload() -> Vec<u8> {
+    (0..1000u32).map(|at| (at * 7 + at / 256) as u8).collect()
+}
+
 /// The file `SMALL` is spilled to the file `LARGE`, which loses its name.
 fn spill(s: &mut Store, place: u64) {
     s.superblock.features |= FEATURE_SPILLED;
@@ -512,7 +518,7 @@ fn spill(s: &mut Store, place: u64) {
     s.write(ROOTS_AT + 96, &(u64::from(s.inodes[&LARGE].generation) << 32 | u64::from(LARGE)).to_le_bytes());
     let object = Object {
         users: 1,
-        sum: 7,
+        sum: 0,
         codec: Codec::Stored,
         bytes: 1000,
         payload: 1000,
@@ -520,6 +526,7 @@ fn spill(s: &mut Store, place: u64) {
         spilled: true,
         dictionary: 0,
     };
+    let object = Object { sum: object.sum_of(&payload()), ..object };
     let mut bytes = object.encode().to_vec();
     bytes.extend(SpillPlace(place).encode(&object));
     let head = s.allocate_with(&bytes);
@@ -528,6 +535,54 @@ fn spill(s: &mut Store, place: u64) {
         (inode.layout, inode.root, inode.size) = (Layout::Packed, head, 1000);
         inode.allocated = head.capacity() + 1024 + inode.xattr.capacity();
     });
+}
+
+/// A bulk device with the payload in the second sector of block 60, the first one of `LARGE`; behind it nothing can be read.
+struct Bulk(Vec<u8>);
+
+impl BulkData for Bulk {
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), String> {
+        let from = (at - 60 * 65536 - 512) as usize;
+        out.copy_from_slice(self.0.get(from..from + out.len()).ok_or("a bad sector")?);
+        Ok(())
+    }
+}
+
+#[test]
+fn payloads_of_spilled_objects_have_their_sums() {
+    let mut s = Store::sample(MemoryKind::Logged);
+    spill(&mut s, 512);
+    let (image, nothing, log) = (Image(s.image()), Image(Vec::new()), s.log_device());
+    let report = |open: &BulkOpener<'_>| {
+        let image = ImageSource::Images([&image, &nothing]);
+        let source =
+            Source { image, log: Some(&log), bulk_bytes: None, power_lost: false, sums: true, bulk: Some(open) };
+        check(source, &mut |_| {}).unwrap()
+    };
+    let with = |bytes: Vec<u8>| report(&|| Ok(Box::new(Bulk(bytes.clone()))));
+    assert_eq!(with(payload()).errors, []);
+    for (bytes, says) in [
+        (payload().into_iter().enumerate().map(|(at, byte)| byte ^ u8::from(at == 999)).collect(), "checksum"),
+        (payload()[..999].to_vec(), "a bad sector"),
+    ] {
+        let errors = with(bytes).errors;
+        let [error] = &errors[..] else { panic!("{errors:?}") };
+        assert_eq!((error.kind, error.inode, error.offset), (K::SpilledData, Some(SMALL), Some(60 * 65536 + 512)));
+        assert!(error.path.is_some(), "{error}");
+        assert!(error.sentence.contains(says), "{error}");
+    }
+    let away = report(&|| Err("the server is away".into()));
+    assert_eq!(away.errors, []);
+    assert!(away.notes.iter().any(|note| note.kind == K::SpilledData && note.sentence.contains("the server is away")));
+    // A range that is nowhere is told once.
+    let mut s = Store::sample(MemoryKind::Logged);
+    spill(&mut s, 70 << 30);
+    let image = Image(s.image());
+    let image = ImageSource::Images([&image, &nothing]);
+    let none = || -> Result<Box<dyn BulkData>, String> { panic!("nothing is to be read") };
+    let source = Source { image, log: Some(&log), bulk_bytes: None, power_lost: false, sums: true, bulk: Some(&none) };
+    let kinds: Vec<K> = check(source, &mut |_| {}).unwrap().errors.iter().map(|error| error.kind).collect();
+    assert_eq!(kinds, [K::SpilledNowhere]);
 }
 
 #[test]

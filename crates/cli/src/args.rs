@@ -259,7 +259,7 @@ pub struct CheckArgs {
     /// questions.
     #[arg(long)]
     pub repair: bool,
-    /// Do not verify the checksums of the image's pages
+    /// Do not verify the checksums of the image's pages and of spilled files
     #[arg(long)]
     pub no_sums: bool,
     /// Report as JSON

@@ -73,13 +73,22 @@ impl Fs {
     /// Makes large files' data durable by a flush of what their maps name, and clears NEW. The caller holds no locks.
     pub(crate) fn settle_files(&self, inos: &[Ino]) -> Result<()> {
         let bulk = self.bulk()?;
-        let (mut device, mut files) = (Vec::new(), Vec::new());
+        let (mut device, mut files, mut damaged) = (Vec::new(), Vec::new(), Vec::new());
         for &ino in inos {
-            if let Some((covered, new)) = self.ranges_to_settle(ino, None, &mut device)? {
-                files.push((ino, covered, new));
+            match self.ranges_to_settle(ino, None, &mut device)? {
+                Some((covered, new)) => files.push((ino, covered, new)),
+                None => damaged.push(ino),
             }
         }
-        bulk.flush_ranges(&self.region, &device)?;
+        if damaged.is_empty() {
+            bulk.flush_ranges(&self.region, &device)?;
+        } else {
+            // Where a map cannot be read nobody knows the file's blocks: all there are.
+            let flushed = bulk.flush(&self.region)?;
+            for ino in damaged {
+                self.clear_new(ino, flushed)?;
+            }
+        }
         for (ino, covered, new) in files {
             self.clear_new_of(ino, covered, Some(&new))?;
             bulk.fresh.cover(ino, covered);
@@ -106,7 +115,7 @@ impl Fs {
     }
 
     /// What of a file is NEW and was filled by writes up to number `aged`, or up to now; adds to `device` where that is, or, up to
-    /// now, where all of the file's data are. Also the number. `None`: there is nothing to settle.
+    /// now, where all of the file's data are. Also the number. `None`: there is nothing to settle; up to now: the map is damaged.
     ///
     /// The number is taken under the file's lock: what is listed later has a later number, or a range of its own.
     fn ranges_to_settle(
@@ -119,21 +128,22 @@ impl Fs {
         let _lock = self.locks.read(ino);
         let write = aged.unwrap_or_else(|| bulk.note_writes());
         let new = bulk.fresh.settled(ino, write);
+        let unmapped = aged.is_none() || new.is_some();
+        let new = new.unwrap_or_default();
         let inode = match self.load(ino) {
             // `clear_new` forgets it, and nothing is to be flushed.
-            Err(Error::Stale | Error::Corrupt(_)) => return Ok(new.map(|new| (write, new))),
+            Err(Error::Stale | Error::Corrupt(_)) => return Ok(unmapped.then_some((write, new))),
             other => other?,
         };
         if inode.layout != Layout::Extents {
-            return Ok(new.map(|new| (write, new)));
+            return Ok(unmapped.then_some((write, new)));
         }
-        let new = new.unwrap_or_default();
         if aged.is_some() && new.is_empty() && !bulk.fresh.is_settled(ino) {
             return Ok(None);
         }
         let wanted = if aged.is_none() { vec![(FileBlock::ZERO, FileBlock::END)] } else { new.clone() };
         for (from, to) in wanted {
-            // Damage in the map costs this file alone.
+            // Damage in the map costs this file alone, by age.
             if self.past_damage(ino, self.data_ranges(&inode, from, to, device))?.is_none() {
                 return Ok(None);
             }

@@ -15,7 +15,7 @@ use shoal_format::superblock::MemoryKind;
 use shoal_format::superblock::ROOTS_AT;
 use shoal_format::{BULK_BLOCK, Offset, SlotRef};
 use shoal_fs::{Caller, Error, Fs, Ino, ROOT, XattrMode};
-use shoal_media::{ImageFile, PersistentMemory};
+use shoal_media::{BlockDevice, ImageFile, PersistentMemory};
 use shoal_region::View;
 use shoal_sim::{World, WorldState};
 
@@ -49,7 +49,11 @@ fn write(store: &Store, name: &[u8], bytes: &[u8]) -> Ino {
 }
 
 fn make(kind: MemoryKind) -> Made {
-    let store = Store::new(Setup { kind, ..SETUP });
+    make_on(Setup { kind, ..SETUP })
+}
+
+fn make_on(setup: Setup) -> Made {
+    let store = Store::new(setup);
     let fs = &store.fs;
     let mut inodes = BTreeMap::new();
     inodes.insert("direct", write(&store, b"direct", &contents(1, 3000)));
@@ -309,7 +313,7 @@ fn repaired(made: &Made, mut state: WorldState, context: &str) -> (WorldState, V
         let world = state.open();
         let memory = world.memory(0);
         let image = ImageSource::Memory(&*memory);
-        let source = Source { image, log: None, bulk_bytes: None, power_lost: false, sums: false };
+        let source = Source { image, log: None, bulk_bytes: None, power_lost: false, sums: false, bulk: None };
         let report = shoal_check::check(source, &mut |_| {}).unwrap();
         if report.remedies.is_empty() {
             return (state, report.errors);
@@ -412,4 +416,28 @@ fn after_a_power_loss_no_new_block_is_read_from_a_map_that_does_not_decode() {
     assert_eq!(first, [0; 5000]);
     let record = again.fs.placement(made.inodes["attributed"]).unwrap();
     assert!(matches!(Inode::decode(&record.inode.encode()), Ok(InodeSlot::Used(_))));
+}
+
+/// The flush cannot name the file's blocks, so it names none and covers all.
+#[test]
+fn behind_a_cache_an_fsync_covers_a_file_whose_map_is_damaged() {
+    let made = make_on(Setup { cached: true, ..SETUP });
+    let look = made.store.reopened(&made.state, false);
+    let mut bytes = Bytes { fs: &look.fs, inodes: &made.inodes, changes: Vec::new() };
+    let root = bytes.inode("many").1.root;
+    let leaf = SlotRef::from_bits(look.fs.region().read_u64(root.offset() + 16 + 8).unwrap()).unwrap();
+    bytes.put(leaf.offset(), &[0xff; 8]);
+    let store = made.store.reopened(&damaged(&made.state, MemoryKind::Battery, &bytes.changes), false);
+    let (many, new) = (made.inodes["many"], contents(200, 5000));
+    let mut found = vec![0; 5000];
+    assert!(matches!(store.fs.read(many, 0, &mut found), Err(Error::Corrupt(_))));
+    assert_eq!(store.fs.write(many, 598 * BULK_BLOCK, &new), Ok(5000));
+    let is_on_device = || {
+        let mut all = vec![0; (SETUP.bulk_blocks * BULK_BLOCK) as usize];
+        store.world.disk(0).read_into(0, &mut all).unwrap();
+        all.chunks_exact(BULK_BLOCK as usize).any(|block| block.starts_with(&new))
+    };
+    assert!(!is_on_device(), "the cache holds it");
+    assert_eq!(store.fs.fsync(many, false), Ok(()));
+    assert!(is_on_device(), "an fsync has confirmed it");
 }

@@ -131,6 +131,7 @@ fn check(dir: &Path) -> Result<(), String> {
         bulk_bytes: Some(BULK_BLOCKS * BULK_BLOCK),
         power_lost: false,
         sums: true,
+        bulk: None,
     };
     let report = shoal_check::check(source, &mut |_| ()).map_err(|e| format!("check: {e}"))?;
     report.errors.first().map_or(Ok(()), |first| Err(format!("check: {first}")))

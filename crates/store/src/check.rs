@@ -3,15 +3,20 @@
 //! The checker itself is `shoal-check`, which shares no code with the engine; this module opens the media for it. The
 //! store's lock is held during the check. Left out: remedies (`repair`).
 
-use shoal_check::{Finding, FindingKind, Report, Source, Stage};
+use shoal_check::{BulkOpener, Finding, FindingKind, Report, Source, Stage};
 use shoal_devices::{During, Failure, Outcome};
 
 use crate::progress::Progress;
+use crate::salvage::bulk_data;
 use crate::store::Store;
 
 impl Store {
-    /// Verifies the store, with the checksums of its pages or without.
+    /// Verifies the store, with the checksums of its pages and of spilled files, or without.
     pub fn check(&self, sums: bool, watched: &dyn Progress) -> Outcome<Report> {
+        self.verify(sums, sums, watched)
+    }
+
+    fn verify(&self, sums: bool, payloads: bool, watched: &dyn Progress) -> Outcome<Report> {
         // The size of bulk storage on a server is not asked for, so that a store can be checked while the server is
         // away.
         let bulk_bytes = self.bulk_file_bytes()?;
@@ -26,7 +31,12 @@ impl Store {
         let region = self.description.memory.media_at_rest(&self.resting())?;
         let image = region.image().ok_or_else(|| Failure::new("memory", "has neither region nor images"))?;
         let power_lost = self.power_was_lost();
-        let source = Source { image, log: region.log.as_deref(), bulk_bytes, power_lost, sums };
+        let open = || {
+            let bulk = bulk_data(&self.directory, &self.description)?;
+            bulk.ok_or_else(|| "the store has no bulk storage".to_owned())
+        };
+        let bulk: Option<&BulkOpener<'_>> = if payloads { Some(&open) } else { None };
+        let source = Source { image, log: region.log.as_deref(), bulk_bytes, power_lost, sums, bulk };
         let mut report = shoal_check::check(source, &mut show).during(self.directory.display())?;
         if let Some(failure) = &region.refused {
             let (kind, sentence) = (FindingKind::RegionGone, failure.to_string());
@@ -39,7 +49,8 @@ impl Store {
     /// For operations that write a store's bytes again: a reference that cannot be read cannot be moved, and new sums
     /// over bytes that do not match the old ones would hide the damage.
     pub(crate) fn refuse_damaged(&self, watched: &dyn Progress) -> Outcome<()> {
-        let report = self.check(true, watched)?;
+        // What is on bulk storage stays there, or is read and verified when it is copied.
+        let report = self.verify(true, false, watched)?;
         let Some(error) = report.errors.first() else { return Ok(()) };
         let (name, count) = (self.directory.display(), report.errors.len());
         let cause = match count {
@@ -61,5 +72,6 @@ fn stage_name(stage: Stage) -> &'static str {
         Stage::Directories => "directories",
         Stage::Links => "links",
         Stage::Allocation => "allocation",
+        Stage::Spilled => "spilled files",
     }
 }

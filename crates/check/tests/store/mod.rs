@@ -497,13 +497,20 @@ impl Store {
 
 pub fn check_images(images: [&Image; 2], log: &Log) -> Report {
     let image = ImageSource::Images([images[0], images[1]]);
-    let source = Source { image, log: Some(log), bulk_bytes: Some(BULK_BLOCKS * 65536), power_lost: false, sums: true };
+    let source = Source {
+        image,
+        log: Some(log),
+        bulk_bytes: Some(BULK_BLOCKS * 65536),
+        power_lost: false,
+        sums: true,
+        bulk: None,
+    };
     check(source, &mut |_| {}).unwrap()
 }
 
 pub fn check_memory(memory: &Memory) -> Report {
     let image = ImageSource::Memory(memory);
-    let source = Source { image, log: None, bulk_bytes: None, power_lost: true, sums: false };
+    let source = Source { image, log: None, bulk_bytes: None, power_lost: true, sums: false, bulk: None };
     check(source, &mut |_| {}).unwrap()
 }
 

@@ -157,7 +157,7 @@ impl Media {
 
     fn judge(&self, image: ImageSource<'_>, log: Option<&dyn shoal_media::LogDevice>) -> Result<(), String> {
         let bulk_bytes = self.bulk.then_some(DEVICE_BLOCKS * BULK_BLOCK);
-        let source = Source { image, log, bulk_bytes, power_lost: false, sums: true };
+        let source = Source { image, log, bulk_bytes, power_lost: false, sums: true, bulk: None };
         store::check_source(source).map(drop)
     }
 

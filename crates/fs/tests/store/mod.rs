@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use shoal_check::{ImageSource, Report, Source};
+use shoal_check::{BulkData, BulkOpener, ImageSource, Report, Source};
 use shoal_format::BULK_BLOCK;
 use shoal_format::superblock::{Geometry, MemoryKind};
 use shoal_fs::{Caller, FormatOptions, Fs, Options, Parts};
@@ -384,17 +384,34 @@ pub fn open_with(
     Ok(Fs::open(parts(setup, world, boot, watch, false, clock)?, options))
 }
 
+/// The bulk device as the checker reads it.
+struct Disk(Arc<dyn BlockDevice>);
+
+impl BulkData for Disk {
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), String> {
+        // A disk is read in whole sectors.
+        let (from, to) = (at / 512 * 512, (at + out.len() as u64).next_multiple_of(512));
+        let mut sectors = vec![0; (to - from) as usize];
+        self.0.read_into(from, &mut sectors).map_err(|error| error.to_string())?;
+        out.copy_from_slice(&sectors[(at - from) as usize..][..out.len()]);
+        Ok(())
+    }
+}
+
 /// The offline checker's report on a store at rest.
 pub fn report(setup: Setup, world: &World, power_lost: bool) -> Result<Report, String> {
     let bulk_bytes = (setup.bulk_blocks > 0).then_some(setup.bulk_blocks * BULK_BLOCK);
+    // What a cache holds is never a spilled payload: it is durable before anything refers to it.
+    let open = || Ok(Box::new(Disk(world.disk(0))) as Box<dyn BulkData>);
+    let bulk: Option<&BulkOpener<'_>> = if setup.bulk_blocks > 0 { Some(&open) } else { None };
     if setup.kind.has_ring() {
         let memory = world.memory(0);
         let image = ImageSource::Memory(&*memory);
-        report_on(Source { image, log: None, bulk_bytes, power_lost, sums: true })
+        report_on(Source { image, log: None, bulk_bytes, power_lost, sums: true, bulk })
     } else {
         let (images, log) = ([world.image(0), world.image(1)], world.log(0));
         let image = ImageSource::Images([&*images[0], &*images[1]]);
-        report_on(Source { image, log: Some(&*log), bulk_bytes, power_lost, sums: true })
+        report_on(Source { image, log: Some(&*log), bulk_bytes, power_lost, sums: true, bulk })
     }
 }
 

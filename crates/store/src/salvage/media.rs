@@ -203,6 +203,49 @@ pub struct BlockBulk(pub Arc<dyn BlockDevice>);
 
 impl BulkData for BlockBulk {
     fn read(&self, at: u64, out: &mut [u8]) -> std::result::Result<(), String> {
-        block::read(self.0.as_ref(), at, out).map_err(|error| format!("bulk storage at {at}: {error}"))
+        // Payloads of spilled files begin and end within blocks of the device.
+        let unit = u64::from(self.0.geometry().block_bytes.max(1));
+        let (from, to) = (at / unit * unit, (at + out.len() as u64).next_multiple_of(unit));
+        let mut whole = vec![0; (to - from) as usize];
+        block::read(self.0.as_ref(), from, &mut whole).map_err(|error| format!("bulk storage at {at}: {error}"))?;
+        out.copy_from_slice(&whole[(at - from) as usize..][..out.len()]);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shoal_media::{BlockGeometry, Completion, Request};
+
+    use super::*;
+
+    /// A server that takes whole sectors only.
+    struct Sectors(Vec<u8>);
+
+    impl BlockDevice for Sectors {
+        fn geometry(&self) -> BlockGeometry {
+            BlockGeometry { bytes: self.0.len() as u64, block_bytes: 512, atomic_bytes: 512, survives_process: true }
+        }
+
+        fn submit(&self, request: Request, done: Completion) {
+            let Request::Read { at, mut buffer } = request else { return done(refused()) };
+            let len = buffer.len();
+            if at % 512 != 0 || len % 512 != 0 {
+                return done(Err(MediaError::OutOfRange { what: "sectors".into(), at, len: len as u64 }));
+            }
+            buffer.copy_from_slice(&self.0[at as usize..][..len]);
+            done(Ok(buffer));
+        }
+    }
+
+    #[test]
+    fn bytes_within_sectors_are_read_by_whole_ones() {
+        let bytes: Vec<u8> = (0..4096u32).map(|at| (at ^ at >> 8) as u8).collect();
+        let bulk = BlockBulk(Arc::new(Sectors(bytes.clone())));
+        for (at, len) in [(0, 4096), (512, 1), (512, 1000), (1, 4095), (700, 13), (4095, 1)] {
+            let mut out = vec![0; len];
+            bulk.read(at as u64, &mut out).unwrap();
+            assert!(out == bytes[at..at + len], "{len} bytes at {at}");
+        }
     }
 }

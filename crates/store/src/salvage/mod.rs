@@ -103,14 +103,10 @@ struct Files {
 impl Files {
     fn open(directory: &Path, description: &Description) -> Files {
         let memory = description.memory.path().and_then(|path| media::ReadMemory::open(path));
-        let (bulk, no_bulk) = match bulk(directory, description) {
+        let (bulk, no_bulk) = match bulk_data(directory, description) {
             Ok(bulk) => (bulk, None),
-            Err(why) => (None, Some(why)),
+            Err(why) => (None, Some(format!("{why}; the data of large files is lost"))),
         };
-        let bulk = bulk.map(|below| match held(directory, description) {
-            Some(cache) => Box::new(media::HeldBulk { below, cache }),
-            None => below,
-        });
         let log = media::ReadLog::open(&directory.join(LOG));
         Files { images: store_images(directory), log, memory, bulk, no_bulk }
     }
@@ -184,27 +180,30 @@ fn held(directory: &Path, description: &Description) -> Option<StoreCache> {
     StoreCache::left(directory, &owner, &period, true)
 }
 
-type Bulk = Box<dyn BulkData>;
-
-fn bulk(directory: &Path, description: &Description) -> Result<Option<Bulk>, String> {
-    let lost = |why: &dyn std::fmt::Display| format!("bulk storage: {why}; the data of large files is lost");
-    match &description.bulk {
-        None => Ok(None),
+/// A store's bulk storage opened for reading, with what was held back from it; `None`: it has none.
+pub(crate) fn bulk_data(directory: &Path, description: &Description) -> Result<Option<Box<dyn BulkData>>, String> {
+    let closed = |why: &dyn std::fmt::Display| format!("bulk storage: {why}");
+    let below: Box<dyn BulkData> = match &description.bulk {
+        None => return Ok(None),
         Some(BulkPlace::File(file)) => {
             let path = directory.join(file);
-            let bulk = media::ReadBulk::open(&path).map_err(|error| lost(&format!("{}: {error}", path.display())))?;
-            Ok(Some(Box::new(bulk)))
+            let bulk = media::ReadBulk::open(&path).map_err(|error| closed(&format!("{}: {error}", path.display())))?;
+            Box::new(bulk)
         }
         Some(BulkPlace::Device(text)) => {
-            let device: shoal_devices::DeviceName = text.parse().map_err(|error: String| lost(&error))?;
+            let device: shoal_devices::DeviceName = text.parse().map_err(|error: String| closed(&error))?;
             if device.kind().opening_writes {
-                return Err(lost(&format!(
+                return Err(closed(&format!(
                     "opening {text} would write to it; export it with `shoal serve --read-only`, and name that as `bulk` in a copy of {}",
                     DESCRIPTION
                 )));
             }
-            let device = device.open().map_err(|failure| lost(&failure))?;
-            Ok(Some(Box::new(media::BlockBulk(device.block_device()))))
+            let device = device.open().map_err(|failure| closed(&failure))?;
+            Box::new(media::BlockBulk(device.block_device()))
         }
-    }
+    };
+    Ok(Some(match held(directory, description) {
+        Some(cache) => Box::new(media::HeldBulk { below, cache }),
+        None => below,
+    }))
 }
