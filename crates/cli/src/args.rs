@@ -177,6 +177,7 @@ pub struct FormatArgs {
     pack_load=PERCENT                         of a processor for packing beside others (default 10; 0: idle time alone)\n  \
     spill=PERCENT                             of memory in use from which on small files that are cold move to\n  \
                                               bulk storage (default 85; off: none do)\n  \
+    threshold=SIZE                            as format --threshold, for this mount (4K to 64M)\n  \
     nopack_inodes                             inodes and directories are not packed\n  \
     restore                                   as --restore\n  \
     _netdev, nofail, auto, user, x-*, mand,   ignored\n  \

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space`, `limits`; `resize` for one at rest |
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
-//! | attributes | `attr`, `xattr`, `acl`, `flags`, `method` |
+//! | attributes | `attr`, `xattr`, `acl`, `flags`, `method`, `threshold` |
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk`, `gather` |
 //! | what has cooled | `packer`, `share`, `objects`, `dictionaries`, `training`, `packing_report`, `packing_counts`; `spill` |
 //! | room: compaction, what is given back | `compact` |
@@ -62,6 +62,7 @@ mod space;
 mod spill;
 #[cfg(test)]
 mod test_store;
+mod threshold;
 mod training;
 mod xattr;
 
@@ -91,11 +92,12 @@ pub use packing_counts::PackingCounts;
 pub use packing_report::{FORMS, Form, PackingReport, Share};
 pub use rename::RenameMode;
 pub use resize::{AtRest, Limits, Refused, Relayout, Steps};
-pub use shoal_format::inode::Ino;
+pub use shoal_format::inode::{Ino, THRESHOLD_MAX, THRESHOLD_MIN};
 pub use shoal_pack::{Method, PROFILES_MAX, ProfileFile};
 pub use shoal_region::{Failure, Lsn};
 pub use space::{PlacedRange, Placement, StatFs, Usage};
 pub use spill::{SPILL_PERCENT, Spilled};
+pub use threshold::{THRESHOLD_ATTRIBUTE, threshold_text};
 pub use xattr::XattrMode;
 
 /// The root directory's inode number.
@@ -120,6 +122,8 @@ pub struct Fs {
     pub(crate) spill: spill::Spill,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) options: Options,
+    /// Files longer than this are large, where nothing else is said (bytes); it may change while the store is mounted.
+    pub(crate) threshold: AtomicU64,
     /// An [`AccessTimes`]; it may change while the store is mounted.
     pub(crate) access_times: AtomicU8,
     pub(crate) room: Option<Arc<host_room::RoomCache>>,

@@ -36,6 +36,7 @@ mod slow_device;
 mod spilled;
 mod spilling;
 mod store;
+mod thresholds;
 mod tiers;
 mod tree;
 mod two_actors;

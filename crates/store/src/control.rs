@@ -53,6 +53,9 @@ pub enum Question {
         /// From how much of the memory on small files spill; as it is if absent.
         #[serde(default)]
         spill_percent: Option<u8>,
+        /// From which size on files are large; as it is if absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        threshold_bytes: Option<u64>,
         /// Another update policy, and another bound on what leaves in a second (0: none).
         #[serde(default, skip_serializing_if = "Option::is_none")]
         update_policy: Option<String>,

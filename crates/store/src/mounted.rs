@@ -74,6 +74,7 @@ impl Store {
             pack_age: Some(options.pack_age),
             pack_load: options.pack_load,
             spill_percent: options.spill_percent,
+            threshold: options.threshold,
             pack_inodes: options.pack_inodes,
             method: options.compress.unwrap_or(self.description.compress),
             ..Options::default()
@@ -246,13 +247,23 @@ impl Asked {
                 cache: self.cache.as_ref().map(|cache| cache.report()),
                 requests: Some(self.requests.report().into_iter().map(RequestReport::from).collect()),
             }),
-            Question::Remount { read_only, access_times, spill_percent, update_policy, update_rate } => {
+            Question::Remount {
+                read_only,
+                access_times,
+                spill_percent,
+                threshold_bytes,
+                update_policy,
+                update_rate,
+            } => {
                 if update_policy.is_some() || update_rate.is_some() {
                     self.set_policy(update_policy.as_deref(), update_rate)?;
                 }
                 let remounted = remount(fs, directory, read_only, &access_times);
                 if let (Ok(()), Some(percent)) = (&remounted, spill_percent) {
                     fs.set_spill_percent(percent);
+                }
+                if remounted.is_ok() && threshold_bytes.is_some() {
+                    fs.set_threshold(threshold_bytes);
                 }
                 remounted.map(|()| true.into())
             }

@@ -159,7 +159,7 @@ impl StoreReport {
                 large_files: usage.large_files,
                 damaged: fs.damaged_inodes(),
             },
-            threshold_bytes: superblock.threshold,
+            threshold_bytes: fs.threshold(),
             log_bytes: usage.log_bytes,
             compression: description.compress.to_string(),
             packed: Packed::of(&packing),
