@@ -60,6 +60,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Pack files and inodes now, also those that changed a moment ago, and compact the memory
     Compact(CompactArgs),
+    /// Move files to memory or bulk storage, as the thresholds of their directories say now
+    Rebalance(RebalanceArgs),
     /// Export a block device to NBD clients: a file, or a network RAM disk
     Serve(ServeArgs),
     /// Show a served device, or a store's bulk device: donors, redundancy, rebuild
@@ -239,6 +241,23 @@ pub struct CompactArgs {
     pub store: PathBuf,
     /// A file or directory within the store
     #[arg(default_value = "/")]
+    pub path: PathBuf,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A directory's threshold (setfattr -n user.shoal.threshold -v SIZE DIR) and `-o threshold=SIZE` are for files that will be \
+    written. This command applies them to what is there: longer files go to bulk storage, shorter ones come into memory, as long as \
+    less of it is in use than `-o spill=PERCENT` says. Files and directories without a threshold of their own get that of the nearest \
+    directory above that has one. Contents and times stay, and files may be in use. Stopped (Ctrl-C) it ends behind a file; run again it \
+    goes on with the rest."
+)]
+pub struct RebalanceArgs {
+    /// A store, its mount point, or a file or directory within a mount
+    #[arg(value_name = "STORE|PATH")]
     pub path: PathBuf,
     /// Report as JSON
     #[arg(long)]

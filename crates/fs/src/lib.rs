@@ -5,7 +5,7 @@
 //! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space`, `limits`; `resize` for one at rest |
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
 //! | attributes | `attr`, `xattr`, `acl`, `flags`, `method`, `threshold` |
-//! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk`, `gather` |
+//! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk`, `gather`, `rebalance` |
 //! | what has cooled | `packer`, `share`, `objects`, `dictionaries`, `training`, `packing_report`, `packing_counts`; `spill` |
 //! | room: compaction, what is given back | `compact` |
 //! | inodes, locks, references | `inode`, `locks`, `data_lock`, `refs` |
@@ -50,6 +50,7 @@ mod packing_report;
 pub mod planted;
 #[cfg(not(feature = "planted"))]
 mod planted;
+mod rebalance;
 mod recovery;
 mod refs;
 mod rename;
@@ -90,6 +91,7 @@ pub use namespace::DirEntry;
 pub use packer::Packing;
 pub use packing_counts::PackingCounts;
 pub use packing_report::{FORMS, Form, PackingReport, Share};
+pub use rebalance::{Misplaced, Rebalanced};
 pub use rename::RenameMode;
 pub use resize::{AtRest, Limits, Refused, Relayout, Steps};
 pub use shoal_format::inode::{Ino, THRESHOLD_MAX, THRESHOLD_MIN};

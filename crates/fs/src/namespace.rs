@@ -41,8 +41,8 @@ const LINKS_MAX: u32 = u32::MAX - 1;
 
 /// An inode that lost its last link and is still to be reclaimed.
 pub(crate) struct Gone {
-    ino: Ino,
-    generation: u32,
+    pub ino: Ino,
+    pub generation: u32,
 }
 
 pub(crate) fn kind_of(mode: u16) -> u8 {

@@ -29,6 +29,7 @@ mod packed_damage;
 mod packed_directories;
 mod packed_files;
 mod packing;
+mod rebalance;
 mod resize;
 mod saved;
 mod saved_image;

@@ -87,6 +87,7 @@ fn pair(number: usize) -> [Operation; 2] {
         3 => [Fsync("G"), Unlink("L")],
         4 => [Sync, Create("new")],
         5 => [Fsync("L"), Create("new")],
+        7 => [Rebalance("S", 8192), Times("S", 7, 5)],
         _ => [Tick, Write("L", 65_536, 60_000, 18)],
     }
 }
@@ -99,6 +100,7 @@ fn sequence(number: usize) -> Vec<Operation> {
         // Then something else: of few states after a removal none might be checked.
         4 => vec![PackAll, Unlink("B/foo"), Write("A/bar", 0, 3000, 140), Sync],
         6 => vec![PackAll, SpillAll, Sync],
+        7 => vec![Rebalance("A/foo", 1 << 20)],
         5 => vec![Write("foo", 0, 3000, 170), AddDictionary(160), PackAll, AddDictionary(162), PackAll],
         _ => vec![Link("foo", "new")],
     }
@@ -134,6 +136,8 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::PackedBesideMove => Hunt::BesideMove,
         Bug::MapBelieved => Hunt::Damage,
         Bug::ReferencesBelieved => Hunt::StrayReferences,
+        Bug::MoveBackSplit => Hunt::Sequence(7),
+        Bug::MoveSetsTimes => Hunt::Pair("synced", 7, 16),
         Bug::SpillUnflushed => Hunt::Sequence(6),
         Bug::SpilledUnverified => Hunt::SpilledDamage,
         Bug::SpilledOneLook => Hunt::ReadMeanwhile,

@@ -24,7 +24,7 @@ use crate::names::CONTROL;
 const QUESTION_BYTES_MAX: u64 = 64 << 10;
 /// Time-out of a question and of most answers.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time-out of an answer that waits until everything in the store is durable.
+/// Time-out of an answer that waits for the bulk device, or until everything in the store is durable.
 const SYNC_PATIENCE: Duration = Duration::from_secs(600);
 
 /// A question or change for the process that has a store or device open.
@@ -43,6 +43,14 @@ pub enum Question {
     /// Packs these files and directories now; none: compacts the memory.
     Pack {
         files: Vec<u64>,
+    },
+    /// What at and below a path is not where its threshold puts it.
+    Misplaced {
+        path: Vec<u8>,
+    },
+    /// Moves the first of these there.
+    Rebalance {
+        items: Vec<crate::rebalance::Item>,
     },
     /// The state of the device, and a mount's requests by kind.
     Status,
@@ -178,7 +186,13 @@ pub fn ask_at(path: &Path, what: &str, question: &Question) -> Outcome<Option<se
     };
     let mut line = String::new();
     let mut exchange = || -> io::Result<()> {
-        let syncs = matches!(question, Question::Remount { .. } | Question::Resize { .. });
+        let syncs = matches!(
+            question,
+            Question::Remount { .. }
+                | Question::Resize { .. }
+                | Question::Misplaced { .. }
+                | Question::Rebalance { .. }
+        );
         stream.set_read_timeout(Some(if syncs { SYNC_PATIENCE } else { PATIENCE }))?;
         let mut text = serde_json::to_string(question)?;
         text.push('\n');

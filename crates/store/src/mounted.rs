@@ -27,6 +27,7 @@ use crate::description::{BulkPlace, Description};
 use crate::inspect::FileReport;
 use crate::packing;
 use crate::read_only::ReadOnly;
+use crate::rebalance;
 use crate::report::StoreReport;
 use crate::resize::{Sizes, resize_mounted};
 use crate::status::{RequestReport, Status};
@@ -239,6 +240,8 @@ impl Asked {
             Question::Inspect { path } => value(FileReport::of(fs, Path::new(OsStr::from_bytes(&path)))?),
             Question::Files { path } => value(packing::below(fs, Path::new(OsStr::from_bytes(&path)))?),
             Question::Pack { files } => value(packing::pack(fs, &files)?),
+            Question::Misplaced { path } => value(rebalance::misplaced(fs, Path::new(OsStr::from_bytes(&path)))?),
+            Question::Rebalance { items } => value(rebalance::rebalance(fs, &items)?),
             Question::Status => value(Status {
                 export: None,
                 store: Some(directory.display().to_string()),
