@@ -65,6 +65,8 @@ enum Hunt {
     RoomMeanwhile,
     /// Packing beside a move to the bulk device.
     BesideMove,
+    /// Attributes that change while a file is moved by its threshold.
+    AttributesBesideMove,
     /// Random damage to packed files.
     Damage,
     /// Damaged references of objects.
@@ -87,7 +89,6 @@ fn pair(number: usize) -> [Operation; 2] {
         3 => [Fsync("G"), Unlink("L")],
         4 => [Sync, Create("new")],
         5 => [Fsync("L"), Create("new")],
-        7 => [Rebalance("S", 8192), Times("S", 7, 5)],
         _ => [Tick, Write("L", 65_536, 60_000, 18)],
     }
 }
@@ -137,7 +138,7 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::MapBelieved => Hunt::Damage,
         Bug::ReferencesBelieved => Hunt::StrayReferences,
         Bug::MoveBackSplit => Hunt::Sequence(7),
-        Bug::MoveSetsTimes => Hunt::Pair("synced", 7, 16),
+        Bug::MoveSetsTimes => Hunt::AttributesBesideMove,
         Bug::SpillUnflushed => Hunt::Sequence(6),
         Bug::SpilledUnverified => Hunt::SpilledDamage,
         Bug::SpilledOneLook => Hunt::ReadMeanwhile,
@@ -188,6 +189,10 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         }
         Hunt::BesideMove => {
             packing::beside_a_move();
+            Ok(1)
+        }
+        Hunt::AttributesBesideMove => {
+            packing::attributes_beside_a_move();
             Ok(1)
         }
         Hunt::SpilledDamage => {

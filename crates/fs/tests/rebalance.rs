@@ -201,6 +201,11 @@ fn thresholds_follow_the_nearest_directory_but_those_that_were_set() {
     store.close(fs);
 }
 
+#[test]
+fn attributes_that_change_beside_a_move_stay() {
+    crate::packing::attributes_beside_a_move();
+}
+
 /// A device that reads nothing: the file is as it was, nothing is left over.
 #[test]
 fn a_file_that_cannot_be_read_stays_where_it_is() {
