@@ -2,7 +2,7 @@
 //!
 //! | layer | files |
 //! |---|---|
-//! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space`, `limits`; `resize` for one at rest |
+//! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space`, `limits`, `forecast`; `resize` for one at rest |
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
 //! | attributes | `attr`, `xattr`, `acl`, `flags`, `method`, `threshold` |
 //! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk`, `gather`, `rebalance` |
@@ -33,6 +33,7 @@ mod error;
 mod extents;
 mod file;
 mod flags;
+mod forecast;
 mod gather;
 mod host_room;
 mod inode;
@@ -82,6 +83,7 @@ pub use damage::OnDamage;
 pub use error::{Error, Result};
 pub use file::{AccessTimes, Fsync, Seek};
 pub use flags::FileFlags;
+pub use forecast::{Growth, Outlook, Outlooks};
 pub use inode::packed::PackedInodes;
 pub use inode::packer::{InodePacking, STORE_PROFILES_BYTES};
 pub use lifecycle::{FormatOptions, HostRoom, Options, PACK_LOAD, Parts, Room};
@@ -122,6 +124,7 @@ pub struct Fs {
     pub(crate) packing: Arc<packing_counts::Counters>,
     pub(crate) bulk: Option<bulk::Bulk>,
     pub(crate) spill: spill::Spill,
+    pub(crate) forecast: forecast::Forecast,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) options: Options,
     /// Files longer than this are large, where nothing else is said (bytes); it may change while the store is mounted.

@@ -217,6 +217,7 @@ impl Fs {
             packer: Default::default(),
             packs_on: Default::default(),
             idle: Default::default(),
+            forecast: Default::default(),
             spill: Spill::load(&region, options.spill_percent)?,
             bulk,
             clock,

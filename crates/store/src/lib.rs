@@ -78,7 +78,7 @@ pub use progress::Progress;
 pub use read_only::ReadOnly;
 pub use rebalance::Rebalanced;
 pub use repair::Repaired;
-pub use report::{Files, SpilledFiles, StatFs, StoreReport, Tier};
+pub use report::{Files, Forecast, FullIn, SpilledFiles, StatFs, StoreReport, Tier};
 pub use resize::{Resized, Sizes, resize_mounted};
 pub use salvage::{Lost, Salvaged, Told, salvage};
 pub use shoal_devices::{Failure, Outcome};
