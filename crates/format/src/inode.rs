@@ -274,6 +274,34 @@ impl Inode {
         seal(record)
     }
 
+    /// Do the fields fit each other?
+    fn validate(&self) -> Result<(), FormatError> {
+        let (what, layout) = ("inode", self.layout);
+        let layout_fits = match self.kind() {
+            S_IFDIR => matches!(layout, Layout::Empty | Layout::DirPacked | Layout::DirHashed),
+            S_IFREG => !matches!(layout, Layout::DirPacked | Layout::DirHashed),
+            S_IFLNK => layout == Layout::Direct,
+            S_IFSOCK | S_IFBLK | S_IFCHR | S_IFIFO => layout == Layout::Empty,
+            found => return Err(FormatError::Range { what, field: "mode", found: u64::from(found) }),
+        };
+        let summed_fits = self.flags & INODE_SUMMED == 0 || self.is_file() && layout == Layout::Direct;
+        let method_fits = self.method == 0 || self.method <= METHOD_MAX && (self.is_file() || self.is_dir());
+        if !method_fits {
+            return Err(FormatError::Range { what, field: "method", found: u64::from(self.method) });
+        }
+        if !summed_fits {
+            return Err(FormatError::Range { what, field: "flags", found: u64::from(self.flags) });
+        }
+        if !layout_fits || (layout == Layout::Empty) != self.root.is_none() {
+            return Err(FormatError::Range { what, field: "layout", found: layout as u64 });
+        }
+        let size_fits = layout != Layout::Packed || (1..=GROUP).contains(&self.size);
+        if !size_fits || self.size > i64::MAX as u64 {
+            return Err(FormatError::Range { what, field: "size", found: self.size });
+        }
+        Ok(())
+    }
+
     /// Decodes and validates one record.
     pub fn decode(bytes: &[u8; INODE_RECORD]) -> Result<InodeSlot, FormatError> {
         let what = "inode";
@@ -333,28 +361,7 @@ impl Inode {
             allocated: record.allocated.get(),
             parent: Ino(parent),
         };
-        let layout_fits = match inode.kind() {
-            S_IFDIR => matches!(layout, Layout::Empty | Layout::DirPacked | Layout::DirHashed),
-            S_IFREG => !matches!(layout, Layout::DirPacked | Layout::DirHashed),
-            S_IFLNK => layout == Layout::Direct,
-            S_IFSOCK | S_IFBLK | S_IFCHR | S_IFIFO => layout == Layout::Empty,
-            found => return Err(FormatError::Range { what, field: "mode", found: u64::from(found) }),
-        };
-        let summed_fits = inode.flags & INODE_SUMMED == 0 || inode.is_file() && layout == Layout::Direct;
-        let method_fits = inode.method == 0 || inode.method <= METHOD_MAX && (inode.is_file() || inode.is_dir());
-        if !method_fits {
-            return Err(FormatError::Range { what, field: "method", found: u64::from(inode.method) });
-        }
-        if !summed_fits {
-            return Err(FormatError::Range { what, field: "flags", found: u64::from(inode.flags) });
-        }
-        if !layout_fits || (layout == Layout::Empty) != inode.root.is_none() {
-            return Err(FormatError::Range { what, field: "layout", found: layout as u64 });
-        }
-        let size_fits = layout != Layout::Packed || (1..=GROUP).contains(&inode.size);
-        if !size_fits || inode.size > i64::MAX as u64 {
-            return Err(FormatError::Range { what, field: "size", found: inode.size });
-        }
+        inode.validate()?;
         Ok(InodeSlot::Used(inode))
     }
 }
