@@ -269,7 +269,7 @@ fn every_file_that_changes_its_tier_by_its_threshold_survives_every_crash() {
     ] {
         let setup = Setup { cached, ..Setup::two_tiers(kind) };
         let setup = Setup { region_bytes: 96 << 16, ring_bytes: 512 << 10, bulk_blocks: 30, ..setup };
-        let every = if kind == MemoryKind::Dax { 200 } else { 12 };
+        let every = if kind == MemoryKind::Dax { 300 } else { 60 };
         states += visit(&ground(setup), &workloads, Share { workloads: 1, states: every, layouts: 1 });
     }
     assert!(states > 1_000, "only {states} states were visited");
