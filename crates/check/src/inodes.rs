@@ -6,9 +6,11 @@
 
 use shoal_format::inode::{
     INODE_BLOCK, INODE_RECORD, INODES_PER_BLOCK, Ino, Inode, InodeSlot, Layout, S_IFDIR, S_IFLNK, S_IFREG,
-    TABLE_FANOUT, TABLE_NODE,
+    TABLE_FANOUT, TABLE_NODE, Threshold,
 };
-use shoal_format::superblock::{FEATURE_DICTIONARIES, FEATURE_METHODS, FEATURE_PACKED, ROOTS_AT, Roots};
+use shoal_format::superblock::{
+    FEATURE_DICTIONARIES, FEATURE_METHODS, FEATURE_PACKED, FEATURE_THRESHOLDS, ROOTS_AT, Roots,
+};
 use shoal_format::{Offset, SlotRef};
 use zerocopy::FromBytes;
 
@@ -349,6 +351,11 @@ impl Walk<'_, '_> {
         }
         if inode.method != 0 && self.state.superblock.features & FEATURE_METHODS == 0 {
             let sentence = format!("has the method {} of packing, but the store lacks the feature", inode.method);
+            self.state.report.error(FindingKind::InodeRecord, Some(ino), None, sentence);
+        }
+        if inode.threshold != Threshold::NONE && self.state.superblock.features & FEATURE_THRESHOLDS == 0 {
+            let sentence =
+                format!("has a threshold of {} bytes, but the store lacks the feature", inode.threshold.bytes);
             self.state.report.error(FindingKind::InodeRecord, Some(ino), None, sentence);
         }
         let xattr_bytes = files::attributes(self.region, self.state, ino, inode)?;

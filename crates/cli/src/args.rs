@@ -60,6 +60,8 @@ pub enum Command {
     Inspect(InspectArgs),
     /// Pack files and inodes now, also those that changed a moment ago, and compact the memory
     Compact(CompactArgs),
+    /// Move files to memory or bulk storage, as the thresholds of their directories say now
+    Rebalance(RebalanceArgs),
     /// Export a block device to NBD clients: a file, or a network RAM disk
     Serve(ServeArgs),
     /// Show a served device, or a store's bulk device: donors, redundancy, rebuild
@@ -177,6 +179,7 @@ pub struct FormatArgs {
     pack_load=PERCENT                         of a processor for packing beside others (default 10; 0: idle time alone)\n  \
     spill=PERCENT                             of memory in use from which on small files that are cold move to\n  \
                                               bulk storage (default 85; off: none do)\n  \
+    threshold=SIZE                            as format --threshold, for this mount (4K to 64M)\n  \
     nopack_inodes                             inodes and directories are not packed\n  \
     restore                                   as --restore\n  \
     _netdev, nofail, auto, user, x-*, mand,   ignored\n  \
@@ -238,6 +241,23 @@ pub struct CompactArgs {
     pub store: PathBuf,
     /// A file or directory within the store
     #[arg(default_value = "/")]
+    pub path: PathBuf,
+    /// Report as JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "A directory's threshold (setfattr -n user.shoal.threshold -v SIZE DIR) and `-o threshold=SIZE` are for files that will be \
+    written. This command applies them to what is there: longer files go to bulk storage, shorter ones come into memory, as long as \
+    less of it is in use than `-o spill=PERCENT` says. Files and directories without a threshold of their own get that of the nearest \
+    directory above that has one. Contents and times stay, and files may be in use. Stopped (Ctrl-C) it ends behind a file; run again it \
+    goes on with the rest."
+)]
+pub struct RebalanceArgs {
+    /// A store, its mount point, or a file or directory within a mount
+    #[arg(value_name = "STORE|PATH")]
     pub path: PathBuf,
     /// Report as JSON
     #[arg(long)]

@@ -6,7 +6,7 @@
 use shoal_devices::size::human;
 use shoal_devices::{During, Outcome};
 use shoal_store::control::{self, Question};
-use shoal_store::{CacheReport, LEAVING_PATIENCE, Packed, ReadOnly, Store, StoreReport, place};
+use shoal_store::{CacheReport, FullIn, LEAVING_PATIENCE, Packed, ReadOnly, Store, StoreReport, place};
 
 use crate::args::DfArgs;
 use crate::json;
@@ -73,6 +73,20 @@ pub fn held_writes(of: &CacheReport, head: &str) -> String {
     format!("{head}{} of {}{age}; {}{rate}; in {}\n", human(of.held_bytes), human(of.size_bytes), of.policy, of.place)
 }
 
+/// When a tier will be full, in one line.
+fn forecast(tier: &str, full_in: FullIn) -> String {
+    let FullIn { seconds, percent } = full_in;
+    let about = match seconds / 60 {
+        minutes @ 0..120 => format!("{minutes} minutes"),
+        minutes @ 120..2880 => format!("{} hours", minutes / 60),
+        minutes => format!("{} days", minutes / 1440),
+    };
+    match percent {
+        100 => format!("{tier} full in about {about} at this rate\n"),
+        percent => format!("{tier} {percent}% full in about {about} at this rate; then small files spill\n"),
+    }
+}
+
 fn text(report: &StoreReport) -> String {
     let mounted = report.mountpoint.as_ref().map_or("not mounted".into(), |path| format!("on {path}"));
     let mut out = report.failure.as_ref().map_or(String::new(), ReadOnly::text);
@@ -89,6 +103,9 @@ fn text(report: &StoreReport) -> String {
             tier.holds,
             tier.place
         );
+    }
+    for (name, full_in) in [("memory", report.forecast.memory), ("bulk storage", report.forecast.bulk)] {
+        out += &full_in.map_or(String::new(), |full_in| forecast(name, full_in));
     }
     let files = &report.files;
     out += &format!(
@@ -146,6 +163,7 @@ mod tests {
             memory_kind: "logged".into(),
             files: Files { inodes: 3, directories: 1, large_files: 0, damaged: 0 },
             threshold_bytes: 1 << 20,
+            forecast: Default::default(),
             log_bytes: 2048,
             compression: "auto".into(),
             spilled: Default::default(),
@@ -198,6 +216,18 @@ mod tests {
         assert!(text(&report).contains("spilled      3 MiB of small files take 1 MiB in 2 MiB of bulk storage\n"));
         report.spilled.counting = true;
         assert!(text(&report).contains("of bulk storage, as far as counted\n"));
+    }
+
+    #[test]
+    fn what_will_be_full_is_said_below_the_tiers_where_it_can_be_said() {
+        let mut report = sample();
+        assert!(!text(&report).contains("at this rate"));
+        report.forecast.memory = Some(FullIn { seconds: 3 * 86_400 + 5, percent: 100 });
+        assert!(text(&report).contains("\nmemory full in about 3 days at this rate\n\ninodes"));
+        report.forecast.memory = Some(FullIn { seconds: 5 * 3600, percent: 85 });
+        report.forecast.bulk = Some(FullIn { seconds: 119 * 60, percent: 100 });
+        let text = text(&report);
+        assert!(text.contains("memory 85% full in about 5 hours at this rate; then small files spill\nbulk storage full in about 119 minutes"), "{text}");
     }
 
     #[test]

@@ -58,6 +58,10 @@ fn text(report: &FileReport) -> String {
     if let Some(method) = &report.compression {
         out += &format!("compression {method}, its own\n");
     }
+    if let Some(bytes) = report.threshold_bytes {
+        let whose = if report.threshold_inherited { "from its directory" } else { "its own" };
+        out += &format!("threshold {}, {whose}\n", human(bytes));
+    }
     if report.kind == "directory" {
         out += &format!("{} files below\n", report.files_below);
     }
@@ -110,6 +114,8 @@ mod tests {
             record_at: 0x1000,
             has_xattrs: false,
             compression: Some("zstd:9".into()),
+            threshold_bytes: Some(65536),
+            threshold_inherited: true,
             pieces: vec![
                 PieceReport {
                     file_at: 0,
@@ -139,6 +145,7 @@ mod tests {
         assert_eq!(serde_json::from_str::<FileReport>(&json).unwrap(), report);
         let text = text(&report);
         assert!(text.contains("\ncompression zstd:9, its own\n"), "{text}");
+        assert!(text.contains("\nthreshold 64 KiB, from its directory\n"), "{text}");
         assert!(text.contains("accessed -1.999999999"), "{text}");
         assert!(text.contains("0x20000  not yet durable") && text.contains("unwritten"), "{text}");
     }

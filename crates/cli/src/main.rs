@@ -33,6 +33,7 @@ mod mount_options;
 mod pages;
 mod profile;
 mod progress;
+mod rebalance;
 mod remount;
 mod resize;
 mod salvage;
@@ -98,6 +99,7 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Copy(args) => copy::run(args)?,
         Command::Resize(args) => resize::run(args)?,
         Command::Compact(args) => compact::run(args)?,
+        Command::Rebalance(args) => rebalance::run(args)?,
         Command::Inspect(args) => inspect::run(args)?,
         Command::Serve(args) => serve::run(args)?,
         Command::Status(args) => status::run(args)?,

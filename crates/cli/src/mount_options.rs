@@ -10,7 +10,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use shoal_fs::{AccessTimes, Method};
+use shoal_fs::{AccessTimes, Method, THRESHOLD_MAX, THRESHOLD_MIN};
 use shoal_fuse::{Access, MountOptions, Transport};
 use shoal_store::rule_of;
 
@@ -88,6 +88,10 @@ fn apply(options: &mut MountOptions, word: &str) -> Result<(), String> {
             return Ok(());
         }
         "compress" | "pack_age" | "pack_load" | "spill" => return packing(options, name, value, number),
+        "threshold" => {
+            options.threshold = Some(threshold(word, value)?);
+            return Ok(());
+        }
         "cache_size" | "cache_dir" | "update_policy" | "update_rate" | "hold" => {
             return held_writes(options, name, value);
         }
@@ -177,6 +181,16 @@ fn packing(
     Ok(())
 }
 
+/// From which size on files are large.
+fn threshold(word: &str, value: Option<&str>) -> Result<u64, String> {
+    let text = value.ok_or("mount option `threshold` needs a value, such as `threshold=256K`")?;
+    let bytes = text.parse::<shoal_devices::size::Size>()?.0;
+    if !(THRESHOLD_MIN.into()..=THRESHOLD_MAX.into()).contains(&bytes) {
+        return Err(format!("mount option `{word}`: from 4K to 64M"));
+    }
+    Ok(bytes)
+}
+
 /// How long writes of large files are held back, and where.
 fn held_writes(options: &mut MountOptions, name: &str, value: Option<&str>) -> Result<(), String> {
     let example = match name {
@@ -223,7 +237,7 @@ fn unknown(word: &str) -> String {
     format!(
         "unknown mount option `{word}`; use some of ro, rw, remount, noatime, strictatime, nodev, nosuid, noexec, sync, \
          nosymfollow, allow_other, allow_root, nodefault_permissions, private, noxattr, writeback, threads=N, transport=dev|uring, read_ahead=SIZE, \
-         compress=METHOD, pack_age=SECONDS, pack_load=PERCENT, spill=PERCENT, nopack_inodes, \
+         compress=METHOD, pack_age=SECONDS, pack_load=PERCENT, spill=PERCENT, threshold=SIZE, nopack_inodes, \
          cache_size=SIZE, cache_dir=DIR, update_policy=POLICY, update_rate=SIZE, hold=TIME, clone_fd, restore"
     )
 }
@@ -287,7 +301,15 @@ mod tests {
         assert_eq!((of.pack_age, of.pack_load, of.pack_inodes), (Duration::from_secs(7), 25, false));
         assert!(parsed("nopack_inodes,pack_inodes").pack_inodes && parsed("pack_load=0").pack_load == 0);
         assert_eq!(["spill=70", "spill=off", "noatime"].map(|words| parsed(words).spill_percent), [70, 0, 85]);
+        assert_eq!(
+            ["threshold=256K", "threshold=64M", "ro"].map(|words| parsed(words).threshold),
+            [Some(256 << 10), Some(64 << 20), None]
+        );
         for odd in [
+            "threshold",
+            "threshold=0",
+            "threshold=65M",
+            "threshold=much",
             "spill",
             "spill=0",
             "spill=100",

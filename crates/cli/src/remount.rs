@@ -48,6 +48,7 @@ pub fn run(directory: &Path, mountpoint: &Path, lists: &[String]) -> Outcome<Rem
             access_times: access_times_name(options.access_times).into(),
             // The table of mounts does not name it: only a word that was given changes it.
             spill_percent: is_given(lists, "spill").then_some(options.spill_percent),
+            threshold_bytes: options.threshold,
             update_policy: options.update_policy.clone(),
             update_rate: options.update_rate,
         };

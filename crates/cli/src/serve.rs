@@ -142,6 +142,8 @@ fn start_control(
             | Question::Inspect { .. }
             | Question::Files { .. }
             | Question::Pack { .. }
+            | Question::Misplaced { .. }
+            | Question::Rebalance { .. }
             | Question::Remount { .. }
             | Question::Resize { .. } => Answer::Error("a device holds no files; ask a store".into()),
         })

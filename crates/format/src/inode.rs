@@ -120,6 +120,41 @@ const LAYOUT_BITS: u32 = 3;
 /// The greatest code of a method: 0 that of the store, 1 off, 2 auto, 3 lz4, and 3 more than a level of zstd from 1 to 19.
 pub const METHOD_MAX: u8 = 22;
 
+/// The least threshold a file or directory may have (bytes).
+pub const THRESHOLD_MIN: u32 = 4096;
+/// The greatest one: a file of this length moves between the tiers in one record (bytes).
+pub const THRESHOLD_MAX: u32 = 64 << 20;
+/// Set in the stored form of a threshold that a directory gave.
+const THRESHOLD_INHERITED: u32 = 1 << 31;
+
+/// The size above which a file is large, or files that will be made in a directory are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Threshold {
+    /// 0: that of the store. Otherwise from [`THRESHOLD_MIN`] to [`THRESHOLD_MAX`].
+    pub bytes: u32,
+    /// It came from the directory, not from a user.
+    pub inherited: bool,
+}
+
+impl Threshold {
+    /// That of the store.
+    pub const NONE: Threshold = Threshold { bytes: 0, inherited: false };
+
+    /// What something new in a directory with this threshold has.
+    pub fn handed_down(self) -> Threshold {
+        Threshold { inherited: self.bytes != 0, ..self }
+    }
+
+    fn encode(self) -> u32 {
+        self.bytes | if self.inherited { THRESHOLD_INHERITED } else { 0 }
+    }
+
+    fn decode(bits: u32) -> Option<Threshold> {
+        let threshold = Threshold { bytes: bits & !THRESHOLD_INHERITED, inherited: bits & THRESHOLD_INHERITED != 0 };
+        (bits == 0 || (THRESHOLD_MIN..=THRESHOLD_MAX).contains(&threshold.bytes)).then_some(threshold)
+    }
+}
+
 /// The record as it lies in an inode block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -141,7 +176,7 @@ pub struct InodeRecord {
     pub btime: I64,
     /// Grows when the number is used again.
     pub generation: U32,
-    /// Number of a device; with [`INODE_SUMMED`] the sum of the file's bytes.
+    /// Number of a device; with [`INODE_SUMMED`] the sum of the file's bytes; of a directory the [`Threshold`] it gives.
     pub rdev: U32,
     /// A [`SlotRef`], by `layout`.
     pub root: U64,
@@ -149,7 +184,7 @@ pub struct InodeRecord {
     pub xattr: U64,
     /// Bytes allocated in the region and on the bulk device for data, maps and attributes.
     pub allocated: U64,
-    /// Directory: its parent.
+    /// Directory: its parent. File: its [`Threshold`].
     pub parent: U32,
     pub crc: U32,
 }
@@ -165,6 +200,8 @@ pub struct Inode {
     pub layout: Layout,
     /// How data of a file are to be packed, or of new files of a directory: a code up to [`METHOD_MAX`].
     pub method: u8,
+    /// Of files and directories.
+    pub threshold: Threshold,
     pub flags: u8,
     pub nlink: u32,
     pub uid: u32,
@@ -206,6 +243,7 @@ impl Inode {
     }
 
     pub fn encode(&self) -> [u8; INODE_RECORD] {
+        let threshold = self.threshold.encode();
         let record = InodeRecord {
             mode: self.mode.into(),
             layout: self.layout as u8 | self.method << LAYOUT_BITS,
@@ -219,11 +257,11 @@ impl Inode {
             ctime: self.ctime.into(),
             btime: self.btime.into(),
             generation: self.generation.into(),
-            rdev: self.rdev.into(),
+            rdev: if self.is_dir() { threshold } else { self.rdev }.into(),
             root: self.root.bits().into(),
             xattr: self.xattr.bits().into(),
             allocated: self.allocated.into(),
-            parent: self.parent.get().into(),
+            parent: if self.is_file() { threshold } else { self.parent.get() }.into(),
             crc: 0.into(),
         };
         seal(record)
@@ -234,6 +272,34 @@ impl Inode {
         let mut record = InodeRecord::read_from_bytes(&[0; INODE_RECORD]).expect("size is asserted");
         record.generation = generation.into();
         seal(record)
+    }
+
+    /// Do the fields fit each other?
+    fn validate(&self) -> Result<(), FormatError> {
+        let (what, layout) = ("inode", self.layout);
+        let layout_fits = match self.kind() {
+            S_IFDIR => matches!(layout, Layout::Empty | Layout::DirPacked | Layout::DirHashed),
+            S_IFREG => !matches!(layout, Layout::DirPacked | Layout::DirHashed),
+            S_IFLNK => layout == Layout::Direct,
+            S_IFSOCK | S_IFBLK | S_IFCHR | S_IFIFO => layout == Layout::Empty,
+            found => return Err(FormatError::Range { what, field: "mode", found: u64::from(found) }),
+        };
+        let summed_fits = self.flags & INODE_SUMMED == 0 || self.is_file() && layout == Layout::Direct;
+        let method_fits = self.method == 0 || self.method <= METHOD_MAX && (self.is_file() || self.is_dir());
+        if !method_fits {
+            return Err(FormatError::Range { what, field: "method", found: u64::from(self.method) });
+        }
+        if !summed_fits {
+            return Err(FormatError::Range { what, field: "flags", found: u64::from(self.flags) });
+        }
+        if !layout_fits || (layout == Layout::Empty) != self.root.is_none() {
+            return Err(FormatError::Range { what, field: "layout", found: layout as u64 });
+        }
+        let size_fits = layout != Layout::Packed || (1..=GROUP).contains(&self.size);
+        if !size_fits || self.size > i64::MAX as u64 {
+            return Err(FormatError::Range { what, field: "size", found: self.size });
+        }
+        Ok(())
     }
 
     /// Decodes and validates one record.
@@ -263,10 +329,22 @@ impl Inode {
             6 => Layout::Packed,
             _ => return Err(FormatError::Range { what, field: "layout", found: u64::from(record.layout) }),
         };
+        let (kind, rdev, parent) = (record.mode.get() & S_IFMT, record.rdev.get(), record.parent.get());
+        let (threshold, rdev, parent) = match kind {
+            S_IFREG => (parent, rdev, 0),
+            S_IFDIR => (rdev, 0, parent),
+            _ => (0, rdev, parent),
+        };
+        let threshold = Threshold::decode(threshold).ok_or(FormatError::Range {
+            what,
+            field: "threshold",
+            found: u64::from(threshold),
+        })?;
         let inode = Inode {
             mode: record.mode.get(),
             layout,
             method: record.layout >> LAYOUT_BITS,
+            threshold,
             flags: record.flags,
             nlink: record.nlink.get(),
             uid: record.uid.get(),
@@ -277,34 +355,13 @@ impl Inode {
             ctime: record.ctime.get(),
             btime: record.btime.get(),
             generation: record.generation.get(),
-            rdev: record.rdev.get(),
+            rdev,
             root: slot("root", record.root)?,
             xattr: slot("xattr", record.xattr)?,
             allocated: record.allocated.get(),
-            parent: Ino(record.parent.get()),
+            parent: Ino(parent),
         };
-        let layout_fits = match inode.kind() {
-            S_IFDIR => matches!(layout, Layout::Empty | Layout::DirPacked | Layout::DirHashed),
-            S_IFREG => !matches!(layout, Layout::DirPacked | Layout::DirHashed),
-            S_IFLNK => layout == Layout::Direct,
-            S_IFSOCK | S_IFBLK | S_IFCHR | S_IFIFO => layout == Layout::Empty,
-            found => return Err(FormatError::Range { what, field: "mode", found: u64::from(found) }),
-        };
-        let summed_fits = inode.flags & INODE_SUMMED == 0 || inode.is_file() && layout == Layout::Direct;
-        let method_fits = inode.method == 0 || inode.method <= METHOD_MAX && (inode.is_file() || inode.is_dir());
-        if !method_fits {
-            return Err(FormatError::Range { what, field: "method", found: u64::from(inode.method) });
-        }
-        if !summed_fits {
-            return Err(FormatError::Range { what, field: "flags", found: u64::from(inode.flags) });
-        }
-        if !layout_fits || (layout == Layout::Empty) != inode.root.is_none() {
-            return Err(FormatError::Range { what, field: "layout", found: layout as u64 });
-        }
-        let size_fits = layout != Layout::Packed || (1..=GROUP).contains(&inode.size);
-        if !size_fits || inode.size > i64::MAX as u64 {
-            return Err(FormatError::Range { what, field: "size", found: inode.size });
-        }
+        inode.validate()?;
         Ok(InodeSlot::Used(inode))
     }
 }
@@ -323,6 +380,7 @@ mod tests {
             mode: S_IFREG | 0o644,
             layout: Layout::Direct,
             method: 0,
+            threshold: Threshold::NONE,
             flags: 0,
             nlink: 1,
             uid: 1000,
@@ -365,6 +423,25 @@ mod tests {
             }
             assert_eq!(Inode::decode(&Inode { method, ..link }.encode()).is_ok(), method == 0, "method {method}");
         }
+    }
+
+    #[test]
+    fn a_threshold_goes_with_files_and_directories_and_others_are_refused() {
+        let dir = Inode { mode: S_IFDIR | 0o755, layout: Layout::DirHashed, parent: Ino(7), rdev: 0, ..sample() };
+        for bytes in [0, 1, THRESHOLD_MIN - 1, THRESHOLD_MIN, 1 << 20, THRESHOLD_MAX, THRESHOLD_MAX + 1] {
+            for inherited in [false, true] {
+                for inode in [sample(), Inode { rdev: 9, ..sample() }, dir] {
+                    let inode = Inode { threshold: Threshold { bytes, inherited }, ..inode };
+                    let fits = bytes == 0 && !inherited || (THRESHOLD_MIN..=THRESHOLD_MAX).contains(&bytes);
+                    let expected = fits.then_some(InodeSlot::Used(inode));
+                    assert_eq!(Inode::decode(&inode.encode()).ok(), expected, "{bytes} {inherited}");
+                }
+            }
+        }
+        // The fields of others are what they were.
+        let device =
+            Inode { mode: S_IFBLK, layout: Layout::Empty, root: SlotRef::NONE, rdev: 5, parent: Ino(3), ..sample() };
+        assert_eq!(Inode::decode(&device.encode()), Ok(InodeSlot::Used(device)));
     }
 
     #[test]

@@ -16,6 +16,7 @@ use shoal_format::inode::{Inode, Layout};
 
 use crate::bulk::Bulk;
 use crate::locks::{LoneGuard, STRIPES, assert_none_held, stripe};
+use crate::planted::{Bug, is_planted};
 use crate::{Error, Fs, Ino, Result};
 
 pub(crate) struct DataLocks {
@@ -61,12 +62,17 @@ pub(crate) struct FileLock<'a> {
     /// `None` only while the device works.
     inode: Option<LoneGuard<'a>>,
     data: Option<RwLockWriteGuard<'a, ()>>,
+    /// The caller sets no times: those of the record stay.
+    aside: bool,
 }
 
 impl<'a> FileLock<'a> {
     /// Lets `work` use the bulk device without the inode lock; `inode` is the record as it is afterwards, with the times
     /// that the caller has set. The caller holds no transaction.
     pub fn device<T>(&mut self, inode: &mut Inode, work: impl FnOnce(&'a Bulk) -> Result<T>) -> Result<T> {
+        if self.aside && !is_planted(Bug::MoveSetsTimes) {
+            return self.device_aside(inode, work);
+        }
         let (mtime, ctime) = (inode.mtime, inode.ctime);
         let outcome = self.device_aside(inode, work);
         (inode.mtime, inode.ctime) = (mtime, inode.ctime.max(ctime));
@@ -93,13 +99,23 @@ impl<'a> FileLock<'a> {
     }
 }
 
+impl FileLock<'_> {
+    /// Does `work`, as the last thing, with the inode locks of this file and of `other`; both records are to be read anew. The data
+    /// lock is kept until then.
+    pub fn with_other<T>(mut self, other: Ino, work: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.inode = None;
+        let _both = self.fs.locks.write_many(&[self.ino, other]);
+        work()
+    }
+}
+
 impl Fs {
     /// Locks an inode whose data stay as they are.
     #[inline]
     pub(crate) fn lock_inode(&self, ino: Ino) -> Result<(FileLock<'_>, Inode)> {
         let lock = self.locks.write_lone(ino);
         let inode = self.load(ino)?;
-        Ok((FileLock { fs: self, ino, inode: Some(lock), data: None }, inode))
+        Ok((FileLock { fs: self, ino, inode: Some(lock), data: None, aside: false }, inode))
     }
 
     /// Locks an inode to change or free its data. `to_bulk`: will a file in the region leave it?
@@ -119,6 +135,12 @@ impl Fs {
         let data = self.data_locks.write(ino);
         let (file, inode) = self.lock_inode(ino)?;
         Ok((FileLock { data: Some(data), ..file }, inode))
+    }
+
+    /// Locks a file to move its data to the other tier: nothing else of it changes.
+    pub(crate) fn lock_to_move(&self, ino: Ino) -> Result<(FileLock<'_>, Inode)> {
+        let (file, inode) = self.lock_large(ino)?;
+        Ok((FileLock { aside: true, ..file }, inode))
     }
 }
 

@@ -111,6 +111,7 @@ fn no_data() -> Inode {
         mode: shoal_format::inode::S_IFREG,
         layout: Layout::Empty,
         method: 0,
+        threshold: Default::default(),
         flags: 0,
         nlink: 1,
         uid: 0,

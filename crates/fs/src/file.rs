@@ -2,7 +2,7 @@
 //! and `large`.
 //!
 //! Rules:
-//! - Without a bulk device everything is in the region. With one, a file whose size would exceed the store's threshold
+//! - Without a bulk device everything is in the region. With one, a file whose size would exceed its threshold (`threshold`)
 //!   moves to it once; one truncated below half of the threshold, and short enough for one record, moves back.
 //! - A call takes the file's locks (`data_lock`), works in transactions of bounded size and stops at the first that fails; what was
 //!   written before counts. After an error the inode in memory is stale and must not be stored.
@@ -16,7 +16,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 use shoal_format::extent::FileBlock;
-use shoal_format::inode::{CHUNK, INODE_APPEND_ONLY, INODE_NO_ATIME, INODE_TRUNCATING, Inode, Layout};
+use shoal_format::inode::{CHUNK, INODE_APPEND_ONLY, INODE_NO_ATIME, INODE_TRUNCATING, Inode, Layout, THRESHOLD_MAX};
 use shoal_format::object::{ChunkRef, GROUP, GROUP_CHUNKS};
 use shoal_region::{Lsn, Tx};
 
@@ -30,8 +30,8 @@ use crate::{Error, Fs, Ino, PlacedRange, Result, flags, small};
 
 /// Longest file (bytes): an extent map counts blocks with 32 bits.
 pub const FILE_BYTES_MAX: u64 = FileBlock::END.byte();
-/// A file moves to the bulk device in one transaction, which frees its chunks: no threshold may exceed this (bytes).
-const THRESHOLD_MAX: u64 = small::CHUNKS_PER_STEP * CHUNK;
+/// A file moves to the bulk device in one transaction, which frees its chunks: no threshold may exceed that.
+const _: () = assert!(THRESHOLD_MAX as u64 <= small::CHUNKS_PER_STEP * CHUNK);
 /// Bytes copied at a time.
 const COPY_BYTES: u64 = 128 << 10;
 const DAY_NS: i64 = 24 * 3600 * 1_000_000_000;
@@ -68,10 +68,6 @@ pub enum Fsync {
 }
 
 impl Fs {
-    fn threshold(&self) -> u64 {
-        if self.bulk.is_none() { u64::MAX } else { self.region.superblock().threshold.min(THRESHOLD_MAX) }
-    }
-
     /// Loads a regular file.
     fn load_file(&self, ino: Ino) -> Result<Inode> {
         let inode = self.load(ino)?;
@@ -84,7 +80,7 @@ impl Fs {
     #[inline]
     fn lock_to_change(&self, ino: Ino, end: u64) -> Result<(FileLock<'_>, Inode)> {
         self.note_use(ino);
-        let (mut file, mut inode) = self.lock_data(ino, |inode| end.max(inode.size) > self.threshold())?;
+        let (mut file, mut inode) = self.lock_data(ino, |inode| end.max(inode.size) > self.threshold_of(inode))?;
         regular(&inode)?;
         if inode.flags & INODE_TRUNCATING != 0 {
             let size = inode.size;
@@ -233,7 +229,7 @@ impl Fs {
         }
         let now = self.now();
         (inode.mtime, inode.ctime) = (now, now);
-        if end.max(inode.size) > self.threshold() {
+        if end.max(inode.size) > self.threshold_of(inode) {
             self.move_to_bulk(file, inode)?;
             return in_steps(bytes, |done| self.write_large(file, inode, at + done as u64, &bytes[done..]));
         }
@@ -261,7 +257,7 @@ impl Fs {
 
     /// Locks an inode to set its size.
     pub(crate) fn lock_to_resize(&self, ino: Ino, size: u64) -> Result<(FileLock<'_>, Inode)> {
-        self.lock_data(ino, |inode| inode.is_file() && size > self.threshold())
+        self.lock_data(ino, |inode| inode.is_file() && size > self.threshold_of(inode))
     }
 
     /// Sets the size and the times. The caller has checked that it is a file.
@@ -292,7 +288,7 @@ impl Fs {
 
     /// Before the end moves to `size`: the tier that length belongs to, and zeros behind the end there.
     fn make_room(&self, file: &mut FileLock<'_>, inode: &mut Inode, size: u64) -> Result<()> {
-        if size > self.threshold() {
+        if size > self.threshold_of(inode) {
             self.move_to_bulk(file, inode)?;
         }
         self.unpack_data(file.ino, inode, inode.size, size, Purpose::Use)?;
@@ -312,7 +308,7 @@ impl Fs {
     fn cut_off(&self, file: &mut FileLock<'_>, inode: &mut Inode, size: u64) -> Result<()> {
         if inode.layout == Layout::Extents {
             self.truncate_large(file.ino, inode, size)?;
-            if size < self.threshold() / 2 && size <= MOVE_BACK_BYTES {
+            if size < self.threshold_of(inode) / 2 && size <= MOVE_BACK_BYTES {
                 self.move_to_region(file, inode)?;
             }
             return Ok(());
@@ -393,10 +389,10 @@ impl Fs {
         size: u64,
     ) -> Result<()> {
         // The range decides about the tier, also where it does not change the size.
-        if end.max(size) > self.threshold() {
+        if end.max(size) > self.threshold_of(inode) {
             self.move_to_bulk(file, inode)?;
         }
-        let large = inode.layout == Layout::Extents || end.max(size) > self.threshold();
+        let large = inode.layout == Layout::Extents || end.max(size) > self.threshold_of(inode);
         if large {
             self.allocate_large(file, inode, at, end, erase)?;
             self.zero_tail(file, inode, size)?;

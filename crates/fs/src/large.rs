@@ -146,6 +146,10 @@ pub(crate) struct Span {
 }
 
 impl Span {
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
     /// Its place on the device; none for zeros.
     pub fn at(&self) -> Option<u64> {
         self.at

@@ -2,10 +2,10 @@
 //!
 //! | layer | files |
 //! |---|---|
-//! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space`, `limits`; `resize` for one at rest |
+//! | life of a store: format, open, tick, shutdown | `lifecycle`, `recovery`, `space`, `limits`, `forecast`; `resize` for one at rest |
 //! | names: look-up, create, link, unlink, rename, readdir | `namespace`, `rename`, `dir` |
-//! | attributes | `attr`, `xattr`, `acl`, `flags`, `method` |
-//! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk`, `gather` |
+//! | attributes | `attr`, `xattr`, `acl`, `flags`, `method`, `threshold` |
+//! | data: small files in the region, large ones on the bulk device | `file`, `small`, `large`, `settle`, `extents`, `bulk`, `gather`, `rebalance` |
 //! | what has cooled | `packer`, `share`, `objects`, `dictionaries`, `training`, `packing_report`, `packing_counts`; `spill` |
 //! | room: compaction, what is given back | `compact` |
 //! | inodes, locks, references | `inode`, `locks`, `data_lock`, `refs` |
@@ -33,6 +33,7 @@ mod error;
 mod extents;
 mod file;
 mod flags;
+mod forecast;
 mod gather;
 mod host_room;
 mod inode;
@@ -50,6 +51,7 @@ mod packing_report;
 pub mod planted;
 #[cfg(not(feature = "planted"))]
 mod planted;
+mod rebalance;
 mod recovery;
 mod refs;
 mod rename;
@@ -62,6 +64,7 @@ mod space;
 mod spill;
 #[cfg(test)]
 mod test_store;
+mod threshold;
 mod training;
 mod xattr;
 
@@ -80,6 +83,7 @@ pub use damage::OnDamage;
 pub use error::{Error, Result};
 pub use file::{AccessTimes, Fsync, Seek};
 pub use flags::FileFlags;
+pub use forecast::{Growth, Outlook, Outlooks};
 pub use inode::packed::PackedInodes;
 pub use inode::packer::{InodePacking, STORE_PROFILES_BYTES};
 pub use lifecycle::{FormatOptions, HostRoom, Options, PACK_LOAD, Parts, Room};
@@ -89,13 +93,15 @@ pub use namespace::DirEntry;
 pub use packer::Packing;
 pub use packing_counts::PackingCounts;
 pub use packing_report::{FORMS, Form, PackingReport, Share};
+pub use rebalance::{Misplaced, Rebalanced};
 pub use rename::RenameMode;
 pub use resize::{AtRest, Limits, Refused, Relayout, Steps};
-pub use shoal_format::inode::Ino;
+pub use shoal_format::inode::{Ino, THRESHOLD_MAX, THRESHOLD_MIN};
 pub use shoal_pack::{Method, PROFILES_MAX, ProfileFile};
 pub use shoal_region::{Failure, Lsn};
 pub use space::{PlacedRange, Placement, StatFs, Usage};
 pub use spill::{SPILL_PERCENT, Spilled};
+pub use threshold::{THRESHOLD_ATTRIBUTE, threshold_text};
 pub use xattr::XattrMode;
 
 /// The root directory's inode number.
@@ -118,8 +124,11 @@ pub struct Fs {
     pub(crate) packing: Arc<packing_counts::Counters>,
     pub(crate) bulk: Option<bulk::Bulk>,
     pub(crate) spill: spill::Spill,
+    pub(crate) forecast: forecast::Forecast,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) options: Options,
+    /// Files longer than this are large, where nothing else is said (bytes); it may change while the store is mounted.
+    pub(crate) threshold: AtomicU64,
     /// An [`AccessTimes`]; it may change while the store is mounted.
     pub(crate) access_times: AtomicU8,
     pub(crate) room: Option<Arc<host_room::RoomCache>>,

@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -68,6 +68,9 @@ pub struct Options {
     pub pack_load: u32,
     /// From this much of the memory on small files spill to bulk storage, where there is some (percent); 0: never.
     pub spill_percent: u8,
+    /// Files longer than this are large, where neither they nor their directories say otherwise (bytes); none: as the store was
+    /// formatted.
+    pub threshold: Option<u64>,
     /// Inodes and directories are packed, too.
     pub pack_inodes: bool,
     /// How files' data are packed, in directories that say nothing else.
@@ -90,6 +93,7 @@ impl Default for Options {
             pack_age: Some(Duration::from_secs(30)),
             pack_load: PACK_LOAD,
             spill_percent: SPILL_PERCENT,
+            threshold: None,
             pack_inodes: true,
             method: Method::default(),
             earlier_boot_ids: Vec::new(),
@@ -202,6 +206,7 @@ impl Fs {
             Dictionaries::load(&region, &load_roots(&region)?, &|finding| table.damage.tell_of_tables(finding));
         Ok(Fs {
             room,
+            threshold: AtomicU64::new(options.threshold.unwrap_or(region.superblock().threshold)),
             access_times: AtomicU8::new(access_times as u8),
             packing: table.packing().clone(),
             table,
@@ -212,6 +217,7 @@ impl Fs {
             packer: Default::default(),
             packs_on: Default::default(),
             idle: Default::default(),
+            forecast: Default::default(),
             spill: Spill::load(&region, options.spill_percent)?,
             bulk,
             clock,

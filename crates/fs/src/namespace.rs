@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use shoal_format::SlotRef;
 use shoal_format::dir::{Dirent, NAME_MAX, name_hash, name_is_valid};
-use shoal_format::inode::{Inode, Layout, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
+use shoal_format::inode::{Inode, Layout, S_IFDIR, S_IFLNK, S_IFMT, S_IFREG, Threshold};
 use shoal_region::{Tx, View};
 
 use crate::data_lock::FileLock;
@@ -41,8 +41,8 @@ const LINKS_MAX: u32 = u32::MAX - 1;
 
 /// An inode that lost its last link and is still to be reclaimed.
 pub(crate) struct Gone {
-    ino: Ino,
-    generation: u32,
+    pub ino: Ino,
+    pub generation: u32,
 }
 
 pub(crate) fn kind_of(mode: u16) -> u8 {
@@ -220,10 +220,12 @@ impl Fs {
         generation: u32,
     ) -> Result<Inode> {
         let now = self.now();
+        let inherits = matches!(mode & S_IFMT, S_IFREG | S_IFDIR);
         let mut inode = Inode {
             mode,
             layout: Layout::Empty,
-            method: if matches!(mode & S_IFMT, S_IFREG | S_IFDIR) { dir.method } else { 0 },
+            method: if inherits { dir.method } else { 0 },
+            threshold: if inherits { dir.threshold.handed_down() } else { Threshold::NONE },
             flags: 0,
             nlink: if mode & S_IFMT == S_IFDIR { 2 } else { 1 },
             uid: caller.uid,
@@ -551,6 +553,7 @@ pub(crate) fn blank_dir() -> Inode {
         mode: S_IFDIR,
         layout: Layout::Empty,
         method: 0,
+        threshold: Threshold::NONE,
         flags: 0,
         nlink: 2,
         uid: 0,

@@ -90,6 +90,10 @@ shoal_media::plantable! {
         SpilledNotCounted,
         /// After a mount ranges in use are not looked for.
         SpilledNotNoted,
+        /// A file that comes into memory lets go of its blocks before the record that gives it its pieces.
+        MoveBackSplit,
+        /// A file that is moved keeps the times it had before the device worked.
+        MoveSetsTimes,
         /// Blocks written beside a flush of ranges join those it names.
         JoinNoted,
     }

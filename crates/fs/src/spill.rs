@@ -245,6 +245,13 @@ impl Fs {
         used.saturating_sub((u128::from(size) * u128::from(percent) / 100) as u64)
     }
 
+    /// Would memory with so many bytes more still be below the limit from which on small files spill, or would if any did?
+    pub(crate) fn has_memory_for(&self, bytes: u64) -> bool {
+        let percent = if self.spill_percent() == 0 { SPILL_PERCENT } else { self.spill_percent() };
+        let (used, size) = self.memory();
+        u128::from(used + bytes) * 100 <= u128::from(size) * u128::from(percent)
+    }
+
     /// Background work, meant to be called ten times a second: bounded. An error says why spilling has stopped; it is tried again
     /// later.
     pub fn spill_tick(&self) -> Result<()> {

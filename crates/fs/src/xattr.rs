@@ -1,6 +1,6 @@
 //! Extended attributes: user, trusted, security, and the two POSIX ACLs.
 //!
-//! One piece per inode, rewritten as a whole; only the attribute of `method` is kept elsewhere. An access ACL is kept
+//! One piece per inode, rewritten as a whole; only the attributes of `method` and `threshold` are kept elsewhere. An access ACL is kept
 //! consistent with the mode (see `acl`).
 
 use shoal_format::SlotRef;
@@ -9,6 +9,7 @@ use shoal_format::xattr::{self, Attribute, XATTR_NAME_MAX, XATTR_TOTAL_MAX, XATT
 use shoal_region::{Tx, View};
 
 use crate::method::{self, COMPRESS_ATTRIBUTE};
+use crate::threshold::{self, THRESHOLD_ATTRIBUTE};
 use crate::{Error, Fs, Ino, Result, acl, flags};
 
 const S_ISGID: u16 = 0o2000;
@@ -80,8 +81,10 @@ impl Fs {
         if value.len() > XATTR_VALUE_MAX {
             return Err(Error::TooBig);
         }
-        if name == COMPRESS_ATTRIBUTE {
-            return self.set_method(ino, value, mode);
+        match name {
+            COMPRESS_ATTRIBUTE => return self.set_method(ino, value, mode),
+            THRESHOLD_ATTRIBUTE => return self.set_own_threshold(ino, value, mode),
+            _ => {}
         }
         self.with_room(|| self.try_setxattr(ino, name, value, mode, &may_keep_set_gid))
     }
@@ -130,8 +133,10 @@ impl Fs {
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         let _lock = self.locks.read(ino);
         let inode = self.load(ino)?;
-        if name == COMPRESS_ATTRIBUTE {
-            return method::value(&inode);
+        match name {
+            COMPRESS_ATTRIBUTE => return method::value(&inode),
+            THRESHOLD_ATTRIBUTE => return threshold::value(&inode),
+            _ => {}
         }
         let attributes = self.met(ino, self.attributes(&self.region, &inode))?;
         attributes.into_iter().find(|(have, _)| have == name).map(|(_, value)| value).ok_or(Error::NoAttribute)
@@ -146,8 +151,10 @@ impl Fs {
             out.extend_from_slice(&name);
             out.push(0);
         }
-        if inode.method != 0 {
-            out.extend_from_slice(COMPRESS_ATTRIBUTE);
+        let elsewhere =
+            [(COMPRESS_ATTRIBUTE, inode.method != 0), (THRESHOLD_ATTRIBUTE, threshold::own(&inode).is_some())];
+        for (name, _) in elsewhere.into_iter().filter(|(_, is_there)| *is_there) {
+            out.extend_from_slice(name);
             out.push(0);
         }
         Ok(out)
@@ -155,8 +162,10 @@ impl Fs {
 
     pub fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
         self.writable()?;
-        if name == COMPRESS_ATTRIBUTE {
-            return self.remove_method(ino);
+        match name {
+            COMPRESS_ATTRIBUTE => return self.remove_method(ino),
+            THRESHOLD_ATTRIBUTE => return self.remove_own_threshold(ino),
+            _ => {}
         }
         let _lock = self.locks.write(ino);
         let mut inode = self.load(ino)?;

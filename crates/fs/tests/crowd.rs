@@ -18,7 +18,7 @@ use shoal_sim::{Limits, Random};
 const THREADS: u64 = 6;
 const STEPS: u64 = 250;
 const NAMES: u64 = 5;
-const SIZE_MAX: u64 = 400_000;
+const SIZE_MAX: u64 = 640_000;
 const PUNCH: i32 = 3;
 const ZERO_RANGE: i32 = 16;
 
@@ -100,6 +100,13 @@ impl Member<'_> {
                 allowed(fs.setattr(ino, &SetAttr { size: Some(size), ..SetAttr::default() }));
             }
             12 => drop(allowed(fs.fallocate(ino, [PUNCH, ZERO_RANGE, 0][random.below(3) as usize], at, len))),
+            // To the other tier, or out and back in again.
+            14 => {
+                let given = [8192, 1 << 20, 0][random.below(3) as usize];
+                if let Some(found) = allowed(fs.misplaced(ino, given)).flatten() {
+                    allowed(fs.rebalance(ino, found.generation, given));
+                }
+            }
             13 => drop(allowed(fs.copy_range(ino, 0, ino, 200_000, len))),
             _ => drop(allowed(fs.fsync(ino, false))),
         }
@@ -144,7 +151,7 @@ impl Member<'_> {
 
 /// A store whose bulk device takes up to `delay_us` for a call.
 fn slow(kind: MemoryKind, seed: u64, delay_us: u64) -> Store {
-    let setup = Setup { kind, threshold: 80 << 10, bulk_blocks: 64, region_bytes: 200 << 16, ..Setup::default() };
+    let setup = Setup { kind, threshold: 80 << 10, bulk_blocks: 96, region_bytes: 300 << 16, ..Setup::default() };
     Store::new(setup).hooked(delays(seed, delay_us, &[Moment::Read, Moment::Write, Moment::Flush]))
 }
 

@@ -251,6 +251,30 @@ fn every_operation_on_dax_memory_survives_every_crash() {
     enumerate(MemoryKind::Dax, Share { workloads: 24, states: 96, layouts: 72 });
 }
 
+/// Files moved to the other tier by their thresholds, also ones too long for one record.
+#[test]
+fn every_file_that_changes_its_tier_by_its_threshold_survives_every_crash() {
+    let mut workloads = Vec::new();
+    for operations in workload::rebalanced() {
+        for before in [Before::Mounted, Before::Young] {
+            workloads.push(Workload { before, operations: operations.clone(), must_succeed: true });
+        }
+    }
+    let mut states = 0;
+    for (kind, cached) in [
+        (MemoryKind::Logged, false),
+        (MemoryKind::Logged, true),
+        (MemoryKind::Battery, false),
+        (MemoryKind::Dax, false),
+    ] {
+        let setup = Setup { cached, ..Setup::two_tiers(kind) };
+        let setup = Setup { region_bytes: 96 << 16, ring_bytes: 512 << 10, bulk_blocks: 30, ..setup };
+        let every = if kind == MemoryKind::Dax { 300 } else { 60 };
+        states += visit(&ground(setup), &workloads, Share { workloads: 1, states: every, layouts: 1 });
+    }
+    assert!(states > 1_000, "only {states} states were visited");
+}
+
 /// Log, cache and device lose what they lose by themselves: a process leaves the cache as it was at any store, a machine
 /// takes it along, and the device keeps any part of what no flush covered.
 #[test]

@@ -65,6 +65,8 @@ enum Hunt {
     RoomMeanwhile,
     /// Packing beside a move to the bulk device.
     BesideMove,
+    /// Attributes that change while a file is moved by its threshold.
+    AttributesBesideMove,
     /// Random damage to packed files.
     Damage,
     /// Damaged references of objects.
@@ -99,6 +101,7 @@ fn sequence(number: usize) -> Vec<Operation> {
         // Then something else: of few states after a removal none might be checked.
         4 => vec![PackAll, Unlink("B/foo"), Write("A/bar", 0, 3000, 140), Sync],
         6 => vec![PackAll, SpillAll, Sync],
+        7 => vec![Rebalance("A/foo", 1 << 20)],
         5 => vec![Write("foo", 0, 3000, 170), AddDictionary(160), PackAll, AddDictionary(162), PackAll],
         _ => vec![Link("foo", "new")],
     }
@@ -134,6 +137,8 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::PackedBesideMove => Hunt::BesideMove,
         Bug::MapBelieved => Hunt::Damage,
         Bug::ReferencesBelieved => Hunt::StrayReferences,
+        Bug::MoveBackSplit => Hunt::Sequence(7),
+        Bug::MoveSetsTimes => Hunt::AttributesBesideMove,
         Bug::SpillUnflushed => Hunt::Sequence(6),
         Bug::SpilledUnverified => Hunt::SpilledDamage,
         Bug::SpilledOneLook => Hunt::ReadMeanwhile,
@@ -184,6 +189,10 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         }
         Hunt::BesideMove => {
             packing::beside_a_move();
+            Ok(1)
+        }
+        Hunt::AttributesBesideMove => {
+            packing::attributes_beside_a_move();
             Ok(1)
         }
         Hunt::SpilledDamage => {

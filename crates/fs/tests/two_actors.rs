@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::actors::pairs::{Field, Past, general, packing, syncing};
+use crate::actors::pairs::{Field, Past, general, packing, rebalancing, syncing};
 use crate::actors::run::{Count, Extent, Ground, Only};
 use crate::actors::schedule::{Bound, Deed, Trace, Watcher, choices, search};
 use crate::crash::operation::Operation;
@@ -110,6 +110,16 @@ fn two_operations_at_once_on_battery_memory_survive_every_crash() {
 #[test]
 fn two_operations_at_once_on_dax_memory_survive_every_crash() {
     explore(MemoryKind::Dax, &general(), 96, 10_000);
+}
+
+#[test]
+fn a_file_that_changes_its_tier_beside_another_operation_survives_every_crash_on_logged_memory() {
+    explore(MemoryKind::Logged, &rebalancing(), 6, 3_000);
+}
+
+#[test]
+fn a_file_that_changes_its_tier_beside_another_operation_survives_every_crash_on_battery_memory() {
+    explore(MemoryKind::Battery, &rebalancing(), 4, 300);
 }
 
 #[test]

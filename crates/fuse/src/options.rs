@@ -83,6 +83,8 @@ pub struct MountOptions {
     pub pack_load: u32,
     /// From this much of the memory on small files spill to bulk storage (percent); 0: never.
     pub spill_percent: u8,
+    /// Files longer than this are large (bytes), if otherwise than the store says.
+    pub threshold: Option<u64>,
     /// Inodes and directories that have cooled are packed, too.
     pub pack_inodes: bool,
     /// Memory for writes of large files that are held back (bytes; 0: none), if otherwise than usual.
@@ -121,6 +123,7 @@ impl MountOptions {
             pack_age: PACK_AGE,
             pack_load: PACK_LOAD,
             spill_percent: SPILL_PERCENT,
+            threshold: None,
             pack_inodes: true,
             cache_bytes: None,
             cache_dir: None,

@@ -8,6 +8,7 @@
 //! - `spilling` calls `Fs::spill_tick`, which moves cold small files to bulk storage when memory fills, and others back.
 //! - `idle-work` calls `Fs::compact_tick`, which empties sparse segments of the region, and `Fs::pack_tick`, which packs what has
 //!   cooled, while nothing else goes on and, for a share of the time, beside others.
+//! - `forecast` calls `Fs::forecast_tick` every ten seconds and logs when a tier will be full within a day.
 //!
 //! An error is logged when it first appears, and not again until the work has succeeded in between. The failure that
 //! makes the store read-only is logged once, by the first thread that sees it. Left out: any policy.
@@ -18,11 +19,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use shoal_fs::{Error, Fs};
+use shoal_fs::{Error, Fs, Outlook, Outlooks};
 use shoal_host::{Bell, Stopping};
 
 /// Time between two ticks, and between two checks whether a checkpoint is due.
 const PERIOD: Duration = Duration::from_millis(100);
+/// Time between two looks at what is in use.
+const FORECAST_PERIOD: Duration = Duration::from_secs(10);
 const NO_ROOM: &str = "checkpoint: no room in the file system that holds the store; free some: it is tried again";
 
 pub(crate) struct Ticker {
@@ -74,13 +77,37 @@ impl Ticker {
         let spill =
             reporting(|fs| fs.spill_tick().map_err(|e| format!("spilling to bulk storage: {e}; tried again later")));
         let spill = shoal_host::Ticker::start_quiet("spilling", PERIOD, logging(spill))?;
+        let watched = fs.clone();
+        let forecast = every("forecast", FORECAST_PERIOD, move || {
+            tell_outlooks(&watched.forecast_tick());
+            Ok(())
+        })?;
         let bell = log.bell();
-        Ok((Ticker { threads: vec![spill, idle, checkpoint, bulk, log] }, bell))
+        Ok((Ticker { threads: vec![forecast, spill, idle, checkpoint, bulk, log] }, bell))
     }
 
     /// Returns when the work under way, if any, is over.
     pub fn stop(self) {
         self.threads.iter().for_each(shoal_host::Ticker::stop);
+    }
+}
+
+fn tell_outlooks(outlooks: &Outlooks) {
+    for (tier, outlook) in [("memory", outlooks.memory), ("bulk storage", outlooks.bulk)] {
+        let Some(outlook) = outlook else { continue };
+        tracing::warn!("{}", sentence(tier, outlook));
+    }
+}
+
+/// What is going to happen, and what to do about it.
+fn sentence(tier: &str, outlook: Outlook) -> String {
+    let hours = outlook.within.as_secs() / 3600;
+    let about = if hours < 2 { format!("{} minutes", outlook.within.as_secs() / 60) } else { format!("{hours} hours") };
+    match outlook.percent {
+        100 => format!("{tier} full in about {about} at this rate; remove files, or enlarge it (`shoal resize`)"),
+        percent => format!(
+            "{tier} {percent}% full in about {about} at this rate; small files that are not used spill to bulk storage from then on"
+        ),
     }
 }
 
@@ -122,6 +149,13 @@ fn logging(mut work: impl FnMut() -> Result<(), String> + Send) -> impl FnMut(&S
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU32, Ordering};
+
+    #[test]
+    fn what_will_be_full_is_said_with_what_to_do() {
+        let of = |seconds, percent| sentence("memory", Outlook { within: Duration::from_secs(seconds), percent });
+        assert!(of(7300, 100).starts_with("memory full in about 2 hours at this rate; remove files"));
+        assert!(of(7100, 85).starts_with("memory 85% full in about 118 minutes at this rate; small files"));
+    }
 
     #[test]
     fn a_ticker_ticks_also_after_an_error_until_it_is_stopped() {

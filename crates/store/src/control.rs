@@ -24,7 +24,7 @@ use crate::names::CONTROL;
 const QUESTION_BYTES_MAX: u64 = 64 << 10;
 /// Time-out of a question and of most answers.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Time-out of an answer that waits until everything in the store is durable.
+/// Time-out of an answer that waits for the bulk device, or until everything in the store is durable.
 const SYNC_PATIENCE: Duration = Duration::from_secs(600);
 
 /// A question or change for the process that has a store or device open.
@@ -44,6 +44,14 @@ pub enum Question {
     Pack {
         files: Vec<u64>,
     },
+    /// What at and below a path is not where its threshold puts it.
+    Misplaced {
+        path: Vec<u8>,
+    },
+    /// Moves the first of these there.
+    Rebalance {
+        items: Vec<crate::rebalance::Item>,
+    },
     /// The state of the device, and a mount's requests by kind.
     Status,
     /// A change of the mount. A change to read-only is answered when everything is durable.
@@ -53,6 +61,9 @@ pub enum Question {
         /// From how much of the memory on small files spill; as it is if absent.
         #[serde(default)]
         spill_percent: Option<u8>,
+        /// From which size on files are large; as it is if absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        threshold_bytes: Option<u64>,
         /// Another update policy, and another bound on what leaves in a second (0: none).
         #[serde(default, skip_serializing_if = "Option::is_none")]
         update_policy: Option<String>,
@@ -175,7 +186,13 @@ pub fn ask_at(path: &Path, what: &str, question: &Question) -> Outcome<Option<se
     };
     let mut line = String::new();
     let mut exchange = || -> io::Result<()> {
-        let syncs = matches!(question, Question::Remount { .. } | Question::Resize { .. });
+        let syncs = matches!(
+            question,
+            Question::Remount { .. }
+                | Question::Resize { .. }
+                | Question::Misplaced { .. }
+                | Question::Rebalance { .. }
+        );
         stream.set_read_timeout(Some(if syncs { SYNC_PATIENCE } else { PATIENCE }))?;
         let mut text = serde_json::to_string(question)?;
         text.push('\n');

@@ -40,6 +40,12 @@ pub struct FileReport {
     /// How the file is packed, or new files of the directory, if not as the store says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<String>,
+    /// Above which size the file is large, or new files of the directory, if not as the store says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub threshold_bytes: Option<u64>,
+    /// The directory said so; a rebalancing follows it.
+    #[serde(default)]
+    pub threshold_inherited: bool,
     pub pieces: Vec<PieceReport>,
     /// Small files: of a directory those below it.
     #[serde(default)]
@@ -122,6 +128,8 @@ impl FileReport {
             record_at: placement.record_at,
             has_xattrs: inode.xattr != shoal_format::SlotRef::NONE,
             compression: Method::of_code(inode.method).map(|method| method.to_string()),
+            threshold_bytes: Some(inode.threshold.bytes).filter(|&bytes| bytes > 0).map(u64::from),
+            threshold_inherited: inode.threshold.inherited,
             pieces: pieces.collect(),
             packed,
             files_below: if kind == "directory" { files_below } else { 0 },
@@ -142,10 +150,10 @@ mod tests {
     use super::*;
     use crate::resize::Sizes;
     use crate::{BulkChoice, CopyOptions, FormatOptions, LEAVING_PATIENCE, salvage};
-    use shoal_fs::{COMPRESS_ATTRIBUTE, Caller, ROOT, XattrMode};
+    use shoal_fs::{COMPRESS_ATTRIBUTE, Caller, ROOT, THRESHOLD_ATTRIBUTE, XattrMode};
 
     #[test]
-    fn a_method_shows_in_the_report_and_goes_with_copies_resizes_and_a_salvage() {
+    fn a_method_and_a_threshold_show_in_the_report_and_go_with_copies_resizes_and_a_salvage() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         let format =
@@ -155,6 +163,7 @@ mod tests {
         let fs = store.open(Options::default()).unwrap().fs;
         let made = fs.mkdir(&Caller::default(), ROOT, b"d", 0o755).unwrap().ino;
         fs.setxattr(made, COMPRESS_ATTRIBUTE, b"zstd:11", XattrMode::Any).unwrap();
+        fs.setxattr(made, THRESHOLD_ATTRIBUTE, b"64K", XattrMode::Any).unwrap();
         let file = fs.mknod(&Caller::default(), made, b"f", 0o644, 0).unwrap().ino;
         fs.write(file, 0, b"data").unwrap();
         fs.shutdown().unwrap();
@@ -163,16 +172,23 @@ mod tests {
         let copy = Store::acquire(&at("copy"), LEAVING_PATIENCE).unwrap();
         copy.resize(&Sizes { memory_bytes: Some(24 << 20), bulk_bytes: None }, &()).unwrap();
         for path in ["/d", "/d/f"] {
-            assert_eq!(copy.inspect(Path::new(path)).unwrap().compression.as_deref(), Some("zstd:11"));
+            let report = copy.inspect(Path::new(path)).unwrap();
+            assert_eq!(report.compression.as_deref(), Some("zstd:11"));
+            assert_eq!((report.threshold_bytes, report.threshold_inherited), (Some(65536), path == "/d/f"));
         }
         assert_eq!(copy.inspect(Path::new("/")).unwrap().compression, None);
         assert!(copy.check(true, &()).unwrap().errors.is_empty());
         drop(copy);
         salvage(&at("copy"), &at("out"), &(), &mut |_| ()).unwrap();
-        for path in ["out/d", "out/d/f"] {
+        let attributes: [(_, _, &[u8]); 3] = [
+            ("out/d", COMPRESS_ATTRIBUTE, b"zstd:11"),
+            ("out/d/f", COMPRESS_ATTRIBUTE, b"zstd:11"),
+            ("out/d", THRESHOLD_ATTRIBUTE, b"64K"),
+        ];
+        for (path, attribute, expected) in attributes {
             let mut value = [0; 20];
-            match rustix::fs::getxattr(at(path), COMPRESS_ATTRIBUTE, &mut value[..]) {
-                Ok(len) => assert_eq!(&value[..len], b"zstd:11", "{path}"),
+            match rustix::fs::getxattr(at(path), attribute, &mut value[..]) {
+                Ok(len) => assert_eq!(&value[..len], expected, "{path}"),
                 // The host keeps no such attributes; the report of the salvage says so.
                 Err(rustix::io::Errno::OPNOTSUPP) => {}
                 Err(error) => panic!("{path}: {error}"),

@@ -11,6 +11,7 @@
 //! | `report`, `inspect`, `read_only` | the state of a store, or of one of its files |
 //! | `mounted`, `control`, `status` | a store that this process serves, its control socket, and its state |
 //! | `volume` | files without a mount, for programs that embed Shoal: [`Volume`] |
+//! | `packing`, `rebalance` | what packing gains, and packing now; files moved to the tiers where they belong |
 //! | `place` | finding a store from a path |
 //! | `progress`, `calendar` | progress of long work; times in words |
 //!
@@ -53,6 +54,7 @@ pub mod place;
 mod profiles;
 mod progress;
 mod read_only;
+pub mod rebalance;
 mod repair;
 mod report;
 mod resize;
@@ -74,8 +76,9 @@ pub use packing::{Compacted, Metadata as PackedMetadata, Packed, PackedForm, Pac
 pub use profiles::InodeProfiles;
 pub use progress::Progress;
 pub use read_only::ReadOnly;
+pub use rebalance::Rebalanced;
 pub use repair::Repaired;
-pub use report::{Files, SpilledFiles, StatFs, StoreReport, Tier};
+pub use report::{Files, Forecast, FullIn, SpilledFiles, StatFs, StoreReport, Tier};
 pub use resize::{Resized, Sizes, resize_mounted};
 pub use salvage::{Lost, Salvaged, Told, salvage};
 pub use shoal_devices::{Failure, Outcome};

@@ -27,6 +27,7 @@ use crate::description::{BulkPlace, Description};
 use crate::inspect::FileReport;
 use crate::packing;
 use crate::read_only::ReadOnly;
+use crate::rebalance;
 use crate::report::StoreReport;
 use crate::resize::{Sizes, resize_mounted};
 use crate::status::{RequestReport, Status};
@@ -74,6 +75,7 @@ impl Store {
             pack_age: Some(options.pack_age),
             pack_load: options.pack_load,
             spill_percent: options.spill_percent,
+            threshold: options.threshold,
             pack_inodes: options.pack_inodes,
             method: options.compress.unwrap_or(self.description.compress),
             ..Options::default()
@@ -238,6 +240,8 @@ impl Asked {
             Question::Inspect { path } => value(FileReport::of(fs, Path::new(OsStr::from_bytes(&path)))?),
             Question::Files { path } => value(packing::below(fs, Path::new(OsStr::from_bytes(&path)))?),
             Question::Pack { files } => value(packing::pack(fs, &files)?),
+            Question::Misplaced { path } => value(rebalance::misplaced(fs, Path::new(OsStr::from_bytes(&path)))?),
+            Question::Rebalance { items } => value(rebalance::rebalance(fs, &items)?),
             Question::Status => value(Status {
                 export: None,
                 store: Some(directory.display().to_string()),
@@ -246,13 +250,23 @@ impl Asked {
                 cache: self.cache.as_ref().map(|cache| cache.report()),
                 requests: Some(self.requests.report().into_iter().map(RequestReport::from).collect()),
             }),
-            Question::Remount { read_only, access_times, spill_percent, update_policy, update_rate } => {
+            Question::Remount {
+                read_only,
+                access_times,
+                spill_percent,
+                threshold_bytes,
+                update_policy,
+                update_rate,
+            } => {
                 if update_policy.is_some() || update_rate.is_some() {
                     self.set_policy(update_policy.as_deref(), update_rate)?;
                 }
                 let remounted = remount(fs, directory, read_only, &access_times);
                 if let (Ok(()), Some(percent)) = (&remounted, spill_percent) {
                     fs.set_spill_percent(percent);
+                }
+                if remounted.is_ok() && threshold_bytes.is_some() {
+                    fs.set_threshold(threshold_bytes);
                 }
                 remounted.map(|()| true.into())
             }

@@ -35,6 +35,33 @@ pub fn find(path: &Path) -> Outcome<Place> {
     Ok(Place { store: canonical, mountpoint })
 }
 
+/// The store of a path that is a store, a mount point of one, or lies within such a mount; and the path within the store.
+pub fn find_within(path: &Path) -> Outcome<(Place, PathBuf)> {
+    let not_a_store = match find(path) {
+        Ok(place) => return Ok((place, PathBuf::from("/"))),
+        Err(failure) => failure,
+    };
+    let Ok(canonical) = path.canonicalize() else { return Err(not_a_store) };
+    let mounts = mount_table::mounts().during("table of mounts")?;
+    match covering(&mounts, &canonical) {
+        Some((entry, within)) => {
+            Ok((Place { store: entry.source.clone(), mountpoint: Some(entry.mountpoint.clone()) }, within))
+        }
+        None => Err(Failure::new(path.display(), "neither a store nor a path in the mount of one").remedy(
+            "name the directory given to `shoal format`, where it is mounted, or a file or directory below that",
+        )),
+    }
+}
+
+/// The mounted store that a path lies in, and the path within it.
+fn covering<'a>(mounts: &'a [MountEntry], path: &Path) -> Option<(&'a MountEntry, PathBuf)> {
+    let covers = |entry: &&MountEntry| path.starts_with(&entry.mountpoint);
+    // Of several the deepest shows, and of those at one place the last.
+    let entry = mounts.iter().filter(covers).max_by_key(|entry| entry.mountpoint.as_os_str().len())?;
+    let within = path.strip_prefix(&entry.mountpoint).ok()?;
+    (entry.file_system_type == FILE_SYSTEM_TYPE).then(|| (entry, Path::new("/").join(within)))
+}
+
 /// The mount at `path`, which need not answer.
 pub fn mounted_at(path: &Path) -> Outcome<Place> {
     let absolute = std::path::absolute(path).during(path.display())?;
@@ -84,6 +111,22 @@ mod tests {
         assert!(visible_at(&mounts, Path::new("/n")).is_none(), "covered by another file system");
         assert!(visible_at(&mounts, Path::new("/m/x")).is_none());
         assert_eq!(mounted_store(&mounts, Path::new("/t")).unwrap().mountpoint, Path::new("/n"));
+    }
+
+    #[test]
+    fn a_path_in_a_mount_is_the_stores_unless_another_mount_covers_it() {
+        let mounts = [
+            entry("/", "ext4", "/dev/x"),
+            entry("/m", FILE_SYSTEM_TYPE, "/s"),
+            entry("/m/b", "ext4", "/dev/y"),
+            entry("/n", "ext4", "/dev/z"),
+            entry("/n", FILE_SYSTEM_TYPE, "/t"),
+        ];
+        let within = |path: &str| covering(&mounts, Path::new(path)).map(|(entry, path)| (entry.source.clone(), path));
+        assert_eq!(within("/m/a/c"), Some(("/s".into(), "/a/c".into())));
+        assert_eq!(within("/n/x"), Some(("/t".into(), "/x".into())));
+        assert_eq!(within("/m"), Some(("/s".into(), "/".into())));
+        assert!(within("/m/b/c").is_none() && within("/o").is_none() && within("/mm").is_none());
     }
 
     #[test]

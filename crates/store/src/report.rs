@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use shoal_devices::Outcome;
-use shoal_fs::{Fs, Options, Spilled};
+use shoal_fs::{Fs, Options, Outlook, Outlooks, Spilled};
 
 use crate::cache::CacheReport;
 use crate::description::Description;
@@ -35,6 +35,9 @@ pub struct StoreReport {
     pub files: Files,
     /// Files longer than this are large.
     pub threshold_bytes: u64,
+    /// When the tiers will be full at the rate at which they grow; absent where that cannot be said.
+    #[serde(default)]
+    pub forecast: Forecast,
     /// Log that recovery would replay after a crash now.
     pub log_bytes: u64,
     pub compression: String,
@@ -89,6 +92,30 @@ impl SpilledFiles {
         let Spilled { groups, bytes, stored, blocks, counting } = fs.spilled();
         let (raw_bytes, stored_bytes, block_bytes) = (bytes, stored, blocks);
         SpilledFiles { groups, raw_bytes, stored_bytes, block_bytes, from_percent: fs.spill_percent(), counting }
+    }
+}
+
+/// When the tiers will be full.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forecast {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<FullIn>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bulk: Option<FullIn>,
+}
+
+/// When so much of a tier will be in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FullIn {
+    pub seconds: u64,
+    /// 100, or of the memory that from which on small files spill.
+    pub percent: u8,
+}
+
+impl Forecast {
+    fn of(outlooks: Outlooks) -> Forecast {
+        let full_in = |outlook: Outlook| FullIn { seconds: outlook.within.as_secs(), percent: outlook.percent };
+        Forecast { memory: outlooks.memory.map(full_in), bulk: outlooks.bulk.map(full_in) }
     }
 }
 
@@ -159,7 +186,8 @@ impl StoreReport {
                 large_files: usage.large_files,
                 damaged: fs.damaged_inodes(),
             },
-            threshold_bytes: superblock.threshold,
+            threshold_bytes: fs.threshold(),
+            forecast: Forecast::of(fs.outlooks()),
             log_bytes: usage.log_bytes,
             compression: description.compress.to_string(),
             packed: Packed::of(&packing),

@@ -54,6 +54,7 @@ pub fn empty_inode(mode: u16) -> Inode {
         mode,
         layout: Layout::Empty,
         method: 0,
+        threshold: Default::default(),
         flags: 0,
         nlink: 0,
         uid: 1,

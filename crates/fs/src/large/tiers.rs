@@ -146,6 +146,14 @@ impl Fs {
         if inode.layout != Layout::Extents || inode.size > MOVE_BACK_BYTES {
             return Ok(());
         }
+        match self.move_back(file, inode) {
+            Err(Error::NoSpace) => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    /// The same where a full region is an error, and the file as it was.
+    pub(crate) fn move_back(&self, file: &mut FileLock<'_>, inode: &mut Inode) -> Result<()> {
         let mut data = Vec::new();
         for at in (0..inode.size).step_by(BULK_BLOCK as usize) {
             if self.data_at(inode, FileBlock::of(at))?.is_ok() {
@@ -156,11 +164,8 @@ impl Fs {
             }
         }
         let mut moved = *inode;
-        match self.try_move_to_region(file.ino, &mut moved, &data) {
-            Ok(()) => *inode = moved,
-            Err(Error::NoSpace) => {}
-            Err(error) => return Err(error),
-        }
+        self.try_move_to_region(file.ino, &mut moved, &data)?;
+        *inode = moved;
         Ok(())
     }
 

@@ -100,6 +100,38 @@ fn beside_packing() -> Vec<Operation> {
     ]
 }
 
+/// One of the two moves a file to the other tier.
+pub fn rebalancing() -> Field {
+    let setup = |kind| Setup { bulk_blocks: 40, ring_bytes: 512 << 10, region_bytes: 64 << 16, ..setup(kind) };
+    let and = |more: &[Operation]| young().into_iter().chain(more.iter().cloned()).collect();
+    let long = [Create("H"), Write("H", 0, 600_000, 7)];
+    let pasts = vec![
+        Past { name: "young", operations: and(&[]) },
+        Past { name: "synced", operations: and(&[Sync]) },
+        Past { name: "long", operations: and(&long) },
+        Past { name: "long synced", operations: and(&[&long[..], &[Sync]].concat()) },
+    ];
+    let moves = [("L", 1 << 20), ("S", 8192), ("F", 8192), ("H", 1 << 20)].map(|(path, given)| Rebalance(path, given));
+    let others = [
+        Times("L", 7, 5),
+        Times("S", 7, 5),
+        Chmod("L", 0o600),
+        Link("L", "new"),
+        Rename("L", "new", Replace),
+        Fsync("S"),
+        Write("S", 100, 300, 19),
+        Write("H", 300_000, 3000, 20),
+        Truncate("H", 100_000),
+        Unlink("H"),
+        Times("H", 7, 5),
+        Rebalance("L", 1 << 20),
+        Rebalance("S", 8192),
+    ];
+    let others: Vec<Operation> = syncing().into_iter().chain(changing()).chain(others).collect();
+    let pairs = moves.iter().flat_map(|one| others.iter().map(|other| [one.clone(), other.clone()])).collect();
+    Field { setup, pasts, pairs }
+}
+
 /// What happened in this process before the two.
 pub struct Past {
     pub name: &'static str,

@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 use shoal_format::inode::S_IFIFO;
 use shoal_fs::{
-    COMPRESS_ATTRIBUTE, Caller, Error, FileFlags, Fs, Ino, ROOT, RenameMode, SetAttr, TimeChange, XattrMode,
+    COMPRESS_ATTRIBUTE, Caller, Error, FileFlags, Fs, Ino, ROOT, RenameMode, SetAttr, THRESHOLD_ATTRIBUTE, TimeChange,
+    XattrMode,
 };
 use shoal_sim::{Random, SimClock};
 
@@ -58,6 +59,10 @@ pub enum Operation {
     RemoveXattr(Path, Path),
     /// How a file, or new files of a directory, are packed.
     SetMethod(Path, Path),
+    /// Above which size a file is large, or new files of a directory are.
+    SetThreshold(Path, Path),
+    /// Moves a file to the tier where this threshold, of its directory, puts it (bytes).
+    Rebalance(Path, u32),
     Chmod(Path, u32),
     Chown(Path, u32, u32),
     ChmodAndChown(Path, u32, u32, u32),
@@ -208,6 +213,14 @@ impl Operation {
                 fs.setxattr(ino(path)?, name.as_bytes(), &bytes(tag, len), XattrMode::Any)
             }
             SetMethod(path, method) => fs.setxattr(ino(path)?, COMPRESS_ATTRIBUTE, method.as_bytes(), XattrMode::Any),
+            SetThreshold(path, size) => fs.setxattr(ino(path)?, THRESHOLD_ATTRIBUTE, size.as_bytes(), XattrMode::Any),
+            Rebalance(path, given) => {
+                let ino = ino(path)?;
+                match fs.misplaced(ino, given)? {
+                    Some(found) => fs.rebalance(ino, found.generation, given).map(drop),
+                    None => Ok(()),
+                }
+            }
             RemoveXattr(path, name) => fs.removexattr(ino(path)?, name.as_bytes()),
             Chmod(path, mode) => fs.setattr(ino(path)?, &SetAttr { mode: Some(mode), ..Default::default() }).map(drop),
             Chown(path, uid, gid) => {

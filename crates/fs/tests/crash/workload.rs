@@ -196,6 +196,12 @@ fn other() -> Vec<(&'static str, Operation)> {
         ("bar", SetXattr("bar", "user.big", 10, 134)),
         ("A", SetMethod("A", "lz4")),
         ("foo", SetMethod("foo", "off")),
+        ("A", SetThreshold("A", "64K")),
+        ("foo", SetThreshold("foo", "16M")),
+        ("A/foo", Rebalance("A/foo", 1 << 20)),
+        ("B/bar", Rebalance("B/bar", 1 << 20)),
+        ("bar", Rebalance("bar", 8192)),
+        ("B/foo", Rebalance("B/foo", 8192)),
         ("foo", RemoveXattr("foo", "user.small")),
         ("bar", RemoveXattr("bar", "user.big")),
         ("foo", Chmod("foo", 0o600)),
@@ -283,6 +289,43 @@ pub fn sequences() -> Vec<Vec<Operation>> {
         vec![Checkpoint, Tick],
         vec![Fallocate("foo", KEEP_SIZE, 3000, 20_000), Sync, Write("foo", 10_000, 100, 149)],
     ]
+}
+
+/// Files that change their tier in both directions, with what comes before and behind it.
+pub fn rebalanced() -> Vec<Vec<Operation>> {
+    let (small, large) = (1 << 20, 8192);
+    let long = || Write("A/C/foo", 0, 600_000, 150);
+    let both = [
+        vec![Rebalance("A/foo", small), Fsync("A/foo")],
+        // The blocks it gave up are another file's at once.
+        vec![Rebalance("A/foo", small), Write("A/C/foo", 0, 300_000, 151)],
+        vec![Rebalance("A/foo", small), Fsync("A/foo"), Write("A/C/foo", 0, 300_000, 152), Sync],
+        vec![Write("A/foo", 70_000, 20_000, 153), Rebalance("A/foo", small), Sync],
+        vec![Write("A/foo", 150_001, 60_000, 154), Rebalance("A/foo", small), Checkpoint],
+        vec![Truncate("A/foo", 140_000), Rebalance("A/foo", small), Truncate("A/foo", 150_000), Tick],
+        vec![Rebalance("A/foo", small), Rebalance("A/foo", large), Fsync("A/foo")],
+        vec![Rebalance("A/foo", small), Write("A/foo", 150_001, 60_000, 155), Rebalance("A/foo", large), Sync],
+        vec![Rebalance("B/bar", small), Unlink("B/bar"), Sync],
+        vec![Rebalance("bar", large), Fsync("bar"), Rebalance("bar", small), Fsync("bar")],
+        vec![Rebalance("B/foo", large), Truncate("B/foo", 0), Write("B/foo", 0, 70_000, 156), Sync],
+        vec![PackAll, Rebalance("bar", large), Sync],
+        vec![PackAll, SpillAll, Rebalance("bar", large), Sync],
+        vec![Rebalance("A/foo", small), PackAll, SpillAll, Rebalance("A/foo", large), Fsync("A/foo")],
+        vec![
+            SetThreshold("A", "1M"),
+            Rebalance("A/foo", small),
+            SetThreshold("A/foo", "8K"),
+            Rebalance("A/foo", small),
+        ],
+        // Too long for one record: in steps, through an inode without a name.
+        vec![long(), Rebalance("A/C/foo", small)],
+        vec![long(), Sync, Rebalance("A/C/foo", small), Fsync("A/C/foo")],
+        vec![long(), Fsync("A/C/foo"), Write("A/C/foo", 66_000, 3000, 157), Rebalance("A/C/foo", small), Sync],
+        vec![long(), Sync, Rebalance("A/C/foo", small), Write("A/foo", 150_001, 500_000, 158), Tick],
+        vec![long(), Rebalance("A/C/foo", small), Rebalance("A/C/foo", large), Fsync("A/C/foo")],
+        vec![Write("B/bar", 700_000, 100, 159), Rebalance("B/bar", small), Checkpoint],
+    ];
+    both.into_iter().collect()
 }
 
 /// On a store without a bulk device: what takes several transactions there.

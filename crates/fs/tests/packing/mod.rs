@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use shoal_format::inode::{CHUNK, Layout};
 use shoal_format::object::{ChunkRef, Codec, GROUP, GROUP_CHUNKS, OBJECT_HEAD, Object};
 use shoal_format::{Offset, SlotRef};
-use shoal_fs::{Error, Fs, Ino, Method, Options, ROOT, RenameMode, SetAttr};
+use shoal_fs::{Error, Fs, Ino, Method, Options, ROOT, RenameMode, SetAttr, TimeChange};
 use shoal_media::PersistentMemory;
 use shoal_region::View;
 use shoal_sim::Random;
@@ -224,6 +224,48 @@ pub fn beside_a_move() {
     });
     assert_eq!(read(&store.fs, ino, 0, 300_000), Ok(vec![2; prepared::SMALL + 100_000]));
     store.check_allocated(ino, "afterwards");
+}
+
+/// Attributes that change while a file is moved to the other tier stay as they became.
+pub fn attributes_beside_a_move() {
+    let (store, gate) = gated(prepared::setup(), prepared::prepared);
+    let long = store.create(b"long");
+    store.fs.write(long, 0, &[3; 700_000]).unwrap();
+    for (name, given, moment, nth, byte, len) in [
+        (&b"small"[..], 8192, Moment::Write, 0, 2, prepared::SMALL),
+        (b"small", 1 << 20, Moment::Read, 0, 2, prepared::SMALL),
+        (b"large", 1 << 20, Moment::Read, 1, 1, prepared::LARGE),
+        (b"long", 1 << 20, Moment::Read, 0, 3, 700_000),
+        (b"long", 1 << 20, Moment::Read, 1, 3, 700_000),
+        (b"long", 8192, Moment::Write, 0, 3, 700_000),
+    ] {
+        let (fs, ino) = (&store.fs, store.fs.lookup(ROOT, name, false).unwrap().ino);
+        let found = fs.misplaced(ino, given).unwrap();
+        if found.is_none_or(|found| found.bytes == 0) {
+            fs.rebalance(ino, fs.getattr(ino).unwrap().generation, 8192).unwrap();
+        }
+        let generation = fs.getattr(ino).unwrap().generation;
+        let before = fs.placement(ino).unwrap().inode.layout;
+        meet(
+            &gate,
+            moment,
+            nth,
+            || assert!(fs.rebalance(ino, generation, given).is_ok()),
+            || {
+                let (mtime, atime) = (Some(TimeChange::At(5)), Some(TimeChange::At(7)));
+                let change = SetAttr { mtime, atime, ctime: Some(9), mode: Some(0o613), ..SetAttr::default() };
+                fs.setattr(ino, &change).unwrap();
+                fs.link(ino, ROOT, b"other", false).unwrap();
+            },
+        );
+        let attr = fs.getattr(ino).unwrap();
+        let what = format!("{}, {given}", String::from_utf8_lossy(name));
+        assert_ne!(fs.placement(ino).unwrap().inode.layout == Layout::Extents, before == Layout::Extents, "{what}");
+        assert_eq!((attr.mtime, attr.atime, attr.mode & 0o7777, attr.nlink), (5, 7, 0o613, 2), "{what}");
+        assert!(read(fs, ino, 0, len + 1) == Ok(vec![byte; len]), "{what}");
+        fs.unlink(ROOT, b"other").unwrap();
+        store.check_allocated(ino, &what);
+    }
 }
 
 /// Room is asked for behind a file's end while the file is packed: it stays, or the file does not become packed.

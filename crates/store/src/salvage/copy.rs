@@ -14,7 +14,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Gid, Mode, Timespec, Timestamps, Uid, X
 use shoal_check::{Item, Loss, Sink};
 use shoal_format::inode::{Inode, S_IFBLK, S_IFCHR, S_IFIFO, S_IFSOCK};
 use shoal_format::xattr::Attribute;
-use shoal_fs::{COMPRESS_ATTRIBUTE, Method};
+use shoal_fs::{COMPRESS_ATTRIBUTE, Method, THRESHOLD_ATTRIBUTE, threshold_text};
 
 use super::report::{Lost, Told};
 
@@ -75,7 +75,9 @@ impl<'a> Copy<'a> {
         }
         let method =
             Method::of_code(inode.method).map(|method| (COMPRESS_ATTRIBUTE.to_vec(), method.to_string().into()));
-        for (attribute, value) in attributes.iter().chain(&method) {
+        let own = Some(inode.threshold).filter(|threshold| threshold.bytes > 0 && !threshold.inherited);
+        let threshold = own.map(|own| (THRESHOLD_ATTRIBUTE.to_vec(), threshold_text(own.bytes).into()));
+        for (attribute, value) in attributes.iter().chain(&method).chain(&threshold) {
             if let Err(error) = rustix::fs::lsetxattr(path, &attribute[..], value, XattrFlags::empty()) {
                 kept_back.push(format!("attribute {}: {error}", String::from_utf8_lossy(attribute)));
             }
