@@ -90,6 +90,10 @@ fn text(report: &StoreReport) -> String {
             tier.place
         );
     }
+    if report.bulks.len() > 1 {
+        out += "\n";
+        out += &crate::bulk::text(&report.bulks);
+    }
     let files = &report.files;
     out += &format!(
         "\ninodes       {} in use ({} directories, {} large files), {} free\n",
@@ -143,6 +147,7 @@ mod tests {
             },
             bulk: None,
             cache: None,
+            bulks: Vec::new(),
             memory_kind: "logged".into(),
             files: Files { inodes: 3, directories: 1, large_files: 0, damaged: 0 },
             threshold_bytes: 1 << 20,

@@ -98,7 +98,16 @@ fn text(report: &Status) -> serde_json::Result<String> {
     }
     match &report.device {
         Some(device) => out += &device.text()?,
-        None => out += "no bulk storage\n",
+        None if report.bulks.is_empty() => out += "no bulk storage\n",
+        None => {}
+    }
+    for device in &report.more_devices {
+        out += &device.text()?;
+    }
+    if report.bulks.len() > 1 {
+        out += "\n";
+        out += &crate::bulk::text(&report.bulks);
+        out += "\n";
     }
     if let Some(cache) = &report.cache {
         out += &held_writes(cache, "held writes: ");
@@ -127,7 +136,16 @@ mod tests {
         let device = Some(serde_json::from_value(device).unwrap());
         let address = "unix:/run/d".into();
         let export = ExportReport { name: "d".into(), address, connections: 1, read_only: false, pid: 7 };
-        Status { export: Some(export), store: None, failure: None, device, cache: None, requests: None }
+        Status {
+            export: Some(export),
+            store: None,
+            failure: None,
+            device,
+            cache: None,
+            more_devices: vec![],
+            bulks: vec![],
+            requests: None,
+        }
     }
 
     #[test]
@@ -147,8 +165,16 @@ mod tests {
             max_ns: 2000,
         };
         let requests = Some(vec![lookup.into()]);
-        let report =
-            Status { export: None, store: Some("/srv/s".into()), failure: None, device: None, cache: None, requests };
+        let report = Status {
+            export: None,
+            store: Some("/srv/s".into()),
+            failure: None,
+            device: None,
+            cache: None,
+            more_devices: vec![],
+            bulks: vec![],
+            requests,
+        };
         let text = text(&report).unwrap();
         assert!(text.starts_with("large files of /srv/s\nno bulk storage\nrequests "), "{text}");
         assert!(text.contains("\nLOOKUP ") && text.ends_with("2.0 us\n"), "{text}");

@@ -36,6 +36,9 @@ pub const FEATURE_BUCKETS: u64 = 32;
 /// Incompatible feature: payloads of packed objects may be in the spill file. A store gets it before its first one, as it gets
 /// [`FEATURE_PACKED`].
 pub const FEATURE_SPILLED: u64 = 64;
+/// Incompatible feature: there may be a list of bulk devices. A store gets it before its second device, as it gets
+/// [`FEATURE_PACKED`].
+pub const FEATURE_DEVICES: u64 = 128;
 /// Incompatible features this crate understands.
 pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION
     | FEATURE_SUMS
@@ -43,10 +46,11 @@ pub const FEATURES_INCOMPAT: u64 = FEATURE_INCARNATION
     | FEATURE_METHODS
     | FEATURE_DICTIONARIES
     | FEATURE_BUCKETS
-    | FEATURE_SPILLED;
+    | FEATURE_SPILLED
+    | FEATURE_DEVICES;
 /// Features that stores get while they are open.
-const FEATURES_ADDED: [u64; 5] =
-    [FEATURE_PACKED, FEATURE_METHODS, FEATURE_DICTIONARIES, FEATURE_BUCKETS, FEATURE_SPILLED];
+const FEATURES_ADDED: [u64; 6] =
+    [FEATURE_PACKED, FEATURE_METHODS, FEATURE_DICTIONARIES, FEATURE_BUCKETS, FEATURE_SPILLED, FEATURE_DEVICES];
 
 pub const SUPERBLOCK_AT: u64 = 0;
 /// Offsets of the two anchor slots.

@@ -6,6 +6,7 @@
 //! - A copy of the store's directory names the same cache. It has another period, and leaves the cache alone.
 //! - A cache that outlived its process goes on being used: the name and the identity stay, and so does its size.
 //! - After a clean end nothing is held, and the file goes, with its name.
+//! - It is the first bulk device's. Where that is missing at an opening, what was held for it is lost, and no power was.
 //! - Where there is no memory to share, a store is served without a cache, and says so in one line.
 //!
 //! Left out: what is held and when it leaves (`shoal-writeback`).
@@ -104,7 +105,8 @@ pub(crate) struct StoreCache {
 /// A store's cache, driven.
 pub struct HeldWrites {
     filter: WriteBack,
-    ticker: Ticker,
+    /// None: the device is not there, and nothing leaves.
+    ticker: Option<Ticker>,
     path: PathBuf,
 }
 
@@ -221,9 +223,12 @@ impl InFront {
         }
     }
 
-    /// Starts the thread that writes what is due.
-    pub fn drive(self) -> Outcome<HeldWrites> {
+    /// Starts the thread that writes what is due, if the device is there.
+    pub fn drive(self, is_there: bool) -> Outcome<HeldWrites> {
         let InFront { filter, file, path, .. } = self;
+        if !is_there {
+            return Ok(HeldWrites { filter, ticker: None, path });
+        }
         let (ticked, name, is_gone) = (filter.clone(), path.clone(), AtomicBool::new(false));
         let mut ticks = 0u32;
         let ticker = Ticker::start("write-back", PERIOD, move |_| {
@@ -239,7 +244,7 @@ impl InFront {
         let ticker = ticker.during("thread of the write-back cache")?;
         let bell = ticker.bell();
         filter.set_bell(Arc::new(move || bell.ring()));
-        Ok(HeldWrites { filter, ticker, path })
+        Ok(HeldWrites { filter, ticker: Some(ticker), path })
     }
 }
 
@@ -278,7 +283,7 @@ impl HeldWrites {
 
 impl Drop for HeldWrites {
     fn drop(&mut self) {
-        self.ticker.stop();
+        self.ticker.iter().for_each(Ticker::stop);
     }
 }
 
@@ -303,6 +308,13 @@ pub(crate) fn remove(directory: &Path, period: &[u8; 16]) {
         let _ = fs::remove_file(note.path);
     }
     let _ = fs::remove_file(directory.join(CACHE));
+}
+
+/// The identity of the cache that a process of this period left, if it can be used.
+pub(crate) fn identity(directory: &Path, uuid: &str, period: &[u8; 16]) -> Option<[u8; 16]> {
+    let (store, boot_id) = (parse_uuid(uuid)?, shoal_host::boot_id().ok()?);
+    let owner = Owner { store, boot_id, device_bytes: u64::MAX };
+    StoreCache::left(directory, &owner, period, true).map(|left| left.identity)
 }
 
 /// Was there a cache that cannot be opened any more?

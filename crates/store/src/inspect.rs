@@ -7,7 +7,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use shoal_devices::{During, Failure, Outcome};
-use shoal_fs::{Fs, Method, Options};
+use shoal_format::BULK_BLOCK;
+use shoal_format::bulk_list::BULK_NUMBER_SHIFT;
+use shoal_fs::{Fs, Method, Options, PlacedRange};
 
 use crate::packing::{self, Packed};
 use crate::store::Store;
@@ -41,6 +43,11 @@ pub struct FileReport {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<String>,
     pub pieces: Vec<PieceReport>,
+    /// Large files: extents, and how many runs of blocks on one device they make.
+    #[serde(default)]
+    pub extents: u64,
+    #[serde(default)]
+    pub fragments: u64,
     /// Small files: of a directory those below it.
     #[serde(default)]
     pub packed: Packed,
@@ -59,7 +66,10 @@ pub struct PieceReport {
     pub stored_bytes: u64,
     /// `memory` or `bulk`.
     pub tier: String,
-    /// Offset in the region or on the bulk storage.
+    /// The number of the bulk device; 0 for the first, and for memory.
+    #[serde(default)]
+    pub bulk_device: u32,
+    /// Offset in the region or on the bulk device.
     pub at: u64,
     /// Written, but perhaps not yet durable.
     pub new: bool,
@@ -87,12 +97,21 @@ impl FileReport {
             12 => "socket",
             other => return Err(Failure::new(path.display(), format!("mode {other:o} is of no known kind"))),
         };
+        let extents: Vec<_> = placement.pieces.iter().filter(|piece| piece.bulk).collect();
+        let joins = |pair: &&[&PlacedRange]| pair[0].at + pair[0].len == pair[1].at;
+        let fragments = extents.len() - extents.windows(2).filter(joins).count();
+        let own = |piece: &PlacedRange| match piece.bulk {
+            true => piece.at & ((BULK_BLOCK << BULK_NUMBER_SHIFT) - 1),
+            false => piece.at,
+        };
+        let device = |piece: &PlacedRange| if piece.bulk { (piece.at / BULK_BLOCK) >> BULK_NUMBER_SHIFT } else { 0 };
         let pieces = placement.pieces.iter().map(|piece| PieceReport {
             file_at: piece.file_at,
             bytes: piece.len,
             stored_bytes: piece.stored,
             tier: if piece.bulk || piece.spilled { "bulk" } else { "memory" }.into(),
-            at: piece.at,
+            bulk_device: device(piece) as u32,
+            at: own(piece),
             new: piece.new,
             unwritten: piece.unwritten,
             spilled: piece.spilled,
@@ -122,6 +141,8 @@ impl FileReport {
             record_at: placement.record_at,
             has_xattrs: inode.xattr != shoal_format::SlotRef::NONE,
             compression: Method::of_code(inode.method).map(|method| method.to_string()),
+            extents: extents.len() as u64,
+            fragments: fragments as u64,
             pieces: pieces.collect(),
             packed,
             files_below: if kind == "directory" { files_below } else { 0 },
@@ -132,7 +153,7 @@ impl FileReport {
 impl Store {
     /// Opens the store for reading and reports on the file at `path` within it.
     pub fn inspect(&self, path: &Path) -> Outcome<FileReport> {
-        let opened = self.open(Options { read_only: true, ..Options::default() })?;
+        let opened = self.open(Options { read_only: true, degraded: true, ..Options::default() })?;
         FileReport::of(&opened.fs, path)
     }
 }

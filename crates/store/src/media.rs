@@ -6,16 +6,17 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use shoal_devices::{Device, During, Failure, Outcome};
+use shoal_devices::{Device, During, Failure, Outcome, parse_uuid};
 use shoal_format::superblock::Superblock;
-use shoal_fs::Parts;
+use shoal_fs::{GivenDevice, Parts};
 use shoal_host::SystemClock;
 use shoal_media::BlockDevice;
 use shoal_writeback::{Policy, Rule};
 use tracing::warn;
 
 use crate::cache::{self, CacheOptions, InFront, StoreCache};
-use crate::description::{BulkPlace, Description};
+use crate::description::{BulkPlace, Description, NumberedPlace};
+use crate::host_room::HostFiles;
 use crate::memory::RegionMedia;
 use crate::names::{DESCRIPTION, LOG};
 use crate::store::Store;
@@ -24,26 +25,63 @@ use crate::user::period;
 /// A store's media, opened.
 pub(crate) struct Media {
     pub parts: Parts,
-    /// Bulk storage, if there is any.
+    /// The first bulk device, if there is one.
     pub bulk: Option<Arc<dyn Device>>,
-    /// The write-back cache in front of it, if there is one.
+    /// The write-back cache in front of it, if there is one. Further devices have none.
     pub cache: Option<InFront>,
     /// The period without the cache.
     pub period: [u8; 16],
+    /// The identity of a cache that is left though the first device is not there.
+    pub left: Option<[u8; 16]>,
+    /// The further ones that could be opened, by number.
+    pub more: Vec<(u32, Arc<dyn Device>)>,
+    /// All of the further ones, as the engine takes them.
+    pub given: Vec<GivenDevice>,
     /// False for `dax` memory whose file system refuses MAP_SYNC.
     pub survives_power_loss: bool,
 }
 
 impl Store {
-    pub(crate) fn open_media(&self, read_only: bool, wanted: Option<&CacheOptions>) -> Outcome<Media> {
+    /// With `degraded`, bulk devices of a store that lists several may be missing.
+    pub(crate) fn open_media(
+        &self,
+        read_only: bool,
+        degraded: bool,
+        host: &HostFiles,
+        wanted: Option<&CacheOptions>,
+    ) -> Outcome<Media> {
         let region = self.description.memory.open_media(&self.resting(), read_only)?;
         let period = self.period()?;
-        let bulk = self.open_bulk()?;
-        let cache = match &bulk {
-            Some(bulk) => self.cache(&*bulk.block_device(), &period, read_only, wanted)?,
-            None => None,
+        let degraded = degraded && self.description.has_bulk_list();
+        let first = match self.open_bulk() {
+            Err(failure) if degraded => {
+                warn!("{failure}");
+                None
+            }
+            opened => opened.map_err(|failure| self.hint(failure))?,
         };
-        Media::assemble(region, bulk, period, cache)
+        let (cache, left) = match &first {
+            Some(bulk) => (self.cache(&*bulk.block_device(), &period, read_only, wanted)?, None),
+            None => (None, cache::identity(&self.directory, &self.description.uuid, &period)),
+        };
+        let (mut more, mut given) = (Vec::new(), Vec::new());
+        for numbered in &self.description.more_bulk {
+            let opened = match self.open_numbered(numbered) {
+                Ok(device) => {
+                    more.push((numbered.number, device.clone()));
+                    Ok(device.block_device())
+                }
+                Err(failure) if degraded => Err(failure.to_string()),
+                Err(failure) => return Err(self.hint(failure)),
+            };
+            given.push(GivenDevice {
+                uuid: parse_uuid(&numbered.uuid).unwrap_or_default(),
+                name: numbered.place.shown(&self.directory),
+                on_host: numbered.place.path(&self.directory).is_some_and(|path| host.add(&self.directory, &path)),
+                device: opened,
+            });
+        }
+        Ok(Media { left, more, given, ..Media::assemble(region, first, period, cache)? })
     }
 
     /// The cache that is left, or a new one if one is wanted, and its rule.
@@ -78,8 +116,23 @@ impl Store {
         }
     }
 
+    /// Says how to do without a device of several.
+    fn hint(&self, failure: Failure) -> Failure {
+        if !self.description.has_bulk_list() {
+            return failure;
+        }
+        Failure::told(format!("{failure}; or mount with `-o degraded` to do without its files"))
+    }
+
+    fn open_numbered(&self, numbered: &NumberedPlace) -> Outcome<Arc<dyn Device>> {
+        open_place(&self.directory, &numbered.place)
+            .map_err(|failure| failure.within(&format!("bulk device {}", numbered.number)))
+    }
+
     pub(crate) fn open_bulk(&self) -> Outcome<Option<Arc<dyn Device>>> {
-        let Some(place) = &self.description.bulk else { return Ok(None) };
+        let Some(place) = self.description.bulk.as_ref().filter(|_| !self.description.first_removed) else {
+            return Ok(None);
+        };
         let file = format!("{}/{DESCRIPTION}", self.directory.display());
         let (description, remedy) = match place {
             BulkPlace::File(_) => {
@@ -121,8 +174,16 @@ impl Media {
             None => bulk.as_ref().map(|bulk| bulk.block_device()),
         };
         let parts = Parts { region, bulk: device, clock };
-        Ok(Media { parts, bulk, cache, period, survives_power_loss })
+        let (left, more, given) = (None, Vec::new(), Vec::new());
+        Ok(Media { parts, bulk, cache, period, left, more, given, survives_power_loss })
     }
+}
+
+/// Opens the device at a place of the store in `directory`.
+pub(crate) fn open_place(directory: &Path, place: &BulkPlace) -> Outcome<Arc<dyn Device>> {
+    let file = format!("{}/{DESCRIPTION}", directory.display());
+    let name = place.name(directory).map_err(|error| Failure::new(&file, error))?;
+    name.open().map(Arc::from)
 }
 
 /// Makes the media of a new store in an empty directory.

@@ -7,7 +7,10 @@
 //! | `log/` | the log of `logged` memory |
 //! | `bulk` | data of large files, unless it is kept elsewhere |
 //! | `cache` | the place of the write-back cache while there is one |
+//! | `bulk.1` to `bulk.15` | further bulk devices of a copy |
 //! | `lock`, `pid`, `control`, `shoal.log` | one user at a time; the daemon, its socket and its log |
+
+use shoal_format::bulk_list::BULK_DEVICES_MAX;
 
 /// The description.
 pub const DESCRIPTION: &str = "shoal.json";
@@ -23,7 +26,7 @@ pub(crate) const CONTROL: &str = "control";
 pub(crate) const CACHE: &str = "cache";
 /// The log of the daemon that serves a mount.
 pub const DAEMON_LOG: &str = "shoal.log";
-/// Everything a store's directory may hold.
+/// Everything a store's directory may hold, but for the files of further bulk devices ([`is_bulk_file`]).
 pub(crate) const OWN_NAMES: [&str; 13] = [
     DESCRIPTION,
     DESCRIPTION_NEW,
@@ -39,3 +42,13 @@ pub(crate) const OWN_NAMES: [&str; 13] = [
     CACHE,
     "cache.new",
 ];
+
+/// The file of a bulk device in a store that was copied.
+pub(crate) fn bulk_file(number: u32) -> String {
+    if number == 0 { BULK.into() } else { format!("{BULK}.{number}") }
+}
+
+/// Is that what a file is named after?
+pub(crate) fn is_bulk_file(name: &str) -> bool {
+    (1..BULK_DEVICES_MAX as u32).any(|number| bulk_file(number) == name)
+}

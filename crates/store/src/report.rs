@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use shoal_devices::Outcome;
 use shoal_fs::{Fs, Options, Spilled};
 
+use crate::bulks::BulkReport;
 use crate::cache::CacheReport;
 use crate::description::Description;
 use crate::memory::LossBounds;
@@ -31,6 +32,9 @@ pub struct StoreReport {
     /// Writes of large files held back in front of bulk storage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheReport>,
+    /// The bulk devices, one by one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub bulks: Vec<BulkReport>,
     pub memory_kind: String,
     pub files: Files,
     /// Files longer than this are large.
@@ -127,10 +131,16 @@ impl StoreReport {
         // Damage is in the number of damaged inodes.
         let packing = fs.packing_report().unwrap_or_default();
         let (usage, statfs, superblock) = (fs.usage(), fs.statfs(), fs.region().superblock());
-        let bulk = description.bulk.as_ref().map(|bulk| Tier {
+        let states = fs.bulk_states();
+        let place = match (&states[..], &description.bulk) {
+            ([], _) => None,
+            ([only], Some(first)) if only.number == 0 => Some(first.text(directory)),
+            (several, _) => Some(format!("{} devices", several.len())),
+        };
+        let bulk = place.map(|place| Tier {
             holds: if fs.spilled().blocks == 0 { "data of large files" } else { "data of large files, spilled files" }
                 .into(),
-            place: bulk.text(directory),
+            place,
             size_bytes: usage.bulk_bytes,
             used_bytes: usage.bulk_used,
             free_bytes: usage.bulk_free,
@@ -152,6 +162,7 @@ impl StoreReport {
             },
             bulk,
             cache: None,
+            bulks: states.iter().map(|state| BulkReport::of(state, directory, description)).collect(),
             memory_kind: superblock.memory_kind.name().into(),
             files: Files {
                 inodes: usage.inodes,
@@ -194,7 +205,7 @@ impl StoreReport {
 impl Store {
     /// Opens the store for reading, with its log replayed in memory, and reports its state.
     pub fn report(&self) -> Outcome<StoreReport> {
-        let opened = self.open(Options { read_only: true, ..Options::default() })?;
+        let opened = self.open(Options { read_only: true, degraded: true, ..Options::default() })?;
         // Damage is in the number of damaged inodes.
         let _ = opened.fs.count_spilled();
         Ok(StoreReport::of(&opened.fs, &self.directory, &self.description, None, opened.survives_power_loss))

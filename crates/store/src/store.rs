@@ -18,6 +18,7 @@ use shoal_region::Recovery;
 
 use crate::cache::{self, CacheOptions, HeldWrites, InFront};
 use crate::description::Description;
+use crate::host_room::HostFiles;
 use crate::media::Media;
 use crate::memory::{self, Resting};
 use crate::names::{LOG, PID};
@@ -42,14 +43,30 @@ pub struct Opened {
     pub fs: Fs,
     /// Work of recovery.
     pub recovery: Recovery,
-    /// Bulk storage, if there is any.
-    pub bulk: Option<Arc<dyn Device>>,
-    /// The same as the engine sees it: with what a process that was cut off had not written yet.
-    pub(crate) device: Option<Arc<dyn BlockDevice>>,
-    /// The write-back cache in front of it, if there is one. Its thread ends with this value.
-    pub cache: Option<HeldWrites>,
+    pub devices: Devices,
     /// False for `dax` memory whose file system refuses MAP_SYNC.
     pub survives_power_loss: bool,
+}
+
+/// An open store's bulk devices.
+pub struct Devices {
+    /// The first one, if there is one.
+    pub bulk: Option<Arc<dyn Device>>,
+    /// The write-back cache in front of it, if there is one. Its thread ends with this value.
+    pub cache: Option<HeldWrites>,
+    /// The further ones that are there, by number.
+    pub more_bulk: Vec<(u32, Arc<dyn Device>)>,
+    /// The first one as the engine uses it, with what is held in front of it.
+    pub(crate) first: Option<Arc<dyn BlockDevice>>,
+    pub(crate) host_files: HostFiles,
+}
+
+impl Devices {
+    /// Closes them, after the file system was shut down.
+    pub(crate) fn close(&self) -> Outcome<()> {
+        let more = self.more_bulk.iter().map(|(_, bulk)| bulk);
+        self.bulk.iter().chain(more).try_for_each(|bulk| bulk.close())
+    }
 }
 
 impl Store {
@@ -135,32 +152,49 @@ impl Store {
         self.open_with(options, None)
     }
 
-    /// The same, with a write-back cache in front of bulk storage if one is wanted and can be had.
-    pub fn open_with(&self, options: Options, wanted: Option<&CacheOptions>) -> Outcome<Opened> {
-        let mut media = self.open_media(options.read_only, wanted)?;
+    /// The same, with a write-back cache in front of the first bulk device if one is wanted and can be had.
+    pub fn open_with(&self, mut options: Options, wanted: Option<&CacheOptions>) -> Outcome<Opened> {
+        let host_files = HostFiles::default();
+        host_files.first(self.bulk_path().filter(|_| !self.description.first_removed));
+        options.bulk_on_host = !host_files.is_empty();
+        let read_only = options.read_only;
+        let mut media = self.open_media(read_only, options.degraded, &host_files, wanted)?;
         let cache = media.cache.take();
-        let opened = self.open_engine(media, cache.as_ref(), options);
-        let (mut opened, read_only) =
-            opened.inspect_err(|_| cache.iter().for_each(|it| it.withdraw(&self.directory)))?;
-        opened.cache = cache.filter(|_| !read_only).map(InFront::drive).transpose()?;
-        Ok(opened)
+        let opened = self.open_engine(&media, cache.as_ref(), &host_files, options);
+        let (fs, recovery) = opened.inspect_err(|_| cache.iter().for_each(|it| it.withdraw(&self.directory)))?;
+        // Of a device that is not there, or is not the one it should be, nothing is written.
+        let is_there = fs.bulk_states().iter().any(|state| state.number == 0 && !state.lost);
+        let cache = cache.filter(|_| !read_only).map(|cache| cache.drive(is_there)).transpose()?;
+        if media.left.is_some() && !read_only {
+            // What it held for a device that is missing is lost. The log does not name it any more.
+            cache::remove(&self.directory, &media.period);
+        }
+        Ok(Opened {
+            fs,
+            recovery,
+            devices: Devices { bulk: media.bulk, cache, more_bulk: media.more, first: media.parts.bulk, host_files },
+            survives_power_loss: media.survives_power_loss,
+        })
     }
 
-    fn open_engine(&self, media: Media, cache: Option<&InFront>, mut options: Options) -> Outcome<(Opened, bool)> {
+    fn open_engine(
+        &self,
+        media: &Media,
+        cache: Option<&InFront>,
+        host_files: &HostFiles,
+        mut options: Options,
+    ) -> Outcome<(Fs, Recovery)> {
+        options.bulk_devices = media.given.clone();
+        options.on_bulk_failure = Some(Arc::new(|sentence: &str| tracing::error!("{sentence}")));
         let name = self.directory.display().to_string();
         options.on_damage = Some(Arc::new(move |ino, finding| {
             tracing::error!("damaged inode {ino}: {finding}; unmount, then run `shoal check --repair {name}`");
         }));
-        if self.description.memory.kind().properties().images || self.bulk_path().is_some() {
+        if self.description.memory.kind().properties().images || !host_files.is_empty() {
             let host = shoal_host::host_free_bytes(&self.directory).during(self.directory.display())?;
             options.checkpoint_log_bytes =
                 options.checkpoint_log_bytes.min(shoal_host::log_bytes_max(host.total_bytes));
-            let probe = host_room::probe(
-                &self.directory,
-                &self.description.memory,
-                // Only a file shares its host's space; a block device has its own.
-                self.bulk_path().filter(|bulk| fs::metadata(bulk).is_ok_and(|m| m.is_file())),
-            );
+            let probe = host_room::probe(&self.directory, &self.description.memory, host_files);
             let held = cache.map(|cache| cache.filter.clone());
             options.room = Some(match held {
                 None => probe,
@@ -174,6 +208,8 @@ impl Store {
         }
         // A log that names the period without a cache was last written when nothing was held.
         options.earlier_boot_ids = vec![shoal_host::boot_id().during("boot id")?, media.period];
+        // Nor is it a power loss for the other devices that the one is missing whose writes a cache held.
+        options.earlier_boot_ids.extend(media.left.map(|identity| cache::period_with(media.period, &identity)));
         let parts = Parts {
             region: media.parts.region.clone(),
             bulk: media.parts.bulk.clone(),
@@ -188,10 +224,7 @@ impl Store {
             let cause = format!("the region belongs to store {uuid}, the description to {}", self.description.uuid);
             return Err(Failure::new(self.directory.display(), cause).remedy("bring the files of one store together"));
         }
-        let read_only = options.read_only;
-        let (fs, recovery) = Fs::open(parts, options).map_err(|error| self.damaged(error))?;
-        let (bulk, device, survives_power_loss) = (media.bulk, media.parts.bulk, media.survives_power_loss);
-        Ok((Opened { fs, recovery, bulk, device, cache: None, survives_power_loss }, read_only))
+        Fs::open(parts, options).map_err(|error| self.damaged(error))
     }
 
     pub(crate) fn damaged(&self, error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Failure {
@@ -263,8 +296,8 @@ impl Store {
         opened.fs.shutdown().during(self.directory.display())?;
         worked.during(self.directory.display())?;
         self.remove_pid();
-        opened.bulk.as_ref().map_or(Ok(()), |bulk| bulk.close())?;
-        Ok(opened.bulk.map(|bulk| bulk.block_device().geometry().bytes))
+        opened.devices.close()?;
+        Ok(opened.devices.bulk.map(|bulk| bulk.block_device().geometry().bytes))
     }
 }
 

@@ -96,21 +96,14 @@ struct Files {
     log: Option<media::ReadLog>,
     memory: Option<media::ReadMemory>,
     bulk: Option<Box<dyn BulkData>>,
-    /// Why the store's bulk storage could not be opened.
-    no_bulk: Option<String>,
+    /// Why bulk devices of the store could not be opened.
+    no_bulk: Vec<String>,
 }
 
 impl Files {
     fn open(directory: &Path, description: &Description) -> Files {
         let memory = description.memory.path().and_then(|path| media::ReadMemory::open(path));
-        let (bulk, no_bulk) = match bulk(directory, description) {
-            Ok(bulk) => (bulk, None),
-            Err(why) => (None, Some(why)),
-        };
-        let bulk = bulk.map(|below| match held(directory, description) {
-            Some(cache) => Box::new(media::HeldBulk { below, cache }),
-            None => below,
-        });
+        let (bulk, no_bulk) = bulk(directory, description);
         let log = media::ReadLog::open(&directory.join(LOG));
         Files { images: store_images(directory), log, memory, bulk, no_bulk }
     }
@@ -186,25 +179,45 @@ fn held(directory: &Path, description: &Description) -> Option<StoreCache> {
 
 type Bulk = Box<dyn BulkData>;
 
-fn bulk(directory: &Path, description: &Description) -> Result<Option<Bulk>, String> {
-    let lost = |why: &dyn std::fmt::Display| format!("bulk storage: {why}; the data of large files is lost");
-    match &description.bulk {
-        None => Ok(None),
-        Some(BulkPlace::File(file)) => {
-            let path = directory.join(file);
-            let bulk = media::ReadBulk::open(&path).map_err(|error| lost(&format!("{}: {error}", path.display())))?;
-            Ok(Some(Box::new(bulk)))
-        }
-        Some(BulkPlace::Device(text)) => {
-            let device: shoal_devices::DeviceName = text.parse().map_err(|error: String| lost(&error))?;
-            if device.kind().opening_writes {
-                return Err(lost(&format!(
-                    "opening {text} would write to it; export it with `shoal serve --read-only`, and name that as `bulk` in a copy of {}",
-                    DESCRIPTION
-                )));
+/// The bulk devices that can be opened, as one, and why others cannot.
+fn bulk(directory: &Path, description: &Description) -> (Option<Bulk>, Vec<String>) {
+    let (mut parts, mut faults) = (Vec::new(), Vec::new());
+    let first = description.bulk.as_ref().filter(|_| !description.first_removed).map(|place| (0, place));
+    let more = description.more_bulk.iter().map(|numbered| (numbered.number, &numbered.place));
+    for (number, place) in first.into_iter().chain(more) {
+        match part(directory, place) {
+            // A cache holds blocks of the first device alone.
+            Ok(below) if number == 0 => parts.push(match held(directory, description) {
+                Some(cache) => (number, Box::new(media::HeldBulk { below, cache }) as Bulk),
+                None => (number, below),
+            }),
+            Ok(part) => parts.push((number, part)),
+            Err(why) if number == 0 => {
+                faults.push(format!("bulk storage: {why}; the data of large files is lost"));
             }
-            let device = device.open().map_err(|failure| lost(&failure))?;
-            Ok(Some(Box::new(media::BlockBulk(device.block_device()))))
+            Err(why) => faults.push(format!("bulk device {number}: {why}; the data of large files on it is lost")),
+        }
+    }
+    let bulk: Option<Bulk> = if parts.is_empty() { None } else { Some(Box::new(media::Joined(parts))) };
+    (bulk, faults)
+}
+
+fn part(directory: &Path, place: &BulkPlace) -> Result<Bulk, String> {
+    match place {
+        BulkPlace::File(file) => {
+            let path = directory.join(file);
+            let bulk = media::ReadBulk::open(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+            Ok(Box::new(bulk))
+        }
+        BulkPlace::Device(text) => {
+            let device: shoal_devices::DeviceName = text.parse()?;
+            if device.kind().opening_writes {
+                return Err(format!(
+                    "opening {text} would write to it; export it with `shoal serve --read-only`, and name that as `bulk` in a copy of {DESCRIPTION}"
+                ));
+            }
+            let device = device.open().map_err(|failure| failure.to_string())?;
+            Ok(Box::new(media::BlockBulk(device.block_device())))
         }
     }
 }
