@@ -126,26 +126,23 @@ impl Fs {
             }
             let mut edit = MapEdit::load(&self.region, &inode, old.file_block, old.end(), bulk.blocks())?;
             // Their flags are those of now: NEW may have been cleared, and the extent split, while the device worked.
-            let mut new = Vec::new();
             for part in cut(&mut edit.extents, old.file_block, old.end()) {
-                if part.flags & EXTENT_NEW != 0 {
-                    new.push((part.file_block, part.end()));
-                }
-                put(&mut edit.extents, Extent { bulk_block: run.first + (part.bulk_block - old.bulk_block), ..part });
+                // The copy is flushed, so this record may clear NEW. It must: an fsync that has flushed the old place clears no
+                // NEW of another device, nor of a later flush, and would return.
+                let (bulk_block, flags) = (run.first + (part.bulk_block - old.bulk_block), part.flags & !EXTENT_NEW);
+                put(&mut edit.extents, Extent { bulk_block, flags, ..part });
             }
             let mut tx = self.region.begin_reclaim();
             edit.store(&mut tx, &mut inode)?;
             bulk.mark_used(&mut tx, run)?;
             bulk.mark_free(&mut tx, Run { first: old.bulk_block, blocks: run.blocks })?;
             self.store(&mut tx, ino, &inode)?;
-            Ok((tx.commit()?, new))
+            Ok(tx.commit()?)
         })();
         match outcome {
-            Ok((lsn, new)) => {
-                // They wait for a flush of the device they are on now.
-                for (start, end) in new {
-                    bulk.list_new(ino, start, end, bulk.stamp_at(run.first)?);
-                }
+            Ok(lsn) => {
+                // The file stays listed, so that its flag is looked after.
+                bulk.fresh.remove(ino, old.file_block, old.end());
                 bulk.freed(lsn, &[Run { first: old.bulk_block, blocks: run.blocks }]);
                 Ok(Some((run.blocks, old.end())))
             }

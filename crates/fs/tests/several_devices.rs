@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 
 use crate::devices::{
     BLOCKS, Pair, all_given, away_or_older, create, every_failure, explore, failed_flush, failed_flush_of_ranges,
-    given, new_world, read, restored_lists, setup, spilled, try_open,
+    given, new_bytes_move, new_world, read, restored_lists, setup, spilled, try_open,
 };
 use crate::store::{Boot, Setup};
 
@@ -44,6 +44,12 @@ fn a_failed_flush_of_one_device_costs_what_it_did_not_cover_and_nothing_else() {
 fn a_failed_flush_of_ranges_costs_what_no_flush_has_named() {
     failed_flush_of_ranges(MemoryKind::Logged);
     failed_flush_of_ranges(MemoryKind::Battery);
+}
+
+#[test]
+fn bytes_that_nobody_has_synced_are_durable_where_they_moved() {
+    new_bytes_move(MemoryKind::Logged);
+    new_bytes_move(MemoryKind::Battery);
 }
 
 #[test]

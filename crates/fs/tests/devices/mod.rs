@@ -546,6 +546,34 @@ pub fn spilled(kind: MemoryKind) {
     assert!(read(&fs, lost, 0, 40_000).as_ref() == Ok(&lost_bytes), "in the next life");
 }
 
+/// Bytes that nobody has synced move with the device they are on: the move has flushed them, so an fsync that flushed their old place
+/// may return.
+pub fn new_bytes_move(kind: MemoryKind) {
+    let pair = Pair::new(kind);
+    let fs = &pair.fs;
+    let block = BULK_BLOCK as usize;
+    let (first, second) = (pair.file_on(1, b"first", 1, 2), pair.file_on(1, b"second", 2, 2));
+    fs.sync().unwrap();
+    assert_eq!(fs.bulk_leave(1), Ok(Leaving::Now));
+    let mut appended = false;
+    let mut goes_on = |_| {
+        if !appended {
+            // Behind the flush that begins a pass, and before the pass comes to the file.
+            fs.bulk_stay(1).unwrap();
+            assert_eq!(fs.bulk_leave(0), Ok(Leaving::Now));
+            assert_eq!(fs.write(second, 2 * BULK_BLOCK, &vec![2; 2 * block]), Ok(2 * block));
+            fs.bulk_stay(0).unwrap();
+            assert_eq!(fs.bulk_leave(1), Ok(Leaving::Now));
+            appended = true;
+        }
+        true
+    };
+    assert_eq!(fs.bulk_drain(1, &mut goes_on).unwrap().moved, 6);
+    let (_, back) = pair.again(true, false, |world| vec![given(1, world.disk(1))]).unwrap();
+    assert!(read(&back, first, 0, 2 * block) == Ok(vec![1; 2 * block]));
+    assert!(read(&back, second, 0, 4 * block) == Ok(vec![2; 4 * block]), "they were flushed where they are now");
+}
+
 /// What a failed flush of one device does: to its own files, to the others', and for how long.
 pub fn failed_flush(kind: MemoryKind) {
     let pair = Pair::new(kind);
