@@ -135,7 +135,7 @@ fn start_control(
                     store: None,
                     failure: None,
                     device,
-                    cache: None,
+                    caches: Vec::new(),
                     more_devices: vec![],
                     bulks: vec![],
                     requests: None,

@@ -109,8 +109,8 @@ fn text(report: &Status) -> serde_json::Result<String> {
         out += &crate::bulk::text(&report.bulks);
         out += "\n";
     }
-    if let Some(cache) = &report.cache {
-        out += &held_writes(cache, "held writes: ");
+    for cache in &report.caches {
+        out += &held_writes(cache, &report.caches, "held writes: ");
         out += &format!(
             "since it was opened: {} reads, {} writes of {}, {} flushes\n",
             cache.device_reads,
@@ -141,7 +141,7 @@ mod tests {
             store: None,
             failure: None,
             device,
-            cache: None,
+            caches: Vec::new(),
             more_devices: vec![],
             bulks: vec![],
             requests: None,
@@ -170,7 +170,7 @@ mod tests {
             store: Some("/srv/s".into()),
             failure: None,
             device: None,
-            cache: None,
+            caches: Vec::new(),
             more_devices: vec![],
             bulks: vec![],
             requests,

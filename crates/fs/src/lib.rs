@@ -85,7 +85,7 @@ pub use file::{AccessTimes, Fsync, Seek};
 pub use flags::FileFlags;
 pub use inode::packed::PackedInodes;
 pub use inode::packer::{InodePacking, STORE_PROFILES_BYTES};
-pub use lifecycle::{FormatOptions, HostRoom, Options, PACK_LOAD, Parts, Room};
+pub use lifecycle::{FormatOptions, HostRoom, OnPeriod, Options, PACK_LOAD, Parts, Room};
 pub use limits::Beyond;
 pub use method::COMPRESS_ATTRIBUTE;
 pub use namespace::DirEntry;

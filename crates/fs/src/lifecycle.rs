@@ -42,6 +42,9 @@ pub struct Parts {
 
 pub use crate::host_room::{HostRoom, Room};
 
+/// Is told in which period a store was cut off; `None`: it was not, or power was lost.
+pub type OnPeriod = Arc<dyn Fn(Option<&[u8; 16]>) + Send + Sync>;
+
 /// The share of one processor that packing may use beside others, unless an option says otherwise (percent).
 pub const PACK_LOAD: u32 = 10;
 
@@ -75,6 +78,8 @@ pub struct Options {
     pub method: Method,
     /// Earlier openings' names for the present boot: a log that names one of them saw no power loss either.
     pub earlier_boot_ids: Vec<[u8; 16]>,
+    /// Is told before anything is read from a device.
+    pub on_period: Option<OnPeriod>,
     /// The device in [`Parts`] takes its room from the host that `room` asks.
     pub bulk_on_host: bool,
     /// The bulk devices of a store that lists several; the first one may be in [`Parts`].
@@ -102,6 +107,7 @@ impl Default for Options {
             pack_inodes: true,
             method: Method::default(),
             earlier_boot_ids: Vec::new(),
+            on_period: None,
             bulk_on_host: true,
             bulk_devices: Vec::new(),
             degraded: false,
@@ -177,8 +183,12 @@ impl Fs {
         let given = options.bulk_devices.iter().filter_map(|given| given.device.as_ref().ok());
         let devices: Vec<_> = given.chain(&parts.bulk).collect();
         recovery.power_lost |= !recovery.clean && !devices.iter().all(|bulk| bulk.geometry().survives_process);
-        let continues = recovery.continues && !recovery.clean && !recovery.power_lost;
+        let was_cut_off = !recovery.clean && !recovery.power_lost;
         // Before anything is read from them: of another life's blocks nothing may show.
+        if let Some(on_period) = &options.on_period {
+            on_period(was_cut_off.then_some(&recovery.boot_id));
+        }
+        let continues = recovery.continues && was_cut_off;
         devices.iter().for_each(|bulk| bulk.adopt(continues));
         let fs = Fs::assemble(region, parts.bulk, parts.clock, options, recovery.power_lost)?;
         fs.load_limits()?;

@@ -7,10 +7,10 @@
 //! Left out: moving the data and the marks (the engine), kinds of devices.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -22,13 +22,16 @@ use shoal_devices::{
 use shoal_format::BULK_BLOCK;
 use shoal_format::bulk_list::BULK_DEVICES_MAX;
 use shoal_fs::{BulkState, Fs, GivenDevice, Leaving, Options};
-use shoal_host::FileDevice;
+use shoal_host::{CacheFile, FileDevice};
+use shoal_media::BlockDevice;
+use shoal_writeback::Rule;
 use tracing::{info, warn};
 
-use crate::cache::{CacheReport, HeldWrites};
+use crate::cache::{self, CacheReport, HeldOnHost, HeldWrites};
 use crate::description::{BulkPlace, Description, NumberedPlace};
 use crate::host_room::HostFiles;
 use crate::media::open_place;
+use crate::names::cache_note;
 use crate::progress::Progress;
 use crate::store::{Devices, Opened, Store};
 
@@ -126,8 +129,11 @@ pub(crate) struct Bulks {
     directory: PathBuf,
     description: Mutex<Description>,
     devices: Mutex<Vec<(u32, Arc<dyn Device>)>>,
-    /// The write-back cache in front of the first device.
-    held: Mutex<Option<HeldWrites>>,
+    /// The write-back caches in front of devices.
+    held: Mutex<Vec<HeldWrites>>,
+    /// Files of caches that were let go of, and may still be in use for moments, and their rules.
+    let_go: Mutex<Vec<(u32, Weak<CacheFile>, Rule)>>,
+    held_on_host: HeldOnHost,
     host_files: HostFiles,
     drains: Mutex<Vec<Arc<Drain>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -138,14 +144,16 @@ pub(crate) struct Bulks {
 
 impl Bulks {
     pub fn new(fs: Arc<Fs>, directory: &Path, description: &Description, devices: Devices) -> Bulks {
-        let Devices { bulk, cache, more_bulk, host_files, .. } = devices;
+        let Devices { bulk, caches, more_bulk, host_files, held, .. } = devices;
         let devices = bulk.into_iter().map(|device| (0, device)).chain(more_bulk).collect();
         Bulks {
             fs,
             directory: directory.to_path_buf(),
             description: Mutex::new(description.clone()),
             devices: Mutex::new(devices),
-            held: Mutex::new(cache),
+            held: Mutex::new(caches),
+            let_go: Mutex::default(),
+            held_on_host: held,
             host_files,
             drains: Mutex::default(),
             threads: Mutex::default(),
@@ -212,19 +220,20 @@ impl Bulks {
         self.devices.lock().iter().find(|(number, _)| *number == 0).map(|(_, device)| device.clone())
     }
 
-    /// What is held back in front of the first device.
-    pub fn cache_report(&self) -> Option<CacheReport> {
-        self.held.lock().as_ref().map(HeldWrites::report)
+    /// What is held back in front of devices.
+    pub fn cache_reports(&self) -> Vec<CacheReport> {
+        self.held.lock().iter().map(HeldWrites::report).collect()
     }
 
-    /// Changes the policy of held writes, or their rate.
+    /// Changes the policy of held writes, or their rate at each device.
     pub fn set_policy(&self, policy: Option<&str>, rate: Option<u64>) -> Outcome<()> {
         let held = self.held.lock();
-        let cache = held.as_ref().ok_or_else(|| {
-            Failure::new(self.directory.display(), "has no write-back cache")
-                .remedy("mount it again with one; its log says why there is none")
-        })?;
-        cache.change(policy, rate).map_err(|error| Failure::new("update policy", error).misuse())
+        if held.is_empty() {
+            return Err(Failure::new(self.directory.display(), "has no write-back cache")
+                .remedy("mount it again with one; its log says why there is none"));
+        }
+        let changed = held.iter().try_for_each(|cache| cache.change(policy, rate));
+        changed.map_err(|error| Failure::new("update policy", error).misuse())
     }
 
     /// The devices' own reports, but that of the first.
@@ -234,11 +243,11 @@ impl Bulks {
 
     pub fn reports(&self) -> Vec<BulkReport> {
         let description = self.description();
-        let held_bytes = self.held.lock().as_ref().map(HeldWrites::held_bytes);
+        let held: Vec<_> = self.held.lock().iter().map(|cache| (cache.device(), cache.held_bytes())).collect();
         let drains = self.drains.lock();
         let report = |state: &BulkState| {
             let mut report = BulkReport::of(state, &self.directory, &description);
-            report.held_bytes = held_bytes.filter(|_| state.number == 0);
+            report.held_bytes = held.iter().find(|(device, _)| *device == state.number).map(|(_, bytes)| *bytes);
             if let Some(drain) = drains.iter().find(|drain| drain.number == state.number && state.leaving) {
                 report.moved_bytes = Some(drain.moved.load(Ordering::Relaxed));
                 report.cause = report.cause.or_else(|| drain.cause.lock().clone());
@@ -306,8 +315,11 @@ impl Bulks {
         };
         let name = name.absolute().during(text)?;
         let states = self.fs.bulk_states();
-        let free = (1..BULK_DEVICES_MAX as u32).find(|number| states.iter().all(|state| state.number != *number));
-        let number = free.ok_or_else(|| {
+        let free = |number: &u32| states.iter().all(|state| state.number != *number);
+        let mut numbers = (1..BULK_DEVICES_MAX as u32).filter(free).collect::<Vec<_>>();
+        // One that had a cache in this mount comes last: its place is taken until the store is closed.
+        numbers.sort_by_key(|number| self.directory.join(cache_note(*number)).exists());
+        let number = numbers.first().copied().ok_or_else(|| {
             Failure::new(text, format!("the store has {BULK_DEVICES_MAX} bulk devices, as many as it can"))
         })?;
         let (device, made) = make_or_open(&name, size_bytes, force)?;
@@ -325,7 +337,7 @@ impl Bulks {
         let on_host = place.path(&self.directory).is_some_and(|path| self.host_files.add(&self.directory, &path));
         let (shown, opened) = (place.shown(&self.directory), device.block_device());
         let given = GivenDevice { uuid, name: shown, on_host, device: Ok(opened) };
-        let added = self.fs.bulk_add(&given, size_bytes.map(|bytes| bytes / BULK_BLOCK));
+        let added = self.fs.bulk_add_as(number, &given, size_bytes.map(|bytes| bytes / BULK_BLOCK));
         if let Err(error) = added {
             self.change(|description| description.more_bulk.retain(|place| place.number != number))?;
             place.path(&self.directory).iter().for_each(|path| self.host_files.remove(path));
@@ -370,18 +382,14 @@ impl Bulks {
 
     fn retry(&self, number: u32) -> Outcome<()> {
         let what = format!("bulk device {number}");
-        if number == 0 && self.held.lock().is_some() {
-            // Behind the device's back newer data would go to it, and a crash would lay what is held over them.
-            return Err(Failure::new(what, "writes are held back in front of it")
-                .remedy("look after it, then unmount the store and mount it again"));
-        }
         let place = self.description().place_of(number).cloned();
         let place = place.ok_or_else(|| Failure::new(&what, "the store's description does not name it"))?;
         let mut opened = None;
         let open = || {
             // Its last users let go of it within moments.
             self.devices.lock().retain(|(known, _)| *known != number);
-            let begin = std::time::Instant::now();
+            let begin = Instant::now();
+            self.let_go_of_cache(number, begin)?;
             let device = loop {
                 match open_place(&self.directory, &place) {
                     Err(failure) if failure.is_in_use() && begin.elapsed() < REOPEN_PATIENCE => {
@@ -391,12 +399,52 @@ impl Bulks {
                 }
             };
             opened = Some(device.clone());
-            Ok(device.block_device())
+            self.front_again(number, &device).map_err(|failure| failure.to_string())
         };
         self.fs.bulk_retry(number, open).during(&what)?;
         self.devices.lock().extend(opened.map(|device| (number, device)));
         info!("bulk device {number} is in use again");
         Ok(())
+    }
+
+    /// What is held for a device that is opened again stays in the cache's file, which has one user at a time.
+    fn let_go_of_cache(&self, number: u32, begin: Instant) -> Result<(), String> {
+        self.held_on_host.forget(number);
+        let mut held = self.held.lock();
+        let gone: Vec<_> = held.extract_if(.., |cache| cache.device() == number).collect();
+        drop(held);
+        let mut let_go = self.let_go.lock();
+        for cache in gone {
+            let_go.retain(|(known, ..)| *known != number);
+            let rule = cache.rule();
+            let_go.push((number, cache.let_go(), rule));
+        }
+        while let_go.iter().any(|(known, file, _)| *known == number && file.strong_count() > 0) {
+            if begin.elapsed() > REOPEN_PATIENCE {
+                return Err("writes to it are still under way".into());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// The device with the cache in front that it had: newer data must not go to it behind the cache's back, since a crash would
+    /// lay what is held over them. All that is held is this store's, and leaves in time.
+    fn front_again(&self, number: u32, device: &Arc<dyn Device>) -> Outcome<Arc<dyn BlockDevice>> {
+        let of_others = self.held.lock().first().map(HeldWrites::rule);
+        let rule = self.let_go.lock().iter().find(|(known, ..)| *known == number).map(|(.., rule)| *rule);
+        let rule = rule.or(of_others).unwrap_or_default();
+        let Some(front) = cache::left_of(&self.directory, &self.description(), number, device, rule)? else {
+            return Ok(device.block_device());
+        };
+        front.filter.adopt(true);
+        let filter = front.filter.clone();
+        let place = self.description().place_of(number).and_then(|place| place.path(&self.directory));
+        if place.is_some_and(|path| self.host_files.has(&path)) {
+            self.held_on_host.note(number, &filter);
+        }
+        self.held.lock().push(front.drive(true)?);
+        Ok(Arc::new(filter))
     }
 
     fn start_drain(self: &Arc<Self>, number: u32) -> Outcome<()> {
@@ -432,7 +480,7 @@ impl Bulks {
                     break;
                 }
                 drop(bulks);
-                let begin = std::time::Instant::now();
+                let begin = Instant::now();
                 let is_wanted = || {
                     closing.load(Ordering::Acquire)
                         || drain.stopped.load(Ordering::Acquire)
@@ -493,10 +541,9 @@ impl Bulks {
             // Its place stays until the store is closed: with it a crash is told from a power loss.
             description.first_removed |= number == 0;
         })?;
-        if number == 0 {
-            // Nothing is held for it any more.
-            drop(self.held.lock().take());
-        }
+        // Nothing is held for it any more. The log names the cache until the store is closed, so its file stays.
+        self.held_on_host.forget(number);
+        self.held.lock().retain(|cache| cache.device() != number);
         let gone: Vec<_> = self.devices.lock().extract_if(.., |(known, _)| *known == number).collect();
         for (_, device) in gone {
             device.close()?;
@@ -537,8 +584,8 @@ impl Bulks {
 
     /// Closes the devices of a store that was closed; `clean`: nothing is left to recover.
     pub fn close(&self, clean: bool) {
-        // Its thread has nothing left to write.
-        drop(self.held.lock().take());
+        // Their threads have nothing left to write.
+        self.held.lock().clear();
         let devices = std::mem::take(&mut *self.devices.lock());
         for (_, device) in devices {
             if let Err(failure) = device.close() {

@@ -91,17 +91,13 @@ impl Store {
 
     /// Copies the contents, finishes unfinished operations, and checks the copy.
     fn fill(&self, copy: Store, original: &Opened, superblock: &Superblock, watched: &dyn Progress) -> Outcome<Copied> {
-        let Opened { fs, recovery, devices: Devices { first, more_bulk, .. }, .. } = original;
+        let Opened { fs, recovery, devices: Devices { engine, .. }, .. } = original;
         let mut bulk_bytes = 0;
         for entry in devices(fs)? {
-            let further = more_bulk.iter().find(|(number, _)| *number == entry.number);
-            // Of the first device with what a process that was cut off held back.
-            let device = match entry.number {
-                0 => first.clone(),
-                _ => further.map(|(_, device)| device.block_device()),
-            };
+            // With what a process that was cut off held back.
+            let device = engine.iter().find(|(number, _)| *number == entry.number).map(|(_, device)| device);
             let device = device.ok_or_else(|| Failure::new(format!("bulk device {}", entry.number), "is not there"))?;
-            bulk_bytes += copy_bulk(fs, &*device, &entry, &superblock.uuid, &copy.directory, watched)?;
+            bulk_bytes += copy_bulk(fs, &**device, &entry, &superblock.uuid, &copy.directory, watched)?;
         }
         // Bulk data that is not yet durable in the original has been read, and is durable in the copy.
         let whole = !recovery.power_lost;

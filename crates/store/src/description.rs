@@ -199,6 +199,12 @@ impl Description {
         }
     }
 
+    /// The store's bulk devices by number, with the identity that a cache in front of one names.
+    pub(crate) fn cache_owners(&self) -> Vec<(u32, String)> {
+        let first = self.bulk.as_ref().filter(|_| !self.first_removed).map(|_| (0, self.uuid.clone()));
+        first.into_iter().chain(self.more_bulk.iter().map(|place| (place.number, place.uuid.clone()))).collect()
+    }
+
     /// Does the store list more than the bulk device it was formatted with?
     pub fn has_bulk_list(&self) -> bool {
         self.first_removed || !self.more_bulk.is_empty()

@@ -14,7 +14,7 @@ use shoal_host::StoreLock;
 
 use crate::cache;
 use crate::description::Description;
-use crate::names::{DESCRIPTION, LOCK, LOG, OWN_NAMES, is_bulk_file};
+use crate::names::{DESCRIPTION, LOCK, LOG, OWN_NAMES, is_of_bulk};
 use crate::user;
 
 /// Makes the directory, or removes an earlier store from it; refuses a directory that holds anything else.
@@ -30,7 +30,7 @@ pub(crate) fn prepare(directory: &Path, force: bool) -> Outcome<(PathBuf, StoreL
     let entries: Vec<_> = fs::read_dir(&directory)
         .and_then(|entries| entries.map(|e| Ok(e?.file_name())).collect::<io::Result<_>>())
         .during(directory.display())?;
-    let is_own = |name: &&OsString| OWN_NAMES.iter().any(|own| *name == own) || name.to_str().is_some_and(is_bulk_file);
+    let is_own = |name: &&OsString| OWN_NAMES.iter().any(|own| *name == own) || name.to_str().is_some_and(is_of_bulk);
     if let Some(foreign) = entries.iter().find(|name| !is_own(name)) {
         let cause = format!("holds `{}`, which is no part of a store", foreign.to_string_lossy());
         return Err(Failure::new(directory.display(), cause).remedy("name an empty or a new directory"));
@@ -55,7 +55,7 @@ pub(crate) fn prepare(directory: &Path, force: bool) -> Outcome<(PathBuf, StoreL
     for name in OWN_NAMES.iter().filter(|name| **name != LOCK) {
         remove(&directory.join(name))?;
     }
-    for name in entries.iter().filter(|name| name.to_str().is_some_and(is_bulk_file)) {
+    for name in entries.iter().filter(|name| name.to_str().is_some_and(is_of_bulk)) {
         remove(&directory.join(name))?;
     }
     Ok((directory, lock))

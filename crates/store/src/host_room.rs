@@ -33,6 +33,10 @@ impl HostFiles {
         is_there
     }
 
+    pub fn has(&self, path: &Path) -> bool {
+        self.0.lock().iter().any(|known| known == path)
+    }
+
     pub fn remove(&self, path: &Path) {
         self.0.lock().retain(|known| known != path);
     }

@@ -219,7 +219,7 @@ impl Asked {
             Question::Df => {
                 let (of, at) = (self.bulks.description(), Some(self.mountpoint.as_path()));
                 let report = StoreReport::of(fs, directory, &of, at, self.survives_power_loss);
-                value(report.with_cache(self.bulks.cache_report()))
+                value(report.with_caches(self.bulks.cache_reports()))
             }
             Question::Inspect { path } => value(FileReport::of(fs, Path::new(OsStr::from_bytes(&path)))?),
             Question::Files { path } => value(packing::below(fs, Path::new(OsStr::from_bytes(&path)))?),
@@ -229,7 +229,7 @@ impl Asked {
                 store: Some(directory.display().to_string()),
                 failure: ReadOnly::of(fs),
                 device: self.bulks.first().map(|bulk| bulk.report()),
-                cache: self.bulks.cache_report(),
+                caches: self.bulks.cache_reports(),
                 more_devices: self.bulks.more_reports(),
                 bulks: self.bulks.reports(),
                 requests: Some(self.requests.report().into_iter().map(RequestReport::from).collect()),

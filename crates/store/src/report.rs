@@ -30,8 +30,8 @@ pub struct StoreReport {
     pub memory: Tier,
     pub bulk: Option<Tier>,
     /// Writes of large files held back in front of bulk storage.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cache: Option<CacheReport>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub caches: Vec<CacheReport>,
     /// The bulk devices, one by one.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub bulks: Vec<BulkReport>,
@@ -161,7 +161,7 @@ impl StoreReport {
                 reserved_bytes: usage.region_reserve.min(usage.region_free),
             },
             bulk,
-            cache: None,
+            caches: Vec::new(),
             bulks: states.iter().map(|state| BulkReport::of(state, directory, description)).collect(),
             memory_kind: superblock.memory_kind.name().into(),
             files: Files {
@@ -192,12 +192,13 @@ impl StoreReport {
 }
 
 impl StoreReport {
-    /// The same for a store with a write-back cache, or none.
-    pub fn with_cache(mut self, cache: Option<CacheReport>) -> StoreReport {
-        if let Some(cache) = cache.as_ref().filter(|cache| cache.holds) {
+    /// The same for a store with write-back caches, or none.
+    pub fn with_caches(mut self, caches: Vec<CacheReport>) -> StoreReport {
+        // They have one policy.
+        if let Some(cache) = caches.iter().find(|cache| cache.holds) {
             self.loss.power_loss += &format!(", and of large files what {} holds back", cache.policy);
         }
-        self.cache = cache;
+        self.caches = caches;
         self
     }
 }

@@ -26,9 +26,9 @@ pub struct Status {
     pub failure: Option<ReadOnly>,
     /// The served device, or the store's first bulk device. `None`: the store has no bulk storage, or is without that device.
     pub device: Option<DeviceReport>,
-    /// Writes held back in front of it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cache: Option<CacheReport>,
+    /// Writes held back in front of the store's bulk devices.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub caches: Vec<CacheReport>,
     /// The store's further bulk devices.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub more_devices: Vec<DeviceReport>,

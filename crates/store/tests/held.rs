@@ -32,7 +32,7 @@ fn write_and_die(path: &Path, byte: u8) {
     let store = acquire(path);
     let Opened { fs, devices, .. } = store.open_with(Options::default(), Some(&wanted())).unwrap();
     store.write_pid().unwrap();
-    let cache = devices.cache.expect("/dev/shm has room for a cache");
+    let cache = devices.caches.into_iter().next().expect("/dev/shm has room for a cache");
     let caller = Caller { uid: 0, gid: 0, umask: 0o022, hold: false };
     let ino = match fs.lookup(ROOT, b"large", false) {
         Ok(found) => found.ino,
@@ -201,7 +201,7 @@ fn a_folder_that_is_no_shared_memory_is_refused_by_name_and_small_sizes_are_enou
     assert!(error.contains("write-back cache") && error.contains("not on tmpfs"), "{error}");
     let options = CacheOptions { bytes: Some(1), ..wanted() };
     let Opened { fs, devices, .. } = store.open_with(Options::default(), Some(&options)).unwrap();
-    assert_eq!(devices.cache.unwrap().report().size_bytes, 16 << 20);
+    assert_eq!(devices.caches[0].report().size_bytes, 16 << 20);
     fs.shutdown().unwrap();
     store.remove_pid();
 }

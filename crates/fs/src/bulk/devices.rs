@@ -21,7 +21,7 @@ use shoal_format::bulk_list::{
 use shoal_format::extent::{BulkBlock, Extent};
 use shoal_format::superblock::FEATURE_DEVICES;
 use shoal_format::{BULK_BLOCK, PAGE, SlotRef};
-use shoal_media::{BlockDevice, MediaError, block};
+use shoal_media::{BlockDevice, MediaError};
 use shoal_region::{Region, Tx};
 
 use super::unit::Unit;
@@ -107,6 +107,9 @@ fn read_mark(device: &dyn BlockDevice, blocks: u64) -> Result<Option<Mark>> {
     Ok(Some(Mark::decode(&bytes)?))
 }
 
+/// Room that a device has for its mark behind its last block (bytes): behind a cache it is one of blocks of this size.
+const MARK_ROOM: u64 = 4096;
+
 fn mark_bytes(device: &dyn BlockDevice) -> usize {
     (device.geometry().block_bytes as usize).max(512)
 }
@@ -116,10 +119,11 @@ fn write_mark(device: &dyn BlockDevice, blocks: u64, mark: &Mark) -> Result<()> 
     let mut bytes = vec![0; mark_bytes(device)];
     bytes[..BULK_MARK].copy_from_slice(&mark.encode());
     device.write_from(Mark::at(blocks), &bytes)?;
-    if !is_planted(Bug::MarkUnflushed) {
-        block::flush(device)?;
+    if is_planted(Bug::MarkUnflushed) {
+        return Ok(());
     }
-    Ok(())
+    // What a cache has held since an earlier life need not leave for it.
+    Ok(device.flush_ranges(&[(Mark::at(blocks), bytes.len() as u64)])?)
 }
 
 /// Is `device` the one of this entry, and not an older copy of it? An error says what it is instead.
@@ -321,8 +325,8 @@ impl Bulk {
         Ok(())
     }
 
-    /// Adds a device; its number. It holds nothing yet.
-    pub fn add(&self, region: &Region, given: &GivenDevice, blocks: Option<u64>) -> Result<u32> {
+    /// Adds a device, with this number or the first that is free; its number. It holds nothing yet.
+    pub fn add(&self, region: &Region, given: &GivenDevice, blocks: Option<u64>, number: Option<u32>) -> Result<u32> {
         let device = given.device.clone().map_err(Error::Io)?;
         let geometry = device.geometry();
         if !BULK_BLOCK.is_multiple_of(geometry.block_bytes.max(1) as u64) {
@@ -332,8 +336,8 @@ impl Bulk {
             )));
         }
         // The last block's room is the mark's.
-        let most =
-            (geometry.bytes.saturating_sub(mark_bytes(&*device) as u64) / BULK_BLOCK).min(BULK_DEVICE_BLOCKS_MAX);
+        let most = (geometry.bytes.saturating_sub(MARK_ROOM.max(mark_bytes(&*device) as u64)) / BULK_BLOCK)
+            .min(BULK_DEVICE_BLOCKS_MAX);
         let blocks = blocks.unwrap_or(most);
         if blocks == 0 || blocks > most {
             return Err(Error::Io(format!(
@@ -354,7 +358,11 @@ impl Bulk {
                 first.blocks
             )));
         }
-        let number = (0..BULK_DEVICES_MAX as u32).find(|n| *n > 0 && entries.iter().all(|entry| entry.number != *n));
+        let is_free = |n: &u32| entries.iter().all(|entry| entry.number != *n);
+        let number = match number {
+            Some(number) => Some(number).filter(|n| (1..BULK_DEVICES_MAX as u32).contains(n) && is_free(n)),
+            None => (1..BULK_DEVICES_MAX as u32).find(is_free),
+        };
         let Some(number) = number else {
             return Err(Error::Io(format!("a store has {BULK_DEVICES_MAX} bulk devices at most; remove one first")));
         };
@@ -400,7 +408,7 @@ impl Bulk {
         };
         let Some(unit) = self.unit(0).filter(|unit| unit.is_open()) else { return Ok(()) };
         let device = unit.device()?;
-        if device.geometry().bytes < Mark::at(entry.blocks) + mark_bytes(&*device) as u64 {
+        if device.geometry().bytes < Mark::at(entry.blocks) + MARK_ROOM.max(mark_bytes(&*device) as u64) {
             return Ok(());
         }
         // The store's own uuid: the device is as old as the store.

@@ -14,15 +14,14 @@ use std::sync::Arc;
 
 use shoal_check::{BulkData, ImageSource, SalvageSource, Salvaged as Found};
 use shoal_devices::size::human;
-use shoal_devices::{During, Failure, Outcome, parse_uuid};
+use shoal_devices::{During, Failure, Outcome};
 use shoal_format::PAGE;
 use shoal_format::superblock::{ANCHOR_AT, AnchorRecord, SUPERBLOCK_AT, Superblock};
 use shoal_host::StoreLock;
 use shoal_media::{ImageFile, LogDevice, PersistentMemory};
 use shoal_region::Error::LogGap;
-use shoal_writeback::Owner;
 
-use crate::cache::{self, StoreCache};
+use crate::cache::{self, Left, StoreCache};
 use crate::description::{BulkPlace, Description};
 use crate::directory;
 use crate::names::{BULK, DESCRIPTION, IMAGES, LOG};
@@ -46,8 +45,8 @@ pub fn salvage(
     let description = describe(&directory)?;
     let target = prepare(target, &directory)?;
     // Before the files are opened: a cache has one user at a time.
-    let power_lost = user::power_was_lost(&directory, description.bulk_path(&directory))
-        || cache::is_lost(&directory, &description.uuid);
+    let power_lost =
+        user::power_was_lost(&directory, description.bulk_path(&directory)) || cache::is_lost(&directory, &description);
     let files = Files::open(&directory, &description);
     watched.begin("looking for files", 0);
     let mut copy = copy::Copy::new(target.clone(), told);
@@ -169,12 +168,15 @@ fn prepare(target: &Path, store: &Path) -> Outcome<PathBuf> {
     Ok(canonical)
 }
 
-/// What a process that was cut off held back from bulk storage.
-fn held(directory: &Path, description: &Description) -> Option<StoreCache> {
+/// What a process that was cut off held back from a bulk device.
+fn held(directory: &Path, description: &Description, number: u32) -> Option<StoreCache> {
     let period = user::period(&[Some(directory.join(LOG)), description.bulk_path(directory)]).ok()?;
-    let store = parse_uuid(&description.uuid)?;
-    let owner = Owner { store, boot_id: shoal_host::boot_id().ok()?, device_bytes: u64::MAX };
-    StoreCache::left(directory, &owner, &period, true)
+    let (_, uuid) = description.cache_owners().into_iter().find(|(known, _)| *known == number)?;
+    let owner = cache::owner(&uuid, u64::MAX).ok()?;
+    match StoreCache::left(directory, number, &owner, &period, true) {
+        Left::Cache(left) => Some(left),
+        Left::Nothing | Left::Other | Left::Lost => None,
+    }
 }
 
 type Bulk = Box<dyn BulkData>;
@@ -186,12 +188,10 @@ fn bulk(directory: &Path, description: &Description) -> (Option<Bulk>, Vec<Strin
     let more = description.more_bulk.iter().map(|numbered| (numbered.number, &numbered.place));
     for (number, place) in first.into_iter().chain(more) {
         match part(directory, place) {
-            // A cache holds blocks of the first device alone.
-            Ok(below) if number == 0 => parts.push(match held(directory, description) {
+            Ok(below) => parts.push(match held(directory, description, number) {
                 Some(cache) => (number, Box::new(media::HeldBulk { below, cache }) as Bulk),
                 None => (number, below),
             }),
-            Ok(part) => parts.push((number, part)),
             Err(why) if number == 0 => {
                 faults.push(format!("bulk storage: {why}; the data of large files is lost"));
             }
