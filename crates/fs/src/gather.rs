@@ -129,7 +129,8 @@ impl Fs {
             for part in cut(&mut edit.extents, old.file_block, old.end()) {
                 // The copy is flushed, so this record may clear NEW. It must: an fsync that has flushed the old place clears no
                 // NEW of another device, nor of a later flush, and would return.
-                let (bulk_block, flags) = (run.first + (part.bulk_block - old.bulk_block), part.flags & !EXTENT_NEW);
+                let bulk_block = run.first + (part.bulk_block - old.bulk_block);
+                let flags = if is_planted(Bug::MovedStaysNew) { part.flags } else { part.flags & !EXTENT_NEW };
                 put(&mut edit.extents, Extent { bulk_block, flags, ..part });
             }
             let mut tx = self.region.begin_reclaim();

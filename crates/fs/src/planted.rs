@@ -106,5 +106,7 @@ shoal_media::plantable! {
         SpilledNotNoted,
         /// Blocks written beside a flush of ranges join those it names.
         JoinNoted,
+        /// A block that moved is NEW where it was flushed.
+        MovedStaysNew,
     }
 }

@@ -87,6 +87,8 @@ enum Hunt {
     AwayOrOlder,
     /// One that holds writes back, and fails a flush of ranges.
     FailedRanges,
+    /// Bytes that nobody has synced, on a device that is emptied.
+    NewMoves,
 }
 
 fn pair(number: usize) -> [Operation; 2] {
@@ -153,6 +155,7 @@ fn hunt_of(bug: Bug) -> Hunt {
         Bug::SuspectsRead | Bug::SuspectsForgotten => Hunt::FailedFlush,
         Bug::EpochIgnored => Hunt::AwayOrOlder,
         Bug::RangesTakeAll => Hunt::FailedRanges,
+        Bug::MovedStaysNew => Hunt::NewMoves,
     }
 }
 
@@ -223,6 +226,10 @@ fn go(hunt: Hunt) -> Result<u64, String> {
         }
         Hunt::AwayOrOlder => {
             devices::away_or_older(Logged);
+            Ok(1)
+        }
+        Hunt::NewMoves => {
+            devices::new_bytes_move(Logged);
             Ok(1)
         }
         Hunt::FailedRanges => {

@@ -25,7 +25,7 @@ fn whatever_happens_to_the_list_of_devices_survives_every_crash() {
 }
 
 #[test]
-fn and_so_it_does_behind_a_write_back_cache_of_the_first() {
+fn and_so_it_does_behind_a_write_back_cache_of_each() {
     for kind in [MemoryKind::Logged, MemoryKind::Battery] {
         let setup = Setup { cached: true, ..setup(kind) };
         let states: u64 = (0..2).map(|seed| explore(setup, seed, 3)).sum();

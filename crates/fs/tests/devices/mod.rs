@@ -16,7 +16,7 @@ use shoal_fs::{Caller, Error, Fs, GivenDevice, Ino, Leaving, Options, ROOT, Rena
 use shoal_media::{BlockDevice, BlockGeometry, Completion, ImageFile, MediaError, PersistentMemory, Request};
 use shoal_sim::{Limits, Random, SimClock, SimDisk, World, WorldState};
 
-use crate::store::{Boot, FOREIGN, Setup, Watch, check, format, open_with};
+use crate::store::{Boot, FOREIGN, Setup, Watch, add_cache_memory, behind_cache, check, format, open_with};
 
 /// Blocks of each device.
 pub const BLOCKS: u64 = 12;
@@ -168,8 +168,20 @@ pub fn new_world_of(setup: Setup) -> World {
     let world = format(setup, 1);
     for _ in 0..MORE {
         world.add_used_disk((BLOCKS + 1) * BULK_BLOCK, FOREIGN);
+        if setup.cached {
+            add_cache_memory(&world);
+        }
     }
     world
+}
+
+/// All disks of the world beside the first, behind caches if the first has one.
+fn all_given_of(setup: Setup, world: &World, boot: Boot) -> Vec<GivenDevice> {
+    if !setup.cached {
+        return all_given(world);
+    }
+    let first = usize::from(setup.kind.has_ring());
+    (1..=MORE).map(|number| given(number, behind_cache(world, boot, world.disk(number), first + number))).collect()
 }
 
 /// All disks of the world beside the first.
@@ -224,6 +236,8 @@ struct Life {
     world: World,
     fs: Fs,
     boot: Boot,
+    /// The disks beside the first, as this opening uses them.
+    given: Vec<GivenDevice>,
     random: Random,
     files: BTreeMap<u8, (Ino, usize)>,
     promised: Promised,
@@ -266,7 +280,7 @@ impl Life {
                 let numbers = self.fs.bulk_states().iter().map(|state| state.number as usize).collect::<Vec<_>>();
                 let free = (1..=MORE).find(|number| !numbers.contains(number));
                 if let Some(number) = free {
-                    let added = self.fs.bulk_add(&given(number, self.world.disk(number)), Some(BLOCKS));
+                    let added = self.fs.bulk_add(&self.given[number - 1], Some(BLOCKS));
                     assert_eq!(added, Ok(number as u32));
                 }
             }
@@ -311,15 +325,16 @@ impl Life {
         }
     }
 
-    fn open(&self, world: &World, boot: Boot, context: &str) -> Fs {
-        let opened = try_open_of(self.setup, world, boot, all_given(world), false);
+    fn open(&self, world: &World, boot: Boot, given: &[GivenDevice], context: &str) -> Fs {
+        let opened = try_open_of(self.setup, world, boot, given.to_vec(), false);
         opened.unwrap_or_else(|error| panic!("{context}: {error}"))
     }
 
     fn check(&self, state: &WorldState, promised: &Promised, power: bool, context: &str) {
         let world = state.open();
         check(self.setup, &world, power).unwrap_or_else(|error| panic!("{context}: {error}"));
-        let fs = self.open(&world, self.boot.after(power), context);
+        let boot = self.boot.after(power);
+        let fs = self.open(&world, boot, &all_given_of(self.setup, &world, boot), context);
         for id in 1..=self.last_id {
             let Ok(attr) = fs.lookup(ROOT, &name(id), false) else {
                 assert!(!promised.contains_key(&id), "{context}: file {id} was synced, and is gone");
@@ -356,12 +371,14 @@ impl Life {
 pub fn explore(setup: Setup, seed: u64, rounds: u32) -> u64 {
     let world = new_world_of(setup);
     let boot = Boot::first(true);
-    let fs = try_open_of(setup, &world, boot, all_given(&world), false).expect("the store opens");
+    let given = all_given_of(setup, &world, boot);
+    let fs = try_open_of(setup, &world, boot, given.clone(), false).expect("the store opens");
     let mut life = Life {
         setup,
         world,
         fs,
         boot,
+        given,
         random: Random::new(seed),
         files: BTreeMap::new(),
         promised: Promised::new(),
@@ -379,7 +396,8 @@ pub fn explore(setup: Setup, seed: u64, rounds: u32) -> u64 {
             life.fs.shutdown().unwrap();
             life.boot = life.boot.after(false);
             life.mark();
-            life.fs = life.open(&life.world, life.boot, "reopening");
+            life.given = all_given_of(setup, &life.world, life.boot);
+            life.fs = life.open(&life.world, life.boot, &life.given, "reopening");
         }
         (0..14).for_each(|_| life.step());
         life.mark();
