@@ -137,6 +137,11 @@ impl Fs {
         bulk.retry(&self.region, number, open)
     }
 
+    /// Is it the file that holds spilled small files? It has no name.
+    pub fn is_spill_file(&self, ino: Ino) -> bool {
+        self.spill.file() == Some(ino)
+    }
+
     /// The files that have data on a device, with how many bytes.
     pub fn bulk_files(&self, number: u32) -> Result<Vec<(Ino, u64)>> {
         let bulk = self.bulk()?;

@@ -607,7 +607,11 @@ impl Bulks {
         let found = self.fs.bulk_files(number).during(device)?;
         let paths = crate::paths::of(&self.fs, found.iter().map(|(ino, _)| *ino))?;
         let file = |(ino, bytes): (shoal_fs::Ino, u64)| {
-            let path = paths.get(&ino).cloned().unwrap_or_else(|| format!("(inode {ino}, without a name)"));
+            let nameless = || match self.fs.is_spill_file(ino) {
+                true => "(small files that have spilled)".to_string(),
+                false => format!("(inode {ino}, without a name)"),
+            };
+            let path = paths.get(&ino).cloned().unwrap_or_else(nameless);
             BulkFile { path, inode: ino.get(), bytes }
         };
         Ok(found.into_iter().map(file).collect())

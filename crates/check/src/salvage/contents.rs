@@ -205,7 +205,7 @@ impl Walk<'_, '_> {
             return Ok(());
         }
         for record in self.extent_records(b"", &inode)? {
-            let decoded = record.decode(self.superblock.bulk_blocks).ok();
+            let decoded = record.decode(blocks_end(&self.devices)).ok();
             self.spill_file.extend(decoded.filter(|extent| !self.is_lost(extent.flags)));
         }
         self.spill_file.sort_unstable_by_key(|extent| extent.file_block);
